@@ -90,6 +90,7 @@ INLINE enum decision redirect(struct bpf_sock_addr *context, u32 *ip)
 	caller->cookie = socket_cookie(context);
 	caller->passed = caller->pipelines = 0;
 	caller->group = own_group;
+	caller->only_services = selection.only_services;
 	caller->ip = *ip;
 	caller->port = port;
 	*ip = proxy.ip;
@@ -170,7 +171,8 @@ SEC("sockops") int track(struct bpf_sock_ops *ops)
 		.cookie = caller->cookie,
 		.ip = caller->ip,
 		.port = caller->port,
-		.only_services = selection.only_services,
+		/* Not of this program's cgroup, which may be one around that of the program that redirected. */
+		.only_services = caller->only_services,
 	};
 	u64 cookie = caller->cookie, lies_at = (u64)ops->sk;
 

@@ -56,7 +56,7 @@ struct caller {
 	u32 slot; /* of the last request that the kernel sent */
 	u32 pipelines; /* a request was sent before the response to an earlier one had been read */
 	u32 group;     /* position of its cgroup */
-	u32 unused;
+	u32 only_services; /* of its cgroup: 1 where nothing but services may be reached */
 	struct host host;
 	struct http http; /* its last request */
 };

@@ -66,10 +66,12 @@ struct selection {
 	u32 only_services; /* 1 where nothing but services may be reached */
 };
 
+/* Of a cgroup to which the programs are attached; for `attach`, `status` and `detach` alone. */
 struct attachment {
 	u32 was_created, roles;
 	u32 group; /* position of what is counted for its callers */
-	u32 only_services;
+	u32 short_cut; /* 1 where responses of the proxy take the short cut */
+	struct selection selection;
 	u8 path[PATH_BYTES];
 };
 

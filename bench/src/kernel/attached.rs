@@ -52,16 +52,8 @@ impl Attached {
         let selection = Selection { networks: vec![(virtual_ip, 16)], ports: vec![80] };
         let servers = to_servers.then(|| attached.cgroup.clone()).into_iter().collect();
         let callers = attached.cgroup.clone();
-        let to = Attachments {
-            callers,
-            selection,
-            only_services: false,
-            max_in_flight: None,
-            servers,
-            short_cut,
-            owner: None,
-            agent: None,
-        };
+        let to =
+            Attachments { callers, selection, servers, short_cut: Some(short_cut), ..Attachments::default() };
         attach(&attached.pins(), &to).map_err(|e| e.to_string())?;
         Ok(attached)
     }

@@ -4,7 +4,6 @@ use std::{
     fs::{self, File},
     mem,
     net::Ipv4Addr,
-    num::NonZeroU32,
     os::unix::fs::chown,
     path::{Path, PathBuf},
 };
@@ -12,10 +11,7 @@ use std::{
 use aya::{
     Ebpf, Pod,
     maps::{HashMap, SockHash},
-    programs::{
-        CgroupAttachMode,
-        links::{FdLink, LinkError},
-    },
+    programs::CgroupAttachMode,
 };
 
 use crate::{
@@ -24,9 +20,13 @@ use crate::{
     groups::{self, Groups},
     layout::{AttachmentValue, CALLERS, LocalConnection, SELECTED, SERVERS, SelectionValue, network_order},
     object::{self, ACCEPTED, ADDRESS_PROGRAMS, CallerProgram, RESPOND, SEND, TRACK},
+    pinned_links,
     pins::{self, LINK, Release, is_link},
-    status::{attachments, proxy_process},
+    status::{attachments, proxy_process, takes_short_cut},
 };
+
+/// The port whose connections are redirected if none is given.
+const DEFAULT_PORT: u16 = 80;
 
 /// Links always allow other programs beside theirs; the kernel refuses a mode that says so.
 const LINK_MODE: CgroupAttachMode = CgroupAttachMode::Single;
@@ -34,72 +34,75 @@ const LINK_MODE: CgroupAttachMode = CgroupAttachMode::Single;
 /// Which connects of a cgroup are redirected.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
-    /// Networks: an address and the length of its prefix, up to 32; every address without any.
+    /// Networks: an address and the length of its prefix, up to 32. Without any, those of before, or else every address.
     pub networks: Vec<(Ipv4Addr, u8)>,
-    /// Ports; every port without any.
+    /// Ports. Without any, those of before, or else port 80.
     pub ports: Vec<u16>,
 }
 
 impl Selection {
-    /// `None` if there are too many.
-    fn value(&self) -> Option<SelectionValue> {
+    /// `before` is that of an earlier attachment.
+    fn value(&self, before: Option<SelectionValue>) -> Result<SelectionValue, KernelError> {
         if self.networks.len() > SELECTED || self.ports.len() > SELECTED {
-            return None;
+            return Err(KernelError::TooManySelected { max: SELECTED });
         }
-        let mut value = SelectionValue {
+        let mut value = before.unwrap_or_else(|| SelectionValue::of_port(DEFAULT_PORT));
+        if !self.networks.is_empty() {
             // Eight at most.
-            networks: self.networks.len() as u32,
-            ports: self.ports.len() as u32,
-            ..SelectionValue::default()
-        };
+            value.networks = self.networks.len() as u32;
+        }
         for (at, (address, prefix)) in self.networks.iter().enumerate() {
             let mask = u32::MAX.checked_shl(32 - u32::from((*prefix).min(32))).unwrap_or(0).to_be();
             value.mask[at] = mask;
             value.address[at] = network_order(*address) & mask;
         }
+        if !self.ports.is_empty() {
+            value.ports = self.ports.len() as u32;
+        }
         for (at, port) in self.ports.iter().enumerate() {
             value.port[at] = (*port).into();
         }
-        Some(value)
+        Ok(value)
     }
 }
 
-/// To which programs of this machine the programs are attached.
-#[derive(Clone, Debug)]
+/// To which programs of this machine the programs are attached. What is `None` stays as an earlier attachment has it.
+#[derive(Clone, Debug, Default)]
 pub struct Attachments {
     /// The cgroup of the callers.
     pub callers: String,
     /// Which of their connects are redirected.
     pub selection: Selection,
-    /// Whether these may reach services alone, and fail while no proxy listens.
-    pub only_services: bool,
-    /// How many of their requests the kernel may have in flight; `None` without a limit.
-    pub max_in_flight: Option<NonZeroU32>,
+    /// Whether these may reach services alone, and fail while no proxy listens; at first they may reach everything.
+    pub only_services: Option<bool>,
+    /// How many of their requests the kernel may have in flight; 0, as at first, for no limit.
+    pub max_in_flight: Option<u32>,
     /// Cgroups of servers, to which the kernel moves requests directly, and back the responses.
     pub servers: Vec<String>,
-    /// Whether responses of the proxy take the short cut to the callers, and its requests that to the servers.
-    pub short_cut: bool,
-    /// The user as whom the proxy runs without capabilities, and to whom the maps belong; `None` leaves them to whom they belong.
+    /// Whether responses of the proxy take the short cut to the callers, as at first, and its requests that to the servers: those of all
+    /// cgroups that are attached.
+    pub short_cut: Option<bool>,
+    /// The user as whom the proxy runs without capabilities, and to whom the maps belong.
     pub owner: Option<u32>,
     /// The process of the agent of this machine: a cgroup that contains it is refused, as that of the proxy is.
     pub agent: Option<u32>,
 }
 
-/// Attaches the programs to cgroups, which are created if they are missing; programs attached to them before are replaced.
+/// Attaches the programs to cgroups, which are created if they are missing. Programs attached to them before are replaced, without a moment
+/// in which none is attached.
 ///
 /// # Errors
-/// When a cgroup is the root, the proxy's or the agent's, or the kernel refuses. Nothing is attached to that cgroup then.
+/// When a cgroup is the root, the proxy's or the agent's, or the kernel refuses. What was attached to that cgroup before stays so.
 pub fn attach(pins: &Path, to: &Attachments) -> Result<(), KernelError> {
-    let callers = &to.callers;
-    let mut selection =
-        to.selection.value().ok_or_else(|| wrong(callers, "can have 8 networks and 8 ports"))?;
-    selection.only_services = to.only_services.into();
-    match pins::release(pins) {
+    let cgroups = || to.servers.iter().chain([&to.callers]);
+    cgroups().try_for_each(|cgroup| cgroup::parts(cgroup).map(drop))?;
+    to.selection.value(None)?;
+    match pins::release(pins)? {
         Release::Nothing if pins.exists() => remove_unused(pins)?,
         Release::Own | Release::Nothing => {}
         Release::Other => return Err(KernelError::OtherRelease(pins.to_owned())),
     }
-    for cgroup in to.servers.iter().chain([callers]) {
+    for cgroup in cgroups() {
         keep_out_proxy(pins, cgroup)?;
         keep_out(
             cgroup,
@@ -107,20 +110,46 @@ pub fn attach(pins: &Path, to: &Attachments) -> Result<(), KernelError> {
             "contains the agent, whose own connections would be redirected to the proxy",
         )?;
     }
-    attach_one(pins, callers, CALLERS, |cgroup, entry| {
-        entry.only_services = selection.only_services;
-        entry.group = groups::position(&attachments(pins).unwrap_or_default(), cgroup.id)
-            .ok_or_else(|| wrong(callers, "is one too many: 64 can be attached to"))?;
-        let own = CallerProgram { selection, group: entry.group };
-        let programs = attach_callers(pins, cgroup, &own, to.short_cut)?;
-        let map = programs.map("groups").ok_or(KernelError::NoPrograms)?;
-        Groups::open(map)?.limit(entry.group, to.max_in_flight.map_or(0, NonZeroU32::get));
+    let before = attachments(pins).unwrap_or_default();
+    let short_cut = decide_short_cut(pins, &before, to.short_cut)?;
+    let own = attach_one(pins, &to.callers, CALLERS, |cgroup, entry| {
+        let is_first = entry.roles & CALLERS == 0;
+        entry.group = groups::position(&before, cgroup.id)
+            .ok_or_else(|| wrong(&to.callers, "is one too many: 64 can be attached to"))?;
+        entry.selection = to.selection.value((!is_first).then_some(entry.selection))?;
+        if let Some(only_services) = to.only_services {
+            entry.selection.only_services = only_services.into();
+        }
+        entry.short_cut = short_cut.into();
+        let programs = attach_callers(pins, cgroup, entry, to.owner)?;
+        // Its position may have been that of another cgroup.
+        if is_first { limit(pins, entry, to.max_in_flight.unwrap_or(0)) } else { Ok(()) }?;
         Ok(programs)
     })?;
+    to.max_in_flight.map_or(Ok(()), |most| limit(pins, &own, most))?;
     for servers in &to.servers {
-        attach_one(pins, servers, SERVERS, |cgroup, _| attach_servers(pins, cgroup))?;
+        attach_one(pins, servers, SERVERS, |cgroup, _| attach_servers(pins, cgroup, to.owner))?;
     }
-    to.owner.map_or(Ok(()), |owner| give_maps(pins, owner))
+    Ok(())
+}
+
+/// Whether responses are to take the short cut: as it was, or as it is asked for. Programs on the sockets of a map stay as long as the map.
+fn decide_short_cut(
+    pins: &Path,
+    before: &[(u64, AttachmentValue)],
+    asked: Option<bool>,
+) -> Result<bool, KernelError> {
+    let is_first = before.iter().all(|(_, entry)| entry.roles & CALLERS == 0);
+    let is_used = takes_short_cut(before);
+    match asked {
+        Some(false) if is_used => Err(KernelError::ShortCutInUse(pins.to_owned())),
+        Some(asked) => Ok(asked),
+        None => Ok(is_used || is_first),
+    }
+}
+
+fn limit(pins: &Path, entry: &AttachmentValue, most: u32) -> Result<(), KernelError> {
+    Groups::open(&pins::map(pins, "groups")?).map(|groups| groups.limit(entry.group, most))
 }
 
 fn wrong(path: &str, problem: &'static str) -> KernelError {
@@ -141,28 +170,35 @@ fn keep_out(path: &str, process: Option<u32>, problem: &'static str) -> Result<(
     }
 }
 
+/// Attaches programs to a cgroup in a role; `attach` gets the entry of before, and returns with what it is to be.
 fn attach_one(
     pins: &Path,
     path: &str,
     role: u32,
     attach: impl FnOnce(&Cgroup, &mut AttachmentValue) -> Result<Ebpf, KernelError>,
-) -> Result<(), KernelError> {
+) -> Result<AttachmentValue, KernelError> {
     let cgroup = Cgroup::at(path)?;
-    let mut entry = AttachmentValue::new(&normal(path), cgroup.was_created, role)
-        .ok_or_else(|| wrong(path, "is too long"))?;
-    pins::create(pins)?;
-    let attached = attach(&cgroup, &mut entry)
-        .and_then(|mut programs| record(&mut programs, &cgroup, entry))
+    let before = attachments(pins).unwrap_or_default();
+    let before = before.into_iter().find(|(id, _)| *id == cgroup.id).map(|(_, entry)| entry);
+    let links = links_of(role);
+    let attached = (|| {
+        let entry = before.or_else(|| AttachmentValue::new(&normal(path), cgroup.was_created, 0));
+        let mut entry = entry.ok_or_else(|| wrong(path, "is too long"))?;
+        pins::create(pins)?;
+        pinned_links::remove_new(pins, cgroup.id, links)?;
+        let mut programs = attach(&cgroup, &mut entry)?;
+        entry.roles |= role;
+        record(&mut programs, cgroup.id, entry)?;
         // A proxy may have begun to listen meanwhile: it looks for what is recorded once it listens, and one of both sees the other.
-        .and_then(|()| keep_out_proxy(pins, path));
+        keep_out_proxy(pins, path)?;
+        pinned_links::replace(pins, cgroup.id, links).map(|()| entry)
+    })();
     if attached.is_err() {
         // The first error is the one to report.
-        let _ = detach_one(pins, cgroup.id, links_of(role));
-        let _ = forget(pins, cgroup.id, role);
+        let _ = pinned_links::remove_new(pins, cgroup.id, links);
+        let _ = restore(pins, cgroup.id, before);
         let _ = remove_unused(pins);
-        if cgroup.was_created {
-            let _ = cgroup::remove_empty(&normal(path));
-        }
+        let _ = cgroup::remove_empty(&normal(path), cgroup.was_created);
     }
     attached
 }
@@ -175,20 +211,23 @@ fn links_of(role: u32) -> &'static [&'static str] {
     }
 }
 
+/// Opens the maps, and gives them to the owner at once: a proxy without capabilities may look for them meanwhile.
+fn open(pins: &Path, own: &CallerProgram, owner: Option<u32>) -> Result<Ebpf, KernelError> {
+    let programs = object::open(pins, own)?;
+    owner.map_or(Ok(()), |owner| give_maps(pins, owner))?;
+    Ok(programs)
+}
+
 fn attach_callers(
     pins: &Path,
     cgroup: &Cgroup,
-    own: &CallerProgram,
-    short_cut: bool,
+    entry: &AttachmentValue,
+    owner: Option<u32>,
 ) -> Result<Ebpf, KernelError> {
-    let mut programs = object::open(pins, own)?;
+    let own = CallerProgram { selection: entry.selection, group: entry.group };
+    let mut programs = open(pins, &own, owner)?;
     for name in ADDRESS_PROGRAMS.iter().chain(&[TRACK, SEND, object::SHORT_CUT, object::FORWARD]) {
         object::load(&mut programs, name)?;
-    }
-    detach_one(pins, cgroup.id, links_of(CALLERS))?;
-    if short_cut {
-        attach_to_sockets::<u64>(&mut programs, object::SHORT_CUT, "proxy_sockets")?;
-        attach_to_sockets::<LocalConnection>(&mut programs, object::FORWARD, "forwarding_sockets")?;
     }
     attach_to_sockets::<u64>(&mut programs, SEND, "caller_sockets")?;
     attach_sock_ops(pins, &mut programs, TRACK, cgroup)?;
@@ -198,16 +237,19 @@ fn attach_callers(
         let program = object::sock_addr(&mut programs, name)?;
         let link = program.attach(&folder, LINK_MODE).map_err(refused)?;
         let link = program.take_link(link).map_err(refused)?;
-        pin(pins, cgroup, name, link.try_into())?;
+        pinned_links::pin(pins, cgroup, name, link.try_into())?;
+    }
+    if entry.short_cut != 0 {
+        attach_to_sockets::<u64>(&mut programs, object::SHORT_CUT, "proxy_sockets")?;
+        attach_to_sockets::<LocalConnection>(&mut programs, object::FORWARD, "forwarding_sockets")?;
     }
     Ok(programs)
 }
 
-fn attach_servers(pins: &Path, cgroup: &Cgroup) -> Result<Ebpf, KernelError> {
-    let mut programs = object::open(pins, &CallerProgram::default())?;
+fn attach_servers(pins: &Path, cgroup: &Cgroup, owner: Option<u32>) -> Result<Ebpf, KernelError> {
+    let mut programs = open(pins, &CallerProgram::default(), owner)?;
     object::load(&mut programs, ACCEPTED)?;
     object::load(&mut programs, RESPOND)?;
-    detach_one(pins, cgroup.id, links_of(SERVERS))?;
     attach_to_sockets::<LocalConnection>(&mut programs, RESPOND, "server_sockets")?;
     attach_sock_ops(pins, &mut programs, ACCEPTED, cgroup)?;
     Ok(programs)
@@ -232,13 +274,7 @@ fn attach_sock_ops(pins: &Path, programs: &mut Ebpf, name: &str, cgroup: &Cgroup
     let program = object::sock_ops(programs, name)?;
     let link = program.attach(&folder, LINK_MODE).map_err(refused)?;
     let link = program.take_link(link).map_err(refused)?;
-    pin(pins, cgroup, name, link.try_into())
-}
-
-fn pin(pins: &Path, cgroup: &Cgroup, name: &str, link: Result<FdLink, LinkError>) -> Result<(), KernelError> {
-    let link = link.map_err(|error| KernelError::refused(name, &error))?;
-    let path = pins.join(format!("{LINK}{}-{name}", cgroup.id));
-    link.pin(path).map(drop).map_err(|error| KernelError::refused(name, &error))
+    pinned_links::pin(pins, cgroup, name, link.try_into())
 }
 
 /// Leaves the links to root: who has them may detach. And the addresses in the kernel's memory, where the programs read.
@@ -249,39 +285,39 @@ fn give_maps(pins: &Path, owner: u32) -> Result<(), KernelError> {
     maps.into_iter().try_for_each(|pin| chown(&pin, Some(owner), None).map_err(KernelError::file(pin)))
 }
 
-/// Keeps what `status` shows. An earlier attachment knows best whether the cgroup was created.
-fn record(programs: &mut Ebpf, cgroup: &Cgroup, mut entry: AttachmentValue) -> Result<(), KernelError> {
+/// Keeps what `status` shows, and what a later attachment leaves as it is.
+fn record(programs: &mut Ebpf, id: u64, entry: AttachmentValue) -> Result<(), KernelError> {
     let refused = |error| KernelError::refused("map attachments", &error);
     let map = programs.map_mut("attachments").ok_or(KernelError::NoPrograms)?;
     let mut entries: HashMap<_, u64, AttachmentValue> = map.try_into().map_err(refused)?;
-    if let Ok(earlier) = entries.get(&cgroup.id, 0) {
-        entry.was_created = earlier.was_created;
-        if entry.roles & CALLERS == 0 {
-            (entry.group, entry.only_services) = (earlier.group, earlier.only_services);
-        }
-        entry.roles |= earlier.roles;
-    }
-    entries.insert(cgroup.id, entry, 0).map_err(refused)
+    entries.insert(id, entry, 0).map_err(refused)
 }
 
-/// Removes what was recorded of a role of a cgroup.
-fn forget(pins: &Path, id: u64, role: u32) -> Result<(), KernelError> {
+/// Records of a cgroup what was recorded before.
+fn restore(pins: &Path, id: u64, before: Option<AttachmentValue>) -> Result<(), KernelError> {
     let refused = |error| KernelError::refused("map attachments", &error);
     let mut entries: HashMap<_, u64, AttachmentValue> =
         pins::map(pins, "attachments")?.try_into().map_err(refused)?;
-    let Ok(mut entry) = entries.get(&id, 0) else { return Ok(()) };
-    entry.roles &= !role;
-    match entry.roles {
-        0 => entries.remove(&id).map_err(refused),
-        _ => entries.insert(id, entry, 0).map_err(refused),
+    match before {
+        Some(before) => entries.insert(id, before, 0).map_err(refused),
+        None => entries.remove(&id).map_err(refused),
     }
 }
 
-/// Detaches everything, and removes the maps and those cgroups that were created and are empty. Returns the paths of the cgroups.
+/// What was detached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Detached {
+    /// The paths of the cgroups.
+    pub cgroups: Vec<String>,
+    /// Those of them that are there still: programs run in them, or `attach` has not created them.
+    pub left: Vec<String>,
+}
+
+/// Detaches everything, and removes the maps and those cgroups that were created and are empty.
 ///
 /// # Errors
 /// When nothing is attached, or the system refuses.
-pub fn detach(pins: &Path) -> Result<Vec<String>, KernelError> {
+pub fn detach(pins: &Path) -> Result<Detached, KernelError> {
     if !pins.exists() {
         return Err(KernelError::NotAttached(pins.to_owned()));
     }
@@ -291,16 +327,17 @@ pub fn detach(pins: &Path) -> Result<Vec<String>, KernelError> {
     pins::remove(links)?;
     pins::remove(maps)?;
     fs::remove_dir(pins).map_err(KernelError::file(pins))?;
-    for (_, entry) in entries.iter().filter(|(_, entry)| entry.was_created != 0) {
-        cgroup::remove_empty(entry.path())?;
+    let mut cgroups: Vec<_> =
+        entries.iter().map(|(_, entry)| (entry.path().to_owned(), entry.was_created)).collect();
+    cgroups.sort();
+    let mut left = Vec::new();
+    // Those within others first.
+    for (path, was_created) in cgroups.iter().rev() {
+        if cgroup::remove_empty(path, *was_created)? {
+            left.insert(0, path.clone());
+        }
     }
-    Ok(entries.iter().map(|(_, entry)| entry.path().to_owned()).collect())
-}
-
-/// Removes links of these programs to a cgroup.
-fn detach_one(pins: &Path, id: u64, programs: &[&str]) -> Result<(), KernelError> {
-    let links = programs.iter().map(|name| pins.join(format!("{LINK}{id}-{name}")));
-    pins::remove(links.filter(|pin| pin.exists()))
+    Ok(Detached { cgroups: cgroups.into_iter().map(|(path, _)| path).collect(), left })
 }
 
 /// Removes the maps if nothing is attached.
@@ -320,10 +357,25 @@ mod tests {
     #[test]
     fn networks_are_compared_in_network_byte_order() {
         let networks = vec![(Ipv4Addr::new(127, 96, 3, 4), 16), (Ipv4Addr::new(10, 1, 2, 3), 0)];
-        let value = Selection { networks, ports: vec![80] }.value().unwrap();
+        let value = Selection { networks, ports: vec![81] }.value(None).unwrap();
         assert_eq!(value.address[0].to_ne_bytes(), [127, 96, 0, 0]);
         assert_eq!(value.mask[0].to_ne_bytes(), [255, 255, 0, 0]);
         assert_eq!((value.address[1], value.mask[1]), (0, 0));
-        assert_eq!((value.networks, value.ports, value.port[0]), (2, 1, 80));
+        assert_eq!((value.networks, value.ports, value.port[0]), (2, 1, 81));
+        let shown = vec![(Ipv4Addr::new(127, 96, 0, 0), 16), (Ipv4Addr::UNSPECIFIED, 0)];
+        assert_eq!((value.networks(), value.ports()), (shown, vec![81]));
+    }
+
+    #[test]
+    fn what_is_not_given_stays_as_it_was() {
+        let networks = || vec![(Ipv4Addr::new(127, 96, 0, 0), 16)];
+        let first = Selection { networks: networks(), ports: Vec::new() }.value(None).unwrap();
+        assert_eq!((first.networks(), first.ports()), (networks(), vec![80]));
+        let second = Selection { networks: Vec::new(), ports: vec![81, 82] }.value(Some(first)).unwrap();
+        assert_eq!((second.networks(), second.ports()), (networks(), vec![81, 82]));
+        let third = Selection { networks: vec![(Ipv4Addr::UNSPECIFIED, 0)], ports: Vec::new() };
+        let third = third.value(Some(second)).unwrap();
+        assert_eq!((third.networks(), third.ports()), (vec![(Ipv4Addr::UNSPECIFIED, 0)], vec![81, 82]));
+        assert!(Selection { networks: Vec::new(), ports: vec![1; 9] }.value(None).is_err());
     }
 }

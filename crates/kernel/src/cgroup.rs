@@ -20,23 +20,42 @@ pub(crate) struct Cgroup {
     pub(crate) folder: PathBuf,
     /// Its id, by which the kernel knows it.
     pub(crate) id: u64,
-    pub(crate) was_created: bool,
+    /// How many were created: it, and those around it.
+    pub(crate) was_created: u32,
+}
+
+/// The parts of a path, which is refused where it leads to no cgroup below the root.
+pub(crate) fn parts(path: &str) -> Result<Vec<&str>, KernelError> {
+    let wrong = |path: &str, problem| Err(KernelError::Cgroup { path: path.to_owned(), problem });
+    let parts: Vec<_> = path.split('/').filter(|part| !part.is_empty()).collect();
+    if parts.is_empty() {
+        let shown = if path.is_empty() { "''" } else { path };
+        return wrong(shown, "is the root, and contains every program of the machine");
+    }
+    if parts.iter().any(|part| matches!(*part, "." | "..")) {
+        return wrong(path, "contains '.' or '..'");
+    }
+    Ok(parts)
 }
 
 impl Cgroup {
     /// Opens the cgroup at this path, such as `/shop`, or creates it.
     pub(crate) fn at(path: &str) -> Result<Self, KernelError> {
-        let wrong = |problem| KernelError::Cgroup { path: path.to_owned(), problem };
-        let parts: Vec<_> = path.split('/').filter(|part| !part.is_empty()).collect();
-        if parts.is_empty() {
-            return Err(wrong("is the root, and contains every program of the machine"));
+        let mut folder = hierarchy()?;
+        let mut was_created = 0;
+        for part in parts(path)? {
+            folder.push(part);
+            match fs::create_dir(&folder) {
+                Ok(()) => was_created += 1,
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => {
+                    let mut made = folder.ancestors().skip(1).take(was_created as usize);
+                    // The first error is the one to report.
+                    let _ = made.try_for_each(fs::remove_dir);
+                    return Err(KernelError::file(&folder)(error));
+                }
+            }
         }
-        if parts.iter().any(|part| matches!(*part, "." | "..")) {
-            return Err(wrong("contains '.' or '..'"));
-        }
-        let folder = hierarchy()?.join(parts.join("/"));
-        let was_created = !folder.exists();
-        fs::create_dir_all(&folder).map_err(KernelError::file(&folder))?;
         let id = fs::metadata(&folder).map_err(KernelError::file(&folder))?.ino();
         Ok(Self { folder, id, was_created })
     }
@@ -72,11 +91,13 @@ pub fn enter_cgroup(path: &str) -> Result<(), KernelError> {
     fs::write(&members, "0").map_err(KernelError::file(members))
 }
 
-/// Removes a cgroup that no process is in.
-pub(crate) fn remove_empty(path: &str) -> Result<(), KernelError> {
-    // One that is in use, or has others below it, stays.
-    let _ = fs::remove_dir(hierarchy()?.join(path.trim_start_matches('/')));
-    Ok(())
+/// Removes a cgroup and those around it, so many in all, up to the first that is in use or has others below it; whether it is there still.
+pub(crate) fn remove_empty(path: &str, count: u32) -> Result<bool, KernelError> {
+    let own = hierarchy()?.join(path.trim_start_matches('/'));
+    let mut folders = own.ancestors().take(count as usize);
+    // The system refuses those that are used.
+    let _ = folders.try_for_each(fs::remove_dir);
+    Ok(own.exists())
 }
 
 /// Where the hierarchy is mounted; mounts one if there is none.

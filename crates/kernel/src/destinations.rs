@@ -55,6 +55,7 @@ impl ProxyMaps {
         let netns_cookie =
             netns_cookie(&listener).map_err(|error| KernelError::refused("SO_NETNS_COOKIE", &error))?;
         let mut config: Array<_, ProxyConfig> = pins::map(pins, "config")?.try_into().map_err(refused)?;
+        let before = config.get(&0, 0).map_err(refused)?;
         let own = ProxyConfig { netns_cookie, pid: process::id(), only_services: only_services.into() };
         config.set(0, own, 0).map_err(refused)?;
         let mut sockets: SockHash<_, u32> = pins::map(pins, "listener")?.try_into().map_err(refused)?;
@@ -63,6 +64,8 @@ impl ProxyMaps {
         // other.
         if let Err(refusal) = keep_out(pins) {
             sockets.remove(&0).map_err(refused)?;
+            // It has never listened: what holds while none does is what the one before was told.
+            config.set(0, before, 0).map_err(refused)?;
             return Err(refusal);
         }
         Ok(Self { destinations: Mutex::new(destinations) })

@@ -18,6 +18,22 @@ pub enum KernelError {
         "the maps at {0} are of another release; run 'fairmesh kernel detach', which leaves connections to their own ways, and attach again"
     )]
     OtherRelease(PathBuf),
+    /// This user may not open a map.
+    #[error(
+        "{0} may be opened by root and by the user whom 'fairmesh kernel attach --owner USER' named alone; run this as one of them, or attach again with --owner"
+    )]
+    NoAccess(PathBuf),
+    /// Responses of the proxy take the short cut, and are not to.
+    #[error(
+        "responses take the short cut to all cgroups that are attached at {0}; run 'fairmesh kernel detach', and attach each of them again, the first one with --no-short-cut"
+    )]
+    ShortCutInUse(PathBuf),
+    /// More than the programs compare.
+    #[error("a cgroup can have {max} networks and {max} ports")]
+    TooManySelected {
+        /// Of each.
+        max: usize,
+    },
     /// The directory for pins is of another file system.
     #[error(
         "{0} is in no BPF file system; mount one (mount -t bpf bpf PATH), and give a directory in it with --bpffs"

@@ -61,8 +61,7 @@ mod tests {
 
     #[test]
     fn a_cgroup_keeps_its_position() {
-        let entry =
-            |group, roles| AttachmentValue { group, ..AttachmentValue::new("/a", true, roles).unwrap() };
+        let entry = |group, roles| AttachmentValue { group, ..AttachmentValue::new("/a", 1, roles).unwrap() };
         let attachments = [(7, entry(0, CALLERS)), (8, entry(2, CALLERS)), (9, entry(1, 2))];
         assert_eq!([7, 8, 9, 10].map(|id| position(&attachments, id)), [Some(0), Some(2), Some(1), Some(1)]);
         let all: Vec<_> = (0..ATTACHMENTS).map(|at| (at.into(), entry(at, CALLERS))).collect();

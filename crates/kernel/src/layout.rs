@@ -58,12 +58,16 @@ pub(crate) struct SelectionValue {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct AttachmentValue {
+    /// How many cgroups were created for it: itself, and those around it.
     pub(crate) was_created: u32,
     /// [`CALLERS`] or [`SERVERS`] or both.
     pub(crate) roles: u32,
     /// Position of the [`GroupValue`] of its callers.
     pub(crate) group: u32,
-    pub(crate) only_services: u32,
+    /// 1 where responses of the proxy take the short cut to its callers.
+    pub(crate) short_cut: u32,
+    /// Which connects of its callers are redirected.
+    pub(crate) selection: SelectionValue,
     pub(crate) path: [u8; PATH_BYTES],
 }
 
@@ -262,6 +266,29 @@ unsafe impl Pod for LocalConnection {}
 // SAFETY: as above.
 unsafe impl Pod for CompletedValue {}
 
+impl SelectionValue {
+    /// Connections to this port of every address.
+    pub(crate) fn of_port(port: u16) -> Self {
+        let mut value = Self { ports: 1, ..Self::default() };
+        value.port[0] = port.into();
+        value
+    }
+
+    /// An address and the length of its prefix each; every address without any.
+    pub(crate) fn networks(&self) -> Vec<(Ipv4Addr, u8)> {
+        let networks = self.address.iter().zip(&self.mask).take(self.networks as usize);
+        // Up to 32.
+        let network =
+            |(address, mask): (&u32, &u32)| (Ipv4Addr::from(address.to_ne_bytes()), mask.count_ones() as u8);
+        networks.map(network).collect()
+    }
+
+    pub(crate) fn ports(&self) -> Vec<u16> {
+        let ports = self.port.iter().take(self.ports as usize);
+        ports.filter_map(|port| u16::try_from(*port).ok()).collect()
+    }
+}
+
 /// An IPv4 address as it lies in memory, in network byte order.
 pub(crate) fn network_order(ip: Ipv4Addr) -> u32 {
     u32::from_ne_bytes(ip.octets())
@@ -319,10 +346,11 @@ impl HostKey {
 
 impl AttachmentValue {
     /// `None` if the path is too long.
-    pub(crate) fn new(path: &str, was_created: bool, roles: u32) -> Option<Self> {
+    pub(crate) fn new(path: &str, was_created: u32, roles: u32) -> Option<Self> {
         let mut bytes = [0; PATH_BYTES];
         bytes.get_mut(..path.len())?.copy_from_slice(path.as_bytes());
-        Some(Self { was_created: was_created.into(), roles, group: 0, only_services: 0, path: bytes })
+        let selection = SelectionValue::default();
+        Some(Self { was_created, roles, group: 0, short_cut: 0, selection, path: bytes })
     }
 
     pub(crate) fn path(&self) -> &str {

@@ -1,7 +1,8 @@
 //! Where maps and links are pinned.
 
 use std::{
-    fs, io,
+    error::Error,
+    fs, io, iter,
     path::{Path, PathBuf},
 };
 
@@ -39,19 +40,29 @@ pub(crate) enum Release {
 }
 
 /// Whose maps and links are pinned.
-pub(crate) fn release(pins: &Path) -> Release {
-    let layout: Option<Array<_, u64>> = map(pins, "layout").ok().and_then(|map| map.try_into().ok());
-    match layout.and_then(|layout| layout.get(&0, 0).ok()) {
+///
+/// # Errors
+/// When that cannot be told, as where this user may not open the maps.
+pub(crate) fn release(pins: &Path) -> Result<Release, KernelError> {
+    let layout = match map(pins, "layout") {
+        Ok(layout) => {
+            let layout: Option<Array<_, u64>> = layout.try_into().ok();
+            layout.and_then(|layout| layout.get(&0, 0).ok())
+        }
+        Err(KernelError::NotAttached(_)) => None,
+        Err(error) => return Err(error),
+    };
+    Ok(match layout {
         Some(LAYOUT) => Release::Own,
         // Links are pinned once all maps are.
         _ if list(pins).iter().any(|pin| is_link(pin, LINK)) => Release::Other,
         _ => Release::Nothing,
-    }
+    })
 }
 
 /// Refuses maps of another release, in which everything may lie elsewhere.
 pub(crate) fn require_own(pins: &Path) -> Result<(), KernelError> {
-    match release(pins) {
+    match release(pins)? {
         Release::Own => Ok(()),
         Release::Nothing => Err(KernelError::NotAttached(pins.to_owned())),
         Release::Other => Err(KernelError::OtherRelease(pins.to_owned())),
@@ -86,11 +97,25 @@ fn is_bpf(path: &Path) -> bool {
 /// Opens a pinned map.
 pub(crate) fn map(pins: &Path, name: &str) -> Result<Map, KernelError> {
     let path = pins.join(name);
-    if !path.exists() {
-        return Err(KernelError::NotAttached(pins.to_owned()));
+    if let Err(error) = fs::metadata(&path) {
+        return Err(match error.kind() {
+            io::ErrorKind::NotFound => KernelError::NotAttached(pins.to_owned()),
+            io::ErrorKind::PermissionDenied => KernelError::NoAccess(path),
+            _ => KernelError::file(path)(error),
+        });
     }
     let data = MapData::from_pin(&path).and_then(Map::from_map_data);
-    data.map_err(|error| KernelError::refused(format!("map {name}"), &error))
+    data.map_err(|error| match is_denied(&error) {
+        true => KernelError::NoAccess(path),
+        false => KernelError::refused(format!("map {name}"), &error),
+    })
+}
+
+/// Whether the system refused this user something.
+fn is_denied(error: &(dyn Error + 'static)) -> bool {
+    let causes = iter::successors(Some(error), |&error| error.source());
+    let mut errors = causes.filter_map(|error| error.downcast_ref::<io::Error>());
+    errors.any(|error| error.kind() == io::ErrorKind::PermissionDenied)
 }
 
 /// Pins of a directory; none where it is missing.

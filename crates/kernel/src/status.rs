@@ -1,7 +1,8 @@
 //! What is attached, whether a proxy listens, and what the programs counted.
 
 use std::{
-    fs,
+    fmt, fs,
+    net::Ipv4Addr,
     num::NonZeroU32,
     os::fd::{AsFd as _, AsRawFd as _},
     path::{Path, PathBuf},
@@ -45,8 +46,14 @@ pub struct Attachment {
     pub id: u64,
     /// Whether connections of its programs are redirected.
     pub has_callers: bool,
+    /// Networks of their connections that are redirected: an address and the length of its prefix; every address without any.
+    pub networks: Vec<(Ipv4Addr, u8)>,
+    /// Ports of these.
+    pub ports: Vec<u16>,
     /// Whether these may reach services alone, and fail while no proxy listens.
     pub only_services: bool,
+    /// Whether responses of the proxy take the short cut to them.
+    pub short_cut: bool,
     /// Whether its programs are servers to which requests are moved.
     pub has_servers: bool,
     /// Requests of its callers that the kernel sent and that have no response yet.
@@ -62,22 +69,26 @@ pub struct Attachment {
 pub fn status(pins: &Path) -> Result<Status, KernelError> {
     pins::require_own(pins)?;
     let groups = Groups::open(&pins::map(pins, "groups")?)?;
-    let attachments = attachments(pins)?.into_iter();
-    let attachments = attachments.map(|(id, entry)| {
+    let entries = attachments(pins)?;
+    let short_cut = takes_short_cut(&entries);
+    let attachments = entries.into_iter().map(|(id, entry)| {
         let has_callers = entry.roles & CALLERS != 0;
         let (in_flight, most) = if has_callers { groups.in_flight(entry.group) } else { (0, 0) };
         Attachment {
             cgroup: entry.path().to_owned(),
             id,
             has_callers,
-            only_services: entry.only_services != 0,
+            networks: entry.selection.networks(),
+            ports: entry.selection.ports(),
+            only_services: entry.selection.only_services != 0,
+            short_cut: has_callers && short_cut,
             has_servers: entry.roles & SERVERS != 0,
             in_flight,
             max_in_flight: NonZeroU32::new(most),
         }
     });
     let attachments = attachments.collect();
-    let counters = counters(pins)?;
+    let counters = Counters::open(pins)?.read()?;
     let memory = memory(pins)?;
     let in_flight = slots::in_flight(&pins::map(pins, "slots")?)?;
     let only_services = config(pins).is_some_and(|config| config.only_services != 0);
@@ -113,6 +124,11 @@ pub(crate) fn attachments(pins: &Path) -> Result<Vec<(u64, AttachmentValue)>, Ke
     entries.iter().collect::<Result<_, _>>().map_err(refused)
 }
 
+/// Whether responses of the proxy take the short cut. It is that of the maps, and so of all cgroups or of none.
+pub(crate) fn takes_short_cut(entries: &[(u64, AttachmentValue)]) -> bool {
+    entries.iter().any(|(_, entry)| entry.short_cut != 0)
+}
+
 /// The process of the proxy, if it listens: its socket leaves the map when it is closed.
 pub(crate) fn proxy_process(pins: &Path) -> Option<u32> {
     let sockets: SockHash<_, u32> = pins::map(pins, "listener").ok()?.try_into().ok()?;
@@ -126,12 +142,34 @@ fn config(pins: &Path) -> Option<ProxyConfig> {
     config.get(&0, 0).ok()
 }
 
-fn counters(pins: &Path) -> Result<Vec<(Counter, u64)>, KernelError> {
-    let refused = |error| KernelError::refused("map counters", &error);
-    let map: PerCpuArray<_, u64> = pins::map(pins, "counters")?.try_into().map_err(refused)?;
-    let read = |(at, counter)| {
-        let values = map.get(&at, 0).map_err(refused)?;
-        Ok((counter, values.iter().sum()))
-    };
-    (0..).zip(Counter::ALL).map(read).collect()
+/// What the programs count.
+pub struct Counters(PerCpuArray<MapData, u64>);
+
+impl Counters {
+    /// Opens them.
+    ///
+    /// # Errors
+    /// When nothing is attached, or this user may not.
+    pub fn open(pins: &Path) -> Result<Self, KernelError> {
+        let map = pins::map(pins, "counters")?.try_into();
+        map.map(Self).map_err(|error| KernelError::refused("map counters", &error))
+    }
+
+    /// What was counted since the first attachment.
+    ///
+    /// # Errors
+    /// When the kernel refuses to read the map.
+    pub fn read(&self) -> Result<Vec<(Counter, u64)>, KernelError> {
+        let read = |(at, counter)| {
+            let values = self.0.get(&at, 0).map_err(|error| KernelError::refused("map counters", &error))?;
+            Ok((counter, values.iter().sum()))
+        };
+        (0..).zip(Counter::ALL).map(read).collect()
+    }
+}
+
+impl fmt::Debug for Counters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Counters").finish_non_exhaustive()
+    }
 }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
 use std::{
+    fs,
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpListener},
     path::{Path, PathBuf},
@@ -64,16 +65,7 @@ impl Place {
 
 /// What is attached to a cgroup of callers, without any option.
 fn callers(cgroup: &str, selection: Selection) -> Attachments {
-    Attachments {
-        callers: cgroup.to_owned(),
-        selection,
-        only_services: false,
-        max_in_flight: None,
-        servers: Vec::new(),
-        short_cut: true,
-        owner: None,
-        agent: None,
-    }
+    Attachments { callers: cgroup.to_owned(), selection, ..Attachments::default() }
 }
 
 impl Drop for Place {
@@ -129,7 +121,8 @@ fn connections_are_redirected_while_the_proxy_listens_and_nothing_is_left_after_
     direct();
     assert_eq!(status(&place.pins()).unwrap().proxy, None);
 
-    assert_eq!(detach(&place.pins()).unwrap(), std::slice::from_ref(&place.cgroup));
+    let detached = detach(&place.pins()).unwrap();
+    assert_eq!((detached.cgroups, detached.left), (vec![place.cgroup.clone()], Vec::new()));
     assert!(!place.pins().exists());
     assert!(matches!(status(&place.pins()), Err(KernelError::NotAttached(_))));
 }
@@ -154,6 +147,209 @@ fn a_cgroup_within_another_one_has_its_own_programs() {
         });
     }
     assert_eq!(counted(&place, Counter::Redirected), 2);
+}
+
+/// Which of two cgroups, one within the other, may reach services alone decides on its own programs, whatever the other one may.
+#[test]
+fn of_cgroups_within_others_the_inner_one_decides_whether_only_services_may_be_reached() {
+    let Some(place) = Place::new("nested") else { return };
+    let to = SocketAddr::from(([127, 96, 7, 4], 80));
+    let inner = format!("{}/inner", place.cgroup);
+    let attach_both = |outer: bool| {
+        for (cgroup, only_services) in [(&place.cgroup, outer), (&inner, !outer)] {
+            let selection = Selection { networks: vec![([127, 96, 7, 4].into(), 32)], ports: Vec::new() };
+            let to = Attachments { only_services: Some(only_services), ..callers(cgroup, selection) };
+            attach(&place.pins(), &to).unwrap();
+        }
+    };
+    for outer in [false, true] {
+        attach_both(outer);
+        // Without a proxy, what either one refuses is.
+        let before = counted(&place, Counter::Refused);
+        assert!(Place::connect_from(&inner, to).contains("Connection refused"));
+        assert_eq!(counted(&place, Counter::Refused), before + 1, "outer {outer}");
+        let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
+        let maps = ProxyMaps::register(&place.pins(), &proxy, false).unwrap();
+        for (from, expected) in [(&place.cgroup, outer), (&inner, !outer)] {
+            thread::scope(|scope| {
+                let accepted = scope.spawn(|| greet(&proxy, "proxy"));
+                assert_eq!(Place::connect_from(from, to), "proxy");
+                let caller = accepted.join().unwrap();
+                let found = maps.take(caller).map(|found| found.only_services);
+                assert_eq!(found, Some(expected), "{from}, outer {outer}");
+            });
+        }
+    }
+}
+
+#[test]
+fn a_repeated_attach_keeps_what_it_is_not_given() {
+    let Some(place) = Place::new("repeated") else { return };
+    let networks = || vec![([127, 96, 0, 0].into(), 16)];
+    let first = Attachments {
+        only_services: Some(true),
+        max_in_flight: Some(7),
+        short_cut: Some(false),
+        ..callers(&place.cgroup, Selection { networks: networks(), ports: Vec::new() })
+    };
+    attach(&place.pins(), &first).unwrap();
+    let own = || status(&place.pins()).unwrap().attachments.remove(0);
+    let shown = || {
+        let own = own();
+        let most = own.max_in_flight.map(std::num::NonZeroU32::get);
+        (own.networks, own.ports, own.only_services, most, own.short_cut)
+    };
+    assert_eq!(shown(), (networks(), vec![80], true, Some(7), false));
+
+    let ports = || Selection { ports: vec![81, 82], ..Selection::default() };
+    place.attach(&place.cgroup, ports(), None).unwrap();
+    assert_eq!(shown(), (networks(), vec![81, 82], true, Some(7), false));
+    let refused = place.connect(([127, 96, 7, 5], 82).into());
+    assert!(refused.contains("Connection refused"), "{refused}");
+    assert_eq!(counted(&place, Counter::Refused), 1);
+    place.connect(([127, 96, 7, 5], 80).into());
+    assert_eq!(counted(&place, Counter::Refused), 1, "port 80 is selected no longer");
+
+    let anywhere = Selection { networks: vec![([0, 0, 0, 0].into(), 0)], ports: Vec::new() };
+    let other = Attachments {
+        only_services: Some(false),
+        max_in_flight: Some(0),
+        short_cut: Some(true),
+        ..callers(&place.cgroup, anywhere)
+    };
+    attach(&place.pins(), &other).unwrap();
+    let none = vec![([0, 0, 0, 0].into(), 0)];
+    assert_eq!(shown(), (none, vec![81, 82], false, None, true));
+    let links = fs::read_dir(place.pins()).unwrap().flatten();
+    let links = links.filter(|pin| pin.file_name().to_string_lossy().starts_with("link-")).count();
+    assert_eq!(links, 5, "of getpeername and connect, each for IPv4 and IPv6, and of connections");
+}
+
+/// A program that allows every connect over IPv6, attached to this cgroup so that none may be attached to those within it.
+mod exclusive {
+    #![allow(unsafe_code, reason = "no library attaches one in this way any more")]
+
+    use std::{
+        fs::File,
+        os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd},
+        path::Path,
+    };
+
+    const PROG_LOAD: libc::c_int = 5;
+    const PROG_ATTACH: libc::c_int = 8;
+    const SOCK_ADDR: u32 = 18;
+    const INET6_CONNECT: u32 = 11;
+
+    #[repr(C)]
+    struct Load {
+        kind: u32,
+        instructions: u32,
+        at: u64,
+        license: u64,
+        unused: [u32; 10],
+        interface: u32,
+        attach_type: u32,
+    }
+
+    pub(super) fn attach(cgroup: &Path) -> OwnedFd {
+        // r0 = 1; exit
+        let program = [0x1_0000_00b7_u64, 0x95];
+        let load = Load {
+            kind: SOCK_ADDR,
+            instructions: 2,
+            at: program.as_ptr() as u64,
+            license: c"GPL".as_ptr() as u64,
+            unused: [0; 10],
+            interface: 0,
+            attach_type: INET6_CONNECT,
+        };
+        // SAFETY: the kernel reads the attributes, of which it is told the size, and what they point to, which outlives the call.
+        let loaded = unsafe { libc::syscall(libc::SYS_bpf, PROG_LOAD, &raw const load, size_of::<Load>()) };
+        assert!(loaded >= 0, "{}", std::io::Error::last_os_error());
+        // SAFETY: the kernel has just opened it.
+        let program = unsafe { OwnedFd::from_raw_fd(RawFd::try_from(loaded).unwrap()) };
+        let folder = File::open(cgroup).unwrap();
+        let to = [folder.as_raw_fd() as u32, program.as_raw_fd() as u32, INET6_CONNECT, 0];
+        // SAFETY: as above.
+        let attached = unsafe { libc::syscall(libc::SYS_bpf, PROG_ATTACH, to.as_ptr(), size_of_val(&to)) };
+        assert!(attached >= 0, "{}", std::io::Error::last_os_error());
+        program
+    }
+}
+
+#[test]
+fn a_repeated_attach_that_fails_leaves_what_was_attached() {
+    let Some(place) = Place::new("fails") else { return };
+    let inner = format!("{}/inner", place.cgroup);
+    let guarded = Attachments {
+        only_services: Some(true),
+        ..callers(&inner, Selection { networks: vec![([127, 96, 0, 0].into(), 16)], ports: Vec::new() })
+    };
+    attach(&place.pins(), &guarded).unwrap();
+    let _program = exclusive::attach(&folder_of(&place.cgroup));
+    let open = Attachments {
+        only_services: Some(false),
+        ..callers(&inner, Selection { ports: vec![81], ..Selection::default() })
+    };
+    let refused = attach(&place.pins(), &open);
+    assert!(matches!(refused, Err(KernelError::Refused { .. })), "{refused:?}");
+    let own = status(&place.pins()).unwrap().attachments.remove(0);
+    assert_eq!((own.only_services, own.ports), (true, vec![80]));
+    let said = Place::connect_from(&inner, ([127, 96, 7, 6], 80).into());
+    assert!(said.contains("Connection refused"), "{said}");
+    assert_eq!(counted(&place, Counter::Refused), 1);
+}
+
+/// Where a cgroup lies.
+fn folder_of(cgroup: &str) -> PathBuf {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2")).unwrap();
+    PathBuf::from(format!("{}{cgroup}", mount.split(' ').nth(1).unwrap()))
+}
+
+#[test]
+fn the_short_cut_is_not_taken_from_cgroups_that_use_it() {
+    let Some(place) = Place::new("short") else { return };
+    place.attach(&place.cgroup, Selection::default(), None).unwrap();
+    let without = |cgroup| Attachments { short_cut: Some(false), ..callers(cgroup, Selection::default()) };
+    let other = format!("{}-other", place.cgroup);
+    for cgroup in [&place.cgroup, &other] {
+        let refused = attach(&place.pins(), &without(cgroup)).unwrap_err().to_string();
+        assert!(
+            refused.contains("fairmesh kernel detach") && refused.contains("--no-short-cut"),
+            "{refused}"
+        );
+    }
+    assert_eq!(status(&place.pins()).unwrap().attachments.len(), 1);
+    assert!(!folder_of(&other).exists());
+    detach(&place.pins()).unwrap();
+    attach(&place.pins(), &without(&place.cgroup)).unwrap();
+    // It is that of all cgroups.
+    place.attach(&other, Selection::default(), None).unwrap();
+    assert!(status(&place.pins()).unwrap().attachments.iter().all(|one| !one.short_cut));
+}
+
+#[test]
+fn cgroups_that_were_created_are_removed_and_those_that_stay_are_named() {
+    let Some(place) = Place::new("created") else { return };
+    let inner = format!("{}/a/b", place.cgroup);
+    let elsewhere = tempfile::tempdir().unwrap();
+    let refused = attach(&elsewhere.path().join("fairmesh"), &callers(&inner, Selection::default()));
+    assert!(matches!(refused, Err(KernelError::NoBpfFileSystem(_))), "{refused:?}");
+    assert!(!folder_of(&place.cgroup).exists());
+
+    place.attach(&inner, Selection::default(), None).unwrap();
+    let script = format!("{} && echo in && exec cat", enter(&inner));
+    let mut program = Command::new("bash");
+    let program = program.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut program = program.spawn().unwrap();
+    let mut said = [0; 3];
+    program.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+    let detached = detach(&place.pins()).unwrap();
+    assert_eq!((detached.cgroups, detached.left), (vec![inner.clone()], vec![inner.clone()]));
+    program.kill().unwrap();
+    program.wait().unwrap();
+    assert!(folder_of(&inner).exists());
 }
 
 #[test]
@@ -200,8 +396,11 @@ fn where_only_services_may_be_reached_connections_are_refused_while_no_proxy_lis
         });
     };
     // Of the cgroup: before the first proxy too.
-    let only_services = Attachments { only_services: true, ..callers(&place.cgroup, selection()) };
-    attach(&place.pins(), &only_services).unwrap();
+    let only_services = |only_services| Attachments {
+        only_services: Some(only_services),
+        ..callers(&place.cgroup, selection())
+    };
+    attach(&place.pins(), &only_services(true)).unwrap();
     is_refused();
     by_proxy(false, true);
     is_refused();
@@ -209,7 +408,7 @@ fn where_only_services_may_be_reached_connections_are_refused_while_no_proxy_lis
     assert!(now.attachments[0].only_services && !now.only_services, "{now:?}");
 
     // Of the proxy, also after its end.
-    attach(&place.pins(), &callers(&place.cgroup, selection())).unwrap();
+    attach(&place.pins(), &only_services(false)).unwrap();
     let direct = || {
         thread::scope(|scope| {
             scope.spawn(|| greet(&server, "direct"));
@@ -351,14 +550,18 @@ fn a_thousand_services_of_twenty_endpoints_fit_into_64_mib() {
     drop(services);
 }
 
-/// The variable that names the pins to the process of a user without capabilities.
+/// The variable that names the pins to the process of a user without capabilities, and that which says that the maps are root's.
 const PINS: &str = "FAIRMESH_TEST_PINS";
+const NO_OWNER: &str = "FAIRMESH_TEST_NO_OWNER";
 /// The user nobody.
 const NOBODY: u32 = 65_534;
 
 #[test]
 fn the_owner_of_the_maps_needs_no_capability() {
     if let Some(pins) = std::env::var_os(PINS).map(PathBuf::from) {
+        if std::env::var_os(NO_OWNER).is_some() {
+            return is_told_to_name_the_owner(&pins);
+        }
         let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
         let _maps = ProxyMaps::register(&pins, &proxy, false).unwrap();
         let sender = KernelSender::open(&pins).unwrap().unwrap();
@@ -369,16 +572,35 @@ fn the_owner_of_the_maps_needs_no_capability() {
         return assert_eq!(status(&pins).unwrap().proxy, Some(process::id()));
     }
     let Some(place) = Place::new("owner") else { return };
-    let selection = Selection { ports: vec![1], ..Selection::default() };
-    place.attach(&place.cgroup, selection, Some(NOBODY)).unwrap();
-    let nobody = format!("--reuid={NOBODY}");
-    let mut command = Command::new("setpriv");
-    command.args([&nobody, "--clear-groups", "--bounding-set=-all", "--inh-caps=-all"]);
-    command.arg(std::env::current_exe().unwrap());
-    command.args(["--exact", "the_owner_of_the_maps_needs_no_capability", "--nocapture"]);
-    let output = match command.env(PINS, place.pins()).output() {
-        Ok(output) => output,
-        Err(error) => return skipped("setpriv takes capabilities away", error),
-    };
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for owner in [None, Some(NOBODY)] {
+        let selection = Selection { ports: vec![1], ..Selection::default() };
+        place.attach(&place.cgroup, selection, owner).unwrap();
+        let nobody = format!("--reuid={NOBODY}");
+        let mut command = Command::new("setpriv");
+        command.args([&nobody, "--clear-groups", "--bounding-set=-all", "--inh-caps=-all"]);
+        command.arg(std::env::current_exe().unwrap());
+        command.args(["--exact", "the_owner_of_the_maps_needs_no_capability", "--nocapture"]);
+        if owner.is_none() {
+            command.env(NO_OWNER, "1");
+        }
+        let output = match command.env(PINS, place.pins()).output() {
+            Ok(output) => output,
+            Err(error) => return skipped("setpriv takes capabilities away", error),
+        };
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+/// Who may not open the maps must not be told to detach them.
+fn is_told_to_name_the_owner(pins: &Path) {
+    let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
+    let refusals = [
+        status(pins).unwrap_err(),
+        ProxyMaps::register(pins, &proxy, false).unwrap_err(),
+        KernelSender::open(pins).unwrap_err(),
+    ];
+    for refusal in refusals {
+        assert!(matches!(refusal, KernelError::NoAccess(_)), "{refusal}");
+        assert!(refusal.to_string().contains("--owner"), "{refusal}");
+    }
 }

@@ -69,5 +69,10 @@ fn enter(args: RunArgs) -> Result<ExitCode, Failure> {
 }
 
 fn failure(error: KernelError) -> Failure {
-    Failure::failed(error)
+    match error {
+        KernelError::TooManySelected { .. } => {
+            Failure::refused(error, "repeat --to and --port up to 8 times each")
+        }
+        error => Failure::failed(error),
+    }
 }

@@ -347,3 +347,23 @@ fn a_program_that_does_not_listen_is_reported_within_seconds() {
     register.kill().unwrap();
     register.wait().unwrap();
 }
+
+/// Nothing is attached: each is refused before anything of the system is looked at.
+#[test]
+fn wrong_arguments_of_the_kernel_form_say_what_to_write() {
+    let folder = tempfile::tempdir().unwrap();
+    let pins = folder.path().join("pins").display().to_string();
+    let nine = "1,2,3,4,5,6,7,8,9";
+    for (arguments, code, words) in [
+        (&["kernel", "attach", "--cgroup", "/", "--bpffs", &pins][..], 1, "cgroup / is the root"),
+        (&["kernel", "attach", "--cgroup", "", "--bpffs", &pins], 1, "cgroup '' is the root"),
+        (&["kernel", "attach", "--cgroup", "/a", "--max-in-flight", "0"], 2, "from 1, or 'unlimited'"),
+        (&["kernel", "attach", "--cgroup", "/a", "--port", "0"], 2, "1..=65535"),
+        (&["kernel", "attach", "--cgroup", "/a", "--bpffs", &pins, "--port", nine], 2, "up to 8 times"),
+    ] {
+        let said = fairmesh("unix:/nowhere", arguments, "").fails(code);
+        // Lines are wrapped.
+        let said = said.split_whitespace().filter(|word| *word != "│").collect::<Vec<_>>().join(" ");
+        assert!(said.contains(words), "{arguments:?}: {said}");
+    }
+}

@@ -80,7 +80,7 @@ impl Compared {
 fn structures() -> Vec<Compared> {
     vec![
         compared!(SelectionValue, "selection", [networks, ports, address, mask, port, only_services]),
-        compared!(AttachmentValue, "attachment", [was_created, roles, group, only_services, path]),
+        compared!(AttachmentValue, "attachment", [was_created, roles, group, short_cut, selection, path]),
         compared!(GroupValue, "group", [most, in_flight, unused]),
         compared!(ProxyConfig, "proxy_config", [netns_cookie, pid, only_services]),
         compared!(CallerAddress, "caller_address", [ip, port]),

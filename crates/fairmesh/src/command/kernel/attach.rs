@@ -1,15 +1,21 @@
 //! `fairmesh kernel attach` and `detach`.
 
-use std::{net::Ipv4Addr, num::NonZeroU32, process::ExitCode, str::FromStr, time::Duration};
+use std::{net::Ipv4Addr, path::Path, process::ExitCode, str::FromStr, time::Duration};
 
 use clap::Args;
-use fairmesh_kernel::{Attachments, Selection, attach as attach_programs, detach as detach_programs, status};
+use fairmesh_kernel::{
+    Attachments, DEFAULT_PINS, Detached, Selection, Status, attach as attach_programs,
+    detach as detach_programs, status,
+};
 use fairmesh_model::Invalid;
 use fairmesh_wire::transport::Address;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use super::{PinArgs, failure};
+use super::{
+    PinArgs, failure,
+    status::{attachment_state, options},
+};
 use crate::{
     cli::OutputArgs, command::processes::proxy::uids, connect, failure::Failure, output,
     process_stat::ProcessStat,
@@ -19,33 +25,35 @@ use crate::{
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 const POLLS: usize = 40;
 
-/// Arguments of `fairmesh kernel attach`.
+/// Arguments of `fairmesh kernel attach`. What is not given stays as an earlier 'attach' of the cgroup has it.
 #[derive(Debug, Args)]
 pub(crate) struct AttachArgs {
     /// The cgroup (version 2) of the programs, such as /shop, with those below it; it is created if it is missing. Neither the root
     /// nor that of the proxy or of the agent (FAIRMESH_AGENT).
     #[arg(long, value_name = "PATH")]
     cgroup: String,
-    /// Only connections to this port; may be repeated, up to 8 times.
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "80")]
+    /// Only connections to this port; may be repeated, up to 8 times [default: 80].
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..))]
     port: Vec<u16>,
-    /// Only connections to these IPv4 addresses; may be repeated, up to 8 times.
+    /// Only connections to these IPv4 addresses; may be repeated, up to 8 times [default: 0.0.0.0/0].
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     to: Vec<Network>,
     /// Refuse these connections to anything but services: the proxy while it listens, and all of them while none does, which are
-    /// direct otherwise.
-    #[arg(long)]
-    only_services: bool,
+    /// direct otherwise. Only --only-services=false ends that.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    only_services: Option<bool>,
     /// The cgroup of servers on this machine, such as /servers: requests go into their sockets, and plain responses to the callers, past
     /// the proxy. It is created if it is missing; may be repeated.
     #[arg(long, value_name = "PATH")]
     servers: Vec<String>,
-    /// Have all responses of the proxy pass TCP, for programs that splice them or wait for them with MSG_WAITALL
-    #[arg(long)]
-    no_short_cut: bool,
+    /// Have all responses of the proxy pass TCP, for programs that splice them or wait for them with MSG_WAITALL. That is so for all
+    /// cgroups or for none: the first 'attach' decides, and --no-short-cut=false ends it.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    no_short_cut: Option<bool>,
     /// At most so many requests of the cgroup's programs that the kernel sends wait for their responses; the sidecar sends those beyond.
+    /// 'unlimited', as at first, for no limit.
     #[arg(long, value_name = "N")]
-    max_in_flight: Option<NonZeroU32>,
+    max_in_flight: Option<MaxInFlight>,
     /// The user as whom the proxy runs, by name or number: the maps become theirs, so that the proxy needs no capability.
     #[arg(long, value_name = "USER")]
     owner: Option<String>,
@@ -84,19 +92,37 @@ impl FromStr for Network {
     }
 }
 
+/// A limit of requests in flight; 0 for none.
+#[derive(Clone, Copy, Debug)]
+struct MaxInFlight(u32);
+
+impl FromStr for MaxInFlight {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        match (text, text.parse()) {
+            ("unlimited", _) => Ok(Self(0)),
+            (_, Ok(most @ 1..)) => Ok(Self(most)),
+            _ => Err(Invalid::new(
+                "",
+                format!("'{text}' is no number of requests in flight"),
+                "write a number from 1, or 'unlimited'",
+            )),
+        }
+    }
+}
+
 pub(super) async fn attach(args: AttachArgs) -> Result<ExitCode, Failure> {
     let networks = args.to.iter().map(|Network(address, prefix)| (*address, *prefix)).collect();
-    let selection = Selection { networks, ports: args.port };
     let pins = args.pins.bpffs;
-    let owner = uids(args.owner.as_slice())?.first().copied();
     let to = Attachments {
         callers: args.cgroup,
-        selection,
+        selection: Selection { networks, ports: args.port },
         only_services: args.only_services,
-        max_in_flight: args.max_in_flight,
+        max_in_flight: args.max_in_flight.map(|MaxInFlight(most)| most),
         servers: args.servers,
-        short_cut: !args.no_short_cut,
-        owner,
+        short_cut: args.no_short_cut.map(|without| !without),
+        owner: uids(args.owner.as_slice())?.first().copied(),
         agent: agent_process().await,
     };
     attach_programs(&pins, &to).map_err(failure)?;
@@ -108,19 +134,36 @@ pub(super) async fn attach(args: AttachArgs) -> Result<ExitCode, Failure> {
         sleep(POLL_INTERVAL).await;
         now = status(&pins).map_err(failure)?;
     }
-    let proxy = now.proxy;
-    let are = if to.only_services || now.only_services { "refused" } else { "direct" };
-    let words = match proxy {
-        Some(process) => {
-            format!("attached to {}; connections go to the proxy, process {process}\n", to.callers)
-        }
-        None => format!(
-            "attached to {}; no proxy listens, so connections are {are}: run 'fairmesh proxy --listen kernel:127.0.0.1:7416'\n",
-            to.callers
-        ),
-    };
-    let state = json!({ "cgroup": to.callers, "servers": to.servers, "proxy": proxy });
+    let (state, words) = told(&to, &now, &pins);
     output::print_one(args.output_args.format(), &state, &words).map(|()| ExitCode::SUCCESS)
+}
+
+/// What is attached now, which may be more than was asked for.
+fn told(to: &Attachments, now: &Status, pins: &Path) -> (Value, String) {
+    let is_own = |path: &str| path.trim_matches('/') == to.callers.trim_matches('/');
+    let own = now.attachments.iter().find(|one| is_own(&one.cgroup));
+    let options = own.map(|own| format!(" ({})", options(own))).unwrap_or_default();
+    let only_services = now.only_services || own.is_some_and(|own| own.only_services);
+    let connections = match now.proxy {
+        Some(process) => format!("connections go to the proxy, process {process}"),
+        None => {
+            let are = if only_services { "refused" } else { "direct" };
+            let place = match pins == Path::new(DEFAULT_PINS) {
+                true => String::new(),
+                false => format!("+bpffs={}", pins.display()),
+            };
+            format!(
+                "no proxy listens, so connections are {are}: run 'fairmesh proxy --listen kernel:127.0.0.1:7416{place}'"
+            )
+        }
+    };
+    let words = format!("attached to {}{options}; {connections}\n", to.callers);
+    let mut state = own.map_or_else(|| json!({}), attachment_state);
+    // The programs of these are attached too; what it says of itself is whether it has servers.
+    state["cgroup"] = json!(to.callers);
+    state["servers"] = json!(to.servers);
+    state["proxy"] = json!(now.proxy);
+    (state, words)
 }
 
 /// The process of the agent of this machine; `None` if it cannot be learned.
@@ -130,8 +173,15 @@ async fn agent_process() -> Option<u32> {
 }
 
 pub(super) fn detach(args: DetachArgs) -> Result<ExitCode, Failure> {
-    let cgroups = detach_programs(&args.pins.bpffs).map_err(failure)?;
-    let words = format!("detached from {}\n", cgroups.join(", "));
-    output::print_one(args.output_args.format(), &json!({ "cgroups": cgroups }), &words)
+    let Detached { cgroups, left } = detach_programs(&args.pins.bpffs).map_err(failure)?;
+    let stay = match &left[..] {
+        [] => String::new(),
+        left => format!(
+            "; programs run in {}, or 'attach' has not created it: it stays, with nothing attached",
+            left.join(", ")
+        ),
+    };
+    let words = format!("detached from {}{stay}\n", cgroups.join(", "));
+    output::print_one(args.output_args.format(), &json!({ "cgroups": cgroups, "left": left }), &words)
         .map(|()| ExitCode::SUCCESS)
 }

@@ -32,18 +32,42 @@ pub(super) fn status(args: StatusArgs) -> Result<ExitCode, Failure> {
     output::print_one(args.output_args.format(), &state(&status), &text(&status)).map(|()| ExitCode::SUCCESS)
 }
 
+/// What a cgroup has attached, for programs.
+pub(super) fn attachment_state(one: &Attachment) -> Value {
+    json!({
+        "cgroup": one.cgroup,
+        "id": one.id,
+        "callers": one.has_callers,
+        "ports": one.ports,
+        "networks": networks(one),
+        "onlyServices": one.only_services,
+        "shortCut": one.short_cut,
+        "servers": one.has_servers,
+        "inFlight": one.in_flight,
+        "maxInFlight": one.max_in_flight,
+    })
+}
+
+/// Networks whose connections are redirected; none means every address.
+fn networks(one: &Attachment) -> Vec<String> {
+    one.networks.iter().map(|(address, prefix)| format!("{address}/{prefix}")).collect()
+}
+
+/// What holds for the callers of a cgroup, in words.
+pub(super) fn options(one: &Attachment) -> String {
+    let ports: Vec<_> = one.ports.iter().map(u16::to_string).collect();
+    let networks = match &networks(one)[..] {
+        [] => "every address".to_owned(),
+        networks => networks.join(", "),
+    };
+    let only_services = if one.only_services { "services only, " } else { "" };
+    let short_cut = if one.short_cut { "" } else { ", no short cut" };
+    let name = if ports.len() == 1 { "port" } else { "ports" };
+    format!("{only_services}{name} {} of {networks}{short_cut}", ports.join(", "))
+}
+
 fn state(status: &Status) -> Value {
-    let attachments = status.attachments.iter().map(|one| {
-        json!({
-            "cgroup": one.cgroup,
-            "id": one.id,
-            "callers": one.has_callers,
-            "onlyServices": one.only_services,
-            "servers": one.has_servers,
-            "inFlight": one.in_flight,
-            "maxInFlight": one.max_in_flight,
-        })
-    });
+    let attachments = status.attachments.iter().map(attachment_state);
     let counters: Map<_, _> =
         status.counters.iter().map(|(counter, value)| (counter.name().to_owned(), json!(value))).collect();
     let memory: Map<_, _> = status.memory.iter().map(|(map, bytes)| (map.clone(), json!(bytes))).collect();
@@ -86,10 +110,13 @@ fn without_proxy(status: &Status) -> String {
 
 fn shown(attachment: &Attachment) -> String {
     let Attachment { cgroup, in_flight, .. } = attachment;
-    let only_services = if attachment.only_services { ", services only" } else { "" };
+    if !attachment.has_callers {
+        return cgroup.clone();
+    }
+    let options = options(attachment);
     match attachment.max_in_flight {
-        Some(most) => format!("{cgroup}{only_services}, {in_flight} of {most} requests in flight"),
-        None => format!("{cgroup}{only_services}"),
+        Some(most) => format!("{cgroup}, {options}, {in_flight} of {most} requests in flight"),
+        None => format!("{cgroup}, {options}"),
     }
 }
 
@@ -114,7 +141,7 @@ fn words(counter: Counter) -> &'static str {
         Counter::ForwardedRequest => "requests of the sidecar by the short cut",
         Counter::ForwardedResponse => "responses to the sidecar by the short cut",
         Counter::GroupFull => "by the sidecar: too many of the cgroup in flight",
-        Counter::RedirectFailed => "by the sidecar: refused by the kernel",
+        Counter::RedirectFailed => "by the sidecar: the connection took no request of the kernel",
     }
 }
 

@@ -50,12 +50,8 @@ impl Place {
         let to = Attachments {
             callers: place.callers.clone(),
             selection: Selection { networks: vec![(ADDRESS, 32)], ports: vec![80] },
-            only_services: false,
-            max_in_flight: None,
             servers: vec![place.servers.clone()],
-            short_cut: true,
-            owner: None,
-            agent: None,
+            ..Attachments::default()
         };
         match attach(&place.pins, &to) {
             Ok(()) => Ok(place),

@@ -22,6 +22,13 @@ async fn serve(listener: TcpListener) {
     }
 }
 
+/// A change of another option leaves it.
+async fn stays_guarded(attached: &Attached, attach: &[&str], ports: &str) {
+    let said = attached.kernel(&[attach, &["--max-in-flight", "9"]].concat()).await.ok();
+    let options = format!("services only, ports {} of 127.96.0.0/16", ports.replace(',', ", "));
+    assert!(said.contains(&options) && said.contains("so connections are refused"), "{said}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn programs_that_may_reach_services_alone_reach_nothing_once_the_proxy_was_killed() {
     let _machine = beside_others().await;
@@ -56,8 +63,13 @@ async fn programs_that_may_reach_services_alone_reach_nothing_once_the_proxy_was
     let status = attached.kernel(&["status"]).await.ok();
     assert!(status.contains(&format!("{}, services only", attached.cgroup)), "{status}");
 
+    stays_guarded(&attached, &attach, &ports).await;
+    assert!(is_refused().await);
+
     // By that of the proxy.
-    attached.kernel(&attach).await.ok();
+    let said = attached.kernel(&[&attach[..], &["--only-services=false"]].concat()).await.ok();
+    let hint = format!("--listen kernel:127.0.0.1:7416+bpffs={}'", attached.pins().display());
+    assert!(said.contains(&hint), "{said}");
     assert!(attached.curl(&[&url]).await.ok().ends_with("direct"));
     let listen =
         format!("kernel:127.0.0.1:{}+only-services+bpffs={}", free_port(), attached.pins().display());

@@ -1,0 +1,95 @@
+//! Links of programs to cgroups, pinned beside the maps.
+//!
+//! New ones get names of their own, beside those that they replace, so that programs are attached all the time, and the earlier ones stay
+//! where something fails.
+#![allow(unsafe_code, reason = "two commands of bpf(2) that aya does not offer")]
+
+use std::{
+    ffi::CString,
+    fs,
+    os::{
+        fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd},
+        unix::ffi::OsStrExt as _,
+    },
+    path::{Path, PathBuf},
+};
+
+use aya::programs::links::{FdLink, LinkError};
+
+use crate::{
+    KernelError,
+    cgroup::Cgroup,
+    pins::{self, LINK},
+};
+
+/// Follows the names of links that are not in force yet.
+const NEW: &str = "-new";
+
+/// Commands of bpf(2).
+const OBJ_GET: libc::c_int = 7;
+const LINK_DETACH: libc::c_int = 34;
+
+/// Attributes of `BPF_OBJ_GET`.
+#[derive(Default)]
+#[repr(C)]
+struct ObjGet {
+    path: u64,
+    descriptor: u32,
+    flags: u32,
+}
+
+fn path(pins: &Path, id: u64, name: &str) -> PathBuf {
+    pins.join(format!("{LINK}{id}-{name}"))
+}
+
+fn new_path(pins: &Path, id: u64, name: &str) -> PathBuf {
+    // Names in such a file system have no dots.
+    pins.join(format!("{LINK}{id}-{name}{NEW}"))
+}
+
+/// Pins a new link, beside the one of this name that is in force.
+pub(crate) fn pin(
+    pins: &Path,
+    cgroup: &Cgroup,
+    name: &str,
+    link: Result<FdLink, LinkError>,
+) -> Result<(), KernelError> {
+    let link = link.map_err(|error| KernelError::refused(name, &error))?;
+    link.pin(new_path(pins, cgroup.id, name)).map(drop).map_err(|error| KernelError::refused(name, &error))
+}
+
+/// Puts the new links of these programs to a cgroup in force, and detaches the earlier ones.
+pub(crate) fn replace(pins: &Path, id: u64, names: &[&str]) -> Result<(), KernelError> {
+    names.iter().try_for_each(|name| {
+        let to = path(pins, id, name);
+        let earlier = open(&to);
+        fs::rename(new_path(pins, id, name), &to).map_err(KernelError::file(&to))?;
+        earlier.iter().for_each(detach);
+        Ok(())
+    })
+}
+
+/// Detaches new links that are not in force, as those of an attempt that did not end.
+pub(crate) fn remove_new(pins: &Path, id: u64, names: &[&str]) -> Result<(), KernelError> {
+    let links = names.iter().map(|name| new_path(pins, id, name));
+    pins::remove(links.filter(|pin| pin.exists()))
+}
+
+/// A pinned link; `None` if there is none.
+fn open(path: &Path) -> Option<OwnedFd> {
+    let path = CString::new(path.as_os_str().as_bytes()).ok()?;
+    let attributes = ObjGet { path: path.as_ptr() as u64, ..ObjGet::default() };
+    // SAFETY: the kernel reads the attributes, of which it is told the size, and the path, which ends with a zero; both outlive the call.
+    let opened = unsafe { libc::syscall(libc::SYS_bpf, OBJ_GET, &raw const attributes, size_of::<ObjGet>()) };
+    let descriptor = RawFd::try_from(opened).ok().filter(|descriptor| *descriptor >= 0)?;
+    // SAFETY: the kernel has just opened it for this process.
+    Some(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// At once: without its pin, the kernel detaches a link some time later.
+fn detach(link: &OwnedFd) {
+    let descriptor: RawFd = link.as_raw_fd();
+    // SAFETY: the kernel reads the attribute, of which it is told the size, and which outlives the call. If it refuses, the link ends with
+    // its last reference.
+    unsafe { libc::syscall(libc::SYS_bpf, LINK_DETACH, &raw const descriptor, size_of::<RawFd>()) };
+}
