@@ -11,8 +11,8 @@ use aya::maps::{Map, MapData, RingBuf};
 
 use crate::{KernelError, layout::CompletedValue, slots::endpoint_key};
 
-/// Calls that are taken at once at most.
-const BATCH: usize = 1024;
+/// Calls that are taken at once at most: where fewer were, there were no others.
+pub const COMPLETED_AT_ONCE: usize = 1024;
 
 /// A call that the kernel sent, and whose response it sent to the caller.
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +53,7 @@ impl CompletedCalls {
     pub(crate) fn take(&self, mut take: impl FnMut(CompletedCall<'_>)) -> usize {
         let mut ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut taken = 0;
-        while taken < BATCH
+        while taken < COMPLETED_AT_ONCE
             && let Some(record) = ring.next()
         {
             taken += 1;

@@ -28,7 +28,7 @@ mod status;
 
 pub use attach::{Attachments, Detached, Selection, attach, detach};
 pub use cgroup::{enter_cgroup, own_cgroup};
-pub use completed::CompletedCall;
+pub use completed::{COMPLETED_AT_ONCE, CompletedCall};
 pub use destinations::{Destination, ProxyMaps, own_attachment};
 pub use error::KernelError;
 pub use layout::{Counter, MAX_REQUEST};

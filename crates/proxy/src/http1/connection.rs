@@ -21,7 +21,7 @@ use crate::{
         date::Date, outcome::ConnectionError, read_side::ReadSide, request_body::BodyReader,
         upgrade::PendingUpgrade,
     },
-    kernel::caller::CallerLink,
+    kernel::caller::{CallerLink, UnlinkedCaller},
 };
 
 /// Capacity beyond which the write buffer is released.
@@ -50,6 +50,8 @@ pub(crate) struct Connection<R, W> {
     pub(crate) pending_upgrade: Option<PendingUpgrade>,
     /// Requests that the kernel sends of this client.
     pub(crate) kernel: Option<Box<CallerLink>>,
+    /// The same client while the kernel sends none yet.
+    pub(crate) unlinked: Option<Box<UnlinkedCaller>>,
     pub(crate) date: Date,
     pub(crate) idle_timeout: Duration,
     /// Deadline of the client's next read or write.
@@ -113,6 +115,7 @@ where
             may_switch: false,
             pending_upgrade: None,
             kernel: None,
+            unlinked: None,
             date: Date::new(),
             idle_timeout,
             deadline: Instant::now() + idle_timeout,
@@ -122,9 +125,9 @@ where
         }
     }
 
-    /// Sets [`kernel`](Self::kernel).
-    pub(crate) fn with_kernel(self, kernel: Option<Box<CallerLink>>) -> Self {
-        Self { kernel, ..self }
+    /// Sets [`unlinked`](Self::unlinked).
+    pub(crate) fn with_caller(self, unlinked: Option<Box<UnlinkedCaller>>) -> Self {
+        Self { unlinked, ..self }
     }
 
     #[cfg(test)]

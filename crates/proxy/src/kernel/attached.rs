@@ -50,6 +50,8 @@ pub(crate) struct Attached {
     pub(super) forwarder: Arc<Forwarder>,
     sender: OnceLock<KernelSender>,
     callers: Mutex<Callers>,
+    /// The addresses of callers that have disconnected, by cookies, until their last calls are recorded.
+    departed: Mutex<HashMap<u64, SocketAddr>>,
     published: Mutex<HashMap<ServiceName, Publication>>,
     /// Changes with every service that is published or withdrawn: splits of others may lead to it.
     pub(super) services_changed: watch::Sender<()>,
@@ -81,6 +83,7 @@ impl Attached {
             forwarder: Arc::clone(forwarder),
             sender: OnceLock::new(),
             callers: Mutex::default(),
+            departed: Mutex::default(),
             published: Mutex::default(),
             services_changed: watch::Sender::new(()),
             overdue: Notify::new(),
@@ -172,6 +175,10 @@ impl Attached {
 
     pub(super) fn callers(&self) -> MutexGuard<'_, Callers> {
         self.callers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn departed(&self) -> MutexGuard<'_, HashMap<u64, SocketAddr>> {
+        self.departed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn published(&self) -> MutexGuard<'_, HashMap<ServiceName, Publication>> {

@@ -25,12 +25,22 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct KernelCaller {
     attached: Arc<Attached>,
-    cookie: u64,
     /// Whether its cgroup may reach services alone.
     pub(crate) only_services: bool,
+    /// Until its connection is served.
+    unlinked: Mutex<Option<Box<UnlinkedCaller>>>,
+}
+
+/// A caller whose requests the kernel does not send yet: the proxy that is being replaced has the maps until its last one has its response.
+#[derive(Debug)]
+pub(crate) struct UnlinkedCaller {
+    attached: Arc<Attached>,
+    cookie: u64,
     address: SocketAddr,
     /// Its connection, for responses that do not come from the task that serves it.
-    socket: Mutex<Option<OwnedFd>>,
+    socket: Option<OwnedFd>,
+    /// Bytes that were sent to it; `None` while some were not counted.
+    sent: Option<u64>,
 }
 
 /// The requests that the kernel sends of one caller, while its connection is served. One is in flight at most.
@@ -44,28 +54,14 @@ pub(crate) struct CallerLink {
     pub(crate) current: Option<SentRequest>,
 }
 
-impl KernelCaller {
-    pub(super) fn new(
-        attached: Arc<Attached>,
-        destination: Destination,
-        address: SocketAddr,
-        stream: &TcpStream,
-    ) -> Self {
-        let Destination { cookie, only_services, .. } = destination;
-        // Without it, all responses come from the task.
-        let socket = Mutex::new(stream.as_fd().try_clone_to_owned().ok());
-        Self { attached, cookie, only_services, address, socket }
-    }
-
-    /// Has the kernel send further requests of this connection, and the responses of those that need not be `observed` too. `None` while it
-    /// sends none.
-    pub(crate) fn link(&self, observed: bool) -> Option<Box<CallerLink>> {
+impl UnlinkedCaller {
+    /// Has the kernel send further requests of this connection. `None` while it sends none for this proxy.
+    pub(crate) fn link(&mut self) -> Option<Box<CallerLink>> {
         let attached = Arc::clone(&self.attached);
-        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner).take();
         let sender = attached.sender().filter(|_| !attached.stopped().is_cancelled())?;
         let (requests, received) = mpsc::channel(1);
-        let link = sender.add_caller(self.cookie, self.address, socket.as_ref().map(AsFd::as_fd))?;
-        let caller = Arc::new(ServedCaller::new(link, self.address, socket, requests, observed));
+        let link = sender.add_caller(self.cookie, self.address, self.socket.as_ref().map(AsFd::as_fd))?;
+        let caller = Arc::new(ServedCaller::new(link, self.address, self.socket.take(), requests, self.sent));
         attached.callers().insert(self.cookie, Arc::clone(&caller));
         Some(Box::new(CallerLink {
             attached,
@@ -74,6 +70,41 @@ impl KernelCaller {
             is_withdrawn: false,
             current: None,
         }))
+    }
+
+    /// Counts bytes that the proxy has sent; `None` for a number that it does not know.
+    pub(crate) fn note_sent(&mut self, bytes: Option<usize>) {
+        add_sent(&mut self.sent, bytes);
+    }
+}
+
+/// Counts bytes; `None` for a number that is not known.
+pub(super) fn add_sent(sent: &mut Option<u64>, bytes: Option<usize>) {
+    *sent = sent.zip(bytes).map(|(sent, bytes)| sent + bytes as u64);
+}
+
+impl KernelCaller {
+    pub(super) fn new(
+        attached: Arc<Attached>,
+        destination: Destination,
+        address: SocketAddr,
+        stream: &TcpStream,
+    ) -> Self {
+        let Destination { cookie, only_services, .. } = destination;
+        let unlinked = UnlinkedCaller {
+            attached: Arc::clone(&attached),
+            cookie,
+            address,
+            // Without it, all responses come from the task.
+            socket: stream.as_fd().try_clone_to_owned().ok(),
+            sent: Some(0),
+        };
+        Self { attached, only_services, unlinked: Mutex::new(Some(Box::new(unlinked))) }
+    }
+
+    /// What has the kernel send requests of the connection, for the task that serves it.
+    pub(crate) fn take_unlinked(&self) -> Option<Box<UnlinkedCaller>> {
+        self.unlinked.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// The service of a request that the kernel left to the proxy, if the kernel may send requests like it.
@@ -165,6 +196,11 @@ impl CallerLink {
 impl Drop for CallerLink {
     fn drop(&mut self) {
         self.caller.link.withdraw();
-        self.attached.callers().remove(&self.caller.link.cookie());
+        let cookie = self.caller.link.cookie();
+        // Before it is missed, unless none of its calls will be recorded any more.
+        if !self.attached.released.is_cancelled() {
+            self.attached.departed().insert(cookie, self.caller.address);
+        }
+        self.attached.callers().remove(&cookie);
     }
 }

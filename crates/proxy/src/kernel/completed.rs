@@ -1,13 +1,13 @@
 //! Calls whose responses have gone to the callers as they came, from the kernel or relayed: recorded here as if the proxy had made them.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::BytesMut;
 use fairmesh_calls::forwarding::{
     CompletedCall, RouteBackendIndex, record_completed as record_call, route_backend_name,
 };
 use fairmesh_http::h1::{BorrowedRequest, RequestReader, header_storage};
-use fairmesh_kernel::CompletedCall as KernelCall;
+use fairmesh_kernel::{COMPLETED_AT_ONCE, CompletedCall as KernelCall, program_clock};
 use http::StatusCode;
 use tokio::time::{Instant, timeout};
 
@@ -29,12 +29,27 @@ const IDLE_INTERVAL: Duration = Duration::from_millis(100);
 pub(super) async fn record_completed(attached: Arc<Attached>) {
     let Some(sender) = attached.sender() else { return };
     let hosts = HostCache::default();
+    let mut departed = HashMap::new();
     loop {
         // Before the last look.
         let is_over = attached.released.is_cancelled();
-        let taken = sender.take_completed(|call| record(&attached, &hosts, &call));
+        // Their last calls were in the ring before they disconnected.
+        departed.extend(attached.departed().drain());
+        let taken = sender.take_completed(|call| {
+            let caller = attached.callers().get(&call.cookie).map(|caller| {
+                caller.note_completed();
+                caller.address
+            });
+            // One that disconnects now is noted as departed before it is missing there.
+            let gone = || attached.departed().get(&call.cookie).copied();
+            let caller = caller.or_else(|| departed.get(&call.cookie).copied()).or_else(gone);
+            record(&attached, &hosts, &call, caller);
+        });
         if is_over && taken == 0 {
             return;
+        }
+        if taken < COMPLETED_AT_ONCE {
+            departed.clear();
         }
         let interval = if taken > 0 { BUSY_INTERVAL } else { IDLE_INTERVAL };
         // Sooner once the last ones may be there.
@@ -42,13 +57,14 @@ pub(super) async fn record_completed(attached: Arc<Attached>) {
     }
 }
 
-/// Records a call whose response has gone to the caller as it came.
-pub(super) fn record(attached: &Attached, hosts: &HostCache, call: &KernelCall<'_>) {
+/// Records a call of this caller whose response has gone to it as it came.
+pub(super) fn record(
+    attached: &Attached,
+    hosts: &HostCache,
+    call: &KernelCall<'_>,
+    caller: Option<SocketAddr>,
+) {
     let forwarder = &attached.forwarder;
-    let caller = attached.callers().get(&call.cookie).map(|caller| {
-        caller.note_completed();
-        caller.address
-    });
     let mut storage = header_storage();
     // The kernel is as strict as this.
     let Some(request) = BorrowedRequest::read_head(call.head, &mut storage, |_| false) else { return };
@@ -86,6 +102,7 @@ pub(super) fn record(attached: &Attached, hosts: &HostCache, call: &KernelCall<'
         attempt_log: Vec::new(),
         decision_steps: Vec::new(),
     };
-    let request = RequestInfo::new(&received.head.into_parts().0, arrival, unix_time());
+    let arrived = unix_time().saturating_sub(program_clock().saturating_sub(call.sent));
+    let request = RequestInfo::new(&received.head.into_parts().0, arrival, arrived);
     forwarder.observer.observe_completed(&target, request, outcome, call.body_bytes.into());
 }

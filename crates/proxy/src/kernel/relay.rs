@@ -43,7 +43,7 @@ pub(super) fn relay(
     // Before the caller reads: its next request finds the connection idle.
     endpoint.endpoint.uncount();
     slot.release();
-    let rest = caller.relay(response);
+    let (rest, address) = (caller.relay(response), caller.address);
     match rest {
         [] => caller.end_relay(),
         rest => relay_rest(attached, caller, rest.to_vec()),
@@ -60,7 +60,7 @@ pub(super) fn relay(
         load: found.value(&LOAD).unwrap_or_default(),
         head: &request.bytes,
     };
-    record(attached, hosts, &completed);
+    record(attached, hosts, &completed, Some(address));
     true
 }
 

@@ -19,7 +19,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::kernel::attached::KernelRequest;
+use crate::kernel::{attached::KernelRequest, caller::add_sent};
 
 /// How long a caller may read nothing of the rest of a response.
 const REST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -52,21 +52,20 @@ struct Counts {
 }
 
 impl ServedCaller {
-    /// `is_observed` says that all of its calls are shown one by one, from the task of its connection.
+    /// `sent` are the bytes that were sent to it before; unknown, no response takes another way.
     pub(super) fn new(
         link: Link,
         address: SocketAddr,
         socket: Option<OwnedFd>,
         requests: mpsc::Sender<KernelRequest>,
-        is_observed: bool,
+        sent: Option<u64>,
     ) -> Self {
         Self {
             address,
             requests,
             link,
             socket,
-            // Unknown, no response takes another way.
-            counts: Mutex::new(Counts { sent: (!is_observed).then_some(0), answered: 0, relaying: 0 }),
+            counts: Mutex::new(Counts { sent, answered: 0, relaying: 0 }),
             waker: AtomicWaker::new(),
             last_completed: Mutex::new(None),
         }
@@ -93,8 +92,7 @@ impl ServedCaller {
 
     /// Counts bytes that the task of the connection sends; `None` for a number that it does not know.
     pub(super) fn note_sent(&self, bytes: Option<usize>) {
-        let mut counts = self.counts();
-        counts.sent = counts.sent.zip(bytes).map(|(sent, bytes)| sent + bytes as u64);
+        add_sent(&mut self.counts().sent, bytes);
     }
 
     /// Tells the kernel what the caller will have received with a response of this length, if that is known.

@@ -135,9 +135,9 @@ impl ConnectionServer {
         async move {
             let ended = {
                 let handler = Http1Handler::new(&self.forwarder, &client_info);
-                let observed = self.forwarder.observer.observes_all();
-                let link = client_info.kernel.as_ref().and_then(|caller| caller.link(observed));
-                let connection = Connection::new(reader, writer, self.limits.idle_timeout).with_kernel(link);
+                let caller = client_info.kernel.as_ref().and_then(|caller| caller.take_unlinked());
+                let connection =
+                    Connection::new(reader, writer, self.limits.idle_timeout).with_caller(caller);
                 let served = pin!(serve::serve(connection, &self.shutdown, &handler));
                 self.until_drain_deadline(served).await
             };

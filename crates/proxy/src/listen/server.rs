@@ -101,9 +101,11 @@ impl ConnectionServer {
         });
         loop {
             let accepted = tokio::select! {
-                accepted = serving.next_connection(&bound.listener) => accepted,
+                // First: connections that wait here already were redirected, which is known from the maps alone.
+                biased;
                 () = &mut redirects => return,
                 () = serving.shutdown.started().cancelled() => return serving.redirected.stop(),
+                accepted = serving.next_connection(&bound.listener) => accepted,
             };
             let Some((stream, caller, permit)) = accepted else { continue };
             let (own, listen) = (Arc::clone(&serving), Arc::clone(&listen));

@@ -2,7 +2,7 @@
 //! headers. Most requests need none of these, and only pay for the checks.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -12,7 +12,7 @@ use fairmesh_calls::{
     observe::trace_with_reasons,
 };
 use fairmesh_otlp::Counts;
-use http::{HeaderMap, header::CONTENT_LENGTH, request::Parts};
+use http::{HeaderMap, request::Parts};
 use tokio::time::Instant;
 
 use crate::{
@@ -98,7 +98,8 @@ impl RequestObserver {
         Some(Box::new(Observation { observed: Some(observed), trace, explain, is_recorded }))
     }
 
-    /// Records a request that the kernel sent, and whose response it sent to the caller, where it is due or a tap selects it.
+    /// Records a request that the kernel sent, and whose response has gone to the caller as it came, where it is due, or the access log or
+    /// a tap selects it. To be called once for each such request that [`may_observe`](Self::may_observe) selects.
     pub(crate) fn observe_completed(
         self: &Arc<Self>,
         target: &Arc<Target>,
@@ -112,16 +113,17 @@ impl RequestObserver {
             let last = target.is_labelled.then_some(&target.last);
             recent_requests.insert(target.handle.name(), last, &request, &outcome);
         }
-        if self.taps.wants(target.handle.name()) {
+        let is_logged = self.access.selects(outcome.failed());
+        if is_logged || self.taps.wants(target.handle.name()) {
             let observed = ObservedRequest {
                 observer: Arc::clone(self),
                 target: Arc::clone(target),
                 request,
                 span: None,
             };
-            let mut headers = HeaderMap::new();
-            headers.insert(CONTENT_LENGTH, body_bytes.into());
-            CompletionWatch::new(observed, outcome, false, None, &headers).ended(BodyEnd::Complete);
+            let watch = CompletionWatch::new(observed, outcome, is_logged, None, &HeaderMap::new());
+            watch.bytes_out.store(body_bytes, Relaxed);
+            watch.ended(BodyEnd::Complete);
         }
     }
 

@@ -266,6 +266,41 @@ async fn responses_of_servers_on_this_machine_go_from_their_sendmsg_to_the_calle
     responses_of_the_kernel("4").await;
 }
 
+/// Each call is in the access log, also of callers that disconnect before it is recorded.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_access_log_has_the_calls_that_pass_the_proxy_by() {
+    let _machine = beside_others().await;
+    if tool("python3").is_none() {
+        return skipped("caller and server are Python programs", "python3 is missing");
+    }
+    let Some(attached) = Attached::new("logged").await else { return };
+    let world = World::start("").await;
+    let server = LocalServer::start(&world, &attached, "4").await;
+    let proxy = attached.proxy_with(&world, "--access-log json").await;
+    attached.attach_with(&["--servers", &server.cgroup]).await;
+    called_until_published(&attached).await;
+    let script = "for at in range(60):\n    ask(b'plain-%d' % (at * 10), b'b' * at)\nask(b'plain-7654')";
+    let direct = directly(&attached, script).await;
+    assert!(direct >= 55, "{direct} of 61");
+    let mut logged = Vec::new();
+    until("all calls are logged", async || {
+        let log = proxy.process.log();
+        let lines = log.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+        logged = lines.filter(|line| line["service"] == "shop/raw").collect();
+        logged.iter().any(|line| line["path"] == "/plain-7654")
+    })
+    .await;
+    for at in 0..60 {
+        let path = format!("/plain-{}", at * 10);
+        let is_whole = |line: &&serde_json::Value| {
+            line["path"] == path.as_str() && line["status"] == 200 && line["attempts"] == 1
+        };
+        let line = logged.iter().find(is_whole).unwrap_or_else(|| panic!("{path} in {logged:?}"));
+        assert_eq!(line["bytes_out"], path.len() as u64 + at * 11, "{line}");
+        assert!(line["caller"].as_str().is_some_and(|caller| caller.starts_with("127.")), "{line}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn servers_may_listen_on_ipv6_sockets() {
     responses_of_the_kernel("6").await;

@@ -1,11 +1,12 @@
 //! A proxy that is replaced while it has the kernel send requests.
 
+use fairmesh_kernel::KernelSender;
 use fairmesh_model::Protocol;
 use tokio::io::AsyncReadExt as _;
 
 use super::Attached;
 use crate::{
-    harness::{RawServer, Spec, World, beside_others, free_port, say, until},
+    harness::{RawServer, Spec, World, beside_others, free_port, say, skipped, tool, until},
     upgrade::Place,
 };
 
@@ -49,4 +50,59 @@ async fn the_kernel_sends_for_the_successor_while_the_predecessor_drains() {
         read = waiting.read(&mut byte) => panic!("{read:?}"),
         () = std::future::ready(()) => {}
     }
+}
+
+/// Calls on one connection until a file is there.
+const CALLER: &str = r#"
+import os, socket, sys
+connection = socket.create_connection(("127.96.0.1", 80))
+connection.settimeout(20)
+while not os.path.exists(sys.argv[1]):
+    connection.sendall(b"GET / HTTP/1.1\r\nhost: hello.shop\r\n\r\n")
+    received = b""
+    while b"\r\n\r\n" not in received:
+        received += connection.recv(65536)
+    head, _, body = received.partition(b"\r\n\r\n")
+    length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+    while len(body) < length:
+        body += connection.recv(65536)
+    if not head.startswith(b"HTTP/1.1 200 "):
+        print(head.decode())
+"#;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_the_successor_accepts_at_once_is_served_by_the_kernel_later() {
+    let _machine = beside_others().await;
+    if tool("python3").is_none() {
+        return skipped("the caller is a Python program", "python3 is missing");
+    }
+    let Some(attached) = Attached::new("at-once").await else { return };
+    let world = World::start("").await;
+    let _hello = Spec::new("shop/hello", "hello-1", Protocol::Http1).here(&world).await;
+    attached.attach().await;
+    // In the place of a predecessor, which has the maps by which requests are sent until its last one has its response.
+    let predecessor = KernelSender::open(&attached.pins()).unwrap().unwrap();
+    let proxy = attached.proxy(&world).await;
+    until("connections go to the proxy", async || !attached.status().await["proxy"].is_null()).await;
+    let end = world.path("end");
+    let calls = async {
+        let path = end.display().to_string();
+        attached.run(&["python3", "-c", CALLER, &path]).await.ok()
+    };
+    let kernel_sends = async {
+        until("the successor serves the connection", async || {
+            attached.counter("service-unknown").await + attached.counter("not-registered").await > 10
+        })
+        .await;
+        drop(predecessor);
+        until("the kernel sends requests of the connection", async || {
+            attached.counter("sent-by-kernel").await > 10
+        })
+        .await;
+        std::fs::write(&end, "").unwrap();
+    };
+    let (said, ()) = tokio::join!(calls, kernel_sends);
+    assert_eq!(said, "");
+    assert_eq!(attached.counter("redirected").await, 1);
+    drop(proxy);
 }

@@ -23,6 +23,10 @@ where
     /// Puts a request that the kernel sent before the bytes read; pending while the kernel has sent one whose bytes are not here,
     /// before which none may be parsed.
     pub(crate) fn poll_kernel_request(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        // Looked for before each request: a predecessor may have had the maps when the connection was accepted.
+        if let Some(link) = self.unlinked.as_mut().and_then(|caller| caller.link()) {
+            (self.kernel, self.unlinked) = (Some(link), None);
+        }
         let (Some(kernel), ReadState::Owned(read_side)) = (&mut self.kernel, &mut self.source) else {
             return Poll::Ready(());
         };
@@ -49,8 +53,10 @@ where
 
     /// The write buffer is about to be sent, or as much of it as this.
     pub(crate) fn note_sent(&mut self, bytes: Option<usize>) {
-        if let Some(kernel) = &mut self.kernel {
-            kernel.note_sent(bytes);
+        match (&mut self.kernel, &mut self.unlinked) {
+            (Some(kernel), _) => kernel.note_sent(bytes),
+            (None, Some(caller)) => caller.note_sent(bytes),
+            (None, None) => {}
         }
     }
 
