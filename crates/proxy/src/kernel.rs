@@ -10,6 +10,7 @@ pub(crate) mod attached;
 pub(crate) mod caller;
 mod completed;
 mod endpoint;
+pub(crate) mod metrics;
 mod policy;
 mod pooled;
 mod published;

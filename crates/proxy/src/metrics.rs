@@ -5,6 +5,7 @@ use prometheus_client::registry::Registry;
 
 use crate::{
     forward::metrics::RequestMetrics,
+    kernel::metrics::KernelMetrics,
     listen::{metrics::ConnectionMetrics, tls::metrics::TlsMetrics},
     passthrough::metrics::CaptureMetrics,
     tunnel::metrics::TunnelMetrics,
@@ -18,6 +19,7 @@ pub(crate) struct ProxyMetrics {
     pub(crate) tunnels: TunnelMetrics,
     pub(crate) tls: TlsMetrics,
     pub(crate) capture: CaptureMetrics,
+    pub(crate) kernel: KernelMetrics,
 }
 
 impl ProxyMetrics {
@@ -27,5 +29,6 @@ impl ProxyMetrics {
         self.tunnels.register(registry);
         self.tls.register(registry);
         self.capture.register(registry);
+        self.kernel.register(registry);
     }
 }

@@ -360,6 +360,7 @@ fn wrong_arguments_of_the_kernel_form_say_what_to_write() {
         (&["kernel", "attach", "--cgroup", "/a", "--max-in-flight", "0"], 2, "from 1, or 'unlimited'"),
         (&["kernel", "attach", "--cgroup", "/a", "--port", "0"], 2, "1..=65535"),
         (&["kernel", "attach", "--cgroup", "/a", "--bpffs", &pins, "--port", nine], 2, "up to 8 times"),
+        (&["proxy", "--listen", "kernel:127.0.0.1:1,kernel:127.0.0.2:1"], 2, "one --listen kernel:IP:PORT"),
     ] {
         let said = fairmesh("unix:/nowhere", arguments, "").fails(code);
         // Lines are wrapped.

@@ -138,6 +138,10 @@ async fn a_program_in_the_cgroup_calls_services_through_the_proxy_until_it_dies(
     let page = proxy.page("/metrics").await;
     let counted = "fairmesh_proxy_responses_total{service=\"shop/hello\",class=\"2xx\"";
     assert!(page.lines().any(|line| line.starts_with(counted) && line.ends_with(" 2")), "{page}");
+    for event in ["redirected", "sent-by-kernel", "service-unknown"] {
+        let counted = format!("fairmesh_proxy_kernel_events_total{{event=\"{event}\"}} 1");
+        assert!(page.lines().any(|line| line == counted), "{counted} in {page}");
+    }
 
     world.apply("{kind: Policy, service: shop/hello, timeout: 9s}").await.ok();
     until("requests need a decision", async || {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use fairmesh_calls::forwarding::on_connection;
-use fairmesh_kernel::KernelError;
+use fairmesh_kernel::{Counters, KernelError};
 use tokio::{
     net::{TcpListener, TcpStream},
     time::sleep,
@@ -40,15 +40,22 @@ impl RedirectedConnections {
     ) {
         self.follow_connections(forwarder);
         let (mut registered, mut reported) = (None, String::new());
+        if !pins.exists() {
+            let to_do = "nothing is attached there: run 'fairmesh kernel attach' with the same --bpffs";
+            tracing::info!(pins = %pins.display(), "{to_do}");
+        }
         loop {
             let found = fs::metadata(pins).ok().map(|folder| (folder.dev(), folder.ino()));
             if found != registered {
                 self.set(None);
+                forwarder.metrics.kernel.set(None);
                 registered = None;
                 match found.map(|_| Attached::register(pins, listener, only_services, forwarder)) {
                     Some(Ok(attached)) => {
                         tracing::info!(pins = %pins.display(), "connections are redirected here");
                         self.set(Some(attached));
+                        // Without, the page lacks them.
+                        forwarder.metrics.kernel.set(Counters::open(pins).ok());
                         registered = found;
                     }
                     // In the middle of an `attach` as well; then the next attempt succeeds.

@@ -15,7 +15,7 @@ use fairmesh_calls::{Mesh, forwarding::with_event_loops};
 use fairmesh_model::{Label, Location, MeshRole, Protocol, Region, SpiffePath, spec};
 use fairmesh_proxy::{
     AccessLogConfig, AccessLogFormat, Collector, EndpointMetrics, InboundConfig, InboundEndpoint,
-    InboundServer, Limits, ListenerConfig, ProxyConfig, TlsFiles, check_tls,
+    InboundServer, Limits, ListenerConfig, ListenerKind, ProxyConfig, TlsFiles, check_tls,
 };
 use fairmesh_wire::transport::{Address, Transport};
 
@@ -243,6 +243,7 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
     // Errors in arguments are reported before anything is started.
     check_tls(&args.listen, args.tls_cert.is_some())
         .map_err(|wrong| Failure::refused(wrong, "see 'fairmesh proxy --help'"))?;
+    check_kernel(&args.listen)?;
     let shutdown = signals::shutdown()?;
     let spoken = match inbound(&args) {
         Some(config) => Some(InboundServer::start(config).await.map_err(|error| Failure::stopped(&error))?),
@@ -262,6 +263,18 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
     let config = ProxyConfig { inbound: shown, key_server, ..config(args, endpoints) };
     fairmesh_proxy::run(config, mesh, shutdown).await.map_err(|error| Failure::stopped(&error))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The kernel redirects to one listener.
+fn check_kernel(listen: &[ListenerConfig]) -> Result<(), Failure> {
+    let is_kernel = |one: &&ListenerConfig| matches!(one.kind, ListenerKind::Kernel { .. });
+    match listen.iter().filter(is_kernel).count() {
+        0 | 1 => Ok(()),
+        count => Err(Failure::refused(
+            format!("{count} listeners kernel: in one proxy, and connections are redirected to one"),
+            "give one --listen kernel:IP:PORT; several cgroups may be attached to it",
+        )),
+    }
 }
 
 fn config(args: ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> ProxyConfig {
