@@ -29,6 +29,13 @@ async fn stays_guarded(attached: &Attached, attach: &[&str], ports: &str) {
     assert!(said.contains(&options) && said.contains("so connections are refused"), "{said}");
 }
 
+/// The option itself, when it is given, does not; and the hint has the folder of the maps.
+async fn opens(attached: &Attached, attach: &[&str]) {
+    let said = attached.kernel(&[attach, &["--only-services=false"]].concat()).await.ok();
+    let hint = format!("--listen kernel:127.0.0.1:7416+bpffs={}'", attached.pins().display());
+    assert!(said.contains(&hint), "{said}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn programs_that_may_reach_services_alone_reach_nothing_once_the_proxy_was_killed() {
     let _machine = beside_others().await;
@@ -67,9 +74,7 @@ async fn programs_that_may_reach_services_alone_reach_nothing_once_the_proxy_was
     assert!(is_refused().await);
 
     // By that of the proxy.
-    let said = attached.kernel(&[&attach[..], &["--only-services=false"]].concat()).await.ok();
-    let hint = format!("--listen kernel:127.0.0.1:7416+bpffs={}'", attached.pins().display());
-    assert!(said.contains(&hint), "{said}");
+    opens(&attached, &attach).await;
     assert!(attached.curl(&[&url]).await.ok().ends_with("direct"));
     let listen =
         format!("kernel:127.0.0.1:{}+only-services+bpffs={}", free_port(), attached.pins().display());
