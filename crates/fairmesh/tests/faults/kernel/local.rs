@@ -7,7 +7,7 @@ use tokio::process::{Child, Command};
 use super::{Attached, requests::CALLER};
 use crate::harness::{Proxy, RawServer, World, beside_others, skipped, tool, until};
 
-/// Responses of requests that are logged take the sidecar.
+/// Logging is not what these tests are about.
 pub(super) const WITHOUT_LOG: &str = "--access-log off";
 
 /// Responds by the path of a request, in the number of sends that it names.
