@@ -413,11 +413,23 @@ mod tests {
         maps.leave(&name());
         maps.linger(&name(), first).await;
         let own = maps.join(&name()).unwrap().changed;
+        let hold_records = || {
+            let stores = &mut maps.lock().stores;
+            name()
+                .prefixes()
+                .into_iter()
+                .for_each(|prefix| stores.entry(prefix).or_default().replace(Vec::new()));
+        };
+        hold_records();
         let fails = |version| move |latest: &mut MapStatus| latest.failure = Some((version, String::new()));
         maps.publish(&name(), &given_up, fails(1));
         assert!(maps.latest(&name()).failure.is_none());
         maps.publish(&name(), &own, fails(2));
         assert_eq!(maps.latest(&name()).failure, Some((2, String::new())));
+        // A build of records that may no longer be read is given to nobody.
+        maps.refused(&name().prefixes()[0], "refused");
+        maps.publish(&name(), &own, fails(3));
+        assert_eq!(maps.latest(&name()).failure, Some((0, "refused".to_owned())));
     }
 
     #[tokio::test(start_paused = true)]

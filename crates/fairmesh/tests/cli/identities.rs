@@ -249,7 +249,10 @@ fn server_before_the_control_plane(domain: &str) -> (Mesh, Killed, Killed, impl 
     let server = Killed(command.spawn().unwrap());
     wait_until("it waits for what the agent knows", || said("has reached no control plane yet"));
     mesh.start_control();
-    mesh.apply("kind: Service\nname: shop/catalog\n").ok();
+    // A server that registers declares its service too, and may do so between the reading and the writing of this.
+    wait_until("the service is declared", || {
+        mesh.apply("kind: Service\nname: shop/catalog\n").code == Some(0)
+    });
     (mesh, running, server, said)
 }
 
