@@ -426,7 +426,7 @@ mod tests {
         assert!(maps.latest(&name()).failure.is_none());
         maps.publish(&name(), &own, fails(2));
         assert_eq!(maps.latest(&name()).failure, Some((2, String::new())));
-        // A build of records that may no longer be read is given to nobody.
+        // No program gets a build of records that may no longer be read.
         maps.refused(&name().prefixes()[0], "refused");
         maps.publish(&name(), &own, fails(3));
         assert_eq!(maps.latest(&name()).failure, Some((0, "refused".to_owned())));

@@ -14,14 +14,14 @@ use crate::{
     terminated_watches::TerminatedWatches,
 };
 
-mod behind;
+mod behind_watcher;
 mod disconnected;
 mod replica;
 mod watcher;
 
 use disconnected::DisconnectedWatchers;
 
-pub use behind::BehindWatcher;
+pub use behind_watcher::BehindWatcher;
 pub use replica::StaleUpdate;
 pub use watcher::Watcher;
 use watcher::WatcherWaker;

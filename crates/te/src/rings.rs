@@ -204,7 +204,7 @@ impl Round<'_> {
     }
 
     /// Slows sources down that together would bring a region above its present load, that of the aim, and the first threshold:
-    /// others, which have yet to leave it, do so at a slower pace, or have not begun. The latter hinder nobody: only what is
+    /// others, which have yet to leave it, do so at a slower pace, or have not begun. The latter do not hinder the rest: only what is
     /// sent to such a region is slowed down, and by no more than it has to be.
     fn guard(&self, flows: &mut Flows, current: &Flows, loads: &[f64]) {
         let aim_loads = self.problem.loads(&self.targets.aim);

@@ -22,16 +22,29 @@ fn world(demand: [f64; 3]) -> World {
 
 fn world_with(thresholds: [f64; 4], demand: [f64; 3]) -> World {
     let mut world = World::new(vec![3_000.0; 3], demand.map(|part| vec![part * 30.0]).into());
-    let within = |ms| Ring::Within(Duration::from_millis(ms));
     let rings = [Ring::Region, within(35), within(80), Ring::Any].into_iter().zip(thresholds);
-    world.policy = RingsPolicy::new(rings.map(|(ring, load)| LoadRing { ring, load }).collect(), 1);
+    place(&mut world, rings, [(EU, US, 20), (EU, AP, 60), (US, AP, 45)]);
+    world
+}
+
+fn within(ms: u64) -> Ring {
+    Ring::Within(Duration::from_millis(ms))
+}
+
+/// Gives the world these rings and distances in ms.
+fn place(
+    world: &mut World,
+    rings: impl IntoIterator<Item = (Ring, f64)>,
+    distances: [(usize, usize, u64); 3],
+) {
+    let rings = rings.into_iter().map(|(ring, load)| LoadRing { ring, load });
+    world.policy = RingsPolicy::new(rings.collect(), 1);
     let names = ["eu", "us", "ap"].map(|name| Region::new(name).unwrap());
     let mut trips = RoundTrips::default();
-    for (from, to, ms) in [(EU, US, 20), (EU, AP, 60), (US, AP, 45)] {
+    for (from, to, ms) in distances {
         trips.set(names[from].clone(), names[to].clone(), Duration::from_millis(ms));
     }
     world.rings = RingMatrix::new(&world.policy, &names, &Regions::default(), &trips);
-    world
 }
 
 /// A round a second after the one before.
@@ -150,14 +163,8 @@ fn a_region_that_is_partly_drained_serves_what_others_would_drop() {
 /// The same regions, with eu too far from the others for any call to go from there, or to there.
 fn world_with_eu_alone(demand: [f64; 3]) -> World {
     let mut world = world_with([0.75, 0.8, 0.85, 0.9], demand);
-    let rings = [(Ring::Region, 0.75), (Ring::Within(Duration::from_millis(35)), 0.9)];
-    world.policy = RingsPolicy::new(rings.map(|(ring, load)| LoadRing { ring, load }).into(), 1);
-    let names = ["eu", "us", "ap"].map(|name| Region::new(name).unwrap());
-    let mut trips = RoundTrips::default();
-    for (from, to, ms) in [(EU, US, 120), (EU, AP, 120), (US, AP, 20)] {
-        trips.set(names[from].clone(), names[to].clone(), Duration::from_millis(ms));
-    }
-    world.rings = RingMatrix::new(&world.policy, &names, &Regions::default(), &trips);
+    let rings = [(Ring::Region, 0.75), (within(35), 0.9)];
+    place(&mut world, rings, [(EU, US, 120), (EU, AP, 120), (US, AP, 20)]);
     world
 }
 

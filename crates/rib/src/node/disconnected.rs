@@ -8,7 +8,7 @@ use std::{
 use fairmesh_model::{Identity, Prefix};
 use tokio::time::Instant;
 
-use super::behind::BehindWatcher;
+use super::behind_watcher::BehindWatcher;
 use crate::WatcherInfo;
 
 /// How long a watcher takes to reconnect at most: the longest backoff, and time to connect.

@@ -40,7 +40,7 @@ pub(super) async fn check(
     Ok(())
 }
 
-/// Programs tell nobody which roots they trust: each gets them with its next certificate, which bounds the time.
+/// Programs do not report which roots they trust: each gets them with its next certificate, which bounds the time.
 fn programs(bundle: &TrustBundle, newest: &[u8], report: &mut Report) -> Result<(), Failure> {
     let learned = Authority::newest_root_learned_at(bundle).map_err(Failure::failed)?;
     let Some(learned) = learned.filter(|learned| *learned > SystemClock.now()) else {
