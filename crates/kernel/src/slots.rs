@@ -189,11 +189,6 @@ impl EndpointSlots {
         Ok(Some(slot))
     }
 
-    /// Whether the kernel finds an idle connection here.
-    pub fn has_idle(&self) -> bool {
-        self.slots().any(|slot| slot.owner.load(Acquire) == SLOT_IDLE)
-    }
-
     /// Whether the kernel has found no idle connection here since the last time.
     pub fn take_wanted(&self) -> bool {
         self.value().wanted.swap(0, Relaxed) != 0

@@ -78,15 +78,18 @@ impl PublishedEndpoint {
         Some(())
     }
 
-    /// Opens a further connection in the background, if the kernel found none idle.
+    /// Opens a further connection in the background, if the kernel found none idle. Also where one is idle by now: requests that come in
+    /// bursts would else take the sidecar at each of them.
     pub(super) fn open_if_wanted(self: &Arc<Self>, attached: &Arc<Attached>) {
-        if self.slots.take_wanted() && !self.slots.has_idle() && !self.is_opening.swap(true, AcqRel) {
+        if self.slots.take_wanted() && !self.is_opening.swap(true, AcqRel) {
             let (endpoint, attached) = (Arc::clone(self), Arc::clone(attached));
             tokio::spawn(async move {
                 if endpoint.open(&attached).await.is_none() {
                     // It requires TLS, say: each request would try again.
                     let _ = timeout(RETRY_AFTER, endpoint.withdrawn.cancelled()).await;
                 }
+                // Requests that came meanwhile may have wanted the same one.
+                endpoint.slots.take_wanted();
                 endpoint.is_opening.store(false, Release);
             });
         }
