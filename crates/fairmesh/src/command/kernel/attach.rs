@@ -72,9 +72,26 @@ pub(crate) struct DetachArgs {
     output_args: OutputArgs,
 }
 
-/// An IPv4 network.
-#[derive(Clone, Copy, Debug)]
+/// An IPv4 network: an address and the length of its prefix, up to 32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Network(Ipv4Addr, u8);
+
+impl Network {
+    /// Refuses the address of one host with a prefix that is shorter: 10.1.2.3/8 is most often a mistyped 10.1.2.3/32.
+    fn new(address: Ipv4Addr, prefix: u8) -> Result<Self, Invalid> {
+        let mask = u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
+        let first = Ipv4Addr::from(address.to_bits() & mask);
+        if first == address {
+            return Ok(Self(address, prefix));
+        }
+        let says = format!("'{address}/{prefix}' is the address of a host with the prefix of a network");
+        Err(Invalid::new(
+            "",
+            says,
+            format!("write {first}/{prefix} for the network, {address}/32 for the host"),
+        ))
+    }
+}
 
 impl FromStr for Network {
     type Err = Invalid;
@@ -82,7 +99,7 @@ impl FromStr for Network {
     fn from_str(text: &str) -> Result<Self, Invalid> {
         let (address, prefix) = text.split_once('/').unwrap_or((text, "32"));
         match (address.parse(), prefix.parse()) {
-            (Ok(address), Ok(prefix @ 0..=32)) => Ok(Self(address, prefix)),
+            (Ok(address), Ok(prefix @ 0..=32)) => Self::new(address, prefix),
             _ => Err(Invalid::new(
                 "",
                 format!("'{text}' is no IPv4 network"),
@@ -184,4 +201,23 @@ pub(super) fn detach(args: DetachArgs) -> Result<ExitCode, Failure> {
     let words = format!("detached from {}{stay}\n", cgroups.join(", "));
     output::print_one(args.output_args.format(), &json!({ "cgroups": cgroups, "left": left }), &words)
         .map(|()| ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn networks_have_no_bits_beyond_their_prefix() {
+        let read = |text: &str| text.parse::<Network>();
+        let whole = [("10.0.0.0/8", 8), ("10.1.2.3", 32), ("0.0.0.0/0", 0), ("10.1.2.2/31", 31)];
+        for (text, prefix) in whole {
+            assert_eq!(read(text).unwrap().1, prefix, "{text}");
+        }
+        let refused = read("10.1.2.3/8").unwrap_err().to_string();
+        assert!(refused.contains("10.0.0.0/8") && refused.contains("10.1.2.3/32"), "{refused}");
+        for text in ["10.0.0.0/33", "10.0.0/8", "10.0.0.1/0", "10.0.0.0/-1", ""] {
+            assert!(read(text).is_err(), "{text}");
+        }
+    }
 }

@@ -1,0 +1,147 @@
+//! Attached again, with other options.
+
+use std::fs;
+
+use fairmesh_kernel::{Attachments, Counter, KernelError, Selection, attach, detach, status};
+
+use crate::place::{Place, callers, counted, folder_of};
+
+#[test]
+fn a_repeated_attach_keeps_what_it_is_not_given() {
+    let Some(place) = Place::new("repeated") else { return };
+    let networks = || vec![([127, 96, 0, 0].into(), 16)];
+    let first = Attachments {
+        only_services: Some(true),
+        max_in_flight: Some(7),
+        short_cut: Some(false),
+        ..callers(&place.cgroup, Selection { networks: networks(), ports: Vec::new() })
+    };
+    attach(&place.pins(), &first).unwrap();
+    let own = || status(&place.pins()).unwrap().attachments.remove(0);
+    let shown = || {
+        let own = own();
+        let most = own.max_in_flight.map(std::num::NonZeroU32::get);
+        (own.networks, own.ports, own.only_services, most, own.short_cut)
+    };
+    assert_eq!(shown(), (networks(), vec![80], true, Some(7), false));
+
+    let ports = || Selection { ports: vec![81, 82], ..Selection::default() };
+    place.attach(&place.cgroup, ports(), None).unwrap();
+    assert_eq!(shown(), (networks(), vec![81, 82], true, Some(7), false));
+    let refused = place.connect(([127, 96, 7, 5], 82).into());
+    assert!(refused.contains("Connection refused"), "{refused}");
+    assert_eq!(counted(&place, Counter::Refused), 1);
+    place.connect(([127, 96, 7, 5], 80).into());
+    assert_eq!(counted(&place, Counter::Refused), 1, "port 80 is selected no longer");
+
+    let anywhere = Selection { networks: vec![([0, 0, 0, 0].into(), 0)], ports: Vec::new() };
+    let other = Attachments {
+        only_services: Some(false),
+        max_in_flight: Some(0),
+        short_cut: Some(true),
+        ..callers(&place.cgroup, anywhere)
+    };
+    attach(&place.pins(), &other).unwrap();
+    let none = vec![([0, 0, 0, 0].into(), 0)];
+    assert_eq!(shown(), (none, vec![81, 82], false, None, true));
+    let links = fs::read_dir(place.pins()).unwrap().flatten();
+    let links = links.filter(|pin| pin.file_name().to_string_lossy().starts_with("link-")).count();
+    assert_eq!(links, 5, "of getpeername and connect, each for IPv4 and IPv6, and of connections");
+}
+
+/// A program that allows every connect over IPv6, attached to this cgroup so that none may be attached to those within it.
+mod exclusive {
+    #![allow(unsafe_code, reason = "no library attaches one in this way any more")]
+
+    use std::{
+        fs::File,
+        os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd},
+        path::Path,
+    };
+
+    const PROG_LOAD: libc::c_int = 5;
+    const PROG_ATTACH: libc::c_int = 8;
+    const SOCK_ADDR: u32 = 18;
+    const INET6_CONNECT: u32 = 11;
+
+    #[repr(C)]
+    struct Load {
+        kind: u32,
+        instructions: u32,
+        at: u64,
+        license: u64,
+        unused: [u32; 10],
+        interface: u32,
+        attach_type: u32,
+    }
+
+    pub(super) fn attach(cgroup: &Path) -> OwnedFd {
+        // r0 = 1; exit
+        let program = [0x1_0000_00b7_u64, 0x95];
+        let load = Load {
+            kind: SOCK_ADDR,
+            instructions: 2,
+            at: program.as_ptr() as u64,
+            license: c"GPL".as_ptr() as u64,
+            unused: [0; 10],
+            interface: 0,
+            attach_type: INET6_CONNECT,
+        };
+        // SAFETY: the kernel reads the attributes, of which it is told the size, and what they point to, which outlives the call.
+        let loaded = unsafe { libc::syscall(libc::SYS_bpf, PROG_LOAD, &raw const load, size_of::<Load>()) };
+        assert!(loaded >= 0, "{}", std::io::Error::last_os_error());
+        // SAFETY: the kernel has just opened it.
+        let program = unsafe { OwnedFd::from_raw_fd(RawFd::try_from(loaded).unwrap()) };
+        let folder = File::open(cgroup).unwrap();
+        let to = [folder.as_raw_fd() as u32, program.as_raw_fd() as u32, INET6_CONNECT, 0];
+        // SAFETY: as above.
+        let attached = unsafe { libc::syscall(libc::SYS_bpf, PROG_ATTACH, to.as_ptr(), size_of_val(&to)) };
+        assert!(attached >= 0, "{}", std::io::Error::last_os_error());
+        program
+    }
+}
+
+#[test]
+fn a_repeated_attach_that_fails_leaves_what_was_attached() {
+    let Some(place) = Place::new("fails") else { return };
+    let inner = format!("{}/inner", place.cgroup);
+    let guarded = Attachments {
+        only_services: Some(true),
+        ..callers(&inner, Selection { networks: vec![([127, 96, 0, 0].into(), 16)], ports: Vec::new() })
+    };
+    attach(&place.pins(), &guarded).unwrap();
+    let _program = exclusive::attach(&folder_of(&place.cgroup));
+    let open = Attachments {
+        only_services: Some(false),
+        ..callers(&inner, Selection { ports: vec![81], ..Selection::default() })
+    };
+    let refused = attach(&place.pins(), &open);
+    assert!(matches!(refused, Err(KernelError::Refused { .. })), "{refused:?}");
+    let own = status(&place.pins()).unwrap().attachments.remove(0);
+    assert_eq!((own.only_services, own.ports), (true, vec![80]));
+    let said = Place::connect_from(&inner, ([127, 96, 7, 6], 80).into());
+    assert!(said.contains("Connection refused"), "{said}");
+    assert_eq!(counted(&place, Counter::Refused), 1);
+}
+
+#[test]
+fn the_short_cut_is_not_taken_from_cgroups_that_use_it() {
+    let Some(place) = Place::new("short") else { return };
+    place.attach(&place.cgroup, Selection::default(), None).unwrap();
+    let without = |cgroup| Attachments { short_cut: Some(false), ..callers(cgroup, Selection::default()) };
+    let other = format!("{}-other", place.cgroup);
+    for cgroup in [&place.cgroup, &other] {
+        let refused = attach(&place.pins(), &without(cgroup)).unwrap_err().to_string();
+        assert!(
+            refused.contains("fairmesh kernel detach") && refused.contains("--no-short-cut"),
+            "{refused}"
+        );
+    }
+    assert_eq!(status(&place.pins()).unwrap().attachments.len(), 1);
+    assert!(!folder_of(&other).exists());
+    detach(&place.pins()).unwrap();
+    attach(&place.pins(), &without(&place.cgroup)).unwrap();
+    // It is that of all cgroups.
+    place.attach(&other, Selection::default(), None).unwrap();
+    assert!(status(&place.pins()).unwrap().attachments.iter().all(|one| !one.short_cut));
+}

@@ -1,0 +1,65 @@
+//! Cgroups within others.
+
+use std::{
+    net::{SocketAddr, TcpListener},
+    thread,
+};
+
+use fairmesh_kernel::{Attachments, Counter, ProxyMaps, Selection, attach};
+
+use crate::place::{Place, callers, counted, greet};
+
+#[test]
+fn a_cgroup_within_another_one_has_its_own_programs() {
+    let Some(place) = Place::new("within") else { return };
+    let server = TcpListener::bind("127.96.7.3:0").unwrap();
+    let to = server.local_addr().unwrap();
+    let selection = || Selection { networks: vec![([127, 96, 0, 0].into(), 16)], ports: vec![to.port()] };
+    let inner = format!("{}/inner", place.cgroup);
+    place.attach(&place.cgroup, selection(), None).unwrap();
+    place.attach(&inner, selection(), None).unwrap();
+    let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
+    let maps = ProxyMaps::register(&place.pins(), &proxy, false).unwrap();
+    for from in [&place.cgroup, &inner] {
+        thread::scope(|scope| {
+            let accepted = scope.spawn(|| greet(&proxy, "proxy"));
+            assert_eq!(Place::connect_from(from, to), "proxy");
+            let caller = accepted.join().unwrap();
+            assert_eq!(maps.take(caller).map(|found| SocketAddr::from(found.address)), Some(to), "{from}");
+        });
+    }
+    assert_eq!(counted(&place, Counter::Redirected), 2);
+}
+
+/// Which of two cgroups, one within the other, may reach services alone decides on its own programs, whatever the other one may.
+#[test]
+fn of_cgroups_within_others_the_inner_one_decides_whether_only_services_may_be_reached() {
+    let Some(place) = Place::new("nested") else { return };
+    let to = SocketAddr::from(([127, 96, 7, 4], 80));
+    let inner = format!("{}/inner", place.cgroup);
+    let attach_both = |outer: bool| {
+        for (cgroup, only_services) in [(&place.cgroup, outer), (&inner, !outer)] {
+            let selection = Selection { networks: vec![([127, 96, 7, 4].into(), 32)], ports: Vec::new() };
+            let to = Attachments { only_services: Some(only_services), ..callers(cgroup, selection) };
+            attach(&place.pins(), &to).unwrap();
+        }
+    };
+    for outer in [false, true] {
+        attach_both(outer);
+        // Without a proxy, what either one refuses is.
+        let before = counted(&place, Counter::Refused);
+        assert!(Place::connect_from(&inner, to).contains("Connection refused"));
+        assert_eq!(counted(&place, Counter::Refused), before + 1, "outer {outer}");
+        let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
+        let maps = ProxyMaps::register(&place.pins(), &proxy, false).unwrap();
+        for (from, expected) in [(&place.cgroup, outer), (&inner, !outer)] {
+            thread::scope(|scope| {
+                let accepted = scope.spawn(|| greet(&proxy, "proxy"));
+                assert_eq!(Place::connect_from(from, to), "proxy");
+                let caller = accepted.join().unwrap();
+                let found = maps.take(caller).map(|found| found.only_services);
+                assert_eq!(found, Some(expected), "{from}, outer {outer}");
+            });
+        }
+    }
+}
