@@ -174,9 +174,10 @@ SEC("sockops") int track(struct bpf_sock_ops *ops)
 		/* Not of this program's cgroup, which may be one around that of the program that redirected. */
 		.only_services = caller->only_services,
 	};
-	u64 cookie = caller->cookie, lies_at = (u64)ops->sk;
+	struct caller_ends ends = { .caller = (u64)ops->sk };
+	u64 cookie = caller->cookie;
 
-	map_update(&caller_addresses, &cookie, &lies_at, 0);
+	map_update(&caller_addresses, &cookie, &ends, 0);
 	map_update(&destinations, &address, &destination, 0);
 	sock_hash_update(ops, &caller_sockets, &cookie, 0);
 	return 1;

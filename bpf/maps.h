@@ -266,14 +266,18 @@ struct {
 	MAP_TYPE(value, u32);
 } proxy_sockets SEC(".maps");
 
-/* By cookie: where the sockets of callers lie in the kernel's memory. For the programs alone: a sk_msg program may look another socket up,
- * and has no way to release it. */
+/* Where both sockets of a caller's connection lie in the kernel's memory, and the cookie of the proxy's; zeros before it has sent. */
+struct caller_ends {
+	u64 caller, proxy, proxy_cookie;
+};
+
+/* By cookie. For the programs alone: a sk_msg program may look another socket up, and has no way to release it. */
 struct {
 	MAP_UINT(type, MAP_LRU_HASH);
 	MAP_UINT(max_entries, CALLERS);
 	MAP_UINT(pinning, PIN_BY_NAME);
 	MAP_TYPE(key, u64);
-	MAP_TYPE(value, u64);
+	MAP_TYPE(value, struct caller_ends);
 } caller_addresses SEC(".maps");
 
 /* How a connection from this machine to a server is used. */

@@ -14,6 +14,26 @@ INLINE int leave(struct caller *caller, struct sk_msg_md *message, u32 why)
 	return SK_PASS;
 }
 
+/* Leaves a whole request to the proxy, which is moved into the queue of its socket once the program returns, past TCP: if the proxy has
+ * read all that the caller has sent before. Of what follows before it has read this, the order is kept since it reads that queue first. */
+INLINE int leave_whole(struct caller *caller, struct sk_msg_md *message, u32 why)
+{
+	u64 cookie = caller->cookie;
+	u32 size = message->size;
+	struct caller_ends *ends = map_lookup(&caller_addresses, &cookie);
+	struct tcp_sock *own = message->sk ? to_tcp_sock(message->sk) : 0;
+
+	leave(caller, message, why);
+	if (!ends || !own || !ends->proxy || !has_read_up_to(ends->proxy, ends->proxy_cookie, own->write_seq))
+		return SK_PASS;
+	/* In one piece: the kernel may run out of memory between two, and would have moved the first. */
+	if ((u64)message->data_end - (u64)message->data < size && msg_pull_data(message, 0, size, 0))
+		return SK_PASS;
+	if (msg_redirect_hash(message, &proxy_sockets, &cookie, F_INGRESS) == SK_PASS)
+		count(MOVED_TO_PROXY);
+	return SK_PASS;
+}
+
 /* The service of the host that a request names, in the spelling that the proxy published. */
 INLINE struct service *find_service(struct caller *caller)
 {
@@ -321,16 +341,19 @@ SEC("sk_msg") int send(struct sk_msg_md *message)
 	if (whole != message->size)
 		return leave(caller, message, NOT_PLAIN);
 	struct service *service = find_service(caller);
+	int is_linked = link && bytes != WITHDRAWN;
+	if (!service && is_linked)
+		return leave_whole(caller, message, SERVICE_UNKNOWN);
 	if (!service)
 		return leave(caller, message, SERVICE_UNKNOWN);
-	if (!link || bytes == WITHDRAWN)
+	if (!is_linked)
 		return leave(caller, message, NOT_REGISTERED);
 	struct target target = { .is_direct = may_be_direct(caller, message, link) };
 	int why = decide(caller, service, &target);
 	if (!why)
 		why = begin_request(caller, target.endpoint);
 	if (why)
-		return leave(caller, message, why);
+		return leave_whole(caller, message, why);
 	return redirect_request(caller, message, &target, link);
 }
 

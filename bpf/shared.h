@@ -49,6 +49,7 @@ enum counter {
 	CONNECT_REFUSED,   /* no proxy listened, and services alone may be reached */
 	FORWARDED_REQUEST,  /* requests that went from the proxy's sendmsg to a server on this machine */
 	FORWARDED_RESPONSE, /* their responses that went from the server's sendmsg to the proxy */
+	MOVED_TO_PROXY,     /* requests left to the proxy that went from the caller's sendmsg to it */
 	COUNTERS,
 };
 

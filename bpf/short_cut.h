@@ -7,6 +7,17 @@
 #include "parse.h"
 #include "receive_queue.h"
 
+/* For the next request of the caller. */
+INLINE void note_proxy(struct bpf_sock *sk, struct caller_ends *ends)
+{
+	struct tcp_sock *own = sk ? to_tcp_sock(sk) : 0;
+
+	if (!own)
+		return;
+	ends->proxy = (u64)own;
+	ends->proxy_cookie = own->inet_conn.icsk_inet.sk.__sk_common.skc_cookie.counter;
+}
+
 /* Only a response that is sent whole takes it, and only to a caller that has read all before: data then never lies in both of its
  * receive queues, and the one that has no window holds one response at most. */
 SEC("sk_msg") int short_cut(struct sk_msg_md *message)
@@ -18,17 +29,20 @@ SEC("sk_msg") int short_cut(struct sk_msg_md *message)
 		return SK_PASS;
 	u32 key = *position, size = message->size;
 	struct link *link = map_lookup(&links, &key);
-	if (!link || !link->cookie || size > RESPONSE_BYTES)
+	if (!link || !link->cookie)
 		return SK_PASS;
+	u64 cookie = link->cookie;
+	struct caller_ends *ends = map_lookup(&caller_addresses, &cookie);
+	if (!ends || size > RESPONSE_BYTES)
+		return SK_PASS;
+	note_proxy(message->sk, ends);
 	/* Good for one send: the next one may be of another response. */
 	if (__sync_lock_test_and_set(&link->length, 0) != size)
 		return SK_PASS;
 	/* In one piece: the kernel may run out of memory between two, and would have moved the first. */
 	if ((u64)message->data_end - (u64)message->data < size && msg_pull_data(message, 0, size, 0))
 		return SK_PASS;
-	u64 cookie = link->cookie;
-	u64 *sock = map_lookup(&caller_addresses, &cookie);
-	if (!sock || !has_read_all(*sock, cookie, link->received - link->diverted - size))
+	if (!has_read_all(ends->caller, cookie, link->received - link->diverted - size))
 		return SK_PASS;
 	if (msg_redirect_hash(message, &caller_sockets, &cookie, F_INGRESS) != SK_PASS)
 		return SK_PASS;

@@ -402,11 +402,13 @@ pub enum Counter {
     ForwardedRequest,
     /// Their responses that took it back to the proxy.
     ForwardedResponse,
+    /// Requests left to the proxy that took it from the callers.
+    MovedToProxy,
 }
 
 impl Counter {
     /// All, in the order of the map.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Redirected,
         Self::NoProxy,
         Self::SentByKernel,
@@ -427,6 +429,7 @@ impl Counter {
         Self::Refused,
         Self::ForwardedRequest,
         Self::ForwardedResponse,
+        Self::MovedToProxy,
     ];
 
     /// Its name for programs.
@@ -452,6 +455,7 @@ impl Counter {
             Self::Refused => "refused",
             Self::ForwardedRequest => "short-cut-requests",
             Self::ForwardedResponse => "short-cut-responses",
+            Self::MovedToProxy => "short-cut-to-sidecar",
         }
     }
 }

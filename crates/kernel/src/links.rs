@@ -17,6 +17,7 @@ use std::{
 };
 
 use aya::maps::{HashMap, Map, MapData, SockHash};
+use rustix::net::sockopt::socket_cookie;
 
 use crate::{
     KernelError,
@@ -110,6 +111,8 @@ impl LinkTable {
             // Refused, all responses pass TCP.
             let _ = maps.by_address.insert(address, at, 0);
             let _ = maps.sockets.insert(cookie, socket, 0);
+            // The kernel gives the socket a cookie when it is asked for one, by which the programs know it.
+            let _ = socket_cookie(socket);
         }
         drop(maps);
         added.is_ok().then_some(link)

@@ -8,6 +8,7 @@
 
 pub(crate) mod attached;
 pub(crate) mod caller;
+pub(crate) mod caller_stream;
 mod completed;
 mod endpoint;
 pub(crate) mod metrics;

@@ -223,6 +223,7 @@ fn constant_of(counter: Counter) -> &'static str {
         Counter::Refused => "CONNECT_REFUSED",
         Counter::ForwardedRequest => "FORWARDED_REQUEST",
         Counter::ForwardedResponse => "FORWARDED_RESPONSE",
+        Counter::MovedToProxy => "MOVED_TO_PROXY",
     }
 }
 

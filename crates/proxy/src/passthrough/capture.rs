@@ -7,7 +7,7 @@ use tokio::net::TcpStream;
 
 use crate::{
     forward::connection_info::ConnectionInfo,
-    kernel::caller::KernelCaller,
+    kernel::{caller::KernelCaller, caller_stream::CallerStream},
     listen::{
         connection_permit::ConnectionPermit,
         listener_config::{ListenerConfig, ListenerKind},
@@ -65,10 +65,15 @@ impl ConnectionServer {
             increment(&counts.served);
             socket::set_user_timeout(&stream, self.limits.idle_timeout);
             let captured = CapturedConnection::new(original, only_services);
-            let client_info = ConnectionInfo::captured(caller, permit, captured)
-                .allow_connect(listen.connect)
-                .with_kernel(kernel);
-            self.serve_http(stream, client_info).await;
+            let client_info =
+                ConnectionInfo::captured(caller, permit, captured).allow_connect(listen.connect);
+            match kernel {
+                Some(kernel) => {
+                    let client_info = client_info.with_kernel(Some(kernel));
+                    self.serve_http(CallerStream::new(stream), client_info).await;
+                }
+                None => self.serve_http(stream, client_info).await,
+            }
         } else if only_services {
             drop(kernel);
             increment(&counts.refused);

@@ -140,6 +140,7 @@ fn words(counter: Counter) -> &'static str {
         Counter::ShortCut => "responses of the sidecar by the short cut",
         Counter::ForwardedRequest => "requests of the sidecar by the short cut",
         Counter::ForwardedResponse => "responses to the sidecar by the short cut",
+        Counter::MovedToProxy => "requests to the sidecar by the short cut",
         Counter::GroupFull => "by the sidecar: too many of the cgroup in flight",
         Counter::RedirectFailed => "by the sidecar: the connection took no request of the kernel",
     }

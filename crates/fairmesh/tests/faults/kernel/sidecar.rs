@@ -67,11 +67,22 @@ assert any(was_held() for _ in range(10)), 'the server has read every head'
 ask(b'plain-2')
 ";
 
+/// Requests that are sent before the one before has been read: it is in the queue of what was moved, and they are in that of TCP.
+const PIPELINED: &str = "
+for at in range(500):
+    paths = [b'plain-%d' % (at + more) for more in range(3)]
+    for path in paths:
+        send(path)
+    for path in paths:
+        check(path)
+";
+
 /// The sidecar sends all requests of a service whose deadline it has to send too.
 const POLICY: &str = "{kind: Policy, service: shop/raw, timeout: 20s}";
 
-/// Runs all of it, and returns how many requests and responses took the short cut to the server and back, and to the caller.
-async fn by_the_sidecar(name: &str, options: &[&str]) -> Option<[u64; 3]> {
+/// Runs all of it, and returns how many requests and responses took the short cut to the server and back, and to the caller
+/// and from it.
+async fn by_the_sidecar(name: &str, options: &[&str]) -> Option<[u64; 4]> {
     let attached = Attached::new(name).await?;
     let world = World::start(POLICY).await;
     let mut server = LocalServer::start(&world, &attached, "4").await;
@@ -83,7 +94,7 @@ async fn by_the_sidecar(name: &str, options: &[&str]) -> Option<[u64; 3]> {
     proxy_counts(&proxy, 60 + 5 * 20 + 3 + 4, 1).await;
     let counts = counted(&attached).await;
     let parts = PARTS.replace("PORT", &server.port.to_string());
-    for script in [BODIES, &parts, READERS, ABORTS] {
+    for script in [BODIES, &parts, PIPELINED, READERS, ABORTS] {
         assert_eq!(call(&attached, script).await, "", "each caller gets its own responses");
     }
     assert_eq!(attached.counter("sent-by-kernel").await, 0);
@@ -91,9 +102,9 @@ async fn by_the_sidecar(name: &str, options: &[&str]) -> Option<[u64; 3]> {
     Some(counts)
 }
 
-async fn counted(attached: &Attached) -> [u64; 3] {
+async fn counted(attached: &Attached) -> [u64; 4] {
     let status = attached.status().await;
-    ["short-cut-requests", "short-cut-responses", "short-cut"]
+    ["short-cut-requests", "short-cut-responses", "short-cut", "short-cut-to-sidecar"]
         .map(|name| status["counters"][name].as_u64().unwrap())
 }
 
@@ -112,10 +123,14 @@ async fn requests_of_the_sidecar_take_the_short_cut_to_servers_of_this_machine_u
     if tool("python3").is_none() {
         return skipped("caller and server are Python programs", "python3 is missing");
     }
-    let Some([requests, responses, to_caller]) = by_the_sidecar("both", &[]).await else { return };
+    let Some([requests, responses, to_caller, from_caller]) = by_the_sidecar("both", &[]).await else {
+        return;
+    };
     // Of 168 requests, none is larger than 64 KB; responses that are, or in several sends, or of status 500, pass TCP.
     assert!(requests >= 150, "{requests}");
     assert!((100..=requests).contains(&responses), "{responses}");
     assert!(to_caller >= 100, "{to_caller}");
-    assert_eq!(by_the_sidecar("neither", &["--no-short-cut"]).await, Some([0; 3]));
+    // Of all connections the first request passes TCP, and what comes before the one before has its response.
+    assert!(from_caller >= 100, "{from_caller}");
+    assert_eq!(by_the_sidecar("neither", &["--no-short-cut"]).await, Some([0; 4]));
 }
