@@ -221,8 +221,8 @@ impl ProgramIdentity {
             software: request.software.clone(),
             with_roots: false,
         };
-        source.use_kept();
-        let workload = Arc::clone(&source.workload);
+        source.begin();
+        let (workload, tried) = (Arc::clone(&source.workload), source.tried());
         let this = Self::keep((workload, progress), source, revocations);
         // A request that is given up would use up the token too: the task goes on.
         let mut problems = this.progress.problem.subscribe();
@@ -231,7 +231,7 @@ impl ProgramIdentity {
             let _ = problems.wait_for(Option::is_some).await;
         };
         let responded = async {
-            tokio::select! { () = this.workload.ready() => {} () = refused => {} }
+            tokio::select! { () = tried => {} () = refused => {} }
         };
         let _ = timeout(request.patience, responded).await;
         if this.workload.is_ready() {

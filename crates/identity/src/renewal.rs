@@ -33,6 +33,11 @@ pub trait Source: Send + Sync {
     /// A certificate for the key of a signing request. The error is for people.
     fn certify(&self, request: Vec<u8>) -> impl Future<Output = Result<Certified, String>> + Send;
 
+    /// Whether the next certificate is due at once, since it is not known that the present one is still accepted.
+    fn has_to_try(&self) -> bool {
+        false
+    }
+
     /// Keeps a certificate beyond the life of the process.
     ///
     /// # Errors
@@ -74,7 +79,7 @@ pub async fn keep_fresh(workload: Arc<Workload>, source: impl Source, stop: Canc
     stop.run_until_cancelled(async {
         let mut backoff = BACKOFF.0;
         loop {
-            wait_until_due(&workload).await;
+            wait_until_due(&workload, &source).await;
             let renewed =
                 install(&workload, |request| source.certify(request), |made| source.save(made)).await;
             let renewed = match renewed {
@@ -95,12 +100,12 @@ pub async fn keep_fresh(workload: Arc<Workload>, source: impl Source, stop: Canc
     .await;
 }
 
-async fn wait_until_due(workload: &Workload) {
+async fn wait_until_due(workload: &Workload, source: &impl Source) {
     while let Some(credentials) = workload.credentials() {
         let mut changes = workload.revocation_changes();
         let due = due_at(&credentials).saturating_sub(workload.now());
         // Another certificate of an identity that is revoked as a whole is refused, and accepted again once it is restored.
-        if due.is_zero() || workload.is_revoked() {
+        if due.is_zero() || workload.is_revoked() || source.has_to_try() {
             return;
         }
         tokio::select! {

@@ -95,6 +95,58 @@ fn a_program_without_an_agent_joins_with_a_token_for_its_service() {
 }
 
 #[test]
+fn a_program_that_was_revoked_while_it_was_away_joins_again_with_a_new_token() {
+    let (mesh, tcp) = domain();
+    mesh.apply("kind: Service\nname: shop/catalog\n").ok();
+    let [listen, program] = [free_port(), echo()].map(|port| format!("127.0.0.1:{port}"));
+    let begin = |token: Option<&str>, log: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+        let register =
+            ["register", "shop/catalog", "--control", &tcp, "--region", "eu", "--address", &listen];
+        command.args(register).args(["--program", &program]).env_clear();
+        command.env("FAIRMESH_IDENTITY_DIR", mesh.path("kept"));
+        command.envs(token.map(|token| ("FAIRMESH_JOIN_TOKEN", token)));
+        Killed(command.stderr(fs::File::create(mesh.path(log)).unwrap()).spawn().unwrap())
+    };
+    let is_registered =
+        || mesh.run(&["get", "endpoints", "shop/catalog", "--json"]).json()[0]["state"] == "serving";
+    let used = token(&mesh, &["--service", "shop/catalog"]);
+    let server = begin(Some(&used), "first.log");
+    wait_until("it is registered", is_registered);
+    // With a good certificate a restart leaves the token alone, a new one as well as that which was used.
+    drop(server);
+    let server = begin(Some(&token(&mesh, &["--service", "shop/catalog"])), "again.log");
+    wait_until("it is registered again", is_registered);
+    assert_eq!(open_tokens(&mesh), 1);
+    drop(server);
+    mesh.run(&["identity", "revoke", "shop/catalog", "--issued-before", "now"]).ok();
+    wait_until("its lease ends", || !is_registered());
+    let _server = begin(Some(&token(&mesh, &["--service", "shop/catalog"])), "new.log");
+    wait_until("it is registered with a new certificate", is_registered);
+    assert_eq!(open_tokens(&mesh), 1);
+}
+
+#[test]
+fn a_program_that_missed_a_root_joins_again_with_a_new_token() {
+    let (mesh, tcp) = domain();
+    // There is no such service: the program joins all the same.
+    let call = |token: Option<&str>| call_alone(&mesh, &tcp, token, ("caller", &["--as", "shop/web"]));
+    call(Some(&token(&mesh, &["--service", "shop/web"])));
+    let kept = || fs::read(mesh.path("caller/shop/web/identity.key")).unwrap();
+    let before = kept();
+    mesh.run(&["identity", "rotate", "--root"]).ok();
+    mesh.run(&["identity", "rotate", "--force"]).ok();
+    call(None);
+    assert_eq!(kept(), before);
+    call(Some(&token(&mesh, &["--service", "shop/web"])));
+    assert!(kept() != before && open_tokens(&mesh) == 0);
+    // With the new one, a token is left alone again.
+    let unused = token(&mesh, &["--service", "shop/web"]);
+    call(Some(&unused));
+    assert_eq!(open_tokens(&mesh), 1);
+}
+
+#[test]
 fn a_token_for_a_service_is_refused_to_others_and_a_second_time() {
     let (mesh, tcp) = domain();
     let fails = |token: &str, caller: &[&str], why: &str| {

@@ -11,7 +11,7 @@ use fairmesh_wire::{
     v1::{IssueRequest, JoinRequest},
 };
 use prost::Message as _;
-use tokio::time::timeout;
+use tokio::{sync::watch, time::timeout};
 use tonic::{Code, Status};
 
 use super::{IdentityRequest, Progress, kept_folder};
@@ -29,13 +29,17 @@ const TIMEOUT: Duration = Duration::from_secs(12);
 #[derive(Debug)]
 pub(super) struct ControlPlaneSource {
     control_planes: Vec<Address>,
-    /// Pins the root while there is no certificate.
+    /// By the certificate.
     transport: Transport,
+    /// Without one, by the root that the token pins.
+    joining: Transport,
     service: ServiceName,
     token: Option<JoinToken>,
     software: String,
     /// Where the certificate is kept, for the next start: the token works once.
     kept: Option<PathBuf>,
+    /// Whether it is to be found out at once that the kept certificate is still accepted: there is a token for where it is not.
+    untried: watch::Sender<bool>,
     pub(super) workload: Arc<Workload>,
     pub(super) progress: Arc<Progress>,
 }
@@ -57,21 +61,39 @@ impl ControlPlaneSource {
             );
         }
         let workload = Arc::<Workload>::default();
-        let member = Member::new(Arc::clone(&workload), request.token.clone()).secured();
+        let tls = |workload, token| Transport::tls(Arc::new(Member::new(workload, token).secured()));
         Some(Self {
             control_planes: request.control_planes.clone(),
-            transport: Transport::tls(Arc::new(member)),
+            transport: tls(Arc::clone(&workload), None),
+            joining: tls(Arc::default(), request.token.clone()),
             service: service.clone(),
             token: request.token.clone(),
             software: request.software.clone(),
             kept,
+            untried: watch::Sender::new(false),
             workload,
             progress: Arc::default(),
         })
     }
 
+    /// Begins with the certificate of an earlier start, if there is one.
+    pub(super) fn begin(&self) {
+        self.use_kept();
+        self.untried.send_replace(self.token.is_some() && self.workload.is_ready());
+    }
+
+    /// Ends once a control plane has issued a certificate, or none is asked for at once.
+    pub(super) fn tried(&self) -> impl Future<Output = ()> + use<> {
+        let (workload, mut untried) = (Arc::clone(&self.workload), self.untried.subscribe());
+        async move {
+            workload.ready().await;
+            // The sender lives as long as the task that renews: without it, there is nothing to wait for.
+            let _ = untried.wait_for(|untried| !untried).await;
+        }
+    }
+
     /// Uses the certificate that was kept, by an earlier start or another part of this program: the token works once.
-    pub(super) fn use_kept(&self) {
+    fn use_kept(&self) {
         let Some(folder) = &self.kept else { return };
         let used = Credentials::load(folder, self.workload.now()).and_then(|kept| match kept {
             Some(kept) if kept.id().path == SpiffePath::Service(self.service.clone()) => {
@@ -91,24 +113,33 @@ impl ControlPlaneSource {
         own.filter(|_| !self.workload.is_revoked())
     }
 
+    /// By the certificate, or with the token where there is none, or where it is refused: a program that was revoked while it was
+    /// away does not know of it.
     async fn request(&self, csr: Bytes) -> Result<Certified, String> {
-        if self.valid_credentials().is_none() {
+        // Another part of this program, or of its environment, may have joined meanwhile.
+        if self.valid_credentials().is_none() || self.is_untried() {
             self.use_kept();
         }
-        let own = self.valid_credentials();
-        if own.is_none() && self.token.is_none() {
-            return Err(self.needs_token("its certificate has expired, was revoked, or cannot be used"));
-        }
-        let connection = self.connect().await?;
-        let issued = match (own, &self.token) {
-            (Some(own), _) => self.renew(&connection, &own, csr).await,
-            (None, Some(token)) => self.join(&connection, token, csr).await,
-            (None, None) => return Err(self.needs_token("it has no certificate")),
+        let refused = match self.valid_credentials() {
+            Some(own) => match self.renew(&own, csr.clone()).await? {
+                Ok(certified) => return Ok(certified),
+                Err(refused) => refused,
+            },
+            None => "its certificate has expired, was revoked, or cannot be used".to_owned(),
         };
-        issued.map_err(|status| match status.code() {
-            Code::PermissionDenied if self.workload.is_ready() => self.needs_token(status.message()),
+        let Some(token) = &self.token else { return Err(self.needs_token(&refused)) };
+        let joined = self.join(token, csr).await?;
+        joined.map_err(|status| match status.code() {
+            Code::PermissionDenied if self.kept.as_deref().is_some_and(Credentials::are_kept) => {
+                self.needs_token(status.message())
+            }
             _ => status.message().to_owned(),
         })
+    }
+
+    /// Whether the certificate of an earlier start is in use, and none of this one yet.
+    pub(super) fn is_untried(&self) -> bool {
+        *self.untried.borrow()
     }
 
     fn needs_token(&self, problem: &str) -> String {
@@ -120,10 +151,10 @@ impl ControlPlaneSource {
     }
 
     /// A connection with the first control plane that can be reached.
-    async fn connect(&self) -> Result<Connection, String> {
+    async fn connect(&self, transport: &Transport) -> Result<Connection, String> {
         let mut failed = String::new();
         for address in &self.control_planes {
-            match handshake::connect(&self.transport, address, &self.software).await {
+            match handshake::connect(transport, address, &self.software).await {
                 Ok(connection) => return Ok(connection),
                 Err(error) => failed = error.with_causes(),
             }
@@ -131,12 +162,9 @@ impl ControlPlaneSource {
         Err(failed)
     }
 
-    async fn join(
-        &self,
-        connection: &Connection,
-        token: &JoinToken,
-        csr: Bytes,
-    ) -> Result<Certified, Status> {
+    /// The outer error is that nothing is known of the token.
+    async fn join(&self, token: &JoinToken, csr: Bytes) -> Result<Result<Certified, Status>, String> {
+        let connection = self.connect(&self.joining).await?;
         let joining = Joining::Service(self.service.clone());
         let request = JoinRequest {
             csr: csr.clone(),
@@ -145,28 +173,42 @@ impl ControlPlaneSource {
             service: joining.to_string(),
             ..JoinRequest::default()
         };
-        let response = connection.identity().join(request).await?.into_inner();
-        let trust = Trust::pinned(&issue_response::bundle(&response)?, token).map_err(refused)?;
-        issue_response::certified(&trust, &csr, &response, self.workload.now())
+        let certified = async {
+            let response = connection.identity().join(request).await?.into_inner();
+            let trust = Trust::pinned(&issue_response::bundle(&response)?, token).map_err(refused)?;
+            issue_response::certified(&trust, &csr, &response, self.workload.now())
+        };
+        Ok(certified.await)
     }
 
-    async fn renew(
-        &self,
-        connection: &Connection,
-        own: &Credentials,
-        csr: Bytes,
-    ) -> Result<Certified, Status> {
-        let now = self.workload.now();
+    /// The inner error is that the certificate is of no use, the outer one that this is not known.
+    async fn renew(&self, own: &Credentials, csr: Bytes) -> Result<Result<Certified, String>, String> {
+        let connection = match self.connect(&self.transport).await {
+            Ok(connection) => connection,
+            // A certificate that is refused, or does not lead to the root of the control plane, may be seen as the end of a connection
+            // only. Where no control plane is there at all, joining fails as well, and the token is still of use.
+            Err(failed) if self.token.is_some() => return Ok(Err(failed)),
+            Err(failed) => return Err(failed),
+        };
         let request = IssueRequest {
             path: self.service.to_string(),
             csr: csr.clone(),
-            signed_at: now.as_secs(),
+            signed_at: self.workload.now().as_secs(),
             ..IssueRequest::default()
         };
         let message = signed::sign(own, Purpose::IssueRequest, b"", request.encode_to_vec());
-        let message = message.map_err(|error| Status::internal(error.to_string()))?;
-        let response = connection.identity().issue(message).await?.into_inner();
-        issue_response::certified(own.trust(), &csr, &response, self.workload.now())
+        let message = message.map_err(|error| error.to_string())?;
+        let certified = async {
+            let response = connection.identity().issue(message).await?.into_inner();
+            issue_response::certified(own.trust(), &csr, &response, self.workload.now())
+        };
+        match certified.await {
+            Ok(certified) => Ok(Ok(certified)),
+            Err(status) if matches!(status.code(), Code::PermissionDenied | Code::Unauthenticated) => {
+                Ok(Err(status.message().to_owned()))
+            }
+            Err(status) => Err(status.message().to_owned()),
+        }
     }
 }
 
@@ -174,8 +216,15 @@ impl Source for ControlPlaneSource {
     async fn certify(&self, request: Vec<u8>) -> Result<Certified, String> {
         let late = || Err(format!("no response of the control plane within {} s", TIMEOUT.as_secs()));
         let issued = timeout(TIMEOUT, self.request(request.into())).await.unwrap_or_else(|_| late());
+        if issued.is_ok() {
+            self.untried.send_replace(false);
+        }
         self.progress.set_problem(issued.as_ref().err().cloned());
         issued
+    }
+
+    fn has_to_try(&self) -> bool {
+        self.is_untried()
     }
 
     fn save(&self, credentials: &Credentials) -> Result<(), IdentityError> {
