@@ -1,5 +1,7 @@
 //! The certificate authority of a control plane.
 
+mod retirement;
+
 use std::{
     fmt,
     path::{Path, PathBuf},
@@ -53,6 +55,8 @@ struct State {
     signer: Issuer<'static, KeyPair>,
     /// The digest of the file of the intermediate when it was read or written last.
     seen: Option<[u8; 32]>,
+    /// When the intermediate was put into that file while this process ran, since 1970; `None`: it was there, or made here.
+    put_at: Option<Duration>,
 }
 
 /// A certificate and that of its issuer.
@@ -95,7 +99,7 @@ impl Authority {
             _ => new_issuer(folder, domain, now)?,
         };
         let seen = issuer_digest(folder)?;
-        let state = Mutex::new(State { roots, issuer, signer, seen });
+        let state = Mutex::new(State { roots, issuer, signer, seen, put_at: None });
         Ok(Self { domain: domain.clone(), folder: folder.to_owned(), state })
     }
 
@@ -212,6 +216,7 @@ impl Authority {
         let mut state = self.state();
         (state.issuer, state.signer) = new_issuer(&self.folder, &self.domain, now)?;
         state.seen = issuer_digest(&self.folder)?;
+        state.put_at = None;
         Ok(())
     }
 
@@ -230,6 +235,7 @@ impl Authority {
         let signer = signer(&issuer, key)?;
         check_issuer(&self.domain, &state.roots, (&issuer, &signer), now)?;
         (state.issuer, state.signer) = (issuer, signer);
+        state.put_at = Some(now);
         Ok(Reread::Replaced)
     }
 
