@@ -1,6 +1,6 @@
 //! Configurations of rustls that verify SPIFFE ids.
 
-use std::{fmt, sync::Arc};
+use std::{collections::BTreeSet, fmt, sync::Arc};
 
 use fairmesh_model::{MeshRole, ServiceName, SpiffeId, SpiffePath};
 use fairmesh_wire::transport::ExpectedPeer;
@@ -79,13 +79,21 @@ struct Verifier {
     with_joining: bool,
     /// The domains whose peers are verified beside those of its own; `None`: none, whatever is federated.
     federation: Option<Federation>,
+    /// The clients of federated domains that are accepted. They are told so by an alert, which the end of a connection is not: it
+    /// looks as if their request might have been read.
+    named: Arc<BTreeSet<SpiffeId>>,
 }
 
 impl Verifier {
     fn verify(&self, chain: &[&CertificateDer<'_>], usage: Usage) -> Result<(), Error> {
         let chain: Vec<_> = chain.iter().map(|one| CertificateDer::from(one.as_ref())).collect();
         let verified = match self.foreign_trust(&chain, usage) {
-            Some(foreign) => foreign.verify(&chain, usage, self.clock.now()),
+            Some(foreign) => foreign.verify(&chain, usage, self.clock.now()).and_then(|found| {
+                match usage == Usage::Server || self.named.contains(&found) {
+                    true => Ok(found),
+                    false => Err(Refused::NotNamed(found)),
+                }
+            }),
             None => self.trust.verify(&chain, usage, self.clock.now()),
         };
         let checked = verified.and_then(|found| match &self.expected {
@@ -263,7 +271,7 @@ pub(crate) fn client(
     // Only who is told of an id of another domain verifies by that one's roots.
     let federation = matches!(expected, Expected::Id(_)).then(|| federation.clone());
     let verifier =
-        Arc::new(Verifier { trust, clock, expected: Some(expected), with_joining: false, federation });
+        Arc::new(Verifier { trust, clock, expected: Some(expected), with_joining: false, federation, named: Arc::default() });
     let config = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
     let config = config.map_err(IdentityError::crypto)?;
     let config = config.dangerous().with_custom_certificate_verifier(verifier);
@@ -275,7 +283,8 @@ pub(crate) fn client(
 pub(crate) fn one_way(trust: Trust, clock: &Arc<dyn Clock>) -> Result<Arc<ClientConfig>, IdentityError> {
     let expected = Some(Expected::Mesh);
     let clock = Arc::clone(clock);
-    let verifier = Arc::new(Verifier { trust, clock, expected, with_joining: false, federation: None });
+    let (federation, named) = (None, Arc::default());
+    let verifier = Arc::new(Verifier { trust, clock, expected, with_joining: false, federation, named });
     let config = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
     let config =
         config.map_err(IdentityError::crypto)?.dangerous().with_custom_certificate_verifier(verifier);
@@ -289,7 +298,8 @@ pub(crate) fn of_host(
     clock: &Arc<dyn Clock>,
 ) -> Result<Arc<ServerConfig>, IdentityError> {
     let clock = Arc::clone(clock);
-    let verifier = Verifier { trust, clock, expected: None, with_joining: true, federation: None };
+    let (federation, named) = (None, Arc::default());
+    let verifier = Verifier { trust, clock, expected: None, with_joining: true, federation, named };
     let config = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
     let config = config.map_err(IdentityError::crypto)?.with_client_cert_verifier(Arc::new(verifier));
     config.with_single_cert(chain, key.rustls()).map(Arc::new).map_err(IdentityError::crypto)
@@ -311,8 +321,8 @@ pub(crate) enum Beside<'a> {
     NoOthers,
     /// Those without an identity, to which it shows its root too, since they know only its digest.
     Joining,
-    /// Those of federated domains. Which of them is decided after the handshake, since a session that is resumed verifies nothing.
-    Federated(&'a Federation),
+    /// These of federated domains. It is decided after the handshake too, since a session that is resumed verifies nothing.
+    Federated(&'a Federation, &'a Arc<BTreeSet<SpiffeId>>),
 }
 
 /// Of a server.
@@ -322,16 +332,16 @@ pub(crate) fn server(
     beside: Beside<'_>,
 ) -> Result<Arc<ServerConfig>, IdentityError> {
     let with_joining = matches!(beside, Beside::Joining);
-    let federation = match beside {
-        Beside::Federated(federation) => Some(federation.clone()),
-        Beside::NoOthers | Beside::Joining => None,
+    let (federation, named) = match beside {
+        Beside::Federated(federation, named) => (Some(federation.clone()), Arc::clone(named)),
+        Beside::NoOthers | Beside::Joining => (None, Arc::default()),
     };
     let (trust, clock) = (own.trust.clone(), Arc::clone(clock));
     let mut chain = own.chain.clone();
     if with_joining {
         chain.extend(trust.root_of(&own.chain));
     }
-    let verifier = Arc::new(Verifier { trust, clock, expected: None, with_joining, federation });
+    let verifier = Arc::new(Verifier { trust, clock, expected: None, with_joining, federation, named });
     let config = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
     let config = config.map_err(IdentityError::crypto)?.with_client_cert_verifier(verifier);
     let config = config.with_single_cert(chain, own.key.rustls());
@@ -372,6 +382,7 @@ mod tests {
                 expected: None,
                 with_joining: false,
                 federation: None,
+                named: Arc::default(),
             };
             let builder = ClientConfig::builder_with_provider(Arc::new(provider));
             let builder = builder.with_protocol_versions(&[&TLS13]).unwrap().dangerous();

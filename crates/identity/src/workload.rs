@@ -13,6 +13,7 @@ use tokio_rustls::rustls::{ClientConfig, ServerConfig};
 use crate::{
     Clock, Credentials, IdentityError, RevocationList, SystemClock, Usage,
     connections::Connections,
+    federation::Federation,
     tls_config::{self, Beside, Expected},
     tls_stream::TlsStream,
     trust::RootDigest,
@@ -20,6 +21,10 @@ use crate::{
 
 /// Upper bound of the services whose sessions can be resumed. With more, all begin anew.
 const MAX_EXPECTED: usize = 1024;
+
+/// Upper bound of the sets of callers of federated trust domains for which servers of a process have a configuration. With more,
+/// sessions of all begin anew.
+const MAX_CALLER_SETS: usize = 16;
 
 /// The identity of a process, which may come later and changes with each renewal.
 pub struct Workload {
@@ -39,8 +44,8 @@ struct Held {
     server: Arc<ServerConfig>,
     /// For clients without a certificate too, which join.
     joining_server: Arc<ServerConfig>,
-    /// For clients of federated trust domains too. Replaced with their roots, since its sessions can be resumed.
-    federated_server: Mutex<Arc<ServerConfig>>,
+    /// For these clients of federated trust domains too. Made anew with their roots, since its sessions can be resumed.
+    federated_servers: Mutex<Vec<(Arc<BTreeSet<SpiffeId>>, Arc<ServerConfig>)>>,
     clients: Mutex<HashMap<Expected, Arc<ClientConfig>>>,
 }
 
@@ -76,11 +81,10 @@ impl Workload {
     pub fn install(&self, mut credentials: Credentials) -> Result<(), IdentityError> {
         credentials.trust.revocations = self.connections.revocations.clone();
         let server = |beside| tls_config::server(&credentials, &self.clock, beside);
-        let (joining_server, federated_server) =
-            (server(Beside::Joining)?, server(Beside::Federated(&self.connections.federation))?);
-        let server = server(Beside::NoOthers)?;
-        let (credentials, federated_server) = (Arc::new(credentials), Mutex::new(federated_server));
-        let held = Held { credentials, server, joining_server, federated_server, clients: Mutex::default() };
+        let (joining_server, server) = (server(Beside::Joining)?, server(Beside::NoOthers)?);
+        let (federated_servers, clients) = (Mutex::default(), Mutex::default());
+        let credentials = Arc::new(credentials);
+        let held = Held { credentials, server, joining_server, federated_servers, clients };
         *self.held.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(held));
         self.ready.send_replace(true);
         Ok(())
@@ -113,23 +117,7 @@ impl Workload {
         if self.connections.federate(domains)
             && let Some(held) = self.held()
         {
-            self.forget_foreign_sessions(&held);
-        }
-    }
-
-    /// A session of a peer whose root is gone is refused where it is resumed, also where the peer has another certificate by now: so
-    /// all begin anew.
-    fn forget_foreign_sessions(&self, held: &Held) {
-        let mut clients = held.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        clients.retain(|expected, _| !matches!(expected, Expected::Id(_)));
-        drop(clients);
-        let beside = Beside::Federated(&self.connections.federation);
-        match tls_config::server(&held.credentials, &self.clock, beside) {
-            Ok(server) => {
-                *held.federated_server.lock().unwrap_or_else(PoisonError::into_inner) = server;
-            }
-            // The one before verifies by the roots of now too.
-            Err(error) => tracing::error!(%error, "sessions of other trust domains are kept"),
+            held.forget_foreign_sessions();
         }
     }
 
@@ -280,6 +268,35 @@ fn no_identity() -> io::Error {
     io::Error::other(NoIdentity)
 }
 
+impl Held {
+    /// The configuration of a server for these callers of federated trust domains. Those of a process are few.
+    fn federated_server(
+        &self,
+        (federation, callers): (&Federation, &FederatedCallers),
+        clock: &Arc<dyn Clock>,
+    ) -> Result<Arc<ServerConfig>, IdentityError> {
+        let named = callers.current();
+        let mut servers = self.federated_servers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, config)) = servers.iter().find(|(of, _)| Arc::ptr_eq(of, &named) || *of == named) {
+            return Ok(Arc::clone(config));
+        }
+        if servers.len() >= MAX_CALLER_SETS {
+            servers.clear();
+        }
+        let config = tls_config::server(&self.credentials, clock, Beside::Federated(federation, &named))?;
+        servers.push((named, Arc::clone(&config)));
+        Ok(config)
+    }
+
+    /// A session of a peer whose root is gone is refused where it is resumed, also where the peer has another certificate by now: so
+    /// all begin anew.
+    fn forget_foreign_sessions(&self) {
+        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        clients.retain(|expected, _| !matches!(expected, Expected::Id(_)));
+        self.federated_servers.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
 impl TlsIdentity for Workload {
     fn is_ready(&self) -> bool {
         self.held().is_some()
@@ -311,9 +328,13 @@ impl TlsIdentity for Workload {
     }
 
     fn accept_federated(&self, stream: TcpStream, callers: &Arc<FederatedCallers>) -> Handshake {
-        let config =
-            |held: &Held| Arc::clone(&held.federated_server.lock().unwrap_or_else(PoisonError::into_inner));
-        self.accept_with(config, stream, Some(Arc::clone(callers)))
+        let made = self.held().map(|held| {
+            held.federated_server((&self.connections.federation, callers), &self.clock)
+        });
+        match made.transpose() {
+            Ok(config) => self.accept_over(config, stream, Some(Arc::clone(callers))),
+            Err(error) => Box::pin(std::future::ready(Err(io::Error::other(error)))),
+        }
     }
 
     fn accept_joining(&self, stream: TcpStream) -> Handshake {

@@ -75,8 +75,12 @@ async fn a_caller_of_another_domain_is_accepted_once_it_is_federated_and_named()
         assert_eq!(accepted.unwrap().peer(), Identity::Federated(WEB.parse().unwrap()));
         assert_eq!(dialled.unwrap().peer(), Identity::Federated(cart_id.parse().unwrap()));
         for named in [&[][..], &["spiffe://partner/bank/api"], &["spiffe://prod/bank/web"]] {
-            let error = open(&web, &cart, cart_id, named).await.1.unwrap_err().to_string();
+            let (dialled, accepted) = open(&web, &cart, cart_id, named).await;
+            let error = accepted.unwrap_err().to_string();
             assert!(error.contains(WEB) && error.contains("no policy"), "{error}");
+            // It is told so: the end of the connection alone would be that of a request that may have been read.
+            let error = dialled.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{error}");
         }
     }
     let (_dialled, accepted) = open(&web, &cart, cart_id, &[WEB]).await;

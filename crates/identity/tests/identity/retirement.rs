@@ -1,6 +1,6 @@
 //! Roots that are trusted no longer.
 
-use std::{fs, path::Path, sync::Arc, time::Duration};
+use std::{fs, path::Path, slice, sync::Arc, time::Duration};
 
 use fairmesh_identity::{Authority, CLOCK_SKEW, IdentityError};
 use fairmesh_model::TrustBundle;
@@ -54,7 +54,7 @@ fn a_root_is_retired_once_nothing_hangs_from_it() {
     ca.authority.forget_root(&old).unwrap();
     let again = open(&ca.folder.path().join("ca"), expired);
     for authority in [&ca.authority, &again] {
-        assert_eq!(authority.bundle().roots, [new.clone()]);
+        assert_eq!(authority.bundle().roots, slice::from_ref(&new));
     }
     ca.authority.forget_root(&new).unwrap();
     assert_eq!(ca.authority.bundle().roots, [new], "the last one stays");
@@ -82,11 +82,11 @@ fn a_retired_root_comes_back_only_where_it_signs() {
     let new = ca.authority.bundle().roots[1].clone();
     // One that has just begun is recorded, beside the one that signs.
     let missing = |authority: &Authority, roots: &[Vec<u8>]| authority.missing_in(&with(roots)).unwrap();
-    assert_eq!(missing(&ca.authority, std::slice::from_ref(&old)), [new.clone()]);
-    assert_eq!(missing(&ca.authority, std::slice::from_ref(&new)), [old.clone()]);
+    assert_eq!(missing(&ca.authority, slice::from_ref(&old)), slice::from_ref(&new));
+    assert_eq!(missing(&ca.authority, slice::from_ref(&new)), slice::from_ref(&old));
     ca.authority.rotate_issuer(now() + HOUR).unwrap();
-    assert!(missing(&ca.authority, std::slice::from_ref(&new)).is_empty(), "it was retired elsewhere");
-    assert_eq!(missing(&second, std::slice::from_ref(&new)), [old], "it signs");
+    assert!(missing(&ca.authority, slice::from_ref(&new)).is_empty(), "it was retired elsewhere");
+    assert_eq!(missing(&second, slice::from_ref(&new)), [old], "it signs");
 }
 
 #[tokio::test]

@@ -19,6 +19,11 @@ impl FederatedCallers {
 
     /// Whether a caller is accepted.
     pub fn accepts(&self, caller: &SpiffeId) -> bool {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).contains(caller)
+        self.current().contains(caller)
+    }
+
+    /// Those that are accepted now.
+    pub fn current(&self) -> Arc<BTreeSet<SpiffeId>> {
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
     }
 }
