@@ -18,7 +18,7 @@ use fairmesh_wire::{
     watch::Watch,
 };
 
-use crate::failure::Failure;
+use crate::{failure::Failure, view::ALL_TENANTS};
 pub(crate) use follow::FollowedRecords;
 
 /// Time limit for a whole snapshot.
@@ -140,10 +140,22 @@ async fn next_part(responses: &mut Watch) -> Result<v1::Snapshot, Failure> {
         // Other messages, such as deltas after the snapshot, are ignored.
         match responses.next().await?.kind {
             Some(watch_response::Kind::Snapshot(part)) => return Ok(part),
-            Some(watch_response::Kind::Refused(refused)) => {
-                return Err(Failure::failed(format!("{}: {}", refused.prefix, refused.reason)));
-            }
+            Some(watch_response::Kind::Refused(refused)) => return Err(failure_of(&refused)),
             _ => {}
         }
     }
+}
+
+/// The refusal of a prefix. Who has roles for some tenants may read these, and not all at a time.
+fn failure_of(refused: &v1::Refused) -> Failure {
+    let v1::Refused { prefix, reason } = refused;
+    let message = if reason.contains(prefix) { reason.clone() } else { format!("{prefix}: {reason}") };
+    if prefix != ALL_TENANTS {
+        return Failure::failed(message);
+    }
+    Failure::failed_with(
+        message,
+        "with roles for some tenants, read one of them, as in 'fairmesh get services --tenant shop', or one service; 'fairmesh identity \
+         whoami' shows your roles",
+    )
 }

@@ -85,6 +85,9 @@ pub(crate) enum Scope {
     Service(ServiceName),
 }
 
+/// The prefix of the records of all tenants.
+pub(crate) const ALL_TENANTS: &str = "/t/";
+
 /// Kinds of records, as key segments below a tenant.
 pub(crate) const EVERY_KIND: &[&str] =
     &["services", "policies", "endpoints", "health", "shards", "moves", "tables", "workloads"];
@@ -93,7 +96,7 @@ impl Scope {
     fn prefixes(&self, kinds: &[&str]) -> Vec<Prefix> {
         match self {
             // There is no list of tenants, so all of them are read and filtered here.
-            Self::All => Prefix::new("/t/").into_iter().collect(),
+            Self::All => Prefix::new(ALL_TENANTS).into_iter().collect(),
             Self::Tenant(tenant) => kinds.iter().map(|kind| Prefix::tenant(tenant, kind)).collect(),
             Self::Service(name) => kinds.iter().map(|kind| of_service(name, kind)).collect(),
         }

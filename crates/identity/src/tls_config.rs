@@ -270,8 +270,14 @@ pub(crate) fn client(
     let (trust, clock) = (own.trust.clone(), Arc::clone(clock));
     // Only who is told of an id of another domain verifies by that one's roots.
     let federation = matches!(expected, Expected::Id(_)).then(|| federation.clone());
-    let verifier =
-        Arc::new(Verifier { trust, clock, expected: Some(expected), with_joining: false, federation, named: Arc::default() });
+    let verifier = Arc::new(Verifier {
+        trust,
+        clock,
+        expected: Some(expected),
+        with_joining: false,
+        federation,
+        named: Arc::default(),
+    });
     let config = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
     let config = config.map_err(IdentityError::crypto)?;
     let config = config.dangerous().with_custom_certificate_verifier(verifier);

@@ -328,9 +328,9 @@ impl TlsIdentity for Workload {
     }
 
     fn accept_federated(&self, stream: TcpStream, callers: &Arc<FederatedCallers>) -> Handshake {
-        let made = self.held().map(|held| {
-            held.federated_server((&self.connections.federation, callers), &self.clock)
-        });
+        let made = self
+            .held()
+            .map(|held| held.federated_server((&self.connections.federation, callers), &self.clock));
         match made.transpose() {
             Ok(config) => self.accept_over(config, stream, Some(Arc::clone(callers))),
             Err(error) => Box::pin(std::future::ready(Err(io::Error::other(error)))),

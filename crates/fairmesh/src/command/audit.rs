@@ -49,7 +49,10 @@ pub(crate) async fn run(args: AuditArgs) -> Result<ExitCode, Failure> {
         Ok(())
     });
     let read = read.await;
-    listing.print(args.output.format())?;
+    // Where nothing was read, something may be logged.
+    if read.is_ok() || chain.head().is_some() {
+        listing.print(args.output.format())?;
+    }
     read?;
     if let (Format::Table, Some((number, hash))) = (args.output.format(), chain.head()) {
         output::say(format_args!(

@@ -12,7 +12,7 @@ use fairmesh_wire::{
 };
 use tokio::time::{Instant, timeout_at};
 
-use super::{StoredRecord, watch};
+use super::{StoredRecord, failure_of, watch};
 use crate::failure::Failure;
 
 /// Changes within this time after the first are shown together.
@@ -86,9 +86,7 @@ impl FollowedRecords {
                 self.acknowledge(delta.revision);
                 Ok(true)
             }
-            Some(Kind::Refused(refused)) => {
-                Err(Failure::failed(format!("{}: {}", refused.prefix, refused.reason)))
-            }
+            Some(Kind::Refused(refused)) => Err(failure_of(&refused)),
             _ => Ok(false),
         }
     }
