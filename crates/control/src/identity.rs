@@ -3,6 +3,7 @@
 //! Keys are in files of this control plane and never in the store. The roots, and the agents that joined, are records,
 //! so that every control plane of a store decides alike.
 
+mod bundle_endpoints;
 mod operate;
 mod retire;
 mod service;

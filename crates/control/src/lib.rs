@@ -33,6 +33,7 @@ mod store_applier;
 mod tasks;
 mod traffic;
 mod user_tokens;
+mod web;
 
 use std::{future::Future, net::SocketAddr, path::PathBuf, pin::pin};
 
@@ -43,7 +44,8 @@ pub use admin::HISTORY_KEPT;
 pub use error::ControlError;
 pub use fairmesh_store::{EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls};
 pub use server::{Control, partition_store, renew_store_id};
-pub use user_tokens::{JwksLocation, JwksUrl, OidcConfig};
+pub use user_tokens::{JwksLocation, OidcConfig};
+pub use web::{WebUrl, fetch};
 
 /// Which trust domain the mesh of a store has. One that the store has already is kept.
 #[derive(Clone, Debug, Default)]

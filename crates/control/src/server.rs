@@ -244,6 +244,7 @@ impl Controllers {
         spawn_cancellable(store_tasks, writes_ended, quotas.sweep());
         spawn_cancellable(store_tasks, writes_ended, identity.clone().follow_revocations());
         spawn_cancellable(store_tasks, writes_ended, identity.clone().follow_issuer_file());
+        spawn_cancellable(store_tasks, writes_ended, identity.clone().follow_bundle_endpoints());
         spawn_cancellable(store_tasks, writes_ended, identity.run());
         spawn_cancellable(store_tasks, writes_ended, traffic.run());
         let stop = writes_ended.clone();

@@ -10,7 +10,6 @@
 
 mod claims;
 mod config;
-mod fetch;
 mod key_set;
 mod key_source;
 
@@ -24,7 +23,7 @@ use serde_json::{Map, Value};
 use tonic::Status;
 
 pub(crate) use claims::Expected;
-pub use config::{JwksLocation, JwksUrl, OidcConfig};
+pub use config::{JwksLocation, OidcConfig};
 pub(crate) use key_set::KeySet;
 use key_source::{KeySource, NoKey};
 

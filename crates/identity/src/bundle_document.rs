@@ -1,5 +1,7 @@
 //! Roots of a trust domain as other software hands them over.
 
+use std::time::Duration;
+
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use fairmesh_model::{MAX_CERTIFICATE, MAX_ROOTS, TrustBundle, TrustDomain};
 use serde::Deserialize;
@@ -21,6 +23,8 @@ pub struct BundleDocumentError(String);
 #[derive(Deserialize)]
 struct SpiffeBundle {
     keys: Vec<BundleKey>,
+    #[serde(default)]
+    spiffe_refresh_hint: Option<u64>,
 }
 
 #[derive(Deserialize)]
@@ -61,6 +65,12 @@ pub fn read_bundle_document(
     let bundle = TrustBundle { domain, roots };
     Trust::new(bundle.clone()).map_err(|error| refuse(error.to_string()))?;
     Ok(bundle)
+}
+
+/// After which time a document wants to be read again, if it is a SPIFFE bundle that says so.
+pub fn bundle_refresh_hint(document: &[u8]) -> Option<Duration> {
+    let bundle: SpiffeBundle = serde_json::from_slice(document).ok()?;
+    bundle.spiffe_refresh_hint.map(Duration::from_secs)
 }
 
 fn roots_of_json(document: &[u8]) -> Result<Vec<Vec<u8>>, BundleDocumentError> {

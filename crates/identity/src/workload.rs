@@ -45,9 +45,12 @@ struct Held {
     /// For clients without a certificate too, which join.
     joining_server: Arc<ServerConfig>,
     /// For these clients of federated trust domains too. Made anew with their roots, since its sessions can be resumed.
-    federated_servers: Mutex<Vec<(Arc<BTreeSet<SpiffeId>>, Arc<ServerConfig>)>>,
+    federated_servers: Mutex<Vec<FederatedServer>>,
     clients: Mutex<HashMap<Expected, Arc<ClientConfig>>>,
 }
+
+/// The clients of federated trust domains that a server accepts, and its configuration.
+type FederatedServer = (Arc<BTreeSet<SpiffeId>>, Arc<ServerConfig>);
 
 impl fmt::Debug for Workload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

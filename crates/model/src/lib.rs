@@ -79,7 +79,7 @@ pub use traffic::{
 };
 pub use traffic::{LoadMetric, LoadRing, MAX_PLANNED_CLASSES, Traffic, TrafficMode, TrafficPlanner};
 pub use trust::{
-    FederatedDomains, JoinedAgent, MAX_CERTIFICATE, MAX_FEDERATED_DOMAINS, MAX_ROOTS, MAX_TENANTS,
-    TrustBundle,
+    BundleEndpoint, FederatedDomains, JoinedAgent, MAX_BUNDLE_URL, MAX_CERTIFICATE, MAX_FEDERATED_DOMAINS,
+    MAX_ROOTS, MAX_TENANTS, TrustBundle,
 };
 pub use workload::{HOST_NAMESPACE, ProgramFacts, ProgramSelector, WorkloadEntry};

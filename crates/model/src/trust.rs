@@ -29,6 +29,20 @@ pub const MAX_FEDERATED_DOMAINS: usize = 32;
 pub struct FederatedDomains {
     /// At most [`MAX_FEDERATED_DOMAINS`], each once.
     pub bundles: Vec<TrustBundle>,
+    /// Where the roots of some of these are served, so that they can be kept current; each domain once.
+    pub endpoints: Vec<BundleEndpoint>,
+}
+
+/// Upper bound of a URL, in bytes.
+pub const MAX_BUNDLE_URL: usize = 2048;
+
+/// Where a trust domain serves its roots: a bundle endpoint of SPIFFE, whose server the authorities of the web vouch for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct BundleEndpoint {
+    /// The trust domain.
+    pub domain: TrustDomain,
+    /// The URL.
+    pub url: String,
 }
 
 impl FederatedDomains {
@@ -47,6 +61,7 @@ impl FederatedDomains {
             let hint = format!("keep at most {MAX_FEDERATED_DOMAINS}; remove those that nothing calls");
             return Err(Invalid::new("bundles", problem, hint));
         }
+        self.validate_endpoints()?;
         let mut seen = BTreeSet::new();
         match self.bundles.iter().position(|bundle| !seen.insert(&bundle.domain)) {
             None => Ok(()),
@@ -55,6 +70,23 @@ impl FederatedDomains {
                 Err(Invalid::new(format!("bundles[{i}]"), problem, "give each trust domain once"))
             }
         }
+    }
+
+    fn validate_endpoints(&self) -> Result<(), Invalid> {
+        let mut seen = BTreeSet::new();
+        for (i, BundleEndpoint { domain, url }) in self.endpoints.iter().enumerate() {
+            let invalid = |problem, hint: &str| Err(Invalid::new(format!("endpoints[{i}]"), problem, hint));
+            if !seen.insert(domain) || self.find(domain).is_none() {
+                return invalid(
+                    format!("{domain} is there twice, or has no roots"),
+                    "give one for each trust domain with roots at most",
+                );
+            }
+            if url.is_empty() || url.len() > MAX_BUNDLE_URL {
+                return invalid(format!("the URL has {} bytes", url.len()), "keep it to 2048");
+            }
+        }
+        Ok(())
     }
 }
 

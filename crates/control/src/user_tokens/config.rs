@@ -1,7 +1,8 @@
-use std::{convert::Infallible, fmt, net::IpAddr, path::PathBuf, str::FromStr};
+use std::{convert::Infallible, fmt, path::PathBuf, str::FromStr};
 
-use axum::http::Uri;
 use fairmesh_model::Invalid;
+
+use crate::WebUrl;
 
 /// Whose tokens say who a user is. The names are those of kube-apiserver.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,17 +34,7 @@ pub enum JwksLocation {
     /// A file, which is read again when it changes.
     File(PathBuf),
     /// A server.
-    Url(JwksUrl),
-}
-
-/// The URL of a JWKS: over TLS, or of this machine, since others could replace the keys on their way.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct JwksUrl {
-    pub(super) is_tls: bool,
-    pub(super) host: String,
-    pub(super) port: u16,
-    /// With the query.
-    pub(super) path: String,
+    Url(WebUrl),
 }
 
 impl FromStr for JwksLocation {
@@ -57,59 +48,12 @@ impl FromStr for JwksLocation {
     }
 }
 
-impl FromStr for JwksUrl {
-    type Err = Invalid;
-
-    fn from_str(text: &str) -> Result<Self, Invalid> {
-        let invalid = |problem: &str| {
-            Invalid::new(
-                "",
-                problem,
-                "give a file, or a URL such as https://idp.example/keys of the provider's jwks_uri",
-            )
-        };
-        let uri: Uri = text.parse().map_err(|_| invalid("is no URL"))?;
-        let is_tls = match uri.scheme_str() {
-            Some("https") => true,
-            Some("http") => false,
-            _ => return Err(invalid("is not a URL of https")),
-        };
-        let authority = uri.authority().ok_or_else(|| invalid("has no host"))?;
-        if authority.as_str().contains('@') {
-            return Err(invalid("has a user"));
-        }
-        let host = authority.host().trim_matches(['[', ']']).to_owned();
-        if !is_tls && !is_loopback(&host) {
-            return Err(invalid(
-                "is of plaintext HTTP, so that others on the network could replace the keys",
-            ));
-        }
-        let port = authority.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
-        let path = uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
-        Ok(Self { is_tls, host, port, path })
-    }
-}
-
-fn is_loopback(host: &str) -> bool {
-    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
-}
-
 impl fmt::Display for JwksLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(path) => path.display().fmt(f),
             Self::Url(url) => url.fmt(f),
         }
-    }
-}
-
-impl fmt::Display for JwksUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scheme = if self.is_tls { "https" } else { "http" };
-        let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
-        // Without the query, which may have a key of its own.
-        let path = self.path.split('?').next().unwrap_or_default();
-        write!(f, "{scheme}://{host}:{}{path}", self.port)
     }
 }
 

@@ -12,10 +12,11 @@ use std::{
 use jsonwebtoken::{Algorithm, DecodingKey};
 use tokio::{sync::Mutex as AsyncMutex, task::spawn_blocking, time::Instant};
 
-use super::{JwksLocation, JwksUrl, fetch, key_set::KeySet};
+use super::{JwksLocation, key_set::KeySet};
+use crate::web::{self, WebUrl};
 
 /// The largest JWKS, in bytes: a hundred keys with their certificates.
-pub(super) const MAX_DOCUMENT: usize = 512 * 1024;
+const MAX_DOCUMENT: usize = 512 * 1024;
 /// How often a file is compared with what was read.
 const FILE_INTERVAL: Duration = Duration::from_secs(1);
 /// How often keys are fetched.
@@ -136,14 +137,14 @@ impl KeySource {
         }
     }
 
-    async fn fetch(&self, url: &JwksUrl, age: Duration) -> Result<(), String> {
+    async fn fetch(&self, url: &WebUrl, age: Duration) -> Result<(), String> {
         let mut reading = self.reading.lock().await;
         let age = if reading.has_failed { age.min(RETRY_INTERVAL) } else { age };
         if reading.fetched.is_some_and(|fetched| fetched.elapsed() < age) {
             return Ok(());
         }
         (reading.fetched, reading.has_failed) = (Some(Instant::now()), true);
-        let document = fetch::get(url, self.ca_file.clone()).await?;
+        let document = web::fetch(url, self.ca_file.clone(), MAX_DOCUMENT).await?;
         self.replace(&document).map_err(|problem| format!("{url} {problem}"))?;
         reading.has_failed = false;
         Ok(())

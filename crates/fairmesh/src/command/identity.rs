@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
-pub(crate) use federation::value as bundle_value;
+pub(crate) use federation::{federated_value, value as bundle_value};
 pub(crate) use revoke::{describe as describe_revoked, describe_of as describe_revocations_of};
 
 use crate::{

@@ -1,6 +1,13 @@
 //! Two trust domains that name callers and servers of each other.
 
-use std::time::Duration;
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Write as _},
+    net::TcpListener,
+    path::PathBuf,
+    thread,
+    time::Duration,
+};
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use fairmesh_identity::{IdentityRequest, ProgramIdentity};
@@ -62,7 +69,10 @@ impl Domain {
             {"use": "x509-svid", "kty": "EC", "crv": "P-256", "x5c": [base64]},
             {"use": "jwt-svid", "kty": "EC", "crv": "P-256", "kid": "1"},
         ]);
-        self.mesh.file("bundle.json", &json!({"spiffe_sequence": 1, "keys": keys}).to_string())
+        self.mesh.file(
+            "bundle.json",
+            &json!({"spiffe_sequence": 1, "spiffe_refresh_hint": 10, "keys": keys}).to_string(),
+        )
     }
 
     fn federate(&self, with: &str, bundle: &str) -> Run {
@@ -185,6 +195,63 @@ fn callers_of_another_trust_domain_are_accepted_by_their_whole_id_alone() {
     });
     let error = prod.mesh.run(&["identity", "federation", "remove", "partner"]).fails(1);
     assert!(error.contains("is not federated"), "{error}");
+}
+
+/// Serves a file as a web server does, until the test ends; the URL.
+fn serve(path: PathBuf) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/bundle.json?key=7", listener.local_addr().unwrap());
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut reader = BufReader::new(stream.unwrap());
+            let mut line = String::new();
+            while reader.read_line(&mut line).unwrap_or(0) > 2 {
+                line.clear();
+            }
+            let Ok(document) = fs::read(&path) else { continue };
+            let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", document.len());
+            // A client that has gone reads no more.
+            let _ = reader.get_mut().write_all(&[head.as_bytes(), &document].concat());
+        }
+    });
+    url
+}
+
+#[test]
+fn the_roots_of_a_partner_are_kept_as_its_bundle_endpoint_serves_them() {
+    let (prod, partner, _server, _) = two_domains();
+    prod.allow(WEB);
+    partner.federate("prod", &prod.bundle()).ok();
+    let call = || partner.call("bank/cart", "bank/web");
+    let served = PathBuf::from(partner.spiffe_bundle());
+    let url = serve(served.clone());
+    let error = prod.federate("partner", "http://partner.example/bundle.json").fails(1);
+    assert!(error.contains("plaintext HTTP"), "{error}");
+    let error = prod.federate("partner", &format!("http://127.0.0.1:{}/", free_port())).fails(1);
+    assert!(error.contains("Connection refused"), "{error}");
+    prod.federate("partner", &url).ok();
+    wait_until("both sides are federated", || !refused(&call()));
+    let listed = || prod.mesh.run(&["identity", "federation", "list", "--json"]).json();
+    let shown = listed()[0]["url"].as_str().unwrap().to_owned();
+    assert!(url.starts_with(&shown) && !shown.contains("key="), "{shown}");
+
+    // Roots of the mesh itself change nothing.
+    let (before, roots) = (fs::read(&served).unwrap(), listed()[0]["roots"].clone());
+    fs::copy(prod.spiffe_bundle(), &served).unwrap();
+    wait_until("it is said", || prod.mesh.control_log().contains("has a root of the mesh itself"));
+    assert!(listed()[0]["roots"] == roots && !refused(&call()));
+    // Those that it serves are trusted, and no others.
+    fs::write(&served, before).unwrap();
+    prod.federate("partner", &url.replace("key=7", "key=8")).ok();
+    let (other, _) = domain();
+    fs::copy(other.path("data/ca/bundle.pem"), &served).unwrap();
+    wait_until("the new roots are recorded", || listed()[0]["roots"] != roots);
+    wait_until("the caller is refused", || refused(&call()));
+    let logged = prod.mesh.run(&["audit", "--key", "/g/identity/federation", "--json"]).out;
+    assert!(logged.contains("its bundle endpoint serves other roots"), "{logged}");
+    // A file has it followed no longer.
+    prod.federate("partner", &partner.bundle()).ok();
+    assert!(listed()[0].get("url").is_none());
 }
 
 #[test]

@@ -24,7 +24,7 @@ fn partner() -> Ca {
 }
 
 fn federated(with: &Ca) -> FederatedDomains {
-    FederatedDomains { bundles: vec![with.authority.bundle()] }
+    FederatedDomains { bundles: vec![with.authority.bundle()], ..Default::default() }
 }
 
 fn callers(named: &[&str]) -> Arc<FederatedCallers> {
@@ -98,7 +98,8 @@ async fn connections_end_with_the_root_that_vouches_for_them_and_no_others() {
     let cart_id = "spiffe://prod/shop/cart";
     let both = || {
         let roots = [old.authority.bundle().roots, new.authority.bundle().roots].concat();
-        FederatedDomains { bundles: vec![TrustBundle { domain: old.authority.bundle().domain, roots }] }
+        let bundles = vec![TrustBundle { domain: old.authority.bundle().domain, roots }];
+        FederatedDomains { bundles, ..Default::default() }
     };
     cart.federate(federated(&old));
     web.federate(federated(&prod));

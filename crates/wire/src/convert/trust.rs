@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 use fairmesh_model::{
-    FederatedDomains, Invalid, JoinedAgent, MAX_CERTIFICATE, MAX_ROOTS, MAX_TENANTS, Region, Revocation,
-    Revocations, RevokedCertificates, Tenant, TrustBundle, TrustDomain,
+    BundleEndpoint, FederatedDomains, Invalid, JoinedAgent, MAX_CERTIFICATE, MAX_ROOTS, MAX_TENANTS, Region,
+    Revocation, Revocations, RevokedCertificates, Tenant, TrustBundle, TrustDomain,
 };
 
 use crate::v1;
@@ -34,7 +34,11 @@ impl TryFrom<v1::TrustBundle> for TrustBundle {
 
 impl From<FederatedDomains> for v1::FederatedDomains {
     fn from(domains: FederatedDomains) -> Self {
-        Self { bundles: domains.bundles.into_iter().map(v1::TrustBundle::from).collect() }
+        let endpoint = |one: BundleEndpoint| v1::BundleEndpoint { domain: one.domain.into(), url: one.url };
+        Self {
+            bundles: domains.bundles.into_iter().map(v1::TrustBundle::from).collect(),
+            endpoints: domains.endpoints.into_iter().map(endpoint).collect(),
+        }
     }
 }
 
@@ -46,7 +50,14 @@ impl TryFrom<v1::FederatedDomains> for FederatedDomains {
             TrustBundle::try_from(one).map_err(|e| e.within(format!("bundles[{i}]")))
         };
         let bundles = message.bundles.into_iter().enumerate().map(read).collect::<Result<_, _>>()?;
-        let domains = Self { bundles };
+        let endpoint = |(i, one): (usize, v1::BundleEndpoint)| {
+            let domain =
+                TrustDomain::try_from(one.domain).map_err(|e| e.within(format!("endpoints[{i}]")))?;
+            Ok(BundleEndpoint { domain, url: one.url })
+        };
+        let endpoints =
+            message.endpoints.into_iter().enumerate().map(endpoint).collect::<Result<_, Invalid>>()?;
+        let domains = Self { bundles, endpoints };
         domains.validate()?;
         Ok(domains)
     }

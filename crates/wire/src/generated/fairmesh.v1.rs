@@ -2043,6 +2043,18 @@ pub struct FederatedDomains {
     /// At most 32, each domain once.
     #[prost(message, repeated, tag = "1")]
     pub bundles: ::prost::alloc::vec::Vec<TrustBundle>,
+    /// Where the roots of some of these are served, each domain once: control planes keep them current.
+    #[prost(message, repeated, tag = "2")]
+    pub endpoints: ::prost::alloc::vec::Vec<BundleEndpoint>,
+}
+/// Where a trust domain serves its roots.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct BundleEndpoint {
+    #[prost(string, tag = "1")]
+    pub domain: ::prost::alloc::string::String,
+    /// Of https, or of the machine of each control plane; at most 2048 bytes.
+    #[prost(string, tag = "2")]
+    pub url: ::prost::alloc::string::String,
 }
 /// An agent that joined the trust domain.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

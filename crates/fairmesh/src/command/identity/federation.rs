@@ -3,12 +3,15 @@
 use std::{
     fs::File,
     io::{self, Read as _},
-    path::PathBuf,
+    path::Path,
 };
 
 use clap::{Args, Subcommand};
+use fairmesh_control::{WebUrl, fetch};
 use fairmesh_identity::{CertificateInfo, MAX_BUNDLE_DOCUMENT, read_bundle_document};
-use fairmesh_model::{FederatedDomains, Prefix, Record, RecordKey, TrustBundle, TrustDomain};
+use fairmesh_model::{
+    BundleEndpoint, FederatedDomains, Invalid, Prefix, Record, RecordKey, TrustBundle, TrustDomain,
+};
 use fairmesh_wire::{
     handshake::Connection,
     records,
@@ -41,9 +44,10 @@ pub(crate) enum FederationCommand {
 pub(crate) struct AddArgs {
     /// The other trust domain.
     domain: TrustDomain,
-    /// Its roots: PEM, or the JSON of a SPIFFE bundle endpoint; - reads standard input.
-    #[arg(long, value_name = "FILE")]
-    bundle: PathBuf,
+    /// Its roots: a file in PEM, or with the JSON of a SPIFFE bundle endpoint (- reads standard input), or the https URL of such an
+    /// endpoint, which control planes ask again then.
+    #[arg(long, value_name = "FILE|URL")]
+    bundle: String,
     #[command(flatten)]
     of: ChangeArgs,
 }
@@ -80,27 +84,41 @@ pub(super) async fn run(command: FederationCommand) -> Result<(), Failure> {
 async fn list(args: ReadArgs) -> Result<(), Failure> {
     let connection = connect::connect(&args.target).await?;
     let (domains, _) = read(&connection).await?;
-    let mut listing = Listing::new(&["DOMAIN", "ROOT SHA-256", "EXPIRES"]);
+    let mut listing = Listing::new(&["DOMAIN", "ROOT SHA-256", "EXPIRES", "BUNDLE"]);
     listing.why_empty = Some("the trust domain is federated with no other".into());
     for bundle in &domains.bundles {
-        let item = value(bundle)?;
+        let item = federated_value(&domains, bundle)?;
         let roots = bundle.roots.iter().map(|root| CertificateInfo::of(root).map_err(Failure::failed));
         let roots = roots.collect::<Result<Vec<_>, _>>()?;
         let digests: Vec<_> = roots.iter().map(|root| root.digest.clone()).collect();
         let ends = roots.iter().map(|root| root.expires_at).max().map(timestamp).unwrap_or_default();
-        listing.add(vec![bundle.domain.to_string(), digests.join(" "), ends], item);
+        let served = url_of(&domains, &bundle.domain).unwrap_or_else(|| "given".into());
+        listing.add(vec![bundle.domain.to_string(), digests.join(" "), ends, served], item);
     }
     listing.print(args.output.format())
 }
 
+/// Where the roots of a domain are served, without a query, which may have a key.
+fn url_of(domains: &FederatedDomains, domain: &TrustDomain) -> Option<String> {
+    let endpoint = domains.endpoints.iter().find(|one| one.domain == *domain)?;
+    Some(endpoint.url.parse::<WebUrl>().map_or_else(|_| "unreadable".into(), |url| url.to_string()))
+}
+
 async fn add(args: AddArgs) -> Result<(), Failure> {
-    let bundle = read_bundle_document(args.domain, &document(&args.bundle)?).map_err(Failure::failed)?;
+    let endpoint = endpoint(&args)?;
+    let document = match &endpoint {
+        Some((url, _)) => fetch(url, None, MAX_BUNDLE_DOCUMENT).await.map_err(Failure::failed)?.to_vec(),
+        None => document(Path::new(&args.bundle))?,
+    };
+    let bundle = read_bundle_document(args.domain, &document).map_err(Failure::failed)?;
     let connection = connect::connect(&args.of.target).await?;
     refuse_own(&connection, &bundle).await?;
     let added = bundle.clone();
     change(&connection, &args.of.message, |all| {
         all.bundles.retain(|one| one.domain != added.domain);
         all.bundles.push(added);
+        all.endpoints.retain(|one| one.domain != bundle.domain);
+        all.endpoints.extend(endpoint.map(|(_, endpoint)| endpoint));
         Ok(())
     })
     .await?;
@@ -138,6 +156,7 @@ async fn remove(args: RemoveArgs) -> Result<(), Failure> {
     change(&connection, &args.of.message, |all| {
         let before = all.bundles.len();
         all.bundles.retain(|one| one.domain != domain);
+        all.endpoints.retain(|one| one.domain != domain);
         let missing = format!("{domain} is not federated; `fairmesh identity federation list` shows what is");
         if all.bundles.len() == before { Err(Failure::failed(missing)) } else { Ok(()) }
     })
@@ -146,7 +165,16 @@ async fn remove(args: RemoveArgs) -> Result<(), Failure> {
     output::print_one(args.of.output.format(), &json!({ "domain": domain.to_string() }), &text)
 }
 
-fn document(path: &PathBuf) -> Result<Vec<u8>, Failure> {
+/// Where the roots are served, if a URL was given.
+fn endpoint(args: &AddArgs) -> Result<Option<(WebUrl, BundleEndpoint)>, Failure> {
+    if !args.bundle.contains("://") {
+        return Ok(None);
+    }
+    let url = args.bundle.parse().map_err(|error: Invalid| Failure::failed(error.within("bundle")))?;
+    Ok(Some((url, BundleEndpoint { domain: args.domain.clone(), url: args.bundle.clone() })))
+}
+
+fn document(path: &Path) -> Result<Vec<u8>, Failure> {
     // One byte more than is accepted, so that a longer one is noticed.
     let most = MAX_BUNDLE_DOCUMENT as u64 + 1;
     let mut document = Vec::new();
@@ -156,6 +184,15 @@ fn document(path: &PathBuf) -> Result<Vec<u8>, Failure> {
     };
     read.map_err(|error| Failure::failed(format!("{}: {error}", path.display())))?;
     Ok(document)
+}
+
+/// The bundle of one of the domains in JSON, with where it is served.
+pub(crate) fn federated_value(domains: &FederatedDomains, bundle: &TrustBundle) -> Result<Value, Failure> {
+    let mut value = value(bundle)?;
+    if let (Some(fields), Some(url)) = (value.as_object_mut(), url_of(domains, &bundle.domain)) {
+        fields.insert("url".into(), url.into());
+    }
+    Ok(value)
 }
 
 /// A bundle in JSON.

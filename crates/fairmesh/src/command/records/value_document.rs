@@ -1,14 +1,14 @@
 //! Values of records, for display.
 
 use fairmesh_model::{
-    JoinedAgent, Record, RecordKey, RegionDrain, Revocation, RoundTrips, ShardMove, TrustBundle,
+    JoinedAgent, Record, RecordKey, RegionDrain, Revocation, RoundTrips, ShardMove,
     spec::{Document, EndpointSpec, Resource},
     write_duration,
 };
 use fairmesh_wire::records;
 use serde_json::{Value, json};
 
-use crate::command::identity::{bundle_value, describe_revoked, timestamp};
+use crate::command::identity::{bundle_value, describe_revoked, federated_value, timestamp};
 
 /// The value at a key as the document that `apply` reads, or as JSON where it reads none; `None` if it cannot be read, or is
 /// none that people write.
@@ -61,7 +61,8 @@ fn other(record: Record) -> Option<Value> {
         }),
         Record::TrustBundle(bundle) => bundle_value(&bundle).ok()?,
         Record::FederatedDomains(domains) => {
-            let bundles: Option<Vec<Value>> = domains.bundles.iter().map(bundle).collect();
+            let value = |bundle| federated_value(&domains, bundle).ok();
+            let bundles: Option<Vec<Value>> = domains.bundles.iter().map(value).collect();
             json!({ "domains": bundles? })
         }
         Record::Revocations(all) => {
@@ -75,10 +76,6 @@ fn other(record: Record) -> Option<Value> {
         // Measured or computed, many times a minute: the log of writes has none of them. The others have documents.
         _ => return None,
     })
-}
-
-fn bundle(bundle: &TrustBundle) -> Option<Value> {
-    bundle_value(bundle).ok()
 }
 
 fn revocation(one: &Revocation) -> Value {

@@ -461,10 +461,14 @@ fn trust_bundle() -> impl Strategy<Value = TrustBundle> {
 }
 
 fn federated_domains() -> impl Strategy<Value = FederatedDomains> {
-    collection::vec(trust_bundle(), 0..4).prop_map(|mut bundles| {
+    (collection::vec(trust_bundle(), 0..4), any::<u8>()).prop_map(|(mut bundles, served)| {
         bundles.sort_by(|a, b| a.domain.cmp(&b.domain));
         bundles.dedup_by(|a, b| a.domain == b.domain);
-        FederatedDomains { bundles }
+        let served = bundles.iter().take(usize::from(served) % 4);
+        let endpoint =
+            |one: &TrustBundle| BundleEndpoint { domain: one.domain.clone(), url: "https://partner/".into() };
+        let endpoints = served.map(endpoint).collect();
+        FederatedDomains { bundles, endpoints }
     })
 }
 

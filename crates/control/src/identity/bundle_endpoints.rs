@@ -1,0 +1,100 @@
+//! Keeps the roots of federated trust domains current that serve them at a URL (SPIFFE Federation, 5.2.1: `https_web`).
+
+use std::{collections::HashMap, time::Duration};
+
+use fairmesh_identity::{MAX_BUNDLE_DOCUMENT, bundle_refresh_hint, read_bundle_document};
+use fairmesh_model::{BundleEndpoint, FederatedDomains, Record, RecordKey, TrustBundle};
+use fairmesh_rib::{Batch, Expect, Op};
+use fairmesh_store::author::saying;
+use fairmesh_wire::records;
+use tokio::time::{Instant, sleep};
+
+use super::{IdentityService, recorded_bundle};
+use crate::web::{WebUrl, fetch};
+
+/// How often the record is looked at.
+const INTERVAL: Duration = Duration::from_secs(5);
+/// Time between two fetches of a document that does not name it, as SPIFFE recommends, and the bounds of one that does.
+const REFRESH: Duration = Duration::from_secs(300);
+const REFRESH_BOUNDS: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(3600));
+/// The same after one that failed.
+const RETRY: Duration = Duration::from_secs(60);
+
+impl IdentityService {
+    /// Fetches the roots of other trust domains, and records those that have changed. Several control planes of a store may do so:
+    /// only one of them writes.
+    pub(crate) async fn follow_bundle_endpoints(self) {
+        let mut due: HashMap<BundleEndpoint, Instant> = HashMap::new();
+        loop {
+            sleep(INTERVAL).await;
+            let Some((domains, _)) = self.federated_domains() else { continue };
+            due.retain(|endpoint, _| domains.endpoints.contains(endpoint));
+            for endpoint in domains.endpoints {
+                if due.get(&endpoint).is_some_and(|due| Instant::now() < *due) {
+                    continue;
+                }
+                let pause = match self.refresh_from(&endpoint).await {
+                    Ok(hint) => hint.unwrap_or(REFRESH).clamp(REFRESH_BOUNDS.0, REFRESH_BOUNDS.1),
+                    Err(problem) => {
+                        tracing::warn!(
+                            domain = %endpoint.domain, problem,
+                            "the roots of a federated trust domain cannot be fetched; those before stay in use"
+                        );
+                        RETRY
+                    }
+                };
+                due.insert(endpoint, Instant::now() + pause);
+            }
+        }
+    }
+
+    /// After which time the document wants to be read again, if it says so.
+    async fn refresh_from(&self, endpoint: &BundleEndpoint) -> Result<Option<Duration>, String> {
+        let url: WebUrl = endpoint.url.parse().map_err(|error: fairmesh_model::Invalid| error.to_string())?;
+        let document = fetch(&url, None, MAX_BUNDLE_DOCUMENT).await?;
+        let bundle =
+            read_bundle_document(endpoint.domain.clone(), &document).map_err(|error| error.to_string())?;
+        self.record_roots(endpoint, bundle).await?;
+        Ok(bundle_refresh_hint(&document))
+    }
+
+    async fn record_roots(&self, endpoint: &BundleEndpoint, bundle: TrustBundle) -> Result<(), String> {
+        let own = recorded_bundle(&self.node);
+        if own.is_some_and(|own| bundle.roots.iter().any(|root| own.roots.contains(root))) {
+            return Err("the bundle has a root of the mesh itself".into());
+        }
+        // The record may have changed meanwhile.
+        let Some((mut domains, revision)) = self.federated_domains() else { return Ok(()) };
+        if !domains.endpoints.contains(endpoint) {
+            return Ok(());
+        }
+        let Some(known) = domains.bundles.iter_mut().find(|known| known.domain == bundle.domain) else {
+            return Ok(());
+        };
+        if known.roots == bundle.roots {
+            return Ok(());
+        }
+        let roots = bundle.roots.len();
+        *known = bundle;
+        let value = records::encode(&Record::FederatedDomains(domains));
+        let op = Op {
+            expect: Expect::Revision(revision),
+            ..Op::put(RecordKey::FederatedDomains.to_string(), value)
+        };
+        let write = self.store.write(Batch { ops: vec![op] });
+        saying("its bundle endpoint serves other roots".into(), write)
+            .await
+            .map_err(|error| format!("the new roots cannot be recorded: {error}"))?;
+        tracing::info!(domain = %endpoint.domain, roots, "a federated trust domain has other roots");
+        Ok(())
+    }
+
+    /// The record, and the revision that wrote it.
+    fn federated_domains(&self) -> Option<(FederatedDomains, u64)> {
+        let entry = self.node.get(&RecordKey::FederatedDomains.to_string())?;
+        match records::decode(&RecordKey::FederatedDomains, &entry.value) {
+            Ok(Record::FederatedDomains(domains)) => Some((domains, entry.revision)),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Fetches keys and roots that others serve over HTTP.
+
+use std::{error::Error, fmt, net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
+
+use axum::http::{Request, StatusCode, Uri, header};
+use bytes::Bytes;
+use fairmesh_identity::WebRoots;
+use fairmesh_model::Invalid;
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    task::spawn_blocking,
+    time::timeout,
+};
+
+/// Time limit of a fetch, from the look-up of the name to the last byte.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// The URL of keys or roots: over TLS, or of this machine, since others could replace them on their way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WebUrl {
+    is_tls: bool,
+    host: String,
+    port: u16,
+    /// With the query.
+    path: String,
+}
+
+type Failed = Box<dyn Error + Send + Sync>;
+
+/// The document at a URL, of so many bytes at most. Its server is verified by the authorities in a file, or those of the system.
+/// Redirections are not followed: they could lead to plaintext.
+///
+/// # Errors
+/// Why there is none, for people.
+pub async fn fetch(url: &WebUrl, ca_file: Option<PathBuf>, most: usize) -> Result<Bytes, String> {
+    match timeout(DEADLINE, connect_and_get(url, ca_file, most)).await {
+        Ok(Ok(document)) => Ok(document),
+        Ok(Err(error)) => Err(format!("{url}: {error}")),
+        Err(_) => Err(format!("{url}: no complete response within {} s", DEADLINE.as_secs())),
+    }
+}
+
+async fn connect_and_get(url: &WebUrl, ca_file: Option<PathBuf>, most: usize) -> Result<Bytes, Failed> {
+    let stream = TcpStream::connect((url.host.as_str(), url.port)).await?;
+    match url.is_tls {
+        true => {
+            let roots = spawn_blocking(move || WebRoots::read(ca_file.as_deref())).await??;
+            exchange(url, roots.connect(&url.host, stream).await?, most).await
+        }
+        false => exchange(url, stream, most).await,
+    }
+}
+
+async fn exchange(
+    url: &WebUrl,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    most: usize,
+) -> Result<Bytes, Failed> {
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    let request = Request::get(&url.path)
+        .header(header::HOST, format!("{}:{}", url.host, url.port))
+        .header(header::ACCEPT, "application/json")
+        .header(header::USER_AGENT, crate::served_rib::SOFTWARE)
+        .body(Empty::<Bytes>::new())?;
+    let response = async {
+        let response = sender.send_request(request).await?;
+        if response.status() != StatusCode::OK {
+            return Err(format!("responds with the status {}", response.status().as_u16()).into());
+        }
+        Limited::new(response.into_body(), most).collect().await
+    };
+    // The connection is driven here, and ends with the response.
+    let mut connection = std::pin::pin!(connection);
+    let mut response = std::pin::pin!(response);
+    let collected = tokio::select! {
+        collected = &mut response => collected,
+        ended = &mut connection => {
+            ended?;
+            response.await
+        }
+    };
+    Ok(collected?.to_bytes())
+}
+
+impl FromStr for WebUrl {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        let invalid = |problem: &str| {
+            Invalid::new("", problem, "give a file, or a URL such as https://idp.example/keys")
+        };
+        let uri: Uri = text.parse().map_err(|_| invalid("is no URL"))?;
+        let is_tls = match uri.scheme_str() {
+            Some("https") => true,
+            Some("http") => false,
+            _ => return Err(invalid("is not a URL of https")),
+        };
+        let authority = uri.authority().ok_or_else(|| invalid("has no host"))?;
+        if authority.as_str().contains('@') {
+            return Err(invalid("has a user"));
+        }
+        let host = authority.host().trim_matches(['[', ']']).to_owned();
+        if !is_tls && !is_loopback(&host) {
+            return Err(invalid(
+                "is of plaintext HTTP, so that others on the network could replace what it serves",
+            ));
+        }
+        let port = authority.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
+        let path = uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
+        Ok(Self { is_tls, host, port, path })
+    }
+}
+
+fn is_loopback(host: &str) -> bool {
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+impl fmt::Display for WebUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.is_tls { "https" } else { "http" };
+        let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
+        // Without the query, which may have a key of its own.
+        let path = self.path.split('?').next().unwrap_or_default();
+        write!(f, "{scheme}://{host}:{}{path}", self.port)
+    }
+}
