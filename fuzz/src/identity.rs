@@ -1,10 +1,12 @@
-//! What a process reads of peers before it knows who they are: join tokens, certificates, and statements of calls. None of
-//! them panics, and nothing is accepted whose signer no root vouches for.
+//! What a process reads of peers before it knows who they are: join tokens, certificates, statements of calls, and the roots of other
+//! trust domains as a web server has them. None of them panics, and nothing is accepted whose signer no root vouches for.
 
 use std::{sync::OnceLock, time::Duration};
 
-use fairmesh_identity::{CertificateInfo, JoinToken, Trust, Usage, statement};
-use fairmesh_model::{SpiffeId, TrustBundle};
+use fairmesh_identity::{
+    CertificateInfo, JoinToken, Trust, Usage, bundle_refresh_hint, read_bundle_document, statement,
+};
+use fairmesh_model::{MAX_ROOTS, SpiffeId, TrustBundle};
 use fairmesh_wire::transport::StatedCall;
 
 /// A time at which no certificate of the corpus has expired, since 1970.
@@ -30,6 +32,10 @@ pub fn run(data: &[u8]) {
         }
     }
     let _ = CertificateInfo::of(data);
+    if let Ok(bundle) = read_bundle_document(trust().domain().clone(), data) {
+        assert!((1..=MAX_ROOTS).contains(&bundle.roots.len()));
+    }
+    let _ = bundle_refresh_hint(data);
     let chain = [data.into()];
     for usage in [Usage::Client, Usage::Server] {
         assert!(trust().verify(&chain, usage, NOW).is_err());
