@@ -24,7 +24,7 @@ mod route_actions;
 mod sent;
 mod tunnel;
 
-use std::sync::Arc;
+use std::{pin::Pin, sync::Arc};
 
 use fairmesh_headers::WRONG_SHARD;
 use http::{Response, request::Parts};
@@ -50,6 +50,10 @@ use crate::{
     service::handle::Handle,
     transport::RequestBody,
 };
+
+/// A part of a call that is boxed: because it is rare or large, and each future around it is moved. Functions that return one
+/// are compiled with this crate; those that are `async` are compiled again in each program that calls.
+type CallFuture<'a> = Pin<Box<dyn Future<Output = Result<Response<Body>, Fault>> + Send + 'a>>;
 
 /// Makes a call, by records or by leases. Its body was taken over already.
 ///

@@ -46,8 +46,7 @@ pub(super) async fn execute(
     let mut call = Call::new(&handle.subscription);
     let routed = route(dispatch, &mut call, &pending_request(&mut pending)?.head).await?;
     if let Some(sent) = sent {
-        // Boxed, as everything rare: each future around it is moved.
-        return Box::pin(execute_sent(dispatch, routed, &mut call, &mut pending, sent)).await;
+        return execute_sent(dispatch, routed, &mut call, &mut pending, sent).await;
     }
     execute_routed(dispatch, &mut call, routed, &mut pending).await
 }
@@ -66,7 +65,7 @@ pub(super) async fn execute_routed(
     }
     let result = if let Some(actions) = call.actions().cloned() {
         drop(routed);
-        Box::pin(route_actions::execute(dispatch, &actions, call, pending)).await
+        route_actions::execute(dispatch, actions, call, pending).await
     } else {
         execute_attempts(dispatch, routed, call, pending).await
     };

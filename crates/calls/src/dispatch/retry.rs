@@ -6,6 +6,7 @@ use http::Response;
 use tracing::Instrument as _;
 
 use super::{
+    CallFuture,
     attempt::Attempt,
     classify::{AttemptInput, classify, endpoint_name, fault_kind},
     context::DispatchContext,
@@ -57,17 +58,19 @@ impl FirstAttempt {
 }
 
 /// Makes attempts with a pending request as it is.
-pub(super) async fn execute_attempts(
-    dispatch: DispatchContext<'_>,
+///
+/// Boxed, as the largest part: every future around it is moved several times on its way to where it is polled.
+pub(super) fn execute_attempts<'a>(
+    dispatch: DispatchContext<'a>,
     routed: Routed,
-    call: &mut Call<'_, Arc<EndpointPool>>,
-    pending: &mut PendingRequest,
-) -> Result<Response<Body>, Fault> {
-    let needs_copy = call.may_be_sent_twice(&routed.snapshot, dispatch.options);
-    let copy = RequestCopy::of(pending_request(pending)?, needs_copy);
-    // Boxed, as the largest part: every future around it is moved several times on its way to where it is polled.
-    let first = FirstAttempt::Undecided(routed);
-    Box::pin(async move { retry_loop(dispatch, first, call, pending, copy.as_ref()).await }).await
+    call: &'a mut Call<'_, Arc<EndpointPool>>,
+    pending: &'a mut PendingRequest,
+) -> CallFuture<'a> {
+    Box::pin(async move {
+        let needs_copy = call.may_be_sent_twice(&routed.snapshot, dispatch.options);
+        let copy = RequestCopy::of(pending_request(pending)?, needs_copy);
+        retry_loop(dispatch, FirstAttempt::Undecided(routed), call, pending, copy.as_ref()).await
+    })
 }
 
 /// Makes attempts until one ends the call.

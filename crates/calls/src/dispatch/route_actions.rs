@@ -9,6 +9,7 @@ use fairmesh_router::{DirectResponse, RouteActions};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 
 use super::{
+    CallFuture,
     context::{DispatchContext, NOTHING_SENT},
     mirror,
     request::{HeaderMapView, pending_request},
@@ -23,7 +24,16 @@ use crate::{
 };
 
 /// Executes a routed call with the actions of its route.
-pub(super) async fn execute(
+pub(super) fn execute<'a>(
+    dispatch: DispatchContext<'a>,
+    actions: Arc<RouteActions>,
+    call: &'a mut Call<'_, Arc<EndpointPool>>,
+    pending: &'a mut PendingRequest,
+) -> CallFuture<'a> {
+    Box::pin(async move { execute_actions(dispatch, &actions, call, pending).await })
+}
+
+async fn execute_actions(
     dispatch: DispatchContext<'_>,
     actions: &RouteActions,
     call: &mut Call<'_, Arc<EndpointPool>>,

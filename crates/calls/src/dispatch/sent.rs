@@ -9,6 +9,7 @@ use http::Response;
 use tokio::time::Instant;
 
 use super::{
+    CallFuture,
     attempt::Attempt,
     context::DispatchContext,
     request::{RequestCopy, pending_request},
@@ -83,7 +84,17 @@ impl fmt::Debug for SentRequest {
 }
 
 /// Waits for the response of the first attempt, which was sent; makes others where its policy says so.
-pub(super) async fn execute_sent(
+pub(super) fn execute_sent<'a>(
+    dispatch: DispatchContext<'a>,
+    routed: Routed,
+    call: &'a mut Call<'_, Arc<EndpointPool>>,
+    pending: &'a mut PendingRequest,
+    sent: SentAttempt,
+) -> CallFuture<'a> {
+    Box::pin(receive(dispatch, routed, call, pending, sent))
+}
+
+async fn receive(
     dispatch: DispatchContext<'_>,
     routed: Routed,
     call: &mut Call<'_, Arc<EndpointPool>>,

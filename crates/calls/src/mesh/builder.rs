@@ -1,4 +1,4 @@
-use std::{env, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{env, net::IpAddr, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
 
 use fairmesh_model::{Invalid, Location, ServiceName, SpiffePath};
 use fairmesh_rib::follower::{Backoff, FollowerConfig};
@@ -137,7 +137,16 @@ impl MeshBuilder {
     ///
     /// # Errors
     /// When a variable of the environment is malformed.
-    pub async fn connect(mut self) -> Result<Mesh, Invalid> {
+    pub async fn connect(self) -> Result<Mesh, Invalid> {
+        self.connecting().await
+    }
+
+    /// Boxed here, so that all that it starts is compiled with this crate, and not again with each program that connects.
+    fn connecting(self) -> Pin<Box<dyn Future<Output = Result<Mesh, Invalid>> + Send>> {
+        Box::pin(self.start())
+    }
+
+    async fn start(mut self) -> Result<Mesh, Invalid> {
         self.read_environment()?;
         let client_id = self.client_id.clone().unwrap_or_else(default_client_id);
         let given = self.transport.take();
