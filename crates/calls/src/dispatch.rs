@@ -110,9 +110,7 @@ async fn call_by_leases(
 async fn counted<T>(handle: &Handle, call: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
     let counters = &handle.mesh.counters;
     count(&counters.calls);
-    let injected =
-        handle.mesh.injected_faults.as_ref().and_then(|faults| faults.of(handle.subscription.name()));
-    let result = match injected {
+    let result = match handle.mesh.injected_fault(handle.subscription.name()) {
         None => call.await,
         Some(fault) => Err(fault),
     };

@@ -33,7 +33,9 @@ pub use fairmesh_model::{
 pub use fairmesh_router::{EndpointTarget, PeerIdentity};
 pub use fairmesh_wire::transport::{Address, Transport};
 pub use fault::{Fault, FaultKind, Origin, Retry};
-pub use mesh::{FixedMesh, Injection, IntoServiceName, Mesh, MeshBuilder};
+#[cfg(feature = "fixed")]
+pub use mesh::{FixedMesh, Injection};
+pub use mesh::{IntoServiceName, Mesh, MeshBuilder};
 pub use observe::{Stats, Trace};
 pub use response_body::{Body, Tunnel};
 pub use service::ServiceHandle;

@@ -1,4 +1,5 @@
 mod builder;
+#[cfg(feature = "fixed")]
 mod fixed;
 mod service_name;
 mod source;
@@ -8,13 +9,10 @@ use std::{sync::Arc, time::Duration};
 
 use fairmesh_model::{Invalid, SpiffeId};
 
-pub(crate) use self::fixed::InjectedFaults;
+#[cfg(feature = "fixed")]
+pub use self::fixed::{FixedMesh, Injection};
 use self::state::MeshState;
-pub use self::{
-    builder::MeshBuilder,
-    fixed::{FixedMesh, Injection},
-    service_name::IntoServiceName,
-};
+pub use self::{builder::MeshBuilder, service_name::IntoServiceName};
 use crate::{
     fault::Fault,
     observe::{Freshness, Stats},

@@ -20,10 +20,12 @@
 
 #[doc(inline)]
 pub use fairmesh_calls::{
-    Body, Fault, FaultKind, FixedMesh, Injection, IntoServiceName, Mesh, MeshBuilder, Origin, Retry,
-    ServiceHandle, Tunnel,
+    Body, Fault, FaultKind, IntoServiceName, Mesh, MeshBuilder, Origin, Retry, ServiceHandle, Tunnel,
     observe::{ServiceStats, Stats, Trace},
 };
+#[cfg(feature = "fixed")]
+#[doc(inline)]
+pub use fairmesh_calls::{FixedMesh, Injection};
 pub use fairmesh_headers::{Deadline, SpanContext};
 pub use fairmesh_http::BoxError;
 pub use fairmesh_model::{

@@ -5,7 +5,9 @@ mod ack_batcher;
 mod assembler;
 mod failover;
 mod freshness;
+#[cfg(feature = "node")]
 mod node_follower;
+#[cfg(feature = "node")]
 mod relay_acks;
 mod subscriptions;
 mod task;
@@ -23,6 +25,7 @@ use fairmesh_wire::{
     handshake::Connection,
     transport::{Address, Transport},
 };
+#[cfg(feature = "node")]
 use node_follower::NodeFollower;
 use task::FollowerTask;
 use tokio::{
@@ -33,9 +36,12 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use ack_batcher::AckBatcher;
 pub use freshness::Freshness;
+#[cfg(feature = "node")]
 pub use relay_acks::relay_acks;
 
-use crate::{Node, PeerInfo, Update};
+#[cfg(feature = "node")]
+use crate::Node;
+use crate::{PeerInfo, Update};
 
 /// Which upstreams to follow, and how.
 #[derive(Clone, Debug)]
@@ -185,6 +191,7 @@ impl Follower {
     }
 
     /// Follows a node of this process, which counts as an upstream that is always connected.
+    #[cfg(feature = "node")]
     pub fn spawn_local(node: &Node, software: &str, sink: impl Sink) -> FollowerHandle {
         // As after the first reconciliation: there is no other state to compare with.
         let subscriptions =

@@ -21,17 +21,24 @@ mod followed_prefixes;
 pub mod follower;
 #[cfg(feature = "server")]
 mod forwarder;
+#[cfg(feature = "node")]
 mod hub;
 mod mirror;
+#[cfg(feature = "node")]
 mod node;
+#[cfg(feature = "node")]
 mod node_core;
 mod peer_info;
 mod prefixes;
+#[cfg(feature = "node")]
 mod progress;
+#[cfg(feature = "node")]
 mod report_relay;
 #[cfg(feature = "server")]
 pub mod server;
+#[cfg(feature = "node")]
 mod table;
+#[cfg(feature = "node")]
 mod terminated_watches;
 mod update;
 
@@ -40,12 +47,17 @@ pub use batch::{
 };
 #[cfg(feature = "server")]
 pub use forwarder::Forwarder;
+#[cfg(feature = "node")]
 pub use hub::{MAX_DIRTY, PendingUpdate, WatcherId, WatcherInfo};
 pub use mirror::{ArrivedRecord, Mirror};
+#[cfg(feature = "node")]
 pub use node::{AckStatus, BehindWatcher, Entries, Node, StaleUpdate, Values, Watcher};
+#[cfg(feature = "node")]
 pub use node_core::{NodeCore, Woken};
 pub use peer_info::{PeerInfo, PeerKind};
 pub use prefixes::covering;
+#[cfg(feature = "node")]
 pub use report_relay::ReportRelay;
+#[cfg(feature = "node")]
 pub use table::{DEFAULT_LOG_LEN, Table};
 pub use update::{Resumed, Snapshot, Update};

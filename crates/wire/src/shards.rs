@@ -22,7 +22,9 @@ use bytes::Bytes;
 pub use chunk_reader::{Copies, Manifest, read_copies, read_manifest, read_ranges};
 use fairmesh_model::{ChunkHash, Invalid, RecordKey, ServiceName, ShardMap, ShardPart};
 use part::Part;
-pub use patch::{Change, Patch, Value, differences, is_patchable};
+#[cfg(feature = "server")]
+pub use patch::differences;
+pub use patch::{Change, Patch, Value, is_patchable};
 
 use crate::{convert, records, v1};
 

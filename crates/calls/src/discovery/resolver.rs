@@ -22,10 +22,9 @@ use std::{
 };
 
 use fairmesh_model::{ServiceName, arith::hash_text};
-use fairmesh_rib::{
-    Node,
-    follower::{Follower, FollowerHandle, FollowerState},
-};
+#[cfg(feature = "fixed")]
+use fairmesh_rib::Node;
+use fairmesh_rib::follower::{Follower, FollowerHandle, FollowerState};
 use tokio::{
     sync::{mpsc, watch},
     time::Instant,
@@ -60,6 +59,7 @@ impl<T: EndpointTransport> Resolver<T> {
     }
 
     /// Starts to follow a node of this process; must be called within a tokio runtime. Runs until it is dropped.
+    #[cfg(feature = "fixed")]
     pub fn start_local(config: ResolverConfig, node: &Node) -> Self {
         Self::start_with(config, |config, sink| Follower::spawn_local(node, &config.upstream.software, sink))
     }

@@ -235,7 +235,7 @@ impl InjectedFaults {
     }
 
     /// The fault that calls of a service get.
-    pub(crate) fn of(&self, name: &ServiceName) -> Option<Fault> {
+    pub(super) fn of(&self, name: &ServiceName) -> Option<Fault> {
         let kind = *self.lock().get(name)?;
         Some(Fault::new(kind, format!("{name}: the fault '{}' is injected by a test", kind.label())))
     }

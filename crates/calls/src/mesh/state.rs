@@ -6,12 +6,18 @@ use std::{
     },
 };
 
-use fairmesh_model::arith::{hash_text, mix64};
+use fairmesh_model::{
+    ServiceName,
+    arith::{hash_text, mix64},
+};
 use tokio::sync::Semaphore;
 
-use super::{InjectedFaults, source::Source};
+#[cfg(feature = "fixed")]
+use super::fixed::InjectedFaults;
+use super::source::Source;
 use crate::{
     call::Clock,
+    fault::Fault,
     lookaside::ServiceLookasides,
     observe::{Counters, Freshness, Observer},
     transport::TransportContext,
@@ -33,7 +39,8 @@ pub(crate) struct MeshState {
     /// Receives every attempt.
     pub(crate) observer: Option<Arc<dyn Observer>>,
     /// Those of a mesh for tests; `None` in production.
-    pub(crate) injected_faults: Option<Arc<InjectedFaults>>,
+    #[cfg(feature = "fixed")]
+    pub(super) injected_faults: Option<Arc<InjectedFaults>>,
     /// Permits for mirrored calls.
     pub(crate) mirror_permits: Arc<Semaphore>,
     seed: AtomicU64,
@@ -55,9 +62,19 @@ impl MeshState {
             shares_identity: false,
             clock: Clock::start(),
             observer,
+            #[cfg(feature = "fixed")]
             injected_faults: None,
             mirror_permits: Arc::new(Semaphore::new(MAX_MIRRORED_CALLS)),
         }
+    }
+
+    /// The fault that calls of a service get, where a test injects one.
+    #[inline]
+    pub(crate) fn injected_fault(&self, _name: &ServiceName) -> Option<Fault> {
+        #[cfg(feature = "fixed")]
+        return self.injected_faults.as_ref()?.of(_name);
+        #[cfg(not(feature = "fixed"))]
+        None
     }
 
     /// A fresh seed: a mixed counter is as good as a random number for a choice and costs less.

@@ -64,6 +64,7 @@ type Names<'a> = HashMap<&'a str, u32>;
 
 impl<'a> ChunkWriter<'a> {
     /// Continues the names of a chunk: the new one contains only names that are not in `before`.
+    #[cfg(feature = "server")]
     pub(super) fn after(before: &'a v1::ReplicaChunk) -> Self {
         let names = |names: &'a [String]| names.iter().map(String::as_str).zip(0..).collect();
         let (instances, roles) = (names(&before.instances), names(&before.roles));

@@ -1,9 +1,9 @@
-//! Differences between two chunks, by shard.
+//! Chunks as rows, by shard, and their patches.
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use fairmesh_model::{Invalid, ShardId, ShardKey, ShardPart};
+use fairmesh_model::{Invalid, ShardId, ShardKey};
 
 use super::mismatch;
 use crate::{
@@ -14,14 +14,6 @@ use crate::{
     },
     v1::{RangeChunk, ReplicaChunk, ShardChunkPatch, shard_chunk_patch::Rows},
 };
-
-/// The patch from `before` to `after`.
-pub(super) fn difference(part: &ShardPart, before: &[u8], after: &[u8]) -> Result<ShardChunkPatch, Invalid> {
-    match part {
-        ShardPart::Ranges => starts(&records::message(before)?, &records::message(after)?),
-        ShardPart::Region(_) => copies(&records::message(before)?, &records::message(after)?),
-    }
-}
 
 /// The patched chunk, with the numbers of rows added and removed.
 pub(super) fn apply(patch: &ShardChunkPatch, before: &[u8]) -> Result<(Bytes, u32, u32), Invalid> {
@@ -42,12 +34,6 @@ pub(super) fn apply(patch: &ShardChunkPatch, before: &[u8]) -> Result<(Bytes, u3
     Ok((chunk, count(after)?, count(before)?))
 }
 
-fn starts(before: &RangeChunk, after: &RangeChunk) -> Result<ShardChunkPatch, Invalid> {
-    let (before, after) = (by_id(before)?, by_id(after)?);
-    let (removed, new) = compare(&before, &after);
-    Ok(ShardChunkPatch { removed, rows: Some(Rows::Starts(chunk_of(new))), ..ShardChunkPatch::default() })
-}
-
 fn with_starts(before: &RangeChunk, removed: &[u32], new: &RangeChunk) -> Result<RangeChunk, Invalid> {
     let mut rows = by_id(before)?;
     for shard in removed {
@@ -57,24 +43,16 @@ fn with_starts(before: &RangeChunk, removed: &[u32], new: &RangeChunk) -> Result
     Ok(chunk_of(rows))
 }
 
-fn by_id(chunk: &RangeChunk) -> Result<BTreeMap<u32, ShardKey>, Invalid> {
+pub(super) fn by_id(chunk: &RangeChunk) -> Result<BTreeMap<u32, ShardKey>, Invalid> {
     ranges::check(chunk)?;
     Ok(ranges::rows(chunk).map(|(ShardId(id), start)| (id, start)).collect())
 }
 
-fn chunk_of(rows: impl IntoIterator<Item = (u32, ShardKey)>) -> RangeChunk {
+pub(super) fn chunk_of(rows: impl IntoIterator<Item = (u32, ShardKey)>) -> RangeChunk {
     let mut rows: Vec<_> = rows.into_iter().collect();
     rows.sort_by_key(|(_, start)| *start);
     let starts: Vec<u8> = rows.iter().flat_map(|(_, start)| start.0.to_be_bytes()).collect();
     RangeChunk { ids: rows.into_iter().map(|(id, _)| id).collect(), starts: starts.into() }
-}
-
-fn copies(before: &ReplicaChunk, after: &ReplicaChunk) -> Result<ShardChunkPatch, Invalid> {
-    let (rows, rows_after) = (rows(before, None)?, rows(after, None)?);
-    let (removed, new) = compare(&by_shard(&rows), &by_shard(&rows_after));
-    let mut writer = ChunkWriter::after(before);
-    new.iter().flat_map(|(_, rows)| rows.iter()).for_each(|row| writer.push(*row));
-    Ok(ShardChunkPatch { removed, rows: Some(Rows::Copies(writer.chunk)), ..ShardChunkPatch::default() })
 }
 
 fn with_copies(before: &ReplicaChunk, removed: &[u32], new: &ReplicaChunk) -> Result<ReplicaChunk, Invalid> {
@@ -90,7 +68,10 @@ fn with_copies(before: &ReplicaChunk, removed: &[u32], new: &ReplicaChunk) -> Re
 }
 
 /// The rows of a chunk, whose indices of names may continue those of another chunk.
-fn rows<'a>(chunk: &'a ReplicaChunk, names: Option<&'a ReplicaChunk>) -> Result<Vec<RawRow<'a>>, Invalid> {
+pub(super) fn rows<'a>(
+    chunk: &'a ReplicaChunk,
+    names: Option<&'a ReplicaChunk>,
+) -> Result<Vec<RawRow<'a>>, Invalid> {
     let all = |before: Option<&'a Vec<String>>, own: &'a [String]| -> Vec<&'a str> {
         before.into_iter().flatten().chain(own).map(String::as_str).collect()
     };
@@ -112,16 +93,6 @@ fn rows<'a>(chunk: &'a ReplicaChunk, names: Option<&'a ReplicaChunk>) -> Result<
 }
 
 /// The rows of each shard, which are adjacent.
-fn by_shard<'a, 'b>(rows: &'b [RawRow<'a>]) -> BTreeMap<u32, &'b [RawRow<'a>]> {
+pub(super) fn by_shard<'a, 'b>(rows: &'b [RawRow<'a>]) -> BTreeMap<u32, &'b [RawRow<'a>]> {
     rows.chunk_by(|a, b| a.0 == b.0).map(|rows| (rows[0].0, rows)).collect()
-}
-
-/// The removed keys, and the added or changed entries.
-fn compare<V: Copy + PartialEq>(
-    before: &BTreeMap<u32, V>,
-    after: &BTreeMap<u32, V>,
-) -> (Vec<u32>, Vec<(u32, V)>) {
-    let removed = before.keys().filter(|key| !after.contains_key(key)).copied().collect();
-    let new = after.iter().filter(|(key, value)| before.get(key) != Some(value));
-    (removed, new.map(|(key, value)| (*key, *value)).collect())
 }
