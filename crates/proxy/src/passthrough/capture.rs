@@ -65,14 +65,12 @@ impl ConnectionServer {
             increment(&counts.served);
             socket::set_user_timeout(&stream, self.limits.idle_timeout);
             let captured = CapturedConnection::new(original, only_services);
-            let client_info =
-                ConnectionInfo::captured(caller, permit, captured).allow_connect(listen.connect);
-            match kernel {
-                Some(kernel) => {
-                    let client_info = client_info.with_kernel(Some(kernel));
-                    self.serve_http(CallerStream::new(stream), client_info).await;
-                }
-                None => self.serve_http(stream, client_info).await,
+            let client_info = ConnectionInfo::captured(caller, permit, captured)
+                .allow_connect(listen.connect)
+                .with_kernel(kernel);
+            match client_info.kernel.is_some() {
+                true => self.serve_http(CallerStream::new(stream), client_info).await,
+                false => self.serve_http(stream, client_info).await,
             }
         } else if only_services {
             drop(kernel);

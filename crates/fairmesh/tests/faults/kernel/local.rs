@@ -170,18 +170,22 @@ impl LocalServer {
     }
 }
 
-/// A program in a cgroup, which listens at this port and is ended with the value.
+/// A program in a cgroup, which listens at this port and is ended with the value. It is started again as long as it ends before: while
+/// no server has the port, a caller's connection may.
 pub(super) async fn run_in(cgroup: &str, program: &[String], port: u16) -> Child {
-    let process = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
-        .args(["kernel", "run", "--cgroup", cgroup, "--"])
-        .args(program)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .kill_on_drop(true)
-        .spawn()
-        .unwrap();
-    let listens = async || tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_ok();
-    until(&format!("{} listens", program[0]), listens).await;
+    let start = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+        command.args(["kernel", "run", "--cgroup", cgroup, "--"]).args(program);
+        command.stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true).spawn().unwrap()
+    };
+    let mut process = start();
+    until(&format!("{} listens", program[0]), async || {
+        if process.try_wait().unwrap().is_some() {
+            process = start();
+        }
+        tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_ok()
+    })
+    .await;
     process
 }
 
