@@ -5,7 +5,6 @@
 
 mod bundle_endpoints;
 mod operate;
-mod retire;
 mod service;
 mod workload_index;
 
@@ -86,18 +85,16 @@ impl Issuing {
         }
         let tokens = Tokens::open(&folder.join(TOKEN_FOLDER))?;
         let workload = Arc::<Workload>::default();
-        workload.note_roots_of_peers();
         let pages = (Arc::new(HostCertificate::new(Arc::clone(&workload))), page_hosts(config));
         Ok(Some(Self { authority, tokens, workload, pages, clock }))
     }
 
-    /// The roots of the domain: those that are recorded, and others of this control plane that have not been retired.
+    /// The roots of the domain: those of this control plane, and others that are recorded.
     fn bundle(&self, node: &Node) -> TrustBundle {
-        let Some(mut bundle) = recorded_bundle(node) else { return self.authority.bundle() };
-        match self.authority.missing_in(&bundle) {
-            Ok(missing) => bundle.roots.extend(missing),
-            Err(error) => {
-                tracing::error!(%error, "it is not known which roots of this control plane are in use")
+        let mut bundle = recorded_bundle(node).unwrap_or_else(|| self.authority.bundle());
+        for root in self.authority.bundle().roots {
+            if !bundle.roots.contains(&root) {
+                bundle.roots.push(root);
             }
         }
         let surplus = bundle.roots.len().saturating_sub(MAX_ROOTS);
@@ -119,7 +116,6 @@ impl Issuing {
         let value = records::encode(&Record::TrustBundle(bundle));
         let op = Op::put(RecordKey::TrustBundle.to_string(), value);
         store.write(Batch { ops: vec![op] }).await.map_err(write_error)?;
-        tracing::info!("the roots of this control plane are recorded");
         Ok(())
     }
 
@@ -227,10 +223,6 @@ impl IdentityService {
                     tracing::error!(%error, "ca/issuer.key is not used; the intermediate before stays in use");
                 }
             }
-            // Another control plane may have retired a root that this one signs with.
-            if let Err(error) = issuing.publish(&self.node, &*self.store).await {
-                tracing::debug!(%error, "the trust bundle is not published yet");
-            }
         }
     }
 
@@ -297,9 +289,7 @@ fn failed(error: &IdentityError) -> Status {
         IdentityError::InvalidRequest(_) => Status::invalid_argument(error.to_string()),
         IdentityError::RootKeyAbsent { .. }
         | IdentityError::TooManyRoots(_)
-        | IdentityError::YoungRoot { .. }
-        | IdentityError::RootInUse { .. }
-        | IdentityError::RecentRoot { .. } => Status::failed_precondition(error.to_string()),
+        | IdentityError::YoungRoot { .. } => Status::failed_precondition(error.to_string()),
         _ => {
             tracing::error!(%error, "a certificate was not issued");
             Status::internal(error.to_string())

@@ -1,7 +1,5 @@
 //! The certificate authority of a control plane.
 
-mod retirement;
-
 use std::{
     fmt,
     path::{Path, PathBuf},
@@ -55,8 +53,6 @@ struct State {
     signer: Issuer<'static, KeyPair>,
     /// The digest of the file of the intermediate when it was read or written last.
     seen: Option<[u8; 32]>,
-    /// When the intermediate was put into that file while this process ran, since 1970; `None`: it was there, or made here.
-    put_at: Option<Duration>,
 }
 
 /// A certificate and that of its issuer.
@@ -99,7 +95,7 @@ impl Authority {
             _ => new_issuer(folder, domain, now)?,
         };
         let seen = issuer_digest(folder)?;
-        let state = Mutex::new(State { roots, issuer, signer, seen, put_at: None });
+        let state = Mutex::new(State { roots, issuer, signer, seen });
         Ok(Self { domain: domain.clone(), folder: folder.to_owned(), state })
     }
 
@@ -216,7 +212,6 @@ impl Authority {
         let mut state = self.state();
         (state.issuer, state.signer) = new_issuer(&self.folder, &self.domain, now)?;
         state.seen = issuer_digest(&self.folder)?;
-        state.put_at = None;
         Ok(())
     }
 
@@ -235,7 +230,6 @@ impl Authority {
         let signer = signer(&issuer, key)?;
         check_issuer(&self.domain, &state.roots, (&issuer, &signer), now)?;
         (state.issuer, state.signer) = (issuer, signer);
-        state.put_at = Some(now);
         Ok(Reread::Replaced)
     }
 

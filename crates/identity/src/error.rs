@@ -62,30 +62,8 @@ pub enum IdentityError {
         /// When all programs have renewed, since 1970.
         until: Duration,
     },
-    /// A root is needed to sign.
-    #[error("the root {root} {why}")]
-    RootInUse {
-        /// The SHA-256 of the root, in hexadecimal.
-        root: String,
-        /// What for, and what to do first.
-        why: &'static str,
-    },
-    /// Certificates beneath a root may not have expired.
-    #[error(
-        "certificates beneath the root {root} may be in use: the last one that this control plane can have issued expires by {}",
-        time(*until)
-    )]
-    RecentRoot {
-        /// The SHA-256 of the root, in hexadecimal.
-        root: String,
-        /// When all have expired, since 1970.
-        until: Duration,
-    },
     /// As many roots as a bundle may have.
-    #[error(
-        "the trust bundle has {0} roots, the most that it may have; retire one that is not needed any more with `fairmesh identity \
-         retire`"
-    )]
+    #[error("the trust bundle has {0} roots, the most that it may have; the oldest ends by itself")]
     TooManyRoots(usize),
 }
 

@@ -88,13 +88,6 @@ pub enum Refused {
 pub(crate) struct RootDigest([u8; 32]);
 
 impl RootDigest {
-    /// Of a root in DER.
-    pub(crate) fn of_certificate(root: &[u8]) -> Result<Self, IdentityError> {
-        let certificate = CertificateDer::from(root);
-        let anchor = anchor_from_trusted_cert(&certificate).map_err(IdentityError::crypto)?;
-        Ok(Self::of(&anchor))
-    }
-
     fn of(anchor: &TrustAnchor<'_>) -> Self {
         let (name, key) = (anchor.subject.as_ref(), anchor.subject_public_key_info.as_ref());
         let length = u64::try_from(name.len()).unwrap_or(u64::MAX).to_be_bytes();

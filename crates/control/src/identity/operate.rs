@@ -81,18 +81,10 @@ impl authority_server::Authority for IdentityService {
         tracing::warn!(root = with_root, "the key of the certificate authority was rotated");
         self.describe().map(Response::new)
     }
-
-    async fn retire_root(
-        &self,
-        request: Request<v1::RetireRootRequest>,
-    ) -> Result<Response<v1::DescribeAuthorityResponse>, Status> {
-        let issuing = self.permitted(&request)?;
-        self.retire(&issuing, request.into_inner()).await.map(Response::new)
-    }
 }
 
 impl IdentityService {
-    pub(super) fn permitted<T>(&self, request: &Request<T>) -> Result<Arc<Issuing>, Status> {
+    fn permitted<T>(&self, request: &Request<T>) -> Result<Arc<Issuing>, Status> {
         if !is_own_user(request) {
             return Err(Status::permission_denied(
                 "only the user of the control plane may do this, over its Unix socket: give --control unix:/path, the \
@@ -102,7 +94,7 @@ impl IdentityService {
         self.issuing.clone().ok_or_else(no_domain)
     }
 
-    pub(super) fn describe(&self) -> Result<v1::DescribeAuthorityResponse, Status> {
+    fn describe(&self) -> Result<v1::DescribeAuthorityResponse, Status> {
         let Some(issuing) = &self.issuing else {
             let bundle = recorded_bundle(&self.node).map(Into::into);
             return Ok(v1::DescribeAuthorityResponse { bundle, ..Default::default() });
@@ -118,7 +110,7 @@ impl IdentityService {
 }
 
 /// Runs a call that writes files.
-pub(super) async fn on_disk<T: Send + 'static>(
+async fn on_disk<T: Send + 'static>(
     call: impl FnOnce() -> Result<T, IdentityError> + Send + 'static,
 ) -> Result<T, Status> {
     let done = spawn_blocking(call).await.map_err(|stopped| Status::internal(stopped.to_string()))?;

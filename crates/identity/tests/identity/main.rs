@@ -9,7 +9,6 @@ mod federation;
 mod mesh_connections;
 mod refused;
 mod renewal;
-mod retirement;
 mod revoked;
 mod rotation;
 mod signed;

@@ -4,7 +4,7 @@ use clap::Args;
 use fairmesh_identity::CertificateInfo;
 use fairmesh_model::{Invalid, TrustBundle};
 use fairmesh_wire::v1::{DescribeAuthorityRequest, DescribeAuthorityResponse, RotateAuthorityRequest};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{ReadArgs, timestamp};
 use crate::{
@@ -48,15 +48,9 @@ pub(super) async fn rotate(args: RotateArgs) -> Result<(), Failure> {
 }
 
 fn print(described: DescribeAuthorityResponse, format: Format) -> Result<(), Failure> {
-    let (value, text) = shown(described)?;
-    output::print_one(format, &value, &text)
-}
-
-/// An authority in JSON, and for people.
-pub(super) fn shown(described: DescribeAuthorityResponse) -> Result<(Value, String), Failure> {
     let Some(bundle) = described.bundle else {
         let text = "the mesh has no trust domain; start a control plane with --trust-domain NAME\n";
-        return Ok((json!({ "domain": null }), text.to_owned()));
+        return output::print_one(format, &json!({ "domain": null }), text);
     };
     let invalid = |error: Invalid| Failure::failed(error);
     let bundle = TrustBundle::try_from(bundle).map_err(invalid)?;
@@ -67,7 +61,7 @@ pub(super) fn shown(described: DescribeAuthorityResponse) -> Result<(Value, Stri
         rows.push(vec!["root".to_owned(), info.digest.clone(), timestamp(info.expires_at)]);
         roots.push(json!({ "sha256": info.digest, "expires": info.expires_at }));
     }
-    let mut issuer = Value::Null;
+    let mut issuer = serde_json::Value::Null;
     if !described.issuer.is_empty() {
         let info = CertificateInfo::of(&described.issuer).map_err(Failure::failed)?;
         rows.push(vec!["intermediate".to_owned(), info.digest.clone(), timestamp(info.expires_at)]);
@@ -87,5 +81,5 @@ pub(super) fn shown(described: DescribeAuthorityResponse) -> Result<(Value, Stri
         described.open_tokens,
         output::table(&["CERTIFICATE", "SHA-256", "EXPIRES"], &rows)
     );
-    Ok((value, text))
+    output::print_one(format, &value, &text)
 }

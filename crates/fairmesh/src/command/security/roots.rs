@@ -7,7 +7,7 @@ use fairmesh_model::{Prefix, Record, RecordKey, TrustBundle};
 use fairmesh_wire::{
     handshake::Connection,
     records,
-    v1::{RetireRootRequest, Watcher, WatchersRequest, peer_info::Kind},
+    v1::{Watcher, WatchersRequest, peer_info::Kind},
 };
 
 use crate::{
@@ -37,29 +37,7 @@ pub(super) async fn check(
     };
     let joined = joined(connection).await?;
     connected.report(&joined, report);
-    unused(connection, bundle, report).await;
     Ok(())
-}
-
-/// Roots that can be retired, if the user may do so.
-async fn unused(connection: &Connection, bundle: &TrustBundle, report: &mut Report) {
-    for root in &bundle.roots {
-        let sha256 = sha256(root);
-        let request = RetireRootRequest {
-            sha256: sha256.to_vec().into(),
-            dry_run: true,
-            ..RetireRootRequest::default()
-        };
-        if connection.authority().retire_root(request).await.is_ok() {
-            let digest: String = sha256.iter().map(|byte| format!("{byte:02x}")).collect();
-            report.add(
-                "root.unused",
-                Level::Note,
-                format!("nothing seen here hangs from the root {digest}, which all processes still trust"),
-                format!("run 'fairmesh identity retire {digest}'"),
-            );
-        }
-    }
 }
 
 /// Programs do not report which roots they trust: each gets them with its next certificate, which bounds the time.
