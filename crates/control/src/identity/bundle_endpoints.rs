@@ -1,6 +1,9 @@
 //! Keeps the roots of federated trust domains current that serve them at a URL (SPIFFE Federation, 5.2.1: `https_web`).
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap},
+    time::Duration,
+};
 
 use fairmesh_identity::{MAX_BUNDLE_DOCUMENT, bundle_refresh_hint, read_bundle_document};
 use fairmesh_model::{BundleEndpoint, FederatedDomains, Record, RecordKey, TrustBundle};
@@ -71,7 +74,9 @@ impl IdentityService {
         let Some(known) = domains.bundles.iter_mut().find(|known| known.domain == bundle.domain) else {
             return Ok(());
         };
-        if known.roots == bundle.roots {
+        // In whatever order: a server may give another one each time, and all processes would begin new sessions.
+        let known_roots: BTreeSet<_> = known.roots.iter().collect();
+        if known_roots == bundle.roots.iter().collect() {
             return Ok(());
         }
         let roots = bundle.roots.len();
