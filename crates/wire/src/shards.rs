@@ -22,7 +22,7 @@ use bytes::Bytes;
 pub use chunk_reader::{Copies, Manifest, read_copies, read_manifest, read_ranges};
 use fairmesh_model::{ChunkHash, Invalid, RecordKey, ServiceName, ShardMap, ShardPart};
 use part::Part;
-#[cfg(feature = "server")]
+#[cfg(any(feature = "server", test))]
 pub use patch::differences;
 pub use patch::{Change, Patch, Value, is_patchable};
 

@@ -6,14 +6,14 @@
 //! stable numbers, the content hashes of chunks, which the receiver computes itself, would still be sent twice each.
 
 mod chunk;
-#[cfg(feature = "server")]
+#[cfg(any(feature = "server", test))]
 mod difference;
 
 use bytes::Bytes;
 use fairmesh_model::{ChunkHash, Invalid, RecordKey, ServiceName, ShardPart};
 use xxhash_rust::xxh3::xxh3_64;
 
-#[cfg(feature = "server")]
+#[cfg(any(feature = "server", test))]
 pub use difference::differences;
 
 use super::part;
