@@ -1,5 +1,5 @@
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     fmt, io,
     sync::{Arc, Mutex, PoisonError, RwLock},
     time::Duration,
