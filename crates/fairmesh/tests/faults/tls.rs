@@ -236,7 +236,7 @@ async fn tls_ends_here_for_what_is_no_http_too() {
     let proxy = Proxy::with(&world, &arguments).await;
     // Whatever protocol a program names is its servers' business.
     let mut program = openssl(port, &authority.path("ca.pem"), "-alpn postgresql -servername db.shop");
-    let mut served = server.accept().await;
+    let mut served = server.accept_tunnel().await;
     let (mut input, mut output) = (program.stdin.take().unwrap(), program.stdout.take().unwrap());
     input.write_all(b"ping").await.unwrap();
     let mut said = [0; 4];

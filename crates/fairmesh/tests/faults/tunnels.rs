@@ -139,7 +139,7 @@ async fn connect_leads_to_services_of_the_mesh_and_to_nothing_else() {
     let proxy = Proxy::with(&world, &listen).await;
     for to in [&by_host, &for_one] {
         let mut program = say(to, "CONNECT one.shop:443 HTTP/1.1\r\nhost: one.shop:443\r\n\r\n").await;
-        let mut served = server.accept().await;
+        let mut served = server.accept_tunnel().await;
         let answer = read_head(&mut program).await;
         assert!(answer.starts_with("http/1.1 200 ") && !answer.contains("content-length"), "{answer}");
         talk(&mut program, &mut served).await;
@@ -153,7 +153,7 @@ async fn connect_leads_to_services_of_the_mesh_and_to_nothing_else() {
     // One that does not wait, and has nothing more to say.
     let mut program = say(&by_host, "CONNECT one.shop:443 HTTP/1.1\r\nhost: one.shop\r\n\r\nping").await;
     program.shutdown().await.unwrap();
-    let mut served = server.accept().await;
+    let mut served = server.accept_tunnel().await;
     assert_eq!(read_to_end(&mut served).await, b"ping");
     served.write_all(b"pong").await.unwrap();
     served.shutdown().await.unwrap();
@@ -176,7 +176,7 @@ async fn connect_over_http2_is_a_tunnel_beside_other_requests() {
     let asked = [&b"\x02\x07CONNECT\x01\x0c"[..], b"one.shop:443"].concat();
     for stream in [1, 3] {
         program.write_all(&frame(HEADERS, END_HEADERS, stream, &asked)).await.unwrap();
-        let mut served = server.accept().await;
+        let mut served = server.accept_tunnel().await;
         program.write_all(&frame(DATA, END_STREAM, stream, b"ping")).await.unwrap();
         assert_eq!(read_to_end(&mut served).await, b"ping");
         served.write_all(b"pong").await.unwrap();
@@ -209,7 +209,7 @@ async fn tcp_goes_to_a_server_that_can_be_reached_and_is_reset_where_there_is_no
     let listen = format!("--listen tcp:{db}=shop/db --listen tcp:{nowhere}=shop/lost");
     let proxy = Proxy::with(&world, &listen).await;
     for _ in 0..8 {
-        let (mut program, mut served) = tokio::join!(say(&db, ""), server.accept());
+        let (mut program, mut served) = tokio::join!(say(&db, ""), server.accept_tunnel());
         talk(&mut program, &mut served).await;
     }
     proxy.counts("tunnels_total", 8.0).await;

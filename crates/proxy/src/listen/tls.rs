@@ -130,11 +130,10 @@ impl Tls {
                 current.tcp
             }
         };
-        let accept = TlsAcceptor::from(config).accept(stream);
         let handshake = async {
             match &self.pool {
-                None => accept.await,
-                Some(pool) => pool.complete(accept, &counts.refused_handshakes).await,
+                None => TlsAcceptor::from(config).accept(stream).await,
+                Some(pool) => pool.complete(stream, config, &counts.refused_handshakes).await,
             }
         };
         let handshake = timeout(time_limit.min(HANDSHAKE_TIMEOUT), handshake).await;

@@ -33,9 +33,22 @@ impl RawServer {
         Self { listener, _server }
     }
 
-    /// The next connection.
-    pub(crate) async fn accept(&self) -> TcpStream {
+    /// The next connection, on which both sides may wait for the other to begin.
+    pub(crate) async fn accept_tunnel(&self) -> TcpStream {
         timeout(PATIENCE, self.listener.accept()).await.expect("no client connects").unwrap().0
+    }
+
+    /// The next connection on which something is said. One that ends before may be of another test, whose server had this port.
+    pub(crate) async fn accept(&self) -> TcpStream {
+        let spoken = async {
+            loop {
+                let (stream, _) = self.listener.accept().await.unwrap();
+                if stream.peek(&mut [0]).await.is_ok_and(|said| said > 0) {
+                    return stream;
+                }
+            }
+        };
+        timeout(PATIENCE, spoken).await.expect("no client says anything")
     }
 
     /// Its listener, and what keeps it registered.

@@ -1,8 +1,8 @@
 //! Handshakes that a key server signs.
 //!
 //! rustls signs synchronously, so that the thread of such a handshake waits for the key server. The event loop of its connection must
-//! not, since others share it: each step of the handshake is a task for a thread of a bounded pool, and the connection is
-//! waited for on its loop, where it stays. So slow clients occupy no thread.
+//! not, since others share it: the response to the ClientHello, which is signed, is made on a thread of a bounded pool. Whatever
+//! comes before and after it stays on the loop, so that slow clients occupy no thread.
 
 use std::{
     io,
@@ -13,9 +13,15 @@ use std::{
 };
 
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     sync::{Notify, Semaphore},
     task::spawn_blocking,
     time::timeout,
+};
+use tokio_rustls::{
+    LazyConfigAcceptor,
+    rustls::{HandshakeKind, ServerConfig, server::Acceptor},
+    server::TlsStream,
 };
 
 use crate::observe::counter::increment;
@@ -50,28 +56,44 @@ impl HandshakePool {
     ///
     /// # Errors
     /// When it fails; or it got no thread in time, and is counted in `refused`.
-    pub(crate) async fn complete<F, T>(&self, mut handshake: F, refused: &AtomicU64) -> io::Result<T>
+    pub(crate) async fn complete<S>(
+        &self,
+        stream: S,
+        config: Arc<ServerConfig>,
+        refused: &AtomicU64,
+    ) -> io::Result<TlsStream<S>>
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let hello = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
+        let respond = move || {
+            let mut is_signed = true;
+            let accept = hello.into_stream_with(config, |connection| {
+                // A HelloRetryRequest (RFC 8446 4.1.4) is not signed, but the response to the second ClientHello is.
+                is_signed = connection.handshake_kind() != Some(HandshakeKind::FullWithHelloRetryRequest);
+            });
+            (accept, is_signed)
+        };
+        match self.run(respond, refused).await? {
+            (accept, true) => accept.await,
+            (accept, false) => self.poll_on_threads(accept, refused).await,
+        }
+    }
+
+    /// Runs a handshake of which any step may sign: each is a task for a thread, and the connection is waited for on its loop.
+    async fn poll_on_threads<F, T>(&self, mut handshake: F, refused: &AtomicU64) -> io::Result<T>
     where
         F: Future<Output = io::Result<T>> + Send + Unpin + 'static,
         T: Send + 'static,
     {
         let woken = Arc::new(Woken::default());
         loop {
-            let thread = timeout(self.patience, Arc::clone(&self.threads).acquire_owned()).await;
-            let Ok(Ok(thread)) = thread else {
-                increment(refused);
-                return Err(io::Error::new(
-                    io::ErrorKind::WouldBlock,
-                    "too many handshakes wait for the key server",
-                ));
-            };
             let waker = Waker::from(Arc::clone(&woken));
-            let step = spawn_blocking(move || {
+            let step = move || {
                 let polled = Pin::new(&mut handshake).poll(&mut Context::from_waker(&waker));
-                drop(thread);
                 (handshake, polled)
-            });
-            let (unfinished, polled) = step.await.map_err(io::Error::other)?;
+            };
+            let (unfinished, polled) = self.run(step, refused).await?;
             if let Poll::Ready(completed) = polled {
                 return completed;
             }
@@ -79,51 +101,29 @@ impl HandshakePool {
             woken.0.notified().await;
         }
     }
+
+    /// Runs a step on a thread.
+    async fn run<T: Send + 'static>(
+        &self,
+        step: impl FnOnce() -> T + Send + 'static,
+        refused: &AtomicU64,
+    ) -> io::Result<T> {
+        let thread = timeout(self.patience, Arc::clone(&self.threads).acquire_owned()).await;
+        let Ok(Ok(thread)) = thread else {
+            increment(refused);
+            return Err(io::Error::new(
+                io::ErrorKind::WouldBlock,
+                "too many handshakes wait for the key server",
+            ));
+        };
+        let step = spawn_blocking(move || {
+            let done = step();
+            drop(thread);
+            done
+        });
+        step.await.map_err(io::Error::other)
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::{
-        future::poll_fn,
-        sync::{atomic::Ordering::Relaxed, mpsc},
-    };
-
-    use super::*;
-
-    #[tokio::test]
-    async fn handshakes_block_only_threads_of_the_pool_and_are_refused_when_all_are_busy() {
-        let (pool, refused) = (HandshakePool::new(Duration::from_millis(20)), AtomicU64::new(0));
-        let (sign, signs) = mpsc::channel::<()>();
-        let signs = std::sync::Mutex::new(signs);
-        let signs = Arc::new(signs);
-        let began = Arc::new(Semaphore::new(0));
-        let blocked = || {
-            let (signs, began) = (Arc::clone(&signs), Arc::clone(&began));
-            poll_fn(move |_| {
-                began.add_permits(1);
-                let _ = signs.lock().unwrap().recv();
-                Poll::Ready(Ok(1))
-            })
-        };
-        let all =
-            futures_util::future::join_all((0..MAX_THREADS).map(|_| pool.complete(blocked(), &refused)));
-        let other = async {
-            let _ = began.acquire_many(u32::try_from(MAX_THREADS).unwrap()).await.unwrap();
-            let error = pool.complete(poll_fn(|_| Poll::Ready(Ok(2))), &refused).await.unwrap_err();
-            assert_eq!((error.kind(), refused.load(Relaxed)), (io::ErrorKind::WouldBlock, 1));
-            drop(sign);
-        };
-        let (all, ()) = tokio::join!(all, other);
-        assert!(all.iter().all(Result::is_ok));
-        let mut steps = 0;
-        let in_steps = poll_fn(move |context| {
-            steps += 1;
-            if steps < 3 {
-                context.waker().wake_by_ref();
-                return Poll::Pending;
-            }
-            Poll::Ready(Ok(steps))
-        });
-        assert_eq!(pool.complete(in_steps, &refused).await.unwrap(), 3);
-    }
-}
+mod tests;
