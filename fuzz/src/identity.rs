@@ -4,7 +4,7 @@
 use std::{sync::OnceLock, time::Duration};
 
 use fairmesh_identity::{
-    CertificateInfo, JoinToken, Trust, Usage, bundle_refresh_hint, read_bundle_document, statement,
+    BundleHints, CertificateInfo, JoinToken, Trust, Usage, read_bundle_document, statement,
 };
 use fairmesh_model::{MAX_ROOTS, SpiffeId, TrustBundle};
 use fairmesh_wire::transport::StatedCall;
@@ -17,7 +17,7 @@ fn trust() -> &'static Trust {
     static TRUST: OnceLock<Trust> = OnceLock::new();
     TRUST.get_or_init(|| {
         let domain = "prod".parse().expect("letters make a domain");
-        Trust::new(TrustBundle { domain, roots: Vec::new() }).expect("no root is malformed")
+        Trust::new(TrustBundle::new(domain, Vec::new())).expect("no root is malformed")
     })
 }
 
@@ -35,7 +35,7 @@ pub fn run(data: &[u8]) {
     if let Ok(bundle) = read_bundle_document(trust().domain().clone(), data) {
         assert!((1..=MAX_ROOTS).contains(&bundle.roots.len()));
     }
-    let _ = bundle_refresh_hint(data);
+    let _ = BundleHints::of(data);
     let chain = [data.into()];
     for usage in [Usage::Client, Usage::Server] {
         assert!(trust().verify(&chain, usage, NOW).is_err());

@@ -158,7 +158,7 @@ pub(crate) fn history_key(kind: &str, service: &str) -> Result<RecordKey, Invali
 /// The longest message of a change, in bytes: a history entry has room for it.
 const MAX_MESSAGE: usize = 1024;
 
-fn read_message(message: String) -> Result<String, Invalid> {
+pub(crate) fn read_message(message: String) -> Result<String, Invalid> {
     match message.len() <= MAX_MESSAGE {
         true => Ok(message),
         false => {

@@ -5,6 +5,7 @@
 
 mod bundle_endpoints;
 mod operate;
+mod retire;
 mod service;
 mod workload_index;
 
@@ -14,12 +15,11 @@ use fairmesh_identity::{
     Authority, Clock, Credentials, HostCertificate, IdentityError, PrivateKey, Reread, RevocationList,
     SystemClock, Tokens, Trust, Workload,
 };
-use fairmesh_model::{
-    Label, MAX_ROOTS, MeshRole, Record, RecordKey, Revocations, SpiffePath, TrustBundle, TrustDomain,
-};
-use fairmesh_rib::{Batch, Node, Op, access::AccessControl};
+use fairmesh_model::{Label, MeshRole, Record, RecordKey, Revocations, SpiffePath, TrustBundle, TrustDomain};
+use fairmesh_rib::{Batch, Expect, Node, Op, access::AccessControl};
 use fairmesh_store::Store;
 use fairmesh_wire::{records, transport::Transport};
+use tokio::time::{Instant, sleep};
 use tonic::Status;
 
 pub(crate) use service::{IdentityService, is_own};
@@ -73,33 +73,23 @@ impl Issuing {
             (None, Some(recorded)) if Authority::exists(&folder) => &recorded.domain,
             (None, _) => return Ok(None),
         };
-        if recorded.is_some() && !Authority::exists(&folder) {
-            return Err(ControlError::NoIntermediate { domain: domain.clone(), folder });
-        }
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let authority = Authority::open(&folder, domain, clock.now())?;
-        let knows =
-            |bundle: &TrustBundle| bundle.roots.iter().any(|root| authority.bundle().roots.contains(root));
-        if recorded.is_some_and(|recorded| !knows(recorded)) {
+        if let Some(recorded) = recorded
+            && !Authority::adopt(&folder, recorded)?
+        {
             return Err(ControlError::NoIntermediate { domain: domain.clone(), folder });
         }
+        let authority = Authority::open(&folder, domain, clock.now())?;
         let tokens = Tokens::open(&folder.join(TOKEN_FOLDER))?;
         let workload = Arc::<Workload>::default();
+        workload.note_roots_of_peers();
         let pages = (Arc::new(HostCertificate::new(Arc::clone(&workload))), page_hosts(config));
         Ok(Some(Self { authority, tokens, workload, pages, clock }))
     }
 
-    /// The roots of the domain: those of this control plane, and others that are recorded.
+    /// The roots of the domain: those that are recorded, and others of this control plane that were not retired.
     fn bundle(&self, node: &Node) -> TrustBundle {
-        let mut bundle = recorded_bundle(node).unwrap_or_else(|| self.authority.bundle());
-        for root in self.authority.bundle().roots {
-            if !bundle.roots.contains(&root) {
-                bundle.roots.push(root);
-            }
-        }
-        let surplus = bundle.roots.len().saturating_sub(MAX_ROOTS);
-        bundle.roots.drain(..surplus);
-        bundle
+        self.authority.complete(recorded_bundle(node))
     }
 
     /// What verifies those who ask for certificates.
@@ -109,14 +99,21 @@ impl Issuing {
 
     /// Records the roots that are not recorded yet.
     pub(crate) async fn publish(&self, node: &Node, store: &dyn Store) -> Result<(), Status> {
-        let bundle = self.bundle(node);
-        if recorded_bundle(node).as_ref() == Some(&bundle) {
+        let recorded = RecordedBundle::read(node)?;
+        let bundle = self.authority.complete(recorded.bundle.clone());
+        if recorded.bundle.as_ref() == Some(&bundle) {
             return Ok(());
         }
-        let value = records::encode(&Record::TrustBundle(bundle));
-        let op = Op::put(RecordKey::TrustBundle.to_string(), value);
-        store.write(Batch { ops: vec![op] }).await.map_err(write_error)?;
+        recorded.replace(bundle, store).await?;
+        tracing::info!("the roots of this control plane are recorded");
         Ok(())
+    }
+
+    /// Trusts the roots of the records.
+    fn follow_roots(&self, node: &Node) -> Result<(), IdentityError> {
+        let roots = self.bundle(node).roots;
+        let differ = |own: Arc<Credentials>| own.trust().bundle().roots != roots;
+        if self.workload.credentials().is_some_and(differ) { self.renew_own(node).map(drop) } else { Ok(()) }
     }
 
     /// How this control plane accepts connections of the mesh.
@@ -210,7 +207,7 @@ impl IdentityService {
     pub(crate) async fn follow_issuer_file(self) {
         let Some(issuing) = self.issuing else { return std::future::pending().await };
         loop {
-            tokio::time::sleep(ISSUER_INTERVAL).await;
+            sleep(ISSUER_INTERVAL).await;
             match issuing.authority.reread_issuer(issuing.clock.now()) {
                 Ok(Reread::Unchanged) => {}
                 Ok(Reread::Replaced) => {
@@ -223,20 +220,26 @@ impl IdentityService {
                     tracing::error!(%error, "ca/issuer.key is not used; the intermediate before stays in use");
                 }
             }
+            if let Err(error) = issuing.follow_roots(&self.node) {
+                tracing::error!(%error, "the roots of the records are not used");
+            }
         }
     }
 
     /// Publishes the roots, and renews the intermediate in time while the root's key is there.
     pub(crate) async fn run(self) {
         let Some(issuing) = self.issuing else { return std::future::pending().await };
+        let mut due = Instant::now() + CHECK_INTERVAL;
         loop {
-            match issuing.publish(&self.node, &*self.store).await {
-                Ok(()) => tokio::time::sleep(CHECK_INTERVAL).await,
-                Err(error) => {
-                    tracing::warn!(%error, "the trust bundle is not published yet");
-                    tokio::time::sleep(RETRY_INTERVAL).await;
-                }
+            let published = issuing.publish(&self.node, &*self.store).await;
+            if let Err(error) = &published {
+                tracing::warn!(%error, "the trust bundle is not published yet");
             }
+            sleep(if published.is_ok() { CHECK_INTERVAL } else { RETRY_INTERVAL }).await;
+            if Instant::now() < due {
+                continue;
+            }
+            due = Instant::now() + CHECK_INTERVAL;
             if let Err(error) = issuing.authority.renew_issuer_if_due(issuing.clock.now()) {
                 tracing::error!(%error, "the intermediate of this control plane expires soon");
             }
@@ -249,10 +252,37 @@ impl IdentityService {
 
 /// The trust bundle in the records.
 pub(crate) fn recorded_bundle(node: &Node) -> Option<TrustBundle> {
-    let entry = node.get(&RecordKey::TrustBundle.to_string())?;
-    match records::decode(&RecordKey::TrustBundle, &entry.value) {
-        Ok(Record::TrustBundle(bundle)) => Some(bundle),
-        _ => None,
+    RecordedBundle::read(node).ok()?.bundle
+}
+
+/// The trust bundle in the records, which several control planes change.
+struct RecordedBundle {
+    bundle: Option<TrustBundle>,
+    /// What the record was when it was read.
+    expect: Expect,
+}
+
+impl RecordedBundle {
+    /// Fails where a later release wrote the record.
+    fn read(node: &Node) -> Result<Self, Status> {
+        let Some(entry) = node.get(&RecordKey::TrustBundle.to_string()) else {
+            return Ok(Self { bundle: None, expect: Expect::Absent });
+        };
+        match records::decode(&RecordKey::TrustBundle, &entry.value) {
+            Ok(Record::TrustBundle(bundle)) => {
+                Ok(Self { bundle: Some(bundle), expect: Expect::Revision(entry.revision) })
+            }
+            Ok(_) => Err(Status::internal("the record of the trust bundle is another one")),
+            Err(error) => Err(Status::internal(format!("the trust bundle is not understood: {error}"))),
+        }
+    }
+
+    /// Fails where the record has changed since.
+    async fn replace(&self, bundle: TrustBundle, store: &dyn Store) -> Result<(), Status> {
+        let value = records::encode(&Record::TrustBundle(bundle));
+        let op = Op::put(RecordKey::TrustBundle.to_string(), value).expecting(self.expect);
+        store.write(Batch { ops: vec![op] }).await.map_err(write_error)?;
+        Ok(())
     }
 }
 
@@ -289,7 +319,10 @@ fn failed(error: &IdentityError) -> Status {
         IdentityError::InvalidRequest(_) => Status::invalid_argument(error.to_string()),
         IdentityError::RootKeyAbsent { .. }
         | IdentityError::TooManyRoots(_)
-        | IdentityError::YoungRoot { .. } => Status::failed_precondition(error.to_string()),
+        | IdentityError::YoungRoot { .. }
+        | IdentityError::RootInUse { .. }
+        | IdentityError::OtherRootKey { .. }
+        | IdentityError::RecentRoot { .. } => Status::failed_precondition(error.to_string()),
         _ => {
             tracing::error!(%error, "a certificate was not issued");
             Status::internal(error.to_string())

@@ -31,6 +31,7 @@ mod cli {
     pub(crate) mod replicas;
     pub(crate) mod reported_calls;
     pub(crate) mod restarts;
+    pub(crate) mod retirement;
     pub(crate) mod revocations;
     pub(crate) mod rib;
     pub(crate) mod roles;

@@ -1,5 +1,7 @@
 //! The certificate authority of a control plane.
 
+mod retirement;
+
 use std::{
     fmt,
     path::{Path, PathBuf},
@@ -39,6 +41,8 @@ const BUNDLE_FILE: &str = "bundle.pem";
 const ROOT_FILE: &str = "root.key";
 /// The intermediate of this control plane and its key.
 const ISSUER_FILE: &str = "issuer.key";
+/// One that was found there, and to which no root leads.
+const UNUSED_ISSUER_FILE: &str = "unused-issuer.key";
 
 /// Issues certificates of one trust domain, from a folder.
 pub struct Authority {
@@ -53,6 +57,17 @@ struct State {
     signer: Issuer<'static, KeyPair>,
     /// The digest of the file of the intermediate when it was read or written last.
     seen: Option<[u8; 32]>,
+    /// When this control plane began to issue beneath the root of the intermediate, since 1970: no sooner than this process.
+    since: Duration,
+}
+
+impl State {
+    fn issue_by(&mut self, issuer: CertificateDer<'static>, signer: Issuer<'static, KeyPair>, now: Duration) {
+        if root_above(&issuer, &self.roots) != root_above(&self.issuer, &self.roots) {
+            self.since = now;
+        }
+        (self.issuer, self.signer) = (issuer, signer);
+    }
 }
 
 /// A certificate and that of its issuer.
@@ -85,17 +100,9 @@ impl Authority {
             check_domain(folder, domain, root)?;
         }
         files::write_public(&bundle, &files::pem(None, &roots))?;
-        let (issuer, signer) = match read_issuer(folder)? {
-            Some((issuer, key))
-                if !is_due(folder, (&roots, &issuer), now)? || root_key(folder)?.is_none() =>
-            {
-                let signer = signer(&issuer, key)?;
-                (issuer, signer)
-            }
-            _ => new_issuer(folder, domain, now)?,
-        };
+        let (issuer, signer) = open_issuer(folder, domain, &roots, now)?;
         let seen = issuer_digest(folder)?;
-        let state = Mutex::new(State { roots, issuer, signer, seen });
+        let state = Mutex::new(State { roots, issuer, signer, seen, since: now });
         Ok(Self { domain: domain.clone(), folder: folder.to_owned(), state })
     }
 
@@ -107,7 +114,7 @@ impl Authority {
     /// The roots of the domain.
     pub fn bundle(&self) -> TrustBundle {
         let roots = self.state().roots.iter().map(|root| root.to_vec()).collect();
-        TrustBundle { domain: self.domain.clone(), roots }
+        TrustBundle::new(self.domain.clone(), roots)
     }
 
     /// The root of the intermediate, which is not the newest one while roots are rotated.
@@ -131,7 +138,8 @@ impl Authority {
     /// # Errors
     /// When it is no certificate.
     pub fn newest_root_learned_at(bundle: &TrustBundle) -> Result<Option<Duration>, IdentityError> {
-        let Some(newest) = bundle.roots.last().filter(|_| bundle.roots.len() > 1) else { return Ok(None) };
+        let was_rotated = bundle.roots.len() > 1 || !bundle.retired.is_empty();
+        let Some(newest) = bundle.roots.last().filter(|_| was_rotated) else { return Ok(None) };
         Ok(Some(made_at(&CertificateDer::from(newest.as_slice()))? + ROOT_LEARNED))
     }
 
@@ -210,7 +218,8 @@ impl Authority {
     /// When the root's key is not there, or the disk is full; then nothing has changed.
     pub fn rotate_issuer(&self, now: Duration) -> Result<(), IdentityError> {
         let mut state = self.state();
-        (state.issuer, state.signer) = new_issuer(&self.folder, &self.domain, now)?;
+        let (issuer, signer) = new_issuer(&self.folder, &self.domain, &state.roots, now)?;
+        state.issue_by(issuer, signer, now);
         state.seen = issuer_digest(&self.folder)?;
         Ok(())
     }
@@ -229,7 +238,7 @@ impl Authority {
         let Some((issuer, key)) = read_issuer(&self.folder)? else { return Ok(Reread::Unchanged) };
         let signer = signer(&issuer, key)?;
         check_issuer(&self.domain, &state.roots, (&issuer, &signer), now)?;
-        (state.issuer, state.signer) = (issuer, signer);
+        state.issue_by(issuer, signer, now);
         Ok(Reread::Replaced)
     }
 
@@ -325,7 +334,7 @@ fn check_issuer(
     now: Duration,
 ) -> Result<(), IdentityError> {
     let roots = roots.iter().map(|root| root.to_vec()).collect();
-    let trust = Trust::new(TrustBundle { domain: domain.clone(), roots })?;
+    let trust = Trust::new(TrustBundle::new(domain.clone(), roots))?;
     let probe = SpiffePath::Mesh(MeshRole::Control, Label::new("probe").map_err(IdentityError::crypto)?);
     let key = PrivateKey::generate()?;
     let issued = chain(key.rcgen(), (&probe.within(domain), Holder::Vouched), by, now)?;
@@ -367,11 +376,7 @@ fn root_above<'a>(
     issuer: &CertificateDer<'_>,
     roots: &'a [CertificateDer<'static>],
 ) -> Option<&'a CertificateDer<'static>> {
-    let above = trust::parse(issuer).ok()?.issuer().as_raw().to_vec();
-    let signed = |root: &&CertificateDer<'_>| {
-        trust::parse(root).is_ok_and(|root| root.subject().as_raw() == above.as_slice())
-    };
-    roots.iter().find(signed)
+    roots.iter().find(|root| trust::is_issued_by(issuer, root))
 }
 
 /// When a root was made. One that an authority of this kind made is valid from a day before.
@@ -381,12 +386,25 @@ fn made_at(root: &CertificateDer<'_>) -> Result<Duration, Refused> {
     Ok(if is_own { begin + DAY } else { begin })
 }
 
+/// Whether the root whose key is there is one of the domain, perhaps by an older certificate.
+fn check_root(
+    folder: &Path,
+    roots: &[CertificateDer<'static>],
+    root: &CertificateDer<'static>,
+) -> Result<(), IdentityError> {
+    if roots.iter().any(|one| trust::is_same_authority(one, root)) {
+        return Ok(());
+    }
+    Err(IdentityError::OtherRootKey { path: folder.join(ROOT_FILE), root: CertificateInfo::of(root)?.digest })
+}
+
 fn check_next_root(
     folder: &Path,
     (roots, issuer): (&[CertificateDer<'static>], &CertificateDer<'static>),
     now: Duration,
 ) -> Result<(), IdentityError> {
     let Some((root, _)) = root_key(folder)? else { return Ok(()) };
+    check_root(folder, roots, &root)?;
     // The root of the present intermediate signs what they have.
     if root_above(issuer, roots) == Some(&root) {
         return Ok(());
@@ -396,6 +414,38 @@ fn check_next_root(
         return Ok(());
     }
     Err(IdentityError::YoungRoot { root: CertificateInfo::of(&root)?.digest, until })
+}
+
+/// The intermediate in its file, or a new one: where there is none, it is due and the root's key is there, or no root leads to it. One
+/// of that kind is kept beside.
+fn open_issuer(
+    folder: &Path,
+    domain: &TrustDomain,
+    roots: &[CertificateDer<'static>],
+    now: Duration,
+) -> Result<(CertificateDer<'static>, Issuer<'static, KeyPair>), IdentityError> {
+    let Some((issuer, key)) = read_issuer(folder)? else { return new_issuer(folder, domain, roots, now) };
+    if root_above(&issuer, roots).is_none() {
+        let path = folder.join(ISSUER_FILE);
+        let Some((root, _)) = root_key(folder)? else { return Err(IdentityError::OrphanIssuer { path }) };
+        check_root(folder, roots, &root)?;
+        tracing::warn!(
+            "no root leads to the intermediate in ca/issuer.key: another is made, and that one is in ca/{UNUSED_ISSUER_FILE}"
+        );
+        files::write_secret(&folder.join(UNUSED_ISSUER_FILE), &files::read(&path)?.unwrap_or_default())?;
+        return new_issuer(folder, domain, roots, now);
+    }
+    match is_due(folder, (roots, &issuer), now) {
+        Ok(true) if root_key(folder)?.is_some() => return new_issuer(folder, domain, roots, now),
+        Ok(_) => {}
+        // The intermediate is still good.
+        Err(error @ IdentityError::OtherRootKey { .. }) => {
+            tracing::error!(%error, "the intermediate of this control plane expires soon");
+        }
+        Err(error) => return Err(error),
+    }
+    let signer = signer(&issuer, key)?;
+    Ok((issuer, signer))
 }
 
 /// Whether an intermediate is replaced without being told. With little of its time left, and not by a root that programs do not
@@ -458,11 +508,13 @@ fn make_root(domain: &TrustDomain, now: Duration) -> Result<(PrivateKey, Certifi
 fn new_issuer(
     folder: &Path,
     domain: &TrustDomain,
+    roots: &[CertificateDer<'static>],
     now: Duration,
 ) -> Result<(CertificateDer<'static>, Issuer<'static, KeyPair>), IdentityError> {
     let Some((root, root_key)) = root_key(folder)? else {
         return Err(IdentityError::RootKeyAbsent { path: folder.join(ROOT_FILE) });
     };
+    check_root(folder, roots, &root)?;
     let end = (now + ISSUER_LIFETIME).min(trust::validity(&root)?.1);
     let key = PrivateKey::generate()?;
     let params = authority(domain, "intermediate", BasicConstraints::Constrained(0), (now, end))?;

@@ -25,6 +25,8 @@ struct SpiffeBundle {
     keys: Vec<BundleKey>,
     #[serde(default)]
     spiffe_refresh_hint: Option<u64>,
+    #[serde(default)]
+    spiffe_sequence: Option<u64>,
 }
 
 #[derive(Deserialize)]
@@ -62,15 +64,29 @@ pub fn read_bundle_document(
             return Err(refuse(format!("'{}' is no certificate of an authority", parsed.subject())));
         }
     }
-    let bundle = TrustBundle { domain, roots };
+    let bundle = TrustBundle::new(domain, roots);
     Trust::new(bundle.clone()).map_err(|error| refuse(error.to_string()))?;
     Ok(bundle)
 }
 
-/// After which time a document wants to be read again, if it is a SPIFFE bundle that says so.
-pub fn bundle_refresh_hint(document: &[u8]) -> Option<Duration> {
-    let bundle: SpiffeBundle = serde_json::from_slice(document).ok()?;
-    bundle.spiffe_refresh_hint.map(Duration::from_secs)
+/// What a SPIFFE bundle says of itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BundleHints {
+    /// After which time it wants to be read again.
+    pub refresh: Option<Duration>,
+    /// Its number, which grows with each change.
+    pub sequence: Option<u64>,
+}
+
+impl BundleHints {
+    /// Of a document; PEM says nothing.
+    pub fn of(document: &[u8]) -> Self {
+        let Ok(bundle) = serde_json::from_slice::<SpiffeBundle>(document) else { return Self::default() };
+        Self {
+            refresh: bundle.spiffe_refresh_hint.map(Duration::from_secs),
+            sequence: bundle.spiffe_sequence,
+        }
+    }
 }
 
 fn roots_of_json(document: &[u8]) -> Result<Vec<Vec<u8>>, BundleDocumentError> {

@@ -1,7 +1,7 @@
 //! The open connections of a process, and the revocations that end them.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     io,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
@@ -16,7 +16,7 @@ use futures_util::task::AtomicWaker;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 
 use crate::{
-    CLOCK_SKEW, Credentials, Refused, Usage,
+    CLOCK_SKEW, Credentials, Refused, Trust, Usage,
     federation::Federation,
     trust::{self, RootDigest},
 };
@@ -36,7 +36,7 @@ pub(crate) struct CertificateFacts {
     issued: u64,
     /// When it ends, since 1970.
     expires: Duration,
-    /// The root that vouches for it, if it is of another trust domain.
+    /// The root that vouches for it, if it is of another trust domain, or those of this one are noted too.
     root: Option<RootDigest>,
 }
 
@@ -45,6 +45,8 @@ pub(crate) struct CertificateFacts {
 pub(crate) struct Connections {
     pub(crate) revocations: RevocationList,
     pub(crate) federation: Federation,
+    /// Whether the roots of peers of this trust domain are noted.
+    notes_roots: AtomicBool,
     open: Mutex<OpenConnections>,
 }
 
@@ -148,6 +150,20 @@ impl CertificateFacts {
         Ok(Self { root: Some(root), ..self })
     }
 
+    /// Notes the root of one of this trust domain, for those who ask which roots are in use: at a price, since chains are verified
+    /// a second time.
+    pub(crate) fn note_root(
+        self,
+        connections: &Connections,
+        (own, chain): (&Trust, &[CertificateDer<'_>]),
+        (usage, now): (Usage, Duration),
+    ) -> Self {
+        if self.is_foreign || !connections.notes_roots.load(Ordering::Relaxed) {
+            return self;
+        }
+        Self { root: own.verify_to_root(chain, usage, now).ok().map(|(_, root)| root), ..self }
+    }
+
     /// Refuses a certificate that ended since its session began.
     pub(crate) fn check_time(self, now: Duration) -> Result<Self, Refused> {
         if self.expires + CLOCK_SKEW < now { Err(Refused::Expired) } else { Ok(self) }
@@ -182,6 +198,20 @@ impl Connections {
         let changed = self.federation.set(domains);
         self.end_refused();
         changed
+    }
+
+    /// Has the roots of peers noted, of connections from now on.
+    pub(crate) fn note_roots(&self) {
+        self.notes_roots.store(true, Ordering::Relaxed);
+    }
+
+    /// The peers of this trust domain whose certificates hang from a root and have not expired, if roots are noted.
+    pub(crate) fn peers_beneath(&self, root: &RootDigest, now: Duration) -> BTreeSet<SpiffeId> {
+        let open = self.open();
+        let beneath = open.by_number.values().map(|open| &open.peer).filter(|peer| {
+            !peer.is_foreign && peer.root.as_ref() == Some(root) && peer.expires + CLOCK_SKEW >= now
+        });
+        beneath.map(|peer| peer.id.clone()).collect()
     }
 
     fn end_refused(&self) {

@@ -47,6 +47,15 @@ impl Credentials {
         &self.id
     }
 
+    /// Whether processes with these roots accept the certificate.
+    ///
+    /// # Errors
+    /// Why they refuse it.
+    pub fn check_by(&self, roots: &TrustBundle, now: Duration) -> Result<(), IdentityError> {
+        Trust::new(roots.clone())?.verify(&self.chain, Usage::Client, now)?;
+        Ok(())
+    }
+
     /// What verifies peers.
     pub fn trust(&self) -> &Trust {
         &self.trust
@@ -79,7 +88,7 @@ impl Credentials {
     /// # Errors
     /// When peers with these roots would refuse the certificate, so that a mistake cuts no process off.
     pub(crate) fn with_roots(&self, roots: &[Vec<u8>], now: Duration) -> Result<Self, IdentityError> {
-        let bundle = TrustBundle { domain: self.trust.bundle().domain.clone(), roots: roots.to_vec() };
+        let bundle = TrustBundle::new(self.trust.bundle().domain.clone(), roots.to_vec());
         Self::new(PrivateKey::from_pkcs8(self.key.pkcs8())?, self.chain.clone(), bundle, now)
     }
 
@@ -111,6 +120,6 @@ impl Credentials {
         let chain = files::certificates_of(&own, &content)?;
         let roots = Self::roots_in(folder, &roots)?;
         let domain = trust::id_of(&chain[0], Usage::Client)?.domain;
-        Self::new(files::key_of(&own, &content)?, chain, TrustBundle { domain, roots }, now).map(Some)
+        Self::new(files::key_of(&own, &content)?, chain, TrustBundle::new(domain, roots), now).map(Some)
     }
 }

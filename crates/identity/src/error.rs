@@ -62,8 +62,52 @@ pub enum IdentityError {
         /// When all programs have renewed, since 1970.
         until: Duration,
     },
+    /// A root is needed to sign.
+    #[error("the root {root} {why}")]
+    RootInUse {
+        /// The SHA-256 of the root, in hexadecimal.
+        root: String,
+        /// What for, and what to do first.
+        why: &'static str,
+    },
+    /// No root leads to an intermediate.
+    #[error(
+        "no root in bundle.pem beside it leads to {}: it was retired, or is not there; put an intermediate of a present root there, or \
+         the key of the newest root into root.key",
+        path.display()
+    )]
+    OrphanIssuer {
+        /// The file of the intermediate.
+        path: PathBuf,
+    },
+    /// The root of the key is none of the domain.
+    #[error(
+        "the root {root} in {} is not in bundle.pem beside it: it was retired, or the files are of different times; put there those of \
+         the control plane that began the newest root",
+        path.display()
+    )]
+    OtherRootKey {
+        /// The file of the root's key.
+        path: PathBuf,
+        /// The SHA-256 of the root, in hexadecimal.
+        root: String,
+    },
+    /// Certificates beneath a root may not have expired.
+    #[error(
+        "certificates beneath the root {root} may be in use: the last one that can have been issued expires by {}",
+        time(*until)
+    )]
+    RecentRoot {
+        /// The SHA-256 of the root, in hexadecimal.
+        root: String,
+        /// When all have expired, since 1970.
+        until: Duration,
+    },
     /// As many roots as a bundle may have.
-    #[error("the trust bundle has {0} roots, the most that it may have; the oldest ends by itself")]
+    #[error(
+        "the trust bundle has {0} roots, the most that it may have; retire one that is not needed any more with `fairmesh identity \
+         retire`"
+    )]
     TooManyRoots(usize),
 }
 

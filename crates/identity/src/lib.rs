@@ -47,9 +47,7 @@ mod workload;
 mod workload_api;
 
 pub use authority::{Authority, Issued, LIFETIME, Reread, renews_itself};
-pub use bundle_document::{
-    BundleDocumentError, MAX_BUNDLE_DOCUMENT, bundle_refresh_hint, read_bundle_document,
-};
+pub use bundle_document::{BundleDocumentError, BundleHints, MAX_BUNDLE_DOCUMENT, read_bundle_document};
 pub use bundle_file::follow_bundle;
 pub use clock::{Clock, SystemClock};
 pub use connections::RevocationList;

@@ -30,8 +30,7 @@ impl OneWayTls {
         let roots = files::certificates_of(path, &content)?;
         let domain = authority::domain_of(&roots[0])?;
         let domain = domain.ok_or_else(|| invalid("names no trust domain as the organization of a root"))?;
-        let trust =
-            Trust::new(TrustBundle { domain, roots: roots.iter().map(|root| root.to_vec()).collect() })?;
+        let trust = Trust::new(TrustBundle::new(domain, roots.iter().map(|root| root.to_vec()).collect()))?;
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         tls_config::one_way(trust, &clock).map(Self)
     }

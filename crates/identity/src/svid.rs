@@ -31,7 +31,7 @@ impl Credentials {
         let chain: Vec<_> = certificates(&svid.x509_svid)?.into_iter().map(Into::into).collect();
         let first = chain.first().ok_or_else(|| IdentityError::Crypto("there is no certificate".into()))?;
         let domain = trust::id_of(first, Usage::Client)?.domain;
-        Self::new(key, chain, TrustBundle { domain, roots: certificates(&svid.bundle)? }, now)
+        Self::new(key, chain, TrustBundle::new(domain, certificates(&svid.bundle)?), now)
     }
 
     /// When the certificate should be replaced, since 1970: after 8 of its 24 hours.

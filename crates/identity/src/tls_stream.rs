@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{Identity, SpiffeId, TrustDomain};
+use fairmesh_model::{Identity, SpiffeId};
 use fairmesh_wire::transport::{HANDSHAKE_FAILED, SecureStream};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf, copy, sink},
@@ -19,7 +19,7 @@ use tokio_rustls::{
 };
 
 use crate::{
-    Usage,
+    Trust, Usage,
     connections::{CertificateFacts, Connections, Half, Tracked},
     trust,
 };
@@ -59,14 +59,14 @@ impl TlsStream {
     }
 
     /// Ends with the revocation of the peer's certificate, or the federation with its trust domain and with the root that vouches for it,
-    /// if that is not `domain`, of this process. A session that was resumed has verified nothing of it.
+    /// if that is not the domain of this process, whose own roots are given. A session that was resumed has verified nothing of it.
     ///
     /// # Errors
     /// When it is revoked already, has expired at `now`, or is of another trust domain and `accepts` has not its id.
     pub(crate) fn within(
         self,
         connections: &Arc<Connections>,
-        (domain, now): (&TrustDomain, Duration),
+        (own, now): (&Trust, Duration),
         accepts: impl FnOnce(&SpiffeId) -> bool,
     ) -> io::Result<Self> {
         let chain = self.stream.get_ref().1.peer_certificates().unwrap_or_default();
@@ -74,7 +74,8 @@ impl TlsStream {
         let usage = self.usage_of_peer();
         let facts = CertificateFacts::of(certificate, usage);
         let valid = facts.and_then(|facts| {
-            let named = facts.at(domain).check_time(now)?.check_named(accepts)?;
+            let named = facts.at(own.domain()).check_time(now)?.check_named(accepts)?;
+            let named = named.note_root(connections, (own, chain), (usage, now));
             named.check_root(&connections.federation, (chain, usage, now))
         });
         let is_foreign = valid.as_ref().is_ok_and(CertificateFacts::is_foreign);

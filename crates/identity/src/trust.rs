@@ -5,9 +5,9 @@ use std::time::Duration;
 use fairmesh_model::{SpiffeId, SpiffePath, TrustBundle, TrustDomain};
 use tokio_rustls::rustls::{
     crypto::{WebPkiSupportedAlgorithms, aws_lc_rs},
-    pki_types::{CertificateDer, TrustAnchor, UnixTime},
+    pki_types::{CertificateDer, SubjectPublicKeyInfoDer, TrustAnchor, UnixTime},
 };
-use webpki::{EndEntityCert, KeyUsage, anchor_from_trusted_cert};
+use webpki::{EndEntityCert, KeyUsage, RawPublicKeyEntity, anchor_from_trusted_cert};
 use x509_parser::{certificate::X509Certificate, extensions::GeneralName, prelude::FromDer as _};
 
 use crate::{IdentityError, JoinToken, RevocationList, token};
@@ -88,6 +88,13 @@ pub enum Refused {
 pub(crate) struct RootDigest([u8; 32]);
 
 impl RootDigest {
+    /// Of a root in DER.
+    pub(crate) fn of_certificate(root: &[u8]) -> Result<Self, IdentityError> {
+        let certificate = CertificateDer::from(root);
+        let anchor = anchor_from_trusted_cert(&certificate).map_err(IdentityError::crypto)?;
+        Ok(Self::of(&anchor))
+    }
+
     fn of(anchor: &TrustAnchor<'_>) -> Self {
         let (name, key) = (anchor.subject.as_ref(), anchor.subject_public_key_info.as_ref());
         let length = u64::try_from(name.len()).unwrap_or(u64::MAX).to_be_bytes();
@@ -141,7 +148,7 @@ impl Trust {
     pub fn pinned(bundle: &TrustBundle, token: &JoinToken) -> Result<Self, IdentityError> {
         let roots: Vec<_> =
             bundle.roots.iter().filter(|root| crate::token::digest(root) == token.root).cloned().collect();
-        Self::new(TrustBundle { domain: bundle.domain.clone(), roots })
+        Self::new(TrustBundle::new(bundle.domain.clone(), roots))
     }
 
     /// Verifies the chain of a server that sends its root as well, by the digest of the root in a token.
@@ -153,17 +160,15 @@ impl Trust {
         let leaf = chain.first().ok_or(Refused::ChainLength(0))?;
         let domain = id_of(leaf, Usage::Server)?.domain;
         let roots = chain.iter().take(MAX_CHAIN).map(|one| one.to_vec()).collect();
-        let trust = Self::pinned(&TrustBundle { domain, roots }, token).map_err(|_| Refused::Malformed)?;
+        let trust = Self::pinned(&TrustBundle::new(domain, roots), token).map_err(|_| Refused::Malformed)?;
         trust.verify(chain, Usage::Server, now)
     }
 
     /// The root above a chain.
     pub(crate) fn root_of(&self, chain: &[CertificateDer<'_>]) -> Option<CertificateDer<'static>> {
-        let above = parse(chain.last()?).ok()?.issuer().as_raw().to_vec();
-        let signed = |root: &&Vec<u8>| {
-            parse(&CertificateDer::from(root.as_slice())).is_ok_and(|root| root.subject().as_raw() == above)
-        };
-        self.bundle.roots.iter().find(signed).map(|root| root.clone().into())
+        let last = chain.last()?;
+        let roots = self.bundle.roots.iter().map(|root| CertificateDer::from(root.as_slice()));
+        roots.into_iter().find(|root| is_issued_by(last, root)).map(CertificateDer::into_owned)
     }
 
     /// Verifies a chain, the peer's own certificate first, and returns its identity.
@@ -277,6 +282,24 @@ pub(crate) fn parse<'a>(certificate: &'a CertificateDer<'_>) -> Result<X509Certi
         Ok(([], parsed)) => Ok(parsed),
         _ => Err(Refused::Malformed),
     }
+}
+
+/// Whether a certificate is by another: successive roots may have one name, so that the signature decides.
+pub(crate) fn is_issued_by(certificate: &CertificateDer<'_>, root: &CertificateDer<'_>) -> bool {
+    let (Ok(issued), Ok(by)) = (parse(certificate), parse(root)) else { return false };
+    if issued.issuer().as_raw() != by.subject().as_raw() {
+        return false;
+    }
+    let key = SubjectPublicKeyInfoDer::from(by.public_key().raw);
+    let Ok(key) = RawPublicKeyEntity::try_from(&key) else { return false };
+    let (signed, signature) = (issued.tbs_certificate.as_ref(), &issued.signature_value.data);
+    algorithms().all.iter().any(|algorithm| key.verify_signature(*algorithm, signed, signature).is_ok())
+}
+
+/// Whether two certificates have one name and key.
+pub(crate) fn is_same_authority(one: &CertificateDer<'_>, other: &CertificateDer<'_>) -> bool {
+    let (Ok(one), Ok(other)) = (parse(one), parse(other)) else { return false };
+    one.subject().as_raw() == other.subject().as_raw() && one.public_key().raw == other.public_key().raw
 }
 
 /// When a certificate begins and ends to be valid, since 1970.

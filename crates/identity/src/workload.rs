@@ -16,6 +16,7 @@ use crate::{
     federation::Federation,
     tls_config::{self, Beside, Expected},
     tls_stream::TlsStream,
+    trust::RootDigest,
 };
 
 /// Upper bound of the services whose sessions can be resumed. With more, all begin anew.
@@ -138,6 +139,20 @@ impl Workload {
         self.roots.send_modify(|changes| *changes += 1);
     }
 
+    /// Notes beneath which roots the certificates of peers are, of connections from now on.
+    pub fn note_roots_of_peers(&self) {
+        self.connections.note_roots();
+    }
+
+    /// The peers with open connections whose certificates hang from a root of the domain and have not expired, if
+    /// [these are noted](Self::note_roots_of_peers).
+    ///
+    /// # Errors
+    /// When the root is no certificate.
+    pub fn peers_beneath(&self, root: &[u8]) -> Result<BTreeSet<SpiffeId>, IdentityError> {
+        Ok(self.connections.peers_beneath(&RootDigest::of_certificate(root)?, self.now()))
+    }
+
     /// Changes when the record of the roots does, if that is followed. What it says is not trusted: a control plane has to sign it.
     pub fn root_changes(&self) -> watch::Receiver<u64> {
         self.roots.subscribe()
@@ -246,7 +261,7 @@ impl Workload {
             let (config, own) = config.ok_or_else(no_identity)?;
             let stream = TlsStream::accept(config, stream).await?;
             let accepts = |id: &SpiffeId| federated.is_some_and(|callers| callers.accepts(id));
-            let stream = stream.within(&connections, (&own.id().domain, clock.now()), accepts)?;
+            let stream = stream.within(&connections, (own.trust(), clock.now()), accepts)?;
             Ok(Box::new(stream) as Box<_>)
         })
     }
@@ -306,7 +321,7 @@ impl TlsIdentity for Workload {
             let (config, own) = config?;
             let stream = TlsStream::connect(config, stream).await?;
             // The handshake, or that of the session that it resumed, has verified that it is the one that was expected.
-            let stream = stream.within(&connections, (&own.id().domain, clock.now()), |_| is_named)?;
+            let stream = stream.within(&connections, (own.trust(), clock.now()), |_| is_named)?;
             Ok(Box::new(stream) as Box<_>)
         })
     }

@@ -80,6 +80,6 @@ pub use traffic::{
 pub use traffic::{LoadMetric, LoadRing, MAX_PLANNED_CLASSES, Traffic, TrafficMode, TrafficPlanner};
 pub use trust::{
     BundleEndpoint, FederatedDomains, JoinedAgent, MAX_BUNDLE_URL, MAX_CERTIFICATE, MAX_FEDERATED_DOMAINS,
-    MAX_ROOTS, MAX_TENANTS, TrustBundle,
+    MAX_RETIRED_ROOTS, MAX_ROOTS, MAX_TENANTS, TrustBundle,
 };
 pub use workload::{HOST_NAMESPACE, ProgramFacts, ProgramSelector, WorkloadEntry};

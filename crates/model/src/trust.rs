@@ -6,6 +6,8 @@ use crate::{Invalid, Region, Tenant, TrustDomain};
 
 /// Upper bound of roots of a trust domain: one, or the old and the new ones while roots are rotated.
 pub const MAX_ROOTS: usize = 8;
+/// Upper bound of retired roots that are remembered, so that control planes whose files have them do not record them again.
+pub const MAX_RETIRED_ROOTS: usize = 32;
 /// Upper bound of a certificate, in bytes of DER.
 pub const MAX_CERTIFICATE: usize = 4096;
 /// Upper bound of tenants to which an agent is restricted.
@@ -18,6 +20,23 @@ pub struct TrustBundle {
     pub domain: TrustDomain,
     /// Roots in DER, the newest last; at least one.
     pub roots: Vec<Vec<u8>>,
+    /// The SHA-256 of roots that an operator retired, the last one last; at most [`MAX_RETIRED_ROOTS`], none of `roots`.
+    pub retired: Vec<[u8; 32]>,
+}
+
+impl TrustBundle {
+    /// A bundle of which no root was retired.
+    pub const fn new(domain: TrustDomain, roots: Vec<Vec<u8>>) -> Self {
+        Self { domain, roots, retired: Vec::new() }
+    }
+
+    /// Takes a root out, and remembers its SHA-256; those retired longest ago are forgotten.
+    pub fn retire(&mut self, root: &[u8], digest: [u8; 32]) {
+        self.roots.retain(|one| one != root);
+        self.retired.push(digest);
+        let surplus = self.retired.len().saturating_sub(MAX_RETIRED_ROOTS);
+        self.retired.drain(..surplus);
+    }
 }
 
 /// Upper bound of trust domains that a mesh is federated with.

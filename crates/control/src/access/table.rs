@@ -47,6 +47,7 @@ pub(crate) static METHODS: &[Method] = &[
     row("/fairmesh.v1.Authority/DescribeAuthority", Access::Everyone),
     row("/fairmesh.v1.Authority/CreateToken", Access::OwnUser),
     row("/fairmesh.v1.Authority/RotateAuthority", Access::OwnUser),
+    row("/fairmesh.v1.Authority/RetireRoot", Access::OwnUser),
     row("/fairmesh.v1.Imbalance/Report", Access::Of(of::report_usage)),
     row("/fairmesh.v1.Imbalance/Read", Access::Of(of::read_imbalance)),
     row("/fairmesh.v1.Quota/Claim", Access::Of(of::claim)),

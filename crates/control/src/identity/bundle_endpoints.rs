@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_identity::{MAX_BUNDLE_DOCUMENT, bundle_refresh_hint, read_bundle_document};
+use fairmesh_identity::{BundleHints, MAX_BUNDLE_DOCUMENT, read_bundle_document};
 use fairmesh_model::{BundleEndpoint, FederatedDomains, Record, RecordKey, TrustBundle};
 use fairmesh_rib::{Batch, Expect, Op};
 use fairmesh_store::author::saying;
@@ -22,21 +22,53 @@ const REFRESH: Duration = Duration::from_secs(300);
 const REFRESH_BOUNDS: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(3600));
 /// The same after one that failed.
 const RETRY: Duration = Duration::from_secs(60);
+/// How long an older document is refused after a newer one: servers of an endpoint may differ for a while, but one that was restored
+/// begins anew.
+const SUPERSEDED: Duration = Duration::from_secs(3600);
+
+/// What is known of an endpoint.
+#[derive(Debug)]
+struct Followed {
+    due: Instant,
+    newest: NewestDocument,
+}
+
+/// The number of the newest document that an endpoint served, and when it did so last.
+#[derive(Clone, Copy, Debug, Default)]
+struct NewestDocument(Option<(u64, Instant)>);
+
+impl NewestDocument {
+    /// Notes a document, unless it is older (SPIFFE Trust Domain and Bundle, 4.1.1).
+    fn accept(&mut self, sequence: Option<u64>, now: Instant) -> Result<(), String> {
+        let Some(sequence) = sequence else { return Ok(()) };
+        match self.0 {
+            Some((newest, served)) if sequence < newest && now < served + SUPERSEDED => {
+                Err(format!("the endpoint serves the document {sequence}, and served {newest} before"))
+            }
+            _ => {
+                self.0 = Some((sequence, now));
+                Ok(())
+            }
+        }
+    }
+}
 
 impl IdentityService {
     /// Fetches the roots of other trust domains, and records those that have changed. Several control planes of a store may do so:
     /// only one of them writes.
     pub(crate) async fn follow_bundle_endpoints(self) {
-        let mut due: HashMap<BundleEndpoint, Instant> = HashMap::new();
+        let mut followed: HashMap<BundleEndpoint, Followed> = HashMap::new();
         loop {
             sleep(INTERVAL).await;
             let Some((domains, _)) = self.federated_domains() else { continue };
-            due.retain(|endpoint, _| domains.endpoints.contains(endpoint));
+            followed.retain(|endpoint, _| domains.endpoints.contains(endpoint));
             for endpoint in domains.endpoints {
-                if due.get(&endpoint).is_some_and(|due| Instant::now() < *due) {
+                let known = followed.get(&endpoint);
+                if known.is_some_and(|known| Instant::now() < known.due) {
                     continue;
                 }
-                let pause = match self.refresh_from(&endpoint).await {
+                let mut newest = known.map_or(NewestDocument::default(), |known| known.newest);
+                let pause = match self.refresh_from(&endpoint, &mut newest).await {
                     Ok(hint) => hint.unwrap_or(REFRESH).clamp(REFRESH_BOUNDS.0, REFRESH_BOUNDS.1),
                     Err(problem) => {
                         tracing::warn!(
@@ -46,19 +78,25 @@ impl IdentityService {
                         RETRY
                     }
                 };
-                due.insert(endpoint, Instant::now() + pause);
+                followed.insert(endpoint, Followed { due: Instant::now() + pause, newest });
             }
         }
     }
 
     /// After which time the document wants to be read again, if it says so.
-    async fn refresh_from(&self, endpoint: &BundleEndpoint) -> Result<Option<Duration>, String> {
+    async fn refresh_from(
+        &self,
+        endpoint: &BundleEndpoint,
+        newest: &mut NewestDocument,
+    ) -> Result<Option<Duration>, String> {
         let url: WebUrl = endpoint.url.parse().map_err(|error: fairmesh_model::Invalid| error.to_string())?;
         let document = fetch(&url, None, MAX_BUNDLE_DOCUMENT).await?;
         let bundle =
             read_bundle_document(endpoint.domain.clone(), &document).map_err(|error| error.to_string())?;
+        let hints = BundleHints::of(&document);
+        newest.accept(hints.sequence, Instant::now())?;
         self.record_roots(endpoint, bundle).await?;
-        Ok(bundle_refresh_hint(&document))
+        Ok(hints.refresh)
     }
 
     async fn record_roots(&self, endpoint: &BundleEndpoint, bundle: TrustBundle) -> Result<(), String> {
@@ -101,5 +139,25 @@ impl IdentityService {
             Ok(Record::FederatedDomains(domains)) => Some((domains, entry.revision)),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_older_document_is_refused_while_servers_of_an_endpoint_may_differ() {
+        let (mut newest, begin) = (NewestDocument::default(), Instant::now());
+        newest.accept(None, begin).unwrap();
+        newest.accept(Some(4), begin).unwrap();
+        newest.accept(Some(5), begin).unwrap();
+        let error = newest.accept(Some(4), begin + SUPERSEDED / 2).unwrap_err();
+        assert!(error.contains("document 4") && error.contains("served 5"), "{error}");
+        newest.accept(Some(5), begin + SUPERSEDED / 2).unwrap();
+        newest.accept(Some(4), begin + SUPERSEDED).unwrap_err();
+        // It serves 4 alone by now.
+        newest.accept(Some(4), begin + 2 * SUPERSEDED).unwrap();
+        newest.accept(None, begin + 2 * SUPERSEDED).unwrap();
     }
 }

@@ -3,12 +3,17 @@
 use std::sync::Arc;
 
 use fairmesh_identity::{IdentityError, Joining, TokenGrant};
-use fairmesh_model::{Invalid, Label, MAX_TENANTS, Region, ServiceName, Tenant};
+use fairmesh_model::{Invalid, Label, MAX_ROOTS, MAX_TENANTS, Region, ServiceName, Tenant};
 use fairmesh_wire::v1::{self, authority_server};
-use tokio::task::spawn_blocking;
-use tonic::{Request, Response, Status};
+use tokio::{task::spawn_blocking, time::sleep};
+use tonic::{Code, Request, Response, Status};
 
-use super::{IdentityService, Issuing, failed, no_domain, recorded_bundle, service::is_own_user};
+use super::{
+    IdentityService, Issuing, RETRY_INTERVAL, failed, no_domain, recorded_bundle, service::is_own_user,
+};
+
+/// How often roots are recorded anew whose record changes meanwhile.
+const PUBLISH_ATTEMPTS: usize = 5;
 
 #[tonic::async_trait]
 impl authority_server::Authority for IdentityService {
@@ -64,6 +69,9 @@ impl authority_server::Authority for IdentityService {
     ) -> Result<Response<v1::DescribeAuthorityResponse>, Status> {
         let issuing = self.permitted(&request)?;
         let v1::RotateAuthorityRequest { root: with_root, force } = request.into_inner();
+        if with_root && issuing.bundle(&self.node).roots.len() >= MAX_ROOTS {
+            return Err(failed(&IdentityError::TooManyRoots(MAX_ROOTS)));
+        }
         let rotating = Arc::clone(&issuing);
         on_disk(move || {
             let now = rotating.clock.now();
@@ -76,15 +84,34 @@ impl authority_server::Authority for IdentityService {
             rotating.authority.rotate_issuer(now)
         })
         .await?;
-        issuing.publish(&self.node, &*self.store).await?;
+        self.publish(&issuing).await?;
         issuing.renew_own(&self.node).map_err(|error| failed(&error))?;
         tracing::warn!(root = with_root, "the key of the certificate authority was rotated");
         self.describe().map(Response::new)
     }
+
+    async fn retire_root(
+        &self,
+        request: Request<v1::RetireRootRequest>,
+    ) -> Result<Response<v1::DescribeAuthorityResponse>, Status> {
+        let issuing = self.permitted(&request)?;
+        self.retire(&issuing, request.into_inner()).await.map(Response::new)
+    }
 }
 
 impl IdentityService {
-    fn permitted<T>(&self, request: &Request<T>) -> Result<Arc<Issuing>, Status> {
+    /// Records the roots, also where the record changes meanwhile.
+    async fn publish(&self, issuing: &Issuing) -> Result<(), Status> {
+        for _ in 1..PUBLISH_ATTEMPTS {
+            match issuing.publish(&self.node, &*self.store).await {
+                Err(status) if status.code() == Code::Aborted => sleep(RETRY_INTERVAL).await,
+                published => return published,
+            }
+        }
+        issuing.publish(&self.node, &*self.store).await
+    }
+
+    pub(super) fn permitted<T>(&self, request: &Request<T>) -> Result<Arc<Issuing>, Status> {
         if !is_own_user(request) {
             return Err(Status::permission_denied(
                 "only the user of the control plane may do this, over its Unix socket: give --control unix:/path, the \
@@ -94,7 +121,7 @@ impl IdentityService {
         self.issuing.clone().ok_or_else(no_domain)
     }
 
-    fn describe(&self) -> Result<v1::DescribeAuthorityResponse, Status> {
+    pub(super) fn describe(&self) -> Result<v1::DescribeAuthorityResponse, Status> {
         let Some(issuing) = &self.issuing else {
             let bundle = recorded_bundle(&self.node).map(Into::into);
             return Ok(v1::DescribeAuthorityResponse { bundle, ..Default::default() });
@@ -110,7 +137,7 @@ impl IdentityService {
 }
 
 /// Runs a call that writes files.
-async fn on_disk<T: Send + 'static>(
+pub(super) async fn on_disk<T: Send + 'static>(
     call: impl FnOnce() -> Result<T, IdentityError> + Send + 'static,
 ) -> Result<T, Status> {
     let done = spawn_blocking(call).await.map_err(|stopped| Status::internal(stopped.to_string()))?;

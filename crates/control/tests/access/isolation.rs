@@ -23,7 +23,7 @@ use super::{
 
 /// Methods that every member may call, since they tell nothing of tenants or prove their caller themselves; those of the
 /// user of the control plane; and one that only agents serve.
-const OPEN: [&str; 8] = [
+const OPEN: [&str; 9] = [
     "Rib/Hello",
     "Identity/Join",
     "Identity/Issue",
@@ -31,6 +31,7 @@ const OPEN: [&str; 8] = [
     "Authority/DescribeAuthority",
     "Authority/CreateToken",
     "Authority/RotateAuthority",
+    "Authority/RetireRoot",
     "Workload/IssueWorkload",
 ];
 

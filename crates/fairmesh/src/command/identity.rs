@@ -4,6 +4,7 @@ mod agents;
 mod authority;
 mod federation;
 mod plaintext;
+mod retire;
 mod revoke;
 mod token;
 mod whoami;
@@ -35,6 +36,8 @@ pub(crate) enum IdentityCommand {
     Token(token::TokenArgs),
     /// Replace the key that signs certificates: on the control plane's machine, as its user.
     Rotate(authority::RotateArgs),
+    /// Trust a root no longer that was replaced by `rotate --root`: on the control plane's machine, as its user.
+    Retire(retire::RetireArgs),
     /// Refuse the certificates of an identity from now on, and close its connections.
     Revoke(revoke::RevokeArgs),
     /// Accept an identity again that was revoked.
@@ -62,6 +65,7 @@ pub(crate) async fn run(command: IdentityCommand) -> Result<ExitCode, Failure> {
         IdentityCommand::Plaintext(args) => plaintext::run(args).await,
         IdentityCommand::Token(args) => token::run(args).await,
         IdentityCommand::Rotate(args) => authority::rotate(args).await,
+        IdentityCommand::Retire(args) => retire::run(args).await,
         IdentityCommand::Revoke(args) => revoke::revoke(args).await,
         IdentityCommand::Restore(args) => revoke::restore(args).await,
         IdentityCommand::Federation(command) => federation::run(command).await,

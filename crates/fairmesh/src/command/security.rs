@@ -43,9 +43,9 @@ pub(crate) async fn run(command: SecurityCommand) -> Result<ExitCode, Failure> {
     let SecurityCommand::Check(args) = command;
     let connection = connect::connect(&args.target).await?;
     let mut report = Report::default();
-    mesh::check(&connection, &mut report).await?;
+    let bundle = mesh::check(&connection, &mut report).await?;
     keys::check(&args.state_dir, &mut report);
-    agent::check(&args.state_dir, &mut report);
+    agent::check(&args.state_dir, bundle.as_ref(), &mut report);
     listeners::check(&mut report).await?;
     output::print_one(args.output_args.format(), &report.json(), &report.to_string())?;
     Ok(if report.worst() >= Level::Warning { ExitCode::FAILURE } else { ExitCode::SUCCESS })

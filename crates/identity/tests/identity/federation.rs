@@ -98,7 +98,7 @@ async fn connections_end_with_the_root_that_vouches_for_them_and_no_others() {
     let cart_id = "spiffe://prod/shop/cart";
     let both = || {
         let roots = [old.authority.bundle().roots, new.authority.bundle().roots].concat();
-        let bundles = vec![TrustBundle { domain: old.authority.bundle().domain, roots }];
+        let bundles = vec![TrustBundle::new(old.authority.bundle().domain, roots)];
         FederatedDomains { bundles, ..Default::default() }
     };
     cart.federate(federated(&old));
@@ -164,7 +164,7 @@ async fn the_roots_of_a_domain_vouch_for_no_other_and_for_no_member() {
         let issued = partner.authority.issue(&request, &id("shop/web"), now()).unwrap();
         // It accepts the server, so that the server is the one that refuses.
         let roots = [partner.authority.bundle().roots, prod.authority.bundle().roots].concat();
-        let bundle = fairmesh_model::TrustBundle { domain: domain(), roots };
+        let bundle = fairmesh_model::TrustBundle::new(domain(), roots);
         let forged = Workload::default();
         forged.install(Credentials::new(key, issued.chain, bundle, now()).unwrap()).unwrap();
         forged.federate(federated(&prod));

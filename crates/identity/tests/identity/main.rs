@@ -9,6 +9,7 @@ mod federation;
 mod mesh_connections;
 mod refused;
 mod renewal;
+mod retirement;
 mod revoked;
 mod rotation;
 mod signed;

@@ -2,15 +2,19 @@
 
 use bytes::Bytes;
 use fairmesh_model::{
-    BundleEndpoint, FederatedDomains, Invalid, JoinedAgent, MAX_CERTIFICATE, MAX_ROOTS, MAX_TENANTS, Region,
-    Revocation, Revocations, RevokedCertificates, Tenant, TrustBundle, TrustDomain,
+    BundleEndpoint, FederatedDomains, Invalid, JoinedAgent, MAX_CERTIFICATE, MAX_RETIRED_ROOTS, MAX_ROOTS,
+    MAX_TENANTS, Region, Revocation, Revocations, RevokedCertificates, Tenant, TrustBundle, TrustDomain,
 };
 
 use crate::v1;
 
 impl From<TrustBundle> for v1::TrustBundle {
     fn from(bundle: TrustBundle) -> Self {
-        Self { domain: bundle.domain.into(), roots: bundle.roots.into_iter().map(Bytes::from).collect() }
+        Self {
+            domain: bundle.domain.into(),
+            roots: bundle.roots.into_iter().map(Bytes::from).collect(),
+            retired: bundle.retired.into_iter().map(|digest| Bytes::copy_from_slice(&digest)).collect(),
+        }
     }
 }
 
@@ -28,7 +32,17 @@ impl TryFrom<v1::TrustBundle> for TrustBundle {
             let hint = format!("a certificate has 1 to {MAX_CERTIFICATE}");
             return Err(Invalid::new(format!("roots[{i}]"), problem, hint));
         }
-        Ok(Self { domain, roots: message.roots.into_iter().map(Vec::from).collect() })
+        if message.retired.len() > MAX_RETIRED_ROOTS {
+            let problem = format!("has {} digests", message.retired.len());
+            return Err(Invalid::new("retired", problem, format!("give at most {MAX_RETIRED_ROOTS}")));
+        }
+        let digest = |(i, digest): (usize, Bytes)| {
+            let problem = || format!("has {} bytes", digest.len());
+            let wrong = |_| Invalid::new(format!("retired[{i}]"), problem(), "a SHA-256 has 32");
+            <[u8; 32]>::try_from(&digest[..]).map_err(wrong)
+        };
+        let retired = message.retired.into_iter().enumerate().map(digest).collect::<Result<_, _>>()?;
+        Ok(Self { domain, roots: message.roots.into_iter().map(Vec::from).collect(), retired })
     }
 }
 

@@ -2013,6 +2013,9 @@ pub struct TrustBundle {
     /// DER, the newest last; 1 to 8, each at most 4 KB.
     #[prost(bytes = "bytes", repeated, tag = "2")]
     pub roots: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+    /// The SHA-256 of roots that an operator retired, the last one last; at most 32.
+    #[prost(bytes = "bytes", repeated, tag = "3")]
+    pub retired: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
 }
 /// Certificates that are no longer accepted, though their time has not ended.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -6847,6 +6850,22 @@ pub struct RotateAuthorityRequest {
     #[prost(bool, tag = "2")]
     pub force: bool,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RetireRootRequest {
+    /// SHA-256 of the root.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub sha256: ::prost::bytes::Bytes,
+    /// Change nothing; the response is the authority as it would be.
+    #[prost(bool, tag = "2")]
+    pub dry_run: bool,
+    /// Even though certificates beneath it may be in use, whose holders are refused then. Not while the control plane signs
+    /// with it.
+    #[prost(bool, tag = "3")]
+    pub force: bool,
+    /// Why, for the log of writes.
+    #[prost(string, tag = "4")]
+    pub message: ::prost::alloc::string::String,
+}
 /// Generated client implementations.
 pub mod identity_client {
     #![allow(
@@ -7359,6 +7378,31 @@ pub mod authority_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Authority", "RotateAuthority"));
             self.inner.unary(req, path, codec).await
         }
+        /// Trusts an old root no longer: with FAILED_PRECONDITION while it may be needed.
+        pub async fn retire_root(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RetireRootRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DescribeAuthorityResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codegen::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/fairmesh.v1.Authority/RetireRoot",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("fairmesh.v1.Authority", "RetireRoot"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -7395,6 +7439,14 @@ pub mod authority_server {
         async fn rotate_authority(
             &self,
             request: tonic::Request<super::RotateAuthorityRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DescribeAuthorityResponse>,
+            tonic::Status,
+        >;
+        /// Trusts an old root no longer: with FAILED_PRECONDITION while it may be needed.
+        async fn retire_root(
+            &self,
+            request: tonic::Request<super::RetireRootRequest>,
         ) -> std::result::Result<
             tonic::Response<super::DescribeAuthorityResponse>,
             tonic::Status,
@@ -7597,6 +7649,51 @@ pub mod authority_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = RotateAuthoritySvc(inner);
+                        let codec = crate::codegen::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/fairmesh.v1.Authority/RetireRoot" => {
+                    #[allow(non_camel_case_types)]
+                    struct RetireRootSvc<T: Authority>(pub Arc<T>);
+                    impl<
+                        T: Authority,
+                    > tonic::server::UnaryService<super::RetireRootRequest>
+                    for RetireRootSvc<T> {
+                        type Response = super::DescribeAuthorityResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RetireRootRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Authority>::retire_root(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RetireRootSvc(inner);
                         let codec = crate::codegen::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

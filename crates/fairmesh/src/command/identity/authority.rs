@@ -4,9 +4,9 @@ use clap::Args;
 use fairmesh_identity::CertificateInfo;
 use fairmesh_model::{Invalid, TrustBundle};
 use fairmesh_wire::v1::{DescribeAuthorityRequest, DescribeAuthorityResponse, RotateAuthorityRequest};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{ReadArgs, timestamp};
+use super::{ReadArgs, revoke::hexadecimal, timestamp};
 use crate::{
     cli::{Format, OutputArgs, TargetArgs},
     connect,
@@ -48,9 +48,15 @@ pub(super) async fn rotate(args: RotateArgs) -> Result<(), Failure> {
 }
 
 fn print(described: DescribeAuthorityResponse, format: Format) -> Result<(), Failure> {
+    let (value, text) = shown(described)?;
+    output::print_one(format, &value, &text)
+}
+
+/// An authority in JSON, and for people.
+pub(super) fn shown(described: DescribeAuthorityResponse) -> Result<(Value, String), Failure> {
     let Some(bundle) = described.bundle else {
         let text = "the mesh has no trust domain; start a control plane with --trust-domain NAME\n";
-        return output::print_one(format, &json!({ "domain": null }), text);
+        return Ok((json!({ "domain": null }), text.to_owned()));
     };
     let invalid = |error: Invalid| Failure::failed(error);
     let bundle = TrustBundle::try_from(bundle).map_err(invalid)?;
@@ -61,7 +67,9 @@ fn print(described: DescribeAuthorityResponse, format: Format) -> Result<(), Fai
         rows.push(vec!["root".to_owned(), info.digest.clone(), timestamp(info.expires_at)]);
         roots.push(json!({ "sha256": info.digest, "expires": info.expires_at }));
     }
-    let mut issuer = serde_json::Value::Null;
+    let retired: Vec<String> = bundle.retired.iter().map(|digest| hexadecimal(digest)).collect();
+    rows.extend(retired.iter().map(|digest| vec!["retired root".to_owned(), digest.clone(), String::new()]));
+    let mut issuer = Value::Null;
     if !described.issuer.is_empty() {
         let info = CertificateInfo::of(&described.issuer).map_err(Failure::failed)?;
         rows.push(vec!["intermediate".to_owned(), info.digest.clone(), timestamp(info.expires_at)]);
@@ -70,6 +78,7 @@ fn print(described: DescribeAuthorityResponse, format: Format) -> Result<(), Fai
     let value = json!({
         "domain": bundle.domain,
         "roots": roots,
+        "retired": retired,
         "issuer": issuer,
         "rootKeyPresent": described.root_key_present,
         "openTokens": described.open_tokens,
@@ -81,5 +90,5 @@ fn print(described: DescribeAuthorityResponse, format: Format) -> Result<(), Fai
         described.open_tokens,
         output::table(&["CERTIFICATE", "SHA-256", "EXPIRES"], &rows)
     );
-    output::print_one(format, &value, &text)
+    Ok((value, text))
 }

@@ -173,7 +173,8 @@ pub(super) fn value(one: &Revocation) -> Value {
     json!({ "id": one.path.to_string(), "serial": serial, "issuedBefore": before, "revoked": one.at })
 }
 
-fn hexadecimal(bytes: &[u8]) -> String {
+/// Bytes as digits.
+pub(super) fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

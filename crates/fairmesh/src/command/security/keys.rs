@@ -45,7 +45,7 @@ fn check_keys(keys: &[PathBuf], report: &mut Report) {
     for file in &open {
         let message = format!("other users may read the key {}", file.display());
         let remedy = format!(
-            "chmod 600 {}; if others use this machine, have the key replaced: 'fairmesh identity rotate' for a control plane, else delete the \
+            "chmod 600 {}; if others use this machine, have the key replaced: 'fairmesh identity rotate' for a control plane, with --root for root.key, else delete the \
              folder and join again",
             file.display()
         );

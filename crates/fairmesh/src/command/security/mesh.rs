@@ -25,22 +25,25 @@ const ROTATE_BEFORE: Duration = Duration::from_secs(90 * 24 * 3600);
 /// The same of the intermediate, which a control plane with the root key replaces by itself a day earlier.
 const RENEW_BEFORE: Duration = Duration::from_secs(59 * 24 * 3600);
 
-/// Examines the authority and all records.
-pub(super) async fn check(connection: &Connection, report: &mut Report) -> Result<(), Failure> {
+/// Examines the authority and all records; the roots of the trust domain, if there is one.
+pub(super) async fn check(
+    connection: &Connection,
+    report: &mut Report,
+) -> Result<Option<TrustBundle>, Failure> {
     let view = View::read(connection, &Scope::All, EVERY_KIND).await?;
-    let has_domain = authority(connection, report).await?;
-    if has_domain {
+    let bundle = authority(connection, report).await?;
+    if bundle.is_some() {
         transport(connection, &view, report).await?;
     }
     authorization(&view, report);
     for (name, binding) in &View::roles(connection).await?.roles {
         role(name.as_str(), &binding.value, report);
     }
-    Ok(())
+    Ok(bundle)
 }
 
-/// The trust domain and its certificates; whether there is one.
-async fn authority(connection: &Connection, report: &mut Report) -> Result<bool, Failure> {
+/// The trust domain and its certificates, if there is one.
+async fn authority(connection: &Connection, report: &mut Report) -> Result<Option<TrustBundle>, Failure> {
     let described = connection.authority().describe_authority(v1::DescribeAuthorityRequest {}).await;
     let described = described.map_err(|status| Failure::from_status(&status))?.into_inner();
     let Some(bundle) = described.bundle else {
@@ -50,7 +53,7 @@ async fn authority(connection: &Connection, report: &mut Report) -> Result<bool,
             "the mesh has no trust domain: calls are plaintext, and no process proves an identity",
             "start the control planes with --trust-domain NAME (docs/security.md)",
         );
-        return Ok(false);
+        return Ok(None);
     };
     let bundle = TrustBundle::try_from(bundle).map_err(|error: Invalid| Failure::failed(error))?;
     report.ok("trustDomain", format!("the trust domain is {}", bundle.domain));
@@ -80,7 +83,7 @@ async fn authority(connection: &Connection, report: &mut Report) -> Result<bool,
             "they end by themselves; use each at once, and pass it over a protected way",
         );
     }
-    Ok(true)
+    Ok(Some(bundle))
 }
 
 fn expiry(

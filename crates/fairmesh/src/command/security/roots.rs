@@ -28,7 +28,8 @@ pub(super) async fn check(
     bundle: &TrustBundle,
     report: &mut Report,
 ) -> Result<(), Failure> {
-    let Some(newest) = bundle.roots.last().filter(|_| bundle.roots.len() > 1) else { return Ok(()) };
+    let was_rotated = bundle.roots.len() > 1 || !bundle.retired.is_empty();
+    let Some(newest) = bundle.roots.last().filter(|_| was_rotated) else { return Ok(()) };
     programs(bundle, newest, report)?;
     let connected = match connected(connection).await {
         Some(watchers) => Agents::of(&watchers, newest),
@@ -55,7 +56,7 @@ fn programs(bundle: &TrustBundle, newest: &[u8], report: &mut Report) -> Result<
             "programs that have not renewed their certificates since the root {root} began do not trust it: all do by {}",
             time(learned)
         ),
-        "run 'fairmesh identity rotate' then, to sign with it",
+        "run 'fairmesh identity rotate' then, to sign with it, unless that was done with --force",
     );
     Ok(())
 }

@@ -457,7 +457,12 @@ fn hosts() -> impl Strategy<Value = Hosts> {
 
 fn trust_bundle() -> impl Strategy<Value = TrustBundle> {
     let root = collection::vec(any::<u8>(), 1..MAX_CERTIFICATE);
-    (name(), collection::vec(root, 1..=MAX_ROOTS)).prop_map(|(domain, roots)| TrustBundle { domain, roots })
+    let retired = collection::vec(any::<[u8; 32]>(), 0..=MAX_RETIRED_ROOTS);
+    (name(), collection::vec(root, 1..=MAX_ROOTS), retired).prop_map(|(domain, roots, retired)| TrustBundle {
+        domain,
+        roots,
+        retired,
+    })
 }
 
 fn federated_domains() -> impl Strategy<Value = FederatedDomains> {

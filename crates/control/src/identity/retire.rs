@@ -1,0 +1,101 @@
+//! Roots that are trusted no longer.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use fairmesh_identity::{IdentityError, sha256};
+use fairmesh_model::Prefix;
+use fairmesh_rib::PeerKind;
+use fairmesh_store::author::saying;
+use fairmesh_wire::v1;
+use tonic::Status;
+
+use super::{IdentityService, Issuing, RecordedBundle, failed, operate::on_disk};
+use crate::admin::read_message;
+
+/// The most processes that a refusal names.
+const MAX_NAMED: usize = 5;
+
+impl IdentityService {
+    /// Takes a root out of the records, and out of the file of this control plane.
+    pub(super) async fn retire(
+        &self,
+        issuing: &Arc<Issuing>,
+        request: v1::RetireRootRequest,
+    ) -> Result<v1::DescribeAuthorityResponse, Status> {
+        let v1::RetireRootRequest { sha256: wanted, dry_run, force, message } = request;
+        let message =
+            read_message(message).map_err(|problem| Status::invalid_argument(problem.to_string()))?;
+        let recorded = RecordedBundle::read(&self.node)?;
+        let mut bundle = issuing.authority.complete(recorded.bundle.clone());
+        let root = bundle.roots.iter().find(|root| sha256(root).as_slice() == wanted).cloned();
+        let root = root.ok_or_else(|| Status::not_found("the trust domain has no such root"))?;
+        let unused = issuing.authority.check_unused(&bundle, &root, issuing.clock.now());
+        unused.map_err(|error| failed(&error))?;
+        if !force {
+            self.check_unpresented(issuing, &root)?;
+        }
+        bundle.retire(&root, sha256(&root));
+        let roots = bundle.roots.len();
+        let retired =
+            v1::DescribeAuthorityResponse { bundle: Some(bundle.clone().into()), ..self.describe()? };
+        if dry_run {
+            return Ok(retired);
+        }
+        saying(message.into(), recorded.replace(bundle, &*self.store)).await?;
+        let forgetting = Arc::clone(issuing);
+        on_disk(move || forgetting.authority.forget_root(&root)).await?;
+        issuing.renew_own(&self.node).map_err(|error| failed(&error))?;
+        tracing::warn!(root = hexadecimal(&wanted), roots, "a root of the trust domain was retired");
+        Ok(retired)
+    }
+
+    /// Refuses while processes may have certificates beneath a root, or not trust the one that signs instead.
+    fn check_unpresented(&self, issuing: &Issuing, root: &[u8]) -> Result<(), Status> {
+        let mut problems = Vec::new();
+        match issuing.authority.check_expired_beneath(root, issuing.clock.now()) {
+            Ok(()) => {}
+            Err(error @ IdentityError::RecentRoot { .. }) => problems.push(error.to_string()),
+            Err(error) => return Err(failed(&error)),
+        }
+        let beneath = issuing.workload.peers_beneath(root).map_err(|error| failed(&error))?;
+        if !beneath.is_empty() {
+            let ids = beneath.iter().map(ToString::to_string).collect();
+            problems.push(format!("certificates beneath it are shown by {}", named(&ids)));
+        }
+        let lacking = self.agents_without(&issuing.authority.signing_root());
+        if !lacking.is_empty() {
+            problems.push(format!("agents do not trust the root that signs now: {}", named(&lacking)));
+        }
+        if problems.is_empty() {
+            return Ok(());
+        }
+        Err(Status::failed_precondition(format!(
+            "{}; retire it then, or with --force, where processes that still need it are refused until they have renewed or joined again",
+            problems.join("; ")
+        )))
+    }
+
+    /// Agents that follow this control plane and say of themselves that they trust other roots only.
+    fn agents_without(&self, root: &[u8]) -> BTreeSet<String> {
+        let root = sha256(root);
+        let watchers = self.node.watchers(&Prefix::everything());
+        let lacking = watchers.into_iter().filter(|watcher| {
+            let peer = watcher.peer.as_ref().filter(|peer| peer.kind == PeerKind::Agent);
+            peer.is_some_and(|peer| !peer.roots.is_empty() && !peer.roots.contains(&root))
+        });
+        lacking.map(|watcher| watcher.software).collect()
+    }
+}
+
+/// The first of these, and how many more there are.
+fn named(all: &BTreeSet<String>) -> String {
+    let first: Vec<&str> = all.iter().take(MAX_NAMED).map(String::as_str).collect();
+    match all.len().saturating_sub(MAX_NAMED) {
+        0 => first.join(", "),
+        more => format!("{} and {more} more", first.join(", ")),
+    }
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
