@@ -27,6 +27,7 @@ use tokio::{
 };
 
 use changes::CommittedChanges;
+pub(crate) use entry::hex;
 pub use entry::{AuditChange, AuditEntry, AuditValue, BrokenChain, ChainReader};
 use file::AuditFile;
 

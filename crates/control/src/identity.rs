@@ -255,7 +255,7 @@ pub(crate) fn recorded_bundle(node: &Node) -> Option<TrustBundle> {
     RecordedBundle::read(node).ok()?.bundle
 }
 
-/// The trust bundle in the records, which several control planes change.
+/// The trust bundle in the records, which may change before it is replaced.
 struct RecordedBundle {
     bundle: Option<TrustBundle>,
     /// What the record was when it was read.

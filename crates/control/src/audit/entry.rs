@@ -136,7 +136,8 @@ pub(super) fn first_hash() -> String {
     hex(&[0; 32])
 }
 
-fn hex(bytes: &[u8]) -> String {
+/// Bytes as digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -10,7 +10,7 @@ use fairmesh_wire::v1;
 use tonic::Status;
 
 use super::{IdentityService, Issuing, RecordedBundle, failed, operate::on_disk};
-use crate::admin::read_message;
+use crate::{admin::read_message, audit::hex};
 
 /// The most processes that a refusal names.
 const MAX_NAMED: usize = 5;
@@ -45,7 +45,7 @@ impl IdentityService {
         let forgetting = Arc::clone(issuing);
         on_disk(move || forgetting.authority.forget_root(&root)).await?;
         issuing.renew_own(&self.node).map_err(|error| failed(&error))?;
-        tracing::warn!(root = hexadecimal(&wanted), roots, "a root of the trust domain was retired");
+        tracing::warn!(root = hex(&wanted), roots, "a root of the trust domain was retired");
         Ok(retired)
     }
 
@@ -94,8 +94,4 @@ fn named(all: &BTreeSet<String>) -> String {
         0 => first.join(", "),
         more => format!("{} and {more} more", first.join(", ")),
     }
-}
-
-fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -48,10 +48,13 @@ impl Authority {
         }
         // All of them are certificates; those of one time stay as they are.
         bundle.roots.sort_by_key(|root| made_at(&CertificateDer::from(root.as_slice())).unwrap_or_default());
-        let above = root_above(&state.issuer, &state.roots);
-        while bundle.roots.len() > MAX_ROOTS {
-            let is_above = above.is_some_and(|above| **above == *bundle.roots[0]);
-            bundle.roots.remove(usize::from(is_above));
+        if bundle.roots.len() > MAX_ROOTS {
+            // Only then, since signatures are verified to find it, and each request of a certificate needs the bundle.
+            let above = root_above(&state.issuer, &state.roots);
+            while bundle.roots.len() > MAX_ROOTS {
+                let is_above = above.is_some_and(|above| **above == *bundle.roots[0]);
+                bundle.roots.remove(usize::from(is_above));
+            }
         }
         bundle
     }
