@@ -9,7 +9,10 @@ mod retire;
 mod service;
 mod workload_index;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use fairmesh_identity::{
     Authority, Clock, Credentials, HostCertificate, IdentityError, PrivateKey, Reread, RevocationList,
@@ -49,6 +52,8 @@ pub(crate) struct Issuing {
     tokens: Tokens,
     /// Secures connections, and signs responses.
     workload: Arc<Workload>,
+    /// The revision of the record of revocations that is in force.
+    revoked_at: Mutex<Option<u64>>,
     /// Secures the pages, for clients that know this control plane by the names of hosts.
     pages: (Arc<HostCertificate>, Vec<String>),
     clock: Arc<dyn Clock>,
@@ -84,7 +89,7 @@ impl Issuing {
         let workload = Arc::<Workload>::default();
         workload.note_roots_of_peers();
         let pages = (Arc::new(HostCertificate::new(Arc::clone(&workload))), page_hosts(config));
-        Ok(Some(Self { authority, tokens, workload, pages, clock }))
+        Ok(Some(Self { authority, tokens, workload, revoked_at: Mutex::default(), pages, clock }))
     }
 
     /// The roots of the domain: those that are recorded, and others of this control plane that were not retired.
@@ -94,7 +99,29 @@ impl Issuing {
 
     /// What verifies those who ask for certificates.
     fn trust(&self, node: &Node) -> Result<Trust, IdentityError> {
+        // A revocation holds for what is issued from its write on.
+        self.apply_revocations(node);
         Ok(Trust::new(self.bundle(node))?.with_revocations(self.workload.revocations().clone()))
+    }
+
+    /// Refuses what the record of revocations says.
+    fn apply_revocations(&self, node: &Node) {
+        let entry = node.get(&RecordKey::Revocations.to_string());
+        let revision = entry.as_ref().map(|entry| entry.revision);
+        // Held meanwhile, so that no caller goes on before they are in force.
+        let mut applied = self.revoked_at.lock().unwrap_or_else(PoisonError::into_inner);
+        if revision == *applied {
+            return;
+        }
+        *applied = revision;
+        let record = entry.map(|entry| records::decode(&RecordKey::Revocations, &entry.value));
+        match record.transpose() {
+            Ok(Some(Record::Revocations(revocations))) => self.workload.revoke(revocations),
+            Ok(_) => self.workload.revoke(Revocations::default()),
+            Err(error) => {
+                tracing::error!(%error, "the revocations are not understood; keeping the last ones");
+            }
+        }
     }
 
     /// Records the roots that are not recorded yet.
@@ -174,26 +201,12 @@ impl IdentityService {
         Self { issuing, node: node.clone(), store: Arc::clone(store), access, selectors }
     }
 
-    /// Refuses who is revoked, as the records say.
+    /// Refuses callers that are revoked, as the records say.
     pub(crate) async fn follow_revocations(self) {
         let Some(issuing) = self.issuing else { return std::future::pending().await };
-        let key = RecordKey::Revocations.to_string();
-        let mut known = None;
         let mut ticks = tokio::time::interval(REVOCATION_INTERVAL);
         loop {
-            let entry = self.node.get(&key);
-            let revision = entry.as_ref().map(|entry| entry.revision);
-            if revision != known {
-                known = revision;
-                let record = entry.map(|entry| records::decode(&RecordKey::Revocations, &entry.value));
-                match record.transpose() {
-                    Ok(Some(Record::Revocations(revocations))) => issuing.workload.revoke(revocations),
-                    Ok(_) => issuing.workload.revoke(Revocations::default()),
-                    Err(error) => {
-                        tracing::error!(%error, "the revocations are not understood; keeping the last ones");
-                    }
-                }
-            }
+            issuing.apply_revocations(&self.node);
             ticks.tick().await;
         }
     }

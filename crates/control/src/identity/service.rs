@@ -52,7 +52,7 @@ impl identity_server::Identity for IdentityService {
         }
         let agent = Label::new(agent).map_err(|error| Status::invalid_argument(error.to_string()))?;
         // Before it uses up its token.
-        refuse_revoked(issuing, &SpiffePath::Mesh(MeshRole::Agent, agent.clone()))?;
+        self.refuse_revoked(issuing, &SpiffePath::Mesh(MeshRole::Agent, agent.clone()))?;
         let tenants = if token.is_empty() {
             if !is_local {
                 return Err(Status::permission_denied(
@@ -120,7 +120,7 @@ impl IdentityService {
             ServiceName::new(service).map_err(|error| Status::invalid_argument(error.to_string()))?;
         let path = SpiffePath::Service(service.clone());
         // Before it uses up its token.
-        refuse_revoked(issuing, &path)?;
+        self.refuse_revoked(issuing, &path)?;
         redeem(issuing, token, (&Joining::Service(service), "", csr), proof)?;
         tracing::info!(%path, "a program joins without an agent");
         self.certify(csr, path, true)
@@ -212,7 +212,7 @@ impl IdentityService {
     /// A signed response with a certificate, by which a program that joined by itself may ask for the next one.
     fn certify(&self, csr: &[u8], path: SpiffePath, joined: bool) -> Result<v1::SignedMessage, Status> {
         let issuing = self.issuing.as_ref().ok_or_else(no_domain)?;
-        refuse_revoked(issuing, &path)?;
+        self.refuse_revoked(issuing, &path)?;
         let bundle = issuing.bundle(&self.node);
         let id = path.within(&bundle.domain);
         let now = issuing.clock.now();
@@ -223,6 +223,18 @@ impl IdentityService {
         let issued = issued.map_err(|error| failed(&error))?;
         let chain = issued.chain.iter().map(|one| Bytes::copy_from_slice(one)).collect();
         self.sign(csr, v1::IssueResponse { chain, bundle: Some(bundle.into()), ..Default::default() })
+    }
+
+    /// An identity that is revoked as a whole gets no certificate.
+    fn refuse_revoked(&self, issuing: &Issuing, path: &SpiffePath) -> Result<(), Status> {
+        issuing.apply_revocations(&self.node);
+        if !issuing.workload.revocations().current().revokes_identity(path) {
+            return Ok(());
+        }
+        tracing::warn!(%path, "a certificate was refused: the identity is revoked");
+        Err(Status::permission_denied(format!(
+            "the identity {path} is revoked; an operator can restore it with `fairmesh identity restore {path}`"
+        )))
     }
 
     /// A signed response with the programs that may have an identity, and the roots.
@@ -252,17 +264,6 @@ impl IdentityService {
         signed::sign(&own, Purpose::IssueResponse, csr, response.encode_to_vec())
             .map_err(|error| failed(&error))
     }
-}
-
-/// An identity that is revoked as a whole gets no certificate.
-fn refuse_revoked(issuing: &Issuing, path: &SpiffePath) -> Result<(), Status> {
-    if !issuing.workload.revocations().current().revokes_identity(path) {
-        return Ok(());
-    }
-    tracing::warn!(%path, "a certificate was refused: the identity is revoked");
-    Err(Status::permission_denied(format!(
-        "the identity {path} is revoked; an operator can restore it with `fairmesh identity restore {path}`"
-    )))
 }
 
 fn redeem(

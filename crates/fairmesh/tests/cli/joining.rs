@@ -178,6 +178,18 @@ fn a_token_for_a_service_is_refused_to_others_and_a_second_time() {
 }
 
 #[test]
+fn a_revoked_service_does_not_join_from_the_revocation_on_and_keeps_its_token() {
+    let (mesh, tcp) = domain();
+    for service in ["shop/web", "shop/api", "shop/batch"] {
+        let token = token(&mesh, &["--service", service]);
+        mesh.run(&["identity", "revoke", service]).ok();
+        let refused = call_alone(&mesh, &tcp, Some(&token), (service, &["--as", service]));
+        assert!(refused.err.contains("is revoked"), "{refused:?}");
+    }
+    assert_eq!(open_tokens(&mesh), 3);
+}
+
+#[test]
 fn a_proxy_without_an_agent_serves_and_calls_by_one_token() {
     let (mesh, tcp) = domain();
     mesh.apply("kind: Service\nname: shop/catalog\n---\nkind: Service\nname: shop/cart\n").ok();
