@@ -43,9 +43,9 @@ use crate::{
 
 /// How often a proxy that is not ready says what it waits for.
 const WARN_INTERVAL: Duration = Duration::from_secs(10);
-/// Time for the last batch of spans: until the drain deadline, but within these bounds.
-const MIN_SPAN_EXPORT: Duration = Duration::from_millis(500);
-const MAX_SPAN_EXPORT: Duration = Duration::from_secs(5);
+/// Time for the last spans and lines of the access log: until the drain deadline, but within these bounds.
+const MIN_LAST_EXPORT: Duration = Duration::from_millis(500);
+const MAX_LAST_EXPORT: Duration = Duration::from_secs(5);
 
 /// Runs a proxy until `shutdown` completes or a successor takes over, and then drains it: stops accepting, tells
 /// clients to reconnect elsewhere, and closes remaining connections after [`Limits::drain`](crate::Limits::drain).
@@ -228,7 +228,7 @@ impl RunningProxy {
             ),
         }
         let now = Instant::now();
-        self.observer.stop(deadline.clamp(now + MIN_SPAN_EXPORT, now + MAX_SPAN_EXPORT)).await;
+        self.observer.stop(deadline.clamp(now + MIN_LAST_EXPORT, now + MAX_LAST_EXPORT)).await;
     }
 
     /// Lets each listener accept as soon as its routing information is known.

@@ -4,11 +4,13 @@ pub(crate) mod entry;
 
 use std::{
     io::{self, Write},
-    sync::{
-        atomic::{AtomicU64, Ordering::Relaxed},
-        mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
-    },
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
     thread,
+};
+
+use tokio::sync::{
+    mpsc::{self, error::TrySendError},
+    oneshot,
 };
 
 use crate::observe::{access_log::entry::AccessLogEntry, counter::increment};
@@ -42,15 +44,27 @@ pub enum AccessLogFormat {
 pub(crate) struct AccessLogger {
     log: AccessLogConfig,
     seen: AtomicU64,
-    lines: Option<SyncSender<AccessLogEntry>>,
+    lines: Option<mpsc::Sender<Queued>>,
     dropped: AtomicU64,
+}
+
+/// What the thread that writes gets, in order.
+#[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "all but the last are lines, and a box would cost each an allocation"
+)]
+enum Queued {
+    Line(AccessLogEntry),
+    /// Tells that all before it has been written.
+    Flush(oneshot::Sender<()>),
 }
 
 impl AccessLogger {
     pub(crate) fn start(log: AccessLogConfig) -> Self {
         let lines = (log.form != AccessLogFormat::Off).then(|| {
-            let (lines, queue) = sync_channel(QUEUE);
-            thread::spawn(move || write(log.form, &queue, io::stdout().lock()));
+            let (lines, queue) = mpsc::channel(QUEUE);
+            thread::spawn(move || write(log.form, queue, io::stdout().lock()));
             lines
         });
         Self { log, seen: AtomicU64::new(0), lines, dropped: AtomicU64::new(0) }
@@ -70,8 +84,18 @@ impl AccessLogger {
     /// Writes a line, or drops it if the queue is full.
     pub(crate) fn write(&self, entry: AccessLogEntry) {
         let Some(lines) = &self.lines else { return };
-        if let Err(TrySendError::Full(_)) = lines.try_send(entry) {
+        if let Err(TrySendError::Full(_)) = lines.try_send(Queued::Line(entry)) {
             increment(&self.dropped);
+        }
+    }
+
+    /// Waits until the lines so far have been written, since the end of the process would take those with it that are queued.
+    pub(crate) async fn flush(&self) {
+        let Some(lines) = &self.lines else { return };
+        let (done, written) = oneshot::channel();
+        if lines.send(Queued::Flush(done)).await.is_ok() {
+            // It fails where the thread has ended, which then writes nothing any more.
+            let _ = written.await;
         }
     }
 
@@ -81,16 +105,26 @@ impl AccessLogger {
     }
 }
 
-fn write(form: AccessLogFormat, lines: &Receiver<AccessLogEntry>, out: impl Write) {
+fn write(form: AccessLogFormat, mut queue: mpsc::Receiver<Queued>, out: impl Write) {
     let mut out = io::BufWriter::new(out);
-    while let Ok(entry) = lines.recv() {
-        // The reader may have closed standard output; calls continue.
-        let mut next = Some(entry);
-        while let Some(entry) = next {
-            let _ = write_one(form, &entry, &mut out);
-            next = lines.try_recv().ok();
+    while let Some(first) = queue.blocking_recv() {
+        let mut flushed = Vec::new();
+        let mut next = Some(first);
+        while let Some(queued) = next {
+            match queued {
+                // The reader may have closed standard output; calls continue.
+                Queued::Line(entry) => {
+                    let _ = write_one(form, &entry, &mut out);
+                }
+                Queued::Flush(done) => flushed.push(done),
+            }
+            next = queue.try_recv().ok();
         }
         let _ = out.flush();
+        // One that no longer waits is gone.
+        for done in flushed {
+            let _ = done.send(());
+        }
     }
 }
 
@@ -109,7 +143,7 @@ mod tests {
 
     #[test]
     fn one_in_n_requests_and_all_failures_are_logged() {
-        let (lines, queue) = sync_channel(100);
+        let (lines, mut queue) = mpsc::channel(100);
         let log = AccessLogConfig { form: AccessLogFormat::Text, one_in: 10 };
         let access = AccessLogger { lines: Some(lines), ..AccessLogger::start(AccessLogConfig::default()) };
         let access = AccessLogger { log, ..access };
@@ -118,9 +152,27 @@ mod tests {
                 access.write(AccessLogEntry::default());
             }
         }
-        assert_eq!(queue.try_iter().count(), 11);
+        let queued = std::iter::from_fn(|| queue.try_recv().ok()).count();
+        assert_eq!(queued, 11);
         (0..200).for_each(|_| access.write(AccessLogEntry::default()));
         assert_eq!(access.dropped(), 100, "the queue is full");
+    }
+
+    #[tokio::test]
+    async fn what_was_logged_is_written_once_it_is_flushed() {
+        let (lines, queue) = mpsc::channel(100);
+        let log = AccessLogConfig { form: AccessLogFormat::Text, one_in: 1 };
+        let access = AccessLogger { lines: Some(lines), ..AccessLogger::start(AccessLogConfig::default()) };
+        let access = AccessLogger { log, ..access };
+        let (mut reader, out) = io::pipe().unwrap();
+        let writer = thread::spawn(move || write(AccessLogFormat::Text, queue, out));
+        (0..3).for_each(|_| access.write(AccessLogEntry::default()));
+        access.flush().await;
+        let mut written = [0; 4096];
+        let length = io::Read::read(&mut reader, &mut written).unwrap();
+        assert_eq!(written[..length].iter().filter(|&&byte| byte == b'\n').count(), 3);
+        drop(access);
+        writer.join().unwrap();
     }
 
     #[test]

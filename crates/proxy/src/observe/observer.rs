@@ -13,7 +13,7 @@ use fairmesh_calls::{
 };
 use fairmesh_otlp::Counts;
 use http::{HeaderMap, request::Parts};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use crate::{
     forward::target::Target,
@@ -160,10 +160,16 @@ impl RequestObserver {
         self.tracer.as_ref().map(Tracer::counts)
     }
 
-    /// Exports the remaining spans until the deadline.
+    /// Writes the remaining lines of the access log, and exports the remaining spans, until the deadline.
     pub(crate) async fn stop(&self, deadline: Instant) {
-        if let Some(tracer) = &self.tracer {
-            tracer.stop(deadline).await;
+        let exported = async {
+            if let Some(tracer) = &self.tracer {
+                tracer.stop(deadline).await;
+            }
+        };
+        let (written, ()) = tokio::join!(timeout_at(deadline, self.access.flush()), exported);
+        if written.is_err() {
+            tracing::warn!("the last lines of the access log are lost: standard output does not take them");
         }
     }
 }
