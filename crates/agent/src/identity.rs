@@ -11,7 +11,7 @@ mod workloads;
 use std::{
     hash::{BuildHasher as _, RandomState},
     path::PathBuf,
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -24,7 +24,7 @@ use fairmesh_rib::follower::FollowerHandle;
 use fairmesh_wire::transport::{Address, TlsIdentity as _, Transport};
 use tokio::{
     sync::watch,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
@@ -72,6 +72,8 @@ struct Shared {
     /// Whether this agent is, or is about to become, a member; not while there is no way in. `None` before a control plane was
     /// reached: until then it is not known whether the mesh has a trust domain.
     is_member: watch::Sender<Option<bool>>,
+    /// When it got a certificate while no control plane was connected.
+    certified_at: Mutex<Option<Instant>>,
 }
 
 /// What an agent starts with.
@@ -160,6 +162,7 @@ impl AgentIdentity {
             folder,
             own_copy,
             is_member,
+            certified_at: Mutex::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -193,6 +196,20 @@ pub(crate) async fn keep_fresh(identity: Option<AgentIdentity>, stop: Cancellati
         () = follow_bundle(&shared.workload, &shared.folder) => {}
         () = follow_roots(&shared) => {}
         () = tell_roots(&shared) => {}
+        () = connect_with_new(&shared) => {}
+    }
+}
+
+/// Connects to the upstream with a new certificate at once where it was refused without it, and not after the wait for that.
+/// Never returns.
+async fn connect_with_new(shared: &Shared) {
+    let mut changes = shared.workload.installations();
+    // The sender lives in the identity, which this borrows.
+    while changes.changed().await.is_ok() {
+        if !shared.upstream.state().borrow().connected {
+            *shared.certified_at() = Some(Instant::now());
+            shared.upstream.retry();
+        }
     }
 }
 
@@ -296,6 +313,10 @@ impl Shared {
              --join-token-file",
             self.name
         )
+    }
+
+    fn certified_at(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.certified_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The certificate, if it is still accepted.

@@ -134,6 +134,7 @@ pub struct FollowerHandle {
     connection: watch::Receiver<Option<Connection>>,
     ack_requested: watch::Receiver<Option<Revision>>,
     closing: CancellationToken,
+    retry: watch::Sender<()>,
     _alive: Arc<DropGuard>,
 }
 
@@ -178,7 +179,9 @@ impl Follower {
         let (connection, connected) = watch::channel(None);
         let (ack_request, ack_requested) = watch::channel(None);
         let closing = CancellationToken::new();
-        let task = FollowerTask::new(config, sink, desired.clone(), ack_request, closing.clone());
+        let (retry, retried) = watch::channel(());
+        let signals = (closing.clone(), retried);
+        let task = FollowerTask::new(config, sink, desired.clone(), ack_request, signals);
         tokio::spawn(task.run(state, connection, alive.clone()));
         FollowerHandle {
             desired,
@@ -186,6 +189,7 @@ impl Follower {
             connection: connected,
             ack_requested,
             closing,
+            retry,
             _alive: Arc::new(alive.drop_guard()),
         }
     }
@@ -209,6 +213,7 @@ impl Follower {
             state: watched,
             connection: watch::channel(None).1,
             ack_requested: watch::channel(None).1,
+            retry: watch::Sender::default(),
             _alive: Arc::new(alive.drop_guard()),
         }
     }
@@ -263,6 +268,12 @@ impl FollowerHandle {
         // It fails once the task has ended.
         let ended = async { while state.changed().await.is_ok() {} };
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, ended).await;
+    }
+
+    /// Attempts to connect at once where it waits after a failure, since another attempt may succeed now. Without effect on a
+    /// connection that is established.
+    pub fn retry(&self) {
+        self.retry.send_replace(());
     }
 
     /// The revision whose acknowledgement the upstream requested.

@@ -290,7 +290,10 @@ impl Shared {
         let state = state.borrow();
         match state.connected {
             true => RECONNECT_WAIT,
-            false => RECONNECT_WAIT.saturating_sub(state.since.elapsed()),
+            false => {
+                let since = self.certified_at().map_or(state.since, |at| at.max(state.since));
+                RECONNECT_WAIT.saturating_sub(since.elapsed())
+            }
         }
     }
 }

@@ -44,6 +44,8 @@ pub(super) struct FollowerTask<S> {
     behind: Option<(u64, Instant)>,
     /// Unsubscribe and end.
     closing: CancellationToken,
+    /// Changes when the next attempt is not to wait.
+    retry: watch::Receiver<()>,
 }
 
 /// Why a connection ended, or could not be established.
@@ -77,7 +79,7 @@ impl<S: Sink> FollowerTask<S> {
         sink: S,
         desired: Arc<Desired>,
         ack_requested: watch::Sender<Option<Revision>>,
-        closing: CancellationToken,
+        (closing, retry): (CancellationToken, watch::Receiver<()>),
     ) -> Self {
         let (subscriptions, acks, failover) = Default::default();
         Self {
@@ -91,6 +93,7 @@ impl<S: Sink> FollowerTask<S> {
             failures: 0,
             behind: None,
             closing,
+            retry,
         }
     }
 
@@ -113,10 +116,13 @@ impl<S: Sink> FollowerTask<S> {
             self.desired.lock().changed = None;
             if connection.send_replace(None).is_some() {
                 self.sink.disconnected();
+                // Of an attempt before this connection: a fleet whose upstream restarts does not reconnect at one moment.
+                self.retry.mark_unchanged();
             }
             let delay = self.record_disconnect(address, &ended, &state);
             tokio::select! {
                 () = tokio::time::sleep(delay) => {}
+                Ok(()) = self.retry.changed() => {}
                 () = stop.cancelled() => return,
                 () = self.closing.cancelled() => return,
             }

@@ -9,8 +9,10 @@ mod staleness;
 mod support;
 mod traffic;
 
+use std::time::Duration;
+
 use fairmesh_model::StoreId;
-use fairmesh_rib::{Node, Table};
+use fairmesh_rib::{Node, Table, follower::Backoff};
 use support::{Memory, Reader, Server, copy, prefix};
 
 /// A socket path that lives as long as the test.
@@ -151,6 +153,21 @@ async fn addresses_are_attempted_in_turn() {
     let server = Server::start(memory, "127.0.0.1:0").await;
     let reader = Reader::following(&[&dead.parse().unwrap(), &server.address], &["/a/"]).await;
     assert_eq!(reader.until(|state| state.connected).await.address, Some(server.address.clone()));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_reader_that_waits_after_a_failure_attempts_at_once_when_it_is_told_to() {
+    let (_folder, path) = socket();
+    // Nothing but the call ends the wait.
+    let backoff = Backoff { first: Duration::MAX, longest: Duration::MAX };
+    let reader = Reader::start_with(&[&path.parse().unwrap()], true, backoff);
+    reader.until(|state| state.failures == 1).await;
+    reader.handle.retry();
+    reader.until(|state| state.failures == 2).await;
+    let server = Server::start(Memory::new(1), &path).await;
+    reader.handle.retry();
+    reader.until(|state| state.connected).await;
     server.stop().await;
 }
 

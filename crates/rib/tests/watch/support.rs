@@ -125,12 +125,17 @@ pub(crate) struct Reader {
 
 impl Reader {
     pub(crate) fn start(addresses: &[&Address], refuse_lagging: bool) -> Self {
+        let backoff = Backoff { first: Duration::from_millis(5), longest: Duration::from_millis(20) };
+        Self::start_with(addresses, refuse_lagging, backoff)
+    }
+
+    pub(crate) fn start_with(addresses: &[&Address], refuse_lagging: bool, backoff: Backoff) -> Self {
         let ((calls, got), (ages, age_updates)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
         let config = FollowerConfig {
             transport: Default::default(),
             addresses: addresses.iter().map(|address| (*address).clone()).collect(),
             software: "reader".into(),
-            backoff: Backoff { first: Duration::from_millis(5), longest: Duration::from_millis(20) },
+            backoff,
             refuse_lagging,
         };
         Self {
