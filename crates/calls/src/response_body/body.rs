@@ -86,12 +86,24 @@ impl Body {
         self.attempt.as_ref().map(|attempt| (attempt.pool().target(), attempt.attempts()))
     }
 
+    /// Whether nothing follows what the source had.
+    #[inline]
+    fn is_final(&self, polled: &Poll<Option<Result<Frame<Bytes>, BoxError>>>) -> bool {
+        match polled {
+            Poll::Ready(Some(Ok(frame))) => frame.is_trailers() || self.source.is_end(),
+            Poll::Ready(None) => true,
+            Poll::Ready(Some(Err(_))) | Poll::Pending => false,
+        }
+    }
+
     #[inline]
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Fault>>> {
-        if self.attempt.as_ref().is_some_and(AttemptGuard::is_late) {
+        let polled = self.source.poll_frame(context);
+        // An end that has arrived counts, as the server's own status does, though this task was late to look at it.
+        if !self.is_final(&polled) && self.attempt.as_ref().is_some_and(AttemptGuard::is_late) {
             return Poll::Ready(Some(self.time_out(&BodyTimeout::Deadline)));
         }
-        match self.source.poll_frame(context) {
+        match polled {
             Poll::Ready(Some(Ok(frame))) => {
                 self.conclusion.track(&frame);
                 if let Some(attempt) = &mut self.attempt {
