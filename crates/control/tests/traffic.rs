@@ -326,12 +326,15 @@ async fn drain_of(connection: &Connection) -> Option<f64> {
 }
 
 /// Follows a drain for a while; `due` is what the region keeps when time alone decides.
-async fn follow(world: &World, until: impl Fn(f64) -> bool, is_early: impl Fn(f64, f64) -> bool) -> f64 {
-    let begun = Instant::now();
+async fn follow(
+    (world, begun): (&World, Instant),
+    until: impl Fn(f64) -> bool,
+    is_early: impl Fn(f64, f64) -> bool,
+) -> f64 {
     let wait = async {
         loop {
-            let elapsed = begun.elapsed().as_secs_f64();
             let keep = drain_of(&world.connection).await.unwrap_or(1.0);
+            let elapsed = begun.elapsed().as_secs_f64();
             assert!(!is_early(elapsed, keep), "it keeps {keep} after {elapsed} s");
             if until(keep) {
                 return keep;
@@ -358,16 +361,19 @@ async fn a_drain_and_its_way_back_take_their_time() {
     let us = forecast.services[0].regions.iter().find(|region| region.region == "us").unwrap();
     let bytes = us.bytes / us.calls;
     assert!((us.calls - 40.0).abs() < 1.0 && (bytes - BYTES).abs() < 5.0, "{forecast:?}");
+    let begun = Instant::now();
     drain(false).await;
-    // A step is never made before its time; a tenth of a second is for the way of the answer.
-    let left = follow(&world, |keep| keep < 0.75, |elapsed, keep| keep < 1.0 - (elapsed + 0.1) / OVER - 1e-6);
+    // A step is never made before its time.
+    let left =
+        follow((&world, begun), |keep| keep < 0.75, |elapsed, keep| keep < 1.0 - elapsed / OVER - 1e-6);
     let left = left.await;
     world.keeps(left - 0.02..left + 0.02).await;
+    let begun = Instant::now();
     drain(true).await;
     let back = follow(
-        &world,
+        (&world, begun),
         |keep| keep > left + 0.15,
-        |elapsed, keep| keep > left + (elapsed + 0.1) / OVER + 1e-6,
+        |elapsed, keep| keep > left + elapsed / OVER + 1e-6,
     );
     let back = back.await;
     world.keeps(left + 0.05..1.01).await;

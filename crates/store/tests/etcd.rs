@@ -326,7 +326,7 @@ async fn a_user_logs_in_again_after_its_token_expires_and_accesses_only_its_root
 
 #[tokio::test]
 async fn a_writer_paused_past_its_lease_writes_nothing_and_fails_when_another_took_over() {
-    let ttl = Duration::from_secs(1);
+    let ttl = Duration::from_secs(3);
     let etcd = Etcd::start();
     let proxy = Proxy::to(etcd.client()).await;
     let first = open(&[&proxy.address], "").await;
@@ -336,7 +336,7 @@ async fn a_writer_paused_past_its_lease_writes_nothing_and_fails_when_another_to
     let standby = second.clone();
     let mut taking = tokio::spawn(async move { standby.acquire_writer_lease("second", ttl).await });
     // Longer than the TTL: only renewals keep the other waiting.
-    assert!(timeout(ttl * 3, &mut taking).await.is_err(), "the first holds the lease");
+    assert!(timeout(ttl * 2, &mut taking).await.is_err(), "the first holds the lease");
     let mut expiry = first.lease_expiry().unwrap();
     timeout(TIMEOUT, expiry.wait_for(|expiry| Instant::now() < *expiry)).await.unwrap().unwrap();
     assert_eq!(second.lease_expiry().map(|_| ()), None, "it holds no lease");
@@ -372,7 +372,7 @@ async fn an_expired_lease_is_reacquired_if_no_other_process_wrote() {
     let etcd = Etcd::start();
     let proxy = Proxy::to(etcd.client()).await;
     let store = open(&[&proxy.address], "").await;
-    store.acquire_writer_lease("only", Duration::from_secs(1)).await.unwrap();
+    store.acquire_writer_lease("only", Duration::from_secs(3)).await.unwrap();
     write(&store, "/a", "1").await;
     let direct = open(&[&etcd.client()], "").await;
     proxy.set(Link::Cut);

@@ -33,7 +33,7 @@ use tokio::{
 /// Time limit of operations that take moments.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// TTL of the writer lease, and how long it outlives a killed process.
-const LEASE_TTL: Duration = Duration::from_secs(2);
+const LEASE_TTL: Duration = Duration::from_secs(3);
 
 async fn open(home: &str) -> PartitionedStore {
     PartitionedStore::open(&etcd_config(&[home], ""), "the test", LEASE_TTL).await.unwrap()

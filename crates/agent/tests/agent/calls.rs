@@ -1,13 +1,14 @@
 use std::net::SocketAddr;
 
 use fairmesh_model::{Cursor, Revision, StoreId};
+use fairmesh_test_support::free_port;
 use fairmesh_wire::{
     handshake::{self, Connection},
     v1,
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     time::timeout,
 };
 use tonic::Code;
@@ -89,7 +90,7 @@ async fn get(address: SocketAddr, path: &str) -> String {
 #[tokio::test]
 async fn metrics_describe_the_copy_and_readiness_whether_it_can_be_served() {
     let mut fixture = AgentFixture::new();
-    let free = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let free = ([127, 0, 0, 1], free_port()).into();
     fixture.metrics = Some(free);
     let agent = fixture.agent();
     assert!(get(free, "/healthz").await.ends_with("ok\n"));

@@ -114,10 +114,15 @@ async fn a_timeout_on_both_sides_has_one_outcome() {
     let rig = Rig::start().await;
     rig.replicated("shop/one", Protocol::Http1, &[address]);
     let mesh = rig.mesh().await;
-    let service = mesh.service("shop/one").unwrap().timeout(Duration::from_millis(50));
-    for _ in 0..16 {
-        let fault = ask(&service, get("/")).await.unwrap_err();
-        assert_eq!((fault.kind(), fault.retry()), (FaultKind::Deadline, Retry::MaybeSent), "{fault}");
+    let service = mesh.service("shop/one").unwrap();
+    service.prepare().await.unwrap();
+    let hasty = service.timeout(Duration::from_millis(50));
+    let mut sent = 0;
+    while sent < 16 {
+        let fault = ask(&hasty, get("/")).await.unwrap_err();
+        assert_eq!(fault.kind(), FaultKind::Deadline, "{fault}");
+        // On a busy machine, the time may pass before it is sent.
+        sent += usize::from(fault.retry() == Retry::MaybeSent);
     }
 }
 

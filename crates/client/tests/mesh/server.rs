@@ -13,6 +13,7 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_client::BoxError;
+use fairmesh_test_support::free_port;
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use hyper::{body::Incoming, service::service_fn};
@@ -166,5 +167,5 @@ pub(crate) fn text(status: u16, text: impl Into<String>) -> Response<Full<Bytes>
 
 /// An address without a listener.
 pub(crate) async fn nobody() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
+    ([127, 0, 0, 1], free_port()).into()
 }

@@ -19,11 +19,11 @@ use crate::{
 
 const ALL: [Protocol; 3] = [Protocol::Http1, Protocol::Http2, Protocol::Grpc];
 /// How long nothing may move.
-const IDLE: Duration = Duration::from_millis(400);
+const IDLE: Duration = Duration::from_secs(1);
 /// A piece comes so often, which is well within that,
 const OFTEN: Duration = Duration::from_millis(40);
 /// and so many do: together they take much longer.
-const PIECES: usize = 30;
+const PIECES: usize = 60;
 /// Bytes of a body in several frames that fits into buffers, so that its server never keeps the reader waiting.
 const LARGE: usize = 200_000;
 
@@ -122,7 +122,7 @@ async fn a_stream_lives_for_as_long_as_it_moves_and_is_cut_when_it_falls_silent(
             let began = Instant::now();
             let fault = ask(&service, get("/stalls")).await.unwrap_err();
             assert_eq!(fault.kind(), FaultKind::Deadline, "{fault}");
-            assert!(fault.to_string().contains("nothing moved for 400ms"), "{fault}");
+            assert!(fault.to_string().contains("nothing moved for 1s"), "{fault}");
             assert!(began.elapsed() >= IDLE);
         }
     });
@@ -145,10 +145,7 @@ async fn an_upload_lives_for_as_long_as_it_moves() {
             let request = Request::post("/takes").body(pieces(1, false)).unwrap();
             let fault = service.send(request).await.unwrap_err();
             assert_eq!(fault.kind(), FaultKind::Deadline, "{fault}");
-            assert!(
-                fault.to_string().contains("the caller sent nothing of its request for 400ms"),
-                "{fault}"
-            );
+            assert!(fault.to_string().contains("the caller sent nothing of its request for 1s"), "{fault}");
             assert_eq!(failures(&service), 0);
         }
     });
@@ -163,7 +160,7 @@ async fn a_server_that_sends_no_headers_is_cut_and_the_call_is_not_made_again() 
         let (began, tries) = (Instant::now(), mesh.stats().attempts);
         let fault = ask(&service, get("/silent")).await.unwrap_err();
         assert_eq!((fault.kind(), fault.retry()), (FaultKind::Deadline, Retry::MaybeSent));
-        assert!(fault.to_string().contains("no response headers within 400ms"), "{fault}");
+        assert!(fault.to_string().contains("no response headers within 1s"), "{fault}");
         assert!(began.elapsed() >= IDLE);
         assert_eq!(mesh.stats().attempts - tries, 1);
     }

@@ -14,7 +14,7 @@ use serde_json::json;
 use super::{
     calls::echo,
     identities::Killed,
-    support::{Mesh, send, wait_until},
+    support::{Mesh, fairmesh, send, wait_until},
 };
 
 fn shop_with_servers() -> Mesh {
@@ -294,7 +294,7 @@ fn a_drain_that_takes_long_says_whom_it_waits_for() {
     let mesh = shop_with_servers();
     // A caller that never says that it has applied anything.
     mesh.while_watching("/t/shop/endpoints/catalog/", || {
-        let run = mesh.run(&["drain", "shop/catalog", "catalog-0", "--deadline", "2s"]);
+        let run = mesh.run(&["drain", "shop/catalog", "catalog-0", "--deadline", "5s"]);
         assert!(run.err.contains("waiting for test ("), "{run:?}");
         assert_eq!(run.code, Some(4));
     });
@@ -370,7 +370,9 @@ fn registering_what_nobody_declared_says_that_it_declares_it() {
     let agent = mesh.agent("eu");
     let via = agent.address();
     // A port without a listener; the program exits at once, after the complete error message.
-    let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let free = || format!("127.0.0.1:{}", free_port());
+    // The announcement does not wait for long: not for an agent that just began.
+    fairmesh(&via, &["get", "services"], "").ok();
     let register =
         |service| mesh.run(&["register", service, "--address", &free(), "--agent", &via, "--", "true"]);
     let run = register("shop/new");

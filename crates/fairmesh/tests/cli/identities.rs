@@ -3,7 +3,7 @@
 use std::{
     io::{Read as _, Write as _},
     net::{Shutdown, TcpListener, TcpStream},
-    os::unix::fs::PermissionsExt as _,
+    os::unix::{fs::PermissionsExt as _, net::UnixStream},
     process::{Child, Command, Stdio},
     sync::{Arc, Mutex},
     thread,
@@ -62,7 +62,8 @@ pub(crate) fn agent(mesh: &Mesh, name: &str, upstream: &str, token: Option<&str>
     let listen = ["--metrics", "none", "--listen", &address, "--state-dir", state.to_str().unwrap()];
     let args = [&who[..], &where_to, &listen].concat();
     let agent = start(&args, token);
-    wait_until("the agent listens", || mesh.path(&format!("{name}.sock")).exists());
+    let socket = mesh.path(&format!("{name}.sock"));
+    wait_until("the agent listens", || UnixStream::connect(&socket).is_ok());
     (agent, address)
 }
 
@@ -286,7 +287,7 @@ fn a_drain_does_not_wait_for_a_caller_that_has_ended() {
     // Callers have six tenths of it, less than an agent waits for a watcher to reconnect.
     command
         .args(["register", "shop/catalog", "--agent", &agent, "--address", &listen, "--program", &program])
-        .args(["--grace", "0s", "--drain-deadline", "8s"])
+        .args(["--grace", "0s", "--drain-deadline", "11s"])
         .env_clear()
         .stderr(std::fs::File::create(&log).unwrap());
     let mut server = Killed(command.spawn().unwrap());
@@ -389,7 +390,12 @@ pub(crate) fn request_certificate(agent: &str, path: &str) -> String {
             Err(error) => return error.to_string(),
         };
         let issued = connection.workload().issue_workload(request).await;
-        issued.err().map(|status| status.message().to_owned()).unwrap_or_default()
+        match issued {
+            // It is no member, or does not know yet.
+            Ok(issued) if issued.get_ref().chain.is_empty() => "no certificate".into(),
+            Ok(_) => String::new(),
+            Err(status) => status.message().into(),
+        }
     })
 }
 

@@ -101,8 +101,10 @@ impl World {
     /// A proxy that shows a certificate, with its key at a key server; with one thread, so that nothing hides a wait.
     fn proxy(&self, certificate: &str, server: &str, further: &str) -> Running {
         let (listen, certificate) = (local(), self.path(&format!("{certificate}.pem")));
+        // Longer than the default, where a test does not say: that of a busy machine.
+        let timeout = if further.contains("--tls-key-timeout") { "" } else { "--tls-key-timeout 10s" };
         let args = format!(
-            "proxy --cores 1 --listen {listen}+tls --tls-cert {certificate} --tls-key-server edge@{server} {further}"
+            "proxy --cores 1 --listen {listen}+tls --tls-cert {certificate} --tls-key-server edge@{server} {timeout} {further}"
         );
         let proxy = self.run("proxy", &args, listen);
         wait_until("the proxy is ready", || proxy.page("/readyz").contains("200 OK"));
@@ -257,7 +259,7 @@ fn a_proxy_signs_by_itself_while_its_key_server_does_not_if_it_may() {
     let server = world.key_server("edge", PROXY);
     let fallback = format!("--tls-key-timeout 200ms --tls-key {}", world.path("edge.key"));
     let proxy = world.proxy("edge", &server.listen, &fallback);
-    let without = world.proxy("edge", &server.listen, "");
+    let without = world.proxy("edge", &server.listen, "--tls-key-timeout 3s");
     [&proxy, &without].into_iter().for_each(Running::wait_for_key_server);
     let calls = |proxy| world.call(proxy, "edge", &[]);
     for signal in ["STOP", "KILL"] {
@@ -286,6 +288,7 @@ fn a_wrong_signature_is_not_used() {
     world.certificate("other", "ec");
     let server = world.key_server("other", PROXY);
     let without = world.proxy("edge", &server.listen, "");
+    without.wait_for_key_server();
     assert!(world.call(&without, "edge", &[]).is_err());
     without.wait_for_log("its signature does not fit the certificate");
     let fallback = format!("--tls-key {}", world.path("edge.key"));

@@ -93,7 +93,7 @@ fn what_is_open_is_found_until_it_is_closed() {
 #[test]
 fn a_mesh_without_a_trust_domain_protects_nothing() {
     let run = check(&Mesh::start());
-    assert_eq!((found(&run), run.code), (vec!["trustDomain".to_owned()], Some(1)));
+    assert_eq!((found_of(&run), run.code), (vec!["trustDomain".to_owned()], Some(1)));
 }
 
 #[test]

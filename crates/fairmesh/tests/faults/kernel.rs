@@ -122,7 +122,7 @@ async fn a_program_in_the_cgroup_calls_services_through_the_proxy_until_it_dies(
     let Some(attached) = Attached::new("curl").await else { return };
     let world = World::start("").await;
     let _server = Spec::new("shop/hello", "hello-1", Protocol::Http1).here(&world).await;
-    let proxy = attached.proxy(&world).await;
+    let mut proxy = attached.proxy(&world).await;
     attached.attach().await;
 
     let said = attached.curl(&["http://hello.shop/", "http://hello.shop/"]).await.ok();
@@ -151,7 +151,7 @@ async fn a_program_in_the_cgroup_calls_services_through_the_proxy_until_it_dies(
     })
     .await;
 
-    drop(proxy);
+    proxy.process.kill().await;
     let failed = attached.curl(&["http://hello.shop/"]).await;
     assert_eq!(failed.code, Some(7), "refused at once: nothing listens at the virtual address");
     assert_eq!(attached.counter("no-proxy").await, 1);

@@ -65,7 +65,7 @@ async fn a_websocket_is_passed_on_and_carries_bytes_both_ways() {
     proxy.counts("tunnels_total", 1.0).await;
     proxy.counts("tunnel_sent_bytes_total", 4.0).await;
     proxy.counts("tunnel_received_bytes_total", 9.0).await;
-    assert!(proxy.process.log().contains(r#""path":"/chat","status":101"#), "{}", proxy.process.log());
+    until("it is logged", async || proxy.process.log().contains(r#""path":"/chat","status":101"#)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -115,10 +115,16 @@ async fn tunnels_that_are_quiet_end_and_those_in_use_last_through_a_drain() {
 
     let (mut program, mut served) = open().await;
     proxy.process.signal(Signal::TERM);
-    until("no new connection is accepted", async || TcpStream::connect(&proxy.for_one).await.is_err()).await;
+    let mut said = [0; 4];
+    until("no new connection is accepted", async || {
+        // In use meanwhile.
+        program.write_all(b"ping").await.unwrap();
+        timeout(PATIENCE, served.read_exact(&mut said)).await.unwrap().unwrap();
+        TcpStream::connect(&proxy.for_one).await.is_err()
+    })
+    .await;
     // In use for longer than a pause ends it.
     let begun = tokio::time::Instant::now();
-    let mut said = [0; 4];
     while begun.elapsed().as_millis() < 1500 {
         served.write_all(b"more").await.unwrap();
         program.write_all(b"ping").await.unwrap();

@@ -3,13 +3,14 @@ use std::{net::SocketAddr, path::PathBuf};
 use fairmesh_agent::AgentConfig;
 use fairmesh_model::{Location, Region};
 use fairmesh_replica::{Replica, ReplicaConfig, ReplicaError};
+use fairmesh_test_support::free_port;
 use fairmesh_wire::{
     handshake::{self, Connection},
     transport::Address,
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     task::JoinHandle,
     time::timeout,
 };
@@ -63,7 +64,7 @@ impl Processes {
         upstreams: &[Address],
     ) -> Result<Running<ReplicaError>, ReplicaError> {
         let address = self.socket(name);
-        let metrics = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().ok();
+        let metrics = Some(([127, 0, 0, 1], free_port()).into());
         let config = ReplicaConfig {
             transport: Default::default(),
             upstreams: upstreams.to_vec(),

@@ -1,5 +1,6 @@
 use fairmesh_model::Protocol;
 use fairmesh_server::MeshServer;
+use fairmesh_test_support::free_port;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -21,7 +22,8 @@ impl RawServer {
 
     /// Declared to speak this.
     pub(crate) async fn speaking(world: &World, service: &str, instance: &str, protocol: Protocol) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        // Of its own after it is closed too.
+        let listener = TcpListener::bind(("127.0.0.1", free_port())).await.unwrap();
         let address = listener.local_addr().unwrap();
         let server = MeshServer::builder(service)
             .instance(instance)

@@ -60,12 +60,12 @@ async fn programs_that_may_reach_services_alone_reach_nothing_once_the_proxy_was
     let said = attached.kernel(&[&attach[..], &["--only-services"]].concat()).await.ok();
     assert!(said.contains("so connections are refused"), "{said}");
     assert!(is_refused().await);
-    let proxy = attached.proxy(&world).await;
+    let mut proxy = attached.proxy(&world).await;
     until("connections go to the proxy", async || !attached.status().await["proxy"].is_null()).await;
     assert!(reaches_service().await);
     let said = attached.curl(&[&url]).await.ok();
     assert!(said.starts_with("HTTP/1.1 404 "), "the proxy serves services alone too: {said}");
-    drop(proxy);
+    proxy.process.kill().await;
     assert!(is_refused().await);
     let status = attached.kernel(&["status"]).await.ok();
     assert!(status.contains(&format!("{}, services only", attached.cgroup)), "{status}");

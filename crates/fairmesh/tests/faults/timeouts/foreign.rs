@@ -5,7 +5,7 @@ use std::{env, path::PathBuf};
 use tokio::process::Command;
 
 use super::Mesh;
-use crate::harness::{PATIENCE, Run, beside_others, run, skipped};
+use crate::harness::{PATIENCE, Run, beside_others, run, skipped, until};
 
 /// Calls a method and prints each message, and then the status: `METHOD SECONDS`, 0 for no deadline.
 const CALLER: &str = r#"
@@ -47,19 +47,24 @@ async fn grpc_in_python_sees_the_deadlines_that_it_gave_and_a_status_whatever_en
         return skipped("gRPC's client for Python cannot call", reason);
     };
     let _machine = beside_others().await;
-    let mesh = Mesh::start("idleTimeout: 700ms").await;
+    let mesh = Mesh::start("idleTimeout: 2s").await;
     let grpcio = Grpcio { python, mesh: &mesh };
-    let (told, long, drips, stalls, hasty) = tokio::join!(
+    let (told, long, drips, stalls) = tokio::join!(
         grpcio.call("told", "0"),
         grpcio.call("told", "7200"),
-        grpcio.call("drip-20-100", "0"),
+        grpcio.call("drip-25-100", "0"),
         grpcio.call("stall", "0"),
-        grpcio.call("stall", "0.5"),
     );
     assert_eq!(told.out, "- -\nOK \n", "{}", told.err);
     let left = long.out.split_once('m').map(|(left, _)| left.parse::<u64>());
     assert!(matches!(left, Some(Ok(7_100_000..=7_200_000))), "{} {}", long.out, long.err);
-    assert!(drips.out.ends_with("tea\nOK \n") && drips.out.matches("tea").count() == 20, "{}", drips.out);
-    assert!(stalls.out.starts_with("tea\nDEADLINE_EXCEEDED nothing moved for 700ms"), "{}", stalls.out);
-    assert!(hasty.out.starts_with("tea\nDEADLINE_EXCEEDED"), "{}", hasty.out);
+    assert!(drips.out.ends_with("tea\nOK \n") && drips.out.matches("tea").count() == 25, "{}", drips.out);
+    assert!(stalls.out.starts_with("tea\nDEADLINE_EXCEEDED nothing moved for 2s"), "{}", stalls.out);
+    // On a busy machine, the time may pass before the client has connected.
+    until("a message comes before the deadline", async || {
+        let hasty = grpcio.call("stall", "0.5").await;
+        assert!(hasty.out.contains("DEADLINE_EXCEEDED"), "{} {}", hasty.out, hasty.err);
+        hasty.out.starts_with("tea\n")
+    })
+    .await;
 }

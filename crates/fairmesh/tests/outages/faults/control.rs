@@ -55,7 +55,11 @@ fn large_write(users: &Users) -> Result<(), String> {
     };
     let (mut line, request) = (users.line(), v1::WriteRequest { ops: (0..KEYS).map(op).collect() });
     users.runtime.run(async move {
-        let connection = line.get().await.ok_or("it does not listen")?;
+        let connection = loop {
+            if let Some(connection) = line.get().await {
+                break connection;
+            }
+        };
         let answer = connection.rib().write(request).await;
         answer.map(drop).map_err(|status| status.message().to_owned())
     })
