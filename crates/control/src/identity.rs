@@ -106,10 +106,10 @@ impl Issuing {
 
     /// Refuses what the record of revocations says.
     fn apply_revocations(&self, node: &Node) {
+        // Held from the look on, so that no older record replaces a newer one, and no caller goes on before it is in force.
+        let mut applied = self.revoked_at.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = node.get(&RecordKey::Revocations.to_string());
         let revision = entry.as_ref().map(|entry| entry.revision);
-        // Held meanwhile, so that no caller goes on before they are in force.
-        let mut applied = self.revoked_at.lock().unwrap_or_else(PoisonError::into_inner);
         if revision == *applied {
             return;
         }
