@@ -72,8 +72,8 @@ struct Shared {
     /// Whether this agent is, or is about to become, a member; not while there is no way in. `None` before a control plane was
     /// reached: until then it is not known whether the mesh has a trust domain.
     is_member: watch::Sender<Option<bool>>,
-    /// When it got a certificate while no control plane was connected.
-    certified_at: Mutex<Option<Instant>>,
+    /// When it has joined, last.
+    joined_at: Mutex<Option<Instant>>,
 }
 
 /// What an agent starts with.
@@ -162,7 +162,7 @@ impl AgentIdentity {
             folder,
             own_copy,
             is_member,
-            certified_at: Mutex::default(),
+            joined_at: Mutex::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -206,10 +206,7 @@ async fn connect_with_new(shared: &Shared) {
     let mut changes = shared.workload.installations();
     // The sender lives in the identity, which this borrows.
     while changes.changed().await.is_ok() {
-        if !shared.upstream.state().borrow().connected {
-            *shared.certified_at() = Some(Instant::now());
-            shared.upstream.retry();
-        }
+        shared.upstream.retry();
     }
 }
 
@@ -266,7 +263,9 @@ async fn follow_workload_api(shared: &Arc<Shared>, api: WorkloadApi, stop: Cance
     tokio::select! {
         () = stop.cancelled() => {}
         () = api.follow(Arc::clone(&shared.workload), |_| ()) => {}
-        () = async { tokio::join!(shared.enroll(), revocations, tell_roots(shared)); } => {}
+        () = async {
+            tokio::join!(shared.enroll(), revocations, tell_roots(shared), connect_with_new(shared));
+        } => {}
     }
 }
 
@@ -315,8 +314,8 @@ impl Shared {
         )
     }
 
-    fn certified_at(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.certified_at.lock().unwrap_or_else(PoisonError::into_inner)
+    fn joined_at(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.joined_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The certificate, if it is still accepted.

@@ -16,7 +16,7 @@ use fairmesh_wire::{
     v1::{self, SignedMessage},
 };
 use prost::Message as _;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tonic::{Code, Status};
 
 use super::{Shared, own_path};
@@ -179,7 +179,11 @@ impl Shared {
             // The kernel vouches for the other end of the socket.
             None => Trust::new(bundle),
         };
-        issue_response::certified(&trust.map_err(refused)?, &csr, &response, self.workload.now())
+        let certified =
+            issue_response::certified(&trust.map_err(refused)?, &csr, &response, self.workload.now())?;
+        // Before it is installed, which is what those wait for that then wait for a connection.
+        *self.joined_at() = Some(Instant::now());
+        Ok(certified)
     }
 
     /// A certificate for this agent, or for a program.
@@ -291,7 +295,7 @@ impl Shared {
         match state.connected {
             true => RECONNECT_WAIT,
             false => {
-                let since = self.certified_at().map_or(state.since, |at| at.max(state.since));
+                let since = self.joined_at().map_or(state.since, |at| at.max(state.since));
                 RECONNECT_WAIT.saturating_sub(since.elapsed())
             }
         }

@@ -116,13 +116,15 @@ impl<S: Sink> FollowerTask<S> {
             self.desired.lock().changed = None;
             if connection.send_replace(None).is_some() {
                 self.sink.disconnected();
-                // Of an attempt before this connection: a fleet whose upstream restarts does not reconnect at one moment.
+                // What was asked for before or during this connection is over: a fleet whose upstream restarts does not reconnect at one
+                // moment.
                 self.retry.mark_unchanged();
             }
             let delay = self.record_disconnect(address, &ended, &state);
             tokio::select! {
                 () = tokio::time::sleep(delay) => {}
-                Ok(()) = self.retry.changed() => {}
+                // Every address is attempted again before the wait grows.
+                Ok(()) = self.retry.changed() => self.failures = 0,
                 () = stop.cancelled() => return,
                 () = self.closing.cancelled() => return,
             }

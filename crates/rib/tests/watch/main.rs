@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use fairmesh_model::StoreId;
 use fairmesh_rib::{Node, Table, follower::Backoff};
-use support::{Memory, Reader, Server, copy, prefix};
+use support::{BOUND, Memory, Reader, Server, copy, prefix};
+use tokio::time::timeout;
 
 /// A socket path that lives as long as the test.
 fn socket() -> (tempfile::TempDir, String) {
@@ -163,8 +164,10 @@ async fn a_reader_that_waits_after_a_failure_attempts_at_once_when_it_is_told_to
     let backoff = Backoff { first: Duration::MAX, longest: Duration::MAX };
     let reader = Reader::start_with(&[&path.parse().unwrap()], true, backoff);
     reader.until(|state| state.failures == 1).await;
+    let mut state = reader.handle.state();
+    state.mark_unchanged();
     reader.handle.retry();
-    reader.until(|state| state.failures == 2).await;
+    timeout(BOUND, state.changed()).await.expect("it attempts").unwrap();
     let server = Server::start(Memory::new(1), &path).await;
     reader.handle.retry();
     reader.until(|state| state.connected).await;
