@@ -99,8 +99,8 @@ impl Body {
     #[inline]
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Fault>>> {
         let polled = self.source.poll_frame(context);
-        // An end that has arrived counts, as the server's own status does, though this task was late to look at it.
-        if !self.is_final(&polled) && self.attempt.as_ref().is_some_and(AttemptGuard::is_late) {
+        // The last frame counts, and the server's own status with it, though this task may have been late to look.
+        if self.attempt.as_ref().is_some_and(AttemptGuard::is_late) && !self.is_final(&polled) {
             return Poll::Ready(Some(self.time_out(&BodyTimeout::Deadline)));
         }
         match polled {

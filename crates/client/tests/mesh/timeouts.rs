@@ -7,7 +7,7 @@ use fairmesh_calls::{discovery::ServiceState, forwarding::service_state};
 use fairmesh_client::{Body, BoxError, FaultKind, Mesh, Retry};
 use fairmesh_model::{Actions, Label, Policy, Protocol, Route, Timeouts};
 use futures_util::{StreamExt as _, stream};
-use http::{Request, Response};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 use http_body_util::{BodyExt as _, StreamBody, combinators::UnsyncBoxBody};
 use hyper::body::{Frame, Incoming};
 use tokio::time::{Instant, sleep};
@@ -41,6 +41,14 @@ fn pieces(count: usize, ends: bool) -> AnyBody {
     StreamBody::new(Box::pin(stream::unfold(0, one))).boxed_unsync()
 }
 
+/// A piece, and the end with it, as a server's own status comes.
+fn ended() -> AnyBody {
+    let trailers =
+        HeaderMap::from_iter([(HeaderName::from_static("grpc-status"), HeaderValue::from_static("4"))]);
+    let frames = [Frame::data(Bytes::from_static(b".")), Frame::trailers(trailers)];
+    StreamBody::new(stream::iter(frames.map(Ok::<_, BoxError>))).boxed_unsync()
+}
+
 fn whole(text: String) -> AnyBody {
     http_body_util::Full::from(text).map_err(|never: Infallible| match never {}).boxed_unsync()
 }
@@ -53,6 +61,7 @@ async fn server() -> SocketAddr {
             "/silent" => std::future::pending().await,
             "/stalls" => pieces(1, false),
             "/streams" => pieces(PIECES, true),
+            "/ends" => ended(),
             "/large" => whole(".".repeat(LARGE)),
             "/takes" => whole(body.collect().await.map_or(0, |body| body.to_bytes().len()).to_string()),
             // The response begins before the request has ended, and goes on after it.
@@ -192,6 +201,22 @@ async fn a_total_timeout_cuts_a_response_that_is_read_slower_than_its_server_sen
         tokio::time::sleep_until(began + 2 * IDLE).await;
         let fault = body.collect().await.unwrap_err();
         assert_eq!(fault.kind(), FaultKind::Deadline, "{protocol:?}: {fault}");
+    }
+}
+
+#[tokio::test]
+async fn the_end_of_a_response_counts_though_the_caller_is_late_to_look() {
+    let (_rig, mesh) = services(Some(timeouts(Some(IDLE)))).await;
+    for protocol in ALL {
+        let service = mesh.service(name(protocol)).unwrap();
+        let began = Instant::now();
+        let request = if protocol == Protocol::Grpc { grpc("/ends") } else { get("/ends") };
+        let mut body = service.send(request).await.unwrap().into_body();
+        assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), ".");
+        tokio::time::sleep_until(began + 2 * IDLE).await;
+        let trailers = body.collect().await.unwrap().trailers().cloned();
+        // HTTP/1.1 has none unless the caller asks for them.
+        assert_eq!(trailers.is_some_and(|end| end["grpc-status"] == "4"), protocol != Protocol::Http1);
     }
 }
 
