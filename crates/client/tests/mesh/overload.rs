@@ -1,6 +1,13 @@
 //! Overloaded servers, and how callers react.
 
-use std::{convert::Infallible, time::Duration};
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 use fairmesh_client::{FaultKind, Retry};
@@ -106,9 +113,14 @@ async fn a_server_gives_up_a_call_once_the_time_that_its_route_gives_it_has_pass
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_timeout_on_both_sides_has_one_outcome() {
     let layer = ServerLayer::default();
-    let address = serve(layer.layer(service_fn(async |_: Request<Incoming>| {
-        tokio::time::sleep(Duration::from_secs(60)).await;
-        Ok::<_, Infallible>(Response::new(Full::new(Bytes::new())))
+    let arrived = Arc::<AtomicUsize>::default();
+    let counted = Arc::clone(&arrived);
+    let address = serve(layer.layer(service_fn(move |_: Request<Incoming>| {
+        counted.fetch_add(1, Relaxed);
+        async {
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            Ok::<_, Infallible>(Response::new(Full::new(Bytes::new())))
+        }
     })))
     .await;
     let rig = Rig::start().await;
@@ -118,12 +130,13 @@ async fn a_timeout_on_both_sides_has_one_outcome() {
     service.prepare().await.unwrap();
     let hasty = service.timeout(Duration::from_millis(50));
     let mut sent = 0;
-    while sent < 16 {
+    for _ in 0..64 {
         let fault = ask(&hasty, get("/")).await.unwrap_err();
         assert_eq!(fault.kind(), FaultKind::Deadline, "{fault}");
         // On a busy machine, the time may pass before it is sent.
         sent += usize::from(fault.retry() == Retry::MaybeSent);
     }
+    assert!(sent >= 16 && arrived.load(Relaxed) <= sent, "{sent} of 64 were sent, {arrived:?} arrived");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -45,13 +45,14 @@ async fn every_caller_acknowledges_a_drain_that_follows_a_restart_of_its_agent()
         }
 
         drain(&world, &drained).await;
-        // What was decided before may end after it.
-        until("it gets no more calls", async || {
+        let gets_none = async || {
             let before = load.tally().answered_by(&drained);
             load.goes_on(100).await;
             load.tally().answered_by(&drained) == before
-        })
-        .await;
+        };
+        // What was decided before the drain may end after it.
+        until("what was decided before has ended", gets_none).await;
+        assert!(gets_none().await, "it still gets calls");
         drop(server);
     }
     load.stop_unharmed().await;

@@ -139,12 +139,13 @@ async fn a_grpc_call_that_began_ends_with_its_status_and_the_servers_own_comes_f
         stalls.out.contains("tea") && stalls.out.contains("grpc-message: the%20call%20timed%20out")
     })
     .await;
-    // Without its grace the proxy would be first, each time.
-    until("the server's own status comes first", async || {
+    // Without its grace the proxy would be first. On a busy machine, the server may be late once.
+    let mut own_status = 0;
+    for _ in 0..9 {
         let own = mesh.curl(HTTP2, "rpc", "own", &[&grpc[..], &soon].concat()).await;
-        own.out.contains("grpc-message: the server says so")
-    })
-    .await;
+        own_status += usize::from(own.out.contains("grpc-message: the server says so"));
+    }
+    assert!(own_status >= 5, "the server's own status came first {own_status} times of 9");
     // gRPC-Web has its status in the body, by either version of HTTP.
     for version in [HTTP1, HTTP2] {
         let web = ["-H", "content-type: application/grpc-web+proto", "-d", "x"];

@@ -89,7 +89,7 @@ impl AccessLogger {
         }
     }
 
-    /// Waits until the lines so far have been written, since the end of the process would take those with it that are queued.
+    /// Waits until the lines so far have been written, since those that are queued would be lost at the end of the process.
     pub(crate) async fn flush(&self) {
         let Some(lines) = &self.lines else { return };
         let (done, written) = oneshot::channel();
@@ -121,7 +121,7 @@ fn write(form: AccessLogFormat, mut queue: mpsc::Receiver<Queued>, out: impl Wri
             next = queue.try_recv().ok();
         }
         let _ = out.flush();
-        // One that no longer waits is gone.
+        // It fails where the caller has given up waiting.
         for done in flushed {
             let _ = done.send(());
         }
@@ -139,6 +139,13 @@ fn write_one(form: AccessLogFormat, entry: &AccessLogEntry, out: &mut impl Write
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        pin::pin,
+        sync::{Arc, Mutex},
+    };
+
+    use futures_util::FutureExt as _;
+
     use super::*;
 
     #[test]
@@ -158,21 +165,33 @@ mod tests {
         assert_eq!(access.dropped(), 100, "the queue is full");
     }
 
+    /// Output that can be looked at while another thread writes.
+    #[derive(Clone, Default)]
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
     #[tokio::test]
     async fn what_was_logged_is_written_once_it_is_flushed() {
         let (lines, queue) = mpsc::channel(100);
-        let log = AccessLogConfig { form: AccessLogFormat::Text, one_in: 1 };
         let access = AccessLogger { lines: Some(lines), ..AccessLogger::start(AccessLogConfig::default()) };
-        let access = AccessLogger { log, ..access };
-        let (mut reader, out) = io::pipe().unwrap();
-        let writer = thread::spawn(move || write(AccessLogFormat::Text, queue, out));
         (0..3).for_each(|_| access.write(AccessLogEntry::default()));
-        access.flush().await;
-        let mut written = [0; 4096];
-        let length = io::Read::read(&mut reader, &mut written).unwrap();
-        assert_eq!(written[..length].iter().filter(|&&byte| byte == b'\n').count(), 3);
-        drop(access);
-        writer.join().unwrap();
+        let mut flushed = pin!(access.flush());
+        assert!(flushed.as_mut().now_or_never().is_none(), "nothing has been written");
+        let out = Shared::default();
+        let written = out.clone();
+        thread::spawn(move || write(AccessLogFormat::Text, queue, out));
+        flushed.await;
+        let lines = written.0.lock().unwrap().iter().filter(|&&byte| byte == b'\n').count();
+        assert_eq!(lines, 3);
     }
 
     #[test]
