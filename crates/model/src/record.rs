@@ -8,7 +8,7 @@ use crate::{
 };
 
 pub use revision::{Cursor, Revision, StoreId};
-pub use rib_key::{ChunkHash, HistoryKind, MeshHistoryKind, Prefix, RecordKey, ShardPart};
+pub use rib_key::{ChunkHash, HistoryKind, MeshHistoryKind, Prefix, RecordKey, ShardPart, key_kind};
 
 /// The value of a RIB key, except parts of shard maps, which are encoded as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -15,6 +15,7 @@ use fairmesh_model::{
     DefaultAuthorization, Identity, JoinedAgent, Label, MeshRole, Prefix, Record, RecordKey, Region,
     ServiceName, SpiffePath, TrustDomain,
     access::{Grants, Machine, MachineCallers, Reach, RoleBinding, Subject, admits},
+    key_kind,
 };
 use fairmesh_wire::records;
 use tokio::{sync::watch, time::Instant};
@@ -132,7 +133,7 @@ impl AccessControl {
         key.starts_with("/g/roles/")
             || key.starts_with("/g/identity/")
             || key.starts_with("/g/authorization")
-            || (key.starts_with("/t/") && key.contains("/policies/") && !key.contains("/history/"))
+            || (key.starts_with("/t/") && key_kind(key) == Some("policies"))
     }
 
     /// Callers need grants from now on, though the trust domain is not recorded yet.

@@ -4,6 +4,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use fairmesh_model::key_kind;
 use fairmesh_rib::{Commit, Node};
 
 use super::{AuditChange, AuditValue};
@@ -12,7 +13,7 @@ use super::{AuditChange, AuditValue};
 const MAX_COMMITS: usize = 1024;
 
 /// Measurements, and copies of what is logged itself.
-const LEFT_OUT: [&str; 3] = ["/health/", "/history/", "/tables/"];
+const LEFT_OUT: [&str; 3] = ["health", "history", "tables"];
 
 /// A key with its values before and after.
 type Changed = (String, Option<Bytes>, Option<Bytes>);
@@ -25,7 +26,8 @@ pub(super) struct CommittedChanges(Mutex<BTreeMap<u64, Vec<Changed>>>);
 impl CommittedChanges {
     pub(super) fn observe(&self, commit: &Commit, node: &Node) {
         let is_logged = |key: &str| {
-            !LEFT_OUT.iter().any(|part| key.contains(part)) && !key.starts_with("/g/topology/measured/")
+            !key_kind(key).is_some_and(|kind| LEFT_OUT.contains(&kind))
+                && !key.starts_with("/g/topology/measured/")
         };
         let changes = commit.changes.iter().filter(|(key, _)| is_logged(key));
         let changes: Vec<_> = changes

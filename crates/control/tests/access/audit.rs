@@ -45,7 +45,11 @@ async fn every_write_is_logged_with_its_caller_and_the_values_before_and_after()
     apply(&alice, vec![put(policy_key("shop/cart"), policy(6))]).await.unwrap();
     apply(&alice, vec![delete(policy_key("shop/cart"))]).await.unwrap();
     assert!(apply(&alice, vec![put(service_key("bank/vault"), service(Protocol::Http1))]).await.is_err());
-    agent.connect(&control).await.registry().register(registration("shop/cart", "cart-0")).await.unwrap();
+    // Its name is a kind of records that are not logged.
+    apply(&alice, vec![put(service_key("shop/tables"), service(Protocol::Http1))]).await.unwrap();
+    for (service, instance) in [("shop/cart", "cart-0"), ("shop/tables", "tables-0")] {
+        agent.connect(&control).await.registry().register(registration(service, instance)).await.unwrap();
+    }
 
     let entries = logged(&own(&control).await).await;
     let of = |key: &str| -> Vec<Logged> {
@@ -66,6 +70,7 @@ async fn every_write_is_logged_with_its_caller_and_the_values_before_and_after()
     assert!(of(&service_key("bank/vault")).is_empty());
     let endpoint = of("/t/shop/endpoints/cart/eu/cart-0");
     assert_eq!(endpoint[0].0, "spiffe://prod/fairmesh/agent/web-1", "in a task of its own");
+    assert_eq!(of("/t/shop/endpoints/tables/eu/tables-0").len(), 1);
     let roots = of("/g/identity/bundle");
     assert_eq!(roots[0].0, "control plane");
     assert!(of("/g/roles/alice")[0].0.starts_with("local uid"));

@@ -409,6 +409,17 @@ impl ShardPart {
     }
 }
 
+/// The segment of a key that says the kind of its record, also of kinds that this release does not know: `policies` of
+/// `/t/shop/policies/cart`, `topology` of `/g/topology/rtt`. Names of tenants and services may be the same words.
+pub fn key_kind(key: &str) -> Option<&str> {
+    let mut segments = key.strip_prefix('/')?.split('/');
+    match segments.next()? {
+        "t" => segments.nth(1),
+        "g" => segments.next(),
+        _ => None,
+    }
+}
+
 impl fmt::Display for RecordKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(ServiceName { tenant, service }) = self.service() else {
@@ -464,6 +475,21 @@ impl fmt::Display for RecordKey {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_kind_of_a_key_is_no_name_in_it() {
+        for (key, kind) in [
+            ("/t/history/policies/tables", Some("policies")),
+            ("/t/shop/history/policies/cart/7", Some("history")),
+            ("/t/shop/endpoints/health/eu/a", Some("endpoints")),
+            ("/g/topology/measured/eu", Some("topology")),
+            ("/g/authorization", Some("authorization")),
+            ("/t/shop", None),
+            ("/x/y", None),
+        ] {
+            assert_eq!(key_kind(key), kind, "{key}");
+        }
+    }
 
     #[test]
     fn every_key_parses_as_displayed() {
