@@ -1,4 +1,5 @@
 use std::{
+    any::Any,
     future::poll_fn,
     io::{self, IoSlice},
     pin::{Pin, pin},
@@ -15,11 +16,15 @@ const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// The slot of a connection in the table of its acceptor, free again when this is dropped.
 #[derive(Debug)]
-pub struct ConnectionSlot(Arc<Connection>);
+pub struct ConnectionSlot {
+    connection: Arc<Connection>,
+    /// Dropped with the slot.
+    held: Option<Arc<dyn Any + Send + Sync>>,
+}
 
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        self.0.shared().remove(self.0.id());
+        self.connection.shared().remove(self.connection.id());
     }
 }
 
@@ -36,7 +41,12 @@ pub struct GuardedStream<S> {
 
 impl<S> GuardedStream<S> {
     pub(crate) fn new(stream: S, connection: Arc<Connection>) -> Self {
-        Self { stream, slot: Some(ConnectionSlot(connection)), preface: Some(0), exempts: false }
+        Self {
+            stream,
+            slot: Some(ConnectionSlot { connection, held: None }),
+            preface: Some(0),
+            exempts: false,
+        }
     }
 
     /// An outgoing connection, without limits.
@@ -46,7 +56,7 @@ impl<S> GuardedStream<S> {
 
     /// State of the connection; `None` for an outgoing one.
     pub fn connection(&self) -> Option<&Arc<Connection>> {
-        self.slot.as_ref().map(|ConnectionSlot(connection)| connection)
+        self.slot.as_ref().map(|slot| &slot.connection)
     }
 
     /// The stream.
@@ -71,12 +81,21 @@ impl<S> GuardedStream<S> {
         let Self { stream, slot, preface, exempts } = self;
         let mut establishing = pin!(establish(stream));
         let stream = poll_fn(|cx| match establishing.as_mut().poll(cx) {
-            Poll::Pending if slot.as_ref().is_some_and(|slot| slot.0.poll_closed(cx)) => {
+            Poll::Pending if slot.as_ref().is_some_and(|slot| slot.connection.poll_closed(cx)) => {
                 Poll::Ready(Err(Self::aborted()))
             }
             established => established,
         });
         Ok(GuardedStream { stream: stream.await?, slot, preface, exempts })
+    }
+
+    /// Holds a value for as long as the connection is open. Without effect on an outgoing one.
+    #[must_use]
+    pub fn holding(mut self, value: Arc<dyn Any + Send + Sync>) -> Self {
+        if let Some(slot) = &mut self.slot {
+            slot.held = Some(value);
+        }
+        self
     }
 
     /// Exempts the connection from further time limits once its protocol is known: for servers which do not report
@@ -88,7 +107,7 @@ impl<S> GuardedStream<S> {
 
     /// Tracks received bytes.
     fn received(&mut self, bytes: &[u8]) {
-        let Some(ConnectionSlot(connection)) = &self.slot else { return };
+        let Some(ConnectionSlot { connection, .. }) = &self.slot else { return };
         let Some(seen) = self.preface else { return connection.received() };
         let some = bytes.len().min(PREFACE.len() - seen);
         if bytes[..some] != PREFACE[seen..seen + some] {

@@ -22,7 +22,7 @@ pub struct PlaintextCaller {
     pub address: IpAddr,
     /// Connections that it opened.
     pub connections: u64,
-    /// When it opened the last one, on the clock of this process.
+    /// When it had one last, on the clock of this process.
     pub last: Instant,
 }
 

@@ -266,15 +266,20 @@ impl Transport {
         let Some(callers) = permitted else {
             return establish(stream, secure).await;
         };
+        let mut noted = None;
         let either = async |stream| match stream {
             Stream::Tcp(stream) if !plaintext_callers::begins_tls(&stream).await? => {
-                callers.note(&stream)?;
+                noted = Some(callers.note(&stream)?);
                 Ok(Stream::Tcp(stream))
             }
             Stream::Tcp(stream) => secure(stream).await.map(Stream::Tls),
             other => Ok(other),
         };
-        stream.establish(either).await
+        let stream = stream.establish(either).await?;
+        Ok(match noted {
+            Some(noted) => stream.holding(Arc::new(noted)),
+            None => stream,
+        })
     }
 
     /// Performs the server's handshake on an accepted connection of a client of pages, where that begins with TLS. It needs no

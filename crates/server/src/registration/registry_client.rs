@@ -114,12 +114,13 @@ pub struct RegistryClient {
 
 /// Callers in plaintext, for the control plane.
 fn reported(callers: &PlaintextCallers) -> Vec<v1::PlaintextCaller> {
+    let now = Instant::now();
     let report = |(address, caller): (IpAddr, PlaintextCaller)| v1::PlaintextCaller {
         address: address.to_string(),
         connections: caller.connections,
-        seconds_ago: u32::try_from(caller.last.elapsed().as_secs()).unwrap_or(u32::MAX),
+        seconds_ago: u32::try_from(caller.idle(now).as_secs()).unwrap_or(u32::MAX),
     };
-    callers.recent().into_iter().map(report).collect()
+    callers.recent(now).into_iter().map(report).collect()
 }
 
 pub(crate) type Current = (Address, Connection);

@@ -2438,7 +2438,7 @@ pub struct PlaintextCaller {
     /// Connections that it opened.
     #[prost(uint64, tag = "2")]
     pub connections: u64,
-    /// Since it opened the last one.
+    /// Since it had one; 0 while it has.
     #[prost(uint32, tag = "3")]
     pub seconds_ago: u32,
 }

@@ -5,15 +5,18 @@ use std::{
     io,
     net::IpAddr,
     sync::{
-        Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use tokio::{net::TcpStream, time::Instant};
 
 /// The callers that are remembered: those that connected last.
 const MAX_CALLERS: usize = 64;
+/// How long a caller is remembered after its last connection has ended.
+const RETENTION: Duration = Duration::from_secs(300);
 /// The first byte of TLS: the type of a record with a handshake (RFC 8446, section 5.1). No request of HTTP/1.1 or HTTP/2
 /// begins with it.
 const HANDSHAKE_RECORD: u8 = 22;
@@ -31,8 +34,29 @@ pub struct PlaintextCallers {
 pub struct PlaintextCaller {
     /// Connections that it opened.
     pub connections: u64,
-    /// When it opened the last one.
-    pub last: Instant,
+    /// Those that are open.
+    open: u64,
+    /// When the last one began or ended.
+    last: Instant,
+}
+
+/// An open connection in plaintext.
+pub(super) struct PlaintextConnection {
+    callers: Arc<PlaintextCallers>,
+    caller: IpAddr,
+}
+
+impl Drop for PlaintextConnection {
+    fn drop(&mut self) {
+        self.callers.note_end(self.caller, Instant::now());
+    }
+}
+
+impl PlaintextCaller {
+    /// How long ago it had a connection; zero while it has one.
+    pub fn idle(&self, now: Instant) -> Duration {
+        if self.open > 0 { Duration::ZERO } else { now.saturating_duration_since(self.last) }
+    }
 }
 
 impl PlaintextCallers {
@@ -51,19 +75,34 @@ impl PlaintextCallers {
         self.connections.load(Relaxed)
     }
 
-    /// The callers that connected last, at most 64.
-    pub fn recent(&self) -> BTreeMap<IpAddr, PlaintextCaller> {
-        self.callers.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// The callers that have a connection, or had one in the last five minutes; of more than 64, those that connected last.
+    pub fn recent(&self, now: Instant) -> BTreeMap<IpAddr, PlaintextCaller> {
+        let mut callers = self.lock();
+        callers.retain(|_, caller| caller.idle(now) < RETENTION);
+        callers.clone()
     }
 
-    pub(super) fn note(&self, stream: &TcpStream) -> io::Result<()> {
-        self.note_address(stream.peer_addr()?.ip().to_canonical(), Instant::now());
-        Ok(())
+    /// Notes a connection, until what is returned is dropped.
+    pub(super) fn note(self: &Arc<Self>, stream: &TcpStream) -> io::Result<PlaintextConnection> {
+        let caller = stream.peer_addr()?.ip().to_canonical();
+        self.note_address(caller, Instant::now());
+        Ok(PlaintextConnection { callers: Arc::clone(self), caller })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<IpAddr, PlaintextCaller>> {
+        self.callers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note_end(&self, address: IpAddr, now: Instant) {
+        // One that made room for others is not there any more, or counts anew.
+        if let Some(caller) = self.lock().get_mut(&address) {
+            *caller = PlaintextCaller { open: caller.open.saturating_sub(1), last: now, ..*caller };
+        }
     }
 
     fn note_address(&self, address: IpAddr, now: Instant) {
         self.connections.fetch_add(1, Relaxed);
-        let mut callers = self.callers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut callers = self.lock();
         if !callers.contains_key(&address) {
             tracing::info!(caller = %address, "a caller connected in plaintext, which the policy permits");
             if callers.len() >= MAX_CALLERS {
@@ -72,8 +111,8 @@ impl PlaintextCallers {
                 oldest.map(|oldest| callers.remove(&oldest));
             }
         }
-        let caller = callers.entry(address).or_insert(PlaintextCaller { connections: 0, last: now });
-        *caller = PlaintextCaller { connections: caller.connections + 1, last: now };
+        let caller = callers.entry(address).or_insert(PlaintextCaller { connections: 0, open: 0, last: now });
+        *caller = PlaintextCaller { connections: caller.connections + 1, open: caller.open + 1, last: now };
     }
 }
 
@@ -100,9 +139,23 @@ mod tests {
             callers.note_address(address(n), start + Duration::from_secs(n as u64));
         }
         callers.note_address(address(7), start + Duration::from_secs(1000));
-        let recent = callers.recent();
+        let recent = callers.recent(start + Duration::from_secs(1000));
         assert_eq!((recent.len(), callers.connections()), (MAX_CALLERS, MAX_CALLERS as u64 + 6));
         assert!(!recent.contains_key(&address(4)) && recent.contains_key(&address(5)));
         assert_eq!(recent[&address(7)].connections, 2);
+    }
+
+    #[test]
+    fn a_caller_is_remembered_while_it_has_a_connection_and_for_a_while_after_it() {
+        let callers = PlaintextCallers::default();
+        let (start, caller) = (Instant::now(), IpAddr::V4(Ipv4Addr::LOCALHOST));
+        (0..2).for_each(|_| callers.note_address(caller, start));
+        let day = start + Duration::from_secs(86_400);
+        callers.note_end(caller, start);
+        assert_eq!(callers.recent(day)[&caller].idle(day), Duration::ZERO, "one is open");
+        callers.note_end(caller, day);
+        let idle = RETENTION - Duration::from_secs(1);
+        assert_eq!(callers.recent(day + idle)[&caller].idle(day + idle), idle);
+        assert!(callers.recent(day + RETENTION).is_empty());
     }
 }
