@@ -7,7 +7,7 @@
 
 use std::{collections::BTreeMap, ops::Bound, sync::atomic::Ordering::Relaxed, time::Duration};
 
-use fairmesh_model::{HistoryKind, Prefix, RecordKey, ServiceName};
+use fairmesh_model::{HistoryKind, Prefix, RecordKey, ServiceName, key_kind};
 use fairmesh_rib::{Entry, Expect, Node, Op};
 use fairmesh_wire::{
     LogLimiter,
@@ -182,7 +182,7 @@ fn marker(node: &Node, service: &ServiceName) -> Option<Op> {
 
 /// The service of a marker; `None` for other entries.
 fn declared_by(key: &str, entry: &Entry) -> Option<ServiceName> {
-    if !key.contains("/history/services/") {
+    if key_kind(key) != Some("history") {
         return None;
     }
     let history = records::decode_history(&entry.value).ok()?;

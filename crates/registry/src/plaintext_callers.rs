@@ -20,7 +20,7 @@ const MAX_SERVERS: usize = 10_000;
 pub struct PlaintextCaller {
     /// Its address.
     pub address: IpAddr,
-    /// Connections that it opened.
+    /// Connections that it opened since it is listed.
     pub connections: u64,
     /// When it had one last, on the clock of this process.
     pub last: Instant,
@@ -78,7 +78,7 @@ impl Registry {
         callers: &[PlaintextCaller],
     ) -> Result<(), Invalid> {
         if callers.len() > MAX_CALLERS {
-            let hint = format!("report the {MAX_CALLERS} that connected last");
+            let hint = format!("report {MAX_CALLERS}, those with a connection first");
             return Err(Invalid::new("plaintext_callers", "are too many", hint));
         }
         let mut reports = self.plaintext_reports();

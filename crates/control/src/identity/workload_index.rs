@@ -5,7 +5,9 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use fairmesh_model::{Label, Prefix, ProgramFacts, Record, RecordKey, ServiceName, Tenant, WorkloadEntry};
+use fairmesh_model::{
+    Label, Prefix, ProgramFacts, Record, RecordKey, ServiceName, Tenant, WorkloadEntry, key_kind,
+};
 use fairmesh_rib::Node;
 use fairmesh_wire::records;
 
@@ -58,7 +60,7 @@ impl WorkloadIndex {
 
 impl Cached {
     fn follow(&mut self, node: &Node) {
-        let is_workload = |key: &str| key.starts_with("/t/") && key.contains("/workloads/");
+        let is_workload = |key: &str| key.starts_with("/t/") && key_kind(key) == Some("workloads");
         let changed = self.at.and_then(|at| node.changes_since(at, is_workload));
         let (at, values) = changed.unwrap_or_else(|| {
             *self = Self::default();

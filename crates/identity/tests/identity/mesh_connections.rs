@@ -1,13 +1,15 @@
 //! Mutual TLS between processes of the mesh.
 
-use std::{future::poll_fn, io::ErrorKind, pin::Pin, sync::Arc};
+use std::{future::poll_fn, io::ErrorKind, pin::Pin, sync::Arc, task::Context, time::Duration};
 
 use fairmesh_identity::{Member, Workload};
+use fairmesh_listen::{Acceptor, Limits, Memory};
 use fairmesh_model::Identity;
 use fairmesh_wire::transport::{Address, ExpectedPeer, Stream, TlsIdentity as _, Transport};
 use tokio::{
     io::{AsyncRead as _, AsyncReadExt as _, AsyncWriteExt as _, ReadBuf},
-    net::TcpStream,
+    net::{TcpListener, TcpStream},
+    time::Instant,
 };
 
 use crate::support::*;
@@ -162,11 +164,30 @@ async fn plaintext_and_strangers_fail_the_handshake() {
 }
 
 #[tokio::test]
+async fn a_caller_in_plaintext_is_listed_for_as_long_as_its_connection_lasts() {
+    let ca = Ca::default();
+    let server = ca.transport("shop/cart").of_server();
+    let callers = server.plaintext_callers().unwrap();
+    callers.permit(true);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    client.write_all(b"GET").await.unwrap();
+    let acceptor = Acceptor::new("test", Limits::program(), Memory::default());
+    let accept =
+        |context: &mut Context<'_>| listener.poll_accept(context).map_ok(|(stream, _)| Stream::Tcp(stream));
+    let stream = soon(server.accept(soon(acceptor.accept(accept)).await)).await.unwrap();
+    let tomorrow = Instant::now() + Duration::from_secs(86_400);
+    assert_eq!(callers.recent(tomorrow).len(), 1);
+    drop(stream);
+    assert!(callers.recent(tomorrow).is_empty());
+}
+
+#[tokio::test]
 async fn a_read_sends_what_an_earlier_write_buffered() {
     const SIZE: usize = 8 << 20;
     let ca = Ca::default();
     let server = ca.transport("shop/cart");
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let cart = "shop/cart".parse().unwrap();
     let client = ca.workload("shop/checkout");

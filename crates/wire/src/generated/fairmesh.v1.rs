@@ -2435,10 +2435,10 @@ pub struct PlaintextCaller {
     /// Its IP address.
     #[prost(string, tag = "1")]
     pub address: ::prost::alloc::string::String,
-    /// Connections that it opened.
+    /// Connections that it opened since it is listed.
     #[prost(uint64, tag = "2")]
     pub connections: u64,
-    /// Since it had one; 0 while it has.
+    /// Since it had one: 0 in a report while it has, to which a response adds the age of the report.
     #[prost(uint32, tag = "3")]
     pub seconds_ago: u32,
 }

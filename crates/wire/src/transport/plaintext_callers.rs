@@ -13,7 +13,7 @@ use std::{
 
 use tokio::{net::TcpStream, time::Instant};
 
-/// The callers that are remembered: those that connected last.
+/// The callers that are remembered: first those that have a connection, then those that had one last.
 const MAX_CALLERS: usize = 64;
 /// How long a caller is remembered after its last connection has ended.
 const RETENTION: Duration = Duration::from_secs(300);
@@ -32,10 +32,12 @@ pub struct PlaintextCallers {
 /// A caller in plaintext.
 #[derive(Clone, Copy, Debug)]
 pub struct PlaintextCaller {
-    /// Connections that it opened.
+    /// Connections that it opened while it was remembered.
     pub connections: u64,
     /// Those that are open.
     open: u64,
+    /// Distinguishes it from the same caller before it made room for another.
+    number: u64,
     /// When the last one began or ended.
     last: Instant,
 }
@@ -44,11 +46,12 @@ pub struct PlaintextCaller {
 pub(super) struct PlaintextConnection {
     callers: Arc<PlaintextCallers>,
     caller: IpAddr,
+    number: u64,
 }
 
 impl Drop for PlaintextConnection {
     fn drop(&mut self) {
-        self.callers.note_end(self.caller, Instant::now());
+        self.callers.note_end((self.caller, self.number), Instant::now());
     }
 }
 
@@ -75,7 +78,8 @@ impl PlaintextCallers {
         self.connections.load(Relaxed)
     }
 
-    /// The callers that have a connection, or had one in the last five minutes; of more than 64, those that connected last.
+    /// The callers that have a connection, or had one in the last five minutes; of more than 64, first those that have one, then those that
+    /// had one last.
     pub fn recent(&self, now: Instant) -> BTreeMap<IpAddr, PlaintextCaller> {
         let mut callers = self.lock();
         callers.retain(|_, caller| caller.idle(now) < RETENTION);
@@ -85,34 +89,42 @@ impl PlaintextCallers {
     /// Notes a connection, until what is returned is dropped.
     pub(super) fn note(self: &Arc<Self>, stream: &TcpStream) -> io::Result<PlaintextConnection> {
         let caller = stream.peer_addr()?.ip().to_canonical();
-        self.note_address(caller, Instant::now());
-        Ok(PlaintextConnection { callers: Arc::clone(self), caller })
+        let number = self.note_address(caller, Instant::now());
+        Ok(PlaintextConnection { callers: Arc::clone(self), caller, number })
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<IpAddr, PlaintextCaller>> {
         self.callers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn note_end(&self, address: IpAddr, now: Instant) {
-        // One that made room for others is not there any more, or counts anew.
-        if let Some(caller) = self.lock().get_mut(&address) {
-            *caller = PlaintextCaller { open: caller.open.saturating_sub(1), last: now, ..*caller };
+    fn note_end(&self, (address, number): (IpAddr, u64), now: Instant) {
+        let mut callers = self.lock();
+        if let Some(caller) = callers.get_mut(&address).filter(|caller| caller.number == number) {
+            *caller = PlaintextCaller { open: caller.open - 1, last: now, ..*caller };
         }
     }
 
-    fn note_address(&self, address: IpAddr, now: Instant) {
-        self.connections.fetch_add(1, Relaxed);
+    /// Notes a connection of a caller, and returns the number of that.
+    fn note_address(&self, address: IpAddr, now: Instant) -> u64 {
+        let number = self.connections.fetch_add(1, Relaxed);
         let mut callers = self.lock();
         if !callers.contains_key(&address) {
             tracing::info!(caller = %address, "a caller connected in plaintext, which the policy permits");
             if callers.len() >= MAX_CALLERS {
-                let oldest =
-                    callers.iter().min_by_key(|(_, caller)| caller.last).map(|(address, _)| *address);
+                let oldest = callers.iter().min_by_key(|(_, caller)| (caller.open > 0, caller.last));
+                let oldest = oldest.map(|(address, _)| *address);
                 oldest.map(|oldest| callers.remove(&oldest));
             }
         }
-        let caller = callers.entry(address).or_insert(PlaintextCaller { connections: 0, open: 0, last: now });
-        *caller = PlaintextCaller { connections: caller.connections + 1, open: caller.open + 1, last: now };
+        let new = PlaintextCaller { connections: 0, open: 0, number, last: now };
+        let caller = callers.entry(address).or_insert(new);
+        *caller = PlaintextCaller {
+            connections: caller.connections + 1,
+            open: caller.open + 1,
+            last: now,
+            ..*caller
+        };
+        caller.number
     }
 }
 
@@ -149,13 +161,36 @@ mod tests {
     fn a_caller_is_remembered_while_it_has_a_connection_and_for_a_while_after_it() {
         let callers = PlaintextCallers::default();
         let (start, caller) = (Instant::now(), IpAddr::V4(Ipv4Addr::LOCALHOST));
-        (0..2).for_each(|_| callers.note_address(caller, start));
+        let [first, second] = [(); 2].map(|()| callers.note_address(caller, start));
+        assert_eq!(first, second);
         let day = start + Duration::from_secs(86_400);
-        callers.note_end(caller, start);
+        callers.note_end((caller, first), start);
         assert_eq!(callers.recent(day)[&caller].idle(day), Duration::ZERO, "one is open");
-        callers.note_end(caller, day);
+        callers.note_end((caller, first), day);
         let idle = RETENTION - Duration::from_secs(1);
         assert_eq!(callers.recent(day + idle)[&caller].idle(day + idle), idle);
         assert!(callers.recent(day + RETENTION).is_empty());
+    }
+
+    #[test]
+    fn a_caller_with_a_connection_makes_no_room_for_those_that_have_none() {
+        let callers = PlaintextCallers::default();
+        let (start, address) = (Instant::now(), |n: usize| IpAddr::V4(Ipv4Addr::from_bits(n as u32)));
+        let connected = callers.note_address(address(0), start);
+        let later = start + Duration::from_secs(1);
+        for n in 1..=MAX_CALLERS {
+            let ended = callers.note_address(address(n), later);
+            callers.note_end((address(n), ended), later);
+        }
+        assert!(callers.recent(later).contains_key(&address(0)));
+        // All have one: it makes room, and comes back. Its connection from before counts no more.
+        for n in 1..=MAX_CALLERS {
+            callers.note_address(address(n), later);
+        }
+        assert!(!callers.recent(later).contains_key(&address(0)));
+        let again = callers.note_address(address(0), later);
+        callers.note_end((address(0), connected), later);
+        let day = later + Duration::from_secs(86_400);
+        assert!(again != connected && callers.recent(day).contains_key(&address(0)));
     }
 }
