@@ -211,21 +211,52 @@ fn matches_caller(rule: &AuthorizationRule, caller: Option<&CallerId>) -> bool {
     is_for_all || caller.is_some_and(|caller| rule.from.iter().any(|from| matches(from, caller)))
 }
 
-/// Servers may read a path that is not plain as another one: it is in no path that is allowed, and in every one that is
-/// denied.
+/// Servers may read a path that is not plain as another one: rules that allow match none of these paths, rules that deny match all.
 fn matches_path(rule: &AuthorizationRule, path: &str, is_plain: bool) -> bool {
-    match (rule.paths.is_empty(), is_plain) {
-        (true, _) => true,
-        (false, false) => rule.denies,
-        (false, true) => rule.paths.iter().any(|wanted| match wanted {
-            PathMatch::Exact(exact) => path == exact,
-            PathMatch::Prefix(prefix) => path
-                .strip_prefix(prefix.as_str())
-                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/')),
-            // Validated policies have none.
-            PathMatch::Template(_) | PathMatch::Regex(_) => false,
-        }),
+    if rule.paths.is_empty() {
+        return true;
     }
+    match rule.denies {
+        true => !is_plain || rule.paths.iter().any(|denied| matches_denied_path(denied, path)),
+        false => is_plain && rule.paths.iter().any(|allowed| matches_allowed_path(allowed, path)),
+    }
+}
+
+fn matches_allowed_path(allowed: &PathMatch, path: &str) -> bool {
+    match allowed {
+        PathMatch::Exact(exact) => path == exact,
+        PathMatch::Prefix(prefix) => {
+            path.strip_prefix(prefix.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        }
+        // Validated policies have none.
+        PathMatch::Template(_) | PathMatch::Regex(_) => false,
+    }
+}
+
+/// Many servers ignore the case of a path, a slash at its end, and what follows a decoded `?` or `#`. A rule that denies does
+/// so too: it may refuse more than it names, and never less.
+fn matches_denied_path(denied: &PathMatch, path: &str) -> bool {
+    let (denied, is_prefix) = match denied {
+        PathMatch::Exact(exact) => (exact.as_str(), false),
+        PathMatch::Prefix(prefix) => (prefix.as_str(), true),
+        // Validated policies have none.
+        PathMatch::Template(_) | PathMatch::Regex(_) => return false,
+    };
+    let denied = denied.trim_end_matches('/').as_bytes();
+    let path = before_encoded_query(path).trim_end_matches('/').as_bytes();
+    path.split_at_checked(denied.len()).is_some_and(|(start, rest)| {
+        start.eq_ignore_ascii_case(denied) && (rest.is_empty() || is_prefix && rest.starts_with(b"/"))
+    })
+}
+
+/// The path up to the first encoded `?` or `#`.
+fn before_encoded_query(path: &str) -> &str {
+    let is_end = |at: &usize| {
+        let encoded = path.as_bytes().get(at + 1..at + 3).and_then(decode_hex);
+        matches!(encoded, Some(b'?' | b'#'))
+    };
+    let end = path.match_indices('%').map(|(at, _)| at).find(is_end);
+    end.map_or(path, |end| &path[..end])
 }
 
 /// Whether every server reads the path as these segments: it has no empty or dot segments, no backslash, no path

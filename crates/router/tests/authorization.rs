@@ -139,7 +139,31 @@ fn paths() -> Vec<Value> {
     let denied = policy(&json!({"rules": [
         {"name": "all"}, {"name": "not-v1", "action": "deny", "paths": [{"prefix": "/v1"}]},
     ]}));
-    vec![case("deny", &allowed, &calls), case("allow", &denied, &calls)]
+    let secret = policy(&json!({"rules": [
+        {"name": "all"}, {"name": "no-secret", "action": "deny", "paths": [{"exact": "/v1/secret"}]},
+    ]}));
+    let only_secret = policy(&json!({"rules": [{"name": "secret", "paths": [{"exact": "/v1/secret"}]}]}));
+    let spellings = [
+        "/v1/secret",
+        "/v1/secret/",
+        "/V1/Secret",
+        "/v1/secret%3f",
+        "/v1/secret%3Fa=1",
+        "/v1/secret/%23",
+        "/v1/secret?a=1",
+        "/v1/secrets",
+        "/v1/secret/x",
+        "/v1/secret%20",
+        "/v1%3f/secret",
+        "/v1",
+    ];
+    let spelled: Value = spellings.iter().map(|path| json!([WEB, "GET", path])).collect();
+    vec![
+        case("deny", &allowed, &calls),
+        case("allow", &denied, &calls),
+        case("allow", &secret, &spelled),
+        case("deny", &only_secret, &spelled),
+    ]
 }
 
 #[test]
