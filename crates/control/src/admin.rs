@@ -8,7 +8,7 @@ mod tables;
 
 use std::{sync::Arc, time::UNIX_EPOCH};
 
-use fairmesh_model::{Invalid, Label, MeshHistoryKind, RecordKey, Revision, ServiceName};
+use fairmesh_model::{Invalid, RecordKey, Revision};
 use fairmesh_rib::{
     Node,
     access::{AccessControl, Caller},
@@ -106,7 +106,7 @@ impl v1::admin_server::Admin for AdminService {
     ) -> Result<Response<v1::GetHistoryResponse>, Status> {
         let waits = Waits::of(&request);
         let v1::GetHistoryRequest { kind, service } = request.into_inner();
-        let key = history_key(&kind, &service).map_err(invalid)?;
+        let key = RecordKey::with_history(&kind, &service).map_err(invalid)?;
         let (node, of) = (self.node.clone(), key.clone());
         let changes = run_blocking(&waits, move || history::changes(&node, &of)).await?;
         if changes.is_empty() {
@@ -125,33 +125,13 @@ impl v1::admin_server::Admin for AdminService {
         let (author, waits) = (author(&request), Waits::of(&request));
         let v1::RollbackRequest { kind, service, revision, message } = request.into_inner();
         let author = Author { message: read_message(message).map_err(invalid)?, ..author };
-        let key = history_key(&kind, &service).map_err(invalid)?;
+        let key = RecordKey::with_history(&kind, &service).map_err(invalid)?;
         let (node, of) = (self.node.clone(), key.clone());
         let value = run_blocking(&waits, move || history::value_at(&node, &of, revision))
             .await?
             .map_err(Status::not_found)?;
         let plan = planned_write::plan(&self.node, vec![DesiredRecord::new(key, value)], &author)?;
         self.execute(plan, author.message, false).await.map(Response::new)
-    }
-}
-
-/// The key of a record with history.
-pub(crate) fn history_key(kind: &str, service: &str) -> Result<RecordKey, Invalid> {
-    if let Some(kind) = MeshHistoryKind::ALL.into_iter().find(|one| one.as_str() == kind) {
-        return Ok(kind.key());
-    }
-    let named = || service.parse::<ServiceName>().map_err(|e: Invalid| e.within("service"));
-    match kind {
-        "services" => Ok(RecordKey::Service(named()?)),
-        "policies" => Ok(RecordKey::Policy(named()?)),
-        "workloads" => Ok(RecordKey::Workload(named()?)),
-        "roles" => Ok(RecordKey::RoleBinding(Label::new(service).map_err(|e| e.within("service"))?)),
-        other => {
-            let problem = format!("'{other}' has no history");
-            let hint =
-                "write services, policies, workloads, roles, regions, roundTrips, hosts or authorization";
-            Err(Invalid::new("kind", problem, hint))
-        }
     }
 }
 

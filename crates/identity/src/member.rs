@@ -2,11 +2,11 @@
 
 use std::{io, sync::Arc};
 
-use fairmesh_model::SpiffeId;
+use fairmesh_model::{Identity, SpiffeId};
 use fairmesh_wire::transport::{ExpectedPeer, FederatedCallers, Handshake, StatedCall, TlsIdentity};
 use tokio::{net::TcpStream, sync::watch};
 
-use crate::{JoinToken, Workload, statement, tls_config, tls_stream::TlsStream};
+use crate::{JoinToken, Workload, tls_config, tls_stream::TlsStream};
 
 /// The identity of an agent: its certificate, and before it has one, the token that it joins with.
 #[derive(Debug)]
@@ -42,12 +42,12 @@ impl TlsIdentity for Member {
         self.workload.id()
     }
 
-    fn sign_call(&self, call: StatedCall<'_>) -> Option<Vec<u8>> {
-        let own = self.workload.credentials()?;
-        // Without it, the call is that of the process that forwards it.
-        statement::state(&own, call, self.workload.now())
-            .inspect_err(|error| tracing::warn!(%error, "a call was not signed"))
-            .ok()
+    fn sign_call(&self, call: StatedCall<'_>, _: &Identity) -> Option<Vec<u8>> {
+        self.workload.state_call(call)
+    }
+
+    fn verify_call(&self, statement: &[u8], call: StatedCall<'_>) -> Result<SpiffeId, String> {
+        self.workload.verify_call(statement, call)
     }
 
     fn revocation_changes(&self) -> Option<watch::Receiver<u64>> {

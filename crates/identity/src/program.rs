@@ -12,11 +12,13 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{Invalid, SpiffeId, SpiffePath, TrustBundle};
+use fairmesh_model::{Identity, Invalid, MeshRole, SpiffeId, SpiffePath, TrustBundle};
 use fairmesh_wire::{
     environment,
     handshake::{self, Connection},
-    transport::{Address, Closed, ExpectedPeer, FederatedCallers, Handshake, TlsIdentity, Transport},
+    transport::{
+        Address, Closed, ExpectedPeer, FederatedCallers, Handshake, StatedCall, TlsIdentity, Transport,
+    },
     v1::IssueWorkloadRequest,
 };
 use tokio::{net::TcpStream, sync::watch, time::timeout};
@@ -504,6 +506,19 @@ impl TlsIdentity for ProgramIdentity {
 
     fn id(&self) -> Option<SpiffeId> {
         self.workload.id()
+    }
+
+    /// An agent vouches for the programs of its machine, and a control plane sees who calls. A replica does neither.
+    fn sign_call(&self, call: StatedCall<'_>, peer: &Identity) -> Option<Vec<u8>> {
+        let Identity::Spiffe(peer) = peer else { return None };
+        match peer.path {
+            SpiffePath::Mesh(MeshRole::Replica, _) => self.workload.state_call(call),
+            SpiffePath::Mesh(..) | SpiffePath::Service(_) => None,
+        }
+    }
+
+    fn verify_call(&self, statement: &[u8], call: StatedCall<'_>) -> Result<SpiffeId, String> {
+        self.workload.verify_call(statement, call)
     }
 
     fn revocation_changes(&self) -> Option<watch::Receiver<u64>> {

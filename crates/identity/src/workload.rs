@@ -6,7 +6,9 @@ use std::{
 };
 
 use fairmesh_model::{FederatedDomains, Revocations, SpiffeId};
-use fairmesh_wire::transport::{ExpectedPeer, FederatedCallers, Handshake, NoIdentity, TlsIdentity};
+use fairmesh_wire::transport::{
+    ExpectedPeer, FederatedCallers, Handshake, NoIdentity, StatedCall, TlsIdentity,
+};
 use tokio::{net::TcpStream, sync::watch};
 use tokio_rustls::rustls::{ClientConfig, ServerConfig};
 
@@ -14,6 +16,7 @@ use crate::{
     Clock, Credentials, IdentityError, RevocationList, SystemClock, Usage,
     connections::Connections,
     federation::Federation,
+    statement,
     tls_config::{self, Beside, Expected},
     tls_stream::TlsStream,
     trust::RootDigest,
@@ -190,6 +193,15 @@ impl Workload {
         &self.clock
     }
 
+    /// A statement of a call, signed by this process.
+    pub(crate) fn state_call(&self, call: StatedCall<'_>) -> Option<Vec<u8>> {
+        let own = self.credentials()?;
+        // Without it, the call is that of the process that forwards it.
+        statement::state(&own, call, self.now())
+            .inspect_err(|error| tracing::warn!(%error, "a call was not signed"))
+            .ok()
+    }
+
     /// Time since 1970.
     pub fn now(&self) -> Duration {
         self.clock.now()
@@ -307,6 +319,11 @@ impl TlsIdentity for Workload {
 
     fn id(&self) -> Option<SpiffeId> {
         Workload::id(self)
+    }
+
+    fn verify_call(&self, statement: &[u8], call: StatedCall<'_>) -> Result<SpiffeId, String> {
+        let own = self.credentials().ok_or_else(|| NoIdentity.to_string())?;
+        statement::verify(own.trust(), statement, call, self.now()).map_err(|refused| refused.to_string())
     }
 
     fn revocation_changes(&self) -> Option<watch::Receiver<u64>> {

@@ -12,6 +12,7 @@
 
 mod disk;
 mod error;
+mod gate;
 mod http;
 mod metrics;
 mod reports;
@@ -35,6 +36,7 @@ use fairmesh_wire::{
     rpc,
     transport::{Address, Listener, Services, Transport, serve},
 };
+use gate::{Gate, guard_calls};
 use reports::Reports;
 use served_rib::ReplicaRib;
 use tokio::task::JoinSet;
@@ -130,6 +132,7 @@ impl Replica {
         let _stop_with_me = stopping.clone().drop_guard();
         let acks = follower::relay_acks(shared.node.clone(), upstream.clone(), stopping.clone());
         tokio::spawn(acks);
+        let gate = Gate { shared: Arc::clone(&shared), transport: config.transport.clone() };
         let backend = ReplicaRib::new(shared.clone(), upstream.clone(), &config);
         let traffic = ReportRelay::new(upstream.clone(), None, SumLimits::TREE);
         let reporting = tokio::spawn(traffic.clone().run(stopping.clone()));
@@ -139,7 +142,7 @@ impl Replica {
         let http = http.map(|listener| tokio::spawn(http::serve(listener, pages.clone(), stopping.clone())));
         let saving = tokio::spawn(shared.save_all(stopping.clone()));
         let mut serving = JoinSet::new();
-        let services = services(backend, reports, &stopping);
+        let services = services(backend, reports, gate, &stopping);
         for listener in listeners {
             if let Ok(address) = listener.address() {
                 tracing::info!(%address, name = config.name, "the replica serves");
@@ -200,14 +203,20 @@ fn follow(
     upstream
 }
 
-fn services(backend: ReplicaRib, reports: Reports, stopping: &CancellationToken) -> Services {
+fn services(
+    backend: ReplicaRib,
+    reports: Reports,
+    gate: Gate,
+    stopping: &CancellationToken,
+) -> Services {
     let forward = reports.forward.clone();
     let others = Routes::new(rpc::registry_server(forward.clone()))
         .add_service(rpc::imbalance_server(reports))
         .add_service(rpc::quota_server(forward.clone()))
         .add_service(rpc::identity_server(forward.clone()))
         .add_service(rpc::checker_server(forward));
-    RibServer::new(backend, stopping.clone()).with_services(others)
+    let services = RibServer::new(backend, stopping.clone()).with_services(others);
+    services.map_calls(|calls| guard_calls(calls, gate))
 }
 
 fn serve_result(

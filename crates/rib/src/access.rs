@@ -2,6 +2,11 @@
 //!
 //! Only a mesh with a trust domain knows its callers; one without is open, as before.
 
+mod judge;
+mod methods;
+mod needs;
+mod requests;
+
 use std::{
     fmt,
     sync::{
@@ -17,10 +22,15 @@ use fairmesh_model::{
     access::{Grants, Machine, MachineCallers, Reach, RoleBinding, Subject, admits},
     key_kind,
 };
-use fairmesh_wire::records;
+use fairmesh_wire::{ON_BEHALF_OF, records};
+use http::{Extensions, HeaderMap};
 use tokio::{sync::watch, time::Instant};
 
 use crate::Node;
+
+pub use judge::{CompleteCall, MAX_BODY};
+pub use methods::{METHODS, Method, MethodAccess};
+pub use needs::Need;
 
 /// Who calls.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -110,6 +120,13 @@ impl From<Identity> for Caller {
 }
 
 impl Caller {
+    /// The caller by its connection.
+    pub fn of_connection(headers: &HeaderMap, extensions: &Extensions) -> Self {
+        let identity = extensions.get::<Identity>().cloned().unwrap_or_default();
+        let is_beside = matches!(identity, Identity::Local { uid } if is_own_user(uid));
+        Self { identity, is_forwarded: headers.contains_key(ON_BEHALF_OF), is_beside, user: None }
+    }
+
     /// Which subject of a binding it is.
     fn subject<'a>(&self, binding: &'a RoleBinding) -> Option<&'a Subject> {
         let user = self.user.as_ref().map(|user| (user.name.as_str(), user.groups.as_slice()));

@@ -181,9 +181,18 @@ impl Transport {
         }
     }
 
-    /// A statement of a call of this process, if it signs any.
-    fn sign_call(&self, call: StatedCall<'_>) -> Option<Vec<u8>> {
-        self.identity.as_ref()?.sign_call(call)
+    /// A statement of a call of this process to a peer, if it signs any.
+    fn sign_call(&self, call: StatedCall<'_>, peer: &Identity) -> Option<Vec<u8>> {
+        self.identity.as_ref()?.sign_call(call, peer)
+    }
+
+    /// Who signed a statement of a call, by the roots that this process trusts.
+    ///
+    /// # Errors
+    /// Why the statement does not prove it, for its sender.
+    pub fn verify_call(&self, statement: &[u8], call: StatedCall<'_>) -> Result<SpiffeId, String> {
+        let identity = self.identity.as_ref().ok_or_else(|| identity::NO_TRUST.to_owned())?;
+        identity.verify_call(statement, call)
     }
 
     /// For connections with processes of the mesh.

@@ -2,24 +2,16 @@
 
 use std::sync::Arc;
 
-use axum::http::{Extensions, HeaderMap, header::AUTHORIZATION, request::Parts};
+use axum::http::{Extensions, HeaderMap, header::AUTHORIZATION};
 use fairmesh_model::{Identity, Label, MeshRole, SpiffePath};
-use fairmesh_rib::access::{Caller, is_own_user};
+use fairmesh_rib::access::Caller;
 use fairmesh_wire::{
-    CallerAgent, ON_BEHALF_OF, STATEMENT,
-    transport::{BearerToken, StatedCall, WithoutCertificate},
+    CallerAgent, ON_BEHALF_OF,
+    transport::{BearerToken, WithoutCertificate},
 };
-use tonic::{Status, metadata::MetadataMap};
+use tonic::Status;
 
-use super::trust::RecordedTrust;
 use crate::user_tokens::UserTokens;
-
-/// The caller by its connection.
-pub(super) fn of_connection(headers: &HeaderMap, extensions: &Extensions) -> Caller {
-    let identity = extensions.get::<Identity>().cloned().unwrap_or_default();
-    let is_beside = matches!(identity, Identity::Local { uid } if is_own_user(uid));
-    Caller { identity, is_forwarded: headers.contains_key(ON_BEHALF_OF), is_beside, user: None }
-}
 
 /// The caller with the user of its token, if it has one.
 ///
@@ -45,27 +37,6 @@ pub(super) async fn with_user(
 /// That the caller has shown no certificate on a connection that is secured.
 pub(super) fn without_certificate(extensions: &Extensions) -> Option<WithoutCertificate> {
     extensions.get().copied()
-}
-
-/// The caller of a call that its maker signed, through any number of intermediaries.
-pub(super) fn of_signature(
-    caller: Caller,
-    head: &Parts,
-    message: &[u8],
-    trust: &RecordedTrust,
-) -> Result<Caller, Status> {
-    if !head.headers.contains_key(STATEMENT) {
-        return Ok(caller);
-    }
-    let unreadable = || Status::invalid_argument("the statement of the call cannot be read");
-    let metadata = MetadataMap::from_headers(head.headers.clone());
-    let statement =
-        metadata.get_bin(STATEMENT).and_then(|value| value.to_bytes().ok()).ok_or_else(unreadable)?;
-    let on_behalf_of = head.headers.get(ON_BEHALF_OF).map(|value| value.to_str());
-    let on_behalf_of = on_behalf_of.transpose().map_err(|_| unreadable())?.unwrap_or_default();
-    let call = StatedCall { path: head.uri.path(), on_behalf_of, message };
-    let identity = Identity::Spiffe(trust.signer(&statement, call)?);
-    Ok(Caller { identity, is_forwarded: false, ..caller })
 }
 
 /// The caller for the log of writes.

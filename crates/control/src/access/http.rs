@@ -10,14 +10,13 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use fairmesh_model::{InstanceId, Invalid, ServiceName};
-use fairmesh_rib::access::Caller;
+use fairmesh_rib::access::{Caller, Need};
 use fairmesh_store::author;
 use serde::{Deserialize, Serialize};
 use tonic::{Code, Status};
 
 use super::{
     Access, caller,
-    needs::Need,
     table::{PageAccess, ROUTES},
 };
 
@@ -55,7 +54,7 @@ pub(crate) fn guard_pages(pages: Router, access: Access) -> Router {
 }
 
 async fn guard(State(access): State<Access>, request: Request, next: Next) -> Response {
-    let caller = caller::of_connection(request.headers(), request.extensions());
+    let caller = Caller::of_connection(request.headers(), request.extensions());
     // Monitoring may send tokens that are meant for others.
     let caller = match is_for_everyone(&request) {
         true => Ok(caller),
@@ -122,7 +121,7 @@ async fn check(access: &Access, caller: &Caller, request: Request) -> Result<Req
         )
             .into_response()
     })?;
-    access.check(caller, &needs).map_err(|status| refused(&status))?;
+    access.control.check(caller, &needs).map_err(|status| refused(&status))?;
     Ok(Request::from_parts(head, Body::from(body)))
 }
 

@@ -294,6 +294,29 @@ impl fmt::Display for HistoryKind {
 }
 
 impl RecordKey {
+    /// The key of a record with history, of a kind as the admin API names it; `name` is a service, or a role binding.
+    ///
+    /// # Errors
+    /// When the kind has no history, or the name is none.
+    pub fn with_history(kind: &str, name: &str) -> Result<Self, Invalid> {
+        if let Some(kind) = MeshHistoryKind::ALL.into_iter().find(|one| one.as_str() == kind) {
+            return Ok(kind.key());
+        }
+        let named = || name.parse::<ServiceName>().map_err(|e: Invalid| e.within("service"));
+        match kind {
+            "services" => Ok(Self::Service(named()?)),
+            "policies" => Ok(Self::Policy(named()?)),
+            "workloads" => Ok(Self::Workload(named()?)),
+            "roles" => Ok(Self::RoleBinding(Label::new(name).map_err(|e| e.within("service"))?)),
+            other => {
+                let problem = format!("'{other}' has no history");
+                let hint =
+                    "write services, policies, workloads, roles, regions, roundTrips, hosts or authorization";
+                Err(Invalid::new("kind", problem, hint))
+            }
+        }
+    }
+
     /// The service of the record, if it belongs to one.
     pub fn service(&self) -> Option<&ServiceName> {
         match self {

@@ -12,7 +12,8 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_http::h2::{CallError, Reason, StreamError};
-use http::{HeaderMap, Method, Request, Response, header::AUTHORIZATION, request::Parts, uri::Authority};
+use fairmesh_model::Identity;
+use http::{HeaderMap, Method, Request, Response, header::AUTHORIZATION, uri::Authority};
 use http_body_util::BodyExt as _;
 use tokio::{sync::Mutex, time::timeout};
 use tonic::{
@@ -105,20 +106,21 @@ impl ChannelState {
     async fn call(&self, request: Request<Body>) -> Result<Response<Body>, Status> {
         let (mut head, body) = request.into_parts();
         let message = body.collect().await?.to_bytes();
-        self.sign(&mut head, &message);
         if let Some(token) = self.transport.token().filter(|_| head.uri.path() != HELLO) {
             head.headers.insert(AUTHORIZATION, token.header());
         }
-        let request = CompleteRequest {
+        let mut request = CompleteRequest {
             method: head.method,
             authority: self.authority.clone(),
             path: head.uri.path().to_owned(),
             headers: head.headers,
             message,
         };
-        match self.send(&request).await {
+        match self.send(&mut request).await {
             // The peer closed the connection gracefully and has not processed the call.
-            Err(CallError::Stream(StreamError::Unprocessed(Reason::NO_ERROR))) => self.send(&request).await,
+            Err(CallError::Stream(StreamError::Unprocessed(Reason::NO_ERROR))) => {
+                self.send(&mut request).await
+            }
             other => other,
         }
         .map_err(|error| match error {
@@ -128,23 +130,23 @@ impl ChannelState {
     }
 
     /// Adds the statement of this process to a call that others forward, unless it passes on that of another.
-    fn sign(&self, head: &mut Parts, body: &Bytes) {
-        let path = head.uri.path();
+    fn sign(&self, request: &mut CompleteRequest, peer: &Identity) {
+        let path = request.path.as_str();
         let is_forwarded = FORWARDED.iter().any(|service| path.starts_with(service));
-        let Some(message) = body.get(FRAME..).filter(|_| is_forwarded) else { return };
-        if head.headers.contains_key(STATEMENT) {
+        let Some(message) = request.message.get(FRAME..).filter(|_| is_forwarded) else { return };
+        if request.headers.contains_key(STATEMENT) {
             return;
         }
-        let on_behalf_of = head.headers.get(ON_BEHALF_OF).and_then(|value| value.to_str().ok());
+        let on_behalf_of = request.headers.get(ON_BEHALF_OF).and_then(|value| value.to_str().ok());
         let call = StatedCall { path, on_behalf_of: on_behalf_of.unwrap_or_default(), message };
-        if let Some(statement) = self.transport.sign_call(call) {
-            let mut metadata = MetadataMap::from_headers(std::mem::take(&mut head.headers));
+        if let Some(statement) = self.transport.sign_call(call, peer) {
+            let mut metadata = MetadataMap::from_headers(std::mem::take(&mut request.headers));
             metadata.insert_bin(STATEMENT, MetadataValue::from_bytes(&statement));
-            head.headers = metadata.into_headers();
+            request.headers = metadata.into_headers();
         }
     }
 
-    async fn send(&self, request: &CompleteRequest) -> Result<Response<Body>, CallError<Status>> {
+    async fn send(&self, request: &mut CompleteRequest) -> Result<Response<Body>, CallError<Status>> {
         let unreachable =
             |error: io::Error| Status::unavailable(format!("cannot reach {}: {error}", self.address));
         let connection = self.connection().await.map_err(|error| CallError::Body(unreachable(error)))?;
@@ -152,6 +154,7 @@ impl ChannelState {
             BearerToken::may_be_shown_to(connection.peer(), &self.address)
                 .map_err(|why| CallError::Body(Status::unauthenticated(why)))?;
         }
+        self.sign(request, connection.peer());
         connection.call(request).await
     }
 }

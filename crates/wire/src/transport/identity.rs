@@ -45,6 +45,10 @@ pub trait SecureStream: AsyncRead + AsyncWrite + fmt::Debug + Send + Sync + Unpi
 /// Begins the error of a handshake that failed, before the reason, for people.
 pub const HANDSHAKE_FAILED: &str = "the TLS handshake failed";
 
+/// Why a process without an identity verifies no statement.
+pub(super) const NO_TRUST: &str =
+    "this process has no identity yet, and so no roots to verify the statement of the call with; retry";
+
 /// A handshake in progress.
 pub type Handshake = Pin<Box<dyn Future<Output = io::Result<Box<dyn SecureStream>>> + Send>>;
 
@@ -78,10 +82,18 @@ pub trait TlsIdentity: fmt::Debug + Send + Sync {
     /// is opened or accepted over TCP.
     fn require(&self) {}
 
-    /// A statement of a call, signed by this process, which reaches the control plane through processes that are not
+    /// A statement of a call to `peer`, signed by this process, which reaches the control plane through processes that are not
     /// trusted with its content. `None` if this process states none.
-    fn sign_call(&self, _call: StatedCall<'_>) -> Option<Vec<u8>> {
+    fn sign_call(&self, _call: StatedCall<'_>, _peer: &Identity) -> Option<Vec<u8>> {
         None
+    }
+
+    /// Who signed a statement of a call.
+    ///
+    /// # Errors
+    /// Why the statement does not prove it.
+    fn verify_call(&self, _statement: &[u8], _call: StatedCall<'_>) -> Result<SpiffeId, String> {
+        Err(NO_TRUST.into())
     }
 
     /// Changes when certificates of peers are revoked, after which reads and writes of their connections fail; `None` if

@@ -67,13 +67,13 @@ pub(super) fn apply(message: &[u8]) -> Needs {
 
 /// The record of a kind with history.
 fn recorded(kind: &str, name: &str) -> Result<RecordKey, Status> {
-    crate::admin::history_key(kind, name).map_err(invalid)
+    RecordKey::with_history(kind, name).map_err(invalid)
 }
 
 pub(super) fn get_history(message: &[u8]) -> Needs {
     let v1::GetHistoryRequest { kind, service } = decode(message)?;
     let key = recorded(&kind, &service)?;
-    Ok(vec![key.service().map_or(Need::ViewAll, |service| Need::View(service.clone()))])
+    Ok(vec![key.service().map_or(Need::ViewAll, |service| Need::ViewHistory(service.clone()))])
 }
 
 pub(super) fn rollback(message: &[u8]) -> Needs {

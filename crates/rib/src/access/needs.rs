@@ -2,9 +2,11 @@ use fairmesh_model::{InstanceId, RecordKey, Region, ServiceName};
 
 /// What one call needs of its caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Need {
+pub enum Need {
     /// Reads the records of a service.
     View(ServiceName),
+    /// Reads the history of a service, which callers of the service need not know.
+    ViewHistory(ServiceName),
     /// Reads what belongs to all tenants.
     ViewAll,
     /// Writes a record.

@@ -1,0 +1,60 @@
+//! The check of calls: what the control plane refuses a caller, a replica does not do for it.
+
+use std::sync::Arc;
+
+use axum::{
+    body::{Body, to_bytes},
+    extract::{Request, State},
+    middleware::{Next, from_fn_with_state},
+    response::Response,
+};
+use fairmesh_rib::access::{Caller, CompleteCall, MAX_BODY, METHODS, MethodAccess};
+use fairmesh_wire::transport::{StatedCall, Transport};
+use tonic::{Status, service::Routes};
+
+use crate::upstream_sink::ReplicaState;
+
+/// What decides on calls.
+#[derive(Clone, Debug)]
+pub(crate) struct Gate {
+    pub(crate) shared: Arc<ReplicaState>,
+    /// Verifies the statements of calls.
+    pub(crate) transport: Transport,
+}
+
+/// The same services behind the check.
+pub(crate) fn guard_calls(routes: Routes, gate: Gate) -> Routes {
+    Routes::from(routes.into_axum_router().layer(from_fn_with_state(gate, guard)))
+}
+
+async fn guard(State(gate): State<Gate>, request: Request, next: Next) -> Response {
+    match check(&gate, request).await {
+        Ok(request) => next.run(request).await,
+        Err(refused) => refused.into_http(),
+    }
+}
+
+/// The call, if its maker may make it.
+async fn check(gate: &Gate, request: Request) -> Result<Request, Status> {
+    let Some(method) = METHODS.iter().find(|method| method.path == request.uri().path()) else {
+        return Err(Status::unimplemented("this process does not serve the method"));
+    };
+    let MethodAccess::Of(needs) = method.access else { return Ok(request) };
+    if !gate.shared.has_copy() {
+        return Err(Status::unavailable(
+            "this replica has no copy yet, and cannot tell what its callers may do; retry",
+        ));
+    }
+    if !gate.shared.access.is_strict() {
+        return Ok(request);
+    }
+    let (head, body) = request.into_parts();
+    let body = to_bytes(body, MAX_BODY).await.map_err(|error| Status::from_error(Box::new(error)))?;
+    let caller = Caller::of_connection(&head.headers, &head.extensions);
+    let call = CompleteCall { path: method.path, headers: &head.headers, body: &body };
+    let verify = |statement: &[u8], call: StatedCall<'_>| {
+        gate.transport.verify_call(statement, call).map_err(Status::unauthenticated)
+    };
+    gate.shared.access.judge(caller, call, needs, verify)?;
+    Ok(Request::from_parts(head, Body::from(body)))
+}

@@ -1,0 +1,245 @@
+//! Judges calls of gRPC: the same at a control plane and at replicas.
+//!
+//! A call that another process passes on counts as its maker's if it carries the maker's [statement](STATEMENT). Without one
+//! it counts as the transport's. Only agents vouch for programs of their machine; whatever another process passes on
+//! without a statement has no rights, or a replica would lend its own to each of its callers.
+
+use fairmesh_model::{
+    Endpoint, EndpointState, Identity, InstanceId, MeshRole, Prefix, Record, RecordKey, ServiceName,
+    SpiffeId, SpiffePath, access::Grants,
+};
+use fairmesh_wire::{ON_BEHALF_OF, STATEMENT, records, rpc::MAX_MESSAGE, transport::StatedCall};
+use http::HeaderMap;
+use tonic::{Status, metadata::MetadataMap};
+
+use super::{AccessControl, Caller, needs::Need, region_refusal};
+
+/// The bytes before a message: whether it is compressed, and its length.
+const FRAME: usize = 5;
+
+/// The longest body of a call, in bytes.
+pub const MAX_BODY: usize = MAX_MESSAGE + FRAME;
+
+/// A call whose body is complete.
+#[derive(Clone, Copy, Debug)]
+pub struct CompleteCall<'a> {
+    /// The path of its method.
+    pub path: &'a str,
+    /// Its metadata.
+    pub headers: &'a HeaderMap,
+    /// The message in its frame.
+    pub body: &'a [u8],
+}
+
+impl AccessControl {
+    /// The maker of a call that needs what `needs` reads from its message, if the maker may make it. `caller` is the
+    /// transport; `verify` says who signed a statement.
+    ///
+    /// # Errors
+    /// Why the call is refused; unless the maker may read what the call names, in the words for what does not exist.
+    pub fn judge(
+        &self,
+        caller: Caller,
+        call: CompleteCall<'_>,
+        needs: fn(&[u8]) -> Result<Vec<Need>, Status>,
+        verify: impl FnOnce(&[u8], StatedCall<'_>) -> Result<SpiffeId, Status>,
+    ) -> Result<Caller, Status> {
+        let message = message(call.body)?;
+        let maker = maker(caller, call, message, verify)?;
+        let judged = match maker.lends_nothing() {
+            true => Err(unstated(&maker)),
+            false => self.check(&maker, &needs(message)?),
+        };
+        match judged {
+            Ok(()) => Ok(maker),
+            Err(refused) => {
+                tracing::debug!(caller = %maker, method = call.path, reason = refused.message(), "call refused");
+                Err(refused)
+            }
+        }
+    }
+
+    /// Whether a caller may do all of this.
+    ///
+    /// # Errors
+    /// The first that it may not, in the words for what does not exist unless the caller may read it.
+    pub fn check(&self, caller: &Caller, needs: &[Need]) -> Result<(), Status> {
+        let grants = self.grants(caller);
+        needs.iter().try_for_each(|need| self.check_one(&grants, caller, need))
+    }
+
+    fn check_one(&self, grants: &Grants, who: &Caller, need: &Need) -> Result<(), Status> {
+        let views = |service: &ServiceName| self.may_view(grants, service);
+        let (admin, relays) = (grants.admin, grants.relays_reports);
+        let refusal = match need {
+            Need::View(service) if !views(service) => not_found(who, service),
+            Need::ViewHistory(service) if !grants.may_view(service, || false) => {
+                self.lacks(grants, who, (service, "viewer of its tenant"))
+            }
+            Need::ViewAll if !grants.view.is_everything() => lacks_role(who, "viewer of all tenants"),
+            // The handler asks for the user of the control plane, whatever the records say.
+            Need::Write(RecordKey::TrustBundle | RecordKey::JoinedAgent(_)) => return Ok(()),
+            Need::Write(key) if !grants.may_write(key) => match key.service() {
+                Some(service) => self.lacks(grants, who, (service, "operator of its tenant")),
+                None => lacks_role(who, "admin"),
+            },
+            Need::Operate(service) if !grants.may_operate(service) => {
+                self.lacks(grants, who, (service, "operator of its tenant"))
+            }
+            Need::Serve(service, instance) => return self.check_instance(grants, who, (service, instance)),
+            Need::Claim(service) if !admin && !views(service) => not_found(who, service),
+            Need::Check(region) if !grants.may_check(region) => Status::permission_denied(format!(
+                "{who} does not check the region {region}: an agent checks the one in which it joined, if it vouches for all \
+                 tenants"
+            )),
+            Need::ReportFor(region) if !grants.reports_for(region) => {
+                Status::permission_denied(region_refusal(&who.identity, region))
+            }
+            Need::ServeAny(service) if !relays && !grants.may_serve(service, None) => not_found(who, service),
+            Need::CallFrom(service) if !relays && !admin && !views(service) => not_found(who, service),
+            Need::CallFromAny if !relays && !grants.view.is_everything() => {
+                lacks_role(who, "viewer of all tenants")
+            }
+            Need::Admin if !admin => lacks_role(who, "admin"),
+            _ => return Ok(()),
+        };
+        Err(refusal)
+    }
+
+    /// Whether a caller may act for an instance.
+    fn check_instance(
+        &self,
+        grants: &Grants,
+        who: &Caller,
+        (service, instance): (&ServiceName, &InstanceId),
+    ) -> Result<(), Status> {
+        let owner = self.owner(grants, service, instance);
+        if grants.may_serve(service, owner.as_deref()) {
+            return Ok(());
+        }
+        Err(match grants.may_serve(service, None) {
+            true => Status::not_found(format!(
+                "'{instance}' of {service} is not registered by {who}: it is another's, as long as that one renews it"
+            )),
+            false => self.lacks(grants, who, (service, "registrar of it")),
+        })
+    }
+
+    /// The refusal of a caller that lacks a role for a service.
+    fn lacks(&self, grants: &Grants, who: &Caller, (service, role): (&ServiceName, &str)) -> Status {
+        match self.may_view(grants, service) {
+            true => Status::permission_denied(format!(
+                "{who} may read {service}, and no more; it needs the role {role}, see `fairmesh get roles`"
+            )),
+            false => not_found(who, service),
+        }
+    }
+
+    /// The agent that registered an instance which is not lost.
+    fn owner(&self, grants: &Grants, service: &ServiceName, instance: &InstanceId) -> Option<String> {
+        let machine = grants.machine.as_ref()?;
+        let agent = machine.agent.as_ref()?;
+        let node = &self.shared.node;
+        // The common case without a search: the instance is of the agent's region, and its own.
+        if let Some(region) = &machine.region {
+            let key = RecordKey::Endpoint(service.clone(), region.clone(), instance.clone());
+            let owner = node.get(&key.to_string()).and_then(|entry| registered_by(&key, &entry.value));
+            if owner.as_deref() == Some(agent.as_str()) {
+                return owner;
+            }
+        }
+        let (_, entries) = node.read(&[Prefix::endpoints(service, None)]);
+        let named = entries.iter().filter(|(key, _)| key.rsplit('/').next() == Some(instance.as_str()));
+        let owners =
+            named.filter_map(|(key, entry)| registered_by(&RecordKey::parse(key).ok()?, &entry.value));
+        owners.last()
+    }
+}
+
+impl Caller {
+    /// Whether it passes on the call of another without being able to vouch for it.
+    fn lends_nothing(&self) -> bool {
+        let Identity::Spiffe(id) = &self.identity else { return false };
+        self.is_forwarded && !matches!(id.path, SpiffePath::Mesh(MeshRole::Agent, _))
+    }
+}
+
+/// Who made a call, through any number of intermediaries: who signed its statement, or else its transport.
+fn maker(
+    transport: Caller,
+    call: CompleteCall<'_>,
+    message: &[u8],
+    verify: impl FnOnce(&[u8], StatedCall<'_>) -> Result<SpiffeId, Status>,
+) -> Result<Caller, Status> {
+    if !call.headers.contains_key(STATEMENT) {
+        return Ok(transport);
+    }
+    let unreadable = || Status::invalid_argument("the statement of the call cannot be read");
+    let metadata = MetadataMap::from_headers(call.headers.clone());
+    let statement =
+        metadata.get_bin(STATEMENT).and_then(|value| value.to_bytes().ok()).ok_or_else(unreadable)?;
+    let on_behalf_of = call.headers.get(ON_BEHALF_OF).map(|value| value.to_str());
+    let on_behalf_of = on_behalf_of.transpose().map_err(|_| unreadable())?.unwrap_or_default();
+    let id = verify(&statement, StatedCall { path: call.path, on_behalf_of, message })?;
+    let vouches = matches!(id.path, SpiffePath::Mesh(MeshRole::Agent, _));
+    let is_forwarded = !on_behalf_of.is_empty() && !vouches;
+    Ok(Caller { identity: Identity::Spiffe(id), is_forwarded, ..transport })
+}
+
+/// The one message of a request.
+fn message(body: &[u8]) -> Result<&[u8], Status> {
+    let unreadable = || Status::invalid_argument("the request is not one message without compression");
+    let (frame, message) = body.split_first_chunk::<FRAME>().ok_or_else(unreadable)?;
+    let length = u32::from_be_bytes([frame[1], frame[2], frame[3], frame[4]]);
+    match frame[0] == 0 && usize::try_from(length).is_ok_and(|length| length == message.len()) {
+        true => Ok(message),
+        false => Err(unreadable()),
+    }
+}
+
+/// The agent that registered an endpoint, unless it is lost.
+fn registered_by(key: &RecordKey, value: &[u8]) -> Option<String> {
+    match records::decode(key, value).ok()? {
+        Record::Endpoint(endpoint) if endpoint.state != EndpointState::Lost => {
+            endpoint.labels.get(Endpoint::AGENT).cloned()
+        }
+        _ => None,
+    }
+}
+
+/// The refusal of a call that came without the statement of its maker, through a process that vouches for nothing.
+fn unstated(transport: &Caller) -> Status {
+    Status::permission_denied(format!(
+        "{transport} passes on a call without the statement of its maker, which has no rights: call through an agent, call the \
+         control plane, or upgrade the caller"
+    ))
+}
+
+/// The same for services that do not exist and for those that the caller may not know.
+fn not_found(who: &Caller, service: &ServiceName) -> Status {
+    Status::not_found(format!(
+        "there is no service {service} that {who} may use; a role binding can permit it"
+    ))
+}
+
+fn lacks_role(who: &Caller, role: &str) -> Status {
+    Status::permission_denied(format!(
+        "{who} needs the role {role}; an admin, such as the user of the control plane over its Unix socket, can give it with \
+         'kind: RoleBinding'"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_exactly_one_message() {
+        assert_eq!(message(&[0, 0, 0, 0, 2, 7, 8]).unwrap(), [7, 8]);
+        for wrong in
+            [&[][..], &[0, 0, 0, 0], &[1, 0, 0, 0, 1, 7], &[0, 0, 0, 0, 1, 7, 8], &[0, 0, 0, 0, 2, 7]]
+        {
+            assert!(message(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}
