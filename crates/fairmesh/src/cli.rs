@@ -188,6 +188,19 @@ impl Command {
     pub(crate) fn runs_on_one_thread(&self) -> bool {
         matches!(self, Self::Proxy(args) if args.runs_on_one_thread())
     }
+
+    /// Whether the command is a process that others of the mesh connect to, and that forwards no requests.
+    pub(crate) fn serves_many_peers(&self) -> bool {
+        use command::processes::rib::RibCommand;
+        matches!(
+            self,
+            Self::Control(_)
+                | Self::Agent(_)
+                | Self::Lookaside(_)
+                | Self::Keyserver(_)
+                | Self::Rib(RibCommand::Replica(_))
+        )
+    }
 }
 
 /// YAML files as arguments.

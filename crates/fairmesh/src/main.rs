@@ -11,6 +11,7 @@ mod connect;
 mod demo;
 mod document_diff;
 mod failure;
+mod heap;
 mod logging;
 mod manifests;
 mod output;
@@ -52,6 +53,9 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    if cli.command.serves_many_peers() {
+        runtime.spawn(heap::trim_periodically());
+    }
     let code = match runtime.block_on(command::run(cli)) {
         Ok(code) => code,
         Err(failure) => failure.report(),

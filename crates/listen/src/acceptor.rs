@@ -1,5 +1,5 @@
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     future::poll_fn,
     io,
     sync::{
@@ -36,6 +36,7 @@ pub(crate) struct AcceptorState {
     pub(crate) name: &'static str,
     limits: Limits,
     memory: Memory,
+    unknown_memory: Memory,
     displace_above: usize,
     max_open: usize,
     table: Mutex<ConnectionTable>,
@@ -52,6 +53,8 @@ struct ConnectionTable {
     open: HashMap<u64, Arc<Connection>>,
     /// Those of the open ones that were closed, and are dropped when their tasks run.
     closing: HashSet<u64>,
+    /// Those of unknown peers, the oldest first.
+    unknown: BTreeMap<u64, Arc<Connection>>,
 }
 
 /// Counters of an acceptor.
@@ -74,6 +77,7 @@ impl Acceptor {
             name,
             limits,
             memory,
+            unknown_memory: Memory::of_unknown_peers(),
             displace_above,
             max_open,
             table: Mutex::default(),
@@ -162,6 +166,8 @@ fn is_connection_error(error: &io::Error) -> bool {
 
 /// One in this many connections is displaced at once: each search scans all.
 const DISPLACED_DIVISOR: usize = 64;
+/// Maximum of connections of unknown peers.
+const MAX_UNKNOWN: usize = 512;
 /// Maximum of connections above the limit while closed ones are being dropped.
 const MAX_CLOSING: usize = 16;
 
@@ -172,6 +178,11 @@ impl AcceptorState {
 
     pub(crate) fn memory(&self) -> &Memory {
         &self.memory
+    }
+
+    /// The memory for incomplete requests of unknown peers.
+    pub(crate) fn unknown_memory(&self) -> &Memory {
+        &self.unknown_memory
     }
 
     #[cfg(feature = "metrics")]
@@ -221,7 +232,7 @@ impl AcceptorState {
     pub(crate) fn remove(&self, id: u64) {
         let mut table = self.table();
         table.closing.remove(&id);
-        let removed = table.open.remove(&id);
+        let removed = (table.open.remove(&id), table.unknown.remove(&id));
         drop(table);
         drop(removed);
         self.slot_freed.notify_waiters();
@@ -250,6 +261,26 @@ impl AcceptorState {
             connection.close(CloseReason::Displaced);
         }
         some
+    }
+
+    /// The peer of a connection is unknown. Closes the oldest such connection if there are too many: an honest peer needs its
+    /// connection for a call or two.
+    pub(crate) fn add_unknown(&self, id: u64) {
+        let mut table = self.table();
+        if let Some(connection) = table.open.get(&id).cloned() {
+            table.unknown.insert(id, connection);
+        }
+        let oldest = (table.unknown.len() > MAX_UNKNOWN).then(|| table.unknown.pop_first()).flatten();
+        drop(table);
+        if let Some((_, connection)) = oldest {
+            connection.close(CloseReason::Displaced);
+        }
+    }
+
+    /// The peer of a connection is no longer unknown.
+    pub(crate) fn remove_unknown(&self, id: u64) {
+        let removed = self.table().unknown.remove(&id);
+        drop(removed);
     }
 
     fn table(&self) -> MutexGuard<'_, ConnectionTable> {
@@ -361,6 +392,25 @@ mod tests {
         open.retain(|(stream, _)| !stream.connection().unwrap().is_closed());
         open.push(accepted(&acceptor).await);
         assert_eq!(displaced(&acceptor), 2 * part, "below the maximum");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn unknown_peers_displace_each_other_and_no_known_one() {
+        let acceptor = Acceptor::new("test", Limits::calls(), Memory::default());
+        let (known, _far) = accepted(&acceptor).await;
+        let mut unknown = Vec::new();
+        for _ in 0..=MAX_UNKNOWN {
+            let (stream, far) = accepted(&acceptor).await;
+            stream.connection().unwrap().set_unknown();
+            unknown.push((stream, far));
+        }
+        let is_closed = |stream: &GuardedStream<DuplexStream>| stream.connection().unwrap().is_closed();
+        let closed: Vec<_> = unknown.iter().map(|(stream, _)| is_closed(stream)).collect();
+        assert!(closed[0] && !closed[1..].contains(&true) && !is_closed(&known));
+        unknown[1].0.connection().unwrap().set_known();
+        let (stream, _far) = accepted(&acceptor).await;
+        stream.connection().unwrap().set_unknown();
+        assert!(!is_closed(&unknown[1].0) && !is_closed(&unknown[2].0), "a known one makes room");
     }
 
     #[tokio::test(start_paused = true)]

@@ -73,35 +73,49 @@ pin_project! {
         held: Option<(Frame<Bytes>, usize)>,
         waiting: Option<WaitingClaim>,
         timer: Option<Pin<Box<Sleep>>>,
+        // Counted from the headers, since the stream and its handler take memory from then on.
         pending: Option<PendingBody>,
+        has_received: bool,
         has_claimed: bool,
+        is_refused: bool,
     }
 }
 
-impl<B> RequestBody<B> {
+impl<B: Body> RequestBody<B> {
     pub(crate) fn new(inner: B, guard: RequestGuard, framing: Framing) -> Self {
+        let (mut pending, mut has_claimed, mut is_refused) = (None, false, false);
+        if !inner.is_end_stream() {
+            let (counted, are_many) = guard.memory().pending_body();
+            pending = Some(counted);
+            if are_many {
+                let claim = guard.memory().claim_wait(guard.connection().id(), MIN_CLAIM);
+                (has_claimed, is_refused) = (claim.is_some(), claim.is_none());
+                claim.into_iter().for_each(|claim| guard.hold(claim));
+            }
+        }
+        let (began, held) = (Instant::now(), None);
+        let (waiting, timer, has_received) = (None, None, false);
         Self {
             inner,
             guard,
             framing,
-            began: Instant::now(),
-            held: None,
-            waiting: None,
-            timer: None,
-            pending: None,
-            has_claimed: false,
+            began,
+            held,
+            waiting,
+            timer,
+            pending,
+            has_received,
+            has_claimed,
+            is_refused,
         }
     }
 
-    /// Nothing can be passed on now: counts the body as pending, and fails it after a timeout.
+    /// Nothing can be passed on now: fails the body after a timeout.
     fn poll_timeout(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<BodyError> {
         let this = self.project();
         let began = *this.began;
-        if this.pending.is_none() {
-            let (pending, are_many) = this.guard.memory().pending_body();
-            *this.pending = Some(pending);
-            let first = if are_many { began } else { began + CLAIM_DELAY };
-            *this.timer = Some(Box::pin(sleep_until(first)));
+        if this.timer.is_none() {
+            *this.timer = Some(Box::pin(sleep_until(began + CLAIM_DELAY)));
         }
         let limit = this.guard.connection().shared().limits().body;
         loop {
@@ -121,7 +135,7 @@ impl<B> RequestBody<B> {
                     *this.has_claimed = true;
                 }
                 if !*this.has_claimed || this.guard.poll_revoked(cx) {
-                    this.guard.set_out_of_memory();
+                    this.guard.set_out_of_memory(*this.has_received);
                     return Poll::Ready(BodyError::NoMemory);
                 }
             }
@@ -142,13 +156,14 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.as_mut().project();
-        if this.guard.poll_revoked(cx) {
-            this.guard.set_out_of_memory();
+        if *this.is_refused || this.guard.poll_revoked(cx) {
+            this.guard.set_out_of_memory(*this.has_received);
             return Poll::Ready(Some(Err(BodyError::NoMemory)));
         }
         if this.held.is_none() {
             match this.inner.poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => {
+                    *this.has_received = true;
                     match this.framing.read(frame.data_ref().map_or(&[], |data| data)) {
                         Some(claimed) => *this.held = Some((frame, claimed)),
                         None => return Poll::Ready(Some(Err(BodyError::ExtraMessage))),
@@ -175,7 +190,7 @@ where
                     *this.has_claimed = true;
                 }
                 Poll::Ready(Err(_)) => {
-                    this.guard.set_out_of_memory();
+                    this.guard.set_out_of_memory(true);
                     return Poll::Ready(Some(Err(BodyError::NoMemory)));
                 }
                 Poll::Pending => return self.poll_timeout(cx).map(|error| Some(Err(error))),

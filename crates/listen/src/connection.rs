@@ -1,3 +1,5 @@
+mod refusals;
+mod unbegun_streams;
 mod waker_slot;
 
 use std::sync::{
@@ -6,7 +8,8 @@ use std::sync::{
 };
 
 pub(crate) use self::waker_slot::WakerSlot;
-use crate::{acceptor::AcceptorState, unread_responses::UnreadResponses};
+use self::{refusals::Refusals, unbegun_streams::UnbegunStreams};
+use crate::{Memory, acceptor::AcceptorState, unread_responses::UnreadResponses};
 
 /// Why this side closed a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,13 +24,15 @@ pub enum CloseReason {
     Displaced = 4,
     /// The peer left more responses unread than others, and the memory of responses was full.
     Unread = 5,
+    /// Too many of its requests were refused.
+    Refused = 6,
 }
 
 impl CloseReason {
-    pub(crate) const COUNT: usize = 5;
+    pub(crate) const COUNT: usize = 6;
     #[cfg(feature = "metrics")]
     pub(crate) const ALL: [Self; Self::COUNT] =
-        [Self::Headers, Self::Idle, Self::Stalled, Self::Displaced, Self::Unread];
+        [Self::Headers, Self::Idle, Self::Stalled, Self::Displaced, Self::Unread, Self::Refused];
 
     /// Label in metrics.
     #[cfg(feature = "metrics")]
@@ -38,6 +43,7 @@ impl CloseReason {
             Self::Stalled => "write_timeout",
             Self::Displaced => "displaced",
             Self::Unread => "memory",
+            Self::Refused => "refusals",
         }
     }
 }
@@ -75,6 +81,10 @@ pub struct Connection {
     /// Since when writes are blocked; 0 if they are not.
     write_blocked: AtomicU32,
     unread: UnreadResponses,
+    unbegun: UnbegunStreams,
+    refusals: Refusals,
+    /// Whether the peer has shown neither certificate nor token, where one of them is required.
+    unknown: AtomicBool,
     /// The reason to close it; 0 if there is none.
     closed: AtomicU8,
     waker: WakerSlot,
@@ -94,6 +104,9 @@ impl Connection {
             since,
             write_blocked: AtomicU32::new(0),
             unread: UnreadResponses::default(),
+            unbegun: UnbegunStreams::default(),
+            refusals: Refusals::default(),
+            unknown: AtomicBool::new(false),
             closed: AtomicU8::new(0),
             waker: WakerSlot::default(),
         }
@@ -117,12 +130,65 @@ impl Connection {
         self.in_flight.fetch_add(1, Relaxed);
         self.served.store(true, Relaxed);
         self.incomplete.store(false, Relaxed);
+        if self.unbegun.begin() {
+            self.waker.wake();
+        }
         InFlight(Arc::clone(self))
     }
 
     /// The number of its requests in queues.
     pub(crate) fn queued(&self) -> &AtomicU32 {
         &self.queued
+    }
+
+    /// The memory for its incomplete requests.
+    pub(crate) fn memory(&self) -> &Memory {
+        if self.is_unknown() { self.shared.unknown_memory() } else { self.shared.memory() }
+    }
+
+    /// The peer has shown neither certificate nor token. Until [`set_known`](Self::set_known), its requests share the memory of
+    /// unknown peers, and its connection is closed after a few refusals or for newer ones of unknown peers.
+    pub fn set_unknown(&self) {
+        self.unknown.store(true, Relaxed);
+        self.shared.add_unknown(self.id);
+    }
+
+    /// The peer has proved who it is.
+    pub fn set_known(&self) {
+        if self.unknown.swap(false, Relaxed) {
+            self.shared.remove_unknown(self.id);
+        }
+    }
+
+    pub(crate) fn is_unknown(&self) -> bool {
+        self.unknown.load(Relaxed)
+    }
+
+    /// Counts a refused request, which cost the peer less than this process. After too many, the connection is closed.
+    pub(crate) fn count_refusal(&self) {
+        if self.refusals.exceed(!self.is_unknown(), self.shared.now()) {
+            self.close(CloseReason::Refused);
+        }
+    }
+
+    /// Streams were opened whose requests have not begun.
+    pub(crate) fn open_streams(&self, streams: u32) {
+        self.unbegun.open(streams);
+    }
+
+    /// Whether reading pauses until requests of open streams have begun; the current task is woken then.
+    pub(crate) fn poll_paused(&self, cx: &std::task::Context<'_>) -> bool {
+        self.unbegun.are_many() && {
+            self.waker.register(cx.waker());
+            self.unbegun.are_many() && !self.is_closed()
+        }
+    }
+
+    /// Ends a pause for streams that the server has refused by itself.
+    pub(crate) fn sweep_streams(&self) {
+        if self.unbegun.sweep() {
+            self.waker.wake();
+        }
     }
 
     /// Lifts the time limits, for a stream with limits of its own: a watch, a tunnel.

@@ -9,7 +9,7 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::connection::Connection;
+use crate::{connection::Connection, http2_frames::Http2Frames};
 
 /// The connection preface of HTTP/2 (RFC 9113 §3.4).
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -35,6 +35,8 @@ pub struct GuardedStream<S> {
     slot: Option<ConnectionSlot>,
     /// Bytes of the HTTP/2 preface received so far; `None` once the protocol is known.
     preface: Option<usize>,
+    /// Frames of HTTP/2, from the end of the preface.
+    frames: Option<Http2Frames>,
     /// Whether the connection is exempted once its protocol is known.
     exempts: bool,
 }
@@ -45,13 +47,14 @@ impl<S> GuardedStream<S> {
             stream,
             slot: Some(ConnectionSlot { connection, held: None }),
             preface: Some(0),
+            frames: None,
             exempts: false,
         }
     }
 
     /// An outgoing connection, without limits.
     pub const fn outgoing(stream: S) -> Self {
-        Self { stream, slot: None, preface: None, exempts: false }
+        Self { stream, slot: None, preface: None, frames: None, exempts: false }
     }
 
     /// State of the connection; `None` for an outgoing one.
@@ -78,7 +81,7 @@ impl<S> GuardedStream<S> {
         self,
         establish: impl AsyncFnOnce(S) -> io::Result<T>,
     ) -> io::Result<GuardedStream<T>> {
-        let Self { stream, slot, preface, exempts } = self;
+        let Self { stream, slot, preface, frames, exempts } = self;
         let mut establishing = pin!(establish(stream));
         let stream = poll_fn(|cx| match establishing.as_mut().poll(cx) {
             Poll::Pending if slot.as_ref().is_some_and(|slot| slot.connection.poll_closed(cx)) => {
@@ -86,7 +89,7 @@ impl<S> GuardedStream<S> {
             }
             established => established,
         });
-        Ok(GuardedStream { stream: stream.await?, slot, preface, exempts })
+        Ok(GuardedStream { stream: stream.await?, slot, preface, frames, exempts })
     }
 
     /// Holds a value for as long as the connection is open. Without effect on an outgoing one.
@@ -108,7 +111,13 @@ impl<S> GuardedStream<S> {
     /// Tracks received bytes.
     fn received(&mut self, bytes: &[u8]) {
         let Some(ConnectionSlot { connection, .. }) = &self.slot else { return };
-        let Some(seen) = self.preface else { return connection.received() };
+        let Some(seen) = self.preface else {
+            match &mut self.frames {
+                Some(frames) => connection.open_streams(frames.read(bytes)),
+                None => connection.received(),
+            }
+            return;
+        };
         let some = bytes.len().min(PREFACE.len() - seen);
         if bytes[..some] != PREFACE[seen..seen + some] {
             self.preface = None;
@@ -116,6 +125,11 @@ impl<S> GuardedStream<S> {
         } else if seen + some == PREFACE.len() {
             self.preface = None;
             connection.set_http2();
+            if !self.exempts {
+                let mut frames = Http2Frames::default();
+                connection.open_streams(frames.read(&bytes[some..]));
+                self.frames = Some(frames);
+            }
         } else {
             self.preface = Some(seen + some);
         }
@@ -150,6 +164,9 @@ impl<S: AsyncRead + Unpin> AsyncRead for GuardedStream<S> {
     ) -> Poll<io::Result<()>> {
         if self.connection().is_some_and(|connection| connection.is_closed()) {
             return Poll::Ready(Err(Self::aborted()));
+        }
+        if self.connection().is_some_and(|connection| connection.poll_paused(cx)) {
+            return Poll::Pending;
         }
         let before = buf.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(cx, buf);

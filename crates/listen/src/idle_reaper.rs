@@ -19,8 +19,10 @@ pub(crate) async fn reap(shared: Weak<AcceptorState>) {
             if let Some(reason) = connection.exceeded_limit(now) {
                 connection.close(reason);
             }
+            connection.sweep_streams();
         }
         shared.close_old_unread();
         shared.memory().wake();
+        shared.unknown_memory().wake();
     }
 }

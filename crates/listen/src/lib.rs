@@ -20,6 +20,7 @@ mod connection;
 mod descriptors;
 mod framing;
 mod guarded;
+mod http2_frames;
 mod idle_reaper;
 mod limits;
 mod listeners;

@@ -14,10 +14,10 @@ use tokio::time::Instant;
 
 use crate::connection::WakerSlot;
 
-/// Maximum of bytes of all connections of a process.
-const MAX_BYTES: usize = 64 << 20;
-/// Maximum of bytes of one connection.
-const MAX_BYTES_PER_CONNECTION: usize = 16 << 20;
+/// Bounds of the peers of a process.
+const BOUNDS: Bounds = Bounds { total: 64 << 20, per_connection: 16 << 20, unclaimed: 1024 };
+/// Bounds of unknown peers, whose messages are those by which an agent joins.
+const UNKNOWN_BOUNDS: Bounds = Bounds { total: 4 << 20, per_connection: 128 << 10, unclaimed: 128 };
 /// Minimum size of a claim, which bounds the number of claims: making room scans all.
 pub(crate) const MIN_CLAIM: usize = 16 * 1024;
 /// Minimum claim of a complete request that waits: its stream, its handler and timers.
@@ -28,8 +28,6 @@ const MAX_WAITING: usize = 256;
 const MAX_WAITING_PER_CONNECTION: usize = 64;
 /// Minimum age of a claim that may be revoked for a connection that holds as much.
 const REVOCABLE_AGE: Duration = Duration::from_secs(5);
-/// Number of pending bodies above which each has to claim memory at once.
-const MAX_UNCLAIMED_BODIES: usize = 4096;
 
 /// The memory of incomplete requests of a process. Cheap to clone.
 ///
@@ -41,13 +39,36 @@ pub struct Memory {
     shared: Arc<MemoryState>,
 }
 
-#[derive(Debug, Default)]
+/// Bounds of a [`Memory`].
+#[derive(Clone, Copy, Debug)]
+struct Bounds {
+    /// Maximum of bytes of all connections.
+    total: usize,
+    /// Maximum of bytes of one connection.
+    per_connection: usize,
+    /// Number of pending bodies above which each has to claim memory at once.
+    unclaimed: usize,
+}
+
+#[derive(Debug)]
 struct MemoryState {
+    bounds: Bounds,
     ledger: Mutex<Ledger>,
     /// Number of pending bodies.
     pending: AtomicUsize,
     /// Bytes of unread responses.
     unread: AtomicUsize,
+}
+
+impl Default for MemoryState {
+    fn default() -> Self {
+        Self {
+            bounds: BOUNDS,
+            ledger: Mutex::default(),
+            pending: AtomicUsize::new(0),
+            unread: AtomicUsize::new(0),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -99,6 +120,11 @@ pub(crate) struct WaitingClaim {
 pub(crate) struct PendingBody(Memory);
 
 impl Memory {
+    /// The memory of peers that have shown neither certificate nor token, which takes nothing from others'.
+    pub(crate) fn of_unknown_peers() -> Self {
+        Self { shared: Arc::new(MemoryState { bounds: UNKNOWN_BOUNDS, ..MemoryState::default() }) }
+    }
+
     /// Bytes claimed.
     #[cfg(any(test, feature = "metrics"))]
     pub(crate) fn used(&self) -> usize {
@@ -107,8 +133,8 @@ impl Memory {
 
     /// Maximum of bytes claimed.
     #[cfg(any(test, feature = "metrics"))]
-    pub(crate) const fn total(&self) -> usize {
-        MAX_BYTES
+    pub(crate) fn total(&self) -> usize {
+        self.shared.bounds.total
     }
 
     /// Bytes of responses that their peers have not read.
@@ -125,7 +151,7 @@ impl Memory {
     /// Counts a body as pending. Also returns whether there are so many that each has to claim memory at once.
     pub(crate) fn pending_body(&self) -> (PendingBody, bool) {
         let others = self.shared.pending.fetch_add(1, Relaxed);
-        (PendingBody(self.clone()), others >= MAX_UNCLAIMED_BODIES)
+        (PendingBody(self.clone()), others >= self.shared.bounds.unclaimed)
     }
 
     /// Claims bytes for a request of a connection. A claim that has to wait is registered in `waiting`.
@@ -136,9 +162,12 @@ impl Memory {
         waiting: &mut Option<WaitingClaim>,
         cx: &Context<'_>,
     ) -> Poll<Result<Claim, Exhausted>> {
-        let bytes = bytes.clamp(MIN_CLAIM, MAX_BYTES_PER_CONNECTION);
+        let bytes = bytes.max(MIN_CLAIM);
+        if bytes > self.shared.bounds.per_connection {
+            return Poll::Ready(Err(Exhausted));
+        }
         let mut ledger = self.ledger();
-        if ledger.make_room(connection, bytes, Instant::now()) {
+        if ledger.make_room(&self.shared.bounds, connection, bytes) {
             let claim = self.grant(&mut ledger, connection, bytes);
             drop(ledger);
             *waiting = None;
@@ -161,10 +190,10 @@ impl Memory {
 
     /// Claims bytes for a complete request that waits; `None` if none are available now.
     pub(crate) fn claim_wait(&self, connection: u64, bytes: usize) -> Option<Claim> {
-        let bytes = bytes.clamp(MIN_WAIT_CLAIM, MAX_BYTES_PER_CONNECTION);
+        let bytes = bytes.max(MIN_WAIT_CLAIM);
         let mut ledger = self.ledger();
         ledger
-            .make_room(connection, bytes, Instant::now())
+            .make_room(&self.shared.bounds, connection, bytes)
             .then(|| self.grant(&mut ledger, connection, bytes))
     }
 
@@ -186,12 +215,12 @@ impl Memory {
 
 impl Ledger {
     /// Whether the bytes fit, if necessary after revoking claims.
-    fn make_room(&mut self, connection: u64, bytes: usize, now: Instant) -> bool {
-        let held = self.connections.get(&connection).copied().unwrap_or_default();
-        if held + bytes > MAX_BYTES_PER_CONNECTION {
+    fn make_room(&mut self, bounds: &Bounds, connection: u64, bytes: usize) -> bool {
+        let (held, now) = (self.connections.get(&connection).copied().unwrap_or_default(), Instant::now());
+        if held + bytes > bounds.per_connection {
             return false;
         }
-        while self.used + bytes > MAX_BYTES {
+        while self.used + bytes > bounds.total {
             let Some(id) = self.victim(connection, held + bytes, now) else { return false };
             if let Some(Entry { state: Some(state), .. }) = self.release(id) {
                 state.is_revoked.store(true, SeqCst);

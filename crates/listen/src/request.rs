@@ -36,7 +36,7 @@ struct GuardState {
 }
 
 /// Bounds a request of this connection. Its future must be wrapped in [`GuardedCall`].
-pub fn guard_request<B>(
+pub fn guard_request<B: Body>(
     connection: &Arc<Connection>,
     request: Request<B>,
     framing: Framing,
@@ -63,7 +63,17 @@ impl RequestGuard {
     }
 
     pub(crate) fn memory(&self) -> &Memory {
-        self.connection().shared().memory()
+        self.connection().memory()
+    }
+
+    /// The peer has proved who it is, by a token for example.
+    pub fn set_known(&self) {
+        self.connection().set_known();
+    }
+
+    /// Counts a refusal that cost the peer less than this process; after too many, the connection is closed.
+    pub fn count_refusal(&self) {
+        self.connection().count_refusal();
     }
 
     /// The body timed out.
@@ -72,9 +82,12 @@ impl RequestGuard {
         self.inner.timed_out.store(true, Relaxed);
     }
 
-    /// No memory was available for the body.
-    pub(crate) fn set_out_of_memory(&self) {
+    /// No memory was available for the body, of which the peer has sent a part or nothing.
+    pub(crate) fn set_out_of_memory(&self, has_received: bool) {
         self.connection().shared().counts.memory_refusals.fetch_add(1, Relaxed);
+        if !has_received {
+            self.connection().count_refusal();
+        }
         self.inner.out_of_memory.store(true, Relaxed);
     }
 

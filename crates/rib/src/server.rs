@@ -200,7 +200,7 @@ impl<B: ServedRib> RibServer<B> {
     async fn watch(self, socket: Socket) {
         let terminated = self.backend.node().terminated_watches().clone();
         let connection = socket.connection().cloned();
-        let (mut watched, greeting) = match WatchServer::accept(socket, connection).await {
+        let (mut watched, greeting) = match WatchServer::accept(socket, connection.clone()).await {
             Ok(accepted) => accepted,
             Err(error) => {
                 terminated.count(&error);
@@ -215,6 +215,9 @@ impl<B: ServedRib> RibServer<B> {
                 return watched.end(&refused).await;
             }
         };
+        if let Some(connection) = connection {
+            connection.set_known();
+        }
         watched.send_hello(self.hello(version));
         let watcher = self.backend.node().watch(greeting.software, watched.identity().clone());
         let session = Session::new(self.backend, (watcher, caller), watched, self.delta_cache);

@@ -15,3 +15,16 @@ pub fn trim() {
         unsafe { libc::malloc_trim(0) };
     }
 }
+
+/// Bytes that the program uses of the allocator's memory; `None` if the allocator is not that of glibc.
+pub fn used() -> Option<usize> {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        // SAFETY: `struct mallinfo2 mallinfo2(void)` of the C library, which is linked anyway; it may be called by any thread
+        // at any time and only reads the state of the allocator, under its locks.
+        let info = unsafe { libc::mallinfo2() };
+        Some(info.uordblks + info.hblkhd)
+    }
+    #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+    None
+}

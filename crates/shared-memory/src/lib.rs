@@ -11,5 +11,5 @@ mod heap;
 mod memory;
 
 pub use channel::{DescriptorChannel, MAX_DESCRIPTORS, MAX_FRAME};
-pub use heap::trim;
+pub use heap::{trim, used};
 pub use memory::{SealedMemory, SharedMemoryError};

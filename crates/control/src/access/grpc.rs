@@ -8,6 +8,7 @@ use axum::{
     middleware::{Next, from_fn_with_state},
     response::Response,
 };
+use fairmesh_listen::RequestGuard;
 use fairmesh_rib::access::{Caller, CompleteCall, MAX_BODY, METHODS, MethodAccess as Needed};
 use fairmesh_store::author;
 use fairmesh_wire::transport::{StatedCall, WithoutCertificate};
@@ -38,7 +39,17 @@ async fn check(access: &Access, mut request: Request) -> Result<(Arc<str>, Reque
     let shown = (request.headers(), request.extensions());
     let caller = match (&method.access, logs_in) {
         (Needed::Everyone, None) => caller,
-        _ => caller::with_user(caller, shown, &access.tokens).await?,
+        _ => {
+            let shown = caller::with_user(caller, shown, &access.tokens).await;
+            if let Some(guard) = request.extensions().get::<RequestGuard>() {
+                match &shown {
+                    Ok(caller) if caller.user.is_some() => guard.set_known(),
+                    Ok(_) => {}
+                    Err(_) => guard.count_refusal(),
+                }
+            }
+            shown?
+        }
     };
     // The token is all that a caller without a certificate has: no method is open without one that is verified.
     if let Some(without) = logs_in.filter(|_| caller.user.is_none()) {

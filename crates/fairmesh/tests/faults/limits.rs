@@ -2,6 +2,7 @@
 //! of which none fails.
 
 mod fleet;
+mod headers;
 mod refused;
 mod slow;
 mod table;

@@ -59,7 +59,7 @@ async fn among_equals_an_old_claim_is_revoked_and_none_of_a_complete_request() {
 #[tokio::test(start_paused = true)]
 async fn claims_beyond_the_maximum_of_waiting_ones_are_refused() {
     let memory = Memory::default();
-    let _held = granted(claim(&memory, 1, MAX_BYTES_PER_CONNECTION));
+    let _held = granted(claim(&memory, 1, BOUNDS.per_connection));
     let cx = Context::from_waker(Waker::noop());
     let mut waiting: Vec<_> = (0..MAX_WAITING_PER_CONNECTION).map(|_| None).collect();
     for one in &mut waiting {
@@ -68,5 +68,17 @@ async fn claims_beyond_the_maximum_of_waiting_ones_are_refused() {
     assert!(matches!(memory.poll_claim(1, 1, &mut None, &cx), Poll::Ready(Err(Exhausted))));
     waiting.pop();
     assert!(memory.poll_claim(1, 1, &mut None, &cx).is_pending(), "one stopped waiting");
-    let _other = granted(claim(&memory, 2, MAX_BYTES_PER_CONNECTION));
+    let _other = granted(claim(&memory, 2, BOUNDS.per_connection));
+}
+
+#[tokio::test(start_paused = true)]
+async fn unknown_peers_have_less_and_larger_messages_are_refused() {
+    let memory = Memory::of_unknown_peers();
+    assert!(
+        matches!(claim(&memory, 1, MB), Poll::Ready(Err(Exhausted))),
+        "no join has a message of this size"
+    );
+    let held: Vec<_> = (0..32).map(|n| granted(claim(&memory, n, UNKNOWN_BOUNDS.per_connection))).collect();
+    assert_eq!((memory.used(), held.len()), (memory.total(), 32));
+    assert!(memory.claim_wait(1, 1).is_none());
 }

@@ -3,6 +3,7 @@ use std::{
     task::{Context, Poll},
 };
 
+use fairmesh_listen::RequestGuard;
 use futures_util::future::Either;
 use http::header::AUTHORIZATION;
 use tonic::Status;
@@ -77,6 +78,9 @@ where
     fn call(&mut self, request: http::Request<Req>) -> Self::Future {
         let without = request.extensions().get::<WithoutCertificate>().copied();
         if let Some(without) = without.filter(|without| !without.permits(&request)) {
+            if let Some(guard) = request.extensions().get::<RequestGuard>() {
+                guard.count_refusal();
+            }
             return Either::Left(ready(Ok(without.refusal().into_http())));
         }
         Either::Right(self.inner.call(request))

@@ -8,7 +8,7 @@ use std::{
 };
 
 use fairmesh_listen::Http2Settings;
-use futures_util::future::join;
+use futures_util::future::{join, try_join};
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinSet,
@@ -28,6 +28,13 @@ const ACCEPT_QUEUE: usize = 64;
 /// Concurrent calls of a connection. A replica has one connection for everything that agents behind it wait for, such
 /// as elections of health checkers.
 const MAX_STREAMS: u32 = 16_384;
+
+/// The same of a peer that has shown no certificate: it joins, or a user runs commands.
+const MAX_UNKNOWN_STREAMS: u32 = 32;
+/// Streams of the same that HTTP/2 refuses by itself, before the connection is closed.
+const MAX_UNKNOWN_RESETS: usize = 32;
+/// Flow-control window of its connections, in bytes.
+const UNKNOWN_WINDOW: u32 = 128 * 1024;
 
 /// Serves one watch, after its preamble was read, until it ends.
 type WatchHandler = dyn Fn(Socket) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync;
@@ -96,26 +103,18 @@ pub async fn serve(
         let _ = began.send(());
         pending::<()>().await
     };
-    let (to_calls, incoming) = mpsc::channel(ACCEPT_QUEUE);
-    let sorting = dispatch(listener, watch_handler, to_calls, closing.clone(), abort.clone());
+    let (known, known_peers) = mpsc::channel(ACCEPT_QUEUE);
+    let (unknown, unknown_peers) = mpsc::channel(ACCEPT_QUEUE);
+    let queues = CallQueues { known, unknown };
+    let sorting = dispatch(listener, watch_handler, queues, closing.clone(), abort.clone());
     let serving = async {
-        let (interval, timeout) = Http2Settings::KEEP_ALIVE;
-        let served = Server::builder()
-            .layer(CallGuard)
-            .layer(JoinCheck)
-            .layer(VersionCheck)
-            .http2_keepalive_interval(Some(interval))
-            .http2_keepalive_timeout(Some(timeout))
-            .initial_stream_window_size(Http2Settings::STREAM_WINDOW)
-            .initial_connection_window_size(Http2Settings::CONNECTION_WINDOW)
-            .max_concurrent_streams(MAX_STREAMS)
-            .http2_max_header_list_size(Http2Settings::HEADERS)
-            .http2_max_pending_accept_reset_streams(Some(Http2Settings::RESETS))
-            .add_routes(calls)
-            .serve_with_incoming_shutdown(ReceiverStream::new(incoming), closing.cancelled())
-            .await;
+        let served = try_join(
+            serve_calls(calls.clone(), server(), known_peers, &closing),
+            serve_calls(calls, server_of_unknown_peers(), unknown_peers, &closing),
+        );
+        let served = served.await;
         closing.cancel();
-        served
+        served.map(drop)
     };
     let mut serving = pin!(join(serving, sorting));
     let overdue = async {
@@ -132,12 +131,68 @@ pub async fn serve(
     serving.await.0
 }
 
+/// The server of known peers.
+fn server() -> Server {
+    let (interval, timeout) = Http2Settings::KEEP_ALIVE;
+    Server::builder()
+        .http2_keepalive_interval(Some(interval))
+        .http2_keepalive_timeout(Some(timeout))
+        .initial_stream_window_size(Http2Settings::STREAM_WINDOW)
+        .initial_connection_window_size(Http2Settings::CONNECTION_WINDOW)
+        .max_concurrent_streams(MAX_STREAMS)
+        .http2_max_header_list_size(Http2Settings::HEADERS)
+        .http2_max_pending_accept_reset_streams(Some(Http2Settings::RESETS))
+}
+
+/// The server of peers that have shown no certificate where one is required. Anyone who reaches the port is one of them, so that a
+/// connection gets little before its peer joins or shows a token.
+fn server_of_unknown_peers() -> Server {
+    server()
+        .initial_connection_window_size(UNKNOWN_WINDOW)
+        .max_concurrent_streams(MAX_UNKNOWN_STREAMS)
+        .http2_max_local_error_reset_streams(Some(MAX_UNKNOWN_RESETS))
+}
+
+/// Serves calls on the connections that arrive.
+async fn serve_calls(
+    calls: Routes,
+    server: Server,
+    incoming: mpsc::Receiver<io::Result<Socket>>,
+    closing: &CancellationToken,
+) -> Result<(), Error> {
+    server
+        .layer(CallGuard)
+        .layer(JoinCheck)
+        .layer(VersionCheck)
+        .add_routes(calls)
+        .serve_with_incoming_shutdown(ReceiverStream::new(incoming), closing.cancelled())
+        .await
+}
+
+/// Connections for calls, on their way to the servers.
+#[derive(Clone)]
+struct CallQueues {
+    known: mpsc::Sender<io::Result<Socket>>,
+    unknown: mpsc::Sender<io::Result<Socket>>,
+}
+
+impl CallQueues {
+    async fn send(&self, socket: Socket) {
+        let queue = match socket.without_certificate() {
+            Some(_) => &self.unknown,
+            None => &self.known,
+        };
+        // Closed only if the server has ended.
+        drop(queue.send(Ok(socket)).await);
+    }
+}
+
 /// Dispatches connections to calls or watches. Returns once `closing` has fired and no watch is left, or `abort` has
 /// fired.
 async fn dispatch(
     listener: Listener,
     watch_handler: Option<Arc<WatchHandler>>,
-    calls: mpsc::Sender<io::Result<Socket>>,
+    calls: CallQueues,
     closing: CancellationToken,
     abort: CancellationToken,
 ) {
@@ -165,11 +220,7 @@ async fn dispatch(
 }
 
 /// Passes on a connection for calls; returns one that is a watch.
-async fn classify(
-    accepted: Accepted,
-    calls: mpsc::Sender<io::Result<Socket>>,
-    abort: CancellationToken,
-) -> Option<Socket> {
+async fn classify(accepted: Accepted, calls: CallQueues, abort: CancellationToken) -> Option<Socket> {
     let mut socket = match accepted.handshake().await {
         Ok(socket) => socket,
         Err(error) => {
@@ -177,6 +228,9 @@ async fn classify(
             return None;
         }
     };
+    if let Some(connection) = socket.connection().filter(|_| socket.without_certificate().is_some()) {
+        connection.set_unknown();
+    }
     match socket.strip_preamble(&watch::PREAMBLE).await {
         Ok(true) if socket.without_certificate().is_some_and(|without| !without.takes_tokens) => {
             tracing::debug!("a watch without a certificate was refused");
@@ -188,8 +242,7 @@ async fn classify(
             }
             return Some(socket);
         }
-        // Closed only if the server has ended.
-        Ok(false) => drop(calls.send(Ok(socket.abort_on(abort))).await),
+        Ok(false) => calls.send(socket.abort_on(abort)).await,
         Err(error) => tracing::debug!(%error, "a connection ended before it began"),
     }
     None

@@ -71,7 +71,7 @@ async fn withhold(
 }
 
 /// The most memory that a process has while something goes on.
-async fn peak<T>(process: &Process, during: impl Future<Output = T>) -> (u64, T) {
+pub(super) async fn peak<T>(process: &Process, during: impl Future<Output = T>) -> (u64, T) {
     let mut most = memory(process);
     let mut during = std::pin::pin!(during);
     loop {

@@ -1,0 +1,43 @@
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// Refusals of a known peer within [`PERIOD`] before its connection is closed: as many as resets
+/// ([`Http2Settings::RESETS`](crate::Http2Settings::RESETS)).
+const MAX_REFUSALS: u32 = 64;
+/// The same of a peer that has shown neither certificate nor token.
+const MAX_UNKNOWN_REFUSALS: u32 = 8;
+/// Seconds after which refusals no longer count.
+const PERIOD: u32 = 60;
+
+/// Refusals of requests that cost the peer less than this process: only headers were sent, or the caller is unknown.
+#[derive(Debug, Default)]
+pub(crate) struct Refusals {
+    count: AtomicU32,
+    since: AtomicU32,
+}
+
+impl Refusals {
+    /// Counts a refusal at `now`, in seconds. Returns whether the connection has to be closed.
+    pub(crate) fn exceed(&self, is_known: bool, now: u32) -> bool {
+        if now.saturating_sub(self.since.load(Relaxed)) > PERIOD {
+            self.since.store(now, Relaxed);
+            self.count.store(0, Relaxed);
+        }
+        let max = if is_known { MAX_REFUSALS } else { MAX_UNKNOWN_REFUSALS };
+        self.count.fetch_add(1, Relaxed) >= max
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_of_a_minute_close_a_connection_and_of_unknown_peers_fewer() {
+        for (is_known, max) in [(true, MAX_REFUSALS), (false, MAX_UNKNOWN_REFUSALS)] {
+            let refusals = Refusals::default();
+            assert!((0..max).all(|_| !refusals.exceed(is_known, 1)));
+            assert!(refusals.exceed(is_known, PERIOD + 1));
+            assert!(!refusals.exceed(is_known, PERIOD + 2 * PERIOD));
+        }
+    }
+}

@@ -1,0 +1,54 @@
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// Streams of one connection that may be open before the server begins their requests. Reading pauses above it, since every
+/// further stream takes memory that nothing has claimed yet.
+const MAX_UNBEGUN: u32 = 64;
+
+/// Streams whose headers were received and whose requests the server has not begun.
+#[derive(Debug, Default)]
+pub(crate) struct UnbegunStreams {
+    count: AtomicU32,
+    /// The count at the last sweep.
+    swept: AtomicU32,
+}
+
+impl UnbegunStreams {
+    pub(crate) fn open(&self, streams: u32) {
+        self.count.fetch_add(streams, Relaxed);
+    }
+
+    /// The server begins a request. Returns whether reading may go on from here.
+    pub(crate) fn begin(&self) -> bool {
+        let begun = self.count.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1));
+        begun == Ok(MAX_UNBEGUN)
+    }
+
+    pub(crate) fn are_many(&self) -> bool {
+        self.count.load(Relaxed) >= MAX_UNBEGUN
+    }
+
+    /// Forgets streams that the server has not begun since the last sweep: it refused them by itself. Returns whether reading
+    /// may go on from here.
+    pub(crate) fn sweep(&self) -> bool {
+        let count = self.count.load(Relaxed);
+        let is_stuck = count >= MAX_UNBEGUN && count == self.swept.swap(count, Relaxed);
+        is_stuck && self.count.compare_exchange(count, 0, Relaxed, Relaxed).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_unbegun_streams_pause_reading_until_they_begin_or_are_refused() {
+        let streams = UnbegunStreams::default();
+        assert!(!streams.begin(), "a request of HTTP/1.1 has no stream");
+        streams.open(MAX_UNBEGUN + 1);
+        assert!(streams.are_many());
+        assert_eq!((streams.begin(), streams.begin(), streams.are_many()), (false, true, false));
+        streams.open(1);
+        assert_eq!((streams.sweep(), streams.are_many()), (false, true));
+        assert_eq!((streams.sweep(), streams.are_many()), (true, false));
+    }
+}

@@ -1,0 +1,71 @@
+//! Counts the streams that a peer opens, before a server of HTTP/2 has read them.
+
+/// Length of the header of a frame (RFC 9113 §4.1).
+const FRAME_HEADER_LEN: usize = 9;
+/// Type of the frame that opens a stream (RFC 9113 §6.2).
+const HEADERS: u8 = 1;
+
+/// Follows the frames of a connection, without their payloads.
+#[derive(Debug, Default)]
+pub(crate) struct Http2Frames {
+    /// The received part of a frame's header, and the length of that part.
+    header: ([u8; FRAME_HEADER_LEN], usize),
+    /// Bytes left of the payload.
+    left: usize,
+    last_stream: u32,
+}
+
+impl Http2Frames {
+    /// Reads the next bytes after the preface. Returns how many streams they open: trailers open none.
+    pub(crate) fn read(&mut self, mut bytes: &[u8]) -> u32 {
+        let mut opened = 0;
+        loop {
+            let skipped = self.left.min(bytes.len());
+            (self.left, bytes) = (self.left - skipped, &bytes[skipped..]);
+            let (header, filled) = &mut self.header;
+            let some = bytes.len().min(FRAME_HEADER_LEN - *filled);
+            header[*filled..*filled + some].copy_from_slice(&bytes[..some]);
+            (*filled, bytes) = (*filled + some, &bytes[some..]);
+            if *filled < FRAME_HEADER_LEN {
+                return opened;
+            }
+            *filled = 0;
+            let [a, b, c, kind, _, stream @ ..] = *header;
+            self.left = u32::from_be_bytes([0, a, b, c]) as usize;
+            // The first bit is reserved.
+            let stream = u32::from_be_bytes(stream) & (u32::MAX >> 1);
+            if kind == HEADERS && stream > self.last_stream {
+                self.last_stream = stream;
+                opened += 1;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(kind: u8, stream: u32, payload: usize) -> Vec<u8> {
+        let length = u32::try_from(payload).unwrap().to_be_bytes();
+        [&length[1..], &[kind, 4], &stream.to_be_bytes(), &vec![1; payload]].concat()
+    }
+
+    #[test]
+    fn headers_of_new_streams_are_counted_wherever_reads_split_them() {
+        let frames = [
+            frame(4, 0, 6),
+            frame(1, 1, 7),
+            frame(0, 1, 300),
+            frame(1, 1, 0),
+            frame(1, 3, 2),
+            frame(8, 0, 4),
+        ];
+        let bytes = frames.concat();
+        for piece in [1, 2, 5, 9, 10, 100, bytes.len()] {
+            let mut read = Http2Frames::default();
+            let opened: u32 = bytes.chunks(piece).map(|chunk| read.read(chunk)).sum();
+            assert_eq!(opened, 2, "in pieces of {piece} bytes");
+        }
+    }
+}
