@@ -31,7 +31,7 @@ use tonic::Code;
 
 use source::ControlSource;
 pub(crate) use spiffe::SpiffeService;
-pub(crate) use workloads::WorkloadService;
+pub(crate) use workloads::{WorkloadService, is_own_user};
 
 use crate::{AgentConfig, description};
 

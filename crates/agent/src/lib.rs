@@ -12,6 +12,7 @@
 mod checker;
 mod disk;
 mod error;
+mod gate;
 mod http;
 mod identity;
 mod metrics;
@@ -46,6 +47,7 @@ use fairmesh_wire::{
     spiffe::spiffe_workload_api_server::SpiffeWorkloadApiServer,
     transport::{Address, BindError, Listener, Transport, serve},
 };
+use gate::Gate;
 use identity::{AgentIdentity, SpiffeService, WorkloadService};
 use served_rib::AgentRib;
 use state::{AgentState, UpstreamSink};
@@ -122,13 +124,14 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let http = http.map(|listener| tokio::spawn(http::serve(listener, pages, stopping.clone())));
     let saving = tokio::spawn(shared.clone().save_all(upstream.state(), stopping.clone()));
 
+    let gate = Gate::new(identity.clone(), upstream.clone());
     let routes = routes(Forwarder::new(upstream, "agent", stopping.clone()), usages, identity, &stopping);
     tracing::info!(listen = %config.listen, region = %config.location.region, "agent is serving");
     let stopped = async {
         shutdown.await;
         stopping.cancel();
     };
-    let services = RibServer::new(backend, stopping.clone()).with_services(routes);
+    let services = gate.guard(RibServer::new(backend, stopping.clone()).with_services(routes));
     let served = serve(services, listener, stopped, DRAIN).await;
     stopping.cancel();
     // The runtime has already reported a panic of one of these tasks.

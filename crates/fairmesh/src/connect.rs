@@ -15,6 +15,9 @@ use crate::{cli::TargetArgs, failure::Failure};
 /// Name of this program in handshakes.
 pub(crate) const SOFTWARE: &str = concat!("fairmesh command line ", env!("CARGO_PKG_VERSION"));
 
+/// Begins the name of an agent in handshakes.
+const AGENT: &str = "agent ";
+
 /// Hint on how to give another address.
 const ADDRESS_HINT: &str = "give another address with --control ADDRESS or FAIRMESH_CONTROL";
 
@@ -108,6 +111,28 @@ pub(crate) async fn connect(target: &TargetArgs) -> Result<Connection, Failure> 
         ));
     }
     Ok(connection)
+}
+
+/// The same for what only operators do. An agent passes that on only if the caller states it, with the identity of an operator
+/// that the agent gives to its own user and root.
+pub(crate) async fn connect_as_operator(target: &TargetArgs) -> Result<Connection, Failure> {
+    let connection = connect(target).await?;
+    let address = connection.address().clone();
+    if !matches!(address, Address::Unix(_)) || !connection.hello.software.starts_with(AGENT) {
+        return Ok(connection);
+    }
+    let request = IdentityRequest {
+        agent: address.clone(),
+        workload_api: None,
+        control_planes: Vec::new(),
+        token: None,
+        path: None,
+        software: SOFTWARE.into(),
+        patience: IDENTITY_WAIT,
+    };
+    let Some(operator) = ProgramIdentity::of_caller(request).await else { return Ok(connection) };
+    let transport = operator.stating_calls().transport();
+    handshake::connect(&transport, &address, SOFTWARE).await.map_err(|error| unreachable(&address, &error))
 }
 
 /// A user with a token over TCP, without what tells the control plane from others: what listens there has ended the connection.

@@ -20,6 +20,7 @@ mod cli {
     pub(crate) mod keys;
     pub(crate) mod lint;
     pub(crate) mod listeners;
+    pub(crate) mod local_users;
     pub(crate) mod membership;
     pub(crate) mod moves;
     pub(crate) mod permissive;

@@ -85,6 +85,7 @@ pub struct ProgramIdentity {
     workload: Arc<Workload>,
     progress: Arc<Progress>,
     following: Following,
+    states_calls: bool,
     _tasks: Arc<[AbortOnDropHandle<()>; 2]>,
 }
 
@@ -204,7 +205,7 @@ impl ProgramIdentity {
         let (end, revoking) = follow_revocations(&workload, revocations);
         let tasks = [tokio::spawn(following), tokio::spawn(revoking)];
         let tasks = Arc::new(tasks.map(AbortOnDropHandle::new));
-        let this = Self { workload, progress, following: end, _tasks: tasks };
+        let this = Self { workload, progress, following: end, states_calls: false, _tasks: tasks };
         if timeout(request.patience, this.workload.ready()).await.is_ok() {
             this.know_revocations().await;
         } else if let Some(problem) = this.problem() {
@@ -267,7 +268,15 @@ impl ProgramIdentity {
         let (following, followed) = follow_revocations(&workload, revocations);
         let renewing = renewal::keep_fresh(Arc::clone(&workload), source, CancellationToken::new());
         let tasks = [tokio::spawn(renewing), tokio::spawn(followed)];
-        Self { workload, progress, following, _tasks: Arc::new(tasks.map(AbortOnDropHandle::new)) }
+        let tasks = Arc::new(tasks.map(AbortOnDropHandle::new));
+        Self { workload, progress, following, states_calls: false, _tasks: tasks }
+    }
+
+    /// Signs each call that others forward, so that the control plane judges it by this identity and not by that of an
+    /// agent. Programs that act as services leave that to their agent, to which their endpoints belong.
+    #[must_use]
+    pub fn stating_calls(self) -> Self {
+        Self { states_calls: true, ..self }
     }
 
     /// Secures calls of services and connections with processes of the mesh, and keeps the identity renewed as long as a
@@ -510,11 +519,9 @@ impl TlsIdentity for ProgramIdentity {
 
     /// An agent vouches for the programs of its machine, and a control plane sees who calls. A replica does neither.
     fn sign_call(&self, call: StatedCall<'_>, peer: &Identity) -> Option<Vec<u8>> {
-        let Identity::Spiffe(peer) = peer else { return None };
-        match peer.path {
-            SpiffePath::Mesh(MeshRole::Replica, _) => self.workload.state_call(call),
-            SpiffePath::Mesh(..) | SpiffePath::Service(_) => None,
-        }
+        let is_replica =
+            matches!(peer, Identity::Spiffe(SpiffeId { path: SpiffePath::Mesh(MeshRole::Replica, _), .. }));
+        if is_replica || self.states_calls { self.workload.state_call(call) } else { None }
     }
 
     fn verify_call(&self, statement: &[u8], call: StatedCall<'_>) -> Result<SpiffeId, String> {

@@ -8,6 +8,6 @@ mod callable;
 mod grants;
 mod role;
 
-pub use callable::{MachineCallers, admits};
+pub use callable::{MachineCallers, admits, admits_caller};
 pub use grants::{Grants, Machine, Reach};
 pub use role::{AccessRole, RoleBinding, Subject};

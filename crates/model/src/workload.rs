@@ -38,7 +38,7 @@ pub struct ProgramSelector {
 }
 
 /// What the kernel says of a program. What cannot be read is the reason why.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ProgramFacts {
     /// Its effective user.
     pub uid: u32,

@@ -203,12 +203,7 @@ fn follow(
     upstream
 }
 
-fn services(
-    backend: ReplicaRib,
-    reports: Reports,
-    gate: Gate,
-    stopping: &CancellationToken,
-) -> Services {
+fn services(backend: ReplicaRib, reports: Reports, gate: Gate, stopping: &CancellationToken) -> Services {
     let forward = reports.forward.clone();
     let others = Routes::new(rpc::registry_server(forward.clone()))
         .add_service(rpc::imbalance_server(reports))

@@ -5,7 +5,7 @@
 mod judge;
 mod methods;
 mod needs;
-mod requests;
+pub mod requests;
 
 use std::{
     fmt,

@@ -328,7 +328,7 @@ impl Shared {
     }
 
     /// The identities of a program, at least one.
-    async fn identities_of(&self, program: &ProgramFacts) -> Result<Vec<SpiffePath>, Status> {
+    pub(super) async fn identities_of(&self, program: &ProgramFacts) -> Result<Vec<SpiffePath>, Status> {
         let services = self.services_of(program).await?;
         let mut paths: Vec<_> = services.into_iter().map(SpiffePath::Service).collect();
         let ProgramFacts { uid, .. } = *program;

@@ -1,12 +1,14 @@
-//! Certificates for programs of this machine: to those of the agent's own user, and to those that a record selects.
+//! Certificates for programs of this machine: to those of the agent's own user, and to those that a record selects. The same
+//! decides for whom the agent forwards writes (`gate.rs`).
 
 use bytes::Bytes;
-use fairmesh_model::{Identity, Invalid, Label, MeshRole, ProgramFacts, SpiffePath};
+use fairmesh_identity::{IdentityError, PrivateKey};
+use fairmesh_model::{Identity, Invalid, Label, MeshRole, ProgramFacts, ServiceName, SpiffeId, SpiffePath};
 use fairmesh_wire::{
     identity_of, program_of,
     v1::{self, workload_server},
 };
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
 use super::{AgentIdentity, Shared};
 
@@ -37,14 +39,10 @@ impl workload_server::Workload for WorkloadService {
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
         tracing::debug!(%path, uid, "a program asks for a certificate");
         if !is_own_user(uid) {
-            shared.check_selected(&path, program, &csr).await?;
+            let selected = shared.check_selected(&path, program.as_ref(), &csr).await;
+            selected.inspect_err(|status| log_refusal(&path, status))?;
         }
-        if shared.workload.revocations().current().revokes_identity(&path) {
-            tracing::warn!(%path, uid, "a program is refused a certificate: its identity is revoked");
-            return Err(Status::permission_denied(format!(
-                "the identity {path} is revoked; an operator can restore it with `fairmesh identity restore {path}`"
-            )));
-        }
+        shared.check_not_revoked(&path).inspect_err(|status| log_refusal(&path, status))?;
         let certified = shared.issue(path, csr.to_vec()).await?;
         let chain = certified.chain.iter().map(|one| Bytes::copy_from_slice(one)).collect();
         let bundle = Some(certified.bundle.into());
@@ -62,23 +60,76 @@ pub(super) fn local_user(peer: &Identity) -> Result<u32, Status> {
     }
 }
 
+fn log_refusal(path: &SpiffePath, refused: &Status) {
+    if refused.code() == Code::PermissionDenied {
+        tracing::warn!(%path, problem = refused.message(), "a program is refused a certificate");
+    }
+}
+
 /// Whether this agent vouches for every program of a user: its own, and root.
-pub(super) fn is_own_user(uid: u32) -> bool {
+pub(crate) fn is_own_user(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
 
+impl AgentIdentity {
+    /// Whether this agent is a member of a trust domain; `None` if that is not known in time.
+    pub(crate) async fn is_member(&self) -> Option<bool> {
+        self.shared.is_member().await
+    }
+
+    /// Whether this agent would issue the identity of a service to a program of another user.
+    ///
+    /// # Errors
+    /// Why not; `Unavailable` while no control plane says.
+    pub(crate) async fn check_program(
+        &self,
+        service: &ServiceName,
+        program: &ProgramFacts,
+    ) -> Result<(), Status> {
+        let failed = |error: IdentityError| Status::internal(error.to_string());
+        // Of it nothing is certified: it binds the response to this request.
+        let csr = PrivateKey::generate().and_then(|key| key.signing_request()).map_err(failed)?;
+        self.shared.check_selected(&SpiffePath::Service(service.clone()), Some(program), &csr).await
+    }
+
+    /// The identities of a program of another user that are not revoked, at least one.
+    ///
+    /// # Errors
+    /// As [`check_program`](Self::check_program).
+    pub(crate) async fn identities_of(&self, program: &ProgramFacts) -> Result<Vec<SpiffeId>, Status> {
+        let own =
+            self.shared.workload.id().ok_or_else(|| Status::unavailable(self.shared.no_certificate()))?;
+        let paths = self.shared.identities_of(program).await?;
+        Ok(paths.into_iter().map(|path| SpiffeId { domain: own.domain.clone(), path }).collect())
+    }
+
+    /// Whether an identity is still issued.
+    ///
+    /// # Errors
+    /// That it is revoked.
+    pub(crate) fn check_not_revoked(&self, path: &SpiffePath) -> Result<(), Status> {
+        self.shared.check_not_revoked(path)
+    }
+}
+
 impl Shared {
+    fn check_not_revoked(&self, path: &SpiffePath) -> Result<(), Status> {
+        match self.workload.revocations().current().revokes_identity(path) {
+            false => Ok(()),
+            true => Err(Status::permission_denied(format!(
+                "the identity {path} is revoked; an operator can restore it with `fairmesh identity restore {path}`"
+            ))),
+        }
+    }
+
     /// Whether a record selects this program of another user.
     async fn check_selected(
         &self,
         path: &SpiffePath,
-        program: Option<ProgramFacts>,
+        program: Option<&ProgramFacts>,
         csr: &[u8],
     ) -> Result<(), Status> {
-        let refused = |problem: String| {
-            tracing::warn!(%path, problem, "a program is refused a certificate");
-            Err(Status::permission_denied(problem))
-        };
+        let refused = |problem: String| Err(Status::permission_denied(problem));
         let Some(program) = program else {
             return refused("the kernel does not say which program this is".into());
         };
@@ -97,7 +148,7 @@ impl Shared {
                  {{{kind}, service: {service}, programs: [{{uid: {uid}}}]}}"
             ));
         };
-        entry.check(&program).or_else(|problem| {
+        entry.check(program).or_else(|problem| {
             refused(format!(
                 "the {kind} of {service} does not select this program ({program}): {problem}; apply one that does"
             ))

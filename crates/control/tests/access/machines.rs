@@ -38,7 +38,7 @@ async fn act(connection: &Connection, service: &str, name: &str) -> Vec<(&'stati
     let mut registry = connection.registry();
     let one = || instance(service, name);
     let report = v1::StateReport { instance: Some(one()), state: v1::endpoint::State::Draining.into() };
-    let report = v1::ReportRequest { reports: vec![report], by_operator: true };
+    let report = v1::ReportRequest { reports: vec![report], by_operator: false };
     let drain = v1::DrainRequest { instances: vec![one()], deadline_ms: 1, by_operator: false };
     let gone = v1::DeregisterRequest { instances: vec![one()], only_lost: false };
     let load = v1::ReportShardLoadRequest {
@@ -116,6 +116,19 @@ async fn a_server_acts_for_its_own_instances_only() {
     let Record::Endpoint(endpoint) = records::decode(&key, &entry.value).unwrap() else { panic!("{key}") };
     assert_eq!(endpoint.state, EndpointState::Serving);
     assert_eq!(endpoint.labels["fairmesh.agent"], "web-1");
+    // What holds against the process itself, an agent does for no program of its machine.
+    let drain = v1::DrainRequest {
+        instances: vec![instance("shop/cart", "cart-0")],
+        deadline_ms: 1,
+        by_operator: true,
+    };
+    assert_eq!(one.registry().drain(drain.clone()).await.unwrap_err().code(), Code::PermissionDenied);
+    let serving = v1::endpoint::State::Serving.into();
+    let report = v1::StateReport { instance: Some(instance("shop/cart", "cart-0")), state: serving };
+    let report = v1::ReportRequest { reports: vec![report], by_operator: true };
+    assert_eq!(one.registry().report(report.clone()).await.unwrap_err().code(), Code::PermissionDenied);
+    operator.registry().drain(drain).await.unwrap();
+    operator.registry().report(report).await.unwrap();
     // The service itself, its agent, and operators may.
     for caller in [&own_server, &one, &operator] {
         one.registry().register(registration("shop/cart", "cart-0")).await.unwrap();

@@ -188,7 +188,7 @@ async fn drain_instances(
     service: &ServiceName,
     instances: &[InstanceId],
 ) -> Result<ExitCode, Failure> {
-    let connection = connect::connect(&args.target).await?;
+    let connection = connect::connect_as_operator(&args.target).await?;
     let instances = &without_lost(&connection, service, instances).await?;
     let request = DrainRequest {
         instances: instances.iter().map(|instance| instance_ref(service, instance)).collect(),
@@ -263,7 +263,7 @@ pub(crate) async fn undrain(args: UndrainArgs) -> Result<ExitCode, Failure> {
     // One of both is required.
     let Some(first) = &args.service else { return Ok(ExitCode::SUCCESS) };
     let (service, instances) = named(first, &args.instances)?;
-    let connection = connect::connect(&args.target).await?;
+    let connection = connect::connect_as_operator(&args.target).await?;
     refuse_lost(&connection, &service, &instances).await?;
     let report = |instance: &InstanceId| StateReport {
         instance: Some(instance_ref(&service, instance)),

@@ -177,7 +177,7 @@ async fn get_map(of: ServiceArgs) -> Result<ExitCode, Failure> {
 
 async fn split(args: Split) -> Result<ExitCode, Failure> {
     let Split { of, shard, at } = args;
-    let connection = connect::connect(&of.target).await?;
+    let connection = connect::connect_as_operator(&of.target).await?;
     let request = SplitShardRequest {
         service: of.service.to_string(),
         shard,
@@ -189,7 +189,7 @@ async fn split(args: Split) -> Result<ExitCode, Failure> {
 
 async fn merge(args: Merge) -> Result<ExitCode, Failure> {
     let Merge { of, shard } = args;
-    let connection = connect::connect(&of.target).await?;
+    let connection = connect::connect_as_operator(&of.target).await?;
     let request = MergeShardsRequest { service: of.service.to_string(), shard };
     let version = connection.registry().merge_shards(request).await?.into_inner().version;
     say_version(&of, version)
@@ -203,7 +203,7 @@ fn say_version(of: &ServiceArgs, version: u64) -> Result<ExitCode, Failure> {
 }
 
 async fn start_move(args: MoveArgs) -> Result<ExitCode, Failure> {
-    let connection = connect::connect(&args.of.target).await?;
+    let connection = connect::connect_as_operator(&args.of.target).await?;
     let role = match &args.role {
         Some(role) => role.clone(),
         None => replica_role(&connection, &args).await?,

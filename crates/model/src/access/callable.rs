@@ -1,4 +1,6 @@
-use crate::{Authorization, DefaultAuthorization, Label, MeshRole, SpiffePath, TrustDomain};
+use crate::{
+    Authorization, CallerId, CallerMatch, DefaultAuthorization, Label, MeshRole, SpiffePath, TrustDomain,
+};
 
 use super::Reach;
 
@@ -53,6 +55,32 @@ pub fn admits(
     default: DefaultAuthorization,
     callers: &MachineCallers,
 ) -> bool {
+    admits_some(authorization, default, |pattern| callers.may_match(pattern.map_or("*", CallerMatch::as_str)))
+}
+
+/// Whether a service may accept some call of one caller.
+pub fn admits_caller(
+    authorization: Option<&Authorization>,
+    default: DefaultAuthorization,
+    caller: &CallerId,
+) -> bool {
+    let is_denied = authorization.is_some_and(|authorization| {
+        authorization.mode == crate::AuthorizationMode::Enforce
+            && authorization.rules.iter().any(|rule| {
+                let is_for_all_calls = rule.methods.is_empty() && rule.paths.is_empty();
+                let is_named = rule.from.is_empty() || rule.from.iter().any(|one| one.matches_denied(caller));
+                rule.denies && is_for_all_calls && is_named
+            })
+    });
+    !is_denied && admits_some(authorization, default, |pattern| pattern.is_none_or(|one| one.matches(caller)))
+}
+
+/// `may_match` says of a pattern whether callers in question may match it; `None` is a rule for all callers.
+fn admits_some(
+    authorization: Option<&Authorization>,
+    default: DefaultAuthorization,
+    may_match: impl Fn(Option<&CallerMatch>) -> bool,
+) -> bool {
     let by_default = default != DefaultAuthorization::Deny;
     let Some(authorization) = authorization else { return by_default };
     if authorization.mode == crate::AuthorizationMode::Audit {
@@ -64,11 +92,10 @@ pub fn admits(
     }
     // One that calls for others is matched as them.
     let allowed = allowing.flat_map(|rule| match rule.from.is_empty() {
-        true => vec!["*"],
-        false => rule.from.iter().map(crate::CallerMatch::as_str).collect(),
+        true => vec![None],
+        false => rule.from.iter().map(Some).collect(),
     });
-    let intermediaries = authorization.intermediaries.iter().map(crate::CallerMatch::as_str);
-    allowed.chain(intermediaries).any(|pattern| callers.may_match(pattern))
+    allowed.chain(authorization.intermediaries.iter().map(Some)).any(may_match)
 }
 
 #[cfg(test)]
@@ -126,5 +153,29 @@ mod tests {
             Deny,
             &all
         ));
+    }
+
+    #[test]
+    fn a_caller_claims_only_where_some_rule_lets_it_call() {
+        let caller = CallerId::new("spiffe://prod/shop/web".parse().unwrap());
+        let decide = |rules: Vec<AuthorizationRule>, default| {
+            let authorization = Authorization { rules, ..Authorization::default() };
+            admits_caller(Some(&authorization), default, &caller)
+        };
+        use DefaultAuthorization::{Allow, Deny};
+        let for_one_path = AuthorizationRule { methods: vec!["POST".into()], ..rule(true, &["shop/web"]) };
+        for (rules, default, may) in [
+            (vec![rule(false, &["shop/web"])], Deny, true),
+            (vec![rule(false, &[])], Deny, true),
+            (vec![rule(false, &["shop/*"])], Deny, true),
+            (vec![rule(false, &["shop/api"])], Allow, false),
+            (vec![rule(false, &["shop/*"]), rule(true, &["shop/web"])], Allow, false),
+            (vec![rule(true, &["shop/web"])], Allow, false),
+            (vec![rule(true, &["shop/api"])], Allow, true),
+            (vec![for_one_path], Allow, true),
+        ] {
+            assert_eq!(decide(rules.clone(), default), may, "{rules:?}");
+        }
+        assert!(admits_caller(None, Allow, &caller) && !admits_caller(None, Deny, &caller));
     }
 }

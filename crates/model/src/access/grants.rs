@@ -159,7 +159,7 @@ impl Grants {
     /// Whether the caller may register, renew, report, drain and deregister an endpoint of a service that this agent
     /// registered; `None` if no agent did.
     pub fn may_serve(&self, service: &ServiceName, owner: Option<&str>) -> bool {
-        if self.operate.includes(&service.tenant) || self.registrar.contains(service) {
+        if self.may_stand_in(service) {
             return true;
         }
         if !self.serve.includes(&service.tenant) {
@@ -169,6 +169,11 @@ impl Grants {
             (Some(agent), Some(owner)) => agent.as_str() == owner,
             _ => true,
         }
+    }
+
+    /// Whether the caller may act for an endpoint as an operator, against the process that registered it.
+    pub fn may_stand_in(&self, service: &ServiceName) -> bool {
+        self.operate.includes(&service.tenant) || self.registrar.contains(service)
     }
 
     /// Whether the caller may be the checker of a region. A checker learns every service, so that its machine must be one
@@ -259,6 +264,7 @@ mod tests {
         assert!(own.may_serve(&service("shop/cart"), Some("web-1")));
         assert!(!own.may_serve(&service("shop/cart"), Some("web-2")));
         assert!(!own.may_serve(&service("bank/vault"), None));
+        assert!(!own.may_stand_in(&service("shop/cart")), "an agent is no operator");
         let registrar = Grants { registrar: [service("shop/cart")].into(), ..Grants::default() };
         assert!(registrar.may_serve(&service("shop/cart"), Some("web-2")));
         assert!(!registrar.may_serve(&service("shop/web"), None));

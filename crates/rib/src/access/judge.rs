@@ -12,10 +12,12 @@ use fairmesh_wire::{ON_BEHALF_OF, STATEMENT, records, rpc::MAX_MESSAGE, transpor
 use http::HeaderMap;
 use tonic::{Status, metadata::MetadataMap};
 
-use super::{AccessControl, Caller, needs::Need, region_refusal};
-
-/// The bytes before a message: whether it is compressed, and its length.
-const FRAME: usize = 5;
+use super::{
+    AccessControl, Caller,
+    needs::Need,
+    region_refusal,
+    requests::{FRAME, Needs, one_message},
+};
 
 /// The longest body of a call, in bytes.
 pub const MAX_BODY: usize = MAX_MESSAGE + FRAME;
@@ -41,10 +43,10 @@ impl AccessControl {
         &self,
         caller: Caller,
         call: CompleteCall<'_>,
-        needs: fn(&[u8]) -> Result<Vec<Need>, Status>,
+        needs: fn(&[u8]) -> Needs,
         verify: impl FnOnce(&[u8], StatedCall<'_>) -> Result<SpiffeId, Status>,
     ) -> Result<Caller, Status> {
-        let message = message(call.body)?;
+        let message = one_message(call.body)?;
         let maker = maker(caller, call, message, verify)?;
         let judged = match maker.lends_nothing() {
             true => Err(unstated(&maker)),
@@ -87,6 +89,10 @@ impl AccessControl {
                 self.lacks(grants, who, (service, "operator of its tenant"))
             }
             Need::Serve(service, instance) => return self.check_instance(grants, who, (service, instance)),
+            // An agent acts for programs, and none of these is an operator by being on its machine.
+            Need::ServeAsOperator(service, _) if !grants.may_stand_in(service) => {
+                self.lacks(grants, who, (service, "operator of its tenant"))
+            }
             Need::Claim(service) if !admin && !views(service) => not_found(who, service),
             Need::Check(region) if !grants.may_check(region) => Status::permission_denied(format!(
                 "{who} does not check the region {region}: an agent checks the one in which it joined, if it vouches for all \
@@ -186,17 +192,6 @@ fn maker(
     Ok(Caller { identity: Identity::Spiffe(id), is_forwarded, ..transport })
 }
 
-/// The one message of a request.
-fn message(body: &[u8]) -> Result<&[u8], Status> {
-    let unreadable = || Status::invalid_argument("the request is not one message without compression");
-    let (frame, message) = body.split_first_chunk::<FRAME>().ok_or_else(unreadable)?;
-    let length = u32::from_be_bytes([frame[1], frame[2], frame[3], frame[4]]);
-    match frame[0] == 0 && usize::try_from(length).is_ok_and(|length| length == message.len()) {
-        true => Ok(message),
-        false => Err(unreadable()),
-    }
-}
-
 /// The agent that registered an endpoint, unless it is lost.
 fn registered_by(key: &RecordKey, value: &[u8]) -> Option<String> {
     match records::decode(key, value).ok()? {
@@ -227,19 +222,4 @@ fn lacks_role(who: &Caller, role: &str) -> Status {
         "{who} needs the role {role}; an admin, such as the user of the control plane over its Unix socket, can give it with \
          'kind: RoleBinding'"
     ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_request_is_exactly_one_message() {
-        assert_eq!(message(&[0, 0, 0, 0, 2, 7, 8]).unwrap(), [7, 8]);
-        for wrong in
-            [&[][..], &[0, 0, 0, 0], &[1, 0, 0, 0, 1, 7], &[0, 0, 0, 0, 1, 7, 8], &[0, 0, 0, 0, 2, 7]]
-        {
-            assert!(message(wrong).is_err(), "{wrong:?}");
-        }
-    }
 }

@@ -1,8 +1,6 @@
 //! What every method of gRPC needs of its caller.
 
-use tonic::Status;
-
-use super::{needs::Need, requests as of};
+use super::requests::{self as of, Needs};
 
 /// What a method needs.
 #[derive(Clone, Copy, Debug)]
@@ -16,7 +14,7 @@ pub enum MethodAccess {
     /// Nothing; the handler is told who calls, and tells nothing but that.
     Caller,
     /// What the request names.
-    Of(fn(&[u8]) -> Result<Vec<Need>, Status>),
+    Of(fn(&[u8]) -> Needs),
 }
 
 /// A method of gRPC by its path.

@@ -1,3 +1,5 @@
+//! What a call needs of its caller: decided by control planes from the records, and by agents for the programs of their machine.
+
 use fairmesh_model::{InstanceId, RecordKey, Region, ServiceName};
 
 /// What one call needs of its caller.
@@ -15,6 +17,8 @@ pub enum Need {
     Operate(ServiceName),
     /// Acts for an instance.
     Serve(ServiceName, InstanceId),
+    /// Acts for an instance as an operator, against the process that is the instance.
+    ServeAsOperator(ServiceName, InstanceId),
     /// Reports about servers of a service.
     ServeAny(ServiceName),
     /// Reports about calls to a service.

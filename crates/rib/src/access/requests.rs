@@ -1,4 +1,4 @@
-//! What the requests of gRPC name, and so need.
+//! What the requests of gRPC name, and so need: one function for each request, from the bytes of its message.
 
 use fairmesh_model::{InstanceId, Invalid, MAX_INCOMPLETE_SERVICES, RecordKey, Region, ServiceName};
 use fairmesh_wire::v1;
@@ -7,10 +7,28 @@ use tonic::Status;
 
 use super::needs::Need;
 
-type Needs = Result<Vec<Need>, Status>;
+/// What a request needs, or why it cannot be read.
+pub type Needs = Result<Vec<Need>, Status>;
+
+/// The bytes before a message: whether it is compressed, and its length.
+pub const FRAME: usize = 5;
 
 /// Most instances of one request are of one call that the handler bounds as well; a request beyond is refused before.
 const MAX_NAMED: usize = 20_000;
+
+/// The one message of a request's body.
+///
+/// # Errors
+/// When the body is anything else.
+pub fn one_message(body: &[u8]) -> Result<&[u8], Status> {
+    let unreadable = || Status::invalid_argument("the request is not one message without compression");
+    let (frame, message) = body.split_first_chunk::<FRAME>().ok_or_else(unreadable)?;
+    let length = u32::from_be_bytes([frame[1], frame[2], frame[3], frame[4]]);
+    match frame[0] == 0 && usize::try_from(length).is_ok_and(|length| length == message.len()) {
+        true => Ok(message),
+        false => Err(unreadable()),
+    }
+}
 
 fn decode<M: Message + Default>(message: &[u8]) -> Result<M, Status> {
     M::decode(message)
@@ -29,7 +47,9 @@ fn region(text: &str) -> Result<Region, Status> {
     Region::new(text).map_err(|error| invalid(error.within("region")))
 }
 
-fn instances<'a>(named: impl ExactSizeIterator<Item = (&'a str, &'a str)>) -> Needs {
+type NeedOfInstance = fn(ServiceName, InstanceId) -> Need;
+
+fn instances<'a>(named: impl ExactSizeIterator<Item = (&'a str, &'a str)>, need: NeedOfInstance) -> Needs {
     if named.len() > MAX_NAMED {
         return Err(Status::invalid_argument(format!(
             "names {} instances; send fewer in one call",
@@ -39,17 +59,22 @@ fn instances<'a>(named: impl ExactSizeIterator<Item = (&'a str, &'a str)>) -> Ne
     named
         .map(|(name, instance)| {
             let instance = InstanceId::new(instance).map_err(|error| invalid(error.within("instance")))?;
-            Ok(Need::Serve(service(name)?, instance))
+            Ok(need(service(name)?, instance))
         })
         .collect()
 }
 
-fn refs(instances_named: &[v1::InstanceRef]) -> Needs {
-    instances(instances_named.iter().map(|one| (one.service.as_str(), one.instance.as_str())))
+fn refs(named: &[v1::InstanceRef], need: NeedOfInstance) -> Needs {
+    instances(named.iter().map(|one| (one.service.as_str(), one.instance.as_str())), need)
+}
+
+/// By an operator, or by the process itself or what stands for it.
+fn serving(by_operator: bool) -> NeedOfInstance {
+    if by_operator { Need::ServeAsOperator } else { Need::Serve }
 }
 
 fn one_ref(instance: Option<v1::InstanceRef>) -> Needs {
-    refs(&instance.into_iter().collect::<Vec<_>>())
+    refs(&instance.into_iter().collect::<Vec<_>>(), Need::Serve)
 }
 
 fn ops(ops: &[v1::Op]) -> Needs {
@@ -57,11 +82,13 @@ fn ops(ops: &[v1::Op]) -> Needs {
     ops.iter().map(key).collect()
 }
 
-pub(super) fn write(message: &[u8]) -> Needs {
+/// Needs of `Rib/Write`.
+pub fn write(message: &[u8]) -> Needs {
     ops(&decode::<v1::WriteRequest>(message)?.ops)
 }
 
-pub(super) fn apply(message: &[u8]) -> Needs {
+/// Needs of `Admin/Apply`.
+pub fn apply(message: &[u8]) -> Needs {
     ops(&decode::<v1::ApplyRequest>(message)?.ops)
 }
 
@@ -70,40 +97,49 @@ fn recorded(kind: &str, name: &str) -> Result<RecordKey, Status> {
     RecordKey::with_history(kind, name).map_err(invalid)
 }
 
-pub(super) fn get_history(message: &[u8]) -> Needs {
+/// Needs of `Admin/GetHistory`.
+pub fn get_history(message: &[u8]) -> Needs {
     let v1::GetHistoryRequest { kind, service } = decode(message)?;
     let key = recorded(&kind, &service)?;
     Ok(vec![key.service().map_or(Need::ViewAll, |service| Need::ViewHistory(service.clone()))])
 }
 
-pub(super) fn rollback(message: &[u8]) -> Needs {
+/// Needs of `Admin/Rollback`.
+pub fn rollback(message: &[u8]) -> Needs {
     let v1::RollbackRequest { kind, service, .. } = decode(message)?;
     Ok(vec![Need::Write(recorded(&kind, &service)?)])
 }
 
-pub(super) fn administration(_: &[u8]) -> Needs {
+/// Needs of a method that operates the whole mesh.
+pub fn administration(_: &[u8]) -> Needs {
     Ok(vec![Need::Admin])
 }
 
-pub(super) fn view_all(_: &[u8]) -> Needs {
+/// Needs of a method that reads what belongs to all tenants.
+pub fn view_all(_: &[u8]) -> Needs {
     Ok(vec![Need::ViewAll])
 }
 
-pub(super) fn campaign(message: &[u8]) -> Needs {
+/// Needs of `Checker/Campaign`.
+pub fn campaign(message: &[u8]) -> Needs {
     Ok(vec![Need::Check(region(&decode::<v1::CampaignRequest>(message)?.region)?)])
 }
 
-pub(super) fn judge(message: &[u8]) -> Needs {
+/// Needs of `Checker/Judge`.
+pub fn judge(message: &[u8]) -> Needs {
     Ok(vec![Need::Check(region(&decode::<v1::JudgeRequest>(message)?.region)?)])
 }
 
-pub(super) fn report_distances(message: &[u8]) -> Needs {
+/// Needs of `Checker/ReportDistances`.
+pub fn report_distances(message: &[u8]) -> Needs {
     Ok(vec![Need::Check(region(&decode::<v1::ReportDistancesRequest>(message)?.region)?)])
 }
 
-pub(super) fn report_usage(message: &[u8]) -> Needs {
+/// Needs of `Imbalance/Report`.
+pub fn report_usage(message: &[u8]) -> Needs {
     let v1::ReportUsageRequest { usages, traffic } = decode(message)?;
-    let mut needs = instances(usages.iter().map(|one| (one.service.as_str(), one.instance.as_str())))?;
+    let named = usages.iter().map(|one| (one.service.as_str(), one.instance.as_str()));
+    let mut needs = instances(named, Need::Serve)?;
     if let Some(report) = traffic {
         for name in &report.regions {
             needs.push(Need::ReportFor(region(name)?));
@@ -136,24 +172,29 @@ fn viewed(name: &str) -> Needs {
     Ok(vec![if name.is_empty() { Need::ViewAll } else { Need::View(service(name)?) }])
 }
 
-pub(super) fn read_imbalance(message: &[u8]) -> Needs {
+/// Needs of `Imbalance/Read`.
+pub fn read_imbalance(message: &[u8]) -> Needs {
     viewed(&decode::<v1::ReadImbalanceRequest>(message)?.service)
 }
 
-pub(super) fn traffic_status(message: &[u8]) -> Needs {
+/// Needs of `TrafficPlanner/Status`.
+pub fn traffic_status(message: &[u8]) -> Needs {
     viewed(&decode::<v1::TrafficStatusRequest>(message)?.service)
 }
 
-pub(super) fn traffic_calls(message: &[u8]) -> Needs {
+/// Needs of `TrafficPlanner/Calls`.
+pub fn traffic_calls(message: &[u8]) -> Needs {
     viewed(&decode::<v1::TrafficCallsRequest>(message)?.service)
 }
 
-pub(super) fn claim(message: &[u8]) -> Needs {
+/// Needs of `Quota/Claim`.
+pub fn claim(message: &[u8]) -> Needs {
     let demands = decode::<v1::ClaimRequest>(message)?.demands;
     demands.iter().map(|demand| service(&demand.service).map(Need::Claim)).collect()
 }
 
-pub(super) fn register(message: &[u8]) -> Needs {
+/// Needs of `Registry/Register`.
+pub fn register(message: &[u8]) -> Needs {
     let registrations = decode::<v1::RegisterRequest>(message)?.registrations;
     let mut named = Vec::with_capacity(registrations.len());
     for one in &registrations {
@@ -163,37 +204,46 @@ pub(super) fn register(message: &[u8]) -> Needs {
             .ok_or_else(|| invalid(Invalid::new("registrations.endpoint", "is missing", "send it")))?;
         named.push((one.service.as_str(), endpoint.instance.as_str()));
     }
-    instances(named.into_iter())
+    instances(named.into_iter(), Need::Serve)
 }
 
-pub(super) fn renew(message: &[u8]) -> Needs {
-    refs(&decode::<v1::RenewRequest>(message)?.instances)
+/// Needs of `Registry/Renew`.
+pub fn renew(message: &[u8]) -> Needs {
+    refs(&decode::<v1::RenewRequest>(message)?.instances, Need::Serve)
 }
 
-pub(super) fn report(message: &[u8]) -> Needs {
-    let reports = decode::<v1::ReportRequest>(message)?.reports;
-    refs(&reports.into_iter().filter_map(|one| one.instance).collect::<Vec<_>>())
+/// Needs of `Registry/Report`.
+pub fn report(message: &[u8]) -> Needs {
+    let v1::ReportRequest { reports, by_operator } = decode(message)?;
+    let named: Vec<_> = reports.into_iter().filter_map(|one| one.instance).collect();
+    refs(&named, serving(by_operator))
 }
 
-pub(super) fn drain(message: &[u8]) -> Needs {
-    refs(&decode::<v1::DrainRequest>(message)?.instances)
+/// Needs of `Registry/Drain`.
+pub fn drain(message: &[u8]) -> Needs {
+    let v1::DrainRequest { instances, by_operator, .. } = decode(message)?;
+    refs(&instances, serving(by_operator))
 }
 
-pub(super) fn deregister(message: &[u8]) -> Needs {
-    refs(&decode::<v1::DeregisterRequest>(message)?.instances)
+/// Needs of `Registry/Deregister`.
+pub fn deregister(message: &[u8]) -> Needs {
+    refs(&decode::<v1::DeregisterRequest>(message)?.instances, Need::Serve)
 }
 
-pub(super) fn report_shards(message: &[u8]) -> Needs {
+/// Needs of `Registry/ReportShards`.
+pub fn report_shards(message: &[u8]) -> Needs {
     one_ref(decode::<v1::ReportShardsRequest>(message)?.instance)
 }
 
-pub(super) fn report_shard_load(message: &[u8]) -> Needs {
+/// Needs of `Registry/ReportShardLoad`.
+pub fn report_shard_load(message: &[u8]) -> Needs {
     one_ref(decode::<v1::ReportShardLoadRequest>(message)?.instance)
 }
 
 macro_rules! of_service {
     ($($name:ident: $request:ident => $need:ident;)*) => {$(
-        pub(super) fn $name(message: &[u8]) -> Needs {
+        #[doc = concat!("Needs of a call with [`", stringify!($request), "`](v1::", stringify!($request), ").")]
+        pub fn $name(message: &[u8]) -> Needs {
             Ok(vec![Need::$need(service(&decode::<v1::$request>(message)?.service)?)])
         }
     )*};
@@ -209,4 +259,31 @@ of_service! {
     read_shard_loads: ReadShardLoadsRequest => View;
     propose_moves: ProposeMovesRequest => View;
     read_plaintext_callers: ReadPlaintextCallersRequest => View;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_exactly_one_message() {
+        assert_eq!(one_message(&[0, 0, 0, 0, 2, 7, 8]).unwrap(), [7, 8]);
+        for wrong in
+            [&[][..], &[0, 0, 0, 0], &[1, 0, 0, 0, 1, 7], &[0, 0, 0, 0, 1, 7, 8], &[0, 0, 0, 0, 2, 7]]
+        {
+            assert!(one_message(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_drain_by_an_operator_needs_more_than_one_by_the_process() {
+        let drain = |by_operator| {
+            let one = v1::InstanceRef { service: "shop/cart".into(), instance: "a".into(), incarnation: 0 };
+            let request = v1::DrainRequest { instances: vec![one], deadline_ms: 1, by_operator };
+            drain(&request.encode_to_vec()).unwrap()
+        };
+        let (name, one) = (ServiceName::new("shop/cart").unwrap(), InstanceId::new("a").unwrap());
+        assert_eq!(drain(false), [Need::Serve(name.clone(), one.clone())]);
+        assert_eq!(drain(true), [Need::ServeAsOperator(name, one)]);
+    }
 }

@@ -1,0 +1,131 @@
+//! What programs of this machine may have the agent do in its name.
+//!
+//! The agent signs each call that it forwards, and control planes judge the call by the agent's rights: they do not see the
+//! program. So the agent forwards a write only for a service whose identity it would issue to the calling program, by the same
+//! code, and no call of an operator at all. Each method has a row in [`table`], and a test fails for a method without one. A
+//! check in each handler was rejected: one would be forgotten.
+//!
+//! A program that states its call itself needs no permission here: the control plane judges the signer.
+
+mod asked;
+mod attestor;
+mod table;
+
+use std::sync::Arc;
+
+use asked::Asked;
+use attestor::Attestor;
+use axum::{
+    body::{Body, to_bytes},
+    extract::{Request, State},
+    http::Extensions,
+    middleware::{Next, from_fn_with_state},
+    response::Response,
+};
+use fairmesh_model::{Identity, ProgramFacts, SpiffeId};
+use fairmesh_rib::{
+    access::requests::{FRAME, one_message},
+    follower::FollowerHandle,
+};
+use fairmesh_wire::{LogLimiter, STATEMENT, rpc::MAX_MESSAGE, transport::Services};
+use table::{Access, METHODS};
+use tonic::Status;
+
+use crate::identity::{AgentIdentity, is_own_user};
+
+/// Decides on the calls of programs. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Gate {
+    /// `None` if this agent cannot have an identity: it then forwards in no name of its own.
+    identity: Option<AgentIdentity>,
+    attestor: Arc<Attestor>,
+}
+
+/// Who calls an agent.
+#[derive(Debug)]
+enum Program {
+    /// A program of the agent's own user or of root, to which the agent issues every identity.
+    Own,
+    /// A program of another user.
+    Other(Arc<ProgramFacts>),
+    /// A peer over TCP that has proved its identity.
+    Proved(SpiffeId),
+    /// A peer of which nothing is known.
+    Unknown,
+}
+
+impl Gate {
+    pub(crate) fn new(identity: Option<AgentIdentity>, upstream: FollowerHandle) -> Self {
+        Self { identity, attestor: Arc::new(Attestor::new(upstream)) }
+    }
+
+    /// The same services behind the gate.
+    pub(crate) fn guard(self, services: Services) -> Services {
+        services.map_calls(|calls| calls.into_axum_router().layer(from_fn_with_state(self, guard)).into())
+    }
+
+    /// The identity of this agent, if the mesh has identities.
+    async fn member(&self, access: Access) -> Result<Option<&AgentIdentity>, Status> {
+        let Some(identity) = &self.identity else { return Ok(None) };
+        match (identity.is_member().await, access) {
+            (Some(true), _) => Ok(Some(identity)),
+            // Reports wait for a control plane, of a mesh without a trust domain too.
+            (Some(false), _) | (None, Access::Answered(_)) => Ok(None),
+            (None, _) => Err(Status::unavailable(
+                "this agent has reached no control plane yet, and does not know whether the mesh has a trust domain; retry",
+            )),
+        }
+    }
+
+    async fn check(&self, request: Request) -> Result<Request, Status> {
+        let Some(row) = METHODS.iter().find(|row| row.path == request.uri().path()) else {
+            return Err(Status::unimplemented("an agent does not serve the method"));
+        };
+        let needs = match row.access {
+            Access::Everyone => return Ok(request),
+            Access::Forwarded(_) if request.headers().contains_key(STATEMENT) => return Ok(request),
+            Access::Forwarded(needs) | Access::Answered(needs) => needs,
+        };
+        let Some(identity) = self.member(row.access).await? else { return Ok(request) };
+        let (head, body) = request.into_parts();
+        let body = to_bytes(body, MAX_MESSAGE + FRAME).await;
+        let body = body.map_err(|error| Status::from_error(Box::new(error)))?;
+        let asked = Asked::of(&needs(one_message(&body)?)?)?;
+        let decided = match Program::of(&head.extensions) {
+            Program::Own => Ok(()),
+            Program::Other(program) => self.attestor.check(identity, &program, &asked).await,
+            Program::Proved(id) => self.attestor.check_proved(&id, &asked).await,
+            Program::Unknown => Err(Status::permission_denied("the caller proves no identity to this agent")),
+        };
+        decided.inspect_err(|refused| log_refusal(row.path, refused))?;
+        Ok(Request::from_parts(head, Body::from(body)))
+    }
+}
+
+impl Program {
+    fn of(extensions: &Extensions) -> Self {
+        match extensions.get::<Identity>() {
+            Some(Identity::Local { uid }) if is_own_user(*uid) => Self::Own,
+            Some(Identity::Local { .. }) => extensions
+                .get::<Arc<ProgramFacts>>()
+                .map_or(Self::Unknown, |facts| Self::Other(facts.clone())),
+            Some(Identity::Spiffe(id)) => Self::Proved(id.clone()),
+            Some(Identity::Anonymous | Identity::Federated(_)) | None => Self::Unknown,
+        }
+    }
+}
+
+async fn guard(State(gate): State<Gate>, request: Request, next: Next) -> Response {
+    match gate.check(request).await {
+        Ok(request) => next.run(request).await,
+        Err(refused) => refused.into_http(),
+    }
+}
+
+fn log_refusal(path: &str, refused: &Status) {
+    static REFUSED: LogLimiter = LogLimiter::new();
+    if let Some(suppressed) = REFUSED.next() {
+        let reason = refused.message();
+        tracing::warn!(path, reason, suppressed, "a call of a program is not forwarded");
+    }
+}

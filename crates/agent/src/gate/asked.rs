@@ -1,0 +1,95 @@
+use std::collections::BTreeSet;
+
+use fairmesh_model::ServiceName;
+use fairmesh_rib::access::Need;
+use tonic::Status;
+
+/// Upper bound of the services that one call acts for: no program has more identities.
+const MAX_SERVICES: usize = 64;
+
+/// What a call has the agent state in its name.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Asked {
+    /// The services that it acts for.
+    pub(super) acts_for: BTreeSet<ServiceName>,
+    /// The services that it calls, of whose limits it claims parts, or of whose calls it reports.
+    pub(super) calls: BTreeSet<ServiceName>,
+    /// Whether it says something of calls to any service.
+    pub(super) calls_any: bool,
+}
+
+impl Asked {
+    /// # Errors
+    /// When it is more than an agent states for any program.
+    pub(super) fn of(needs: &[Need]) -> Result<Self, Status> {
+        let mut asked = Self::default();
+        for need in needs {
+            match need {
+                Need::Serve(service, _) | Need::ServeAny(service) | Need::Operate(service) => {
+                    asked.acts_for.insert(service.clone());
+                }
+                Need::Claim(service) | Need::CallFrom(service) => {
+                    asked.calls.insert(service.clone());
+                }
+                Need::CallFromAny => asked.calls_any = true,
+                // The region is the agent's, and control planes know it.
+                Need::ReportFor(_) => {}
+                Need::ServeAsOperator(..) => return Err(no_operator()),
+                Need::View(_)
+                | Need::ViewHistory(_)
+                | Need::ViewAll
+                | Need::Write(_)
+                | Need::Check(_)
+                | Need::Admin => {
+                    return Err(Status::permission_denied("an agent passes this on for no program"));
+                }
+            }
+        }
+        match asked.acts_for.len() > MAX_SERVICES {
+            true => Err(Status::invalid_argument(format!(
+                "acts for {} services; act for at most {MAX_SERVICES} in one call",
+                asked.acts_for.len()
+            ))),
+            false => Ok(asked),
+        }
+    }
+}
+
+fn no_operator() -> Status {
+    Status::permission_denied(
+        "an agent makes no call of an operator in its own name: run `fairmesh drain` as the user of the agent or root, whose \
+         identity needs the role operator (see `fairmesh identity whoami`), or give the control plane with --control",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::{InstanceId, Region};
+
+    use super::*;
+
+    fn service(text: &str) -> ServiceName {
+        ServiceName::new(text).unwrap()
+    }
+
+    #[test]
+    fn a_call_asks_for_the_services_it_acts_for_and_those_it_calls() {
+        let cart = || service("shop/cart");
+        let asked = Asked::of(&[
+            Need::Serve(cart(), InstanceId::new("a").unwrap()),
+            Need::ServeAny(cart()),
+            Need::CallFrom(service("bank/rates")),
+            Need::ReportFor(Region::new("eu").unwrap()),
+        ]);
+        let asked = asked.unwrap();
+        assert_eq!((asked.acts_for, asked.calls), ([cart()].into(), [service("bank/rates")].into()));
+        assert!(!asked.calls_any);
+        for need in
+            [Need::ServeAsOperator(cart(), InstanceId::new("a").unwrap()), Need::Admin, Need::View(cart())]
+        {
+            assert!(Asked::of(&[need]).is_err());
+        }
+        let many: Vec<_> = (0..65).map(|i| Need::ServeAny(service(&format!("shop/s{i}")))).collect();
+        assert!(Asked::of(&many[..64]).is_ok() && Asked::of(&many).is_err());
+    }
+}

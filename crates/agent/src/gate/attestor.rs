@@ -1,0 +1,274 @@
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use fairmesh_model::{
+    CallerId, DefaultAuthorization, Policy, ProgramFacts, Record, RecordKey, ServiceName, SpiffeId,
+    SpiffePath, access::admits_caller,
+};
+use fairmesh_rib::follower::FollowerHandle;
+use fairmesh_wire::{records, v1};
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, timeout},
+};
+use tonic::{Code, Status};
+
+use super::Asked;
+use crate::identity::AgentIdentity;
+
+/// How long a permission holds until it is asked for again: as long as a program of the Workload API keeps an identity.
+const PERMITTED_FOR: Duration = Duration::from_secs(30);
+/// The same for a refusal, so that a new record is soon in force, and a refused program costs control planes little.
+const REFUSED_FOR: Duration = Duration::from_secs(5);
+/// Requests to control planes at a time for the programs of one user.
+const CONCURRENT: usize = 4;
+/// Upper bound of the answers that are remembered for the programs of one user. Above it, they are asked for again.
+const MAX_ANSWERS: usize = 1024;
+/// Upper bound of users with remembered answers.
+const MAX_USERS: usize = 1024;
+/// How long reading the policies of called services may take.
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
+/// Policies of one read: below the bound of prefixes of a read.
+const MAX_READ: usize = 1024;
+
+/// Asks control planes what programs of other users than the agent's may do, and remembers the answers for a short time.
+#[derive(Debug)]
+pub(super) struct Attestor {
+    upstream: FollowerHandle,
+    users: Mutex<HashMap<u32, User>>,
+}
+
+/// What is known of the programs of a user.
+#[derive(Debug)]
+struct User {
+    asking: Arc<Semaphore>,
+    answers: HashMap<(ProgramFacts, Question), Answer>,
+}
+
+/// What is asked of a program.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Question {
+    /// Whether it may have the identity of a service.
+    ActFor(ServiceName),
+    /// Whether one of its identities may call a service.
+    Call(ServiceName),
+    /// Whether it has an identity.
+    BeKnown,
+}
+
+#[derive(Clone, Debug)]
+struct Answer {
+    at: Instant,
+    /// The refusal, or none.
+    refused: Option<String>,
+}
+
+impl Default for User {
+    fn default() -> Self {
+        Self { asking: Arc::new(Semaphore::new(CONCURRENT)), answers: HashMap::new() }
+    }
+}
+
+impl Answer {
+    fn is_current(&self) -> bool {
+        let valid = if self.refused.is_some() { REFUSED_FOR } else { PERMITTED_FOR };
+        self.at.elapsed() < valid
+    }
+
+    fn result(&self) -> Result<(), Status> {
+        self.refused.as_ref().map_or(Ok(()), |why| Err(Status::permission_denied(why.clone())))
+    }
+}
+
+impl Attestor {
+    pub(super) fn new(upstream: FollowerHandle) -> Self {
+        Self { upstream, users: Mutex::default() }
+    }
+
+    /// Whether a program of another user may have the agent state this.
+    ///
+    /// # Errors
+    /// The refusal; `Unavailable` while no control plane says.
+    pub(super) async fn check(
+        &self,
+        identity: &AgentIdentity,
+        program: &ProgramFacts,
+        asked: &Asked,
+    ) -> Result<(), Status> {
+        for service in &asked.acts_for {
+            let question = Question::ActFor(service.clone());
+            self.decide(program, question, || identity.check_program(service, program)).await?;
+            // In force with the record of revocations, not with the next question.
+            identity.check_not_revoked(&SpiffePath::Service(service.clone()))?;
+        }
+        if asked.calls_any {
+            let known = async || identity.identities_of(program).await.map(drop);
+            self.decide(program, Question::BeKnown, known).await?;
+        }
+        self.check_calls(identity, program, asked).await
+    }
+
+    /// The same for a peer over TCP, whose certificate says who it is.
+    pub(super) async fn check_proved(&self, id: &SpiffeId, asked: &Asked) -> Result<(), Status> {
+        let is_other = |service: &&ServiceName| id.path != SpiffePath::Service((*service).clone());
+        if let Some(service) = asked.acts_for.iter().find(is_other) {
+            return Err(Status::permission_denied(format!("{id} acts for no instance of {service}")));
+        }
+        let calls: Vec<_> = asked.calls.iter().cloned().collect();
+        let policies = self.policies(&calls).await?;
+        let callers = [CallerId::new(id.clone())];
+        calls.iter().try_for_each(|service| policies.check(service, &callers))
+    }
+
+    async fn check_calls(
+        &self,
+        identity: &AgentIdentity,
+        program: &ProgramFacts,
+        asked: &Asked,
+    ) -> Result<(), Status> {
+        let known = |service: &&ServiceName| {
+            let answer = self.answer(program, &Question::Call((*service).clone()));
+            !answer.is_some_and(|answer| answer.is_current() && answer.refused.is_none())
+        };
+        let unknown: Vec<_> = asked.calls.iter().filter(known).cloned().collect();
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        // One request answers for all of them.
+        let asking = self.asking(program);
+        let _turn = asking.acquire().await;
+        let read = async {
+            let callers = identity.identities_of(program).await?;
+            let callers: Vec<_> = callers.into_iter().map(CallerId::new).collect();
+            Ok((callers, self.policies(&unknown).await?))
+        };
+        let read = read.await;
+        for service in unknown {
+            let decided = match &read {
+                Ok((callers, policies)) => policies.check(&service, callers),
+                Err(status) => Err(Status::clone(status)),
+            };
+            self.settle(program, Question::Call(service), decided)?;
+        }
+        Ok(())
+    }
+
+    /// The answer to a question: the one that is remembered, or that of `ask`.
+    async fn decide<F>(
+        &self,
+        program: &ProgramFacts,
+        question: Question,
+        ask: impl FnOnce() -> F,
+    ) -> Result<(), Status>
+    where
+        F: Future<Output = Result<(), Status>>,
+    {
+        let current = || self.answer(program, &question).filter(Answer::is_current);
+        if let Some(answer) = current() {
+            return answer.result();
+        }
+        let asking = self.asking(program);
+        let _turn = asking.acquire().await;
+        // A call before may have asked meanwhile.
+        if let Some(answer) = current() {
+            return answer.result();
+        }
+        self.settle(program, question, ask().await)
+    }
+
+    /// Remembers a decision. While no control plane decides, the last permission holds.
+    fn settle(
+        &self,
+        program: &ProgramFacts,
+        question: Question,
+        decided: Result<(), Status>,
+    ) -> Result<(), Status> {
+        let refused = match decided {
+            Ok(()) => None,
+            Err(status) if matches!(status.code(), Code::PermissionDenied | Code::NotFound) => {
+                Some(status.message().to_owned())
+            }
+            Err(status) => {
+                let last = self.answer(program, &question);
+                return if last.is_some_and(|last| last.refused.is_none()) { Ok(()) } else { Err(status) };
+            }
+        };
+        let answer = Answer { at: Instant::now(), refused };
+        let result = answer.result();
+        let mut users = self.users();
+        let user = users.entry(program.uid).or_default();
+        if user.answers.len() >= MAX_ANSWERS {
+            user.answers.clear();
+        }
+        user.answers.insert((program.clone(), question), answer);
+        result
+    }
+
+    fn answer(&self, program: &ProgramFacts, question: &Question) -> Option<Answer> {
+        let key = (program.clone(), question.clone());
+        self.users().get(&program.uid)?.answers.get(&key).cloned()
+    }
+
+    fn asking(&self, program: &ProgramFacts) -> Arc<Semaphore> {
+        let mut users = self.users();
+        if users.len() >= MAX_USERS && !users.contains_key(&program.uid) {
+            users.clear();
+        }
+        Arc::clone(&users.entry(program.uid).or_default().asking)
+    }
+
+    fn users(&self) -> MutexGuard<'_, HashMap<u32, User>> {
+        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The policies of services, as the upstream has them: this agent may follow none of them.
+    async fn policies(&self, services: &[ServiceName]) -> Result<Policies, Status> {
+        let mut read = Policies::default();
+        for some in services.chunks(MAX_READ) {
+            let connection = timeout(READ_TIMEOUT, self.upstream.connected()).await;
+            let connection =
+                connection.map_err(|_| Status::unavailable("no control plane responds; retry"))?;
+            let keys = some.iter().map(|service| RecordKey::Policy(service.clone()).to_string());
+            let prefixes = keys.chain([RecordKey::DefaultAuthorization.to_string()]).collect();
+            let mut rib = connection.rib();
+            let reading = rib.read(v1::ReadRequest { prefixes, at_least: None });
+            let late =
+                |_| Status::unavailable("the policies of called services cannot be read in time; retry");
+            let entries = timeout(READ_TIMEOUT, reading).await.map_err(late)??.into_inner().entries;
+            entries.iter().for_each(|entry| read.put(&entry.key, &entry.value));
+        }
+        Ok(read)
+    }
+}
+
+/// What services say of their callers.
+#[derive(Debug, Default)]
+struct Policies {
+    of: BTreeMap<ServiceName, Policy>,
+    default: DefaultAuthorization,
+}
+
+impl Policies {
+    fn put(&mut self, key: &str, value: &[u8]) {
+        let Ok(key) = RecordKey::parse(key) else { return };
+        match (records::decode(&key, value), key) {
+            (Ok(Record::Policy(policy)), RecordKey::Policy(service)) => drop(self.of.insert(service, policy)),
+            (Ok(Record::DefaultAuthorization(default)), _) => self.default = default,
+            _ => {}
+        }
+    }
+
+    /// Whether a service lets one of these callers call it.
+    fn check(&self, service: &ServiceName, callers: &[CallerId]) -> Result<(), Status> {
+        let authorization = self.of.get(service).and_then(|policy| policy.authorization.as_deref());
+        match callers.iter().any(|caller| admits_caller(authorization, self.default, caller)) {
+            true => Ok(()),
+            false => Err(Status::permission_denied(format!(
+                "no identity of this program may call {service}: its policy decides who may"
+            ))),
+        }
+    }
+}
