@@ -276,6 +276,7 @@ fn publish(known: &Known, records: &Records<'_>) {
         health: &Verdicts::default(),
         client_id: "bench",
         client: 7,
+        requires_mtls: false,
     };
     let upstream = ServiceTable::compile(&facts, known.endpoint_stats(), None);
     known.publish(ServiceState::Ready(ReadyService::new(upstream, Vec::new(), 1, None)));

@@ -143,6 +143,7 @@ pub fn run(data: &[u8]) {
         health: &Verdicts::default(),
         client_id: "",
         client: 0,
+        requires_mtls: false,
     };
     let upstream = ServiceTable::compile(&facts, &Default::default(), None);
     let Input { host, path, method, headers, grpc, .. } = &input;

@@ -199,6 +199,7 @@ impl Registry {
             // Simulated policies have no routes.
             client_id: "",
             client,
+            requires_mtls: false,
         }
     }
 }

@@ -7,9 +7,9 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_model::{
-    DefaultAuthorization, Endpoint, Hosts, Invalid, Label, Policy, Prefix, Record, RecordKey, Region,
-    RegionDrain, RegionTable, Regions, RoundTrips, Service, ServiceName, ShardMap, ShardMove, TableOrigin,
-    Tenant, Verdicts, WorkloadEntry, Zone, access::RoleBinding,
+    DefaultAuthorization, Endpoint, Hosts, Invalid, Label, MtlsMode, Policy, Prefix, Record, RecordKey,
+    Region, RegionDrain, RegionTable, Regions, RoundTrips, Service, ServiceName, ShardMap, ShardMove,
+    TableOrigin, Tenant, Verdicts, WorkloadEntry, Zone, access::RoleBinding,
 };
 use fairmesh_wire::{handshake::Connection, records, shards};
 
@@ -48,6 +48,8 @@ pub(crate) struct View {
     pub(crate) drains: BTreeMap<Region, RegionDrain>,
     /// Who may do what with the records, if they were read.
     pub(crate) roles: BTreeMap<Label, At<RoleBinding>>,
+    /// Whether the mesh has a trust domain.
+    pub(crate) has_trust_domain: bool,
 }
 
 impl<T: Default> Default for At<T> {
@@ -131,6 +133,7 @@ impl View {
         let mut prefixes = scope.prefixes(kinds);
         prefixes.push(Prefix::topology());
         prefixes.push(Prefix::from(&RecordKey::DefaultAuthorization));
+        prefixes.push(Prefix::from(&RecordKey::TrustBundle));
         prefixes
     }
 
@@ -214,14 +217,9 @@ impl View {
                     self.drains.insert(region, value);
                 }
             }
+            (Record::TrustBundle(_), _) => self.has_trust_domain = true,
             // Not part of routing.
-            (
-                Record::TrustBundle(_)
-                | Record::Revocations(_)
-                | Record::FederatedDomains(_)
-                | Record::JoinedAgent(_),
-                _,
-            ) => {}
+            (Record::Revocations(_) | Record::FederatedDomains(_) | Record::JoinedAgent(_), _) => {}
             // Keys of services contain one, and `decode` returns the record that belongs to the key.
             (_, None) => {}
         }
@@ -268,6 +266,18 @@ impl View {
 }
 
 impl ServiceView {
+    /// Its endpoints that callers of a mesh with a trust domain refuse, since they speak plaintext.
+    pub(crate) fn refused(&self) -> impl Iterator<Item = &Endpoint> {
+        let (mode, service) = (self.mtls(), self.service.as_ref().map(|at| &at.value));
+        let endpoints = self.endpoints.iter().map(|at| &at.value);
+        endpoints.filter(move |endpoint| mode.refuses(service, endpoint))
+    }
+
+    /// Whether its policy permits plaintext.
+    pub(crate) fn mtls(&self) -> MtlsMode {
+        self.policy.as_ref().map(|policy| policy.value.mtls).unwrap_or_default()
+    }
+
     /// The policy in force, written or by default.
     pub(crate) fn effective_policy(&self) -> Policy {
         self.policy.as_ref().map(|policy| policy.value.clone()).unwrap_or_default()

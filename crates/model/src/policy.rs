@@ -7,7 +7,10 @@ mod timeouts;
 
 use std::{fmt, time::Duration};
 
-use crate::{HealthCheck, Invalid, RateLimit, Route, Traffic, duration::write_duration, route::is_token};
+use crate::{
+    Endpoint, HealthCheck, Invalid, RateLimit, Route, Service, Traffic, duration::write_duration,
+    route::is_token,
+};
 
 pub use authorization::{
     Authorization, AuthorizationMode, AuthorizationRule, CallerId, CallerMatch, DefaultAuthorization,
@@ -53,6 +56,16 @@ pub enum MtlsMode {
     Strict,
     /// Plaintext, which callers without an identity use, while a fleet moves to mutual TLS.
     Permissive,
+}
+
+impl MtlsMode {
+    /// Whether callers of a mesh with a trust domain refuse an endpoint, since it speaks plaintext. Its own record does not
+    /// count: the program that registers an endpoint would else decide whether calls are secured.
+    pub fn refuses(self, service: Option<&Service>, endpoint: &Endpoint) -> bool {
+        // An endpoint of a service that declares an identity has to prove it, whatever its record says.
+        let is_plaintext = !endpoint.mtls && service.is_none_or(|service| service.identity.is_none());
+        self == Self::Strict && is_plaintext
+    }
 }
 
 /// Regions that calls may go to, in order of preference (ServiceRouter §3.4.1).

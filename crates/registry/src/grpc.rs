@@ -59,6 +59,7 @@ impl v1::registry_server::Registry for RegistryService {
         for registration in &mut registrations {
             registration.owned_by(agent.as_ref());
         }
+        self.registry.refuse_plaintext(&registrations)?;
         let revision = self.registry.register(&registrations).await?;
         Ok(Response::new(v1::RegisterResponse { revision: self.at(revision) }))
     }

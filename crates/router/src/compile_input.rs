@@ -36,6 +36,16 @@ pub struct CompileInput<'a> {
     pub client_id: &'a str,
     /// The caller's id, hashed by [`fairmesh_model::arith::hash_text`]; the same after a restart.
     pub client: u64,
+    /// Whether calls need mutual TLS, unless the policy says `mtls: permissive`: the mesh has a trust domain, as the caller
+    /// knows from its identity or from the records.
+    pub requires_mtls: bool,
+}
+
+impl CompileInput<'_> {
+    /// Whether the caller refuses an endpoint: it speaks plaintext in a strict mesh.
+    pub(crate) fn refuses(&self, endpoint: &Endpoint) -> bool {
+        self.requires_mtls && self.policy.mtls.refuses(Some(self.service), endpoint)
+    }
 }
 
 /// A region table and how old it is.
@@ -88,7 +98,8 @@ pub struct EndpointTarget {
     pub protocol: Protocol,
     /// Whose identity it proves by mutual TLS; `None` for plaintext.
     pub identity: Option<PeerIdentity>,
-    /// Whether it accepts plaintext too, from callers without an identity.
+    /// Whether the policy permits plaintext: an endpoint that proves an identity then accepts it too, from callers that have
+    /// none, and one that proves none may be called in a mesh with a trust domain.
     pub accepts_plaintext: bool,
     /// The metric of its load reports that the service is balanced by, if any.
     pub metric: Option<Arc<str>>,
@@ -119,7 +130,7 @@ impl EndpointTarget {
                 None => endpoint.mtls.then(|| PeerIdentity::Service(name.clone())),
             },
             // Who declares an id wants no other endpoint to be called.
-            accepts_plaintext: service.identity.is_none() && (!endpoint.mtls || mtls == MtlsMode::Permissive),
+            accepts_plaintext: service.identity.is_none() && mtls == MtlsMode::Permissive,
             metric: metric.cloned(),
             by_latency,
         }

@@ -110,6 +110,16 @@ pub enum PickError {
     /// No endpoint is registered that may be called.
     #[error("no endpoint of the service can be called; register one, or check why all are starting")]
     NoEndpoints,
+    /// All endpoints that are registered speak plaintext, and the mesh has a trust domain.
+    #[error(
+        "{count} plaintext endpoint{} in a strict mesh, and no other; register the service with mutual TLS, as 'fairmesh register' does without \
+         --plaintext, or write 'mtls: permissive' into its policy",
+        if *.count == 1 { "" } else { "s" }
+    )]
+    PlaintextRefused {
+        /// How many are refused.
+        count: usize,
+    },
     /// There are endpoints, but none in a region that the policy allows this caller to use.
     #[error(
         "no endpoint that the policy allows for callers in {region}; add one there, or relax localOnly or the last ring"

@@ -2,8 +2,8 @@ use std::{sync::Arc, time::Duration};
 
 use fairmesh_balancer::{CandidateSet, EndpointStats, IndexPin, Outcome, PickConfig};
 use fairmesh_model::{
-    BalancingPolicy, KeyRange, Label, Policy, Protocol, Region, Role, Scope, ServiceName, ShardKey, Timeouts,
-    Verdict,
+    BalancingPolicy, InstanceId, KeyRange, Label, Policy, Protocol, Region, Role, Scope, ServiceName,
+    ShardKey, Timeouts, Verdict,
 };
 
 use crate::{
@@ -55,6 +55,8 @@ pub struct ServiceTable {
     locality: RegionRanks,
     /// The regions in panic mode, whose verdicts are ignored.
     panicking_regions: Box<[Region]>,
+    /// The endpoints that are refused, since they speak plaintext in a strict mesh.
+    refused: Box<[InstanceId]>,
     /// The error if no endpoint can be called.
     no_endpoint_error: PickError,
     _index_pin: IndexPin,
@@ -352,6 +354,12 @@ impl ServiceTable {
     /// The regions in panic mode: verdicts against more than half of the capacity that serves there are ignored.
     pub fn panicking_regions(&self) -> &[Region] {
         &self.panicking_regions
+    }
+
+    /// The endpoints that are refused, whatever their records say: they speak plaintext, the mesh has a trust domain, and the
+    /// policy does not say `mtls: permissive`.
+    pub fn refused(&self) -> &[InstanceId] {
+        &self.refused
     }
 
     /// All endpoints by index, including those that may not be called.

@@ -86,6 +86,7 @@ fn compiled(name: &str) -> (Arc<EndpointStats>, Box<ServiceTable>) {
         health: &Verdicts::default(),
         client_id: "proxy",
         client: 1,
+        requires_mtls: false,
     };
     let slots = Arc::default();
     let table = Box::new(ServiceTable::compile(&input, &slots, None));
@@ -134,6 +135,7 @@ fn with_table(kind: ServiceKind) -> ServiceTable {
         health: &Verdicts::default(),
         client_id: "proxy",
         client: 1,
+        requires_mtls: false,
     };
     ServiceTable::compile(&input, &Arc::default(), None)
 }

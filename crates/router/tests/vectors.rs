@@ -133,6 +133,7 @@ impl Fleet {
             health: &Verdicts::default(),
             client_id: CLIENT_ID,
             client: CLIENT,
+            requires_mtls: false,
         };
         ServiceTable::compile(&input, &Arc::default(), None)
     }

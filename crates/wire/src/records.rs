@@ -175,6 +175,11 @@ pub fn is_local_only(policy: &[u8]) -> bool {
     v1::Policy::decode(policy).unwrap_or_default().local_only
 }
 
+/// Whether a policy permits plaintext in a mesh with a trust domain, without compiling its expressions.
+pub fn permits_plaintext(policy: &[u8]) -> bool {
+    v1::Policy::decode(policy).unwrap_or_default().mtls() == v1::policy::Mtls::Permissive
+}
+
 /// Whether a policy prefers the zone of the caller, without compiling its expressions.
 pub fn is_zone_first(policy: &[u8]) -> bool {
     v1::Policy::decode(policy).unwrap_or_default().zone_first

@@ -46,7 +46,8 @@ pub use federated_callers::FederatedCallers;
 pub(crate) use identity::LacksCertificate;
 use identity::is_no_identity;
 pub use identity::{
-    Closed, ExpectedPeer, HANDSHAKE_FAILED, Handshake, NoIdentity, SecureStream, StatedCall, TlsIdentity,
+    Closed, ExpectedPeer, HANDSHAKE_FAILED, Handshake, NoIdentity, PlaintextRefused, SecureStream,
+    StatedCall, TlsIdentity,
 };
 #[cfg(feature = "server")]
 pub use joining::WithoutCertificate;
@@ -224,11 +225,15 @@ impl Transport {
     ///
     /// # Errors
     /// When there is no connection: with [`NoIdentity`] as its source if the endpoint speaks mutual TLS and this
-    /// process has no identity.
+    /// process has no identity, with [`PlaintextRefused`] if it speaks plaintext, which is not permitted, and this process
+    /// is of a mesh with a trust domain.
     pub async fn connect_endpoint(&self, endpoint: EndpointAddress<'_>) -> io::Result<Stream> {
         let EndpointAddress { address, peer, accepts_plaintext, from } = endpoint;
         let identity = self.identity.as_ref().filter(|identity| identity.is_ready());
         let secured = match (peer, identity) {
+            (None, _) if !accepts_plaintext && self.secures_mesh() => {
+                return Err(io::Error::other(PlaintextRefused));
+            }
             (None, _) => None,
             (Some(peer), Some(identity)) => Some((peer, identity)),
             (Some(_), None) if accepts_plaintext => None,
@@ -330,7 +335,8 @@ pub struct EndpointAddress<'a> {
     pub address: SocketAddr,
     /// Whose identity it proves by mutual TLS; `None` for plaintext.
     pub peer: Option<ExpectedPeer<'a>>,
-    /// Whether it accepts plaintext too, for a process without an identity.
+    /// Whether plaintext is permitted: to an endpoint that proves an identity, for a process that has none; to one that proves
+    /// none, in a mesh with a trust domain too.
     pub accepts_plaintext: bool,
     /// The address to connect from, if that is given and of the same address family.
     pub from: Option<IpAddr>,

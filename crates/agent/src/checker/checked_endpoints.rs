@@ -4,7 +4,8 @@ use std::{
 };
 
 use fairmesh_model::{
-    Endpoint, EndpointState, HealthCheck, InstanceId, Prefix, Record, RecordKey, Region, ServiceName,
+    Endpoint, EndpointState, HealthCheck, InstanceId, MtlsMode, Policy, Prefix, Record, RecordKey, Region,
+    ServiceName,
 };
 use fairmesh_rib::{
     ArrivedRecord, Mirror, Snapshot, Update,
@@ -27,7 +28,10 @@ pub(super) struct CheckedEndpoints {
 #[derive(Debug, Default)]
 struct Checked {
     check: Option<HealthCheck>,
-    endpoints: BTreeMap<InstanceId, CheckedAddress>,
+    /// Whether the policy permits plaintext.
+    accepts_plaintext: bool,
+    /// Their addresses, and whether they speak mutual TLS.
+    endpoints: BTreeMap<InstanceId, (SocketAddr, bool)>,
 }
 
 /// How an endpoint is connected to.
@@ -35,6 +39,8 @@ struct Checked {
 pub(super) struct CheckedAddress {
     pub(super) address: SocketAddr,
     pub(super) mtls: bool,
+    /// Whether the policy of the service permits plaintext.
+    pub(super) accepts_plaintext: bool,
 }
 
 /// Forwards updates from the upstream to the checker's loop.
@@ -88,10 +94,18 @@ impl CheckedEndpoints {
         self.services.iter().flat_map(|(name, checked)| {
             let check = checked.check.as_ref();
             let endpoints = checked.endpoints.iter();
-            endpoints.filter_map(move |(instance, address)| {
-                Some(((name.clone(), instance.clone()), *address, check?))
+            endpoints.filter_map(move |(instance, &(address, mtls))| {
+                let address = CheckedAddress { address, mtls, accepts_plaintext: checked.accepts_plaintext };
+                Some(((name.clone(), instance.clone()), address, check?))
             })
         })
+    }
+}
+
+impl Checked {
+    fn set_policy(&mut self, policy: Policy) {
+        self.accepts_plaintext = policy.mtls == MtlsMode::Permissive;
+        self.check = policy.health_check;
     }
 }
 
@@ -100,7 +114,9 @@ impl Mirror for CheckedEndpoints {
         for (name, checked) in &mut self.services {
             let policy = RecordKey::Policy(name.clone());
             if snapshot.prefix == Prefix::from(&policy) {
-                checked.check = checked.check.take().filter(|_| snapshot.holds(&policy.to_string()));
+                if !snapshot.holds(&policy.to_string()) {
+                    checked.set_policy(Policy::default());
+                }
             } else if snapshot.prefix == Prefix::endpoints(name, Some(&self.region)) {
                 checked.endpoints.retain(|instance, _| {
                     let key = RecordKey::Endpoint(name.clone(), self.region.clone(), instance.clone());
@@ -113,14 +129,14 @@ impl Mirror for CheckedEndpoints {
     fn put(&mut self, key: RecordKey, ArrivedRecord { text, value, .. }: ArrivedRecord<'_>) {
         let Some(checked) = key.service().and_then(|name| self.services.get_mut(name)) else { return };
         match records::decode(&key, value) {
-            Ok(Record::Policy(policy)) => checked.check = policy.health_check,
+            Ok(Record::Policy(policy)) => checked.set_policy(policy),
             // A starting endpoint reports its own readiness.
             Ok(Record::Endpoint(endpoint)) if endpoint.state == EndpointState::Starting => {
                 checked.endpoints.remove(&endpoint.instance);
             }
             Ok(Record::Endpoint(endpoint)) => {
                 let Endpoint { instance, address, mtls, .. } = endpoint;
-                checked.endpoints.insert(instance, CheckedAddress { address, mtls });
+                checked.endpoints.insert(instance, (address, mtls));
             }
             Ok(_) => {}
             Err(problem) => {
@@ -132,7 +148,7 @@ impl Mirror for CheckedEndpoints {
     fn delete(&mut self, _text: &str, key: &RecordKey) {
         let Some(checked) = key.service().and_then(|name| self.services.get_mut(name)) else { return };
         match key {
-            RecordKey::Policy(_) => checked.check = None,
+            RecordKey::Policy(_) => checked.set_policy(Policy::default()),
             RecordKey::Endpoint(_, _, instance) => _ = checked.endpoints.remove(instance),
             _ => {}
         }
@@ -146,7 +162,7 @@ mod tests {
     use std::{sync::Arc, time::Duration};
 
     use bytes::Bytes;
-    use fairmesh_model::{Policy, Probe, Revision, StoreId};
+    use fairmesh_model::{Probe, Revision, StoreId};
     use fairmesh_rib::{
         Entry,
         follower::{Backoff, Follower, FollowerConfig},

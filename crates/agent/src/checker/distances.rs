@@ -180,6 +180,7 @@ async fn probe(
     let endpoint = EndpointAddress {
         address: target.address,
         peer: target.service.as_ref().map(ExpectedPeer::Service),
+        // The control plane names no endpoint that callers refuse.
         accepts_plaintext: target.service.is_none(),
         from,
     };

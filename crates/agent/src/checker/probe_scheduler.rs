@@ -171,11 +171,11 @@ impl ProbeScheduler {
         let transport = self.connection.transport().clone();
         self.probes.spawn(async move {
             let began = Instant::now();
-            let CheckedAddress { address, mtls } = address;
+            let CheckedAddress { address, mtls, accepts_plaintext } = address;
             let endpoint = EndpointAddress {
                 address,
                 peer: mtls.then_some(ExpectedPeer::Service(&id.0)),
-                accepts_plaintext: !mtls,
+                accepts_plaintext,
                 from: None,
             };
             let outcome = probe_once(&transport, &probe, endpoint, patience).await;

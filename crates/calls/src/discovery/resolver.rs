@@ -82,6 +82,8 @@ impl<T: EndpointTransport> Resolver<T> {
             client_id: config.client_id.clone(),
             client: hash_text(&config.client_id),
             caller: config.caller.clone(),
+            transport: config.upstream.transport.clone(),
+            has_trust_domain: false,
         };
         let maps = shard_maps::address(&config.upstream.addresses).map(|address| {
             let (commands, received) = mpsc::unbounded_channel();

@@ -86,7 +86,7 @@ fn error_class(error: &SendError) -> ErrorClass {
         SendError::Unreachable(_) => {
             (AttemptOutcome::Unreachable, FaultKind::Unreachable, "cannot be reached")
         }
-        SendError::NoIdentity(_) => {
+        SendError::NoIdentity(_) | SendError::PlaintextRefused(_) => {
             (AttemptOutcome::Unreachable, FaultKind::Unreachable, "cannot be called by this program")
         }
         SendError::LocalResources(_) => {

@@ -157,7 +157,9 @@ fn classify_connect(
         SendError::ConnectTimedOut => {
             (AttemptOutcome::ConnectTimedOut, "could not be reached in half of the time that was left")
         }
-        SendError::NoIdentity(_) => (AttemptOutcome::Unreachable, "cannot be called by this program"),
+        SendError::NoIdentity(_) | SendError::PlaintextRefused(_) => {
+            (AttemptOutcome::Unreachable, "cannot be called by this program")
+        }
         SendError::LocalResources(_) => (AttemptOutcome::CallerFailed, "cannot be connected to from here"),
         _ => (AttemptOutcome::Unreachable, "cannot be reached"),
     };

@@ -208,7 +208,9 @@ pub(crate) fn grpc_code_of(status: u16) -> Code {
 impl From<&PickError> for FaultKind {
     fn from(why: &PickError) -> Self {
         match why {
-            PickError::NoEndpoints | PickError::NoneInRegion { .. } => Self::NoEndpoints,
+            PickError::NoEndpoints | PickError::NoneInRegion { .. } | PickError::PlaintextRefused { .. } => {
+                Self::NoEndpoints
+            }
             PickError::Dropped { .. } => Self::Dropped,
             PickError::KeyMissing => Self::KeyMissing,
             PickError::KeyOutside { .. } => Self::KeyOutside,

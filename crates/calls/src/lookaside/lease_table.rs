@@ -59,8 +59,14 @@ impl LeaseTable {
         })
     }
 
-    /// Publishes it as the state of the service. Connections to endpoints that stay are kept.
-    pub(super) fn publish(&self, subscription: &Arc<Subscription<Arc<EndpointPool>>>, client_id: &str) {
+    /// Publishes it as the state of the service. Connections to endpoints that stay are kept. A lease is no more than a record: where
+    /// mutual TLS is required, one in plaintext is used only if the policy permits that.
+    pub(super) fn publish(
+        &self,
+        subscription: &Arc<Subscription<Arc<EndpointPool>>>,
+        client_id: &str,
+        requires_mtls: bool,
+    ) {
         let before = subscription.state();
         let before = match &*before {
             ServiceState::Ready(ready) => Some(ready),
@@ -86,6 +92,7 @@ impl LeaseTable {
             health: &Verdicts::default(),
             client_id,
             client: hash_text(client_id),
+            requires_mtls,
         };
         let upstream =
             ServiceTable::compile(&facts, subscription.endpoint_stats(), before.map(|ready| &ready.upstream));

@@ -2,7 +2,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use fairmesh_model::ServiceName;
 use fairmesh_rib::follower::FollowerState;
-use fairmesh_wire::transport::{Address, Transport, connect_channel_lazy};
+use fairmesh_wire::transport::{Address, Transport};
 use tokio::{sync::watch, time::Instant};
 
 use super::{
@@ -27,8 +27,7 @@ impl Leases {
             address: Some(address.clone()),
             error: None,
         };
-        let channel = connect_channel_lazy(transport, &address);
-        Self(Arc::new(LookasideConnection::new(channel, state, client_id)))
+        Self(Arc::new(LookasideConnection::new(transport, state, &address, client_id)))
     }
 
     /// The leases for calls of a service without a key.

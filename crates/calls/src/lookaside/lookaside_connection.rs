@@ -1,7 +1,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fairmesh_rib::follower::FollowerState;
-use fairmesh_wire::transport::Channel;
+use fairmesh_wire::transport::{Address, Channel, Transport, connect_channel_lazy};
 use tokio::{sync::watch, time::Instant};
 
 use super::index::LeaseIndex;
@@ -13,11 +13,25 @@ pub(super) struct LookasideConnection {
     pub(super) connection: watch::Sender<FollowerState>,
     /// The caller's id.
     pub(super) client_id: String,
+    /// How the caller connects.
+    pub(super) transport: Transport,
 }
 
 impl LookasideConnection {
-    pub(super) fn new(channel: Channel, connection: FollowerState, client_id: String) -> Self {
-        Self { channel, index: Mutex::default(), connection: watch::Sender::new(connection), client_id }
+    /// Of the lookaside at an address, which is connected to by the first call.
+    pub(super) fn new(
+        transport: &Transport,
+        connection: FollowerState,
+        address: &Address,
+        client_id: String,
+    ) -> Self {
+        Self {
+            channel: connect_channel_lazy(transport, address),
+            index: Mutex::default(),
+            connection: watch::Sender::new(connection),
+            client_id,
+            transport: transport.clone(),
+        }
     }
 
     pub(super) fn index(&self) -> MutexGuard<'_, LeaseIndex> {

@@ -158,7 +158,8 @@ impl Renewal {
         let calls = response.calls.saturating_mul(u32::try_from(response.leases.len()).unwrap_or(1));
         let table = LeaseTable::read(response).map_err(|problem| Status::internal(problem.to_string()))?;
         lookaside.index().extend(&self.key, set, table.keys);
-        table.publish(&set.subscription, &lookaside.client_id);
+        let requires_mtls = lookaside.transport.secures_mesh();
+        table.publish(&set.subscription, &lookaside.client_id, requires_mtls);
         // Renewed when a third is left, so that no call waits for the response.
         set.set_renew_after(calls - calls / 3);
         self.table = Some(table);

@@ -47,7 +47,7 @@ pub(crate) struct Connector {
     pub(super) address: SocketAddr,
     /// Whose identity the endpoint proves by mutual TLS; `None` for plaintext.
     pub(super) identity: Option<PeerIdentity>,
-    /// Whether it accepts plaintext too, from callers without an identity.
+    /// Whether the policy permits plaintext.
     pub(super) accepts_plaintext: bool,
     pub(super) local: Option<IpAddr>,
     pub(super) multiplexed: bool,

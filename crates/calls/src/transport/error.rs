@@ -1,7 +1,7 @@
 use std::io;
 
 use fairmesh_http::{BoxError, h1::Malformed, h2::StreamError};
-use fairmesh_wire::transport::NoIdentity;
+use fairmesh_wire::transport::{NoIdentity, PlaintextRefused};
 
 use super::wait::IdleTimeout;
 
@@ -24,6 +24,9 @@ pub(crate) enum SendError {
     /// The endpoint accepts mutual TLS only, and this program has no identity.
     #[error("{0}{NO_TLS}")]
     NoIdentity(NoIdentity),
+    /// The endpoint speaks plaintext, which is not permitted.
+    #[error("{0}")]
+    PlaintextRefused(PlaintextRefused),
     /// No connection within the little time that the call could wait for one.
     #[error("no connection in the time that was left")]
     ConnectTimedOut,
@@ -60,6 +63,9 @@ impl SendError {
     pub(super) fn from_connect(error: io::Error) -> Self {
         if let Some(missing) = error.get_ref().and_then(|source| source.downcast_ref::<NoIdentity>()) {
             return Self::NoIdentity(*missing);
+        }
+        if let Some(refused) = error.get_ref().and_then(|source| source.downcast_ref::<PlaintextRefused>()) {
+            return Self::PlaintextRefused(*refused);
         }
         let no_port = error.kind() == io::ErrorKind::AddrNotAvailable;
         let no_descriptor = error.raw_os_error().is_some_and(|code| NO_DESCRIPTOR.contains(&code));

@@ -12,8 +12,8 @@ use bytes::Bytes;
 use fairmesh_client::{Body, FaultKind, Mesh, Retry, Transport};
 use fairmesh_identity::{Authority, Clock as _, Credentials, PrivateKey, SystemClock, Workload};
 use fairmesh_model::{
-    Endpoint, EndpointState, Location, Protocol, Revocation, Revocations, RevokedCertificates, ServiceKind,
-    SpiffePath, TrustDomain,
+    Endpoint, EndpointState, Location, MtlsMode, Policy, Protocol, Revocation, Revocations,
+    RevokedCertificates, ServiceKind, SpiffePath, TrustDomain,
 };
 use fairmesh_server::{MeshServer, serve_http};
 use fairmesh_test_support::{endpoint, eventually, eventually_async};
@@ -61,14 +61,18 @@ impl Domain {
     }
 
     fn workload(&self, path: &str, other: &Self) -> Arc<Workload> {
+        let workload = Workload::default();
+        workload.install(self.credentials(path, other)).unwrap();
+        Arc::new(workload)
+    }
+
+    fn credentials(&self, path: &str, other: &Self) -> Credentials {
         let (key, now) = (PrivateKey::generate().unwrap(), SystemClock.now());
         let mut bundle = self.authority.bundle();
         bundle.roots.extend(other.authority.bundle().roots);
         let id = path.parse::<SpiffePath>().unwrap().within(&bundle.domain);
         let issued = self.authority.issue(&key.signing_request().unwrap(), &id, now).unwrap();
-        let workload = Workload::default();
-        workload.install(Credentials::new(key, issued.chain, bundle, now).unwrap()).unwrap();
-        Arc::new(workload)
+        Credentials::new(key, issued.chain, bundle, now).unwrap()
     }
 }
 
@@ -217,6 +221,65 @@ async fn a_caller_without_an_identity_does_not_connect() {
     );
     let accepted = listener.poll_accept(&mut Context::from_waker(Waker::noop()));
     assert!(accepted.is_pending(), "it connected");
+}
+
+/// A listener of an intruder, whose record says that it speaks plaintext.
+async fn intruder(rig: &Rig) -> TcpListener {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (address, state) = (listener.local_addr().unwrap(), EndpointState::Serving);
+    rig.write_endpoint("shop/one", Endpoint { address, state, ..endpoint("i1", "eu") });
+    listener
+}
+
+fn has_connection(listener: &TcpListener) -> bool {
+    listener.poll_accept(&mut Context::from_waker(Waker::noop())).is_ready()
+}
+
+#[tokio::test]
+async fn a_plaintext_endpoint_gets_nothing_of_a_caller_with_an_identity() {
+    let domain = Domain::default();
+    let honest = serve("one", domain.process("shop/one")).await;
+    for protocol in PROTOCOLS {
+        let rig = Rig::start().await;
+        rig.service("shop/one", ServiceKind::Replicated, protocol);
+        let intruder = intruder(&rig).await;
+        let mesh = mesh(&rig, domain.process("shop/caller")).await;
+        let fault = ask(&mesh.service("shop/one").unwrap(), post("/", "tea")).await.unwrap_err();
+        assert_eq!(fault.kind(), FaultKind::NoEndpoints, "{protocol:?}");
+        let reason = "1 plaintext endpoint in a strict mesh";
+        assert!(fault.to_string().contains(reason), "{protocol:?}: {fault}");
+        write(&rig, "i0", honest);
+        let follows = async || ask(&mesh.service("shop/one").unwrap(), post("/", "tea")).await.is_ok();
+        eventually_async("the honest endpoint is known", follows).await;
+        for _ in 0..20 {
+            assert_eq!(send(&mesh, 5).await, "one 5 ", "{protocol:?}");
+        }
+        assert!(!has_connection(&intruder), "{protocol:?}");
+        // Until the policy says otherwise, which a load poll or a call may then use.
+        rig.policy("shop/one", Policy { mtls: MtlsMode::Permissive, ..Policy::default() });
+        let used = async || {
+            let _ = timeout(Duration::from_millis(100), send(&mesh, 5)).await;
+            has_connection(&intruder)
+        };
+        eventually_async("it is used", used).await;
+    }
+}
+
+#[tokio::test]
+async fn a_caller_that_gets_its_identity_late_connects_to_no_plaintext_endpoint() {
+    let domain = Domain::default();
+    let rig = Rig::start().await;
+    rig.service("shop/one", ServiceKind::Replicated, Protocol::Http1);
+    let intruder = intruder(&rig).await;
+    let late = Arc::new(Workload::default());
+    let mesh = mesh(&rig, Transport::tls(late.clone())).await;
+    mesh.service("shop/one").unwrap().prepare().await.unwrap();
+    // The table was compiled without it.
+    late.install(domain.credentials("shop/caller", &domain)).unwrap();
+    let fault = ask(&mesh.service("shop/one").unwrap(), post("/", "tea")).await.unwrap_err();
+    assert_eq!((fault.kind(), fault.retry()), (FaultKind::Unreachable, Retry::Unsent), "{fault}");
+    assert!(fault.to_string().contains("plaintext endpoint in a strict mesh"), "{fault}");
+    assert!(!has_connection(&intruder));
 }
 
 #[tokio::test]

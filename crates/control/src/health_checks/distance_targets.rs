@@ -78,8 +78,12 @@ fn choose_in(keys: &BTreeSet<Arc<str>>, node: &Node) -> Vec<DistanceTarget> {
         if let Some(http2) = protocol(&service, node) {
             let here = keys.range::<str, _>((Bound::Included(folder.as_str()), Bound::Unbounded));
             let here = here.take_while(|key| folder.covers(key)).take(MAX_TARGETS);
+            let requires_mtls = requires_mtls(&service, node);
             let targets = here.filter_map(|key| {
                 let Endpoint { address, mtls, .. } = endpoint(key, node)?;
+                if requires_mtls && !mtls {
+                    return None;
+                }
                 Some(DistanceTarget { address, http2, service: mtls.then(|| service.clone()) })
             });
             candidates.extend(targets.enumerate());
@@ -108,6 +112,13 @@ fn protocol(service: &ServiceName, node: &Node) -> Option<bool> {
         Ok(Record::Service(service)) => Some(service.protocol != Protocol::Http1),
         _ => None,
     }
+}
+
+/// Whether callers refuse endpoints of the service in plaintext.
+fn requires_mtls(service: &ServiceName, node: &Node) -> bool {
+    let policy = node.get(&RecordKey::Policy(service.clone()).to_string());
+    node.get(&RecordKey::TrustBundle.to_string()).is_some()
+        && !policy.is_some_and(|entry| records::permits_plaintext(&entry.value))
 }
 
 fn endpoint(key: &str, node: &Node) -> Option<Endpoint> {

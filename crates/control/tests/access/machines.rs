@@ -22,6 +22,7 @@ pub(crate) fn registration(service: &str, instance: &str) -> v1::RegisterRequest
         address: "127.0.0.1:80".into(),
         location: Some(location),
         state: v1::endpoint::State::Serving.into(),
+        mtls: true,
         ..Default::default()
     };
     let registration =

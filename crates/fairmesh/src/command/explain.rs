@@ -256,13 +256,14 @@ async fn compile(connection: &Connection, name: &ServiceName, caller: &Caller) -
         health: &one.health,
         client_id: &caller.name,
         client: caller.id,
+        requires_mtls: view.has_trust_domain,
     };
     let revisions = one.endpoints.iter().map(|endpoint| endpoint.revision);
     let policy = one.policy.as_ref().map(|policy| policy.revision);
     let table = one.tables.get(&caller.location.region).map(|table| table.revision);
     let declared = one.service.as_ref().map(|service| service.revision);
     let revision = revisions.chain(policy).chain(table).chain(declared).max().unwrap_or_default();
-    let states = get::endpoint_states(one, &view.hosts.value).into_iter().zip(&endpoints);
+    let states = get::endpoint_states(one, &view).into_iter().zip(&endpoints);
     let avoided = states.filter(|(state, _)| state.state == "unhealthy");
     let avoided = avoided.map(|(state, endpoint)| (endpoint.instance.to_string(), state.reason()));
     Ok(Compiled {

@@ -305,7 +305,10 @@ fn a_call_does_not_wait_for_a_certificate_that_cannot_be_issued() {
     let (mut mesh, _) = domain();
     let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
     wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
-    mesh.apply("kind: Service\nname: shop/catalog\n").ok();
+    mesh.apply(
+        "kind: Service\nname: shop/catalog\n---\nkind: Policy\nservice: shop/catalog\nmtls: permissive\n",
+    )
+    .ok();
     mesh.register("shop/catalog", "catalog-0", "eu", echo());
     let call = |mesh: &Mesh| mesh.run(&["call", "shop/catalog", "/items", "--agent", &agent]);
     wait_until("the agent has the records", || call(&mesh).code == Some(0));

@@ -48,6 +48,7 @@ impl Routes {
             health: &Verdicts::default(),
             client_id: client,
             client: 1,
+            requires_mtls: false,
         };
         Self { table: ServiceTable::compile(&input, &Arc::new(EndpointStats::default()), None) }
     }

@@ -4,7 +4,8 @@ use std::{
 };
 
 use fairmesh_model::{
-    Endpoint, EndpointState, Invalid, Protocol, Record, RecordKey, Service, ServiceKind, ServiceName,
+    Endpoint, EndpointState, Invalid, MtlsMode, Protocol, Record, RecordKey, Service, ServiceKind,
+    ServiceName,
 };
 use fairmesh_rib::{Expect, Op};
 use fairmesh_store::author;
@@ -41,6 +42,41 @@ impl Registry {
                 Err(RegistryError::Unavailable(Invalid::new("registrations", problem, "register again")))
             }
         }
+    }
+
+    /// Refuses endpoints in plaintext that no caller would use: in a mesh with a trust domain, the policy of their service has to permit
+    /// it. Endpoints of files are only reported, since a file is registered whole.
+    ///
+    /// # Errors
+    /// `Refused`, for the first of them.
+    pub(crate) fn refuse_plaintext(&self, registrations: &[Registration]) -> Result<(), RegistryError> {
+        let Some((i, registration)) = self.find_plaintext(registrations) else { return Ok(()) };
+        let Registration { service, endpoint, .. } = registration;
+        let field = format!("registrations[{i}].endpoint.mtls");
+        let problem = format!("{} of {service} is a plaintext endpoint in a strict mesh", endpoint.instance);
+        let hint = format!(
+            "register it with mutual TLS, as 'fairmesh register' does through an agent that has joined, or write 'mtls: permissive' into \
+             the policy of {service}"
+        );
+        Err(RegistryError::refused(&field, problem, &hint))
+    }
+
+    /// The first endpoint that callers refuse, with its position.
+    pub(crate) fn find_plaintext<'a>(
+        &self,
+        registrations: &'a [Registration],
+    ) -> Option<(usize, &'a Registration)> {
+        self.node().get(&RecordKey::TrustBundle.to_string())?;
+        registrations.iter().enumerate().find(|(_, registration)| {
+            let Registration { service, endpoint, .. } = registration;
+            let policy = self.node().get(&RecordKey::Policy(service.clone()).to_string());
+            let mode = match policy.is_some_and(|entry| records::permits_plaintext(&entry.value)) {
+                true => MtlsMode::Permissive,
+                false => MtlsMode::Strict,
+            };
+            // An unreadable declaration is reported by the write.
+            mode.refuses(self.service(service).ok().flatten().as_ref(), endpoint)
+        })
     }
 
     async fn write_and_grant(&self, registrations: &[Registration]) -> Result<u64, RegistryError> {

@@ -5,7 +5,12 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{Cursor, EndpointState, Identity, Prefix, Protocol, Service, ServiceKind};
+use fairmesh_model::{
+    Cursor, EndpointState, Identity, MtlsMode, Policy, Prefix, Protocol, Record, RecordKey, Service,
+    ServiceKind, TrustBundle, TrustDomain,
+};
+use fairmesh_rib::Op;
+use fairmesh_wire::records;
 
 use super::*;
 use crate::{
@@ -39,6 +44,32 @@ async fn a_registration_may_bring_the_declaration() {
     let declared_as = Registration { declaration: Some(sharded.clone()), ..endpoint("a") };
     test.registry.register(&[endpoint("b"), declared_as]).await.unwrap();
     assert_eq!(test.registry.service(&cart()).unwrap(), Some(sharded));
+}
+
+#[tokio::test]
+async fn a_plaintext_endpoint_of_a_strict_service_is_refused_with_a_remedy() {
+    let test = TestRegistry::new();
+    let secured = || {
+        let mut secured = endpoint("b");
+        secured.endpoint.mtls = true;
+        secured
+    };
+    let batch = [secured(), endpoint("a")];
+    test.registry.refuse_plaintext(&batch).expect("the mesh has no trust domain");
+    let roots = TrustBundle::new(TrustDomain::new("prod").unwrap(), vec![b"a root".to_vec()]);
+    let write = async |key: RecordKey, record: Record| {
+        let put = || Ok((vec![Op::put(key.to_string(), records::encode(&record))], ()));
+        test.registry.change(put).await.unwrap();
+    };
+    write(RecordKey::TrustBundle, Record::TrustBundle(roots)).await;
+    test.registry.refuse_plaintext(&[secured()]).unwrap();
+    let refused = test.registry.refuse_plaintext(&batch).unwrap_err();
+    assert!(matches!(refused, RegistryError::Refused(_)));
+    assert_eq!(refused.reason().field, "registrations[1].endpoint.mtls");
+    assert!(refused.to_string().contains("mtls: permissive"), "{refused}");
+    let policy = Policy { mtls: MtlsMode::Permissive, ..Policy::default() };
+    write(RecordKey::Policy(cart()), policy.into()).await;
+    test.registry.refuse_plaintext(&batch).unwrap();
 }
 
 #[tokio::test]

@@ -47,6 +47,14 @@ impl FileSource {
         for batch in gone.map(InstanceClaim::from).collect::<Vec<_>>().chunks(MAX_BATCH) {
             self.registry.deregister(batch).await?;
         }
+        if let Some((_, Registration { service, endpoint, .. })) = self.registry.find_plaintext(wanted) {
+            let instance = &endpoint.instance;
+            tracing::warn!(
+                file, %service, %instance,
+                "plaintext endpoint in a strict mesh, which no caller uses; write 'mtls: permissive' into the policy of the service, \
+                 or 'mtls: true' into the file where it speaks mutual TLS"
+            );
+        }
         tracing::info!(file, endpoints = wanted.len(), "endpoints of this file are registered");
         Ok(())
     }

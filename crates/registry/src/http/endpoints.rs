@@ -59,7 +59,9 @@ pub(super) async fn register(
         explicit_state: written.state.is_some(),
         declaration: None,
     });
-    let revision = registry.register(&registrations.collect::<Vec<_>>()).await?;
+    let registrations: Vec<_> = registrations.collect();
+    registry.refuse_plaintext(&registrations)?;
+    let revision = registry.register(&registrations).await?;
     Ok(Json(RevisionResponse { revision }))
 }
 

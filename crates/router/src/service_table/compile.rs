@@ -1,7 +1,7 @@
 mod tables;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::Arc,
 };
 
@@ -29,9 +29,11 @@ pub(super) fn compile(
 ) -> ServiceTable {
     let locality = RegionRanks::new(input);
     let client_hash = mix_pair(input.client, hash_text(&input.name.to_string()));
-    let endpoints = unique(input.endpoints);
+    let (endpoints, callable) = partition_refused(input);
     let powers: Vec<u32> = endpoints.iter().map(|endpoint| input.hosts.power(endpoint)).collect();
-    let JudgedVerdicts { effects, panicking_regions } = input.health.judge(&endpoints, input.hosts);
+    // An endpoint that is refused is no capacity, and must not make verdicts on others be ignored.
+    let JudgedVerdicts { effects, panicking_regions } =
+        input.health.judge(&endpoints[..callable], input.hosts);
     let compiler = Compiler {
         input,
         locality: &locality,
@@ -73,6 +75,7 @@ pub(super) fn compile(
         no_endpoint_error,
         locality,
         panicking_regions: panicking_regions.into_boxed_slice(),
+        refused: endpoints[callable..].iter().map(|endpoint| endpoint.instance.clone()).collect(),
         _index_pin: index_pin,
     }
 }
@@ -127,10 +130,22 @@ fn without_routes(policy: &Policy) -> Policy {
     }
 }
 
+/// Each instance once, and how many come first that the caller does not refuse. A record of one that is refused never takes
+/// the place of one that is not, under the same name in another region.
+fn partition_refused<'a>(input: &CompileInput<'a>) -> (Vec<&'a Endpoint>, usize) {
+    let mut endpoints = unique(input.endpoints.iter().filter(|endpoint| !input.refuses(endpoint)));
+    let callable = endpoints.len();
+    let known: HashSet<&InstanceId> = endpoints.iter().map(|endpoint| &endpoint.instance).collect();
+    let refused = input.endpoints.iter().filter(|endpoint| input.refuses(endpoint));
+    let refused = unique(refused.filter(|endpoint| !known.contains(&endpoint.instance)));
+    endpoints.extend(refused);
+    (endpoints, callable)
+}
+
 /// Each instance once. While an instance moves to another region it has two records: the serving one counts.
-fn unique(endpoints: &[Endpoint]) -> Vec<&Endpoint> {
-    let mut positions: HashMap<&InstanceId, usize> = HashMap::with_capacity(endpoints.len());
-    let mut unique: Vec<&Endpoint> = Vec::with_capacity(endpoints.len());
+fn unique<'a>(endpoints: impl Iterator<Item = &'a Endpoint>) -> Vec<&'a Endpoint> {
+    let mut positions: HashMap<&InstanceId, usize> = HashMap::new();
+    let mut unique: Vec<&Endpoint> = Vec::new();
     for endpoint in endpoints {
         let position = *positions.entry(&endpoint.instance).or_insert(unique.len());
         match unique.get_mut(position) {
@@ -151,7 +166,7 @@ struct Compiler<'a> {
     /// Capacity of each endpoint: weights alone would load a slow machine as much as a fast one (Uber, zone weights
     /// and host-aware balancing).
     powers: &'a [u32],
-    /// Effect of active health checks on each endpoint.
+    /// Effect of active health checks on each endpoint that may be called; those beyond are refused.
     effects: &'a [VerdictEffect],
 }
 
@@ -160,7 +175,7 @@ type Positions = Tier<Vec<usize>>;
 
 impl Compiler<'_> {
     fn class(&self, position: usize) -> Option<PreferenceClass> {
-        PreferenceClass::of(self.endpoints[position].state, self.effects[position])
+        PreferenceClass::of(self.endpoints[position].state, *self.effects.get(position)?)
     }
 
     fn rank(&self, position: usize) -> Option<u32> {
@@ -283,9 +298,11 @@ impl Compiler<'_> {
 
     fn no_endpoint_error(&self) -> PickError {
         if (0..self.endpoints.len()).any(|position| self.class(position).is_some()) {
-            PickError::NoneInRegion { region: self.input.location.region.clone() }
-        } else {
-            PickError::NoEndpoints
+            return PickError::NoneInRegion { region: self.input.location.region.clone() };
+        }
+        match self.endpoints.len() - self.effects.len() {
+            0 => PickError::NoEndpoints,
+            count => PickError::PlaintextRefused { count },
         }
     }
 

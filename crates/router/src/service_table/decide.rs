@@ -248,8 +248,10 @@ impl ServiceTable {
             floor = rank + 1;
         }
         let shard = (eligible.located.shard, sharding.shards.version());
-        self.best_pick(best, Some(shard), tracer)
-            .ok_or_else(|| Box::new(PickError::NoReplica { shard: shard.0, role: params.role.cloned() }))
+        self.best_pick(best, Some(shard), tracer).ok_or_else(|| match &self.no_endpoint_error {
+            refused @ PickError::PlaintextRefused { .. } => Box::new(refused.clone()),
+            _ => Box::new(PickError::NoReplica { shard: shard.0, role: params.role.cloned() }),
+        })
     }
 
     /// The copies of the shard of the call's key.

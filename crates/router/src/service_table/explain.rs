@@ -1,4 +1,4 @@
-use fairmesh_model::{Capacities, DistanceSource, EndpointState, Region, Timeouts, Verdict};
+use fairmesh_model::{Capacities, DistanceSource, EndpointState, InstanceId, Region, Timeouts, Verdict};
 
 use super::{Explanation, ServiceTable};
 use crate::{
@@ -89,7 +89,24 @@ impl ServiceTable {
             let regions: Vec<_> = self.locality.regions().map(describe).collect();
             if regions.is_empty() { "no region has an endpoint".to_owned() } else { regions.join("; ") }
         });
+        self.trace_refused(tracer);
         self.trace_health(tracer);
+    }
+
+    /// Records the endpoints that are refused.
+    #[inline]
+    fn trace_refused<W: DecisionTracer>(&self, tracer: &mut W) {
+        if !W::ENABLED || self.refused.is_empty() {
+            return;
+        }
+        tracer.record_step("security", || {
+            let named: Vec<_> = self.refused.iter().take(MAX_LISTED).map(InstanceId::as_str).collect();
+            let more = match self.refused.len().saturating_sub(MAX_LISTED) {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            format!("not used: plaintext endpoint in a strict mesh: {}{more}", named.join(", "))
+        });
     }
 
     /// Records the ring that is searched.

@@ -15,6 +15,7 @@ mod actions;
 mod capacity;
 mod health;
 mod order;
+mod plaintext;
 mod sharded;
 mod tables;
 
@@ -33,6 +34,7 @@ struct Fleet {
     hosts: Hosts,
     health: Verdicts,
     client: u64,
+    requires_mtls: bool,
 }
 
 fn region(name: &str) -> Region {
@@ -62,6 +64,7 @@ impl Fleet {
             hosts: Hosts::default(),
             health: Verdicts::default(),
             client: 42,
+            requires_mtls: false,
         }
     }
 
@@ -99,6 +102,7 @@ impl Fleet {
             health: &self.health,
             client_id: "web-1",
             client: self.client,
+            requires_mtls: self.requires_mtls,
         }
     }
 }

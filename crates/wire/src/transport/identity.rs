@@ -131,7 +131,14 @@ pub trait TlsIdentity: fmt::Debug + Send + Sync {
 )]
 pub struct NoIdentity;
 
-/// The same, and why it does not have it.
+/// The endpoint speaks plaintext, which the policy of its service does not permit in a mesh with a trust domain.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error(
+    "plaintext endpoint in a strict mesh; register the service with mutual TLS, or write 'mtls: permissive' into its policy"
+)]
+pub struct PlaintextRefused;
+
+/// The connection needs an identity that this process does not have, for this reason.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("this program has no certificate: {0}")]
 pub(crate) struct LacksCertificate(pub(crate) String);

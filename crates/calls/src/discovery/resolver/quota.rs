@@ -173,6 +173,7 @@ mod tests {
             health: &Verdicts::default(),
             client_id: "web-1",
             client: 1,
+            requires_mtls: false,
         };
         ServiceTable::compile(&facts, &Arc::default(), before)
     }

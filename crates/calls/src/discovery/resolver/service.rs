@@ -146,6 +146,7 @@ impl<T: EndpointTransport> TrackedService<T> {
             health: &self.records.health,
             client_id: &topology.client_id,
             client: topology.client,
+            requires_mtls: topology.requires_mtls(),
         };
         let endpoint_stats = self.subscription.endpoint_stats();
         let (upstream, splits) = match unchanged {

@@ -1,4 +1,5 @@
 use fairmesh_model::{Hosts, Location, MeasuredDistances, Region, Regions, RoundTrips, ServiceName};
+use fairmesh_wire::transport::Transport;
 
 /// The topology and the caller's place in it, which all services are compiled with.
 #[derive(Debug)]
@@ -13,9 +14,19 @@ pub(super) struct Topology {
     pub(super) client: u64,
     /// The service that the caller is, if it is one.
     pub(super) caller: Option<ServiceName>,
+    /// How the caller connects, which may know of a trust domain before the records say so.
+    pub(super) transport: Transport,
+    /// Whether the records have the roots of a trust domain.
+    pub(super) has_trust_domain: bool,
 }
 
 impl Topology {
+    /// Whether endpoints have to speak mutual TLS, unless the policy of their service permits plaintext. A process of a mesh that hides
+    /// the roots from this one cannot weaken that where this one has an identity.
+    pub(super) fn requires_mtls(&self) -> bool {
+        self.has_trust_domain || self.transport.secures_mesh()
+    }
+
     pub(super) fn location_or_unknown(&self) -> Location {
         self.location.clone().unwrap_or_else(|| {
             // "nowhere" is a well-formed region name; as no round trip to it is known, all regions are equally far.
@@ -57,6 +68,8 @@ mod tests {
             client_id: String::new(),
             client: 0,
             caller: None,
+            transport: Transport::default(),
+            has_trust_domain: false,
         };
         let to = |pairs: &[(&str, u64)]| {
             let pair = |(name, ms): &(&str, u64)| {

@@ -50,6 +50,11 @@ const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 /// in the agent.
 const MAX_UNKNOWN: usize = 1024;
 
+/// The prefix of the roots of the trust domain.
+fn roots() -> Prefix {
+    Prefix::from(&RecordKey::TrustBundle)
+}
+
 /// The policies in an update that have expressions, with their keys.
 fn policies_with_expressions(update: &Update) -> Vec<(RecordKey, Bytes)> {
     let snapshots = update.snapshots.iter().flat_map(|snapshot| &snapshot.entries);
@@ -87,6 +92,9 @@ pub(super) struct Worker<T> {
     prefix_owners: HashMap<Prefix, ServiceName>,
     /// Whether regions, round trips and hosts have arrived, or never will.
     has_topology: bool,
+    /// Until when services wait for the roots of the trust domain, by which endpoints in plaintext are refused; `None` once they
+    /// have arrived, or it is known that they do not come.
+    awaits_roots: Option<Instant>,
     revision: Option<Revision>,
     /// Whether the copy on disk was read, so that waiting for the first snapshot does not trigger it again.
     disk_read: bool,
@@ -107,6 +115,7 @@ pub(super) struct WorkerParams<T> {
 impl<T: EndpointTransport> Worker<T> {
     pub(super) fn new(params: WorkerParams<T>) -> Self {
         let WorkerParams { config, handle, registry, topology, age, maps } = params;
+        handle.subscribe(roots());
         handle.subscribe(Prefix::topology());
         Self {
             config,
@@ -123,6 +132,7 @@ impl<T: EndpointTransport> Worker<T> {
             unknown: VecDeque::new(),
             prefix_owners: HashMap::new(),
             has_topology: false,
+            awaits_roots: Some(Instant::now() + CONNECT_PATIENCE),
             revision: None,
             disk_read: false,
             refused: BTreeMap::new(),
@@ -244,6 +254,10 @@ impl<T: EndpointTransport> Worker<T> {
             self.remove_unused(now);
         }
         self.resubscribe_refused(now);
+        // An agent that has reached no upstream since it was updated has them on no disk.
+        if self.has_topology && self.awaits_roots.is_some_and(|until| now >= until) {
+            self.mark_arrived(&roots());
+        }
         let state = self.handle.state().borrow().clone();
         if !state.connected && now.saturating_duration_since(state.since) >= CONNECT_PATIENCE {
             self.read_disk().await;

@@ -31,6 +31,9 @@ pub(super) async fn check(connection: &Connection, report: &mut Report) -> Resul
             None => undeclared(name, one, report),
             Some(_) => endpoints(name, one, &view, report),
         }
+        if view.has_trust_domain {
+            plaintext(name, one, report);
+        }
         policy(name, one, &view, report);
         unreachable(name, one, report);
         injected(name, one, report);
@@ -54,9 +57,27 @@ fn undeclared(name: &ServiceName, one: &ServiceView, report: &mut Report) {
     }
 }
 
+/// Endpoints that callers refuse, since they speak plaintext.
+fn plaintext(name: &ServiceName, one: &ServiceView, report: &mut Report) {
+    let refused: BTreeSet<String> = one.refused().map(|endpoint| endpoint.instance.to_string()).collect();
+    if refused.is_empty() {
+        return;
+    }
+    let level = if refused.len() == one.endpoints.len() { Level::Error } else { Level::Warning };
+    report.add(
+        "endpoint.plaintext",
+        level,
+        format!("callers do not use plaintext endpoints of {name} in a strict mesh: {}", listed(&refused)),
+        format!(
+            "register them with mutual TLS, as 'fairmesh register' does without --plaintext, or write 'mtls: permissive' into the policy of {name}; \
+             remove what is unknown with 'fairmesh delete endpoint {name} INSTANCE'"
+        ),
+    );
+}
+
 /// Whether calls of a declared service have an endpoint.
 fn endpoints(name: &ServiceName, one: &ServiceView, view: &View, report: &mut Report) {
-    let states = get::endpoint_states(one, &view.hosts.value);
+    let states = get::endpoint_states(one, view);
     let serving = one.endpoints.iter().filter(|at| at.value.state == EndpointState::Serving).count();
     let unhealthy: BTreeSet<String> = one
         .endpoints

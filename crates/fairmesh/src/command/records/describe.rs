@@ -161,7 +161,7 @@ fn endpoint(
     format: Format,
 ) -> Result<(), Failure> {
     let one = view.service(service)?;
-    let states = get::endpoint_states(one, &view.hosts.value);
+    let states = get::endpoint_states(one, view);
     let mut endpoints = one.endpoints.iter().zip(&states);
     let Some((At { value, revision }, state)) = endpoints.find(|(at, _)| at.value.instance == *instance)
     else {

@@ -120,7 +120,7 @@ impl Kind {
     fn folders(self) -> &'static [&'static str] {
         match self {
             Self::Services => EVERY_KIND,
-            Self::Endpoints => &["endpoints", "health"],
+            Self::Endpoints => &["endpoints", "health", "policies"],
             Self::Hosts => &["endpoints"],
             // Drains move the calls of services whose policies ask for a planner.
             Self::Regions => &["endpoints", "policies"],

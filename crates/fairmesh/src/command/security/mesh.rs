@@ -120,8 +120,8 @@ async fn transport(connection: &Connection, view: &View, report: &mut Report) ->
         false => report.add(
             "mtls.endpoints",
             Level::Warning,
-            format!("endpoints are called in plaintext: {}", listed(&plain)),
-            "start their servers again, 'fairmesh register' with --program; endpoints of YAML files stay plaintext",
+            format!("endpoints speak plaintext, which callers use only with 'mtls: permissive': {}", listed(&plain)),
+            "start their servers again, 'fairmesh register' without --plaintext; endpoints of YAML files stay plaintext",
         ),
     }
     let is_permissive = |one: &ServiceView| one.effective_policy().mtls == MtlsMode::Permissive;

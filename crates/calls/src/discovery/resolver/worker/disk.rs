@@ -4,7 +4,7 @@ use fairmesh_model::{Prefix, ServiceName};
 use fairmesh_rib::{Mirror, Snapshot, cache::Cache};
 use tokio::time::Instant;
 
-use super::Worker;
+use super::{Worker, roots};
 use crate::discovery::endpoint_transport::EndpointTransport;
 
 /// Rounds of reading: service and policy decide which further prefixes are needed.
@@ -20,6 +20,10 @@ impl<T: EndpointTransport> Worker<T> {
         if let Some(cache) = cache.as_ref().filter(|_| !self.has_topology) {
             self.read_prefix(cache, Prefix::topology());
         }
+        if let Some(cache) = cache.as_ref().filter(|_| self.awaits_roots.is_some()) {
+            self.read_prefix(cache, roots());
+        }
+        self.mark_arrived(&roots());
         let waiting: Vec<_> =
             self.services.iter().filter(|(_, s)| s.is_waiting()).map(|(name, _)| name.clone()).collect();
         for name in waiting {

@@ -4,7 +4,7 @@ use fairmesh_model::{Prefix, Revision, ServiceName};
 use fairmesh_wire::LogLimiter;
 use tokio::{task::yield_now, time::Instant};
 
-use super::{MAX_UNKNOWN, RESUBSCRIBE_INTERVAL, Worker, weakening::note_weakening};
+use super::{MAX_UNKNOWN, RESUBSCRIBE_INTERVAL, Worker, roots, weakening::note_weakening};
 use crate::discovery::{endpoint_transport::EndpointTransport, resolver::records::PrefixChanges};
 
 static REFUSED: LogLimiter = LogLimiter::new();
@@ -15,7 +15,7 @@ impl<T: EndpointTransport> Worker<T> {
     pub(super) async fn settle(&mut self) {
         for name in std::mem::take(&mut self.stale) {
             self.update_subscriptions(&name);
-            if !self.has_topology {
+            if !self.has_topology || self.awaits_roots() {
                 self.stale.insert(name);
                 continue;
             }
@@ -35,6 +35,11 @@ impl<T: EndpointTransport> Worker<T> {
         if let Some(revision) = self.applied() {
             self.handle.ack(revision);
         }
+    }
+
+    /// Whether it is not known yet if the mesh has a trust domain.
+    fn awaits_roots(&self) -> bool {
+        self.awaits_roots.is_some() && !self.topology.transport.secures_mesh()
     }
 
     /// Subscribes to the prefixes that a service needs, and unsubscribes from those that it no longer does.
@@ -68,6 +73,7 @@ impl<T: EndpointTransport> Worker<T> {
             // Without round trips all regions are equally far: worse, and no reason to fail a call.
             None if prefix == Prefix::topology() && !self.has_topology => self.mark_arrived(&prefix),
             None if prefix == Prefix::topology() => {}
+            None if prefix == roots() => self.mark_arrived(&prefix),
             // Unsubscribed meanwhile.
             None => return,
         }

@@ -12,7 +12,7 @@ use std::{
 use fairmesh_model::{
     Endpoint, EndpointState, FULL_WEIGHT, Hosts, InstanceId, KeyRange, Label, Location, Match, PathMatch,
     Pattern, Policy, Protocol, Region, Regions, RoundTrips, Route, Service, ServiceKind, Shard, ShardId,
-    ShardKey, ShardMap, ShardPart, StoreId,
+    ShardKey, ShardMap, ShardPart, StoreId, TrustBundle, TrustDomain,
 };
 use fairmesh_rib::{
     Entry, Snapshot,
@@ -86,6 +86,8 @@ fn rig_at(location: Option<Location>) -> Rig {
         client_id: String::new(),
         client: 1,
         caller: None,
+        transport: Default::default(),
+        has_trust_domain: false,
     };
     let registry = Arc::new(SubscriptionRegistry::new(events.clone()));
     let handle = Follower::spawn(upstream.clone(), EventSink(events.clone()));
@@ -175,6 +177,7 @@ impl Rig {
         let endpoint = endpoint("a");
         self.handle(Event::Update(update([
             (Prefix::topology(), vec![]),
+            (Prefix::from(&RecordKey::TrustBundle), vec![]),
             (Prefix::from(&service), vec![entry(&service, declared)]),
             (Prefix::from(&policy), vec![]),
         ])));
@@ -299,6 +302,49 @@ async fn a_policy_stays_decoded_until_its_snapshot_is_published() {
     assert!(is_decoded(&rig), "publishing does not decode and compile it again");
     run_ready(rig.worker.settle());
     assert!(!is_decoded(&rig), "the snapshot alone keeps it in memory");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_trust_domain_in_the_records_has_plaintext_endpoints_refused() {
+    let mut rig = rig();
+    let subscription = rig.follow();
+    let is_refused = || match &*subscription.state() {
+        ServiceState::Ready(ready) => !ready.upstream.refused().is_empty(),
+        state => panic!("{state:?}"),
+    };
+    rig.deliver();
+    assert!(!is_refused(), "the mesh has none");
+    let key = RecordKey::TrustBundle;
+    let roots = TrustBundle::new(TrustDomain::new("prod").unwrap(), vec![b"a root".to_vec()]);
+    let record = || vec![entry(&key, Record::TrustBundle(roots.clone()))];
+    rig.handle(Event::Update(update([(Prefix::from(&key), record())])));
+    assert!(is_refused());
+    rig.handle(Event::Update(update([(Prefix::from(&key), vec![])])));
+    assert!(is_refused(), "a mesh does not lose its trust domain");
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_wait_for_the_roots_of_the_mesh_and_not_for_long() {
+    let mut rig = rig();
+    let subscription = rig.follow();
+    let service = RecordKey::Service(name());
+    let declared = Service {
+        kind: ServiceKind::Replicated,
+        protocol: Protocol::Http2,
+        virtual_address: None,
+        identity: None,
+    };
+    rig.handle(Event::Update(update([
+        (Prefix::topology(), vec![]),
+        (Prefix::from(&service), vec![entry(&service, declared)]),
+        (Prefix::from(&RecordKey::Policy(name())), vec![]),
+    ])));
+    rig.handle(Event::Update(update([(Prefix::endpoints(&name(), None), vec![])])));
+    assert!(matches!(*subscription.state(), ServiceState::Waiting));
+    advance(CONNECT_PATIENCE).await;
+    rig.worker.check().await;
+    run_ready(rig.worker.settle());
+    assert!(matches!(*subscription.state(), ServiceState::Ready(_)), "an agent may not have them");
 }
 
 /// Counts log lines.

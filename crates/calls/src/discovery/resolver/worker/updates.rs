@@ -6,7 +6,7 @@ use fairmesh_rib::{ArrivedRecord, Mirror, Snapshot, Update};
 use fairmesh_wire::records;
 use tokio::time::Instant;
 
-use super::Worker;
+use super::{CONNECT_PATIENCE, Worker, roots};
 use crate::discovery::endpoint_transport::EndpointTransport;
 
 impl<T: EndpointTransport> Worker<T> {
@@ -35,7 +35,13 @@ impl<T: EndpointTransport> Worker<T> {
         self.refused.remove(prefix);
         if *prefix == Prefix::topology() {
             self.has_topology = true;
+            // Services wait for the roots for as long after it.
+            self.awaits_roots = self.awaits_roots.map(|_| Instant::now() + CONNECT_PATIENCE);
             self.mark_all_stale();
+        } else if *prefix == roots() {
+            if self.awaits_roots.take().is_some() {
+                self.mark_all_stale();
+            }
         } else if let Some((name, service)) =
             self.prefix_owners.get(prefix).and_then(|name| Some((name, self.services.get_mut(name)?)))
         {
@@ -55,6 +61,12 @@ impl<T: EndpointTransport> Worker<T> {
                 }
             }
             Record::Hosts(hosts) => self.topology.hosts = hosts,
+            // A mesh does not lose its trust domain: no snapshot without the record takes it back.
+            Record::TrustBundle(_) => {
+                if std::mem::replace(&mut self.topology.has_trust_domain, true) {
+                    return Ok(());
+                }
+            }
             _ => {}
         }
         self.mark_all_stale();

@@ -23,7 +23,7 @@ pub(super) fn describe(name: &ServiceName, view: &View, format: Format) -> Resul
     let capacity = capacity(one, &view.hosts.value);
     let health = get::health_rows(name, one, &view.hosts.value);
     let authorization = authorization(one, view.authorization.unwrap_or_default());
-    let endpoints = get::endpoint_rows(name, one, &view.hosts.value);
+    let endpoints = get::endpoint_rows(name, one, view);
     let lists = Lists { endpoints, capacity, health, authorization };
     output::print_one(format, &value(name, one, &lists), &text(name, one, &lists)?)
 }

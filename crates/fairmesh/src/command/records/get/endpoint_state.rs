@@ -3,22 +3,33 @@
 //! Ejections are not here: each caller makes its own from the outcomes of its calls, and tells no one else.
 //! `fairmesh proxy endpoints` shows those of a proxy.
 
-use fairmesh_model::{Endpoint, EndpointState, Hosts, Verdict, VerdictEffect};
+use std::collections::HashSet;
+
+use fairmesh_model::{Endpoint, EndpointState, InstanceId, Verdict, VerdictEffect};
 use serde_json::{Value, json};
 
-use crate::view::{ServiceView, instant};
+use crate::view::{ServiceView, View, instant};
 
 /// The state of one endpoint, for display.
 #[derive(Clone, Debug)]
 pub(crate) struct DisplayedState<'a> {
-    /// `starting`, `serving`, `draining`, `lost`, or `unhealthy` of an endpoint that is registered as serving.
+    /// `starting`, `serving`, `draining`, `lost`, or of an endpoint that is registered as serving, `refused` or `unhealthy`.
     pub(crate) state: &'static str,
     verdict: Option<(&'a Verdict, &'static str)>,
     endpoint: &'a Endpoint,
 }
 
+/// Why callers refuse an endpoint.
+pub(crate) const REFUSED: &str =
+    "plaintext endpoint in a strict mesh: callers use it only where the policy says 'mtls: permissive'";
+
 /// The states of the endpoints of a service, in their order.
-pub(crate) fn states<'a>(one: &'a ServiceView, hosts: &Hosts) -> Vec<DisplayedState<'a>> {
+pub(crate) fn states<'a>(one: &'a ServiceView, view: &View) -> Vec<DisplayedState<'a>> {
+    let hosts = &view.hosts.value;
+    let refused: HashSet<&InstanceId> = match view.has_trust_domain {
+        true => one.refused().map(|endpoint| &endpoint.instance).collect(),
+        false => HashSet::new(),
+    };
     let endpoints: Vec<&Endpoint> = one.endpoints.iter().map(|endpoint| &endpoint.value).collect();
     let judged = one.health.judge(&endpoints, hosts);
     let state = |(endpoint, force): (&'a Endpoint, VerdictEffect)| {
@@ -27,6 +38,7 @@ pub(crate) fn states<'a>(one: &'a ServiceView, hosts: &Hosts) -> Vec<DisplayedSt
             one.health.on(endpoint).map(|verdict| (verdict, super::health::effect(verdict, force, panic)));
         let unhealthy = verdict.is_some_and(|(verdict, _)| !verdict.healthy && !verdict.stale);
         let state = match endpoint.state {
+            EndpointState::Serving if refused.contains(&endpoint.instance) => "refused",
             EndpointState::Serving if unhealthy => "unhealthy",
             state => state.as_str(),
         };
@@ -36,7 +48,7 @@ pub(crate) fn states<'a>(one: &'a ServiceView, hosts: &Hosts) -> Vec<DisplayedSt
 }
 
 impl DisplayedState<'_> {
-    /// Who found it unhealthy, drained it or lost it, since when and why; empty of one that serves.
+    /// Who found it unhealthy, drained it or lost it, since when and why, or why callers refuse it; empty of one that serves.
     pub(crate) fn reason(&self) -> String {
         match self.verdict {
             Some((verdict, effect)) if self.state == "unhealthy" => format!(
@@ -45,6 +57,7 @@ impl DisplayedState<'_> {
                 instant(verdict.since_ms),
                 verdict.cause
             ),
+            _ if self.state == "refused" => REFUSED.into(),
             _ => self.cause(),
         }
     }

@@ -1,7 +1,7 @@
 //! Lists of services and endpoints.
 
 use fairmesh_model::{
-    Endpoint, Hosts, Service, ServiceName,
+    Endpoint, Service, ServiceName,
     spec::{Document, Resource},
 };
 use serde_json::{Value, json};
@@ -20,7 +20,7 @@ pub(super) fn services(view: &View) -> Listing {
             Some(At { value, .. }) => words(value),
             None => ("not declared".into(), String::new()),
         };
-        let states = states(one, &view.hosts.value);
+        let states = states(one, view);
         let serving = states.iter().filter(|state| state.state == "serving").count();
         let unhealthy = states.iter().filter(|state| state.state == "unhealthy").count();
         listing.add(
@@ -72,7 +72,7 @@ pub(super) fn all_endpoints(view: &View) -> Listing {
         "SERVICE", "INSTANCE", "ADDRESS", "REGION", "ZONE", "STATE", "WEIGHT", "LEASE", "WHY",
     ]);
     for (name, one) in &view.services {
-        for (endpoint, state) in one.endpoints.iter().zip(states(one, &view.hosts.value)) {
+        for (endpoint, state) in one.endpoints.iter().zip(states(one, view)) {
             let mut row = vec![name.to_string()];
             row.extend(endpoint_row(&endpoint.value, &state));
             listing.add(row, endpoint_item(name, endpoint, &state));
@@ -85,10 +85,10 @@ pub(super) fn all_endpoints(view: &View) -> Listing {
 }
 
 /// The same for one service, without its name.
-pub(crate) fn endpoints(name: &ServiceName, one: &ServiceView, hosts: &Hosts) -> Listing {
+pub(crate) fn endpoints(name: &ServiceName, one: &ServiceView, view: &View) -> Listing {
     let mut listing =
         Listing::new(&["INSTANCE", "ADDRESS", "REGION", "ZONE", "STATE", "WEIGHT", "LEASE", "WHY"]);
-    for (endpoint, state) in one.endpoints.iter().zip(states(one, hosts)) {
+    for (endpoint, state) in one.endpoints.iter().zip(states(one, view)) {
         listing.add(endpoint_row(&endpoint.value, &state), endpoint_item(name, endpoint, &state));
     }
     listing
