@@ -111,9 +111,11 @@ fn summary(rounds: &[Round]) -> Result<Found, String> {
 /// The service in plaintext behind the listeners, whose program is registered as long as what this returns runs.
 async fn declare(mesh: &MeshOfProxies<'_>, programs: &str) -> Result<Process, String> {
     let service = json!({"kind": "Service", "name": SERVICE, "protocol": "http1"});
-    mesh.control.apply(&[service]).await?;
+    let policy = json!({"kind": "Policy", "service": SERVICE, "mtls": "permissive"});
+    mesh.control.apply(&[service, policy]).await?;
     let program = programs.split(',').next().unwrap_or_default();
-    let args = format!("register {SERVICE} --agent {} --address {program} --protocol http1", mesh.agent);
+    let args =
+        format!("register {SERVICE} --agent {} --plaintext --address {program} --protocol http1", mesh.agent);
     let args: Vec<_> = args.split(' ').map(str::to_owned).collect();
     // The proxies are ready once they reach it.
     Process::start(mesh.dir, "register", fairmesh(&args)?)

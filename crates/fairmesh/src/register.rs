@@ -5,6 +5,7 @@
 
 mod arguments;
 mod child;
+mod front;
 mod health;
 mod preflight;
 mod probe;
@@ -16,25 +17,22 @@ use std::{ffi::OsString, future::pending, net::SocketAddr, process::ExitCode, sy
 
 use fairmesh_model::{EndpointState, HostType, InstanceId, Protocol, Region, ServiceName, spec};
 use fairmesh_server::{
-    ConnectionAuthorizer, Cpu, Drained, Lease, RegistrationState, RegistryClient, ServerTransport,
-    UsageReports, transport_of_agent,
+    Cpu, Drained, Lease, RegistrationState, RegistryClient, ServerTransport, UsageReports, transport_of_agent,
 };
 use fairmesh_wire::transport::Address;
 use tokio::{
     sync::watch,
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, sleep_until},
 };
 
 use crate::{failure::Failure, logging::Logging, output, signals};
 use arguments::ValidArguments;
 pub(crate) use arguments::protocol;
 use child::Child;
+use front::Front;
 use health::{Change, Health};
 use probe::Probe;
-use terminator::Terminator;
 
-/// How long an endpoint waits for its policy before it is registered.
-const POLICY_TIMEOUT: Duration = Duration::from_secs(2);
 /// When a program that does not respond yet is first reported: most respond within a moment.
 const FIRST_REMINDER: Duration = Duration::from_secs(3);
 /// Interval of further reports.
@@ -49,13 +47,21 @@ const FIRST_PROBE_INTERVAL: Duration = Duration::from_millis(50);
 pub(crate) struct RegisterArgs {
     /// The service of the program: tenant/service.
     service: ServiceName,
-    /// The address at which callers reach the program: an IP address and a port.
+    /// The address at which the program listens: an IP address and a port. In a mesh with a trust domain, this command listens in
+    /// front of it with mutual TLS, and callers reach it there; in others, they reach the program.
     #[arg(long, value_name = "IP:PORT", value_parser = arguments::address)]
     address: SocketAddr,
-    /// The address at which the program itself listens, if callers do not reach it directly: this command then listens at
-    /// --address in front of it, with mutual TLS if the mesh has a trust domain.
+    /// The address to listen at in front of the program, in a mesh without a trust domain too [default: a free port of the
+    /// host of --address].
     #[arg(long, value_name = "IP:PORT", value_parser = arguments::address)]
+    listen: Option<SocketAddr>,
+    /// The address at which the program listens; --address is then the one to listen at in front of it, as --listen is.
+    #[arg(long, value_name = "IP:PORT", value_parser = arguments::address, conflicts_with = "listen")]
     program: Option<SocketAddr>,
+    /// Callers reach the program itself, in plaintext. In a mesh with a trust domain, the policy of the service has to say
+    /// 'mtls: permissive'.
+    #[arg(long, conflicts_with_all = ["listen", "program"])]
+    plaintext: bool,
     /// The instance id within the service, stable across restarts [default: host name and port].
     #[arg(long, value_name = "ID")]
     instance: Option<InstanceId>,
@@ -109,43 +115,12 @@ pub(crate) async fn run(args: RegisterArgs) -> Result<ExitCode, Failure> {
     // Installed before the program starts, so that a signal in between does not orphan it.
     let terminated = signals::shutdown()?;
     preflight::refuse_address_in_use(&plan).await?;
-    let mut opened = transport_of_agent(&plan.addresses, &plan.registration).await;
-    let transport = opened.transport.clone();
-    let terminator = terminate(&mut plan, &mut opened).await?;
+    let opened = transport_of_agent(&plan.addresses, &plan.registration).await;
+    preflight::refuse_plaintext(&plan, &opened).await?;
+    let front = Front::open(&mut plan, opened).await?;
     let child = Child::start(&plan.command)?;
     preflight::announce_declaration(&plan).await;
-    let ended = Supervisor::new(plan, opened, child).run(terminated).await;
-    if let Some(terminator) = terminator {
-        terminator.close().await;
-    }
-    transport.close().await;
-    ended.map(ExitCode::from)
-}
-
-/// Listens in front of the program, if it has an address of its own.
-async fn terminate(
-    plan: &mut ValidArguments,
-    opened: &mut ServerTransport,
-) -> Result<Option<Terminator>, Failure> {
-    let transport = &opened.transport;
-    let Some(program) = plan.program else {
-        if transport.is_tls() {
-            print_status(
-                "callers reach the program in plaintext; give --program its own address to change that",
-            );
-        }
-        // Plaintext is what was asked for.
-        opened.undecided = None;
-        return Ok(None);
-    };
-    plan.registration.mtls = transport.is_tls();
-    let (service, transport) = (plan.registration.service.clone(), transport.clone());
-    let software = format!("register {service}");
-    let registry = RegistryClient::new(plan.addresses.clone(), software, transport.clone());
-    let authorizer = ConnectionAuthorizer::follow(service, &registry);
-    // Callers that find the endpoint before it knows who may call would be turned away.
-    let _ = timeout(POLICY_TIMEOUT, authorizer.ready()).await;
-    Terminator::start(plan.registration.address, program, transport, authorizer).await.map(Some)
+    Supervisor::new(plan, front, child).run(terminated).await.map(ExitCode::from)
 }
 
 /// Prints a status line for people.
@@ -156,7 +131,7 @@ fn print_status(what: impl std::fmt::Display) {
 /// The observed program and its registration.
 struct Supervisor {
     plan: ValidArguments,
-    transport: ServerTransport,
+    front: Front,
     child: Option<Child>,
     health: Health,
     /// Set after the first response of the program.
@@ -167,11 +142,17 @@ struct Supervisor {
 }
 
 impl Supervisor {
-    fn new(plan: ValidArguments, transport: ServerTransport, child: Option<Child>) -> Self {
-        Self { plan, transport, child, health: Health::default(), lease: None, standing: None, usage: None }
+    fn new(plan: ValidArguments, front: Front, child: Option<Child>) -> Self {
+        Self { plan, front, child, health: Health::default(), lease: None, standing: None, usage: None }
     }
 
     async fn run(mut self, terminated: impl Future<Output = ()>) -> Result<u8, Failure> {
+        let ended = self.supervise(terminated).await;
+        self.front.close().await;
+        ended
+    }
+
+    async fn supervise(&mut self, terminated: impl Future<Output = ()>) -> Result<u8, Failure> {
         tokio::pin!(terminated);
         print_status(format_args!("waiting for {} to respond", self.plan.program_address()));
         let mut remind_at = Instant::now() + FIRST_REMINDER;
@@ -182,7 +163,7 @@ impl Supervisor {
                 code = ended(&mut self.child) => return self.exit_after_child(code?).await,
                 () = &mut terminated => return self.stop().await,
                 () = sleep_until(look_at) => {
-                    self.probe(&mut remind_at).await;
+                    self.probe(&mut remind_at).await?;
                     if self.lease.is_some() {
                         pause = self.plan.interval;
                     }
@@ -195,7 +176,7 @@ impl Supervisor {
     }
 
     /// Probes the program once, and acts on a change.
-    async fn probe(&mut self, remind_at: &mut Instant) {
+    async fn probe(&mut self, remind_at: &mut Instant) -> Result<(), Failure> {
         let answer = self.plan.probe.probe(self.plan.program_address()).await;
         let change = self.health.observe(answer.is_ok());
         let lost = answer.err().unwrap_or_default();
@@ -208,7 +189,11 @@ impl Supervisor {
                 print_status("the program responds again");
                 lease.set(EndpointState::Serving);
             }
-            (Some(Change::Responds), None) => self.announce(),
+            (_, None) if self.health.responds() => {
+                if self.front.decide(&mut self.plan).await? {
+                    self.announce();
+                }
+            }
             (_, None) if Instant::now() >= *remind_at => {
                 let address = self.plan.program_address();
                 print_status(format_args!(
@@ -218,12 +203,13 @@ impl Supervisor {
             }
             _ => {}
         }
+        Ok(())
     }
 
     fn announce(&mut self) {
         let registration = self.plan.registration.clone();
         let software = format!("register {} {}", registration.service, registration.instance);
-        let ServerTransport { transport, undecided } = self.transport.clone();
+        let ServerTransport { transport, undecided } = self.front.opened.clone();
         let link = RegistryClient::new(self.plan.addresses.clone(), software, transport);
         let link = Arc::new(link.undecided(undecided));
         if let Some(pid) = self.child.as_ref().and_then(Child::pid) {
@@ -268,14 +254,14 @@ impl Supervisor {
     }
 
     /// Removes the endpoint of an ended program.
-    async fn exit_after_child(mut self, code: u8) -> Result<u8, Failure> {
+    async fn exit_after_child(&mut self, code: u8) -> Result<u8, Failure> {
         print_status(format_args!("the program ended with exit code {code}; removing its endpoint"));
         self.leave().await;
         Ok(code)
     }
 
     /// Callers leave, then the program stops, then the endpoint is removed.
-    async fn stop(mut self) -> Result<u8, Failure> {
+    async fn stop(&mut self) -> Result<u8, Failure> {
         let end = Instant::now() + self.plan.drain_deadline;
         if let Some(lease) = &self.lease {
             print_status("stopping; waiting for callers to leave");

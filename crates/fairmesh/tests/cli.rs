@@ -44,6 +44,7 @@ mod cli {
     pub(crate) mod shells;
     pub(crate) mod sim;
     pub(crate) mod spiffe;
+    pub(crate) mod strict;
     pub(crate) mod support;
     pub(crate) mod tables;
     pub(crate) mod tokens;

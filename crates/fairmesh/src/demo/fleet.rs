@@ -246,8 +246,13 @@ impl Fleet {
     }
 
     async fn declare(&self) -> Result<(), DemoError> {
-        let file = self.dir.join("shop.yaml");
-        std::fs::write(&file, topology::DECLARATIONS)?;
+        self.apply("shop.yaml", topology::DECLARATIONS).await
+    }
+
+    /// Applies documents, which are kept in this file of the demo's folder.
+    pub(super) async fn apply(&self, file: &str, documents: &str) -> Result<(), DemoError> {
+        let file = self.dir.join(file);
+        std::fs::write(&file, documents)?;
         let output = tokio::process::Command::new(&self.binary)
             .args(["apply", "--control", &self.control_socket().to_string(), "-f"])
             .arg(&file)

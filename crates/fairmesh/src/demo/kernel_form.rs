@@ -24,8 +24,9 @@ use super::{
 const REGION: DemoRegion = REGIONS[0];
 /// The virtual address of all services.
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 96, 0, 1);
-/// The plaintext service, and its instances.
+/// The plaintext service, the policy by which callers of a mesh with a trust domain use it, and its instances.
 const SERVICE: &str = "shop/greeting";
+const POLICY: &str = "kind: Policy\nservice: shop/greeting\nmtls: permissive\n";
 const INSTANCES: [&str; 2] = ["greeting-eu-0", "greeting-eu-1"];
 /// Calls of each service, on one connection.
 const CALLS: u64 = 200;
@@ -71,6 +72,7 @@ fn place(fleet: &mut Fleet) -> Result<&mut Place, DemoError> {
 async fn call_services(fleet: &mut Fleet) -> Result<Seen, DemoError> {
     let programs = fleet.kernel.as_ref().map_or(Ok(Vec::new()), |place| place.programs(fleet))?;
     let folder = fleet.dir().to_owned();
+    fleet.apply("greeting.yaml", POLICY).await?;
     place(fleet)?.start(programs, &folder)?;
     loop {
         let states = fleet.endpoints().await?;

@@ -16,6 +16,8 @@ pub(super) struct ValidArguments {
     pub(super) registration: Registration,
     /// Where the program listens, if this command listens in front of it.
     pub(super) program: Option<SocketAddr>,
+    /// Whether callers reach the program itself in a mesh with a trust domain too.
+    pub(super) plaintext: bool,
     pub(super) addresses: Vec<Address>,
     /// Whether only FAIRMESH_CONTROL selects a control plane in place of the agent of this machine.
     pub(super) by_environment: bool,
@@ -34,6 +36,10 @@ impl ValidArguments {
         if args.interval.is_zero() {
             return Err(Failure::refused("interval: 0 is too short", "write a duration such as 2s"));
         }
+        let (address, program) = match (args.listen, args.program) {
+            (Some(listen), _) => (listen, Some(args.address)),
+            (None, program) => (args.address, program),
+        };
         let instance = match args.instance {
             Some(instance) => instance,
             None => default_instance(args.address).map_err(refused)?,
@@ -49,7 +55,7 @@ impl ValidArguments {
         let registration = Registration {
             service: args.service,
             instance,
-            address: args.address,
+            address,
             location,
             weight: args.weight,
             lease: args.lease,
@@ -60,7 +66,8 @@ impl ValidArguments {
         registration.validate().map_err(refused)?;
         Ok(Self {
             registration,
-            program: args.program,
+            program,
+            plaintext: args.plaintext,
             by_environment: given.is_empty()
                 && matches!(environment::upstream(), Ok(Upstream::ControlPlanes(_))),
             addresses: registry_addresses(&given).map_err(refused)?,

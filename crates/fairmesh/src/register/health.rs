@@ -18,6 +18,11 @@ pub(super) enum Change {
 }
 
 impl Health {
+    /// Whether the program responds.
+    pub(super) fn responds(&self) -> bool {
+        self.answers
+    }
+
     /// Adds the result of a probe.
     pub(super) fn observe(&mut self, responded: bool) -> Option<Change> {
         if responded {

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use fairmesh_model::{Prefix, RecordKey};
-use fairmesh_wire::handshake;
+use fairmesh_server::ServerTransport;
+use fairmesh_wire::{handshake, records};
 use tokio::{net::TcpStream, time::timeout};
 
 use super::{arguments::ValidArguments, print_status};
@@ -11,7 +12,7 @@ use crate::{
     command::service_words,
     connect::{SOFTWARE, transport_to},
     failure::Failure,
-    rib_reader,
+    rib_reader::{self, StoredRecord},
     socket_table::{self, Listener},
 };
 
@@ -46,6 +47,32 @@ pub(super) async fn refuse_address_in_use(plan: &ValidArguments) -> Result<(), F
     ))
 }
 
+/// Refuses to register a program in plaintext where no caller would use it. If that cannot be checked, the control plane decides.
+pub(super) async fn refuse_plaintext(plan: &ValidArguments, opened: &ServerTransport) -> Result<(), Failure> {
+    if !plan.plaintext || !opened.transport.is_tls() {
+        return Ok(());
+    }
+    let service = &plan.registration.service;
+    match timeout(DECLARATION_TIMEOUT, permits_plaintext(plan)).await {
+        Ok(Some(false)) => Err(Failure::refused(
+            format!("{service} would have a plaintext endpoint in a strict mesh, which no caller uses"),
+            format!(
+                "omit --plaintext, so that this command speaks mutual TLS for the program, or write 'mtls: permissive' into the policy of \
+                 {service}"
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// `None` if it cannot be checked.
+async fn permits_plaintext(plan: &ValidArguments) -> Option<bool> {
+    let key = RecordKey::Policy(plan.registration.service.clone());
+    let found = read(plan, &[Prefix::from(&key)]).await?;
+    let policy = found.iter().find(|stored| stored.key == key);
+    Some(policy.is_some_and(|stored| records::permits_plaintext(&stored.value)))
+}
+
 /// Announces that registering declares the service, if it has no declaration. If that cannot be checked nothing is
 /// printed: registering will report the error.
 pub(super) async fn announce_declaration(plan: &ValidArguments) {
@@ -63,10 +90,15 @@ pub(super) async fn announce_declaration(plan: &ValidArguments) {
 /// `None` if it cannot be checked.
 async fn is_declared(plan: &ValidArguments) -> Option<bool> {
     let key = RecordKey::Service(plan.registration.service.clone());
+    let found = read(plan, &[Prefix::from(&key)]).await?;
+    Some(found.iter().any(|stored| stored.key == key))
+}
+
+/// Records, from the first address that responds.
+async fn read(plan: &ValidArguments, prefixes: &[Prefix]) -> Option<Vec<StoredRecord>> {
     for address in &plan.addresses {
         if let Ok(connection) = handshake::connect(&transport_to(address).await, address, SOFTWARE).await {
-            let found = rib_reader::read(&connection, &[Prefix::from(&key)]).await.ok()?;
-            return Some(found.iter().any(|stored| stored.key == key));
+            return rib_reader::read(&connection, prefixes).await.ok();
         }
     }
     None

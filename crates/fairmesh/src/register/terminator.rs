@@ -20,12 +20,13 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Listens for callers; connections end with it.
 #[derive(Debug)]
 pub(super) struct Terminator {
+    address: SocketAddr,
     authorizer: ConnectionAuthorizer,
     _serving: JoinSet<()>,
 }
 
 impl Terminator {
-    /// Listens at `address`, and forwards the bytes of connections to `program`.
+    /// Listens at `address`, at any port for port 0, and forwards the bytes of connections to `program`.
     pub(super) async fn start(
         address: SocketAddr,
         program: SocketAddr,
@@ -35,13 +36,19 @@ impl Terminator {
         let listener = TcpListener::bind(address).await.map_err(|error| {
             Failure::failed_with(
                 format!("cannot listen on {address} in front of the program: {error}"),
-                "have the program listen at the address of --program, and no other at that of --address",
+                "give a free address of this machine: to --listen, or to --address beside --program",
             )
         })?;
+        let address = listener.local_addr().map_err(Failure::failed)?;
         let mut serving = JoinSet::new();
         let front = Front { program, transport, authorizer: authorizer.clone() };
         serving.spawn(serve(listener, front));
-        Ok(Self { authorizer, _serving: serving })
+        Ok(Self { address, authorizer, _serving: serving })
+    }
+
+    /// Where it listens.
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// Closes the listener and connections, and tells the agent that the policy is followed no more.

@@ -10,7 +10,7 @@ use fairmesh_wire::{handshake, transport::Address, v1};
 use tempfile::TempDir;
 use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle, time::timeout};
 
-use super::{Child, FIRST_PROBE_INTERVAL, RegisterArgs, Supervisor, ValidArguments, next_interval};
+use super::{Child, FIRST_PROBE_INTERVAL, Front, RegisterArgs, Supervisor, ValidArguments, next_interval};
 use crate::failure::Failure;
 
 /// Time limit of every wait.
@@ -60,7 +60,7 @@ impl Bench {
         let plan = ValidArguments::new(CommandLine::try_parse_from(typed).unwrap().args).unwrap();
         let child = Child::start(&plan.command).unwrap();
         let (terminate, terminated) = oneshot::channel();
-        let watch = Supervisor::new(plan, Default::default(), child);
+        let watch = Supervisor::new(plan, Front::default(), child);
         (terminate, tokio::spawn(watch.run(async { drop(terminated.await) })))
     }
 

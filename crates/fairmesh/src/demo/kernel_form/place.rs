@@ -78,8 +78,9 @@ impl Place {
             let address = fleet::free_port()?;
             let (binary, file) = (fleet.binary.display().to_string(), script.display().to_string());
             let run = words(&format!("kernel run --cgroup {} --", self.servers));
-            let register =
-                format!("register {SERVICE} --protocol http1 --instance {instance} --address {address}");
+            let register = format!(
+                "register {SERVICE} --protocol http1 --instance {instance} --plaintext --address {address}"
+            );
             let server = ["--agent", &agent, "--", "python3", &file, &address.port().to_string(), instance];
             let args = [run, vec![binary], words(&register), server.map(str::to_owned).to_vec()].concat();
             programs.push(program(instance, args));
