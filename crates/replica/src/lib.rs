@@ -132,7 +132,6 @@ impl Replica {
         let _stop_with_me = stopping.clone().drop_guard();
         let acks = follower::relay_acks(shared.node.clone(), upstream.clone(), stopping.clone());
         tokio::spawn(acks);
-        let gate = Gate { shared: Arc::clone(&shared), transport: config.transport.clone() };
         let backend = ReplicaRib::new(shared.clone(), upstream.clone(), &config);
         let traffic = ReportRelay::new(upstream.clone(), None, SumLimits::TREE);
         let reporting = tokio::spawn(traffic.clone().run(stopping.clone()));
@@ -142,7 +141,7 @@ impl Replica {
         let http = http.map(|listener| tokio::spawn(http::serve(listener, pages.clone(), stopping.clone())));
         let saving = tokio::spawn(shared.save_all(stopping.clone()));
         let mut serving = JoinSet::new();
-        let services = services(backend, reports, gate, &stopping);
+        let services = services(backend, reports, config.transport.clone(), &stopping);
         for listener in listeners {
             if let Ok(address) = listener.address() {
                 tracing::info!(%address, name = config.name, "the replica serves");
@@ -203,13 +202,19 @@ fn follow(
     upstream
 }
 
-fn services(backend: ReplicaRib, reports: Reports, gate: Gate, stopping: &CancellationToken) -> Services {
+fn services(
+    backend: ReplicaRib,
+    reports: Reports,
+    transport: Transport,
+    stopping: &CancellationToken,
+) -> Services {
     let forward = reports.forward.clone();
     let others = Routes::new(rpc::registry_server(forward.clone()))
         .add_service(rpc::imbalance_server(reports))
         .add_service(rpc::quota_server(forward.clone()))
         .add_service(rpc::identity_server(forward.clone()))
         .add_service(rpc::checker_server(forward));
+    let gate = Gate { shared: Arc::clone(&backend.shared), transport };
     let services = RibServer::new(backend, stopping.clone()).with_services(others);
     services.map_calls(|calls| guard_calls(calls, gate))
 }

@@ -77,6 +77,13 @@ async fn a_replica_passes_on_what_an_agent_signed_and_can_forge_nothing() {
     unsigned.metadata_mut().insert(ON_BEHALF_OF, "spiffe://prod/fairmesh/agent/web-1".parse().unwrap());
     let refused = registry.register(unsigned).await.unwrap_err();
     assert!(is_refusal(&refused), "by its word alone it registers nothing: {refused}");
+    // What a replica may do itself, it does not do for others.
+    let moves = || v1::ListMovesRequest { service: "shop/cart".into() };
+    registry.list_moves(moves()).await.unwrap();
+    let mut passed_on = Request::new(moves());
+    passed_on.metadata_mut().insert(ON_BEHALF_OF, "spiffe://prod/shop/cart".parse().unwrap());
+    let refused = registry.list_moves(passed_on).await.unwrap_err();
+    assert!(refused.message().contains("without the statement of its maker"), "{refused}");
     // What an agent signed is judged by its rights.
     let bank = registration("bank/vault", "vault-0");
     let signed = stated(&agent, (REGISTER, PROGRAM), &bank, now);

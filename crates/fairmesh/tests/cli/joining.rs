@@ -12,7 +12,7 @@ use fairmesh_test_support::free_port;
 
 use super::{
     calls::echo,
-    identities::{Killed, agent, domain, has_certificate, joined, request_certificate, token},
+    identities::{Killed, agent, domain, has_certificate, joined, request_certificate, start, token},
     support::{Mesh, Run, send, wait_until},
 };
 
@@ -92,6 +92,25 @@ fn a_program_without_an_agent_joins_with_a_token_for_its_service() {
     fs::write(mesh.path("caller/shop/web/identity.key"), "").unwrap();
     let error = call(None).fails(1);
     assert!(error.contains("fairmesh identity token --service shop/web"), "{error}");
+}
+
+#[test]
+fn a_program_without_an_agent_registers_through_a_replica_by_its_own_rights() {
+    let (mesh, tcp) = domain();
+    mesh.apply("kind: Service\nname: shop/catalog\n").ok();
+    let (_beside, beside) = agent(&mesh, "web-1", &tcp, Some(&token(&mesh, &["web-1"])));
+    wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
+    let [replica, listen, program] = [free_port(), free_port(), echo()].map(|port| format!("127.0.0.1:{port}"));
+    let state = mesh.path("replica").to_str().unwrap().to_owned();
+    let replicating = ["rib", "replica", "--name", "eu", "--metrics", "none", "--require-identity"];
+    let addresses = ["--upstream", &tcp, "--agent", &beside, "--listen", &replica, "--state-dir", &state];
+    let _replica = start(&[&replicating[..], &addresses].concat(), None);
+    let token = token(&mesh, &["--service", "shop/catalog"]);
+    let registering = ["register", "shop/catalog", "--control", &replica, "--region", "eu"];
+    let registering = [&registering[..], &["--address", &listen, "--program", &program]].concat();
+    let _server = start(&registering, Some(&token));
+    let endpoints = || mesh.run(&["get", "endpoints", "shop/catalog", "--json"]).json();
+    wait_until("it is registered", || endpoints()[0]["state"] == "serving");
 }
 
 #[test]

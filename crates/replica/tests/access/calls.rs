@@ -1,0 +1,118 @@
+//! Honest work through a replica, and forgeries beside it.
+
+use fairmesh_wire::v1;
+use tonic::{Code, Status};
+
+use crate::{
+    members::{join, own},
+    strict_replica::StrictReplica,
+};
+
+fn registration(service: &str, instance: &str) -> v1::RegisterRequest {
+    let location = v1::Location { region: "eu".into(), ..Default::default() };
+    let endpoint = v1::Endpoint {
+        instance: instance.into(),
+        address: "127.0.0.1:80".into(),
+        location: Some(location),
+        weight: 1000,
+        ..Default::default()
+    };
+    let registration = v1::Registration {
+        service: service.into(),
+        endpoint: Some(endpoint),
+        declaration: Some(v1::Service::default()),
+    };
+    v1::RegisterRequest { registrations: vec![registration] }
+}
+
+/// A report of calls by a service, of as many a second.
+fn traffic(caller: &str, service: &str, per_second: u64) -> v1::ReportUsageRequest {
+    let calls = v1::CallRates {
+        service: service.into(),
+        from: "eu".into(),
+        to: "eu".into(),
+        caller: caller.into(),
+        offered: per_second * 1_000,
+        attempts: per_second * 1_000,
+        answered: per_second * 1_000,
+        ..Default::default()
+    };
+    let traffic = v1::TrafficReport {
+        reporter: 7,
+        interval_ms: 60_000,
+        regions: vec!["eu".into()],
+        calls: vec![calls],
+        ..Default::default()
+    };
+    v1::ReportUsageRequest { usages: Vec::new(), traffic: Some(traffic) }
+}
+
+fn is_refusal(status: &Status) -> bool {
+    matches!(status.code(), Code::NotFound | Code::PermissionDenied)
+}
+
+/// The calls of a service in the planner's view, in thousandths a second.
+async fn offered(replica: &StrictReplica, service: &str) -> u64 {
+    let request = v1::TrafficCallsRequest { service: service.into(), ..Default::default() };
+    let answer = own(&replica.control).await.traffic_planner().calls(request).await.unwrap().into_inner();
+    answer.calls.iter().map(|calls| calls.offered).sum()
+}
+
+#[tokio::test]
+async fn a_stated_call_through_a_replica_is_judged_by_its_maker() {
+    let folder = tempfile::tempdir().unwrap();
+    let replica = StrictReplica::start(folder.path()).await;
+    let [blue, red] = [
+        join(&replica.control, "blue-1", &["blue"], "eu").await,
+        join(&replica.control, "red-1", &["red"], "eu").await,
+    ];
+    let agent = replica.connect_stating(&blue).await;
+    agent.registry().register(registration("blue/vault", "vault-0")).await.unwrap();
+    let program = blue.issue(&replica.control, "blue/vault").await.unwrap();
+    let program = replica.connect_stating(&program).await;
+    program.registry().register(registration("blue/vault", "vault-1")).await.unwrap();
+    let intruder = red.issue(&replica.control, "red/x").await.unwrap();
+    let refused =
+        replica.connect_stating(&intruder).await.registry().register(registration("blue/vault", "vault-2"));
+    assert!(is_refusal(&refused.await.unwrap_err()));
+    replica.stop().await;
+}
+
+#[tokio::test]
+async fn a_replica_adds_up_only_reports_that_their_senders_may_make() {
+    let folder = tempfile::tempdir().unwrap();
+    let replica = StrictReplica::start(folder.path()).await;
+    let [blue, red] = [
+        join(&replica.control, "blue-1", &["blue"], "eu").await,
+        join(&replica.control, "red-1", &["red"], "eu").await,
+    ];
+    let program = red.issue(&replica.control, "red/x").await.unwrap();
+    for (sender, caller, service) in [
+        (&program, "red/x", "blue/vault"),
+        (&program, "red/x", "red/x"),
+        (&red, "red/x", "blue/vault"),
+        (&red, "blue/web", "red/x"),
+        (&red, "", "blue/vault"),
+    ] {
+        for connection in [replica.connect(sender).await, replica.connect_stating(sender).await] {
+            let refused = connection.imbalance().report(traffic(caller, service, 9_000_000)).await;
+            let refused = refused.expect_err(&format!("{caller} calls {service}"));
+            assert!(is_refusal(&refused), "{caller} calls {service}: {refused}");
+        }
+    }
+    replica
+        .connect_stating(&blue)
+        .await
+        .imbalance()
+        .report(traffic("blue/web", "blue/vault", 5))
+        .await
+        .unwrap();
+    let arrived = async {
+        while offered(&replica, "blue/vault").await == 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(crate::support::BOUND, arrived).await.expect("the sum arrives");
+    assert_eq!(offered(&replica, "blue/vault").await, 5_000, "and nothing forged with it");
+    replica.stop().await;
+}
