@@ -10,6 +10,14 @@ use fairmesh_model::Identity;
 pub(crate) struct CallerNumbers(RandomState);
 
 impl CallerNumbers {
+    /// The number of an identity here; `None` without a proved one.
+    pub(crate) fn of_identity(&self, identity: &Identity) -> Option<u64> {
+        match identity {
+            Identity::Spiffe(id) | Identity::Federated(id) => Some(self.0.hash_one(id)),
+            Identity::Anonymous | Identity::Local { .. } => None,
+        }
+    }
+
     /// The number of a caller here. Callers without a proved identity keep theirs.
     pub(crate) fn of(&self, identity: &Identity, number: u64) -> u64 {
         match identity {

@@ -126,7 +126,8 @@ impl Quotas {
         self.shared.limits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn assign_parts(&self, request: v1::ClaimRequest) -> Result<v1::ClaimResponse, Invalid> {
+    /// Assigns parts to a caller whose identity has this number.
+    fn assign_parts(&self, request: v1::ClaimRequest, identity: u64) -> Result<v1::ClaimResponse, Invalid> {
         let v1::ClaimRequest { caller, demands } = request;
         if demands.len() > MAX_DEMANDS {
             let problem = format!("has {} entries", demands.len());
@@ -139,7 +140,8 @@ impl Quotas {
         let named = named.collect::<Result<Vec<_>, Invalid>>()?;
         let (mut limits, mut max_callers) = (self.lock(), 0);
         let parts = named.into_iter().map(|(name, demand)| {
-            let claim = quota::Claim { caller, demand: demand.millicalls_per_second, held: demand.held };
+            let claim =
+                quota::Claim { caller, identity, demand: demand.millicalls_per_second, held: demand.held };
             v1::Part { parts: self.claim_one(&mut limits, name, claim, &mut max_callers) }
         });
         let parts = parts.collect();
@@ -201,7 +203,8 @@ impl quota_server::Quota for Quotas {
         let identity = identity_of(&request);
         let mut request = request.into_inner();
         request.caller = self.shared.numbers.of(&identity, request.caller);
-        let response = self.assign_parts(request);
+        let of_identity = self.shared.numbers.of_identity(&identity).unwrap_or(request.caller);
+        let response = self.assign_parts(request, of_identity);
         response.map(Response::new).map_err(|problem| Status::invalid_argument(problem.to_string()))
     }
 }

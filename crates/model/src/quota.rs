@@ -1,4 +1,5 @@
-//! Division of a mesh-wide rate limit among its callers, by the demand of each.
+//! Division of a mesh-wide rate limit among its callers, by the demand of each: first among identities, and then among the
+//! programs of each, so that a program gains nothing by many numbers.
 //!
 //! A caller periodically reports its demand, and is granted a part of the limit until its next report. Reports are
 //! claims and may be false. Therefore the sum of parts is bounded by the parts that were *granted*, not by claims; a
@@ -38,6 +39,8 @@ pub const MAX_CALLERS: usize = 10_000;
 #[derive(Debug, Default)]
 pub struct Quota {
     callers: BTreeMap<u64, Caller>,
+    /// The identities of the callers, as of the division.
+    identities: BTreeMap<u64, Programs>,
     /// Sums over the callers, so that a claim does not iterate over all of them.
     granted: u64,
     taken: u64,
@@ -50,8 +53,20 @@ pub struct Quota {
     swept: u64,
 }
 
+/// The callers of one identity.
+#[derive(Debug, Default)]
+struct Programs {
+    callers: u64,
+    /// The sum of their demands.
+    demand: u64,
+    /// How the part of the identity is divided among them.
+    division: Division,
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Caller {
+    /// A number of its identity.
+    identity: u64,
     /// Thousandths of calls per second, smoothed.
     demand: u64,
     parts: u32,
@@ -69,6 +84,8 @@ struct Caller {
 pub struct Claim {
     /// A random number drawn by the caller.
     pub caller: u64,
+    /// A number of the identity that the caller proves; without one, as `caller`.
+    pub identity: u64,
     /// Calls requested since its last claim, admitted or rejected, in thousandths of calls per second.
     pub demand: u64,
     /// The part that it uses now, if it was granted one.
@@ -90,8 +107,7 @@ impl Quota {
         self.redivide(whole);
         // At most the whole, since it is at most the free part.
         let free = u64::from(ALL_PARTS).saturating_sub(self.taken - caller.taken());
-        let room_for_another = RESERVED / (self.callers.len() as u64 + 1);
-        let parts = (self.division.share(caller.demand) + room_for_another).min(free) as u32;
+        let parts = (self.share(&caller) + self.room(&caller)).min(free) as u32;
         // Reductions are always sent: if each of many callers keeps a small excess, nothing is left for new ones.
         let changes = parts < before || parts - before > before / MIN_GROWTH;
         caller.parts = if changes { parts } else { before };
@@ -143,7 +159,10 @@ impl Quota {
         match self.callers.get(&claim.caller) {
             Some(caller) => Some(*caller),
             None if self.callers.len() >= MAX_CALLERS => None,
-            None => Some(Caller { demand: claim.demand, last_claim: now, ..Caller::default() }),
+            None => {
+                let Claim { identity, demand, .. } = claim;
+                Some(Caller { identity, demand, last_claim: now, ..Caller::default() })
+            }
         }
     }
 
@@ -162,10 +181,41 @@ impl Quota {
     /// average.
     fn redivide(&mut self, whole: u64) {
         self.stale = self.stale.saturating_add(1);
-        if self.stale > self.callers.len() / 16 || self.division.whole() != whole {
-            self.division = Division::of(self.callers.values().map(|caller| caller.demand), whole);
-            self.stale = 0;
+        if self.stale <= self.callers.len() / 16 && self.division.whole() == whole {
+            return;
         }
+        let mut by_identity: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+        for caller in self.callers.values() {
+            by_identity.entry(caller.identity).or_default().push(caller.demand);
+        }
+        let sum = |demands: &Vec<u64>| demands.iter().fold(0, |sum: u64, demand| sum.saturating_add(*demand));
+        self.division = Division::of(by_identity.values().map(sum), whole);
+        let programs = by_identity.into_iter().map(|(identity, demands)| {
+            let (callers, demand) = (demands.len() as u64, sum(&demands));
+            // What the part of the identity is in calls, at most the whole.
+            let own = u128::from(whole) * u128::from(self.division.share(demand)) / u128::from(ALL_PARTS);
+            let division = Division::of(demands.into_iter(), own as u64);
+            (identity, Programs { callers, demand, division })
+        });
+        self.identities = programs.collect();
+        self.stale = 0;
+    }
+
+    /// The part of a caller: of the part of its identity, as that is divided among its programs.
+    fn share(&self, caller: &Caller) -> u64 {
+        match self.identities.get(&caller.identity) {
+            Some(programs) if programs.callers > 1 => {
+                let of_identity = self.division.share(programs.demand);
+                programs.division.share_of(caller.demand, of_identity)
+            }
+            _ => self.division.share(caller.demand),
+        }
+    }
+
+    /// What a caller gets of the parts that are reserved for others yet to come.
+    fn room(&self, caller: &Caller) -> u64 {
+        let programs = self.identities.get(&caller.identity).map_or(1, |programs| programs.callers);
+        RESERVED / (self.identities.len() as u64 + 1) / programs.max(1)
     }
 
     /// Reduces claimed parts to what can have been granted: the largest first, so that false claims cost their

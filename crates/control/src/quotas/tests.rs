@@ -29,7 +29,7 @@ fn demand(service: &str, demand: u64, held: Option<u32>) -> v1::Demand {
 }
 
 fn claim(quotas: &Quotas, caller: u64, demand: v1::Demand) -> Option<u32> {
-    quotas.assign_parts(v1::ClaimRequest { caller, demands: vec![demand] }).unwrap().parts[0].parts
+    quotas.assign_parts(v1::ClaimRequest { caller, demands: vec![demand] }, caller).unwrap().parts[0].parts
 }
 
 #[tokio::test(start_paused = true)]

@@ -50,6 +50,11 @@ impl Division {
         share.min(DIVISIBLE)
     }
 
+    /// The same of a part of the limit, which is divided as a whole.
+    pub(super) fn share_of(&self, demand: u64, part: u64) -> u64 {
+        proportion(part, self.share(demand), DIVISIBLE)
+    }
+
     fn equal(&self) -> u64 {
         DIVISIBLE / self.callers.max(1)
     }

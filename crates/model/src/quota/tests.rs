@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn claim(caller: u64, demand: u64) -> Claim {
-    Claim { caller, demand, held: None }
+    Claim { caller, identity: caller, demand, held: None }
 }
 
 /// The limit: 200 calls a second.
@@ -23,7 +23,7 @@ fn claim_repeatedly(quota: &mut Quota, now: &mut u64, times: u32, demands: &[(u6
 /// The part of a caller that holds its last grant.
 fn claim_again(quota: &mut Quota, now: u64, (caller, demand): (u64, u64)) -> u32 {
     let held = quota.callers.get(&caller).map(|known| known.parts);
-    quota.claim(Claim { caller, demand, held }, WHOLE, now).unwrap()
+    quota.claim(Claim { caller, identity: caller, demand, held }, WHOLE, now).unwrap()
 }
 
 #[test]
@@ -40,6 +40,44 @@ fn parts_follow_demand_and_the_last_caller_gets_all() {
     // It returns, and the total demand exceeds the limit.
     let parts = claim_repeatedly(&mut quota, &mut now, 5, &[(1, 300_000), (2, 600_000)]);
     assert!(parts.iter().all(|part| (46..=50).contains(part)), "{parts:?}");
+}
+
+#[test]
+fn many_callers_of_one_identity_share_its_part() {
+    let (mut quota, mut now, mut honest) = (Quota::default(), 0, 0);
+    const INVENTED: u64 = 150;
+    let held = |quota: &Quota, caller| quota.callers.get(&caller).map(|known| known.parts);
+    for _ in 0..20 {
+        now += 2_000;
+        honest = claim_again(&mut quota, now, (1, 100_000));
+        for caller in 2..2 + INVENTED {
+            let claim = Claim { caller, identity: 2, demand: WHOLE, held: held(&quota, caller) };
+            quota.claim(claim, WHOLE, now).unwrap();
+        }
+        assert!(quota.granted() <= ALL_PARTS.into());
+    }
+    // It asks for half of the limit, and there are two identities.
+    assert!(honest >= ALL_PARTS / 100 * 45, "{honest}");
+    // Without identities each of them is one.
+    let (mut quota, mut now) = (Quota::default(), 0);
+    let demands: Vec<_> = (1..2 + INVENTED).map(|caller| (caller, WHOLE)).collect();
+    assert!(claim_repeatedly(&mut quota, &mut now, 20, &demands)[0] <= 2);
+}
+
+#[test]
+fn programs_of_one_identity_get_parts_by_their_demand() {
+    let (mut quota, mut now) = (Quota::default(), 0);
+    let mut parts = [0; 3];
+    for _ in 0..20 {
+        now += 2_000;
+        for (caller, identity, demand) in [(0, 7, 90_000), (1, 7, 10_000), (2, 9, 20_000)] {
+            let held = quota.callers.get(&caller).map(|known| known.parts);
+            let claim = Claim { caller, identity, demand, held };
+            parts[caller as usize] = quota.claim(claim, WHOLE, now).unwrap() / 10_000_000;
+        }
+    }
+    let [large, small, other] = parts;
+    assert!(large >= 60 && (5..=12).contains(&small) && (13..=20).contains(&other), "{parts:?}");
 }
 
 #[test]
@@ -158,7 +196,7 @@ proptest! {
         let (mut quota, mut now) = (Quota::default(), 0);
         for (caller, demand, held, after) in claims {
             now += after;
-            let claim = Claim { caller, demand, held };
+            let claim = Claim { caller, identity: caller, demand, held };
             if now < 6_000 {
                 quota.record(claim, now);
                 continue;
@@ -184,7 +222,7 @@ proptest! {
             let _ = quota.expire(now);
             holds.retain(|caller, _| quota.callers.contains_key(caller));
             let held = holds.get(&caller).copied();
-            let parts = quota.claim(Claim { caller, demand, held }, WHOLE, now).unwrap();
+            let parts = quota.claim(Claim { caller, identity: caller, demand, held }, WHOLE, now).unwrap();
             if arrives {
                 holds.insert(caller, parts);
             }
