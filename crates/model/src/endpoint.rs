@@ -3,7 +3,7 @@ pub(crate) mod hosts;
 
 use std::{
     collections::BTreeMap,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     time::Duration,
 };
 
@@ -89,6 +89,7 @@ impl Endpoint {
             ));
         }
         check_address("address", self.address)?;
+        check_not_of_machine(self.address)?;
         if let Some(lease) = self.lease
             && !(Duration::from_secs(1)..=Duration::from_secs(3600)).contains(&lease)
         {
@@ -130,6 +131,30 @@ pub(crate) fn check_address(field: &str, address: SocketAddr) -> Result<(), Inva
         () => return Ok(()),
     };
     Err(Invalid::new(field, problem, hint))
+}
+
+/// Addresses outside the link-local ranges at which clouds serve the credentials of a machine: of AWS over IPv6, and of Alibaba.
+const METADATA: [IpAddr; 2] = [
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
+    IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
+];
+
+/// Refuses addresses that are another one on each machine, where probes and calls would reach what serves that machine alone:
+/// link-local ones (RFC 3927, RFC 4291 §2.5.6), at which clouds serve credentials, and such services elsewhere. Loopback is left
+/// out: meshes on one machine use it.
+fn check_not_of_machine(address: SocketAddr) -> Result<(), Invalid> {
+    let ip = address.ip().to_canonical();
+    let is_link_local = match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    if !is_link_local && !METADATA.contains(&ip) {
+        return Ok(());
+    }
+    let problem = format!(
+        "{ip} is for services of the caller's own machine or link, such as the credentials of a cloud"
+    );
+    Err(Invalid::new("address", problem, "write an address by which other machines reach it"))
 }
 
 /// The lifecycle state of an endpoint.
@@ -181,6 +206,24 @@ mod tests {
             assert_eq!(checked(wrong).unwrap_err().field, "address", "{wrong}");
         }
         for right in ["10.0.0.1:80", "127.0.0.1:80", "[::1]:80", "[fe80::1]:80", "10.0.0.255:80"] {
+            checked(right).unwrap();
+        }
+    }
+
+    #[test]
+    fn addresses_of_the_callers_own_machine_or_link_are_refused_but_loopback() {
+        let checked = |text: &str| check_not_of_machine(text.parse().unwrap());
+        for wrong in [
+            "169.254.169.254:80",
+            "169.254.0.1:80",
+            "[::ffff:169.254.169.254]:80",
+            "[fe80::1]:80",
+            "[fd00:ec2::254]:80",
+            "100.100.100.200:80",
+        ] {
+            assert_eq!(checked(wrong).unwrap_err().field, "address", "{wrong}");
+        }
+        for right in ["127.0.0.1:80", "[::1]:80", "10.0.0.1:80", "[fd00::1]:80", "100.100.100.201:80"] {
             checked(right).unwrap();
         }
     }
