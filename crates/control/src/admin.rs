@@ -11,7 +11,7 @@ use std::{sync::Arc, time::UNIX_EPOCH};
 use fairmesh_model::{Invalid, RecordKey, Revision};
 use fairmesh_rib::{
     Node,
-    access::{AccessControl, Caller},
+    access::{AccessControl, Caller, needs_of_value},
     server::WriteError,
 };
 use fairmesh_store::{PartitionedStore, Store, author::saying};
@@ -123,6 +123,7 @@ impl v1::admin_server::Admin for AdminService {
         request: Request<v1::RollbackRequest>,
     ) -> Result<Response<v1::ApplyResponse>, Status> {
         let (author, waits) = (author(&request), Waits::of(&request));
+        let caller = request.extensions().get::<Caller>().cloned().unwrap_or_default();
         let v1::RollbackRequest { kind, service, revision, message } = request.into_inner();
         let author = Author { message: read_message(message).map_err(invalid)?, ..author };
         let key = RecordKey::with_history(&kind, &service).map_err(invalid)?;
@@ -130,6 +131,7 @@ impl v1::admin_server::Admin for AdminService {
         let value = run_blocking(&waits, move || history::value_at(&node, &of, revision))
             .await?
             .map_err(Status::not_found)?;
+        self.access.check(&caller, &needs_of_value(&key, value.as_deref())?)?;
         let plan = planned_write::plan(&self.node, vec![DesiredRecord::new(key, value)], &author)?;
         self.execute(plan, author.message, false).await.map(Response::new)
     }

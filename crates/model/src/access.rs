@@ -7,7 +7,9 @@
 mod callable;
 mod grants;
 mod role;
+mod workload_bounds;
 
 pub use callable::{MachineCallers, admits, admits_caller};
-pub use grants::{Grants, Machine, Reach};
+pub use grants::{Delegation, Grants, Machine, Reach};
 pub use role::{AccessRole, RoleBinding, Subject};
+pub use workload_bounds::{UidRange, WorkloadBounds};

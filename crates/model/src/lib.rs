@@ -48,7 +48,7 @@ pub use policy::{
 };
 pub use policy::{Balancing, BalancingPolicy, LoadSignal, Outliers, Score};
 pub use policy::{CallKind, Timeouts};
-pub use policy::{KeySource, Locality, MAX_KEY_SOURCES, MtlsMode, Policy, Retries, Ring};
+pub use policy::{KeySource, Locality, MAX_KEY_SOURCES, MtlsMode, Policy, Retries, Ring, RouteSource};
 pub use record::Record;
 pub use record::{ChunkHash, HistoryKind, MeshHistoryKind, Prefix, RecordKey, ShardPart, key_kind};
 pub use record::{Cursor, Revision, StoreId};

@@ -3,6 +3,7 @@
 mod authorization;
 mod balancing;
 mod ring_conflict;
+mod route_source;
 mod timeouts;
 
 use std::{fmt, time::Duration};
@@ -16,6 +17,7 @@ pub use authorization::{
     Authorization, AuthorizationMode, AuthorizationRule, CallerId, CallerMatch, DefaultAuthorization,
 };
 pub use balancing::{Balancing, BalancingPolicy, LoadSignal, Outliers, Score};
+pub use route_source::RouteSource;
 pub use timeouts::{CallKind, Timeouts};
 
 /// How calls to a service are routed and protected. The default suits a service without a policy.
@@ -46,6 +48,8 @@ pub struct Policy {
     pub authorization: Option<Box<Authorization>>,
     /// Whether endpoints that speak mutual TLS accept plaintext as well.
     pub mtls: MtlsMode,
+    /// Services of other tenants whose routes may send calls to this service, in splits and mirrors.
+    pub accept_routes_from: Vec<RouteSource>,
 }
 
 /// What endpoints that speak mutual TLS accept besides it: the modes of Istio's `PeerAuthentication`.
@@ -174,6 +178,7 @@ impl Policy {
         self.limit.as_ref().map_or(Ok(()), RateLimit::validate).map_err(|e| e.within("limit"))?;
         KeySource::validate_all(&self.key).map_err(|e| e.within("key"))?;
         self.validate_zone_first()?;
+        self.validate_route_sources()?;
         self.health_check
             .as_ref()
             .map_or(Ok(()), HealthCheck::validate)

@@ -79,6 +79,22 @@ impl WorkloadEntry {
         })
     }
 
+    /// The most conditions of a selector that a program meets; `None` if it meets no selector.
+    pub fn specificity(&self, program: &ProgramFacts) -> Option<usize> {
+        let met = self.programs.iter().filter(|selector| selector.failed_conditions(program).is_empty());
+        met.map(ProgramSelector::conditions).max()
+    }
+
+    /// The first selector that claims programs which another entry claims too, by the same user or the same control group, at an
+    /// agent that may vouch for both.
+    pub fn contested(&self, other: &Self) -> Option<usize> {
+        let meet = self.agents.is_empty()
+            || other.agents.is_empty()
+            || self.agents.iter().any(|a| other.agents.contains(a));
+        let contested = |selector: &ProgramSelector| other.programs.iter().any(|one| selector.contests(one));
+        self.programs.iter().position(contested).filter(|_| meet)
+    }
+
     /// Checks bounds and that every selector tells users or units apart.
     ///
     /// # Errors
@@ -131,19 +147,46 @@ impl ProgramSelector {
         }
     }
 
+    fn conditions(&self) -> usize {
+        let Self { uid, gid, executable, cgroup, network_namespace } = self;
+        let texts = [executable, cgroup, network_namespace];
+        usize::from(uid.is_some())
+            + usize::from(gid.is_some())
+            + texts.into_iter().filter(|text| text.is_some()).count()
+    }
+
+    /// Whether both name one user, or a control group of which one is the other or within it, and nothing else tells them apart.
+    fn contests(&self, other: &Self) -> bool {
+        let differ = |one: &Option<String>, other: &Option<String>| {
+            one.as_ref().zip(other.as_ref()).is_some_and(|(one, other)| one != other)
+        };
+        let cgroups = self.cgroup.as_deref().zip(other.cgroup.as_deref());
+        let nested = cgroups.map(|(one, other)| is_within(one, other) || is_within(other, one));
+        let uids = self.uid.zip(other.uid).map(|(one, other)| one == other);
+        let gids_differ = self.gid.zip(other.gid).is_some_and(|(one, other)| one != other);
+        let told_apart = gids_differ
+            || uids == Some(false)
+            || nested == Some(false)
+            || differ(&self.executable, &other.executable)
+            || differ(&self.network_namespace, &other.network_namespace);
+        (uids == Some(true) || nested == Some(true)) && !told_apart
+    }
+
     fn failed_conditions(&self, program: &ProgramFacts) -> Vec<String> {
         let same = |wanted: &str, found: &str| wanted == found;
-        let within = |wanted: &str, found: &str| {
-            found.strip_prefix(wanted).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        };
         let texts = [
             text("executable", self.executable.as_deref(), &program.executable, same),
-            text("cgroup", self.cgroup.as_deref(), &program.cgroup, within),
+            text("cgroup", self.cgroup.as_deref(), &program.cgroup, is_within),
             text("networkNamespace", self.network_namespace.as_deref(), &program.network_namespace, same),
         ];
         let numbers = [number("uid", self.uid, program.uid), number("gid", self.gid, program.gid)];
         numbers.into_iter().chain(texts).flatten().collect()
     }
+}
+
+/// Whether a control group is another one or within it.
+pub(crate) fn is_within(outer: &str, cgroup: &str) -> bool {
+    cgroup.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 fn number(field: &str, wanted: Option<u32>, found: u32) -> Option<String> {

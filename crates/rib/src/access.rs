@@ -17,8 +17,8 @@ use std::{
 };
 
 use fairmesh_model::{
-    DefaultAuthorization, Identity, JoinedAgent, Label, MeshRole, Prefix, Record, RecordKey, Region,
-    ServiceName, SpiffePath, TrustDomain,
+    Authorization, DefaultAuthorization, Identity, JoinedAgent, Label, MeshRole, Prefix, Record, RecordKey,
+    Region, ServiceName, SpiffePath, TrustDomain,
     access::{Grants, Machine, MachineCallers, Reach, RoleBinding, Subject, admits},
     key_kind,
 };
@@ -31,6 +31,7 @@ use crate::Node;
 pub use judge::{CompleteCall, MAX_BODY};
 pub use methods::{METHODS, Method, MethodAccess};
 pub use needs::Need;
+pub use requests::needs_of_value;
 
 /// Who calls.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -214,13 +215,20 @@ impl AccessControl {
 
     /// Whether programs of the caller's machine may call a service.
     pub fn is_callable(&self, grants: &Grants, service: &ServiceName) -> bool {
-        let Some(machine) = &grants.machine else { return false };
+        if grants.machine.is_none() {
+            return false;
+        }
         let key = RecordKey::Policy(service.clone());
         let policy = match self.record(&key) {
             Some(Record::Policy(policy)) => Some(policy),
             _ => None,
         };
-        let authorization = policy.as_ref().and_then(|policy| policy.authorization.as_deref());
+        self.admits(grants, policy.as_ref().and_then(|policy| policy.authorization.as_deref()))
+    }
+
+    /// The same for a service whose policy has this authorization.
+    pub fn admits(&self, grants: &Grants, authorization: Option<&Authorization>) -> bool {
+        let Some(machine) = &grants.machine else { return false };
         let rules = self.rules();
         let callers = MachineCallers::of(machine.agent.as_ref(), &grants.view, rules.domain.clone());
         admits(authorization, rules.default, &callers)

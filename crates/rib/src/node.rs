@@ -3,7 +3,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use fairmesh_model::{Cursor, Identity, Prefix, Revision, StoreId};
+use fairmesh_model::{Cursor, Identity, Prefix, Revision, StoreId, Tenant};
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
@@ -113,6 +113,21 @@ impl Node {
         };
         let (inner, terminated_watches) = (Mutex::new(inner), TerminatedWatches::default());
         Self { shared: Arc::new(NodeShared { inner, applied, acks, followed, terminated_watches }) }
+    }
+
+    /// The folders of a kind of records of each tenant that has records. Each tenant is found by one step, whatever it has.
+    pub fn tenant_prefixes(&self, kind: &str) -> Vec<Prefix> {
+        let mut prefixes = Vec::new();
+        let mut from = "/t/".to_owned();
+        while let Some(key) = self.key_from(&from) {
+            let Some((tenant, _)) = key.strip_prefix("/t/").and_then(|rest| rest.split_once('/')) else {
+                break;
+            };
+            // The character after the slash: past all keys of this tenant.
+            from = format!("/t/{tenant}0");
+            prefixes.extend(Tenant::new(tenant).map(|tenant| Prefix::tenant(&tenant, kind)));
+        }
+        prefixes
     }
 
     /// The prefixes that all watches follow, as servers of this node count them.

@@ -86,6 +86,8 @@ pub struct PickParams<'a> {
     pub call_seed: u64,
     /// Whether an attempt of the call was made, so that no region table drops it any more.
     pub admitted: bool,
+    /// The service whose route sends the call here; `None` if the call is for this service itself.
+    pub routed_from: Option<&'a ServiceName>,
 }
 
 /// The result of a pick.
@@ -157,6 +159,15 @@ pub enum PickError {
         region: Region,
         /// The share of calls that are dropped.
         share: Share,
+    },
+    /// A route of a service of another tenant sends the call here, and the policy does not accept that.
+    #[error(
+        "its policy accepts no routes from {from}, a service of another tenant; its operator can permit them with \
+         'acceptRoutesFrom: [{from}]'"
+    )]
+    RouteNotAccepted {
+        /// The service with the route.
+        from: ServiceName,
     },
     /// The service is sharded and its shard map does not exist yet.
     #[error("the service is sharded and has no shard map yet; apply one")]

@@ -267,6 +267,17 @@ impl ServiceTable {
         }
     }
 
+    /// Whether routes of the service `from` may send calls here: another tenant needs the consent of this service's policy.
+    ///
+    /// # Errors
+    /// [`PickError::RouteNotAccepted`].
+    pub fn accept_routes_from(&self, from: &ServiceName) -> Result<(), PickError> {
+        match self.policy.accepts_routes_from(&self.name, from) {
+            true => Ok(()),
+            false => Err(PickError::RouteNotAccepted { from: from.clone() }),
+        }
+    }
+
     /// Picks the endpoint of one attempt. `now` is in nanoseconds of any monotonic clock, the same as for `finish`.
     ///
     /// # Errors

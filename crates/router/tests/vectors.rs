@@ -290,6 +290,20 @@ fn splits() {
 }
 
 #[test]
+fn tenants() {
+    let sources: [&[&str]; 4] = [&[], &["red/api"], &["red/*"], &["green/*", "red/web"]];
+    let cases = sources.into_iter().flat_map(|sources| {
+        let policy = json!({"service": "shop/cart", "acceptRoutesFrom": sources});
+        let table = Fleet::replicated(policy.clone(), endpoints(&[])).compile();
+        ["shop/web", "red/api", "red/web", "green/x", "blue/x"].map(|from| {
+            let accepted = table.accept_routes_from(&from.parse().unwrap()).is_ok();
+            json!({"from": from, "policy": policy, "accepted": accepted})
+        })
+    });
+    check("tenants.json", &[("cases", cases.collect())]);
+}
+
+#[test]
 fn actions() {
     let policy = json!({"service": "shop/cart", "key": {"cookie": "sid"}, "routes": [
         {"name": "moved", "match": {"path": {"prefix": "/old"}},

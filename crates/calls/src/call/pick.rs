@@ -129,6 +129,7 @@ impl<T: EndpointTransport> Call<'_, T> {
             class: self.class.as_ref(),
             call_seed: self.seed,
             admitted: self.attempts > 0,
+            routed_from: self.target_override.as_ref().map(|_| self.service.name()),
         }
     }
 

@@ -7,11 +7,12 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_model::{
-    Label, MAX_PLANNED_CLASSES, Policy, Record, RecordKey, Region, RegionTable, ServiceName,
+    Authorization, Label, MAX_PLANNED_CLASSES, Policy, Record, RecordKey, Region, RegionTable, ServiceName,
 };
 use fairmesh_router::{RouteNumbers, ServiceNumbers, ServiceTable, TableInput};
 use fairmesh_signals::{CallCounters, Destinations, ReportedPaths};
-use fairmesh_wire::records;
+use fairmesh_wire::{records, v1};
+use prost::Message as _;
 use tokio::time::Instant;
 
 use super::{
@@ -109,6 +110,13 @@ impl<T> ReadyService<T> {
                 classes.into_iter().take(MAX_PLANNED_CLASSES).collect()
             }
         }
+    }
+
+    /// Which callers may use the service, by its policy: decoded for each call of this function, without the expressions of routes.
+    #[doc(hidden)]
+    pub fn read_authorization(&self) -> Option<Authorization> {
+        let policy = v1::Policy::decode(self.policy_record.as_ref()?.as_ref()).ok()?;
+        policy.authorization?.try_into().ok()
     }
 
     /// The policy with its routes, for operators: decoded for each call of this function. `None` if there is none.

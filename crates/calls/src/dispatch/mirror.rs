@@ -13,7 +13,7 @@ use tokio::{sync::OwnedSemaphorePermit, time::timeout};
 use super::{context::DispatchContext, retry::execute_attempts, route::route};
 use crate::{
     call::{Call, CallContext, CallStart},
-    discovery::ServiceState,
+    discovery::{ServiceState, Subscription, wait_ready},
     fault::Fault,
     observe::CallInfo,
     response_body::Body,
@@ -34,6 +34,8 @@ const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
 struct MirroredCall {
     handle: Handle,
     context: CallContext,
+    /// The service whose route mirrors.
+    from: ServiceName,
     head: Head,
     body: RequestBody,
     /// Held until it ends.
@@ -67,6 +69,7 @@ pub(super) fn send(
             counters: Arc::clone(&dispatch.handle.counters),
             ..Handle::new(Arc::clone(mesh), subscription)
         },
+        from: dispatch.handle.subscription.name().clone(),
         context: CallContext { key, timeout: None, ..dispatch.options.clone() },
         head: head.clone(),
         body: replay.to_body(),
@@ -83,12 +86,12 @@ pub(super) fn send(
 
 impl MirroredCall {
     async fn execute(self) {
-        let Self { handle, context, head, body, _permit } = self;
+        let Self { handle, context, from, head, body, _permit } = self;
         let start = CallStart { now: handle.mesh.clock.now(), limit: None, seed: handle.mesh.seed() };
         let call_info = CallInfo::default();
         let dispatch =
             DispatchContext { handle: &handle, options: &context, start, trace: None, call_info: &call_info };
-        match response(dispatch, head, body).await {
+        match response(dispatch, &from, head, body).await {
             Ok(body) => discard(body).await,
             Err(fault) => {
                 handle.count(|counters| &counters.mirrors_failed);
@@ -98,11 +101,29 @@ impl MirroredCall {
     }
 }
 
-async fn response(dispatch: DispatchContext<'_>, head: Head, body: RequestBody) -> Result<Body, Fault> {
-    let mut call = Call::new(&dispatch.handle.subscription);
+async fn response(
+    dispatch: DispatchContext<'_>,
+    from: &ServiceName,
+    head: Head,
+    body: RequestBody,
+) -> Result<Body, Fault> {
+    let subscription = &dispatch.handle.subscription;
+    accept_mirror(subscription, from).await?;
+    let mut call = Call::new(subscription);
     let routed = route(dispatch, &mut call, &head).await?;
     let mut pending = Some(Request::new(head, body));
     Ok(execute_attempts(dispatch, routed, &mut call, &mut pending).await?.into_body())
+}
+
+/// Waits for the mirrored service, whose policy has to accept copies of calls to the service `from`.
+async fn accept_mirror<T>(mirrored: &Arc<Subscription<T>>, from: &ServiceName) -> Result<(), Fault> {
+    match &*wait_ready(mirrored, CALL_TIMEOUT).await? {
+        ServiceState::Ready(ready) => ready
+            .upstream
+            .accept_routes_from(from)
+            .map_err(|why| Fault::new((&why).into(), format!("{}: {why}", mirrored.name()))),
+        _ => Ok(()),
+    }
 }
 
 /// Reads a short response to its end; a longer or slower one is cancelled.

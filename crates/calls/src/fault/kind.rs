@@ -39,6 +39,8 @@ pub enum FaultKind {
     TooLarge,
     /// The request came back to a proxy that had forwarded it.
     Loop,
+    /// A route sends the call to a service of another tenant, whose policy does not accept it.
+    RouteNotAccepted,
 }
 
 /// The cause of a fault.
@@ -67,7 +69,7 @@ pub enum Retry {
 
 impl FaultKind {
     /// Every kind.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::UnknownService,
         Self::Unavailable,
         Self::NoEndpoints,
@@ -84,6 +86,7 @@ impl FaultKind {
         Self::Overloaded,
         Self::TooLarge,
         Self::Loop,
+        Self::RouteNotAccepted,
     ];
 
     /// The kind with this [`label`](Self::label).
@@ -110,6 +113,7 @@ impl FaultKind {
             Self::Overloaded => OVERLOADED,
             Self::TooLarge => "too_large",
             Self::Loop => "loop",
+            Self::RouteNotAccepted => "route_not_accepted",
         }
     }
 
@@ -129,6 +133,7 @@ impl FaultKind {
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             // RFC 5842 §7.2.
             Self::Loop => StatusCode::LOOP_DETECTED,
+            Self::RouteNotAccepted => StatusCode::FORBIDDEN,
         }
     }
 
@@ -153,6 +158,7 @@ impl FaultKind {
             Self::Protocol => Code::Internal,
             // It persists until an operator has changed something.
             Self::Loop => Code::FailedPrecondition,
+            Self::RouteNotAccepted => Code::PermissionDenied,
         }
     }
 
@@ -167,7 +173,8 @@ impl FaultKind {
             | Self::RateLimited
             | Self::Dropped
             | Self::Deadline
-            | Self::Loop => Origin::Mesh,
+            | Self::Loop
+            | Self::RouteNotAccepted => Origin::Mesh,
             Self::Unreachable | Self::Reset | Self::Protocol | Self::Overloaded => Origin::Server,
         }
     }
@@ -188,7 +195,8 @@ impl FaultKind {
             | Self::KeyOutside
             | Self::Invalid
             | Self::TooLarge
-            | Self::Loop => Retry::Never,
+            | Self::Loop
+            | Self::RouteNotAccepted => Retry::Never,
         }
     }
 }
@@ -215,6 +223,7 @@ impl From<&PickError> for FaultKind {
             PickError::KeyMissing => Self::KeyMissing,
             PickError::KeyOutside { .. } => Self::KeyOutside,
             PickError::NoReplica { .. } | PickError::NoShardMap => Self::NoReplica,
+            PickError::RouteNotAccepted { .. } => Self::RouteNotAccepted,
         }
     }
 }

@@ -41,6 +41,8 @@ pub struct Question<'a, H: Headers + ?Sized> {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Decision {
+    /// The service that decided.
+    pub service: ServiceName,
     /// The reasons.
     pub explanation: Explanation,
     /// The RIB revision that the snapshot is based on; 0 when it came from disk.
@@ -72,8 +74,9 @@ pub fn explain<H: Headers + ?Sized>(
         true => upstream.explain(request, ask, *now, *seed),
         // The key that the policy of the called service read in the request is kept, and the class that it set.
         false => {
-            let Explanation { key, class, .. } = &report.decisions[0].explanation;
-            upstream.explain_pick(&PickParams { key: *key, class: class.as_ref(), ..*ask }, *now, *seed)
+            let Decision { explanation: Explanation { key, class, .. }, service, .. } = &report.decisions[0];
+            let (class, routed_from) = (class.as_ref(), Some(service));
+            upstream.explain_pick(&PickParams { key: *key, class, routed_from, ..*ask }, *now, *seed)
         }
     };
     if let Some(Ok(picked)) = &explanation.picked {
@@ -81,7 +84,8 @@ pub fn explain<H: Headers + ?Sized>(
     }
     let map_version = upstream.shards().map_or(0, |shards| shards.version());
     let policy = upstream.policy().balancing.policy;
-    report.decisions.push(Decision { explanation, revision, map_version, policy });
+    let service = upstream.name().clone();
+    report.decisions.push(Decision { service, explanation, revision, map_version, policy });
 }
 
 impl fmt::Display for CallExplanation {
@@ -106,7 +110,7 @@ impl fmt::Display for CallExplanation {
                 (None, _) => writeln!(f, "{:<8} {} is not known", "fails", explanation.target)?,
             }
         }
-        for Decision { explanation, revision, map_version, policy } in &self.decisions {
+        for Decision { explanation, revision, map_version, policy, .. } in &self.decisions {
             let map = if *map_version == 0 { String::new() } else { format!(", map version {map_version}") };
             let (of, policy) = (&explanation.target, policy.as_str());
             writeln!(f, "{:<8} revision {revision} of {of}{map}, balanced by {policy}", "based on")?;

@@ -6,7 +6,7 @@ use fairmesh_calls::{discovery::ServiceState, forwarding::service_state};
 use fairmesh_client::{Body, FaultKind, Mesh, Retry, ServiceHandle, observe::CallExplanation};
 use fairmesh_model::{
     Abort, Actions, Delay, HeaderEdits, KeySource, Label, Match, Mirror, PathMatch, PathRewrite, Policy,
-    Protocol, RateLimit, Redirect, Retries, Rewrite, Route, Scope, ServiceKind, Share,
+    Protocol, RateLimit, Redirect, Retries, Rewrite, Route, RouteSource, Scope, ServiceKind, Share,
 };
 use http::{Request, StatusCode};
 use http_body_util::BodyExt as _;
@@ -306,6 +306,41 @@ async fn copies_go_to_the_mirror_and_never_hold_up_the_call() {
     };
     tokio::time::timeout(crate::rig::PATIENCE, enough).await.unwrap();
     assert!(stuck.requests() <= 64, "{}", stuck.requests());
+}
+
+#[tokio::test]
+async fn routes_to_another_tenant_need_the_consent_of_its_policy() {
+    for protocol in BOTH {
+        let rig = Rig::start().await;
+        let (server, vault) = (Server::echo("a").await, Server::echo("vault").await);
+        rig.replicated("bank/vault", protocol, &[vault.address]);
+        let mirror = Some(Mirror { service: named("bank/vault"), share: Share::ALL });
+        let mut policy = below("/copied", Actions { mirror, ..Actions::default() });
+        let mut split = crate::rig::split("/split", "bank/vault").routes.remove(0);
+        split.actions.rewrite.path = Some(PathRewrite::Full("/delete-all".into()));
+        split.name = Label::new("two").unwrap();
+        policy.routes.push(split);
+        let (mesh, service) = service(&rig, protocol, &server, policy).await;
+        for _ in 0..3 {
+            let fault = ask(&service, post("/split", "")).await.unwrap_err();
+            assert_eq!((fault.kind(), fault.retry()), (FaultKind::RouteNotAccepted, Retry::Never), "{fault}");
+            assert!(fault.to_string().contains("acceptRoutesFrom: [shop/one]"), "{fault}");
+            assert_eq!(ask(&service, post("/copied", "")).await.unwrap().0, 200, "the call itself");
+        }
+        until("the copies have failed", || mesh.stats().mirrors_failed == 3).await;
+        assert_eq!(vault.requests(), 0);
+        let words = report(&service, &post("/split", "")).await.to_string();
+        assert!(words.contains("the policy of bank/vault does not accept routes from shop/one"), "{words}");
+
+        let accept_routes_from = vec![RouteSource::new("shop/*").unwrap()];
+        rig.policy("bank/vault", Policy { accept_routes_from, ..Policy::default() });
+        let accepted = async {
+            while ask(&service, post("/split", "")).await.is_err() {}
+            ask(&service, post("/copied", "")).await.unwrap();
+        };
+        tokio::time::timeout(crate::rig::PATIENCE, accepted).await.expect("the consent arrives");
+        until("the call and the copy have arrived", || vault.requests() == 2).await;
+    }
 }
 
 #[tokio::test]

@@ -36,6 +36,7 @@ mod starved;
 mod stop;
 mod tables;
 mod targets;
+mod tenants;
 mod timeouts;
 mod tls;
 mod traffic;

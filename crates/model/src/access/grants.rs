@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
-use super::{AccessRole, RoleBinding};
-use crate::{Label, Prefix, RecordKey, Region, ServiceName, Tenant};
+use super::{AccessRole, RoleBinding, WorkloadBounds};
+use crate::{Label, Prefix, RecordKey, Region, ServiceName, Tenant, WorkloadEntry};
 
 /// Tenants that a grant reaches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,6 +43,17 @@ pub struct Grants {
     pub machine: Option<Machine>,
     /// Whether it passes on sums of reports, as replicas do.
     pub relays_reports: bool,
+    /// Gives identities to programs.
+    pub workloads: Vec<Delegation>,
+}
+
+/// The registration of workloads, delegated by an administrator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Delegation {
+    /// Of services of these tenants.
+    pub tenants: Reach,
+    /// Of these programs.
+    pub bounds: WorkloadBounds,
 }
 
 impl Reach {
@@ -93,6 +104,11 @@ impl Grants {
                 for reach in [&mut self.view, &mut self.operate] {
                     reach.extend(Reach::of(&binding.tenants));
                 }
+                let delegation = |bounds: &WorkloadBounds| Delegation {
+                    tenants: Reach::of(&binding.tenants),
+                    bounds: bounds.clone(),
+                };
+                self.workloads.extend(binding.workloads.as_ref().map(delegation));
             }
             AccessRole::Registrar => self.registrar.extend(binding.services.iter().cloned()),
             AccessRole::Admin => {
@@ -147,8 +163,29 @@ impl Grants {
         match key {
             // What the history says happened is written with what happened.
             RecordKey::History(..) => self.admin,
+            // Registration is with administrators, who may delegate it.
+            RecordKey::Workload(service) => self.admin || self.delegations(service).next().is_some(),
             key => key.service().map_or(self.admin, |service| self.operate.includes(&service.tenant)),
         }
+    }
+
+    /// Whether the caller may give the identity of a service to the programs of a workload.
+    ///
+    /// # Errors
+    /// What it may not.
+    pub fn may_register(&self, service: &ServiceName, entry: &WorkloadEntry) -> Result<(), String> {
+        let mut refused = None;
+        for delegation in self.delegations(service).filter(|_| !self.admin) {
+            match delegation.bounds.check(entry) {
+                Ok(()) => return Ok(()),
+                Err(why) => refused = Some(why),
+            }
+        }
+        refused.map_or(Ok(()), Err)
+    }
+
+    fn delegations(&self, service: &ServiceName) -> impl Iterator<Item = &Delegation> {
+        self.workloads.iter().filter(|delegation| delegation.tenants.includes(&service.tenant))
     }
 
     /// Whether the caller may change the shard map of a service.
@@ -282,8 +319,13 @@ mod tests {
     #[test]
     fn roles_add_up_and_an_operator_writes_its_tenant_only() {
         let tenants = |name| vec![Tenant::new(name).unwrap()];
-        let binding =
-            |role, tenants| RoleBinding { role, tenants, services: Vec::new(), subjects: Vec::new() };
+        let binding = |role, tenants| RoleBinding {
+            role,
+            tenants,
+            services: Vec::new(),
+            subjects: Vec::new(),
+            workloads: None,
+        };
         let mut grants = Grants::default();
         grants.add(&binding(AccessRole::Viewer, tenants("bank")));
         grants.add(&binding(AccessRole::Operator, tenants("shop")));

@@ -1,5 +1,6 @@
 use std::fmt;
 
+use super::WorkloadBounds;
 use crate::{CallerMatch, Identity, Invalid, ServiceName, Tenant, policy::CallerId};
 
 /// Upper bound of the subjects, tenants or services of a binding.
@@ -31,6 +32,8 @@ pub struct RoleBinding {
     pub services: Vec<ServiceName>,
     /// To whom it is given; at least one.
     pub subjects: Vec<Subject>,
+    /// Of an operator: the programs to which it may give identities of the services of its tenants; `None`: none.
+    pub workloads: Option<WorkloadBounds>,
 }
 
 /// To whom a role is given.
@@ -149,6 +152,13 @@ impl RoleBinding {
             let hint = "list those who have the role, such as subjects: [fairmesh/operator/web-1.uid-1000]";
             return Err(Invalid::new("subjects", "is empty", hint));
         }
+        if let Some(bounds) = &self.workloads {
+            bounds.validate().map_err(|e| e.within("workloads"))?;
+            if self.role != AccessRole::Operator {
+                let problem = format!("does not belong to the role {}", self.role.as_str());
+                return Err(Invalid::new("workloads", problem, "leave it out; admins need none"));
+            }
+        }
         let (tenants, services) = (!self.tenants.is_empty(), !self.services.is_empty());
         match self.role {
             AccessRole::Registrar if !services => {
@@ -209,6 +219,7 @@ mod tests {
             tenants: tenants.iter().map(|name| Tenant::new(*name).unwrap()).collect(),
             services: services.iter().map(|name| ServiceName::new(*name).unwrap()).collect(),
             subjects: vec![Subject::Anonymous],
+            workloads: None,
         };
         assert!(binding(AccessRole::Operator, &["shop"], &[]).validate().is_ok());
         assert!(binding(AccessRole::Viewer, &[], &[]).validate().is_ok());

@@ -3,7 +3,7 @@ use serde::{Deserialize, Serialize};
 use super::text::read;
 use crate::{
     Invalid, Label,
-    access::{AccessRole, RoleBinding, Subject},
+    access::{AccessRole, RoleBinding, Subject, UidRange, WorkloadBounds},
 };
 
 /// Who may do what with the records.
@@ -23,25 +23,52 @@ pub struct RoleBindingSpec {
     pub services: Vec<String>,
     /// Identities and patterns of them, `uid:N`, `user:NAME`, `group:NAME`, `anonymous`.
     pub subjects: Vec<String>,
+    /// Of operators: the programs to which they may give identities of their services; by default none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workloads: Option<WorkloadBoundsSpec>,
+}
+
+/// Programs, by their users or control groups.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct WorkloadBoundsSpec {
+    /// Users, such as `1001` or `1000-1999`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub uids: Vec<UidsSpec>,
+    /// Control groups, with all below them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cgroups: Vec<String>,
+    /// The agents that may vouch for them, by name; by default all that may vouch for the tenant.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub agents: Vec<String>,
+}
+
+/// One user, or a range of them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(untagged)]
+pub enum UidsSpec {
+    /// One.
+    One(u32),
+    /// `1000-1999`.
+    Range(String),
 }
 
 impl RoleBindingSpec {
     /// Validates.
     pub fn validate(&self) -> Result<(Label, RoleBinding), Invalid> {
-        fn each<T>(
-            field: &str,
-            texts: &[String],
-            parse: impl Fn(&String) -> Result<T, Invalid>,
-        ) -> Result<Vec<T>, Invalid> {
-            let parse =
-                |(i, text): (usize, &String)| parse(text).map_err(|e| e.within(format!("{field}[{i}]")));
-            texts.iter().enumerate().map(parse).collect()
-        }
         let binding = RoleBinding {
             role: AccessRole::parse(&self.role)?,
             tenants: each("tenants", &self.tenants, |text| read("", text))?,
             services: each("services", &self.services, |text| read("", text))?,
             subjects: each("subjects", &self.subjects, |text| Subject::parse(text))?,
+            workloads: self
+                .workloads
+                .as_ref()
+                .map(WorkloadBoundsSpec::validate)
+                .transpose()
+                .map_err(|e| e.within("workloads"))?,
         };
         binding.validate()?;
         Ok((read("name", &self.name)?, binding))
@@ -55,6 +82,38 @@ impl RoleBindingSpec {
             tenants: binding.tenants.iter().map(ToString::to_string).collect(),
             services: binding.services.iter().map(ToString::to_string).collect(),
             subjects: binding.subjects.iter().map(ToString::to_string).collect(),
+            workloads: binding.workloads.as_ref().map(WorkloadBoundsSpec::of),
         }
     }
+}
+
+impl WorkloadBoundsSpec {
+    fn validate(&self) -> Result<WorkloadBounds, Invalid> {
+        let uids = each("uids", &self.uids, |uids| match uids {
+            UidsSpec::One(uid) => Ok(UidRange { first: *uid, last: *uid }),
+            UidsSpec::Range(text) => UidRange::parse(text),
+        });
+        Ok(WorkloadBounds {
+            uids: uids?,
+            cgroups: self.cgroups.clone(),
+            agents: each("agents", &self.agents, |text| read("", text))?,
+        })
+    }
+
+    fn of(bounds: &WorkloadBounds) -> Self {
+        let uids = bounds.uids.iter().map(|range| match range.first == range.last {
+            true => UidsSpec::One(range.first),
+            false => UidsSpec::Range(range.to_string()),
+        });
+        Self {
+            uids: uids.collect(),
+            cgroups: bounds.cgroups.clone(),
+            agents: bounds.agents.iter().map(ToString::to_string).collect(),
+        }
+    }
+}
+
+fn each<S, T>(field: &str, list: &[S], parse: impl Fn(&S) -> Result<T, Invalid>) -> Result<Vec<T>, Invalid> {
+    let parse = |(i, one): (usize, &S)| parse(one).map_err(|e| e.within(format!("{field}[{i}]")));
+    list.iter().enumerate().map(parse).collect()
 }

@@ -4,7 +4,9 @@ use super::{
     AuthorizationSpec, BalancingSpec, HealthCheckSpec, KeySpecs, LimitSpec, RouteSpec, TrafficSpec,
     text::{read, read_duration, read_timeouts, write_duration},
 };
-use crate::{Invalid, Locality, MtlsMode, Policy, Retries, Ring, ServiceName, Timeouts, within_bounds};
+use crate::{
+    Invalid, Locality, MtlsMode, Policy, Retries, Ring, RouteSource, ServiceName, Timeouts, within_bounds,
+};
 
 /// How calls to a service are routed and protected. Fields that are left out have defaults.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,6 +57,9 @@ pub struct PolicySpec {
     /// `strict` or `permissive`: whether endpoints that speak mutual TLS accept plaintext as well.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtls: Option<String>,
+    /// Services of other tenants, as `tenant/service` or `tenant/*`, whose routes may send calls to this service.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub accept_routes_from: Vec<String>,
 }
 
 /// Regions that calls may go to, in order of preference.
@@ -129,6 +134,7 @@ impl PolicySpec {
                 .transpose()
                 .map_err(|e| e.within("authorization"))?,
             mtls: read_mtls(self.mtls.as_deref())?,
+            accept_routes_from: read_route_sources(&self.accept_routes_from)?,
         };
         policy.validate()?;
         Ok((read("service", &self.service)?, policy))
@@ -153,8 +159,16 @@ impl PolicySpec {
             traffic: policy.traffic.as_deref().map(TrafficSpec::of),
             authorization: policy.authorization.as_deref().map(AuthorizationSpec::of),
             mtls: (policy.mtls == MtlsMode::Permissive).then(|| "permissive".to_owned()),
+            accept_routes_from: policy.accept_routes_from.iter().map(ToString::to_string).collect(),
         }
     }
+}
+
+fn read_route_sources(sources: &[String]) -> Result<Vec<RouteSource>, Invalid> {
+    let read = |(i, text): (usize, &String)| {
+        RouteSource::new(text).map_err(|e| e.within(format!("acceptRoutesFrom[{i}]")))
+    };
+    sources.iter().enumerate().map(read).collect()
 }
 
 fn read_mtls(text: Option<&str>) -> Result<MtlsMode, Invalid> {

@@ -7,8 +7,8 @@ use crate::{
     HostMatch, HostType, InstanceId, KeyRange, KeySource, Label, LoadSignal, Locality, Location, Match,
     Mirror, MtlsMode, Outliers, PathMatch, PathRewrite, Pattern, Probe, ProgramSelector, Protocol,
     QueryMatch, RateLimit, Redirect, Region, RegionInfo, RegionShares, Replica, ReplicaState, Retries,
-    Rewrite, Ring, Role, Route, Scope, Score, ServiceKind, Shard, ShardId, ShardKey, Share, Template,
-    TextMatch, Timeouts, Traffic, TrafficMode, TrafficShares,
+    Rewrite, Ring, Role, Route, RouteSource, Scope, Score, ServiceKind, Shard, ShardId, ShardKey, Share,
+    Template, TextMatch, Timeouts, Traffic, TrafficMode, TrafficShares,
 };
 
 fn cart() -> ServiceName {
@@ -153,6 +153,7 @@ fn full_policy() -> Policy {
         traffic: Some(Box::new(full_traffic())),
         authorization: Some(Box::new(full_authorization())),
         mtls: MtlsMode::Permissive,
+        accept_routes_from: vec![RouteSource::new("red/api").unwrap(), RouteSource::new("green/*").unwrap()],
     }
 }
 

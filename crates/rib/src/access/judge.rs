@@ -6,7 +6,7 @@
 
 use fairmesh_model::{
     Endpoint, EndpointState, Identity, InstanceId, MeshRole, Prefix, Record, RecordKey, ServiceName,
-    SpiffeId, SpiffePath, access::Grants,
+    SpiffeId, SpiffePath, WorkloadEntry, access::Grants,
 };
 use fairmesh_wire::{ON_BEHALF_OF, STATEMENT, records, rpc::MAX_MESSAGE, transport::StatedCall};
 use http::HeaderMap;
@@ -81,10 +81,16 @@ impl AccessControl {
             Need::ViewAll if !grants.view.is_everything() => lacks_role(who, "viewer of all tenants"),
             // The handler asks for the user of the control plane, whatever the records say.
             Need::Write(RecordKey::TrustBundle | RecordKey::JoinedAgent(_)) => return Ok(()),
+            Need::Write(RecordKey::Workload(service))
+                if !grants.may_write(&RecordKey::Workload(service.clone())) =>
+            {
+                self.lacks(grants, who, (service, "admin, or operator with 'workloads' in its binding,"))
+            }
             Need::Write(key) if !grants.may_write(key) => match key.service() {
                 Some(service) => self.lacks(grants, who, (service, "operator of its tenant")),
                 None => lacks_role(who, "admin"),
             },
+            Need::Register(service, entry) => return self.check_workload(grants, who, (service, entry)),
             Need::Operate(service) if !grants.may_operate(service) => {
                 self.lacks(grants, who, (service, "operator of its tenant"))
             }
@@ -110,6 +116,43 @@ impl AccessControl {
             _ => return Ok(()),
         };
         Err(refusal)
+    }
+
+    /// Whether a caller may give the identity of a service to these programs.
+    fn check_workload(
+        &self,
+        grants: &Grants,
+        who: &Caller,
+        (service, entry): (&ServiceName, &WorkloadEntry),
+    ) -> Result<(), Status> {
+        grants.may_register(service, entry).map_err(|why| {
+            Status::permission_denied(format!(
+                "{who} may not give the identity {service} to these programs: {why}; see 'workloads' in `fairmesh get roles`"
+            ))
+        })?;
+        if grants.admin {
+            return Ok(());
+        }
+        match self.claimed_elsewhere(service, entry) {
+            None => Ok(()),
+            Some(i) => Err(Status::permission_denied(format!(
+                "programs[{i}] of {service} may be programs of another tenant's workload; narrow it, or have an admin write it"
+            ))),
+        }
+    }
+
+    /// The first program of a workload that a workload of another tenant claims too.
+    fn claimed_elsewhere(&self, service: &ServiceName, entry: &WorkloadEntry) -> Option<usize> {
+        let prefixes = self.shared.node.tenant_prefixes("workloads");
+        let (_, entries) = self.shared.node.read(&prefixes);
+        entries.iter().find_map(|(key, other)| {
+            let key = RecordKey::parse(key).ok()?;
+            let of_another = key.service().is_some_and(|other| other.tenant != service.tenant);
+            match records::decode(&key, &other.value) {
+                Ok(Record::Workload(other)) if of_another => entry.contested(&other),
+                _ => None,
+            }
+        })
     }
 
     /// Whether a caller may act for an instance.

@@ -110,4 +110,31 @@ mod tests {
         listed.insert("/fairmesh.v1.Workload/IssueWorkload".into());
         assert_eq!(listed, declared());
     }
+
+    #[test]
+    fn every_method_has_a_row_in_the_table_of_where_calls_are_judged() {
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/security.md");
+        let page = fs::read_to_string(page).unwrap();
+        let (_, table) = page.split_once("### Where calls are judged").unwrap();
+        let rows = table
+            .lines()
+            .skip_while(|line| !line.starts_with("| `"))
+            .take_while(|line| line.starts_with("| `"));
+        let cells: Vec<Vec<&str>> =
+            rows.map(|row| row.trim_matches('|').split('|').map(str::trim).collect()).collect();
+        assert_eq!(cells.len(), METHODS.len());
+        for (method, cells) in METHODS.iter().zip(cells) {
+            assert_eq!(
+                format!("/fairmesh.v1.{}", cells[0].trim_matches('`')),
+                method.path,
+                "in the order of the code"
+            );
+            let is_judged = matches!(method.access, MethodAccess::Of(_));
+            assert_eq!(cells[2] == "judged", is_judged, "{}", method.path);
+            let forwarded = ["Registry/", "Imbalance/", "Quota/", "Checker/"];
+            let is_forwarded =
+                forwarded.iter().any(|service| cells[0].trim_matches('`').starts_with(service));
+            assert_eq!(cells[3].starts_with("judged, then"), is_forwarded, "{}", method.path);
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! What a call needs of its caller: decided by control planes from the records, and by agents for the programs of their machine.
 
-use fairmesh_model::{InstanceId, RecordKey, Region, ServiceName};
+use fairmesh_model::{InstanceId, RecordKey, Region, ServiceName, WorkloadEntry};
 
 /// What one call needs of its caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,6 +13,8 @@ pub enum Need {
     ViewAll,
     /// Writes a record.
     Write(RecordKey),
+    /// Gives the identity of a service to the programs of a workload.
+    Register(ServiceName, Box<WorkloadEntry>),
     /// Changes the shard map of a service.
     Operate(ServiceName),
     /// Acts for an instance.

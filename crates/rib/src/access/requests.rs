@@ -78,8 +78,38 @@ fn one_ref(instance: Option<v1::InstanceRef>) -> Needs {
 }
 
 fn ops(ops: &[v1::Op]) -> Needs {
-    let key = |op: &v1::Op| RecordKey::parse(&op.key).map(Need::Write).map_err(invalid);
-    ops.iter().map(key).collect()
+    let mut needs = Vec::with_capacity(ops.len());
+    for op in ops {
+        let key = RecordKey::parse(&op.key).map_err(invalid)?;
+        needs.extend(needs_of_value(&key, op.value.as_deref())?);
+        needs.push(Need::Write(key));
+    }
+    Ok(needs)
+}
+
+/// What the author of a record needs beside writing it. The author of a policy knows the services that its routes send calls
+/// to; callers that it allows, and services whose routes it accepts, may be unknown. The author of a workload may give out its
+/// identity to these programs.
+///
+/// # Errors
+/// When the value cannot be read.
+pub fn needs_of_value(key: &RecordKey, value: Option<&[u8]>) -> Result<Vec<Need>, Status> {
+    match (key, value) {
+        (RecordKey::Policy(_), Some(value)) => {
+            let routes = decode::<v1::Policy>(value)?.routes;
+            let targets = routes.iter().flat_map(|route| {
+                let mirror = route.actions.as_ref().and_then(|actions| actions.mirror.as_ref());
+                let mirror = mirror.map(|mirror| &mirror.service);
+                route.split.iter().map(|backend| &backend.service).chain(mirror)
+            });
+            targets.map(|name| service(name).map(Need::View)).collect()
+        }
+        (RecordKey::Workload(service), Some(value)) => {
+            let entry = decode::<v1::WorkloadEntry>(value)?.try_into().map_err(invalid)?;
+            Ok(vec![Need::Register(service.clone(), Box::new(entry))])
+        }
+        _ => Ok(Vec::new()),
+    }
 }
 
 /// Needs of `Rib/Write`.

@@ -3,7 +3,9 @@
 //! A route is a sequence of conditions and a step that ends it. `bpf/route.h` judges them as [`Routes::find`] does. What it cannot
 //! judge is a condition of the kind `UNKNOWN`, and what it cannot carry out ends with `LEAVE`.
 
-use fairmesh_model::{Backend, GrpcMatch, HeaderMatch, Match, PathMatch, Segment, TextMatch, Timeouts};
+use fairmesh_model::{
+    Backend, GrpcMatch, HeaderMatch, Match, PathMatch, Segment, Tenant, TextMatch, Timeouts,
+};
 
 use super::{Routes, Rule, condition::host_satisfies};
 
@@ -89,13 +91,13 @@ impl RouteStep {
 }
 
 impl Routes {
-    /// The routes of requests to this host, given without port and trailing dot. `timeouts` are those of the service.
-    pub(crate) fn numbers(&self, host: &str, timeouts: &Timeouts) -> RouteNumbers {
+    /// The routes of requests to this host, given without port and trailing dot. Tenant and timeouts are those of the service.
+    pub(crate) fn numbers(&self, host: &str, own: (&Tenant, &Timeouts)) -> RouteNumbers {
         let mut numbers = RouteNumbers::default();
         for rule in self.rules.iter().filter(|rule| rule.matches_client) {
             let Some(mut steps) = conditions(&rule.matches, host) else { continue };
             numbers.repeats_any |= rule.idempotent;
-            let end = numbers.end(rule, timeouts).unwrap_or(RouteStep::new(StepKind::Leave, 0));
+            let end = numbers.end(rule, own).unwrap_or(RouteStep::new(StepKind::Leave, 0));
             steps.push(end);
             // The last one is for what does not fit.
             if numbers.steps.len() + steps.len() >= ROUTE_STEPS {
@@ -110,7 +112,7 @@ impl Routes {
 
 impl RouteNumbers {
     /// How a route ends; `None` if the kernel cannot carry it out.
-    fn end(&mut self, rule: &Rule, timeouts: &Timeouts) -> Option<RouteStep> {
+    fn end(&mut self, rule: &Rule, (tenant, timeouts): (&Tenant, &Timeouts)) -> Option<RouteStep> {
         // Names every field, so that what is added to routes is considered here. The class matters with a region table alone, and
         // that service has no numbers.
         let Rule {
@@ -131,6 +133,10 @@ impl RouteNumbers {
         }
         if split.is_empty() {
             return Some(RouteStep::new(StepKind::ToService, 0));
+        }
+        // The consent of another tenant is in a policy that is not compiled here.
+        if split.iter().any(|backend| backend.service.tenant != *tenant) {
+            return None;
         }
         let (first, mut total) = (self.arms.len(), 0);
         let arms = split.iter().filter(|backend| backend.weight > 0).map(|backend| {

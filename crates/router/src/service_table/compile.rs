@@ -104,6 +104,7 @@ fn without_routes(policy: &Policy) -> Policy {
         traffic,
         authorization: _,
         mtls,
+        accept_routes_from,
     } = policy;
     Policy {
         routes: Vec::new(),
@@ -127,6 +128,7 @@ fn without_routes(policy: &Policy) -> Policy {
         }),
         authorization: None,
         mtls: *mtls,
+        accept_routes_from: accept_routes_from.clone(),
     }
 }
 

@@ -2,7 +2,7 @@ use std::iter::once;
 
 use fairmesh_balancer::{Exclusion, InlineCandidates, PickContext, ScoredEndpoint, pick, rendezvous::Rank};
 use fairmesh_model::{
-    BalancingPolicy, ShardId,
+    BalancingPolicy, ServiceName, ShardId,
     arith::{Generator, hash_key},
     counted,
 };
@@ -92,6 +92,9 @@ impl ServiceTable {
         seed: u64,
         tracer: &mut W,
     ) -> Result<EndpointPick, Box<PickError>> {
+        if let Some(from) = params.routed_from {
+            self.accept_route(from, tracer)?;
+        }
         let context = PickContext::new(&self.endpoint_stats, self.pick_config, params.avoid, now);
         let mut attempt = AttemptParams { params, context, random: Generator::new(seed) };
         if let Some(table) = &self.region_table {
@@ -106,6 +109,26 @@ impl ServiceTable {
                 Ok(picked)
             }
         }
+    }
+
+    /// Refuses a call that a route of another tenant's service sends here without the consent of this service's policy. The
+    /// target decides: the author of the route would else choose what its callers do elsewhere, with their identities.
+    #[inline(never)]
+    fn accept_route<W: DecisionTracer>(
+        &self,
+        from: &ServiceName,
+        tracer: &mut W,
+    ) -> Result<(), Box<PickError>> {
+        if from.tenant == self.name.tenant {
+            return Ok(());
+        }
+        let is_accepted = self.policy.accepts_routes_from(&self.name, from);
+        tracer.record_step("route", || {
+            let verb = if is_accepted { "accepts" } else { "does not accept" };
+            format!("the policy of {} {verb} routes from {from}, which is of another tenant", self.name)
+        });
+        self.accept_routes_from(from)?;
+        Ok(())
     }
 
     /// Picks from the nearest rank, where any endpoint will do: nearly always one has no exclusion. The error is the

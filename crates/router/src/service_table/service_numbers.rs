@@ -54,7 +54,7 @@ impl ServiceTable {
     /// The routes of the service, of which [`numbers`](Self::numbers) say nothing, for requests to this host, without port and
     /// trailing dot.
     pub fn route_numbers(&self, host: &str) -> RouteNumbers {
-        self.routes.numbers(host, &self.timeouts)
+        self.routes.numbers(host, (&self.name.tenant, &self.timeouts))
     }
 
     /// The service as numbers. `None` if a call needs more than a route and a pick among the candidates of the nearest rank: a limit, a

@@ -1,8 +1,8 @@
 //! Bindings of roles.
 
 use fairmesh_model::{
-    Invalid, ServiceName, Tenant,
-    access::{AccessRole, RoleBinding, Subject},
+    Invalid, Label, ServiceName, Tenant,
+    access::{AccessRole, RoleBinding, Subject, UidRange, WorkloadBounds},
 };
 
 use crate::v1;
@@ -10,7 +10,7 @@ use crate::v1;
 impl From<RoleBinding> for v1::RoleBinding {
     fn from(binding: RoleBinding) -> Self {
         use v1::role_binding::Role;
-        let RoleBinding { role, tenants, services, subjects } = binding;
+        let RoleBinding { role, tenants, services, subjects, workloads } = binding;
         let role = match role {
             AccessRole::Viewer => Role::Viewer,
             AccessRole::Operator => Role::Operator,
@@ -22,6 +22,7 @@ impl From<RoleBinding> for v1::RoleBinding {
             tenants: tenants.into_iter().map(String::from).collect(),
             services: services.iter().map(ToString::to_string).collect(),
             subjects: subjects.iter().map(ToString::to_string).collect(),
+            workloads: workloads.map(Into::into),
         }
     }
 }
@@ -51,8 +52,39 @@ impl TryFrom<v1::RoleBinding> for RoleBinding {
             tenants: tenants.map_err(each("tenants"))?,
             services: services.map_err(each("services"))?,
             subjects: subjects.map_err(each("subjects"))?,
+            workloads: message
+                .workloads
+                .map(WorkloadBounds::try_from)
+                .transpose()
+                .map_err(each("workloads"))?,
         };
         binding.validate()?;
         Ok(binding)
+    }
+}
+
+impl From<WorkloadBounds> for v1::WorkloadBounds {
+    fn from(bounds: WorkloadBounds) -> Self {
+        let uids = bounds.uids.iter().map(|range| v1::UidRange { first: range.first, last: range.last });
+        Self {
+            uids: uids.collect(),
+            cgroups: bounds.cgroups,
+            agents: bounds.agents.into_iter().map(String::from).collect(),
+        }
+    }
+}
+
+impl TryFrom<v1::WorkloadBounds> for WorkloadBounds {
+    type Error = Invalid;
+
+    /// A range whose last user is below its first includes none.
+    fn try_from(message: v1::WorkloadBounds) -> Result<Self, Invalid> {
+        let uids = message.uids.iter().map(|range| UidRange { first: range.first, last: range.last });
+        let agents: Result<Vec<_>, _> = message.agents.into_iter().map(Label::try_from).collect();
+        Ok(Self {
+            uids: uids.collect(),
+            cgroups: message.cgroups,
+            agents: agents.map_err(|e| e.within("agents"))?,
+        })
     }
 }

@@ -1,8 +1,8 @@
 use std::time::Duration;
 
 use fairmesh_model::{
-    Authorization, Backend, HealthCheck, Invalid, Locality, MtlsMode, Policy, Retries, Route, ServiceName,
-    Traffic, within_bounds,
+    Authorization, Backend, HealthCheck, Invalid, Locality, MtlsMode, Policy, Retries, Route, RouteSource,
+    ServiceName, Traffic, within_bounds,
 };
 
 use crate::v1;
@@ -47,6 +47,7 @@ impl From<Policy> for v1::Policy {
                 MtlsMode::Permissive => v1::policy::Mtls::Permissive,
             }
             .into(),
+            accept_routes_from: policy.accept_routes_from.iter().map(ToString::to_string).collect(),
         }
     }
 }
@@ -98,6 +99,11 @@ impl TryFrom<v1::Policy> for Policy {
                 .transpose()
                 .map_err(|e| e.within("authorization"))?,
             mtls,
+            accept_routes_from: message
+                .accept_routes_from
+                .iter()
+                .map(|source| RouteSource::new(source).map_err(|e| e.within("accept_routes_from")))
+                .collect::<Result<_, _>>()?,
         };
         policy.validate()?;
         Ok(policy)

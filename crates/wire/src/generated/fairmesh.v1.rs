@@ -1088,6 +1088,9 @@ pub struct Policy {
     /// Of endpoints that speak mutual TLS.
     #[prost(enumeration = "policy::Mtls", tag = "30")]
     pub mtls: i32,
+    /// Services of other tenants, tenant/service or tenant/\*, whose routes may send calls to this service.
+    #[prost(string, repeated, tag = "31")]
+    pub accept_routes_from: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// Nested message and enum types in `Policy`.
 pub mod policy {
@@ -2073,7 +2076,7 @@ pub struct JoinedAgent {
     pub region: ::prost::alloc::string::String,
 }
 /// Who may do what with the records, at roles/.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RoleBinding {
     #[prost(enumeration = "role_binding::Role", tag = "1")]
     pub role: i32,
@@ -2086,6 +2089,9 @@ pub struct RoleBinding {
     /// Identities and patterns of them, uid:N, user:NAME, group:NAME, anonymous; 1 to 1000.
     #[prost(string, repeated, tag = "4")]
     pub subjects: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Of operators: the programs to which they may give identities of their services; absent: none.
+    #[prost(message, optional, tag = "5")]
+    pub workloads: ::core::option::Option<WorkloadBounds>,
 }
 /// Nested message and enum types in `RoleBinding`.
 pub mod role_binding {
@@ -2134,6 +2140,25 @@ pub mod role_binding {
             }
         }
     }
+}
+/// Programs, by their users or control groups; at most 1000 each.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WorkloadBounds {
+    #[prost(message, repeated, tag = "1")]
+    pub uids: ::prost::alloc::vec::Vec<UidRange>,
+    /// Control groups (version 2) with all below them.
+    #[prost(string, repeated, tag = "2")]
+    pub cgroups: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The agents that may vouch for the programs; empty: all that may vouch for the tenant.
+    #[prost(string, repeated, tag = "3")]
+    pub agents: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UidRange {
+    #[prost(uint32, tag = "1")]
+    pub first: u32,
+    #[prost(uint32, tag = "2")]
+    pub last: u32,
 }
 /// Which callers may use a service.
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -1,4 +1,4 @@
-use fairmesh_model::{Abort, Actions, KeySource, PathMatch, RateLimit, Scope, Share};
+use fairmesh_model::{Abort, Actions, KeySource, PathMatch, RateLimit, RouteSource, Scope, Share};
 
 use super::*;
 
@@ -96,4 +96,40 @@ fn explaining_lists_the_actions_and_counts_no_call() {
         assert!(words[2].0 == "action" && words[2].1.contains("503"), "{words:?}");
     }
     assert_eq!(admitted(&table, "/few"), 3);
+}
+
+#[test]
+fn a_route_of_another_tenant_is_refused_without_consent_of_the_target() {
+    let mut fleet = Fleet::replicated(&[("a", "eu")]);
+    let [own, other] = ["shop/web", "red/api"].map(|name| ServiceName::new(name).unwrap());
+    let pick = |fleet: &Fleet, from: &ServiceName| {
+        let ask = PickParams { routed_from: Some(from), ..PickParams::default() };
+        let table = fleet.compile(None);
+        let explained = table.explain_pick(&ask, 1, 0);
+        assert_eq!(table.pick(&ask, 1, 0).is_ok(), explained.picked.unwrap().is_ok());
+        (table.pick(&ask, 1, 0).map_err(|why| *why), explained.steps[0].detail.clone())
+    };
+    assert!(pick(&fleet, &own).0.is_ok(), "one tenant");
+    let (refused, why) = pick(&fleet, &other);
+    assert_eq!(refused, Err(PickError::RouteNotAccepted { from: other.clone() }));
+    assert_eq!(
+        why,
+        "the policy of shop/cart does not accept routes from red/api, which is of another tenant"
+    );
+    fleet.policy.accept_routes_from = vec![RouteSource::new("red/*").unwrap()];
+    let (accepted, why) = pick(&fleet, &other);
+    assert!(accepted.is_ok() && why.contains("accepts routes from red/api"), "{why}");
+    let table = fleet.compile(None);
+    assert!(fleet.recompile(&table).accept_routes_from(&other).is_ok(), "the rest of the policy is kept");
+}
+
+#[test]
+fn routes_to_another_tenant_are_left_to_the_proxy_by_the_kernel() {
+    let mut fleet = Fleet::replicated(&[("a", "eu")]);
+    let arms = |fleet: &Fleet| fleet.compile(None).route_numbers("cart.shop").arms.len();
+    for (service, sent) in [("shop/next", 1), ("red/api", 0)] {
+        let split = vec![Backend { service: ServiceName::new(service).unwrap(), weight: 1 }];
+        fleet.policy.routes = vec![Route { split, ..below("/", Actions::default()) }];
+        assert_eq!(arms(&fleet), sent, "{service}");
+    }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fairmesh_model::{
-    access::{AccessRole, RoleBinding, Subject},
+    access::{AccessRole, RoleBinding, Subject, UidRange, WorkloadBounds},
     *,
 };
 use proptest::{collection, option, prelude::*, sample::select};
@@ -233,7 +233,9 @@ fn policy() -> impl Strategy<Value = Policy> {
     let balancing = (any::<u32>(), balancing());
     let key = collection::vec(key_source(), 0..3);
     let lookaside = option::of("[a-z]{1,8}:[1-9][0-9]{1,3}");
-    let security = (option::of(authorization()), select(vec![MtlsMode::Strict, MtlsMode::Permissive]));
+    let modes = select(vec![MtlsMode::Strict, MtlsMode::Permissive]);
+    let sources = "[a-z]{1,5}/([a-z]{1,5}|[*])".prop_map(|text| RouteSource::new(&text).unwrap());
+    let security = (option::of(authorization()), modes, collection::vec(sources, 0..3));
     let rest = (option::of(health_check()), lookaside, option::of(traffic()), security);
     (routes, locality(), balancing, timeouts(), (retries, option::of(limit()), key), rest).prop_map(
         |(
@@ -242,7 +244,7 @@ fn policy() -> impl Strategy<Value = Policy> {
             (subset, balancing),
             timeouts,
             (retries, limit, key),
-            (health_check, lookaside, traffic, (authorization, mtls)),
+            (health_check, lookaside, traffic, (authorization, mtls, accept_routes_from)),
         )| {
             Policy {
                 routes,
@@ -257,6 +259,7 @@ fn policy() -> impl Strategy<Value = Policy> {
                 traffic: traffic.map(Box::new),
                 authorization: authorization.map(Box::new),
                 mtls,
+                accept_routes_from,
             }
         },
     )
@@ -518,13 +521,30 @@ fn role_binding() -> impl Strategy<Value = RoleBinding> {
     ];
     (0..3, collection::vec(name(), 0..3), collection::vec(subject, 1..4)).prop_map(
         |(role, tenants, subjects)| match role {
-            0 => RoleBinding { role: AccessRole::Operator, tenants, services: Vec::new(), subjects },
-            1 => RoleBinding { role: AccessRole::Admin, tenants: Vec::new(), services: Vec::new(), subjects },
+            0 => RoleBinding {
+                role: AccessRole::Operator,
+                tenants,
+                services: Vec::new(),
+                subjects,
+                workloads: Some(WorkloadBounds {
+                    uids: vec![UidRange { first: 7, last: 9 }],
+                    cgroups: vec!["/red.slice".into()],
+                    agents: vec!["red-1".parse().unwrap()],
+                }),
+            },
+            1 => RoleBinding {
+                role: AccessRole::Admin,
+                tenants: Vec::new(),
+                services: Vec::new(),
+                subjects,
+                workloads: None,
+            },
             _ => RoleBinding {
                 role: AccessRole::Registrar,
                 tenants: Vec::new(),
                 services: vec![ServiceName::new("shop/cart").unwrap()],
                 subjects,
+                workloads: None,
             },
         },
     )

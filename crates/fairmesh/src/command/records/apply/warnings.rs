@@ -166,6 +166,7 @@ pub(crate) fn warnings(known: Option<&View>, resources: &[&Resource]) -> Vec<Str
             }
             Resource::Policy(name, policy) => {
                 warnings.extend(unreachable_routes(name, policy));
+                warnings.extend(unaccepted_routes(name, policy, known, resources));
                 let conflict = policy.ring_conflict();
                 warnings.extend(conflict.map(|why| format!("the policy of {name}: {why}")));
                 warnings.extend(shares::unknown_regions(name, policy, &shares::regions(known, resources)));
@@ -199,6 +200,29 @@ pub(crate) fn unreachable_routes(name: &ServiceName, policy: &Policy) -> Vec<Str
         ))
     });
     routes.take(MAX_NAMED).collect()
+}
+
+/// Routes to services of other tenants whose policies do not accept them.
+fn unaccepted_routes(
+    name: &ServiceName,
+    policy: &Policy,
+    known: &View,
+    resources: &[&Resource],
+) -> Vec<String> {
+    let accepts = |target: &ServiceName| {
+        let written = shares::policies(resources).into_iter().find(|(of, _)| *of == target);
+        let stored = || Some(&known.services.get(target)?.policy.as_ref()?.value);
+        let policy = written.map(|(_, policy)| policy).or_else(stored);
+        target.tenant == name.tenant || policy.is_some_and(|policy| policy.accepts_routes_from(target, name))
+    };
+    let targets: BTreeSet<_> = policy.routes.iter().flat_map(|route| route.targets()).collect();
+    let refused = targets.into_iter().filter(|target| !accepts(target)).map(|target| {
+        format!(
+            "calls that routes of the policy of {name} send to {target}, a service of another tenant, fail, and its mirrors send \
+             nothing, until the policy of {target} accepts them: its operator writes 'acceptRoutesFrom: [{name}]'"
+        )
+    });
+    refused.take(MAX_NAMED).collect()
 }
 
 /// Classes of shares that no route sets, of the policies among the resources and of the stored ones that they leave.

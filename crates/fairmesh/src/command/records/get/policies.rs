@@ -57,7 +57,16 @@ pub(crate) fn summary(policy: &Policy, kind: Option<ServiceKind>) -> Vec<(&'stat
         ("Outliers", outliers(&policy.balancing.outliers)),
         ("Health", health(policy.health_check.as_ref())),
         ("Lookaside", policy.lookaside.clone().unwrap_or_else(|| "none of its own".into())),
+        ("Accepts", route_sources(policy)),
     ]
+}
+
+fn route_sources(policy: &Policy) -> String {
+    let sources = policy.accept_routes_from.iter().map(ToString::to_string).collect::<Vec<_>>();
+    match sources.is_empty() {
+        true => "routes of its own tenant only".to_owned(),
+        false => format!("routes of its own tenant and of {}", sources.join(", ")),
+    }
 }
 
 fn total(policy: &Policy) -> String {

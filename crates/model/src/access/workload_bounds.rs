@@ -1,0 +1,172 @@
+use std::fmt;
+
+use crate::{Invalid, Label, WorkloadEntry, workload::is_within};
+
+/// Upper bound of the ranges, control groups or agents of the bounds.
+const MAX_BOUNDS: usize = 1000;
+
+/// The programs to which an operator may give identities of its services. Registration is otherwise with administrators, as
+/// SPIRE has it: whoever claims the user of a program takes its identity.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WorkloadBounds {
+    /// Users of programs.
+    pub uids: Vec<UidRange>,
+    /// Control groups (version 2) with all below them.
+    pub cgroups: Vec<String>,
+    /// The agents that may vouch for the programs; empty: all that may vouch for the tenant.
+    pub agents: Vec<Label>,
+}
+
+/// Users by number, the first and the last included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UidRange {
+    /// The first.
+    pub first: u32,
+    /// The last, not below the first.
+    pub last: u32,
+}
+
+impl UidRange {
+    /// Parses `1001` or `1000-1999`.
+    ///
+    /// # Errors
+    /// When it is neither.
+    pub fn parse(text: &str) -> Result<Self, Invalid> {
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        match (first.parse(), last.parse()) {
+            (Ok(first), Ok(last)) if first <= last => Ok(Self { first, last }),
+            _ => Err(Invalid::new(
+                "",
+                format!("'{text}' is no range of users"),
+                "write a number, such as 1001, or two, such as 1000-1999",
+            )),
+        }
+    }
+
+    /// Whether it includes a user.
+    pub fn includes(self, uid: u32) -> bool {
+        (self.first..=self.last).contains(&uid)
+    }
+}
+
+impl fmt::Display for UidRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.first == self.last {
+            true => write!(f, "{}", self.first),
+            false => write!(f, "{}-{}", self.first, self.last),
+        }
+    }
+}
+
+impl WorkloadBounds {
+    /// Whether all programs of a workload are within the bounds: each by its user or by its control group.
+    ///
+    /// # Errors
+    /// What is not.
+    pub fn check(&self, entry: &WorkloadEntry) -> Result<(), String> {
+        let outside = entry.programs.iter().position(|program| {
+            let by_uid = program.uid.is_some_and(|uid| self.uids.iter().any(|range| range.includes(uid)));
+            let within = |cgroup: &str| self.cgroups.iter().any(|bound| is_within(bound, cgroup));
+            let by_cgroup = program.cgroup.as_deref().is_some_and(within);
+            !by_uid && !by_cgroup
+        });
+        if let Some(i) = outside {
+            return Err(format!("programs[{i}] is outside of its users and control groups"));
+        }
+        let permits_agent = |agent: &Label| self.agents.contains(agent);
+        match self.agents.is_empty() || (!entry.agents.is_empty() && entry.agents.iter().all(permits_agent)) {
+            true => Ok(()),
+            false => Err("agents names none, or others than its own".into()),
+        }
+    }
+
+    pub(super) fn validate(&self) -> Result<(), Invalid> {
+        for (field, length) in
+            [("uids", self.uids.len()), ("cgroups", self.cgroups.len()), ("agents", self.agents.len())]
+        {
+            if length > MAX_BOUNDS {
+                return Err(Invalid::new(
+                    field,
+                    format!("has {length}"),
+                    format!("give at most {MAX_BOUNDS}"),
+                ));
+            }
+        }
+        if self.uids.is_empty() && self.cgroups.is_empty() {
+            let hint =
+                "list the users, such as uids: [1000-1999], or control groups, such as cgroups: [/red.slice]";
+            return Err(Invalid::new("uids", "is empty, and so is cgroups", hint));
+        }
+        let is_plain =
+            |path: &str| path.starts_with('/') && path.len() > 1 && path.split('/').skip(1).all(is_name);
+        match self.cgroups.iter().position(|path| !is_plain(path)) {
+            Some(i) => {
+                let problem = format!("'{}' is no absolute path below /", self.cgroups[i]);
+                Err(Invalid::new(
+                    format!("cgroups[{i}]"),
+                    problem,
+                    "write it from /, without a slash at its end",
+                ))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+fn is_name(segment: &str) -> bool {
+    !matches!(segment, "" | "." | "..")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ProgramSelector;
+
+    #[test]
+    fn bounds_include_programs_by_user_or_control_group() {
+        let bounds = WorkloadBounds {
+            uids: vec![UidRange::parse("1000-1999").unwrap()],
+            cgroups: vec!["/red.slice".into()],
+            agents: vec![Label::new("red-1").unwrap()],
+        };
+        let entry = |uid: Option<u32>, cgroup: Option<&str>, agents: &[&str]| WorkloadEntry {
+            programs: vec![ProgramSelector {
+                uid,
+                cgroup: cgroup.map(Into::into),
+                gid: Some(7),
+                ..ProgramSelector::default()
+            }],
+            agents: agents.iter().map(|name| Label::new(*name).unwrap()).collect(),
+        };
+        for (uid, cgroup, agents, is_within) in [
+            (Some(1000), None, &["red-1"][..], true),
+            (Some(1999), Some("/blue.slice"), &["red-1"], true),
+            (None, Some("/red.slice/api"), &["red-1"], true),
+            (Some(2000), None, &["red-1"], false),
+            (None, Some("/red.slices"), &["red-1"], false),
+            (None, None, &["red-1"], false),
+            (Some(1000), None, &[], false),
+            (Some(1000), None, &["red-1", "blue-1"], false),
+        ] {
+            let checked = bounds.check(&entry(uid, cgroup, agents));
+            assert_eq!(checked.is_ok(), is_within, "{uid:?} {cgroup:?} {agents:?}: {checked:?}");
+        }
+    }
+
+    #[test]
+    fn bounds_without_users_and_control_groups_are_refused() {
+        let of = |uids: &[&str], cgroups: &[&str]| WorkloadBounds {
+            uids: uids.iter().map(|text| UidRange::parse(text).unwrap()).collect(),
+            cgroups: cgroups.iter().map(ToString::to_string).collect(),
+            agents: Vec::new(),
+        };
+        assert!(of(&["7"], &[]).validate().is_ok() && of(&[], &["/red.slice"]).validate().is_ok());
+        assert!(of(&[], &[]).validate().is_err());
+        for wrong in ["", "/", "red", "/red/", "/red/../blue"] {
+            assert!(of(&[], &[wrong]).validate().is_err(), "{wrong}");
+        }
+        for wrong in ["", "-", "7-6", "a", "1-2-3", "-1"] {
+            assert!(UidRange::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}
