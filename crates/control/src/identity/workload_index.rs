@@ -1,15 +1,17 @@
 //! The records of which programs may have the identity of a service, decoded, and found by the user of a program.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeSet, HashMap},
     sync::{Arc, Mutex, PoisonError},
 };
 
-use fairmesh_model::{
-    Label, Prefix, ProgramFacts, Record, RecordKey, ServiceName, Tenant, WorkloadEntry, key_kind,
-};
+use fairmesh_model::{Label, ProgramFacts, Record, RecordKey, ServiceName, Tenant, WorkloadEntry, key_kind};
 use fairmesh_rib::Node;
 use fairmesh_wire::records;
+
+/// The most services of one tenant that a program may be, so that no tenant leaves no room for others.
+const MAX_OF_TENANT: usize = 16;
 
 /// Answers for all agents of the mesh, each of which asks every half a minute for each program: it reads only what has changed since
 /// the last answer. Clones share their state.
@@ -35,8 +37,9 @@ impl WorkloadIndex {
         Self { node, cached: Arc::default() }
     }
 
-    /// The services that a program on the machine of an agent may be, in the order of their names, at most `limit`; of all tenants if
-    /// none is given.
+    /// The services that a program on the machine of an agent may be, at most `limit`, and [`MAX_OF_TENANT`] of each tenant; of all
+    /// tenants if none is given. Those with the most conditions on the program come first, and then the order is that of names: a
+    /// record that says less of a program is not its first identity.
     pub(crate) fn select(
         &self,
         (agent, tenants): (&Label, &[Tenant]),
@@ -47,14 +50,22 @@ impl WorkloadIndex {
         cached.follow(&self.node);
         let of_user = cached.by_uid.get(&program.uid).into_iter().flatten();
         let candidates: BTreeSet<_> = of_user.chain(&cached.of_any_user).collect();
-        let may = |service: &&&ServiceName| {
-            (tenants.is_empty() || tenants.contains(&service.tenant))
-                && cached
-                    .by_service
-                    .get(**service)
-                    .is_some_and(|entry| entry.permits_agent(agent) && entry.check(program).is_ok())
-        };
-        candidates.iter().filter(may).take(limit).map(|service| (*service).clone()).collect()
+        let vouched = |service: &&&ServiceName| tenants.is_empty() || tenants.contains(&service.tenant);
+        let selected = candidates.iter().filter(vouched).filter_map(|service| {
+            let entry = cached.by_service.get(*service).filter(|entry| entry.permits_agent(agent))?;
+            Some((Reverse(entry.specificity(program)?), *service))
+        });
+        let mut selected: Vec<_> = selected.collect();
+        selected.sort();
+        let (mut of_tenant, mut services) = (HashMap::<&Tenant, usize>::new(), Vec::new());
+        for (_, service) in selected {
+            let count = of_tenant.entry(&service.tenant).or_default();
+            if *count < MAX_OF_TENANT && services.len() < limit {
+                *count += 1;
+                services.push(service.clone());
+            }
+        }
+        services
     }
 }
 
@@ -66,7 +77,7 @@ impl Cached {
             *self = Self::default();
             // What is written meanwhile is read again as a change.
             let at = node.revision().number;
-            let entries = node.read(&prefixes(node)).1;
+            let entries = node.read(&node.tenant_prefixes("workloads")).1;
             (at, entries.into_iter().map(|(key, entry)| (key, Some(entry))).collect())
         });
         self.at = Some(at);
@@ -107,21 +118,6 @@ impl Cached {
         }
         self.by_service.insert(service.clone(), Arc::new(entry));
     }
-}
-
-/// The folders of workloads of the tenants that have records. Each tenant is found by one step, whatever it has.
-fn prefixes(node: &Node) -> Vec<Prefix> {
-    let mut prefixes = Vec::new();
-    let mut from = "/t/".to_owned();
-    while let Some(key) = node.key_from(&from) {
-        let Some((tenant, _)) = key.strip_prefix("/t/").and_then(|rest| rest.split_once('/')) else {
-            break;
-        };
-        // The character after the slash: past all keys of this tenant.
-        from = format!("/t/{tenant}0");
-        prefixes.extend(Tenant::new(tenant).map(|tenant| Prefix::tenant(&tenant, "workloads")));
-    }
-    prefixes
 }
 
 #[cfg(test)]
@@ -199,5 +195,18 @@ mod tests {
         assert_eq!(rig.select("web-1", &[], 7), [] as [String; 0]);
         let cached = rig.index.cached.lock().unwrap();
         assert_eq!((cached.by_uid.len(), cached.of_any_user.len()), (2, 0), "only users of records are held");
+    }
+
+    #[test]
+    fn specific_records_come_first_and_no_tenant_crowds_others_out() {
+        let rig = Rig::new();
+        for i in 0..64 {
+            rig.write(&format!("aaa/x{i:02}"), Some(entry(&[uid(7)])));
+        }
+        rig.write("blue/web", Some(entry(&[uid(7)])));
+        rig.write("blue/api", Some(entry(&[ProgramSelector { gid: Some(9), ..uid(7) }])));
+        let selected = rig.select("web-1", &[], 7);
+        assert_eq!(selected[0], "blue/api", "it says most of the program");
+        assert_eq!((selected.len(), selected.last().unwrap().as_str()), (MAX_OF_TENANT + 2, "blue/web"));
     }
 }

@@ -1,15 +1,15 @@
 //! Roles that are bound by records.
 
 use fairmesh_model::{
-    Protocol, Record, RecordKey,
-    access::{AccessRole, RoleBinding, Subject},
+    Backend, Mirror, Policy, ProgramSelector, Protocol, Record, RecordKey, Route, Share, WorkloadEntry,
+    access::{AccessRole, RoleBinding, Subject, UidRange, WorkloadBounds},
 };
 use fairmesh_wire::{handshake::Connection, records, v1};
 use tonic::Code;
 
 use super::{
     members::{join, own, start_strict},
-    support::{TestControl, named, policy, policy_key, put, service, service_key},
+    support::{TestControl, delete, named, policy, policy_key, put, service, service_key},
 };
 
 pub(crate) fn binding(role: AccessRole, tenants: &[&str], services: &[&str], subject: &str) -> RoleBinding {
@@ -18,6 +18,7 @@ pub(crate) fn binding(role: AccessRole, tenants: &[&str], services: &[&str], sub
         tenants: tenants.iter().map(|name| name.parse().unwrap()).collect(),
         services: services.iter().map(|name| named(name)).collect(),
         subjects: vec![Subject::parse(subject).unwrap()],
+        workloads: None,
     }
 }
 
@@ -110,5 +111,113 @@ async fn pages_need_a_role_for_callers_without_an_identity() {
     let other = body.replace("shop/cart", "bank/vault");
     assert!(control.http("POST", "/v1/register", &other).await.0.contains("404"));
     assert!(control.http("PUT", "/v1/shards/shop/cart", "{}").await.0.contains("403"));
+    control.stop().await;
+}
+
+/// A policy whose only route splits calls to a service, or mirrors them.
+fn routed(to: &str, mirrors: bool) -> Vec<u8> {
+    let mut route = Route::new("all".parse().unwrap());
+    match mirrors {
+        true => route.actions.mirror = Some(Mirror { service: named(to), share: Share::ALL }),
+        false => route.split = vec![Backend { service: named(to), weight: 1 }],
+    }
+    let policy = Policy { routes: vec![route], ..Policy::default() };
+    records::encode(&Record::Policy(policy)).to_vec()
+}
+
+#[tokio::test]
+async fn an_author_names_only_services_that_it_may_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = start_strict(folder.path()).await;
+    let agent = join(&control, "web-1", &["red"], "eu").await;
+    let alice = agent.issue(&control, "fairmesh/operator/web-1.alice").await.unwrap();
+    let connection = alice.connect(&control).await;
+    let subject = "fairmesh/operator/web-1.alice";
+    bind(&control, "alice", binding(AccessRole::Operator, &["red"], &[], subject)).await;
+    apply(&connection, vec![put(service_key("red/api"), service(Protocol::Http1))]).await.unwrap();
+    let named_by = |to: &str, mirrors| vec![put(policy_key("red/api"), routed(to, mirrors))];
+    for mirrors in [false, true] {
+        let refused = apply(&connection, named_by("blue/vault", mirrors)).await.unwrap_err();
+        assert_eq!(refused.code(), Code::NotFound, "{refused}");
+        let written = v1::WriteRequest { ops: named_by("blue/vault", mirrors) };
+        let refused = connection.rib().write(written).await.unwrap_err();
+        assert_eq!(refused.code(), Code::NotFound, "{refused}");
+        apply(&connection, named_by("red/next", mirrors)).await.unwrap();
+    }
+    // Who lost the right to read it does not bring the route back either.
+    bind(&control, "blue", binding(AccessRole::Viewer, &["blue"], &[], subject)).await;
+    apply(&connection, named_by("blue/vault", false)).await.unwrap();
+    let history = v1::GetHistoryRequest { kind: "policies".into(), service: "red/api".into() };
+    let history = connection.admin().get_history(history).await.unwrap().into_inner();
+    let revision = history.changes.iter().map(|change| change.revision).max().unwrap();
+    apply(&connection, vec![put(policy_key("red/api"), policy(5))]).await.unwrap();
+    bind(&control, "blue", binding(AccessRole::Viewer, &["green"], &[], subject)).await;
+    let rollback = |revision| v1::RollbackRequest {
+        kind: "policies".into(),
+        service: "red/api".into(),
+        revision,
+        ..Default::default()
+    };
+    let refused = connection.admin().rollback(rollback(revision)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::NotFound, "{refused}");
+    control.stop().await;
+}
+
+#[tokio::test]
+async fn callers_of_a_service_do_not_read_its_history() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = start_strict(folder.path()).await;
+    apply(&own(&control).await, vec![put(policy_key("blue/vault"), policy(5))]).await.unwrap();
+    let [blue, red] =
+        [join(&control, "blue-1", &["blue"], "eu").await, join(&control, "red-1", &["red"], "eu").await];
+    let read = async |connection: &Connection| {
+        let request = v1::GetHistoryRequest { kind: "policies".into(), service: "blue/vault".into() };
+        connection.admin().get_history(request).await
+    };
+    let red = red.connect(&control).await;
+    assert_eq!(self::read(&red, "/t/blue/policies/vault").await.unwrap(), 1, "by default all may call");
+    assert_eq!(read(&red).await.unwrap_err().code(), Code::PermissionDenied);
+    assert_eq!(read(&blue.connect(&control).await).await.unwrap().into_inner().changes.len(), 1);
+    control.stop().await;
+}
+
+fn workload(uid: u32) -> Vec<u8> {
+    let programs = vec![ProgramSelector { uid: Some(uid), ..ProgramSelector::default() }];
+    records::encode(&Record::Workload(WorkloadEntry { agents: Vec::new(), programs })).to_vec()
+}
+
+#[tokio::test]
+async fn an_operator_registers_workloads_within_its_delegation_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = start_strict(folder.path()).await;
+    let agent = join(&control, "web-1", &[], "eu").await;
+    let alice = agent.issue(&control, "fairmesh/operator/web-1.alice").await.unwrap();
+    let connection = alice.connect(&control).await;
+    let key = |name: &str| RecordKey::Workload(named(name)).to_string();
+    let claim = |name: &str, uid| vec![put(key(name), workload(uid))];
+    apply(&own(&control).await, claim("blue/web", 1500)).await.unwrap();
+    let subject = "fairmesh/operator/web-1.alice";
+    let operator = binding(AccessRole::Operator, &["red"], &[], subject);
+    bind(&control, "alice", operator.clone()).await;
+    let refused = apply(&connection, claim("red/x", 1001)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied, "registration is with administrators: {refused}");
+
+    let uids = vec![UidRange::parse("1000-1999").unwrap()];
+    let workloads = Some(WorkloadBounds { uids, ..WorkloadBounds::default() });
+    bind(&control, "alice", RoleBinding { workloads, ..operator }).await;
+    apply(&connection, claim("red/x", 1001)).await.unwrap();
+    for (name, uid, why) in [
+        ("red/x", 2000, "outside of its users"),
+        ("red/x", 1500, "another tenant's workload"),
+        ("blue/x", 1001, "there is no service"),
+    ] {
+        let refused = apply(&connection, claim(name, uid)).await.unwrap_err();
+        assert!(refused.message().contains(why), "{name} {uid}: {refused}");
+        let written = v1::WriteRequest { ops: claim(name, uid) };
+        assert!(connection.rib().write(written).await.is_err(), "{name} {uid}");
+    }
+    // An administrator may let a program be of several tenants.
+    apply(&own(&control).await, claim("red/y", 1500)).await.unwrap();
+    apply(&connection, vec![delete(key("red/x"))]).await.unwrap();
     control.stop().await;
 }

@@ -233,6 +233,11 @@ impl Prefix {
         Self("/g/identity/".into())
     }
 
+    /// The agents that joined.
+    pub fn agents() -> Self {
+        Self("/g/identity/agents/".into())
+    }
+
     /// Whether it is a folder rather than one key.
     pub fn is_folder(&self) -> bool {
         self.0.ends_with('/')
