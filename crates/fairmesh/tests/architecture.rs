@@ -103,7 +103,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     // Holds keys and knows nothing of calls.
     ("keyserver", &["model", "listen", "exposition", "wire", "identity"]),
-    ("lookaside", &["model", "listen", "exposition", "wire", "router", "signals", "calls"]),
+    ("lookaside", &["model", "listen", "exposition", "wire", "rib", "router", "signals", "calls"]),
     (
         "control",
         &[

@@ -11,6 +11,7 @@
 mod admin;
 mod connections;
 mod error;
+mod grants;
 mod lease_table;
 mod metrics;
 mod picker;
@@ -27,8 +28,10 @@ pub use run::run;
 /// The configuration of a lookaside.
 #[derive(Clone, Debug)]
 pub struct LookasideConfig {
-    /// How connections are accepted.
+    /// How connections are accepted, and opened to upstreams.
     pub transport: Transport,
+    /// Agents or control planes whose records say what callers may read.
+    pub upstreams: Vec<Address>,
     /// The address for callers.
     pub listen: Address,
     /// The address of `/metrics`, `/healthz` and `/readyz`.

@@ -17,7 +17,7 @@ use fairmesh_calls::{
     forwarding::service_state,
 };
 use fairmesh_model::{
-    InstanceId, KeyRange, Locality, Policy, Protocol, Role, ServiceName, ShardKey, arith::mix64,
+    Identity, InstanceId, KeyRange, Locality, Policy, Protocol, Role, ServiceName, ShardKey, arith::mix64,
 };
 use fairmesh_router::{
     EndpointPick, EndpointRef, EndpointTarget, LoadReport, Outcome, PickParams, RequestView, ServiceTable,
@@ -25,9 +25,11 @@ use fairmesh_router::{
 use fairmesh_signals::CallCounters;
 
 use prometheus_client::registry::Registry;
+use tonic::Status;
 
 use crate::{
     LeaseTerms, Limits,
+    grants::Grants,
     lease_table::LeaseTable,
     metrics::{Metrics, add},
 };
@@ -52,6 +54,7 @@ struct Lease {
 /// The request of a caller.
 #[derive(Clone, Debug)]
 pub(crate) struct PickQuery {
+    pub(crate) caller: Identity,
     pub(crate) service: ServiceName,
     pub(crate) key: Option<ShardKey>,
     pub(crate) role: Option<Role>,
@@ -85,6 +88,7 @@ pub(crate) struct LeaseReport {
 #[derive(Debug)]
 pub(crate) struct Picker {
     mesh: Mesh,
+    grants: Grants,
     services: Mutex<HashMap<ServiceName, ServiceHandle>>,
     leases: Mutex<LeaseTable<Lease>>,
     clock: Clock,
@@ -94,9 +98,10 @@ pub(crate) struct Picker {
 }
 
 impl Picker {
-    pub(crate) fn new(mesh: Mesh, lease_terms: LeaseTerms, limits: Limits) -> Self {
+    pub(crate) fn new(mesh: Mesh, grants: Grants, (lease_terms, limits): (LeaseTerms, Limits)) -> Self {
         Self {
             mesh,
+            grants,
             services: Mutex::default(),
             leases: Mutex::new(LeaseTable::new(limits.leases)),
             clock: Clock::start(),
@@ -110,8 +115,8 @@ impl Picker {
     /// Picks endpoints and leases them.
     ///
     /// # Errors
-    /// The fault of a call of the library.
-    pub(crate) async fn pick(&self, query: &PickQuery) -> Result<PickResult, Fault> {
+    /// The fault of a call of the library, or that the caller may not know the service.
+    pub(crate) async fn pick(&self, query: &PickQuery) -> Result<PickResult, Status> {
         let picked = self.try_pick(query).await;
         match &picked {
             Ok(picked) => add(&self.metrics.leases, picked.leases.len() as u64),
@@ -120,17 +125,39 @@ impl Picker {
         picked
     }
 
-    async fn try_pick(&self, query: &PickQuery) -> Result<PickResult, Fault> {
-        let requested = self.ready(&query.service).await?;
+    async fn try_pick(&self, query: &PickQuery) -> Result<PickResult, Status> {
+        let requested = self.ready(&query.service).await;
+        self.permit(query, (&query.service, requested.as_ref().ok())).await?;
+        let requested = requested?;
         let target = match &*service_state(&requested) {
             ServiceState::Ready(ready) => self.route_target(&ready.upstream).clone(),
-            _ => return Err(changing(&query.service)),
+            _ => return Err(changing(&query.service).into()),
         };
-        let routed = if target == query.service { requested } else { self.ready(&target).await? };
+        let routed = match target == query.service {
+            true => requested,
+            false => {
+                let routed = self.ready(&target).await?;
+                self.permit(query, (&target, Some(&routed))).await?;
+                routed
+            }
+        };
         match &*service_state(&routed) {
-            ServiceState::Ready(ready) => self.lease(ready, query),
-            _ => Err(changing(&target)),
+            ServiceState::Ready(ready) => self.lease(ready, query).map_err(Status::from),
+            _ => Err(changing(&target).into()),
         }
+    }
+
+    /// Whether the caller may be told of a service, whose records are in the handle if it has any.
+    async fn permit(
+        &self,
+        query: &PickQuery,
+        (service, handle): (&ServiceName, Option<&ServiceHandle>),
+    ) -> Result<(), Status> {
+        let authorization = || match &*service_state(handle?) {
+            ServiceState::Ready(ready) => ready.read_authorization(),
+            _ => None,
+        };
+        self.grants.check(&query.caller, service, authorization).await
     }
 
     /// The service that a call is routed to, without its path and headers.
@@ -302,6 +329,7 @@ fn choose(
             class: None,
             call_seed,
             admitted: !chosen.is_empty(),
+            routed_from: (query.service != *upstream.name()).then_some(&query.service),
         };
         let picked = match upstream.pick(&ask, now, seed) {
             Ok(picked) => picked,

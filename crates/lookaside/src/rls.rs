@@ -5,9 +5,10 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use fairmesh_model::{Invalid, Role, ServiceName};
-use fairmesh_wire::grpc_lookup::{
-    RouteLookupRequest, RouteLookupResponse, route_lookup_service_server::RouteLookupService,
+use fairmesh_model::{Identity, Invalid, Role, ServiceName};
+use fairmesh_wire::{
+    grpc_lookup::{RouteLookupRequest, RouteLookupResponse, route_lookup_service_server::RouteLookupService},
+    identity_of,
 };
 use tonic::{Request, Response, Status};
 
@@ -30,13 +31,14 @@ impl RouteLookupService for RouteLookups {
         &self,
         request: Request<RouteLookupRequest>,
     ) -> Result<Response<RouteLookupResponse>, Status> {
+        let caller = identity_of(&request);
         let request = request.into_inner();
         if !matches!(request.target_type.as_str(), "" | "grpc") {
             let message = format!("target type '{}' is not supported; send 'grpc'", request.target_type);
             return Err(Status::invalid_argument(message));
         }
-        let query = pick_query(&request.key_map).map_err(|problem| invalid_argument(&problem))?;
-        let picked = self.0.pick(&query).await.map_err(Status::from)?;
+        let query = pick_query(caller, &request.key_map).map_err(|problem| invalid_argument(&problem))?;
+        let picked = self.0.pick(&query).await?;
         add(&self.0.metrics.lookups, 1);
         Ok(Response::new(RouteLookupResponse {
             targets: picked.leases.iter().map(|(_, target)| target.address.to_string()).collect(),
@@ -45,11 +47,12 @@ impl RouteLookupService for RouteLookups {
     }
 }
 
-fn pick_query(keys: &BTreeMap<String, String>) -> Result<PickQuery, Invalid> {
+fn pick_query(caller: Identity, keys: &BTreeMap<String, String>) -> Result<PickQuery, Invalid> {
     let of = |name: &str| keys.get(name).map(String::as_str).filter(|text| !text.is_empty());
     let missing =
         || Invalid::new("key_map", "it has no 'service'", "send tenant/service, or service.tenant as a host");
     Ok(PickQuery {
+        caller,
         service: service(of("service").ok_or_else(missing)?).map_err(|problem| problem.within("service"))?,
         key: of("key").map(str::parse).transpose().map_err(|problem: Invalid| problem.within("key"))?,
         role: of("role").map(Role::new).transpose().map_err(|problem| problem.within("role"))?,

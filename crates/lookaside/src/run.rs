@@ -18,6 +18,7 @@ use crate::{
     LookasideConfig, LookasideError,
     admin::{AdminServer, PageState},
     connections::serve,
+    grants::Grants,
     picker::Picker,
     rls::RouteLookups,
     service::LookasideService,
@@ -41,8 +42,9 @@ pub async fn run(
     mesh: Mesh,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), LookasideError> {
-    let LookasideConfig { transport, listen, admin, lease_terms, limits } = config;
-    let picker = Arc::new(Picker::new(mesh, lease_terms, limits));
+    let LookasideConfig { transport, upstreams, listen, admin, lease_terms, limits } = config;
+    let grants = Grants::follow(upstreams, transport.clone());
+    let picker = Arc::new(Picker::new(mesh, grants, (lease_terms, limits)));
     let listeners = Listeners::default();
     let calls_of = listeners.acceptor(
         &listen::table::LOOKASIDE_GRPC,

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use fairmesh_model::{InstanceId, Invalid, Protocol, Role, ServiceName, ShardKey};
+use fairmesh_model::{Identity, InstanceId, Invalid, Protocol, Role, ServiceName, ShardKey};
 use fairmesh_router::LoadReport;
 use fairmesh_wire::{
+    identity_of,
     lookaside::v1::{
         Lease, Load, PickRequest, PickResponse, ReportRequest, ReportResponse, lookaside_server::Lookaside,
     },
@@ -28,8 +29,9 @@ pub(crate) struct LookasideService(pub(crate) Arc<Picker>);
 #[tonic::async_trait]
 impl Lookaside for LookasideService {
     async fn pick(&self, request: Request<PickRequest>) -> Result<Response<PickResponse>, Status> {
-        let query = pick_query(request.into_inner()).map_err(|problem| invalid_argument(&problem))?;
-        let picked = self.0.pick(&query).await.map_err(Status::from)?;
+        let caller = identity_of(&request);
+        let query = pick_query(caller, request.into_inner()).map_err(|problem| invalid_argument(&problem))?;
+        let picked = self.0.pick(&query).await?;
         add(&self.0.metrics.picks, 1);
         Ok(Response::new(self.response(picked)))
     }
@@ -76,9 +78,10 @@ impl LookasideService {
     }
 }
 
-fn pick_query(request: PickRequest) -> Result<PickQuery, Invalid> {
+fn pick_query(caller: Identity, request: PickRequest) -> Result<PickQuery, Invalid> {
     let avoid = request.avoid.into_iter().take(MAX_ENDPOINTS).map(InstanceId::new);
     Ok(PickQuery {
+        caller,
         service: ServiceName::new(request.service).map_err(|problem| problem.within("service"))?,
         key: read_key(&request.key)?,
         role: match request.role.as_str() {

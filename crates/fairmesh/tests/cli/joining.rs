@@ -100,7 +100,8 @@ fn a_program_without_an_agent_registers_through_a_replica_by_its_own_rights() {
     mesh.apply("kind: Service\nname: shop/catalog\n").ok();
     let (_beside, beside) = agent(&mesh, "web-1", &tcp, Some(&token(&mesh, &["web-1"])));
     wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
-    let [replica, listen, program] = [free_port(), free_port(), echo()].map(|port| format!("127.0.0.1:{port}"));
+    let [replica, listen, program] =
+        [free_port(), free_port(), echo()].map(|port| format!("127.0.0.1:{port}"));
     let state = mesh.path("replica").to_str().unwrap().to_owned();
     let replicating = ["rib", "replica", "--name", "eu", "--metrics", "none", "--require-identity"];
     let addresses = ["--upstream", &tcp, "--agent", &beside, "--listen", &replica, "--state-dir", &state];

@@ -94,6 +94,7 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
     }
     let config = LookasideConfig {
         transport: transport.clone(),
+        upstreams: vec![args.control.clone().or(args.agent.clone()).unwrap_or_else(connect::agent)],
         listen: args.listen,
         admin: args.admin.0,
         lease_terms: LeaseTerms { ttl: args.lease, calls: args.lease_calls },
