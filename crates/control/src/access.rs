@@ -20,7 +20,7 @@ pub(crate) use grpc::guard_calls;
 pub(crate) use http::guard_pages;
 use trust::RecordedTrust;
 
-use crate::user_tokens::UserTokens;
+use crate::{audit::AuditLog, user_tokens::UserTokens};
 
 /// What decides on calls. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -28,15 +28,16 @@ pub(crate) struct Access {
     pub(crate) control: AccessControl,
     trust: Arc<RecordedTrust>,
     tokens: UserTokens,
+    audit: AuditLog,
 }
 
 impl Access {
     pub(crate) fn new(
         control: AccessControl,
         (node, revocations): (Node, RevocationList),
-        tokens: UserTokens,
+        (tokens, audit): (UserTokens, AuditLog),
     ) -> Self {
         let trust = Arc::new(RecordedTrust::new(node, revocations));
-        Self { control, trust, tokens }
+        Self { control, trust, tokens, audit }
     }
 }

@@ -18,7 +18,10 @@ use fairmesh_store::{PartitionedStore, Store, author::saying};
 use fairmesh_wire::{identity_of, run_blocking, software_of, transport::Waits, v1};
 use tonic::{Request, Response, Status};
 
-use crate::{audit::AuditLog, served_rib::write_error};
+use crate::{
+    audit::{AuditLog, Log},
+    served_rib::write_error,
+};
 pub use history::HISTORY_KEPT;
 use planned_write::{Author, DesiredRecord, PlannedWrite};
 
@@ -77,7 +80,9 @@ impl v1::admin_server::Admin for AdminService {
         &self,
         request: Request<v1::ReadAuditRequest>,
     ) -> Result<Response<v1::ReadAuditResponse>, Status> {
-        let read = self.audit.read(request.into_inner().after).await;
+        let v1::ReadAuditRequest { after, activity } = request.into_inner();
+        let log = if activity { Log::Activity } else { Log::Security };
+        let read = self.audit.read(log, after).await;
         let (entries, last) =
             read.map_err(|error| Status::internal(format!("the log of writes cannot be read: {error}")))?;
         Ok(Response::new(v1::ReadAuditResponse { entries, last }))

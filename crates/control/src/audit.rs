@@ -1,15 +1,18 @@
 //! The log of writes: who wrote what, and what was there before. Append-only, chained by hashes, bounded in size.
 //!
 //! It is a file of this control plane, `audit.log` in its data directory, and not in the store: what may write records
-//! could otherwise rewrite what it wrote. Each line has the SHA-256 of its content, which names that of the line before, so
+//! could otherwise rewrite what it wrote. What happens often, such as registrations, has a file and a chain of its own, so that
+//! it takes no space from the rest ([`Log`]); and each author has a quota, for the same reason. Each line has the SHA-256 of its content, which names that of the line before, so
 //! that a change, an insertion and a removal in between show; the end of the log has to be kept elsewhere to show that it
 //! was cut.
 
 mod changes;
 mod entry;
 mod file;
+mod quota;
 
 use std::{
+    collections::{HashMap, hash_map::Entry},
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -18,8 +21,9 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{Revision, StoreId};
+use fairmesh_model::{Revision, StoreId, key_kind};
 use fairmesh_rib::{Commit, Node};
+use fairmesh_store::author;
 use tokio::{
     sync::{mpsc, oneshot},
     task::spawn_blocking,
@@ -28,8 +32,53 @@ use tokio::{
 
 use changes::CommittedChanges;
 pub(crate) use entry::hex;
-pub use entry::{AuditChange, AuditEntry, AuditValue, BrokenChain, ChainReader};
+pub use entry::{AuditChange, AuditEntry, AuditEvent, AuditValue, BrokenChain, ChainReader};
 use file::AuditFile;
+
+/// Kinds of records that change often, by registrations and moves.
+const ACTIVE_KINDS: [&str; 3] = ["endpoints", "shards", "moves"];
+/// Least time between two entries that say that the same caller has read the log.
+const READ_INTERVAL_MS: u64 = 600_000;
+/// The longest reason of a refusal, in bytes.
+const MAX_REASON: usize = 300;
+
+/// A log, with its files and its chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Log {
+    /// Writes of configuration, roles and identities; tokens that were made.
+    Security,
+    /// Writes of endpoints and shard maps; refused calls, issued certificates, reads of the logs.
+    Activity,
+}
+
+impl Log {
+    /// Both logs.
+    pub const ALL: [Self; 2] = [Self::Security, Self::Activity];
+
+    /// Its name.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Security => "security",
+            Self::Activity => "activity",
+        }
+    }
+
+    /// The current file.
+    const fn current(self) -> &'static str {
+        match self {
+            Self::Security => "audit.log",
+            Self::Activity => "audit-activity.log",
+        }
+    }
+
+    /// The file before it.
+    const fn former(self) -> &'static str {
+        match self {
+            Self::Security => "audit.1.log",
+            Self::Activity => "audit-activity.1.log",
+        }
+    }
+}
 
 /// Entries that wait for the disk. Writers wait for room, so that a slow disk loses none.
 const QUEUE: usize = 1024;
@@ -62,7 +111,7 @@ enum Queued {
 }
 
 /// An entry that has no number yet.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Draft {
     at_ms: u64,
     who: String,
@@ -70,15 +119,41 @@ struct Draft {
     store: String,
     message: Option<String>,
     changes: Vec<AuditChange>,
+    event: Option<AuditEvent>,
 }
 
-/// The last revision of a store that the log in a folder has, if its last entry is of that store. A store that is behind it
-/// was restored from a copy.
+impl Draft {
+    fn of_event(at_ms: u64, who: String, event: AuditEvent) -> Self {
+        let (store, changes) = (String::new(), Vec::new());
+        Self { at_ms, who, revision: 0, store, message: None, changes, event: Some(event) }
+    }
+
+    /// The log that it belongs to.
+    fn log(&self) -> Log {
+        match &self.event {
+            Some(AuditEvent::Denied { .. } | AuditEvent::Certificate { .. } | AuditEvent::Read { .. }) => {
+                Log::Activity
+            }
+            Some(_) => Log::Security,
+            None if self.changes.iter().all(|change| is_active(&change.key)) => Log::Activity,
+            None => Log::Security,
+        }
+    }
+}
+
+fn is_active(key: &str) -> bool {
+    key_kind(key).is_some_and(|kind| ACTIVE_KINDS.contains(&kind))
+}
+
+/// The last revision of a store that the logs in a folder have, if their last entries are of that store. A store that is behind
+/// it was restored from a copy.
 pub(crate) async fn last_revision(folder: &Path, store: StoreId) -> Option<u64> {
-    let folder = folder.to_owned();
+    let (folder, store) = (folder.to_owned(), store.to_string());
     // A log that cannot be read is no reason not to start.
-    let last = spawn_blocking(move || file::last_entry(&folder)).await.ok()?.ok()??;
-    (last.store? == store.to_string()).then_some(last.revision)
+    let last = move |log| file::last_entry(&folder, log).ok().flatten();
+    let last = spawn_blocking(move || Log::ALL.map(last)).await.ok()?;
+    let of_store = last.into_iter().flatten().filter(|entry| entry.store.as_ref() == Some(&store));
+    of_store.map(|entry| entry.revision).max()
 }
 
 impl AuditLog {
@@ -109,10 +184,42 @@ impl AuditLog {
         if changes.is_empty() {
             return;
         }
-        let who = author.map_or_else(|| "control plane".to_owned(), |author| author.to_string());
+        let who = author.map_or_else(caller, |author| author.to_string());
         let (at_ms, store) = (crate::admin::now_ms(), store.to_string());
         let message = message.map(|message| message.to_string());
-        let draft = Draft { at_ms, who, revision, store, message, changes };
+        let (active, other): (Vec<_>, Vec<_>) =
+            changes.into_iter().partition(|change| is_active(&change.key));
+        for changes in [other, active].into_iter().filter(|changes| !changes.is_empty()) {
+            let (who, store, message) = (who.clone(), store.clone(), message.clone());
+            self.send(Draft { at_ms, who, revision, store, message, changes, event: None }).await;
+        }
+    }
+
+    /// Logs an event of the caller for whom this task works.
+    pub(crate) async fn note(&self, event: AuditEvent) {
+        self.send(Draft::of_event(crate::admin::now_ms(), caller(), event)).await;
+    }
+
+    /// Logs a refusal.
+    pub(crate) fn note_denied(&self, who: &str, method: &str, reason: &str) {
+        let reason = reason[..reason.floor_char_boundary(MAX_REASON)].to_owned();
+        self.note_at_once(who.to_owned(), AuditEvent::Denied { method: method.to_owned(), reason });
+    }
+
+    /// Logs a certificate for the caller for whom this task works.
+    pub(crate) fn note_certificate(&self, identity: String) {
+        self.note_at_once(caller(), AuditEvent::Certificate { identity });
+    }
+
+    /// Never waits: while the disk is behind, the entry is left out and counted as lost.
+    fn note_at_once(&self, who: String, event: AuditEvent) {
+        let draft = Draft::of_event(crate::admin::now_ms(), who, event);
+        if self.shared.queue.try_send(Queued::Draft(draft)).is_err() {
+            self.shared.lost.fetch_add(1, Relaxed);
+        }
+    }
+
+    async fn send(&self, draft: Draft) {
         if self.shared.queue.send(Queued::Draft(draft)).await.is_err() {
             self.shared.lost.fetch_add(1, Relaxed);
         }
@@ -125,7 +232,8 @@ impl AuditLog {
 
     /// Lines after the entry with this number, oldest first, and whether none follows: all writes that were acknowledged
     /// before, unless the disk is too slow.
-    pub(crate) async fn read(&self, after: u64) -> std::io::Result<(Vec<String>, bool)> {
+    pub(crate) async fn read(&self, log: Log, after: u64) -> std::io::Result<(Vec<String>, bool)> {
+        self.note(AuditEvent::Read { log: log.as_str().into() }).await;
         let (told, written) = oneshot::channel();
         let flushed = async {
             if self.shared.queue.send(Queued::Reader(told)).await.is_ok() {
@@ -135,45 +243,94 @@ impl AuditLog {
         };
         let _ = timeout(READ_WAIT, flushed).await;
         let folder = self.shared.folder.clone();
-        spawn_blocking(move || file::read(&folder, after, MAX_PAGE)).await.map_err(std::io::Error::other)?
+        spawn_blocking(move || file::read(&folder, log, after, MAX_PAGE))
+            .await
+            .map_err(std::io::Error::other)?
     }
+}
+
+fn caller() -> String {
+    author::current().map_or_else(|| "control plane".to_owned(), |who| who.to_string())
 }
 
 /// Writes entries until the log is dropped.
 fn write_all(folder: &Path, mut queue: mpsc::Receiver<Queued>, lost: &AtomicU64) {
-    let mut file = AuditFile::open(folder);
-    while let Some(queued) = queue.blocking_recv() {
-        let draft = match queued {
-            Queued::Draft(draft) => draft,
-            Queued::Reader(_) => continue,
-        };
+    let mut writers = Log::ALL.map(|log| Writer { folder, log, file: AuditFile::open(folder, log) });
+    let mut reads = HashMap::new();
+    while let Some(mut queued) = queue.blocking_recv() {
         let mut reader = None;
-        if let Err(error) = &file {
-            tracing::error!(%error, folder = %folder.display(), "the log of writes cannot be opened; retrying");
-            file = AuditFile::open(folder);
-        }
-        let written = match &mut file {
-            Ok(file) => {
-                let mut written = file.append(draft);
-                while written.is_ok()
-                    && reader.is_none()
-                    && let Ok(queued) = queue.try_recv()
-                {
-                    match queued {
-                        Queued::Draft(draft) => written = file.append(draft),
-                        Queued::Reader(waiting) => reader = Some(waiting),
-                    }
+        loop {
+            match queued {
+                Queued::Draft(draft) if is_repeated_read(&draft, &mut reads) => {}
+                Queued::Draft(draft) => {
+                    let log = draft.log();
+                    let writer = writers.iter_mut().find(|writer| writer.log == log);
+                    // There is one of each.
+                    writer.into_iter().for_each(|writer| writer.append(draft.clone(), lost));
                 }
-                written.and_then(|()| file.sync())
+                Queued::Reader(waiting) => {
+                    reader = Some(waiting);
+                    break;
+                }
             }
+            match queue.try_recv() {
+                Ok(next) => queued = next,
+                Err(_) => break,
+            }
+        }
+        writers.iter_mut().for_each(|writer| writer.sync(reader.is_some(), lost));
+        drop(reader);
+    }
+    writers.iter_mut().for_each(|writer| writer.sync(true, lost));
+}
+
+/// Whether an entry says again that a caller has read a log. One that follows the log reads it every second.
+fn is_repeated_read(draft: &Draft, reads: &mut HashMap<(String, String), u64>) -> bool {
+    let Some(AuditEvent::Read { log }) = &draft.event else { return false };
+    reads.retain(|_, at_ms| draft.at_ms.abs_diff(*at_ms) < READ_INTERVAL_MS);
+    match reads.entry((draft.who.clone(), log.clone())) {
+        Entry::Occupied(_) => true,
+        Entry::Vacant(vacant) => {
+            vacant.insert(draft.at_ms);
+            false
+        }
+    }
+}
+
+/// The file of a log, which is opened again after an error.
+struct Writer<'a> {
+    folder: &'a Path,
+    log: Log,
+    file: std::io::Result<AuditFile>,
+}
+
+impl Writer<'_> {
+    fn append(&mut self, draft: Draft, lost: &AtomicU64) {
+        if let Err(error) = &self.file {
+            tracing::error!(%error, folder = %self.folder.display(), "the log of writes cannot be opened; retrying");
+            self.file = AuditFile::open(self.folder, self.log);
+        }
+        let written = match &mut self.file {
+            Ok(file) => file.append(draft),
             Err(_) => Err(std::io::Error::other("it is not open")),
         };
+        self.check(written, lost);
+    }
+
+    /// Brings entries to the disk, with how many were counted if somebody reads them.
+    fn sync(&mut self, with_counted: bool, lost: &AtomicU64) {
+        let Ok(file) = &mut self.file else { return };
+        let counted = file.write_counted(crate::admin::now_ms(), with_counted);
+        let synced = counted.and_then(|()| file.sync());
+        self.check(synced, lost);
+    }
+
+    fn check(&mut self, written: std::io::Result<()>, lost: &AtomicU64) {
         if let Err(error) = written {
             lost.fetch_add(1, Relaxed);
             tracing::error!(%error, "a write is missing in the log of writes; free space on its disk");
             // A line may be there in part, which opening removes.
-            file = AuditFile::open(folder);
+            self.file = AuditFile::open(self.folder, self.log);
         }
-        drop(reader);
     }
 }

@@ -28,7 +28,7 @@ use tonic::Status;
 pub(crate) use service::{IdentityService, is_own};
 use workload_index::WorkloadIndex;
 
-use crate::{ControlConfig, ControlError, served_rib::write_error};
+use crate::{ControlConfig, ControlError, audit::AuditLog, served_rib::write_error};
 
 /// The folder of the authority within the data directory, and of the tokens within that.
 const CA_FOLDER: &str = "ca";
@@ -195,10 +195,10 @@ impl IdentityService {
     pub(crate) fn new(
         issuing: Option<Arc<Issuing>>,
         (node, store): (&Node, &Arc<dyn Store>),
-        access: AccessControl,
+        (access, audit): (AccessControl, AuditLog),
     ) -> Self {
         let selectors = WorkloadIndex::new(node.clone());
-        Self { issuing, node: node.clone(), store: Arc::clone(store), access, selectors }
+        Self { issuing, node: node.clone(), store: Arc::clone(store), access, selectors, audit }
     }
 
     /// Refuses callers that are revoked, as the records say.

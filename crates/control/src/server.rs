@@ -185,8 +185,10 @@ impl Control {
         let traffic =
             Arc::new(TrafficController::new(node.clone(), applied.clone(), indices.planned.clone()));
         let permissions = indices.access.clone();
-        let identity = IdentityService::new(issuing, (&node, &applied), permissions.clone());
-        let access = Access::new(permissions.clone(), (node.clone(), identity.revocations()), tokens.clone());
+        let audit = indices.audit.clone();
+        let identity = IdentityService::new(issuing, (&node, &applied), (permissions.clone(), audit.clone()));
+        let callers = (node.clone(), identity.revocations());
+        let access = Access::new(permissions.clone(), callers, (tokens.clone(), audit));
         let operated = (partitions, indices.audit.clone());
         let other_services =
             routes(&registry, &checks, closing).add_service(rpc::quota_server(quotas.clone()));

@@ -39,6 +39,7 @@ impl Asked {
                 | Need::ViewHistory(_)
                 | Need::ViewAll
                 | Need::Write(_)
+                | Need::Register(..)
                 | Need::Check(_)
                 | Need::Admin => {
                     return Err(Status::permission_denied("an agent passes this on for no program"));

@@ -12,7 +12,7 @@ use fairmesh_listen::RequestGuard;
 use fairmesh_rib::access::{Caller, CompleteCall, MAX_BODY, METHODS, MethodAccess as Needed};
 use fairmesh_store::author;
 use fairmesh_wire::transport::{StatedCall, WithoutCertificate};
-use tonic::{Status, service::Routes};
+use tonic::{Code, Status, service::Routes};
 
 use super::{Access, caller};
 
@@ -22,10 +22,23 @@ pub(crate) fn guard_calls(routes: Routes, access: Access) -> Routes {
 }
 
 async fn guard(State(access): State<Access>, request: Request, next: Next) -> Response {
+    let (who, method) =
+        (Caller::of_connection(request.headers(), request.extensions()), request.uri().path().to_owned());
+    let who = caller::author(&who, request.headers());
     match check(&access, request).await {
         Ok((author, request)) => author::scope(Some(author), next.run(request)).await,
-        Err(refused) => refused.into_http(),
+        Err(refused) => {
+            if is_denial(refused.code()) {
+                access.audit.note_denied(&who, &method, refused.message());
+            }
+            refused.into_http()
+        }
     }
+}
+
+/// Whether a call was refused for who made it. What a caller may not see does not exist for it.
+fn is_denial(code: Code) -> bool {
+    matches!(code, Code::PermissionDenied | Code::Unauthenticated | Code::NotFound)
 }
 
 /// The call, if its caller may make it.

@@ -65,12 +65,22 @@ async fn guard(State(access): State<Access>, request: Request, next: Next) -> Re
     };
     let caller = match caller {
         Ok(caller) => caller,
-        Err(status) => return refused(&status),
+        Err(status) => {
+            let who = Caller::of_connection(request.headers(), request.extensions());
+            let who = caller::author(&who, request.headers());
+            access.audit.note_denied(&who, request.uri().path(), status.message());
+            return refused(&status);
+        }
     };
-    let author = caller::author(&caller, request.headers());
+    let (author, path) = (caller::author(&caller, request.headers()), request.uri().path().to_owned());
     match check(&access, &caller, request).await {
         Ok(request) => author::scope(Some(author), next.run(request)).await,
-        Err(response) => response,
+        Err(response) => {
+            if response.status() != StatusCode::BAD_REQUEST {
+                access.audit.note_denied(&author, &path, response.status().as_str());
+            }
+            response
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// The largest value that the log has in full, in bytes.
 const MAX_VALUE: usize = 4096;
 
-/// One write.
+/// One write, or another event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuditEntry {
     /// Counts the entries of the log, from 1.
@@ -24,8 +24,69 @@ pub struct AuditEntry {
     pub message: Option<String>,
     /// The records that it changed.
     pub changes: Vec<AuditChange>,
+    /// What happened, if it is no write.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub event: Option<AuditEvent>,
     /// The hash of the entry before; zeros in the first one.
     pub previous: String,
+}
+
+/// An event that is no write.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum AuditEvent {
+    /// A call was refused.
+    Denied {
+        /// Its method or path.
+        method: String,
+        /// Why.
+        reason: String,
+    },
+    /// A token to join with was made.
+    Token {
+        /// The agent or the service that may join with it.
+        joins: String,
+    },
+    /// A certificate was issued.
+    Certificate {
+        /// The identity in it.
+        identity: String,
+    },
+    /// The log itself was read.
+    Read {
+        /// The log.
+        log: String,
+    },
+    /// Entries of the author beyond its quota.
+    Counted {
+        /// The kind of their records.
+        kind: String,
+        /// Their number.
+        count: u64,
+        /// The hash of their lines, each with the hash before it.
+        sha256: String,
+    },
+    /// Older entries were removed, since the log was full.
+    Checkpoint {
+        /// The number of the last of them.
+        number: u64,
+        /// Its hash.
+        hash: String,
+    },
+}
+
+impl AuditEvent {
+    /// The name of its kind.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Denied { .. } => "denied",
+            Self::Token { .. } => "token",
+            Self::Certificate { .. } => "certificate",
+            Self::Read { .. } => "read",
+            Self::Counted { .. } => "counted",
+            Self::Checkpoint { .. } => "checkpoint",
+        }
+    }
 }
 
 /// A changed record.
@@ -65,6 +126,12 @@ pub enum BrokenChain {
         /// The number found.
         found: u64,
     },
+    /// The first entry is not the first one of the log, and no checkpoint says that the others were removed for space.
+    #[error("entries before {first} are missing, and no checkpoint of the log accounts for them")]
+    Gap {
+        /// The number of the first entry.
+        first: u64,
+    },
 }
 
 /// Reads lines of a log in order, and verifies that they are a chain.
@@ -72,6 +139,10 @@ pub enum BrokenChain {
 pub struct ChainReader {
     /// The number and the hash of the last entry.
     last: Option<(u64, String)>,
+    /// What the first entry says of the one before it.
+    before_first: Option<(u64, String)>,
+    /// The last checkpoint.
+    checkpoint: Option<(u64, String)>,
 }
 
 impl AuditValue {
@@ -80,6 +151,14 @@ impl AuditValue {
         match bytes.len() <= MAX_VALUE {
             true => Self::Base64(BASE64_STANDARD.encode(bytes)),
             false => Self::Sha256(hex(&sha256(bytes))),
+        }
+    }
+
+    /// The hash of a value.
+    pub(super) fn hash_of(value: &Self) -> Self {
+        match value.bytes() {
+            Some(bytes) => Self::Sha256(hex(&sha256(&bytes))),
+            None => value.clone(),
         }
     }
 
@@ -116,13 +195,32 @@ impl ChainReader {
         let entry: AuditEntry = serde_json::from_str(content).map_err(|_| altered())?;
         let follows = match &self.last {
             Some((number, hash)) => entry.number == number + 1 && entry.previous == *hash,
-            None => entry.number > 1 || entry.previous == first_hash(),
+            None => entry.number > 1 || (entry.number == 1 && entry.previous == first_hash()),
         };
         if !follows {
             return Err(BrokenChain::NotNext { before, found: entry.number });
         }
+        if self.last.is_none() {
+            self.before_first = Some((entry.number - 1, entry.previous.clone()));
+        }
+        if let Some(AuditEvent::Checkpoint { number, hash }) = &entry.event {
+            self.checkpoint = Some((*number, hash.clone()));
+        }
         self.last = Some((entry.number, hash.to_owned()));
         Ok(entry)
+    }
+
+    /// The number of the first entry from which the log is complete, after all were read that follow the entry with the number
+    /// `after`; 1 if it has all, and `None` if it has none.
+    ///
+    /// # Errors
+    /// When entries are missing for which no checkpoint accounts.
+    pub fn complete_from(&self, after: u64) -> Result<Option<u64>, BrokenChain> {
+        let Some((number, _)) = &self.before_first else { return Ok(None) };
+        match *number == after || self.checkpoint == self.before_first {
+            true => Ok(Some(number + 1)),
+            false => Err(BrokenChain::Gap { first: number + 1 }),
+        }
     }
 
     /// The number and the hash of the last entry, to be kept elsewhere.
@@ -161,6 +259,7 @@ mod tests {
                         before: None,
                         after: Some(AuditValue::of(&[7; 9])),
                     }],
+                    event: None,
                     previous: previous.clone(),
                 };
                 let (line, hash) = entry.line().unwrap();

@@ -8,6 +8,8 @@ use fairmesh_wire::v1::{self, authority_server};
 use tokio::{task::spawn_blocking, time::sleep};
 use tonic::{Code, Request, Response, Status};
 
+use crate::audit::AuditEvent;
+
 use super::{
     IdentityService, Issuing, RETRY_INTERVAL, failed, no_domain, recorded_bundle, service::is_own_user,
 };
@@ -47,6 +49,7 @@ impl authority_server::Authority for IdentityService {
                 ));
             }
         };
+        let joins = joining.to_string();
         let tenants: Result<Vec<Tenant>, _> = tenants.into_iter().map(Tenant::new).collect();
         let region = Some(region).filter(|region| !region.is_empty()).map(Region::new).transpose();
         let grant = TokenGrant {
@@ -60,6 +63,7 @@ impl authority_server::Authority for IdentityService {
             issuing.tokens.create(grant, &root, issuing.clock.now())
         });
         let (token, expires_at) = made.await?;
+        self.audit.note(AuditEvent::Token { joins }).await;
         Ok(Response::new(v1::CreateTokenResponse { token: token.reveal(), expires_at }))
     }
 

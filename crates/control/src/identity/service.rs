@@ -21,7 +21,7 @@ use prost::Message as _;
 use tonic::{Request, Response, Status};
 
 use super::{Issuing, WorkloadIndex, failed, no_domain};
-use crate::served_rib::write_error;
+use crate::{audit::AuditLog, served_rib::write_error};
 
 /// How old a signed request may be, beside the skew of clocks.
 const MAX_AGE: Duration = Duration::from_secs(60);
@@ -39,6 +39,7 @@ pub(crate) struct IdentityService {
     pub(crate) access: AccessControl,
     /// Which programs may have which identity.
     pub(crate) selectors: WorkloadIndex,
+    pub(crate) audit: AuditLog,
 }
 
 #[tonic::async_trait]
@@ -221,6 +222,7 @@ impl IdentityService {
             false => issuing.authority.issue(csr, &id, now),
         };
         let issued = issued.map_err(|error| failed(&error))?;
+        self.audit.note_certificate(id.to_string());
         let chain = issued.chain.iter().map(|one| Bytes::copy_from_slice(one)).collect();
         self.sign(csr, v1::IssueResponse { chain, bundle: Some(bundle.into()), ..Default::default() })
     }

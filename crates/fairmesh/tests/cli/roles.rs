@@ -1,9 +1,14 @@
 //! Roles, and the log of writes.
 
-use std::{fs, net::TcpStream};
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+    net::TcpStream,
+    process::{Command, Stdio},
+};
 
 use fairmesh_test_support::free_port;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{
     calls::echo,
@@ -83,7 +88,23 @@ fn writes_are_audited_and_a_changed_log_is_noticed() {
     assert_eq!(logged[1]["before"]["timeout"], "5s", "{logged}");
     assert_eq!(logged[1]["after"]["timeout"], "6s", "{logged}");
     let shown = mesh.run(&["audit"]);
-    assert!(shown.err.contains("the chain is whole"), "{shown:?}");
+    assert!(
+        shown.err.contains("the chain is whole") && shown.err.contains("from its beginning"),
+        "{shown:?}"
+    );
+    let mut follows = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+    follows.args(["audit", "--follow", "--log", "security", "--key", "/policies/"]);
+    follows.env_clear().env("FAIRMESH_CONTROL", mesh.address());
+    let mut follows = follows.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(follows.stdout.take().unwrap()).lines();
+    let mut next = || serde_json::from_str::<Value>(&lines.next().unwrap().unwrap()).unwrap();
+    let (first, second) = (next(), next());
+    assert!(second["entry"]["number"].as_u64() > first["entry"]["number"].as_u64(), "{first} {second}");
+    assert_eq!((&first["log"], first["hash"].is_string()), (&json!("security"), true));
+    apply(&mesh, "kind: Policy\nservice: shop/cart\ntimeout: 7s\n");
+    assert_eq!(next()["entry"]["who"], json!(own));
+    follows.kill().unwrap();
+    follows.wait().unwrap();
     mesh.stop_control("TERM");
     let path = mesh.path("data/audit.log");
     let text = fs::read_to_string(&path).unwrap();

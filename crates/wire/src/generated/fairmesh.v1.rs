@@ -4799,6 +4799,9 @@ pub struct ReadAuditRequest {
     /// Entries after this one; 0: from the oldest that is kept.
     #[prost(uint64, tag = "1")]
     pub after: u64,
+    /// The log of activity, in place of the one of configuration, roles and identities.
+    #[prost(bool, tag = "2")]
+    pub activity: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReadAuditResponse {
