@@ -14,7 +14,9 @@ use crate::imbalance::Imbalance;
 
 /// Lifetime of a probe's result: it bounds the writes that readers of `/readyz` cause.
 const PROBE_TTL: Duration = Duration::from_secs(1);
-/// The same while no write has failed: a control plane without writers reports a full disk after this time.
+/// The same of a store that is not on this machine's disk.
+const REMOTE_PROBE_TTL: Duration = Duration::from_secs(5);
+/// The same on this machine's disk while no write has failed: a control plane without writers reports a full disk after this time.
 const IDLE_PROBE_TTL: Duration = Duration::from_secs(60);
 /// File that the probe writes and removes in the data directory; as large as a growth step of the store's file.
 const PROBE_FILE: &str = ".readyz";
@@ -71,7 +73,8 @@ pub(crate) struct Readiness {
     /// Known damage of the store's file.
     pub(crate) integrity: Integrity,
     data_dir: PathBuf,
-    probed: Mutex<Option<(Instant, bool)>>,
+    /// When it was probed, and why writes fail.
+    probed: Mutex<Option<(Instant, Option<String>)>>,
 }
 
 impl Readiness {
@@ -85,29 +88,38 @@ impl Readiness {
         if let Some(reason) = store.fatal_error() {
             return Some(format!("store: {reason}"));
         }
-        let failure = store.write_failure();
-        let ttl = if failure.is_some() { PROBE_TTL } else { IDLE_PROBE_TTL };
-        if self.takes_writes(ttl).await {
+        let mut probed = self.probed.lock().await;
+        let has_failed =
+            probed.as_ref().is_some_and(|(_, problem)| problem.is_some()) || store.write_failure().is_some();
+        let ttl = match store.probe_write() {
+            _ if has_failed => PROBE_TTL,
+            Some(_) => REMOTE_PROBE_TTL,
+            None => IDLE_PROBE_TTL,
+        };
+        if let Some((at, problem)) = &*probed
+            && at.elapsed() < ttl
+        {
+            return problem.clone();
+        }
+        let problem = self.probe(store).await;
+        *probed = Some((Instant::now(), problem.clone()));
+        problem
+    }
+
+    /// Why the store in use takes no writes.
+    async fn probe(&self, store: &dyn Store) -> Option<String> {
+        if let Some(probing) = store.probe_write() {
+            return probing.await.err().map(|problem| format!("the store takes no writes: {problem}"));
+        }
+        let path = self.data_dir.join(PROBE_FILE);
+        if spawn_blocking(move || probe(&path)).await.is_ok_and(|probed| probed.is_ok()) {
             return None;
         }
         let folder = self.data_dir.display();
-        Some(failure.map_or_else(
+        Some(store.write_failure().map_or_else(
             || format!("the disk of {folder} takes no writes; free space on it"),
             |reason| format!("the last write failed: {reason}"),
         ))
-    }
-
-    async fn takes_writes(&self, ttl: Duration) -> bool {
-        let mut probed = self.probed.lock().await;
-        if let Some((at, result)) = *probed
-            && at.elapsed() < ttl
-        {
-            return result;
-        }
-        let path = self.data_dir.join(PROBE_FILE);
-        let result = spawn_blocking(move || probe(&path)).await.is_ok_and(|probed| probed.is_ok());
-        *probed = Some((Instant::now(), result));
-        result
     }
 }
 

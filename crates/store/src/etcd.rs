@@ -59,6 +59,8 @@ const MAX_TXN_OPS: usize = fairmesh_rib::MAX_OPS + 1;
 const MAX_REQUEST_BYTES: usize = 8 << 20;
 /// Time limit for releasing the lease on close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The fence of a process that waits for the writer lease: no key is created at this revision.
+const UNHELD_FENCE: u64 = i64::MAX as u64;
 /// The only partition of a store in one cluster.
 const PARTITION: u32 = 0;
 
@@ -108,6 +110,9 @@ impl EtcdStore {
     /// those that use leases. `holder` is a name for people. The lease lasts `ttl` after its last renewal, after which
     /// another process can acquire it. To be called once, before anything is written.
     ///
+    /// In an etcd that is full, no lease can be acquired. This returns then, and the lease is acquired once there is space: until
+    /// then the store can be read, possibly stale, and refuses writes.
+    ///
     /// When the lease is lost, as after a pause longer than `ttl` in which another process acquired it, nothing more is
     /// written and the store reports a [`fatal_error`](Store::fatal_error).
     ///
@@ -115,9 +120,21 @@ impl EtcdStore {
     /// As [`EtcdStore::open`].
     pub async fn acquire_writer_lease(&self, holder: &str, ttl: Duration) -> Result<(), StoreError> {
         let acquired = WriterLease::acquire(&self.shared, holder, ttl).await;
-        let lease = acquired.map_err(|failure| failure.into_store_error(&self.shared.client.location))?;
-        let lease_id = Arc::new(AtomicI64::new(lease.id()));
-        let task = tokio::spawn(lease.keep_alive(self.shared.clone(), Arc::clone(&lease_id))).abort_handle();
+        let (shared, lease_id) = (self.shared.clone(), Arc::<AtomicI64>::default());
+        let current = Arc::clone(&lease_id);
+        let task = match acquired {
+            Ok(lease) => {
+                lease_id.store(lease.id(), Relaxed);
+                tokio::spawn(lease.keep_alive(shared, current)).abort_handle()
+            }
+            Err(failure) if failure.is_full() => {
+                tracing::error!(location = %shared.client.location, problem = failure.message(), "the store takes no writes; its records are served, and may be stale");
+                shared.set_fence(UNHELD_FENCE);
+                let lease = WriterLease::unheld(holder, ttl);
+                tokio::spawn(lease.acquire_later(shared, current)).abort_handle()
+            }
+            Err(failure) => return Err(failure.into_store_error(&self.shared.client.location)),
+        };
         // On a second call the newer lease expires.
         let _ = self.lease_keeper.set(LeaseKeeper { task, lease_id });
         Ok(())
@@ -207,6 +224,10 @@ impl Store for EtcdStore {
 
     fn fatal_error(&self) -> Option<&str> {
         self.shared.fatal_error()
+    }
+
+    fn probe_write(&self) -> Option<BoxFuture<'_, Result<(), String>>> {
+        Some(Box::pin(txn::probe_write(&self.shared.client, &self.shared.layout)))
     }
 
     fn lease_expiry(&self) -> Option<watch::Receiver<Instant>> {

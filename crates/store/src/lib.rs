@@ -74,6 +74,14 @@ pub trait Store: Debug + Send + Sync + 'static {
         None
     }
 
+    /// Tries whether a write would succeed now, and changes nothing; `None` if the store has no way to do so without one.
+    ///
+    /// # Errors
+    /// Why it would fail.
+    fn probe_write(&self) -> Option<BoxFuture<'_, Result<(), String>>> {
+        None
+    }
+
     /// Reads the copy on this machine's disk and compares checksums, as at open. Writes wait meanwhile.
     ///
     /// # Errors

@@ -1,6 +1,13 @@
 //! Control planes whose store is in etcd.
 
-use fairmesh_test_support::Etcd;
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+};
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use fairmesh_test_support::{Etcd, call_etcd as call};
+use serde_json::{Value, json};
 
 use super::support::{Mesh, SHOP, fairmesh, wait_until};
 
@@ -155,4 +162,60 @@ fn wrong_arguments_of_etcd_are_refused_before_anything_starts() {
     assert!(refused(&["--etcd-ca", "ca.pem"]).contains("--store"));
     assert!(refused(&["--store", "etcd://a", "--etcd-key", "k"]).contains("--etcd-cert"));
     assert!(refused(&["--store", "etcd://a", "--etcd-user", "u"]).contains("FAIRMESH_ETCD_PASSWORD"));
+}
+
+/// The response of the control plane to `GET /readyz`.
+fn ready(mesh: &Mesh) -> String {
+    let log = mesh.control_log();
+    let line = log.lines().find(|line| line.contains("serving HTTP")).unwrap();
+    let port = line.split("127.0.0.1:").nth(1).unwrap();
+    let port: String = port.chars().take_while(char::is_ascii_digit).collect();
+    let mut stream = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
+    stream.write_all(b"GET /readyz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").unwrap();
+    let mut page = String::new();
+    stream.read_to_string(&mut page).unwrap();
+    page
+}
+
+/// Fills an etcd with a key of no store. Returns what makes room again.
+fn fill(etcd: &Etcd) -> impl FnOnce() + use<> {
+    let key = BASE64_STANDARD.encode("filler");
+    let put = json!({"key": key, "value": BASE64_STANDARD.encode([7; 100_000])}).to_string();
+    // Its size is updated now and then.
+    let client = etcd.client();
+    wait_until("etcd is full", || call(&client, "kv/put", &put).is_err());
+    move || {
+        let post = |path: &str, body: Value| call(&client, path, &body.to_string()).unwrap();
+        let range = post("kv/range", json!({"key": key, "keys_only": true}));
+        let revision = range.split_once("\"revision\":\"").unwrap().1.split_once('"').unwrap().0;
+        post("kv/compaction", json!({"revision": revision, "physical": true}));
+        post("maintenance/defragment", json!({}));
+        let member = range.split_once("\"member_id\":\"").unwrap().1.split_once('"').unwrap().0;
+        post("maintenance/alarm", json!({"action": "DEACTIVATE", "alarm": "NOSPACE", "memberID": member}));
+    }
+}
+
+#[test]
+fn a_full_or_stopped_etcd_is_not_ready_and_its_records_are_served_after_a_start() {
+    let mut etcd = Etcd::with(&["--max-txn-ops=10001", "--quota-backend-bytes=3000000"]);
+    let mut mesh = on(&etcd);
+    mesh.apply(SHOP).ok();
+    assert!(ready(&mesh).starts_with("HTTP/1.1 200"));
+    let empty = fill(&etcd);
+    wait_until("a full store is not ready", || ready(&mesh).starts_with("HTTP/1.1 503"));
+    assert!(ready(&mesh).contains("etcd's database is full"), "{}", ready(&mesh));
+
+    assert_eq!(mesh.stop_control("TERM"), Some(0), "{}", mesh.control_log());
+    mesh.start_control();
+    assert!(mesh.run(&["get", "services"]).ok().contains("shop/cart"), "what is known is served");
+    assert!(ready(&mesh).starts_with("HTTP/1.1 503"), "{}", ready(&mesh));
+    mesh.apply("kind: Service\nname: shop/late\n").fails(1);
+    empty();
+    wait_until("it is ready again", || ready(&mesh).starts_with("HTTP/1.1 200"));
+    wait_until("it writes", || mesh.apply("kind: Service\nname: shop/late\n").code == Some(0));
+
+    etcd.kill();
+    wait_until("a stopped store is not ready", || ready(&mesh).starts_with("HTTP/1.1 503"));
+    etcd.restart();
+    wait_until("it is ready again", || ready(&mesh).starts_with("HTTP/1.1 200"));
 }

@@ -55,6 +55,11 @@ impl CallError {
         }
     }
 
+    /// Whether etcd has no space for writes.
+    pub(super) fn is_full(&self) -> bool {
+        matches!(self, Self::Refused(status) if is_full(status))
+    }
+
     /// The error of a read.
     pub(super) fn into_store_error(self, location: &StoreLocation) -> StoreError {
         let location = location.clone();
@@ -137,10 +142,14 @@ fn exceeded_limit(status: &Status, ops: usize, bytes: usize) -> Option<String> {
     })
 }
 
+fn is_full(status: &Status) -> bool {
+    status.message().contains("database space exceeded")
+}
+
 /// Text of any other refusal.
 fn refusal_message(status: &Status) -> String {
     let message = status.message();
-    if message.contains("database space exceeded") {
+    if is_full(status) {
         return "etcd's database is full; compact and defragment it, raise --quota-backend-bytes, and lift the alarm \
                 with 'etcdctl alarm disarm'"
             .into();

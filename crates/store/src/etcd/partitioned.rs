@@ -183,6 +183,18 @@ impl Store for PartitionedStore {
         self.state.home.fatal_error()
     }
 
+    fn probe_write(&self) -> Option<BoxFuture<'_, Result<(), String>>> {
+        Some(Box::pin(async {
+            let home = &self.state.home;
+            super::txn::probe_write(&home.client, &home.layout).await?;
+            for cluster in &self.state.partitions().clusters {
+                let probed = super::txn::probe_write(&cluster.client, &cluster.layout).await;
+                probed.map_err(|problem| format!("{}: {problem}", cluster.client.location))?;
+            }
+            Ok(())
+        }))
+    }
+
     fn lease_expiry(&self) -> Option<watch::Receiver<Instant>> {
         Some(self.state.home.lease_expiry.subscribe())
     }

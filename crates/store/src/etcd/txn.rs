@@ -1,8 +1,12 @@
 //! Batches and lease operations as transactions of etcd, and their outcomes.
 
+use std::time::Duration;
+
 use fairmesh_rib::{Batch, Conflict, Expect, Op};
+use tokio::time::timeout;
 
 use super::{
+    client::{Client, RetryPolicy},
     layout::{Layout, number, signed},
     proto::{
         Compare, DeleteRangeRequest, KeyValue, PutRequest, RangeRequest, RequestOp, TxnRequest, TxnResponse,
@@ -10,6 +14,9 @@ use super::{
     },
     state::EtcdState,
 };
+
+/// Time limit of a probe.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Outcome of a transaction.
 #[derive(Debug, PartialEq, Eq)]
@@ -75,6 +82,32 @@ pub(super) fn write_batch(layout: &Layout, guard: Guard<'_>, batch: &Batch) -> T
             .map(request_op::Request::Range)
             .map(request_op)
             .collect(),
+    }
+}
+
+/// Tries whether etcd takes a write: a transaction whose condition never holds is proposed, and checked for space, like one that
+/// writes.
+///
+/// # Errors
+/// Why it takes none.
+pub(super) async fn probe_write(client: &Client, layout: &Layout) -> Result<(), String> {
+    let never = Compare {
+        result: compare::Result::Less.into(),
+        target: compare::Target::Mod.into(),
+        key: layout.identity_key(),
+        operand: Some(compare::Operand::ModRevision(0)),
+        ..Compare::default()
+    };
+    let put = PutRequest { key: layout.last_key(), ..PutRequest::default() };
+    let probe = TxnRequest {
+        compare: vec![never],
+        success: vec![request_op(request_op::Request::Put(put))],
+        failure: Vec::new(),
+    };
+    match timeout(PROBE_TIMEOUT, client.txn(RetryPolicy::Repeatable, probe)).await {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(failure)) => Err(failure.message()),
+        Err(_) => Err(format!("no member of etcd responds within {} s", PROBE_TIMEOUT.as_secs())),
     }
 }
 

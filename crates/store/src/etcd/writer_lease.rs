@@ -36,9 +36,14 @@ impl WriterLease {
         self.id
     }
 
+    /// The lease of a process that could not acquire it yet.
+    pub(super) fn unheld(holder: &str, ttl: Duration) -> Self {
+        Self { id: 0, seconds: seconds(ttl), holder: holder.to_owned() }
+    }
+
     /// Waits until no other process holds the lease, and acquires it with this TTL, rounded up to seconds.
     pub(super) async fn acquire(shared: &EtcdState, holder: &str, ttl: Duration) -> Result<Self, CallError> {
-        let seconds = ttl.as_millis().div_ceil(1000).max(1) as u64;
+        let seconds = seconds(ttl);
         let mut reported = None;
         loop {
             let meta = shared.meta().await?;
@@ -117,8 +122,33 @@ impl WriterLease {
         }
     }
 
+    /// Acquires the lease once etcd takes writes again, and renews it. `current` is set to its id.
+    pub(super) async fn acquire_later(self, shared: Arc<EtcdState>, current: Arc<AtomicI64>) {
+        loop {
+            sleep(POLL_INTERVAL).await;
+            match self.reacquire(&shared).await {
+                Ok(Some(lease)) => {
+                    tracing::info!(location = %shared.client.location, "the store takes writes; this process holds its writer lease");
+                    current.store(lease.id, Relaxed);
+                    return lease.keep_alive(shared, current).await;
+                }
+                Ok(None) => {
+                    let reason = "another process took over while it took no writes; start again";
+                    return shared.fail(reason.into());
+                }
+                // Reported when it was found to be full.
+                Err(failure) => tracing::debug!(problem = failure.message(), "no writer lease yet"),
+            }
+        }
+    }
+
     /// Acquires the lease again after it expired, if nothing was written since.
     async fn reacquire(&self, shared: &EtcdState) -> Result<Option<Self>, CallError> {
         Self::try_acquire(shared, (&self.holder, self.seconds), Some(shared.newest_known())).await
     }
+}
+
+/// A TTL as etcd counts it, rounded up.
+fn seconds(ttl: Duration) -> u64 {
+    ttl.as_millis().div_ceil(1000).max(1) as u64
 }
