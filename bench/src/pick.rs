@@ -274,6 +274,7 @@ fn publish(known: &Known, records: &Records<'_>) {
         table: table.map(|table| TableInput { table, age: Duration::ZERO }),
         hosts: &Hosts::default(),
         health: &Verdicts::default(),
+        now: 0,
         client_id: "bench",
         client: 7,
         requires_mtls: false,

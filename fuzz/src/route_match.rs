@@ -141,6 +141,7 @@ pub fn run(data: &[u8]) {
         table: None,
         hosts: &Hosts::default(),
         health: &Verdicts::default(),
+        now: 0,
         client_id: "",
         client: 0,
         requires_mtls: false,

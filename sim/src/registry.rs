@@ -196,6 +196,8 @@ impl Registry {
             table: table.map(|table| TableInput { table, age: Duration::ZERO }),
             hosts: &self.hosts,
             health: &self.health,
+            // Simulated servers are judged by their callers alone.
+            now: 0,
             // Simulated policies have no routes.
             client_id: "",
             client,

@@ -13,9 +13,11 @@ use crate::{
     report::ReportCell,
 };
 
+mod evidence;
 mod hot_block;
 mod hot_stats;
 
+use evidence::LastSuccesses;
 use hot_block::HotBlock;
 use hot_block::SharedMemory;
 pub use hot_block::{BLOCK_ENDPOINTS, SharedBlock, SharedStats};
@@ -60,6 +62,7 @@ pub struct EndpointStats {
     /// Configuration of the newest snapshot, applied to all responses: calls that began on an older snapshot finish
     /// here too.
     config: RwLock<BalancerConfig>,
+    last_successes: LastSuccesses,
     pub(crate) index_allocator: Mutex<IndexAllocator>,
 }
 
@@ -127,8 +130,13 @@ impl EndpointStats {
     #[inline]
     fn update_outlier(&self, hot: &HotStats, index: u32, outcome: Outcome, now: u64) {
         match outcome {
-            Outcome::Ok if hot.load().suspect => self.record_success(index),
-            Outcome::Ok | Outcome::Unknown => {}
+            Outcome::Ok => {
+                self.last_successes.note(index, now);
+                if hot.load().suspect {
+                    self.record_success(index);
+                }
+            }
+            Outcome::Unknown => {}
             Outcome::Overloaded => self.record_overload(hot, index, now),
             Outcome::Failed | Outcome::Unreachable => self.record_failure(hot, index, outcome, now),
         }
@@ -293,6 +301,7 @@ impl EndpointStats {
     /// Clears what was recorded of the previous instance at `index`.
     pub(crate) fn reset(&self, index: u32) {
         self.clear_failures(index);
+        self.last_successes.clear(index);
         if let Some(hot) = self.hot(index) {
             hot.reset();
         }

@@ -16,7 +16,7 @@ pub struct IndexPin {
 /// The index of every instance. Only compilation reads it, never a call.
 #[derive(Debug, Default)]
 pub(crate) struct IndexAllocator {
-    indices: HashMap<InstanceId, u32>,
+    indices: HashMap<InstanceId, Assigned>,
     /// Indices that a snapshot removed, with the number of that snapshot.
     retired: BTreeMap<u32, u64>,
     /// Snapshots that may still be in use, oldest first.
@@ -27,15 +27,25 @@ pub(crate) struct IndexAllocator {
     allocated: u32,
 }
 
+/// The index of a process.
+#[derive(Clone, Copy, Debug)]
+struct Assigned {
+    index: u32,
+    incarnation: u64,
+}
+
 impl EndpointStats {
     /// Assigns an index to every instance, in the order given: its present one, else an unpinned and idle one, else a
     /// new one.
+    ///
+    /// An instance is given with its incarnation: a process that replaced another under its name has failed no call, and has
+    /// sent no report, so it gets an index of its own.
     ///
     /// An index is unpinned once no snapshot that knew its previous instance is left, and idle once it has no call in
     /// flight; so a count never passes from one instance to another. `instances` is the complete new snapshot.
     pub fn assign_indices<'a>(
         &self,
-        instances: impl IntoIterator<Item = &'a InstanceId>,
+        instances: impl IntoIterator<Item = (&'a InstanceId, u64)>,
     ) -> (Vec<u32>, IndexPin) {
         // After a panic with the lock held the state is consistent enough: at worst an index is never reused.
         let mut index_allocator = self.index_allocator.lock().unwrap_or_else(PoisonError::into_inner);
@@ -43,27 +53,41 @@ impl EndpointStats {
         let mut former = std::mem::take(&mut index_allocator.indices);
         let mut new = Vec::new();
         let mut assigned = Vec::new();
-        for instance in instances {
-            let index = former.remove(instance).or_else(|| index_allocator.indices.get(instance).copied());
-            match index {
-                Some(index) => drop(index_allocator.indices.insert(instance.clone(), index)),
-                None => new.push((assigned.len(), instance)),
-            }
-            assigned.push(index.unwrap_or(u32::MAX));
-        }
         let number = index_allocator.newest;
-        index_allocator.retired.extend(former.into_values().map(|index| (index, number)));
+        for (instance, incarnation) in instances {
+            let known = former.remove(instance).or_else(|| index_allocator.indices.get(instance).copied());
+            match known {
+                Some(known) if known.incarnation == incarnation => {
+                    index_allocator.indices.insert(instance.clone(), known);
+                    assigned.push(known.index);
+                    continue;
+                }
+                Some(replaced) => drop(index_allocator.retired.insert(replaced.index, number)),
+                None => {}
+            }
+            new.push((assigned.len(), instance, incarnation));
+            assigned.push(u32::MAX);
+        }
+        index_allocator.retired.extend(former.into_values().map(|gone| (gone.index, number)));
         // All of them, every time, since a call that finishes late may record a failure at an index retired earlier:
         // one failure left behind would make every pick consult outlier states.
         index_allocator.retired.keys().for_each(|&index| self.clear_failures(index));
         let mut reusable = index_allocator.take_reusable(self, new.len()).into_iter();
-        for (position, instance) in new {
+        for (position, instance, incarnation) in new {
             assigned[position] = match index_allocator.indices.get(instance) {
-                Some(&twice) => twice,
-                None => index_allocator.insert(self, instance, reusable.next()),
+                Some(twice) => twice.index,
+                None => index_allocator.insert(self, (instance, incarnation), reusable.next()),
             };
         }
         (assigned, IndexPin { _alive: snapshot_alive })
+    }
+}
+
+impl EndpointStats {
+    /// The index of an instance of the newest snapshot.
+    pub fn index_of(&self, instance: &InstanceId) -> Option<u32> {
+        let allocator = self.index_allocator.lock().unwrap_or_else(PoisonError::into_inner);
+        allocator.indices.get(instance).map(|assigned| assigned.index)
     }
 }
 
@@ -92,14 +116,19 @@ impl IndexAllocator {
         reusable
     }
 
-    fn insert(&mut self, stats: &EndpointStats, instance: &InstanceId, reusable: Option<u32>) -> u32 {
+    fn insert(
+        &mut self,
+        stats: &EndpointStats,
+        (instance, incarnation): (&InstanceId, u64),
+        reusable: Option<u32>,
+    ) -> u32 {
         let index = reusable.unwrap_or_else(|| {
             self.allocated += 1;
             self.allocated - 1
         });
         stats.ensure(index);
         stats.reset(index);
-        self.indices.insert(instance.clone(), index);
+        self.indices.insert(instance.clone(), Assigned { index, incarnation });
         index
     }
 }
@@ -113,13 +142,38 @@ mod tests {
         names.iter().map(|name| InstanceId::new(name).unwrap()).collect()
     }
 
+    /// Assigns indices to processes without incarnations.
+    fn assign(stats: &EndpointStats, names: &[&str]) -> (Vec<u32>, IndexPin) {
+        stats.assign_indices(ids(names).iter().map(|id| (id, 0)))
+    }
+
+    #[test]
+    fn replaced_process_does_not_inherit_the_state_of_the_one_before() {
+        let stats = EndpointStats::default();
+        let a = InstanceId::new("a").unwrap();
+        let (first, pin) = stats.assign_indices([(&a, 1)]);
+        stats.begin(first[0]);
+        stats.finish(first[0], Outcome::Unreachable, 5);
+        stats.record_report(first[0], LoadReport { requests: Some(9), ..LoadReport::default() }, 5);
+        let (same, pin_2) = stats.assign_indices([(&a, 1)]);
+        assert_eq!((same.clone(), stats.consecutive_failures(same[0])), (first.clone(), 1));
+        let (second, _pin) = stats.assign_indices([(&a, 2)]);
+        assert_ne!(second, first);
+        assert_eq!((stats.consecutive_failures(second[0]), stats.last_report(second[0])), (0, None));
+        assert_eq!(stats.suspects(), 0, "the failures of the one before are cleared");
+        assert_eq!(stats.index_of(&a), Some(second[0]));
+        drop((pin, pin_2));
+        let (third, _pin) = stats.assign_indices([(&a, 3)]);
+        assert_eq!(third, first, "an index without calls is used again");
+    }
+
     #[test]
     fn an_instance_keeps_its_index_and_count_across_snapshots() {
         let stats = EndpointStats::default();
-        let (first, _index_pin) = stats.assign_indices(&ids(&["a", "b", "c"]));
+        let (first, _index_pin) = assign(&stats, &["a", "b", "c"]);
         assert_eq!(first, [0, 1, 2]);
         stats.begin(2);
-        let (second, _index_pin) = stats.assign_indices(&ids(&["d", "c"]));
+        let (second, _index_pin) = assign(&stats, &["d", "c"]);
         assert_eq!(second[1], 2);
         assert_eq!(stats.outstanding(2), 1);
     }
@@ -127,17 +181,17 @@ mod tests {
     #[test]
     fn an_index_is_reused_only_when_unpinned_and_idle() {
         let stats = EndpointStats::default();
-        let (_, old) = stats.assign_indices(&ids(&["a"]));
-        let (b, lease_b) = stats.assign_indices(&ids(&["b"]));
+        let (_, old) = assign(&stats, &["a"]);
+        let (b, lease_b) = assign(&stats, &["b"]);
         assert_eq!(b, [1], "the first snapshot pins index 0");
         stats.begin(0);
         drop(old);
-        let (c, lease_c) = stats.assign_indices(&ids(&["b", "c"]));
+        let (c, lease_c) = assign(&stats, &["b", "c"]);
         assert_eq!(c, [1, 2], "a call is in flight at index 0");
         stats.finish(0, Outcome::Ok, 0);
         stats.record_report(0, LoadReport { requests: Some(3), ..LoadReport::default() }, 5);
         drop((lease_b, lease_c));
-        let (d, _index_pin) = stats.assign_indices(&ids(&["b", "c", "d"]));
+        let (d, _index_pin) = assign(&stats, &["b", "c", "d"]);
         assert_eq!(d, [1, 2, 0]);
         assert_eq!(stats.last_report(0), None, "reports of the previous instance are cleared");
     }
@@ -145,34 +199,34 @@ mod tests {
     #[test]
     fn failures_of_a_removed_instance_are_cleared() {
         let stats = EndpointStats::default();
-        let (_, _index_pin) = stats.assign_indices(&ids(&["a", "b"]));
+        let (_, _index_pin) = assign(&stats, &["a", "b"]);
         stats.finish(0, Outcome::Unreachable, 0);
-        let (_, _index_pin) = stats.assign_indices(&ids(&["b"]));
+        let (_, _index_pin) = assign(&stats, &["b"]);
         stats.finish(0, Outcome::Unreachable, 0);
-        let (_, _index_pin) = stats.assign_indices(&ids(&["b"]));
+        let (_, _index_pin) = assign(&stats, &["b"]);
         assert_eq!((stats.consecutive_failures(0), stats.ejected_until(0)), (0, 0));
     }
 
     #[test]
     fn an_old_snapshot_pins_its_indices_past_newer_ones() {
         let stats = EndpointStats::default();
-        let (_, oldest) = stats.assign_indices(&ids(&["a"]));
+        let (_, oldest) = assign(&stats, &["a"]);
         for name in ["b", "c", "d"] {
-            let (assigned, _) = stats.assign_indices(&ids(&[name]));
+            let (assigned, _) = assign(&stats, &[name]);
             assert_ne!(assigned, [0], "{name}");
         }
         drop(oldest);
-        let (assigned, _) = stats.assign_indices(&ids(&["e"]));
+        let (assigned, _) = assign(&stats, &["e"]);
         assert_eq!(assigned, [0]);
     }
 
     #[test]
     fn duplicate_instances_share_an_index_and_returning_ones_get_their_own() {
         let stats = EndpointStats::default();
-        let (assigned, _) = stats.assign_indices(&ids(&["a", "a", "b"]));
+        let (assigned, _) = assign(&stats, &["a", "a", "b"]);
         assert_eq!(assigned, [0, 0, 1]);
-        let (_, _) = stats.assign_indices(&ids(&["b"]));
-        let (assigned, _) = stats.assign_indices(&ids(&["a", "c", "b"]));
+        let (_, _) = assign(&stats, &["b"]);
+        let (assigned, _) = assign(&stats, &["a", "c", "b"]);
         assert_eq!(assigned[2], 1);
         assert_ne!(assigned[0], assigned[1]);
     }

@@ -22,6 +22,8 @@ pub const FULL_SCAN_MAX: usize = 4;
 ///
 /// When the share of candidates ejected for their responses exceeds the configured panic threshold, none of them is
 /// ejected (panic): the others could not carry the load, and failures of so many are seldom the endpoints' own fault.
+/// A caller that has other candidates further away shares its calls with them instead
+/// ([`keeping_ejections`](Self::keeping_ejections)).
 #[derive(Clone, Copy, Debug)]
 pub struct PickContext<'a> {
     /// Counts, load reports and failures of the endpoints.
@@ -30,6 +32,8 @@ pub struct PickContext<'a> {
     attempted: &'a [u32],
     now: u64,
     panic: bool,
+    /// Whether ejections count whatever their number, so that there is no panic.
+    keeps_ejections: bool,
 }
 
 impl<'a> PickContext<'a> {
@@ -37,7 +41,19 @@ impl<'a> PickContext<'a> {
     /// [`EndpointStats::finish`] gets.
     #[inline]
     pub fn new(stats: &'a EndpointStats, pick_config: PickConfig, attempted: &'a [u32], now: u64) -> Self {
-        Self { stats, pick_config, attempted, now, panic: false }
+        Self { stats, pick_config, attempted, now, panic: false, keeps_ejections: false }
+    }
+
+    /// The same without panic: for candidates that are only asked for what the others of them can still carry.
+    pub fn keeping_ejections(&self) -> Self {
+        Self { keeps_ejections: true, ..*self }
+    }
+
+    /// How many of the candidates are not ejected, in thousandths.
+    pub fn unejected(&self, candidates: &Candidates<'_>) -> u32 {
+        let ejected = |index: &&u32| self.stats.ejected_until(**index) > self.now;
+        let ejected = candidates.indices().iter().filter(ejected).count();
+        ((candidates.len() - ejected) * 1000 / candidates.len().max(1)) as u32
     }
 }
 
@@ -213,6 +229,7 @@ impl PickContext<'_> {
     fn is_panic(&self, candidates: &Candidates<'_>) -> bool {
         match self.stats.suspects() {
             0 => false,
+            _ if self.keeps_ejections => false,
             suspects => self.is_panic_among(candidates, suspects),
         }
     }

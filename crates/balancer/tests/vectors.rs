@@ -151,7 +151,7 @@ impl CallerState {
         let stats = EndpointStats::default();
         let ids: Vec<_> =
             (0..self.weights.len()).map(|i| InstanceId::new(format!("i{i}")).unwrap()).collect();
-        let (indices, _index_pin) = stats.assign_indices(&ids);
+        let (indices, _index_pin) = stats.assign_indices(ids.iter().map(|id| (id, 0)));
         let members: Vec<_> =
             indices.iter().copied().zip(self.weights.iter().map(|&weight| weight as u32)).collect();
         stats.set_members(&members, config);

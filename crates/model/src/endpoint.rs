@@ -68,6 +68,12 @@ impl Endpoint {
         self.noted(Self::LOST)
     }
 
+    /// Whether it is lost because its lease expired, and nobody drained it: its agent may have died, and not the endpoint.
+    pub fn is_expired(&self) -> bool {
+        let expired = self.lost().is_some_and(|(_, why)| why == Self::EXPIRED);
+        self.state == EndpointState::Lost && expired && self.drained().is_none()
+    }
+
     fn noted(&self, label: &str) -> Option<(u64, &str)> {
         let (at_ms, what) = self.labels.get(label)?.split_once(' ')?;
         Some((at_ms.parse().ok()?, what))

@@ -3,7 +3,11 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use crate::{Endpoint, EndpointState, Hosts, InstanceId, Invalid, Region};
+use crate::{Endpoint, InstanceId, Invalid, Region};
+
+mod judgement;
+
+pub use judgement::{ALL_CALLS, CallerView, Judgement, ServingPower, Standing, share_calls};
 
 /// The longest cause of a verdict, in bytes.
 pub const MAX_CAUSE: usize = 200;
@@ -210,48 +214,6 @@ impl Verdicts {
     }
 }
 
-/// The effect of verdicts on the endpoints of a service.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct JudgedVerdicts {
-    /// By position of the endpoint.
-    pub effects: Vec<VerdictEffect>,
-    /// The regions in panic mode, whose verdicts are ignored.
-    pub panicking_regions: Vec<Region>,
-}
-
-impl Verdicts {
-    /// The effect of verdicts on each of these endpoints.
-    ///
-    /// If verdicts are against more than half of the serving capacity of a region, they have no effect there: a
-    /// checker may be wrong, and the remaining endpoints could not carry the load (the panic floor that Uber considers
-    /// for assisted balancing). This is decided by region, since each region has its own checker, and a faulty one
-    /// must not be believed because others are not.
-    pub fn judge(&self, endpoints: &[&Endpoint], hosts: &Hosts) -> JudgedVerdicts {
-        let effect = |endpoint: &&Endpoint| self.on(endpoint).map_or(VerdictEffect::None, Verdict::effect);
-        let mut effects: Vec<VerdictEffect> = endpoints.iter().map(effect).collect();
-        if effects.iter().all(|effect| *effect == VerdictEffect::None) {
-            return JudgedVerdicts { effects, panicking_regions: Vec::new() };
-        }
-        let (mut all, mut against) = (BTreeMap::<&Region, u64>::new(), BTreeMap::<&Region, u64>::new());
-        for (endpoint, effect) in endpoints.iter().zip(&effects) {
-            if endpoint.state == EndpointState::Serving {
-                let (region, power) = (&endpoint.location.region, u64::from(hosts.power(endpoint)));
-                *all.entry(region).or_default() += power;
-                *against.entry(region).or_default() += if *effect == VerdictEffect::None { 0 } else { power };
-            }
-        }
-        let panicking_regions =
-            against.iter().filter(|(region, power)| 2 * **power > all.get(*region).copied().unwrap_or(0));
-        let panicking_regions: Vec<Region> = panicking_regions.map(|(region, _)| (*region).clone()).collect();
-        for (endpoint, effect) in endpoints.iter().zip(&mut effects) {
-            if panicking_regions.contains(&endpoint.location.region) {
-                *effect = VerdictEffect::None;
-            }
-        }
-        JudgedVerdicts { effects, panicking_regions }
-    }
-}
-
 /// At most [`MAX_CAUSE`] bytes of a text, cut at a character boundary.
 pub fn bounded_cause(text: &str) -> String {
     let mut end = text.len().min(MAX_CAUSE);
@@ -286,54 +248,6 @@ mod tests {
         );
         assert_eq!(Verdict { stale: true, ..verdict(50) }.effect(), VerdictEffect::None);
         assert_eq!(Verdict { healthy: true, ..verdict(50) }.effect(), VerdictEffect::None);
-    }
-
-    /// Endpoints by region, state and number of consecutive failed probes.
-    fn judged(fleet: &[(&str, EndpointState, u32)]) -> (Vec<VerdictEffect>, Vec<String>) {
-        let mut verdicts = Verdicts::default();
-        let endpoints: Vec<Endpoint> = fleet
-            .iter()
-            .enumerate()
-            .map(|(i, (region, state, failures))| {
-                let endpoint = crate::endpoint::hosts::tests::endpoint("10.0.0.1:80", None, 1000);
-                let (instance, region) =
-                    (InstanceId::new(format!("i{i}")).unwrap(), Region::new(region).unwrap());
-                verdicts.put(region.clone(), instance.clone(), verdict(*failures));
-                let location = crate::Location::in_region(region);
-                Endpoint { instance, location, state: *state, ..endpoint }
-            })
-            .collect();
-        let judged = verdicts.judge(&endpoints.iter().collect::<Vec<_>>(), &Hosts::default());
-        (judged.effects, judged.panicking_regions.iter().map(ToString::to_string).collect())
-    }
-
-    #[test]
-    fn verdicts_against_more_than_half_of_a_region_are_ignored_in_that_region_only() {
-        use EndpointState::{Lost, Serving};
-        use VerdictEffect::{Exclusion, None, Penalty};
-        let half = [
-            ("eu", Serving, 3),
-            ("eu", Serving, 0),
-            ("us", Serving, 9),
-            ("us", Serving, 0),
-            ("us", Serving, 0),
-        ];
-        assert_eq!(judged(&half), (vec![Penalty, None, Exclusion, None, None], vec![]));
-        let more = [
-            ("eu", Serving, 3),
-            ("eu", Serving, 3),
-            ("eu", Serving, 0),
-            ("us", Serving, 9),
-            ("us", Serving, 0),
-        ];
-        assert_eq!(judged(&more), (vec![None, None, None, Exclusion, None], vec!["eu".into()]));
-        let lost = [("eu", Serving, 3), ("eu", Lost, 0), ("eu", Lost, 9)];
-        assert_eq!(judged(&lost).1, ["eu"], "only serving endpoints are capacity");
-        assert_eq!(
-            judged(&[("eu", Serving, 9)]).0,
-            [None],
-            "a single endpoint is called in spite of its verdict"
-        );
     }
 
     #[test]

@@ -32,6 +32,8 @@ pub struct CompileInput<'a> {
     pub hosts: &'a Hosts,
     /// Verdicts of active health checks.
     pub health: &'a Verdicts,
+    /// The time of the picks' clock in nanoseconds, by which this caller's own evidence is dated.
+    pub now: u64,
     /// The caller's id, which routes for certain clients match.
     pub client_id: &'a str,
     /// The caller's id, hashed by [`fairmesh_model::arith::hash_text`]; the same after a restart.

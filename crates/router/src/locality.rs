@@ -34,18 +34,19 @@ pub(crate) enum PreferenceClass {
 }
 
 impl PreferenceClass {
-    /// The class of an endpoint by its state and the effect of active health checks; `None` if it may not be called at
-    /// all.
+    /// The class of an endpoint by its state and the effect of active health checks and expired leases; `None` if it may
+    /// not be called at all.
     pub(crate) fn of(state: EndpointState, effect: VerdictEffect) -> Option<Self> {
         match state {
             EndpointState::Starting => None,
-            EndpointState::Serving => Some(match effect {
+            EndpointState::Serving | EndpointState::Lost => Some(match effect {
                 VerdictEffect::None => Self::Serving,
                 VerdictEffect::Penalty => Self::Unhealthy,
                 VerdictEffect::Exclusion => Self::LastResort,
             }),
-            // One class: preferring the few that drain over the many that were lost at once would overload the few.
-            EndpointState::Draining | EndpointState::Lost => Some(Self::LastResort),
+            // The class of lost ones: preferring the few that drain over the many that were lost at once would overload
+            // the few.
+            EndpointState::Draining => Some(Self::LastResort),
         }
     }
 

@@ -3,7 +3,7 @@ use std::{sync::Arc, time::Duration};
 use fairmesh_balancer::{CandidateSet, EndpointStats, IndexPin, Outcome, PickConfig};
 use fairmesh_model::{
     BalancingPolicy, InstanceId, KeyRange, Label, Policy, Protocol, Region, Role, Scope, ServiceName,
-    ShardKey, Timeouts, Verdict,
+    ShardKey, Standing, Timeouts, Verdict,
 };
 
 use crate::{
@@ -14,14 +14,17 @@ use crate::{
 
 mod compile;
 mod decide;
+mod division;
 mod eligible_copies;
 mod endpoint_ref;
 mod explain;
 mod pick_by_table;
+mod pick_past_panic;
 mod region_table;
 mod service_numbers;
 mod zones;
 
+use division::Division;
 pub use endpoint_ref::EndpointRef;
 use region_table::CompiledTable;
 pub use service_numbers::{CandidateNumbers, ServiceNumbers};
@@ -40,8 +43,8 @@ pub struct ServiceTable {
     timeouts: Timeouts,
     /// Ranks from this one on should not be called.
     last_resort: u32,
-    /// How calls are divided among regions, before rings decide.
-    region_table: Option<Box<CompiledTable>>,
+    /// How calls are divided among regions or rings, if they are.
+    division: Option<Box<Division>>,
     selection: Selection,
     name: ServiceName,
     /// The caller's hash, salted with the service.
@@ -53,10 +56,10 @@ pub struct ServiceTable {
     policy: Policy,
     protocol: Protocol,
     locality: RegionRanks,
-    /// The regions in panic mode, whose verdicts are ignored.
-    panicking_regions: Box<[Region]>,
     /// The endpoints that are refused, since they speak plaintext in a strict mesh.
     refused: Box<[InstanceId]>,
+    /// The regions where verdicts and expired leases speak against more than half of the power.
+    contested: Box<[(Region, Standing)]>,
     /// The error if no endpoint can be called.
     no_endpoint_error: PickError,
     _index_pin: IndexPin,
@@ -347,7 +350,7 @@ impl ServiceTable {
     /// Indices of the endpoints that share calls by load while all are healthy: those of the lowest rank, or of the
     /// regions of the region table; empty where only the key decides.
     pub fn nearest(&self) -> &[u32] {
-        if let Some(table) = &self.region_table {
+        if let Some(table) = self.region_table() {
             return &table.members;
         }
         match &self.selection {
@@ -359,12 +362,33 @@ impl ServiceTable {
 
     /// Whether a region table divides its calls among regions.
     pub fn has_region_table(&self) -> bool {
-        self.region_table.is_some()
+        self.region_table().is_some()
     }
 
-    /// The regions in panic mode: verdicts against more than half of the capacity that serves there are ignored.
-    pub fn panicking_regions(&self) -> &[Region] {
-        &self.panicking_regions
+    fn region_table(&self) -> Option<&CompiledTable> {
+        match self.division.as_deref() {
+            Some(Division::Table(table)) => Some(table),
+            Some(Division::Rings(_)) | None => None,
+        }
+    }
+
+    /// The regions where verdicts and expired leases speak against more than half of the power, and what this caller
+    /// makes of it.
+    pub fn contested_regions(&self) -> &[(Region, Standing)] {
+        &self.contested
+    }
+
+    /// The regions where verdicts and expired leases are ignored.
+    pub fn panicking_regions(&self) -> impl Iterator<Item = &Region> {
+        let ignored = self.contested.iter().filter(|(_, standing)| *standing != Standing::Believed);
+        ignored.map(|(region, _)| region)
+    }
+
+    /// Whether [`compile`](Self::compile) would judge a contested region of these records otherwise by now, since this
+    /// caller's own calls succeed or fail there. Callers that have contested regions ask every second.
+    pub fn is_evidence_outdated(&self, input: &CompileInput<'_>) -> bool {
+        !self.contested.is_empty()
+            && *self.contested != *compile::judge(input, &self.endpoint_stats).contested
     }
 
     /// The endpoints that are refused, whatever their records say: they speak plaintext, the mesh has a trust domain, and the

@@ -5,7 +5,7 @@ use super::*;
 fn stats(n: usize) -> EndpointStats {
     let stats = EndpointStats::default();
     let ids: Vec<_> = (0..n).map(|i| InstanceId::new(format!("i{i}")).unwrap()).collect();
-    let _ = stats.assign_indices(&ids);
+    let _ = stats.assign_indices(ids.iter().map(|id| (id, 0)));
     stats
 }
 
@@ -138,7 +138,7 @@ fn suspects_are_counted() {
     (0..1000).for_each(|_| stats.finish(1, Outcome::Ok, 2));
     assert_eq!(stats.suspects(), 0);
     stats.finish(2, Outcome::Failed, 3);
-    let _ = stats.assign_indices(&[InstanceId::new("another").unwrap()]);
+    let _ = stats.assign_indices([(&InstanceId::new("another").unwrap(), 0)]);
     assert_eq!(stats.suspects(), 0, "a removed instance is no suspect");
 }
 

@@ -10,7 +10,7 @@ use fairmesh_model::{Balancing, InstanceId};
 fn stats(n: usize) -> EndpointStats {
     let stats = EndpointStats::default();
     let ids: Vec<_> = (0..n).map(|i| InstanceId::new(format!("i{i}")).unwrap()).collect();
-    let _ = stats.assign_indices(&ids);
+    let _ = stats.assign_indices(ids.iter().map(|id| (id, 0)));
     stats
 }
 

@@ -16,7 +16,7 @@ fn config() -> BalancerConfig {
 fn stats() -> EndpointStats {
     let stats = EndpointStats::default();
     let ids: Vec<_> = (0..N).map(|i| InstanceId::new(format!("i{i}")).unwrap()).collect();
-    let _ = stats.assign_indices(&ids);
+    let _ = stats.assign_indices(ids.iter().map(|id| (id, 0)));
     admit(&stats, N);
     stats
 }

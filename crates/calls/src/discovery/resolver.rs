@@ -41,6 +41,7 @@ use self::{
     worker::{Worker, WorkerParams},
 };
 use super::{endpoint_transport::EndpointTransport, subscription::Subscription};
+use crate::call::Clock;
 
 /// Keeps one subscription per service, and publishes a compiled snapshot whenever its records change.
 pub struct Resolver<T> {
@@ -49,6 +50,7 @@ pub struct Resolver<T> {
     upstream: FollowerHandle,
     /// The age of the data, where it is not followed to its source.
     age: watch::Receiver<DataAge>,
+    clock: Clock,
     _worker: DropGuard,
 }
 
@@ -73,7 +75,7 @@ impl<T: EndpointTransport> Resolver<T> {
         let handle = follow(&config, EventSink(events.clone()));
         let (state, upstream) = (handle.state(), handle.clone());
         let (age_sender, age) = watch::channel(DataAge::default());
-        let stop = CancellationToken::new();
+        let (stop, clock) = (CancellationToken::new(), Clock::start());
         let topology = Topology {
             regions: Default::default(),
             round_trips: Default::default(),
@@ -84,6 +86,7 @@ impl<T: EndpointTransport> Resolver<T> {
             caller: config.caller.clone(),
             transport: config.upstream.transport.clone(),
             has_trust_domain: false,
+            clock,
         };
         let maps = shard_maps::address(&config.upstream.addresses).map(|address| {
             let (commands, received) = mpsc::unbounded_channel();
@@ -114,7 +117,7 @@ impl<T: EndpointTransport> Resolver<T> {
             maps,
         });
         tokio::spawn(worker.run(received, stop.clone()));
-        Self { registry, state, upstream, age, _worker: stop.drop_guard() }
+        Self { registry, state, upstream, age, clock, _worker: stop.drop_guard() }
     }
 
     /// The subscription of a service; the first use of a service starts to follow it.
@@ -136,6 +139,11 @@ impl<T: EndpointTransport> Resolver<T> {
     /// The number of regions of services in use where health verdicts are ignored now.
     pub fn health_panics(&self) -> u64 {
         self.registry.health_panics()
+    }
+
+    /// The clock of picks from its snapshots: snapshots date the caller's own evidence by it.
+    pub fn clock(&self) -> Clock {
+        self.clock
     }
 
     /// The connection to the agent.

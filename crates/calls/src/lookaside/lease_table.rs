@@ -90,6 +90,7 @@ impl LeaseTable {
             table: None,
             hosts: &Hosts::default(),
             health: &Verdicts::default(),
+            now: 0,
             client_id,
             client: hash_text(client_id),
             requires_mtls,

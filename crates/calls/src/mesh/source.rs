@@ -5,6 +5,7 @@ use fairmesh_rib::follower::FollowerState;
 use tokio::sync::watch;
 
 use crate::{
+    call::Clock,
     discovery::{Resolver, Subscription},
     lookaside::Leases,
     transport::EndpointPool,
@@ -34,6 +35,14 @@ impl Source {
         match self {
             Self::Records(_) => None,
             Self::Leases(leases) => Some(leases),
+        }
+    }
+
+    /// The clock of picks.
+    pub(crate) fn clock(&self) -> Clock {
+        match self {
+            Self::Records(resolver) => resolver.clock(),
+            Self::Leases(_) => Clock::start(),
         }
     }
 

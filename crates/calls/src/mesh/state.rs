@@ -54,13 +54,13 @@ impl MeshState {
         observer: Option<Arc<dyn Observer>>,
     ) -> Self {
         Self {
+            clock: source.clock(),
             source,
             seed: AtomicU64::new(hash_text(&client_id) ^ u64::from(std::process::id())),
             service_lookasides: ServiceLookasides::new(client_id, transport.transport.clone()),
             counters: Arc::clone(&transport.counters),
             transport,
             shares_identity: false,
-            clock: Clock::start(),
             observer,
             #[cfg(feature = "fixed")]
             injected_faults: None,

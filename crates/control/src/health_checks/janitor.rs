@@ -1,6 +1,8 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use fairmesh_model::{Endpoint, Hosts, Prefix, Record, RecordKey, Region, ServiceName, Verdict, Verdicts};
+use fairmesh_model::{
+    Endpoint, Hosts, Prefix, Record, RecordKey, Region, ServiceName, Standing, Verdict, Verdicts,
+};
 use fairmesh_rib::{Expect, Op};
 use fairmesh_wire::records;
 use tokio::time::Instant;
@@ -18,7 +20,7 @@ const MAX_OPS_PER_BATCH: usize = 1000;
 pub(crate) struct CheckHealth {
     /// Regions with endpoints to check and no checker.
     pub(crate) unchecked_regions: usize,
-    /// Pairs of service and region whose verdicts callers ignore (panic threshold).
+    /// Pairs of service and region whose verdicts callers ignore, since no other region can carry the calls (panic).
     pub(crate) panics: usize,
 }
 
@@ -86,7 +88,8 @@ impl Checks {
         for service in services.iter() {
             let (endpoints, verdicts) = self.of_service(service);
             let endpoints: Vec<&Endpoint> = endpoints.iter().collect();
-            panics += verdicts.judge(&endpoints, &hosts).panicking_regions.len();
+            let contested = verdicts.judge_for_all(&endpoints, &hosts).contested;
+            panics += contested.iter().filter(|(_, standing)| *standing == Standing::Panic).count();
             regions.extend(endpoints.iter().map(|endpoint| endpoint.location.region.clone()));
         }
         let now = Instant::now();

@@ -254,6 +254,7 @@ async fn compile(connection: &Connection, name: &ServiceName, caller: &Caller) -
             .map(|table| TableInput { table: &table.value, age: table_age(&table.value) }),
         hosts: &view.hosts.value,
         health: &one.health,
+        now: 0,
         client_id: &caller.name,
         client: caller.id,
         requires_mtls: view.has_trust_domain,

@@ -59,7 +59,7 @@ impl Case {
         let (stats, block) = (EndpointStats::default(), Arc::new(SharedStats::default()));
         stats.share(|_| true, || Some(Box::new(Memory(block.clone())))).unwrap();
         let ids: Vec<_> = (0..weights.len()).map(|i| InstanceId::new(format!("i{i}")).unwrap()).collect();
-        let (indices, _pin) = stats.assign_indices(&ids);
+        let (indices, _pin) = stats.assign_indices(ids.iter().map(|id| (id, 0)));
         let members: Vec<_> = indices.into_iter().zip(weights.iter().copied()).collect();
         stats.set_members(&members, &config);
         for (index, count) in (0..).zip(numbers::<u32>(&case["outstanding"])) {

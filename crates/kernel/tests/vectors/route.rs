@@ -46,6 +46,7 @@ impl Routes {
             table: None,
             hosts: &Hosts::default(),
             health: &Verdicts::default(),
+            now: 0,
             client_id: client,
             client: 1,
             requires_mtls: false,

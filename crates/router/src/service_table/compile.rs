@@ -1,4 +1,5 @@
 mod tables;
+mod unhealthy_regions;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -7,13 +8,16 @@ use std::{
 
 use fairmesh_balancer::{BalancerConfig, CandidateSet, EndpointStats, rendezvous};
 use fairmesh_model::{
-    BalancingPolicy, Endpoint, EndpointState, FULL_WEIGHT, InstanceId, JudgedVerdicts, LoadSignal, Policy,
-    Region, Role, ServiceKind, Traffic, VerdictEffect,
+    BalancingPolicy, CallerView, Endpoint, EndpointState, FULL_WEIGHT, InstanceId, Judgement, LoadSignal,
+    Policy, Region, Role, ServiceKind, Traffic, VerdictEffect,
     arith::{hash_text, mix_pair},
 };
 use tables::UsableTable;
 
-use super::{EndpointStatus, Hashed, Holder, Node, Selection, ServiceTable, Sharding, Tier};
+use super::{
+    EndpointStatus, Hashed, Holder, Node, Selection, ServiceTable, Sharding, Tier,
+    division::{Division, RingShares},
+};
 use crate::{
     CompileInput, EndpointTarget, PickError, ShardTable,
     locality::{PreferenceClass, RegionRanks},
@@ -32,8 +36,8 @@ pub(super) fn compile(
     let (endpoints, callable) = partition_refused(input);
     let powers: Vec<u32> = endpoints.iter().map(|endpoint| input.hosts.power(endpoint)).collect();
     // An endpoint that is refused is no capacity, and must not make verdicts on others be ignored.
-    let JudgedVerdicts { effects, panicking_regions } =
-        input.health.judge(&endpoints[..callable], input.hosts);
+    let Judgement { effects, contested, shares } =
+        judge_endpoints(input, &locality, &endpoints[..callable], endpoint_stats);
     let compiler = Compiler {
         input,
         locality: &locality,
@@ -43,7 +47,8 @@ pub(super) fn compile(
         effects: &effects,
     };
     let tiers = compiler.tiers();
-    let table = compiler.usable_table();
+    let table_shares = compiler.table_shares();
+    let table = table_shares.as_deref().and_then(|shares| compiler.usable_table(shares));
     let preferred: Vec<&Positions> = table.iter().flat_map(UsableTable::tiers).chain(&tiers).collect();
     if previous.is_none() {
         // Each client starts the rotation at its own position, or all would be in step.
@@ -55,7 +60,10 @@ pub(super) fn compile(
     let statuses = compiler.statuses(&indices, &preferred);
     let no_endpoint_error = compiler.no_endpoint_error();
     compiler.admit(endpoint_stats, &config, &indices, &members(table.as_ref(), &tiers, locality.home()));
-    let region_table = table.as_ref().map(|table| Box::new(compiler.compiled_table(table, &indices)));
+    let division = match &table {
+        Some(table) => Some(Division::Table(compiler.compiled_table(table, &indices))),
+        None => RingShares::new(&shares).map(Division::Rings),
+    };
     let selection = compiler.selection(&indices, tiers);
     ServiceTable {
         endpoint_stats: Arc::clone(endpoint_stats),
@@ -64,7 +72,7 @@ pub(super) fn compile(
         bucket: carry_over(input.policy.limit, previous.and_then(|previous| previous.bucket.as_ref())),
         timeouts: input.policy.timeouts,
         last_resort: locality.last_resort(),
-        region_table,
+        division: division.map(Box::new),
         selection,
         name: input.name.clone(),
         policy: without_routes(input.policy),
@@ -74,10 +82,30 @@ pub(super) fn compile(
         statuses,
         no_endpoint_error,
         locality,
-        panicking_regions: panicking_regions.into_boxed_slice(),
         refused: endpoints[callable..].iter().map(|endpoint| endpoint.instance.clone()).collect(),
+        contested: contested.into_boxed_slice(),
         _index_pin: index_pin,
     }
+}
+
+/// What this caller makes of verdicts and expired leases.
+pub(super) fn judge(input: &CompileInput<'_>, endpoint_stats: &EndpointStats) -> Judgement {
+    let (endpoints, callable) = partition_refused(input);
+    judge_endpoints(input, &RegionRanks::new(input), &endpoints[..callable], endpoint_stats)
+}
+
+fn judge_endpoints(
+    input: &CompileInput<'_>,
+    locality: &RegionRanks,
+    endpoints: &[&Endpoint],
+    endpoint_stats: &EndpointStats,
+) -> Judgement {
+    let level = |region: &Region| locality.rank(PreferenceClass::Serving, locality.distance(region));
+    let evidence = |position: usize| {
+        let index = endpoint_stats.index_of(&endpoints[position].instance)?;
+        endpoint_stats.evidence(index, input.now)
+    };
+    input.health.judge(endpoints, input.hosts, CallerView { level: &level, evidence: &evidence })
 }
 
 /// The endpoints that share this client's calls: those of the table, or of the lowest rank.
@@ -233,8 +261,11 @@ impl Compiler<'_> {
                 order.push(position);
             }
         }
-        let (given, index_pin) =
-            endpoint_stats.assign_indices(order.iter().map(|&position| &self.endpoints[position].instance));
+        let process = |&position: &usize| {
+            let endpoint = self.endpoints[position];
+            (&endpoint.instance, endpoint.incarnation())
+        };
+        let (given, index_pin) = endpoint_stats.assign_indices(order.iter().map(process));
         let mut indices = vec![0; self.endpoints.len()];
         for (position, index) in order.into_iter().zip(given) {
             indices[position] = index;

@@ -7,7 +7,9 @@ use fairmesh_model::{
     counted,
 };
 
-use super::{CandidateSet, Hashed, Selection, ServiceTable, Sharding, Tier, eligible_copies::EligibleCopies};
+use super::{
+    CandidateSet, Division, Hashed, Selection, ServiceTable, Sharding, Tier, eligible_copies::EligibleCopies,
+};
 use crate::{
     EndpointPick, Headers, PickError, PickParams, RequestView, RouteDecision, trace::DecisionTracer,
 };
@@ -26,15 +28,16 @@ pub(super) struct BestCandidate {
 }
 
 impl BestCandidate {
-    /// Considers the candidate of a rank; returns whether it has no exclusion, so that no further rank needs to be
-    /// searched.
+    /// Considers the candidate of a rank; returns whether it has no exclusion and is not picked in panic, so that no
+    /// further rank needs to be searched.
     #[inline]
     pub(super) fn offer(kept: &mut Option<Self>, scored: Option<ScoredEndpoint>, rank: u32) -> bool {
         let Some(scored) = scored else { return false };
-        if kept.as_ref().is_none_or(|best| scored.exclusion < best.scored.exclusion) {
+        let standing = |scored: &ScoredEndpoint| (scored.exclusion, scored.panic);
+        if kept.as_ref().is_none_or(|best| standing(&scored) < standing(&best.scored)) {
             *kept = Some(Self { scored, rank });
         }
-        scored.exclusion == Exclusion::None
+        standing(&scored) == (Exclusion::None, false)
     }
 }
 
@@ -97,8 +100,8 @@ impl ServiceTable {
         }
         let context = PickContext::new(&self.endpoint_stats, self.pick_config, params.avoid, now);
         let mut attempt = AttemptParams { params, context, random: Generator::new(seed) };
-        if let Some(table) = &self.region_table {
-            let picked = self.pick_by_table(table, attempt, tracer)?;
+        if let Some(division) = &self.division {
+            let picked = self.pick_divided(division, attempt, tracer)?;
             return Ok(picked);
         }
         match self.pick_nearest(&mut attempt, tracer) {
@@ -131,6 +134,20 @@ impl ServiceTable {
         Ok(())
     }
 
+    /// The same where calls are divided.
+    #[inline(never)]
+    fn pick_divided<W: DecisionTracer>(
+        &self,
+        division: &Division,
+        attempt: AttemptParams<'_>,
+        tracer: &mut W,
+    ) -> Result<EndpointPick, Box<PickError>> {
+        match division {
+            Division::Table(table) => self.pick_by_table(table, attempt, tracer),
+            Division::Rings(rings) => self.pick_by_ring_shares(rings, attempt, tracer),
+        }
+    }
+
     /// Picks from the nearest rank, where any endpoint will do: nearly always one has no exclusion. The error is the
     /// best candidate found there.
     #[inline(always)]
@@ -144,7 +161,7 @@ impl ServiceTable {
         self.trace_regions(tracer);
         self.trace_tier(nearest, tracer);
         match pick(&nearest.candidates.as_candidates(), &attempt.context, &mut attempt.random, tracer) {
-            Some(scored) if scored.exclusion == Exclusion::None => {
+            Some(scored) if scored.exclusion == Exclusion::None && !scored.panic => {
                 Ok(self.to_pick(&scored, nearest.rank, None, tracer))
             }
             scored => Err(scored.map(|scored| BestCandidate { scored, rank: nearest.rank })),
@@ -157,10 +174,15 @@ impl ServiceTable {
     fn pick_slow<W: DecisionTracer>(
         &self,
         best: Option<BestCandidate>,
-        attempt: AttemptParams<'_>,
+        mut attempt: AttemptParams<'_>,
         tracer: &mut W,
     ) -> Result<EndpointPick, Box<PickError>> {
-        if let Selection::Replicated { further, .. } = &self.selection {
+        if let Selection::Replicated { nearest, further } = &self.selection {
+            if best.as_ref().is_some_and(BestCandidate::is_panic)
+                && let Some(picked) = self.pick_past_panic(nearest, further, &mut attempt, tracer)
+            {
+                return Ok(picked);
+            }
             return self.pick_from_ranks(further.iter(), best, attempt, tracer);
         }
         self.trace_regions(tracer);

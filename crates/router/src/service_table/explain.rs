@@ -1,4 +1,6 @@
-use fairmesh_model::{Capacities, DistanceSource, EndpointState, InstanceId, Region, Timeouts, Verdict};
+use fairmesh_model::{
+    Capacities, DistanceSource, EndpointState, InstanceId, Region, Standing, Timeouts, Verdict,
+};
 
 use super::{Explanation, ServiceTable};
 use crate::{
@@ -136,13 +138,8 @@ impl ServiceTable {
                 }
             });
         }
-        for region in &self.panicking_regions {
-            tracer.record_step("health", || {
-                format!(
-                    "panic: more than half of the capacity that serves in {region} is unhealthy, \
-                     so verdicts are ignored there"
-                )
-            });
+        for (region, standing) in &self.contested {
+            tracer.record_step("health", || describe_standing(region, *standing));
         }
     }
 
@@ -178,6 +175,21 @@ fn describe_verdict(target: &EndpointTarget, verdict: &Verdict) -> String {
         confidence / 10,
         confidence % 10
     )
+}
+
+fn describe_standing(region: &Region, standing: Standing) -> String {
+    let doubted = format!("more than half of the capacity in {region} is unhealthy or lost");
+    match standing {
+        Standing::Believed => format!("{doubted}, and other regions can carry its calls"),
+        Standing::Refuted => {
+            format!("{doubted}, but this caller's own calls succeed there, so verdicts are ignored there")
+        }
+        Standing::Panic => {
+            format!(
+                "panic: {doubted}, and no other region can carry its calls, so verdicts are ignored there"
+            )
+        }
+    }
 }
 
 /// `62.5 % of the capacity`.

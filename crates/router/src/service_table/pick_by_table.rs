@@ -105,7 +105,12 @@ impl ServiceTable {
         let scored = match &region.endpoints {
             RegionEndpoints::Replicated(tier) => {
                 self.trace_subset(tier, tracer);
-                pick(&tier.candidates.as_candidates(), &attempt.context, &mut attempt.random, tracer)
+                let candidates = tier.candidates.as_candidates();
+                let scored = pick(&candidates, &attempt.context, &mut attempt.random, tracer);
+                match scored.filter(|scored| scored.panic) {
+                    Some(panicked) => self.pick_unejected(&candidates, attempt, tracer).or(Some(panicked)),
+                    None => scored,
+                }
             }
             RegionEndpoints::Hashed(tier) => self.pick_hashed(tier, attempt, tracer),
             RegionEndpoints::Sharded => None,

@@ -58,13 +58,13 @@ impl ServiceTable {
     }
 
     /// The service as numbers. `None` if a call needs more than a route and a pick among the candidates of the nearest rank: a limit, a
-    /// total timeout (its deadline is sent to servers), a key, a region table; if the policy is another one, or there are too many
+    /// total timeout (its deadline is sent to servers), a key, a region table, a ring that cannot carry all calls; if the policy is another one, or there are too many
     /// candidates.
     pub fn numbers(&self) -> Option<ServiceNumbers> {
         let Selection::Replicated { nearest, .. } = &self.selection else { return None };
         let needs_more = self.bucket.is_some()
             || self.timeouts.total.is_some()
-            || self.region_table.is_some()
+            || self.division.is_some()
             || nearest.rank >= self.last_resort;
         let policy = match self.pick_config.policy() {
             BalancingPolicy::Score => 0,

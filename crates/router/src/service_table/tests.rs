@@ -1,4 +1,7 @@
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use fairmesh_balancer::poll::PollState;
 use fairmesh_model::{
@@ -100,6 +103,7 @@ impl Fleet {
             table: None,
             hosts: &self.hosts,
             health: &self.health,
+            now: 1,
             client_id: "web-1",
             client: self.client,
             requires_mtls: self.requires_mtls,

@@ -171,6 +171,7 @@ mod tests {
             table: None,
             hosts: &Hosts::default(),
             health: &Verdicts::default(),
+            now: 0,
             client_id: "web-1",
             client: 1,
             requires_mtls: false,

@@ -145,7 +145,7 @@ impl<T> SubscriptionRegistry<T> {
     pub(super) fn health_panics(&self) -> u64 {
         let by_name = self.by_name();
         let panics = by_name.values().map(|registered| match &*registered.subscription.state() {
-            ServiceState::Ready(ready) => ready.upstream.panicking_regions().len() as u64,
+            ServiceState::Ready(ready) => ready.upstream.panicking_regions().count() as u64,
             _ => 0,
         });
         panics.sum()

@@ -118,6 +118,47 @@ impl<T: EndpointTransport> TrackedService<T> {
         }
     }
 
+    /// Whether the caller's own calls tell by now that verdicts are to be ignored, or believed again.
+    pub(super) fn is_evidence_outdated(&self, topology: &Topology) -> bool {
+        let ServiceState::Ready(ready) = &*self.subscription.state() else { return false };
+        let location = topology.location_or_unknown();
+        let input = self.compile_input(topology, ready.upstream.policy(), &location);
+        input.is_some_and(|input| ready.upstream.is_evidence_outdated(&input))
+    }
+
+    /// Whether verdicts speak against most of a region that its calls may go to.
+    pub(super) fn is_contested(&self) -> bool {
+        match &*self.subscription.state() {
+            ServiceState::Ready(ready) => !ready.upstream.contested_regions().is_empty(),
+            _ => false,
+        }
+    }
+
+    fn compile_input<'a>(
+        &'a self,
+        topology: &'a Topology,
+        policy: &'a Policy,
+        location: &'a Location,
+    ) -> Option<CompileInput<'a>> {
+        Some(CompileInput {
+            name: &self.records.name,
+            service: self.records.service.as_ref()?,
+            policy,
+            endpoints: self.records.endpoints.list(),
+            shards: self.records.shards.last(),
+            location,
+            regions: &topology.regions,
+            round_trips: &topology.round_trips,
+            table: self.records.table.as_ref().map(|table| table.at(Instant::now())),
+            hosts: &topology.hosts,
+            health: &self.records.health,
+            now: topology.clock.now(),
+            client_id: &topology.client_id,
+            client: topology.client,
+            requires_mtls: topology.requires_mtls(),
+        })
+    }
+
     fn compile(
         &self,
         topology: &Topology,
@@ -132,22 +173,7 @@ impl<T: EndpointTransport> TrackedService<T> {
             None => self.records.policy(),
         };
         let location = topology.location_or_unknown();
-        let input = CompileInput {
-            name: &self.records.name,
-            service: self.records.service.as_ref()?,
-            policy: &policy,
-            endpoints: self.records.endpoints.list(),
-            shards: self.records.shards.last(),
-            location: &location,
-            regions: &topology.regions,
-            round_trips: &topology.round_trips,
-            table: self.records.table.as_ref().map(|table| table.at(Instant::now())),
-            hosts: &topology.hosts,
-            health: &self.records.health,
-            client_id: &topology.client_id,
-            client: topology.client,
-            requires_mtls: topology.requires_mtls(),
-        };
+        let input = self.compile_input(topology, &policy, &location)?;
         let endpoint_stats = self.subscription.endpoint_stats();
         let (upstream, splits) = match unchanged {
             Some(before) => {

@@ -1,6 +1,8 @@
 use fairmesh_model::{Hosts, Location, MeasuredDistances, Region, Regions, RoundTrips, ServiceName};
 use fairmesh_wire::transport::Transport;
 
+use crate::call::Clock;
+
 /// The topology and the caller's place in it, which all services are compiled with.
 #[derive(Debug)]
 pub(super) struct Topology {
@@ -18,6 +20,8 @@ pub(super) struct Topology {
     pub(super) transport: Transport,
     /// Whether the records have the roots of a trust domain.
     pub(super) has_trust_domain: bool,
+    /// The clock of the caller's picks, by which its own evidence is dated.
+    pub(super) clock: Clock,
 }
 
 impl Topology {
@@ -70,6 +74,7 @@ mod tests {
             caller: None,
             transport: Transport::default(),
             has_trust_domain: false,
+            clock: Clock::start(),
         };
         let to = |pairs: &[(&str, u64)]| {
             let pair = |(name, ms): &(&str, u64)| {

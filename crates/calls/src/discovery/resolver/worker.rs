@@ -1,6 +1,7 @@
 //! The single writer of all snapshots.
 
 mod disk;
+mod evidence;
 mod idle;
 mod location;
 mod sync;
@@ -27,6 +28,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+use self::evidence::EVIDENCE_INTERVAL;
 use super::{
     config::ResolverConfig,
     data_age::DataAge,
@@ -86,6 +88,8 @@ pub(super) struct Worker<T> {
     sharded: HashSet<ServiceName>,
     /// Names that are not declared, in the order in which that was found out.
     unknown: VecDeque<ServiceName>,
+    /// Services with regions that verdicts speak against.
+    contested: BTreeSet<ServiceName>,
     /// When the region tables of services weaken next.
     weakening: BTreeMap<ServiceName, Instant>,
     /// The service of each subscribed prefix.
@@ -127,6 +131,7 @@ impl<T: EndpointTransport> Worker<T> {
             services: HashMap::new(),
             stale: HashSet::new(),
             waiting: BTreeSet::new(),
+            contested: BTreeSet::new(),
             weakening: BTreeMap::new(),
             sharded: HashSet::new(),
             unknown: VecDeque::new(),
@@ -152,7 +157,11 @@ impl<T: EndpointTransport> Worker<T> {
         loop {
             // Counted from the last check, and not from the last event, so that a steady stream of events cannot delay
             // it.
-            let interval = if self.unsettled() { FAST_CHECK_INTERVAL } else { self.idle_check_interval() };
+            let interval = match self.unsettled() {
+                true => FAST_CHECK_INTERVAL,
+                false if self.contested.is_empty() => self.idle_check_interval(),
+                false => EVIDENCE_INTERVAL.min(self.idle_check_interval()),
+            };
             let weakens = self.next_weakening();
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -258,6 +267,7 @@ impl<T: EndpointTransport> Worker<T> {
         if self.has_topology && self.awaits_roots.is_some_and(|until| now >= until) {
             self.mark_arrived(&roots());
         }
+        self.judge_contested();
         let state = self.handle.state().borrow().clone();
         if !state.connected && now.saturating_duration_since(state.since) >= CONNECT_PATIENCE {
             self.read_disk().await;

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fairmesh_balancer::CandidateSet;
 use fairmesh_model::{
-    Label, MAX_TABLE_REGIONS, Region, RegionShares, ServiceKind, Share, TableForce, TableOrigin, Zone,
-    arith::hash_text,
+    Label, MAX_TABLE_REGIONS, Region, RegionShares, ServiceKind, Share, TableForce, TableOrigin,
+    TrafficShares, Zone, arith::hash_text,
 };
 
 use super::{Compiler, Positions, len};
@@ -25,6 +25,8 @@ const LEAST_SUBSET: usize = 2;
 /// A table that has force, and the regions that its calls may go to, each with this client's endpoints there.
 pub(super) struct UsableTable<'a> {
     input: TableInput<'a>,
+    /// The shares of the table, by what its regions can carry.
+    shares: &'a TrafficShares,
     force: TableForce,
     regions: BTreeMap<&'a Region, Positions>,
     /// The zones of the caller's region that its zone uses, with their shares; empty where calls do not prefer zones.
@@ -35,7 +37,7 @@ pub(super) struct UsableTable<'a> {
 
 impl Compiler<'_> {
     /// The table, if calls are decided by it. `localOnly` comes before it.
-    pub(super) fn usable_table(&self) -> Option<UsableTable<'_>> {
+    pub(super) fn usable_table<'t>(&'t self, shares: &'t TrafficShares) -> Option<UsableTable<'t>> {
         let input = self.input.table.filter(|_| !self.input.policy.locality.local_only)?;
         let force = input.table.force(input.age);
         if force == TableForce::Lapsed {
@@ -43,7 +45,7 @@ impl Compiler<'_> {
         }
         // The greatest share of each region over all classes: it decides how many connections are kept.
         let mut greatest: BTreeMap<&Region, Share> = BTreeMap::new();
-        for (region, share) in input.table.shares.iter().flat_map(|(_, shares)| &shares.to) {
+        for (region, share) in shares.iter().flat_map(|(_, shares)| &shares.to) {
             let kept = greatest.entry(region).or_insert(*share);
             *kept = (*kept).max(*share);
         }
@@ -55,7 +57,7 @@ impl Compiler<'_> {
         } else {
             BTreeMap::new()
         };
-        Some(UsableTable { input, force, regions, zones, spare: self.spare_regions(input) })
+        Some(UsableTable { input, shares, force, regions, zones, spare: self.spare_regions(input) })
     }
 
     /// The regions that serve, by their power. Shares by hand say where calls go, and no planner corrects them: beyond them,
@@ -91,7 +93,7 @@ impl Compiler<'_> {
     }
 
     /// Whether rings and drains leave a region to tables. Callers inside a draining region keep using it.
-    fn may_go_to(&self, region: &Region) -> bool {
+    pub(super) fn may_go_to(&self, region: &Region) -> bool {
         let topology = &self.input.regions.regions;
         let is_draining =
             *region != self.input.location.region && topology.get(region).is_some_and(|info| info.draining);
@@ -135,7 +137,7 @@ impl Compiler<'_> {
             let dropped = if table.force == TableForce::Full { shares.dropped } else { Share::NONE };
             ClassShares { dropped, regions: regions.collect() }
         };
-        let source = &table.input.table.shares;
+        let source = table.shares;
         let classes = source.classes.iter().map(|(class, of): (&Label, _)| (class.clone(), shares(of)));
         CompiledTable {
             default: source.default.as_ref().map(shares),

@@ -24,6 +24,9 @@ impl<T: EndpointTransport> Worker<T> {
                 service.publish(&self.topology, &self.registry, self.revision.map_or(0, |at| at.number));
                 self.registry.note_published(&service.subscription);
                 let weakens = service.records.table.as_ref().and_then(|table| table.weakens());
+                if service.is_contested() {
+                    self.contested.insert(name.clone());
+                }
                 note_weakening(&mut self.weakening, &name, weakens);
                 if service.is_unknown() && !was_unknown {
                     self.unknown.push_back(name);

@@ -26,14 +26,17 @@ use tempfile::TempDir;
 use tokio::time::{advance, sleep, timeout};
 
 use super::*;
-use crate::discovery::{
-    Subscription,
-    resolver::{
-        config::DEFAULT_IDLE_TIMEOUT,
-        event::EventSink,
-        shard_maps::{LARGE, MapName},
+use crate::{
+    call::Clock,
+    discovery::{
+        Subscription,
+        resolver::{
+            config::DEFAULT_IDLE_TIMEOUT,
+            event::EventSink,
+            shard_maps::{LARGE, MapName},
+        },
+        service_state::ServiceState,
     },
-    service_state::ServiceState,
 };
 
 /// Counts the idle checks of all transports.
@@ -88,6 +91,7 @@ fn rig_at(location: Option<Location>) -> Rig {
         caller: None,
         transport: Default::default(),
         has_trust_domain: false,
+        clock: Clock::start(),
     };
     let registry = Arc::new(SubscriptionRegistry::new(events.clone()));
     let handle = Follower::spawn(upstream.clone(), EventSink(events.clone()));

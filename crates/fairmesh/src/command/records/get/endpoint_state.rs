@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-use fairmesh_model::{Endpoint, EndpointState, InstanceId, Verdict, VerdictEffect};
+use fairmesh_model::{Endpoint, EndpointState, InstanceId, Standing, Verdict, VerdictEffect};
 use serde_json::{Value, json};
 
 use crate::view::{ServiceView, View, instant};
@@ -31,9 +31,9 @@ pub(crate) fn states<'a>(one: &'a ServiceView, view: &View) -> Vec<DisplayedStat
         false => HashSet::new(),
     };
     let endpoints: Vec<&Endpoint> = one.endpoints.iter().map(|endpoint| &endpoint.value).collect();
-    let judged = one.health.judge(&endpoints, hosts);
+    let judged = one.health.judge_for_all(&endpoints, hosts);
     let state = |(endpoint, force): (&'a Endpoint, VerdictEffect)| {
-        let panic = judged.panicking_regions.contains(&endpoint.location.region);
+        let panic = judged.standing(&endpoint.location.region) == Some(Standing::Panic);
         let verdict =
             one.health.on(endpoint).map(|verdict| (verdict, super::health::effect(verdict, force, panic)));
         let unhealthy = verdict.is_some_and(|(verdict, _)| !verdict.healthy && !verdict.stale);

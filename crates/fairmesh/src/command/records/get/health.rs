@@ -1,6 +1,6 @@
 //! Lists of active health check verdicts.
 
-use fairmesh_model::{Endpoint, Hosts, ServiceName, Verdict, VerdictEffect};
+use fairmesh_model::{Endpoint, Hosts, ServiceName, Standing, Verdict, VerdictEffect};
 use serde_json::json;
 
 use crate::{
@@ -25,12 +25,12 @@ pub(super) fn all(view: &View) -> Listing {
 /// The same for one service, without its name.
 pub(crate) fn of_service(name: &ServiceName, one: &ServiceView, hosts: &Hosts) -> Listing {
     let endpoints: Vec<&Endpoint> = one.endpoints.iter().map(|endpoint| &endpoint.value).collect();
-    let judged = one.health.judge(&endpoints, hosts);
+    let judged = one.health.judge_for_all(&endpoints, hosts);
     let mut listing = Listing::new(&["INSTANCE", "REGION", "HEALTH", "SINCE", "SURE", "EFFECT", "CAUSE"]);
-    for (endpoint, force) in endpoints.into_iter().zip(judged.effects) {
+    for (endpoint, force) in endpoints.into_iter().zip(judged.effects.iter().copied()) {
         let Some(verdict) = one.health.on(endpoint) else { continue };
         let region = &endpoint.location.region;
-        let effect = effect(verdict, force, judged.panicking_regions.contains(region));
+        let effect = effect(verdict, force, judged.standing(region) == Some(Standing::Panic));
         let Verdict { healthy, since_ms, confidence, cause, stale } = verdict;
         let since = instant(*since_ms);
         listing.add(

@@ -5,17 +5,19 @@
 use std::{sync::Arc, time::Duration};
 
 use fairmesh_model::{
-    Confirmation, Hosts, Label, Location, Region, RegionShares, RegionTable, Regions, Role, RoundTrips,
-    ShardKey, Share, TableOrigin, TrafficShares, Verdicts, Zone,
+    Confirmation, Endpoint, Hosts, InstanceId, Label, Location, Region, RegionShares, RegionTable, Regions,
+    Role, RoundTrips, ShardKey, Share, TableOrigin, TrafficShares, Verdict, Verdicts, Zone,
     arith::Generator,
     spec::{EndpointsSpec, HostsSpec, PolicySpec, ServiceSpec, ShardMapSpec, TopologySpec},
 };
 use fairmesh_router::{
-    CompileInput, DirectResponse, PickParams, RequestView, ServiceTable, ShardTable, TableInput,
+    CompileInput, DirectResponse, EndpointStats, Outcome, PickParams, RequestView, ServiceTable, ShardTable,
+    TableInput,
 };
 use serde_json::{Value, json};
 
-#[path = "../../../vectors/support.rs"]
+mod health;
+#[path = "../../../../vectors/support.rs"]
 mod support;
 
 use support::{check, hex};
@@ -24,6 +26,8 @@ const CLIENT: u64 = 0x0123_4567_89ab_cdef;
 /// Whose age is 0 unless a fleet has another.
 const CONFIRMED: TableOrigin = TableOrigin::Planned(Confirmation { round: 1, at_ms: 0 });
 const CLIENT_ID: &str = "host-1/web";
+/// When tables are compiled, in nanoseconds.
+const NOW: u64 = 1_000_000_000;
 
 fn read<T: serde::de::DeserializeOwned>(document: &Value) -> T {
     serde_json::from_value(document.clone()).unwrap()
@@ -73,6 +77,10 @@ struct Fleet {
     zone: Option<&'static str>,
     /// How a planner divides its calls among regions, and those that stay among zones.
     planned: Option<Planned>,
+    /// Endpoints with the number of consecutive probes that failed.
+    failed_probes: &'static [(&'static str, u32)],
+    /// Endpoints that this caller called last, and whether that succeeded.
+    called: &'static [(&'static str, bool)],
 }
 
 impl Fleet {
@@ -88,7 +96,22 @@ impl Fleet {
             confirmed: None,
             zone: None,
             planned: None,
+            failed_probes: &[],
+            called: &[],
         }
+    }
+
+    /// Unhealthy verdicts on the endpoints whose probes failed.
+    fn verdicts(&self, endpoints: &[Endpoint]) -> Verdicts {
+        let mut verdicts = Verdicts::default();
+        for (instance, failures) in self.failed_probes {
+            let endpoint = endpoints.iter().find(|one| one.instance.as_str() == *instance).unwrap();
+            let confidence = Verdict::confidence_of(*failures);
+            let cause = "status 503".to_owned();
+            let verdict = Verdict { healthy: false, since_ms: 0, confidence, cause, stale: false };
+            verdicts.put(endpoint.location.region.clone(), endpoint.instance.clone(), verdict);
+        }
+        verdicts
     }
 
     fn compile(&self) -> ServiceTable {
@@ -130,12 +153,23 @@ impl Fleet {
             round_trips: &round_trips,
             table: table.as_ref().map(|table| TableInput { table, age }),
             hosts: &hosts,
-            health: &Verdicts::default(),
+            health: &self.verdicts(&endpoints),
+            now: NOW,
             client_id: CLIENT_ID,
             client: CLIENT,
             requires_mtls: false,
         };
-        ServiceTable::compile(&input, &Arc::default(), None)
+        let stats = Arc::<EndpointStats>::default();
+        if self.called.is_empty() {
+            return ServiceTable::compile(&input, &stats, None);
+        }
+        let before = ServiceTable::compile(&input, &stats, None);
+        for (instance, succeeded) in self.called {
+            let index = stats.index_of(&InstanceId::new(*instance).unwrap()).unwrap();
+            stats.begin(index);
+            stats.finish(index, if *succeeded { Outcome::Ok } else { Outcome::Failed }, NOW);
+        }
+        ServiceTable::compile(&input, &stats, Some(&before))
     }
 
     fn write(&self) -> Value {

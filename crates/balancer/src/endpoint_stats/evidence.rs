@@ -1,0 +1,104 @@
+use std::sync::{
+    OnceLock,
+    atomic::{AtomicU16, Ordering::Relaxed},
+};
+
+use super::{EndpointStats, FIRST_SEGMENT, FURTHER_SEGMENTS, segment_of};
+
+/// Times are noted in units of 2^33 ns, 8.6 s: so coarse that a busy endpoint is written to once per unit.
+const UNIT_SHIFT: u32 = 33;
+/// A success is evidence for this many further units: for 17 to 26 s.
+const MAX_AGE: u16 = 2;
+/// No call has succeeded yet.
+const NEVER: u16 = 0;
+
+/// When a call last succeeded at each endpoint, by index.
+///
+/// Apart from what picks read: a pick never asks, only compilation does, when others say that an endpoint is unhealthy.
+#[derive(Debug, Default)]
+pub(super) struct LastSuccesses {
+    first: [AtomicU16; FIRST_SEGMENT],
+    further: OnceLock<Box<[OnceLock<Box<[AtomicU16]>>; FURTHER_SEGMENTS]>>,
+}
+
+impl LastSuccesses {
+    #[inline]
+    pub(super) fn note(&self, index: u32, now: u64) {
+        let unit = unit(now);
+        let cell = self.first.get(index as usize).or_else(|| self.ensure(index));
+        if let Some(cell) = cell.filter(|cell| cell.load(Relaxed) != unit) {
+            cell.store(unit, Relaxed);
+        }
+    }
+
+    pub(super) fn clear(&self, index: u32) {
+        if let Some(cell) = self.get(index) {
+            cell.store(NEVER, Relaxed);
+        }
+    }
+
+    /// Whether a call succeeded lately.
+    fn is_recent(&self, index: u32, now: u64) -> bool {
+        let last = self.get(index).map_or(NEVER, |cell| cell.load(Relaxed));
+        last != NEVER && unit(now).wrapping_sub(last) <= MAX_AGE
+    }
+
+    fn get(&self, index: u32) -> Option<&AtomicU16> {
+        self.first.get(index as usize).or_else(|| {
+            let (segment, offset) = segment_of(index);
+            self.further.get()?.get(segment.checked_sub(1)?)?.get()?.get(offset)
+        })
+    }
+
+    #[cold]
+    fn ensure(&self, index: u32) -> Option<&AtomicU16> {
+        let (segment, offset) = segment_of(index);
+        let further = self.further.get_or_init(|| Box::new([const { OnceLock::new() }; FURTHER_SEGMENTS]));
+        let cells = || (0..FIRST_SEGMENT << segment).map(|_| AtomicU16::new(NEVER)).collect();
+        further.get(segment.checked_sub(1)?)?.get_or_init(cells).get(offset)
+    }
+}
+
+/// The unit of a time, never [`NEVER`]. It wraps around after 6.5 days, after which an endpoint without calls would count
+/// as proven for half a minute.
+#[inline]
+fn unit(now: u64) -> u16 {
+    ((now >> UNIT_SHIFT) as u16).max(1)
+}
+
+impl EndpointStats {
+    /// What this client knows of an endpoint by its own calls: `Some(false)` if the last ones failed, `Some(true)` if
+    /// one succeeded within the last 17 s, and none failed since; `None` if it has not called the endpoint lately.
+    pub fn evidence(&self, index: u32, now: u64) -> Option<bool> {
+        match self.consecutive_failures(index) {
+            0 => self.last_successes.is_recent(index, now).then_some(true),
+            _ => Some(false),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Outcome;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn evidence_follows_the_last_outcome_and_ages() {
+        let stats = EndpointStats::default();
+        stats.ensure(100);
+        for index in [0, 100] {
+            assert_eq!(stats.evidence(index, SECOND), None, "never called");
+            stats.finish(index, Outcome::Ok, SECOND);
+            assert_eq!(stats.evidence(index, 17 * SECOND), Some(true));
+            assert_eq!(stats.evidence(index, 30 * SECOND), None, "too old");
+            stats.finish(index, Outcome::Failed, 20 * SECOND);
+            assert_eq!(stats.evidence(index, 100 * SECOND), Some(false));
+            stats.finish(index, Outcome::Ok, 101 * SECOND);
+            assert_eq!(stats.evidence(index, 101 * SECOND), Some(true));
+            stats.reset(index);
+            assert_eq!(stats.evidence(index, 101 * SECOND), None, "another instance");
+        }
+    }
+}
