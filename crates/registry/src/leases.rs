@@ -79,6 +79,22 @@ impl Leases {
         self.leases.get(&holder.instance).is_some_and(|lease| holder.matches(lease.incarnation))
     }
 
+    /// Number of leases, lost ones included.
+    pub(crate) fn len(&self) -> usize {
+        self.leases.len()
+    }
+
+    /// Whether it has a lease, lost or not.
+    pub(crate) fn is_known(&self, holder: &InstanceRef) -> bool {
+        self.leases.contains_key(holder)
+    }
+
+    /// When it was last renewed; `None` if it is lost, or there is no lease.
+    pub(crate) fn renewed_at(&self, holder: &InstanceRef) -> Option<Instant> {
+        let lease = self.leases.get(holder).filter(|lease| lease.lost.is_none())?;
+        lease.due.checked_sub(lease.term)
+    }
+
     /// Whether its term, or its retention as lost, is over.
     pub(crate) fn is_due(&self, holder: &InstanceRef, now: Instant) -> bool {
         self.leases.get(holder).is_some_and(|lease| lease.due <= now)

@@ -8,6 +8,7 @@
 //! rejected: the renewals of 100,000 endpoints every few seconds would be most of the store's load. The price is that a
 //! restarted control plane grants every lease a full term before it may mark an endpoint as lost.
 
+mod address_claims;
 mod auto_declarations;
 mod balance;
 mod clock;

@@ -14,6 +14,7 @@ use tokio::{
 
 use crate::{
     InstanceRef, RegistryError,
+    address_claims::AddressClaims,
     auto_declarations::AutoDeclarations,
     balance::LoadWindows,
     leases::Leases,
@@ -41,6 +42,7 @@ pub(crate) struct RegistryState {
     store: Arc<dyn Store>,
     pub(crate) node: Node,
     leases: Mutex<Leases>,
+    address_claims: Mutex<AddressClaims>,
     readiness: Mutex<Readiness>,
     undone_moves: Mutex<UndoneMoves>,
     windows: Mutex<LoadWindows>,
@@ -83,6 +85,7 @@ impl Registry {
             store,
             node,
             leases: Mutex::default(),
+            address_claims: Mutex::default(),
             readiness: Mutex::new(HashMap::new()),
             undone_moves: Mutex::default(),
             windows: Mutex::default(),
@@ -119,6 +122,10 @@ impl Registry {
 
     pub(crate) fn leases(&self) -> MutexGuard<'_, Leases> {
         lock(&self.shared.leases)
+    }
+
+    pub(crate) fn address_claims(&self) -> MutexGuard<'_, AddressClaims> {
+        lock(&self.shared.address_claims)
     }
 
     pub(crate) fn readiness(&self) -> MutexGuard<'_, Readiness> {

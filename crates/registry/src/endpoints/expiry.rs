@@ -5,7 +5,7 @@ use fairmesh_wire::LogLimiter;
 use tokio::time::Instant;
 
 use super::{InstanceRef, states::with_state};
-use crate::{Registry, RegistryError};
+use crate::{Registry, RegistryError, stored_records::StoredEndpoint};
 
 static LOST: LogLimiter = LogLimiter::new();
 
@@ -71,6 +71,14 @@ impl Registry {
         }
     }
 
+    /// Whether an endpoint of another service has registered its address since it last renewed its lease.
+    fn is_displaced(&self, held: &StoredEndpoint) -> bool {
+        let instance = held.instance_ref();
+        let Some(renewed) = self.leases().renewed_at(&instance) else { return false };
+        let by = self.address_claims().displacing(held.endpoint.address, &instance, renewed).cloned();
+        by.is_some_and(|by| self.leases().renewed_at(&by).is_some())
+    }
+
     /// Marks endpoints with an expired lease as lost. Ones that drain by themselves, and those that were lost for long, are
     /// removed; one that an operator drained is kept as any other, since its drain would be forgotten with it. An
     /// endpoint that was reported as lost is kept as long as one with an expired lease, since a server whose probes
@@ -78,40 +86,50 @@ impl Registry {
     async fn expire(&self, due: &[InstanceRef], now: Instant) -> Result<(), RegistryError> {
         let plan = || {
             let (mut marked, mut removed) = (Vec::new(), Vec::new());
-            let mut ops = Vec::new();
+            let (mut ops, mut displaced) = (Vec::new(), Vec::new());
             for held in self.find(due).into_iter().flatten() {
                 let instance = held.instance_ref();
                 if !self.leases().is_due(&instance, now) {
                     continue;
                 }
+                if self.is_displaced(&held) {
+                    ops.push(held.delete());
+                    displaced.push(held);
+                    continue;
+                }
                 let is_drained = held.endpoint.labels.contains_key(Endpoint::DRAINED);
                 match held.endpoint.state {
                     state @ (EndpointState::Starting | EndpointState::Serving) => {
-                        marked.push((instance, state));
+                        marked.push((held.clone(), state));
                         ops.push(with_state(&held, EndpointState::Lost, Endpoint::EXPIRED));
                     }
                     EndpointState::Draining if is_drained && !self.leases().is_lost(&instance) => {
-                        marked.push((instance, EndpointState::Draining));
+                        marked.push((held.clone(), EndpointState::Draining));
                         ops.push(with_state(&held, EndpointState::Lost, Endpoint::EXPIRED));
                     }
                     EndpointState::Lost if !self.leases().is_lost(&instance) => {
-                        marked.push((instance, EndpointState::Serving));
+                        marked.push((held.clone(), EndpointState::Serving));
                     }
                     EndpointState::Draining | EndpointState::Lost => {
-                        removed.push(instance);
                         ops.push(held.delete());
+                        removed.push(held);
                     }
                 }
             }
-            Ok((ops, (marked, removed)))
+            Ok((ops, (marked, removed, displaced)))
         };
-        let (marked, removed) = self.change(plan).await?.output;
+        let (marked, removed, displaced) = self.change(plan).await?.output;
+        displaced.iter().for_each(|held| self.forget_displaced(held));
         let mut back = Vec::new();
-        for (instance, before) in marked {
+        for (held, before) in marked {
+            let instance = held.instance_ref();
             if let Some(left_out) = LOST.next() {
                 let InstanceRef { service, instance } = &instance;
                 tracing::info!(%service, %instance, left_out, "lost: its lease expired");
             }
+            let renewed = self.leases().renewed_at(&instance).unwrap_or(now);
+            let address = held.endpoint.address;
+            self.address_claims().note_lost(address, &instance, renewed);
             // It may have renewed while it was marked.
             if !self.leases().mark_lost(&instance, before, now) {
                 back.push((instance, before));
@@ -119,7 +137,11 @@ impl Registry {
         }
         // A lease that is still due has no record any more.
         let gone: Vec<_> = due.iter().filter(|instance| self.leases().is_due(instance, now)).collect();
-        removed.iter().chain(gone).for_each(|instance| self.forget(instance));
+        for held in &removed {
+            self.address_claims().note_gone(held.endpoint.address, &held.instance_ref());
+            self.forget(&held.instance_ref());
+        }
+        gone.into_iter().for_each(|instance| self.forget(instance));
         if back.is_empty() { Ok(()) } else { self.restore_states(&back).await }
     }
 }

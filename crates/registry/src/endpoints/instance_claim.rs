@@ -3,10 +3,9 @@ use fairmesh_model::{Endpoint, InstanceId, ServiceName};
 use super::Registration;
 use crate::stored_records::StoredEndpoint;
 
-/// How far a process's clock may be ahead of this one, in milliseconds. A day, because this clock may be the slow one:
-/// beyond the bound the order of processes is lost, and within it a wrong clock keeps a successor out until the
+/// How far a process's clock may be ahead, in milliseconds: within the bound a wrong clock keeps a successor out until the
 /// predecessor's lease expires.
-const MAX_AHEAD_MS: u64 = 24 * 60 * 60_000;
+const MAX_AHEAD_MS: u64 = 10 * 60_000;
 
 /// An endpoint by service and instance id.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -54,11 +53,11 @@ impl Registration {
     }
 
     /// Whether an earlier process registers while a later one, `held`, is registered. An incarnation from the future,
-    /// by this process's clock in milliseconds since 1970, does not count as later: it would refuse every successor
-    /// until its lease expires.
+    /// by this process's clock in milliseconds since 1970 and by the other process, does not count as later: it would
+    /// refuse every successor until its lease expires. Where both are ahead, it is this clock that is slow.
     pub(super) fn is_outdated(&self, held: &Endpoint, now_ms: u64) -> bool {
         let (own, held) = (self.endpoint.incarnation(), held.incarnation());
-        let is_possible = held / 1_000 <= now_ms.saturating_add(MAX_AHEAD_MS);
+        let is_possible = held / 1_000 <= now_ms.max(own / 1_000).saturating_add(MAX_AHEAD_MS);
         !self.claim().matches(held) && own < held && is_possible
     }
 }

@@ -141,12 +141,54 @@ impl Registry {
             }
         }
         self.shared.lease_granted.notify_one();
+        self.claim_addresses(registrations, now).await;
         if was_lost {
             // It may have been marked as lost between the write and the grant.
             let changed = self.change(|| self.register_ops(registrations)).await?;
             changed.output.into_iter().for_each(|service| self.declarations().add(service));
         }
         Ok(())
+    }
+}
+
+impl Registry {
+    /// Notes the addresses of these endpoints, and removes lost endpoints of other services that had one before: their
+    /// callers would ask an endpoint of this service as a last resort.
+    async fn claim_addresses(&self, registrations: &[Registration], now: Instant) {
+        let mut displaced = Vec::new();
+        {
+            let leases = self.leases();
+            self.address_claims().prune(leases.len(), |instance| leases.is_known(instance));
+        }
+        for registration in registrations.iter().filter(|one| one.endpoint.lease.is_some()) {
+            let (address, claim) = (registration.endpoint.address, registration.claim());
+            let mut claims = self.address_claims();
+            claims.note_gone(address, &claim.instance);
+            displaced.extend(claims.claim(address, &claim, now));
+        }
+        if displaced.is_empty() {
+            return;
+        }
+        let plan = || {
+            let found = self.find(&displaced).into_iter().flatten();
+            let lost: Vec<_> = found.filter(|held| held.endpoint.state == EndpointState::Lost).collect();
+            Ok((lost.iter().map(StoredEndpoint::delete).collect(), lost))
+        };
+        match self.change(plan).await {
+            Ok(removed) => removed.output.iter().for_each(|held| self.forget_displaced(held)),
+            Err(error) => {
+                tracing::warn!(%error, "lost endpoints cannot be removed whose addresses belong to other services now");
+            }
+        }
+    }
+
+    pub(super) fn forget_displaced(&self, held: &StoredEndpoint) {
+        let instance = held.instance_ref();
+        let address = held.endpoint.address;
+        self.address_claims().note_gone(address, &instance);
+        self.forget(&instance);
+        let InstanceRef { service, instance } = &instance;
+        tracing::info!(%service, %instance, %address, "removed: its address belongs to another service now");
     }
 }
 

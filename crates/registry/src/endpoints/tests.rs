@@ -485,7 +485,7 @@ async fn an_incarnation_from_the_future_keeps_no_successor_out() {
     };
     let now_us = crate::clock::now_ms() * 1_000;
     let hour_us = 3_600_000_000;
-    for future in [u64::MAX, now_us + 25 * hour_us] {
+    for future in [u64::MAX, now_us + 25 * hour_us, now_us + 50 * 60_000_000] {
         test.registry.register(&[process(future)]).await.unwrap();
         test.registry.register(&[process(now_us)]).await.unwrap();
         let held = test.registry.endpoints(&cart()).pop().unwrap();
@@ -508,4 +508,47 @@ async fn wildcard_addresses_are_refused_with_a_hint() {
         let refused = test.registry.register(&[one]).await.unwrap_err().to_string();
         assert!(refused.starts_with("registrations[0].endpoint.address"), "{refused}");
     }
+}
+
+/// An endpoint of `shop/web` at the address of the others.
+fn of_web(id: &str) -> Registration {
+    Registration { service: "shop/web".parse().unwrap(), ..leased(id) }
+}
+
+fn web_claim(id: &str) -> InstanceClaim {
+    InstanceClaim { instance: of_web(id).instance_ref(), incarnation: 0 }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_endpoint_is_removed_when_another_service_takes_its_address() {
+    let test = TestRegistry::running();
+    test.registry.register(&[leased("a")]).await.unwrap();
+    test.until(|r| state(r, "a") == Some(EndpointState::Lost)).await;
+    test.registry.register(&[of_web("w")]).await.unwrap();
+    assert_eq!(test.state("a"), None);
+
+    test.registry.register(&[leased("a")]).await.unwrap();
+    assert_eq!(test.state("a"), Some(EndpointState::Serving), "it may register again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn endpoint_whose_address_was_taken_is_removed_as_its_lease_expires() {
+    let test = TestRegistry::running();
+    test.registry.register(&[leased("a")]).await.unwrap();
+    tokio::time::sleep(TERM / 2).await;
+    test.registry.register(&[of_web("w")]).await.unwrap();
+    assert_eq!(test.state("a"), Some(EndpointState::Serving), "its lease has not expired");
+    test.until(|r| state(r, "a").is_none()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_services_of_one_process_stay_when_its_agent_dies() {
+    let test = TestRegistry::running();
+    test.registry.register(&[leased("a")]).await.unwrap();
+    test.registry.register(&[of_web("w")]).await.unwrap();
+    tokio::time::sleep(TERM / 2).await;
+    assert_eq!(test.registry.renew(&[any_process("a"), web_claim("w")]).await.unwrap(), []);
+    test.until(|r| state(r, "a") == Some(EndpointState::Lost)).await;
+    assert_eq!(test.registry.renew(&[web_claim("w")]).await.unwrap(), []);
+    assert_eq!(test.state("a"), Some(EndpointState::Lost), "kept as a last resort");
 }
