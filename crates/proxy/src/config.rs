@@ -12,7 +12,7 @@ use crate::{
 /// Configuration of a proxy.
 #[derive(Clone, Debug)]
 pub struct ProxyConfig {
-    /// Listeners for clients; at least one.
+    /// Listeners for clients; none for a proxy that only serves in front of a program.
     pub listen: Vec<ListenerConfig>,
     /// Certificate of listeners with TLS; required if there is one.
     pub tls: Option<TlsFiles>,

@@ -29,9 +29,9 @@ pub use error::ProxyError;
 pub use fairmesh_otlp::{Collector, Environment, RootSampler, Sampler};
 pub use inbound::{
     config::{InboundConfig, InboundEndpoint},
-    server::InboundServer,
+    server::{BoundInbound, InboundServer},
 };
-pub use lifecycle::run::run;
+pub use lifecycle::run::{BoundProxy, run};
 pub use limits::Limits;
 pub use listen::{
     listener_config::{ListenerConfig, ListenerKind},

@@ -196,3 +196,48 @@ async fn a_plain_program_gets_no_more_than_it_can_bear_and_no_keys_of_others() {
         "{refused}"
     );
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn inbound_proxy_registers_nothing_when_an_address_is_in_use() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let program = Plain::start("plain").await;
+    let in_use = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let in_use = in_use.local_addr().unwrap();
+    let free = || format!("127.0.0.1:{}", free_port());
+    for (option, listen, admin) in
+        [("--listen", in_use.to_string(), "none".to_owned()), ("--admin", free(), in_use.to_string())]
+    {
+        let args = format!(
+            "proxy --agent {} --listen {listen} --admin {admin} --inbound shop/one@{}={} --inbound-instance early",
+            world.agent_address(),
+            free(),
+            program.address
+        );
+        let ended = std::process::Command::new(env!("CARGO_BIN_EXE_fairmesh"))
+            .args(args.split(' '))
+            .output()
+            .unwrap();
+        let told = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(!ended.status.success() && told.contains("cannot listen on"), "{option}: {told}");
+        let endpoint = world.endpoint("shop/one", "early").await;
+        assert_eq!(endpoint, None, "{option}: its callers would get 'connection refused'");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn inbound_proxy_without_listeners_serves_its_program() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let program = Plain::start("plain").await;
+    let address = format!("127.0.0.1:{}", free_port());
+    let args = format!(
+        "proxy --agent {} --listen none --admin none --inbound shop/one@{address}={} --inbound-instance alone",
+        world.agent_address(),
+        program.address
+    );
+    let _proxy = Process::start(Started::fairmesh(world.path("alone.log"), &args));
+    world.serves("shop/one", "alone").await;
+    let answer = raw(&address, "/", "").await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}

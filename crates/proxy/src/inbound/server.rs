@@ -25,15 +25,32 @@ pub struct InboundServer {
     serving: JoinHandle<()>,
 }
 
-impl InboundServer {
-    /// Binds the address and registers the endpoint.
+/// The address of an inbound server, bound and not registered yet.
+#[derive(Debug)]
+pub struct BoundInbound {
+    listener: TcpListener,
+    config: InboundConfig,
+}
+
+impl BoundInbound {
+    /// Binds the address.
     ///
     /// # Errors
-    /// The address cannot be bound, or the configuration is invalid.
-    pub async fn start(config: InboundConfig) -> Result<Self, ProxyError> {
-        let InboundEndpoint { service, address, program } = config.inbound.clone();
+    /// The address cannot be bound.
+    pub async fn bind(config: InboundConfig) -> Result<Self, ProxyError> {
+        let address = config.inbound.address;
         let listener = TcpListener::bind(address).await;
         let listener = listener.map_err(|source| ProxyError::Listen { address, source })?;
+        Ok(Self { listener, config })
+    }
+
+    /// Registers the endpoint and serves. Every other listener of the process is bound by then.
+    ///
+    /// # Errors
+    /// The configuration is invalid.
+    pub async fn start(self) -> Result<InboundServer, ProxyError> {
+        let Self { listener, config } = self;
+        let InboundEndpoint { service, address, program } = config.inbound.clone();
         let forward = LocalForwarder::new(program, config.protocol);
         let server = server_builder(config).start().await.map_err(ProxyError::Inbound)?;
         tracing::info!(%service, %address, %program, "serving in front of a program");
@@ -45,9 +62,11 @@ impl InboundServer {
                 let _ = serve_http(listener, forward, &server).await;
             }
         });
-        Ok(Self { server, serving })
+        Ok(InboundServer { server, serving })
     }
+}
 
+impl InboundServer {
     /// The registered endpoint.
     pub fn server(&self) -> MeshServer {
         self.server.clone()

@@ -62,53 +62,101 @@ pub async fn run(
     mesh: Mesh,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ProxyError> {
-    let metrics = Arc::new(ProxyMetrics::default());
-    let tls = Tls::load(&config, &metrics.tls)?;
-    let (predecessor, mut inherited) = predecessor(config.handover.as_deref()).await?;
-    // Bound first, so that an address in use is reported at once.
-    let bound = BoundListener::bind_all(&config.listen, &mut inherited).await?;
-    // A connection to one of them would forward a request in a circle.
-    exclude_addresses(&mesh, bound.iter().map(|bound| bound.address));
-    let admin_listener = match config.admin {
-        Some(address) => Some(BoundListener::bind(address, &mut inherited).await?.listener),
-        None => None,
-    };
-    let sockets = bound.iter().map(|bound| &bound.listener).chain(&admin_listener);
-    let handover =
-        config.handover.as_deref().map(|path| open_handover(path, inherited, sockets)).transpose()?;
-    let drain = config.limits.drain;
-    let proxy = RunningProxy::new(config, mesh, tls, metrics)?;
+    let bound = BoundProxy::bind(&config).await?;
+    bound.run(config, mesh, shutdown).await
+}
 
-    let mut served = None;
-    let succession = Succession { predecessor, handover: handover.as_ref() };
-    let sockets = Sockets { listeners: bound, admin: admin_listener };
-    let serving = proxy.serve_until_succeeded(sockets, &mut served, succession);
-    let successor = tokio::select! {
-        successor = serving => Some(successor?),
-        () = shutdown => None,
-    };
-    proxy.state.set_ready(false);
-    match &successor {
-        Some(successor) => service_manager::notify_successor(successor.process()),
-        None => service_manager::notify_draining(),
+/// A proxy whose addresses are bound, and that does not accept connections yet.
+///
+/// A process binds before it connects to the mesh and registers an endpoint: an address in use is then reported at once, and
+/// leaves nothing behind.
+#[allow(missing_debug_implementations, reason = "a signer of certificates has none")]
+pub struct BoundProxy {
+    metrics: Arc<ProxyMetrics>,
+    tls: Option<LoadedTls>,
+    sockets: Sockets,
+    inherited: Inherited,
+    predecessor: Option<Predecessor>,
+}
+
+impl BoundProxy {
+    /// Binds the listeners and the address of the admin pages, or takes them over.
+    ///
+    /// # Errors
+    /// As [`run`].
+    pub async fn bind(config: &ProxyConfig) -> Result<Self, ProxyError> {
+        let metrics = Arc::new(ProxyMetrics::default());
+        let tls = Tls::load(config, &metrics.tls)?;
+        let (predecessor, mut inherited) = predecessor(config.handover.as_deref()).await?;
+        let listeners = BoundListener::bind_all(&config.listen, &mut inherited).await?;
+        let admin = match config.admin {
+            Some(address) => Some(BoundListener::bind(address, &mut inherited).await?.listener),
+            None => None,
+        };
+        Ok(Self { metrics, tls, sockets: Sockets { listeners, admin }, inherited, predecessor })
     }
-    tracing::info!(connections = proxy.serving.open_connections(), "draining");
-    proxy.shutdown.start(drain);
-    let deadline = Instant::now() + drain;
-    proxy.accepting.close();
-    proxy.accepting.wait().await;
-    drop(handover);
-    if let Some(successor) = successor {
-        // The successor serves the admin pages from now on.
+
+    /// As [`run`], with the configuration that it was bound by.
+    ///
+    /// # Errors
+    /// As [`run`], but for addresses.
+    pub async fn run(
+        self,
+        config: ProxyConfig,
+        mesh: Mesh,
+        shutdown: impl Future<Output = ()>,
+    ) -> Result<(), ProxyError> {
+        let Self { metrics, tls, sockets, inherited, predecessor } = self;
+        // A connection to one of them would forward a request in a circle.
+        exclude_addresses(&mesh, sockets.listeners.iter().map(|bound| bound.address));
+        let all = sockets.listeners.iter().map(|bound| &bound.listener).chain(&sockets.admin);
+        let handover =
+            config.handover.as_deref().map(|path| open_handover(path, inherited, all)).transpose()?;
+        let drain = config.limits.drain;
+        let proxy = RunningProxy::new(config, mesh, tls, metrics)?;
+        proxy.run(sockets, (predecessor, handover), drain, shutdown).await
+    }
+}
+
+impl RunningProxy {
+    async fn run(
+        self,
+        sockets: Sockets,
+        (predecessor, handover): (Option<Predecessor>, Option<Handover>),
+        drain: Duration,
+        shutdown: impl Future<Output = ()>,
+    ) -> Result<(), ProxyError> {
+        let mut served = None;
+        let succession = Succession { predecessor, handover: handover.as_ref() };
+        let serving = self.serve_until_succeeded(sockets, &mut served, succession);
+        let successor = tokio::select! {
+            successor = serving => Some(successor?),
+            () = shutdown => None,
+        };
+        self.state.set_ready(false);
+        match &successor {
+            Some(successor) => service_manager::notify_successor(successor.process()),
+            None => service_manager::notify_draining(),
+        }
+        tracing::info!(connections = self.serving.open_connections(), "draining");
+        self.shutdown.start(drain);
+        let deadline = Instant::now() + drain;
+        self.accepting.close();
+        self.accepting.wait().await;
+        drop(handover);
+        if let Some(successor) = successor {
+            // The successor serves the admin pages from now on.
+            stop(&mut served).await;
+            successor.confirm_stopped().await;
+        }
+        self.wait_drained(deadline).await;
         stop(&mut served).await;
-        successor.confirm_stopped().await;
+        Ok(())
     }
-    proxy.wait_drained(deadline).await;
-    stop(&mut served).await;
-    Ok(())
 }
 
 /// Sockets bound before anything is served.
+#[derive(Debug)]
 struct Sockets {
     listeners: Vec<BoundListener>,
     admin: Option<TcpListener>,

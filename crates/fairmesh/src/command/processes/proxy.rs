@@ -8,14 +8,17 @@ mod routes;
 mod status;
 mod traces;
 
-use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, sync::Arc, thread, time::Duration};
+use std::{
+    collections::BTreeMap, path::PathBuf, process::ExitCode, str::FromStr, sync::Arc, thread, time::Duration,
+};
 
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use fairmesh_calls::{Mesh, forwarding::with_event_loops};
-use fairmesh_model::{Label, Location, MeshRole, Protocol, Region, SpiffePath, spec};
+use fairmesh_model::{Invalid, Label, Location, MeshRole, Protocol, Region, SpiffePath, spec};
 use fairmesh_proxy::{
-    AccessLogConfig, AccessLogFormat, Collector, EndpointMetrics, InboundConfig, InboundEndpoint,
-    InboundServer, Limits, ListenerConfig, ListenerKind, ProxyConfig, TlsFiles, check_tls,
+    AccessLogConfig, AccessLogFormat, BoundInbound, BoundProxy, Collector, EndpointMetrics, InboundConfig,
+    InboundEndpoint, InboundServer, Limits, ListenerConfig, ListenerKind, ProxyConfig, ProxyError, TlsFiles,
+    check_tls,
 };
 use fairmesh_wire::transport::{Address, Transport};
 
@@ -58,14 +61,14 @@ struct ServeArgs {
     /// route that names them, and +send-proxy or +send-proxy-v2 sends the PROXY protocol to servers of tcp:.
     /// capture:ip:port accepts connections redirected by 'fairmesh proxy capture'; +only-services refuses all but calls
     /// of services, and +transparent accepts those of 'capture --from'. kernel:ip:port accepts connections redirected by
-    /// 'fairmesh kernel attach'. May be repeated.
+    /// 'fairmesh kernel attach'. May be repeated. 'none' with --inbound: the program calls no others through this proxy.
     #[arg(
         long,
         value_name = "[tcp:|capture:|kernel:]ADDRESS[=SERVICE][+OPTION]",
         default_value = "127.0.0.1:7410",
         value_delimiter = ','
     )]
-    listen: Vec<ListenerConfig>,
+    listen: Vec<ListenArg>,
     /// The certificate chain of listeners with +tls: PEM, the leaf first. It is reloaded when it changes.
     #[arg(long, value_name = "FILE", requires = "tls_keys")]
     tls_cert: Option<PathBuf>,
@@ -162,6 +165,45 @@ struct ServeArgs {
     logging: Logging,
 }
 
+/// One value of `--listen`.
+#[derive(Clone, Debug)]
+enum ListenArg {
+    None,
+    Listener(ListenerConfig),
+}
+
+impl FromStr for ListenArg {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        match text {
+            "none" => Ok(Self::None),
+            _ => text.parse().map(Self::Listener),
+        }
+    }
+}
+
+/// The listeners of the proxy.
+fn listeners(args: &ServeArgs) -> Result<Vec<ListenerConfig>, Failure> {
+    let listeners: Vec<ListenerConfig> = args
+        .listen
+        .iter()
+        .filter_map(|one| match one {
+            ListenArg::None => None,
+            ListenArg::Listener(listener) => Some(listener.clone()),
+        })
+        .collect();
+    let problem = match () {
+        () if listeners.len() == args.listen.len() => return Ok(listeners),
+        () if !listeners.is_empty() => "--listen none stands beside other listeners",
+        () if args.inbound.is_none() => {
+            "a proxy without listeners and without --inbound has nothing to serve"
+        }
+        () => return Ok(listeners),
+    };
+    Err(Failure::refused(problem, "give 'none' alone and with --inbound, or leave it out"))
+}
+
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum LogForm {
     /// No access log.
@@ -241,15 +283,24 @@ pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Failure> {
 async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
     // Errors in arguments are reported before anything is started.
-    check_tls(&args.listen, args.tls_cert.is_some())
+    let listen = listeners(&args)?;
+    check_tls(&listen, args.tls_cert.is_some())
         .map_err(|wrong| Failure::refused(wrong, "see 'fairmesh proxy --help'"))?;
-    check_kernel(&args.listen)?;
+    check_kernel(&listen)?;
     let shutdown = signals::shutdown()?;
-    let spoken = match inbound(&args) {
-        Some(config) => Some(InboundServer::start(config).await.map_err(|error| Failure::stopped(&error))?),
+    let inbound = inbound(&args);
+    let endpoints = args.metrics_per_endpoint.then(EndpointMetrics::new);
+    let (transport, key_server) = key_server::connect(&args).await?.unzip();
+    let config = ProxyConfig { key_server, listen, ..config(&args, endpoints.clone()) };
+    // Every address is bound before an endpoint is registered, which would otherwise be called in vain.
+    let bound = BoundProxy::bind(&config).await.map_err(|error| Failure::stopped(&error))?;
+    let mesh = mesh(&args, endpoints, transport).await?;
+    let spoken = match inbound {
+        Some(inbound) => Some(serve_inbound(inbound).await.map_err(|error| Failure::stopped(&error))?),
         None => None,
     };
     let shown = spoken.as_ref().map(InboundServer::server);
+    let registered = shown.clone();
     // The program may call others through this proxy while it completes calls in flight.
     let shutdown = async {
         shutdown.await;
@@ -257,12 +308,17 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
             spoken.stop().await;
         }
     };
-    let endpoints = args.metrics_per_endpoint.then(EndpointMetrics::new);
-    let (transport, key_server) = key_server::connect(&args).await?.unzip();
-    let mesh = mesh(&args, endpoints.clone(), transport).await?;
-    let config = ProxyConfig { inbound: shown, key_server, ..config(args, endpoints) };
-    fairmesh_proxy::run(config, mesh, shutdown).await.map_err(|error| Failure::stopped(&error))?;
+    let ended = bound.run(ProxyConfig { inbound: shown, ..config }, mesh, shutdown).await;
+    if let (Err(_), Some(server)) = (&ended, registered) {
+        // A process that ends early leaves no endpoint behind.
+        server.shutdown().await;
+    }
+    ended.map_err(|error| Failure::stopped(&error))?;
     Ok(ExitCode::SUCCESS)
+}
+
+async fn serve_inbound(config: InboundConfig) -> Result<InboundServer, ProxyError> {
+    BoundInbound::bind(config).await?.start().await
 }
 
 /// The kernel redirects to one listener.
@@ -277,21 +333,22 @@ fn check_kernel(listen: &[ListenerConfig]) -> Result<(), Failure> {
     }
 }
 
-fn config(args: ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> ProxyConfig {
-    let (options, cores, limits) = (client_settings(&args), cores(&args), limits(&args));
-    let instance = args.client_id.unwrap_or_else(host_name);
+/// All but the listeners, the key server and the inbound server.
+fn config(args: &ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> ProxyConfig {
+    let (options, cores, limits) = (client_settings(args), cores(args), limits(args));
+    let instance = args.client_id.clone().unwrap_or_else(host_name);
     ProxyConfig {
         cores,
         limits,
         access_log: AccessLogConfig { form: args.access_log.into(), one_in: args.access_log_one_in },
-        traces: traces::config(args.trace_to, args.trace_one_in, instance),
+        traces: traces::config(args.trace_to.clone(), args.trace_one_in, instance),
         endpoints,
         options,
-        listen: args.listen,
-        tls: args.tls_cert.map(|certificate| TlsFiles { certificate, key: args.tls_key }),
+        listen: Vec::new(),
+        tls: args.tls_cert.clone().map(|certificate| TlsFiles { certificate, key: args.tls_key.clone() }),
         key_server: None,
         admin: args.admin.0,
-        handover: args.handover,
+        handover: args.handover.clone(),
         inbound: None,
     }
 }
