@@ -58,6 +58,10 @@ fn an_operator_on_another_machine_needs_a_role() {
     apply(&mesh, "kind: Service\nname: shop/cart\n---\nkind: Service\nname: bank/vault\n");
     let refused = over_tcp(&tcp, &agent, &["get", "services"]).fails(1);
     assert!(refused.contains("a role binding can permit it"), "{refused}");
+    let ports = ["--http", "none", "--metrics", "none", "--admin", "none"];
+    let check = over_tcp(&tcp, &agent, &[&["check", "--json"], &ports[..]].concat());
+    assert!(check.out.contains("the records were not examined"), "{check:?}");
+    assert!(check.out.contains("\"cgroup\""), "what is local is examined all the same: {check:?}");
     apply(&mesh, OPERATORS);
     // All tenants at a time are for others, which is said with what to do.
     for command in [&["get", "services"][..], &["get", "endpoints", "--watch"]] {

@@ -106,7 +106,9 @@ fn examine(report: &mut Report) {
             "cgroup",
             Level::Note,
             "no control groups of version 2 at /sys/fs/cgroup",
-            "the kernel form and 'proxy capture --cgroup' need them: mount -t cgroup2 none /sys/fs/cgroup",
+            // Mounting them there would hide the controllers of version 1 from every process of the machine.
+            "the kernel form and 'proxy capture --cgroup' need a machine that is booted with version 2 \
+             (systemd.unified_cgroup_hierarchy=1); everything else works without",
         ),
     }
     let nft =

@@ -11,6 +11,7 @@ use fairmesh_model::{
 };
 use fairmesh_wire::handshake::Connection;
 
+use super::subsets;
 use crate::{
     command::{
         finding::{Level, Report, listed},
@@ -42,6 +43,7 @@ pub(super) async fn check(connection: &Connection, report: &mut Report) -> Resul
     }
     regions(&view, report);
     shared_addresses(&view, report);
+    subsets::check(connection, &view, report).await;
     report.ok("records", format!("examined the records of {} services", view.services.len()));
     Ok(())
 }
