@@ -95,3 +95,59 @@ fn called_twice(out: &str) {
     let listings = out.matches("<title>Directory listing for /</title>").count();
     assert_eq!(listings, 2, "{out}");
 }
+
+/// The pages: README and those in `docs`.
+fn pages() -> Vec<std::path::PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut pages = vec![root.join("README.md")];
+    let mut folders = vec![root.join("docs")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => folders.push(path),
+                false if path.extension().is_some_and(|end| end == "md") => pages.push(path),
+                false => {}
+            }
+        }
+    }
+    pages
+}
+
+/// The anchors of headings, as GitHub makes them.
+fn anchors(page: &str) -> Vec<String> {
+    let mut is_code = false;
+    let headings = page.lines().filter(|line| {
+        is_code ^= line.starts_with("```");
+        !is_code && line.starts_with('#')
+    });
+    let anchor = |line: &str| {
+        let text = line.trim_start_matches('#').trim().to_lowercase();
+        let kept = text.chars().filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
+        kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+    };
+    headings.map(anchor).collect()
+}
+
+#[test]
+fn links_of_pages_lead_to_files_and_headings() {
+    let mut broken = Vec::new();
+    for page in pages() {
+        let text = fs::read_to_string(&page).unwrap();
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(link, _)| link) {
+            if link.contains("://") || link.contains(' ') || link.starts_with("mailto:") {
+                continue;
+            }
+            let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target = if file.is_empty() { page.clone() } else { page.parent().unwrap().join(file) };
+            let is_known = match fs::read_to_string(&target) {
+                Ok(text) => anchor.is_empty() || anchors(&text).contains(&anchor.to_owned()),
+                Err(_) => target.is_dir(),
+            };
+            if !is_known {
+                broken.push(format!("{}: {link}", page.file_name().unwrap().display()));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{broken:#?}");
+}

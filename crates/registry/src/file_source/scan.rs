@@ -51,6 +51,8 @@ impl Source {
     /// Content is compared, not times: editors and copies keep or forge them, and files of endpoints are small.
     pub(super) fn read(mut self) -> BTreeMap<String, FileState> {
         let (files, read_error) = match files(&self.path) {
+            // A folder that is not mounted is empty.
+            Ok(files) if files.is_empty() && self.lists_any() => (files, Some(emptied(&self.path))),
             Ok(files) => (files, None),
             Err(error) => (
                 BTreeMap::new(),
@@ -79,6 +81,20 @@ impl Source {
         }
         self.known
     }
+}
+
+impl Source {
+    /// Whether the known files list endpoints, or did before this process started.
+    fn lists_any(&self) -> bool {
+        self.known.values().any(|file| file.wanted.as_ref().is_none_or(|wanted| !wanted.is_empty()))
+    }
+}
+
+fn emptied(path: &Path) -> String {
+    format!(
+        "{}: it has no file any more; mount it again, or keep a file with 'endpoints: []' there to remove all its endpoints",
+        path.display()
+    )
 }
 
 /// The files of a source by their labels.

@@ -190,3 +190,27 @@ async fn a_file_deleted_while_the_process_was_down_lists_nothing() {
     restarted.scan().await;
     assert_eq!(registered(&test), ["b"], "another source registered that one");
 }
+
+#[tokio::test]
+async fn folder_without_files_counts_as_absent() {
+    let (test, folder) = (TestRegistry::new(), tempfile::tempdir().unwrap());
+    let file = folder.path().join("shop.yaml");
+    fs::write(&file, list("shop/cart", &["a"])).unwrap();
+    let mut scanner = Scanner::at(&test, folder.path());
+    scanner.accept().await;
+    fs::remove_file(&file).unwrap();
+    let status = scanner.accept().await;
+    assert!(status.errors.values().any(|error| error.contains("mount it again")), "{status:?}");
+    // Also of another process, which knows the files by the labels of their endpoints.
+    let mut scanner = Scanner::at(&test, folder.path());
+    scanner.accept().await;
+    assert_eq!(registered(&test), ["a"]);
+    fs::write(folder.path().join("none.yaml"), "kind: Endpoints\nservice: shop/cart\nendpoints: []\n")
+        .unwrap();
+    scanner.accept().await;
+    assert_eq!(
+        registered(&test),
+        Vec::<String>::new(),
+        "another file is there, so that this one was deleted"
+    );
+}
