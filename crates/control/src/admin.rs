@@ -3,6 +3,7 @@
 mod caller;
 mod history;
 mod planned_write;
+mod rules;
 mod split;
 mod tables;
 
@@ -15,7 +16,7 @@ use fairmesh_rib::{
     server::WriteError,
 };
 use fairmesh_store::{PartitionedStore, Store, author::saying};
-use fairmesh_wire::{identity_of, run_blocking, software_of, transport::Waits, v1};
+use fairmesh_wire::{identity_of, records, run_blocking, software_of, transport::Waits, v1};
 use tonic::{Request, Response, Status};
 
 use crate::{
@@ -37,6 +38,19 @@ pub(crate) struct AdminService {
 }
 
 impl AdminService {
+    /// Refuses policies with other rules of callers that may not write who may call a service.
+    fn check_rules(&self, caller: Option<&Caller>, desired: &[DesiredRecord]) -> Result<(), Status> {
+        let Some(caller) = caller else { return Ok(()) };
+        let grants = self.access.grants(caller);
+        match rules::changed_by_policies(&self.node, desired).find(|key| !grants.may_write(key)) {
+            None => Ok(()),
+            Some(key) => Err(Status::permission_denied(format!(
+                "{caller} may not write {key}: the policy has other rules in 'authorization'; leave them out, which keeps \
+                 those in force, or have an authorizer of the tenant apply them"
+            ))),
+        }
+    }
+
     /// Executes a plan, with the reason of its author. Its writes are conditional on the records read, so a concurrent change wins.
     async fn execute(
         &self,
@@ -98,9 +112,12 @@ impl v1::admin_server::Admin for AdminService {
 
     async fn apply(&self, request: Request<v1::ApplyRequest>) -> Result<Response<v1::ApplyResponse>, Status> {
         let (author, waits) = (author(&request), Waits::of(&request));
+        let caller = request.extensions().get::<Caller>().cloned();
         let v1::ApplyRequest { ops, dry_run, message } = request.into_inner();
         let author = Author { message: read_message(message).map_err(invalid)?, ..author };
         let desired = run_blocking(&waits, move || planned_write::parse_ops(ops)).await?.map_err(invalid)?;
+        let desired = rules::join(&self.node, desired).map_err(invalid)?;
+        self.check_rules(caller.as_ref(), &desired)?;
         let plan = planned_write::plan(&self.node, desired, &author)?;
         self.execute(plan, author.message, dry_run).await.map(Response::new)
     }
@@ -137,7 +154,13 @@ impl v1::admin_server::Admin for AdminService {
             .await?
             .map_err(Status::not_found)?;
         self.access.check(&caller, &needs_of_value(&key, value.as_deref())?)?;
-        let plan = planned_write::plan(&self.node, vec![DesiredRecord::new(key, value)], &author)?;
+        // The rules of a service have a history of their own.
+        let value = match &key {
+            RecordKey::Policy(_) => value.and_then(|value| records::with_rules(Some(&value), None)),
+            _ => value,
+        };
+        let desired = rules::join(&self.node, vec![DesiredRecord::new(key, value)]).map_err(invalid)?;
+        let plan = planned_write::plan(&self.node, desired, &author)?;
         self.execute(plan, author.message, false).await.map(Response::new)
     }
 }

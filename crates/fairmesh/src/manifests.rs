@@ -112,6 +112,7 @@ pub(crate) fn kind_and_name(resource: &Resource) -> (&'static str, String) {
         Resource::ShardMap(name, _) => ("ShardMap", name.to_string()),
         Resource::Endpoints(name, _) => ("Endpoints", name.to_string()),
         Resource::Workload(name, _) => ("Workload", name.to_string()),
+        Resource::ServiceAuthorization(name, _) => ("Authorization", name.to_string()),
         Resource::Authorization(_) => ("Authorization", String::new()),
         Resource::RoleBinding(name, _) => ("RoleBinding", name.to_string()),
     }

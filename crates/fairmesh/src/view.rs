@@ -7,9 +7,9 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_model::{
-    DefaultAuthorization, Endpoint, Hosts, Invalid, Label, MtlsMode, Policy, Prefix, Record, RecordKey,
-    Region, RegionDrain, RegionTable, Regions, RoundTrips, Service, ServiceName, ShardMap, ShardMove,
-    TableOrigin, Tenant, Verdicts, WorkloadEntry, Zone, access::RoleBinding,
+    Authorization, DefaultAuthorization, Endpoint, Hosts, Invalid, Label, MtlsMode, Policy, Prefix, Record,
+    RecordKey, Region, RegionDrain, RegionTable, Regions, RoundTrips, Service, ServiceName, ShardMap,
+    ShardMove, TableOrigin, Tenant, Verdicts, WorkloadEntry, Zone, access::RoleBinding,
 };
 use fairmesh_wire::{handshake::Connection, records, shards};
 
@@ -34,6 +34,8 @@ pub(crate) struct ServiceView {
     /// By the region of the callers.
     pub(crate) tables: BTreeMap<Region, At<RegionTable>>,
     pub(crate) workload: Option<At<WorkloadEntry>>,
+    /// The record of the rules; those in force are in the policy.
+    pub(crate) authorization: Option<At<Authorization>>,
 }
 
 /// A part of the RIB.
@@ -50,6 +52,13 @@ pub(crate) struct View {
     pub(crate) roles: BTreeMap<Label, At<RoleBinding>>,
     /// Whether the mesh has a trust domain.
     pub(crate) has_trust_domain: bool,
+}
+
+impl ServiceView {
+    /// The rules in force.
+    pub(crate) fn rules(&self) -> Option<&Authorization> {
+        self.policy.as_ref()?.value.authorization.as_deref()
+    }
 }
 
 impl<T: Default> Default for At<T> {
@@ -91,8 +100,17 @@ pub(crate) enum Scope {
 pub(crate) const ALL_TENANTS: &str = "/t/";
 
 /// Kinds of records, as key segments below a tenant.
-pub(crate) const EVERY_KIND: &[&str] =
-    &["services", "policies", "endpoints", "health", "shards", "moves", "tables", "workloads"];
+pub(crate) const EVERY_KIND: &[&str] = &[
+    "services",
+    "policies",
+    "endpoints",
+    "health",
+    "shards",
+    "moves",
+    "tables",
+    "workloads",
+    "authorizations",
+];
 
 impl Scope {
     fn prefixes(&self, kinds: &[&str]) -> Vec<Prefix> {
@@ -114,6 +132,7 @@ fn of_service(name: &ServiceName, kind: &str) -> Prefix {
         "shards" => Prefix::shards(name, None),
         "tables" => Prefix::tables(name),
         "workloads" => Prefix::from(&RecordKey::Workload(name.clone())),
+        "authorizations" => Prefix::from(&RecordKey::Authorization(name.clone())),
         _ => Prefix::moves(name),
     }
 }
@@ -185,6 +204,7 @@ impl View {
         match (record, of) {
             (Record::Service(value), Some(of)) => of.service = Some(At { value, revision }),
             (Record::Policy(value), Some(of)) => of.policy = Some(At { value, revision }),
+            (Record::Authorization(value), Some(of)) => of.authorization = Some(At { value, revision }),
             (Record::Workload(value), Some(of)) => of.workload = Some(At { value, revision }),
             (Record::Endpoint(value), Some(of)) => of.endpoints.push(At { value, revision }),
             (Record::Verdict(value), Some(of)) => {

@@ -2,9 +2,9 @@ mod revision;
 mod rib_key;
 
 use crate::{
-    DefaultAuthorization, Endpoint, FederatedDomains, Hosts, JoinedAgent, MeasuredDistances, Policy,
-    RegionDrain, RegionTable, Regions, Revocations, RoundTrips, Service, ShardMove, TrustBundle, Verdict,
-    WorkloadEntry, access::RoleBinding,
+    Authorization, DefaultAuthorization, Endpoint, FederatedDomains, Hosts, JoinedAgent, MeasuredDistances,
+    Policy, RegionDrain, RegionTable, Regions, Revocations, RoundTrips, Service, ShardMove, TrustBundle,
+    Verdict, WorkloadEntry, access::RoleBinding,
 };
 
 pub use revision::{Cursor, Revision, StoreId};
@@ -49,6 +49,8 @@ pub enum Record {
     JoinedAgent(JoinedAgent),
     /// At `workloads/`.
     Workload(WorkloadEntry),
+    /// At `authorizations/`.
+    Authorization(Authorization),
     /// At `authorization`.
     DefaultAuthorization(DefaultAuthorization),
     /// At `roles/`.

@@ -30,7 +30,7 @@ pub use actions::{
     AbortSpec, DelaySpec, EditsSpec, FaultInjectionSpec, HeadersSpec, HedgeSpec, LimitSpec, MirrorSpec,
     PathRewriteSpec, RedirectSpec, RewriteSpec,
 };
-pub use authorization::{AuthorizationSpec, DefaultAuthorizationSpec, RuleSpec};
+pub use authorization::{AuthorizationDocumentSpec, AuthorizationSpec, DefaultAuthorizationSpec, RuleSpec};
 pub use balancing::{BalancingSpec, OutliersSpec, ScoreSpec};
 pub use endpoints::{EndpointSpec, EndpointsSpec};
 pub use health::{GrpcProbeSpec, HealthCheckSpec, HttpProbeSpec, TcpProbeSpec};
@@ -47,8 +47,8 @@ pub use traffic::{LoadRingSpec, LoadSpec, SharesSpec, TrafficSpec};
 pub use workload::{ProgramSpec, WorkloadSpec};
 
 use crate::{
-    DefaultAuthorization, Endpoint, Hosts, Invalid, Label, Policy, Regions, RoundTrips, Service, ServiceName,
-    ShardMap, WorkloadEntry, access::RoleBinding,
+    Authorization, DefaultAuthorization, Endpoint, Hosts, Invalid, Label, Policy, Regions, RoundTrips,
+    Service, ServiceName, ShardMap, WorkloadEntry, access::RoleBinding,
 };
 
 /// One document of a file.
@@ -71,8 +71,8 @@ pub enum Document {
     Endpoints(EndpointsSpec),
     /// Which programs may have the identity of a service.
     Workload(WorkloadSpec),
-    /// What applies to services whose policies have no authorization.
-    Authorization(DefaultAuthorizationSpec),
+    /// Who may call a service, or what applies to services without rules.
+    Authorization(AuthorizationDocumentSpec),
     /// Who may do what with the records.
     RoleBinding(RoleBindingSpec),
 }
@@ -95,7 +95,9 @@ pub enum Resource {
     Endpoints(ServiceName, Vec<Endpoint>),
     /// Which programs may have the identity of a service.
     Workload(ServiceName, WorkloadEntry),
-    /// What applies to services whose policies have no authorization.
+    /// Who may call a service.
+    ServiceAuthorization(ServiceName, Authorization),
+    /// What applies to services without rules.
     Authorization(DefaultAuthorization),
     /// Who may do what with the records.
     RoleBinding(Label, RoleBinding),
@@ -158,7 +160,7 @@ impl Document {
                 let (name, entry) = spec.validate()?;
                 Resource::Workload(name, entry)
             }
-            Self::Authorization(spec) => Resource::Authorization(spec.validate()?),
+            Self::Authorization(spec) => spec.validate()?,
             Self::RoleBinding(spec) => {
                 let (name, binding) = spec.validate()?;
                 Resource::RoleBinding(name, binding)
@@ -180,7 +182,12 @@ impl From<&Resource> for Document {
             Resource::ShardMap(name, map) => Self::ShardMap(ShardMapSpec::of(name, map)),
             Resource::Endpoints(name, endpoints) => Self::Endpoints(EndpointsSpec::of(name, endpoints)),
             Resource::Workload(name, entry) => Self::Workload(WorkloadSpec::of(name, entry)),
-            Resource::Authorization(default) => Self::Authorization(DefaultAuthorizationSpec::of(*default)),
+            Resource::ServiceAuthorization(name, rules) => {
+                Self::Authorization(AuthorizationDocumentSpec::of(name, rules))
+            }
+            Resource::Authorization(default) => {
+                Self::Authorization(AuthorizationDocumentSpec::of_default(*default))
+            }
             Resource::RoleBinding(name, binding) => Self::RoleBinding(RoleBindingSpec::of(name, binding)),
         }
     }

@@ -12,7 +12,7 @@ mod recovery;
 use fairmesh_model::{
     Invalid,
     spec::{
-        self, DefaultAuthorizationSpec, EndpointsSpec, HostsSpec, PolicySpec, Resource, RoleBindingSpec,
+        self, AuthorizationDocumentSpec, EndpointsSpec, HostsSpec, PolicySpec, Resource, RoleBindingSpec,
         ServiceSpec, ShardMapSpec, TopologySpec, WorkloadSpec,
     },
     suggestion,
@@ -121,7 +121,7 @@ fn document(piece: &DocumentText<'_>) -> Result<Document, Diagnostic> {
         "Hosts" => spec::Document::Hosts(body::<HostsSpec>(piece)?),
         "ShardMap" => spec::Document::ShardMap(body::<ShardMapSpec>(piece)?),
         "Endpoints" => spec::Document::Endpoints(body::<EndpointsSpec>(piece)?),
-        "Authorization" => spec::Document::Authorization(body::<DefaultAuthorizationSpec>(piece)?),
+        "Authorization" => spec::Document::Authorization(body::<AuthorizationDocumentSpec>(piece)?),
         "RoleBinding" => spec::Document::RoleBinding(body::<RoleBindingSpec>(piece)?),
         "Workload" => spec::Document::Workload(body::<WorkloadSpec>(piece)?),
         unknown => {

@@ -55,6 +55,7 @@ pub fn encode(record: &Record) -> Bytes {
         Record::FederatedDomains(record) => bytes(&v1::FederatedDomains::from(record)),
         Record::JoinedAgent(record) => bytes(&v1::JoinedAgent::from(record)),
         Record::Workload(record) => bytes(&v1::WorkloadEntry::from(record)),
+        Record::Authorization(record) => bytes(&v1::Authorization::from(record)),
         Record::DefaultAuthorization(record) => bytes(&v1::DefaultAuthorization::from(record)),
         Record::RoleBinding(record) => bytes(&v1::RoleBinding::from(record)),
     }
@@ -88,6 +89,9 @@ pub fn decode(key: &RecordKey, value: &[u8]) -> Result<Record, Invalid> {
         RecordKey::JoinedAgent(_) => Record::JoinedAgent(message::<v1::JoinedAgent>(value)?.try_into()?),
         RecordKey::DefaultAuthorization => {
             Record::DefaultAuthorization(message::<v1::DefaultAuthorization>(value)?.try_into()?)
+        }
+        RecordKey::Authorization(_) => {
+            Record::Authorization(message::<v1::Authorization>(value)?.try_into()?)
         }
         RecordKey::RoleBinding(_) => Record::RoleBinding(message::<v1::RoleBinding>(value)?.try_into()?),
         RecordKey::Workload(_) => Record::Workload(message::<v1::WorkloadEntry>(value)?.try_into()?),
@@ -160,6 +164,7 @@ fn history_kind(key: &RecordKey) -> Option<HistoryKind> {
         RecordKey::Service(_) => Some(HistoryKind::Services),
         RecordKey::Policy(_) => Some(HistoryKind::Policies),
         RecordKey::Workload(_) => Some(HistoryKind::Workloads),
+        RecordKey::Authorization(_) => Some(HistoryKind::Authorizations),
         _ => None,
     }
 }
@@ -168,6 +173,21 @@ fn history_kind(key: &RecordKey) -> Option<HistoryKind> {
 /// [`crate::run_blocking`].
 pub fn is_costly(key: &str) -> bool {
     key.contains("/policies/")
+}
+
+/// The rules in a policy, as the value of a record of their own; `None` if it has none.
+pub fn rules_of(policy: &[u8]) -> Option<Bytes> {
+    v1::Policy::decode(policy).ok()?.authorization.map(|rules| bytes(&rules))
+}
+
+/// A policy with these rules in place of its own; without a policy, the defaults with the rules. `None` without both.
+pub fn with_rules(policy: Option<&[u8]>, rules: Option<&[u8]>) -> Option<Bytes> {
+    if policy.is_none() && rules.is_none() {
+        return None;
+    }
+    let policy = policy.and_then(|policy| v1::Policy::decode(policy).ok()).unwrap_or_default();
+    let authorization = rules.and_then(|rules| v1::Authorization::decode(rules).ok());
+    Some(bytes(&v1::Policy { authorization, ..policy }))
 }
 
 /// Whether a policy keeps calls within the caller's region, without compiling its expressions.

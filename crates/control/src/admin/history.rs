@@ -18,7 +18,7 @@ use fairmesh_wire::{
     v1,
 };
 
-use super::planned_write::Author;
+use super::{planned_write::Author, rules};
 
 /// Number of earlier values kept for a record.
 pub const HISTORY_KEPT: usize = 20;
@@ -53,7 +53,7 @@ pub(super) fn save_ops(
 /// The current value and the earlier ones, newest first. Empty if the record never existed.
 pub(super) fn changes(node: &Node, key: &RecordKey) -> Vec<v1::Change> {
     let earlier = earlier(node, key);
-    let current = node.get(&key.to_string());
+    let current = rules::current(node, key);
     if earlier.is_empty() && current.is_none() {
         return Vec::new();
     }
@@ -121,6 +121,9 @@ pub(super) fn describe(key: &RecordKey) -> String {
         Some(Folder::Service(HistoryKind::Services, service)) => format!("the declaration of {service}"),
         Some(Folder::Service(HistoryKind::Policies, service)) => format!("a policy of {service}"),
         Some(Folder::Service(HistoryKind::Workloads, service)) => format!("a workload of {service}"),
+        Some(Folder::Service(HistoryKind::Authorizations, service)) => {
+            format!("the authorization of {service}")
+        }
         Some(Folder::Mesh(kind)) => format!("the record {} of the mesh", kind.as_str()),
         None => key.to_string(),
     }
@@ -139,6 +142,7 @@ impl<'a> Folder<'a> {
             RecordKey::Service(service) => Some(Self::Service(HistoryKind::Services, service)),
             RecordKey::Policy(service) => Some(Self::Service(HistoryKind::Policies, service)),
             RecordKey::Workload(service) => Some(Self::Service(HistoryKind::Workloads, service)),
+            RecordKey::Authorization(service) => Some(Self::Service(HistoryKind::Authorizations, service)),
             _ => MeshHistoryKind::of(key).map(Self::Mesh),
         }
     }

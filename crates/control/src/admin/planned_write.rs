@@ -11,15 +11,17 @@ use fairmesh_wire::{
     v1::{self, condition, outcome::Kind},
 };
 
-use super::{history, tables};
+use super::{history, rules, tables};
 
 /// Desired value of one record.
 #[derive(Debug)]
 pub(super) struct DesiredRecord {
-    key: RecordKey,
+    pub(super) key: RecordKey,
     /// `None` deletes it.
-    value: Option<Bytes>,
-    expect: Expect,
+    pub(super) value: Option<Bytes>,
+    pub(super) expect: Expect,
+    /// Whether it follows from another record, and was not requested.
+    pub(super) is_implied: bool,
 }
 
 /// Author and time of a change.
@@ -42,7 +44,7 @@ pub(super) struct PlannedWrite {
 impl DesiredRecord {
     /// Without a condition on the current value.
     pub(super) fn new(key: RecordKey, value: Option<Bytes>) -> Self {
-        Self { key, value, expect: Expect::Any }
+        Self { key, value, expect: Expect::Any, is_implied: false }
     }
 }
 
@@ -71,6 +73,7 @@ fn parse_op(op: v1::Op) -> Result<DesiredRecord, Invalid> {
             | RecordKey::Regions
             | RecordKey::RoundTrips
             | RecordKey::Hosts
+            | RecordKey::Authorization(_)
             | RecordKey::DefaultAuthorization
             | RecordKey::RoleBinding(_)
             | RecordKey::Revocations
@@ -88,7 +91,7 @@ fn parse_op(op: v1::Op) -> Result<DesiredRecord, Invalid> {
         records::check(&op.key, &value)?;
         Ok(records::encode(&record))
     });
-    Ok(DesiredRecord { value: value.transpose()?, expect: expect(op.condition)?, key })
+    Ok(DesiredRecord { value: value.transpose()?, expect: expect(op.condition)?, key, is_implied: false })
 }
 
 fn expect(condition: Option<v1::Condition>) -> Result<Expect, Invalid> {
@@ -112,7 +115,8 @@ pub(super) fn plan(
     let mut plan = PlannedWrite { batch: Batch::default(), outcomes: Vec::with_capacity(desired.len()) };
     for wanted in desired {
         let key = wanted.key.to_string();
-        let current = node.get(&key);
+        let stored = node.get(&key);
+        let current = rules::current(node, &wanted.key);
         check_condition(&wanted, &key, current.as_ref(), read_at)?;
         let kind = match (&current, &wanted.value) {
             (None, None) => Kind::Unchanged,
@@ -121,7 +125,9 @@ pub(super) fn plan(
             (Some(_), Some(_)) => Kind::Changed,
             (Some(_), None) => Kind::Deleted,
         };
-        plan.outcomes.push(v1::Outcome { key: key.clone(), kind: kind.into() });
+        if !wanted.is_implied {
+            plan.outcomes.push(v1::Outcome { key: key.clone(), kind: kind.into() });
+        }
         if let (Kind::Unchanged, Some(_), RecordKey::Service(service)) = (kind, &wanted.value, &wanted.key) {
             plan.batch.ops.extend(adopt_declaration(node, service));
         }
@@ -129,7 +135,7 @@ pub(super) fn plan(
             plan.batch.ops.extend(tables::ops(node, service, wanted.value.as_deref()));
         }
         if kind != Kind::Unchanged {
-            let expect = current.as_ref().map_or(Expect::Absent, |entry| Expect::Revision(entry.revision));
+            let expect = stored.as_ref().map_or(Expect::Absent, |entry| Expect::Revision(entry.revision));
             plan.batch.ops.push(Op { key: key.into(), value: wanted.value, expect });
             plan.batch.ops.extend(history::save_ops(node, &wanted.key, current, read_at, author));
         }

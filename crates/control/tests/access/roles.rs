@@ -1,7 +1,8 @@
 //! Roles that are bound by records.
 
 use fairmesh_model::{
-    Backend, Mirror, Policy, ProgramSelector, Protocol, Record, RecordKey, Route, Share, WorkloadEntry,
+    Authorization, AuthorizationRule, Backend, CallerMatch, Mirror, Policy, ProgramSelector, Protocol,
+    Record, RecordKey, Route, Share, WorkloadEntry,
     access::{AccessRole, RoleBinding, Subject, UidRange, WorkloadBounds},
 };
 use fairmesh_wire::{handshake::Connection, records, v1};
@@ -219,5 +220,93 @@ async fn an_operator_registers_workloads_within_its_delegation_only() {
     // An administrator may let a program be of several tenants.
     apply(&own(&control).await, claim("red/y", 1500)).await.unwrap();
     apply(&connection, vec![delete(key("red/x"))]).await.unwrap();
+    control.stop().await;
+}
+
+fn rules(from: &str) -> Authorization {
+    let (from, methods, paths) = (vec![CallerMatch::new(from).unwrap()], Vec::new(), Vec::new());
+    let rule = AuthorizationRule { name: "callers".parse().unwrap(), denies: false, from, methods, paths };
+    Authorization { rules: vec![rule], ..Authorization::default() }
+}
+
+fn rules_key(service: &str) -> String {
+    RecordKey::Authorization(named(service)).to_string()
+}
+
+fn put_rules(service: &str, rules: Authorization) -> v1::Op {
+    put(rules_key(service), records::encode(&Record::Authorization(rules)).to_vec())
+}
+
+fn policy_with(rules: Option<Authorization>) -> Vec<u8> {
+    let policy = Policy { authorization: rules.map(Box::new), ..Policy::default() };
+    records::encode(&Record::Policy(policy)).to_vec()
+}
+
+/// The rules that servers read: those in the policy.
+async fn in_force(connection: &Connection, service: &str) -> Option<Authorization> {
+    let request = v1::ReadRequest { prefixes: vec![policy_key(service)], at_least: None };
+    let entries = connection.rib().read(request).await.unwrap().into_inner().entries;
+    let value = entries.into_iter().next()?.value;
+    match records::decode(&RecordKey::Policy(named(service)), &value).unwrap() {
+        Record::Policy(policy) => policy.authorization.map(|rules| *rules),
+        _ => None,
+    }
+}
+
+#[tokio::test]
+async fn policy_without_rules_leaves_those_in_force_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = start_strict(folder.path()).await;
+    let owner = own(&control).await;
+    let web = || Some(rules("shop/web"));
+    // As of the release before, whose policies have the rules.
+    apply(&owner, vec![put(policy_key("shop/cart"), policy_with(web()))]).await.unwrap();
+    apply(&owner, vec![put(policy_key("shop/cart"), policy_with(None))]).await.unwrap();
+    assert_eq!(in_force(&owner, "shop/cart").await, web());
+    apply(&owner, vec![put_rules("shop/cart", rules("shop/api"))]).await.unwrap();
+    assert_eq!(in_force(&owner, "shop/cart").await, Some(rules("shop/api")));
+    let delete = |key: String| v1::Op { key, value: None, condition: None };
+    apply(&owner, vec![delete(policy_key("shop/cart"))]).await.unwrap();
+    assert_eq!(in_force(&owner, "shop/cart").await, Some(rules("shop/api")), "only the policy is deleted");
+
+    let both =
+        vec![put_rules("shop/cart", rules("shop/api")), put(policy_key("shop/cart"), policy_with(web()))];
+    let refused = apply(&owner, both).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    apply(&owner, vec![delete(rules_key("shop/cart"))]).await.unwrap();
+    assert_eq!(in_force(&owner, "shop/cart").await, None);
+
+    apply(&owner, vec![put_rules("shop/new", rules("shop/web"))]).await.unwrap();
+    assert_eq!(in_force(&owner, "shop/new").await, web(), "without a policy before");
+    control.stop().await;
+}
+
+#[tokio::test]
+async fn operators_write_policies_and_authorizers_write_rules() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = start_strict(folder.path()).await;
+    let agent = join(&control, "web-1", &[], "eu").await;
+    let subject = "fairmesh/operator/web-1.alice";
+    let alice = agent.issue(&control, subject).await.unwrap();
+    let connection = alice.connect(&control).await;
+    let owner = own(&control).await;
+    apply(&owner, vec![put_rules("shop/cart", rules("shop/web"))]).await.unwrap();
+
+    bind(&control, "alice", binding(AccessRole::Operator, &["shop"], &[], subject)).await;
+    let policy = |rules| vec![put(policy_key("shop/cart"), policy_with(rules))];
+    apply(&connection, policy(None)).await.unwrap();
+    apply(&connection, policy(Some(rules("shop/web")))).await.unwrap();
+    for ops in [policy(Some(rules("*"))), vec![put_rules("shop/cart", rules("*"))]] {
+        assert_eq!(apply(&connection, ops).await.unwrap_err().code(), Code::PermissionDenied);
+    }
+    let written = v1::WriteRequest { ops: policy(None) };
+    assert_eq!(connection.rib().write(written).await.unwrap_err().code(), Code::PermissionDenied);
+    assert_eq!(in_force(&owner, "shop/cart").await, Some(rules("shop/web")));
+
+    bind(&control, "alice", binding(AccessRole::Authorizer, &["shop"], &[], subject)).await;
+    apply(&connection, vec![put_rules("shop/cart", rules("shop/api"))]).await.unwrap();
+    assert_eq!(in_force(&owner, "shop/cart").await, Some(rules("shop/api")));
+    assert_eq!(apply(&connection, policy(None)).await.unwrap_err().code(), Code::PermissionDenied);
+    assert!(apply(&connection, vec![put_rules("bank/vault", rules("*"))]).await.is_err());
     control.stop().await;
 }

@@ -284,3 +284,36 @@ fn a_hash_that_the_service_does_not_make_is_warned_of_and_not_shown_as_in_force(
     let run = mesh.apply("kind: Service\nname: shop/catalog\n");
     assert!(run.err.contains("'score' is used instead"), "{run:?}");
 }
+
+#[test]
+fn rules_stay_when_an_older_policy_is_applied_and_widening_is_warned_of() {
+    let mesh = Mesh::start();
+    let rules = "authorization:\n  rules:\n    - {name: web, from: [shop/web]}\n";
+    mesh.apply(&format!(
+        "kind: Service\nname: shop/cart\n---\nkind: Policy\nservice: shop/cart\ntimeout: 5s\n{rules}"
+    ))
+    .ok();
+    let older = mesh.file("cart.yaml", "kind: Policy\nservice: shop/cart\ntimeout: 6s\n");
+    let diff = mesh.run(&["diff", "-f", &older]);
+    assert!(!diff.out.contains("authorization"), "{}", diff.out);
+    let applied = mesh.run(&["apply", "-f", &older]);
+    assert!(applied.err.contains("the rules of shop/cart stay"), "{applied:?}");
+    let listed = || mesh.run(&["get", "authorization", "shop/cart"]).ok();
+    assert!(listed().contains("web"), "{}", listed());
+
+    let yaml = mesh.run(&["get", "authorization", "shop/cart", "-o", "yaml"]).ok();
+    assert!(yaml.contains("kind: Authorization\nservice: shop/cart\n"), "{yaml}");
+    let wider = mesh.file("wider.yaml", &yaml.replace("shop/web", "'*'"));
+    let diff = mesh.run(&["diff", "-f", &wider]);
+    assert!(diff.err.starts_with("warning: access to shop/cart widens: rule 'web' allows *"), "{}", diff.err);
+    let applied = mesh.run(&["apply", "-f", &wider]);
+    assert!(applied.err.contains("access to shop/cart widens"), "{applied:?}");
+    let narrower = fairmesh(&mesh.address(), &["apply", "-f", "-"], &yaml);
+    assert_eq!((narrower.code, narrower.err.contains("widens")), (Some(0), false), "{narrower:?}");
+    let history = mesh.run(&["history", "authorization", "shop/cart", "--json"]).json();
+    assert!(history.as_array().unwrap().len() >= 3, "{history}");
+    mesh.run(&["rollback", "authorization", "shop/cart"]).ok();
+    assert!(mesh.run(&["get", "authorization", "shop/cart", "-o", "yaml"]).ok().contains("'*'"));
+    mesh.run(&["delete", "authorization", "shop/cart"]).ok();
+    assert!(!listed().contains("web"), "{}", listed());
+}

@@ -35,6 +35,8 @@ pub struct Grants {
     pub view: Reach,
     /// Writes.
     pub operate: Reach,
+    /// Writes who may call services.
+    pub authorize: Reach,
     /// Registers endpoints, of its own machine where it has one.
     pub serve: Reach,
     /// Registers endpoints of these services, whichever agent registered them.
@@ -92,8 +94,8 @@ impl Reach {
 impl Grants {
     /// Everything.
     pub fn admin() -> Self {
-        let [view, operate, serve] = [Reach::Everything, Reach::Everything, Reach::Everything];
-        Self { admin: true, view, operate, serve, ..Self::default() }
+        let [view, operate, authorize, serve] = [const { Reach::Everything }; 4];
+        Self { admin: true, view, operate, authorize, serve, ..Self::default() }
     }
 
     /// Adds a role.
@@ -109,6 +111,11 @@ impl Grants {
                     bounds: bounds.clone(),
                 };
                 self.workloads.extend(binding.workloads.as_ref().map(delegation));
+            }
+            AccessRole::Authorizer => {
+                for reach in [&mut self.view, &mut self.authorize] {
+                    reach.extend(Reach::of(&binding.tenants));
+                }
             }
             AccessRole::Registrar => self.registrar.extend(binding.services.iter().cloned()),
             AccessRole::Admin => {
@@ -165,6 +172,7 @@ impl Grants {
             RecordKey::History(..) => self.admin,
             // Registration is with administrators, who may delegate it.
             RecordKey::Workload(service) => self.admin || self.delegations(service).next().is_some(),
+            RecordKey::Authorization(service) => self.authorize.includes(&service.tenant),
             key => key.service().map_or(self.admin, |service| self.operate.includes(&service.tenant)),
         }
     }

@@ -13,8 +13,10 @@ const MAX_TEXT: usize = 512;
 pub enum AccessRole {
     /// Reads the records of tenants.
     Viewer,
-    /// Reads and writes the records of tenants, and registers their endpoints.
+    /// Reads and writes the records of tenants, but for who may call their services, and registers their endpoints.
     Operator,
+    /// Reads the records of tenants, and writes who may call their services.
+    Authorizer,
     /// Registers endpoints of services, whichever agent registered them, and reads the records of these services.
     Registrar,
     /// Everything but the keys of the authority, which only the user of the control plane may use.
@@ -26,7 +28,7 @@ pub enum AccessRole {
 pub struct RoleBinding {
     /// The role.
     pub role: AccessRole,
-    /// Of a viewer or an operator: its tenants; empty: all.
+    /// Of a viewer, an operator or an authorizer: its tenants; empty: all.
     pub tenants: Vec<Tenant>,
     /// Of a registrar: its services.
     pub services: Vec<ServiceName>,
@@ -52,13 +54,14 @@ pub enum Subject {
 }
 
 impl AccessRole {
-    const ALL: [Self; 4] = [Self::Viewer, Self::Operator, Self::Registrar, Self::Admin];
+    const ALL: [Self; 5] = [Self::Viewer, Self::Operator, Self::Authorizer, Self::Registrar, Self::Admin];
 
     /// The role in documents.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Viewer => "viewer",
             Self::Operator => "operator",
+            Self::Authorizer => "authorizer",
             Self::Registrar => "registrar",
             Self::Admin => "admin",
         }
@@ -168,12 +171,14 @@ impl RoleBinding {
                 let problem = format!("does not belong to the role {}", self.role.as_str());
                 Err(Invalid::new("tenants", problem, "leave it out"))
             }
-            AccessRole::Viewer | AccessRole::Operator | AccessRole::Admin if services => {
+            AccessRole::Viewer | AccessRole::Operator | AccessRole::Authorizer | AccessRole::Admin
+                if services =>
+            {
                 let problem = format!("does not belong to the role {}", self.role.as_str());
                 Err(Invalid::new(
                     "services",
                     problem,
-                    "leave it out, and give tenants to viewers and operators",
+                    "leave it out, and give tenants to viewers, operators and authorizers",
                 ))
             }
             _ => Ok(()),

@@ -29,6 +29,9 @@ pub enum RecordKey {
     MeshHistory(MeshHistoryKind, u64),
     /// `/t/{tenant}/workloads/{service}`: the programs that may have the identity of the service.
     Workload(ServiceName),
+    /// `/t/{tenant}/authorizations/{service}`: who may call the service; outside what routers and servers read, since the
+    /// policy has a copy.
+    Authorization(ServiceName),
     /// `/g/topology/regions`
     Regions,
     /// `/g/topology/rtt`
@@ -62,6 +65,8 @@ pub enum HistoryKind {
     Policies,
     /// Of `workloads/`.
     Workloads,
+    /// Of `authorizations/`.
+    Authorizations,
 }
 
 /// The kind of record in a history entry of the mesh.
@@ -294,6 +299,7 @@ impl fmt::Display for HistoryKind {
             Self::Services => "services",
             Self::Policies => "policies",
             Self::Workloads => "workloads",
+            Self::Authorizations => "authorizations",
         })
     }
 }
@@ -312,11 +318,11 @@ impl RecordKey {
             "services" => Ok(Self::Service(named()?)),
             "policies" => Ok(Self::Policy(named()?)),
             "workloads" => Ok(Self::Workload(named()?)),
+            "authorizations" => Ok(Self::Authorization(named()?)),
             "roles" => Ok(Self::RoleBinding(Label::new(name).map_err(|e| e.within("service"))?)),
             other => {
                 let problem = format!("'{other}' has no history");
-                let hint =
-                    "write services, policies, workloads, roles, regions, roundTrips, hosts or authorization";
+                let hint = "write services, policies, workloads, authorizations, roles, regions, roundTrips, hosts or authorization";
                 Err(Invalid::new("kind", problem, hint))
             }
         }
@@ -334,6 +340,7 @@ impl RecordKey {
             | Self::Move(service, _)
             | Self::RegionTable(service, _)
             | Self::Workload(service)
+            | Self::Authorization(service)
             | Self::History(_, service, _) => Some(service),
             Self::Regions
             | Self::RoundTrips
@@ -392,6 +399,7 @@ impl RecordKey {
             ["t", tenant, "services", service] => Self::Service(named(tenant, service)?),
             ["t", tenant, "policies", service] => Self::Policy(named(tenant, service)?),
             ["t", tenant, "workloads", service] => Self::Workload(named(tenant, service)?),
+            ["t", tenant, "authorizations", service] => Self::Authorization(named(tenant, service)?),
             ["t", tenant, "endpoints", service, region, instance] => Self::Endpoint(
                 named(tenant, service)?,
                 Region::new(region).ok()?,
@@ -421,6 +429,7 @@ impl RecordKey {
                     "services" => HistoryKind::Services,
                     "policies" => HistoryKind::Policies,
                     "workloads" => HistoryKind::Workloads,
+                    "authorizations" => HistoryKind::Authorizations,
                     _ => return None,
                 };
                 Self::History(kind, named(tenant, service)?, revision.parse().ok()?)
@@ -470,6 +479,7 @@ impl fmt::Display for RecordKey {
             Self::Service(_) => write!(f, "/t/{tenant}/services/{service}"),
             Self::Policy(_) => write!(f, "/t/{tenant}/policies/{service}"),
             Self::Workload(_) => write!(f, "/t/{tenant}/workloads/{service}"),
+            Self::Authorization(_) => write!(f, "/t/{tenant}/authorizations/{service}"),
             Self::Endpoint(_, region, instance) => {
                 write!(f, "/t/{tenant}/endpoints/{service}/{region}/{instance}")
             }
@@ -535,6 +545,8 @@ mod tests {
             RecordKey::Move(cart.clone(), ShardId(5)),
             RecordKey::RegionTable(cart.clone(), Region::new("eu").unwrap()),
             RecordKey::Workload(cart.clone()),
+            RecordKey::Authorization(cart.clone()),
+            RecordKey::History(HistoryKind::Authorizations, cart.clone(), 7),
             RecordKey::History(HistoryKind::Workloads, cart.clone(), 7),
             RecordKey::History(HistoryKind::Policies, cart, 42),
             RecordKey::MeshHistory(MeshHistoryKind::RoundTrips, 42),

@@ -1,8 +1,9 @@
 use serde::{Deserialize, Serialize};
 
-use super::{PathSpec, text::read};
+use super::{PathSpec, Resource, text::read};
 use crate::{
     Authorization, AuthorizationMode, AuthorizationRule, CallerMatch, DefaultAuthorization, Invalid,
+    ServiceName,
 };
 
 /// Which callers may use a service.
@@ -10,6 +11,28 @@ use crate::{
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct AuthorizationSpec {
+    /// `enforce` or `audit`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<String>,
+    /// Rules; a call needs one that allows it, and none that denies it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rules: Vec<RuleSpec>,
+    /// Callers whose `x-fairmesh-caller` counts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub intermediaries: Vec<String>,
+}
+
+/// A document of kind Authorization: who may call a service, or what applies to services without rules.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct AuthorizationDocumentSpec {
+    /// The service, as `tenant/service`; without it, the document is about services without rules.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<String>,
+    /// `allow`, `audit` or `deny`: what applies to services without rules; of a document without a service.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub default: Option<String>,
     /// `enforce` or `audit`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
@@ -75,6 +98,51 @@ impl AuthorizationSpec {
             rules: authorization.rules.iter().map(RuleSpec::of).collect(),
             intermediaries: texts(&authorization.intermediaries),
         }
+    }
+}
+
+impl AuthorizationDocumentSpec {
+    /// Validates.
+    ///
+    /// # Errors
+    /// For a document of both a service and the mesh, or of neither.
+    pub fn validate(&self) -> Result<Resource, Invalid> {
+        let Self { service, default, mode, rules, intermediaries } = self.clone();
+        let rules = AuthorizationSpec { mode, rules, intermediaries };
+        match (service, default) {
+            (Some(service), None) => {
+                let service = service.parse().map_err(|e: Invalid| e.within("service"))?;
+                Ok(Resource::ServiceAuthorization(service, rules.validate()?))
+            }
+            (None, Some(default)) if rules == AuthorizationSpec::default() => {
+                DefaultAuthorizationSpec { default }.validate().map(Resource::Authorization)
+            }
+            (Some(_), Some(_)) => {
+                let hint = "write two documents: one with 'service' and its rules, one with 'default'";
+                Err(Invalid::new(
+                    "default",
+                    "applies to services without rules, and this has a service",
+                    hint,
+                ))
+            }
+            (None, _) => {
+                let hint =
+                    "add 'service: tenant/service' for rules, or 'default: deny' for services without any";
+                Err(Invalid::new("service", "is missing", hint))
+            }
+        }
+    }
+
+    /// The inverse of validation, for a service.
+    pub fn of(service: &ServiceName, authorization: &Authorization) -> Self {
+        let AuthorizationSpec { mode, rules, intermediaries } = AuthorizationSpec::of(authorization);
+        Self { service: Some(service.to_string()), default: None, mode, rules, intermediaries }
+    }
+
+    /// The inverse of validation, for services without rules.
+    pub fn of_default(default: DefaultAuthorization) -> Self {
+        let DefaultAuthorizationSpec { default } = DefaultAuthorizationSpec::of(default);
+        Self { default: Some(default), ..Self::default() }
     }
 }
 

@@ -112,9 +112,18 @@ pub fn needs_of_value(key: &RecordKey, value: Option<&[u8]>) -> Result<Vec<Need>
     }
 }
 
-/// Needs of `Rib/Write`.
+/// Needs of `Rib/Write`. A policy that is written as a record brings its rules along.
 pub fn write(message: &[u8]) -> Needs {
-    ops(&decode::<v1::WriteRequest>(message)?.ops)
+    let mut needs = ops(&decode::<v1::WriteRequest>(message)?.ops)?;
+    let rules = |need: &Need| match need {
+        Need::Write(RecordKey::Policy(service)) => {
+            Some(Need::Write(RecordKey::Authorization(service.clone())))
+        }
+        _ => None,
+    };
+    let rules: Vec<Need> = needs.iter().filter_map(rules).collect();
+    needs.extend(rules);
+    Ok(needs)
 }
 
 /// Needs of `Admin/Apply`.

@@ -15,6 +15,7 @@ impl From<RoleBinding> for v1::RoleBinding {
             AccessRole::Viewer => Role::Viewer,
             AccessRole::Operator => Role::Operator,
             AccessRole::Registrar => Role::Registrar,
+            AccessRole::Authorizer => Role::Authorizer,
             AccessRole::Admin => Role::Admin,
         };
         Self {
@@ -36,11 +37,16 @@ impl TryFrom<v1::RoleBinding> for RoleBinding {
             Role::Viewer => AccessRole::Viewer,
             Role::Operator => AccessRole::Operator,
             Role::Registrar => AccessRole::Registrar,
+            Role::Authorizer => AccessRole::Authorizer,
             Role::Admin => AccessRole::Admin,
             // A role of a newer release gives nothing here, which its readers have to know.
             Role::Unspecified => {
                 let problem = format!("{} is no role", message.role);
-                return Err(Invalid::new("role", problem, "write viewer, operator, registrar or admin"));
+                return Err(Invalid::new(
+                    "role",
+                    problem,
+                    "write viewer, operator, authorizer, registrar or admin",
+                ));
             }
         };
         let each = |field: &'static str| move |e: Invalid| e.within(field);

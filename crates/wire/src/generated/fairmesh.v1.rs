@@ -2080,7 +2080,7 @@ pub struct JoinedAgent {
 pub struct RoleBinding {
     #[prost(enumeration = "role_binding::Role", tag = "1")]
     pub role: i32,
-    /// Of viewers and operators, at most 1000; empty: all.
+    /// Of viewers, operators and authorizers, at most 1000; empty: all.
     #[prost(string, repeated, tag = "2")]
     pub tenants: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Of registrars, as tenant/service, at most 1000.
@@ -2113,6 +2113,7 @@ pub mod role_binding {
         Operator = 2,
         Registrar = 3,
         Admin = 4,
+        Authorizer = 5,
     }
     impl Role {
         /// String value of the enum field names used in the ProtoBuf definition.
@@ -2126,6 +2127,7 @@ pub mod role_binding {
                 Self::Operator => "OPERATOR",
                 Self::Registrar => "REGISTRAR",
                 Self::Admin => "ADMIN",
+                Self::Authorizer => "AUTHORIZER",
             }
         }
         /// Creates an enum from field names used in the ProtoBuf definition.
@@ -2136,6 +2138,7 @@ pub mod role_binding {
                 "OPERATOR" => Some(Self::Operator),
                 "REGISTRAR" => Some(Self::Registrar),
                 "ADMIN" => Some(Self::Admin),
+                "AUTHORIZER" => Some(Self::Authorizer),
                 _ => None,
             }
         }

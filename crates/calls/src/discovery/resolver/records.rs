@@ -298,6 +298,7 @@ impl ServiceRecords {
             | Record::FederatedDomains(_)
             | Record::JoinedAgent(_)
             | Record::Workload(_)
+            | Record::Authorization(_)
             | Record::DefaultAuthorization(_)
             | Record::RoleBinding(_) => {}
         }

@@ -28,6 +28,9 @@ pub(crate) use changes::same_map;
 const HINT: &str = "write a shard map along with 'type: sharded', and the protocol that its servers speak (see \
     'fairmesh get endpoints'); or say --force where they are ready for it";
 
+/// Moves named in one warning.
+const MAX_MOVES_NAMED: usize = 5;
+
 /// Arguments of `fairmesh apply`.
 #[derive(Debug, Args)]
 pub(crate) struct ApplyArgs {
@@ -42,6 +45,9 @@ pub(crate) struct ApplyArgs {
     /// Change a declaration even though the service has endpoints, and calls to them would fail.
     #[arg(long)]
     force: bool,
+    /// Leave the copies of stored shards where they are: only new shards are placed as the shard map of the file says.
+    #[arg(long)]
+    keep_moves: bool,
     /// Print nothing on success.
     #[arg(short, long)]
     quiet: bool,
@@ -63,7 +69,8 @@ pub(crate) async fn run(args: ApplyArgs) -> Result<ExitCode, Failure> {
     let wanted = manifests::load(&args.files)?;
     let connection = connect::connect(&args.target).await?;
     let message = args.message.as_deref().unwrap_or_default();
-    let done = apply(&connection, wanted, Mode { force: args.force, dry_run: args.dry_run, message }).await?;
+    let ApplyArgs { force, dry_run, keep_moves, .. } = args;
+    let done = apply(&connection, wanted, Mode { force, dry_run, keep_moves, message }).await?;
     report(&done, &args)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -73,7 +80,9 @@ pub(crate) async fn apply_and_print(
     connection: &Connection,
     wanted: Vec<ManifestDocument>,
 ) -> Result<(), Failure> {
-    let done = apply(connection, wanted, Mode { force: false, dry_run: false, message: "" }).await?;
+    let done =
+        apply(connection, wanted, Mode { force: false, dry_run: false, keep_moves: false, message: "" })
+            .await?;
     let changed = done.iter().filter(|one| one.outcome != word(outcome::Kind::Unchanged));
     let lines = changed.map(|one| format!("{} {} {}\n", one.kind, one.name, one.outcome));
     output::write(&lines.collect::<String>())
@@ -84,6 +93,7 @@ pub(crate) async fn apply_and_print(
 struct Mode<'a> {
     force: bool,
     dry_run: bool,
+    keep_moves: bool,
     message: &'a str,
 }
 
@@ -105,7 +115,7 @@ async fn apply(
     let mut done = apply_records(connection, &records, mode).await?;
     for resource in &maps {
         if let Resource::ShardMap(name, map) = resource {
-            let outcome = apply_map(connection, name, map, mode.dry_run).await?;
+            let outcome = apply_map(connection, name, map, mode).await?;
             done.push(DocumentResult { kind: "ShardMap", name: name.to_string(), outcome });
         }
     }
@@ -146,20 +156,40 @@ async fn apply_map(
     connection: &Connection,
     name: &ServiceName,
     map: &ShardMap,
-    dry_run: bool,
+    mode: Mode<'_>,
 ) -> Result<&'static str, Failure> {
     let stored = stored_map(connection, name).await?;
     let stored_version = stored.as_ref().map_or(0, |stored| stored.version);
     let asked = if map.version == 0 { stored_version } else { map.version };
-    let wanted = ShardMap { version: asked, ..map.clone() };
+    let mut wanted = ShardMap { version: asked, ..map.clone() };
+    if let Some(stored) = &stored {
+        let moved = changes::moved_back(stored, &wanted);
+        if mode.keep_moves {
+            wanted = changes::with_stored_copies(stored, &wanted);
+        } else if !moved.is_empty() {
+            output::warn(moves_undone(name, &moved));
+        }
+    }
     if stored.as_ref().is_some_and(|stored| changes::same_map(stored, &wanted)) {
         return Ok("unchanged");
     }
-    if !dry_run {
+    if !mode.dry_run {
         let request = PutShardsRequest { service: name.to_string(), map: Some(wanted.into()) };
         connection.registry().put_shards(request).await?;
     }
     Ok(if stored.is_some() { "changed" } else { "created" })
+}
+
+fn moves_undone(name: &ServiceName, moved: &[String]) -> String {
+    let more = match moved.len().saturating_sub(MAX_MOVES_NAMED) {
+        0 => String::new(),
+        more => format!("; and {more} more"),
+    };
+    format!(
+        "the shard map of {name} places copies elsewhere than they are now, which undoes moves since it was written: {}{more}; \
+         --keep-moves leaves them where they are",
+        moved[..moved.len().min(MAX_MOVES_NAMED)].join("; ")
+    )
 }
 
 /// The stored shard map of a service, or `None`.

@@ -61,7 +61,8 @@ pub(crate) struct DeleteArgs {
     /// The kind of record.
     #[arg(value_enum)]
     kind: Deletable,
-    /// The service, as tenant/service, or the role binding; topology, hosts and authorization have no name.
+    /// The service, as tenant/service, or the role binding; topology and hosts have no name, and
+    /// authorization has none where it applies to services without rules.
     name: Option<RecordName>,
     /// The instance, of an endpoint.
     instance: Option<InstanceId>,

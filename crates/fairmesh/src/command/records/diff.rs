@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use fairmesh_model::{
-    ServiceName, ShardMap,
+    Policy, ServiceName, ShardMap,
     spec::{Document, Resource},
 };
 use serde_json::json;
@@ -57,6 +57,7 @@ pub(crate) async fn run(args: DiffArgs) -> Result<ExitCode, Failure> {
             | Resource::Policy(name, _)
             | Resource::ShardMap(name, _)
             | Resource::Workload(name, _)
+            | Resource::ServiceAuthorization(name, _)
             | Resource::Endpoints(name, _) => Some(name.clone()),
             Resource::Topology(..)
             | Resource::Hosts(_)
@@ -79,7 +80,16 @@ fn stored(resource: &Resource, view: &View) -> Option<Resource> {
     let of = |name: &ServiceName| view.services.get(name);
     match resource {
         Resource::Service(name, _) => Some(Resource::Service(name.clone(), of(name)?.service.clone()?.value)),
-        Resource::Policy(name, _) => Some(Resource::Policy(name.clone(), of(name)?.policy.clone()?.value)),
+        Resource::Policy(name, wanted) => {
+            let stored = of(name)?.policy.clone()?.value;
+            // A policy without rules leaves those in force alone.
+            let authorization = stored.authorization.filter(|_| wanted.authorization.is_some());
+            let stored = Policy { authorization, ..stored };
+            (stored != Policy::default()).then(|| Resource::Policy(name.clone(), stored))
+        }
+        Resource::ServiceAuthorization(name, _) => {
+            Some(Resource::ServiceAuthorization(name.clone(), of(name)?.rules()?.clone()))
+        }
         Resource::Workload(name, _) => {
             Some(Resource::Workload(name.clone(), of(name)?.workload.clone()?.value))
         }

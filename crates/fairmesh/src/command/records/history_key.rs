@@ -24,7 +24,8 @@ pub(crate) struct HistoryKey {
     /// The kind of record.
     #[arg(value_enum)]
     pub(super) kind: Kind,
-    /// The service, as tenant/service, or the role binding; topology, hosts and authorization have no name.
+    /// The service, as tenant/service, or the role binding; topology and hosts have no name, and
+    /// authorization has none where it applies to services without rules.
     pub(super) name: Option<RecordName>,
 }
 
@@ -72,7 +73,7 @@ pub(super) enum Kind {
     Topology,
     /// Host types.
     Hosts,
-    /// Who may call services without rules of their own.
+    /// Who may call the service; without a service, what applies to services without rules.
     Authorization,
     /// Who may do what with the records; the audit log has its history.
     #[value(aliases = ["roles", "rolebinding"])]
@@ -115,7 +116,8 @@ impl HistoryKey {
         match (self.kind, &self.name) {
             (Kind::Service | Kind::Policy | Kind::Workload, Some(RecordName::Service(_)))
             | (Kind::Role, Some(RecordName::RoleBinding(_)))
-            | (Kind::Topology | Kind::Hosts | Kind::Authorization, None) => Ok(()),
+            | (Kind::Authorization, None | Some(RecordName::Service(_)))
+            | (Kind::Topology | Kind::Hosts, None) => Ok(()),
             (Kind::Service | Kind::Policy | Kind::Workload, _) => Err(Failure::refused(
                 format!("the service of the {kind} is missing"),
                 "write it as tenant/service after the kind",
@@ -124,7 +126,11 @@ impl HistoryKey {
                 "the name of the role binding is missing",
                 "write it after the kind (see 'fairmesh get roles')",
             )),
-            (Kind::Topology | Kind::Hosts | Kind::Authorization, Some(_)) => {
+            (Kind::Authorization, _) => Err(Failure::refused(
+                "the authorization of a service is named by the service",
+                "write it as tenant/service after the kind, or nothing for services without rules",
+            )),
+            (Kind::Topology | Kind::Hosts, Some(_)) => {
                 Err(Failure::refused(format!("{kind} belongs to no service"), "leave the service out"))
             }
         }
@@ -178,6 +184,7 @@ impl HistoryKey {
             Kind::Workload => of("workloads", RecordKey::Workload),
             Kind::Topology => vec![mesh(MeshHistoryKind::Regions), mesh(MeshHistoryKind::RoundTrips)],
             Kind::Hosts => vec![mesh(MeshHistoryKind::Hosts)],
+            Kind::Authorization if self.service().is_some() => of("authorizations", RecordKey::Authorization),
             Kind::Authorization => vec![mesh(MeshHistoryKind::Authorization)],
             Kind::Role => self.role_binding().into_iter().collect(),
         }
@@ -216,6 +223,9 @@ impl HistoryKey {
                 Resource::RoleBinding(name, binding)
             }
             (Some(Record::Hosts(hosts)), _) => Resource::Hosts(hosts),
+            (Some(Record::Authorization(rules)), Some(Name::Service(name))) => {
+                Resource::ServiceAuthorization(name, rules)
+            }
             (Some(Record::DefaultAuthorization(default)), _) => Resource::Authorization(default),
             _ => return Ok(None),
         };

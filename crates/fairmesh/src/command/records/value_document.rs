@@ -20,6 +20,9 @@ pub(crate) fn value_document(key: &str, value: &[u8]) -> Option<Value> {
         (Record::Policy(policy), RecordKey::Policy(name)) => Resource::Policy(name, policy),
         (Record::Workload(entry), RecordKey::Workload(name)) => Resource::Workload(name, entry),
         (Record::RoleBinding(binding), RecordKey::RoleBinding(name)) => Resource::RoleBinding(name, binding),
+        (Record::Authorization(rules), RecordKey::Authorization(name)) => {
+            Resource::ServiceAuthorization(name, rules)
+        }
         (Record::DefaultAuthorization(default), _) => Resource::Authorization(default),
         (Record::Hosts(hosts), _) => Resource::Hosts(hosts),
         (Record::Regions(regions), _) => Resource::Topology(regions, RoundTrips::default()),

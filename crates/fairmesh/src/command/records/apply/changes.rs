@@ -32,6 +32,11 @@ pub(super) fn of(resources: &[Resource]) -> Vec<Change> {
                     Change::new("Topology", "round trips".into(), &RecordKey::RoundTrips, &round_trips);
                 changes.push((0, change));
             }
+            Resource::ServiceAuthorization(name, rules) => {
+                let key = RecordKey::Authorization(name.clone());
+                let record = Record::Authorization(rules.clone());
+                changes.push((2, Change::new("Authorization", name.to_string(), &key, &record)));
+            }
             Resource::Authorization(default) => {
                 let (key, record) = (RecordKey::DefaultAuthorization, Record::DefaultAuthorization(*default));
                 changes.push((2, Change::new("Authorization", "authorization".into(), &key, &record)));
@@ -82,6 +87,40 @@ pub(crate) fn same_map(a: &ShardMap, b: &ShardMap) -> bool {
         && a.shards.iter().zip(&b.shards).all(same_shard)
 }
 
+/// Shards whose copies a map would place elsewhere, in words: `shard 3: primary from b to a`. The file may be older than moves.
+pub(super) fn moved_back(stored: &ShardMap, wanted: &ShardMap) -> Vec<String> {
+    let words = |(before, after): (&Shard, &Shard)| {
+        let names = |replicas: &[Replica]| {
+            let names = sorted(replicas).into_iter().map(|one| format!("{} of {}", one.role, one.instance));
+            names.collect::<Vec<_>>().join(", ")
+        };
+        format!("shard {}: from {} to {}", after.id, names(&before.replicas), names(&after.replicas))
+    };
+    let both = same_shards(stored, wanted);
+    let moved = both.filter(|(before, after)| sorted(&before.replicas) != sorted(&after.replicas));
+    moved.map(words).collect()
+}
+
+/// The map with the copies of stored shards where they are; only new shards are placed as it says.
+pub(super) fn with_stored_copies(stored: &ShardMap, wanted: &ShardMap) -> ShardMap {
+    let stored_copies = |shard: &Shard| {
+        let known = stored.shards.iter().find(|known| (known.id, known.start) == (shard.id, shard.start));
+        Shard { replicas: known.unwrap_or(shard).replicas.clone(), ..shard.clone() }
+    };
+    ShardMap { shards: wanted.shards.iter().map(stored_copies).collect(), ..wanted.clone() }
+}
+
+fn same_shards<'a>(
+    stored: &'a ShardMap,
+    wanted: &'a ShardMap,
+) -> impl Iterator<Item = (&'a Shard, &'a Shard)> {
+    let pair = |after: &'a Shard| {
+        let before = stored.shards.iter().find(|known| (known.id, known.start) == (after.id, after.start))?;
+        Some((before, after))
+    };
+    wanted.shards.iter().filter_map(pair)
+}
+
 fn sorted(replicas: &[Replica]) -> Vec<&Replica> {
     let mut replicas: Vec<&Replica> = replicas.iter().collect();
     replicas.sort_by(|a, b| (&a.role, &a.instance, &a.region).cmp(&(&b.role, &b.instance, &b.region)));
@@ -101,6 +140,15 @@ mod tests {
         let Document::ShardMap(spec) = serde_json::from_str(&text).unwrap() else { panic!("{text}") };
         let _: &ShardMapSpec = &spec;
         spec.validate().unwrap().1
+    }
+
+    #[test]
+    fn moves_since_a_file_was_written_are_named_and_can_be_kept() {
+        let file = map(r#"{"instance": "a", "region": "eu", "role": "primary"}"#);
+        let stored = map(r#"{"instance": "b", "region": "eu", "role": "primary"}"#);
+        assert_eq!(moved_back(&stored, &stored), Vec::<String>::new());
+        assert_eq!(moved_back(&stored, &file), ["shard 0: from primary of b to primary of a"]);
+        assert!(same_map(&with_stored_copies(&stored, &file), &stored));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Warnings about valid documents that would fail calls or have no effect: printed, not refused, since the missing
 //! records may follow. Changes that break working calls are handled by [`breaking_change`].
 
+mod access;
 pub(crate) mod shares;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +26,7 @@ use crate::{
 const MAX_NAMED: usize = 5;
 
 /// Kinds of records that warnings depend on.
-const KINDS: &[&str] = &["services", "endpoints", "policies", "shards"];
+const KINDS: &[&str] = &["services", "endpoints", "policies", "shards", "authorizations"];
 
 /// Prints warnings about calls that would fail once the resources are written to standard error; returns those about calls
 /// that work now, which need confirmation.
@@ -45,9 +46,15 @@ pub(crate) async fn print_warnings(
         let view = View::read(connection, &Scope::Service(name), KINDS).await?;
         known.regions = view.regions;
         known.has_trust_domain |= view.has_trust_domain;
+        known.authorization = view.authorization;
         known.services.extend(view.services);
     }
     shares::add_known(connection, resources, &mut known).await;
+    // First, since it is what harms most.
+    for warning in access::widened(&known, resources) {
+        output::warn(warning);
+    }
+    access::kept(&known, resources).into_iter().for_each(output::note);
     check_maps(&known, resources)?;
     for warning in warnings(Some(&known), resources) {
         output::warn(warning);
@@ -130,6 +137,9 @@ pub(crate) fn mentioned(resource: &Resource) -> Vec<Mention> {
         }
         Resource::ShardMap(of, _) => {
             vec![mention(of, format!("the shard map of {of}"), "calls to it fail until it is")]
+        }
+        Resource::ServiceAuthorization(of, _) => {
+            vec![mention(of, format!("the authorization of {of}"), "it has no effect until it is")]
         }
         Resource::Service(..)
         | Resource::Topology(..)

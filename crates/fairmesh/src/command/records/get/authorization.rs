@@ -1,4 +1,4 @@
-//! Who may call the services: what their policies say, and what applies to the others.
+//! Who may call the services: their rules, and what applies to the others.
 
 use fairmesh_model::{
     AuthorizationMode,
@@ -38,6 +38,8 @@ pub(super) fn authorization(view: &View) -> Listing {
             ],
             json!({ "service": name.to_string(), "authorization": AuthorizationSpec::of(authorization) }),
         );
+        let resource = Resource::ServiceAuthorization(name.clone(), authorization.clone());
+        listing.documents.push(Document::from(&resource));
     }
     listing
 }

@@ -14,8 +14,10 @@ pub(super) fn roles(view: &View) -> Listing {
     for (name, binding) in &view.roles {
         let spec = RoleBindingSpec::of(name, &binding.value);
         let scope = match binding.value.role {
-            AccessRole::Viewer | AccessRole::Operator if spec.tenants.is_empty() => "all tenants".to_owned(),
-            AccessRole::Viewer | AccessRole::Operator => spec.tenants.join(", "),
+            AccessRole::Viewer | AccessRole::Operator | AccessRole::Authorizer if spec.tenants.is_empty() => {
+                "all tenants".to_owned()
+            }
+            AccessRole::Viewer | AccessRole::Operator | AccessRole::Authorizer => spec.tenants.join(", "),
             AccessRole::Registrar => spec.services.join(", "),
             AccessRole::Admin => "everything".to_owned(),
         };

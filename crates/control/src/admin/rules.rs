@@ -1,0 +1,79 @@
+//! Rules of a service: a record of their own, and a copy in the policy.
+//!
+//! Servers, agents and replicas read the policy alone, and those of the release before know no other place: so each write of
+//! one of the two records writes the other in the same batch, and no moment has a policy without the rules. Rules that a
+//! policy got from a release before have no record yet; they stay in force, and get one when they change.
+
+use std::collections::BTreeSet;
+
+use bytes::Bytes;
+use fairmesh_model::{Invalid, RecordKey, ServiceName};
+use fairmesh_rib::{Entry, Expect, Node};
+use fairmesh_wire::records;
+
+use super::planned_write::DesiredRecord;
+
+/// The current value of a record; of the rules of a service without a record, those in its policy.
+pub(super) fn current(node: &Node, key: &RecordKey) -> Option<Entry> {
+    let stored = node.get(&key.to_string());
+    let RecordKey::Authorization(service) = key else { return stored };
+    stored.or_else(|| {
+        let policy = node.get(&RecordKey::Policy(service.clone()).to_string())?;
+        Some(Entry { value: records::rules_of(&policy.value)?, revision: policy.revision })
+    })
+}
+
+/// Adds the writes that keep policies and rules together. A policy without rules keeps those in force: files of policies
+/// are written by others than rules, and one that leaves them out must not open a service.
+///
+/// # Errors
+/// When a policy and a document of its own give a service different rules.
+pub(super) fn join(node: &Node, desired: Vec<DesiredRecord>) -> Result<Vec<DesiredRecord>, Invalid> {
+    let of = |one: &DesiredRecord| match &one.key {
+        RecordKey::Policy(service) | RecordKey::Authorization(service) => Some(service.clone()),
+        _ => None,
+    };
+    let services: BTreeSet<ServiceName> = desired.iter().filter_map(of).collect();
+    let mut joined = desired;
+    for service in services {
+        let keys = [RecordKey::Policy, RecordKey::Authorization].map(|key| key(service.clone()));
+        let [policy, rules] = keys.each_ref().map(|key| joined.iter().position(|one| one.key == *key));
+        let written = policy.map(|at| joined[at].value.clone());
+        let embedded = written.as_ref().and_then(|value| records::rules_of(value.as_ref()?));
+        let rules_in_force = match rules.map(|at| joined[at].value.clone()) {
+            Some(own) if embedded.is_some() && embedded != own => return Err(contradiction(&service)),
+            Some(own) => own,
+            None => embedded.or_else(|| current(node, &keys[1]).map(|entry| entry.value)),
+        };
+        let base = written.unwrap_or_else(|| node.get(&keys[0].to_string()).map(|entry| entry.value));
+        let whole = records::with_rules(base.as_deref(), rules_in_force.as_deref());
+        let [policy_key, rules_key] = keys;
+        set(&mut joined, policy, policy_key, whole);
+        set(&mut joined, rules, rules_key, rules_in_force);
+    }
+    Ok(joined)
+}
+
+/// Gives a desired record its value, and adds one that was not requested.
+fn set(joined: &mut Vec<DesiredRecord>, at: Option<usize>, key: RecordKey, value: Option<Bytes>) {
+    match at {
+        Some(at) => joined[at].value = value,
+        None => joined.push(DesiredRecord { key, value, expect: Expect::Any, is_implied: true }),
+    }
+}
+
+/// The rules that policies would change, by their keys.
+pub(super) fn changed_by_policies<'a>(
+    node: &'a Node,
+    desired: &'a [DesiredRecord],
+) -> impl Iterator<Item = &'a RecordKey> {
+    let implied = desired.iter().filter(|one| one.is_implied);
+    let rules = implied.filter(|one| matches!(one.key, RecordKey::Authorization(_)));
+    let changed = rules.filter(|one| current(node, &one.key).map(|entry| entry.value) != one.value);
+    changed.map(|one| &one.key)
+}
+
+fn contradiction(service: &ServiceName) -> Invalid {
+    let problem = format!("the policy of {service} has other rules than its document of kind Authorization");
+    Invalid::new("authorization", problem, "leave 'authorization' out of the policy")
+}
