@@ -176,7 +176,8 @@ fn refusal(error: ManifestError, text: &str) -> Refusal {
 fn endpoints(place: &str, service: &str) -> Failure {
     Failure::refused(
         format!("{place}: endpoints of {service} cannot be applied: servers register themselves"),
-        "run the program with 'fairmesh register', or start the control plane with --source FILE to watch this file",
+        "run the program with 'fairmesh register', or start the control plane with --source FILE to watch this file; callers of a mesh with a \
+         trust domain use endpoints without 'mtls: true' only where the policy of their service says 'mtls: permissive'",
     )
 }
 

@@ -86,7 +86,7 @@ async fn an_operator_of_a_tenant_writes_that_tenant_and_a_viewer_nothing() {
 async fn pages_need_a_role_for_callers_without_an_identity() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
-    let body = r#"{"service": "shop/cart", "endpoints": [{"instance": "a", "address": "127.0.0.1:1", "region": "eu"}]}"#;
+    let body = r#"{"service": "shop/cart", "endpoints": [{"instance": "a", "address": "127.0.0.1:1", "region": "eu", "mtls": true}]}"#;
     let drain = r#"{"service": "shop/cart", "instances": ["a"], "deadline": "1s"}"#;
     for (method, path, body) in [
         ("POST", "/v1/register", body),
@@ -109,6 +109,12 @@ async fn pages_need_a_role_for_callers_without_an_identity() {
     bind(&control, "pages", registrar).await;
     let (status, answer) = control.http("POST", "/v1/register", body).await;
     assert!(status.contains("200"), "{status} {answer}");
+    let plaintext = body.replace(r#""mtls": true"#, r#""mtls": false"#);
+    let (status, answer) = control.http("POST", "/v1/register", &plaintext).await;
+    assert!(
+        status.contains("409") && answer.contains("plaintext endpoint in a strict mesh"),
+        "{status} {answer}"
+    );
     let other = body.replace("shop/cart", "bank/vault");
     assert!(control.http("POST", "/v1/register", &other).await.0.contains("404"));
     assert!(control.http("PUT", "/v1/shards/shop/cart", "{}").await.0.contains("403"));

@@ -31,12 +31,12 @@ name: shop/audit
 ---
 kind: Policy
 service: shop/vault
-healthCheck: {tcp: {}, interval: 100ms}
+healthCheck: {tcp: {}, interval: 100ms, timeout: 100ms}
 routes: [{name: all, mirror: {service: shop/audit, share: 100%}, hedge: {after: 1ms}, idempotent: true}]
 ---
 kind: Policy
 service: shop/audit
-healthCheck: {http: {path: /}, interval: 100ms}
+healthCheck: {http: {path: /}, interval: 100ms, timeout: 100ms}
 ";
 
 /// A program that answers whatever it is sent, and counts its connections.
@@ -68,13 +68,12 @@ impl Intruder {
         self.connections.load(Relaxed)
     }
 
-    /// Writes records of three instances. It is an operator's: the registry accepts none.
-    fn apply(&self, mesh: &Mesh, service: &str) -> String {
-        let one = |i| format!("{{instance: intruder-{i}, address: '127.0.0.1:{}', region: eu}}", self.port);
-        let endpoints = (0..3).map(one).collect::<Vec<_>>().join(", ");
-        let applied = mesh.apply(&format!("kind: Endpoints\nservice: {service}\nendpoints: [{endpoints}]\n"));
-        assert_eq!(applied.code, Some(0), "{applied:?}");
-        applied.err
+    /// Registers three instances of it, while the policy of the service permits that.
+    fn register(&self, mesh: &Mesh, service: &str) {
+        mesh.apply(&format!("kind: Policy\nservice: {service}\nmtls: permissive\n")).ok();
+        for i in 0..3 {
+            mesh.register(service, &format!("intruder-{i}"), "eu", self.port);
+        }
     }
 }
 
@@ -106,11 +105,11 @@ fn over_tcp(port: u16) -> String {
 #[test]
 fn an_intruder_in_plaintext_gets_no_call_of_any_form() {
     let (mesh, _agent, agent) = mesh_with_agent();
-    mesh.apply(SERVICES).ok();
     let intruder = Intruder::start();
-    let warned = intruder.apply(&mesh, "shop/vault");
-    assert!(warned.contains("plaintext endpoints of shop/vault: intruder-0"), "{warned}");
-    intruder.apply(&mesh, "shop/audit");
+    intruder.register(&mesh, "shop/vault");
+    intruder.register(&mesh, "shop/audit");
+    let warned = mesh.apply(SERVICES).err;
+    assert!(warned.contains("plaintext endpoints in this strict mesh: intruder-0"), "{warned}");
     let program = format!("127.0.0.1:{}", echo());
     let register = ["register", "shop/vault", "--agent", &agent, "--address", &program];
     let _honest = start(&register, None);
@@ -152,9 +151,9 @@ fn an_intruder_in_plaintext_gets_no_call_of_any_form() {
 #[test]
 fn a_call_with_plaintext_endpoints_only_says_what_to_do() {
     let (mesh, _agent, agent) = mesh_with_agent();
-    mesh.apply("kind: Service\nname: shop/vault\n").ok();
     let intruder = Intruder::start();
-    intruder.apply(&mesh, "shop/vault");
+    intruder.register(&mesh, "shop/vault");
+    mesh.apply("kind: Service\nname: shop/vault\n---\nkind: Policy\nservice: shop/vault\n").ok();
     let said = "plaintext endpoint in a strict mesh";
     let control = mesh.address();
     // Also of a caller without an identity, which learns of the trust domain from the records.

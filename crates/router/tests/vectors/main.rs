@@ -81,6 +81,8 @@ struct Fleet {
     failed_probes: &'static [(&'static str, u32)],
     /// Endpoints that this caller called last, and whether that succeeded.
     called: &'static [(&'static str, bool)],
+    /// Whether the mesh has a trust domain.
+    requires_mtls: bool,
 }
 
 impl Fleet {
@@ -98,6 +100,7 @@ impl Fleet {
             planned: None,
             failed_probes: &[],
             called: &[],
+            requires_mtls: false,
         }
     }
 
@@ -157,7 +160,7 @@ impl Fleet {
             now: NOW,
             client_id: CLIENT_ID,
             client: CLIENT,
-            requires_mtls: false,
+            requires_mtls: self.requires_mtls,
         };
         let stats = Arc::<EndpointStats>::default();
         if self.called.is_empty() {
@@ -176,6 +179,9 @@ impl Fleet {
         let mut caller = json!({"region": "eu", "client": hex(CLIENT)});
         if let Some(zone) = self.zone {
             caller["zone"] = json!(zone);
+        }
+        if self.requires_mtls {
+            caller["requiresMtls"] = json!(true);
         }
         json!({
             "caller": caller, "type": self.kind, "policy": self.policy,
@@ -476,6 +482,34 @@ fn rings() {
         json!({"fleet": fleet.write(), "endpoints": distances(&table), "picked_by_seed_0_to_7": picks})
     });
     check("rings.json", &[("cases", cases.collect())]);
+}
+
+#[test]
+fn plaintext() {
+    let one = |instance: &str, region: &str, mtls: bool| json!({"instance": instance, "address": "10.0.0.1:80", "region": region, "mtls": mtls});
+    let list = |endpoints: &[Value]| json!({"service": "shop/cart", "endpoints": endpoints});
+    let mixed =
+        list(&[one("a", "eu", false), one("b", "eu", true), one("c", "near", true), one("d", "eu", false)]);
+    let far = list(&[one("a", "eu", false), one("b", "near", true)]);
+    let none = list(&[one("a", "eu", false), one("b", "near", false)]);
+    let policy = |mtls: &str| json!({"service": "shop/cart", "mtls": mtls});
+    let mut cases = Vec::new();
+    for kind in ["replicated", "consistent-hash"] {
+        for (requires_mtls, mtls) in [(false, "strict"), (true, "permissive"), (true, "strict")] {
+            for endpoints in [&mixed, &far, &none] {
+                let fleet = Fleet::replicated(policy(mtls), endpoints.clone());
+                let fleet = Fleet { kind, topology: topology(), requires_mtls, ..fleet };
+                let table = fleet.compile();
+                let picked = |seed: u64| {
+                    let key = Some(ShardKey(seed.into()));
+                    picked(&table, &PickParams { key, ..PickParams::default() }, seed)
+                };
+                let picks: Vec<_> = (0..8).map(picked).collect();
+                cases.push(json!({"fleet": fleet.write(), "picked_by_seed_and_key_0_to_7": picks}));
+            }
+        }
+    }
+    check("plaintext.json", &[("cases", cases)]);
 }
 
 fn replica(instance: &str, role: &str, state: &str) -> Value {

@@ -11,7 +11,6 @@ use crate::{
     cli::{Files, Format, OutputArgs},
     failure::Failure,
     manifests, output,
-    view::View,
 };
 
 /// Exit code for warnings.
@@ -31,8 +30,6 @@ pub(crate) fn run(args: LintArgs) -> Result<ExitCode, Failure> {
     let documents = manifests::load(&args.files)?;
     let resources: Vec<_> = documents.iter().map(|one| &one.resource).collect();
     let warnings = warnings::warnings(None, &resources);
-    // Whether there is a trust domain, and a policy elsewhere, the files do not say: no warning, which would fail the command.
-    warnings::refused_endpoints(&View::default(), &resources).into_iter().for_each(output::note);
     match args.output_args.format() {
         Format::Table => {
             let lines: String = warnings.iter().map(|warning| format!("warning: {warning}\n")).collect();

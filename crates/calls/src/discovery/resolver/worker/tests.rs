@@ -474,6 +474,7 @@ async fn a_first_call_subscribes_once_to_all_that_most_services_need() {
     strict.locality.local_only = true;
     rig.handle(Event::Update(update([
         (Prefix::topology(), vec![]),
+        (roots(), vec![]),
         (declared.clone(), vec![entry(&service, plain)]),
         (ruled.clone(), vec![entry(&policy, strict)]),
         (all, vec![]),

@@ -7,8 +7,7 @@ pub(crate) mod shares;
 use std::collections::{BTreeMap, BTreeSet};
 
 use fairmesh_model::{
-    BalancingPolicy, Endpoint, InstanceId, Policy, Region, Service, ServiceKind, ServiceName, ShardMap,
-    spec::Resource,
+    BalancingPolicy, InstanceId, Policy, Region, Service, ServiceKind, ServiceName, ShardMap, spec::Resource,
 };
 use fairmesh_wire::handshake::Connection;
 
@@ -41,7 +40,6 @@ pub(crate) async fn print_warnings(
     let mut names: BTreeSet<ServiceName> =
         resources.iter().flat_map(|resource| mentioned(resource)).map(|mention| mention.name).collect();
     names.extend(declared(resources).map(|(name, _)| name.clone()));
-    names.extend(listed_endpoints(resources).map(|(name, _)| name.clone()));
     for name in names {
         let view = View::read(connection, &Scope::Service(name), KINDS).await?;
         known.regions = view.regions;
@@ -187,9 +185,7 @@ pub(crate) fn warnings(known: Option<&View>, resources: &[&Resource]) -> Vec<Str
         }
     }
     warnings.extend(unhashed(known, resources));
-    if known.has_trust_domain {
-        warnings.extend(refused_endpoints(known, resources));
-    }
+    warnings.extend(refused_endpoints(known, resources));
     warnings.dedup();
     warnings
 }
@@ -251,45 +247,23 @@ fn unknown_classes(
     shares::unknown_classes(name, policy, written.iter().copied().chain(stored))
 }
 
-/// The endpoints among resources.
-fn listed_endpoints<'a>(
-    resources: &[&'a Resource],
-) -> impl Iterator<Item = (&'a ServiceName, &'a [Endpoint])> {
-    resources.iter().filter_map(|resource| match resource {
-        Resource::Endpoints(name, endpoints) => Some((name, &**endpoints)),
-        _ => None,
-    })
-}
-
-/// Endpoints in plaintext that callers of a mesh with a trust domain refuse, of services whose endpoints or policy are among the
-/// resources.
-pub(crate) fn refused_endpoints(known: &View, resources: &[&Resource]) -> Vec<String> {
-    let policies: BTreeMap<&ServiceName, &Policy> = shares::policies(resources).into_iter().collect();
-    let listed = listed_endpoints(resources);
-    let subjects: BTreeSet<&ServiceName> =
-        policies.keys().copied().chain(listed.map(|(name, _)| name)).collect();
-    let warning = |name: &ServiceName| {
-        let stored = known.services.get(name);
-        let mode = match policies.get(name) {
-            Some(policy) => policy.mtls,
-            None => stored.map(ServiceView::mtls).unwrap_or_default(),
-        };
+/// Endpoints in plaintext that callers of a mesh with a trust domain refuse by a policy among the resources.
+fn refused_endpoints(known: &View, resources: &[&Resource]) -> Vec<String> {
+    let warning = |(name, policy): (&ServiceName, &Policy)| {
+        let stored = known.services.get(name).filter(|_| known.has_trust_domain)?;
         let written = declared(resources).find_map(|(n, service)| (n == name).then_some(service));
-        let service = written.or_else(|| stored?.service.as_ref().map(|at| &at.value));
-        let of_files =
-            listed_endpoints(resources).filter(|(n, _)| *n == name).flat_map(|(_, endpoints)| endpoints);
-        let of_records = stored.into_iter().flat_map(|one| &one.endpoints).map(|at| &at.value);
-        let refused = of_files.chain(of_records).filter(|endpoint| mode.refuses(service, endpoint));
+        let service = written.or_else(|| stored.service.as_ref().map(|at| &at.value));
+        let endpoints = stored.endpoints.iter().map(|at| &at.value);
+        let refused = endpoints.filter(|endpoint| policy.mtls.refuses(service, endpoint));
         let refused: BTreeSet<String> = refused.map(|endpoint| endpoint.instance.to_string()).collect();
         (!refused.is_empty()).then(|| {
             format!(
-                "callers of a mesh with a trust domain do not use plaintext endpoints of {name}: {}; write 'mtls: permissive' into its policy, or \
-                 'mtls: true' into endpoints that speak mutual TLS",
+                "by the policy of {name}, callers do not use its plaintext endpoints in this strict mesh: {}; 'mtls: permissive' permits them",
                 some(&refused)
             )
         })
     };
-    subjects.into_iter().filter_map(warning).collect()
+    shares::policies(resources).into_iter().filter_map(warning).collect()
 }
 
 /// Policies that balance by a hash which their services do not compute.
