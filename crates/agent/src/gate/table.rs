@@ -88,7 +88,7 @@ mod tests {
                     match (words.next(), words.next()) {
                         (Some("service"), Some(name)) => service = name,
                         (Some("rpc"), Some(name)) => {
-                            drop(paths.insert(format!("/{package}{service}/{name}")))
+                            paths.insert(format!("/{package}{service}/{name}"));
                         }
                         _ => {}
                     }

@@ -107,7 +107,7 @@ fn endpoints_that_are_refused_do_not_make_verdicts_on_others_be_ignored() {
         fleet.health.put(region("eu"), InstanceId::new(instance).unwrap(), verdict.clone());
     }
     let table = fleet.compile(None);
-    assert!(table.panicking_regions().is_empty(), "one of two that may be called");
+    assert!(table.panicking_regions().next().is_none(), "one of two that may be called");
     assert_eq!(reached(&table), names(&["other"]));
 }
 
