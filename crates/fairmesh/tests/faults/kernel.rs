@@ -18,7 +18,7 @@ mod tls;
 mod unread;
 mod upgrade;
 
-use std::{path::PathBuf, process::id, time::Duration};
+use std::{fs, path::PathBuf, process::id, time::Duration};
 
 use fairmesh_model::Protocol;
 use fairmesh_test_support::{fairmesh, remove_cgroups};
@@ -110,6 +110,10 @@ impl Attached {
 impl Drop for Attached {
     fn drop(&mut self) {
         let _ = fairmesh_kernel::detach(&self.pins());
+        let entries = fs::read_dir(self.folder.path()).into_iter().flatten().flatten().map(|entry| entry.file_name());
+        // Some systems put their own into each such file system.
+        let left: Vec<_> = entries.filter(|name| !name.to_string_lossy().ends_with(".debug")).collect();
+        assert!(left.is_empty() || std::thread::panicking(), "pins are left: {left:?}");
         let _ = unmount(self.folder.path(), UnmountFlags::DETACH);
         // Those of servers are older than `attach`, which removes its own alone.
         remove_cgroups(&self.cgroup);

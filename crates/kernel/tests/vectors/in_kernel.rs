@@ -4,14 +4,17 @@
 use std::{error::Error, path::Path};
 
 use aya::{
-    Ebpf,
+    Ebpf, EbpfLoader,
     maps::Array,
     programs::{SchedClassifier, TestRun as _, TestRunOptions},
 };
 use fairmesh_balancer::SharedStats;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use crate::{
-    arith, pick,
+    arith,
+    decider::Decider,
+    pick,
     pick::POLICY_BYTES,
     route::{self, REQUEST_BYTES},
 };
@@ -24,7 +27,12 @@ pub(crate) struct Programs(Ebpf);
 
 impl Programs {
     pub(crate) fn load(object: &Path) -> Result<Self, Box<dyn Error>> {
-        let mut programs = Ebpf::load_file(object)?;
+        // The object has all maps of the kernel form, which are pinned by their names, here for this process alone.
+        let folder = tempfile::tempdir()?;
+        mount("bpf", folder.path(), "bpf", MountFlags::empty(), None)?;
+        let loaded = EbpfLoader::new().default_map_pin_directory(folder.path()).load_file(object);
+        unmount(folder.path(), UnmountFlags::DETACH)?;
+        let mut programs = loaded?;
         for kind in ["pick", "route", "arith"] {
             program(&mut programs, kind).load()?;
         }
@@ -56,4 +64,12 @@ impl Programs {
 
 fn program<'a>(programs: &'a mut Ebpf, kind: &str) -> &'a mut SchedClassifier {
     programs.program_mut(&format!("{kind}_vectors")).unwrap().try_into().unwrap()
+}
+
+/// A map is pinned by its name where nothing else is said: then each run of these tests would leave all of them on the machine.
+#[test]
+fn maps_of_the_kernel_form_are_pinned_in_no_shared_folder() {
+    let Some(_decider) = Decider::in_kernel() else { return };
+    let pin = Path::new("/sys/fs/bpf/links");
+    assert!(!pin.exists(), "a test has left {}: remove the maps there once it does so no more", pin.display());
 }
