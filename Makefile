@@ -32,6 +32,7 @@ soak: ## Cause outages, replace all there is under full load, stream, send by th
 	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test faults -- --nocapture streams_polls_and_transfers
 	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test faults -- --nocapture kernel::soak
 	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test faults -- --nocapture kernel::million
+	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test faults -- --nocapture kernel::pipelined
 	fuzz/run $$((60 * $${SOAK_MINUTES:-10})) kernel_head
 	SOAK_MINUTES=1 cargo test --release --workspace --test faults -- --nocapture --include-ignored limits::
 	cargo test --release --workspace --test packages -- --nocapture

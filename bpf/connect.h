@@ -3,7 +3,7 @@
 #ifndef FAIRMESH_CONNECT_H
 #define FAIRMESH_CONNECT_H
 
-#include "maps.h"
+#include "receive_queue.h"
 
 /* Replaced when the programs are loaded, which is once for each cgroup. */
 const volatile struct selection selection = {};
@@ -38,6 +38,37 @@ INLINE int find_proxy(struct bpf_sock_addr *context, struct caller_address *prox
 	proxy->port = listens->src_port;
 	sock_release(listens);
 	return found;
+}
+
+/* Names of programs, with the zero that ends them, as numbers: so they are compared at once. */
+#define NGINX 0x00786e69676eULL
+#define ANGIE 0x006569676e61ULL
+#define NAME_MASK 0xffffffffffffULL
+
+/* Whether the program that runs asks by FIONREAD how much it can read, and takes 0 to say that nothing has come. That is what it is told of
+ * data that TCP has brought to a socket of the maps. nginx does, and what was made of it; a program that calls itself so loses the short
+ * ways, no more. */
+INLINE int asks_for_length(void)
+{
+	struct task_struct *task = (struct task_struct *)current_task();
+	u64 name = 0;
+
+	if (probe_read_kernel(&name, sizeof(name), task->comm))
+		return 0;
+	name &= NAME_MASK;
+	return name == NGINX || name == ANGIE;
+}
+
+/* Whether the data of a socket that connects passes TCP alone, as without these programs: a `recv` that blocks would return EAGAIN after
+ * any signal where the socket is in a map. Known when it connects, since it can be put into a map at that time alone. */
+INLINE u32 keeps_to_tcp(struct bpf_sock_addr *context)
+{
+	int is_left = asks_for_length();
+
+	if (!is_left && !is_blocking(context->sk))
+		return 0;
+	count(is_left ? CONNECT_BY_LENGTH : CONNECT_BLOCKING);
+	return 1;
 }
 
 enum decision { DIRECT, REDIRECTED, REFUSED };
@@ -88,7 +119,8 @@ INLINE enum decision redirect(struct bpf_sock_addr *context, u32 *ip)
 	if (!caller)
 		return is_refused(context) ? REFUSED : DIRECT;
 	caller->cookie = socket_cookie(context);
-	caller->passed = caller->pipelines = 0;
+	caller->passed = 0;
+	caller->by_tcp = keeps_to_tcp(context);
 	caller->group = own_group;
 	caller->only_services = selection.only_services;
 	caller->ip = *ip;
@@ -158,14 +190,48 @@ SEC("cgroup/getpeername6") int getpeername6(struct bpf_sock_addr *context)
 	return CONNECT_ALLOW;
 }
 
-/* Runs before the proxy can accept the connection: its last packet of the handshake has not been sent. */
+/* A caller's connection has ended: its places are free. */
+INLINE void end_connection(struct caller *caller)
+{
+	u64 cookie = caller->cookie;
+
+	if (!__sync_lock_test_and_set(&caller->is_counted, 0))
+		return;
+	map_delete(&caller_addresses, &cookie);
+	remove_connection(caller->group);
+}
+
+/* Puts the connection into the maps, unless its cgroup has as many there as it may. The programs of a cgroup around this one find it there. */
+INLINE int may_be_added(struct bpf_sock_ops *ops, struct caller *caller)
+{
+	if (caller->is_counted)
+		return 1;
+	if (!add_connection(caller->group)) {
+		count(CONNECT_TOO_MANY);
+		caller->by_tcp = 1;
+		return 0;
+	}
+	caller->is_counted = 1;
+	set_callbacks(ops, STATE_CALLBACK);
+	return 1;
+}
+
+/* Runs before the proxy can accept the connection: its last packet of the handshake has not been sent. And when the connection ends. */
 SEC("sockops") int track(struct bpf_sock_ops *ops)
 {
-	if (ops->op != SOCK_OPS_ACTIVE_ESTABLISHED || !ops->sk)
+	if ((ops->op != SOCK_OPS_ACTIVE_ESTABLISHED && ops->op != SOCK_OPS_STATE) || !ops->sk)
 		return 1;
 	struct caller *caller = sk_storage_get(&callers, ops->sk, 0, 0);
-	if (!caller || !caller->cookie)
+	if (!caller)
 		return 1;
+	if (ops->op == SOCK_OPS_STATE) {
+		if (ops->args[1] == TCP_CLOSE)
+			end_connection(caller);
+		return 1;
+	}
+	if (!caller->cookie)
+		return 1;
+	int is_added = !caller->by_tcp && may_be_added(ops, caller);
 	struct caller_address address = { .ip = ops->local_ip4, .port = ops->local_port };
 	struct destination destination = {
 		.cookie = caller->cookie,
@@ -173,12 +239,15 @@ SEC("sockops") int track(struct bpf_sock_ops *ops)
 		.port = caller->port,
 		/* Not of this program's cgroup, which may be one around that of the program that redirected. */
 		.only_services = caller->only_services,
+		.by_tcp = !is_added,
 	};
 	struct caller_ends ends = { .caller = (u64)ops->sk };
 	u64 cookie = caller->cookie;
 
-	map_update(&caller_addresses, &cookie, &ends, 0);
 	map_update(&destinations, &address, &destination, 0);
+	if (!is_added)
+		return 1;
+	map_update(&caller_addresses, &cookie, &ends, 0);
 	sock_hash_update(ops, &caller_sockets, &cookie, 0);
 	return 1;
 }

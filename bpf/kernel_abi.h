@@ -33,6 +33,7 @@ enum {
 
 enum {
 	F_NO_PREALLOC = 1,
+	F_CLONE = 512,
 	F_MMAPABLE = 1024,
 	F_STORAGE_CREATE = 1,
 	F_INGRESS = 1,
@@ -43,12 +44,18 @@ enum {
 enum {
 	SOCK_STREAM = 1,
 	IPPROTO_TCP = 6,
+	TCP_ESTABLISHED = 1,
+	TCP_CLOSE = 7,
 	TCP_LISTEN = 10,
+	NON_BLOCKING = 04000,
 	FAMILY_INET = 2,
 	FAMILY_INET6 = 10,
 	USER_DATA_PSOCK = 4,
 	SOCK_OPS_ACTIVE_ESTABLISHED = 4,
 	SOCK_OPS_PASSIVE_ESTABLISHED = 5,
+	SOCK_OPS_STATE = 10,
+	SOCK_OPS_LISTEN = 11,
+	STATE_CALLBACK = 4,
 	SK_PASS = 1,
 	CONNECT_REFUSE = 0,
 	CONNECT_ALLOW = 1,
@@ -105,9 +112,12 @@ struct sk_msg_md {
 
 static void *(*map_lookup)(void *map, const void *key) = (void *)1;
 static long (*map_update)(void *map, const void *key, const void *value, u64 flags) = (void *)2;
+static long (*map_delete)(void *map, const void *key) = (void *)3;
 static u64 (*time_ns)(void) = (void *)5;
 static u32 (*prandom_u32)(void) = (void *)7;
+static u64 (*current_task)(void) = (void *)35;
 static u64 (*socket_cookie)(void *context) = (void *)46;
+static long (*set_callbacks)(struct bpf_sock_ops *ops, int which) = (void *)59;
 static long (*sock_hash_update)(struct bpf_sock_ops *ops, void *map, void *key, u64 flags) = (void *)70;
 static long (*msg_redirect_hash)(struct sk_msg_md *message, void *map, void *key, u64 flags) = (void *)71;
 static long (*msg_pull_data)(struct sk_msg_md *message, u32 start, u32 end, u64 flags) = (void *)63;

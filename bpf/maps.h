@@ -54,9 +54,13 @@ struct caller {
 	u64 passed; /* bytes left to the proxy */
 	u32 ip, port;
 	u32 slot; /* of the last request that the kernel sent */
-	u32 pipelines; /* a request was sent before the response to an earlier one had been read */
-	u32 group;     /* position of its cgroup */
+	u32 by_tcp;     /* its data passes TCP alone */
+	u32 is_counted; /* among the connections of its cgroup */
+	u32 unused;
+	u32 group;  /* position of its cgroup */
 	u32 only_services; /* of its cgroup: 1 where nothing but services may be reached */
+	u32 position; /* of the policy by which its last request was sent, which had this generation */
+	u64 generation;
 	struct host host;
 	struct http http; /* its last request */
 };
@@ -266,9 +270,11 @@ struct {
 	MAP_TYPE(value, u32);
 } proxy_sockets SEC(".maps");
 
-/* Where both sockets of a caller's connection lie in the kernel's memory, and the cookie of the proxy's; zeros before it has sent. */
+/* Where both sockets of a caller's connection lie in the kernel's memory, and the cookie of the proxy's; zeros before it has sent. And the
+ * message that was last to be moved to the caller: where it lies, what it had, and whose socket sends it. */
 struct caller_ends {
 	u64 caller, proxy, proxy_cookie;
+	u64 message, data, size, sender;
 };
 
 /* By cookie. For the programs alone: a sk_msg program may look another socket up, and has no way to release it. */
@@ -325,6 +331,24 @@ struct {
 	MAP_TYPE(value, u32);
 } forwarding_sockets SEC(".maps");
 
+/* By cookie: sockets on which proxies ask whether a caller has read what was moved to it, which the program `look` notes. */
+struct {
+	MAP_UINT(type, MAP_SOCKHASH);
+	MAP_UINT(max_entries, ATTACHMENTS);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, u64);
+	MAP_TYPE(value, u32);
+} asking_sockets SEC(".maps");
+
+/* Sockets on which programs listen that ask how much they can read. The connections that they accept have it too. */
+struct {
+	MAP_UINT(type, MAP_SK_STORAGE);
+	MAP_UINT(map_flags, F_NO_PREALLOC | F_CLONE);
+	MAP_UINT(pinning, PIN_BY_NAME);
+	MAP_TYPE(key, int);
+	MAP_TYPE(value, u32);
+} left_listeners SEC(".maps");
+
 /* What the proxy says of a caller's connection; 0 while it serves none. */
 INLINE struct link *find_link(u64 cookie)
 {
@@ -342,6 +366,26 @@ INLINE void count(u32 which)
 	u64 *counter = map_lookup(&counters, &which);
 	if (counter)
 		__sync_fetch_and_add(counter, 1);
+}
+
+/* Counts a connection of a cgroup; whether it may have another one. */
+INLINE int add_connection(u32 position)
+{
+	struct group *group = map_lookup(&groups, &position);
+
+	if (!group)
+		return 0;
+	if (__sync_fetch_and_add(&group->connections, 1) < GROUP_CALLERS)
+		return 1;
+	__sync_fetch_and_add(&group->connections, -1);
+	return 0;
+}
+
+INLINE void remove_connection(u32 position)
+{
+	struct group *group = map_lookup(&groups, &position);
+	if (group)
+		__sync_fetch_and_add(&group->connections, -1);
 }
 
 INLINE void leave_group(u32 position)

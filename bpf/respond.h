@@ -15,29 +15,57 @@ INLINE int is_local(u32 one, u32 other)
 	return one == other || ((one & mask) == loopback && (other & mask) == loopback);
 }
 
-/* Connections to a server from this machine, in the proxy's network namespace. Runs before the server can accept them. */
-SEC("sockops") int accepted(struct bpf_sock_ops *ops)
+/* A connection to a server from this machine. */
+INLINE struct connection connection_of(struct bpf_sock_ops *ops)
 {
-	u32 zero = 0;
-	struct proxy_config *own = map_lookup(&config, &zero);
-	struct bpf_sock *sk = ops->sk;
-
-	if (ops->op != SOCK_OPS_PASSIVE_ESTABLISHED || !sk || !own || own->netns_cookie != netns_cookie(ops))
-		return 1;
-	if (ops->family != FAMILY_INET &&
-	    (ops->family != FAMILY_INET6 || ops->remote_ip6[0] || ops->remote_ip6[1] || ops->remote_ip6[2] != NETWORK32(0xffff)))
-		return 1;
 	struct connection connection = {
 		.proxy_ip = ops->remote_ip4,
 		.server_ip = ops->local_ip4,
 		.proxy_port = NETWORK32(ops->remote_port),
 		.server_port = ops->local_port,
 	};
+	return connection;
+}
+
+/* A server's connection has ended: its places are free. */
+INLINE void end_exchange(struct bpf_sock_ops *ops)
+{
+	struct connection connection = connection_of(ops);
+	struct ends *ends = map_lookup(&exchange_addresses, &connection);
+
+	/* While the proxy has not seen the end, requests are not to be sent on its side either. */
+	if (ends && map_lookup(&local_slots, &connection))
+		ends->server_cookie = 0;
+	else
+		map_delete(&exchange_addresses, &connection);
+	map_delete(&exchanges, &connection);
+}
+
+/* Connections to a server from this machine, in the proxy's network namespace. Runs before the server can accept them, and when they end. */
+SEC("sockops") int accepted(struct bpf_sock_ops *ops)
+{
+	u32 zero = 0;
+	struct proxy_config *own = map_lookup(&config, &zero);
+	struct bpf_sock *sk = ops->sk;
+
+	if (ops->op == SOCK_OPS_STATE && ops->args[1] == TCP_CLOSE && sk && sk_storage_get(&servers, sk, 0, 0))
+		end_exchange(ops);
+	if (ops->op == SOCK_OPS_LISTEN && sk && asks_for_length())
+		sk_storage_get(&left_listeners, sk, 0, F_STORAGE_CREATE);
+	if (ops->op != SOCK_OPS_PASSIVE_ESTABLISHED || !sk || !own || own->netns_cookie != netns_cookie(ops))
+		return 1;
+	if (ops->family != FAMILY_INET &&
+	    (ops->family != FAMILY_INET6 || ops->remote_ip6[0] || ops->remote_ip6[1] || ops->remote_ip6[2] != NETWORK32(0xffff)))
+		return 1;
+	if (sk_storage_get(&left_listeners, sk, 0, 0))
+		return 1;
+	struct connection connection = connection_of(ops);
 	if (is_local(connection.proxy_ip, connection.server_ip) && sk_storage_get(&servers, sk, 0, F_STORAGE_CREATE)) {
 		sock_hash_update(ops, &server_sockets, &connection, 0);
 		struct ends ends = { .server = (u64)sk, .server_cookie = socket_cookie(ops) };
 		map_update(&exchange_addresses, &connection, &ends, 0);
 		map_update(&exchanges, &connection, &zero, 0);
+		set_callbacks(ops, STATE_CALLBACK);
 	}
 	return 1;
 }
@@ -71,16 +99,14 @@ INLINE int record_call(struct http *http, struct slot *slot, u32 size)
 }
 
 /* The call is no longer in flight, with -1, or is again, with 1. */
-INLINE void count_call(struct slot *slot, u64 cookie, s64 in_flight)
+INLINE void count_call(struct slot *slot, struct link *link, s64 in_flight)
 {
 	u32 endpoint = slot->endpoint, block_key = endpoint / BLOCK_ENDPOINTS;
 	struct hot_block *block = map_lookup(&blocks, &block_key);
-	struct link *link = find_link(cookie);
 
 	if (block)
 		__sync_fetch_and_add(&block->hot[endpoint % BLOCK_ENDPOINTS].counts, in_flight);
-	if (link)
-		__sync_fetch_and_add(&link->sent, in_flight);
+	__sync_fetch_and_add(&link->sent, in_flight);
 }
 
 /* A response to a request that the proxy sent past TCP goes back in the same way if it is plain and whole, and the proxy has read all that
@@ -135,6 +161,10 @@ SEC("sk_msg") int respond(struct sk_msg_md *message)
 	u64 cookie = slot->owner;
 	if (!slot->is_direct || cookie == SLOT_IDLE || cookie == SLOT_ABSENT)
 		return leave_response(server, slot);
+	struct link *link = find_link(cookie);
+	struct caller_ends *ends = map_lookup(&caller_addresses, &cookie);
+	if (!link || !ends || !is_open(ends->caller, cookie))
+		return leave_response(server, slot);
 
 	struct http *http = &server->http;
 	struct parser *parser = &http->parser;
@@ -150,16 +180,20 @@ SEC("sk_msg") int respond(struct sk_msg_md *message)
 	u32 length = __sync_lock_test_and_set(&slot->length, 0);
 	if (!length)
 		return leave_response(server, slot);
+	/* Before the call is said to be over: a request that comes then may be answered before this response is moved, and waits for it. */
+	begin_move(ends, link, message);
 	/* Before the record: the proxy wakes what waits for the end of the call when it reads that. */
-	count_call(slot, cookie, -1);
+	count_call(slot, link, -1);
 	if (!record_call(http, slot, message->size)) {
-		count_call(slot, cookie, 1);
+		count_call(slot, link, 1);
+		cancel_move(ends, link);
 		__sync_lock_test_and_set(&slot->length, length);
 		return leave_response(server, slot);
 	}
 	end_request(slot);
 	if (msg_redirect_hash(message, &caller_sockets, &cookie, F_INGRESS) != SK_PASS) {
 		/* The caller is gone; the proxy closes a connection with a response that it did not expect. */
+		cancel_move(ends, link);
 		slot->owner = SLOT_ABSENT;
 		return SK_PASS;
 	}

@@ -61,13 +61,23 @@ struct claim {
 	u32 servers, elsewhere; /* whether there are connections that lead to such a socket, and others */
 };
 
+/* Whether the server closes connections on which it has just responded. What is moved to a socket that is being closed is refused with
+ * EPIPE, by which many programs end; over TCP, the proxy learns of it. */
+INLINE int closes_soon(struct slot *slot)
+{
+	u32 key = slot->endpoint;
+	struct endpoint *endpoint = map_lookup(&endpoints, &key);
+
+	return endpoint && time_ns() / NANOS < endpoint->closes_until;
+}
+
 /* Whether the connection leads to a socket of a server to which requests are moved. Of a slot that is not claimed this is a guess, since
  * the proxy may be giving it another connection. */
 INLINE int leads_to_server(struct slot *slot)
 {
 	struct connection connection = slot->connection;
 
-	return connection.proxy_port && map_lookup(&exchange_addresses, &connection);
+	return connection.proxy_port && map_lookup(&exchange_addresses, &connection) && !closes_soon(slot);
 }
 
 /* Claims the connection of one entry of the endpoint, and ends the loop with 1, if it is idle and the request can take it. */
@@ -127,7 +137,7 @@ INLINE int keep_request(struct caller *caller, struct slot *slot, u32 length, st
 
 /* Whether the response to a request that the kernel sent has not been received. If so, it goes through the proxy, which keeps it before
  * that to what is sent now. */
-INLINE int holds_slot(struct caller *caller)
+INLINE int holds_slot(struct caller *caller, struct link *link)
 {
 	u32 key = caller->slot;
 	struct slot *slot = map_lookup(&slots, &key);
@@ -135,21 +145,21 @@ INLINE int holds_slot(struct caller *caller)
 	if (!slot || slot->owner != caller->cookie)
 		return 0;
 	slot->is_direct = 0;
-	caller->pipelines = 1;
+	link->pipelines = 1;
 	return 1;
 }
 
 /* Whether the response may go to the caller past the proxy: all that the proxy has to send has been received, and all that was received
- * has been read. With data in the two receive queues at once, a reader that waits for events would miss some. A program that sends before
- * it has read once will do so again. */
-INLINE int may_be_direct(struct caller *caller, struct sk_msg_md *message, struct link *link)
+ * has been read. With data in the two receive queues at once, a reader that waits for events would miss some. */
+INLINE int may_be_direct(struct sk_msg_md *message, struct link *link)
 {
-	if (caller->pipelines)
+	if (link->pipelines)
 		return 0;
 	/* The proxy writes it after `received`. */
 	u64 answered = __sync_fetch_and_add(&link->requests, 0);
 	enum receive_state state = receive_state(message->sk, link->received - link->diverted);
-	caller->pipelines = state == UNREAD;
+	if (state == UNREAD)
+		link->pipelines = 1;
 	return state == READ_ALL && answered == link->sent;
 }
 
@@ -186,6 +196,18 @@ OWN_FRAME int pick_target(struct service *service, struct target *target)
 	return 0;
 }
 
+/* Notes by which policy the endpoint is about to be picked; returns 0, or why the request is left to the proxy. */
+INLINE int note_policy(struct caller *caller, u32 position)
+{
+	struct policy_buffers *buffers = map_lookup(&policies, &position);
+
+	if (!buffers)
+		return POLICY_CHANGED;
+	caller->position = position;
+	caller->generation = __sync_fetch_and_add(&buffers->generation, 0);
+	return 0;
+}
+
 /* Routes a request, and picks its endpoint, by one policy of the service; returns 0, or why that is left to the proxy. */
 INLINE int decide(struct caller *caller, struct service *named, struct target *target)
 {
@@ -206,6 +228,8 @@ INLINE int decide(struct caller *caller, struct service *named, struct target *t
 	int why = length > REQUEST_BYTES && policy->repeats_any ? TOO_LARGE : 0;
 	if (!why)
 		why = route_request(&caller->http, policy, target->seed, &service);
+	if (!why)
+		why = note_policy(caller, service.position);
 	if (!why)
 		why = pick_target(&service, target);
 	return __sync_fetch_and_add(&buffers->generation, 0) == generation ? why : POLICY_CHANGED;
@@ -239,11 +263,26 @@ INLINE int enter_group(struct caller *caller)
 
 	if (!group)
 		return GROUP_FULL;
-	u32 most = group->most;
-	if (__sync_fetch_and_add(&group->in_flight, 1) < most || !most)
+	u32 most = group->most ? group->most : GROUP_REQUESTS;
+	if (__sync_fetch_and_add(&group->in_flight, 1) < most)
 		return 0;
 	__sync_fetch_and_add(&group->in_flight, -1);
 	return GROUP_FULL;
+}
+
+/* Whether the policy by which the endpoint was picked is in force. If not, the endpoint's position may be that of one of another service by
+ * now, and so the connection that was claimed, which is idle again. */
+INLINE int is_current(struct caller *caller)
+{
+	u32 position = caller->position, key = caller->slot;
+	struct policy_buffers *buffers = map_lookup(&policies, &position);
+	struct slot *slot = map_lookup(&slots, &key);
+
+	if (buffers && __sync_fetch_and_add(&buffers->generation, 0) == caller->generation)
+		return 1;
+	if (slot)
+		slot->owner = SLOT_IDLE;
+	return 0;
 }
 
 /* Counts the request, and claims a connection for it; returns 0, or why it is left to the proxy. */
@@ -254,6 +293,8 @@ INLINE int begin_request(struct caller *caller, u32 endpoint_key)
 	if (why)
 		return why;
 	why = claim_connection(caller, endpoint_key);
+	if (!why && !is_current(caller))
+		why = POLICY_CHANGED;
 	if (why)
 		leave_group(caller->group);
 	return why;
@@ -269,8 +310,11 @@ INLINE int move_request(struct sk_msg_md *message, struct slot *slot, u32 key)
 	int is_large = size > REQUEST_BYTES;
 	struct connection connection = slot->connection;
 	struct ends *ends = connection.proxy_port ? map_lookup(&exchange_addresses, &connection) : 0;
-	int is_moved = ends && has_read_up_to(ends->server, ends->server_cookie, WRITTEN_UNKNOWN);
 
+	/* The proxy sends it, on another connection. */
+	if (ends && !is_open(ends->server, ends->server_cookie))
+		return 0;
+	int is_moved = ends && !closes_soon(slot) && has_read_up_to(ends->server, ends->server_cookie, WRITTEN_UNKNOWN);
 	if (is_large && (!is_moved ||
 			 ((u64)message->data_end - (u64)message->data < size && msg_pull_data(message, 0, size, 0))))
 		return 0;
@@ -325,7 +369,15 @@ SEC("sk_msg") int send(struct sk_msg_md *message)
 	u64 cookie = caller->cookie;
 	struct link *link = find_link(cookie);
 	u64 bytes = link ? __sync_fetch_and_add(&link->bytes, 0) : WITHDRAWN;
-	if (bytes != WITHDRAWN && (bytes != caller->passed || holds_slot(caller)))
+	if (!link && !caller->passed && is_blocking(message->sk))
+		count(BLOCKS_LATER);
+	int is_in_flight = bytes != WITHDRAWN && (bytes != caller->passed || holds_slot(caller, link));
+	/* After that: a response is noted as one that is about to be moved before its slot is free. */
+	enum moved_state moved = link ? note_read(link, cookie, 1) : MOVED_READ;
+	/* A program that sends before it has read once will do so again. */
+	if (moved == MOVED_UNREAD)
+		link->pipelines = 1;
+	if (is_in_flight)
 		return leave(caller, message, IN_FLIGHT);
 
 	struct parser *parser = &caller->http.parser;
@@ -348,7 +400,7 @@ SEC("sk_msg") int send(struct sk_msg_md *message)
 		return leave(caller, message, SERVICE_UNKNOWN);
 	if (!is_linked)
 		return leave(caller, message, NOT_REGISTERED);
-	struct target target = { .is_direct = may_be_direct(caller, message, link) };
+	struct target target = { .is_direct = moved == MOVED_READ && may_be_direct(message, link) };
 	int why = decide(caller, service, &target);
 	if (!why)
 		why = begin_request(caller, target.endpoint);

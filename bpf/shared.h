@@ -20,11 +20,14 @@ enum {
 	ENDPOINT_SLOTS = 64,
 	SLOTS = 8192,
 	CALLERS = 65536,
+	GROUP_CALLERS = CALLERS / 2, /* of one cgroup */
+	GROUP_REQUESTS = SLOTS / 2,
 	ATTACHMENTS = 64,
 	PATH_BYTES = 256,
 	LOAD_BYTES = 128,
 	RESPONSE_BYTES = 65536,
 	RING_BYTES = 4 << 20,
+	NANOS = 1000000000, /* of a second */
 };
 
 /* Counters: outcomes of connects, then of requests. */
@@ -50,6 +53,10 @@ enum counter {
 	FORWARDED_REQUEST,  /* requests that went from the proxy's sendmsg to a server on this machine */
 	FORWARDED_RESPONSE, /* their responses that went from the server's sendmsg to the proxy */
 	MOVED_TO_PROXY,     /* requests left to the proxy that went from the caller's sendmsg to it */
+	CONNECT_BLOCKING,   /* connections of sockets that block, whose data passes TCP alone */
+	CONNECT_BY_LENGTH,  /* the same of programs that ask how much they can read */
+	CONNECT_TOO_MANY,   /* connections by TCP alone, since the cgroup has as many others as it may */
+	BLOCKS_LATER,       /* sockets that blocked when they sent, and not when they connected */
 	COUNTERS,
 };
 
@@ -78,9 +85,10 @@ struct attachment {
 
 /* Of a cgroup of callers. In a cache line of its own. */
 struct group {
-	u32 most;      /* requests by the kernel in flight; 0 without a limit */
-	u32 in_flight; /* those that are, and for a moment those that are about to be refused */
-	u32 unused[14];
+	u32 most;        /* requests by the kernel in flight; 0 for GROUP_REQUESTS */
+	u32 in_flight;   /* those that are, and for a moment those that are about to be refused */
+	u32 connections; /* of its callers in the maps, which are GROUP_CALLERS at most */
+	u32 unused[13];
 };
 
 /* Of the last proxy that listened. */
@@ -99,7 +107,7 @@ struct destination {
 	u64 cookie;
 	u32 ip;   /* network byte order */
 	u16 port; /* host byte order */
-	u16 only_services;
+	u8 only_services, by_tcp;
 };
 
 struct host {
@@ -193,7 +201,7 @@ struct hot_block {
 struct endpoint {
 	u32 slot[ENDPOINT_SLOTS]; /* plus 1; 0 where there is none */
 	u32 wanted;               /* set when none was idle */
-	u32 unused;
+	u32 closes_until; /* in seconds: so long, nothing is moved to sockets of the server, which has closed one on which it had just responded */
 };
 
 /* A connection of the proxy to a server on this machine: addresses in network byte order, ports in host byte order. */
@@ -211,7 +219,9 @@ struct link {
 	u64 sent; /* requests that the kernel has sent, without those whose responses it has sent too */
 	u64 diverted; /* bytes of responses that took the short cut; the others pass TCP */
 	u32 length; /* of the response that the proxy is about to send, if it is whole, as part of `received`; 0 before it knows */
-	u32 unused;
+	u32 pipelines; /* a request was sent before the response to an earlier one had been read: nothing is moved to the caller any more */
+	u64 moved; /* responses that were moved to the caller, or are about to be: counted before */
+	u64 read;  /* how many of them it had read when that was last looked at. While it is fewer, the proxy sends nothing */
 };
 
 /* The state of a pooled connection. The kernel claims an idle one for a caller; the proxy makes it idle again, or the kernel does that

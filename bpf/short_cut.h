@@ -19,7 +19,7 @@ INLINE void note_proxy(struct bpf_sock *sk, struct caller_ends *ends)
 }
 
 /* Only a response that is sent whole takes it, and only to a caller that has read all before: data then never lies in both of its
- * receive queues, and the one that has no window holds one response at most. */
+ * receive queues, and the one that has no window holds one response at most. What follows waits in the proxy until this has been read. */
 SEC("sk_msg") int short_cut(struct sk_msg_md *message)
 {
 	struct caller_address address = { .ip = message->remote_ip4, .port = NETWORK32(message->remote_port) };
@@ -42,10 +42,11 @@ SEC("sk_msg") int short_cut(struct sk_msg_md *message)
 	/* In one piece: the kernel may run out of memory between two, and would have moved the first. */
 	if ((u64)message->data_end - (u64)message->data < size && msg_pull_data(message, 0, size, 0))
 		return SK_PASS;
-	if (!has_read_all(ends->caller, cookie, link->received - link->diverted - size))
+	if (link->pipelines || !has_read_all(ends->caller, cookie, link->received - link->diverted - size))
 		return SK_PASS;
 	if (msg_redirect_hash(message, &caller_sockets, &cookie, F_INGRESS) != SK_PASS)
 		return SK_PASS;
+	begin_move(ends, link, message);
 	link->diverted += size;
 	count(SHORT_CUT);
 	return SK_PASS;
@@ -107,6 +108,20 @@ SEC("sk_msg") int forward(struct sk_msg_md *message)
 		return SK_PASS;
 	}
 	count(FORWARDED_REQUEST);
+	return SK_PASS;
+}
+
+/* The proxy asks by the cookie of a caller whether that has read what was moved to it, before it sends what comes next. */
+SEC("sk_msg") int look(struct sk_msg_md *message)
+{
+	u64 *asked = message->data;
+
+	if ((void *)(asked + 1) > message->data_end)
+		return SK_PASS;
+	u64 cookie = *asked;
+	struct link *link = find_link(cookie);
+	if (link)
+		note_read(link, cookie, 0);
 	return SK_PASS;
 }
 

@@ -19,6 +19,7 @@ use crate::{
     cgroup::{self, Cgroup, contains, normal},
     groups::{self, Groups},
     layout::{AttachmentValue, CALLERS, LocalConnection, SELECTED, SERVERS, SelectionValue, network_order},
+    left_programs,
     object::{self, ACCEPTED, ADDRESS_PROGRAMS, CallerProgram, RESPOND, SEND, TRACK},
     pinned_links,
     pins::{self, LINK, Release, is_link},
@@ -226,10 +227,13 @@ fn attach_callers(
 ) -> Result<Ebpf, KernelError> {
     let own = CallerProgram { selection: entry.selection, group: entry.group };
     let mut programs = open(pins, &own, owner)?;
-    for name in ADDRESS_PROGRAMS.iter().chain(&[TRACK, SEND, object::SHORT_CUT, object::FORWARD]) {
+    for name in
+        ADDRESS_PROGRAMS.iter().chain(&[TRACK, SEND, object::SHORT_CUT, object::FORWARD, object::LOOK])
+    {
         object::load(&mut programs, name)?;
     }
     attach_to_sockets::<u64>(&mut programs, SEND, "caller_sockets")?;
+    attach_to_sockets::<u64>(&mut programs, object::LOOK, "asking_sockets")?;
     attach_sock_ops(pins, &mut programs, TRACK, cgroup)?;
     let folder = File::open(&cgroup.folder).map_err(KernelError::file(&cgroup.folder))?;
     for name in ADDRESS_PROGRAMS {
@@ -251,6 +255,7 @@ fn attach_servers(pins: &Path, cgroup: &Cgroup, owner: Option<u32>) -> Result<Eb
     object::load(&mut programs, ACCEPTED)?;
     object::load(&mut programs, RESPOND)?;
     attach_to_sockets::<LocalConnection>(&mut programs, RESPOND, "server_sockets")?;
+    left_programs::leave_listeners(&mut programs, cgroup)?;
     attach_sock_ops(pins, &mut programs, ACCEPTED, cgroup)?;
     Ok(programs)
 }

@@ -2,7 +2,6 @@
 #![allow(unsafe_code, reason = "the programs share this memory")]
 
 use std::{
-    collections::VecDeque,
     fmt,
     fs::File,
     sync::{Arc, Mutex, PoisonError},
@@ -13,8 +12,10 @@ use fairmesh_balancer::{SharedBlock, SharedStats};
 
 use crate::{
     KernelError,
+    free_positions::FreePositions,
     layout::SERVICES,
     mapped::{Mapped, SharedValue},
+    slots::program_clock,
 };
 
 // SAFETY: it consists of atomics alone.
@@ -23,8 +24,7 @@ unsafe impl SharedValue for SharedStats {}
 /// All blocks. They stay mapped until the last service that counts in one of them is gone, also when the maps are removed.
 pub(crate) struct BlockTable {
     blocks: Mapped<SharedStats>,
-    /// The block that was used last comes last: a program may still count in it.
-    free: Mutex<VecDeque<u32>>,
+    free: Mutex<FreePositions>,
     /// Another process would count its own calls in the same memory. `None` once this one counts in none of it.
     lock: Mutex<Option<File>>,
 }
@@ -39,7 +39,9 @@ struct Block {
 impl BlockTable {
     pub(crate) fn open(map: &Map, lock: File) -> Result<Self, KernelError> {
         let blocks = Mapped::open(map, SERVICES as usize)?;
-        Ok(Self { blocks, free: Mutex::new((0..SERVICES).collect()), lock: Mutex::new(Some(lock)) })
+        // An earlier proxy releases its blocks after their quarantine, or was killed, and its connections are closed.
+        let free = FreePositions::new(0..SERVICES, |_| false, program_clock());
+        Ok(Self { blocks, free: Mutex::new(free), lock: Mutex::new(Some(lock)) })
     }
 
     /// Lets another process have the maps. No service counts in a block any more, and none will.
@@ -47,9 +49,9 @@ impl BlockTable {
         *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// `None` while all are in use.
+    /// `None` while all are in use, or have been until a moment ago.
     pub(crate) fn take(self: &Arc<Self>) -> Option<Box<dyn SharedBlock>> {
-        let position = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop_front()?;
+        let position = self.free.lock().unwrap_or_else(PoisonError::into_inner).take(program_clock())?;
         Some(Box::new(Block { table: Arc::clone(self), position }))
     }
 
@@ -71,7 +73,8 @@ impl SharedBlock for Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        self.table.free.lock().unwrap_or_else(PoisonError::into_inner).push_back(self.position);
+        let mut free = self.table.free.lock().unwrap_or_else(PoisonError::into_inner);
+        free.give_back(self.position, program_clock());
     }
 }
 

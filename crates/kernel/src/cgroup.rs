@@ -100,6 +100,12 @@ pub(crate) fn remove_empty(path: &str, count: u32) -> Result<bool, KernelError> 
     Ok(own.exists())
 }
 
+/// The folder of a cgroup, such as `/shop`; `None` where there is no hierarchy, or no such cgroup.
+pub(crate) fn existing(path: &str) -> Option<PathBuf> {
+    let folder = mounted(&fs::read_to_string(MOUNTS).ok()?)?.join(path.trim_start_matches('/'));
+    folder.exists().then_some(folder)
+}
+
 /// Where the hierarchy is mounted; mounts one if there is none.
 fn hierarchy() -> Result<PathBuf, KernelError> {
     let mounts = fs::read_to_string(MOUNTS).map_err(KernelError::file(MOUNTS))?;

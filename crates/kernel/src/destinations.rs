@@ -32,6 +32,8 @@ pub struct Destination {
     pub cookie: u64,
     /// Whether its cgroup may reach services alone.
     pub only_services: bool,
+    /// Whether its data passes TCP alone: the kernel sends none of its requests.
+    pub by_tcp: bool,
 }
 
 /// Maps that the proxy uses.
@@ -79,8 +81,8 @@ impl ProxyMaps {
         let value = destinations.get(&key, 0).ok()?;
         // An entry that is gone already was removed to make room.
         let _ = destinations.remove(&key);
-        let only_services = value.only_services != 0;
-        Some(Destination { address: value.address(), cookie: value.cookie, only_services })
+        let (only_services, by_tcp) = (value.only_services != 0, value.by_tcp != 0);
+        Some(Destination { address: value.address(), cookie: value.cookie, only_services, by_tcp })
     }
 }
 

@@ -41,6 +41,11 @@ impl Groups {
         }
     }
 
+    /// How many connections of its callers are in the maps.
+    pub(crate) fn connections(&self, position: u32) -> u32 {
+        self.0.get(position as usize).map_or(0, |group| group.connections.load(Relaxed))
+    }
+
     /// How many requests are in flight, and how many may be; 0 without a limit.
     pub(crate) fn in_flight(&self, position: u32) -> (u32, u32) {
         let group = self.0.get(position as usize);

@@ -93,7 +93,9 @@ pub(crate) struct DestinationValue {
     pub(crate) cookie: u64,
     ip: u32,
     port: u16,
-    pub(crate) only_services: u16,
+    pub(crate) only_services: u8,
+    /// 1 where its data passes TCP alone.
+    pub(crate) by_tcp: u8,
 }
 
 /// The host by which requests name a service; zeros follow it.
@@ -156,7 +158,9 @@ pub(crate) struct EndpointValue {
     pub(crate) slots: [AtomicU32; ENDPOINT_SLOTS],
     /// Set by the programs when none was idle.
     pub(crate) wanted: AtomicU32,
-    pub(crate) unused: u32,
+    /// In seconds of the programs' clock: since the server has closed a connection on which it had just responded, nothing is moved to its
+    /// sockets so long.
+    pub(crate) closes_until: AtomicU32,
 }
 
 /// A connection of the proxy to a server on this machine: addresses in network byte order, ports in host byte order.
@@ -187,17 +191,24 @@ pub(crate) struct LinkValue {
     pub(crate) diverted: AtomicU64,
     /// Of the response that is about to be sent, as part of `received`; 0 before it is known.
     pub(crate) length: AtomicU32,
-    unused: u32,
+    /// 1 once the caller has sent a request before it had read all earlier responses.
+    pub(crate) pipelines: AtomicU32,
+    /// Responses that were moved to the caller, counted by the programs before.
+    pub(crate) moved: AtomicU64,
+    /// How many of these it had read when the programs last looked.
+    pub(crate) read: AtomicU64,
 }
 
 /// Requests of the callers in one cgroup, in memory that the programs share.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct GroupValue {
-    /// How many the kernel may have in flight; 0 without a limit.
+    /// How many the kernel may have in flight; 0 for half of all [`SLOTS`].
     pub(crate) most: AtomicU32,
     pub(crate) in_flight: AtomicU32,
-    unused: [u32; 14],
+    /// Of its callers in the maps: half of all [`LINKS`] at most.
+    pub(crate) connections: AtomicU32,
+    unused: [u32; 13],
 }
 
 /// The state of a pooled connection, in memory that the programs share.
@@ -404,11 +415,19 @@ pub enum Counter {
     ForwardedResponse,
     /// Requests left to the proxy that took it from the callers.
     MovedToProxy,
+    /// Connections of sockets that block, whose data passes TCP alone.
+    Blocking,
+    /// Connections of programs that ask how much they can read, whose data passes TCP alone.
+    ByLength,
+    /// Connections beyond those that a cgroup may have in the maps, whose data passes TCP alone.
+    TooManyConnections,
+    /// Sockets that blocked when they first sent, and not when they connected.
+    BlocksLater,
 }
 
 impl Counter {
     /// All, in the order of the map.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 25] = [
         Self::Redirected,
         Self::NoProxy,
         Self::SentByKernel,
@@ -430,6 +449,10 @@ impl Counter {
         Self::ForwardedRequest,
         Self::ForwardedResponse,
         Self::MovedToProxy,
+        Self::Blocking,
+        Self::ByLength,
+        Self::TooManyConnections,
+        Self::BlocksLater,
     ];
 
     /// Its name for programs.
@@ -456,6 +479,10 @@ impl Counter {
             Self::ForwardedRequest => "short-cut-requests",
             Self::ForwardedResponse => "short-cut-responses",
             Self::MovedToProxy => "short-cut-to-sidecar",
+            Self::Blocking => "blocking",
+            Self::ByLength => "asks-for-length",
+            Self::TooManyConnections => "too-many-connections",
+            Self::BlocksLater => "blocks-later",
         }
     }
 }

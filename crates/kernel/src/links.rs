@@ -5,7 +5,6 @@
 #![allow(unsafe_code, reason = "the links are shared memory")]
 
 use std::{
-    collections::VecDeque,
     fmt,
     net::SocketAddr,
     os::fd::BorrowedFd,
@@ -13,7 +12,6 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::Ordering::{AcqRel, Acquire, Relaxed, Release},
     },
-    time::Duration,
 };
 
 use aya::maps::{HashMap, Map, MapData, SockHash};
@@ -21,9 +19,11 @@ use rustix::net::sockopt::socket_cookie;
 
 use crate::{
     KernelError,
+    free_positions::FreePositions,
     layout::{CallerAddress, LINKS, LinkValue, UNKNOWN, WITHDRAWN},
+    looker::Looker,
     mapped::{Mapped, SharedValue},
-    slots::{QUARANTINE, program_clock},
+    slots::program_clock,
 };
 
 // SAFETY: atomics alone.
@@ -33,8 +33,8 @@ unsafe impl SharedValue for LinkValue {}
 pub(crate) struct LinkTable {
     links: Mapped<LinkValue>,
     maps: Mutex<Maps>,
-    /// Positions that no link uses, and since when, in order.
-    free: Mutex<VecDeque<(Duration, u32)>>,
+    free: Mutex<FreePositions>,
+    looker: Looker,
 }
 
 /// Where the programs find a link.
@@ -67,7 +67,7 @@ pub struct Settled {
 
 impl LinkTable {
     /// Without the links of an earlier proxy. The maps are `link_positions`, `proxy_links` and `proxy_sockets`.
-    pub(crate) fn open(maps: [Map; 3], links: &Map) -> Result<Self, KernelError> {
+    pub(crate) fn open(maps: [Map; 3], links: &Map, looker: Looker) -> Result<Self, KernelError> {
         let refused = |error| KernelError::refused("a map of links", &error);
         let [positions, by_address, sockets] = maps;
         let mut maps = Maps {
@@ -78,12 +78,9 @@ impl LinkTable {
         maps.clear();
         let links: Mapped<LinkValue> = Mapped::open(links, LINKS as usize)?;
         // Programs may still use those that an earlier proxy used to its end.
-        let now = program_clock();
-        let (used, unused): (Vec<_>, Vec<_>) =
-            (0..LINKS).partition(|at| links[*at as usize].cookie.swap(0, AcqRel) != 0);
-        let free = unused.into_iter().map(|at| (Duration::ZERO, at));
-        let free = free.chain(used.into_iter().map(|at| (now, at))).collect();
-        Ok(Self { links, maps: Mutex::new(maps), free: Mutex::new(free) })
+        let was_used = |at: u32| links[at as usize].cookie.swap(0, AcqRel) != 0;
+        let free = FreePositions::new(0..LINKS, was_used, program_clock());
+        Ok(Self { links, maps: Mutex::new(maps), free: Mutex::new(free), looker })
     }
 
     /// A link for the caller with this cookie, of which nothing is served, and the proxy's socket of its connection. `None` while all are
@@ -101,6 +98,9 @@ impl LinkTable {
         value.sent.store(0, Relaxed);
         value.diverted.store(0, Relaxed);
         value.length.store(0, Relaxed);
+        value.pipelines.store(0, Relaxed);
+        value.moved.store(0, Relaxed);
+        value.read.store(0, Relaxed);
         value.requests.store(0, Relaxed);
         value.received.store(UNKNOWN, Relaxed);
         value.bytes.store(0, Relaxed);
@@ -119,11 +119,7 @@ impl LinkTable {
     }
 
     fn take_free(&self) -> Option<u32> {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let (since, _) = free.front()?;
-        // The first one has been free for the longest.
-        let is_unused = since.is_zero() || program_clock().saturating_sub(*since) >= QUARANTINE;
-        if is_unused { free.pop_front().map(|(_, at)| at) } else { None }
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).take(program_clock())
     }
 }
 
@@ -179,6 +175,23 @@ impl Link {
         }
     }
 
+    /// Whether the caller has read all responses that were moved to it past TCP: then others may come over TCP. A reader that waits for
+    /// events of its socket, and stops at a short read, would miss what lies in the other one of its two queues. Where it has not, the
+    /// caller pipelines, and nothing is moved to it any more.
+    pub fn has_read_moved(&self) -> bool {
+        let Some(own) = self.own() else { return true };
+        let moved = own.moved.load(Acquire);
+        if own.read.load(Acquire) == moved {
+            return true;
+        }
+        self.table.looker.look(self.cookie);
+        let has_read = own.read.load(Acquire) == moved;
+        if !has_read {
+            own.pipelines.store(1, Release);
+        }
+        has_read
+    }
+
     /// The number of requests that the kernel has sent, without those whose responses it has sent too.
     pub fn sent(&self) -> u64 {
         self.own().map_or(0, |own| own.sent.load(Acquire))
@@ -198,7 +211,7 @@ impl Drop for Link {
         // After a release, it may have become one of another proxy.
         if self.value().cookie.compare_exchange(self.cookie, 0, AcqRel, Acquire).is_ok() {
             let mut free = self.table.free.lock().unwrap_or_else(PoisonError::into_inner);
-            free.push_back((program_clock(), self.at));
+            free.give_back(self.at, program_clock());
         }
     }
 }

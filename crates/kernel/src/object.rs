@@ -26,11 +26,13 @@ pub(crate) const SEND: &str = "send";
 pub(crate) const SHORT_CUT: &str = "short_cut";
 /// The program that decides on what the proxy sends to servers.
 pub(crate) const FORWARD: &str = "forward";
+/// The program that looks into callers' sockets for the proxy.
+pub(crate) const LOOK: &str = "look";
 /// Programs of servers: on connections that they accept, and on what they send.
 pub(crate) const ACCEPTED: &str = "accepted";
 pub(crate) const RESPOND: &str = "respond";
 /// All programs.
-pub(crate) const PROGRAMS: [&str; 10] = [
+pub(crate) const PROGRAMS: [&str; 11] = [
     "getpeername4",
     "getpeername6",
     "connect4",
@@ -39,6 +41,7 @@ pub(crate) const PROGRAMS: [&str; 10] = [
     SEND,
     SHORT_CUT,
     FORWARD,
+    LOOK,
     ACCEPTED,
     RESPOND,
 ];
@@ -71,7 +74,7 @@ pub(crate) fn load(programs: &mut Ebpf, name: &str) -> Result<(), KernelError> {
     let refused = |error: &dyn std::error::Error| KernelError::refused(format!("program {name}"), error);
     let loaded = match name {
         TRACK | ACCEPTED => sock_ops(programs, name)?.load(),
-        SEND | RESPOND | SHORT_CUT | FORWARD => sk_msg(programs, name)?.load(),
+        SEND | RESPOND | SHORT_CUT | FORWARD | LOOK => sk_msg(programs, name)?.load(),
         _ => sock_addr(programs, name)?.load(),
     };
     loaded.map_err(|error| refused(&error))

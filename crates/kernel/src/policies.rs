@@ -84,14 +84,24 @@ impl PolicyTable {
 
     /// Writes the next generation; the caller holds the writer's lock.
     fn write(&self, position: u32, id: u64, policy: &Policy<'_>) {
+        let value = policy.value(PolicyKey { position, id });
+        // SAFETY: as said there.
+        self.replace(position, |next| unsafe { next.write_volatile(value) });
+    }
+
+    /// Writes a generation that is no policy: programs that have picked an endpoint by the last one discard that. The caller holds the
+    /// writer's lock.
+    fn end(&self, position: u32) {
+        // SAFETY: as said there; the field lies within the buffer.
+        self.replace(position, |next| unsafe { (&raw mut (*next).id).write_volatile(0) });
+    }
+
+    /// Has the next generation written, into the buffer that is not the current one: programs discard what they read of that. This process
+    /// alone writes, one thread at a time, and makes no reference into the cell meanwhile.
+    fn replace(&self, position: u32, write: impl FnOnce(*mut PolicyValue)) {
         let policies = &self.policies[position as usize];
         let next = policies.generation.load(Relaxed).wrapping_add(1);
-        let value = policy.value(PolicyKey { position, id });
-        // SAFETY: this process alone writes, one thread at a time, and makes no reference into the cell meanwhile; programs discard
-        // what they read of a buffer that is not the current one.
-        unsafe {
-            policies.buffers.get().cast::<PolicyValue>().add((next & 1) as usize).write_volatile(value)
-        };
+        write(policies.buffers.get().cast::<PolicyValue>().wrapping_add((next & 1) as usize));
         policies.generation.store(next, Release);
     }
 }
@@ -179,6 +189,7 @@ impl Drop for PublishedPolicy {
         let mut writer = table.writer.lock().unwrap_or_else(PoisonError::into_inner);
         // Fails only if it is not there.
         let _ = table.hosts.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.host);
+        table.end(self.position);
         writer.used[self.position as usize] = false;
     }
 }

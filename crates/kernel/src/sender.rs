@@ -15,6 +15,7 @@ use crate::{
     forwarding_sockets::ForwardingSockets,
     layout::ENDPOINTS,
     links::LinkTable,
+    looker::Looker,
     pins,
     policies::PolicyTable,
     slots::{EndpointSlots, SlotTable},
@@ -52,7 +53,7 @@ impl KernelSender {
             map("local_slots")?,
         )?;
         let of_links = [map("link_positions")?, map("proxy_links")?, map("proxy_sockets")?];
-        let links = LinkTable::open(of_links, &map("links")?)?;
+        let links = LinkTable::open(of_links, &map("links")?, Looker::open(map("asking_sockets")?)?)?;
         Ok(Some(Self {
             slots: Arc::new(slots),
             policies: Arc::new(policies),

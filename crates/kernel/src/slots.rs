@@ -41,6 +41,9 @@ unsafe impl SharedValue for EndpointValue {}
 /// How long a slot stays unused after its connection: a program that claimed it may not have sent the request yet.
 pub(crate) const QUARANTINE: Duration = Duration::from_secs(1);
 
+/// How long a server that has closed a connection on which it had just responded is taken for one that closes all.
+const CLOSES_FOR: Duration = Duration::from_secs(10);
+
 /// The state of all pooled connections.
 pub(crate) struct SlotTable {
     slots: Mapped<SlotValue>,
@@ -112,6 +115,7 @@ impl SlotTable {
         for endpoint in endpoints.iter() {
             endpoint.slots.iter().for_each(|slot| slot.store(0, Relaxed));
             endpoint.wanted.store(0, Relaxed);
+            endpoint.closes_until.store(0, Relaxed);
         }
         // Programs may still use those that an earlier proxy used to its end.
         let now = program_clock();
@@ -133,6 +137,7 @@ impl SlotTable {
 
     /// The slots of an endpoint, below [`ENDPOINTS`].
     pub(crate) fn endpoint(self: &Arc<Self>, endpoint: u32) -> EndpointSlots {
+        self.endpoints[endpoint as usize].closes_until.store(0, Relaxed);
         EndpointSlots { table: Arc::clone(self), endpoint }
     }
 }
@@ -192,6 +197,12 @@ impl EndpointSlots {
     /// Whether the kernel has found no idle connection here since the last time.
     pub fn take_wanted(&self) -> bool {
         self.value().wanted.swap(0, Relaxed) != 0
+    }
+
+    /// Has the kernel move no request to sockets of this server for a while, since it closes connections on which it has just responded.
+    pub fn note_closes(&self) {
+        let until = program_clock() + CLOSES_FOR;
+        self.value().closes_until.store(u32::try_from(until.as_secs()).unwrap_or(u32::MAX), Relaxed);
     }
 
     /// Whether a request has been waiting for its response for this long, and has not been taken.

@@ -56,6 +56,8 @@ pub struct Attachment {
     pub short_cut: bool,
     /// Whether its programs are servers to which requests are moved.
     pub has_servers: bool,
+    /// Connections of its callers that are in the maps.
+    pub connections: u32,
     /// Requests of its callers that the kernel sent and that have no response yet.
     pub in_flight: u32,
     /// How many there may be; `None` without a limit.
@@ -83,6 +85,7 @@ pub fn status(pins: &Path) -> Result<Status, KernelError> {
             only_services: entry.selection.only_services != 0,
             short_cut: has_callers && short_cut,
             has_servers: entry.roles & SERVERS != 0,
+            connections: if has_callers { groups.connections(entry.group) } else { 0 },
             in_flight,
             max_in_flight: NonZeroU32::new(most),
         }

@@ -1,6 +1,8 @@
 //! Unmodified programs in a cgroup whose connections eBPF programs redirect to a proxy, and whose requests the kernel sends.
 
 mod balance;
+mod blocking;
+mod closing;
 mod ejected;
 mod in_flight;
 mod large;
@@ -9,6 +11,7 @@ mod million;
 mod only_services;
 mod others;
 mod peers;
+mod pipelined;
 mod remote;
 mod requests;
 mod routes;

@@ -81,17 +81,17 @@ fn structures() -> Vec<Compared> {
     vec![
         compared!(SelectionValue, "selection", [networks, ports, address, mask, port, only_services]),
         compared!(AttachmentValue, "attachment", [was_created, roles, group, short_cut, selection, path]),
-        compared!(GroupValue, "group", [most, in_flight, unused]),
+        compared!(GroupValue, "group", [most, in_flight, connections, unused]),
         compared!(ProxyConfig, "proxy_config", [netns_cookie, pid, only_services]),
         compared!(CallerAddress, "caller_address", [ip, port]),
-        compared!(DestinationValue, "destination", [cookie, ip, port, only_services]),
+        compared!(DestinationValue, "destination", [cookie, ip, port, only_services, by_tcp]),
         compared!(HostKey, "host", [0 = "word"]),
         compared!(ServiceValue, "service", [id, position, unused]),
         compared!(CandidateNumbers, "candidate", [index, weight, cumulative_weight]),
         compared!(ArmValue, "arm", [cumulative_weight, id, position, unused]),
         policy(),
         compared!(PolicyBuffers, "policy_buffers", [generation, buffers = "buffer"]),
-        compared!(EndpointValue, "endpoint", [slots = "slot", wanted, unused]),
+        compared!(EndpointValue, "endpoint", [slots = "slot", wanted, closes_until]),
         compared!(LocalConnection, "connection", [proxy_ip, server_ip, proxy_port, server_port]),
         link(),
         slot(),
@@ -122,7 +122,11 @@ fn policy() -> Compared {
 }
 
 fn link() -> Compared {
-    compared!(LinkValue, "link", [cookie, bytes, received, requests, sent, diverted, length, unused])
+    compared!(
+        LinkValue,
+        "link",
+        [cookie, bytes, received, requests, sent, diverted, length, pipelines, moved, read]
+    )
 }
 
 fn slot() -> Compared {

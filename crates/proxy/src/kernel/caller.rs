@@ -1,17 +1,24 @@
 //! A caller whose requests the kernel may send, and its connection to the proxy.
 
 use std::{
+    future::Future as _,
     mem,
     net::SocketAddr,
     os::fd::{AsFd, OwnedFd},
+    pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use fairmesh_calls::forwarding::SentRequest;
 use fairmesh_kernel::{Destination, MAX_REQUEST};
 use http::{Request, header};
-use tokio::{net::TcpStream, sync::mpsc, time::Instant};
+use tokio::{
+    net::TcpStream,
+    sync::mpsc,
+    time::{Instant, Sleep, sleep},
+};
 
 use crate::{
     forward::{connection_info::ConnectionInfo, forwarder::Forwarder, target::Target},
@@ -21,13 +28,18 @@ use crate::{
     },
 };
 
+/// How often it is looked whether a caller that pipelines has read what was moved to it: at first, and for one that reads nothing.
+const LOOK_INTERVALS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(64)];
+
 /// A caller whose connection was redirected.
 #[derive(Debug)]
 pub(crate) struct KernelCaller {
     attached: Arc<Attached>,
     /// Whether its cgroup may reach services alone.
     pub(crate) only_services: bool,
-    /// Until its connection is served.
+    /// Whether its data passes TCP alone.
+    by_tcp: bool,
+    /// Until its connection is served; `None` where its data passes TCP alone.
     unlinked: Mutex<Option<Box<UnlinkedCaller>>>,
 }
 
@@ -49,6 +61,10 @@ pub(crate) struct CallerLink {
     attached: Arc<Attached>,
     caller: Arc<ServedCaller>,
     requests: mpsc::Receiver<KernelRequest>,
+    /// The request that is handled once the caller has read what was moved to it.
+    next: Option<KernelRequest>,
+    /// Until it is looked again whether it has, and for how long.
+    look: Option<(Pin<Box<Sleep>>, Duration)>,
     is_withdrawn: bool,
     /// The request that is handled now, if the kernel sent it.
     pub(crate) current: Option<SentRequest>,
@@ -67,6 +83,8 @@ impl UnlinkedCaller {
             attached,
             caller,
             requests: received,
+            next: None,
+            look: None,
             is_withdrawn: false,
             current: None,
         }))
@@ -90,8 +108,8 @@ impl KernelCaller {
         address: SocketAddr,
         stream: &TcpStream,
     ) -> Self {
-        let Destination { cookie, only_services, .. } = destination;
-        let unlinked = UnlinkedCaller {
+        let Destination { cookie, only_services, by_tcp, .. } = destination;
+        let unlinked = || UnlinkedCaller {
             attached: Arc::clone(&attached),
             cookie,
             address,
@@ -99,7 +117,8 @@ impl KernelCaller {
             socket: stream.as_fd().try_clone_to_owned().ok(),
             sent: Some(0),
         };
-        Self { attached, only_services, unlinked: Mutex::new(Some(Box::new(unlinked))) }
+        let unlinked = Mutex::new((!by_tcp).then(|| Box::new(unlinked())));
+        Self { attached, only_services, by_tcp, unlinked }
     }
 
     /// What has the kernel send requests of the connection, for the task that serves it.
@@ -115,7 +134,7 @@ impl KernelCaller {
         client_info: &ConnectionInfo,
     ) -> Option<Arc<Target>> {
         let is_changed = forwarder.observer.adds_headers() || forwarder.max_body < MAX_REQUEST as u64;
-        if is_changed || request.extensions().get::<SentRequest>().is_some() {
+        if self.by_tcp || is_changed || request.extensions().get::<SentRequest>().is_some() {
             return None;
         }
         let host = request.headers().get(header::HOST)?.to_str().ok()?;
@@ -137,20 +156,37 @@ impl CallerLink {
     /// Waits for the next request that the kernel sent, whose response has begun or is overdue, until the one before has its response.
     pub(crate) fn poll_request(&mut self, context: &mut Context<'_>) -> Poll<Vec<u8>> {
         ready!(self.caller.poll_not_relaying(context));
-        match self.requests.poll_recv(context) {
-            Poll::Ready(Some(KernelRequest { bytes, sent })) => {
-                self.caller.note_taken();
-                self.current = Some(sent);
-                Poll::Ready(bytes)
-            }
+        if self.next.is_none() {
             // The sender is kept until the link is dropped.
-            Poll::Ready(None) | Poll::Pending => Poll::Pending,
+            self.next = ready!(self.requests.poll_recv(context));
         }
+        if self.next.is_some() {
+            ready!(self.poll_read_moved(context));
+        }
+        let Some(KernelRequest { bytes, sent }) = self.next.take() else { return Poll::Pending };
+        self.caller.note_taken();
+        self.current = Some(sent);
+        Poll::Ready(bytes)
     }
 
-    /// Pending while the kernel has sent a request that has no response. What the caller sent to the proxy comes after it.
-    pub(crate) fn poll_none_in_flight(&self, context: &Context<'_>) -> Poll<()> {
-        self.caller.poll_none_in_flight(context)
+    /// Pending while the kernel has sent a request that has no response, or has moved one that the caller has not read. What the caller
+    /// sent to the proxy comes after it.
+    pub(crate) fn poll_none_in_flight(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        ready!(self.caller.poll_none_in_flight(context));
+        self.poll_read_moved(context)
+    }
+
+    /// Ready once the caller has read all responses that were moved to it. Pending at most once for a caller, which pipelines then.
+    fn poll_read_moved(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        while !self.caller.link.has_read_moved() {
+            let [first, longest] = LOOK_INTERVALS;
+            let (sleeping, interval) = self.look.get_or_insert_with(|| (Box::pin(sleep(first)), first));
+            ready!(sleeping.as_mut().poll(context));
+            *interval = (*interval * 2).min(longest);
+            sleeping.as_mut().reset(Instant::now() + *interval);
+        }
+        self.look = None;
+        Poll::Ready(())
     }
 
     /// The proxy handles no request besides those in the first `bytes` of the connection: the kernel may send the next one. `length` is

@@ -30,6 +30,10 @@ use crate::{
 /// How long a connection stays without a request.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// How soon after a request a server closes an idle connection that closes each one after a response: no timeout of idle connections is as
+/// short.
+const CLOSES_SOON: Duration = Duration::from_millis(100);
+
 thread_local! {
     /// What was read last by a connection of this event loop.
     static RECEIVED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
@@ -118,6 +122,9 @@ impl PooledConnection {
                 continue;
             }
             if event != Event::Overdue && self.slot.withdraw() {
+                if event == Event::Readable && unused_for < CLOSES_SOON {
+                    self.endpoint.slots.note_closes();
+                }
                 return None;
             }
             // The kernel is about to send a request.

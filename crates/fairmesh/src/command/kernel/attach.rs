@@ -5,7 +5,7 @@ use std::{net::Ipv4Addr, path::Path, process::ExitCode, str::FromStr, time::Dura
 use clap::Args;
 use fairmesh_kernel::{
     Attachments, DEFAULT_PINS, Detached, Selection, Status, attach as attach_programs,
-    detach as detach_programs, status,
+    detach as detach_programs, left_programs, status,
 };
 use fairmesh_model::Invalid;
 use fairmesh_wire::transport::Address;
@@ -174,12 +174,20 @@ fn told(to: &Attachments, now: &Status, pins: &Path) -> (Value, String) {
             )
         }
     };
-    let words = format!("attached to {}{options}; {connections}\n", to.callers);
+    let left: Vec<_> =
+        [&to.callers].into_iter().chain(&to.servers).map(|cgroup| (cgroup, left_programs(cgroup))).collect();
+    let lines = left.iter().flat_map(|(cgroup, names)| {
+        names
+            .iter()
+            .map(move |name| format!("{name} runs in {cgroup}: its data passes TCP and the proxy alone\n"))
+    });
+    let words = format!("attached to {}{options}; {connections}\n{}", to.callers, lines.collect::<String>());
     let mut state = own.map_or_else(|| json!({}), attachment_state);
     // The programs of these are attached too; what it says of itself is whether it has servers.
     state["cgroup"] = json!(to.callers);
     state["servers"] = json!(to.servers);
     state["proxy"] = json!(now.proxy);
+    state["byTcp"] = json!(left.iter().flat_map(|(_, names)| names).collect::<Vec<_>>());
     (state, words)
 }
 

@@ -43,6 +43,7 @@ pub(super) fn attachment_state(one: &Attachment) -> Value {
         "onlyServices": one.only_services,
         "shortCut": one.short_cut,
         "servers": one.has_servers,
+        "connections": one.connections,
         "inFlight": one.in_flight,
         "maxInFlight": one.max_in_flight,
     })
@@ -141,6 +142,10 @@ fn words(counter: Counter) -> &'static str {
         Counter::ForwardedRequest => "requests of the sidecar by the short cut",
         Counter::ForwardedResponse => "responses to the sidecar by the short cut",
         Counter::MovedToProxy => "requests to the sidecar by the short cut",
+        Counter::Blocking => "connections by TCP alone: the socket blocks",
+        Counter::ByLength => "connections by TCP alone: the program asks for lengths",
+        Counter::TooManyConnections => "connections by TCP alone: too many of the cgroup",
+        Counter::BlocksLater => "sockets that block since they are connected",
         Counter::GroupFull => "by the sidecar: too many of the cgroup in flight",
         Counter::RedirectFailed => "by the sidecar: the connection took no request of the kernel",
     }

@@ -26,7 +26,7 @@ def read(one, path):
     if not response.startswith(b"HTTP/1.1 200 "):
         print(response)
 
-callers = [socket.create_connection(("127.96.0.1", 80)) for _ in range(6)]
+callers = [socket.create_connection(("127.96.0.1", 80), 20) for _ in range(6)]
 for one in callers:
     one.settimeout(20)
     ask(one, b"first")

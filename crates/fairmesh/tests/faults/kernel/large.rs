@@ -78,7 +78,7 @@ async fn large_bodies_go_to_servers_on_this_machine_once() {
 const BESIDE_ONE_IN_FLIGHT: &str = "
 call(b'first'); call(b'second')
 waiting = connection
-connection = socket.create_connection(('127.96.0.1', 80))
+connection = socket.create_connection(('127.96.0.1', 80), 20)
 connection.settimeout(20)
 file = connection.makefile('rb')
 call(b'third'); call(b'fourth')

@@ -105,7 +105,7 @@ import random, struct, threading
 def abort(seed):
     dice = random.Random(seed)
     for _ in range(25):
-        one = socket.create_connection(("127.96.0.1", 80))
+        one = socket.create_connection(("127.96.0.1", 80), 20)
         for _ in range(dice.randrange(1, 4)):
             path = dice.choice(["plain-9", "plain-60000", "split-9", "chunked-5", "slow-5", "plain-200000"])
             one.sendall(b"GET /%s HTTP/1.1\r\nhost: raw.shop\r\n\r\n" % path.encode())
@@ -137,6 +137,12 @@ impl LocalServer {
     pub(super) async fn start(world: &World, attached: &Attached, family: &str) -> Self {
         let program =
             |port| ["python3", "-c", SERVER, family, &format!("{port}")].map(str::to_owned).to_vec();
+        Self::running(world, attached, "shop/raw", program).await
+    }
+
+    /// The same by an interpreter of another name.
+    pub(super) async fn called(world: &World, attached: &Attached, python: &str) -> Self {
+        let program = |port| [python, "-c", SERVER, "4", &format!("{port}")].map(str::to_owned).to_vec();
         Self::running(world, attached, "shop/raw", program).await
     }
 

@@ -28,7 +28,7 @@ import os, time
 folder, number = sys.argv[1], int(sys.argv[2])
 request = b"GET /plain-200 HTTP/1.1\r\nhost: raw.shop\r\n\r\n"
 body = b"plain-200:" + b"x" * 200
-callers = [socket.create_connection(("127.96.0.1", 80)) for _ in range(8)]
+callers = [socket.create_connection(("127.96.0.1", 80), 20) for _ in range(8)]
 
 def read(one):
     text = b""

@@ -26,7 +26,7 @@ for path in (b'plain-3', b'slow-4', b'plain-5', b'plain-6'):
 /// A caller that reads late, in pieces, and one that waits for events of its socket and stops at a short read.
 pub(super) const READERS: &str = "
 import select, time
-one = socket.create_connection(('127.96.0.1', 80))
+one = socket.create_connection(('127.96.0.1', 80), 20)
 poll = select.epoll()
 poll.register(one, select.EPOLLIN | select.EPOLLET)
 for at in range(40):

@@ -22,7 +22,7 @@ const SLOW: Duration = Duration::from_millis(400);
 /// What the callers below have in common: requests on one connection, each sent at once.
 pub(super) const CALLER: &str = r#"
 import socket, sys
-connection = socket.create_connection(("127.96.0.1", 80))
+connection = socket.create_connection(("127.96.0.1", 80), 20)
 connection.settimeout(20)
 file = connection.makefile("rb")
 

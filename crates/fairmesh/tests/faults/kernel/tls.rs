@@ -32,8 +32,7 @@ context = ssl.create_default_context(cafile=sys.argv[1])
 dice = random.Random(7)
 for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
     context.minimum_version = context.maximum_version = version
-    plain = socket.create_connection(("127.96.0.1", int(sys.argv[2])))
-    plain.settimeout(20)
+    plain = socket.create_connection(("127.96.0.1", int(sys.argv[2])), 20)
     secured = context.wrap_socket(plain, server_hostname="one.shop")
     for size in (1, 200, 2000, 16384, 60000, 300000):
         for sent in (b"GET / HTTP/1.1\r\nhost: raw.shop\r\n\r\n", dice.randbytes(size)):

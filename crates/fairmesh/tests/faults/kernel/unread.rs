@@ -13,8 +13,8 @@ use crate::harness::{World, beside_others, skipped, tool, until};
 const UNREADING: &str = r#"
 import time
 request = b"GET /plain-60000 HTTP/1.1\r\nhost: raw.shop\r\n\r\n"
-patient = [socket.create_connection(("127.96.0.1", 80)) for _ in range(20)]
-stuck = socket.create_connection(("127.96.0.1", 80))
+patient = [socket.create_connection(("127.96.0.1", 80), 20) for _ in range(20)]
+stuck = socket.create_connection(("127.96.0.1", 80), 20)
 for one in patient + [stuck]:
     one.settimeout(20)
 for one in patient:
@@ -53,7 +53,7 @@ import os, time
 request = b"POST /x HTTP/1.1\r\nhost: deaf.shop\r\ncontent-length: 1900\r\n\r\n" + b"b" * 1900
 callers = []
 while os.path.exists(sys.argv[1]):
-    connection = socket.create_connection(("127.96.0.1", 80))
+    connection = socket.create_connection(("127.96.0.1", 80), 20)
     connection.settimeout(20)
     file = connection.makefile("rb")
     for at in range(20):

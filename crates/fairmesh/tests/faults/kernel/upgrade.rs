@@ -55,7 +55,7 @@ async fn the_kernel_sends_for_the_successor_while_the_predecessor_drains() {
 /// Calls on one connection until a file is there.
 const CALLER: &str = r#"
 import os, socket, sys
-connection = socket.create_connection(("127.96.0.1", 80))
+connection = socket.create_connection(("127.96.0.1", 80), 20)
 connection.settimeout(20)
 while not os.path.exists(sys.argv[1]):
     connection.sendall(b"GET / HTTP/1.1\r\nhost: hello.shop\r\n\r\n")

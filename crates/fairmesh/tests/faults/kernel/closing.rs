@@ -1,0 +1,52 @@
+//! Servers that close connections on which they have responded, without saying so before.
+
+use rustix::process::{Signal, kill_process};
+
+use super::{
+    Attached,
+    local::{LocalServer, WITHOUT_LOG, call, called_until_published},
+};
+use crate::harness::{World, beside_others, skipped, tool, until};
+
+/// Requests to such a server: none fails when it is sent, and each gets a response.
+const CLOSED: &str = "
+failed = 0
+for at in range(1500):
+    send(b'last-5')
+    failed += read_response()[0] != b'200'
+    send(b'plain-3')
+    failed += read_response()[0] not in (b'200', b'502')
+print(failed)
+";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_go_to_no_server_that_closes_its_connection() {
+    let _machine = beside_others().await;
+    if tool("python3").is_none() {
+        return skipped("caller and server are Python programs", "python3 is missing");
+    }
+    let Some(attached) = Attached::new("closing").await else { return };
+    let world = World::start("").await;
+    let server = LocalServer::start(&world, &attached, "4").await;
+    let proxy = attached.proxy_with(&world, WITHOUT_LOG).await;
+    attached.attach_with(&["--servers", &server.cgroup]).await;
+    called_until_published(&attached).await;
+
+    // Stopped by the program, the proxy does not learn that the server closes its connection before it goes on.
+    let pid = proxy.process.pid();
+    let script = format!(
+        "import os, signal, time\nfor _ in range(3):\n    ask(b'plain-1')\nos.kill({}, signal.SIGSTOP)\nask(b'last-1')\n\
+         time.sleep(0.05)\nsend(b'plain-2')\nprint('sent', flush=True)\ncheck(b'plain-2')",
+        pid.as_raw_nonzero()
+    );
+    let calling = call(&attached, &script);
+    let stopping = async {
+        until("the request is left to the sidecar", async || attached.counter("redirect-failed").await == 1)
+            .await;
+        kill_process(pid, Signal::CONT).unwrap();
+    };
+    let (said, ()) = tokio::join!(calling, stopping);
+    assert_eq!(said, "sent\n");
+    assert_eq!(call(&attached, CLOSED).await, "0\n");
+    until("no request is in flight", async || attached.status().await["inFlight"] == 0).await;
+}

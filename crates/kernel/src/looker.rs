@@ -1,0 +1,72 @@
+//! Asks the programs what a caller has read: they alone can look into its socket.
+
+use std::{
+    fmt, io,
+    net::{Ipv4Addr, TcpListener, TcpStream},
+    os::fd::AsFd as _,
+    sync::{Mutex, PoisonError},
+};
+
+use aya::maps::{Map, MapData, SockHash};
+use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt::socket_cookie};
+
+use crate::KernelError;
+
+/// A connection of the proxy to itself. What is sent on it runs the program `look`, which writes what it finds into the caller's link.
+/// `BPF_PROG_RUN` was rejected: the proxy needs no capability.
+pub(crate) struct Looker {
+    asking: TcpStream,
+    /// Where the questions arrive, and are discarded.
+    asked: TcpStream,
+    cookie: u64,
+    /// The map, until the socket is in it.
+    sockets: Mutex<Option<SockHash<MapData, u64>>>,
+}
+
+impl Looker {
+    /// The map is `asking_sockets`.
+    pub(crate) fn open(sockets: Map) -> Result<Self, KernelError> {
+        let refused = |error: &dyn std::error::Error| KernelError::refused("map asking_sockets", error);
+        let (asking, asked) = connection_to_self().map_err(|error| refused(&error))?;
+        let cookie = socket_cookie(&asking).map_err(|error| refused(&io::Error::from(error)))?;
+        let sockets: SockHash<_, u64> = sockets.try_into().map_err(|error| refused(&error))?;
+        Ok(Self { asking, asked, cookie, sockets: Mutex::new(Some(sockets)) })
+    }
+
+    /// Has the programs note what the caller with this cookie has read.
+    pub(crate) fn look(&self, cookie: u64) {
+        self.enter_map();
+        // Fails only where the buffer is full, which it is not: then the next attempt is the one.
+        let _ = send(&self.asking, &cookie.to_ne_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        while matches!(recv(&self.asked, &mut [0; 512][..], RecvFlags::DONTWAIT), Ok((1.., _))) {}
+    }
+
+    /// Puts the socket into the map, once there are callers: before, the map may lack its program, which a socket takes when it enters.
+    fn enter_map(&self) {
+        let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
+        let entered = sockets.as_mut().map(|sockets| sockets.insert(self.cookie, self.asking.as_fd(), 0));
+        if matches!(entered, Some(Ok(()))) {
+            *sockets = None;
+        }
+    }
+}
+
+fn connection_to_self() -> io::Result<(TcpStream, TcpStream)> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let asking = TcpStream::connect(listener.local_addr()?)?;
+    asking.set_nodelay(true)?;
+    let own = asking.local_addr()?;
+    loop {
+        // Another program may have connected first.
+        let (asked, from) = listener.accept()?;
+        if from == own {
+            return Ok((asking, asked));
+        }
+    }
+}
+
+impl fmt::Debug for Looker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Looker").finish_non_exhaustive()
+    }
+}
