@@ -46,6 +46,7 @@ impl From<EndpointStatus> for EndpointRow {
             ("ejected", _) => {
                 Some(format!("this proxy, after {} consecutive failures", one.consecutive_failures))
             }
+            ("refused", _) => Some("plaintext endpoint in a strict mesh".into()),
             (_, Some(verdict)) => Some(format!("health checks of {region}: {}", verdict.cause)),
             _ => None,
         };
