@@ -14,6 +14,7 @@ mod cli {
     pub(crate) mod endpoints;
     pub(crate) mod etcd;
     pub(crate) mod federation;
+    pub(crate) mod health_checkers;
     pub(crate) mod hosts;
     pub(crate) mod identities;
     pub(crate) mod joining;

@@ -54,6 +54,17 @@ impl Probe {
     /// The `user-agent` of HTTP probes. The mesh's own admin pages reject it: a policy could otherwise be used to read
     /// their status.
     pub const USER_AGENT: &str = "fairmesh-health-check";
+    /// The path of probes over gRPC.
+    pub const GRPC_PATH: &str = "/grpc.health.v1.Health/Check";
+
+    /// The method and the path, with its query, of the one request that a checker sends; `None` if it only connects.
+    pub fn request(&self) -> Option<(&'static str, &str)> {
+        match self {
+            Self::Tcp => None,
+            Self::Http { path, .. } => Some(("GET", path)),
+            Self::Grpc { .. } => Some(("POST", Self::GRPC_PATH)),
+        }
+    }
 }
 
 impl HealthCheck {

@@ -14,8 +14,8 @@ pub struct AuthorizationTable {
     policy: Option<Authorization>,
     default: DefaultAuthorization,
     mtls: MtlsMode,
-    /// What agents may call to find out whether an endpoint is healthy.
-    probed_path: Option<String>,
+    /// How agents find out whether an endpoint is healthy.
+    probe: Option<Probe>,
 }
 
 /// A call, as far as rules see it.
@@ -58,13 +58,9 @@ pub enum DecisionReason<'a> {
 impl AuthorizationTable {
     /// Compiles the authorization of a service with this policy.
     pub fn compile(policy: &Policy, default: DefaultAuthorization) -> Self {
-        let probed_path = policy.health_check.as_ref().and_then(|check| match &check.probe {
-            Probe::Tcp => None,
-            Probe::Http { path, .. } => Some(path.clone()),
-            Probe::Grpc { .. } => Some("/grpc.health.v1.Health/Check".to_owned()),
-        });
+        let probe = policy.health_check.as_ref().map(|check| check.probe.clone());
         let mtls = policy.mtls;
-        Self { policy: policy.authorization.as_deref().cloned(), default, mtls, probed_path }
+        Self { policy: policy.authorization.as_deref().cloned(), default, mtls, probe }
     }
 
     /// Whether servers that speak mutual TLS accept plaintext as well.
@@ -90,7 +86,7 @@ impl AuthorizationTable {
     /// Decides on a call.
     pub fn decide(&self, request: &AuthorizationRequest<'_>) -> AuthorizationDecision<'_> {
         let path = request.path.split_once('?').map_or(request.path, |(path, _)| path);
-        if self.is_probe(request.caller, path) {
+        if self.is_probe(request) {
             return self.decided(true, DecisionReason::HealthCheck);
         }
         let is_plain = is_plain(path);
@@ -102,11 +98,9 @@ impl AuthorizationTable {
     }
 
     /// Decides on all calls of a connection whose requests are not read: a rule for some methods or paths allows none of
-    /// them, and denies all. Agents may probe, if the policy asks for more than a connection.
+    /// them, and denies all. An agent has no connection for its probe: what reads no requests makes [`probe_for`](Self::probe_for)
+    /// itself.
     pub fn decide_connection(&self, caller: Option<&CallerId>) -> AuthorizationDecision<'_> {
-        if self.probed_path.is_some() && caller.is_some_and(is_agent) {
-            return self.decided(true, DecisionReason::HealthCheck);
-        }
         self.by_rules(caller, |rule| {
             let is_for_all = rule.methods.is_empty() && rule.paths.is_empty();
             matches_caller(rule, caller) && (rule.denies || is_for_all)
@@ -163,8 +157,15 @@ impl AuthorizationTable {
         AuthorizationDecision { is_allowed, is_audit: is_audit && !is_allowed, reason }
     }
 
-    fn is_probe(&self, caller: Option<&CallerId>, path: &str) -> bool {
-        self.probed_path.as_deref() == Some(path) && caller.is_some_and(is_agent)
+    /// The probe that a caller may have made whatever the rules are: that of the record, if the caller is an agent.
+    pub fn probe_for(&self, caller: Option<&CallerId>) -> Option<&Probe> {
+        self.probe.as_ref().filter(|_| caller.is_some_and(is_agent))
+    }
+
+    /// Whether a request is to the letter the probe of the record, by an agent.
+    fn is_probe(&self, request: &AuthorizationRequest<'_>) -> bool {
+        let probe = self.probe_for(request.caller).and_then(Probe::request);
+        probe.is_some_and(|probe| probe == (request.method, request.path))
     }
 }
 

@@ -107,9 +107,36 @@ fn defaults() -> Vec<Value> {
         [WEB, "GET", "/healthz"],
         [AGENT, "GET", "/healthz"],
         [AGENT, "GET", "/"],
+        [AGENT, "POST", "/healthz"],
+        [AGENT, "GET", "/healthz?delete=all"],
         [null, "GET", "/"]
     ]);
-    ["allow", "audit", "deny"].map(|default| case(default, &probed, &calls)).to_vec()
+    let mut cases = ["allow", "audit", "deny"].map(|default| case(default, &probed, &calls)).to_vec();
+    probed["healthCheck"] = json!({"http": {"path": "/healthz?quick=1"}});
+    cases.push(case(
+        "deny",
+        &probed,
+        &json!([[AGENT, "GET", "/healthz?quick=1"], [AGENT, "GET", "/healthz"]]),
+    ));
+    probed["healthCheck"] = json!({"grpc": {}});
+    let health = "/grpc.health.v1.Health/Check";
+    cases.push(case(
+        "deny",
+        &probed,
+        &json!([[AGENT, "POST", health], [AGENT, "GET", health], [WEB, "POST", health]]),
+    ));
+    probed["healthCheck"] = json!({"tcp": {}});
+    cases.push(case("deny", &probed, &json!([[AGENT, "GET", "/"]])));
+    // A rule for the agent may let it do more, and no probe passes for a rule.
+    probed =
+        policy(&json!({"rules": [{"name": "no-agents", "action": "deny", "from": ["fairmesh/agent/*"]}]}));
+    probed["healthCheck"] = json!({"http": {"path": "/healthz"}});
+    cases.push(case(
+        "allow",
+        &probed,
+        &json!([[AGENT, "GET", "/healthz"], [AGENT, "POST", "/v1/delete-all"]]),
+    ));
+    cases
 }
 
 /// Paths that servers may read as another one are in none that is allowed, and in all that are denied.

@@ -2,6 +2,7 @@
 
 mod caller;
 mod connection;
+mod forwarded_probe;
 mod policy_watch;
 
 use std::{
@@ -13,11 +14,11 @@ use std::{
 };
 
 use fairmesh_headers::CALLER;
-use fairmesh_model::{CallerId, Identity, ServiceName};
-use fairmesh_router::{AuthorizationDecision, AuthorizationRequest, AuthorizationTable};
+use fairmesh_model::{CallerId, Identity, Probe, ServiceName};
+use fairmesh_router::{AuthorizationDecision, AuthorizationRequest, AuthorizationTable, DecisionReason};
 use fairmesh_wire::transport::{FederatedCallers, PlaintextCallers, Transport};
 use hazarc::AtomicOptionArc;
-use http::{HeaderMap, Request};
+use http::{HeaderMap, HeaderName, Method, Request, header, uri::PathAndQuery};
 use tokio::{sync::watch, time::Instant};
 
 pub use caller::{Caller, ConnectInfo};
@@ -126,11 +127,16 @@ impl Authorizer {
         let decided = AuthorizationRequest {
             caller: caller.as_ref().map(Caller::caller),
             method: request.method().as_str(),
-            path: request.uri().path(),
+            path: request.uri().path_and_query().map_or(request.uri().path(), PathAndQuery::as_str),
         };
         let decision = table.decide(&decided);
         self.note(&decision, &decided);
         let permits = decision.permits();
+        let is_probe = decision.reason == DecisionReason::HealthCheck;
+        if is_probe && !reduce_to_probe(request) {
+            self.refused.fetch_add(1, Relaxed);
+            return Err(NotAccepted::Refused);
+        }
         if let Some(caller) = caller {
             request.extensions_mut().insert(caller);
         }
@@ -166,6 +172,13 @@ impl Authorizer {
         if decision.permits() { Ok(()) } else { Err(NotAccepted::Refused) }
     }
 
+    /// The probe that a peer may have made though it may not use the service.
+    pub(crate) fn probe_for(&self, peer: &Identity) -> Option<Probe> {
+        let caller = Caller::of(peer);
+        let table = self.table.load();
+        table.as_ref()?.probe_for(caller.as_ref().map(Caller::caller)).cloned()
+    }
+
     /// Whether callers without an identity are refused: those that connected in plaintext while the policy permitted it.
     fn requires_identity(&self, table: &AuthorizationTable) -> bool {
         self.plaintext_callers.is_some() && !table.permits_plaintext()
@@ -198,6 +211,38 @@ impl Authorizer {
             tracing::info!(caller, method, path, "a call is {decision}");
         }
     }
+}
+
+/// What a probe may carry. Other headers have a meaning to some programs that is not that of a probe: another path, another method,
+/// an upgrade.
+const PROBE_HEADERS: [HeaderName; 9] = [
+    header::HOST,
+    header::USER_AGENT,
+    header::CONTENT_TYPE,
+    header::CONTENT_LENGTH,
+    header::TRANSFER_ENCODING,
+    header::TE,
+    HeaderName::from_static("grpc-encoding"),
+    HeaderName::from_static("grpc-accept-encoding"),
+    HeaderName::from_static("grpc-timeout"),
+];
+
+/// Leaves of a request what a probe may carry; whether it then is one, which has no body over HTTP.
+fn reduce_to_probe<B>(request: &mut Request<B>) -> bool {
+    let has_body = [header::CONTENT_LENGTH, header::TRANSFER_ENCODING]
+        .iter()
+        .any(|name| request.headers().contains_key(name));
+    if request.method() == Method::GET && has_body {
+        return false;
+    }
+    let mut kept = HeaderMap::new();
+    for name in PROBE_HEADERS {
+        for value in request.headers().get_all(&name) {
+            kept.append(&name, value.clone());
+        }
+    }
+    *request.headers_mut() = kept;
+    true
 }
 
 /// An intermediary did not state one caller of its trust domain.

@@ -11,7 +11,7 @@ use tonic::transport::Endpoint;
 use tower::service_fn;
 
 /// The method of gRPC health checks.
-const CHECK: PathAndQuery = PathAndQuery::from_static("/grpc.health.v1.Health/Check");
+const CHECK: PathAndQuery = PathAndQuery::from_static(Probe::GRPC_PATH);
 /// `ServingStatus.SERVING`.
 const SERVING: i32 = 1;
 

@@ -92,7 +92,7 @@ impl Front {
         }
         let stream = self.transport.accept(stream).await?;
         let peer = identity_of(&stream);
-        let Some(stream) = self.authorizer.accept(stream).await else { return Ok(()) };
+        let Some(stream) = self.authorizer.accept(stream, self.program).await else { return Ok(()) };
         // The ends of requests are not visible here.
         let mut caller = stream.exempt_once_begun();
         let mut program = timeout(CONNECT_TIMEOUT, TcpStream::connect(self.program)).await??;

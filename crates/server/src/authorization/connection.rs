@@ -1,21 +1,25 @@
 //! Authorization of connections whose requests are not read, such as those that `fairmesh register` forwards as bytes.
 
-use std::{convert::Infallible, sync::Arc};
+use std::{convert::Infallible, future::ready, net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
 use fairmesh_headers::CallerProtocol;
 use fairmesh_listen::GuardedStream;
-use fairmesh_model::{Identity, ServiceName};
+use fairmesh_model::{Identity, Probe, ServiceName};
 use fairmesh_wire::transport::Stream;
-use http::{Request, Response};
-use http_body_util::Empty;
+use futures_util::FutureExt as _;
+use http::{Request, Response, uri::PathAndQuery};
+use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Incoming;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     server::conn::auto,
 };
 
-use super::{Authorizer, NotAccepted, PolicySubscription};
+use super::{
+    Authorizer, NotAccepted, PolicySubscription,
+    forwarded_probe::{self, ResponseBody},
+};
 use crate::{
     RegistryClient, ServerBody,
     layer::{refusal::Refusal, server_load::ServerLoad},
@@ -51,14 +55,41 @@ impl ConnectionAuthorizer {
         self.authorizer.ready().await;
     }
 
-    /// Whether the peer may use the service. A connection that it may not use is served by refusals of its requests,
-    /// and `None` is returned once it ends.
-    pub async fn accept(&self, stream: GuardedStream<Stream>) -> Option<GuardedStream<Stream>> {
-        match self.authorizer.accept_connection(&identity_of(&stream)) {
+    /// Whether the peer may use the service. A connection that it may not use is served here, and `None` is returned once it
+    /// ends: requests are refused, but for the probe that the policy describes, which this process makes of `program` for an agent.
+    /// No byte of the connection reaches the program.
+    pub async fn accept(
+        &self,
+        stream: GuardedStream<Stream>,
+        program: SocketAddr,
+    ) -> Option<GuardedStream<Stream>> {
+        let peer = identity_of(&stream);
+        if self.authorizer.probe_for(&peer).is_some() && !self.authorizer.still_accepts(&peer) {
+            let of_checker = |request| self.clone().respond_to_checker(peer.clone(), request, program);
+            respond(stream, of_checker).await;
+            return None;
+        }
+        match self.authorizer.accept_connection(&peer) {
             Ok(()) => Some(stream),
             Err(problem) => {
-                refuse(stream, problem.into()).await;
+                respond(stream, |request| ready(refusal(&request, problem.into()))).await;
                 None
+            }
+        }
+    }
+
+    async fn respond_to_checker(
+        self,
+        peer: Identity,
+        request: Request<Incoming>,
+        program: SocketAddr,
+    ) -> Response<ResponseBody> {
+        // As the policy is now: the connection may be older.
+        match self.authorizer.probe_for(&peer).filter(|probe| is_probe(probe, &request)) {
+            Some(probe) => forwarded_probe::response(&probe, program).await,
+            None => {
+                let problem = self.authorizer.accept_connection(&peer).err();
+                refusal(&request, problem.unwrap_or(NotAccepted::Refused).into())
             }
         }
     }
@@ -90,14 +121,25 @@ impl From<NotAccepted> for Refusal {
     }
 }
 
-/// Responds to the requests of a connection, so that callers learn why.
-async fn refuse(stream: GuardedStream<Stream>, refusal: Refusal) {
-    let load = ServerLoad::default();
-    let service = hyper::service::service_fn(|request: Request<Incoming>| {
-        let caller = CallerProtocol::of(request.headers());
-        let response: Response<ServerBody<Empty<Bytes>>> = refusal.response(&caller, &load);
-        async { Ok::<_, Infallible>(response) }
-    });
+/// Whether a request is to the letter that of a probe.
+fn is_probe(probe: &Probe, request: &Request<Incoming>) -> bool {
+    let path = request.uri().path_and_query().map_or("", PathAndQuery::as_str);
+    probe.request().is_some_and(|probe| probe == (request.method().as_str(), path))
+}
+
+/// The refusal of a request, so that callers learn why.
+fn refusal(request: &Request<Incoming>, refusal: Refusal) -> Response<ResponseBody> {
+    let caller = CallerProtocol::of(request.headers());
+    let response: Response<ServerBody<Empty<Bytes>>> = refusal.response(&caller, &ServerLoad::default());
+    response.map(|body| body.boxed_unsync())
+}
+
+/// Responds to the requests of a connection.
+async fn respond<F>(stream: GuardedStream<Stream>, respond: impl Fn(Request<Incoming>) -> F)
+where
+    F: Future<Output = Response<ResponseBody>> + Send + 'static,
+{
+    let service = hyper::service::service_fn(|request| respond(request).map(Ok::<_, Infallible>));
     let builder = auto::Builder::new(TokioExecutor::new());
     if let Err(error) = builder.serve_connection(TokioIo::new(stream), service).await {
         tracing::debug!(error, "a refused connection ended early");

@@ -88,6 +88,31 @@ async fn the_layer_decides_as_the_vectors_say() {
 }
 
 #[tokio::test]
+async fn probe_carries_no_header_that_is_another_request_to_some_program() {
+    let probed = serde_json::json!({"service": "shop/cart", "healthCheck": {"http": {"path": "/healthz"}}});
+    let layer = layer(Some(table(&probed, &"deny".into())));
+    let service = layer.layer(service_fn(async |request: Request<String>| {
+        let names: Vec<_> = request.headers().keys().map(ToString::to_string).collect();
+        let words = names.join(" ");
+        Ok::<_, Infallible>(Response::builder().header("x-seen", words).body(String::new()).unwrap())
+    }));
+    let probe = || {
+        let mut probe = request(Some("spiffe://prod/fairmesh/agent/web-1"), "GET", "/healthz");
+        for name in
+            ["host", "user-agent", "x-original-url", "x-http-method-override", "upgrade", "connection"]
+        {
+            probe.headers_mut().insert(name, HeaderValue::from_static("a"));
+        }
+        probe
+    };
+    let seen = service.clone().oneshot(probe()).await.unwrap();
+    assert_eq!(seen.headers()["x-seen"], "host user-agent");
+    let mut with_body = probe();
+    with_body.headers_mut().insert("content-length", HeaderValue::from_static("7"));
+    assert_eq!(service.oneshot(with_body).await.unwrap().status(), StatusCode::FORBIDDEN);
+}
+
+#[tokio::test]
 async fn grpc_learns_by_its_status_and_no_retry_is_invited() {
     let none = serde_json::json!({"service": "shop/cart", "authorization": {}});
     let layer = layer(Some(table(&none, &"allow".into())));

@@ -1,0 +1,125 @@
+//! The probe of a health check, made by what stands in front of a program and reads no requests. It is built from the policy
+//! alone: nothing that a checker sent reaches the program.
+
+use std::{convert::Infallible, net::SocketAddr, time::Duration};
+
+use bytes::Bytes;
+use fairmesh_model::Probe;
+use http::{Request, Response, StatusCode, header};
+use http_body_util::{BodyExt as _, Full, Limited, combinators::UnsyncBoxBody};
+use hyper::{body::Incoming, client::conn};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::{net::TcpStream, time::timeout};
+
+/// The body of a response to a checker.
+pub(super) type ResponseBody = UnsyncBoxBody<Bytes, Infallible>;
+
+/// How long a program may take; checkers have timeouts of their own, an hour at most.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Upper bound of a response that is passed on, which over gRPC has a few bytes.
+const MAX_BODY: usize = 16 * 1024;
+
+type Failed = Box<dyn std::error::Error + Send + Sync>;
+
+/// The response of a program to a probe. Over HTTP its status alone: a checker needs no more.
+pub(super) async fn response(probe: &Probe, program: SocketAddr) -> Response<ResponseBody> {
+    let made = timeout(TIMEOUT, exchange(probe, program)).await;
+    made.unwrap_or_else(|_| Err("no response in time".into())).unwrap_or_else(|error| {
+        tracing::debug!(error, %program, "the probe of the program failed");
+        let text = Full::new(Bytes::from(format!("the program does not respond: {error}\n")));
+        let mut failed = Response::new(text.boxed_unsync());
+        *failed.status_mut() = StatusCode::BAD_GATEWAY;
+        failed
+    })
+}
+
+async fn exchange(probe: &Probe, program: SocketAddr) -> Result<Response<ResponseBody>, Failed> {
+    let stream = TcpStream::connect(program).await?;
+    stream.set_nodelay(true)?;
+    match probe {
+        Probe::Tcp => Ok(Response::new(Full::default().boxed_unsync())),
+        Probe::Http { path, .. } => {
+            let request = Request::get(path)
+                .header(header::HOST, program.to_string())
+                .header(header::USER_AGENT, Probe::USER_AGENT)
+                .header(header::CONNECTION, "close")
+                .body(Full::<Bytes>::default())?;
+            let (mut sender, connection) = conn::http1::handshake(TokioIo::new(stream)).await?;
+            let (head, _) = while_driven(connection, sender.send_request(request)).await?.into_parts();
+            let mut response = Response::new(Full::default().boxed_unsync());
+            *response.status_mut() = head.status;
+            Ok(response)
+        }
+        Probe::Grpc { service } => {
+            let request = Request::post(format!("http://{program}{}", Probe::GRPC_PATH))
+                .header(header::CONTENT_TYPE, "application/grpc")
+                .header(header::TE, "trailers")
+                .header(header::USER_AGENT, Probe::USER_AGENT)
+                .body(Full::new(health_request(service)))?;
+            let (mut sender, connection) =
+                conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;
+            let exchanged = async { whole(sender.send_request(request).await?).await };
+            while_driven(connection, exchanged).await
+        }
+    }
+}
+
+/// The result of `exchange`, while the connection makes progress, which it does only while it is polled.
+async fn while_driven<T, E: Into<Failed>>(
+    connection: impl Future<Output = hyper::Result<()>>,
+    exchange: impl Future<Output = Result<T, E>>,
+) -> Result<T, Failed> {
+    let (mut connection, mut exchange) = (std::pin::pin!(connection), std::pin::pin!(exchange));
+    tokio::select! {
+        biased;
+        done = exchange.as_mut() => return done.map_err(Into::into),
+        ended = connection.as_mut() => ended?,
+    }
+    exchange.await.map_err(Into::into)
+}
+
+/// A response over gRPC with its message and trailers.
+async fn whole(response: Response<Incoming>) -> Result<Response<ResponseBody>, Failed> {
+    let (head, body) = response.into_parts();
+    let body = Limited::new(body, MAX_BODY).collect().await?;
+    let trailers = body.trailers().cloned();
+    let message = Full::new(body.to_bytes()).with_trailers(async move { trailers.map(Ok) });
+    let mut response = Response::new(message.boxed_unsync());
+    *response.status_mut() = head.status;
+    for name in ["content-type", "grpc-status", "grpc-message"] {
+        if let Some(value) = head.headers.get(name) {
+            response.headers_mut().insert(name, value.clone());
+        }
+    }
+    Ok(response)
+}
+
+/// `grpc.health.v1.HealthCheckRequest` with its name of a service, of at most 1024 bytes, as field 1 in the frame of a message.
+fn health_request(service: &str) -> Bytes {
+    let mut message = Vec::with_capacity(service.len() + 3);
+    if !service.is_empty() {
+        message.push(1 << 3 | 2);
+        let mut length = service.len();
+        while length >= 0x80 {
+            message.push((length & 0x7f) as u8 | 0x80);
+            length >>= 7;
+        }
+        message.push(length as u8);
+        message.extend_from_slice(service.as_bytes());
+    }
+    let length = u32::try_from(message.len()).unwrap_or(u32::MAX);
+    [&[0][..], &length.to_be_bytes(), &message].concat().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn health_request_has_the_service_of_the_policy() {
+        assert_eq!(health_request("")[..], [0, 0, 0, 0, 0]);
+        assert_eq!(health_request("a.B")[..], [0, 0, 0, 0, 5, 10, 3, b'a', b'.', b'B']);
+        let long = health_request(&"x".repeat(300));
+        assert_eq!((long.len(), &long[5..8]), (5 + 3 + 300, &[10, 0xac, 2][..]));
+    }
+}
