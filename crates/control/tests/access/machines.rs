@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use fairmesh_model::{
-    DefaultAuthorization, EndpointState, MAX_INCOMPLETE_SERVICES, Policy, RateLimit, Record, RecordKey, Scope,
+    DefaultAuthorization, EndpointState, Identity, MAX_INCOMPLETE_SERVICES, Policy, RateLimit, Record,
+    RecordKey, Scope,
 };
-use fairmesh_wire::{handshake::Connection, records, v1};
+use fairmesh_wire::{handshake::Connection, records, set_on_behalf_of, v1};
 use tokio::time::timeout;
 use tonic::{Code, Status};
 
@@ -141,6 +142,21 @@ async fn a_server_acts_for_its_own_instances_only() {
             );
         }
     }
+    control.stop().await;
+}
+
+#[tokio::test]
+async fn unsigned_call_for_a_program_of_another_user_has_no_rights_of_its_agent() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = start_strict(folder.path()).await;
+    let beside = own(&control).await;
+    let register = async |uid: u32| {
+        let mut request = tonic::Request::new(registration("shop/cart", "cart-0"));
+        set_on_behalf_of(&mut request, &Identity::Local { uid });
+        beside.registry().register(request).await
+    };
+    assert!(is_refusal(&register(54_001).await.unwrap_err()));
+    register(rustix::process::geteuid().as_raw()).await.unwrap();
     control.stop().await;
 }
 

@@ -113,7 +113,8 @@ impl Attached {
 impl Drop for Attached {
     fn drop(&mut self) {
         let _ = fairmesh_kernel::detach(&self.pins());
-        let entries = fs::read_dir(self.folder.path()).into_iter().flatten().flatten().map(|entry| entry.file_name());
+        let entries =
+            fs::read_dir(self.folder.path()).into_iter().flatten().flatten().map(|entry| entry.file_name());
         // Some systems put their own into each such file system.
         let left: Vec<_> = entries.filter(|name| !name.to_string_lossy().ends_with(".debug")).collect();
         assert!(left.is_empty() || std::thread::panicking(), "pins are left: {left:?}");

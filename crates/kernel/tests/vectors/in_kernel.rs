@@ -71,5 +71,9 @@ fn program<'a>(programs: &'a mut Ebpf, kind: &str) -> &'a mut SchedClassifier {
 fn maps_of_the_kernel_form_are_pinned_in_no_shared_folder() {
     let Some(_decider) = Decider::in_kernel() else { return };
     let pin = Path::new("/sys/fs/bpf/links");
-    assert!(!pin.exists(), "a test has left {}: remove the maps there once it does so no more", pin.display());
+    assert!(
+        !pin.exists(),
+        "a test has left {}: remove the maps there once it does so no more",
+        pin.display()
+    );
 }

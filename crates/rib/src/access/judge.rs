@@ -221,7 +221,7 @@ fn maker(
     verify: impl FnOnce(&[u8], StatedCall<'_>) -> Result<SpiffeId, Status>,
 ) -> Result<Caller, Status> {
     if !call.headers.contains_key(STATEMENT) {
-        return Ok(transport);
+        return Ok(of_program(transport, call.headers));
     }
     let unreadable = || Status::invalid_argument("the statement of the call cannot be read");
     let metadata = MetadataMap::from_headers(call.headers.clone());
@@ -233,6 +233,20 @@ fn maker(
     let vouches = matches!(id.path, SpiffePath::Mesh(MeshRole::Agent, _));
     let is_forwarded = !on_behalf_of.is_empty() && !vouches;
     Ok(Caller { identity: Identity::Spiffe(id), is_forwarded, ..transport })
+}
+
+/// The maker of a call that an agent beside this process passes on unsigned, since it has no certificate: a program of another
+/// user has none of the agent's rights. Only that user is believed, who is stated by a process of the own user.
+fn of_program(transport: Caller, headers: &HeaderMap) -> Caller {
+    if !transport.is_forwarded || !transport.is_beside {
+        return transport;
+    }
+    let own = [0, rustix::process::geteuid().as_raw()].map(|uid| Identity::Local { uid }.to_string());
+    let program = headers.get(ON_BEHALF_OF).and_then(|value| value.to_str().ok());
+    match program.is_some_and(|program| own.iter().any(|own| own == program)) {
+        true => transport,
+        false => Caller { identity: Identity::Anonymous, ..transport },
+    }
 }
 
 /// The agent that registered an endpoint, unless it is lost.
