@@ -336,7 +336,7 @@ impl Shared {
 fn joining_transport(config: &AgentConfig, transport: &Transport) -> Transport {
     match &config.join_token {
         Some(token) if !config.transport.is_tls() && config.workload_api.is_none() => {
-            Transport::tls(Arc::new(Member::new(Arc::default(), Some(token.clone()))))
+            Transport::tls(Arc::new(Member::new(Arc::default(), Some(token.clone())))).to_upstreams()
         }
         _ => transport.clone(),
     }

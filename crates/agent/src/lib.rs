@@ -59,6 +59,9 @@ use usage_forwarder::UsageForwarder;
 /// Time for calls in flight to finish after a stop request; watches end at once.
 const DRAIN: Duration = Duration::from_secs(5);
 
+/// Connections of one user of the machine to the agent's socket: a few for each of a thousand programs, and about 100 MB.
+const MAX_CONNECTIONS_OF_USER: usize = 4096;
+
 /// Configuration of an agent.
 #[derive(Clone, Debug)]
 pub struct AgentConfig {
@@ -100,6 +103,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let kept = identity::load(&config, &workload)?;
     let transport = mesh_transport(&config, &workload, kept.as_ref());
     let listener = transport.bind(&config.listen).await?.within(calls).attesting();
+    let listener = listener.with_connections_of_user(MAX_CONNECTIONS_OF_USER);
     let maps = bind_maps(&config, &listeners).await?;
     let http = http::bind(config.metrics, &listeners).await?;
     let node = Node::replica();
@@ -185,13 +189,14 @@ fn mesh_transport(
     kept: Option<&identity::Kept>,
 ) -> Transport {
     let was_member = kept.is_some_and(identity::Kept::is_unusable) || config.workload_api.is_some();
-    match config.transport.is_tls() {
+    let transport = match config.transport.is_tls() {
         true => config.transport.clone(),
         false => {
             let member = Member::new(Arc::clone(workload), config.join_token.clone());
             Transport::tls(Arc::new(if was_member { member.secured() } else { member }))
         }
-    }
+    };
+    transport.to_upstreams()
 }
 
 /// Restores the saved copies and follows the upstream.

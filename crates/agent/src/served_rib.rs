@@ -6,6 +6,7 @@ use fairmesh_rib::{
     follower::{FollowerHandle, Freshness},
     server::{MAX_PREFIXES, ServedRib, WriteError},
 };
+use fairmesh_wire::transport::UserPlaces;
 use tokio::{
     sync::{futures::OwnedNotified, watch},
     time::{Instant, MissedTickBehavior, interval, sleep},
@@ -33,6 +34,7 @@ pub(crate) struct AgentRib {
     /// Counters of this agent's health checker, for metrics.
     pub(crate) checks: Arc<Counts>,
     info: Arc<AgentInfo>,
+    acquired: UserPlaces,
 }
 
 #[derive(Debug)]
@@ -56,7 +58,7 @@ impl AgentRib {
             location: config.location.clone(),
             upstreams: upstreams.join(" or "),
         };
-        Self { shared, upstream, checks, info: Arc::new(info) }
+        Self { shared, upstream, checks, info: Arc::new(info), acquired: UserPlaces::new(MAX_PREFIXES) }
     }
 
     /// Addresses of the upstreams, for messages.
@@ -203,6 +205,10 @@ impl ServedRib for AgentRib {
             Claimed::LimitReached => return Err(limit_reached()),
         }
         Ok(())
+    }
+
+    fn acquired_by_users(&self) -> Option<&UserPlaces> {
+        Some(&self.acquired)
     }
 
     /// Returns when the prefix has arrived from the upstream. With a saved copy, returns at the latest when the

@@ -56,7 +56,9 @@ impl TlsIdentity for Member {
 
     fn connect(&self, peer: ExpectedPeer<'_>, stream: TcpStream) -> Handshake {
         match (&self.token, peer) {
-            (Some(token), ExpectedPeer::Mesh) if !self.workload.is_valid() || self.workload.is_revoked() => {
+            (Some(token), ExpectedPeer::Mesh | ExpectedPeer::Upstream)
+                if !self.workload.is_valid() || self.workload.is_revoked() =>
+            {
                 let config = tls_config::joining(token, self.workload.clock());
                 Box::pin(async move {
                     let config = config.map_err(io::Error::other)?;

@@ -55,7 +55,7 @@ impl TlsIdentity for OneWayTls {
 
     fn connect(&self, peer: ExpectedPeer<'_>, stream: TcpStream) -> Handshake {
         let config = match peer {
-            ExpectedPeer::Mesh => Ok(Arc::clone(&self.0)),
+            ExpectedPeer::Mesh | ExpectedPeer::Upstream => Ok(Arc::clone(&self.0)),
             // A service takes callers with an identity only.
             ExpectedPeer::Service(_) | ExpectedPeer::Id(_) | ExpectedPeer::KeyServer => {
                 Err(io::Error::other(NoIdentity))

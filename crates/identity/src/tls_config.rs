@@ -27,6 +27,7 @@ pub(crate) enum Expected {
     /// This id, of any domain that is trusted for it.
     Id(SpiffeId),
     Mesh,
+    Upstream,
     KeyServer,
 }
 
@@ -36,6 +37,7 @@ impl From<ExpectedPeer<'_>> for Expected {
             ExpectedPeer::Service(service) => Self::Service(service.clone()),
             ExpectedPeer::Id(id) => Self::Id(id.clone()),
             ExpectedPeer::Mesh => Self::Mesh,
+            ExpectedPeer::Upstream => Self::Upstream,
             ExpectedPeer::KeyServer => Self::KeyServer,
         }
     }
@@ -50,6 +52,9 @@ impl Expected {
             (Self::Mesh, SpiffePath::Mesh(role, _)) => {
                 !matches!(role, MeshRole::Operator | MeshRole::KeyServer)
             }
+            (Self::Upstream, SpiffePath::Mesh(role, _)) => {
+                matches!(role, MeshRole::Control | MeshRole::Replica)
+            }
             (Self::KeyServer, SpiffePath::Mesh(role, _)) => *role == MeshRole::KeyServer,
             _ => false,
         };
@@ -63,6 +68,7 @@ impl fmt::Display for Expected {
             Self::Service(service) => service.fmt(f),
             Self::Id(id) => id.fmt(f),
             Self::Mesh => f.write_str("a process of the mesh"),
+            Self::Upstream => f.write_str("a control plane or a replica"),
             Self::KeyServer => f.write_str("a key server"),
         }
     }
@@ -220,7 +226,7 @@ impl ServerCertVerifier for PinnedVerifier {
         };
         let chain: Vec<_> = std::iter::once(end_entity).chain(intermediates).cloned().collect();
         let verified = Trust::verify_pinned(&chain, &self.token, self.clock.now());
-        verified.and_then(|found| Expected::Mesh.check(found)).map_err(refuse)?;
+        verified.and_then(|found| Expected::Upstream.check(found)).map_err(refuse)?;
         Ok(ServerCertVerified::assertion())
     }
 

@@ -26,13 +26,15 @@ pub enum CloseReason {
     Unread = 5,
     /// Too many of its requests were refused.
     Refused = 6,
+    /// Its user has the most connections of a user.
+    User = 7,
 }
 
 impl CloseReason {
-    pub(crate) const COUNT: usize = 6;
+    pub(crate) const COUNT: usize = 7;
     #[cfg(feature = "metrics")]
     pub(crate) const ALL: [Self; Self::COUNT] =
-        [Self::Headers, Self::Idle, Self::Stalled, Self::Displaced, Self::Unread, Self::Refused];
+        [Self::Headers, Self::Idle, Self::Stalled, Self::Displaced, Self::Unread, Self::Refused, Self::User];
 
     /// Label in metrics.
     #[cfg(feature = "metrics")]
@@ -44,6 +46,7 @@ impl CloseReason {
             Self::Displaced => "displaced",
             Self::Unread => "memory",
             Self::Refused => "refusals",
+            Self::User => "user_limit",
         }
     }
 }
@@ -271,6 +274,11 @@ impl Connection {
             self.shared.record_close(self.id, reason);
             self.waker.wake();
         }
+    }
+
+    /// Closes it, since its user has the most connections of a user.
+    pub fn close_for_user(&self) {
+        self.close(CloseReason::User);
     }
 
     /// Whether it is to be closed; otherwise the current task is woken when it is.

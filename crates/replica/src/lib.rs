@@ -186,9 +186,10 @@ fn follow(
     if let Some(held) = held {
         shared.restore(held);
     }
-    let sink = UpstreamSink::new(Arc::clone(shared), config.transport.clone());
+    let transport = config.transport.clone().to_upstreams();
+    let sink = UpstreamSink::new(Arc::clone(shared), transport.clone());
     let upstream = FollowerConfig {
-        transport: config.transport.clone(),
+        transport,
         addresses: config.upstreams.clone(),
         software: format!("replica {}", config.name),
         backoff: Backoff::default(),

@@ -19,6 +19,7 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_model::{Location, Prefix, Revision};
+use fairmesh_wire::lock_file;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::Entry;
@@ -100,9 +101,8 @@ impl Cache {
         let folder = folder.as_ref().to_owned();
         fs::create_dir_all(&folder).map_err(failed("create", &folder))?;
         let path = folder.join(LOCK);
-        let lock = fs::File::create(&path).map_err(failed("create", &path))?;
-        match lock.try_lock() {
-            Ok(()) => Ok(Self { folder, _lock: Some(lock) }),
+        match lock_file(&path) {
+            Ok(lock) => Ok(Self { folder, _lock: Some(lock) }),
             Err(fs::TryLockError::WouldBlock) => Err(CacheError::InUse { path: folder }),
             Err(fs::TryLockError::Error(source)) => Err(failed("lock", &path)(source)),
         }

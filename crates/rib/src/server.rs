@@ -22,7 +22,7 @@ use fairmesh_model::{Cursor, Identity, Invalid, Location, Prefix, Revision};
 use fairmesh_wire::{
     handshake::{self, Hello},
     identity_of, records, rpc, run_blocking,
-    transport::{Services, Socket, Waits, WithoutCertificate},
+    transport::{Services, Socket, UserPlace, UserPlaces, Waits, WithoutCertificate},
     v1,
     watch::WatchServer,
 };
@@ -31,7 +31,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, service::Routes};
 
-use crate::{Batch, Conflict, Node, access::Caller};
+use crate::{
+    Batch, Conflict, Node,
+    access::{Caller, is_own_user},
+};
 
 /// The part of the RIB that a process serves, and what differs between control plane, replica and agent.
 pub trait ServedRib: Clone + Send + Sync + 'static {
@@ -90,6 +93,12 @@ pub trait ServedRib: Clone + Send + Sync + 'static {
     /// The limit that is reached, for the caller.
     fn acquire(&self, _prefix: &Prefix, _held: usize) -> Result<(), String> {
         Ok(())
+    }
+
+    /// The prefixes that users of this machine have acquired, if shares are those of users: else a user could have many watches,
+    /// each with the share of a caller.
+    fn acquired_by_users(&self) -> Option<&UserPlaces> {
+        None
     }
 
     /// Returns when the node holds an acquired prefix; at once at nodes that hold everything.
@@ -268,7 +277,7 @@ impl<B: ServedRib> RibServer<B> {
         }
         let at_least = request.at_least.map(|at_least| self.number(at_least)).transpose()?;
         let guards = prefixes.iter().enumerate();
-        let guards = guards.map(|(held, prefix)| PrefixGuard::new(&self.backend, prefix, held));
+        let guards = guards.map(|(held, prefix)| PrefixGuard::new(&self.backend, caller, (prefix, held)));
         let _guards = guards.collect::<Result<Vec<_>, _>>().map_err(Status::resource_exhausted)?;
         for prefix in &prefixes {
             self.backend.ready(prefix).await.map_err(Status::unavailable)?;
@@ -375,13 +384,21 @@ fn caller_of<T>(request: &Request<T>) -> Caller {
 struct PrefixGuard<B: ServedRib> {
     backend: B,
     prefix: Prefix,
+    _place: Option<UserPlace>,
 }
 
 impl<B: ServedRib> PrefixGuard<B> {
-    /// For a caller that uses `held` other prefixes.
-    fn new(backend: &B, prefix: &Prefix, held: usize) -> Result<Self, String> {
-        backend.acquire(prefix, held)?;
-        Ok(Self { backend: backend.clone(), prefix: prefix.clone() })
+    /// For a caller that uses `held` other prefixes. Users other than that of this process and root share theirs among all of
+    /// their watches.
+    fn new(backend: &B, caller: &Caller, (prefix, held): (&Prefix, usize)) -> Result<Self, String> {
+        let place = match caller.identity {
+            Identity::Local { uid } if !is_own_user(uid) => {
+                backend.acquired_by_users().and_then(|users| users.enter(uid))
+            }
+            _ => None,
+        };
+        backend.acquire(prefix, place.as_ref().map_or(held, UserPlace::others))?;
+        Ok(Self { backend: backend.clone(), prefix: prefix.clone(), _place: place })
     }
 }
 
@@ -414,6 +431,13 @@ mod tests {
     struct OnePrefix {
         node: Node,
         used: Arc<AtomicUsize>,
+        users: Option<UserPlaces>,
+    }
+
+    impl OnePrefix {
+        fn new() -> Self {
+            Self { node: Node::new(StoreId(1)), used: Arc::default(), users: None }
+        }
     }
 
     impl ServedRib for OnePrefix {
@@ -438,6 +462,10 @@ mod tests {
             acquired.map(drop).map_err(|_| "in use".to_owned())
         }
 
+        fn acquired_by_users(&self) -> Option<&UserPlaces> {
+            self.users.as_ref()
+        }
+
         fn release(&self, _: &Prefix) {
             self.used.fetch_sub(1, Ordering::Relaxed);
         }
@@ -445,12 +473,26 @@ mod tests {
 
     #[test]
     fn a_guard_that_acquired_nothing_releases_nothing() {
-        let backend = OnePrefix { node: Node::new(StoreId(1)), used: Arc::default() };
+        let backend = OnePrefix::new();
         let prefix = Prefix::new("/a/").unwrap();
-        let first = PrefixGuard::new(&backend, &prefix, 0);
-        assert!(PrefixGuard::new(&backend, &prefix, 0).is_err());
+        let first = PrefixGuard::new(&backend, &Caller::default(), (&prefix, 0));
+        assert!(PrefixGuard::new(&backend, &Caller::default(), (&prefix, 0)).is_err());
         assert_eq!(backend.used.load(Ordering::Relaxed), 1, "the first is still there");
         drop(first);
         assert_eq!(backend.used.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn watches_of_another_user_count_together() {
+        let users = UserPlaces::new(MAX_PREFIXES);
+        let backend = OnePrefix { users: Some(users.clone()), ..OnePrefix::new() };
+        let (prefix, other) = (Prefix::new("/a/").unwrap(), Identity::Local { uid: 54_001 });
+        let own = Identity::Local { uid: rustix::process::geteuid().as_raw() };
+        let _before = users.enter(54_001);
+        let of =
+            |identity: &Identity| PrefixGuard::new(&backend, &identity.clone().into(), (&prefix, 0)).unwrap();
+        let place = of(&other)._place.as_ref().map(UserPlace::others);
+        assert_eq!(place, Some(1), "what another watch of the user has acquired");
+        assert!(of(&own)._place.is_none());
     }
 }

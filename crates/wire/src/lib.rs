@@ -6,6 +6,7 @@
 //!   folders beside it.
 //! * [`convert`] converts messages to validated model values, and back.
 //! * [`records`] and [`shards`] are the encodings of values at RIB keys.
+//! * [`lock_file`] excludes other processes.
 //! * [`run_blocking`] runs expensive work off the event loops.
 //! * [`transport`] opens and accepts connections; [`handshake`] negotiates the protocol version; [`rpc`] has the
 //!   clients and services with their size limits; [`watch`] is the protocol for changes of the RIB.
@@ -17,6 +18,7 @@ mod codegen;
 pub mod convert;
 pub mod environment;
 pub mod handshake;
+mod lock_file;
 mod log_limiter;
 mod offload;
 pub mod records;
@@ -26,6 +28,7 @@ pub mod transport;
 pub mod watch;
 
 pub use handshake::software_of;
+pub use lock_file::lock_file;
 pub use log_limiter::LogLimiter;
 pub use offload::run_blocking;
 #[cfg(feature = "server")]

@@ -24,6 +24,8 @@ mod plaintext_callers;
 mod serve;
 mod socket;
 mod stream;
+#[cfg(feature = "server")]
+mod user_places;
 mod waits;
 
 use std::{
@@ -64,6 +66,8 @@ use tokio::{
     net::{TcpSocket, TcpStream, UnixStream},
     sync::watch,
 };
+#[cfg(feature = "server")]
+pub use user_places::{UserPlace, UserPlaces};
 pub use waits::Waits;
 
 /// How connections are opened and accepted, and peers authenticated. A process has one, from its configuration; cheap to
@@ -74,8 +78,19 @@ pub struct Transport {
     plaintext_callers: Option<Arc<PlaintextCallers>>,
     federated_callers: Option<Arc<FederatedCallers>>,
     token: Option<BearerToken>,
-    /// Whether it connects to key servers, instead of processes that have records.
-    is_to_key_server: bool,
+    /// The processes of the mesh that it connects to.
+    dialed: Dialed,
+}
+
+/// The processes of the mesh that a transport connects to.
+#[derive(Clone, Copy, Debug, Default)]
+enum Dialed {
+    /// All that have records.
+    #[default]
+    Any,
+    /// Control planes and replicas.
+    Upstreams,
+    KeyServers,
 }
 
 impl Transport {
@@ -103,7 +118,14 @@ impl Transport {
     /// The same for connections to a key server: no other process of the mesh is accepted in its place.
     #[must_use]
     pub fn to_key_server(self) -> Self {
-        Self { is_to_key_server: true, ..self }
+        Self { dialed: Dialed::KeyServers, ..self }
+    }
+
+    /// The same for an agent or a replica, which follows control planes and replicas: an agent or a proxy is not accepted in their
+    /// place, whose certificate an agent gives to programs of its machine.
+    #[must_use]
+    pub fn to_upstreams(self) -> Self {
+        Self { dialed: Dialed::Upstreams, ..self }
     }
 
     /// The token of the user.
@@ -210,7 +232,11 @@ impl Transport {
             Address::Tcp(address) => {
                 let stream = TcpStream::connect(address).await?;
                 configure(&stream)?;
-                let peer = if self.is_to_key_server { ExpectedPeer::KeyServer } else { ExpectedPeer::Mesh };
+                let peer = match self.dialed {
+                    Dialed::Any => ExpectedPeer::Mesh,
+                    Dialed::Upstreams => ExpectedPeer::Upstream,
+                    Dialed::KeyServers => ExpectedPeer::KeyServer,
+                };
                 match self.of_mesh() {
                     Some(identity) => Stream::Tls(identity.connect(peer, stream).await?),
                     None => Stream::Tcp(stream),

@@ -4,18 +4,14 @@
 //! The specification has the server make the keys, so that they travel over the Unix socket, to the program that the kernel
 //! names and no further. Each stream has its own.
 
-use std::{
-    collections::HashMap,
-    pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, pin::Pin, sync::Arc, time::Duration};
 
 use fairmesh_identity::{Credentials, IdentityError, PrivateKey};
 use fairmesh_model::{ProgramFacts, SpiffePath, TrustBundle};
 use fairmesh_wire::{
     identity_of, program_of,
     spiffe::{self, spiffe_workload_api_server::SpiffeWorkloadApi},
+    transport::{UserPlace, UserPlaces},
 };
 use futures_util::{Stream, StreamExt as _, stream};
 use tokio::{
@@ -44,18 +40,7 @@ pub(crate) struct SpiffeService {
     /// `None` if this agent cannot have an identity.
     identity: Option<AgentIdentity>,
     stopping: CancellationToken,
-    streams: Arc<Streams>,
-}
-
-/// The open streams of each user.
-#[derive(Debug, Default)]
-struct Streams(Mutex<HashMap<u32, usize>>);
-
-/// The place of an open stream.
-#[derive(Debug)]
-struct StreamPlace {
-    streams: Arc<Streams>,
-    uid: u32,
+    streams: UserPlaces,
 }
 
 /// A stream of a program, and what it was told.
@@ -71,19 +56,16 @@ struct Told {
     revocations: watch::Receiver<u64>,
     /// When its identities are compared with the records next.
     due: Instant,
-    _place: StreamPlace,
+    _place: UserPlace,
 }
 
 impl SpiffeService {
     pub(crate) fn new(identity: Option<AgentIdentity>, stopping: CancellationToken) -> Self {
-        Self { identity, stopping, streams: Arc::default() }
+        Self { identity, stopping, streams: UserPlaces::new(MAX_STREAMS) }
     }
 
     /// The program that calls, if it may have a stream.
-    async fn admit<T>(
-        &self,
-        request: &Request<T>,
-    ) -> Result<(Arc<Shared>, ProgramFacts, StreamPlace), Status> {
+    async fn admit<T>(&self, request: &Request<T>) -> Result<(Arc<Shared>, ProgramFacts, UserPlace), Status> {
         if request.metadata().get(HEADER).is_none_or(|value| value != "true") {
             return Err(Status::invalid_argument(format!(
                 "the metadata {HEADER}: true is missing, by which a client of the SPIFFE Workload API introduces itself"
@@ -93,7 +75,11 @@ impl SpiffeService {
         let program = program_of(request).cloned();
         let program = program
             .ok_or_else(|| Status::permission_denied("the kernel does not say which program this is"))?;
-        let place = self.streams.enter(uid)?;
+        let place = self.streams.enter(uid).ok_or_else(|| {
+            Status::resource_exhausted(format!(
+                "the user {uid} has {MAX_STREAMS} streams of the Workload API open, the most of a user"
+            ))
+        })?;
         // The specification has one code for programs without an identity.
         let none = || Status::permission_denied("no identity issued: this agent knows no trust domain");
         let AgentIdentity { shared } = self.identity.as_ref().ok_or_else(none)?;
@@ -195,7 +181,7 @@ fn next_check() -> Instant {
 
 impl Told {
     /// The identities of a program, at its first request.
-    async fn begin(shared: Arc<Shared>, program: ProgramFacts, place: StreamPlace) -> Result<Self, Status> {
+    async fn begin(shared: Arc<Shared>, program: ProgramFacts, place: UserPlace) -> Result<Self, Status> {
         let paths = shared.identities_of(&program).await?;
         let (installations, revocations) =
             (shared.workload.installations(), shared.workload.revocation_changes());
@@ -353,47 +339,5 @@ impl Shared {
             )),
             false => Ok(paths),
         }
-    }
-}
-
-impl Streams {
-    fn enter(self: &Arc<Self>, uid: u32) -> Result<StreamPlace, Status> {
-        let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = open.entry(uid).or_default();
-        if *count >= MAX_STREAMS {
-            return Err(Status::resource_exhausted(format!(
-                "the user {uid} has {MAX_STREAMS} streams of the Workload API open, the most of a user"
-            )));
-        }
-        *count += 1;
-        drop(open);
-        Ok(StreamPlace { streams: Arc::clone(self), uid })
-    }
-}
-
-impl Drop for StreamPlace {
-    fn drop(&mut self) {
-        let mut open = self.streams.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let left = open.get(&self.uid).map_or(0, |count| count - 1);
-        match left {
-            0 => drop(open.remove(&self.uid)),
-            left => drop(open.insert(self.uid, left)),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_user_has_so_many_streams_open_at_most() {
-        let streams = Arc::<Streams>::default();
-        let places: Vec<_> = (0..MAX_STREAMS).map(|_| streams.enter(7).unwrap()).collect();
-        assert_eq!(streams.enter(7).unwrap_err().code(), Code::ResourceExhausted);
-        assert!(streams.enter(8).is_ok());
-        drop(places);
-        assert!(streams.enter(7).is_ok());
-        assert!(streams.0.lock().unwrap().is_empty());
     }
 }

@@ -14,13 +14,12 @@ use fairmesh_shared_memory::{DescriptorChannel, MAX_DESCRIPTORS};
 use fairmesh_wire::{
     convert,
     handshake::{Hello, negotiate},
-    transport::Listener,
+    transport::{Listener, UserPlaces},
     v1::{self, map_request, map_response::Kind},
 };
 use prost::Message;
 use tokio::{
     net::UnixStream,
-    sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
@@ -46,7 +45,7 @@ pub(crate) const fn limits() -> Limits {
 
 /// Serves until `stopping`.
 pub(crate) async fn serve(listener: Listener, backend: AgentRib, stopping: CancellationToken) {
-    let mut users = UserLimits::default();
+    let users = UserPlaces::new(MAX_SESSIONS_PER_USER);
     loop {
         let Some(accepted) = stopping.run_until_cancelled(listener.accept()).await else { return };
         // Immediate on a Unix socket.
@@ -56,7 +55,7 @@ pub(crate) async fn serve(listener: Listener, backend: AgentRib, stopping: Cance
             connection.exempt();
         }
         let Some((stream, place)) = socket.into_unix() else { continue };
-        let Some(own) = stream.peer_cred().ok().and_then(|peer| users.acquire(peer.uid())) else {
+        let Some(own) = stream.peer_cred().ok().and_then(|peer| users.enter(peer.uid())) else {
             tracing::debug!("session refused: this user has the maximum of sessions");
             continue;
         };
@@ -72,22 +71,6 @@ pub(crate) async fn serve(listener: Listener, backend: AgentRib, stopping: Cance
             }
             drop((place, own));
         });
-    }
-}
-
-/// Remaining sessions of each user with an open session.
-#[derive(Default)]
-struct UserLimits {
-    remaining: BTreeMap<u32, Arc<Semaphore>>,
-}
-
-impl UserLimits {
-    /// Acquires a session for this user; `None` at the maximum.
-    fn acquire(&mut self, uid: u32) -> Option<OwnedSemaphorePermit> {
-        self.remaining.retain(|_, remaining| remaining.available_permits() < MAX_SESSIONS_PER_USER);
-        let remaining =
-            self.remaining.entry(uid).or_insert_with(|| Arc::new(Semaphore::new(MAX_SESSIONS_PER_USER)));
-        Arc::clone(remaining).try_acquire_owned().ok()
     }
 }
 
@@ -264,23 +247,4 @@ fn write_name(name: &MapName) -> v1::MapName {
 
 fn invalid(problem: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, problem)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_user_leaves_sessions_to_others() {
-        let mut users = UserLimits::default();
-        let mut taken: Vec<_> = (0..MAX_SESSIONS_PER_USER).map(|_| users.acquire(1000).unwrap()).collect();
-        assert!(users.acquire(1000).is_none());
-        let other = users.acquire(1001).unwrap();
-        taken.pop();
-        taken.push(users.acquire(1000).unwrap());
-        assert!(users.acquire(1000).is_none());
-        drop((taken, other));
-        assert!(users.acquire(1000).is_some());
-        assert_eq!(users.remaining.len(), 1, "a user without a session is not stored");
-    }
 }

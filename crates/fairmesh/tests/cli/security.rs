@@ -66,6 +66,14 @@ fn what_is_open_is_found_until_it_is_closed() {
     let store = mesh.path("data/rib.redb");
     fs::set_permissions(&key, fs::Permissions::from_mode(0o640)).unwrap();
     fs::set_permissions(&store, fs::Permissions::from_mode(0o644)).unwrap();
+    // As a start makes it, so that no other user keeps the next one from starting.
+    let lock = mesh.path("data/rib.redb.lock");
+    for (file, mode) in
+        [(&lock, 0o600), (&mesh.path("control.sock.lock"), 0o600), (&mesh.path("data"), 0o700)]
+    {
+        assert_eq!(fs::metadata(file).unwrap().permissions().mode() & 0o777, mode, "{}", file.display());
+    }
+    fs::set_permissions(&lock, fs::Permissions::from_mode(0o644)).unwrap();
     let open = check(&mesh);
     let expected = [
         "mtls.endpoints",
@@ -75,6 +83,7 @@ fn what_is_open_is_found_until_it_is_closed() {
         "roles",
         "keys.permissions",
         "stores.permissions",
+        "locks.permissions",
     ];
     assert_eq!((found_of(&open), open.code), (expected.map(str::to_owned).to_vec(), Some(1)));
     let text = mesh.run(&["security", "check", "--state-dir", mesh.path("data").to_str().unwrap()]).out;
@@ -82,7 +91,7 @@ fn what_is_open_is_found_until_it_is_closed() {
         assert!(text.contains(said), "{said}: {text}");
     }
 
-    for file in [&key, &store] {
+    for file in [&key, &store, &lock] {
         fs::set_permissions(file, fs::Permissions::from_mode(0o600)).unwrap();
     }
     mesh.apply(CLOSED).ok();

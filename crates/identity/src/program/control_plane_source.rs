@@ -61,7 +61,8 @@ impl ControlPlaneSource {
             );
         }
         let workload = Arc::<Workload>::default();
-        let tls = |workload, token| Transport::tls(Arc::new(Member::new(workload, token).secured()));
+        let tls =
+            |workload, token| Transport::tls(Arc::new(Member::new(workload, token).secured())).to_upstreams();
         Some(Self {
             control_planes: request.control_planes.clone(),
             transport: tls(Arc::clone(&workload), None),

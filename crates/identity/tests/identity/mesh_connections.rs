@@ -52,6 +52,34 @@ async fn a_service_or_an_operator_is_no_process_of_the_mesh() {
 }
 
 #[tokio::test]
+async fn upstream_is_a_control_plane_or_a_replica_and_no_other_process() {
+    let ca = Ca::default();
+    for (role, is_upstream) in [
+        ("fairmesh/control/one", true),
+        ("fairmesh/replica/web-1.eu", true),
+        ("fairmesh/agent/web-2", false),
+        ("fairmesh/proxy/web-1.edge", false),
+        ("fairmesh/operator/alice", false),
+        ("shop/cart", false),
+    ] {
+        let listener = ca.transport(role).bind(&free_port()).await.unwrap();
+        let address = listener.address().unwrap();
+        let agent = ca.transport("fairmesh/agent/web-1").to_upstreams();
+        let accept = async || listener.accept().await.handshake().await.map(drop);
+        let (dialled, _) = soon(async { tokio::join!(agent.dial(&address), accept()) }).await;
+        match dialled {
+            Ok(_) => assert!(is_upstream, "{role}"),
+            Err(error) => {
+                assert!(
+                    !is_upstream && error.to_string().contains("a control plane or a replica"),
+                    "{role}: {error}"
+                );
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn an_expired_certificate_is_refused_where_a_session_is_resumed_too() {
     let ca = Ca::default();
     for expired in ["fairmesh/agent/web-1", "fairmesh/control/one"] {

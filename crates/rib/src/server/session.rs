@@ -368,7 +368,8 @@ impl<B: ServedRib> Session<B> {
             self.outbox.refuse(&prefix, too_many_followed());
             return Ok(());
         };
-        let guard = match PrefixGuard::new(&self.backend, &prefix, self.subscriptions.len()) {
+        let wanted = (&prefix, self.subscriptions.len());
+        let guard = match PrefixGuard::new(&self.backend, &self.caller, wanted) {
             Ok(guard) => guard,
             Err(reason) => {
                 self.followed.count_refusal();

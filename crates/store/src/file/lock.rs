@@ -1,7 +1,11 @@
 use std::{
-    fs::{self, File, TryLockError},
+    fs::{self, DirBuilder, File, TryLockError},
+    io,
+    os::unix::fs::DirBuilderExt as _,
     path::Path,
 };
+
+use fairmesh_wire::lock_file;
 
 use super::open::system_error;
 use crate::StoreError;
@@ -10,16 +14,25 @@ use crate::StoreError;
 /// reopened, when redb's own lock is not held. The kernel releases it when the process dies.
 pub(super) fn acquire(path: &Path) -> Result<File, StoreError> {
     if let Some(directory) = path.parent() {
-        fs::create_dir_all(directory).map_err(|e| system_error(directory, e))?;
+        create_folder(directory).map_err(|e| system_error(directory, e))?;
     }
     let mut lock_path = path.as_os_str().to_owned();
     lock_path.push(".lock");
     let lock_path = Path::new(&lock_path);
-    let file = File::options().create(true).truncate(false).write(true).open(lock_path);
-    let file = file.map_err(|e| system_error(lock_path, e))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(StoreError::Locked { location: path.into() }),
-        Err(TryLockError::Error(e)) => Err(system_error(lock_path, e)),
+    lock_file(lock_path).map_err(|error| match error {
+        TryLockError::WouldBlock => StoreError::Locked { location: path.into() },
+        TryLockError::Error(error) => system_error(lock_path, error),
+    })
+}
+
+/// Makes a folder that only its user enters, within folders as the system makes them.
+fn create_folder(folder: &Path) -> io::Result<()> {
+    if folder.as_os_str().is_empty() {
+        return Ok(());
+    }
+    folder.parent().map_or(Ok(()), fs::create_dir_all)?;
+    match DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => Ok(()),
+        made => made,
     }
 }

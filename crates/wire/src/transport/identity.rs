@@ -18,6 +18,8 @@ pub enum ExpectedPeer<'a> {
     Id(&'a SpiffeId),
     /// A control plane, a replica, an agent or a lookaside.
     Mesh,
+    /// A control plane or a replica.
+    Upstream,
     /// A key server.
     KeyServer,
 }

@@ -9,7 +9,8 @@ use std::{
 use fairmesh_listen::{Acceptor, GuardedStream, Limits, Memory};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 
-use super::{Address, Socket, Stream, Transport, configure};
+use super::{Address, Socket, Stream, Transport, UserPlaces, configure};
+use crate::lock_file;
 
 /// Any user of the machine may connect; access is restricted by the folder, and permissions depend on the identity.
 const SOCKET_MODE: u32 = 0o666;
@@ -48,6 +49,7 @@ pub struct Listener {
     with_joining: bool,
     takes_tokens: bool,
     attests: bool,
+    users: Option<UserPlaces>,
 }
 
 #[derive(Debug)]
@@ -74,7 +76,8 @@ impl Listener {
             }
         };
         let acceptor = Acceptor::new("calls", Limits::calls(), Memory::default());
-        Ok(Self { inner, acceptor, transport, with_joining: false, takes_tokens: false, attests: false })
+        let (with_joining, takes_tokens, attests, users) = (false, false, false, None);
+        Ok(Self { inner, acceptor, transport, with_joining, takes_tokens, attests, users })
     }
 
     /// Shares the limits of `acceptor` with other listeners of the process, instead of its own.
@@ -103,6 +106,13 @@ impl Listener {
         Self { attests: true, ..self }
     }
 
+    /// Closes connections of a user of this machine who has `most` of them over a Unix socket, so that those of other users find
+    /// a place.
+    #[must_use]
+    pub fn with_connections_of_user(self, most: usize) -> Self {
+        Self { users: Some(UserPlaces::new(most)), ..self }
+    }
+
     /// The address, with the port that the system assigned for port 0.
     pub fn address(&self) -> io::Result<Address> {
         match &self.inner {
@@ -123,6 +133,7 @@ impl Listener {
             with_joining: self.with_joining,
             takes_tokens: self.takes_tokens,
             attests: self.attests,
+            users: self.users.clone(),
         }
     }
 }
@@ -135,6 +146,7 @@ pub struct Accepted {
     with_joining: bool,
     takes_tokens: bool,
     attests: bool,
+    users: Option<UserPlaces>,
 }
 
 impl Accepted {
@@ -143,12 +155,16 @@ impl Accepted {
     /// # Errors
     /// When the handshake fails, or a limit of the listener closed the connection.
     pub async fn handshake(self) -> io::Result<Socket> {
-        let Self { stream, transport, with_joining, takes_tokens, attests } = self;
+        let Self { stream, transport, with_joining, takes_tokens, attests, users } = self;
         if let Some(socket) = stream.get_ref().tcp() {
             configure(socket)?;
         }
         let socket =
             Socket::new(transport.accept_mesh(stream, with_joining).await?)?.taking_tokens(takes_tokens);
+        let socket = match users {
+            Some(users) => socket.placed(&users)?,
+            None => socket,
+        };
         if attests { socket.attest() } else { Ok(socket) }
     }
 }
@@ -161,12 +177,10 @@ fn lock(path: &Path) -> io::Result<File> {
     }
     let mut beside = path.as_os_str().to_owned();
     beside.push(".lock");
-    let file = File::options().create(true).truncate(false).write(true).open(beside)?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(io::ErrorKind::AddrInUse.into()),
-        Err(TryLockError::Error(error)) => Err(error),
-    }
+    lock_file(Path::new(&beside)).map_err(|error| match error {
+        TryLockError::WouldBlock => io::ErrorKind::AddrInUse.into(),
+        TryLockError::Error(error) => error,
+    })
 }
 
 /// Removes a stale socket file.

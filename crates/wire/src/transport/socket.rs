@@ -15,7 +15,7 @@ use tokio::{
 use tokio_util::sync::WaitForCancellationFutureOwned;
 #[cfg(feature = "server")]
 use {
-    super::{WithoutCertificate, peer_program},
+    super::{UserPlace, UserPlaces, WithoutCertificate, peer_program},
     fairmesh_model::ProgramFacts,
     std::time::Duration,
     tokio::{io::AsyncReadExt as _, time::timeout},
@@ -36,6 +36,9 @@ pub struct Socket {
     identity: Identity,
     #[cfg(feature = "server")]
     program: Option<Arc<ProgramFacts>>,
+    /// Its place among the connections of its user, if these are bounded.
+    #[cfg(feature = "server")]
+    _place: Option<UserPlace>,
     /// Whether the process takes tokens of users, of peers without a certificate too.
     #[cfg(feature = "server")]
     takes_tokens: bool,
@@ -76,6 +79,8 @@ impl Socket {
             #[cfg(feature = "server")]
             program: None,
             #[cfg(feature = "server")]
+            _place: None,
+            #[cfg(feature = "server")]
             takes_tokens: false,
             peeked: Bytes::new(),
             abort: None,
@@ -92,6 +97,25 @@ impl Socket {
             self.program = Some(Arc::new(peer_program::facts(stream)?));
         }
         Ok(self)
+    }
+
+    /// Takes a place of its user, if the kernel says who that is.
+    ///
+    /// # Errors
+    /// When the user has no place left; the connection is then closed.
+    #[cfg(feature = "server")]
+    pub(super) fn placed(self, users: &UserPlaces) -> io::Result<Self> {
+        let Identity::Local { uid } = self.identity else { return Ok(self) };
+        if let Some(place) = users.enter(uid) {
+            return Ok(Self { _place: Some(place), ..self });
+        }
+        if let Some(connection) = self.connection() {
+            connection.close_for_user();
+        }
+        Err(io::Error::new(
+            io::ErrorKind::QuotaExceeded,
+            format!("the user {uid} has the most connections of a user"),
+        ))
     }
 
     /// Has a peer without a certificate show the token of a user.

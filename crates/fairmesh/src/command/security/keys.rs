@@ -1,4 +1,4 @@
-//! Files with private keys, and with the records of all tenants, on this machine.
+//! Files with private keys, with the records of all tenants, and locks of processes, on this machine.
 
 use std::{
     collections::BTreeSet,
@@ -7,6 +7,8 @@ use std::{
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
+
+use fairmesh_wire::environment;
 
 use crate::command::{
     finding::{Level, Report},
@@ -36,8 +38,10 @@ pub(super) fn check(given: &[PathBuf], report: &mut Report) {
             ),
         }
     }
+    files.locks.extend(socket_locks());
     check_keys(&files.keys, report);
     check_stores(&files.stores, report);
+    check_locks(&files.locks, report);
 }
 
 fn check_keys(keys: &[PathBuf], report: &mut Report) {
@@ -70,6 +74,31 @@ fn check_stores(stores: &[PathBuf], report: &mut Report) {
     }
 }
 
+/// The locks beside the default sockets of agents.
+fn socket_locks() -> impl Iterator<Item = PathBuf> {
+    let sockets = [Some(environment::system_socket()), environment::own_socket()];
+    let beside = |socket: PathBuf| {
+        let mut lock = socket.into_os_string();
+        lock.push(".lock");
+        PathBuf::from(lock)
+    };
+    sockets.into_iter().flatten().map(beside).filter(|lock| lock.exists())
+}
+
+fn check_locks(locks: &[PathBuf], report: &mut Report) {
+    let open = open_to_others(locks);
+    for file in &open {
+        let message =
+            format!("other users may take the lock {} and keep its process from starting", file.display());
+        let remedy = format!("chmod 600 {}; a start of its process does that too", file.display());
+        report.add("locks.permissions", Level::Warning, message, remedy);
+    }
+    if open.is_empty() && !locks.is_empty() {
+        let message = format!("only their owners take the {} locks on this machine", locks.len());
+        report.ok("locks.permissions", message);
+    }
+}
+
 /// Those that group or others may use.
 fn open_to_others(files: &[PathBuf]) -> Vec<&PathBuf> {
     files.iter().filter(|file| file.metadata().is_ok_and(|facts| facts.mode() & OTHERS != 0)).collect()
@@ -81,9 +110,10 @@ struct Found {
     keys: Vec<PathBuf>,
     /// Of control planes and replicas.
     stores: Vec<PathBuf>,
+    locks: Vec<PathBuf>,
 }
 
-/// Adds the files whose names end with `.key` and `.redb`.
+/// Adds the files whose names end with `.key`, `.redb` and `lock`.
 fn find(folder: &Path, depth: usize, found: &mut Found) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
@@ -95,6 +125,8 @@ fn find(folder: &Path, depth: usize, found: &mut Found) -> io::Result<()> {
         let files = match path.extension().and_then(OsStr::to_str) {
             Some("key") => &mut found.keys,
             Some("redb") => &mut found.stores,
+            Some("lock") => &mut found.locks,
+            None if path.file_name() == Some(OsStr::new("lock")) => &mut found.locks,
             _ => continue,
         };
         if files.len() < MAX_FILES {
