@@ -34,7 +34,7 @@ pub use checker::probe_once as probe;
 use disk::Disk;
 pub use error::AgentError;
 use fairmesh_identity::{JoinToken, Member, Workload};
-use fairmesh_listen::{Limits, Listeners, table};
+use fairmesh_listen::{Acceptor, Limits, Listeners, table};
 use fairmesh_model::{Location, Region};
 use fairmesh_rib::{
     Forwarder, Node, PeerInfo, PeerKind,
@@ -102,8 +102,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let workload = Arc::<Workload>::default();
     let kept = identity::load(&config, &workload)?;
     let transport = mesh_transport(&config, &workload, kept.as_ref());
-    let listener = transport.bind(&config.listen).await?.within(calls).attesting();
-    let listener = listener.with_connections_of_user(MAX_CONNECTIONS_OF_USER);
+    let listener = listen(&config, &transport, calls).await?;
     let maps = bind_maps(&config, &listeners).await?;
     let http = http::bind(config.metrics, &listeners).await?;
     let node = Node::replica();
@@ -147,6 +146,12 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     }
     shared.maps.wait_stopped().await;
     served.map_err(AgentError::Serve)
+}
+
+/// Listens for the programs of the machine.
+async fn listen(config: &AgentConfig, transport: &Transport, calls: Acceptor) -> Result<Listener, BindError> {
+    let listener = transport.bind(&config.listen).await?.within(calls).attesting();
+    Ok(listener.with_connections_of_user(MAX_CONNECTIONS_OF_USER))
 }
 
 /// The services beside the RIB.

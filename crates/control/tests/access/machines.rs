@@ -118,7 +118,27 @@ async fn a_server_acts_for_its_own_instances_only() {
     let Record::Endpoint(endpoint) = records::decode(&key, &entry.value).unwrap() else { panic!("{key}") };
     assert_eq!(endpoint.state, EndpointState::Serving);
     assert_eq!(endpoint.labels["fairmesh.agent"], "web-1");
-    // What holds against the process itself, an agent does for no program of its machine.
+    // The service itself, its agent, and operators may.
+    for caller in [&own_server, &one, &operator] {
+        one.registry().register(registration("shop/cart", "cart-0")).await.unwrap();
+        for (call, result) in act(caller, "shop/cart", "cart-0").await {
+            // Instances without a shard map have nothing to report of it.
+            assert!(
+                !matches!(&result, Err(status) if status.message().contains("fairmesh/")),
+                "{call}: {result:?}"
+            );
+        }
+    }
+    control.stop().await;
+}
+
+#[tokio::test]
+async fn agent_is_no_operator_of_what_it_registered() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = start_strict(folder.path()).await;
+    let one = join(&control, "web-1", &["shop"], "eu").await.connect(&control).await;
+    one.registry().register(registration("shop/cart", "cart-0")).await.unwrap();
+    let operator = own(&control).await;
     let drain = v1::DrainRequest {
         instances: vec![instance("shop/cart", "cart-0")],
         deadline_ms: 1,
@@ -131,17 +151,6 @@ async fn a_server_acts_for_its_own_instances_only() {
     assert_eq!(one.registry().report(report.clone()).await.unwrap_err().code(), Code::PermissionDenied);
     operator.registry().drain(drain).await.unwrap();
     operator.registry().report(report).await.unwrap();
-    // The service itself, its agent, and operators may.
-    for caller in [&own_server, &one, &operator] {
-        one.registry().register(registration("shop/cart", "cart-0")).await.unwrap();
-        for (call, result) in act(caller, "shop/cart", "cart-0").await {
-            // Instances without a shard map have nothing to report of it.
-            assert!(
-                !matches!(&result, Err(status) if status.message().contains("fairmesh/")),
-                "{call}: {result:?}"
-            );
-        }
-    }
     control.stop().await;
 }
 

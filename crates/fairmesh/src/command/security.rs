@@ -21,7 +21,7 @@ use crate::{
 /// Subcommands of `fairmesh security`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum SecurityCommand {
-    /// Find what is not protected: in the records of the mesh, and in the files with keys and records, the agent's
+    /// Find what is not protected: in the records of the mesh, and in the files with keys, records and locks, the agent's
     /// certificate and the listeners of this machine; exits 1 if there is a warning or an error.
     Check(SecurityCheckArgs),
 }

@@ -89,6 +89,7 @@ async fn does<M: Message + Default + 'static>(connection: &Connection, method: &
 }
 
 /// Makes the call of a row.
+#[allow(clippy::too_many_lines, clippy::cognitive_complexity, reason = "one call for each row")]
 async fn try_row(connection: &Connection, row: &str, vault: &str) -> bool {
     let service = || "blue/vault".to_owned();
     let one = || instance("blue/vault", vault);
