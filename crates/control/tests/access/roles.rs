@@ -184,7 +184,7 @@ async fn callers_of_a_service_do_not_read_its_history() {
     let red = red.connect(&control).await;
     assert_eq!(self::read(&red, "/t/blue/policies/vault").await.unwrap(), 1, "by default all may call");
     assert_eq!(read(&red).await.unwrap_err().code(), Code::PermissionDenied);
-    assert_eq!(read(&blue.connect(&control).await).await.unwrap().into_inner().changes.len(), 1);
+    assert!(!read(&blue.connect(&control).await).await.unwrap().into_inner().changes.is_empty());
     control.stop().await;
 }
 

@@ -72,9 +72,9 @@ async fn a_stated_call_through_a_replica_is_judged_by_its_maker() {
     let program = replica.connect_stating(&program).await;
     program.registry().register(registration("blue/vault", "vault-1")).await.unwrap();
     let intruder = red.issue(&replica.control, "red/x").await.unwrap();
-    let refused =
-        replica.connect_stating(&intruder).await.registry().register(registration("blue/vault", "vault-2"));
-    assert!(is_refusal(&refused.await.unwrap_err()));
+    let mut registry = replica.connect_stating(&intruder).await.registry();
+    let refused = registry.register(registration("blue/vault", "vault-2")).await.unwrap_err();
+    assert!(is_refusal(&refused), "{refused}");
     replica.stop().await;
 }
 
