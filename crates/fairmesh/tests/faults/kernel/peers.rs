@@ -93,13 +93,10 @@ fn nginx(port: u16, serves: bool, folder: &Path) -> String {
     let locations = if serves { answers.concat() } else { calls.to_owned() };
     let temporary = ["client_body", "proxy", "fastcgi", "scgi", "uwsgi"];
     let temporary = temporary.map(|kind| format!("{kind}_temp_path {folder}/{kind};\n")).concat();
-    // A buffer that it fills makes it ask by FIONREAD how much more there is, which is 0.
-    let buffers = "proxy_buffer_size 128k; proxy_buffers 4 128k; proxy_busy_buffers_size 128k;\n\
-         client_header_buffer_size 128k; client_body_buffer_size 128k;\n";
     // One process, which is killed with the test: workers outlive a master that is.
     format!(
         "user root; daemon off; master_process off; pid {folder}/pid; error_log {folder}/log;\nevents {{}}\n\
-         http {{\naccess_log off;\n{temporary}{buffers}upstream services {{ server 127.96.0.1:80; keepalive 4; }}\n\
+         http {{\naccess_log off;\n{temporary}upstream services {{ server 127.96.0.1:80; keepalive 4; }}\n\
          server {{\nlisten {port};\n{locations}}}\n}}\n"
     )
 }
@@ -165,7 +162,9 @@ async fn programs_of_other_languages_and_proxies_call_through_the_kernel() {
             run(client, "", PATIENCE).await.ok()
         };
         let [sent, direct] = called(&attached, proxy, calls, call).await;
-        assert!(sent as usize >= calls / 2 - 5 && direct as usize >= calls / 8, "{proxy}: {sent}, {direct}");
+        let by_kernel = sent as usize >= calls / 2 - 5 && direct as usize >= calls / 8;
+        // nginx asks how much it can read, and is left to the sidecar.
+        assert!(if proxy == "nginx" { sent == 0 } else { by_kernel }, "{proxy}: {sent}, {direct}");
     }
 }
 
@@ -206,8 +205,8 @@ async fn programs_of_other_languages_and_proxies_serve_callers_of_the_same_machi
         until(&format!("the kernel sends to {name}, and its responses"), async || {
             let [requests, responses] = called(&attached, name, ROUNDS * paths.len(), call).await;
             sent = requests;
-            // Java sends heads and bodies apart, and Go large bodies in parts.
-            *name == "java" || responses >= ROUNDS as u64 / 2
+            // Java sends heads and bodies apart, and Go large bodies in parts; nginx asks how much it can read.
+            ["java", "nginx"].contains(name) || responses >= ROUNDS as u64 / 2
         })
         .await;
         assert!(sent as usize >= ROUNDS * paths.len() / 2 - 5, "{name}: {sent}");
