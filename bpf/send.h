@@ -400,7 +400,9 @@ SEC("sk_msg") int send(struct sk_msg_md *message)
 		return leave(caller, message, SERVICE_UNKNOWN);
 	if (!is_linked)
 		return leave(caller, message, NOT_REGISTERED);
-	struct target target = { .is_direct = moved == MOVED_READ && may_be_direct(message, link) };
+	/* Once more, and last: what is moved meanwhile is noted before it counts as received. */
+	struct target target = { .is_direct = moved == MOVED_READ && may_be_direct(message, link) &&
+					      note_read(link, cookie, 1) == MOVED_READ };
 	int why = decide(caller, service, &target);
 	if (!why)
 		why = begin_request(caller, target.endpoint);
