@@ -5,7 +5,7 @@
 //! router.
 
 use bytes::Bytes;
-use fairmesh_model::{HistoryKind, Invalid, MeshHistoryKind, Record, RecordKey, Traffic};
+use fairmesh_model::{HistoryKind, Invalid, MeshHistoryKind, Policy, Record, RecordKey, Traffic};
 use prost::Message;
 
 use crate::{shards, v1};
@@ -185,7 +185,8 @@ pub fn with_rules(policy: Option<&[u8]>, rules: Option<&[u8]>) -> Option<Bytes> 
     if policy.is_none() && rules.is_none() {
         return None;
     }
-    let policy = policy.and_then(|policy| v1::Policy::decode(policy).ok()).unwrap_or_default();
+    let policy = policy.and_then(|policy| v1::Policy::decode(policy).ok());
+    let policy = policy.unwrap_or_else(|| v1::Policy::from(Policy::default()));
     let authorization = rules.and_then(|rules| v1::Authorization::decode(rules).ok());
     Some(bytes(&v1::Policy { authorization, ..policy }))
 }

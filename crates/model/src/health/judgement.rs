@@ -113,7 +113,12 @@ impl Verdicts {
     /// Rules 1 and 3 apply by region, since each has its own checker, and a faulty one must not be believed because
     /// others are not.
     pub fn judge(&self, endpoints: &[&Endpoint], hosts: &Hosts, view: CallerView<'_>) -> Judgement {
-        let mut judge = Judge { endpoints, hosts, view, effects: self.effects(endpoints) };
+        let effects = self.effects(endpoints);
+        // As nearly always, so that nothing is summed up for it.
+        if effects.iter().all(|effect| *effect == VerdictEffect::None) {
+            return Judgement { effects, ..Judgement::default() };
+        }
+        let mut judge = Judge { endpoints, hosts, view, effects };
         let doubted = judge.doubted_regions();
         let is_refuted = |region: &&Region| judge.is_refuted(region);
         let refuted: Vec<&Region> = doubted.iter().copied().filter(is_refuted).collect();

@@ -182,6 +182,8 @@ async fn a_file_deleted_while_the_process_was_down_lists_nothing() {
         fs::write(at.path().join("one.yaml"), list("shop/cart", &[instance])).unwrap();
         Scanner::at(&test, at.path()).accept().await;
     }
+    // Without any file the folder would count as absent.
+    fs::write(folder.path().join("two.yaml"), list("shop/web", &["w"])).unwrap();
     fs::remove_file(folder.path().join("one.yaml")).unwrap();
     fs::remove_file(elsewhere.path().join("one.yaml")).unwrap();
     let mut restarted = Scanner::at(&test, folder.path());

@@ -34,6 +34,7 @@ fn keys() -> Vec<RecordKey> {
         RecordKey::FederatedDomains,
         RecordKey::JoinedAgent(Label::new("web-1").unwrap()),
         RecordKey::Workload(cart()),
+        RecordKey::Authorization(cart()),
         RecordKey::DefaultAuthorization,
         RecordKey::RoleBinding(Label::new("shop").unwrap()),
     ]

@@ -164,8 +164,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> FramedSocket<S> {
         let Some(head) = self.read_buffer.first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
         let length = u32::from_be_bytes(*head) as usize;
         if length > self.max_frame {
-            let why = format!("a message of {length} bytes, above the limit of {}", self.max_frame);
-            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, oversized(*head, self.max_frame)));
         }
         if self.read_buffer.len() < LENGTH_BYTES + length {
             if length > MIN_CLAIMED
@@ -187,7 +186,32 @@ impl<S: AsyncRead + AsyncWrite + Unpin> FramedSocket<S> {
     }
 }
 
+/// What stands in place of a length above the limit: often the record of a peer that speaks TLS (RFC 8446, 5.1).
+fn oversized(head: [u8; LENGTH_BYTES], max_frame: usize) -> String {
+    match head {
+        [21, 3, _, _] => {
+            "a TLS alert in place of a message: the peer speaks TLS, and refused this connection".to_owned()
+        }
+        [22, 3, _, _] => {
+            "a TLS handshake in place of a message: the peer speaks TLS, and this side does not".to_owned()
+        }
+        _ => format!("a message of {} bytes, above the limit of {max_frame}", u32::from_be_bytes(head)),
+    }
+}
+
 fn no_memory() -> io::Error {
     let why = "the memory for incomplete requests is used up; connect again later";
     io::Error::new(io::ErrorKind::OutOfMemory, why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tls_records_are_told_from_long_messages() {
+        assert!(oversized(352_518_912_u32.to_be_bytes(), 9).starts_with("a TLS alert"));
+        assert!(oversized([22, 3, 1, 0], 9).starts_with("a TLS handshake"));
+        assert_eq!(oversized([255; 4], 9), "a message of 4294967295 bytes, above the limit of 9");
+    }
 }

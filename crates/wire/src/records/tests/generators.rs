@@ -588,6 +588,8 @@ pub(super) fn entry() -> impl Strategy<Value = (RecordKey, Record)> {
             .prop_map(|(name, agent)| (RecordKey::JoinedAgent(name), Record::JoinedAgent(agent))),
         select(vec![DefaultAuthorization::Allow, DefaultAuthorization::Audit, DefaultAuthorization::Deny])
             .prop_map(|default| (RecordKey::DefaultAuthorization, Record::DefaultAuthorization(default))),
+        (service_name(), authorization())
+            .prop_map(|(name, rules)| (RecordKey::Authorization(name), Record::Authorization(rules))),
         (service_name(), workload())
             .prop_map(|(name, entry)| (RecordKey::Workload(name), Record::Workload(entry))),
         (name(), role_binding())
