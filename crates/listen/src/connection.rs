@@ -174,9 +174,9 @@ impl Connection {
         }
     }
 
-    /// Streams were opened whose requests have not begun.
-    pub(crate) fn open_streams(&self, streams: u32) {
-        self.unbegun.open(streams);
+    /// Streams whose requests have not begun.
+    pub(crate) fn unbegun(&self) -> &UnbegunStreams {
+        &self.unbegun
     }
 
     /// Whether reading pauses until requests of open streams have begun; the current task is woken then.

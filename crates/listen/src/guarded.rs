@@ -7,6 +7,7 @@ use std::{
     task::{Context, Poll},
 };
 
+use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::{connection::Connection, http2_frames::Http2Frames};
@@ -37,6 +38,8 @@ pub struct GuardedStream<S> {
     preface: Option<usize>,
     /// Frames of HTTP/2, from the end of the preface.
     frames: Option<Http2Frames>,
+    /// Bytes that were read and open too many streams for now.
+    held: Bytes,
     /// Whether the connection is exempted once its protocol is known.
     exempts: bool,
 }
@@ -48,13 +51,14 @@ impl<S> GuardedStream<S> {
             slot: Some(ConnectionSlot { connection, held: None }),
             preface: Some(0),
             frames: None,
+            held: Bytes::new(),
             exempts: false,
         }
     }
 
     /// An outgoing connection, without limits.
     pub const fn outgoing(stream: S) -> Self {
-        Self { stream, slot: None, preface: None, frames: None, exempts: false }
+        Self { stream, slot: None, preface: None, frames: None, held: Bytes::new(), exempts: false }
     }
 
     /// State of the connection; `None` for an outgoing one.
@@ -81,7 +85,7 @@ impl<S> GuardedStream<S> {
         self,
         establish: impl AsyncFnOnce(S) -> io::Result<T>,
     ) -> io::Result<GuardedStream<T>> {
-        let Self { stream, slot, preface, frames, exempts } = self;
+        let Self { stream, slot, preface, frames, held, exempts } = self;
         let mut establishing = pin!(establish(stream));
         let stream = poll_fn(|cx| match establishing.as_mut().poll(cx) {
             Poll::Pending if slot.as_ref().is_some_and(|slot| slot.connection.poll_closed(cx)) => {
@@ -89,7 +93,7 @@ impl<S> GuardedStream<S> {
             }
             established => established,
         });
-        Ok(GuardedStream { stream: stream.await?, slot, preface, frames, exempts })
+        Ok(GuardedStream { stream: stream.await?, slot, preface, frames, held, exempts })
     }
 
     /// Holds a value for as long as the connection is open. Without effect on an outgoing one.
@@ -108,15 +112,17 @@ impl<S> GuardedStream<S> {
         Self { exempts: true, ..self }
     }
 
-    /// Tracks received bytes.
-    fn received(&mut self, bytes: &[u8]) {
-        let Some(ConnectionSlot { connection, .. }) = &self.slot else { return };
+    /// Tracks received bytes. Returns how many of them may be passed on.
+    fn received(&mut self, bytes: &[u8]) -> usize {
+        let Some(ConnectionSlot { connection, .. }) = &self.slot else { return bytes.len() };
         let Some(seen) = self.preface else {
-            match &mut self.frames {
-                Some(frames) => connection.open_streams(frames.read(bytes)),
-                None => connection.received(),
-            }
-            return;
+            return match &mut self.frames {
+                Some(frames) => read_frames(frames, bytes, connection),
+                None => {
+                    connection.received();
+                    bytes.len()
+                }
+            };
         };
         let some = bytes.len().min(PREFACE.len() - seen);
         if bytes[..some] != PREFACE[seen..seen + some] {
@@ -126,9 +132,8 @@ impl<S> GuardedStream<S> {
             self.preface = None;
             connection.set_http2();
             if !self.exempts {
-                let mut frames = Http2Frames::default();
-                connection.open_streams(frames.read(&bytes[some..]));
-                self.frames = Some(frames);
+                let frames = self.frames.insert(Http2Frames::default());
+                return some + read_frames(frames, &bytes[some..], connection);
             }
         } else {
             self.preface = Some(seen + some);
@@ -136,6 +141,7 @@ impl<S> GuardedStream<S> {
         if self.exempts && self.preface.is_none() {
             connection.exempt();
         }
+        bytes.len()
     }
 
     fn aborted() -> io::Error {
@@ -156,6 +162,14 @@ impl<S> GuardedStream<S> {
     }
 }
 
+/// Reads frames as far as they may open streams.
+fn read_frames(frames: &mut Http2Frames, bytes: &[u8], connection: &Connection) -> usize {
+    let unbegun = connection.unbegun();
+    let (read, opened) = frames.read(bytes, unbegun.room());
+    unbegun.open(opened);
+    read
+}
+
 impl<S: AsyncRead + Unpin> AsyncRead for GuardedStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -169,9 +183,24 @@ impl<S: AsyncRead + Unpin> AsyncRead for GuardedStream<S> {
             return Poll::Pending;
         }
         let before = buf.filled().len();
-        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
+        let read = match self.held.is_empty() {
+            true => Pin::new(&mut self.stream).poll_read(cx, buf),
+            false => {
+                let some = self.held.len().min(buf.remaining());
+                buf.put_slice(&self.held.split_to(some));
+                Poll::Ready(Ok(()))
+            }
+        };
         match &read {
-            Poll::Ready(Ok(())) if buf.filled().len() > before => self.received(&buf.filled()[before..]),
+            Poll::Ready(Ok(())) if buf.filled().len() > before => {
+                let passed = self.received(&buf.filled()[before..]);
+                let rest = &buf.filled()[before + passed..];
+                if !rest.is_empty() {
+                    // Only where many streams are open: otherwise nothing is copied.
+                    self.held = [rest, &self.held].concat().into();
+                    buf.set_filled(before + passed);
+                }
+            }
             Poll::Pending if self.connection().is_some_and(|connection| connection.poll_closed(cx)) => {
                 return Poll::Ready(Err(Self::aborted()));
             }

@@ -16,18 +16,19 @@ pub(crate) struct Http2Frames {
 }
 
 impl Http2Frames {
-    /// Reads the next bytes after the preface. Returns how many streams they open: trailers open none.
-    pub(crate) fn read(&mut self, mut bytes: &[u8]) -> u32 {
-        let mut opened = 0;
+    /// Reads the next bytes after the preface, until they have opened `max` streams; trailers open none. Returns how many bytes
+    /// were read, at least one, and how many streams they open.
+    pub(crate) fn read(&mut self, bytes: &[u8], max: u32) -> (usize, u32) {
+        let (mut read, mut opened) = (0, 0);
         loop {
-            let skipped = self.left.min(bytes.len());
-            (self.left, bytes) = (self.left - skipped, &bytes[skipped..]);
+            let skipped = self.left.min(bytes.len() - read);
+            (self.left, read) = (self.left - skipped, read + skipped);
             let (header, filled) = &mut self.header;
-            let some = bytes.len().min(FRAME_HEADER_LEN - *filled);
-            header[*filled..*filled + some].copy_from_slice(&bytes[..some]);
-            (*filled, bytes) = (*filled + some, &bytes[some..]);
+            let some = (bytes.len() - read).min(FRAME_HEADER_LEN - *filled);
+            header[*filled..*filled + some].copy_from_slice(&bytes[read..read + some]);
+            (*filled, read) = (*filled + some, read + some);
             if *filled < FRAME_HEADER_LEN {
-                return opened;
+                return (read, opened);
             }
             *filled = 0;
             let [a, b, c, kind, _, stream @ ..] = *header;
@@ -37,6 +38,9 @@ impl Http2Frames {
             if kind == HEADERS && stream > self.last_stream {
                 self.last_stream = stream;
                 opened += 1;
+                if opened >= max {
+                    return (read, opened);
+                }
             }
         }
     }
@@ -64,8 +68,17 @@ mod tests {
         let bytes = frames.concat();
         for piece in [1, 2, 5, 9, 10, 100, bytes.len()] {
             let mut read = Http2Frames::default();
-            let opened: u32 = bytes.chunks(piece).map(|chunk| read.read(chunk)).sum();
+            let opened: u32 = bytes.chunks(piece).map(|chunk| read.read(chunk, 9).1).sum();
             assert_eq!(opened, 2, "in pieces of {piece} bytes");
         }
+    }
+
+    #[test]
+    fn reading_stops_at_the_last_stream_that_may_open() {
+        let bytes = [frame(4, 0, 6), frame(1, 1, 7), frame(1, 3, 2)].concat();
+        let mut frames = Http2Frames::default();
+        assert_eq!(frames.read(&bytes, 1), (24, 1), "to the end of the header of the first");
+        assert_eq!(frames.read(&bytes[24..], 1), (16, 1));
+        assert_eq!(frames.read(&bytes[40..], 1), (2, 0));
     }
 }

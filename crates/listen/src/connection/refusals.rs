@@ -18,7 +18,8 @@ pub(crate) struct Refusals {
 impl Refusals {
     /// Counts a refusal at `now`, in seconds. Returns whether the connection has to be closed.
     pub(crate) fn exceed(&self, is_known: bool, now: u32) -> bool {
-        if now.saturating_sub(self.since.load(Relaxed)) > PERIOD {
+        let is_first = self.count.load(Relaxed) == 0;
+        if is_first || now.saturating_sub(self.since.load(Relaxed)) > PERIOD {
             self.since.store(now, Relaxed);
             self.count.store(0, Relaxed);
         }

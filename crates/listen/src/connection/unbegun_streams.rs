@@ -24,7 +24,12 @@ impl UnbegunStreams {
     }
 
     pub(crate) fn are_many(&self) -> bool {
-        self.count.load(Relaxed) >= MAX_UNBEGUN
+        self.room() == 0
+    }
+
+    /// How many streams may be opened before reading pauses.
+    pub(crate) fn room(&self) -> u32 {
+        MAX_UNBEGUN.saturating_sub(self.count.load(Relaxed))
     }
 
     /// Forgets streams that the server has not begun since the last sweep: it refused them by itself. Returns whether reading
