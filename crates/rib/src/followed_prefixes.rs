@@ -1,8 +1,11 @@
 //! The bound on the prefixes that all watches of a node follow together.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
 };
 
 use fairmesh_model::Prefix;
@@ -16,6 +19,8 @@ const PREFIX_BYTES: usize = 448;
 pub const MAX_FOLLOWED_BYTES: usize = 512 << 20;
 /// Memory that a watch may use for prefixes regardless of most others: about twenty services.
 const MIN_PER_WATCH: usize = 32 << 10;
+/// This part of the maximum is what all watches of one peer may use.
+const PER_PEER: usize = 4;
 /// This part of the maximum is reserved for watches that use no more than the minimum.
 const RESERVED: usize = 4;
 
@@ -34,6 +39,8 @@ struct Counts {
     followed: AtomicUsize,
     bytes: AtomicUsize,
     refused: AtomicU64,
+    /// Bytes of each peer with an identity that has a watch.
+    peers: Mutex<HashMap<String, Weak<AtomicUsize>>>,
 }
 
 /// The prefixes of one watch.
@@ -41,6 +48,8 @@ struct Counts {
 pub(crate) struct WatchPrefixes {
     all: FollowedPrefixes,
     bytes: Arc<AtomicUsize>,
+    /// Bytes of all watches of its peer.
+    of_peer: Arc<AtomicUsize>,
 }
 
 /// One followed prefix, counted until this is dropped.
@@ -65,6 +74,7 @@ impl FollowedPrefixes {
             followed: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
             refused: AtomicU64::new(0),
+            peers: Mutex::default(),
         };
         Self(Arc::new(counts))
     }
@@ -84,9 +94,23 @@ impl FollowedPrefixes {
         self.0.refused.load(Relaxed)
     }
 
-    /// The prefixes of another watch.
-    pub(crate) fn watch(&self) -> WatchPrefixes {
-        WatchPrefixes { all: self.clone(), bytes: Arc::default() }
+    /// The prefixes of another watch. All watches of a peer share what the peer may use; those without an identity cannot be told
+    /// apart, and each counts for itself.
+    pub(crate) fn watch(&self, peer: Option<String>) -> WatchPrefixes {
+        let of_peer = peer.map_or_else(Arc::default, |peer| self.bytes_of(peer));
+        WatchPrefixes { all: self.clone(), bytes: Arc::default(), of_peer }
+    }
+
+    fn bytes_of(&self, peer: String) -> Arc<AtomicUsize> {
+        // Every change is a single insertion or removal.
+        let mut peers = self.0.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(bytes) = peers.get(&peer).and_then(Weak::upgrade) {
+            return bytes;
+        }
+        peers.retain(|_, bytes| bytes.strong_count() > 0);
+        let bytes = Arc::<AtomicUsize>::default();
+        peers.insert(peer, Arc::downgrade(&bytes));
+        bytes
     }
 }
 
@@ -97,9 +121,11 @@ impl WatchPrefixes {
         counts.followed.fetch_add(1, Relaxed);
         let all = counts.bytes.fetch_add(bytes, Relaxed) + bytes;
         let own = self.bytes.fetch_add(bytes, Relaxed) + bytes;
+        let of_peer = self.of_peer.fetch_add(bytes, Relaxed) + bytes;
         let followed = FollowedPrefix { watch: self.clone(), bytes };
         let shared = counts.max - counts.max / RESERVED;
-        if own <= shared.saturating_sub(all) || own <= counts.min_per_watch && all <= counts.max {
+        let is_shared = own <= shared.saturating_sub(all) && of_peer <= counts.max / PER_PEER;
+        if is_shared || own <= counts.min_per_watch && all <= counts.max {
             return Some(followed);
         }
         self.count_refusal();
@@ -114,7 +140,8 @@ impl WatchPrefixes {
 
 impl Drop for FollowedPrefix {
     fn drop(&mut self) {
-        let Self { watch: WatchPrefixes { all, bytes }, bytes: released } = self;
+        let Self { watch: WatchPrefixes { all, bytes, of_peer }, bytes: released } = self;
+        of_peer.fetch_sub(*released, Relaxed);
         bytes.fetch_sub(*released, Relaxed);
         all.0.bytes.fetch_sub(*released, Relaxed);
         all.0.followed.fetch_sub(1, Relaxed);
@@ -131,7 +158,7 @@ mod tests {
         let followed = FollowedPrefixes::at_most(MAX, 8 << 10);
         let long = Prefix::new(format!("/{}/", "a".repeat(500))).unwrap();
         let fill = || {
-            let watch = followed.watch();
+            let watch = followed.watch(None);
             std::iter::from_fn(|| watch.admit(&long)).collect::<Vec<_>>()
         };
         let mut greedy = fill();
@@ -144,5 +171,25 @@ mod tests {
         assert_eq!(modest.len(), 8, "8 KB");
         drop((greedy, modest));
         assert_eq!((followed.count(), followed.bytes()), (0, 0));
+    }
+
+    #[test]
+    fn all_watches_of_a_peer_share_its_part() {
+        const MAX: usize = 16 << 20;
+        let followed = FollowedPrefixes::at_most(MAX, 0);
+        let long = &Prefix::new(format!("/{}/", "a".repeat(500))).unwrap();
+        let fill = |peer: &str| {
+            let watches: Vec<_> = (0..50).map(|_| followed.watch(Some(peer.into()))).collect();
+            let held: Vec<_> =
+                watches.iter().flat_map(|one| (0..1000).map_while(move |_| one.admit(long))).collect();
+            (watches, held)
+        };
+        let greedy = fill("greedy");
+        assert!(followed.bytes() <= MAX / PER_PEER && followed.bytes() > MAX / PER_PEER - 2048);
+        let other = fill("other");
+        assert!(other.1.len() > 3000, "{}", other.1.len());
+        drop((greedy, other));
+        assert_eq!((followed.count(), followed.bytes()), (0, 0));
+        assert_eq!(fill("greedy").1.len(), MAX / PER_PEER / (PREFIX_BYTES + long.as_str().len()));
     }
 }

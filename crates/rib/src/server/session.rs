@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{Cursor, Prefix};
+use fairmesh_model::{Cursor, Identity, Prefix};
 use fairmesh_wire::{
     v1::{self, watch_request::Kind},
     watch::{self, WatchServer},
@@ -78,8 +78,8 @@ struct Subscription<B: ServedRib> {
 /// Why a prefix is refused that others have no place left for.
 fn too_many_followed() -> String {
     format!(
-        "RESOURCE_EXHAUSTED: the prefixes that all watches here follow use nearly {} MB, and one that follows as many as \
-         this gets no more; watch at another replica, or follow less",
+        "RESOURCE_EXHAUSTED: the prefixes that all watches here follow use nearly {} MB, or those of this peer a quarter of it, and a \
+         watch that follows as many as this gets no more; watch at another replica, or follow less",
         MAX_FOLLOWED_BYTES >> 20
     )
 }
@@ -92,7 +92,8 @@ impl<B: ServedRib> Session<B> {
         delta_cache: Arc<DeltaCache>,
     ) -> Self {
         let expiry = caller.user.as_ref().map(|user| Box::pin(sleep_until(user.ends)));
-        let followed = backend.node().followed().watch();
+        let is_known = caller.identity != Identity::Anonymous || caller.user.is_some();
+        let followed = backend.node().followed().watch(is_known.then(|| caller.to_string()));
         let ages = backend.age_changes().map(WatchStream::from_changes);
         let permissions = backend.permission_changes().map(WatchStream::from_changes);
         Self {
