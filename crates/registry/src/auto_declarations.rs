@@ -5,7 +5,12 @@
 //! records that a registration declared it; applying any declaration makes it an operator's, which stays. A field of
 //! the record was rejected: every reader of services would have to know it.
 
-use std::{collections::BTreeMap, ops::Bound, sync::atomic::Ordering::Relaxed, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    ops::Bound,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 
 use fairmesh_model::{HistoryKind, Prefix, RecordKey, ServiceName, key_kind};
 use fairmesh_rib::{Entry, Expect, Node, Op};
@@ -27,22 +32,69 @@ const SCAN_INTERVAL: Duration = Duration::from_secs(10);
 const SCAN_BATCH: usize = 2_000;
 /// The most declarations removed in one batch.
 const REMOVE_BATCH: usize = 100;
+/// What authors without an identity begin with.
+const ANONYMOUS: &str = "anonymous";
 /// The author in the history entry of such a declaration.
 const DECLARED_BY: &str = "its first registration";
 
 static REMOVED: LogLimiter = LogLimiter::new();
 
-/// The known ones, with the time since when they have no endpoints.
+/// The known ones.
 #[derive(Debug, Default)]
 pub(crate) struct AutoDeclarations {
-    known: BTreeMap<ServiceName, Option<Instant>>,
+    known: BTreeMap<ServiceName, AutoDeclaration>,
+    /// How many each peer has.
+    by_peer: HashMap<Arc<str>, usize>,
     /// The service at which the last scan ended.
     scan_cursor: Option<ServiceName>,
 }
 
+#[derive(Debug, Default)]
+struct AutoDeclaration {
+    /// Since when it has no endpoints.
+    unused: Option<Instant>,
+    /// The peer whose registration declared it; `None` after a restart, and where peers have no identity.
+    peer: Option<Arc<str>>,
+}
+
+/// The peer of an author, without the program for which it registers; `None` if it has no identity, since all such peers would be
+/// one.
+pub(crate) fn peer_of(author: &str) -> Option<Arc<str>> {
+    let peer = author.split(" for ").next().unwrap_or_default();
+    (!peer.starts_with(ANONYMOUS)).then(|| peer.into())
+}
+
 impl AutoDeclarations {
-    pub(crate) fn add(&mut self, service: ServiceName) {
-        self.known.insert(service, None);
+    pub(crate) fn add(&mut self, service: ServiceName, peer: Option<Arc<str>>) {
+        if let Some(peer) = &peer {
+            *self.by_peer.entry(Arc::clone(peer)).or_default() += 1;
+        }
+        let before = self.known.insert(service, AutoDeclaration { unused: None, peer });
+        self.release(before);
+    }
+
+    fn remove(&mut self, service: &ServiceName) {
+        let removed = self.known.remove(service);
+        self.release(removed);
+    }
+
+    /// A declaration of a peer is gone.
+    fn release(&mut self, removed: Option<AutoDeclaration>) {
+        let Some(peer) = removed.and_then(|removed| removed.peer) else { return };
+        if let Some(count) = self.by_peer.get_mut(&peer) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_peer.remove(&peer);
+            }
+        }
+    }
+
+    /// Whether a peer may declare another service, beside `more` of the same batch. It may have as many as it leaves free, so that no
+    /// peer takes all.
+    pub(crate) fn admits(&self, peer: Option<&str>, more: usize) -> bool {
+        let all = self.known.len() + more;
+        let own = peer.map_or(0, |peer| self.by_peer.get(peer).copied().unwrap_or_default() + more);
+        all < MAX_AUTO_DECLARED && own < MAX_AUTO_DECLARED - all
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -87,7 +139,7 @@ impl Registry {
         let services = entries.iter().filter_map(|(key, entry)| declared_by(key, entry));
         let services: Vec<_> = services.filter(|service| marker(self.node(), service).is_some()).collect();
         drop(entries);
-        services.into_iter().for_each(|service| self.declarations().add(service));
+        services.into_iter().for_each(|service| self.declarations().add(service, None));
         let mut ticks = interval(SCAN_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -110,12 +162,11 @@ impl Registry {
             let stays = marker(self.node(), &service).map(|_| self.is_used(&service));
             let mut declarations = self.declarations();
             match stays {
-                None => {
-                    declarations.known.remove(&service);
-                }
-                Some(true) => declarations.add(service),
+                None => declarations.remove(&service),
+                Some(true) => declarations.known.entry(service).or_default().unused = None,
                 Some(false) => {
-                    let since = declarations.known.entry(service.clone()).or_default().get_or_insert(now);
+                    let known = declarations.known.entry(service.clone()).or_default();
+                    let since = known.unused.get_or_insert(now);
                     if now.saturating_duration_since(*since) >= DECLARATION_GRACE {
                         due.push(service);
                     }
@@ -162,7 +213,7 @@ impl Registry {
             );
         }
         let mut declarations = self.declarations();
-        declarations.known.retain(|service, _| !gone.contains(service));
+        gone.iter().for_each(|service| declarations.remove(service));
         Ok(())
     }
 }

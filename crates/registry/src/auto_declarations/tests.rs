@@ -51,7 +51,7 @@ async fn after_a_restart_declarations_expire_unless_an_operator_applied_them() {
 async fn registrations_declare_a_bounded_number_of_services() {
     let test = TestRegistry::new();
     for number in 0..MAX_AUTO_DECLARED - 1 {
-        test.registry.declarations().add(format!("shop/s{number}").parse().unwrap());
+        test.registry.declarations().add(format!("shop/s{number}").parse().unwrap(), None);
     }
     test.registry.register(&[endpoint("a")]).await.unwrap();
     let mut another = endpoint("a");
@@ -61,4 +61,25 @@ async fn registrations_declare_a_bounded_number_of_services() {
     assert!(refused.to_string().contains("fairmesh apply"), "{refused}");
     test.registry.register(&[endpoint("b")]).await.expect("its service is declared");
     assert_eq!(test.registry.self_declared(), (MAX_AUTO_DECLARED, 1, 0));
+}
+
+#[test]
+fn a_peer_declares_as_many_services_as_it_leaves_free_and_others_go_on() {
+    let mut declarations = AutoDeclarations::default();
+    let name = |number: usize| format!("shop/s{number}").parse::<ServiceName>().unwrap();
+    let greedy = peer_of("spiffe://prod/fairmesh/agent/a for local uid 7");
+    let greedy = greedy.as_deref();
+    assert_eq!(greedy, Some("spiffe://prod/fairmesh/agent/a"));
+    let mut number = 0;
+    while declarations.admits(greedy, 0) {
+        declarations.add(name(number), greedy.map(Arc::from));
+        number += 1;
+    }
+    assert_eq!(number, MAX_AUTO_DECLARED / 2);
+    assert!(declarations.admits(Some("spiffe://prod/fairmesh/agent/b"), 0));
+    assert_eq!(peer_of("anonymous"), None);
+    assert!(declarations.admits(None, 0) && !declarations.admits(None, MAX_AUTO_DECLARED / 2));
+    declarations.remove(&name(0));
+    declarations.remove(&name(1));
+    assert!(declarations.admits(greedy, 0));
 }

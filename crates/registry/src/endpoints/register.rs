@@ -1,6 +1,6 @@
 use std::{
     collections::{BTreeMap, HashSet},
-    sync::atomic::Ordering::Relaxed,
+    sync::{Arc, atomic::Ordering::Relaxed},
 };
 
 use fairmesh_model::{
@@ -13,7 +13,10 @@ use fairmesh_wire::records;
 use tokio::time::Instant;
 
 use super::{InstanceRef, Registration, check_batch, states::set_state};
-use crate::{MAX_AUTO_DECLARED, Registry, RegistryError, clock::now_ms, stored_records::StoredEndpoint};
+use crate::{
+    MAX_AUTO_DECLARED, Registry, RegistryError, auto_declarations::peer_of, clock::now_ms,
+    stored_records::StoredEndpoint,
+};
 
 /// The label with the protocol of an endpoint whose service is not declared.
 const PROTOCOL_LABEL: &str = "fairmesh.protocol";
@@ -82,7 +85,7 @@ impl Registry {
     async fn write_and_grant(&self, registrations: &[Registration]) -> Result<u64, RegistryError> {
         let _registering = self.shared.registering.read().await;
         let changed = self.change(|| self.register_ops(registrations)).await?;
-        changed.output.into_iter().for_each(|service| self.declarations().add(service));
+        changed.output.into_iter().for_each(|service| self.declarations().add(service, declaring_peer()));
         self.grant(registrations).await?;
         Ok(changed.revision)
     }
@@ -120,11 +123,15 @@ impl Registry {
 
     /// Refuses a declaration beyond the limit; `more` are part of the same batch.
     fn check_declaration_limit(&self, more: usize) -> Result<(), RegistryError> {
-        if self.declarations().len() + more < MAX_AUTO_DECLARED {
+        if self.declarations().admits(declaring_peer().as_deref(), more) {
             return Ok(());
         }
         self.shared.declarations_refused.fetch_add(1, Relaxed);
-        let problem = format!("{MAX_AUTO_DECLARED} services are declared by registrations alone");
+        let problem = format!(
+            "{} of at most {MAX_AUTO_DECLARED} services are declared by registrations alone, and a peer may declare as many as it \
+             leaves free",
+            self.declarations().len() + more
+        );
         let hint = "declare this service with 'fairmesh apply', then register again";
         Err(RegistryError::refused("service", problem, hint))
     }
@@ -145,7 +152,7 @@ impl Registry {
         if was_lost {
             // It may have been marked as lost between the write and the grant.
             let changed = self.change(|| self.register_ops(registrations)).await?;
-            changed.output.into_iter().for_each(|service| self.declarations().add(service));
+            changed.output.into_iter().for_each(|service| self.declarations().add(service, declaring_peer()));
         }
         Ok(())
     }
@@ -275,4 +282,9 @@ fn declare(service: &ServiceName, registrations: &[&Registration]) -> Result<Op,
     };
     let key = RecordKey::Service(service.clone()).to_string();
     Ok(Op::put(key, records::encode(&Record::Service(declaration))).expecting(Expect::Absent))
+}
+
+/// The peer for whom this task registers.
+fn declaring_peer() -> Option<Arc<str>> {
+    author::current().and_then(|author| peer_of(&author))
 }
