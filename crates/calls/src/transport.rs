@@ -14,6 +14,7 @@ mod lent_connection;
 mod load_report;
 mod own_addresses;
 mod raw_connection;
+mod recorded_body;
 mod request;
 mod request_body;
 mod response;

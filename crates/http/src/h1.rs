@@ -59,6 +59,27 @@ pub(crate) fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Malform
     Ok(length)
 }
 
+/// The length of a body. Makes the header a single number, since other parsers may misread a list (RFC 9110 8.6).
+///
+/// # Errors
+/// The header is invalid, or its values differ.
+pub fn normalize_length(headers: &mut HeaderMap) -> Result<Option<u64>, Malformed> {
+    let length = content_length(headers)?;
+    if let Some(length) = length
+        && !is_single_number(headers)
+    {
+        headers.insert(header::CONTENT_LENGTH, length.into());
+    }
+    Ok(length)
+}
+
+/// Whether a valid `content-length` is a single number.
+fn is_single_number(headers: &HeaderMap) -> bool {
+    let mut values = headers.get_all(header::CONTENT_LENGTH).into_iter();
+    let first = values.next().is_some_and(|value| value.as_bytes().iter().all(u8::is_ascii_digit));
+    first && values.next().is_none()
+}
+
 /// ASCII digits only, which `str::parse` would not enforce, up to 2^63 - 1: many parsers read lengths as signed
 /// numbers.
 fn parse_length(text: &[u8]) -> Option<u64> {

@@ -5,3 +5,4 @@ pub(crate) mod config;
 mod local_forwarder;
 pub(crate) mod metrics;
 pub(crate) mod server;
+mod upgrade;

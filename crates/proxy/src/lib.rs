@@ -46,3 +46,4 @@ pub use observe::{
     endpoint_metrics::EndpointMetrics,
     spans::TraceConfig,
 };
+pub use tunnel::copy::BidirectionalCopy;

@@ -140,7 +140,10 @@ impl RouteActions {
             return path;
         }
         let scheme = redirect.https.map_or("", |https| if https { "https:" } else { "http:" });
-        let port = redirect.port.map(|port| format!(":{port}")).unwrap_or_default();
+        // The default port of a scheme is left out (RFC 3986 6.2.3).
+        let default = redirect.https.map(|https| if https { 443 } else { 80 });
+        let port = redirect.port.filter(|port| Some(*port) != default);
+        let port = port.map(|port| format!(":{port}")).unwrap_or_default();
         format!("{scheme}//{host}{port}{path}")
     }
 
@@ -307,7 +310,15 @@ mod tests {
         let far =
             Redirect { https: Some(false), host: Some("x.org".into()), port: Some(81), path, status: 301 };
         assert_eq!(to(&far), "http://x.org:81/new/a?b=c");
-        assert_eq!(to(&Redirect { port: Some(81), ..none }), "//cart.shop:81/old/a?b=c");
+        assert_eq!(to(&Redirect { port: Some(81), ..none.clone() }), "//cart.shop:81/old/a?b=c");
+        for (https, port, expected) in [
+            (true, 443, "https://cart.shop/old/a?b=c"),
+            (false, 80, "http://cart.shop/old/a?b=c"),
+            (false, 443, "http://cart.shop:443/old/a?b=c"),
+        ] {
+            let redirect = Redirect { https: Some(https), port: Some(port), ..none.clone() };
+            assert_eq!(to(&redirect), expected);
+        }
     }
 
     #[test]

@@ -65,8 +65,8 @@ pub(crate) struct LayerState {
 /// [`Caller`](crate::Caller) in their extensions, if it proved an identity.
 ///
 /// The report holds the measurements of the layer and the metrics set by [`metric`](Self::metric), and the fields of a
-/// report that the service wrote itself, where that is well formed. A service that forwards responses of other servers
-/// should remove their reports.
+/// report that the service wrote itself, where that is well formed. Its `cpu_utilization` replaces that of the layer. A
+/// service that forwards responses of other servers should remove their reports.
 ///
 /// The metrics of a report that the service wrote go to planners too, as those of [`metric`](Self::metric) do: the first
 /// eight names, each until ten seconds have passed and a response came without it. Without calls they are 0 then.

@@ -74,10 +74,12 @@ fn text(load: LoadSnapshot<'_>, existing: Option<&str>) -> String {
     if let Some(message) = existing.and_then(|existing| existing.strip_prefix("BIN ")) {
         return format!("BIN {}", binary(load, Some(message)));
     }
-    let own = pairs(load);
+    let existing = existing.map(|existing| existing.strip_prefix("TEXT ").unwrap_or(existing));
+    // The service knows its own utilization better: this process may only stand in front of it.
+    let has_cpu = existing.is_some_and(|existing| existing.split(',').any(|pair| name_of(pair) == CPU));
+    let own = pairs(LoadSnapshot { cpu: load.cpu.filter(|_| !has_cpu), ..load });
     let mut text = String::with_capacity(96);
     text.push_str("TEXT ");
-    let existing = existing.map(|existing| existing.strip_prefix("TEXT ").unwrap_or(existing));
     for pair in existing.into_iter().flat_map(|existing| existing.split(',')) {
         // Some parsers reject a report with a repeated name.
         if own.split(',').all(|own| name_of(own) != name_of(pair)) {
@@ -116,17 +118,18 @@ fn pairs(
 }
 
 /// The protobuf form in base64, as gRPC encodes binary metadata. Two concatenated messages are one, in which the later
-/// fields win.
+/// fields win: the service's own CPU utilization, and the counts of this process.
 fn binary(load: LoadSnapshot<'_>, existing: Option<&str>) -> String {
     const CPU_UTILIZATION: u8 = 1 << 3 | 1;
     let LoadSnapshot { outstanding: Outstanding { calls, streams }, cpu, metrics } = load;
     let existing = existing.map(str::as_bytes).filter(|existing| load_from_binary(existing, None).is_some());
-    let mut message = existing.and_then(decode_binary_report).unwrap_or_else(|| Vec::with_capacity(96));
+    let mut message = Vec::with_capacity(96);
     if let Some(cpu) = cpu {
         message.push(CPU_UTILIZATION);
         // Protobuf does not distinguish 0 from an absent field.
         message.extend((f64::from(cpu.max(1)) / 1000.0).to_le_bytes());
     }
+    message.extend(existing.and_then(decode_binary_report).unwrap_or_default());
     put_named_metric(&mut message, OUTSTANDING, calls.into());
     if streams > 0 {
         put_named_metric(&mut message, STREAMS, streams.into());
@@ -237,7 +240,7 @@ mod tests {
             (binary, true),
         ] {
             assert_eq!(merged(existing, is_binary, None), both(0.9), "{existing}");
-            assert_eq!(merged(existing, is_binary, Some(250)), both(0.25), "{existing}");
+            assert_eq!(merged(existing, is_binary, Some(250)), both(0.9), "{existing}");
         }
     }
 

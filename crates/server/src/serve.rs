@@ -31,6 +31,12 @@ use fairmesh_http::socket;
 /// Interval of HTTP/2 keep-alive PINGs and their timeout: connections of vanished callers are closed within the sum.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(10));
 
+/// Receive window of a stream, in bytes.
+const STREAM_WINDOW: u32 = 256 * 1024;
+/// Receive window of a connection, in bytes: more than all of its streams hold, so that a request that is not read stalls
+/// no other.
+const CONNECTION_WINDOW: u32 = 1 << 30;
+
 /// How long an idle connection may take to close once the endpoint is deregistered.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -96,7 +102,9 @@ where
     // The acceptor bounds the time of headers: hyper's limit also runs while a kept-alive connection is idle, and
     // would close connections that callers are about to use.
     builder.http1().timer(TokioTimer::new()).header_read_timeout(None);
-    builder.http2().timer(TokioTimer::new()).keep_alive_interval(interval).keep_alive_timeout(patience);
+    let mut http2 = builder.http2();
+    http2.initial_stream_window_size(STREAM_WINDOW).initial_connection_window_size(CONNECTION_WINDOW);
+    http2.timer(TokioTimer::new()).keep_alive_interval(interval).keep_alive_timeout(patience);
     let mut connection =
         pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), TowerToHyperService::new(service)));
     let ended = tokio::select! {

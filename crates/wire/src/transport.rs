@@ -25,6 +25,8 @@ mod serve;
 mod socket;
 mod stream;
 #[cfg(feature = "server")]
+mod unix_authority;
+#[cfg(feature = "server")]
 mod user_places;
 mod waits;
 

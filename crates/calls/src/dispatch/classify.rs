@@ -117,6 +117,9 @@ fn error_class(error: &SendError) -> ErrorClass {
         SendError::Body(_) => {
             (AttemptOutcome::CallerFailed, FaultKind::Invalid, "was not sent the whole request")
         }
+        SendError::Rejected(_) => {
+            (AttemptOutcome::CallerFailed, FaultKind::Invalid, "rejected this request as malformed")
+        }
         SendError::Invalid(_) => {
             (AttemptOutcome::CallerFailed, FaultKind::Invalid, "cannot be sent this request")
         }
@@ -206,6 +209,8 @@ fn response_outcome(
         (503, _) | (_, Some(b"14")) => AttemptOutcome::Unavailable,
         // Reported by the server itself, and not relayed from another one.
         (_, Some(b"4")) if has_fault(DEADLINE_EXCEEDED) => AttemptOutcome::ServerError,
+        // The proxy in front of the server lost its connection to the server: as if the caller had.
+        (502, _) if has_fault(FaultKind::Reset.label()) => AttemptOutcome::Unavailable,
         (500 | 502 | 504..=599, _) => AttemptOutcome::ServerError,
         (_, Some(code)) if is_server_error(code) => AttemptOutcome::ServerError,
         _ => AttemptOutcome::Responded,

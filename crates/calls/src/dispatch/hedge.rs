@@ -86,6 +86,7 @@ impl<'c> SecondAttempt<'c> {
         copy: &RequestCopy,
     ) -> Option<Self> {
         let mesh = &dispatch.handle.mesh;
+        let again = copy.to_request()?;
         let now = mesh.clock.now();
         let mut fork = call.fork();
         let at = DecisionContext { clock: mesh.clock, now, seed: mesh.seed() };
@@ -100,7 +101,7 @@ impl<'c> SecondAttempt<'c> {
         }
         dispatch.trace_attempt(&fork, &pool, &picked);
         let attempt = Attempt::begin_hedge(dispatch.handle, pool, now);
-        let request = Request { left: fork.server_deadline(now), ..copy.to_request() };
+        let request = Request { left: fork.server_deadline(now), ..again };
         let mut pending = Some(request);
         dispatch.write_traceparent(&mut pending);
         Some(Self { call: fork, attempt, pending })

@@ -51,9 +51,10 @@ pub(super) fn send(
     body: &RequestBody,
 ) {
     let mesh = &dispatch.handle.mesh;
-    let replay = body.replay().filter(|_| body.buffered_len() <= MAX_BODY);
+    let copy = body.replay().filter(|_| body.buffered_len() <= MAX_BODY);
+    let copy = copy.and_then(|copy| copy.to_body());
     let permit = Arc::clone(&mesh.mirror_permits).try_acquire_owned();
-    let (Some(replay), Ok(permit)) = (replay, permit) else {
+    let (Some(body), Ok(permit)) = (copy, permit) else {
         return dispatch.handle.count(|counters| &counters.mirrors_skipped);
     };
     dispatch.handle.count(|counters| &counters.mirrored_calls);
@@ -72,7 +73,7 @@ pub(super) fn send(
         from: dispatch.handle.subscription.name().clone(),
         context: CallContext { key, timeout: None, ..dispatch.options.clone() },
         head: head.clone(),
-        body: replay.to_body(),
+        body,
         _permit: permit,
     };
     tokio::spawn(async move {

@@ -124,14 +124,23 @@ impl Head {
 }
 
 impl RequestCopy {
-    /// A copy where one is needed and can be made.
-    pub(super) fn of(request: &Request, needed: bool) -> Option<Self> {
-        let body = needed.then(|| request.body.replay()).flatten()?;
-        Some(Self { head: request.head.clone(), body })
+    /// A copy where one is needed.
+    pub(super) fn of(request: &mut Request, needed: bool) -> Option<Self> {
+        needed.then(|| Self { head: request.head.clone(), body: request.body.record_replay() })
     }
 
-    /// The request again.
-    pub(super) fn to_request(&self) -> Request {
-        Request::new(self.head.clone(), self.body.to_body())
+    /// The request again; `None` where its body is no longer available.
+    pub(super) fn to_request(&self) -> Option<Request> {
+        Some(Request::new(self.head.clone(), self.body.to_body()?))
+    }
+
+    /// Whether the request can still be sent again.
+    pub(super) fn is_available(&self) -> bool {
+        self.body.is_available()
+    }
+
+    /// Whether the request can be sent twice at once.
+    pub(super) fn is_complete(&self) -> bool {
+        self.body.is_complete()
     }
 }

@@ -95,7 +95,9 @@ pub(super) async fn retry_loop(
         if outcome == AttemptOutcome::Responded {
             attempt.poll_load(mesh, call);
         }
-        let can_retry = pending.is_some() || copy.is_some() || outcome == AttemptOutcome::DeadlineExceeded;
+        let can_retry = pending.is_some()
+            || copy.is_some_and(RequestCopy::is_available)
+            || outcome == AttemptOutcome::DeadlineExceeded;
         let decision = match can_retry {
             true => call.finish(outcome, mesh.seed()),
             false => {
@@ -110,6 +112,9 @@ pub(super) async fn retry_loop(
                 }
                 return conclude(dispatch, call, attempt.pool, response?, outcome);
             }
+            _ if !is_pending_again(pending, copy) => {
+                return conclude(dispatch, call, attempt.pool, response?, outcome);
+            }
             retry => {
                 drop((attempt, response));
                 back_off(retry, call).await;
@@ -117,12 +122,18 @@ pub(super) async fn retry_loop(
         }
         dispatch.handle.count(|counters| &counters.retries);
         let mut now = mesh.clock.now();
-        if pending.is_none() {
-            *pending = copy.map(RequestCopy::to_request);
-        }
         let pool = pick_endpoint(dispatch, call, call.snapshot(), &mut now).await?;
         attempt = Attempt::begin(dispatch.handle, call, pool, now);
     }
+}
+
+/// Whether the request can be sent again. Its body is read for the next attempt from here on: the one before may still
+/// have been sending it.
+fn is_pending_again(pending: &mut PendingRequest, copy: Option<&RequestCopy>) -> bool {
+    if pending.is_none() {
+        *pending = copy.and_then(RequestCopy::to_request);
+    }
+    pending.is_some()
 }
 
 /// The result of a call by its last response.
@@ -179,7 +190,7 @@ async fn send_attempt(
     }
     dispatch.write_traceparent(pending);
     let timeouts = attempt.timeouts(&dispatch.handle.mesh, call);
-    let (Some(after), Some(copy)) = (call.hedge_after(), copy) else {
+    let (Some(after), Some(copy)) = (call.hedge_after(), copy.filter(|copy| copy.is_complete())) else {
         return attempt.pool.send(pending, timeouts).await;
     };
     let hedged = HedgedSend { attempt, pending, timeouts, copy, after };

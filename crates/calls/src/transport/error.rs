@@ -53,6 +53,9 @@ pub(crate) enum SendError {
     /// The caller's body failed.
     #[error("the request's body failed")]
     Body(#[source] BoxError),
+    /// The server rejected the request as malformed: no statement about the server.
+    #[error("the server rejected the request")]
+    Rejected(#[source] BoxError),
     /// The request cannot be sent as it is.
     #[error("the request cannot be sent")]
     Invalid(#[source] BoxError),

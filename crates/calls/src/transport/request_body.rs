@@ -9,19 +9,20 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 
+use super::recorded_body::RecordedBody;
 use fairmesh_http::BoxError;
 
 /// This much of a body in pieces is buffered at first, and kept for another attempt where that is all of it. Of a
 /// larger one, the first piece is taken whatever its size: a body of one piece can be sent again without a copy.
-const MAX_BUFFERED: usize = 64 * 1024;
+pub(super) const MAX_BUFFERED: usize = 64 * 1024;
 
 /// The part of a body that is not buffered.
-type Rest = Pin<Box<dyn Body<Data = Bytes, Error = BoxError> + Send>>;
+pub(super) type UnbufferedBody = Pin<Box<dyn Body<Data = Bytes, Error = BoxError> + Send>>;
 
 /// The body of a request to be sent.
 pub(crate) struct RequestBody {
     pub(super) buffered: Chunks,
-    pub(super) rest: Option<Rest>,
+    pub(super) rest: Option<UnbufferedBody>,
     /// The length that the caller declared.
     pub(super) declared: Option<u64>,
     /// Whether the body was not at its end from the beginning: over HTTP/2, DATA then ends the request, even where
@@ -43,9 +44,11 @@ struct Rare {
     trailers: Option<HeaderMap>,
 }
 
-/// A complete body, to be sent again.
+/// A body to be sent again.
 pub(crate) struct Replay {
     chunks: Chunks,
+    /// The part that was not buffered.
+    pub(super) rest: Option<RecordedBody>,
     declared: Option<u64>,
     has_body: bool,
 }
@@ -109,16 +112,42 @@ impl RequestBody {
     /// A copy to send again, where the whole body is buffered.
     pub(crate) fn replay(&self) -> Option<Replay> {
         let Self { buffered, rest, declared, has_body } = self;
-        let copy = || Replay { chunks: buffered.clone(), declared: *declared, has_body: *has_body };
+        let copy =
+            || Replay { chunks: buffered.clone(), rest: None, declared: *declared, has_body: *has_body };
         rest.is_none().then(copy)
+    }
+
+    /// A copy to send again. The part that is not buffered is recorded while it is sent.
+    pub(crate) fn record_replay(&mut self) -> Replay {
+        // More than the bound is kept in no case.
+        let buffered = usize::try_from(self.buffered_len()).unwrap_or(usize::MAX);
+        let rest = self.rest.take().map(|source| RecordedBody::new(source, buffered));
+        self.rest =
+            rest.as_ref().and_then(RecordedBody::reader).map(|rest| -> UnbufferedBody { Box::pin(rest) });
+        let Self { buffered, declared, has_body, .. } = self;
+        Replay { chunks: buffered.clone(), rest, declared: *declared, has_body: *has_body }
     }
 }
 
 impl Replay {
-    /// The body again.
-    pub(crate) fn to_body(&self) -> RequestBody {
-        let Self { chunks, declared, has_body } = self;
-        RequestBody { buffered: chunks.clone(), rest: None, declared: *declared, has_body: *has_body }
+    /// The body again; `None` where it is no longer available. Another copy of it is sent no further.
+    pub(crate) fn to_body(&self) -> Option<RequestBody> {
+        let Self { chunks, rest, declared, has_body } = self;
+        let rest = match rest {
+            Some(rest) => Some(Box::pin(rest.reader()?) as UnbufferedBody),
+            None => None,
+        };
+        Some(RequestBody { buffered: chunks.clone(), rest, declared: *declared, has_body: *has_body })
+    }
+
+    /// Whether the body can still be sent again.
+    pub(crate) fn is_available(&self) -> bool {
+        self.rest.as_ref().is_none_or(RecordedBody::is_whole)
+    }
+
+    /// Whether all of the body was there before it was sent. Several copies may then be sent at once.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.rest.is_none()
     }
 }
 
@@ -175,6 +204,11 @@ impl Chunks {
         self.rare.as_mut()?.trailers.take()
     }
 
+    /// The trailers.
+    pub(super) fn trailers(&self) -> Option<&HeaderMap> {
+        self.rare.as_ref()?.trailers.as_ref()
+    }
+
     /// Whether nothing is left, trailers included.
     pub(super) fn is_empty(&self) -> bool {
         self.first.is_none()
@@ -218,8 +252,11 @@ impl Body for RequestBody {
         let buffered = self.buffered.len();
         let Some(rest) = &self.rest else {
             // Trailers need a chunked body in HTTP/1.1, so no length may be declared.
-            let trailers = self.buffered.rare.as_ref().is_some_and(|rare| rare.trailers.is_some());
-            return if !trailers { SizeHint::with_exact(buffered) } else { SizeHint::new() };
+            return if self.buffered.trailers().is_none() {
+                SizeHint::with_exact(buffered)
+            } else {
+                SizeHint::new()
+            };
         };
         let rest = rest.size_hint();
         let mut hint = SizeHint::new();
@@ -294,7 +331,7 @@ mod tests {
     async fn a_large_body_of_one_piece_can_be_sent_again() {
         let body = http_body_util::Full::new(Bytes::from(vec![7; 10 * MAX_BUFFERED]));
         let taken = RequestBody::take(body).await.unwrap();
-        let again = taken.replay().expect("all of it is buffered").to_body();
+        let again = taken.replay().expect("all of it is buffered").to_body().unwrap();
         assert_eq!(again.size_hint().exact(), Some(10 * MAX_BUFFERED as u64));
         assert_eq!(
             again.buffered.first().unwrap().as_ptr(),
@@ -311,7 +348,7 @@ mod tests {
         let none = RequestBody::take(Empty::new()).await.unwrap();
         for (body, has_body) in [(empty, true), (none, false), (RequestBody::empty(), false)] {
             assert!(body.is_end_stream());
-            assert_eq!([body.has_body, body.replay().unwrap().to_body().has_body], [has_body; 2]);
+            assert_eq!([body.has_body, body.replay().unwrap().to_body().unwrap().has_body], [has_body; 2]);
         }
     }
 

@@ -3,10 +3,10 @@
 use std::{io, net::SocketAddr, task::Context, time::Duration};
 
 use fairmesh_listen::{Acceptor, GuardedStream, Limits, Memory};
+use fairmesh_proxy::BidirectionalCopy;
 use fairmesh_server::{ConnectionAuthorizer, identity_of};
 use fairmesh_wire::transport::{Stream, Transport};
 use tokio::{
-    io::copy_bidirectional,
     net::{TcpListener, TcpStream},
     task::JoinSet,
     time::timeout,
@@ -94,11 +94,11 @@ impl Front {
         let peer = identity_of(&stream);
         let Some(stream) = self.authorizer.accept(stream, self.program).await else { return Ok(()) };
         // The ends of requests are not visible here.
-        let mut caller = stream.exempt_once_begun();
-        let mut program = timeout(CONNECT_TIMEOUT, TcpStream::connect(self.program)).await??;
+        let caller = stream.exempt_once_begun();
+        let program = timeout(CONNECT_TIMEOUT, TcpStream::connect(self.program)).await??;
         program.set_nodelay(true)?;
         tokio::select! {
-            ended = copy_bidirectional(&mut caller, &mut program) => ended.map(drop),
+            ended = BidirectionalCopy::new(caller, program) => ended,
             () = self.authorizer.revoked(&peer) => Err(io::ErrorKind::PermissionDenied.into()),
         }
     }

@@ -21,7 +21,10 @@ use tokio::{
     sync::Notify,
 };
 
-use crate::harness::{Kind, Load, Process, Program as Started, Spec, World, beside_others, free_port, until};
+use crate::harness::{
+    Kind, Load, Process, Program as Started, Proxy, Spec, World, beside_others, free_port, read_head,
+    read_to_end, say, until,
+};
 
 /// What a program says of its load.
 const LOAD: &str = "TEXT named_metrics.queue=30,application_utilization=0.2";
@@ -121,6 +124,79 @@ async fn a_plain_program_is_called_reports_its_load_and_leaves_without_a_failed_
     assert!(world.endpoint("shop/one", "plain").await.is_none(), "it is out of the registry");
     load.goes_on(50).await;
     load.stop_unharmed().await;
+}
+
+/// A proxy in front of a program whose connections the test takes itself.
+async fn in_front_of_raw(world: &World) -> (Process, TcpListener, String) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let program =
+        Plain { address: listener.local_addr().unwrap(), under_way: Arc::default(), go_on: Arc::default() };
+    let (process, address) = in_front(world, &program, "shop/one", "plain", "").await;
+    (process, listener, address)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn websocket_passes_both_proxies() {
+    let _machine = beside_others().await;
+    let world = World::start("{kind: Service, name: shop/one, type: replicated, protocol: http1}").await;
+    let (_inbound, listener, address) = in_front_of_raw(&world).await;
+    let sidecar = Proxy::start(&world).await;
+    let request = "GET /chat HTTP/1.1\r\nhost: one.shop\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
+                   sec-websocket-key: dGVhcG90IG9mIGFsaWNl\r\n\r\n";
+    for to in [&address, &sidecar.for_one] {
+        let mut caller = say(to, request).await;
+        let (mut program, _) = listener.accept().await.unwrap();
+        let head = read_head(&mut program).await;
+        assert!(
+            head.contains("\r\nupgrade: websocket\r\n") && head.contains("\r\nconnection: upgrade\r\n"),
+            "{head}"
+        );
+        let switch =
+            "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\nhello";
+        program.write_all(switch.as_bytes()).await.unwrap();
+        let head = read_head(&mut caller).await;
+        assert!(head.starts_with("http/1.1 101 ") && head.contains("\r\nupgrade: websocket\r\n"), "{head}");
+        let mut said = [0; 5];
+        caller.read_exact(&mut said).await.unwrap();
+        assert_eq!(&said, b"hello");
+        caller.write_all(b"ping").await.unwrap();
+        caller.shutdown().await.unwrap();
+        assert_eq!(read_to_end(&mut program).await, b"ping", "the caller's end is the program's");
+        program.write_all(b"pong").await.unwrap();
+        drop(program);
+        assert_eq!(read_to_end(&mut caller).await, b"pong");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn get_is_repeated_after_the_program_closed_its_connection() {
+    let _machine = beside_others().await;
+    let world = World::start("{kind: Service, name: shop/one, type: replicated, protocol: http1}").await;
+    let (_inbound, listener, _) = in_front_of_raw(&world).await;
+    let sidecar = Proxy::start(&world).await;
+    let mut caller = say(&sidecar.for_one, "GET /tea HTTP/1.1\r\nhost: one.shop\r\n\r\n").await;
+    for response in ["", "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\ntea"] {
+        let (mut program, _) = listener.accept().await.unwrap();
+        let head = read_head(&mut program).await;
+        assert!(head.starts_with("get /tea "), "{head}");
+        program.write_all(response.as_bytes()).await.unwrap();
+    }
+    let answer = read_head(&mut caller).await;
+    assert!(answer.starts_with("http/1.1 200 "), "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn inbound_refuses_bodies_of_unknown_codings() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let (_inbound, listener, address) = in_front_of_raw(&world).await;
+    for codings in ["gzip, chunked", "chunked\r\ntransfer-encoding: chunked"] {
+        let request = format!("POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: {codings}\r\n\r\n0\r\n\r\n");
+        let answer = read_head(&mut say(&address, request).await).await;
+        assert!(answer.starts_with("http/1.1 501 "), "{codings}: {answer}");
+    }
+    let accepted = tokio::time::timeout(std::time::Duration::from_millis(1), listener.accept()).await;
+    assert!(accepted.is_err(), "nothing reaches the program");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

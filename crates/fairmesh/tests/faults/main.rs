@@ -44,3 +44,4 @@ mod translation;
 mod tunnels;
 mod upgrade;
 mod vectors;
+mod windows;

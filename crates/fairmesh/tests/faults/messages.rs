@@ -5,7 +5,9 @@ mod grpc_go;
 mod half_close;
 mod informational;
 mod limits;
+mod normalized;
 mod refused;
+mod repeated;
 
 use fairmesh_model::Protocol;
 use fairmesh_server::MeshServer;

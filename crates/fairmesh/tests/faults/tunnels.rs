@@ -262,3 +262,41 @@ async fn balancers_in_front_and_servers_behind_are_told_who_connects() {
     assert!(read_to_end(&mut say(&tcp, "PROXY TCP4 ").await).await.is_empty());
     proxy.counts("invalid_proxy_headers_total", 3.0).await;
 }
+
+/// A server that sends its last message and closes, while its client is still sending.
+async fn hangs_up(mut served: TcpStream) {
+    let mut first = [0; 1];
+    timeout(PATIENCE, served.read_exact(&mut first)).await.unwrap().unwrap();
+    served.write_all(b"the last message").await.unwrap();
+}
+
+/// What a client receives that sends until it fails.
+async fn receives(client: TcpStream) -> Vec<u8> {
+    let (mut reader, mut writer) = client.into_split();
+    let sending = tokio::spawn(async move { while writer.write_all(&[7; 4096]).await.is_ok() {} });
+    let received = read_to_end(&mut reader).await;
+    sending.abort();
+    received
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn last_message_of_a_closing_server_is_delivered() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let server = RawServer::start(&world, "shop/one", "one").await;
+    let [tcp, by_host] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
+    let listen = format!("--listen tcp:{tcp}=shop/one --listen {by_host}+connect");
+    let _proxy = Proxy::with(&world, &listen).await;
+    for _ in 0..40 {
+        let (client, served) = tokio::join!(say(&tcp, ""), server.accept_tunnel());
+        let (received, ()) = tokio::join!(receives(client), hangs_up(served));
+        assert_eq!(received, b"the last message");
+    }
+    for _ in 0..20 {
+        let mut client = say(&by_host, "CONNECT one.shop:443 HTTP/1.1\r\nhost: one.shop:443\r\n\r\n").await;
+        let served = server.accept_tunnel().await;
+        read_head(&mut client).await;
+        let (received, ()) = tokio::join!(receives(client), hangs_up(served));
+        assert_eq!(received, b"the last message", "after CONNECT");
+    }
+}

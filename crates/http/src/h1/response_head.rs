@@ -7,7 +7,8 @@ use http::{HeaderName, HeaderValue, Method, Response, StatusCode, Version, heade
 use httparse::{Header, ParserConfig, Status};
 
 use super::{
-    Decoder, MAX_FIELDS, MAX_HEAD_BYTES, Malformed, content_length, has_connection_close, has_token, version,
+    Decoder, MAX_FIELDS, MAX_HEAD_BYTES, Malformed, has_connection_close, has_token, normalize_length,
+    version,
 };
 use crate::informational::Budget;
 
@@ -79,7 +80,7 @@ impl ResponseReader {
     /// Malformed headers, ambiguous framing of the body, or chunks in `input` that are already malformed: nothing was
     /// forwarded yet, so the whole call can fail.
     pub fn read(&mut self, input: &mut BytesMut) -> Result<Option<ReceivedResponse>, Malformed> {
-        while let Some((head, size)) = self.head(input)? {
+        while let Some((mut head, size)) = self.head(input)? {
             self.searched = 0;
             // After 101 the connection speaks another protocol: that response is the last.
             if !head.status().is_informational() || head.status() == StatusCode::SWITCHING_PROTOCOLS {
@@ -88,7 +89,7 @@ impl ResponseReader {
                         "a response switches protocols, which the request did not ask for",
                     ));
                 }
-                let body = framing(&head, self.request)?;
+                let body = framing(&mut head, self.request)?;
                 body.check(input)?;
                 let persistent =
                     self.request != RequestKind::Connect && !body.is_until_close() && persists(&head);
@@ -112,8 +113,10 @@ impl ResponseReader {
         }
         let mut fields = [const { MaybeUninit::uninit() }; MAX_FIELDS];
         let mut found = httparse::Response::new(&mut []);
-        let parsed =
-            ParserConfig::default().parse_response_with_uninit_headers(&mut found, input, &mut fields);
+        // Servers write a space before the colon, which a proxy removes (RFC 9112 5.1).
+        let mut config = ParserConfig::default();
+        config.allow_spaces_after_header_name_in_responses(true);
+        let parsed = config.parse_response_with_uninit_headers(&mut found, input, &mut fields);
         let length = match parsed {
             Ok(Status::Complete(length)) if length <= MAX_HEAD_BYTES => length,
             Ok(Status::Complete(_)) => return Err(Malformed("the headers are longer than 64 KiB")),
@@ -205,15 +208,20 @@ pub(super) fn parse_error(error: httparse::Error) -> Malformed {
     })
 }
 
-/// The framing of the body (RFC 9112 6.3).
-fn framing(head: &Response<()>, request: RequestKind) -> Result<Decoder, Malformed> {
+/// The framing of the body (RFC 9112 6.3). Makes `content-length` a single number, or removes it where it is ambiguous
+/// and frames nothing.
+fn framing(head: &mut Response<()>, request: RequestKind) -> Result<Decoder, Malformed> {
     let status = head.status();
+    let length = normalize_length(head.headers_mut());
     let bodiless =
         matches!(status, StatusCode::SWITCHING_PROTOCOLS | StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
     if bodiless || request == RequestKind::Head || (request == RequestKind::Connect && status.is_success()) {
+        if length.is_err() {
+            head.headers_mut().remove(header::CONTENT_LENGTH);
+        }
         return Ok(Decoder::absent());
     }
-    let length = content_length(head.headers())?;
+    let length = length?;
     let mut codings = head.headers().get_all(header::TRANSFER_ENCODING).into_iter();
     let Some(coding) = codings.next() else {
         return Ok(length.map_or_else(Decoder::until_close, Decoder::length));

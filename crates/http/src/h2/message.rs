@@ -8,7 +8,7 @@ use http::{
 
 use crate::hpack::Field;
 use crate::{
-    h1::{MAX_FIELDS, MAX_HEAD_BYTES, content_length},
+    h1::{MAX_FIELDS, MAX_HEAD_BYTES, normalize_length},
     path::Path,
 };
 
@@ -16,6 +16,9 @@ use crate::{
 pub(super) const HEADER_LIST_LIMIT: usize = MAX_HEAD_BYTES + 1 + 32 * MAX_FIELDS;
 /// Bytes that RFC 9113 6.5.2 counts for each field beyond those of HTTP/1.1.
 const EXTRA_PER_FIELD: usize = 32 - ": \r\n".len();
+
+/// What is wrong with a message whose length is not known.
+const AMBIGUOUS_LENGTH: &str = "content-length is invalid or ambiguous";
 
 /// Connection-specific headers of HTTP/1.1 (RFC 9113 8.2.2).
 static FORBIDDEN: [HeaderName; 5] = [
@@ -36,6 +39,23 @@ pub fn keep_allowed(headers: &mut HeaderMap) {
     }
 }
 
+/// Gives the headers of a response that came over another protocol the form of HTTP/2: none that it does not allow, and
+/// at most one `content-length`, which clients require.
+pub(super) fn normalize_response(status: StatusCode, headers: &mut HeaderMap) {
+    keep_allowed(headers);
+    // It belongs to requests, and clients reject other values than `trailers` (RFC 9113 8.2.2).
+    if headers.contains_key(header::TE) {
+        headers.remove(header::TE);
+    }
+    // These have no body, and must not have a length (RFC 9110 8.6).
+    if status.is_informational() || status == StatusCode::NO_CONTENT {
+        headers.remove(header::CONTENT_LENGTH);
+    } else if normalize_length(headers).is_err() {
+        // Only a response without body comes with such a length; readers of HTTP/1.1 reject others.
+        headers.remove(header::CONTENT_LENGTH);
+    }
+}
+
 /// The fields of one header block.
 #[derive(Debug, Default)]
 pub(super) struct Fields {
@@ -50,6 +70,7 @@ pub(super) struct Fields {
     received: usize,
     counted: usize,
     has_cookie: bool,
+    has_host: bool,
     size: usize,
     /// What is wrong with the message, if anything.
     error: Option<&'static str>,
@@ -85,15 +106,6 @@ fn once<T>(slot: &mut Option<T>, value: T) -> Option<&'static str> {
     slot.replace(value).map(|_| "a pseudo-header is repeated")
 }
 
-/// The length of a body; makes the header a single number, since other parsers may misread a list (RFC 9110 8.6).
-fn normalize_length(headers: &mut HeaderMap) -> Result<Option<u64>, &'static str> {
-    let length = content_length(headers).map_err(|_| "content-length is invalid or ambiguous")?;
-    if let Some(length) = length {
-        headers.insert(header::CONTENT_LENGTH, length.into());
-    }
-    Ok(length)
-}
-
 impl Fields {
     pub(super) fn add(&mut self, field: Field) {
         self.size = self.size.saturating_add(field.size());
@@ -123,6 +135,10 @@ impl Fields {
         self.has_regular = true;
         if FORBIDDEN.contains(&name) {
             return Some("a connection-specific header of HTTP/1.1");
+        }
+        if name == header::HOST && std::mem::replace(&mut self.has_host, true) {
+            // Servers choose differently among several (RFC 9112 3.2).
+            return Some("more than one host");
         }
         if name == header::TE && value != "trailers" {
             return Some("'te' has a value other than 'trailers'");
@@ -206,7 +222,7 @@ impl Fields {
         *response.status_mut() = self.status.ok_or("a response has no :status")?;
         *response.version_mut() = Version::HTTP_2;
         *response.headers_mut() = self.headers;
-        let length = normalize_length(response.headers_mut())?;
+        let length = normalize_length(response.headers_mut()).map_err(|_| AMBIGUOUS_LENGTH)?;
         Ok(DecodedResponse { response, length })
     }
 
@@ -219,7 +235,7 @@ impl Fields {
             return Err("extended CONNECT, which was not offered");
         }
         let mut headers = self.headers;
-        let length = normalize_length(&mut headers)?;
+        let length = normalize_length(&mut headers).map_err(|_| AMBIGUOUS_LENGTH)?;
         if ends && length.is_some_and(|length| length > 0) {
             return Err("the body is shorter than its content-length");
         }

@@ -27,7 +27,7 @@ impl Responder {
 
     /// Sends the headers, with END_STREAM if it `ends`, or an informational response before them.
     pub fn send_headers(&mut self, mut response: Response<()>, ends: bool) {
-        message::keep_allowed(response.headers_mut());
+        message::normalize_response(response.status(), response.headers_mut());
         let (head, ()) = response.into_parts();
         lock(&self.session).send_headers(self.stream, &head, ends);
     }

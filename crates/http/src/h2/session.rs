@@ -1,13 +1,14 @@
 //! The protocol state of one side of a connection: streams, flow control, and frames to send.
 //!
-//! It uses neither sockets nor clocks. Its driver passes it the received bytes, serves the requests that it returns or
-//! opens streams itself, and sends the buffered frames.
+//! It uses no sockets, and the clock only to note since when a window is shut. Its driver passes it the received bytes,
+//! serves the requests that it returns or opens streams itself, and sends the buffered frames.
 
 mod client;
 mod control_frames;
 mod goaway;
 mod header_blocks;
 mod receive;
+mod receive_windows;
 mod role;
 mod send;
 mod stream;
@@ -25,7 +26,11 @@ use http::Request;
 use tokio::time::Instant;
 
 use self::{
-    goaway::GoAwayState, header_blocks::PartialHeaders, role::Role, stream::Stream,
+    goaway::GoAwayState,
+    header_blocks::PartialHeaders,
+    receive_windows::{CONNECTION_WINDOW, GROWTH_BUDGET, INITIAL_WINDOW},
+    role::Role,
+    stream::Stream,
     stream_id_hash::StreamIdHash,
 };
 use super::{
@@ -56,8 +61,6 @@ const MAX_STREAM_ERRORS: u32 = 1024;
 const STREAM_ERROR_PERIOD: Duration = Duration::from_secs(60);
 /// Requests of one read that may be reset before they are dispatched (CVE-2023-44487).
 const MAX_EARLY_RESETS: u32 = 64;
-/// Receive window of a stream, in bytes: with the default of 64 KB, a response over 100 ms gets 640 KB/s.
-const STREAM_WINDOW: u32 = 1 << 20;
 /// Initial window of connection and streams (RFC 9113 6.9.2).
 const DEFAULT_WINDOW: u32 = 65_535;
 /// Unsent bytes above which streams wait.
@@ -90,9 +93,11 @@ pub struct Session {
     initial_send_window: i64,
     /// Send window and receive window of the connection.
     send_window: i64,
-    receive_window: i64,
-    /// Bytes consumed and not yet returned by WINDOW_UPDATE.
-    unreleased: u32,
+    receive_window: u32,
+    /// Bytes by which the windows of streams may still grow.
+    growth_left: u32,
+    /// Bytes of all streams received and not read.
+    unread: u64,
     streams: HashMap<u32, Box<Stream>, StreamIdHash>,
     #[allow(clippy::vec_box, reason = "they go in and out of the map as they are")]
     spare: Vec<Box<Stream>>,
@@ -113,6 +118,8 @@ pub struct Session {
     stream_errors_since: Instant,
     /// Streams that wait for the window or send buffer of the connection, or did.
     waiting: VecDeque<u32>,
+    /// Since when a stream waits for the window of the connection.
+    shut_since: Option<Instant>,
     driver: Option<Waker>,
     /// The driver is about to send what is buffered.
     is_driven: bool,
@@ -187,8 +194,9 @@ impl Session {
             header_blocks: 0,
             initial_send_window: DEFAULT_WINDOW.into(),
             send_window: DEFAULT_WINDOW.into(),
-            receive_window: role.window().into(),
-            unreleased: 0,
+            receive_window: CONNECTION_WINDOW,
+            growth_left: GROWTH_BUDGET,
+            unread: 0,
             streams: HashMap::default(),
             spare: Vec::new(),
             open: 0,
@@ -201,6 +209,7 @@ impl Session {
             stream_errors: 0,
             stream_errors_since: now,
             waiting: VecDeque::new(),
+            shut_since: None,
             driver: None,
             is_driven: false,
             is_blocked: false,

@@ -28,9 +28,12 @@ use crate::{
 pub(crate) const KEEP_CAPACITY: usize = 8 * 1024;
 /// Maximum bytes of pipelined requests that are read while a response is in progress.
 pub(crate) const READ_AHEAD: usize = 64 * 1024;
-/// How long a connection is read after its last response while the client may still be sending: if it were closed at
-/// once, the system would send a reset and discard response data that the client has not read.
-pub(crate) const LINGER: Duration = Duration::from_secs(1);
+/// How long a client that may still be sending can pause after the last response of its connection, which is read
+/// meanwhile: if it were closed at once, the system would send a reset and discard response data that the client has not
+/// read.
+pub(crate) const LINGER_PAUSE: Duration = Duration::from_secs(1);
+/// How long such a connection is read in all, as nginx does (`lingering_time`).
+pub(crate) const LINGER: Duration = Duration::from_secs(30);
 
 /// A client connection.
 pub(crate) struct Connection<R, W> {

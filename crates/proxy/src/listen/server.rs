@@ -26,6 +26,7 @@ use crate::{
         connection_permit::ConnectionPermit,
         cores::Cores,
         listener_config::{ListenerConfig, ListenerKind},
+        socket,
         tls::Tls,
     },
     observe::counter::increment,
@@ -133,7 +134,7 @@ impl ConnectionServer {
             // The semaphore is never closed.
             let Some(permit) = ready!(permits.poll_acquire(context)) else { return Poll::Ready(None) };
             let accepted = ready!(listener.poll_accept(context));
-            Poll::Ready(Some(accepted.map(|(stream, caller)| (stream, caller, permit))))
+            Poll::Ready(Some(accepted.map(|(stream, caller)| (stream, socket::canonical(caller), permit))))
         });
         match accepted.await? {
             Ok(accepted) => {

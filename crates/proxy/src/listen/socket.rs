@@ -9,7 +9,12 @@ use crate::listen::{client_stream::ClientStream, proxy_protocol::Addresses};
 
 /// The addresses of a connection according to the system.
 pub(crate) fn connection_addresses(stream: &TcpStream, caller: SocketAddr) -> Addresses {
-    Addresses { source: caller, destination: stream.local_addr().unwrap_or(caller) }
+    Addresses { source: caller, destination: stream.local_addr().map_or(caller, canonical) }
+}
+
+/// The address of a client over IPv4, also where the listener is one of IPv6.
+pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 /// Breaks a connection whose client reads nothing for this long: pending data holds a server connection as well, and
@@ -23,4 +28,20 @@ pub(crate) fn set_user_timeout(stream: &TcpStream, time_limit: Duration) {
 pub(crate) fn reset(stream: impl ClientStream) {
     // Fails only on a broken socket.
     let _ = stream.socket().set_zero_linger();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mapped_addresses_are_those_of_ipv4() {
+        for (accepted, expected) in [
+            ("[::ffff:192.0.2.1]:80", "192.0.2.1:80"),
+            ("192.0.2.1:80", "192.0.2.1:80"),
+            ("[2001:db8::1]:80", "[2001:db8::1]:80"),
+        ] {
+            assert_eq!(canonical(accepted.parse().unwrap()), expected.parse().unwrap());
+        }
+    }
 }

@@ -9,23 +9,32 @@ use std::{
     mem::MaybeUninit,
     pin::Pin,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use pin_project_lite::pin_project;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::{Sleep, sleep},
+};
 
 /// Size of a read, and maximum buffered bytes of one direction.
 const CHUNK: usize = 16 * 1024;
+/// How long a side is still read after the other one is gone. If it were closed at once, the kernel would send RST, and
+/// some systems then discard data that the side has not read yet.
+const LINGER: Duration = Duration::from_secs(1);
 
 pin_project! {
-    /// Completes when both sides have closed or one fails.
-    pub(crate) struct BidirectionalCopy<A, B> {
+    /// Completes when both sides have closed, or one is gone: it neither sends nor accepts bytes. Each direction ends by
+    /// itself, after all of its bytes are delivered, including those received from a side that failed.
+    pub struct BidirectionalCopy<A, B> {
         #[pin]
         client: A,
         #[pin]
         server: B,
         up: Direction,
         down: Direction,
+        linger: Option<Pin<Box<Sleep>>>,
     }
 }
 
@@ -44,25 +53,37 @@ struct Direction {
     /// How many of them are written.
     sent: usize,
     copied: u64,
+    /// The source failed. It then accepts no bytes either.
+    has_lost_source: bool,
+    error: Option<io::Error>,
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum CopyState {
     #[default]
     Open,
-    /// All is written; the reader must still be shut down.
+    /// All is written; the destination must still be shut down.
     Ending,
+    /// The destination accepts no more bytes: what is read is discarded, so that the source is not stopped.
+    Discarding,
     Ended,
 }
 
 impl<A, B> BidirectionalCopy<A, B> {
-    pub(crate) fn new(client: A, server: B) -> Self {
-        Self { client, server, up: Direction::default(), down: Direction::default() }
+    /// Between a client and a server.
+    pub fn new(client: A, server: B) -> Self {
+        Self { client, server, up: Direction::default(), down: Direction::default(), linger: None }
     }
 
     /// Bytes copied so far.
     pub(crate) fn copied(&self) -> BytesCopied {
         BytesCopied { up: self.up.copied, down: self.down.copied }
+    }
+}
+
+impl<A, B> std::fmt::Debug for BidirectionalCopy<A, B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("BidirectionalCopy").field(&self.copied()).finish()
     }
 }
 
@@ -75,52 +96,86 @@ where
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut this = self.project();
-        let up = this.up.poll(this.client.as_mut(), this.server.as_mut(), context)?;
-        let down = this.down.poll(this.server, this.client, context)?;
-        match (up, down) {
-            (Poll::Ready(()), Poll::Ready(())) => Poll::Ready(Ok(())),
-            _ => Poll::Pending,
+        this.up.advance(this.client.as_mut(), this.server.as_mut(), context);
+        if this.up.has_lost_source {
+            this.down.discard();
         }
+        this.down.advance(this.server.as_mut(), this.client.as_mut(), context);
+        if this.down.has_lost_source && this.up.discard() {
+            this.up.advance(this.client, this.server, context);
+        }
+        match (this.up.state, this.down.state) {
+            (CopyState::Ended, CopyState::Ended) => {}
+            (CopyState::Ended | CopyState::Discarding, CopyState::Ended | CopyState::Discarding) => {
+                let linger = this.linger.get_or_insert_with(|| Box::pin(sleep(LINGER)));
+                ready!(linger.as_mut().poll(context));
+            }
+            _ => return Poll::Pending,
+        }
+        let error = this.down.error.take().or_else(|| this.up.error.take());
+        Poll::Ready(error.map_or(Ok(()), Err))
     }
 }
 
 impl Direction {
-    fn poll(
+    /// Copies until the direction ends, or neither side is ready.
+    fn advance(
         &mut self,
         mut from: Pin<&mut impl AsyncRead>,
         mut to: Pin<&mut impl AsyncWrite>,
         context: &mut Context<'_>,
-    ) -> Poll<io::Result<()>> {
+    ) {
         loop {
-            ready!(self.poll_write(to.as_mut(), context))?;
-            match self.state {
-                CopyState::Open => ready!(self.poll_chunk(from.as_mut(), to.as_mut(), context))?,
-                CopyState::Ending => {
-                    ready!(to.as_mut().poll_shutdown(context))?;
-                    self.state = CopyState::Ended;
+            let step = match self.state {
+                CopyState::Open => self.poll_copy(from.as_mut(), to.as_mut(), context),
+                CopyState::Ending => self.poll_end(to.as_mut(), context),
+                CopyState::Discarding => self.poll_discard(from.as_mut(), context),
+                CopyState::Ended => return,
+            };
+            match step {
+                Poll::Pending => return,
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(error)) => {
+                    self.error.get_or_insert(error);
+                    self.discard();
                 }
-                CopyState::Ended => return Poll::Ready(Ok(())),
             }
         }
     }
 
-    /// Reads a chunk and writes it at once; the rest is buffered.
-    fn poll_chunk(
+    /// Discards what is read from now on; whether that is a change.
+    fn discard(&mut self) -> bool {
+        (self.unsent, self.sent) = (Vec::new(), 0);
+        // Of a lost source there is nothing to read.
+        let state = if self.has_lost_source { CopyState::Ended } else { CopyState::Discarding };
+        let is_change = self.state != CopyState::Ended && self.state != state;
+        if is_change {
+            self.state = state;
+        }
+        is_change
+    }
+
+    /// Writes what is buffered, then reads a chunk and writes it at once; the rest is buffered.
+    ///
+    /// # Errors
+    /// The destination failed.
+    fn poll_copy(
         &mut self,
         from: Pin<&mut impl AsyncRead>,
-        to: Pin<&mut impl AsyncWrite>,
+        mut to: Pin<&mut impl AsyncWrite>,
         context: &mut Context<'_>,
     ) -> Poll<io::Result<()>> {
+        ready!(self.poll_write(to.as_mut(), context))?;
         let mut chunk = [const { MaybeUninit::uninit() }; CHUNK];
         let mut chunk = ReadBuf::uninit(&mut chunk);
-        if from.poll_read(context, &mut chunk)?.is_pending() {
+        let Poll::Ready(read) = from.poll_read(context, &mut chunk) else {
             // Flushes while no data is available: the other side may wait for buffered data.
             ready!(to.poll_flush(context))?;
             return Poll::Pending;
-        }
+        };
         let chunk = chunk.filled();
         if chunk.is_empty() {
-            self.state = CopyState::Ending;
+            self.end_source(read);
             return Poll::Ready(Ok(()));
         }
         let written = match to.poll_write(context, chunk)? {
@@ -130,6 +185,40 @@ impl Direction {
         };
         self.copied += written as u64;
         self.unsent.extend_from_slice(&chunk[written..]);
+        Poll::Ready(Ok(()))
+    }
+
+    /// The source sends no more.
+    fn end_source(&mut self, read: io::Result<()>) {
+        self.state = CopyState::Ending;
+        if let Err(error) = read {
+            self.has_lost_source = true;
+            self.error.get_or_insert(error);
+        }
+    }
+
+    /// Passes the end on.
+    fn poll_end(&mut self, to: Pin<&mut impl AsyncWrite>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let ended = ready!(to.poll_shutdown(context));
+        self.state = CopyState::Ended;
+        if let Err(error) = ended {
+            self.error.get_or_insert(error);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_discard(
+        &mut self,
+        from: Pin<&mut impl AsyncRead>,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<()>> {
+        let mut chunk = [const { MaybeUninit::uninit() }; CHUNK];
+        let mut chunk = ReadBuf::uninit(&mut chunk);
+        let read = ready!(from.poll_read(context, &mut chunk));
+        if chunk.filled().is_empty() {
+            self.has_lost_source |= read.is_err();
+            self.state = CopyState::Ended;
+        }
         Poll::Ready(Ok(()))
     }
 
@@ -150,7 +239,7 @@ impl Direction {
             self.sent += written;
             self.copied += written as u64;
         }
-        *self = Self { state: self.state, copied: self.copied, ..Self::default() };
+        (self.unsent, self.sent) = (Vec::new(), 0);
         Poll::Ready(Ok(()))
     }
 }
@@ -224,7 +313,62 @@ mod tests {
         assert_eq!(copying.copied(), BytesCopied { up: all.len() as u64, down: 0 });
     }
 
-    #[tokio::test]
+    /// A side that sends bytes and then fails, and accepts none.
+    struct Failing(&'static [u8]);
+
+    impl AsyncRead for Failing {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            buffer: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            let bytes = std::mem::take(&mut self.0);
+            if bytes.is_empty() {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+            }
+            buffer.put_slice(bytes);
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    impl AsyncWrite for Failing {
+        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, _: &[u8]) -> Poll<io::Result<usize>> {
+            Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_failed_server_sent_is_delivered() {
+        // The pipe holds less than the message, which the client reads late.
+        let (mut client, near) = duplex(4);
+        let copied = tokio::spawn(BidirectionalCopy::new(near, Failing(b"the last message")));
+        client.write_all(b"more").await.unwrap();
+        assert_eq!(read_all(&mut client).await, b"the last message");
+        // What it still sends is discarded for a while.
+        client.write_all(b"and more").await.unwrap();
+        let ended = timeout(TIMEOUT, copied).await.unwrap().unwrap();
+        assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_failed_client_sent_is_delivered() {
+        let (near, mut server) = duplex(4);
+        let copied = tokio::spawn(BidirectionalCopy::new(Failing(b"the last message"), near));
+        server.write_all(b"more").await.unwrap();
+        assert_eq!(read_all(&mut server).await, b"the last message");
+        drop(server);
+        assert!(timeout(TIMEOUT, copied).await.unwrap().unwrap().is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_failed_side_ends_the_copy() {
         let (client, mut server, copying) = between(64);
         drop(client);

@@ -242,7 +242,7 @@ async fn classify(accepted: Accepted, calls: CallQueues, abort: CancellationToke
             }
             return Some(socket);
         }
-        Ok(false) => calls.send(socket.abort_on(abort)).await,
+        Ok(false) => calls.send(socket.with_calls().abort_on(abort)).await,
         Err(error) => tracing::debug!(%error, "a connection ended before it began"),
     }
     None

@@ -2,7 +2,7 @@ use std::{
     io,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
@@ -15,7 +15,7 @@ use tokio::{
 use tokio_util::sync::WaitForCancellationFutureOwned;
 #[cfg(feature = "server")]
 use {
-    super::{UserPlace, UserPlaces, WithoutCertificate, peer_program},
+    super::{UserPlace, UserPlaces, WithoutCertificate, peer_program, unix_authority::AuthorityFilter},
     fairmesh_model::ProgramFacts,
     std::time::Duration,
     tokio::{io::AsyncReadExt as _, time::timeout},
@@ -44,6 +44,9 @@ pub struct Socket {
     takes_tokens: bool,
     /// Bytes that were read to classify the connection and have to be delivered to its reader.
     peeked: Bytes,
+    /// Of an HTTP/2 client over a Unix socket.
+    #[cfg(feature = "server")]
+    authorities: Option<Box<AuthorityFilter>>,
     /// Fails reads once it fires; set if the connection may have to be aborted.
     abort: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
 }
@@ -83,6 +86,8 @@ impl Socket {
             #[cfg(feature = "server")]
             takes_tokens: false,
             peeked: Bytes::new(),
+            #[cfg(feature = "server")]
+            authorities: None,
             abort: None,
         })
     }
@@ -130,6 +135,15 @@ impl Socket {
     #[must_use]
     pub(super) fn abort_on(mut self, abort: CancellationToken) -> Self {
         self.abort = Some(Box::pin(abort.cancelled_owned()));
+        self
+    }
+
+    /// Accepts the authorities that clients send over Unix sockets, from here on: a connection that begins with HTTP/2.
+    #[cfg(feature = "server")]
+    #[must_use]
+    pub(super) fn with_calls(mut self) -> Self {
+        let is_unix = matches!(self.stream.get_ref(), Stream::Unix(_));
+        self.authorities = is_unix.then(|| Box::new(AuthorityFilter::new()));
         self
     }
 
@@ -182,6 +196,16 @@ impl Socket {
         &self.identity
     }
 
+    /// Reads, first the bytes that were read to classify the connection.
+    fn poll_bytes(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.peeked.is_empty() {
+            return Pin::new(&mut self.stream).poll_read(cx, buf);
+        }
+        let some = self.peeked.len().min(buf.remaining());
+        buf.put_slice(&self.peeked.split_to(some));
+        Poll::Ready(Ok(()))
+    }
+
     fn poll_abort(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         match self.abort.as_mut().map(|abort| abort.as_mut().poll(cx)) {
             Some(Poll::Ready(())) => Err(io::Error::new(io::ErrorKind::ConnectionAborted, "shutting down")),
@@ -212,12 +236,14 @@ impl AsyncRead for Socket {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         self.poll_abort(cx)?;
-        if !self.peeked.is_empty() {
-            let some = self.peeked.len().min(buf.remaining());
-            buf.put_slice(&self.peeked.split_to(some));
-            return Poll::Ready(Ok(()));
+        #[cfg(feature = "server")]
+        let before = buf.filled().len();
+        ready!(self.poll_bytes(cx, buf))?;
+        #[cfg(feature = "server")]
+        if let Some(authorities) = &mut self.authorities {
+            authorities.apply(&mut buf.filled_mut()[before..]);
         }
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+        Poll::Ready(Ok(()))
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
 
 use bytes::BytesMut;
 use fairmesh_wire::transport::Stream;
-use http::{Method, Response, StatusCode};
+use http::{Method, Response, StatusCode, header};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadHalf},
     time::Instant,
@@ -304,7 +304,13 @@ pub(super) fn response_reader(method: &Method) -> ResponseReader {
 /// Writes the head of a request; returns the framing of its body.
 fn write_head(request: &Request, out: &mut Vec<u8>) -> Result<Framing, h1::UnsupportedTransferCoding> {
     let Request { head, body, left } = request;
-    let framing = Framing::of(&head.method, &head.headers, http_body::Body::size_hint(body).exact())?;
+    let length = http_body::Body::size_hint(body).exact();
+    // Only a chunked body can have trailers (RFC 9112 7.1.2).
+    let has_trailers = body.buffered.trailers().is_some() || head.headers.contains_key(header::TRAILER);
+    let framing = match Framing::of(&head.method, &head.headers, length)? {
+        Framing::Length(1..) if has_trailers => Framing::Chunked,
+        framing => framing,
+    };
     h1::begin_request(out, &head.method, head.path.as_str(), head.authority.as_str().as_bytes());
     if let Some(left) = *left {
         h1::write_number(out, &DEADLINE, u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
@@ -314,6 +320,12 @@ fn write_head(request: &Request, out: &mut Vec<u8>) -> Result<Framing, h1::Unsup
     }
     let own = [DEADLINE, GRPC_TIMEOUT];
     h1::write_fields(out, &head.headers, if head.grpc { &own } else { &own[..1] });
+    if let Some(trailers) = body.buffered.trailers()
+        && !head.headers.contains_key(header::TRAILER)
+    {
+        let names: Vec<_> = trailers.keys().map(header::HeaderName::as_str).collect();
+        h1::write_field(out, &header::TRAILER, names.join(", ").as_bytes());
+    }
     h1::end_headers(out, framing);
     Ok(framing)
 }

@@ -205,9 +205,10 @@ impl Pool {
     fn least_loaded(&self, with_capacity: bool) -> Option<Arc<SharedConnection>> {
         let list = self.connections.load();
         let alive = list.iter().filter(|connection| !connection.is_closing());
-        let least = alive.min_by_key(|connection| connection.streams.load(Relaxed))?;
-        let has_capacity = least.streams.load(Relaxed) < least.limit.load(Relaxed);
-        (has_capacity || !with_capacity).then(|| Arc::clone(least))
+        let with_room = alive.filter(|connection| {
+            !with_capacity || connection.streams.load(Relaxed) < connection.limit.load(Relaxed)
+        });
+        with_room.min_by_key(|connection| connection.streams.load(Relaxed)).cloned()
     }
 
     fn discard(&self, connection: &SharedConnection) {

@@ -33,7 +33,7 @@ pub(crate) struct SharedConnection {
     session: h2::Shared,
     /// Calls on it.
     pub(super) streams: AtomicU32,
-    /// The concurrent calls that the server allows on it.
+    /// The concurrent calls that the server allows on it; 0 while the server holds it back.
     pub(super) limit: AtomicU32,
     /// It accepts no more calls: the server sent GOAWAY, or it broke.
     pub(super) closing: AtomicBool,
@@ -119,7 +119,7 @@ impl SharedConnection {
     }
 
     pub(super) fn refresh_limit(&self) {
-        self.limit.store(h2::lock(&self.session).stream_limit(), Relaxed);
+        self.limit.store(limit(&h2::lock(&self.session)), Relaxed);
     }
 
     /// Begins to send the pending request, which stays pending where there is no stream for it.
@@ -152,10 +152,10 @@ impl SharedConnection {
 
     fn begin_with(self: &Arc<Self>, head: &Head, ends: bool) -> Result<Begun, SendError> {
         let session = h2::lock(&self.session);
-        self.limit.store(session.stream_limit(), Relaxed);
+        self.limit.store(limit(&session), Relaxed);
         match session.capacity() {
             h2::Capacity::Available => {}
-            h2::Capacity::Full => return Ok(Begun::AtCapacity),
+            h2::Capacity::Full | h2::Capacity::HeldBack => return Ok(Begun::AtCapacity),
             h2::Capacity::Closed => return Ok(Begun::Closing),
             h2::Capacity::Blocked => {
                 return Err(SendError::Refused("it reads nothing of what is queued for it".into()));
@@ -184,10 +184,20 @@ impl Drop for StreamPermit {
     }
 }
 
+/// The calls that may be on a connection. A server whose window for the whole connection is used up by requests that it
+/// does not read would stall further ones: they get a connection of their own.
+fn limit(session: &h2::Session) -> u32 {
+    if session.capacity() == h2::Capacity::HeldBack { 0 } else { session.stream_limit() }
+}
+
 /// Removes headers that HTTP/2 does not allow, and the host, which is in `:authority`, and adds the length that the
 /// caller declared.
 fn prepare(headers: &mut HeaderMap, body: &RequestBody) {
     h2::keep_allowed(headers);
+    // The body has its own length where the header is ambiguous.
+    if h1::normalize_length(headers).is_err() {
+        headers.remove(header::CONTENT_LENGTH);
+    }
     // One pass first: nearly no request has any, and hashing each name would be wasted.
     if headers.keys().any(|name| *name == header::HOST || *name == header::TE) {
         headers.remove(header::HOST);
@@ -217,6 +227,8 @@ fn send_error(why: CallError<BoxError>) -> SendError {
         CallError::Body(error) => SendError::Body(error),
         CallError::Stream(lost) => match lost {
             StreamError::Reset(Reason::REFUSED_STREAM) => SendError::Refused(lost.into()),
+            // The request is malformed in the eyes of the server (RFC 9113 8.1.1).
+            StreamError::Reset(Reason::PROTOCOL_ERROR) => SendError::Rejected(lost.into()),
             StreamError::Unprocessed(Reason::NO_ERROR) => SendError::Stale(lost.into()),
             // Not a graceful shutdown, but an error of its clients, such as ENHANCE_YOUR_CALM.
             StreamError::Unprocessed(_) => SendError::Refused(lost.into()),

@@ -1,8 +1,8 @@
 //! The client role: opens streams and receives responses.
 
 use std::{
-    mem,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -14,13 +14,16 @@ use super::{
         frame::{END_STREAM, MAX_31_BIT},
         message::{Checked, DecodedResponse, Fields},
     },
-    FrameError, GoAwayState, Piece, STREAM_WINDOW, Session, StreamEnd,
+    FrameError, GoAwayState, INITIAL_WINDOW, Piece, Session, StreamEnd,
     stream::register,
 };
 
 /// Most unsent bytes before the connection is ended: control frames alone amount to far less, unless the server does
 /// not read.
 const MAX_UNSENT: usize = 1 << 20;
+
+/// How long the window of a connection may stay shut before other calls avoid the connection: longer than a round trip.
+const HELD_BACK_AFTER: Duration = Duration::from_millis(300);
 
 /// Whether a connection accepts another call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +34,8 @@ pub enum Capacity {
     Full,
     /// The server reads too slowly: the send buffer is full.
     Blocked,
+    /// The server has not opened the window of the connection for a while, and streams wait for it.
+    HeldBack,
     /// It accepts no more.
     Closed,
 }
@@ -71,6 +76,8 @@ impl Session {
             Capacity::Blocked
         } else if self.open >= self.stream_limit {
             Capacity::Full
+        } else if self.shut_since.is_some_and(|since| since.elapsed() >= HELD_BACK_AFTER) {
+            Capacity::HeldBack
         } else {
             Capacity::Available
         }
@@ -86,7 +93,7 @@ impl Session {
         let id = if self.last_stream == 0 { 1 } else { self.last_stream + 2 };
         self.last_stream = id;
         let mut begun = self.spare.pop().unwrap_or_default();
-        begun.begin(STREAM_WINDOW, self.initial_send_window, None, false);
+        begun.begin(INITIAL_WINDOW, self.initial_send_window, None, false);
         begun.is_bodiless = head.method == Method::HEAD;
         begun.has_reader = true;
         begun.handles = 1;
@@ -203,9 +210,7 @@ impl Session {
         stream.handles = 0;
         stream.has_reader = false;
         stream.reader = None;
-        stream.received.clear();
-        let unread = mem::take(&mut stream.unread);
-        self.release_window(unread);
+        self.discard_unread(id);
         self.reset(id, Reason::CANCEL);
         self.remove_if_unused(id);
     }

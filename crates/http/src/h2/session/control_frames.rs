@@ -9,8 +9,8 @@ use super::{
         },
         message::HEADER_LIST_LIMIT,
     },
-    DEFAULT_WINDOW, FrameError, GOAWAY_PING, GoAwayState, MAX_EARLY_RESETS, MAX_REMEMBERED_ENDS, MAX_STREAMS,
-    Role, STREAM_WINDOW, Session, StreamEnd, StreamError,
+    CONNECTION_WINDOW, DEFAULT_WINDOW, FrameError, GOAWAY_PING, GoAwayState, INITIAL_WINDOW,
+    MAX_EARLY_RESETS, MAX_REMEMBERED_ENDS, MAX_STREAMS, Role, Session, StreamEnd, StreamError,
 };
 
 // RFC 9113 6.5.2.
@@ -32,7 +32,7 @@ pub(super) fn write_initial_settings(role: Role, out: &mut Vec<u8>) {
             Role::Server => (MAX_CONCURRENT_STREAMS, MAX_STREAMS),
             Role::Client => (ENABLE_PUSH, 0),
         },
-        (INITIAL_WINDOW_SIZE, STREAM_WINDOW),
+        (INITIAL_WINDOW_SIZE, INITIAL_WINDOW),
         (MAX_HEADER_LIST_SIZE, HEADER_LIST_LIMIT as u32),
     ];
     let payload: Vec<u8> = settings
@@ -40,7 +40,7 @@ pub(super) fn write_initial_settings(role: Role, out: &mut Vec<u8>) {
         .flat_map(|(name, value)| [&name.to_be_bytes()[..], &value.to_be_bytes()].concat())
         .collect();
     push(out, SETTINGS, 0, 0, &payload);
-    push(out, WINDOW_UPDATE, 0, 0, &(role.window() - DEFAULT_WINDOW).to_be_bytes());
+    push(out, WINDOW_UPDATE, 0, 0, &(CONNECTION_WINDOW - DEFAULT_WINDOW).to_be_bytes());
 }
 
 /// A payload of exactly four bytes.
@@ -172,6 +172,7 @@ impl Session {
             if more == 0 {
                 return Err(Violation::protocol("WINDOW_UPDATE with an increment of 0").into());
             }
+            self.shut_since = None;
             self.send_window += i64::from(more);
             if self.send_window > MAX_31_BIT.into() {
                 return Err(
@@ -254,6 +255,7 @@ impl Session {
         stream.is_closed = true;
         self.open -= 1;
         stream.is_waiting = false;
+        self.growth_left += stream.take_growth();
         if let Some(reason) = reset {
             stream.reset = Some(reason);
             stream.error.get_or_insert(match how {
@@ -263,9 +265,7 @@ impl Session {
             stream.wake();
             // Of a response, what was received before the reset is still delivered.
             if self.role == Role::Server {
-                stream.received.clear();
-                let unread = std::mem::take(&mut stream.unread);
-                self.release_window(unread);
+                self.discard_unread(id);
             }
         }
         self.record_end(id, how);

@@ -13,7 +13,7 @@ use super::{
         },
         message::{Checked, DecodedRequest, Fields},
     },
-    FrameError, GoAwayState, HEADER_LEN, MAX_STREAMS, MAX_TRACKED_STREAMS, Piece, Role, STREAM_WINDOW,
+    FrameError, GoAwayState, HEADER_LEN, INITIAL_WINDOW, MAX_STREAMS, MAX_TRACKED_STREAMS, Piece, Role,
     Session, StreamEnd, StreamError,
 };
 use crate::hpack::Block;
@@ -200,7 +200,7 @@ impl Session {
                         .get(header::EXPECT)
                         .is_some_and(|what| what.as_bytes().eq_ignore_ascii_case(b"100-continue"));
                 let mut begun = self.spare.pop().unwrap_or_default();
-                begun.begin(STREAM_WINDOW, self.initial_send_window, length, ends);
+                begun.begin(INITIAL_WINDOW, self.initial_send_window, length, ends);
                 begun.expects_continue = expects_continue;
                 begun.has_head = true;
                 begun.has_body = !ends;

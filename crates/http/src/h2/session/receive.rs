@@ -1,4 +1,4 @@
-//! Receives DATA, and returns windows as bodies are read.
+//! Receives DATA, and passes bodies to their readers.
 
 use std::{
     mem,
@@ -13,20 +13,18 @@ use super::Mutant;
 use super::{
     super::{
         Reason, Violation,
-        frame::{END_STREAM, FrameHeader, PADDED, WINDOW_UPDATE, push},
+        frame::{END_STREAM, FrameHeader, PADDED},
     },
-    FrameError, GoAwayState, MAX_SPARE_STREAMS, Piece, Role, STREAM_WINDOW, Session, StreamEnd, StreamError,
+    FrameError, GoAwayState, MAX_SPARE_STREAMS, Piece, Role, Session, StreamEnd, StreamError,
     stream::register,
 };
 
 /// Payloads from this length on are not copied out of the read buffer: they keep all of it alive, which is 72 KB.
 const MIN_UNCOPIED: usize = 4 * 1024;
 /// With so many unread bytes on a connection they are copied, lest small payloads keep many large buffers alive.
-const COPY_ABOVE: i64 = 128 * 1024;
+const COPY_ABOVE: u64 = 128 * 1024;
 /// Capacity for pieces that is kept with a stream state.
 const MAX_SPARE_PIECES: usize = 16;
-/// Up to this receive window, every byte read is returned at once.
-const SMALL_WINDOW: i64 = 32 * 1024;
 /// Bytes of a body without reader, before the client is asked to stop.
 const MAX_DISCARDED: u32 = 32 * 1024;
 
@@ -58,29 +56,23 @@ impl Session {
             return Err(Violation::protocol("DATA on stream 0").into());
         }
         self.check_opened(head.stream)?;
-        self.receive_window -= i64::from(size);
-        if self.receive_window < 0 {
-            return Err(Violation::new(Reason::FLOW_CONTROL_ERROR, "DATA exceeds the receive window").into());
-        }
+        self.charge_connection(size);
         let Some(stream) = self.streams.get_mut(&head.stream).filter(|stream| !stream.is_closed) else {
             input.advance(head.length);
-            self.release_window(size);
             return self.late_data(head.stream);
         };
         let wrong = match () {
             () if stream.remote_closed => Some(Reason::STREAM_CLOSED),
             () if !stream.has_head => Some(Reason::PROTOCOL_ERROR),
-            () if stream.receive_window < i64::from(size) => Some(Reason::FLOW_CONTROL_ERROR),
+            () if stream.receive_window < size => Some(Reason::FLOW_CONTROL_ERROR),
             () => None,
         };
         if let Some(reason) = wrong {
             input.advance(head.length);
-            self.release_window(size);
             return Err(FrameError::Stream(head.stream, reason));
         }
-        stream.receive_window -= i64::from(size);
-        let held = i64::from(self.role.window()) - self.receive_window - i64::from(self.unreleased);
-        let data = cut(head, input, held > COPY_ABOVE)
+        stream.receive_window -= size;
+        let data = cut(head, input, self.unread > COPY_ABOVE)
             .ok_or(Violation::protocol("the padding exceeds the DATA frame"))?;
         #[cfg(test)]
         let head = match self.mutant {
@@ -120,26 +112,26 @@ impl Session {
                 }
             },
         };
-        stream.unreleased += size - length;
-        let mut free = size - length;
         if !is_as_told {
-            self.release_window(size);
             return Err(FrameError::Stream(head.stream, Reason::PROTOCOL_ERROR));
         }
         if stream.has_reader || stream.handles == 0 {
             if length > 0 {
                 stream.unread += length;
+                self.unread += u64::from(length);
                 stream.push_data(data);
                 stream.wake_reader();
             }
+            if size > length {
+                // Padding is never read.
+                self.return_stream_window(head.stream, size - length);
+            }
         } else {
-            free = size;
             stream.discarded += length;
             if stream.discarded > MAX_DISCARDED {
                 stream.wake_writer();
             }
         }
-        self.release_window(free);
         if ends {
             self.on_remote_closed(head.stream);
         }
@@ -154,34 +146,9 @@ impl Session {
         if stream.local_closed {
             stream.wake_writer();
             self.close_stream(id, StreamEnd::Complete, None);
+        } else {
+            self.growth_left += stream.take_growth();
         }
-    }
-
-    /// Returns `size` bytes to the receive window of the connection.
-    pub(super) fn release_window(&mut self, size: u32) {
-        self.unreleased += size;
-        // Half of the window, as long as that is large: unread bytes of one stream must not stall the others.
-        let enough = if self.receive_window < SMALL_WINDOW { 1 } else { self.receive_window / 2 };
-        if i64::from(self.unreleased) >= enough && !self.is_closed {
-            let more = mem::take(&mut self.unreleased);
-            self.receive_window += i64::from(more);
-            push(self.out.buffer(), WINDOW_UPDATE, 0, 0, &more.to_be_bytes());
-            self.wake_driver();
-        }
-    }
-
-    /// Returns `size` bytes of a stream that were read to its receive window and the connection's.
-    pub(super) fn release_stream_window(&mut self, id: u32, size: u32) {
-        let Some(stream) = self.streams.get_mut(&id) else { return };
-        stream.unread = stream.unread.saturating_sub(size);
-        stream.unreleased += size;
-        if stream.unreleased >= STREAM_WINDOW / 2 && !stream.remote_closed && !stream.is_closed {
-            let more = mem::take(&mut stream.unreleased);
-            stream.receive_window += i64::from(more);
-            push(self.out.buffer(), WINDOW_UPDATE, 0, id, &more.to_be_bytes());
-            self.wake_driver();
-        }
-        self.release_window(size);
     }
 
     /// The next piece of a body; `None` after the last, and the error where the stream failed.
@@ -245,11 +212,9 @@ impl Session {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.has_reader = false;
         stream.handles -= 1;
-        stream.received.clear();
         stream.reader = None;
         stream.wake_writer();
-        let unread = mem::take(&mut stream.unread);
-        self.release_window(unread);
+        self.discard_unread(id);
         self.remove_if_unused(id);
     }
 

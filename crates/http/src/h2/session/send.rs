@@ -7,7 +7,7 @@ use std::{
 
 use bytes::Bytes;
 use http::{HeaderMap, response};
-use tokio::io::AsyncWrite;
+use tokio::{io::AsyncWrite, time::Instant};
 
 #[cfg(test)]
 use super::Mutant;
@@ -97,6 +97,9 @@ impl Session {
                 let is_own = is_shut && stream.send_window <= 0;
                 if !is_own && !mem::replace(&mut stream.is_waiting, true) {
                     self.waiting.push_back(id);
+                }
+                if is_shut && self.send_window <= 0 {
+                    self.shut_since.get_or_insert_with(Instant::now);
                 }
                 return Poll::Pending;
             }

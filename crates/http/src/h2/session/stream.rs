@@ -73,8 +73,10 @@ pub(super) struct Stream {
     pub(super) error: Option<StreamError>,
     /// The stream is closed and no longer counts.
     pub(super) is_closed: bool,
-    /// Receive window and send window.
-    pub(super) receive_window: i64,
+    /// Most bytes in flight and unread together.
+    pub(super) window: u32,
+    /// What is left of it, as far as the peer knows, and the send window.
+    pub(super) receive_window: u32,
     pub(super) send_window: i64,
     /// Bytes consumed and not yet returned by WINDOW_UPDATE.
     pub(super) unreleased: u32,
@@ -96,7 +98,7 @@ pub(super) struct Stream {
 
 impl Stream {
     pub(super) fn begin(&mut self, window: u32, send_window: i64, left: Option<u64>, remote_closed: bool) {
-        self.receive_window = window.into();
+        (self.window, self.receive_window) = (window, window);
         self.send_window = send_window;
         self.content_left = left;
         self.remote_closed = remote_closed;

@@ -69,7 +69,7 @@ impl Server {
         assert_eq!(&preface[..], PREFACE);
         let (first, _) = server.wire.frame().await.unwrap();
         assert_eq!((first.kind, first.flags), (SETTINGS, 0));
-        assert_eq!(server.next_event().await, Event::WindowUpdate(0, (4 << 20) - 65_535));
+        assert_eq!(server.next_event().await, Event::WindowUpdate(0, (1 << 30) - 65_535));
         server.send(&settings_frame(settings)).await;
         assert_eq!(server.next_event().await, Event::SettingsAck);
         server

@@ -39,8 +39,12 @@ use crate::BoxError;
 use crate::hpack::Field;
 
 const INITIAL_WINDOW_SIZE: u16 = 4;
-/// Receive window of a stream, and of the connection.
-const WINDOW: usize = 1 << 20;
+/// First receive window of a stream, and most of it; and the window of the connection.
+const STREAM_WINDOW: usize = 64 << 10;
+const MAX_STREAM_WINDOW: usize = 1 << 20;
+const CONNECTION_WINDOW: usize = 1 << 30;
+/// Bytes that the pipe between client and server holds.
+const PIPE: usize = 1 << 20;
 
 type BoxResponse = Response<UnsyncBoxBody<Bytes, BoxError>>;
 type Pieces = mpsc::UnboundedSender<Result<Frame<Bytes>, BoxError>>;
@@ -88,7 +92,7 @@ struct Client {
 impl Client {
     /// On a connection of which this was read after the preface.
     fn ahead(read: &[u8]) -> Self {
-        let (io, far) = duplex(WINDOW);
+        let (io, far) = duplex(PIPE);
         let (asks, dispatched) = mpsc::unbounded_channel();
         let service = move |request| -> Pin<Box<dyn Future<Output = BoxResponse> + Send>> {
             let (response, answered) = oneshot::channel();
@@ -110,7 +114,7 @@ impl Client {
     async fn with(settings: &[(u16, u32)]) -> Self {
         let mut client = Self::ahead(&settings_frame(settings));
         assert!(matches!(client.next_event().await, Event::Settings(_)));
-        assert_eq!(client.next_event().await, Event::WindowUpdate(0, WINDOW as u32 - 65_535));
+        assert_eq!(client.next_event().await, Event::WindowUpdate(0, CONNECTION_WINDOW as u32 - 65_535));
         assert_eq!(client.next_event().await, Event::SettingsAck);
         client
     }

@@ -1,21 +1,17 @@
 //! Ends a connection, or hands it over to another protocol.
 
-use std::{
-    future::poll_fn,
-    mem,
-    task::{Poll, ready},
-};
+use std::{future::poll_fn, mem};
 
 use bytes::Bytes;
 use fairmesh_http::h1::{ResponseContext, write_response};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt as _},
-    time::timeout,
+    time::{Instant, timeout, timeout_at},
 };
 
 use crate::http1::{
-    connection::{Connection, LINGER, ReadState},
+    connection::{Connection, LINGER, LINGER_PAUSE, ReadState},
     outcome::{ConnectionEnd, ConnectionParts},
     read_side::ReadSide,
     upgrade::PendingUpgrade,
@@ -97,16 +93,26 @@ where
     pub(crate) async fn close(&mut self) {
         // Fails only if the client has disconnected.
         let _ = self.writer.shutdown().await;
+        if let ReadState::Lent(returned) = &mut self.source
+            && let Ok(Ok(reader)) = timeout(LINGER_PAUSE, returned).await
+        {
+            self.resume_after_body(reader);
+        }
         if let ReadState::Unframed(read_side) = &mut self.source {
-            let ended = poll_fn(|context| {
-                loop {
-                    read_side.input.clear();
-                    if !matches!(ready!(read_side.poll_read(0, context)), Ok(1..)) {
-                        return Poll::Ready(());
-                    }
-                }
-            });
-            let _ = timeout(LINGER, ended).await;
+            discard(read_side).await;
+        }
+    }
+}
+
+/// Reads and discards what a client still sends, within bounds.
+async fn discard<R: AsyncRead + Unpin>(read_side: &mut ReadSide<R>) {
+    let end = Instant::now() + LINGER;
+    loop {
+        read_side.input.clear();
+        let read = poll_fn(|context| read_side.poll_read(0, context));
+        let read = timeout_at(end.min(Instant::now() + LINGER_PAUSE), read).await;
+        if !matches!(read, Ok(Ok(1..))) {
+            return;
         }
     }
 }

@@ -19,16 +19,13 @@ use fairmesh_http::{
 };
 use http::{Request, Response};
 use http_body::Body;
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    time::timeout,
-};
+use tokio::io::{AsyncRead, AsyncWrite};
 
 #[cfg(test)]
 use crate::http1::connection::Mutation;
 use crate::{
     http1::{
-        connection::{Connection, LINGER, READ_AHEAD, ReadState},
+        connection::{Connection, READ_AHEAD, ReadState},
         outcome::ConnectionError,
         request_body::{BodyReader, IncomingBody},
         upgrade::OnUpgrade,
@@ -85,9 +82,10 @@ where
             self.resume_after_body(reader);
         }
         self.set_upgrade(pending_upgrade, asked, response.status());
-        let is_unframed = matches!(self.source, ReadState::Unframed(_));
-        let persistent = persistent && !is_unframed && !shutdown.is_started();
-        Ok(self.respond(response, asked, persistent).await? && self.drain_body().await)
+        // While the request is not read to its end, the response says that the connection closes after it.
+        let is_read = matches!(self.source, ReadState::Owned(_)) || self.pending_upgrade.is_some();
+        let persistent = persistent && is_read && !shutdown.is_started();
+        self.respond(response, asked, persistent).await
     }
 
     /// The body of a request: already buffered, or a reader that takes the read half.
@@ -172,15 +170,5 @@ where
         while !failed && matches!(decoder.decode(&mut read_side.input), Ok(Some(_))) {}
         let ended = !failed && decoder.is_done();
         self.source = if ended { ReadState::Owned(read_side) } else { ReadState::Unframed(read_side) };
-    }
-
-    /// Whether the request has been read to its end, once the response is sent.
-    async fn drain_body(&mut self) -> bool {
-        if let ReadState::Lent(returned) = &mut self.source
-            && let Ok(Ok(reader)) = timeout(LINGER, returned).await
-        {
-            self.resume_after_body(reader);
-        }
-        matches!(self.source, ReadState::Owned(_))
     }
 }

@@ -231,6 +231,27 @@ async fn http2_is_handed_over_with_its_first_bytes() {
     assert_eq!(read, pending_upgrade[..]);
 }
 
+#[tokio::test(start_paused = true)]
+async fn an_upload_is_discarded_within_bounds_after_an_early_response() {
+    for pause in [500, 1500].map(Duration::from_millis) {
+        let (near, mut far) = ends(1 << 16);
+        let refuse = async |_: Request<IncomingBody<ReadHalf<DuplexStream>>>| Response::new(Full::from("no"));
+        let served = tokio::spawn(async move {
+            serve(Connection::new(near.0, near.1, IDLE_TIMEOUT), &Shutdown::default(), &refuse).await
+        });
+        far.write_all(b"POST / HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n").await.unwrap();
+        let response = read_until(&mut far, "no").await;
+        assert!(response.contains("connection: close\r\n"), "{response}");
+        let begun = Instant::now();
+        while far.write_all(&[7; 1000]).await.is_ok() {
+            sleep(pause).await;
+        }
+        let expected = if pause < Duration::from_secs(1) { 30..32 } else { 1..3 };
+        assert!(expected.contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
+        assert!(matches!(served.await.unwrap(), ConnectionEnd::Closed));
+    }
+}
+
 #[tokio::test]
 async fn a_response_does_not_wait_for_the_rest_of_its_request() {
     let (near, mut far) = ends(1 << 16);
@@ -254,7 +275,8 @@ async fn a_response_does_not_wait_for_the_rest_of_its_request() {
         serve(Connection::new(near.0, near.1, IDLE_TIMEOUT), &Shutdown::default(), &early).await
     });
     far.write_all(b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\ntea").await.unwrap();
-    read_until(&mut far, "no").await;
+    let response = read_until(&mut far, "no").await;
+    assert!(response.contains("connection: close\r\n"), "{response}");
     assert_eq!(far.read(&mut [0]).await.unwrap(), 0, "the connection ends: what follows may be the body");
     drop(far);
     assert!(matches!(served.await.unwrap(), ConnectionEnd::Closed));

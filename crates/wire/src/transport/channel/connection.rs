@@ -82,7 +82,8 @@ impl ChannelConnection {
         let session = lock(&self.session);
         let refused = |why: &str| Err(CallError::Body(Status::unavailable(why)));
         match session.capacity() {
-            Capacity::Available => {}
+            // A call that waits for the window is bounded by its deadline.
+            Capacity::Available | Capacity::HeldBack => {}
             Capacity::Full => return Ok(None),
             Capacity::Closed => return refused("the connection was closed; retry"),
             Capacity::Blocked => return refused("the peer does not read what is queued for it"),

@@ -136,3 +136,40 @@ async fn a_response_may_be_the_body_of_another_call_on_its_connection() {
     let second = in_time(calling).await.unwrap().expect("there is a free stream");
     assert!(in_time(second.into_body().collect()).await.is_ok_and(|body| body.to_bytes().is_empty()));
 }
+
+#[tokio::test(start_paused = true)]
+async fn calls_avoid_a_connection_whose_window_stays_shut() {
+    let pool = Pool::default();
+    let (held, mut server) = connected(&pool, &allows(100)).await;
+    // More than the first window of the connection.
+    let body = http_body_util::Full::new(vec![7; 80_000].into());
+    let mut pending = request(RequestBody::take(body).await.unwrap());
+    let upload = tokio::spawn({
+        let held = Arc::clone(&held);
+        async move { held.call(&mut pending).await.map(|_| ()) }
+    });
+    let mut received = BytesMut::new();
+    while received.len() < 65_535 {
+        server.read_buf(&mut received).await.unwrap();
+    }
+    assert!(pool.has_capacity(), "it may open soon");
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let mut pending = request(RequestBody::empty());
+    assert!(matches!(held.begin(&mut pending), Ok(Begun::AtCapacity)));
+    assert!(!pool.has_capacity(), "another connection is opened");
+    let (other, _other_server) = connected(&pool, &allows(100)).await;
+    for _ in 0..2 {
+        let least = pool.least_loaded(true).unwrap();
+        assert!(Arc::ptr_eq(&least, &other));
+    }
+    // WINDOW_UPDATE of the connection by 64 KB.
+    server.write_all(&[0, 0, 4, 8, 0, 0, 0, 0, 0, 0, 1, 0, 0]).await.unwrap();
+    in_time(async {
+        while held.limit.load(Relaxed) == 0 {
+            held.refresh_limit();
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    upload.abort();
+}

@@ -120,7 +120,7 @@ async fn a_violation_ends_the_connection_and_fails_its_calls() {
 async fn data_beyond_the_window_ends_the_connection() {
     let mut server = Server::new().await;
     let called = server.get(1).await;
-    server.send(&[response_headers(1, "200", &[], false), data_frames(1, (1 << 20) + 1)].concat()).await;
+    server.send(&[response_headers(1, "200", &[], false), data_frames(1, (64 << 10) + 1)].concat()).await;
     server.expect([Event::Reset(1, Reason::FLOW_CONTROL_ERROR)]).await;
     let error = read(response_of(called).await).await.unwrap_err();
     assert_eq!(error, StreamError::Malformed(Reason::FLOW_CONTROL_ERROR));

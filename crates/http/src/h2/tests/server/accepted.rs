@@ -11,12 +11,12 @@ use super::{
 #[tokio::test(start_paused = true)]
 async fn a_connection_begins_with_settings() {
     let mut client = Client::ahead(&[]);
-    let [streams, window, fields] = [(3, 256), (INITIAL_WINDOW_SIZE, 1 << 20), (6, 68 * 1024)];
+    let [streams, window, fields] = [(3, 256), (INITIAL_WINDOW_SIZE, STREAM_WINDOW as u32), (6, 68 * 1024)];
     let settings = settings_frame(&[streams, window, fields]);
     client
         .expect([
             Event::Settings(settings[HEADER_LEN..].to_vec().into()),
-            Event::WindowUpdate(0, (1 << 20) - 65_535),
+            Event::WindowUpdate(0, CONNECTION_WINDOW as u32 - 65_535),
         ])
         .await;
     client.expect_nothing().await;

@@ -72,7 +72,7 @@ async fn a_failed_write_ends_the_connection() {
     client.send(&window_update(0, 1 << 30)).await;
     let (pieces, response) = streamed();
     client.request(&get(1, "/")).await.respond(response);
-    pieces.send(Ok(Frame::data(vec![b'x'; 2 * WINDOW].into()))).unwrap();
+    pieces.send(Ok(Frame::data(vec![b'x'; 2 * PIPE].into()))).unwrap();
     client.expect([head(1, 200, &[], false)]).await;
     let _ = client.ended().await;
     in_time(pieces.closed()).await;

@@ -75,5 +75,5 @@ async fn a_client_that_does_not_read_is_not_read() {
     let many = [raw_frame(DATA, 0, 1, "a"), pings(10)].concat().repeat(20_000);
     let sent = timeout(Duration::from_secs(1), client.wire.io.write_all(&many)).await;
     assert!(sent.is_err(), "all of it was read");
-    hears_pongs(&mut client, WINDOW / 17).await;
+    hears_pongs(&mut client, PIPE / 17).await;
 }
