@@ -228,6 +228,10 @@ fn constant_of(counter: Counter) -> &'static str {
         Counter::ForwardedRequest => "FORWARDED_REQUEST",
         Counter::ForwardedResponse => "FORWARDED_RESPONSE",
         Counter::MovedToProxy => "MOVED_TO_PROXY",
+        Counter::Blocking => "CONNECT_BLOCKING",
+        Counter::ByLength => "CONNECT_BY_LENGTH",
+        Counter::TooManyConnections => "CONNECT_TOO_MANY",
+        Counter::BlocksLater => "BLOCKS_LATER",
     }
 }
 
