@@ -18,8 +18,10 @@ const NEVER: u16 = 0;
 #[derive(Debug, Default)]
 pub(super) struct LastSuccesses {
     first: [AtomicU16; FIRST_SEGMENT],
-    further: OnceLock<Box<[OnceLock<Box<[AtomicU16]>>; FURTHER_SEGMENTS]>>,
+    further: OnceLock<Box<FurtherSegments>>,
 }
+
+type FurtherSegments = [OnceLock<Box<[AtomicU16]>>; FURTHER_SEGMENTS];
 
 impl LastSuccesses {
     #[inline]
