@@ -3,22 +3,14 @@
 
 mod positions;
 
-use std::{
-    fs::Permissions,
-    io::{ErrorKind, Read as _, Write as _},
-    os::unix::{fs::PermissionsExt as _, net::UnixStream},
-    thread,
-};
+use std::{fs::Permissions, os::unix::fs::PermissionsExt as _, thread};
 
 use fairmesh_test_support::{free_port, skipped};
 use fairmesh_wire::{
     handshake::{self, Connection},
     v1,
 };
-use rustix::{
-    process::{Resource, Rlimit, getrlimit, setrlimit},
-    thread::{Gid, Uid, set_thread_gid, set_thread_groups, set_thread_uid},
-};
+use rustix::thread::{Gid, Uid, set_thread_gid, set_thread_groups, set_thread_uid};
 use serde_json::Value;
 use tonic::{Code, Status};
 
@@ -193,52 +185,4 @@ fn operator_drains_through_an_agent_by_its_own_role_only() {
     assert_eq!(machine.endpoints()[0]["state"], "draining");
     drain("undrain").ok();
     assert_eq!(machine.endpoints()[0]["state"], "serving");
-}
-
-/// The bound of a user in `docs/limits.md`.
-const CONNECTIONS_OF_USER: usize = 4096;
-/// A client of HTTP/2 that has begun, with settings of its own.
-const BEGUN: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-
-/// Whether the other side has closed a connection.
-fn is_closed(mut stream: &UnixStream) -> bool {
-    let mut read = [0; 256];
-    loop {
-        match stream.read(&mut read) {
-            Ok(0) => return true,
-            Ok(_) => {}
-            Err(error) => return error.kind() != ErrorKind::WouldBlock,
-        }
-    }
-}
-
-#[test]
-fn connections_of_one_user_leave_places_to_others() {
-    let Some(machine) = Machine::start() else { return };
-    let limits = getrlimit(Resource::Nofile);
-    if limits.maximum.is_some_and(|most| most < 16_384) {
-        return skipped("a user opens thousands of connections", "the limit of descriptors is below 16,384");
-    }
-    setrlimit(Resource::Nofile, Rlimit { current: limits.maximum, ..limits }).unwrap();
-    let socket = machine.agent.strip_prefix("unix:").unwrap().to_owned();
-    let open = || {
-        let mut stream = UnixStream::connect(&socket).unwrap();
-        // One that is closed already has what was wanted.
-        let _ = stream.write_all(BEGUN);
-        stream.set_nonblocking(true).unwrap();
-        stream
-    };
-    let opened: Vec<_> =
-        machine.as_user(STRANGER, async |_| (0..CONNECTIONS_OF_USER + 100).map(|_| open()).collect());
-    // One place is that of the connection by which the user began.
-    let surplus = &opened[CONNECTIONS_OF_USER..];
-    wait_until("connections above the bound are closed", || surplus.iter().all(is_closed));
-    // The oldest ones may have been closed meanwhile, since they answer no ping.
-    let within = &opened[CONNECTIONS_OF_USER - 200..CONNECTIONS_OF_USER - 100];
-    assert!(within.iter().all(|stream| !is_closed(stream)));
-    machine.as_user(NEIGHBOUR, async |connection| {
-        let read = v1::ReadRequest { prefixes: vec!["/t/red/services/web".into()], at_least: None };
-        connection.rib().read(read).await.unwrap();
-    });
-    assert!(machine.is_called(), "honest work goes on");
 }
