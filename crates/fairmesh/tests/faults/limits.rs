@@ -3,6 +3,7 @@
 
 mod fleet;
 mod headers;
+mod prefixes;
 mod refused;
 mod slow;
 mod table;

@@ -1,5 +1,5 @@
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, HeaderName, Method, StatusCode, Version, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version, header};
 
 use super::*;
 
