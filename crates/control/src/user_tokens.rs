@@ -118,16 +118,25 @@ impl UserTokens {
 impl Verifier {
     async fn user(&self, token: &str) -> Result<User, Status> {
         let (algorithm, key_id) = read_header(token)?;
-        let key = match self.keys.key(key_id.as_deref(), algorithm).await {
-            Ok(key) => key,
-            Err(NoKey::Unknown) => return Err(Refusal::UnknownKey.into()),
-            Err(NoKey::NotLoaded) => {
-                return Err(Status::unavailable(
-                    "the keys of the issuer of tokens are not known yet; the log of the control plane says why",
-                ));
+        let id = key_id.as_deref();
+        let key = self.keys.key(id, algorithm).await.map_err(no_key)?;
+        let claims = match read_claims(token, algorithm, &key) {
+            Err(Refusal::Signature) => {
+                let key = self.keys.reread_key(id, algorithm).await.map_err(no_key)?;
+                read_claims(token, algorithm, &key)?
             }
+            read => read?,
         };
-        Ok(self.expected.user(&read_claims(token, algorithm, &key)?, self.clock.now())?)
+        Ok(self.expected.user(&claims, self.clock.now())?)
+    }
+}
+
+fn no_key(why: NoKey) -> Status {
+    match why {
+        NoKey::Unknown => Refusal::UnknownKey.into(),
+        NoKey::NotLoaded => Status::unavailable(
+            "the keys of the issuer of tokens are not known yet; the log of the control plane says why",
+        ),
     }
 }
 

@@ -9,6 +9,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use bytes::Bytes;
 use jsonwebtoken::{Algorithm, DecodingKey};
 use tokio::{sync::Mutex as AsyncMutex, task::spawn_blocking, time::Instant};
 
@@ -19,10 +20,10 @@ use crate::web::{self, WebUrl};
 const MAX_DOCUMENT: usize = 512 * 1024;
 /// How often a file is compared with what was read.
 const FILE_INTERVAL: Duration = Duration::from_secs(1);
-/// How often keys are fetched.
-const FETCH_INTERVAL: Duration = Duration::from_secs(3600);
+/// How often keys are fetched: with the interval of looks, a key that the issuer withdraws is in use for a minute at most.
+const FETCH_INTERVAL: Duration = Duration::from_secs(50);
 /// The same after one that failed.
-const RETRY_INTERVAL: Duration = Duration::from_secs(60);
+const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 /// The least time between two fetches, whatever keys tokens name, and the interval while there are none.
 const FETCH_PAUSE: Duration = Duration::from_secs(10);
 
@@ -42,6 +43,8 @@ struct Reading {
     file: Option<FileState>,
     fetched: Option<Instant>,
     has_failed: bool,
+    /// The document that was fetched last and is in use.
+    document: Bytes,
 }
 
 /// What tells one content of a file from the next.
@@ -82,6 +85,16 @@ impl KeySource {
         if let Some(key) = self.current().find(id, algorithm) {
             return Ok(key.clone());
         }
+        self.reread_key(id, algorithm).await
+    }
+
+    /// The key of a token that the known key did not sign, after the keys are read again: an issuer may have replaced a key
+    /// without another id.
+    pub(super) async fn reread_key(
+        &self,
+        id: Option<&str>,
+        algorithm: Algorithm,
+    ) -> Result<DecodingKey, NoKey> {
         self.refresh(FETCH_PAUSE).await;
         let keys = self.current();
         let missing = if keys.len() == 0 { NoKey::NotLoaded } else { NoKey::Unknown };
@@ -145,7 +158,10 @@ impl KeySource {
         }
         (reading.fetched, reading.has_failed) = (Some(Instant::now()), true);
         let document = web::fetch(url, self.ca_file.clone(), MAX_DOCUMENT).await?;
-        self.replace(&document).map_err(|problem| format!("{url} {problem}"))?;
+        if document != reading.document {
+            self.replace(&document).map_err(|problem| format!("{url} {problem}"))?;
+            reading.document = document;
+        }
         reading.has_failed = false;
         Ok(())
     }

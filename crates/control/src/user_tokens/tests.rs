@@ -19,6 +19,7 @@ use aws_lc_rs::{
 };
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD as BASE64};
 use fairmesh_identity::Clock;
+use fairmesh_test_support::eventually_async;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -429,6 +430,41 @@ async fn keys_are_fetched_again_for_a_new_one_at_most_every_ten_seconds() {
     pass(Duration::from_secs(11)).await;
     verifier.user(&new).await.unwrap();
     assert_eq!(requests.load(Relaxed), 6);
+}
+
+#[tokio::test]
+async fn a_key_replaced_under_its_id_is_fetched_for_the_first_signature_of_it() {
+    let (old, new) = (Key::ed(), Key::ed());
+    let ok = |key: &Key| response("200 OK", &set(&[key.jwk("one")]));
+    let (url, requests, _serving) = serve(vec![ok(&old), ok(&new)]).await;
+    let verifier = verifier(&config(url)).await;
+    let [old, new] = [&old, &new].map(|key| key.token("one", &claims(json!({}))));
+    verifier.user(&old).await.unwrap();
+    assert!(refused(&verifier, &new).await.contains("signature"), "keys were fetched just now");
+    pass(Duration::from_secs(11)).await;
+    verifier.user(&new).await.unwrap();
+    assert!(refused(&verifier, &old).await.contains("signature"));
+    assert_eq!(requests.load(Relaxed), 2, "a token that nobody signed fetches nothing within ten seconds");
+}
+
+#[tokio::test]
+async fn a_withdrawn_key_is_in_use_for_a_minute_at_most() {
+    let (old, new) = (Key::ed(), Key::ed());
+    let ok = |key: &Key, id: &str| response("200 OK", &set(&[key.jwk(id)]));
+    let (url, requests, _serving) = serve(vec![ok(&old, "old"), ok(&new, "new")]).await;
+    let verifier = Arc::new(verifier(&config(url)).await);
+    let old = old.token("old", &claims(json!({})));
+    verifier.user(&old).await.unwrap();
+    let following = Arc::clone(&verifier);
+    let following = tokio::spawn(async move { following.keys.follow().await });
+    // The steps in which the task looks.
+    for _ in 0..6 {
+        pass(Duration::from_secs(10)).await;
+        tokio::task::yield_now().await;
+    }
+    eventually_async("keys are fetched again", async || requests.load(Relaxed) == 2).await;
+    eventually_async("the key counts no more", async || verifier.user(&old).await.is_err()).await;
+    following.abort();
 }
 
 #[tokio::test]
