@@ -18,10 +18,12 @@ use fairmesh_identity::{
     Authority, Clock, Credentials, HostCertificate, IdentityError, PrivateKey, Reread, RevocationList,
     SystemClock, Tokens, Trust, Workload,
 };
-use fairmesh_model::{Label, MeshRole, Record, RecordKey, Revocations, SpiffePath, TrustBundle, TrustDomain};
+use fairmesh_model::{
+    Label, MeshRole, Prefix, Record, RecordKey, Revocations, SpiffePath, TrustBundle, TrustDomain,
+};
 use fairmesh_rib::{Batch, Expect, Node, Op, access::AccessControl};
 use fairmesh_store::Store;
-use fairmesh_wire::{records, transport::Transport};
+use fairmesh_wire::{LogLimiter, records, transport::Transport};
 use tokio::time::{Instant, sleep};
 use tonic::Status;
 
@@ -44,6 +46,10 @@ const REVOCATION_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the file of the intermediate is compared with what is in use.
 const ISSUER_INTERVAL: Duration = Duration::from_secs(5);
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// The agents that joined.
+const JOINED_AGENTS: &str = "/g/identity/agents/";
+
+static NOT_REPLACED: LogLimiter = LogLimiter::new();
 
 /// What this control plane issues certificates with.
 #[derive(Debug)]
@@ -148,17 +154,37 @@ impl Issuing {
     /// # Errors
     /// When it cannot issue itself a certificate.
     pub(crate) fn transport(&self, node: &Node) -> Result<Transport, IdentityError> {
+        self.replace_future(node)?;
         self.renew_own(node)?;
         Ok(Transport::tls(Arc::clone(&self.workload) as _))
     }
 
     /// The certificate by which this control plane signs responses.
     fn own(&self, node: &Node) -> Result<Arc<Credentials>, IdentityError> {
-        let is_fresh = |own: &Arc<Credentials>| own.validity().0 + OWN_RENEWAL > self.clock.now();
+        let is_fresh = |own: &Arc<Credentials>| is_fresh(own.validity().0, self.clock.now());
         match self.workload.credentials().filter(is_fresh) {
             Some(own) => Ok(own),
             None => self.renew_own(node),
         }
+    }
+
+    /// Replaces what was made while the clock was ahead: others refuse it as not valid yet. The root is replaced only as long as no
+    /// agent has joined, since those that did trust no other. Returns whether anything was replaced.
+    fn replace_future(&self, node: &Node) -> Result<bool, IdentityError> {
+        let now = self.clock.now();
+        let agents = Prefix::new(JOINED_AGENTS).ok();
+        let has_joined = agents.is_none_or(|agents| !node.read(&[agents]).1.is_empty());
+        let authority = self.authority.replace_future(now, !has_joined)?;
+        let own = self.workload.credentials().is_some_and(|own| own.validity().0 > now);
+        if authority || own {
+            tracing::warn!(
+                authority,
+                own,
+                "the clock was set back: certificates that are not valid yet are replaced"
+            );
+            self.renew_own(node)?;
+        }
+        Ok(authority || own)
     }
 
     /// Issues a certificate to this control plane, under the newest intermediate and with all roots.
@@ -236,6 +262,16 @@ impl IdentityService {
             if let Err(error) = issuing.follow_roots(&self.node) {
                 tracing::error!(%error, "the roots of the records are not used");
             }
+            match issuing.replace_future(&self.node) {
+                Ok(false) => {}
+                // Retried with the others, hourly.
+                Ok(true) => drop(issuing.publish(&self.node, &*self.store).await),
+                Err(error) => {
+                    if let Some(left_out) = NOT_REPLACED.next() {
+                        tracing::error!(%error, left_out, "certificates that are not valid yet cannot be replaced; check the clock");
+                    }
+                }
+            }
         }
     }
 
@@ -261,6 +297,11 @@ impl IdentityService {
             }
         }
     }
+}
+
+/// Whether a certificate of this control plane that begins then needs no other yet.
+fn is_fresh(begin: Duration, now: Duration) -> bool {
+    (begin..begin + OWN_RENEWAL).contains(&now)
 }
 
 /// The trust bundle in the records.
@@ -340,5 +381,19 @@ fn failed(error: &IdentityError) -> Status {
             tracing::error!(%error, "a certificate was not issued");
             Status::internal(error.to_string())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_from_the_future_is_replaced_like_an_old_one() {
+        let begin = Duration::from_secs(1_000_000);
+        let second = Duration::from_secs(1);
+        assert!(is_fresh(begin, begin) && is_fresh(begin, begin + OWN_RENEWAL - second));
+        assert!(!is_fresh(begin, begin - second), "the clock was set back");
+        assert!(!is_fresh(begin, begin + OWN_RENEWAL));
     }
 }

@@ -1,5 +1,6 @@
 //! The certificate authority of a control plane.
 
+mod future;
 mod retirement;
 
 use std::{

@@ -14,7 +14,7 @@ use fairmesh_model::{
 use fairmesh_rib::{Batch, Node, Op, access::AccessControl};
 use fairmesh_store::Store;
 use fairmesh_wire::{
-    identity_of, on_behalf_of, records,
+    LogLimiter, identity_of, on_behalf_of, records,
     v1::{self, identity_server},
 };
 use prost::Message as _;
@@ -25,6 +25,8 @@ use crate::{audit::AuditLog, served_rib::write_error};
 
 /// How old a signed request may be, beside the skew of clocks.
 const MAX_AGE: Duration = Duration::from_secs(60);
+
+static REFUSED: LogLimiter = LogLimiter::new();
 
 /// Upper bound of the services that one program may be.
 const MAX_SELECTED: usize = 64;
@@ -277,7 +279,9 @@ fn redeem(
     issuing.tokens.redeem(token, joining, proof, issuing.clock.now()).map_err(|refused| match refused {
         TokenRefused::Failed(error) => failed(&error),
         refused => {
-            tracing::warn!(joining = %joining.0, %refused, "a join token was refused");
+            if let Some(left_out) = REFUSED.next() {
+                tracing::warn!(joining = %joining.0, %refused, left_out, "a join token was refused");
+            }
             Status::permission_denied(refused.to_string())
         }
     })

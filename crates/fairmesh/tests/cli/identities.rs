@@ -10,7 +10,9 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_identity::{IdentityRequest, PrivateKey, ProgramIdentity};
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use fairmesh_identity::{Authority, Clock as _, IdentityRequest, PrivateKey, ProgramIdentity, SystemClock};
+use fairmesh_model::TrustDomain;
 use fairmesh_test_support::free_port;
 use fairmesh_wire::{
     handshake,
@@ -502,4 +504,22 @@ fn services_are_called_over_mutual_tls_only() {
     for word in ["HTTP/1.1", "x-secret", "tea", "/items"] {
         assert!(!seen.windows(word.len()).any(|window| window == word.as_bytes()), "{word}");
     }
+}
+
+#[test]
+fn an_authority_made_while_the_clock_was_ahead_is_replaced_before_anything_joins() {
+    let (mut mesh, tcp) = domain();
+    mesh.stop_control("TERM");
+    std::fs::remove_dir_all(mesh.path("data")).unwrap();
+    let (prod, later) =
+        (TrustDomain::new("prod").unwrap(), SystemClock.now() + Duration::from_secs(10 * 86_400));
+    std::fs::create_dir(mesh.path("data")).unwrap();
+    let ahead = Authority::open(&mesh.path("data/ca"), &prod, later).unwrap().bundle();
+    mesh.start_control();
+    assert!(mesh.control_log().contains("the clock was set back"), "{}", mesh.control_log());
+    let roots = std::fs::read_to_string(mesh.path("data/ca/bundle.pem")).unwrap();
+    assert!(!roots.contains(&BASE64_STANDARD.encode(&ahead.roots[0])[..40]), "{roots}");
+    let token = token(&mesh, &["web-1"]);
+    let (_agent, address) = agent(&mesh, "web-1", &tcp, Some(&token));
+    wait_until("an agent joins", || request_certificate(&address, "shop/cart").is_empty());
 }

@@ -10,6 +10,7 @@ use std::{
 use clap::Args;
 use fairmesh_agent::AgentConfig;
 use fairmesh_identity::JoinToken;
+use fairmesh_keyserver::protect_memory;
 use fairmesh_model::{Cluster, HostType, Location, Region, Zone};
 use fairmesh_wire::{environment, transport::Address};
 
@@ -76,6 +77,8 @@ pub(crate) struct AgentArgs {
 /// Runs until SIGTERM or SIGINT.
 pub(crate) async fn run(args: AgentArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
+    // It has the keys of its machine's programs.
+    protect_memory().map_err(|error| Failure::stopped(&error))?;
     refuse_redirection()?;
     let join_token = join_token(args.join_token_file.as_deref())?;
     let AgentArgs { region, zone, cluster, host_type, .. } = args;

@@ -6,6 +6,7 @@ use clap::Args;
 use fairmesh_control::{
     ControlConfig, EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls, JwksLocation, OidcConfig, TrustDomainChoice,
 };
+use fairmesh_keyserver::protect_memory;
 use fairmesh_model::{TrustDomain, spec::Resource};
 use fairmesh_registry::{FileSource, manifest};
 use fairmesh_wire::transport::Address;
@@ -179,6 +180,8 @@ fn check_source(name: &str, text: &str) -> Result<(), Failure> {
 /// Runs until SIGTERM or SIGINT.
 pub(crate) async fn run(args: ControlArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
+    // It has the keys of the authority.
+    protect_memory().map_err(|error| Failure::stopped(&error))?;
     check_sources(&args.sources)?;
     let data_dir = args.data_dir.map_or_else(|| default_paths::state("control"), Ok)?;
     let config = ControlConfig {

@@ -1,0 +1,69 @@
+//! What an authority made while the clock of its machine was ahead.
+
+use std::time::Duration;
+
+use tokio_rustls::rustls::pki_types::CertificateDer;
+
+use super::{Authority, BUNDLE_FILE, ROOT_FILE, issuer_digest, make_root, new_issuer, write_pair};
+use crate::{IdentityError, files, trust};
+
+impl Authority {
+    /// Replaces an intermediate that is not valid yet at `now`, and `with_root` also the only root. Returns whether one was replaced.
+    ///
+    /// # Errors
+    /// When the root's key is not there, or the disk is full.
+    pub fn replace_future(&self, now: Duration, with_root: bool) -> Result<bool, IdentityError> {
+        let is_future = |one: &CertificateDer<'_>| trust::validity(one).is_ok_and(|(begin, _)| begin > now);
+        let mut state = self.state();
+        let root_is_future = with_root
+            && state.roots.len() == 1
+            && state.roots.iter().all(is_future)
+            && self.root_key_present();
+        if !root_is_future && !is_future(&state.issuer) {
+            return Ok(false);
+        }
+        if root_is_future {
+            let (key, root) = make_root(&self.domain, now)?;
+            // The key last, as for the next root.
+            files::write_public(&self.folder.join(BUNDLE_FILE), &files::pem(None, &[root.der().clone()]))?;
+            write_pair(&self.folder.join(ROOT_FILE), &key, &root)?;
+            state.roots = vec![root.der().clone()];
+        }
+        let (issuer, signer) = new_issuer(&self.folder, &self.domain, &state.roots, now)?;
+        state.issue_by(issuer, signer, now);
+        state.seen = issuer_digest(&self.folder)?;
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::TrustDomain;
+
+    use super::*;
+
+    const NOW: Duration = Duration::from_secs(1_800_000_000);
+    const DAY: Duration = Duration::from_secs(86_400);
+
+    #[test]
+    fn an_authority_from_the_future_is_replaced_and_its_root_only_if_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let domain = TrustDomain::new("prod").unwrap();
+        let authority = Authority::open(folder.path(), &domain, NOW + 10 * DAY).unwrap();
+        let begins = |authority: &Authority| {
+            let root = CertificateDer::from(authority.signing_root());
+            [root, authority.issuer()].map(|one| trust::validity(&one).unwrap().0)
+        };
+        assert!(!authority.replace_future(NOW + 10 * DAY, true).unwrap());
+        assert!(authority.replace_future(NOW, false).unwrap());
+        let [root, issuer] = begins(&authority);
+        assert!(root > NOW && issuer < NOW, "agents trust the root");
+        authority.rotate_issuer(NOW + 10 * DAY).unwrap();
+        assert!(authority.replace_future(NOW, true).unwrap());
+        assert!(begins(&authority).iter().all(|begin| *begin < NOW));
+        assert!(!authority.replace_future(NOW, true).unwrap());
+        assert_eq!(authority.bundle().roots.len(), 1);
+        let opened = Authority::open(folder.path(), &domain, NOW).unwrap();
+        assert_eq!(opened.bundle(), authority.bundle());
+    }
+}
