@@ -102,14 +102,15 @@ mod tests {
     #[test]
     fn lookup_keys_convert_to_a_query() {
         for name in ["shop/cart", "cart.shop", "cart.shop:80"] {
-            assert_eq!(pick_query(&keys(&[("service", name)])).unwrap().service.to_string(), "shop/cart");
+            assert_eq!(
+                pick_query(Identity::Anonymous, &keys(&[("service", name)])).unwrap().service.to_string(),
+                "shop/cart"
+            );
         }
-        let all = pick_query(&keys(&[
-            ("service", "shop/cart"),
-            ("key", "0x10"),
-            ("role", "primary"),
-            ("else", ""),
-        ]));
+        let all = pick_query(
+            Identity::Anonymous,
+            &keys(&[("service", "shop/cart"), ("key", "0x10"), ("role", "primary"), ("else", "")]),
+        );
         let all = all.unwrap();
         assert_eq!((all.key, all.role.clone()), (Some(ShardKey(16)), Some(Role::new("primary").unwrap())));
         assert_eq!(header_data(&all, &all.service, 7), "service=shop/cart;revision=7;key=16;role=primary");
@@ -120,7 +121,7 @@ mod tests {
             &[("service", "shop/cart"), ("key", "sixteen")],
         ];
         for wrong in wrong {
-            assert!(pick_query(&keys(wrong)).is_err(), "{wrong:?}");
+            assert!(pick_query(Identity::Anonymous, &keys(wrong)).is_err(), "{wrong:?}");
         }
     }
 }
