@@ -86,6 +86,8 @@ async fn a_replica_adds_up_only_reports_that_their_senders_may_make() {
         join(&replica.control, "blue-1", &["blue"], "eu").await,
         join(&replica.control, "red-1", &["red"], "eu").await,
     ];
+    let agent = replica.connect_stating(&blue).await;
+    agent.registry().register(registration("blue/vault", "vault-0")).await.unwrap();
     let program = red.issue(&replica.control, "red/x").await.unwrap();
     for (sender, caller, service) in [
         (&program, "red/x", "blue/vault"),

@@ -75,6 +75,7 @@ async fn status(transport: &Transport, address: &Address, method: &str, message:
     let request = http::Request::post(format!("http://replica/fairmesh.v1.{method}"))
         .header("content-type", "application/grpc")
         .header("te", "trailers")
+        .header("fairmesh-version", "1")
         .body(Body::new(Full::new(body)))
         .unwrap();
     let mut channel = connect_channel_lazy(transport, address);

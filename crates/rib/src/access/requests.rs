@@ -81,8 +81,10 @@ fn ops(ops: &[v1::Op]) -> Needs {
     let mut needs = Vec::with_capacity(ops.len());
     for op in ops {
         let key = RecordKey::parse(&op.key).map_err(invalid)?;
-        needs.extend(needs_of_value(&key, op.value.as_deref())?);
+        let of_value = needs_of_value(&key, op.value.as_deref())?;
+        // First: who may not write the record is told nothing of what its value meets.
         needs.push(Need::Write(key));
+        needs.extend(of_value);
     }
     Ok(needs)
 }
