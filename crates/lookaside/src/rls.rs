@@ -95,10 +95,6 @@ mod tests {
         pairs.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect()
     }
 
-    fn pick_query(keys: &BTreeMap<String, String>) -> Result<PickQuery, Invalid> {
-        super::pick_query(Identity::Anonymous, keys)
-    }
-
     #[test]
     fn lookup_keys_convert_to_a_query() {
         for name in ["shop/cart", "cart.shop", "cart.shop:80"] {
