@@ -37,28 +37,38 @@ pub(super) fn join(node: &Node, desired: Vec<DesiredRecord>) -> Result<Vec<Desir
     let mut joined = desired;
     for service in services {
         let keys = [RecordKey::Policy, RecordKey::Authorization].map(|key| key(service.clone()));
+        let [stored_policy, stored_rules] = keys.each_ref().map(|key| current(node, key));
         let [policy, rules] = keys.each_ref().map(|key| joined.iter().position(|one| one.key == *key));
         let written = policy.map(|at| joined[at].value.clone());
         let embedded = written.as_ref().and_then(|value| records::rules_of(value.as_ref()?));
         let rules_in_force = match rules.map(|at| joined[at].value.clone()) {
             Some(own) if embedded.is_some() && embedded != own => return Err(contradiction(&service)),
             Some(own) => own,
-            None => embedded.or_else(|| current(node, &keys[1]).map(|entry| entry.value)),
+            None => embedded.or_else(|| stored_rules.as_ref().map(|entry| entry.value.clone())),
         };
-        let base = written.unwrap_or_else(|| node.get(&keys[0].to_string()).map(|entry| entry.value));
+        let base = written.unwrap_or_else(|| stored_policy.as_ref().map(|entry| entry.value.clone()));
         let whole = records::with_rules(base.as_deref(), rules_in_force.as_deref());
         let [policy_key, rules_key] = keys;
-        set(&mut joined, policy, policy_key, whole);
-        set(&mut joined, rules, rules_key, rules_in_force);
+        set(&mut joined, policy, (policy_key, stored_policy), whole);
+        set(&mut joined, rules, (rules_key, stored_rules), rules_in_force);
     }
     Ok(joined)
 }
 
-/// Gives a desired record its value, and adds one that was not requested.
-fn set(joined: &mut Vec<DesiredRecord>, at: Option<usize>, key: RecordKey, value: Option<Bytes>) {
+/// Gives a desired record its value, and adds one that was not requested. An added record has to be as it was read: a value that
+/// was copied from it must not undo another write.
+fn set(
+    joined: &mut Vec<DesiredRecord>,
+    at: Option<usize>,
+    (key, stored): (RecordKey, Option<Entry>),
+    value: Option<Bytes>,
+) {
     match at {
         Some(at) => joined[at].value = value,
-        None => joined.push(DesiredRecord { key, value, expect: Expect::Any, is_implied: true }),
+        None => {
+            let expect = stored.map_or(Expect::Absent, |entry| Expect::Revision(entry.revision));
+            joined.push(DesiredRecord { key, value, expect, is_implied: true });
+        }
     }
 }
 
