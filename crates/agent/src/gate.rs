@@ -22,7 +22,7 @@ use axum::{
     middleware::{Next, from_fn_with_state},
     response::Response,
 };
-use fairmesh_model::{Identity, ProgramFacts, SpiffeId};
+use fairmesh_model::{Identity, ProgramFacts, Region, SpiffeId};
 use fairmesh_rib::{
     access::requests::{FRAME, one_message},
     follower::FollowerHandle,
@@ -39,6 +39,8 @@ pub(crate) struct Gate {
     /// `None` if this agent cannot have an identity: it then forwards in no name of its own.
     identity: Option<AgentIdentity>,
     attestor: Arc<Attestor>,
+    /// The region of this agent.
+    region: Region,
 }
 
 /// Who calls an agent.
@@ -55,8 +57,8 @@ enum Program {
 }
 
 impl Gate {
-    pub(crate) fn new(identity: Option<AgentIdentity>, upstream: FollowerHandle) -> Self {
-        Self { identity, attestor: Arc::new(Attestor::new(upstream)) }
+    pub(crate) fn new(identity: Option<AgentIdentity>, upstream: FollowerHandle, region: Region) -> Self {
+        Self { identity, attestor: Arc::new(Attestor::new(upstream)), region }
     }
 
     /// The same services behind the gate.
@@ -72,7 +74,7 @@ impl Gate {
             // Reports wait for a control plane, of a mesh without a trust domain too.
             (Some(false), _) | (None, Access::Answered(_)) => Ok(None),
             (None, _) => Err(Status::unavailable(
-                "this agent has reached no control plane yet, and does not know whether the mesh has a trust domain; retry",
+                "no control plane answers this agent, which does not know yet whether the mesh has a trust domain; retry when one does",
             )),
         }
     }
@@ -90,15 +92,29 @@ impl Gate {
         let (head, body) = request.into_parts();
         let body = to_bytes(body, MAX_MESSAGE + FRAME).await;
         let body = body.map_err(|error| Status::from_error(Box::new(error)))?;
-        let asked = Asked::of(&needs(one_message(&body)?)?)?;
-        let decided = match Program::of(&head.extensions) {
-            Program::Own => Ok(()),
-            Program::Other(program) => self.attestor.check(identity, &program, &asked).await,
-            Program::Proved(id) => self.attestor.check_proved(&id, &asked).await,
-            Program::Unknown => Err(Status::permission_denied("the caller proves no identity to this agent")),
-        };
+        let mut asked = Asked::of(&needs(one_message(&body)?)?)?;
+        // An empty report takes room in the agent's sums too.
+        asked.calls_any |= matches!(row.access, Access::Answered(_));
+        let decided = self.decide(identity, &Program::of(&head.extensions), &asked).await;
         decided.inspect_err(|refused| log_refusal(row.path, refused))?;
         Ok(Request::from_parts(head, Body::from(body)))
+    }
+}
+
+impl Gate {
+    async fn decide(&self, identity: &AgentIdentity, program: &Program, asked: &Asked) -> Result<(), Status> {
+        match program {
+            Program::Own => Ok(()),
+            Program::Other(program) => {
+                asked.check_region(&self.region)?;
+                self.attestor.check(identity, program, asked).await
+            }
+            Program::Proved(id) => {
+                asked.check_region(&self.region)?;
+                self.attestor.check_proved(id, asked).await
+            }
+            Program::Unknown => Err(Status::permission_denied("the caller proves no identity to this agent")),
+        }
     }
 }
 

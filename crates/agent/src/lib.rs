@@ -127,7 +127,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let http = http.map(|listener| tokio::spawn(http::serve(listener, pages, stopping.clone())));
     let saving = tokio::spawn(shared.clone().save_all(upstream.state(), stopping.clone()));
 
-    let gate = Gate::new(identity.clone(), upstream.clone());
+    let gate = Gate::new(identity.clone(), upstream.clone(), config.location.region.clone());
     let routes = routes(Forwarder::new(upstream, "agent", stopping.clone()), usages, identity, &stopping);
     tracing::info!(listen = %config.listen, region = %config.location.region, "agent is serving");
     let stopped = async {

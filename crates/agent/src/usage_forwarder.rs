@@ -205,7 +205,7 @@ impl UsageForwarder {
             match send(request(&part)).await {
                 // A control plane of a release without this service: keeping the reports helps no one.
                 Err(status) if status.code() != Code::Unimplemented => {
-                    if status.code() != Code::InvalidArgument {
+                    if !is_final(status.code()) {
                         return Err(status);
                     }
                     if part.len() > 1 {
@@ -261,6 +261,11 @@ impl Imbalance for UsageForwarder {
             "an agent knows only its own machine; query the control plane at {upstreams}"
         )))
     }
+}
+
+/// Whether a control plane would refuse the report again: it is invalid, or of an instance that another agent registered.
+fn is_final(code: Code) -> bool {
+    matches!(code, Code::InvalidArgument | Code::NotFound | Code::PermissionDenied)
 }
 
 #[cfg(test)]

@@ -202,8 +202,9 @@ impl AuditLog {
 
     /// Logs a refusal.
     pub(crate) fn note_denied(&self, who: &str, method: &str, reason: &str) {
-        let reason = reason[..reason.floor_char_boundary(MAX_REASON)].to_owned();
-        self.note_at_once(who.to_owned(), AuditEvent::Denied { method: method.to_owned(), reason });
+        let cut = |text: &str| text[..text.floor_char_boundary(MAX_REASON)].to_owned();
+        let event = AuditEvent::Denied { method: cut(method), reason: cut(reason) };
+        self.note_at_once(who.to_owned(), event);
     }
 
     /// Logs a certificate for the caller for whom this task works.

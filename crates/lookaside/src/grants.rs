@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fairmesh_model::{Authorization, Identity, Prefix, RecordKey, ServiceName};
+use fairmesh_model::{Authorization, CallerId, Identity, Prefix, RecordKey, ServiceName};
 use fairmesh_rib::{
     Node, Update,
     access::AccessControl,
@@ -65,9 +65,11 @@ impl Grants {
         service: &ServiceName,
         authorization: impl FnOnce() -> Option<Authorization>,
     ) -> Result<(), Status> {
-        if !matches!(caller, Identity::Spiffe(_) | Identity::Federated(_)) {
-            return Ok(());
-        }
+        let id = match caller {
+            Identity::Spiffe(id) => CallerId::new(id.clone()),
+            Identity::Federated(id) => CallerId::federated(id.clone()),
+            Identity::Anonymous | Identity::Local { .. } => return Ok(()),
+        };
         let mut has_default = self.has_default.clone();
         let known = timeout(FIRST_RECORDS_TIMEOUT, has_default.wait_for(|known| *known)).await;
         if !matches!(known, Ok(Ok(_))) {
@@ -76,8 +78,11 @@ impl Grants {
             ));
         }
         let grants = self.access.grants(&caller.clone().into());
-        let is_callable = || self.access.admits(&grants, authorization().as_ref());
-        match grants.may_view(service, is_callable) {
+        let authorization = authorization();
+        // Who may call a service needs to know where it is.
+        let is_callable = || self.access.admits(&grants, authorization.as_ref());
+        match grants.may_view(service, is_callable) || self.access.admits_caller(authorization.as_ref(), &id)
+        {
             true => Ok(()),
             false => Err(Status::not_found(format!("there is no service {service} that {caller} may use"))),
         }

@@ -34,6 +34,7 @@ async fn declare(control: &TestControl, service: &str, allowed: Option<&str>) {
         address: "127.0.0.1:80".into(),
         location: Some(location),
         weight: 1000,
+        mtls: true,
         ..Default::default()
     };
     let registration = v1::Registration {

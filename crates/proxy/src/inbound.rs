@@ -5,4 +5,3 @@ pub(crate) mod config;
 mod local_forwarder;
 pub(crate) mod metrics;
 pub(crate) mod server;
-mod upgrade;

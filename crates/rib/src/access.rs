@@ -17,9 +17,9 @@ use std::{
 };
 
 use fairmesh_model::{
-    Authorization, DefaultAuthorization, Identity, JoinedAgent, Label, MeshRole, Prefix, Record, RecordKey,
-    Region, ServiceName, SpiffePath, TrustDomain,
-    access::{Grants, Machine, MachineCallers, Reach, RoleBinding, Subject, admits},
+    Authorization, CallerId, DefaultAuthorization, Identity, JoinedAgent, Label, MeshRole, Prefix, Record,
+    RecordKey, Region, ServiceName, SpiffePath, TrustDomain,
+    access::{Grants, Machine, MachineCallers, Reach, RoleBinding, Subject, admits, admits_caller},
     key_kind,
 };
 use fairmesh_wire::{ON_BEHALF_OF, records};
@@ -232,6 +232,11 @@ impl AccessControl {
         let rules = self.rules();
         let callers = MachineCallers::of(machine.agent.as_ref(), &grants.view, rules.domain.clone());
         admits(authorization, rules.default, &callers)
+    }
+
+    /// Whether a service whose policy has this authorization may accept some call of a caller.
+    pub fn admits_caller(&self, authorization: Option<&Authorization>, caller: &CallerId) -> bool {
+        admits_caller(authorization, self.rules().default, caller)
     }
 
     /// Whether a caller may read and watch a prefix.

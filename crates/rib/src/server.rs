@@ -283,6 +283,10 @@ impl<B: ServedRib> RibServer<B> {
             self.backend.ready(prefix).await.map_err(Status::unavailable)?;
         }
         self.backend.ensure_linearizable().await.map_err(Status::unavailable)?;
+        // Who may read what is known only once there is a copy.
+        for prefix in &prefixes {
+            self.backend.permits(caller, prefix).map_err(Status::not_found)?;
+        }
         let node = self.backend.node();
         node.wait_applied(at_least.unwrap_or_default()).await;
         waits.room().await;

@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
 
-use fairmesh_model::ServiceName;
+use fairmesh_model::{Region, ServiceName};
 use fairmesh_rib::access::Need;
 use tonic::Status;
 
@@ -14,8 +14,10 @@ pub(super) struct Asked {
     pub(super) acts_for: BTreeSet<ServiceName>,
     /// The services that it calls, of whose limits it claims parts, or of whose calls it reports.
     pub(super) calls: BTreeSet<ServiceName>,
-    /// Whether it says something of calls to any service.
+    /// Whether it says something of calls to any service, or of none by name.
     pub(super) calls_any: bool,
+    /// The regions of which it reports.
+    pub(super) regions: BTreeSet<Region>,
 }
 
 impl Asked {
@@ -32,8 +34,10 @@ impl Asked {
                     asked.calls.insert(service.clone());
                 }
                 Need::CallFromAny => asked.calls_any = true,
-                // The region is the agent's, and control planes know it.
-                Need::ReportFor(_) => {}
+                Need::ReportFor(region) => {
+                    asked.regions.insert(region.clone());
+                    asked.calls_any = true;
+                }
                 Need::ServeAsOperator(..) => return Err(no_operator()),
                 Need::View(_)
                 | Need::ViewHistory(_)
@@ -52,6 +56,21 @@ impl Asked {
                 asked.acts_for.len()
             ))),
             false => Ok(asked),
+        }
+    }
+}
+
+impl Asked {
+    /// Refuses reports of other regions than the agent's. The agent adds reports up, and a control plane refuses the sum as a whole.
+    ///
+    /// # Errors
+    /// The refusal.
+    pub(super) fn check_region(&self, own: &Region) -> Result<(), Status> {
+        match self.regions.iter().find(|region| *region != own) {
+            None => Ok(()),
+            Some(other) => Err(Status::permission_denied(format!(
+                "this agent reports of the region {own}, and takes no report of {other} from programs of other users"
+            ))),
         }
     }
 }

@@ -91,16 +91,17 @@ mod tests {
         let stats = EndpointStats::default();
         stats.ensure(100);
         for index in [0, 100] {
-            assert_eq!(stats.evidence(index, SECOND), None, "never called");
-            stats.finish(index, Outcome::Ok, SECOND);
-            assert_eq!(stats.evidence(index, 17 * SECOND), Some(true));
-            assert_eq!(stats.evidence(index, 30 * SECOND), None, "too old");
-            stats.finish(index, Outcome::Failed, 20 * SECOND);
-            assert_eq!(stats.evidence(index, 100 * SECOND), Some(false));
-            stats.finish(index, Outcome::Ok, 101 * SECOND);
-            assert_eq!(stats.evidence(index, 101 * SECOND), Some(true));
+            let evidence = |second: u64| stats.evidence(index, second * SECOND);
+            assert_eq!(evidence(100), None, "never called");
+            stats.finish(index, Outcome::Ok, 100 * SECOND);
+            assert_eq!(evidence(117), Some(true));
+            assert_eq!(evidence(127), None, "too old");
+            stats.finish(index, Outcome::Failed, 120 * SECOND);
+            assert_eq!(evidence(200), Some(false));
+            stats.finish(index, Outcome::Ok, 201 * SECOND);
+            assert_eq!(evidence(201), Some(true));
             stats.reset(index);
-            assert_eq!(stats.evidence(index, 101 * SECOND), None, "another instance");
+            assert_eq!(evidence(201), None, "another instance");
         }
     }
 }

@@ -37,6 +37,8 @@ pub enum AttemptOutcome {
     ConnectTimedOut,
     /// The caller's request or its body failed: no statement about the server.
     CallerFailed,
+    /// The server rejected the request as malformed. A server that rejects each request is at fault itself.
+    Rejected,
 }
 
 /// The step after an attempt.
@@ -73,7 +75,8 @@ impl AttemptOutcome {
             | Self::Reset
             | Self::DeadlineExceeded
             | Self::TimedOut
-            | Self::ConnectTimedOut => Outcome::Failed,
+            | Self::ConnectTimedOut
+            | Self::Rejected => Outcome::Failed,
             Self::Overloaded => Outcome::Overloaded,
             Self::Unreachable => Outcome::Unreachable,
         }

@@ -3,7 +3,7 @@
 use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
 use fairmesh_model::arith::mix64;
-use fairmesh_router::EndpointPick;
+use fairmesh_router::{EndpointPick, Outcome};
 
 use super::{
     clock::nanos,
@@ -28,7 +28,8 @@ impl<T: EndpointTransport> Call<'_, T> {
             AttemptOutcome::Responded
             | AttemptOutcome::ServerError
             | AttemptOutcome::DeadlineExceeded
-            | AttemptOutcome::CallerFailed => RetryDecision::Done,
+            | AttemptOutcome::CallerFailed
+            | AttemptOutcome::Rejected => RetryDecision::Done,
             _ => self.retry(outcome, seed),
         }
     }
@@ -36,8 +37,9 @@ impl<T: EndpointTransport> Call<'_, T> {
     /// Records how the attempt ended where no retry is possible.
     #[inline]
     pub fn end(&mut self, outcome: AttemptOutcome) {
+        let is_at_fault = outcome != AttemptOutcome::Rejected || !self.serves_others();
         if let Some(attempt) = &mut self.attempt {
-            attempt.outcome = outcome.for_endpoint();
+            attempt.outcome = if is_at_fault { outcome.for_endpoint() } else { Outcome::Unknown };
             if let Some(reported) = &attempt.reported {
                 report_end(reported, outcome, attempt.clock.now());
             }
@@ -45,6 +47,13 @@ impl<T: EndpointTransport> Call<'_, T> {
         if outcome == AttemptOutcome::Overloaded {
             self.target().has_refused.store(true, Relaxed);
         }
+    }
+
+    /// Whether the endpoint of the attempt answered other calls lately, and failed none since.
+    #[cold]
+    fn serves_others(&self) -> bool {
+        let Some(PendingAttempt { picked, clock, .. }) = &self.attempt else { return false };
+        self.target().endpoint_stats().evidence(picked.index, clock.now()) == Some(true)
     }
 
     #[cold]

@@ -170,10 +170,10 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
     #[inline]
     pub(super) fn release(&mut self) {
         if let Some(PendingAttempt { picked, clock, outcome, .. }) = self.attempt.take() {
-            // Only a penalty has a time, and reading the clock costs as much as the rest.
+            // A success is evidence for a while, and a penalty has a time.
             let now = match outcome {
-                Outcome::Ok | Outcome::Unknown => 0,
-                Outcome::Failed | Outcome::Unreachable | Outcome::Overloaded => clock.now(),
+                Outcome::Unknown => 0,
+                Outcome::Ok | Outcome::Failed | Outcome::Unreachable | Outcome::Overloaded => clock.now(),
             };
             self.target().endpoint_stats().finish(picked.index, outcome, now);
         }

@@ -118,7 +118,7 @@ fn error_class(error: &SendError) -> ErrorClass {
             (AttemptOutcome::CallerFailed, FaultKind::Invalid, "was not sent the whole request")
         }
         SendError::Rejected(_) => {
-            (AttemptOutcome::CallerFailed, FaultKind::Invalid, "rejected this request as malformed")
+            (AttemptOutcome::Rejected, FaultKind::Invalid, "rejected this request as malformed")
         }
         SendError::Invalid(_) => {
             (AttemptOutcome::CallerFailed, FaultKind::Invalid, "cannot be sent this request")

@@ -195,8 +195,7 @@ impl AttemptGuard {
         if mem::replace(&mut self.ended, true) {
             return;
         }
-        let is_dated = matches!(self.outcome, Outcome::Failed | Outcome::Overloaded);
-        let now = if is_dated { self.clock.now() } else { 0 };
+        let now = if self.outcome == Outcome::Unknown { 0 } else { self.clock.now() };
         match self.is_stream {
             true => self.pool.endpoint().finish_stream(self.outcome, now),
             false => self.pool.endpoint().finish(self.outcome, now),

@@ -11,6 +11,9 @@ use http_body::{Body, Frame, SizeHint};
 
 use super::request_body::{MAX_BUFFERED, UnbufferedBody};
 
+/// Bytes below which a recorded piece is copied: buffers of connections are larger.
+const COPY_BELOW: usize = 16 * 1024;
+
 /// The part of a body that is not ready yet, recorded while it is sent: a request that was not processed can then be
 /// sent again, whether its body arrived in one piece or in several.
 ///
@@ -26,6 +29,8 @@ struct Recording {
     /// Bytes that they take.
     length: usize,
     has_ended: bool,
+    /// The source has failed: what was read is no whole body.
+    has_failed: bool,
     /// Whether what is read may be read again.
     is_repeatable: bool,
     /// The reader that may read: each attempt has one, and ends that of the attempt before.
@@ -55,6 +60,7 @@ impl RecordedBody {
             frames: Some(Vec::new()),
             length: buffered,
             has_ended: false,
+            has_failed: false,
             is_repeatable: true,
             reader: 0,
             waker: None,
@@ -63,13 +69,14 @@ impl RecordedBody {
 
     /// Whether all that was read can be read again.
     pub(super) fn is_whole(&self) -> bool {
-        lock(&self.0).frames.is_some()
+        let recording = lock(&self.0);
+        recording.frames.is_some() && !recording.has_failed
     }
 
     /// A reader from the beginning; `None` where that is no longer kept. The reader before it gets an error.
     pub(super) fn reader(&self) -> Option<RecordedReader> {
         let mut recording = lock(&self.0);
-        recording.frames.as_ref()?;
+        recording.frames.as_ref().filter(|_| !recording.has_failed)?;
         recording.reader += 1;
         let number = recording.reader;
         let previous = recording.waker.take();
@@ -94,12 +101,18 @@ fn lock(recording: &Mutex<Recording>) -> MutexGuard<'_, Recording> {
 impl Recording {
     /// Takes the next frame from the source, for a reader that has read all recorded ones.
     fn poll_source(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if self.has_failed {
+            return Poll::Ready(Some(Err("the body of the request has failed".into())));
+        }
         if self.has_ended {
             return Poll::Ready(None);
         }
         let polled = self.source.as_mut().poll_frame(context);
         self.waker = polled.is_pending().then(|| context.waker().clone());
-        let frame = ready!(polled).transpose()?;
+        let frame = ready!(polled).transpose();
+        // A source may end as if it were whole after its error.
+        self.has_failed = frame.is_err();
+        let frame = frame?;
         self.has_ended = frame.is_none();
         let Some(frame) = frame else { return Poll::Ready(None) };
         // With the record itself, since a body may come in many small frames.
@@ -117,7 +130,10 @@ impl Recording {
 
 impl RecordedFrame {
     fn of(frame: &Frame<Bytes>) -> Option<Self> {
-        let data = frame.data_ref().map(|data| Self::Data(data.clone()));
+        // A small piece is copied: it would keep the buffer that it was read into.
+        let kept =
+            |data: &Bytes| if data.len() < COPY_BELOW { Bytes::copy_from_slice(data) } else { data.clone() };
+        let data = frame.data_ref().map(|data| Self::Data(kept(data)));
         data.or_else(|| frame.trailers_ref().map(|trailers| Self::Trailers(trailers.clone())))
     }
 }
@@ -162,7 +178,11 @@ impl Body for RecordedReader {
 
     fn is_end_stream(&self) -> bool {
         let recording = lock(&self.recording);
-        self.unread(&recording).is_empty() && (recording.has_ended || recording.source.is_end_stream())
+        let has_ended = recording.has_ended || recording.source.is_end_stream();
+        recording.reader == self.number
+            && !recording.has_failed
+            && has_ended
+            && self.unread(&recording).is_empty()
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -178,7 +198,10 @@ impl Body for RecordedReader {
         let mut hint = SizeHint::new();
         hint.set_lower(source.lower().saturating_add(unread));
         // Trailers need a chunked body in HTTP/1.1, so no length may be declared.
-        if !has_trailers && let Some(upper) = source.upper().and_then(|upper| upper.checked_add(unread)) {
+        if !has_trailers
+            && !recording.has_failed
+            && let Some(upper) = source.upper().and_then(|upper| upper.checked_add(unread))
+        {
             hint.set_upper(upper);
         }
         hint
@@ -231,6 +254,20 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn body_that_failed_is_not_repeated() {
+        let (frames, mut first, replay) = body().await;
+        first.frame().await.unwrap().unwrap();
+        let mut second = replay.to_body().unwrap();
+        frames.send(Err("the client is gone".into())).unwrap();
+        drop(frames);
+        assert_eq!(second.frame().await.unwrap().unwrap().into_data().unwrap(), "tea");
+        for _ in 0..2 {
+            assert!(second.frame().await.unwrap().is_err(), "it has no end");
+        }
+        assert!(!second.is_end_stream() && !replay.is_available() && replay.to_body().is_none());
+    }
+
+    #[tokio::test]
     async fn body_beyond_the_bound_is_sent_once() {
         let (frames, mut first, replay) = body().await;
         first.frame().await.unwrap().unwrap();
@@ -264,7 +301,7 @@ mod tests {
         let (frames, mut first, replay) = body().await;
         for _ in 0..MAX_BUFFERED / size_of::<RecordedFrame>() {
             frames.send(Ok(Frame::data(Bytes::new()))).unwrap();
-            assert!(matches!(poll(&mut first), Poll::Ready(Some(Ok(_)))));
+            first.frame().await.unwrap().unwrap();
         }
         assert!(!replay.is_available());
     }

@@ -39,10 +39,14 @@ pub(super) fn without_certificate(extensions: &Extensions) -> Option<WithoutCert
     extensions.get().copied()
 }
 
+/// Longest name of a program in the log of writes, in bytes. The process that forwards a call chooses it.
+const MAX_PROGRAM: usize = 256;
+
 /// The caller for the log of writes.
 pub(super) fn author(caller: &Caller, headers: &HeaderMap) -> Arc<str> {
     let mut who = caller.to_string();
-    if let Some(program) = headers.get(ON_BEHALF_OF).and_then(|value| value.to_str().ok()) {
+    let program = headers.get(ON_BEHALF_OF).and_then(|value| value.to_str().ok());
+    if let Some(program) = program.filter(|program| program.len() <= MAX_PROGRAM) {
         who.extend([" for ", program]);
     }
     who.into()

@@ -67,17 +67,17 @@ async fn guard(State(access): State<Access>, request: Request, next: Next) -> Re
         Ok(caller) => caller,
         Err(status) => {
             let who = Caller::of_connection(request.headers(), request.extensions());
-            let who = caller::author(&who, request.headers());
-            access.audit.note_denied(&who, request.uri().path(), status.message());
+            access.audit.note_denied(&who.to_string(), request.uri().path(), status.message());
             return refused(&status);
         }
     };
     let (author, path) = (caller::author(&caller, request.headers()), request.uri().path().to_owned());
+    let who = caller.to_string();
     match check(&access, &caller, request).await {
         Ok(request) => author::scope(Some(author), next.run(request)).await,
         Err(response) => {
             if response.status() != StatusCode::BAD_REQUEST {
-                access.audit.note_denied(&author, &path, response.status().as_str());
+                access.audit.note_denied(&who, &path, response.status().as_str());
             }
             response
         }

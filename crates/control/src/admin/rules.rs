@@ -72,6 +72,12 @@ fn set(
     }
 }
 
+/// The rules that servers read now: those in the policy.
+fn in_force(node: &Node, rules: &RecordKey) -> Option<Bytes> {
+    let policy = RecordKey::Policy(rules.service()?.clone());
+    records::rules_of(&node.get(&policy.to_string())?.value)
+}
+
 /// The rules that policies would change, by their keys.
 pub(super) fn changed_by_policies<'a>(
     node: &'a Node,
@@ -79,7 +85,7 @@ pub(super) fn changed_by_policies<'a>(
 ) -> impl Iterator<Item = &'a RecordKey> {
     let implied = desired.iter().filter(|one| one.is_implied);
     let rules = implied.filter(|one| matches!(one.key, RecordKey::Authorization(_)));
-    let changed = rules.filter(|one| current(node, &one.key).map(|entry| entry.value) != one.value);
+    let changed = rules.filter(|one| in_force(node, &one.key) != one.value);
     changed.map(|one| &one.key)
 }
 

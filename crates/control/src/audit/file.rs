@@ -93,9 +93,13 @@ impl AuditFile {
             self.quotas.begin(at_ms);
         }
         let line = self.entry(draft.clone()).line()?.0;
-        match self.quotas.admit(&draft, &line) {
+        let hashed = draft.clone().hashed();
+        let mut quotas = std::mem::take(&mut self.quotas);
+        let admitted = quotas.admit(&draft, &line, || self.entry(hashed.clone()).line().map(|line| line.0));
+        self.quotas = quotas;
+        match admitted? {
             Logged::InFull => self.write(draft),
-            Logged::Hashed => self.write(draft.hashed()),
+            Logged::Hashed => self.write(hashed),
             Logged::Counted => Ok(()),
         }
     }

@@ -9,8 +9,8 @@ use super::{AuditEvent, AuditValue, Draft, entry::hex};
 
 /// Bytes of entries with values that an author may write in [`PERIOD`], for each kind of record.
 const MAX_BYTES: usize = 2 << 20;
-/// Entries with the hashes of their values that it may write beyond that. Further ones are counted.
-const MAX_HASHED: u32 = 8_000;
+/// Bytes of entries with the hashes of their values that it may write beyond that. Further ones are counted.
+const MAX_HASHED_BYTES: usize = 4 << 20;
 const PERIOD: Duration = Duration::from_secs(3600);
 /// Least time between two entries that count others.
 const SUMMARY_INTERVAL: Duration = Duration::from_secs(10);
@@ -35,7 +35,7 @@ type ShareKey = (String, &'static str);
 #[derive(Debug, Default)]
 struct Share {
     bytes: usize,
-    hashed: u32,
+    hashed_bytes: usize,
     counted: Counted,
 }
 
@@ -69,8 +69,13 @@ impl Quotas {
         (self.began_ms, self.shares) = (at_ms, HashMap::new());
     }
 
-    /// How an entry is logged whose line has so many bytes.
-    pub(super) fn admit(&mut self, draft: &Draft, line: &str) -> Logged {
+    /// How an entry with this line is logged. `hashed_line` makes the line with the hashes of its values.
+    pub(super) fn admit<E>(
+        &mut self,
+        draft: &Draft,
+        line: &str,
+        hashed_line: impl FnOnce() -> Result<String, E>,
+    ) -> Result<Logged, E> {
         let mut key = share_key(draft);
         if self.shares.len() >= MAX_SHARES && !self.shares.contains_key(&key) {
             key.0 = OTHERS.into();
@@ -78,17 +83,20 @@ impl Quotas {
         let share = self.shares.entry(key).or_default();
         if share.bytes + line.len() <= MAX_BYTES {
             share.bytes += line.len();
-            return Logged::InFull;
+            return Ok(Logged::InFull);
         }
-        if share.hashed < MAX_HASHED {
-            share.hashed += 1;
-            return Logged::Hashed;
+        if share.hashed_bytes < MAX_HASHED_BYTES {
+            let bytes = hashed_line()?.len();
+            if share.hashed_bytes + bytes <= MAX_HASHED_BYTES {
+                share.hashed_bytes += bytes;
+                return Ok(Logged::Hashed);
+            }
         }
         let counted = &mut share.counted;
         (counted.count, counted.revision, counted.store) =
             (counted.count + 1, draft.revision, draft.store.clone());
         counted.hash = sha256(&[&counted.hash[..], line.as_bytes()].concat());
-        Logged::Counted
+        Ok(Logged::Counted)
     }
 
     /// Entries that state how many were counted: of all authors, or of those for which the last one is old enough.
@@ -171,12 +179,13 @@ mod tests {
         let mut quotas = Quotas::default();
         let flood = Draft { event: None, ..write("mallory for x", "/t/shop/policies/cart") };
         let line = "x".repeat(1 << 20);
-        let mut admit = |draft: &Draft| quotas.admit(draft, &line);
+        let hashed = || Ok::<_, std::convert::Infallible>("x".repeat(1 << 20));
+        let mut admit = |draft: &Draft| quotas.admit(draft, &line, hashed).unwrap();
         assert_eq!(
             [admit(&flood), admit(&flood), admit(&flood)],
             [Logged::InFull, Logged::InFull, Logged::Hashed]
         );
-        for _ in 1..MAX_HASHED {
+        for _ in 1..MAX_HASHED_BYTES >> 20 {
             assert_eq!(admit(&flood), Logged::Hashed);
         }
         let renamed = Draft {

@@ -29,7 +29,7 @@ impl Front {
             front.opened.undecided = None;
         }
         if !front.is_undecided(plan) {
-            front.listen(plan).await?;
+            front.bind(plan).await?;
         }
         Ok(front)
     }
@@ -54,12 +54,12 @@ impl Front {
             }
             return Ok(false);
         }
-        self.listen(plan).await?;
+        self.bind(plan).await?;
         Ok(true)
     }
 
     /// Listens in front of the program, if callers do not reach it directly.
-    async fn listen(&mut self, plan: &mut ValidArguments) -> Result<(), Failure> {
+    async fn bind(&mut self, plan: &mut ValidArguments) -> Result<(), Failure> {
         let transport = &self.opened.transport;
         let (address, program) = match plan.program {
             Some(program) => (plan.registration.address, program),

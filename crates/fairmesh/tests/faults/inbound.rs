@@ -22,8 +22,8 @@ use tokio::{
 };
 
 use crate::harness::{
-    Kind, Load, Process, Program as Started, Proxy, Spec, World, beside_others, free_port, read_head,
-    read_to_end, say, until,
+    Kind, Load, Process, Program as Started, Proxy, Spec, World, beside_others, free_port, read_head, say,
+    until,
 };
 
 /// What a program says of its load.
@@ -133,39 +133,6 @@ async fn in_front_of_raw(world: &World) -> (Process, TcpListener, String) {
         Plain { address: listener.local_addr().unwrap(), under_way: Arc::default(), go_on: Arc::default() };
     let (process, address) = in_front(world, &program, "shop/one", "plain", "").await;
     (process, listener, address)
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn websocket_passes_both_proxies() {
-    let _machine = beside_others().await;
-    let world = World::start("{kind: Service, name: shop/one, type: replicated, protocol: http1}").await;
-    let (_inbound, listener, address) = in_front_of_raw(&world).await;
-    let sidecar = Proxy::start(&world).await;
-    let request = "GET /chat HTTP/1.1\r\nhost: one.shop\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
-                   sec-websocket-key: dGVhcG90IG9mIGFsaWNl\r\n\r\n";
-    for to in [&address, &sidecar.for_one] {
-        let mut caller = say(to, request).await;
-        let (mut program, _) = listener.accept().await.unwrap();
-        let head = read_head(&mut program).await;
-        assert!(
-            head.contains("\r\nupgrade: websocket\r\n") && head.contains("\r\nconnection: upgrade\r\n"),
-            "{head}"
-        );
-        let switch =
-            "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\nhello";
-        program.write_all(switch.as_bytes()).await.unwrap();
-        let head = read_head(&mut caller).await;
-        assert!(head.starts_with("http/1.1 101 ") && head.contains("\r\nupgrade: websocket\r\n"), "{head}");
-        let mut said = [0; 5];
-        caller.read_exact(&mut said).await.unwrap();
-        assert_eq!(&said, b"hello");
-        caller.write_all(b"ping").await.unwrap();
-        caller.shutdown().await.unwrap();
-        assert_eq!(read_to_end(&mut program).await, b"ping", "the caller's end is the program's");
-        program.write_all(b"pong").await.unwrap();
-        drop(program);
-        assert_eq!(read_to_end(&mut caller).await, b"pong");
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

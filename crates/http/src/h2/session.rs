@@ -13,6 +13,7 @@ mod role;
 mod send;
 mod stream;
 mod stream_id_hash;
+mod unread_bytes;
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -32,6 +33,7 @@ use self::{
     role::Role,
     stream::Stream,
     stream_id_hash::StreamIdHash,
+    unread_bytes::UnreadBytes,
 };
 use super::{
     PREFACE, Reason, RequestBody, Responder, Shared, StreamError, Violation,
@@ -97,7 +99,7 @@ pub struct Session {
     /// Bytes by which the windows of streams may still grow.
     growth_left: u32,
     /// Bytes of all streams received and not read.
-    unread: u64,
+    unread: UnreadBytes,
     streams: HashMap<u32, Box<Stream>, StreamIdHash>,
     #[allow(clippy::vec_box, reason = "they go in and out of the map as they are")]
     spare: Vec<Box<Stream>>,
@@ -196,7 +198,7 @@ impl Session {
             send_window: DEFAULT_WINDOW.into(),
             receive_window: CONNECTION_WINDOW,
             growth_left: GROWTH_BUDGET,
-            unread: 0,
+            unread: UnreadBytes::default(),
             streams: HashMap::default(),
             spare: Vec::new(),
             open: 0,

@@ -14,10 +14,7 @@ use hyper_util::{
 
 use crate::{
     forward::{error_response, hop_by_hop},
-    inbound::{
-        body::{ForwardedBody, ResponseBody},
-        upgrade::InboundUpgrade,
-    },
+    inbound::body::{ForwardedBody, ResponseBody},
 };
 
 /// Time limit of a connection to the program, which is on this machine.
@@ -54,24 +51,12 @@ impl LocalForwarder {
         Self { program, client, is_multiplexed: protocol.is_multiplexed() }
     }
 
-    pub(crate) async fn call(
-        self,
-        mut request: Request<Incoming>,
-    ) -> Result<Response<ResponseBody>, BoxError> {
+    pub(crate) async fn call(self, request: Request<Incoming>) -> Result<Response<ResponseBody>, BoxError> {
         if let Some(refused) = refused_coding(request.headers()) {
             return Ok(refused.map(ResponseBody::Own));
         }
         let grpc = grpc_content_type(request.headers());
-        // Over HTTP/2 there are no upgrades.
-        let upgrade = if self.is_multiplexed { None } else { InboundUpgrade::take(&mut request) };
-        let mut request = self.to_program(request);
-        if let Some(upgrade) = &upgrade {
-            upgrade.apply(request.headers_mut());
-        }
-        match self.client.request(request).await {
-            Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                Ok(InboundUpgrade::start(upgrade, response))
-            }
+        match self.client.request(self.to_program(request)).await {
             Ok(mut response) => {
                 hop_by_hop::strip_response(response.headers_mut());
                 normalize_length(&mut response);

@@ -75,7 +75,7 @@ pub struct BoundProxy {
     metrics: Arc<ProxyMetrics>,
     tls: Option<LoadedTls>,
     sockets: Sockets,
-    inherited: Inherited,
+    handover: Option<Handover>,
     predecessor: Option<Predecessor>,
 }
 
@@ -93,7 +93,12 @@ impl BoundProxy {
             Some(address) => Some(BoundListener::bind(address, &mut inherited).await?.listener),
             None => None,
         };
-        Ok(Self { metrics, tls, sockets: Sockets { listeners, admin }, inherited, predecessor })
+        let sockets = Sockets { listeners, admin };
+        let all = sockets.listeners.iter().map(|bound| &bound.listener).chain(&sockets.admin);
+        // From here on a successor finds the addresses in use, and has to find this proxy too.
+        let handover =
+            config.handover.as_deref().map(|path| open_handover(path, inherited, all)).transpose()?;
+        Ok(Self { metrics, tls, sockets, handover, predecessor })
     }
 
     /// As [`run`], with the configuration that it was bound by.
@@ -106,12 +111,9 @@ impl BoundProxy {
         mesh: Mesh,
         shutdown: impl Future<Output = ()>,
     ) -> Result<(), ProxyError> {
-        let Self { metrics, tls, sockets, inherited, predecessor } = self;
+        let Self { metrics, tls, sockets, handover, predecessor } = self;
         // A connection to one of them would forward a request in a circle.
         exclude_addresses(&mesh, sockets.listeners.iter().map(|bound| bound.address));
-        let all = sockets.listeners.iter().map(|bound| &bound.listener).chain(&sockets.admin);
-        let handover =
-            config.handover.as_deref().map(|path| open_handover(path, inherited, all)).transpose()?;
         let drain = config.limits.drain;
         let proxy = RunningProxy::new(config, mesh, tls, metrics)?;
         proxy.run(sockets, (predecessor, handover), drain, shutdown).await

@@ -61,7 +61,7 @@ pub(crate) fn set_upgrade_headers(headers: &mut HeaderMap, protocol: HeaderValue
 }
 
 /// The requested protocol. Several fields would be ambiguous.
-pub(crate) fn upgrade_protocol(headers: &HeaderMap) -> Option<&HeaderValue> {
+fn upgrade_protocol(headers: &HeaderMap) -> Option<&HeaderValue> {
     let mut named = headers.get_all(header::UPGRADE).into_iter();
     let (only, None) = (named.next()?, named.next()) else { return None };
     let names = only.to_str().ok()?.split(',').map(|word| word.trim().split('/').next().unwrap_or_default());

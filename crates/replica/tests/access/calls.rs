@@ -15,6 +15,7 @@ fn registration(service: &str, instance: &str) -> v1::RegisterRequest {
         address: "127.0.0.1:80".into(),
         location: Some(location),
         weight: 1000,
+        mtls: true,
         ..Default::default()
     };
     let registration = v1::Registration {

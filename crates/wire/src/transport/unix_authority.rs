@@ -157,7 +157,7 @@ impl Block {
                 let length = length.saturating_add(more);
                 match *byte & 0x80 {
                     0 => Self::text(literal, length),
-                    _ => Self::LengthRest(literal, length, bits + 7),
+                    _ => Self::LengthRest(literal, length, bits.saturating_add(7)),
                 }
             }
             Self::Text(literal, left) => Self::text(literal.after(byte), left - 1),

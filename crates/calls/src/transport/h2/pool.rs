@@ -23,6 +23,9 @@ use crate::transport::{
     wait::AttemptTimeouts,
 };
 
+/// Connections to an endpoint that it may hold back before it gets no further one.
+const MAX_HELD_BACK: usize = 8;
+
 /// After this number of idle checks without a call a connection is closed. The resolver checks every 30 s, so: 90 s.
 const MAX_IDLE_CHECKS: u32 = 3;
 
@@ -124,6 +127,9 @@ impl Pool {
         if let Some(connection) = self.least_loaded(true) {
             return Ok(connection);
         }
+        if self.held_back() >= MAX_HELD_BACK {
+            return Err(SendError::Refused("it reads nothing on any of its connections".into()));
+        }
         let waiting_since = Instant::now();
         let opening = match (Arc::clone(&self.opening).try_lock_owned(), self.least_loaded(false)) {
             (Ok(opening), _) => opening,
@@ -145,6 +151,12 @@ impl Pool {
             endpoint.h2.here().open(&endpoint.connector).await
         });
         connecting.await.unwrap_or_else(|error| Err(SendError::Stale(error.into())))
+    }
+
+    /// The connections whose window the server keeps shut.
+    fn held_back(&self) -> usize {
+        let list = self.connections.load();
+        list.iter().filter(|one| !one.is_closing() && one.limit.load(Relaxed) == 0).count()
     }
 
     /// Waits until no connection is being opened any more, or until a stream may be free, which is `None`.

@@ -120,6 +120,11 @@ async fn request_that_endpoints_find_malformed_ejects_none() {
     let world = World::start("").await;
     let mut endpoint = Endpoint::start(&world, "shop/one", "one").await;
     let proxy = Proxy::with(&world, "--cores 1").await;
+    // It answers other requests.
+    let mut client = say(&proxy.for_one, "GET /tea HTTP/1.1\r\nhost: one.shop\r\n\r\n").await;
+    let (_, stream) = endpoint.part().await;
+    endpoint.send(&frame(HEADERS, END_HEADERS | END_STREAM, stream, &[0x88])).await;
+    assert!(read_head(&mut client).await.starts_with("http/1.1 200 "));
     for _ in 0..20 {
         let mut client = say(&proxy.for_one, "GET /?q={\"a\":1} HTTP/1.1\r\nhost: one.shop\r\n\r\n").await;
         let (_, stream) = endpoint.part().await;

@@ -181,7 +181,8 @@ impl Session {
         if depends_on_itself {
             return Err(FrameError::Stream(stream, Reason::PROTOCOL_ERROR));
         }
-        if self.open >= MAX_STREAMS || self.streams.len() >= MAX_TRACKED_STREAMS {
+        let is_out_of_memory = !ends && self.unread.exceeds_its_part();
+        if self.open >= MAX_STREAMS || self.streams.len() >= MAX_TRACKED_STREAMS || is_out_of_memory {
             return Err(FrameError::Stream(stream, Reason::REFUSED_STREAM));
         }
         match fields.request(ends) {

@@ -72,7 +72,7 @@ impl Session {
             return Err(FrameError::Stream(head.stream, reason));
         }
         stream.receive_window -= size;
-        let data = cut(head, input, self.unread > COPY_ABOVE)
+        let data = cut(head, input, self.unread.get() > COPY_ABOVE)
             .ok_or(Violation::protocol("the padding exceeds the DATA frame"))?;
         #[cfg(test)]
         let head = match self.mutant {
@@ -116,9 +116,12 @@ impl Session {
             return Err(FrameError::Stream(head.stream, Reason::PROTOCOL_ERROR));
         }
         if stream.has_reader || stream.handles == 0 {
+            if length > 0 && self.unread.exceeds_its_part() {
+                return Err(FrameError::Stream(head.stream, Reason::ENHANCE_YOUR_CALM));
+            }
             if length > 0 {
+                self.unread.add(length);
                 stream.unread += length;
-                self.unread += u64::from(length);
                 stream.push_data(data);
                 stream.wake_reader();
             }
@@ -213,6 +216,8 @@ impl Session {
         stream.has_reader = false;
         stream.handles -= 1;
         stream.reader = None;
+        // Nothing returns the window of these bytes: they count as those that come later.
+        stream.discarded += stream.unread;
         stream.wake_writer();
         self.discard_unread(id);
         self.remove_if_unused(id);

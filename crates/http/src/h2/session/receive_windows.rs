@@ -3,7 +3,7 @@
 //! The window of the connection is returned as DATA arrives, so that no stream waits for another one. Unread bytes count
 //! against the window of their stream alone, as in nginx. Streams begin with a small window; while a stream's reader is
 //! faster than its peer, the window grows out of a budget of the connection, and a reader that falls behind returns it
-//! while the budget is short. The rejected option: one window of the connection that unread bytes hold, which bounds
+//! while the budget is short. All connections of a process share a budget of unread bytes (`unread_bytes.rs`). The rejected option: one window of the connection that unread bytes hold, which bounds
 //! memory as well, but lets one slow reader stall every other stream.
 
 use super::{
@@ -38,7 +38,7 @@ impl Session {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let read = size.min(stream.unread);
         stream.unread -= read;
-        self.unread -= u64::from(read);
+        self.unread.remove(read);
         self.return_stream_window(id, size);
     }
 
@@ -56,9 +56,9 @@ impl Session {
     fn update_stream_window(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let needs_more = stream.content_left.is_none_or(|left| left > u64::from(stream.receive_window));
-        // With nothing unread, the reader waits for the peer.
-        if stream.unread == 0 && needs_more {
-            let growth = (MAX_WINDOW - stream.window).min(self.growth_left);
+        // With nothing unread, the reader waits for the peer. Later streams get a part of the budget too.
+        if stream.unread == 0 && needs_more && !self.unread.is_budget_exhausted() {
+            let growth = (MAX_WINDOW - stream.window).min(self.growth_left / 2);
             stream.window += growth;
             stream.unreleased += growth;
             self.growth_left -= growth;
@@ -80,7 +80,7 @@ impl Session {
     pub(super) fn discard_unread(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.received.clear();
-        self.unread -= u64::from(std::mem::take(&mut stream.unread));
+        self.unread.remove(std::mem::take(&mut stream.unread));
         if stream.remote_closed || stream.is_closed {
             self.growth_left += stream.take_growth();
         }

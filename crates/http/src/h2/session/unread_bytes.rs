@@ -1,0 +1,86 @@
+//! Bytes that were received and not read, and the budget that all connections of a process share for them.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Bytes that connections may leave unread together before those that hold most are cut.
+const MAX_UNREAD: u64 = 256 << 20;
+/// Bytes that a connection may leave unread at any time.
+const MAX_UNREAD_OF_ONE: u64 = 1 << 20;
+
+static BUDGET: Budget = Budget { used: AtomicU64::new(0), max: MAX_UNREAD };
+
+/// Unread bytes of all connections.
+#[derive(Debug)]
+struct Budget {
+    used: AtomicU64,
+    max: u64,
+}
+
+/// Unread bytes of one connection. They leave the budget when this is dropped.
+#[derive(Debug)]
+pub(super) struct UnreadBytes {
+    budget: &'static Budget,
+    bytes: u64,
+}
+
+impl Default for UnreadBytes {
+    fn default() -> Self {
+        Self { budget: &BUDGET, bytes: 0 }
+    }
+}
+
+impl UnreadBytes {
+    pub(super) fn get(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(super) fn add(&mut self, bytes: u32) {
+        self.bytes += u64::from(bytes);
+        self.budget.used.fetch_add(bytes.into(), Relaxed);
+    }
+
+    pub(super) fn remove(&mut self, bytes: u32) {
+        let bytes = u64::from(bytes).min(self.bytes);
+        self.bytes -= bytes;
+        self.budget.used.fetch_sub(bytes, Relaxed);
+    }
+
+    /// Whether connections together leave more unread than the process has room for.
+    pub(super) fn is_budget_exhausted(&self) -> bool {
+        self.budget.used.load(Relaxed) > self.budget.max
+    }
+
+    /// Whether the connection must give way: the budget is exhausted, and it holds more than its own part.
+    pub(super) fn exceeds_its_part(&self) -> bool {
+        self.bytes > MAX_UNREAD_OF_ONE && self.is_budget_exhausted()
+    }
+}
+
+impl Drop for UnreadBytes {
+    fn drop(&mut self) {
+        self.budget.used.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connection_gives_way_only_beyond_its_part_of_an_exhausted_budget() {
+        static SMALL: Budget = Budget { used: AtomicU64::new(0), max: 4 << 20 };
+        let connection = || UnreadBytes { budget: &SMALL, bytes: 0 };
+        let (mut large, mut small) = (connection(), connection());
+        large.add(4 << 20);
+        assert!(!large.exceeds_its_part(), "there is room");
+        small.add(1 << 20);
+        assert!(large.exceeds_its_part() && !small.exceeds_its_part());
+        assert!(small.is_budget_exhausted());
+        large.remove(1 << 20);
+        assert!(!large.exceeds_its_part() && !small.is_budget_exhausted());
+        drop(large);
+        assert_eq!((SMALL.used.load(Relaxed), small.get()), (1 << 20, 1 << 20));
+        drop(small);
+        assert_eq!(SMALL.used.load(Relaxed), 0);
+    }
+}
