@@ -93,9 +93,7 @@ pub struct AgentConfig {
 /// When it cannot start: the directory, the socket or the port is in use or not accessible. An unreachable control
 /// plane is no error.
 pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Result<(), AgentError> {
-    if config.upstreams.is_empty() {
-        return Err(AgentError::NoUpstream);
-    }
+    check(&config)?;
     let (disk, saved) = Disk::open(config.state_dir.clone(), config.location.clone()).await?;
     let listeners = Listeners::default();
     let calls = listeners.acceptor(&table::AGENT_GRPC, Limits::calls());
@@ -113,7 +111,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let checks = Arc::<checker::Counts>::default();
     let backend = AgentRib::new(shared.clone(), upstream.clone(), checks.clone(), &config);
     let region = config.location.region.clone();
-    let usages = UsageForwarder::new(upstream.clone(), backend.upstreams().into(), region);
+    let usages = UsageForwarder::new(upstream.clone(), backend.upstreams().into(), region.clone());
 
     let stopping = CancellationToken::new();
     let _stop_with_me = stopping.clone().drop_guard();
@@ -127,7 +125,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let http = http.map(|listener| tokio::spawn(http::serve(listener, pages, stopping.clone())));
     let saving = tokio::spawn(shared.clone().save_all(upstream.state(), stopping.clone()));
 
-    let gate = Gate::new(identity.clone(), upstream.clone(), config.location.region.clone());
+    let gate = Gate::new(identity.clone(), upstream.clone(), region);
     let routes = routes(Forwarder::new(upstream, "agent", stopping.clone()), usages, identity, &stopping);
     tracing::info!(listen = %config.listen, region = %config.location.region, "agent is serving");
     let stopped = async {
@@ -152,6 +150,10 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
 async fn listen(config: &AgentConfig, transport: &Transport, calls: Acceptor) -> Result<Listener, BindError> {
     let listener = transport.bind(&config.listen).await?.within(calls).attesting();
     Ok(listener.with_connections_of_user(MAX_CONNECTIONS_OF_USER))
+}
+
+fn check(config: &AgentConfig) -> Result<(), AgentError> {
+    if config.upstreams.is_empty() { Err(AgentError::NoUpstream) } else { Ok(()) }
 }
 
 /// The services beside the RIB.

@@ -190,7 +190,8 @@ impl Supervisor {
                 lease.set(EndpointState::Serving);
             }
             (_, None) if self.health.responds() => {
-                if self.front.decide(&mut self.plan).await? {
+                let is_decided = self.front.decide(&mut self.plan).await?;
+                if is_decided {
                     self.announce();
                 }
             }

@@ -25,7 +25,7 @@ use crate::{
     connect,
     failure::Failure,
     output, rib_reader,
-    view::{EVERY_KIND, Scope, View, table_age},
+    view::{EVERY_KIND, Scope, ServiceView, View, table_age},
 };
 
 use super::{caller_region, identity::describe_revocations_of, records::get, request_args};
@@ -223,20 +223,22 @@ struct Compiled {
     drains: Vec<drains::DrainOfCalls>,
 }
 
+fn declared<'a>(name: &ServiceName, one: &'a ServiceView) -> Result<&'a Service, Failure> {
+    let undeclared = || {
+        Failure::failed_with(
+            format!("{name} is not declared, so that callers cannot find it"),
+            "apply a document of 'kind: Service' for it",
+        )
+    };
+    one.service.as_ref().map(|service| &service.value).ok_or_else(undeclared)
+}
+
 /// The caller's snapshot.
 async fn compile(connection: &Connection, name: &ServiceName, caller: &Caller) -> Result<Compiled, Failure> {
     let mut view = View::read(connection, &Scope::Service(name.clone()), EVERY_KIND).await?;
     view.add_drains(connection).await?;
     let one = view.service(name)?;
-    let service: &Service = match &one.service {
-        Some(service) => &service.value,
-        None => {
-            return Err(Failure::failed_with(
-                format!("{name} is not declared, so that callers cannot find it"),
-                "apply a document of 'kind: Service' for it",
-            ));
-        }
-    };
+    let service = declared(name, one)?;
     let endpoints: Vec<Endpoint> = one.endpoints.iter().map(|endpoint| endpoint.value.clone()).collect();
     let shards = one.shards.as_ref().map(|map| Arc::new(ShardTable::compile(map)));
     let facts = CompileInput {

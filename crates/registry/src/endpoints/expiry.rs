@@ -120,6 +120,23 @@ impl Registry {
         };
         let (marked, removed, displaced) = self.change(plan).await?.output;
         displaced.iter().for_each(|held| self.forget_displaced(held));
+        let back = self.note_lost(marked, now);
+        // A lease that is still due has no record any more.
+        let gone: Vec<_> = due.iter().filter(|instance| self.leases().is_due(instance, now)).collect();
+        for held in &removed {
+            self.address_claims().note_gone(held.endpoint.address, &held.instance_ref());
+            self.forget(&held.instance_ref());
+        }
+        gone.into_iter().for_each(|instance| self.forget(instance));
+        if back.is_empty() { Ok(()) } else { self.restore_states(&back).await }
+    }
+
+    /// Notes endpoints that were marked as lost, with their states before. Returns those that renewed their leases meanwhile.
+    fn note_lost(
+        &self,
+        marked: Vec<(StoredEndpoint, EndpointState)>,
+        now: Instant,
+    ) -> Vec<(InstanceRef, EndpointState)> {
         let mut back = Vec::new();
         for (held, before) in marked {
             let instance = held.instance_ref();
@@ -135,13 +152,6 @@ impl Registry {
                 back.push((instance, before));
             }
         }
-        // A lease that is still due has no record any more.
-        let gone: Vec<_> = due.iter().filter(|instance| self.leases().is_due(instance, now)).collect();
-        for held in &removed {
-            self.address_claims().note_gone(held.endpoint.address, &held.instance_ref());
-            self.forget(&held.instance_ref());
-        }
-        gone.into_iter().for_each(|instance| self.forget(instance));
-        if back.is_empty() { Ok(()) } else { self.restore_states(&back).await }
+        back
     }
 }

@@ -60,10 +60,7 @@ pub(super) fn compile(
     let statuses = compiler.statuses(&indices, &preferred);
     let no_endpoint_error = compiler.no_endpoint_error();
     compiler.admit(endpoint_stats, &config, &indices, &members(table.as_ref(), &tiers, locality.home()));
-    let division = match &table {
-        Some(table) => Some(Division::Table(compiler.compiled_table(table, &indices))),
-        None => RingShares::new(&shares).map(Division::Rings),
-    };
+    let division = compiler.division(table.as_ref(), &shares, &indices);
     let selection = compiler.selection(&indices, tiers);
     ServiceTable {
         endpoint_stats: Arc::clone(endpoint_stats),
@@ -72,7 +69,7 @@ pub(super) fn compile(
         bucket: carry_over(input.policy.limit, previous.and_then(|previous| previous.bucket.as_ref())),
         timeouts: input.policy.timeouts,
         last_resort: locality.last_resort(),
-        division: division.map(Box::new),
+        division,
         selection,
         name: input.name.clone(),
         policy: without_routes(input.policy),
@@ -211,6 +208,20 @@ impl Compiler<'_> {
     fn rank(&self, position: usize) -> Option<u32> {
         let distance = self.locality.distance(&self.endpoints[position].location.region);
         self.locality.rank(self.class(position)?, distance)
+    }
+
+    /// How calls are divided among regions, where they are.
+    fn division(
+        &self,
+        table: Option<&UsableTable<'_>>,
+        shares: &[(u32, u32)],
+        indices: &[u32],
+    ) -> Option<Box<Division>> {
+        let division = match table {
+            Some(table) => Some(Division::Table(self.compiled_table(table, indices))),
+            None => RingShares::new(shares).map(Division::Rings),
+        };
+        division.map(Box::new)
     }
 
     /// The hash of an endpoint for rendezvous hashing.

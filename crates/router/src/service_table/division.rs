@@ -16,7 +16,7 @@ use super::{
 use crate::{EndpointPick, PickError, trace::DecisionTracer};
 
 /// Makes the ring of a key independent of its endpoint: the bytes of `rings`.
-const KEY_SALT: u64 = 0x7269_6e67_73;
+const KEY_SALT: u64 = 0x0072_696e_6773;
 
 /// How calls are divided.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use super::{
 use crate::{EndpointPick, trace::DecisionTracer};
 
 /// Makes the draw of a call that stays independent of the other uses of its seed: the bytes of `stays`.
-const STAY_SALT: u64 = 0x7374_6179_73;
+const STAY_SALT: u64 = 0x0073_7461_7973;
 
 impl ServiceTable {
     /// Picks in a further ring that serves and is not in panic itself, or among the endpoints of the nearest one that are

@@ -162,17 +162,22 @@ impl Fleet {
             client: CLIENT,
             requires_mtls: self.requires_mtls,
         };
+        self.compile_after_calls(&input)
+    }
+
+    /// The table once this caller has called.
+    fn compile_after_calls(&self, input: &CompileInput<'_>) -> ServiceTable {
         let stats = Arc::<EndpointStats>::default();
+        let before = ServiceTable::compile(input, &stats, None);
         if self.called.is_empty() {
-            return ServiceTable::compile(&input, &stats, None);
+            return before;
         }
-        let before = ServiceTable::compile(&input, &stats, None);
         for (instance, succeeded) in self.called {
             let index = stats.index_of(&InstanceId::new(*instance).unwrap()).unwrap();
             stats.begin(index);
             stats.finish(index, if *succeeded { Outcome::Ok } else { Outcome::Failed }, NOW);
         }
-        ServiceTable::compile(&input, &stats, Some(&before))
+        ServiceTable::compile(input, &stats, Some(&before))
     }
 
     fn write(&self) -> Value {

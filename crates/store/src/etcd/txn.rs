@@ -96,7 +96,6 @@ pub(super) async fn probe_write(client: &Client, layout: &Layout) -> Result<(), 
         target: compare::Target::Mod.into(),
         key: layout.identity_key(),
         operand: Some(compare::Operand::ModRevision(0)),
-        ..Compare::default()
     };
     let put = PutRequest { key: layout.last_key(), ..PutRequest::default() };
     let probe = TxnRequest {

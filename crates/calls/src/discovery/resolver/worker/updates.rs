@@ -62,11 +62,8 @@ impl<T: EndpointTransport> Worker<T> {
             }
             Record::Hosts(hosts) => self.topology.hosts = hosts,
             // A mesh does not lose its trust domain: no snapshot without the record takes it back.
-            Record::TrustBundle(_) => {
-                if std::mem::replace(&mut self.topology.has_trust_domain, true) {
-                    return Ok(());
-                }
-            }
+            Record::TrustBundle(_) if self.topology.has_trust_domain => return Ok(()),
+            Record::TrustBundle(_) => self.topology.has_trust_domain = true,
             _ => {}
         }
         self.mark_all_stale();

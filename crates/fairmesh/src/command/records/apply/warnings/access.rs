@@ -112,7 +112,7 @@ mod tests {
             [rule("web", false, "shop/web"), rule("any", false, "*"), rule("bad", true, "x/y")];
         let before = rules(&[web.clone(), bad.clone()]);
         assert_eq!(reasons(Some(&before), &before, Allow), Vec::<String>::new());
-        assert_eq!(reasons(Some(&before), &rules(&[bad.clone()]), Deny), Vec::<String>::new());
+        assert_eq!(reasons(Some(&before), &rules(std::slice::from_ref(&bad)), Deny), Vec::<String>::new());
         assert_eq!(
             reasons(Some(&before), &rules(&[web.clone(), any, bad.clone()]), Allow),
             ["rule 'any' allows *"]
