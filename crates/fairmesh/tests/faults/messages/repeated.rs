@@ -17,6 +17,18 @@ enum Refusal {
     GoAway,
 }
 
+impl Refusal {
+    async fn send(&self, endpoint: &mut Endpoint, stream: u32) {
+        match self {
+            Self::Reset => endpoint.send(&frame(RST_STREAM, 0, stream, &[0, 0, 0, 7])).await,
+            Self::GoAway => {
+                endpoint.send(&frame(GOAWAY, 0, 0, &[0; 8])).await;
+                endpoint.open = None;
+            }
+        }
+    }
+}
+
 /// The beginning of a request, and its rest.
 fn segments(over_http2: bool) -> [Vec<u8>; 3] {
     let (first, second) = BODY.split_at(6);
@@ -54,13 +66,7 @@ async fn is_sent_again(proxy: &Proxy, endpoint: &mut Endpoint, over_http2: bool,
     assert_eq!((part.0, part.1), (HEADERS, false));
     client.write_all(&first).await.unwrap();
     assert_eq!(endpoint.part().await.0, (DATA, false, 6));
-    match refusal {
-        Refusal::Reset => endpoint.send(&frame(RST_STREAM, 0, stream, &[0, 0, 0, 7])).await,
-        Refusal::GoAway => {
-            endpoint.send(&frame(GOAWAY, 0, 0, &[0; 8])).await;
-            endpoint.open = None;
-        }
-    }
+    refusal.send(endpoint, stream).await;
     let ((kind, ends, _), stream) = endpoint.part().await;
     assert_eq!((kind, ends), (HEADERS, false), "the request comes again");
     client.write_all(&second).await.unwrap();
