@@ -84,7 +84,7 @@ fn no_operator() -> Status {
 
 #[cfg(test)]
 mod tests {
-    use fairmesh_model::{InstanceId, Region};
+    use fairmesh_model::InstanceId;
 
     use super::*;
 
@@ -102,8 +102,10 @@ mod tests {
             Need::ReportFor(Region::new("eu").unwrap()),
         ]);
         let asked = asked.unwrap();
+        let [eu, us] = ["eu", "us"].map(|region| Region::new(region).unwrap());
+        assert!(asked.calls_any, "reports are for programs with an identity");
+        assert!(asked.check_region(&eu).is_ok() && asked.check_region(&us).is_err());
         assert_eq!((asked.acts_for, asked.calls), ([cart()].into(), [service("bank/rates")].into()));
-        assert!(!asked.calls_any);
         for need in
             [Need::ServeAsOperator(cart(), InstanceId::new("a").unwrap()), Need::Admin, Need::View(cart())]
         {

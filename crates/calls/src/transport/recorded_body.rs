@@ -299,7 +299,8 @@ mod tests {
     #[tokio::test]
     async fn small_frames_are_recorded_within_the_bound() {
         let (frames, mut first, replay) = body().await;
-        for _ in 0..MAX_BUFFERED / size_of::<RecordedFrame>() {
+        first.frame().await.unwrap().unwrap();
+        for _ in 0..=MAX_BUFFERED / size_of::<RecordedFrame>() {
             frames.send(Ok(Frame::data(Bytes::new()))).unwrap();
             first.frame().await.unwrap().unwrap();
         }

@@ -1,7 +1,8 @@
 //! Warnings about documents that let more callers in than before.
 
 use fairmesh_model::{
-    Authorization, AuthorizationMode, AuthorizationRule, DefaultAuthorization, ServiceName, spec::Resource,
+    Authorization, AuthorizationMode, AuthorizationRule, CallerMatch, DefaultAuthorization, ServiceName,
+    spec::Resource,
 };
 
 use crate::view::View;
@@ -62,7 +63,8 @@ fn reasons(old: Option<&Authorization>, new: &Authorization, default: DefaultAut
     if new.mode == AuthorizationMode::Audit {
         reasons.push("calls that no rule allows are made, and only counted ('mode: audit')".to_owned());
     }
-    let added = new.rules.iter().filter(|rule| !rule.denies && !old.rules.contains(rule));
+    let is_covered = |rule: &AuthorizationRule| old.rules.iter().any(|before| covers(before, rule));
+    let added = new.rules.iter().filter(|rule| !rule.denies && !is_covered(rule));
     reasons.extend(added.map(|rule| format!("rule '{}' allows {}", rule.name, callers(rule))));
     let gone = old.rules.iter().filter(|rule| rule.denies && !new.rules.contains(rule));
     reasons.extend(gone.map(|rule| format!("rule '{}' no longer refuses {}", rule.name, callers(rule))));
@@ -74,6 +76,22 @@ fn reasons(old: Option<&Authorization>, new: &Authorization, default: DefaultAut
     let trusted = new.intermediaries.iter().filter(|one| !old.intermediaries.contains(one));
     reasons.extend(trusted.map(|one| format!("{} may call for others", one.as_str())));
     reasons
+}
+
+/// Whether a rule of before allows all that a new one allows.
+fn covers(before: &AuthorizationRule, new: &AuthorizationRule) -> bool {
+    let is_for_members = before.from.is_empty() || before.from.iter().any(|from| from.as_str() == "*");
+    // Ids of other trust domains have to be named.
+    let includes = |from: &CallerMatch| {
+        before.from.contains(from) || is_for_members && !from.as_str().starts_with("spiffe://")
+    };
+    let has_callers = before.from.is_empty() && new.from.is_empty()
+        || !new.from.is_empty() && new.from.iter().all(includes);
+    let has_methods = before.methods.is_empty()
+        || !new.methods.is_empty() && new.methods.iter().all(|method| before.methods.contains(method));
+    let has_paths = before.paths.is_empty()
+        || !new.paths.is_empty() && new.paths.iter().all(|path| before.paths.contains(path));
+    !before.denies && has_callers && has_methods && has_paths
 }
 
 fn callers(rule: &AuthorizationRule) -> String {
@@ -92,8 +110,6 @@ fn openness(default: DefaultAuthorization) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use fairmesh_model::CallerMatch;
-
     use super::*;
 
     fn rule(name: &str, denies: bool, from: &str) -> AuthorizationRule {
