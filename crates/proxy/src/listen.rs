@@ -10,6 +10,5 @@ pub(crate) mod metrics;
 pub(crate) mod proxy_header;
 pub mod proxy_protocol;
 pub(crate) mod server;
-pub(crate) mod silent_connections;
 pub(crate) mod socket;
 pub(crate) mod tls;

@@ -108,7 +108,6 @@ impl Forwarder {
         host: &str,
         client_info: &ConnectionInfo,
     ) -> Result<Arc<Target>, HostError> {
-        client_info.permit.note_request();
         match &client_info.service {
             Some(service) => client_info.host_cache.get("", || self.services.by_name(service)),
             None => client_info.host_cache.get(host, || self.services.by_host(host)),

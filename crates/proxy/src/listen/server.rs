@@ -12,7 +12,7 @@ use std::{
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, interval, sleep},
+    time::sleep,
 };
 use tokio_util::{sync::PollSemaphore, task::TaskTracker};
 
@@ -26,7 +26,6 @@ use crate::{
         connection_permit::ConnectionPermit,
         cores::Cores,
         listener_config::{ListenerConfig, ListenerKind},
-        silent_connections::SilentConnections,
         socket,
         tls::Tls,
     },
@@ -41,7 +40,6 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 pub(crate) struct ConnectionServer {
     pub(crate) forwarder: Arc<Forwarder>,
     pub(crate) permits: Arc<Semaphore>,
-    pub(crate) silent: Arc<SilentConnections>,
     pub(crate) shutdown: Arc<Shutdown>,
     pub(crate) cores: Cores,
     pub(crate) limits: Limits,
@@ -57,8 +55,7 @@ impl ConnectionServer {
         limits: Limits,
     ) -> Self {
         let permits = Arc::new(Semaphore::new(limits.connections.clamp(1, Semaphore::MAX_PERMITS)));
-        let (silent, redirected) = Default::default();
-        Self { forwarder, permits, silent, shutdown, cores, limits, tls: None, redirected }
+        Self { forwarder, permits, shutdown, cores, limits, tls: None, redirected: Arc::default() }
     }
 
     /// Sets the certificate of listeners with TLS.
@@ -114,32 +111,10 @@ impl ConnectionServer {
             let Some((stream, caller, permit)) = accepted else { continue };
             let (own, listen) = (Arc::clone(&serving), Arc::clone(&listen));
             let serve = move |stream, core_guard| {
-                let mut permit = ConnectionPermit::new(&own.forwarder.metrics, permit, core_guard);
-                // In other protocols the server may speak first.
-                if matches!(listen.kind, ListenerKind::Http { .. }) {
-                    permit = permit.silent(own.silent.add(caller.ip(), Instant::now()));
-                }
-                own.serve_until_displaced(stream, caller, listen, Arc::new(permit))
+                let permit = Arc::new(ConnectionPermit::new(&own.forwarder.metrics, permit, core_guard));
+                own.serve_connection(stream, caller, listen, permit)
             };
             serving.cores.spawn(&connections, stream, serve);
-        }
-    }
-
-    /// Serves a connection, unless it sends no request and another one needs its place.
-    fn serve_until_displaced(
-        self: Arc<Self>,
-        stream: TcpStream,
-        caller: SocketAddr,
-        listen: Arc<ListenerConfig>,
-        permit: Arc<ConnectionPermit>,
-    ) -> impl Future<Output = ()> + Send {
-        let watched = Arc::clone(&permit);
-        let served = self.serve_connection(stream, caller, listen, permit);
-        async move {
-            tokio::select! {
-                () = served => {}
-                () = watched.displaced() => tracing::debug!(%caller, "closed a connection without a request for another one"),
-            }
         }
     }
 
@@ -151,16 +126,11 @@ impl ConnectionServer {
         listener: &TcpListener,
     ) -> Option<(TcpStream, SocketAddr, OwnedSemaphorePermit)> {
         let metrics = &self.forwarder.metrics;
-        if self.permits.available_permits() == 0 && !self.silent.displace(Instant::now()) {
+        if self.permits.available_permits() == 0 {
             increment(&metrics.connections.accepts_delayed);
         }
         let mut permits = PollSemaphore::new(Arc::clone(&self.permits));
-        let mut retries = interval(ACCEPT_RETRY);
         let accepted = poll_fn(|context| {
-            // A connection that was too young may make room by now.
-            while self.permits.available_permits() == 0 && retries.poll_tick(context).is_ready() {
-                self.silent.displace(Instant::now());
-            }
             // The semaphore is never closed.
             let Some(permit) = ready!(permits.poll_acquire(context)) else { return Poll::Ready(None) };
             let accepted = ready!(listener.poll_accept(context));
