@@ -56,9 +56,9 @@ impl Session {
     fn update_stream_window(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let needs_more = stream.content_left.is_none_or(|left| left > u64::from(stream.receive_window));
-        // With nothing unread, the reader waits for the peer. Later streams get a part of the budget too.
+        // With nothing unread, the reader waits for the peer.
         if stream.unread == 0 && needs_more && !self.unread.is_budget_exhausted() {
-            let growth = (MAX_WINDOW - stream.window).min(self.growth_left / 2);
+            let growth = (MAX_WINDOW - stream.window).min(self.growth_left);
             stream.window += growth;
             stream.unreleased += growth;
             self.growth_left -= growth;
