@@ -50,6 +50,7 @@ pub(crate) struct WatchPrefixes {
     bytes: Arc<AtomicUsize>,
     /// Bytes of all watches of its peer.
     of_peer: Arc<AtomicUsize>,
+    max_of_peer: usize,
 }
 
 /// One followed prefix, counted until this is dropped.
@@ -97,8 +98,10 @@ impl FollowedPrefixes {
     /// The prefixes of another watch. All watches of a peer share what the peer may use; those without an identity cannot be told
     /// apart, and each counts for itself.
     pub(crate) fn watch(&self, peer: Option<String>) -> WatchPrefixes {
-        let of_peer = peer.map_or_else(Arc::default, |peer| self.bytes_of(peer));
-        WatchPrefixes { all: self.clone(), bytes: Arc::default(), of_peer }
+        let max = self.0.max;
+        let (of_peer, max_of_peer) =
+            peer.map_or_else(|| (Arc::default(), max), |peer| (self.bytes_of(peer), max / PER_PEER));
+        WatchPrefixes { all: self.clone(), bytes: Arc::default(), of_peer, max_of_peer }
     }
 
     fn bytes_of(&self, peer: String) -> Arc<AtomicUsize> {
@@ -124,7 +127,7 @@ impl WatchPrefixes {
         let of_peer = self.of_peer.fetch_add(bytes, Relaxed) + bytes;
         let followed = FollowedPrefix { watch: self.clone(), bytes };
         let shared = counts.max - counts.max / RESERVED;
-        let is_shared = own <= shared.saturating_sub(all) && of_peer <= counts.max / PER_PEER;
+        let is_shared = own <= shared.saturating_sub(all) && of_peer <= self.max_of_peer;
         if is_shared || own <= counts.min_per_watch && all <= counts.max {
             return Some(followed);
         }
@@ -140,7 +143,7 @@ impl WatchPrefixes {
 
 impl Drop for FollowedPrefix {
     fn drop(&mut self) {
-        let Self { watch: WatchPrefixes { all, bytes, of_peer }, bytes: released } = self;
+        let Self { watch: WatchPrefixes { all, bytes, of_peer, .. }, bytes: released } = self;
         of_peer.fetch_sub(*released, Relaxed);
         bytes.fetch_sub(*released, Relaxed);
         all.0.bytes.fetch_sub(*released, Relaxed);

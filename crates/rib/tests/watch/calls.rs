@@ -118,8 +118,8 @@ async fn a_snapshot_larger_than_a_message_arrives_as_one_change() {
 
 #[tokio::test]
 async fn prefixes_beyond_the_bound_of_all_watches_are_refused_one_by_one() {
-    // A peer gets a quarter: two prefixes.
-    let node = Node::bounded(StoreId(1), Table::default(), FollowedPrefixes::at_most(3700, 0));
+    // A watch gets half of three quarters: two prefixes.
+    let node = Node::bounded(StoreId(1), Table::default(), FollowedPrefixes::at_most(2800, 0));
     let server = Server::start(Memory { node: node.clone() }, "127.0.0.1:0").await;
     let mut greedy = Reader::following(&[&server.address], &["/a/"]).await;
     greedy.handle.subscribe(prefix("/b/"));
