@@ -27,7 +27,9 @@ fn scale() -> (usize, u32) {
 }
 
 /// Most of the growth is the streams that may be incomplete at a time, about 5,000 of a process.
-const LITTLE: u64 = 128 << 20;
+const LITTLE: u64 = 192 << 20;
+/// Bound of a call beside an attack by peers that are served like others: far below the timeouts of commands.
+const IN_TIME: Duration = Duration::from_secs(3);
 
 /// A frame of HEADERS that ends its headers, and not its stream (RFC 9113 §6.2).
 fn headers(stream: u32, block: &[u8]) -> Vec<u8> {
@@ -123,7 +125,10 @@ async fn is_attacked(target: Attacked<'_>) {
         idle >> 20,
         began.elapsed()
     );
-    is_unharmed(what, before, meanwhile);
+    match roots {
+        Some(_) => is_unharmed(what, before, meanwhile),
+        None => assert!(meanwhile < IN_TIME, "p99 of {what} was {before:?} and is {meanwhile:?}"),
+    }
     assert!(grown < LITTLE >> 20, "{what} has {grown} MB more");
     let much = idle + idle / 2;
     until(&format!("{what} returns its memory"), async || memory(process) < much).await;
