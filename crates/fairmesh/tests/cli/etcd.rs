@@ -196,7 +196,7 @@ fn fill(etcd: &Etcd) -> impl FnOnce() + use<> {
 }
 
 #[test]
-fn a_full_or_stopped_etcd_is_not_ready_and_its_records_are_served_after_a_start() {
+fn full_or_stopped_etcd_is_not_ready_and_is_still_read() {
     let mut etcd = Etcd::with(&["--max-txn-ops=10001", "--quota-backend-bytes=3000000"]);
     let mut mesh = on(&etcd);
     mesh.apply(SHOP).ok();

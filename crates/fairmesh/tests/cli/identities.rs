@@ -507,7 +507,7 @@ fn services_are_called_over_mutual_tls_only() {
 }
 
 #[test]
-fn an_authority_made_while_the_clock_was_ahead_is_replaced_before_anything_joins() {
+fn authority_from_the_future_is_replaced_before_the_first_join() {
     let (mut mesh, tcp) = domain();
     mesh.stop_control("TERM");
     std::fs::remove_dir_all(mesh.path("data")).unwrap();

@@ -95,7 +95,7 @@ fn a_program_without_an_agent_joins_with_a_token_for_its_service() {
 }
 
 #[test]
-fn a_program_without_an_agent_registers_through_a_replica_by_its_own_rights() {
+fn program_without_agent_registers_through_replica_by_its_own_rights() {
     let (mesh, tcp) = domain();
     mesh.apply("kind: Service\nname: shop/catalog\n").ok();
     let (_beside, beside) = agent(&mesh, "web-1", &tcp, Some(&token(&mesh, &["web-1"])));

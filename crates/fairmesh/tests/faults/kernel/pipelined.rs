@@ -129,7 +129,7 @@ async fn pipelined_requests_are_answered_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn short_reader_gets_the_response_to_a_request_that_it_sent_before_it_read() {
+async fn short_reader_gets_the_response_to_a_pipelined_request() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("caller and server are Python programs", "python3 is missing");
