@@ -90,7 +90,9 @@ pub fn status(pins: &Path) -> Result<Status, KernelError> {
             max_in_flight: NonZeroU32::new(most),
         }
     });
-    let attachments = attachments.collect();
+    let mut attachments: Vec<_> = attachments.collect();
+    // The map has them in no order.
+    attachments.sort_unstable_by(|one: &Attachment, other| one.cgroup.cmp(&other.cgroup));
     let counters = Counters::open(pins)?.read()?;
     let memory = memory(pins)?;
     let in_flight = slots::in_flight(&pins::map(pins, "slots")?)?;

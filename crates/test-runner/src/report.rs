@@ -8,6 +8,8 @@ use crate::run::{Finished, Outcome};
 const SLOWEST: usize = 10;
 /// A run of no more tests than this prints a line for each that passes.
 const FEW: usize = 60;
+/// Maximum of flaky tests in a successful run.
+const MAX_FLAKY: usize = 2;
 
 /// What was seen so far.
 pub(crate) struct Report {
@@ -16,6 +18,8 @@ pub(crate) struct Report {
     no_skips: bool,
     passed: usize,
     failed: Vec<String>,
+    /// Failed at first, and passed when they ran again alone.
+    flaky: Vec<String>,
     /// Names with reasons.
     skipped: Vec<(String, String)>,
     took: Vec<(Duration, String)>,
@@ -30,6 +34,7 @@ impl Report {
             no_skips,
             passed: 0,
             failed: Vec::new(),
+            flaky: Vec::new(),
             skipped: Vec::new(),
             took: Vec::new(),
         }
@@ -66,6 +71,22 @@ impl Report {
         self.failed.push(name.to_owned());
     }
 
+    /// Counts the second run of a failed test. One that passes now is flaky; one that does anything else stays failed.
+    pub(crate) fn add_repeated(&mut self, again: Finished) {
+        let (seconds, name) = (again.took.as_secs_f64(), again.name);
+        let passed = again.outcome == Outcome::Passed;
+        let verdict = if passed { "FLAKY" } else { "FAILED" };
+        println!(
+            "\n{verdict:8} {seconds:6.1} s  {name}: {} alone",
+            if passed { "passed" } else { "failed again" }
+        );
+        println!("---- output of {name}, alone\n{}\n---- end of {name}\n", again.output.trim_end());
+        if passed {
+            self.failed.retain(|failed| *failed != name);
+            self.flaky.push(name);
+        }
+    }
+
     /// Says how far the run is and what it waits for.
     pub(crate) fn progress(&self, running: &BTreeSet<String>) {
         let names: Vec<&str> = running.iter().map(String::as_str).collect();
@@ -79,7 +100,8 @@ impl Report {
         );
     }
 
-    /// Prints the close of a run; whether it was successful: something ran, and nothing failed.
+    /// Prints the close of a run; whether it was successful: something ran, nothing failed twice, and at most [`MAX_FLAKY`] tests are
+    /// flaky.
     pub(crate) fn close(mut self, ignored: &[String]) -> bool {
         self.took.sort_by_key(|(took, _)| std::cmp::Reverse(*took));
         println!("\nslowest:");
@@ -93,6 +115,7 @@ impl Report {
             println!("skipped:");
             self.skipped.iter().for_each(|(name, reason)| println!("  {name}: {reason}"));
         }
+        self.close_flaky();
         if !self.failed.is_empty() {
             println!("failed:");
             self.failed.iter().for_each(|name| println!("  {name}"));
@@ -107,6 +130,21 @@ impl Report {
         println!("in {:.0} s", self.began.elapsed().as_secs_f64());
         println!("{} passed, {} failed, {skipped} skipped", self.passed, self.failed.len());
         self.failed.is_empty()
+    }
+
+    /// Lists the flaky tests, and counts them: as passed, or as failed where they are too many.
+    fn close_flaky(&mut self) {
+        if self.flaky.is_empty() {
+            return;
+        }
+        println!("flaky, each a fault until it is explained:");
+        self.flaky.iter().for_each(|name| println!("  {name}"));
+        if self.flaky.len() > MAX_FLAKY {
+            println!("more than {MAX_FLAKY} are flaky: they count as failed");
+            self.failed.append(&mut self.flaky);
+        } else {
+            self.passed += self.flaky.len();
+        }
     }
 }
 
@@ -128,6 +166,38 @@ mod tests {
         assert!(close(&[Outcome::Passed], true));
         assert!(!close(&[], false), "nothing ran");
         assert!(!close(&[Outcome::Passed, Outcome::Failed("exit code 101".into())], false));
+    }
+
+    /// Whether a run is successful in which so many tests fail, and end so when they run again.
+    fn close_repeated(again: &[Outcome]) -> bool {
+        let mut report = Report::new(again.len(), true);
+        let finished = |at: usize, outcome: &Outcome| Finished {
+            name: format!("test {at}"),
+            took: Duration::ZERO,
+            output: String::new(),
+            outcome: outcome.clone(),
+        };
+        let failed = Outcome::Failed("exit code 101".into());
+        (0..again.len()).for_each(|at| report.add(finished(at, &failed)));
+        again.iter().enumerate().for_each(|(at, outcome)| report.add_repeated(finished(at, outcome)));
+        report.close(&[])
+    }
+
+    #[test]
+    fn failed_tests_that_pass_alone_fail_the_run_when_they_are_three() {
+        assert!(close_repeated(&[Outcome::Passed, Outcome::Passed]));
+        assert!(!close_repeated(&[Outcome::Passed, Outcome::Passed, Outcome::Passed]));
+    }
+
+    #[test]
+    fn failed_test_that_does_not_pass_alone_fails_the_run() {
+        for again in [
+            Outcome::Failed("exit code 101".into()),
+            Outcome::Skipped("no etcd".into()),
+            Outcome::NeedsMachine,
+        ] {
+            assert!(!close_repeated(&[Outcome::Passed, again]));
+        }
     }
 
     #[test]

@@ -13,6 +13,8 @@ use crate::{
     run::{self, Finished, Mode, Outcome},
 };
 
+/// Maximum of failed tests that run again.
+const MAX_REPEATED: usize = 10;
 /// How often the runner says what it waits for.
 const PROGRESS: Duration = Duration::from_secs(15);
 
@@ -51,10 +53,13 @@ struct Schedule<'a> {
     names: BTreeSet<String>,
     progress: Interval,
     interrupts: [Signal; 2],
+    /// Failed in their first run.
+    failed: Vec<Test>,
     report: &'a mut Report,
 }
 
-/// Runs tests, `jobs` at a time, then those that need the machine for themselves one by one.
+/// Runs tests, `jobs` at a time, then those that need the machine for themselves one by one, and then those that failed once more,
+/// alone.
 ///
 /// # Errors
 /// When a test cannot be started, or on an interrupt; what runs is killed.
@@ -71,6 +76,7 @@ pub(crate) async fn run(
         names: BTreeSet::new(),
         progress: interval_at(Instant::now() + PROGRESS, PROGRESS),
         interrupts: [interrupt(SignalKind::interrupt())?, interrupt(SignalKind::terminate())?],
+        failed: Vec::new(),
         report,
     };
     if doc_tests {
@@ -80,7 +86,7 @@ pub(crate) async fn run(
     let alone = schedule.run_all(tests, Mode::Shared).await?;
     schedule.jobs = 1;
     schedule.run_all(alone, Mode::Alone).await?;
-    Ok(())
+    schedule.repeat_failed().await
 }
 
 impl Schedule<'_> {
@@ -100,11 +106,33 @@ impl Schedule<'_> {
             let Some((test, finished)) = self.next().await? else { return Ok(alone) };
             for one in finished {
                 match (&one.outcome, &test) {
-                    (Outcome::NeedsMachine, Some(test)) => alone.push(test.clone()),
-                    _ => self.report.add(one),
+                    (Outcome::NeedsMachine, Some(test)) => {
+                        alone.push(test.clone());
+                        continue;
+                    }
+                    (Outcome::Failed(_), Some(test)) => self.failed.push(test.clone()),
+                    _ => {}
                 }
+                self.report.add(one);
             }
         }
+    }
+
+    /// Runs failed tests again, each alone. More of them than [`MAX_REPEATED`] stay failed: the fault is not one of chance.
+    async fn repeat_failed(&mut self) -> Result<(), String> {
+        let failed = std::mem::take(&mut self.failed);
+        if failed.len() > MAX_REPEATED {
+            return Ok(());
+        }
+        for test in failed {
+            self.names.insert(test.full_name());
+            self.running.spawn(async move { Ok((None, vec![run::run(&test, Mode::Alone).await?])) });
+            while let Some((_, finished)) = self.next().await? {
+                finished.into_iter().for_each(|again| self.report.add_repeated(again));
+            }
+            self.names.clear();
+        }
+        Ok(())
     }
 
     /// The next job that is finished; `None` when none runs.

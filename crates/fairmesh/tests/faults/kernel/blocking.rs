@@ -91,9 +91,17 @@ async fn blocking_recv_survives_signals_and_sends_of_other_threads() {
     let status = attached.kernel(&["status"]).await.ok();
     assert!(status.contains("connections by TCP alone: the socket blocks"), "{status}");
     let connections = async || attached.status().await["attachments"][0]["connections"].as_u64().unwrap();
-    let waiting = async || call(&attached, "ask(b'plain-1')\nask(b'slow-1')").await;
-    let counted = async { until("a connection counts", async || connections().await == 1).await };
-    assert_eq!(tokio::join!(waiting(), counted).0, "");
+    let folder = TempDir::new().unwrap();
+    let seen = folder.path().join("seen");
+    let open = format!(
+        "import os, time\nask(b'plain-1')\nwhile not os.path.exists('{}'):\n    time.sleep(0.01)",
+        seen.display()
+    );
+    let counted = async {
+        until("a connection counts", async || connections().await == 1).await;
+        fs::write(&seen, "").unwrap();
+    };
+    assert_eq!(tokio::join!(call(&attached, &open), counted).0, "");
     until("no connection counts that has ended", async || connections().await == 0).await;
 }
 
