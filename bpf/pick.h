@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Picks an endpoint as crates/balancer does, from the numbers of crates/router: the same integers in the same order, so that the
+/* Picks an endpoint as crates/decide/balancer does, from the numbers of crates/decide/router: the same integers in the same order, so that the
  * same seed gives the same endpoint. Where an ejected endpoint is compared, the pick is the proxy's: it may be panic, and other
  * ranks may be better. */
 #ifndef FAIRMESH_PICK_H

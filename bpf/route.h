@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Routes, as crates/router decides them: in order, the first match wins. A route whose conditions cannot all be judged here, and of
+/* Routes, as crates/decide/router decides them: in order, the first match wins. A route whose conditions cannot all be judged here, and of
  * which none fails, may match: then the request is the proxy's. */
 #ifndef FAIRMESH_ROUTE_H
 #define FAIRMESH_ROUTE_H

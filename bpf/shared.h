@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What these programs share with the proxy: values of maps, as crates/kernel/src/layout.rs declares them. */
+/* What these programs share with the proxy: values of maps, as crates/edge/kernel/src/layout.rs declares them. */
 #ifndef FAIRMESH_SHARED_H
 #define FAIRMESH_SHARED_H
 
@@ -127,13 +127,13 @@ enum {
 	POLICY_RANDOM,
 };
 
-/* crates/router/src/service_table/service_numbers.rs describes these. */
+/* crates/decide/router/src/service_table/service_numbers.rs describes these. */
 struct candidate {
 	u32 index, weight;
 	u64 cumulative_weight;
 };
 
-/* crates/router/src/routes/route_numbers.rs describes these. The last ones end a route. */
+/* crates/decide/router/src/routes/route_numbers.rs describes these. The last ones end a route. */
 enum {
 	STEP_METHOD,
 	STEP_PATH_EXACT,
@@ -179,7 +179,7 @@ struct policy_buffers {
 	struct policy buffer[2];
 };
 
-/* What a pick reads of an endpoint, as crates/balancer/src/endpoint_stats/hot_stats.rs packs it. */
+/* What a pick reads of an endpoint, as crates/decide/balancer/src/endpoint_stats/hot_stats.rs packs it. */
 struct hot {
 	u32 counts; /* calls in the low 20 bits, streams above */
 	u32 updated_tick;

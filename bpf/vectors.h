@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Decisions for crates/kernel/tests/vectors: what they are made from, and what they are. Natively and in the kernel the same. */
+/* Decisions for crates/edge/kernel/tests/vectors: what they are made from, and what they are. Natively and in the kernel the same. */
 #ifndef FAIRMESH_VECTORS_H
 #define FAIRMESH_VECTORS_H
 

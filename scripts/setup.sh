@@ -106,7 +106,7 @@ setup_ghz() {
 
 setup_grpc_go() {
     local source program="$tools/bin/grpc-go"
-    source="$(cd "$(dirname "$0")/.." && pwd)/crates/fairmesh/tests/faults/grpc_go"
+    source="$(cd "$(dirname "$0")/.." && pwd)/crates/app/fairmesh/tests/faults/grpc_go"
     [ -x "$program" ] && [ -z "$(find "$source" -newer "$program")" ] && return
     command -v go >/dev/null || die "a test calls gRPC by grpc-go. Install Go as https://go.dev says, then run this again"
     say "a test calls gRPC by grpc-go: building a client and a server into $tools (about a minute)"
@@ -115,7 +115,7 @@ setup_grpc_go() {
 
 setup_go_spiffe() {
     local source program="$tools/bin/go-spiffe"
-    source="$(cd "$(dirname "$0")/.." && pwd)/crates/fairmesh/tests/cli/go_spiffe"
+    source="$(cd "$(dirname "$0")/.." && pwd)/crates/app/fairmesh/tests/cli/go_spiffe"
     [ -x "$program" ] && [ -z "$(find "$source" -newer "$program")" ] && return
     command -v go >/dev/null || die "a test fetches identities by go-spiffe. Install Go as https://go.dev says, then run this again"
     say "a test fetches identities by go-spiffe: building a program with it into $tools (about a minute)"

@@ -51,7 +51,7 @@ edition = "2024"
 [workspace]
 
 [dependencies]
-fairmesh-client = { path = "$root/crates/client"$1 }
+fairmesh-client = { path = "$root/crates/library/client"$1 }
 http = "1"
 tokio = { version = "1", features = ["macros", "rt-multi-thread"] }
 

@@ -15,7 +15,7 @@ pub(crate) fn hex(number: u64) -> Value {
 /// When they differ, naming the first case that does; also when the file was written, since what it says now has not been compared
 /// with anything but the code that wrote it.
 pub(crate) fn check(file: &str, lists: &[(&str, Vec<Value>)]) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../vectors").join(file);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../vectors").join(file);
     if env::var_os("UPDATE_VECTORS").is_some() {
         return update(&path, &write(lists));
     }

@@ -1,6 +1,6 @@
 //! The compiled table of routes chooses the route that a literal reading of the documentation chooses.
 
-#[path = "../../crates/router/src/routes/tests/oracle.rs"]
+#[path = "../../crates/decide/router/src/routes/tests/oracle.rs"]
 mod oracle;
 
 use arbitrary::{Arbitrary, Result, Unstructured};

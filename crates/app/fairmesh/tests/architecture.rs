@@ -1,0 +1,410 @@
+//! Keeps the direction of dependencies: which crate may know which, and that what decides is pure.
+
+#![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// The folders of `crates`, from the ground up. A crate uses none of a floor above its own.
+const FLOORS: &[&str] =
+    &["base", "decide", "protocol", "observe", "state", "trust", "library", "edge", "control-plane", "app"];
+
+/// The floor of what tests alone use.
+const TESTING: &str = "testing";
+
+/// Which crates of ours each crate may use, in the order in which they build on each other. A crate that is not listed
+/// fails the test: a new crate must be added here at its place.
+const MAY_USE: &[(&str, &[&str])] = &[
+    ("model", &[]),
+    // How connections are accepted knows nothing of what they carry.
+    ("listen", &[]),
+    // The page of metrics: what is on it comes from the processes.
+    ("exposition", &[]),
+    // Messages as bytes: no word of the mesh.
+    ("http", &[]),
+    ("wire", &["model", "listen", "http"]),
+    ("balancer", &["model"]),
+    ("imbalance", &["model"]),
+    ("router", &["model", "balancer"]),
+    ("headers", &["model", "router"]),
+    ("shared-memory", &[]),
+    // eBPF programs and their maps: no word of HTTP. They decide from what these two lay out.
+    ("kernel", &["balancer", "router"]),
+    ("signals", &["model"]),
+    ("rib", &["model", "wire", "signals"]),
+    ("identity", &["model", "wire", "rib"]),
+    ("te", &["model"]),
+    ("sim", &["model", "balancer", "router", "rib", "te"]),
+    ("store", &["model", "wire", "rib"]),
+    ("registry", &["model", "wire", "rib", "store"]),
+    ("replica", &["model", "listen", "exposition", "wire", "rib", "signals", "store"]),
+    (
+        "agent",
+        &[
+            "model",
+            "listen",
+            "exposition",
+            "wire",
+            "identity",
+            "rib",
+            "router",
+            "shared-memory",
+            "imbalance",
+            "signals",
+        ],
+    ),
+    (
+        "server",
+        &[
+            "model",
+            "listen",
+            "wire",
+            "identity",
+            "rib",
+            "balancer",
+            "router",
+            "imbalance",
+            "signals",
+            "http",
+            "headers",
+        ],
+    ),
+    (
+        "calls",
+        &[
+            "model",
+            "wire",
+            "identity",
+            "rib",
+            "balancer",
+            "router",
+            "signals",
+            "shared-memory",
+            "http",
+            "headers",
+        ],
+    ),
+    // Names what programs use.
+    ("client", &["model", "wire", "router", "http", "headers", "calls"]),
+    // Says what it saw to a collector, and knows nothing of the mesh.
+    ("otlp", &[]),
+    (
+        "proxy",
+        &[
+            "model",
+            "listen",
+            "exposition",
+            "kernel",
+            "shared-memory",
+            "identity",
+            "http",
+            "headers",
+            "calls",
+            "server",
+            "otlp",
+        ],
+    ),
+    // Holds keys and knows nothing of calls.
+    ("keyserver", &["model", "listen", "exposition", "wire", "identity"]),
+    ("lookaside", &["model", "listen", "exposition", "wire", "rib", "router", "signals", "calls"]),
+    (
+        "control",
+        &[
+            "model",
+            "listen",
+            "exposition",
+            "wire",
+            "identity",
+            "rib",
+            "signals",
+            "te",
+            "store",
+            "registry",
+            "imbalance",
+        ],
+    ),
+    // What tests share, and what runs them.
+    ("test-support", &["model"]),
+    ("test-runner", &["test-support"]),
+    // A newcomer's program needs the library and nothing else of ours.
+    ("examples", &["client", "server"]),
+];
+
+/// What wires everything: binaries, and what is tried on all that reads bytes of others.
+const MAY_USE_ALL: &[&str] = &["fairmesh", "bench", "fuzz"];
+
+/// Crates that hold no clock, no chance and no I/O, so that simulation and production run the same code.
+const PURE: &[&str] = &["model", "balancer", "router", "imbalance", "signals", "te"];
+
+/// Files that are as pure within a crate that is not: the core of the RIB, and what decides on shards.
+const PURE_FILES: &[(&str, &[&str])] = &[
+    (
+        "rib",
+        &[
+            "batch.rs",
+            "prefixes.rs",
+            "table.rs",
+            "table/apply_update.rs",
+            "table/previous_values.rs",
+            "table/size.rs",
+            "update.rs",
+            "progress.rs",
+            "node_core.rs",
+            "hub.rs",
+            "hub/pull.rs",
+            "hub/size.rs",
+            "hub/watcher.rs",
+        ],
+    ),
+    ("control", &["traffic/facts.rs", "traffic/planner.rs", "traffic/tables.rs", "traffic/watched.rs"]),
+    (
+        "registry",
+        &[
+            "balance/plan.rs",
+            "balance/region_pool.rs",
+            "balance/load_window.rs",
+            "shards/map_edit.rs",
+            "shards/next_action.rs",
+        ],
+    ),
+];
+
+/// What a pure crate may be built on: derive macros, buffers, hashing, expressions.
+const PURE_MAY_USE: &[&str] = &["bytes", "regex-automata", "schemars", "serde", "thiserror", "xxhash-rust"];
+
+/// What the sources of a pure crate may not name.
+const IMPURE: &[&str] = &[
+    "Instant::now",
+    "SystemTime",
+    "tokio::",
+    "std::fs",
+    "std::net::Tcp",
+    "std::net::Udp",
+    "std::thread",
+    "std::env",
+    "rand::",
+    "async fn",
+];
+
+/// Dependencies that only some crates may have.
+const ONLY: &[(&str, &[&str])] = &[
+    ("redb", &["store"]),
+    // The peer of a benchmark is a stack without a mesh, with certificates and TLS of its own.
+    ("rcgen", &["identity", "bench"]),
+    ("x509-parser", &["identity"]),
+    // Listeners for clients that are not part of the mesh have certificates of their own.
+    ("rustls", &["identity", "proxy", "bench"]),
+    ("tokio-rustls", &["identity", "proxy", "bench"]),
+];
+
+/// Where sockets are listened on, and served. Everything else does so by `listen` or `wire`, so that its limits are set
+/// in one place; each of these has limits of its own, in `docs/limits.md`, or is a demonstration.
+const LISTENS: &[&str] = &[
+    "listen/src/pages.rs",
+    "wire/src/transport/listener.rs",
+    "wire/src/transport/serve.rs",
+    // Listeners for programs, for a program's server, and for the process that takes over.
+    "proxy/src/listen/bind.rs",
+    "proxy/src/inbound/server.rs",
+    "proxy/src/lifecycle/handover.rs",
+    // In front of a program.
+    "fairmesh/src/register/terminator.rs",
+    "fairmesh/src/demo/fleet.rs",
+    "fairmesh/src/demo/service.rs",
+    // A connection of the process to itself.
+    "kernel/src/looker.rs",
+    // Only finds out that a port is free.
+    "test-support/src/ports.rs",
+];
+
+/// How one begins to listen, or has a library accept.
+const LISTENING: &[&str] = &[
+    "TcpListener::bind",
+    "UnixListener::bind",
+    "StdListener::bind",
+    "axum::serve",
+    "serve_with_incoming",
+    ".listen(",
+];
+
+struct Crate {
+    name: String,
+    folder: PathBuf,
+    /// By name as declared; those for tests and build scripts are left out.
+    dependencies: BTreeSet<String>,
+}
+
+impl Crate {
+    /// The position of its floor; `None` of what lies beside `crates`, and of what tests alone use.
+    fn floor(&self) -> Option<usize> {
+        let folder = self.folder.parent().unwrap();
+        if !folder.parent().unwrap().ends_with("crates") || folder.ends_with(TESTING) {
+            return None;
+        }
+        let floor = FLOORS.iter().position(|floor| folder.ends_with(floor));
+        Some(floor.unwrap_or_else(|| panic!("{} lies on no floor: {}", self.name, folder.display())))
+    }
+}
+
+fn crates() -> Vec<Crate> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    metadata["packages"].as_array().unwrap().iter().map(read).collect()
+}
+
+fn read(package: &serde_json::Value) -> Crate {
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+    let dependencies = package["dependencies"].as_array().unwrap().iter();
+    Crate {
+        name: short(&text(&package["name"])),
+        folder: Path::new(package["manifest_path"].as_str().unwrap()).parent().unwrap().to_owned(),
+        dependencies: dependencies
+            .filter(|dependency| dependency["kind"].is_null())
+            .map(|dependency| text(&dependency["name"]))
+            .collect(),
+    }
+}
+
+fn short(name: &str) -> String {
+    name.strip_prefix("fairmesh-").unwrap_or(name).to_owned()
+}
+
+fn ours(dependency: &str) -> Option<&str> {
+    dependency.strip_prefix("fairmesh-")
+}
+
+#[test]
+fn every_crate_uses_only_what_lies_beneath_it() {
+    let allowed: BTreeMap<_, _> = MAY_USE.iter().copied().collect();
+    let mut wrong = Vec::new();
+    for one in crates() {
+        if MAY_USE_ALL.contains(&one.name.as_str()) {
+            continue;
+        }
+        let Some(allowed) = allowed.get(one.name.as_str()) else {
+            wrong.push(format!("{} is not in MAY_USE", one.name));
+            continue;
+        };
+        let used = one.dependencies.iter().filter_map(|dependency| ours(dependency));
+        wrong.extend(
+            used.filter(|used| !allowed.contains(used)).map(|used| format!("{} uses {used}", one.name)),
+        );
+    }
+    assert!(wrong.is_empty(), "against the direction of dependencies: {wrong:#?}");
+}
+
+#[test]
+fn crate_uses_none_of_a_floor_above_its_own() {
+    let crates = crates();
+    let floors: BTreeMap<&str, usize> =
+        crates.iter().filter_map(|one| Some((&*one.name, one.floor()?))).collect();
+    for one in &crates {
+        let Some(own) = floors.get(&*one.name) else { continue };
+        for used in one.dependencies.iter().filter_map(|dependency| ours(dependency)) {
+            let Some(floor) = floors.get(used) else { continue };
+            assert!(floor <= own, "{} uses {used} of the floor '{}' above it", one.name, FLOORS[*floor]);
+        }
+    }
+}
+
+#[test]
+fn the_order_of_crates_has_no_circle() {
+    let mut beneath = BTreeSet::new();
+    for (name, uses) in MAY_USE {
+        assert!(uses.iter().all(|used| beneath.contains(used)), "{name} stands before what it uses");
+        beneath.insert(*name);
+    }
+}
+
+#[test]
+fn what_only_some_crates_may_know_stays_with_them() {
+    for one in crates() {
+        for (dependency, owners) in ONLY {
+            let has = one.dependencies.contains(*dependency);
+            let fits = !has || owners.contains(&one.name.as_str());
+            assert!(fits, "{} uses {dependency}, which belongs to {owners:?}", one.name);
+        }
+    }
+}
+
+#[test]
+fn what_decides_is_pure() {
+    for one in crates().into_iter().filter(|one| PURE.contains(&one.name.as_str())) {
+        for dependency in &one.dependencies {
+            let fits = ours(dependency).is_some_and(|name| PURE.contains(&name))
+                || PURE_MAY_USE.contains(&dependency.as_str());
+            assert!(fits, "{} is pure and may not use {dependency}", one.name);
+        }
+        for file in sources(&one.folder.join("src")) {
+            assert_pure(&file);
+        }
+    }
+}
+
+#[test]
+fn the_core_of_the_rib_is_pure() {
+    for one in crates() {
+        let files = PURE_FILES.iter().filter(|(name, _)| *name == one.name).flat_map(|(_, files)| *files);
+        for file in files {
+            assert_pure(&one.folder.join("src").join(file));
+        }
+    }
+}
+
+#[test]
+fn listeners_have_their_limits_from_one_place() {
+    for one in crates().into_iter().filter(|one| !["bench", "fuzz", "examples"].contains(&one.name.as_str()))
+    {
+        for file in sources(&one.folder.join("src")) {
+            let is_of_tests = file.components().any(|part| part.as_os_str() == "tests");
+            if is_of_tests || LISTENS.iter().any(|allowed| file.ends_with(allowed)) {
+                continue;
+            }
+            let found = names(&file, LISTENING);
+            assert!(
+                found.is_none(),
+                "{}: {found:?}: listen by fairmesh_listen or fairmesh_wire",
+                file.display()
+            );
+        }
+    }
+}
+
+fn assert_pure(file: &Path) {
+    let found = names(file, IMPURE);
+    assert!(found.is_none(), "{}: a pure file names {found:?}", file.display());
+}
+
+/// Which of these words the code of a file names first, and in which line; its tests may name them.
+fn names(file: &Path, words: &'static [&'static str]) -> Option<(usize, &'static str)> {
+    let text = fs::read_to_string(file).unwrap();
+    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    code.lines().enumerate().find_map(|(number, line)| {
+        let code = line.split("//").next().unwrap_or_default();
+        words.iter().find(|word| code.contains(**word)).map(|word| (number + 1, *word))
+    })
+}
+
+/// Every Rust file below a folder, but for files of tests.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if name.ends_with(".rs") && name != "tests.rs" {
+            found.push(path);
+        }
+    }
+    found
+}

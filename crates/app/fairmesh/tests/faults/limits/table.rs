@@ -1,0 +1,111 @@
+//! Every listener is in the table of `fairmesh_listen`, and in `docs/limits.md`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+};
+
+use fairmesh_listen::table::LISTENERS;
+use rustix::process::Pid;
+
+use super::fleet::{Fleet, get, program};
+use crate::harness::{Process, beside_others, free_port, until};
+
+const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/limits.md");
+
+/// The names in metrics of the listeners of each process, empty where they are counted otherwise.
+type Rows = BTreeMap<&'static str, Vec<&'static str>>;
+
+fn rows() -> Rows {
+    let mut rows = Rows::new();
+    for listener in LISTENERS {
+        rows.entry(listener.process).or_default().push(listener.name);
+    }
+    rows
+}
+
+#[test]
+fn the_document_has_the_rows_of_the_table() {
+    let text = fs::read_to_string(DOCUMENT).unwrap();
+    let section = text.split("\n## Listeners\n").nth(1).unwrap().trim_start().split("\n\n").next().unwrap();
+    let documented = section.lines().skip(2).map(|row| {
+        let cells: Vec<_> =
+            row.trim_matches('|').split('|').map(|cell| cell.trim().trim_matches('`')).collect();
+        [cells[0], cells[1], cells[2]]
+    });
+    let documented: BTreeSet<_> = documented.collect();
+    let table = LISTENERS.iter().map(|listener| [listener.process, listener.name, listener.peers.as_str()]);
+    assert_eq!(documented, table.collect());
+}
+
+/// Sockets of a process that others can connect to.
+fn listening(pid: Pid) -> usize {
+    let folder = format!("/proc/{}/fd", pid.as_raw_nonzero());
+    let own: BTreeSet<String> = fs::read_dir(folder)
+        .unwrap()
+        .filter_map(|entry| fs::read_link(entry.unwrap().path()).ok())
+        .filter_map(|link| Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned()))
+        .collect();
+    // The column of the state, what it is of one that listens, and the column of the inode.
+    let tables = [("tcp", 3, "0A", 9), ("tcp6", 3, "0A", 9), ("unix", 3, "00010000", 6)];
+    let mut found = 0;
+    for (table, state, listens, inode) in tables {
+        let text = fs::read_to_string(format!("/proc/net/{table}")).unwrap_or_default();
+        for line in text.lines().skip(1) {
+            let words: Vec<_> = line.split_whitespace().collect();
+            found += usize::from(words[state] == listens && own.contains(words[inode]));
+        }
+    }
+    found
+}
+
+/// The names of the listeners that a process counts.
+async fn counted(http: &str, kind: &str) -> BTreeSet<String> {
+    let page = get(http, "/metrics").await.unwrap();
+    let prefix = format!("fairmesh_{kind}_listener_connections{{listener=\"");
+    page.lines().filter_map(|line| Some(line.strip_prefix(&prefix)?.split('"').next()?.to_owned())).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_listener_of_every_process_is_in_the_table() {
+    let _machine = beside_others().await;
+    let fleet = Fleet::start(None).await;
+    let [traffic, admin] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
+    let args = format!(
+        "proxy --agent unix:{} --listen {traffic} --admin {admin} --handover {} --client-id proxy",
+        fleet.agent_socket().display(),
+        fleet.path("handover.sock").display()
+    );
+    let proxy = Process::start(program(fleet.path("proxy.log"), &args, None));
+    until("the proxy has pages", async || get(&admin, "/healthz").await.is_some()).await;
+    let (key_server, keys_http) = fleet.start_key_server().await;
+    let mut rows = rows();
+    for (name, kind, process, http) in [
+        ("control plane", "control", &fleet.control, &fleet.control_http),
+        ("replica", "replica", &fleet.replica, &fleet.replica_http),
+        ("agent", "agent", &fleet.agent, &fleet.agent_http),
+        ("lookaside", "lookaside", &fleet.lookaside, &fleet.lookaside_http),
+        ("key server", "keyserver", &key_server, &keys_http),
+        ("proxy", "proxy", &proxy, &admin),
+    ] {
+        let listed = rows.remove(name).unwrap_or_default();
+        let labels: BTreeSet<_> =
+            listed.iter().filter(|label| !label.is_empty()).map(|label| label.to_string()).collect();
+        assert_eq!(
+            counted(http, kind).await,
+            labels,
+            "listeners that the {name} counts, and those of the table"
+        );
+        let sockets = listening(process.pid());
+        assert_eq!(
+            sockets,
+            listed.len(),
+            "the {name} listens on {sockets} sockets; the table has {listed:?}"
+        );
+    }
+    assert_eq!(
+        rows.into_keys().collect::<Vec<_>>(),
+        ["a program's server"],
+        "processes that are not tested here"
+    );
+}

@@ -1,0 +1,51 @@
+//! The systemd units and what is written about them say only what the binary understands.
+
+#![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
+
+use std::{collections::BTreeSet, fs, process::Command};
+
+fn deployed(file: &str) -> String {
+    fs::read_to_string(format!("{}/../../../deploy/{file}", env!("CARGO_MANIFEST_DIR"))).unwrap()
+}
+
+fn help(command: &str) -> BTreeSet<String> {
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_fairmesh")).args(command.split(' ')).arg("--help").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    words(&String::from_utf8(output.stdout).unwrap())
+}
+
+/// Options and variables of ours that a text names.
+fn words(text: &str) -> BTreeSet<String> {
+    let of_names = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+    let words = text.split(|c| !of_names(c));
+    words.filter(|word| word.starts_with("--") || word.starts_with("FAIRMESH_")).map(str::to_owned).collect()
+}
+
+#[test]
+fn a_unit_names_only_options_and_variables_that_there_are() {
+    for (name, command) in
+        [("control", "control"), ("agent", "agent"), ("proxy", "proxy"), ("replica", "rib replica")]
+    {
+        let unit = deployed(&format!("fairmesh-{name}.service"));
+        let start = format!("ExecStart=/usr/local/bin/fairmesh {command} ");
+        assert!(unit.lines().any(|line| line.starts_with(&start)), "{unit}");
+        let mut known = help(command);
+        // Of the unit, for more arguments.
+        known.insert(format!("FAIRMESH_{}_OPTIONS", name.to_uppercase()));
+        let unknown: Vec<_> = words(&unit).difference(&known).cloned().collect();
+        assert!(unknown.is_empty(), "fairmesh {command} does not know {unknown:?}");
+    }
+}
+
+#[test]
+fn the_agent_is_capped_and_everything_comes_back() {
+    let agent = deployed("fairmesh-agent.service");
+    for setting in ["CPUQuota=", "MemoryMax=", "TasksMax="] {
+        assert!(agent.lines().any(|line| line.starts_with(setting)), "{setting}");
+    }
+    let others = ["control", "proxy", "replica"].map(|name| deployed(&format!("fairmesh-{name}.service")));
+    for unit in [agent].into_iter().chain(others) {
+        assert!(unit.lines().any(|line| line == "Restart=always"), "{unit}");
+    }
+}

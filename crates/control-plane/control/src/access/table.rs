@@ -1,0 +1,71 @@
+//! What every route of HTTP needs of its caller.
+
+/// What a route of HTTP needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PageAccess {
+    /// Nothing: pages for monitoring.
+    Everyone,
+    /// To act for the instances in the body.
+    Serve,
+    /// To read the service in the path.
+    View,
+    /// To change the shard map of the service in the path.
+    Operate,
+    /// To act for the instance in the body, of the service in the path.
+    ServeShards,
+    /// To read the service of the query, or all.
+    ViewQueried,
+}
+
+/// All routes of HTTP, as method, path and need.
+pub(crate) static ROUTES: &[(&str, &str, PageAccess)] = &[
+    ("GET", "/healthz", PageAccess::Everyone),
+    ("GET", "/readyz", PageAccess::Everyone),
+    ("GET", "/metrics", PageAccess::Everyone),
+    ("POST", "/v1/register", PageAccess::Serve),
+    ("POST", "/v1/renew", PageAccess::Serve),
+    ("POST", "/v1/report", PageAccess::Serve),
+    ("POST", "/v1/drain", PageAccess::Serve),
+    ("POST", "/v1/deregister", PageAccess::Serve),
+    ("GET", "/v1/shards/{tenant}/{service}", PageAccess::View),
+    ("PUT", "/v1/shards/{tenant}/{service}", PageAccess::Operate),
+    ("POST", "/v1/shards/{tenant}/{service}/split", PageAccess::Operate),
+    ("POST", "/v1/shards/{tenant}/{service}/merge", PageAccess::Operate),
+    ("GET", "/v1/shards/{tenant}/{service}/moves", PageAccess::View),
+    ("POST", "/v1/shards/{tenant}/{service}/moves", PageAccess::Operate),
+    ("GET", "/v1/shards/{tenant}/{service}/loads", PageAccess::View),
+    ("GET", "/v1/shards/{tenant}/{service}/plan", PageAccess::View),
+    ("POST", "/v1/shards/{tenant}/{service}/ready", PageAccess::ServeShards),
+    ("GET", "/v1/imbalance", PageAccess::ViewQueried),
+];
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, fs, path::Path};
+
+    use super::*;
+
+    #[test]
+    fn every_route_in_the_sources_says_what_it_needs() {
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let registry = sources.join("../../../state/registry/src/http.rs");
+        let files = [sources.join("http.rs"), sources.join("imbalance/http.rs"), registry];
+        let mut routed = BTreeSet::new();
+        for text in files.map(|file| fs::read_to_string(file).unwrap()) {
+            for route in text.split(".route(").skip(1) {
+                let route = &route[..route.find("\n").unwrap_or(route.len())];
+                let path = route.split('"').nth(1).unwrap().to_owned();
+                for (call, method) in
+                    [("get(", "GET"), ("post(", "POST"), ("put(", "PUT"), ("delete(", "DELETE")]
+                {
+                    if route.contains(call) {
+                        routed.insert((method.to_owned(), path.clone()));
+                    }
+                }
+            }
+        }
+        let listed: BTreeSet<_> =
+            ROUTES.iter().map(|(method, path, _)| (method.to_string(), path.to_string())).collect();
+        assert_eq!(listed, routed);
+    }
+}

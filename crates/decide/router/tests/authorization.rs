@@ -1,0 +1,241 @@
+//! Compares decisions on who may call with `vectors/`; its README says how to change them.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+use fairmesh_model::{
+    CallerId,
+    spec::{DefaultAuthorizationSpec, PolicySpec},
+};
+use fairmesh_router::{AuthorizationRequest, AuthorizationTable, DecisionReason};
+use serde_json::{Value, json};
+
+#[path = "../../../../vectors/support.rs"]
+#[allow(dead_code, reason = "other vectors have numbers of 64 bits")]
+mod support;
+
+/// A policy with this authorization.
+fn policy(authorization: &Value) -> Value {
+    match authorization {
+        Value::Null => json!({"service": "shop/cart"}),
+        authorization => json!({"service": "shop/cart", "authorization": authorization}),
+    }
+}
+
+/// The calls of a policy, as `[caller, method, path]`, with the decisions.
+fn case(default: &str, policy: &Value, calls: &Value) -> Value {
+    let spec: PolicySpec = serde_json::from_value(policy.clone()).unwrap();
+    let default_spec = DefaultAuthorizationSpec { default: default.into() };
+    let table = AuthorizationTable::compile(&spec.validate().unwrap().1, default_spec.validate().unwrap());
+    let decide = |call: &Value| {
+        let caller = call[0].as_str().map(|id| CallerId::new(id.parse().unwrap()));
+        let request = AuthorizationRequest {
+            caller: caller.as_ref(),
+            method: call[1].as_str().unwrap(),
+            path: call[2].as_str().unwrap(),
+        };
+        let decision = table.decide(&request);
+        let by = match decision.reason {
+            DecisionReason::Rule(name) => json!({"rule": name.to_string()}),
+            DecisionReason::NoRule => json!("noRule"),
+            DecisionReason::HealthCheck => json!("healthCheck"),
+            DecisionReason::OtherDomain => json!("otherDomain"),
+            DecisionReason::Default => json!("default"),
+        };
+        let connection = table.decide_connection(caller.as_ref());
+        json!({
+            "call": call, "allowed": decision.is_allowed, "permitted": decision.permits(), "by": by,
+            "connectionPermitted": connection.permits(),
+        })
+    };
+    let decisions: Vec<Value> = calls.as_array().unwrap().iter().map(decide).collect();
+    json!({"default": default, "policy": policy, "decisions": decisions})
+}
+
+const WEB: &str = "spiffe://prod/shop/web";
+const BATCH: &str = "spiffe://prod/shop/batch";
+const BANK: &str = "spiffe://prod/bank/web";
+const AGENT: &str = "spiffe://prod/fairmesh/agent/web-1";
+
+fn rules() -> Vec<Value> {
+    let frontends = policy(&json!({"rules": [
+        {"name": "web", "from": ["shop/web"], "methods": ["GET", "HEAD"], "paths": [{"prefix": "/v1"}, {"exact": "/info"}]},
+        {"name": "batch", "from": ["spiffe://prod/shop/batch"]},
+    ]}));
+    let calls = json!([
+        [WEB, "GET", "/v1"],
+        [WEB, "GET", "/v1/carts?x=/../admin"],
+        [WEB, "GET", "/info"],
+        [WEB, "POST", "/v1/carts"],
+        [WEB, "GET", "/v10"],
+        [WEB, "GET", "/info/x"],
+        [WEB, "GET", "/v2"],
+        [BATCH, "DELETE", "/v2"],
+        [BANK, "GET", "/v1"],
+        [null, "GET", "/v1"],
+    ]);
+    let denied = policy(&json!({"rules": [
+        {"name": "all", "from": ["*"]},
+        {"name": "not-admin", "action": "deny", "from": ["shop/*"], "paths": [{"prefix": "/admin"}]},
+    ]}));
+    let denied_calls = json!([
+        [WEB, "GET", "/"],
+        [WEB, "GET", "/admin"],
+        [WEB, "GET", "/admin/x"],
+        [BANK, "GET", "/admin"],
+        [null, "GET", "/"],
+        [WEB, "GET", "/x/../admin"],
+    ]);
+    let only_denied = policy(&json!({"rules": [{"name": "no-bank", "action": "deny", "from": ["bank/*"]}]}));
+    let two = json!([[WEB, "GET", "/"], [BANK, "GET", "/"]]);
+    let anyone = policy(&json!({"rules": [{"name": "anyone", "paths": [{"prefix": "/"}]}]}));
+    let audit = policy(&json!({"mode": "audit", "rules": [{"name": "web", "from": ["shop/web"]}]}));
+    vec![
+        case("allow", &frontends, &calls),
+        case("allow", &denied, &denied_calls),
+        case("allow", &only_denied, &two),
+        case("deny", &only_denied, &two),
+        case("deny", &anyone, &json!([[null, "GET", "/a"], [WEB, "GET", "/a"]])),
+        case("deny", &audit, &two),
+        case("allow", &policy(&json!({})), &two),
+    ]
+}
+
+fn defaults() -> Vec<Value> {
+    let mut probed = policy(&Value::Null);
+    probed["healthCheck"] = json!({"http": {"path": "/healthz"}});
+    let calls = json!([
+        [WEB, "GET", "/healthz"],
+        [AGENT, "GET", "/healthz"],
+        [AGENT, "GET", "/"],
+        [AGENT, "POST", "/healthz"],
+        [AGENT, "GET", "/healthz?delete=all"],
+        [null, "GET", "/"]
+    ]);
+    let mut cases = ["allow", "audit", "deny"].map(|default| case(default, &probed, &calls)).to_vec();
+    probed["healthCheck"] = json!({"http": {"path": "/healthz?quick=1"}});
+    cases.push(case(
+        "deny",
+        &probed,
+        &json!([[AGENT, "GET", "/healthz?quick=1"], [AGENT, "GET", "/healthz"]]),
+    ));
+    probed["healthCheck"] = json!({"grpc": {}});
+    let health = "/grpc.health.v1.Health/Check";
+    cases.push(case(
+        "deny",
+        &probed,
+        &json!([[AGENT, "POST", health], [AGENT, "GET", health], [WEB, "POST", health]]),
+    ));
+    probed["healthCheck"] = json!({"tcp": {}});
+    cases.push(case("deny", &probed, &json!([[AGENT, "GET", "/"]])));
+    // A rule for the agent may let it do more, and no probe passes for a rule.
+    probed =
+        policy(&json!({"rules": [{"name": "no-agents", "action": "deny", "from": ["fairmesh/agent/*"]}]}));
+    probed["healthCheck"] = json!({"http": {"path": "/healthz"}});
+    cases.push(case(
+        "allow",
+        &probed,
+        &json!([[AGENT, "GET", "/healthz"], [AGENT, "POST", "/v1/delete-all"]]),
+    ));
+    cases
+}
+
+/// Paths that servers may read as another one are in none that is allowed, and in all that are denied.
+fn paths() -> Vec<Value> {
+    let spellings = [
+        "/v1/a",
+        "/v1/a/",
+        "/v1",
+        "/v1//a",
+        "/v1/./a",
+        "/v1/../admin",
+        "/v1/%2e%2e/admin",
+        "/v1/..%2fadmin",
+        "/v1\\..\\admin",
+        "/v1/a;x=1",
+        "/v1/%61",
+        "/v1/%C3%A9",
+        "/v1/%20",
+        "/v1/%",
+        "/v1/%zz",
+        "//v1/a",
+        "/",
+        "*",
+    ];
+    let calls: Value = spellings.iter().map(|path| json!([WEB, "GET", path])).collect();
+    let allowed = policy(&json!({"rules": [{"name": "v1", "paths": [{"prefix": "/v1"}]}]}));
+    let denied = policy(&json!({"rules": [
+        {"name": "all"}, {"name": "not-v1", "action": "deny", "paths": [{"prefix": "/v1"}]},
+    ]}));
+    let secret = policy(&json!({"rules": [
+        {"name": "all"}, {"name": "no-secret", "action": "deny", "paths": [{"exact": "/v1/secret"}]},
+    ]}));
+    let only_secret = policy(&json!({"rules": [{"name": "secret", "paths": [{"exact": "/v1/secret"}]}]}));
+    let spellings = [
+        "/v1/secret",
+        "/v1/secret/",
+        "/V1/Secret",
+        "/v1/secret%3f",
+        "/v1/secret%3Fa=1",
+        "/v1/secret/%23",
+        "/v1/secret?a=1",
+        "/v1/secrets",
+        "/v1/secret/x",
+        "/v1/secret%20",
+        "/v1%3f/secret",
+        "/v1",
+    ];
+    let spelled: Value = spellings.iter().map(|path| json!([WEB, "GET", path])).collect();
+    vec![
+        case("deny", &allowed, &calls),
+        case("allow", &denied, &calls),
+        case("allow", &secret, &spelled),
+        case("deny", &only_secret, &spelled),
+    ]
+}
+
+#[test]
+fn decisions_are_those_of_the_vectors() {
+    support::check("authorization.json", &[("rules", rules()), ("defaults", defaults()), ("paths", paths())]);
+}
+
+/// Neither the default, nor audit, nor a rule that names members lets in who is of another trust domain.
+#[test]
+fn a_caller_of_another_trust_domain_may_do_what_rules_allow_its_whole_id_and_nothing_else() {
+    const PARTNER: &str = "spiffe://partner/shop/web";
+    let caller = CallerId::federated(PARTNER.parse().unwrap());
+    let decided = |default: &str, authorization: Option<Value>| {
+        let spec = authorization.map_or_else(|| json!({"service": "shop/cart"}), |it| policy(&it));
+        let spec: PolicySpec = serde_json::from_value(spec).unwrap();
+        let default_spec = DefaultAuthorizationSpec { default: default.into() };
+        let table =
+            AuthorizationTable::compile(&spec.validate().unwrap().1, default_spec.validate().unwrap());
+        let request = AuthorizationRequest { caller: Some(&caller), method: "GET", path: "/" };
+        assert!(!table.is_intermediary(&caller));
+        (table.decide(&request).permits(), table.decide_connection(Some(&caller)).permits())
+    };
+    let from = |mode: &str, from: &[&str]| {
+        Some(json!({"mode": mode, "rules": [{"name": "callers", "from": from}], "intermediaries": [PARTNER]}))
+    };
+    for default in ["allow", "audit", "deny"] {
+        assert_eq!(decided(default, None), (false, false), "{default}");
+        let denies = json!({"rules": [{"name": "no", "action": "deny", "from": ["bank/*"]}]});
+        assert_eq!(decided(default, Some(denies)), (false, false), "{default}");
+        assert_eq!(decided(default, from("enforce", &[PARTNER])), (true, true), "{default}");
+        for others in ["*", "spiffe://partner/*"] {
+            let denied = json!({"rules": [
+                {"name": "no", "action": "deny", "from": [others], "paths": [{"prefix": "/"}]},
+                {"name": "callers", "from": [PARTNER]},
+            ]});
+            assert!(!decided(default, Some(denied)).0, "{default} {others}");
+        }
+        for mode in ["enforce", "audit"] {
+            for others in [&["shop/web"][..], &["shop/*"], &["spiffe://partner/*"], &["*"], &[]] {
+                assert_eq!(
+                    decided(default, from(mode, others)),
+                    (false, false),
+                    "{default} {mode} {others:?}"
+                );
+            }
+        }
+    }
+}

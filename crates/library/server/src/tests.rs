@@ -1,0 +1,12 @@
+mod authorization;
+mod calls;
+mod concurrency_limit;
+mod control;
+mod deadlines;
+mod drain;
+#[path = "../../../protocol/headers/src/orca.rs"]
+pub(crate) mod orca;
+mod registration;
+mod shards;
+
+use fairmesh_headers::OUTSTANDING;
