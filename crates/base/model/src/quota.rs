@@ -6,7 +6,6 @@
 //! caller whose demand is at most an equal part of the limit is granted it, whatever others claim; and no demand
 //! counts for more than the whole limit. Counting every call at a central place was rejected: every call would wait
 //! for it, and depend on it.
-//! wait for it, and none could be made without it.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +31,8 @@ const FIRST_EXPIRY: u64 = 12_000;
 const SWEEP_INTERVAL: u64 = 500;
 /// A part that would grow by less than this fraction is kept.
 const MIN_GROWTH: u32 = 20;
-/// Callers that share one limit; further ones keep the part that they have.
+/// Callers that share one limit. A further one takes the place of a caller of the identity with most of them, or keeps the part that it
+/// has.
 pub const MAX_CALLERS: usize = 10_000;
 
 /// One limit and its callers.
@@ -41,6 +41,8 @@ pub struct Quota {
     callers: BTreeMap<u64, Caller>,
     /// The identities of the callers, as of the division.
     identities: BTreeMap<u64, Programs>,
+    /// The one with most callers, and how many, as of the division.
+    largest: Option<(u64, u64)>,
     /// Sums over the callers, so that a claim does not iterate over all of them.
     granted: u64,
     taken: u64,
@@ -94,7 +96,7 @@ pub struct Claim {
 
 impl Quota {
     /// Grants a part to the caller of `claim`, in [`ALL_PARTS`]; `whole` is the limit in thousandths of calls per
-    /// second, `now` in milliseconds. `None` if too many callers share this limit already.
+    /// second, `now` in milliseconds. `None` if too many callers share this limit already, and no identity has more than its own.
     pub fn claim(&mut self, claim: Claim, whole: u64, now: u64) -> Option<u32> {
         if self.unsettled {
             self.settle();
@@ -156,14 +158,28 @@ impl Quota {
         if now.saturating_sub(self.swept) >= SWEEP_INTERVAL {
             self.expire(now);
         }
-        match self.callers.get(&claim.caller) {
-            Some(caller) => Some(*caller),
-            None if self.callers.len() >= MAX_CALLERS => None,
-            None => {
-                let Claim { identity, demand, .. } = claim;
-                Some(Caller { identity, demand, last_claim: now, ..Caller::default() })
-            }
+        if let Some(caller) = self.callers.get(&claim.caller) {
+            return Some(*caller);
         }
+        if self.callers.len() >= MAX_CALLERS && !self.make_room(claim.identity) {
+            return None;
+        }
+        let Claim { identity, demand, .. } = claim;
+        Some(Caller { identity, demand, last_claim: now, ..Caller::default() })
+    }
+
+    /// Removes the caller that has been silent for longest among those of the identity with most callers, if that had at least two more
+    /// than `identity` when the limit was last divided: numbers are invented, identities are proved.
+    fn make_room(&mut self, identity: u64) -> bool {
+        let own = self.identities.get(&identity).map_or(0, |programs| programs.callers);
+        let Some((largest, _)) = self.largest.filter(|(_, callers)| *callers > own + 1) else { return false };
+        let theirs = self.callers.iter().filter(|(_, caller)| caller.identity == largest);
+        let oldest = theirs.min_by_key(|(_, caller)| caller.last_claim).map(|(number, _)| *number);
+        let Some(number) = oldest else { return false };
+        let gone = self.callers.remove(&number).unwrap_or_default();
+        self.granted -= u64::from(gone.parts);
+        self.taken -= gone.taken();
+        true
     }
 
     fn put(&mut self, number: u64, caller: Caller) {
@@ -198,6 +214,11 @@ impl Quota {
             (identity, Programs { callers, demand, division })
         });
         self.identities = programs.collect();
+        self.largest = self
+            .identities
+            .iter()
+            .map(|(identity, programs)| (*identity, programs.callers))
+            .max_by_key(|(_, callers)| *callers);
         self.stale = 0;
     }
 

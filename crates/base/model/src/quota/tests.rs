@@ -65,6 +65,22 @@ fn many_callers_of_one_identity_share_its_part() {
 }
 
 #[test]
+fn full_table_makes_room_for_an_identity_with_fewer_callers() {
+    let mut quota = Quota::default();
+    let invented = |caller| Claim { caller, identity: 2, demand: WHOLE, held: None };
+    for caller in 0..MAX_CALLERS as u64 {
+        assert!(quota.claim(invented(caller), WHOLE, caller / 100).is_some());
+    }
+    let another = MAX_CALLERS as u64;
+    assert_eq!(quota.claim(invented(another), WHOLE, 200), None, "its own numbers make no room");
+    let honest = Claim { caller: another, identity: 1, demand: WHOLE, held: None };
+    let part = quota.claim(honest, WHOLE, 200).unwrap();
+    assert!(part > 0 && quota.contains(another) && !quota.contains(0), "{part}");
+    assert_eq!(quota.callers(), MAX_CALLERS);
+    assert!(quota.granted() <= ALL_PARTS.into());
+}
+
+#[test]
 fn programs_of_one_identity_get_parts_by_their_demand() {
     let (mut quota, mut now) = (Quota::default(), 0);
     let mut parts = [0; 3];
