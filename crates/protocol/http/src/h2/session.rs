@@ -120,7 +120,7 @@ pub struct Session {
     stream_errors_since: Instant,
     /// Streams that wait for the window or send buffer of the connection, or did.
     waiting: VecDeque<u32>,
-    /// Since when a stream waits for the window of the connection.
+    /// Since when a stream waits for the window of the connection, which has not been open for a whole frame since.
     shut_since: Option<Instant>,
     driver: Option<Waker>,
     /// The driver is about to send what is buffered.

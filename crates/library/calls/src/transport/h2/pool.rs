@@ -60,9 +60,12 @@ impl Pool {
                 Some(connection) => (connection, false),
                 None => {
                     let connecting = self.open_or_wait(endpoint, timeouts.connected_by);
-                    let connection = Box::pin(connecting).await?;
+                    let connected = Box::pin(connecting).await;
                     timeouts.begun = Instant::now();
-                    (connection, true)
+                    match connected {
+                        Ok(connection) => (connection, true),
+                        Err(error) => return self.send_held_back(pending, error, timeouts).await,
+                    }
                 }
             };
             // A variable, since a matched expression lives as long as the future that is awaited.
@@ -84,6 +87,25 @@ impl Pool {
                 return Err(SendError::Refused("it closed a new connection immediately".into()));
             }
         }
+    }
+
+    /// Sends a request without a body on a connection that the server holds back, where no other one could be opened for this reason.
+    async fn send_held_back(
+        &self,
+        pending: &mut PendingRequest,
+        why: SendError,
+        timeouts: AttemptTimeouts,
+    ) -> Result<Response<ResponseBody>, SendError> {
+        let list = self.connections.load();
+        let alive = list.iter().filter(|connection| !connection.is_closing()).cloned().collect::<Vec<_>>();
+        drop(list);
+        for connection in alive {
+            if let Begun::Call(call, stream) = connection.begin_held_back(pending)? {
+                let response = response(call, stream, Some(timeouts)).await;
+                return response.map_err(|error| connection.reclassify(error));
+            }
+        }
+        Err(why)
     }
 
     /// Sends a request over an existing connection, which keeps its idle time; `None` where none has capacity.

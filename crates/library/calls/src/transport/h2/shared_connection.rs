@@ -122,8 +122,24 @@ impl SharedConnection {
         self.limit.store(limit(&h2::lock(&self.session)), Relaxed);
     }
 
-    /// Begins to send the pending request, which stays pending where there is no stream for it.
+    /// Begins to send the pending request, which stays pending where there is no stream for it, or the server holds the connection back.
     pub(super) fn begin(self: &Arc<Self>, pending: &mut PendingRequest) -> Result<Begun, SendError> {
+        self.begin_where(pending, false)
+    }
+
+    /// The same on a connection that the server may hold back, of a request without a body: that needs none of its window.
+    pub(super) fn begin_held_back(
+        self: &Arc<Self>,
+        pending: &mut PendingRequest,
+    ) -> Result<Begun, SendError> {
+        self.begin_where(pending, true)
+    }
+
+    fn begin_where(
+        self: &Arc<Self>,
+        pending: &mut PendingRequest,
+        may_be_held_back: bool,
+    ) -> Result<Begun, SendError> {
         let Some(mut request) = pending.take() else {
             return Err(SendError::Invalid("there is no request to send".into()));
         };
@@ -138,7 +154,7 @@ impl SharedConnection {
         let ends = !body.has_body && !head.grpc;
         // The caller's body is neither polled nor dropped while the session is locked: it may be a response on the same
         // connection, which locks it as well.
-        let begun = self.begin_with(head, ends);
+        let begun = self.begin_with(head, ends, may_be_held_back && ends);
         match begun {
             Ok(Begun::Call(call, stream)) => {
                 Ok(Begun::Call(if ends { call } else { call.with(request.body) }, stream))
@@ -150,11 +166,17 @@ impl SharedConnection {
         }
     }
 
-    fn begin_with(self: &Arc<Self>, head: &Head, ends: bool) -> Result<Begun, SendError> {
+    fn begin_with(
+        self: &Arc<Self>,
+        head: &Head,
+        ends: bool,
+        may_be_held_back: bool,
+    ) -> Result<Begun, SendError> {
         let session = h2::lock(&self.session);
         self.limit.store(limit(&session), Relaxed);
         match session.capacity() {
             h2::Capacity::Available => {}
+            h2::Capacity::HeldBack if may_be_held_back => {}
             h2::Capacity::Full | h2::Capacity::HeldBack => return Ok(Begun::AtCapacity),
             h2::Capacity::Closed => return Ok(Begun::Closing),
             h2::Capacity::Blocked => {

@@ -172,12 +172,15 @@ impl Session {
             if more == 0 {
                 return Err(Violation::protocol("WINDOW_UPDATE with an increment of 0").into());
             }
-            self.shut_since = None;
             self.send_window += i64::from(more);
             if self.send_window > MAX_31_BIT.into() {
                 return Err(
                     Violation::new(Reason::FLOW_CONTROL_ERROR, "the send window exceeds 2^31 - 1").into()
                 );
+            }
+            // A peer that opens its window drop by drop keeps it shut.
+            if self.send_window >= DEFAULT_FRAME_SIZE as i64 {
+                self.shut_since = None;
             }
             self.wake_waiting();
             return Ok(());

@@ -117,6 +117,9 @@ impl Session {
             }
             self.note_sent(id, ends && is_last);
             if is_last {
+                if self.waiting.is_empty() {
+                    self.shut_since = None;
+                }
                 return Poll::Ready(Ok(()));
             }
         }

@@ -10,6 +10,7 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex},
     time::timeout,
 };
+use tokio_util::task::AbortOnDropHandle;
 
 use super::*;
 use crate::{
@@ -137,21 +138,56 @@ async fn a_response_may_be_the_body_of_another_call_on_its_connection() {
     assert!(in_time(second.into_body().collect()).await.is_ok_and(|body| body.to_bytes().is_empty()));
 }
 
-#[tokio::test(start_paused = true)]
-async fn calls_avoid_a_connection_whose_window_stays_shut() {
-    let pool = Pool::default();
-    let (held, mut server) = connected(&pool, &allows(100)).await;
-    // More than the first window of the connection.
+/// An upload of more than the first window of the connection, which the server has read as far as that.
+async fn stalled_upload(held: &Arc<SharedConnection>, server: &mut DuplexStream) -> AbortOnDropHandle<()> {
     let body = http_body_util::Full::new(vec![7; 80_000].into());
     let mut pending = request(RequestBody::take(body).await.unwrap());
-    let upload = tokio::spawn({
-        let held = Arc::clone(&held);
-        async move { held.call(&mut pending).await.map(|_| ()) }
-    });
+    let held = Arc::clone(held);
+    let upload = tokio::spawn(async move { held.call(&mut pending).await.map_or((), |_| ()) });
     let mut received = BytesMut::new();
     while received.len() < 65_535 {
         server.read_buf(&mut received).await.unwrap();
     }
+    AbortOnDropHandle::new(upload)
+}
+
+#[tokio::test(start_paused = true)]
+async fn window_that_opens_drop_by_drop_counts_as_shut() {
+    let pool = Pool::default();
+    let (held, mut server) = connected(&pool, &allows(100)).await;
+    let _upload = stalled_upload(&held, &mut server).await;
+    // WINDOW_UPDATE of the stream by 64 KB.
+    server.write_all(&[0, 0, 4, 8, 0, 0, 0, 0, 1, 0, 1, 0, 0]).await.unwrap();
+    for _ in 0..4 {
+        // WINDOW_UPDATE of the connection by one byte.
+        server.write_all(&[0, 0, 4, 8, 0, 0, 0, 0, 0, 0, 0, 0, 1]).await.unwrap();
+        let (data, mut received) = ([0, 0, 1, 0, 0, 0, 0, 0, 1, 7], BytesMut::new());
+        while !received.ends_with(&data) {
+            in_time(server.read_buf(&mut received)).await.unwrap();
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    held.refresh_limit();
+    assert!(!pool.has_capacity(), "another connection is opened");
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_requests_without_a_body_begin_on_a_connection_that_is_held_back() {
+    let pool = Pool::default();
+    let (held, mut server) = connected(&pool, &allows(100)).await;
+    let _upload = stalled_upload(&held, &mut server).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let body = http_body_util::Full::new(vec![7; 8].into());
+    let mut with_body = request(RequestBody::take(body).await.unwrap());
+    assert!(matches!(held.begin_held_back(&mut with_body), Ok(Begun::AtCapacity)) && with_body.is_some());
+    assert!(matches!(held.begin_held_back(&mut request(RequestBody::empty())), Ok(Begun::Call(..))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_avoid_a_connection_whose_window_stays_shut() {
+    let pool = Pool::default();
+    let (held, mut server) = connected(&pool, &allows(100)).await;
+    let _upload = stalled_upload(&held, &mut server).await;
     assert!(pool.has_capacity(), "it may open soon");
     tokio::time::sleep(Duration::from_millis(300)).await;
     let mut pending = request(RequestBody::empty());
@@ -171,5 +207,4 @@ async fn calls_avoid_a_connection_whose_window_stays_shut() {
         }
     })
     .await;
-    upload.abort();
 }
