@@ -104,11 +104,12 @@ fn a_match(u: &mut Unstructured<'_>) -> Result<Match> {
 
 fn a_text(u: &mut Unstructured<'_>) -> Result<TextMatch> {
     let text = u.choose(&TEXTS)?.to_string();
-    Ok(match u.int_in_range(0..=3)? {
+    Ok(match u.int_in_range(0..=4)? {
         0 => TextMatch::Present,
         1 => TextMatch::Absent,
         2 => TextMatch::Exact(text),
-        _ => TextMatch::Prefix(text),
+        3 => TextMatch::Prefix(text),
+        _ => TextMatch::Regex(Pattern::new("x?y*").expect("it is an expression")),
     })
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Match, PathMatch, Route};
+use super::{Match, PathMatch, Pattern, Route, TextMatch};
 use crate::Invalid;
 
 /// Routes of one policy.
@@ -53,31 +53,47 @@ impl Totals {
             let hint = format!("keep a policy to {MAX_CONDITIONS}; use suffixes such as *.example.org");
             return Err(Invalid::new("", problem, hint));
         }
-        let Some(PathMatch::Regex(pattern)) = path else { return Ok(()) };
+        let of_path = match path {
+            Some(PathMatch::Regex(pattern)) => Some(("path.regex".to_owned(), pattern)),
+            _ => None,
+        };
+        let headers = headers.iter().map(|header| &header.value).enumerate();
+        let headers = headers.map(|(i, value)| (format!("headers[{i}].regex"), value));
+        let query = query.iter().map(|query| &query.value).enumerate();
+        let query = query.map(|(i, value)| (format!("query[{i}].regex"), value));
+        let of_texts = headers.chain(query).filter_map(|(at, value)| match value {
+            TextMatch::Regex(pattern) => Some((at, pattern)),
+            _ => None,
+        });
+        of_path.into_iter().chain(of_texts).try_for_each(|(at, pattern)| self.add_expression(at, pattern))
+    }
+
+    /// `at` says where in the conditions of a route the expression stands.
+    fn add_expression(&mut self, at: String, pattern: &Pattern) -> Result<(), Invalid> {
         if self.expressions.insert(pattern.as_str().to_owned()) {
             self.bytes += pattern.memory();
         }
-        if self.bytes > MAX_EXPRESSION_BYTES {
-            let problem = format!(
-                "up to here the expressions of the policy take {} KiB when compiled, {} of them this one",
-                self.bytes >> 10,
-                pattern.memory() >> 10
-            );
-            let hint = format!(
-                "keep a policy to {} KiB: write smaller counts of repetition, fewer alternatives, or templates such as \
-                 /users/{{id}}",
-                MAX_EXPRESSION_BYTES >> 10
-            );
-            return Err(Invalid::new("path.regex", problem, hint));
+        if self.bytes <= MAX_EXPRESSION_BYTES {
+            return Ok(());
         }
-        Ok(())
+        let problem = format!(
+            "up to here the expressions of the policy take {} KiB when compiled, {} of them this one",
+            self.bytes >> 10,
+            pattern.memory() >> 10
+        );
+        let hint = format!(
+            "keep a policy to {} KiB: write smaller counts of repetition, fewer alternatives, or templates such as \
+             /users/{{id}}",
+            MAX_EXPRESSION_BYTES >> 10
+        );
+        Err(Invalid::new(at, problem, hint))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{HostMatch, Pattern};
+    use crate::HostMatch;
 
     fn route(i: usize, matches: Match) -> Route {
         Route { matches, ..Route::new(format!("r{i}").parse().unwrap()) }

@@ -88,6 +88,7 @@ fn text_covers(ours: &TextMatch, theirs: &TextMatch) -> bool {
         (TextMatch::Prefix(prefix), TextMatch::Exact(text) | TextMatch::Prefix(text)) => {
             text.starts_with(prefix.as_str())
         }
+        (TextMatch::Regex(pattern), TextMatch::Exact(text)) => pattern.matches(text),
         (ours, theirs) => ours == theirs,
     }
 }
@@ -157,6 +158,10 @@ mod tests {
         assert!(header(TextMatch::Present).covers(&header(value("gold"))));
         assert!(header(TextMatch::Prefix("go".into())).covers(&header(value("gold"))));
         assert!(!header(value("gold")).covers(&header(TextMatch::Present)));
+        let expression = || TextMatch::Regex(Pattern::new("go.+").unwrap());
+        assert!(header(TextMatch::Present).covers(&header(expression())));
+        assert!(header(expression()).covers(&header(value("gold"))));
+        assert!(!header(expression()).covers(&header(TextMatch::Prefix("gold".into()))));
         assert!(!header(TextMatch::Present).covers(&header(TextMatch::Absent)));
         let methods = |list: &[&str]| Match {
             methods: list.iter().map(|method| (*method).to_owned()).collect(),

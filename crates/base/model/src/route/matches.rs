@@ -109,6 +109,8 @@ pub enum TextMatch {
     Exact(String),
     /// A value with this prefix.
     Prefix(String),
+    /// A value that matches the expression as a whole.
+    Regex(Pattern),
 }
 
 /// A gRPC method condition.

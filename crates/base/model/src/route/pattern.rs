@@ -84,8 +84,8 @@ impl Pattern {
     }
 
     /// Whether the whole text matches.
-    pub fn matches(&self, text: &str) -> bool {
-        self.0.regex.is_match(text.as_bytes())
+    pub fn matches(&self, text: impl AsRef<[u8]>) -> bool {
+        self.0.regex.is_match(text.as_ref())
     }
 
     /// Its memory in bytes, without the caches of searches: at most as much again for each searching thread.

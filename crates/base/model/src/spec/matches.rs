@@ -54,7 +54,7 @@ pub struct PathSpec {
     pub regex: Option<String>,
 }
 
-/// A condition on a header or query parameter: its name and one of the four.
+/// A condition on a header or query parameter: its name and one of the others.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -67,6 +67,9 @@ pub struct TextSpec {
     /// A value with this prefix.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefix: Option<String>,
+    /// A regular expression that matches the whole value.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub regex: Option<String>,
     /// `true`: any value; `false`: absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub present: Option<bool>,
@@ -259,13 +262,16 @@ impl TextSpec {
     }
 
     fn value(&self) -> Result<TextMatch, Invalid> {
-        match (&self.exact, &self.prefix, self.present) {
-            (Some(text), None, None) => Ok(TextMatch::Exact(text.clone())),
-            (None, Some(text), None) => Ok(TextMatch::Prefix(text.clone())),
-            (None, None, Some(true)) => Ok(TextMatch::Present),
-            (None, None, Some(false)) => Ok(TextMatch::Absent),
+        match (&self.exact, &self.prefix, &self.regex, self.present) {
+            (Some(text), None, None, None) => Ok(TextMatch::Exact(text.clone())),
+            (None, Some(text), None, None) => Ok(TextMatch::Prefix(text.clone())),
+            (None, None, Some(text), None) => {
+                Pattern::new(text.as_str()).map(TextMatch::Regex).map_err(|e| e.within("regex"))
+            }
+            (None, None, None, Some(true)) => Ok(TextMatch::Present),
+            (None, None, None, Some(false)) => Ok(TextMatch::Absent),
             _ => {
-                let problem = "needs exactly one of 'exact', 'prefix' and 'present'";
+                let problem = "needs exactly one of 'exact', 'prefix', 'regex' and 'present'";
                 Err(Invalid::new("", problem, "write one of them, such as present: true"))
             }
         }
@@ -278,6 +284,7 @@ impl TextSpec {
             TextMatch::Absent => spec.present = Some(false),
             TextMatch::Exact(text) => spec.exact = Some(text.clone()),
             TextMatch::Prefix(text) => spec.prefix = Some(text.clone()),
+            TextMatch::Regex(pattern) => spec.regex = Some(pattern.as_str().to_owned()),
         }
         spec
     }

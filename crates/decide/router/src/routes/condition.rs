@@ -1,4 +1,4 @@
-use fairmesh_model::{GrpcMatch, HostMatch, Match, PathMatch, host_name};
+use fairmesh_model::{GrpcMatch, HostMatch, Match, PathMatch, TextMatch, host_name};
 
 use super::parameters::{decoded, parameter, text_satisfies};
 use crate::{Headers, RequestView};
@@ -51,8 +51,12 @@ impl<'a, H: Headers + ?Sized> MatchInput<'a, H> {
                 || condition.hosts.iter().any(|host| host_satisfies(self.host, host)))
             && condition.grpc.as_ref().is_none_or(|grpc| self.grpc && grpc_satisfies(self.path, grpc))
             && condition.headers.iter().all(|header| {
-                let value = self.header(&header.name).map(|value| value.iter().copied());
-                text_satisfies(value, &header.value)
+                let value = self.header(&header.name);
+                match &header.value {
+                    // Contiguous already, so that nothing is allocated.
+                    TextMatch::Regex(pattern) => value.is_some_and(|value| pattern.matches(value)),
+                    other => text_satisfies(value.map(|value| value.iter().copied()), other),
+                }
             })
             && condition
                 .query

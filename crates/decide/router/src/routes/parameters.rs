@@ -12,6 +12,8 @@ pub(super) fn text_satisfies(text: Option<impl Iterator<Item = u8>>, condition: 
         (TextMatch::Prefix(condition), Some(mut text)) => {
             condition.bytes().all(|byte| text.next() == Some(byte))
         }
+        // The engine searches contiguous bytes: a decoded parameter has none before.
+        (TextMatch::Regex(condition), Some(text)) => condition.matches(text.collect::<Vec<_>>()),
     }
 }
 

@@ -217,5 +217,6 @@ fn header_step(HeaderMatch { name, value }: &HeaderMatch) -> Option<RouteStep> {
         TextMatch::Present => RouteStep::text(StepKind::HeaderPresent, name, ""),
         TextMatch::Exact(text) => RouteStep::text(StepKind::HeaderExact, name, text),
         TextMatch::Prefix(text) => RouteStep::text(StepKind::HeaderPrefix, name, text),
+        TextMatch::Regex(_) => None,
     }
 }

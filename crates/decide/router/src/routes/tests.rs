@@ -34,9 +34,11 @@ fn a_match() -> impl Strategy<Value = Match> {
         1 => template,
         1 => regex,
     ];
+    let expression = TextMatch::Regex(Pattern::new("x?y*").unwrap());
     let value = || {
-        select(vec!["", "x", "xy"]).prop_flat_map(|text| {
-            let texts = [TextMatch::Exact(text.into()), TextMatch::Prefix(text.into())];
+        let expression = expression.clone();
+        select(vec!["", "x", "xy"]).prop_flat_map(move |text| {
+            let texts = [TextMatch::Exact(text.into()), TextMatch::Prefix(text.into()), expression.clone()];
             select([vec![TextMatch::Present, TextMatch::Absent], texts.to_vec()].concat())
         })
     };
@@ -138,6 +140,33 @@ fn the_host_header_is_always_the_authority() {
     assert!(find(matches(TextMatch::Exact("a.org:80".into())), "a.org:80"));
     assert!(!find(matches(TextMatch::Exact("other.org".into())), "a.org:80"));
     assert!(find(matches(TextMatch::Absent), ""));
+}
+
+#[test]
+fn header_expression_matches_the_whole_value() {
+    let with = |name: &str, value: &str| {
+        let value = TextMatch::Regex(Pattern::new(value).unwrap());
+        vec![Match { headers: vec![HeaderMatch { name: name.into(), value }], ..Match::default() }]
+    };
+    let headers = vec![("x-version".to_owned(), "v12".to_owned())];
+    let find = |matches: Vec<Match>| {
+        let request = RequestView { host: "a.org", path: "/", method: "GET", headers: &headers, grpc: false };
+        Routes::compile(&routes(matches), "", None).find(&request).is_some()
+    };
+    assert!(find(with("x-version", "v[0-9]+")) && find(with("host", r"a\.(org|com)")));
+    assert!(!find(with("x-version", "v[0-9]")), "it goes on after the expression");
+    assert!(!find(with("x-other", ".*")), "an absent header has no value");
+}
+
+#[test]
+fn query_expression_matches_the_decoded_value() {
+    let value = TextMatch::Regex(Pattern::new("a b+").unwrap());
+    let matches = vec![Match { query: vec![QueryMatch { name: "q".into(), value }], ..Match::default() }];
+    let find = |path| {
+        let request = RequestView { host: "", path, method: "GET", headers: &(), grpc: false };
+        Routes::compile(&routes(matches.clone()), "", None).find(&request).is_some()
+    };
+    assert!(find("/?q=a+%62b") && !find("/?q=a%2Bb") && !find("/"));
 }
 
 #[test]

@@ -1759,7 +1759,7 @@ pub mod r#match {
 pub struct HeaderMatch {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
-    #[prost(oneof = "header_match::Value", tags = "2, 3, 4")]
+    #[prost(oneof = "header_match::Value", tags = "2, 3, 4, 5")]
     pub value: ::core::option::Option<header_match::Value>,
 }
 /// Nested message and enum types in `HeaderMatch`.
@@ -1773,6 +1773,9 @@ pub mod header_match {
         Exact(::prost::alloc::string::String),
         #[prost(string, tag = "4")]
         Prefix(::prost::alloc::string::String),
+        /// An expression that matches the whole value.
+        #[prost(string, tag = "5")]
+        Regex(::prost::alloc::string::String),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

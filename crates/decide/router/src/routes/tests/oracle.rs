@@ -13,6 +13,7 @@ fn text_fits(value: Option<&str>, wanted: &TextMatch) -> bool {
         TextMatch::Present => value.is_some(),
         TextMatch::Exact(text) => value == Some(text),
         TextMatch::Prefix(text) => value.is_some_and(|value| value.starts_with(text)),
+        TextMatch::Regex(pattern) => value.is_some_and(|value| pattern.matches(value)),
     }
 }
 

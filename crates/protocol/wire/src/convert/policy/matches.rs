@@ -109,6 +109,7 @@ fn text(name: String, value: TextMatch) -> v1::HeaderMatch {
         TextMatch::Absent => Value::Present(false),
         TextMatch::Exact(text) => Value::Exact(text),
         TextMatch::Prefix(text) => Value::Prefix(text),
+        TextMatch::Regex(pattern) => Value::Regex(pattern.as_str().to_owned()),
     };
     v1::HeaderMatch { name, value: Some(value) }
 }
@@ -135,6 +136,7 @@ fn read_text(value: Option<Value>) -> Result<TextMatch, Invalid> {
         Some(Value::Present(false)) => Ok(TextMatch::Absent),
         Some(Value::Exact(text)) => Ok(TextMatch::Exact(text)),
         Some(Value::Prefix(text)) => Ok(TextMatch::Prefix(text)),
-        None => Err(Invalid::new("value", "is empty", "set present, exact or prefix")),
+        Some(Value::Regex(text)) => Pattern::new(text).map(TextMatch::Regex).map_err(|e| e.within("regex")),
+        None => Err(Invalid::new("value", "is empty", "set present, exact, prefix or regex")),
     }
 }

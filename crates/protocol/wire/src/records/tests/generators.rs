@@ -80,6 +80,7 @@ fn matches() -> impl Strategy<Value = Match> {
             Just(TextMatch::Absent),
             ".{0,4}".prop_map(TextMatch::Exact),
             ".{0,4}".prop_map(TextMatch::Prefix),
+            "[a-z]{1,4}[+*]".prop_map(|text| TextMatch::Regex(Pattern::new(text).unwrap())),
         ]
     };
     let header = ("[a-z-]{1,8}", value()).prop_map(|(name, value)| HeaderMatch { name, value });
