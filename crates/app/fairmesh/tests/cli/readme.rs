@@ -152,3 +152,15 @@ fn links_of_pages_lead_to_files_and_headings() {
     }
     assert!(broken.is_empty(), "{broken:#?}");
 }
+
+#[test]
+fn index_of_docs_lists_every_page() {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs");
+    let index = fs::read_to_string(docs.join("README.md")).unwrap();
+    let missing: Vec<_> = pages()
+        .iter()
+        .filter_map(|page| page.strip_prefix(&docs).ok().map(|page| page.display().to_string()))
+        .filter(|page| page != "README.md" && !index.contains(&format!("]({page})")))
+        .collect();
+    assert!(missing.is_empty(), "docs/README.md does not list {missing:#?}");
+}
