@@ -78,7 +78,7 @@ impl ServiceHandle {
 
     /// The same service with a timeout for calls, or the policy's where that is shorter. It bounds the whole call, the
     /// response's body included, and is sent to the server as its deadline; without it, only idle timeouts end a call
-    /// (`docs/proxy.md`, Timeouts).
+    /// (`docs/proxy-http.md`, Timeouts).
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         Arc::make_mut(&mut self.inner).context.timeout = Some(timeout);

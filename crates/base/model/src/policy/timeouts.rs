@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use crate::Invalid;
 
-/// Timeouts of a call. `docs/proxy.md` has the table of all timeouts.
+/// Timeouts of a call. `docs/proxy-http.md` has the table of all timeouts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timeouts {
     /// The whole call, including attempts and waits, to the end of the response; if `None`, only idle timeouts bound
