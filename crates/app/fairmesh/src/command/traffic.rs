@@ -131,6 +131,6 @@ async fn why_not_planned(connection: &Connection, service: &ServiceName) -> Fail
 fn not_planned(service: &ServiceName) -> Failure {
     Failure::failed_with(
         format!("no planner plans for {service}"),
-        "write 'traffic: {planner: rings}' in its policy (see docs/regions.md)",
+        "write 'traffic: {planner: rings}' in its policy (see docs/regions-planner.md)",
     )
 }

@@ -177,7 +177,7 @@ fn done(undrain: bool, moves: bool, stays: &[String]) -> String {
     match (undrain, moves) {
         (true, _) => "has its calls back".to_owned(),
         (false, false) => {
-            "is drained, but no call has left it: no planner plans for a service there (see docs/regions.md)"
+            "is drained, but no call has left it: no planner plans for a service there (see docs/regions-planner.md)"
                 .to_owned()
         }
         (false, true) if stays.is_empty() => "is drained".to_owned(),
@@ -389,7 +389,9 @@ fn text(region: &Region, forecast: &v1::ForecastDrainResponse, before: Option<&R
     }
     text.push_str(&unmoved(forecast));
     if forecast.services.is_empty() {
-        text.push_str(&format!("no planner plans for a service in region {region} (see docs/regions.md)\n"));
+        text.push_str(&format!(
+            "no planner plans for a service in region {region} (see docs/regions-planner.md)\n"
+        ));
     }
     text
 }

@@ -35,7 +35,7 @@ pub(super) async fn status(args: StatusArgs) -> Result<(), Failure> {
     }
     if services.is_empty() && args.output.format() == Format::Table {
         output::note(
-            "no service is planned for: write 'traffic: {planner: rings}' in a policy (see docs/regions.md)",
+            "no service is planned for: write 'traffic: {planner: rings}' in a policy (see docs/regions-planner.md)",
         );
         return Ok(());
     }
