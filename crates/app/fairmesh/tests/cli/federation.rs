@@ -22,7 +22,7 @@ use super::{
     support::{Mesh, Run, wait_until},
 };
 
-/// Revocation and removal are in force within this time, as `docs/security.md` says.
+/// Revocation and removal are in force within this time, as `docs/security-keys.md` says.
 const LIMIT: Duration = Duration::from_secs(10);
 /// The service of `prod`, and who calls it.
 const CART: &str = "spiffe://prod/shop/cart";

@@ -34,7 +34,7 @@ const PLACES: [(&[&str], &str); 6] = [
     ),
     (
         &["AuthorizationPolicy", "ServiceIntentions", "ServerAuthorization", "NetworkPolicy"],
-        "it becomes a 'kind: Authorization' with 'service' (docs/security.md)",
+        "it becomes a 'kind: Authorization' with 'service' (docs/security-access.md)",
     ),
     (
         &["Deployment", "StatefulSet", "DaemonSet", "Pod", "ReplicaSet", "Job"],
