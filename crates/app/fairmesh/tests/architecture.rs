@@ -111,6 +111,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // Holds keys and knows nothing of calls.
     ("keyserver", &["model", "listen", "exposition", "wire", "identity"]),
     ("lookaside", &["model", "listen", "exposition", "wire", "rib", "router", "signals", "calls"]),
+    // Runs controllers, and knows none of them.
+    ("controllers", &["model", "rib", "store"]),
     (
         "control",
         &[
@@ -125,6 +127,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "store",
             "registry",
             "imbalance",
+            "controllers",
         ],
     ),
     // What tests share, and what runs them.

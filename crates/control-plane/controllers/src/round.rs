@@ -1,0 +1,104 @@
+use std::{sync::Arc, time::Duration};
+
+use fairmesh_model::Revision;
+use fairmesh_rib::{Batch, Conflict};
+use fairmesh_store::{
+    Store, WriteError,
+    author::{saying, scope},
+};
+use tokio::task::JoinSet;
+
+use crate::{BoxError, Write};
+
+/// Batches of one round that are written at the same time.
+const MAX_WRITES: usize = 16;
+
+/// Why a round has not done what it decided.
+#[derive(Debug, thiserror::Error)]
+pub enum RoundError {
+    /// The facts could not be read.
+    #[error("cannot read the facts: {0}")]
+    Facts(BoxError),
+    /// An effect could not be applied.
+    #[error("cannot {effect}: {problem}")]
+    Effect {
+        /// The effect.
+        effect: String,
+        /// Why, and what to do.
+        problem: BoxError,
+    },
+    /// A batch was not written.
+    #[error("cannot write {subject}: {problem}")]
+    Write {
+        /// What the batch is about.
+        subject: String,
+        /// Why, and what to do.
+        problem: WriteError,
+    },
+    /// Another writer was faster; the next round starts from its write.
+    #[error("{0}")]
+    Conflict(Conflict),
+    /// This control plane does not hold the writer lease of the store.
+    #[error(
+        "this control plane does not hold the writer lease of its store; another one may have taken over"
+    )]
+    WithoutLease,
+    /// The deadline passed.
+    #[error("the round took longer than {0:?}")]
+    Overdue(Duration),
+    /// The controller panicked.
+    #[error("the controller panicked, which is a bug: {0}")]
+    Panicked(String),
+}
+
+impl RoundError {
+    /// Whether the round failed. A conflict and a missing lease are part of the work: the next round follows without a pause.
+    pub fn is_failure(&self) -> bool {
+        !matches!(self, Self::Conflict(_) | Self::WithoutLease)
+    }
+}
+
+/// Writes batches in the name of a controller, several at a time. `written` gets the subject and the number of records of each
+/// that is written. The others do not keep it from being written.
+///
+/// # Errors
+/// Of the batches that are not written: the last failure, or else the last conflict.
+pub(crate) async fn write_all(
+    store: &Arc<dyn Store>,
+    controller: &'static str,
+    writes: Vec<Write>,
+    mut written: impl FnMut(&str, usize),
+) -> Result<(), RoundError> {
+    let (mut pending, mut writing) = (writes.into_iter(), JoinSet::new());
+    let mut result = Ok(());
+    loop {
+        while writing.len() < MAX_WRITES
+            && let Some(write) = pending.next()
+        {
+            writing.spawn(write_one(Arc::clone(store), controller, write));
+        }
+        let Some(ended) = writing.join_next().await else { return result };
+        match ended {
+            Ok((subject, Ok((_, ops)))) => written(&subject, ops),
+            Ok((_, Err(WriteError::Conflict(conflict)))) => {
+                if result.is_ok() {
+                    result = Err(RoundError::Conflict(conflict));
+                }
+            }
+            Ok((subject, Err(problem))) => result = Err(RoundError::Write { subject, problem }),
+            Err(panicked) => result = Err(RoundError::Panicked(panicked.to_string())),
+        }
+    }
+}
+
+async fn write_one(
+    store: Arc<dyn Store>,
+    controller: &'static str,
+    Write { subject, reason, ops }: Write,
+) -> (String, Result<(Revision, usize), WriteError>) {
+    let count = ops.len();
+    // The log of writes counts what is written for a program as that of its writer.
+    let author = Some(format!("control plane for controller {controller}").into());
+    let written = scope(author, saying(reason.into(), store.write(Batch { ops }))).await;
+    (subject, written.map(|revision| (revision, count)))
+}

@@ -1,0 +1,219 @@
+use std::{collections::BTreeSet, future::Future, sync::Arc, time::Duration};
+
+use fairmesh_model::arith::mix64;
+use fairmesh_rib::{Node, follower::Backoff};
+use fairmesh_store::Store;
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout},
+};
+
+use crate::{
+    Controller, ControllerState, Now, Round, RoundError, Statuses, Wake, fence::Fence, round::write_all,
+    schedule::Schedule, status::StatusHandle, unwind::catch_panic,
+};
+
+/// Pauses after failed rounds: up to a bound that doubles with each in a row.
+const BACKOFF: Backoff = Backoff { first: Duration::from_secs(1), longest: Duration::from_secs(60) };
+/// Rounds in a row that are repeated at once since another writer was faster. Further ones are delayed like failures.
+const MAX_CONFLICTS: u32 = 8;
+
+/// What controllers run on.
+#[derive(Debug)]
+pub struct RuntimeConfig {
+    /// The records that they read.
+    pub node: Node,
+    /// Where they write. A write must return once `node` has it.
+    pub store: Arc<dyn Store>,
+    /// Until when no other process can write to the store, as [`Store::lease_expiry`] says.
+    pub lease_expiry: Option<watch::Receiver<Instant>>,
+    /// Milliseconds since 1970.
+    pub wall_clock: fn() -> u64,
+    /// Any number, which spreads the retries of several control planes.
+    pub seed: u64,
+    /// Names of controllers that decide and change nothing.
+    pub shadow: BTreeSet<&'static str>,
+}
+
+/// Runs controllers. Clones share their statuses.
+#[derive(Clone, Debug)]
+pub struct Runtime {
+    config: Arc<RuntimeConfig>,
+    statuses: Statuses,
+}
+
+impl Runtime {
+    /// A runtime without controllers.
+    pub fn new(config: RuntimeConfig) -> Self {
+        Self { config: Arc::new(config), statuses: Statuses::default() }
+    }
+
+    /// The statuses of the controllers.
+    pub fn statuses(&self) -> Statuses {
+        self.statuses.clone()
+    }
+
+    /// Adds a controller; it runs as long as the future is polled, which never ends.
+    pub fn run<C: Controller>(&self, controller: C) -> impl Future<Output = ()> + Send + 'static {
+        let is_shadow = self.config.shadow.contains(C::NAME);
+        let status = self.statuses.add(C::NAME, is_shadow);
+        let task = ControllerTask {
+            pristine: controller.clone(),
+            schedule: Schedule::new(controller.triggers(), &self.config.node),
+            fence: Fence::new(self.config.lease_expiry.clone()),
+            seed: C::NAME.bytes().fold(self.config.seed, |seed, byte| mix64(seed ^ u64::from(byte))),
+            controller,
+            config: Arc::clone(&self.config),
+            is_shadow,
+            status,
+            conflicts: 0,
+        };
+        task.run()
+    }
+}
+
+/// A controller that runs.
+struct ControllerTask<C> {
+    controller: C,
+    /// The controller as it was before its first round.
+    pristine: C,
+    config: Arc<RuntimeConfig>,
+    schedule: Schedule,
+    fence: Fence,
+    status: StatusHandle,
+    is_shadow: bool,
+    seed: u64,
+    /// Conflicts in a row.
+    conflicts: u32,
+}
+
+impl<C: Controller> ControllerTask<C> {
+    async fn run(mut self) {
+        loop {
+            let next = self.schedule.next();
+            self.status.update(|status| status.next = next);
+            let wake = self.schedule.wait().await;
+            self.status.begin();
+            let mut round = Round::begin();
+            let began = round.began;
+            let result = self.bounded_round(wake, &mut round).await;
+            round.took = began.elapsed();
+            round.problem = result.as_ref().err().map(ToString::to_string);
+            let before = self.status.end(round.clone(), &result);
+            self.log(&round, before.as_ref(), &result);
+            self.schedule_next(began, result).await;
+        }
+    }
+
+    /// A round that ends in time, whatever the controller does.
+    async fn bounded_round(&mut self, wake: Wake, round: &mut Round) -> Result<(), RoundError> {
+        match timeout(C::DEADLINE, catch_panic(self.round(wake, round))).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(message)) => {
+                self.controller = self.pristine.clone();
+                Err(RoundError::Panicked(message))
+            }
+            Err(_) => Err(RoundError::Overdue(C::DEADLINE)),
+        }
+    }
+
+    async fn round(&mut self, wake: Wake, round: &mut Round) -> Result<(), RoundError> {
+        let Self { controller, config, .. } = self;
+        let facts = controller.read_facts(&config.node, wake).await.map_err(RoundError::Facts)?;
+        let now = Now { at: Instant::now(), wall_ms: (config.wall_clock)() };
+        let decision = controller.reconcile(facts, now);
+        round.note(&decision);
+        if self.is_shadow {
+            return Ok(());
+        }
+        let mut result = Ok(());
+        for effect in decision.effects {
+            let text = effect.to_string();
+            match controller.apply(effect).await {
+                Ok(()) => round.effects += 1,
+                Err(problem) => result = Err(RoundError::Effect { effect: text, problem }),
+            }
+        }
+        if decision.writes.is_empty() {
+            return result;
+        }
+        if !self.fence.is_held() {
+            return result.and(Err(RoundError::WithoutLease));
+        }
+        let written = write_all(&config.store, C::NAME, decision.writes, |subject, ops| {
+            round.writes += ops;
+            controller.written(subject);
+        });
+        let written = written.await;
+        result.and(written)
+    }
+
+    /// Decides when the next round begins.
+    async fn schedule_next(&mut self, began: Instant, result: Result<(), RoundError>) {
+        let is_conflict = matches!(result, Err(RoundError::Conflict(_)));
+        self.conflicts = if is_conflict { self.conflicts + 1 } else { 0 };
+        let state = match result {
+            Ok(()) => {
+                self.schedule.succeeded(began);
+                ControllerState::Waiting
+            }
+            Err(RoundError::Conflict(conflict)) if self.conflicts <= MAX_CONFLICTS => {
+                // The next round has to see the write that was faster.
+                let applied = self.config.node.wait_applied(conflict.current);
+                // A node that lags longer reads old facts, and meets the next conflict.
+                let _ = timeout(C::DEADLINE, applied).await;
+                self.schedule.retry_after(Duration::ZERO);
+                ControllerState::Waiting
+            }
+            Err(RoundError::WithoutLease) => {
+                self.status.update(|status| status.state = ControllerState::WithoutLease);
+                // Effects need no lease: a change starts a round meanwhile.
+                self.schedule.postpone();
+                tokio::select! {
+                    () = self.fence.wait_held() => {}
+                    () = self.schedule.wait_for_trigger() => {}
+                }
+                self.schedule.retry_after(Duration::ZERO);
+                ControllerState::WithoutLease
+            }
+            Err(_) => {
+                self.seed = mix64(self.seed);
+                let failures = self.status.failures().max(self.conflicts.saturating_sub(MAX_CONFLICTS));
+                self.schedule.retry_after(BACKOFF.delay(failures, self.seed));
+                ControllerState::BackingOff
+            }
+        };
+        self.status.update(|status| status.state = state);
+    }
+
+    /// Logs what has changed since the round before.
+    fn log(&self, round: &Round, before: Option<&Round>, result: &Result<(), RoundError>) {
+        let controller = C::NAME;
+        let former = before.and_then(|before| before.problem.as_ref());
+        match result {
+            Err(error @ RoundError::Panicked(_)) => {
+                tracing::error!(controller, %error, "a round of a controller failed")
+            }
+            Err(error) if error.is_failure() && former != round.problem.as_ref() => {
+                tracing::warn!(controller, %error, "a round of a controller failed; it is repeated");
+            }
+            Ok(()) if former.is_some() => {
+                tracing::info!(controller, "a round of a controller succeeded again")
+            }
+            _ => {}
+        }
+        let is_new = |text: &&String| !before.is_some_and(|before| before.decided.contains(text));
+        for decided in round.decided.iter().filter(|_| self.is_shadow).filter(is_new) {
+            tracing::info!(controller, decided, "shadow mode: the change is not made");
+        }
+        for refusal in &round.refused {
+            if !before.is_some_and(|before| before.refused.contains(refusal)) {
+                let (subject, reason) = (&refusal.subject, &refusal.reason);
+                tracing::warn!(controller, subject, reason, "a controller leaves it as it is");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

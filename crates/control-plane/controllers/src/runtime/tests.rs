@@ -1,0 +1,425 @@
+use std::sync::{
+    Mutex,
+    atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+};
+
+use fairmesh_model::{Prefix, Revision, StoreId};
+use fairmesh_rib::{Batch, Commit, Expect, Op};
+use fairmesh_store::{BoxFuture, Commits, StoreError, StoreLocation, StoreSnapshot, WriteError, author};
+use tokio::{sync::Notify, time::sleep};
+
+use super::*;
+use crate::{BoxError, ControllerStatus, Decision, Refusal, Triggers, Write};
+
+const SECOND: Duration = Duration::from_secs(1);
+const INPUT: &str = "/t/shop/in/x";
+const OUTPUT: &str = "/t/shop/out/x";
+
+/// A store in memory, whose writes can be made to fail or to hang.
+#[derive(Debug)]
+struct FakeStore {
+    node: Node,
+    fails: AtomicBool,
+    hangs: AtomicBool,
+    /// Author and reason of each write.
+    authors: Mutex<Vec<(String, String)>>,
+}
+
+impl Store for FakeStore {
+    fn id(&self) -> StoreId {
+        StoreId(1)
+    }
+
+    fn partition(&self, _: &str) -> u32 {
+        0
+    }
+
+    fn write(&self, batch: Batch) -> BoxFuture<'_, Result<Revision, WriteError>> {
+        Box::pin(async move {
+            if self.hangs.load(SeqCst) {
+                std::future::pending::<()>().await;
+            }
+            if self.fails.load(SeqCst) {
+                return Err(WriteError::Overloaded {
+                    location: StoreLocation::from(std::path::PathBuf::new()),
+                });
+            }
+            self.node.check(&batch)?;
+            let text = |text: Option<Arc<str>>| text.unwrap_or_default().to_string();
+            self.authors.lock().unwrap().push((text(author::current()), text(author::message())));
+            put(&self.node, batch.ops);
+            Ok(self.node.revision())
+        })
+    }
+
+    fn load(&self) -> BoxFuture<'_, Result<StoreSnapshot, StoreError>> {
+        unimplemented!("no controller loads")
+    }
+
+    fn commits(&self, _: u64) -> Commits {
+        unimplemented!("no controller follows the store")
+    }
+}
+
+fn put(node: &Node, ops: Vec<Op>) {
+    let changes = ops.into_iter().map(|op| (op.key, op.value)).collect();
+    node.apply(Commit { revision: node.revision().number + 1, changes });
+}
+
+/// Copies the input record to the output record, and counts its copies.
+#[derive(Clone, Debug, Default)]
+struct Copier {
+    triggers: Triggers,
+    /// State that a panic loses.
+    rounds: usize,
+    seen: Arc<Seen>,
+    /// How long reading takes.
+    delay: Duration,
+}
+
+/// What the test sees of rounds.
+#[derive(Debug, Default)]
+struct Seen {
+    begins: Mutex<Vec<(Instant, Wake, usize)>>,
+    applied: AtomicUsize,
+    panics: AtomicBool,
+    /// A write of another writer, after the facts were read.
+    interfering: Mutex<Option<Op>>,
+    /// A batch beside the copy.
+    further: Mutex<Option<Write>>,
+}
+
+impl Controller for Copier {
+    const NAME: &'static str = "copier";
+    const DEADLINE: Duration = Duration::from_secs(5);
+    type Facts = (Option<fairmesh_rib::Entry>, Option<fairmesh_rib::Entry>);
+    type Effect = &'static str;
+
+    fn triggers(&self) -> Triggers {
+        self.triggers.clone()
+    }
+
+    async fn read_facts(&mut self, node: &Node, wake: Wake) -> Result<Self::Facts, BoxError> {
+        self.rounds += 1;
+        self.seen.begins.lock().unwrap().push((Instant::now(), wake, self.rounds));
+        let facts = (node.get(INPUT), node.get(OUTPUT));
+        sleep(self.delay).await;
+        if let Some(op) = self.seen.interfering.lock().unwrap().take() {
+            put(node, vec![op]);
+        }
+        Ok(facts)
+    }
+
+    fn reconcile(&mut self, (input, output): Self::Facts, _: Now) -> Decision<Self::Effect> {
+        assert!(!self.seen.panics.load(SeqCst), "it was told to");
+        let mut decision = Decision::default();
+        let Some(input) =
+            input.filter(|input| output.as_ref().is_none_or(|output| output.value != input.value))
+        else {
+            return decision;
+        };
+        if input.value == "bad" {
+            decision.refused.push(Refusal { subject: "x".into(), reason: "the value is bad".into() });
+            return decision;
+        }
+        let expect = output.map_or(Expect::Absent, |output| Expect::Revision(output.revision));
+        let ops = vec![Op::put(OUTPUT, input.value).expecting(expect)];
+        decision.writes.push(Write { subject: "x".into(), reason: "the input changed", ops });
+        decision.writes.extend(self.seen.further.lock().unwrap().take());
+        decision.effects.push("count the copy");
+        decision
+    }
+
+    async fn apply(&mut self, _: Self::Effect) -> Result<(), BoxError> {
+        self.seen.applied.fetch_add(1, SeqCst);
+        Ok(())
+    }
+}
+
+/// Copies nothing, under another name.
+#[derive(Clone, Debug)]
+struct Bystander(Arc<AtomicUsize>);
+
+impl Controller for Bystander {
+    const NAME: &'static str = "bystander";
+    type Facts = ();
+    type Effect = std::convert::Infallible;
+
+    fn triggers(&self) -> Triggers {
+        Triggers { interval: Some(SECOND), ..Triggers::default() }
+    }
+
+    async fn read_facts(&mut self, _: &Node, _: Wake) -> Result<(), BoxError> {
+        Ok(())
+    }
+
+    fn reconcile(&mut self, (): (), _: Now) -> Decision<Self::Effect> {
+        self.0.fetch_add(1, SeqCst);
+        Decision::default()
+    }
+
+    async fn apply(&mut self, effect: Self::Effect) -> Result<(), BoxError> {
+        match effect {}
+    }
+}
+
+struct Rig {
+    node: Node,
+    store: Arc<FakeStore>,
+    runtime: Runtime,
+    seen: Arc<Seen>,
+}
+
+impl Rig {
+    fn new(lease_expiry: Option<watch::Receiver<Instant>>, shadow: &[&'static str]) -> Self {
+        let node = Node::new(StoreId(1));
+        let (fails, hangs, authors) = Default::default();
+        let store = Arc::new(FakeStore { node: node.clone(), fails, hangs, authors });
+        let runtime = Runtime::new(RuntimeConfig {
+            node: node.clone(),
+            store: Arc::clone(&store) as Arc<dyn Store>,
+            lease_expiry,
+            wall_clock: || 7,
+            seed: 42,
+            shadow: shadow.iter().copied().collect(),
+        });
+        Self { node, store, runtime, seen: Arc::default() }
+    }
+
+    /// Starts a copier that a change of the input wakes.
+    fn start(&self, delay: Duration, min_gap: Duration) {
+        let prefixes = vec![Prefix::new("/t/shop/in/").unwrap()];
+        let triggers = Triggers { prefixes, min_gap, ..Triggers::default() };
+        self.run(Copier { triggers, delay, seen: Arc::clone(&self.seen), rounds: 0 });
+    }
+
+    fn run(&self, controller: impl Controller) {
+        tokio::spawn(self.runtime.run(controller));
+    }
+
+    fn input(&self, value: &'static str) {
+        put(&self.node, vec![Op::put(INPUT, value)]);
+    }
+
+    fn output(&self) -> Option<String> {
+        let entry = self.node.get(OUTPUT)?;
+        Some(String::from_utf8(entry.value.to_vec()).unwrap())
+    }
+
+    fn status(&self, name: &str) -> ControllerStatus {
+        let mut statuses = self.runtime.statuses().read().into_iter();
+        statuses.find(|status| status.name == name).unwrap()
+    }
+
+    /// Rounds so far.
+    fn rounds(&self) -> usize {
+        self.seen.begins.lock().unwrap().len()
+    }
+}
+
+/// Lets every task do what it can do by now.
+async fn settle() {
+    sleep(Duration::from_millis(1)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn change_below_a_prefix_is_written_by_name_and_reason() {
+    let rig = Rig::new(None, &[]);
+    rig.start(Duration::ZERO, Duration::ZERO);
+    settle().await;
+    assert_eq!(rig.rounds(), 1, "the first round needs no change");
+    put(&rig.node, vec![Op::put("/t/shop/other/x", "elsewhere")]);
+    settle().await;
+    assert_eq!(rig.rounds(), 1, "another prefix changed");
+    rig.input("one");
+    settle().await;
+    assert_eq!(rig.output().as_deref(), Some("one"));
+    let authors = rig.store.authors.lock().unwrap().clone();
+    assert_eq!(authors, [("control plane for controller copier".into(), "the input changed".into())]);
+    let status = rig.status("copier");
+    let last = status.last.unwrap();
+    assert_eq!((status.state, status.next), (ControllerState::Waiting, None));
+    assert_eq!((last.writes, last.effects, last.decided_total), (1, 1, 2));
+    assert_eq!(last.decided, ["count the copy", "write /t/shop/out/x"]);
+    assert_eq!((status.totals.done, status.totals.writes, status.totals.effects), (2, 1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn changes_within_the_gap_start_one_round() {
+    let rig = Rig::new(None, &[]);
+    rig.start(Duration::ZERO, 10 * SECOND);
+    settle().await;
+    for value in ["one", "two", "three"] {
+        rig.input(value);
+        sleep(SECOND).await;
+    }
+    assert_eq!((rig.rounds(), rig.output()), (1, None));
+    sleep(10 * SECOND).await;
+    assert_eq!((rig.rounds(), rig.output().as_deref()), (2, Some("three")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn notification_during_a_round_starts_another_one() {
+    let rig = Rig::new(None, &[]);
+    let notify = Arc::<Notify>::default();
+    let triggers = Triggers { notify: Some(notify.clone()), ..Triggers::default() };
+    rig.run(Copier { triggers, delay: SECOND, seen: Arc::clone(&rig.seen), rounds: 0 });
+    sleep(SECOND / 2).await;
+    notify.notify_one();
+    sleep(5 * SECOND).await;
+    let wakes: Vec<_> = rig.seen.begins.lock().unwrap().iter().map(|(_, wake, _)| *wake).collect();
+    assert_eq!(wakes, [Wake::Changed, Wake::Changed]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn interval_counts_from_begin_to_begin() {
+    let rig = Rig::new(None, &[]);
+    let triggers = Triggers { interval: Some(3 * SECOND), ..Triggers::default() };
+    rig.run(Copier { triggers, delay: SECOND, seen: Arc::clone(&rig.seen), rounds: 0 });
+    sleep(10 * SECOND).await;
+    let begins = rig.seen.begins.lock().unwrap().clone();
+    let gaps: Vec<_> = begins.windows(2).map(|pair| (pair[1].0 - pair[0].0).as_secs()).collect();
+    assert_eq!(gaps, [3, 3, 3]);
+    assert_eq!((begins[0].1, begins[1].1), (Wake::Changed, Wake::Interval));
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_rounds_back_off_up_to_a_bound_until_one_succeeds() {
+    let rig = Rig::new(None, &[]);
+    rig.store.fails.store(true, SeqCst);
+    rig.input("one");
+    rig.start(Duration::ZERO, Duration::ZERO);
+    sleep(3600 * SECOND).await;
+    let begins: Vec<_> = rig.seen.begins.lock().unwrap().iter().map(|(at, ..)| *at).collect();
+    let pauses: Vec<_> = begins.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    let millisecond = Duration::from_millis(1);
+    for (at, pause) in pauses.iter().enumerate() {
+        let bound = BACKOFF.first.saturating_mul(1 << at.min(20)).min(BACKOFF.longest);
+        assert!(*pause <= bound + millisecond, "pause {at}: {pause:?}");
+    }
+    assert!((60..400).contains(&pauses.len()), "half a minute on average: {}", pauses.len());
+    let status = rig.status("copier");
+    assert_eq!((status.state, status.failures as usize), (ControllerState::BackingOff, begins.len()));
+    assert!(status.next.is_some());
+    let problem = status.last.unwrap().problem.unwrap();
+    assert!(problem.contains("cannot write x") && problem.contains("retry in a moment"), "{problem}");
+    rig.store.fails.store(false, SeqCst);
+    sleep(BACKOFF.longest + SECOND).await;
+    let status = rig.status("copier");
+    assert_eq!((rig.output().as_deref(), status.failures), (Some("one"), 0));
+    assert_eq!(status.last.unwrap().problem, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn round_over_its_deadline_is_dropped_and_repeated() {
+    let rig = Rig::new(None, &[]);
+    rig.store.hangs.store(true, SeqCst);
+    rig.input("one");
+    rig.start(Duration::ZERO, Duration::ZERO);
+    sleep(Copier::DEADLINE + Duration::from_millis(1)).await;
+    let status = rig.status("copier");
+    assert_eq!((status.totals.overdue, status.state), (1, ControllerState::BackingOff));
+    assert_eq!(status.last.unwrap().problem.unwrap(), "the round took longer than 5s");
+    rig.store.hangs.store(false, SeqCst);
+    sleep(BACKOFF.first + SECOND).await;
+    assert_eq!(rig.output().as_deref(), Some("one"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn round_without_the_lease_applies_effects_and_writes_nothing() {
+    let (renewal, expiry) = watch::channel(Instant::now());
+    let rig = Rig::new(Some(expiry), &[]);
+    rig.input("one");
+    rig.start(Duration::ZERO, Duration::ZERO);
+    sleep(3600 * SECOND).await;
+    let status = rig.status("copier");
+    assert_eq!((rig.rounds(), rig.seen.applied.load(SeqCst)), (1, 1), "it does not spin");
+    assert_eq!((status.state, status.failures), (ControllerState::WithoutLease, 0));
+    assert_eq!((rig.output(), status.totals.without_lease), (None, 1));
+    // What another writer did meanwhile is read before anything is written.
+    rig.input("two");
+    settle().await;
+    assert_eq!(rig.output(), None);
+    renewal.send_replace(Instant::now() + 10 * SECOND);
+    settle().await;
+    assert_eq!(rig.output().as_deref(), Some("two"));
+    sleep(20 * SECOND).await;
+    rig.input("three");
+    settle().await;
+    assert_eq!(rig.output().as_deref(), Some("two"), "the lease has expired again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn shadow_controller_shows_its_decisions_and_changes_nothing() {
+    let rig = Rig::new(None, &["copier"]);
+    rig.input("one");
+    rig.start(Duration::ZERO, Duration::ZERO);
+    settle().await;
+    let status = rig.status("copier");
+    let last = status.last.unwrap();
+    assert!(status.is_shadow);
+    assert_eq!(last.decided, ["count the copy", "write /t/shop/out/x"]);
+    assert_eq!((last.writes, last.effects, status.changed), (0, 0, None));
+    assert_eq!((rig.output(), rig.seen.applied.load(SeqCst)), (None, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn panic_loses_the_state_of_its_controller_and_ends_no_other() {
+    let rig = Rig::new(None, &[]);
+    let others = Arc::<AtomicUsize>::default();
+    rig.run(Bystander(Arc::clone(&others)));
+    rig.start(Duration::ZERO, Duration::ZERO);
+    settle().await;
+    rig.input("one");
+    settle().await;
+    assert_eq!(rig.seen.begins.lock().unwrap().last().unwrap().2, 2, "its state outlives a round");
+    rig.seen.panics.store(true, SeqCst);
+    rig.input("two");
+    settle().await;
+    let status = rig.status("copier");
+    assert_eq!((status.totals.panicked, status.failures), (1, 1));
+    let problem = status.last.unwrap().problem.unwrap();
+    assert!(problem.contains("it was told to"), "{problem}");
+    rig.seen.panics.store(false, SeqCst);
+    let before = others.load(SeqCst);
+    sleep(BACKOFF.first + 5 * SECOND).await;
+    assert_eq!(rig.output().as_deref(), Some("two"));
+    assert_eq!(rig.seen.begins.lock().unwrap()[3].2, 1, "it begins anew");
+    assert!(others.load(SeqCst) >= before + 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn conflict_is_followed_at_once_by_a_round_on_newer_facts() {
+    let rig = Rig::new(None, &[]);
+    *rig.seen.interfering.lock().unwrap() = Some(Op::put(OUTPUT, "of another writer"));
+    rig.input("one");
+    rig.start(Duration::ZERO, Duration::ZERO);
+    settle().await;
+    let status = rig.status("copier");
+    assert_eq!((rig.rounds(), rig.output().as_deref()), (2, Some("one")));
+    assert_eq!((status.totals.conflicts, status.totals.done, status.failures), (1, 1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_batch_keeps_no_other_from_being_written() {
+    let rig = Rig::new(None, &[]);
+    let ops = vec![Op::delete("/t/shop/absent/y").expecting(Expect::Revision(3))];
+    *rig.seen.further.lock().unwrap() = Some(Write { subject: "y".into(), reason: "it is gone", ops });
+    rig.input("one");
+    rig.start(Duration::ZERO, Duration::ZERO);
+    settle().await;
+    let status = rig.status("copier");
+    assert_eq!(rig.output().as_deref(), Some("one"));
+    assert_eq!((status.totals.conflicts, status.totals.done, status.totals.writes), (1, 1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn refusals_are_shown_with_their_reasons() {
+    let rig = Rig::new(None, &[]);
+    rig.input("bad");
+    rig.start(Duration::ZERO, Duration::ZERO);
+    settle().await;
+    let last = rig.status("copier").last.unwrap();
+    let refusal = Refusal { subject: "x".into(), reason: "the value is bad".into() };
+    assert_eq!((last.refused, last.refused_total, last.problem), (vec![refusal], 1, None));
+}
