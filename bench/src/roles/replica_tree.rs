@@ -19,6 +19,7 @@ pub(super) async fn root(dir: &Path, etcd: Option<EtcdAddress>) -> Result<(), Bo
         http: (Ipv4Addr::LOCALHOST, 0).into(),
         http_names: Vec::new(),
         sources: Vec::new(),
+        shadow_controllers: Vec::new(),
         oidc: None,
         etcd: etcd.map(|address| EtcdConfig { address, tls: None, login: None }),
     });

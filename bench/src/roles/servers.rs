@@ -44,6 +44,7 @@ pub(super) async fn mesh(dir: &Path, agent: Address) -> Result<(), BoxError> {
         http: free_port()?,
         http_names: Vec::new(),
         sources: Vec::new(),
+        shadow_controllers: Vec::new(),
     };
     let agent = AgentConfig {
         transport: Default::default(),

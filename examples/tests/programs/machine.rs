@@ -41,6 +41,7 @@ impl Machine {
             http: "127.0.0.1:0".parse().unwrap(),
             http_names: Vec::new(),
             sources: Vec::new(),
+            shadow_controllers: Vec::new(),
         };
         let running = Control::start(config).await.unwrap();
         let control = running.grpc_addresses().unwrap().remove(0);

@@ -4,6 +4,7 @@ use std::{
     fmt,
     io::{self, Write},
     sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::Duration,
 };
 
 use comfy_table::{Table, presets};
@@ -76,6 +77,16 @@ pub(crate) fn decimal(number: f64, places: usize) -> String {
     match text.strip_prefix('-') {
         Some(zero) if zero.bytes().all(|byte| matches!(byte, b'0' | b'.')) => zero.to_owned(),
         _ => text,
+    }
+}
+
+/// The time since something, as people say it.
+pub(crate) fn ago(ms: u64) -> String {
+    let time = Duration::from_millis(ms);
+    match time.as_secs() {
+        ..10 => format!("{:.1} s", time.as_secs_f64()),
+        seconds @ ..120 => format!("{seconds} s"),
+        seconds => format!("{} min", seconds / 60),
     }
 }
 

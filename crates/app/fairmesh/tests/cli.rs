@@ -9,6 +9,7 @@ mod cli {
     pub(crate) mod changes;
     pub(crate) mod check;
     pub(crate) mod config_file;
+    pub(crate) mod controllers;
     pub(crate) mod conventions;
     pub(crate) mod dev;
     pub(crate) mod endpoints;

@@ -138,6 +138,12 @@ impl Quota {
         !self.callers.is_empty()
     }
 
+    /// Whether [`expire`](Self::expire) would remove a caller, or leaves none.
+    pub fn has_expired(&self, now: u64) -> bool {
+        let is_expired = |caller: &Caller| now.saturating_sub(caller.last_claim) > caller.expiry();
+        self.callers.is_empty() || self.callers.values().any(is_expired)
+    }
+
     /// Whether `caller` shares the limit.
     pub fn contains(&self, caller: u64) -> bool {
         self.callers.contains_key(&caller)

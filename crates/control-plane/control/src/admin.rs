@@ -9,6 +9,7 @@ mod tables;
 
 use std::{sync::Arc, time::UNIX_EPOCH};
 
+use fairmesh_controllers::Statuses;
 use fairmesh_model::{Invalid, RecordKey, Revision};
 use fairmesh_rib::{
     Node,
@@ -17,10 +18,12 @@ use fairmesh_rib::{
 };
 use fairmesh_store::{PartitionedStore, Store, author::saying};
 use fairmesh_wire::{identity_of, records, run_blocking, software_of, transport::Waits, v1};
+use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
 use crate::{
     audit::{AuditLog, Log},
+    controllers,
     served_rib::write_error,
 };
 pub use history::HISTORY_KEPT;
@@ -35,6 +38,7 @@ pub(crate) struct AdminService {
     pub(crate) partitions: Option<Arc<PartitionedStore>>,
     pub(crate) audit: AuditLog,
     pub(crate) access: AccessControl,
+    pub(crate) controllers: Statuses,
 }
 
 impl AdminService {
@@ -108,6 +112,13 @@ impl v1::admin_server::Admin for AdminService {
     ) -> Result<Response<v1::DescribeCallerResponse>, Status> {
         let caller = request.extensions().get::<Caller>().cloned().unwrap_or_default();
         Ok(Response::new(caller::describe(&self.access, &caller)))
+    }
+
+    async fn list_controllers(
+        &self,
+        _: Request<v1::ListControllersRequest>,
+    ) -> Result<Response<v1::ListControllersResponse>, Status> {
+        Ok(Response::new(controllers::describe(&self.controllers, Instant::now())))
     }
 
     async fn apply(&self, request: Request<v1::ApplyRequest>) -> Result<Response<v1::ApplyResponse>, Status> {

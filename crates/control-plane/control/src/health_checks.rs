@@ -22,8 +22,10 @@ use tokio::sync::watch;
 
 pub(crate) use check_index::{CheckIndex, Woken};
 use distance_targets::DistanceTargets;
+pub(crate) use distance_targets::TargetController;
 use distances::DistanceFilters;
 use election::Elections;
+pub(crate) use janitor::VerdictController;
 pub(crate) use service::CheckerService;
 
 /// State shared by the parts that deal with health checks. Cheap to clone.

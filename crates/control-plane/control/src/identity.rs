@@ -6,11 +6,13 @@
 mod bundle_endpoints;
 mod operate;
 mod retire;
+mod revocations;
 mod service;
+mod trust_bundle;
 mod workload_index;
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -18,19 +20,20 @@ use fairmesh_identity::{
     Authority, Clock, Credentials, HostCertificate, IdentityError, PrivateKey, Reread, RevocationList,
     SystemClock, Tokens, Trust, Workload,
 };
-use fairmesh_model::{
-    Label, MeshRole, Prefix, Record, RecordKey, Revocations, SpiffePath, TrustBundle, TrustDomain,
-};
-use fairmesh_rib::{Batch, Expect, Node, Op, access::AccessControl};
+use fairmesh_model::{Label, MeshRole, Prefix, SpiffePath, TrustBundle, TrustDomain};
+use fairmesh_rib::{Node, access::AccessControl};
 use fairmesh_store::Store;
-use fairmesh_wire::{LogLimiter, records, transport::Transport};
-use tokio::time::{Instant, sleep};
+use fairmesh_wire::{LogLimiter, transport::Transport};
+use tokio::time::sleep;
 use tonic::Status;
 
+pub(crate) use revocations::RevocationController;
 pub(crate) use service::{IdentityService, is_own};
+use trust_bundle::RecordedBundle;
+pub(crate) use trust_bundle::{TrustBundleController, recorded_bundle};
 use workload_index::WorkloadIndex;
 
-use crate::{ControlConfig, ControlError, audit::AuditLog, served_rib::write_error};
+use crate::{ControlConfig, ControlError, audit::AuditLog};
 
 /// The folder of the authority within the data directory, and of the tokens within that.
 const CA_FOLDER: &str = "ca";
@@ -39,10 +42,6 @@ const TOKEN_FOLDER: &str = "tokens";
 /// Age at which the certificate of this control plane is replaced.
 const OWN_RENEWAL: Duration = Duration::from_secs(8 * 3600);
 
-/// How often the intermediate is checked, and a failed publication retried.
-const CHECK_INTERVAL: Duration = Duration::from_secs(3600);
-/// How often the record of revocations is compared with what is in force.
-const REVOCATION_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the file of the intermediate is compared with what is in use.
 const ISSUER_INTERVAL: Duration = Duration::from_secs(5);
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -108,38 +107,6 @@ impl Issuing {
         // A revocation holds for what is issued from its write on.
         self.apply_revocations(node);
         Ok(Trust::new(self.bundle(node))?.with_revocations(self.workload.revocations().clone()))
-    }
-
-    /// Refuses what the record of revocations says.
-    fn apply_revocations(&self, node: &Node) {
-        // Held from the look on, so that no older record replaces a newer one, and no caller goes on before it is in force.
-        let mut applied = self.revoked_at.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = node.get(&RecordKey::Revocations.to_string());
-        let revision = entry.as_ref().map(|entry| entry.revision);
-        if revision == *applied {
-            return;
-        }
-        *applied = revision;
-        let record = entry.map(|entry| records::decode(&RecordKey::Revocations, &entry.value));
-        match record.transpose() {
-            Ok(Some(Record::Revocations(revocations))) => self.workload.revoke(revocations),
-            Ok(_) => self.workload.revoke(Revocations::default()),
-            Err(error) => {
-                tracing::error!(%error, "the revocations are not understood; keeping the last ones");
-            }
-        }
-    }
-
-    /// Records the roots that are not recorded yet.
-    pub(crate) async fn publish(&self, node: &Node, store: &dyn Store) -> Result<(), Status> {
-        let recorded = RecordedBundle::read(node)?;
-        let bundle = self.authority.complete(recorded.bundle.clone());
-        if recorded.bundle.as_ref() == Some(&bundle) {
-            return Ok(());
-        }
-        recorded.replace(bundle, store).await?;
-        tracing::info!("the roots of this control plane are recorded");
-        Ok(())
     }
 
     /// Trusts the roots of the records.
@@ -227,14 +194,11 @@ impl IdentityService {
         Self { issuing, node: node.clone(), store: Arc::clone(store), access, selectors, audit }
     }
 
-    /// Refuses callers that are revoked, as the records say.
-    pub(crate) async fn follow_revocations(self) {
-        let Some(issuing) = self.issuing else { return std::future::pending().await };
-        let mut ticks = tokio::time::interval(REVOCATION_INTERVAL);
-        loop {
-            issuing.apply_revocations(&self.node);
-            ticks.tick().await;
-        }
+    /// The controllers of a control plane that issues certificates.
+    pub(crate) fn controllers(&self) -> Option<(RevocationController, TrustBundleController)> {
+        let issuing = self.issuing.clone()?;
+        let revocations = RevocationController { issuing: Arc::clone(&issuing), node: self.node.clone() };
+        Some((revocations, TrustBundleController::new(issuing, self.node.clone())))
     }
 
     /// The revocations by which this control plane refuses callers.
@@ -274,70 +238,11 @@ impl IdentityService {
             }
         }
     }
-
-    /// Publishes the roots, and renews the intermediate in time while the root's key is there.
-    pub(crate) async fn run(self) {
-        let Some(issuing) = self.issuing else { return std::future::pending().await };
-        let mut due = Instant::now() + CHECK_INTERVAL;
-        loop {
-            let published = issuing.publish(&self.node, &*self.store).await;
-            if let Err(error) = &published {
-                tracing::warn!(%error, "the trust bundle is not published yet");
-            }
-            sleep(if published.is_ok() { CHECK_INTERVAL } else { RETRY_INTERVAL }).await;
-            if Instant::now() < due {
-                continue;
-            }
-            due = Instant::now() + CHECK_INTERVAL;
-            if let Err(error) = issuing.authority.renew_issuer_if_due(issuing.clock.now()) {
-                tracing::error!(%error, "the intermediate of this control plane expires soon");
-            }
-            if let Err(error) = issuing.renew_own(&self.node) {
-                tracing::error!(%error, "the certificate of this control plane cannot be renewed");
-            }
-        }
-    }
 }
 
 /// Whether a certificate of this control plane that begins then needs no other yet.
 fn is_fresh(begin: Duration, now: Duration) -> bool {
     (begin..begin + OWN_RENEWAL).contains(&now)
-}
-
-/// The trust bundle in the records.
-pub(crate) fn recorded_bundle(node: &Node) -> Option<TrustBundle> {
-    RecordedBundle::read(node).ok()?.bundle
-}
-
-/// The trust bundle in the records, which may change before it is replaced.
-struct RecordedBundle {
-    bundle: Option<TrustBundle>,
-    /// What the record was when it was read.
-    expect: Expect,
-}
-
-impl RecordedBundle {
-    /// Fails where a later release wrote the record.
-    fn read(node: &Node) -> Result<Self, Status> {
-        let Some(entry) = node.get(&RecordKey::TrustBundle.to_string()) else {
-            return Ok(Self { bundle: None, expect: Expect::Absent });
-        };
-        match records::decode(&RecordKey::TrustBundle, &entry.value) {
-            Ok(Record::TrustBundle(bundle)) => {
-                Ok(Self { bundle: Some(bundle), expect: Expect::Revision(entry.revision) })
-            }
-            Ok(_) => Err(Status::internal("the record of the trust bundle is another one")),
-            Err(error) => Err(Status::internal(format!("the trust bundle is not understood: {error}"))),
-        }
-    }
-
-    /// Fails where the record has changed since.
-    async fn replace(&self, bundle: TrustBundle, store: &dyn Store) -> Result<(), Status> {
-        let value = records::encode(&Record::TrustBundle(bundle));
-        let op = Op::put(RecordKey::TrustBundle.to_string(), value).expecting(self.expect);
-        store.write(Batch { ops: vec![op] }).await.map_err(write_error)?;
-        Ok(())
-    }
 }
 
 /// The hosts in the certificate of the pages: what was given, this machine, and the address.

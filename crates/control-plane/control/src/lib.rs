@@ -13,6 +13,7 @@ mod access;
 mod admin;
 pub mod audit;
 mod caller_numbers;
+mod controllers;
 mod endpoint_counts;
 mod error;
 #[doc(hidden)]
@@ -41,6 +42,7 @@ use fairmesh_model::TrustDomain;
 use fairmesh_wire::transport::{Address, Transport};
 
 pub use admin::HISTORY_KEPT;
+pub use controllers::ShadowController;
 pub use error::ControlError;
 pub use fairmesh_store::{EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls};
 pub use server::{Control, partition_store, renew_store_id};
@@ -91,6 +93,8 @@ pub struct ControlConfig {
     pub oidc: Option<OidcConfig>,
     /// YAML files of endpoints, and directories of such files, to watch.
     pub sources: Vec<PathBuf>,
+    /// Controllers that show what they would change, and change nothing.
+    pub shadow_controllers: Vec<ShadowController>,
 }
 
 /// Runs a control plane until `shutdown` completes, and then finishes calls in flight.

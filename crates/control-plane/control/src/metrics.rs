@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use fairmesh_controllers::Statuses;
 use fairmesh_listen::Listeners;
 use fairmesh_model::Revision;
 use fairmesh_registry::FileSource;
@@ -12,6 +13,7 @@ use prometheus_client::{
 
 use crate::{
     audit::AuditLog,
+    controllers,
     endpoint_counts::{EndpointCounts, STATES},
     health_checks::Checks,
     imbalance::Imbalance,
@@ -50,6 +52,7 @@ pub(crate) struct MetricSources {
     pub(crate) registry: fairmesh_registry::Registry,
     pub(crate) quotas: Quotas,
     pub(crate) audit: AuditLog,
+    pub(crate) controllers: Statuses,
     pub(crate) traffic: Arc<TrafficController>,
     pub(crate) listeners: Listeners,
 }
@@ -83,6 +86,7 @@ impl Metrics {
         register_unhealthy(&sources.checks, all.sub_registry_with_prefix("control"));
         register_watches(&sources.node, all.sub_registry_with_prefix("control"));
         register_quotas(&sources.quotas, all.sub_registry_with_prefix("control"));
+        controllers::register(&sources.controllers, all.sub_registry_with_prefix("control"));
         let lost = Counter::<u64>::default();
         lost.inc_by(sources.audit.lost());
         let help = "Writes that are missing in the log of writes";

@@ -7,6 +7,7 @@
 //! [`MAX_CLAIMS_PER_SECOND`] claims a second.
 
 mod declared;
+mod sweep;
 
 use std::{
     collections::BTreeMap,
@@ -28,6 +29,7 @@ use tonic::{Request, Response, Status};
 
 use crate::caller_numbers::CallerNumbers;
 use declared::Declared;
+pub(crate) use sweep::QuotaController;
 
 /// Interval between claims of a caller.
 const CLAIM_INTERVAL: Duration = Duration::from_secs(2);
@@ -95,20 +97,6 @@ impl Quotas {
         let limits = self.lock();
         let (undeclared, full) = (self.shared.undeclared.load(Relaxed), self.shared.full.load(Relaxed));
         QuotaStats { limits: limits.by_name.len(), shares: limits.shares, undeclared, full }
-    }
-
-    /// Forgets limits without claims and limits that are no longer declared, forever.
-    pub(crate) async fn sweep(self) {
-        let mut ticks = tokio::time::interval(STARTUP_GRACE);
-        loop {
-            ticks.tick().await;
-            let now = self.now();
-            let mut limits = self.lock();
-            let Limits { by_name, declared, shares } = &mut *limits;
-            declared.retain(&self.shared.node);
-            by_name.retain(|name, quota| declared.holds(name) && quota.expire(now));
-            *shares = by_name.values().map(quota::Quota::callers).sum();
-        }
     }
 
     fn now(&self) -> u64 {

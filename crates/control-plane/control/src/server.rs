@@ -7,10 +7,11 @@ use std::{
     time::Duration,
 };
 
+use fairmesh_controllers::{Runtime, RuntimeConfig, Statuses};
 use fairmesh_listen::{Limits, Listeners, PageListener, table};
 use fairmesh_model::StoreId;
 use fairmesh_registry::{FileSource, Registry, RegistryService};
-use fairmesh_rib::{Node, server::RibServer};
+use fairmesh_rib::{Node, follower::random, server::RibServer};
 use fairmesh_store::{PartitionedStore, RedbStore, Store, StoreError, StoreLocation};
 use fairmesh_wire::{
     environment::CONTROL_SOCKET,
@@ -24,9 +25,10 @@ use tonic::service::Routes;
 use crate::{
     ControlConfig, ControlError,
     access::{Access, guard_calls, guard_pages},
-    admin::AdminService,
+    admin::{AdminService, now_ms},
     audit::{self, AuditLog},
     caller_numbers::CallerNumbers,
+    controllers::Controllers,
     health_checks::{CheckerService, Checks, Woken},
     http,
     identity::{IdentityService, Issuing, recorded_bundle},
@@ -179,6 +181,14 @@ impl Control {
         let audit = indices.audit.clone();
         let applied = Arc::new(AppliedStore::new(store.clone(), node.clone(), metrics.clone(), audit));
         let applied: Arc<dyn Store> = applied;
+        let runtime = Runtime::new(RuntimeConfig {
+            node: node.clone(),
+            store: applied.clone(),
+            lease_expiry: store.lease_expiry(),
+            wall_clock: now_ms,
+            seed: random(),
+            shadow: config.shadow_controllers.iter().map(|controller| controller.name()).collect(),
+        });
         let registry = Registry::new(applied.clone(), node.clone());
         let checks = Checks::new(node.clone(), applied.clone(), indices.checks.clone());
         let quotas = Quotas::new(node.clone());
@@ -189,7 +199,7 @@ impl Control {
         let identity = IdentityService::new(issuing, (&node, &applied), (permissions.clone(), audit.clone()));
         let callers = (node.clone(), identity.revocations());
         let access = Access::new(permissions.clone(), callers, (tokens.clone(), audit));
-        let operated = (partitions, indices.audit.clone());
+        let operated = Operated { partitions, audit: indices.audit.clone(), controllers: runtime.statuses() };
         let other_services =
             routes(&registry, &checks, closing).add_service(rpc::quota_server(quotas.clone()));
         let other_services = operator_services(other_services, &identity, operated, (&imbalance, &traffic));
@@ -209,6 +219,7 @@ impl Control {
             quotas: quotas.clone(),
             traffic: traffic.clone(),
             audit: indices.audit.clone(),
+            controllers: runtime.statuses(),
             listeners,
         };
         let readiness = Readiness::of(&config.data_dir);
@@ -218,36 +229,28 @@ impl Control {
         serve_pages(tasks, (http, pages, access), state);
         store_tasks.spawn(apply_until(store, node, indices, writes_ended.clone()));
         spawn_cancellable(store_tasks, writes_ended, tokens.follow_keys());
-        Controllers { read_lease, checks, quotas, imbalance, registry, identity, traffic }
-            .spawn(store_tasks, writes_ended);
+        Controllers { checks, quotas, identity: identity.clone() }.spawn(&runtime, store_tasks, writes_ended);
+        Background { read_lease, imbalance, registry, identity, traffic }.spawn(store_tasks, writes_ended);
     }
 }
 
-/// The loops that act on the store's records until the control plane stops.
-struct Controllers {
+/// Tasks of the control plane that are no controllers: they keep leases, files and clocks, or have a schedule of their own.
+struct Background {
     read_lease: Option<ReadLease>,
-    checks: Checks,
-    quotas: Quotas,
     imbalance: Arc<Imbalance>,
     registry: Registry,
     identity: IdentityService,
     traffic: Arc<TrafficController>,
 }
 
-impl Controllers {
+impl Background {
     fn spawn(self, store_tasks: &mut Tasks, writes_ended: &CancellationToken) {
-        let Self { read_lease, checks, quotas, imbalance, registry, identity, traffic } = self;
+        let Self { read_lease, imbalance, registry, identity, traffic } = self;
         if let Some(read_lease) = read_lease {
             spawn_cancellable(store_tasks, writes_ended, read_lease.watch_expiry());
         }
-        let distances = checks.clone();
-        spawn_cancellable(store_tasks, writes_ended, async move { distances.choose_targets().await });
-        spawn_cancellable(store_tasks, writes_ended, async move { checks.clean_up_verdicts().await });
-        spawn_cancellable(store_tasks, writes_ended, quotas.sweep());
-        spawn_cancellable(store_tasks, writes_ended, identity.clone().follow_revocations());
         spawn_cancellable(store_tasks, writes_ended, identity.clone().follow_issuer_file());
-        spawn_cancellable(store_tasks, writes_ended, identity.clone().follow_bundle_endpoints());
-        spawn_cancellable(store_tasks, writes_ended, identity.run());
+        spawn_cancellable(store_tasks, writes_ended, identity.follow_bundle_endpoints());
         spawn_cancellable(store_tasks, writes_ended, traffic.run());
         let stop = writes_ended.clone();
         spawn_stoppable(store_tasks, async move { imbalance.run(stop).await });
@@ -402,11 +405,19 @@ fn serve_pages(
     spawn_stoppable(tasks, http::serve(pages, (listener, transport), closing, DRAIN));
 }
 
+/// What operators see and change by `Admin`, beside records.
+struct Operated {
+    /// The store, if it can have several partitions.
+    partitions: Option<Arc<PartitionedStore>>,
+    audit: AuditLog,
+    controllers: Statuses,
+}
+
 /// Adds `Admin`, `Imbalance`, `TrafficPlanner`, `Identity` and `Authority`.
 fn operator_services(
     routes: Routes,
     identity: &IdentityService,
-    (partitions, audit): (Option<Arc<PartitionedStore>>, AuditLog),
+    Operated { partitions, audit, controllers }: Operated,
     (imbalance, traffic): (&Arc<Imbalance>, &Arc<TrafficController>),
 ) -> Routes {
     let (node, store, access) = (identity.node.clone(), identity.store.clone(), identity.access.clone());
@@ -415,7 +426,7 @@ fn operator_services(
     let (imbalance, reporters) = (Arc::clone(imbalance), CallerNumbers::default());
     let imbalance = ImbalanceService { imbalance, node: node.clone(), traffic, reporters };
     routes
-        .add_service(rpc::admin_server(AdminService { node, store, partitions, audit, access }))
+        .add_service(rpc::admin_server(AdminService { node, store, partitions, audit, access, controllers }))
         .add_service(rpc::imbalance_server(imbalance))
         .add_service(rpc::traffic_planner_server(planner))
         .add_service(rpc::identity_server(identity.clone()))

@@ -92,6 +92,40 @@ async fn health_pages_and_metrics_reflect_writes() {
     control.stop().await;
 }
 
+#[tokio::test]
+async fn controllers_are_listed_and_their_rounds_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = TestControl::start(config(folder.path().into())).await;
+    let connection = control.connect_at(0).await;
+    let listed = async || {
+        let request = v1::ListControllersRequest {};
+        connection.admin().list_controllers(request).await.unwrap().into_inner().controllers
+    };
+    let first_rounds = async {
+        while listed().await.iter().any(|status| status.last.is_none()) {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(support::BOUND, first_rounds).await.unwrap();
+    let names: Vec<_> = listed().await.into_iter().map(|status| status.name).collect();
+    assert_eq!(names, ["distance-targets", "quotas", "verdicts"], "a mesh without a trust domain");
+    let text = control.http("GET", "/metrics", "").await.1;
+    for name in names {
+        for line in [
+            format!("fairmesh_control_controller_rounds_total{{controller=\"{name}\",outcome=\"failed\"}} 0"),
+            format!("fairmesh_control_controller_consecutive_failures{{controller=\"{name}\"}} 0"),
+            format!("fairmesh_control_controller_shadow{{controller=\"{name}\"}} 0"),
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        }
+    }
+    assert!(
+        text.contains("fairmesh_control_controller_last_round_seconds{controller=\"verdicts\"}"),
+        "{text}"
+    );
+    control.stop().await;
+}
+
 const CART: &str = r#"{"service": "shop/cart", "endpoints": [{"instance": "cart-0", "address": "127.0.0.1:9000", "region": "eu"}]}"#;
 
 #[tokio::test]

@@ -41,6 +41,7 @@ impl Bench {
             http: SocketAddr::from(([127, 0, 0, 1], 0)),
             http_names: Vec::new(),
             sources: Vec::new(),
+            shadow_controllers: Vec::new(),
         };
         let control = Control::start(config).await.unwrap();
         let address = control.grpc_addresses().unwrap().remove(0);

@@ -19,9 +19,9 @@ pub(crate) struct CheckIndex {
     /// Every service whose policy has a health check, whenever that changes.
     services: watch::Sender<Arc<BTreeSet<ServiceName>>>,
     /// Woken when there may be verdicts on endpoints that are gone or no longer checked.
-    pub(crate) stale_verdicts: Notify,
+    pub(super) stale_verdicts: Arc<Notify>,
     /// Woken when other endpoints may be targets of measured distances.
-    pub(super) targets_changed: Notify,
+    pub(super) targets_changed: Arc<Notify>,
 }
 
 /// Tasks that a commit wakes, once the node has applied it.

@@ -1,11 +1,13 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
     net::SocketAddr,
     ops::Bound,
     sync::Arc,
     time::Duration,
 };
 
+use fairmesh_controllers::{BoxError, Controller, Decision, Now, Triggers, Wake};
 use fairmesh_model::{
     Endpoint, MAX_MEASURED_REGIONS, Prefix, Protocol, Record, RecordKey, Region, ServiceName,
 };
@@ -23,7 +25,7 @@ const CHOICE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// An endpoint to which checkers of other regions time round trips.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct DistanceTarget {
+pub(crate) struct DistanceTarget {
     pub(super) address: SocketAddr,
     pub(super) http2: bool,
     /// The service whose identity it proves by mutual TLS; `None` for plaintext.
@@ -31,7 +33,7 @@ pub(super) struct DistanceTarget {
 }
 
 /// The targets by region.
-pub(super) type DistanceTargets = BTreeMap<Region, Vec<DistanceTarget>>;
+pub(crate) type DistanceTargets = BTreeMap<Region, Vec<DistanceTarget>>;
 
 /// Keys of serving endpoints by region, updated by commits.
 #[derive(Debug, Default)]
@@ -128,20 +130,44 @@ fn endpoint(key: &str, node: &Node) -> Option<Endpoint> {
     }
 }
 
-impl Checks {
-    /// Chooses targets whenever endpoints change, forever.
-    pub(crate) async fn choose_targets(&self) {
-        loop {
-            self.check_index.targets_changed.notified().await;
-            let targets = self.check_index.choose_targets(&self.node);
-            self.targets.send_if_modified(|known| {
-                let changed = **known != targets;
-                if changed {
-                    *known = Arc::new(targets);
-                }
-                changed
-            });
-            tokio::time::sleep(CHOICE_INTERVAL).await;
-        }
+/// Keeps the targets of measured distances, which checkers are sent.
+#[derive(Clone, Debug)]
+pub(crate) struct TargetController(pub(crate) Checks);
+
+/// The publication of other targets.
+#[derive(Debug)]
+pub(crate) struct PublishTargets(DistanceTargets);
+
+impl fmt::Display for PublishTargets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let targets: usize = self.0.values().map(Vec::len).sum();
+        write!(f, "publish {targets} targets of measured distances in {} regions", self.0.len())
+    }
+}
+
+impl Controller for TargetController {
+    const NAME: &'static str = "distance-targets";
+    /// The targets that the records give.
+    type Facts = DistanceTargets;
+    type Effect = PublishTargets;
+
+    fn triggers(&self) -> Triggers {
+        let notify = Some(Arc::clone(&self.0.check_index.targets_changed));
+        Triggers { notify, min_gap: CHOICE_INTERVAL, ..Triggers::default() }
+    }
+
+    async fn read_facts(&mut self, node: &Node, _: Wake) -> Result<Self::Facts, BoxError> {
+        Ok(self.0.check_index.choose_targets(node))
+    }
+
+    fn reconcile(&mut self, targets: Self::Facts, _: Now) -> Decision<Self::Effect> {
+        let is_known = **self.0.targets.borrow() == targets;
+        let effects = (!is_known).then_some(PublishTargets(targets)).into_iter().collect();
+        Decision { effects, ..Decision::default() }
+    }
+
+    async fn apply(&mut self, PublishTargets(targets): PublishTargets) -> Result<(), BoxError> {
+        self.0.targets.send_replace(Arc::new(targets));
+        Ok(())
     }
 }

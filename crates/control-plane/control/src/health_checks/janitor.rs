@@ -1,13 +1,17 @@
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, convert::Infallible, sync::Arc, time::Duration};
 
+use fairmesh_controllers::{BoxError, Controller, Decision, Now, Triggers, Wake, Write};
 use fairmesh_model::{
     Endpoint, Hosts, Prefix, Record, RecordKey, Region, ServiceName, Standing, Verdict, Verdicts,
 };
-use fairmesh_rib::{Expect, Op};
+use fairmesh_rib::{Expect, Node, Op};
 use fairmesh_wire::records;
 use tokio::time::Instant;
 
-use super::{Checks, write};
+use super::{
+    Checks,
+    write::{self, StoredVerdict},
+};
 
 /// Time without a checker after which a region's verdicts become stale.
 const LEADERLESS_GRACE: Duration = Duration::from_secs(60);
@@ -24,44 +28,84 @@ pub(crate) struct CheckHealth {
     pub(crate) panics: usize,
 }
 
-impl Checks {
-    /// Deletes verdicts on removed or unchecked endpoints, and marks those of leaderless regions as stale, forever.
-    pub(crate) async fn clean_up_verdicts(&self) {
-        let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        loop {
-            let gone = tokio::select! {
-                () = self.check_index.stale_verdicts.notified() => true,
-                _ = ticks.tick() => false,
-            };
-            for (region, keys) in self.check_index.verdicts() {
-                let leaderless = self.elections.leaderless_for(&region, Instant::now()) > LEADERLESS_GRACE;
-                if !gone && !leaderless {
-                    continue;
-                }
-                let keys: Vec<RecordKey> = keys.into_iter().collect();
-                for keys in keys.chunks(MAX_OPS_PER_BATCH) {
-                    let plan = || keys.iter().filter_map(|key| self.cleanup_op(key, leaderless)).collect();
-                    if let Err(error) = self.write(plan).await {
-                        tracing::warn!(%region, %error, "cannot write verdicts; retrying");
-                    }
-                }
-            }
-        }
-    }
+/// Deletes verdicts on endpoints that are gone or no longer checked, and marks verdicts of leaderless regions as stale.
+#[derive(Clone, Debug)]
+pub(crate) struct VerdictController(pub(crate) Checks);
 
-    /// The change that one verdict needs, if any.
-    fn cleanup_op(&self, key: &RecordKey, leaderless: bool) -> Option<Op> {
-        let RecordKey::Health(service, region, instance) = key else { return None };
-        let stored = self.stored(key)?;
-        let endpoint = RecordKey::Endpoint(service.clone(), region.clone(), instance.clone());
-        let checked = self.check_index.services().borrow().contains(service);
-        if !checked || self.node.get(&endpoint.to_string()).is_none() {
+/// A verdict that may have to be written.
+#[derive(Debug)]
+pub(crate) struct VerdictFacts {
+    region: Region,
+    key: RecordKey,
+    stored: StoredVerdict,
+    /// Whether its endpoint exists and its service has a health check.
+    is_checked: bool,
+    /// Whether the region has had no checker for too long.
+    is_leaderless: bool,
+}
+
+impl VerdictFacts {
+    /// The write that the verdict needs, if any.
+    fn op(&self) -> Option<Op> {
+        let Self { key, stored, .. } = self;
+        if !self.is_checked {
             return Some(Op::delete(key.to_string()).expecting(Expect::Revision(stored.revision)));
         }
         // A healthy verdict has no force to lose.
-        let loses = leaderless && !stored.verdict.healthy && !stored.verdict.stale;
-        loses.then(|| write::put(key, Some(&stored), Verdict { stale: true, ..stored.verdict.clone() }))
+        let loses = self.is_leaderless && !stored.verdict.healthy && !stored.verdict.stale;
+        loses.then(|| write::put(key, Some(stored), Verdict { stale: true, ..stored.verdict.clone() }))
+    }
+}
+
+impl Controller for VerdictController {
+    const NAME: &'static str = "verdicts";
+    type Facts = Vec<VerdictFacts>;
+    type Effect = Infallible;
+
+    fn triggers(&self) -> Triggers {
+        let notify = Some(Arc::clone(&self.0.check_index.stale_verdicts));
+        Triggers { notify, interval: Some(SWEEP_INTERVAL), ..Triggers::default() }
+    }
+
+    /// Without a change, only the verdicts of leaderless regions can need a write.
+    async fn read_facts(&mut self, _: &Node, wake: Wake) -> Result<Self::Facts, BoxError> {
+        let (mut facts, now) = (Vec::new(), Instant::now());
+        for (region, keys) in self.0.check_index.verdicts() {
+            let is_leaderless = self.0.elections.leaderless_for(&region, now) > LEADERLESS_GRACE;
+            if is_leaderless || wake == Wake::Changed {
+                facts.extend(keys.into_iter().filter_map(|key| self.0.verdict_facts(key, is_leaderless)));
+            }
+        }
+        Ok(facts)
+    }
+
+    fn reconcile(&mut self, facts: Self::Facts, _: Now) -> Decision<Infallible> {
+        let mut writes = Vec::new();
+        for facts in facts.chunk_by(|one, next| one.region == next.region) {
+            let ops: Vec<Op> = facts.iter().filter_map(VerdictFacts::op).collect();
+            writes.extend(ops.chunks(MAX_OPS_PER_BATCH).map(|ops| Write {
+                subject: format!("verdicts of region {}", facts[0].region),
+                reason: "the endpoint is gone or not checked, or its region has no checker",
+                ops: ops.to_vec(),
+            }));
+        }
+        Decision { writes, ..Decision::default() }
+    }
+
+    async fn apply(&mut self, effect: Infallible) -> Result<(), BoxError> {
+        match effect {}
+    }
+}
+
+impl Checks {
+    /// What decides about the verdict at a key; `None` if there is none any more.
+    fn verdict_facts(&self, key: RecordKey, is_leaderless: bool) -> Option<VerdictFacts> {
+        let RecordKey::Health(service, region, instance) = &key else { return None };
+        let stored = self.stored(&key)?;
+        let endpoint = RecordKey::Endpoint(service.clone(), region.clone(), instance.clone());
+        let is_checked = self.check_index.services().borrow().contains(service)
+            && self.node.get(&endpoint.to_string()).is_some();
+        Some(VerdictFacts { region: region.clone(), key, stored, is_checked, is_leaderless })
     }
 
     /// Number of regions with a checker.
@@ -122,7 +166,7 @@ impl Checks {
 #[cfg(test)]
 mod tests {
     use fairmesh_model::{HealthCheck, InstanceId, Policy, Probe, Region, StoreId};
-    use fairmesh_rib::{Commit, Entry, Node};
+    use fairmesh_rib::{Commit, Entry};
     use fairmesh_store::RedbStore;
     use fairmesh_test_support::endpoint;
 
@@ -157,7 +201,7 @@ mod tests {
     }
 
     /// The planned changes, by the last part of the key: `None` deletes.
-    fn cleanup_op(health_check: Option<HealthCheck>, leaderless: bool) -> Vec<(String, Option<Record>)> {
+    fn planned_writes(health_check: Option<HealthCheck>, leaderless: bool) -> Vec<(String, Option<Record>)> {
         let folder = tempfile::tempdir().unwrap();
         let store = Arc::new(RedbStore::open(folder.path().join("rib.redb")).unwrap());
         let entries = entries(health_check);
@@ -165,7 +209,8 @@ mod tests {
         check_index.load(&entries);
         let checks = Checks::new(Node::load(StoreId(1), 1, entries), store, check_index.clone());
         let keys = check_index.verdicts().into_values().flatten();
-        let ops = keys.filter_map(|key| Some((checks.cleanup_op(&key, leaderless)?, key)));
+        let facts = keys.filter_map(|key| checks.verdict_facts(key, leaderless));
+        let ops = facts.filter_map(|facts| Some((facts.op()?, facts.key)));
         let written = ops.map(|(op, key)| {
             let name = op.key.rsplit('/').next().unwrap_or_default().to_owned();
             (name, op.value.map(|value| records::decode(&key, &value).unwrap()))
@@ -191,12 +236,16 @@ mod tests {
     #[test]
     fn verdicts_on_removed_endpoints_are_deleted_and_those_without_a_checker_become_stale() {
         let check = || Some(HealthCheck::new(Probe::Tcp));
-        assert_eq!(cleanup_op(check(), false), [("gone".into(), None)]);
-        let leaderless = cleanup_op(check(), true);
+        assert_eq!(planned_writes(check(), false), [("gone".into(), None)]);
+        let leaderless = planned_writes(check(), true);
         let Some((name, Some(Record::Verdict(verdict)))) = leaderless.first() else {
             panic!("{leaderless:?}")
         };
         assert_eq!((name.as_str(), verdict.stale, verdict.since_ms), ("a", true, 7));
-        assert_eq!(cleanup_op(None, false), [("a".into(), None), ("gone".into(), None)], "no longer checked");
+        assert_eq!(
+            planned_writes(None, false),
+            [("a".into(), None), ("gone".into(), None)],
+            "no longer checked"
+        );
     }
 }

@@ -11,6 +11,7 @@ use crate::served_rib::write_error;
 const MAX_ATTEMPTS: usize = 8;
 
 /// A verdict as it stands in the RIB.
+#[derive(Debug)]
 pub(super) struct StoredVerdict {
     pub(super) verdict: Verdict,
     pub(super) revision: u64,

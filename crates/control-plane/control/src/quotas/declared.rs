@@ -34,7 +34,7 @@ impl Declared {
     }
 
     /// Refreshes the stored policies.
-    pub(super) fn retain(&mut self, node: &Node) {
+    pub(super) fn refresh(&mut self, node: &Node) {
         let known: Vec<_> = self.policies.keys().cloned().collect();
         for service in known {
             let entry = node.get(&key(&service));

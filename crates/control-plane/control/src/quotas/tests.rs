@@ -1,4 +1,5 @@
 use bytes::Bytes;
+use fairmesh_controllers::{Controller as _, Now, Wake};
 use fairmesh_model::{
     Policy, RateLimit, Record, RecordKey, Scope, StoreId,
     quota::{ALL_PARTS, DEFAULT_PARTS},
@@ -69,10 +70,13 @@ async fn a_limit_that_is_no_longer_declared_is_forgotten() {
     let key = RecordKey::Policy("shop/one".parse().unwrap()).to_string();
     quotas.shared.node.apply(Commit { revision: 2, changes: vec![(key.into(), None)] });
     assert_eq!(claim(&quotas, 1, demand("shop/one", 50_000, None)), None);
-    let sweeping = tokio::spawn(quotas.clone().sweep());
-    tokio::time::advance(Duration::from_millis(1)).await;
-    while quotas.stats().limits > 0 {
-        tokio::task::yield_now().await;
+    let mut controller = QuotaController(quotas.clone());
+    let facts = controller.read_facts(&quotas.shared.node, Wake::Interval).await.unwrap();
+    let now = Now { at: Instant::now(), wall_ms: 0 };
+    for effect in controller.reconcile(facts, now).effects {
+        controller.apply(effect).await.unwrap();
     }
-    sweeping.abort();
+    assert_eq!((quotas.stats().limits, quotas.stats().shares), (0, 0));
+    let facts = controller.read_facts(&quotas.shared.node, Wake::Interval).await.unwrap();
+    assert!(controller.reconcile(facts, now).effects.is_empty(), "there is nothing left to forget");
 }

@@ -33,6 +33,7 @@ pub(crate) fn config(data_dir: PathBuf) -> ControlConfig {
         http: SocketAddr::from(([127, 0, 0, 1], 0)),
         http_names: Vec::new(),
         sources: Vec::new(),
+        shadow_controllers: Vec::new(),
     }
 }
 

@@ -4751,6 +4751,124 @@ pub mod checker_server {
     }
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListControllersRequest {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListControllersResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub controllers: ::prost::alloc::vec::Vec<ControllerStatus>,
+}
+/// A controller: a loop that compares records with what should be, and writes the difference.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ControllerStatus {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(enumeration = "controller_status::State", tag = "2")]
+    pub state: i32,
+    /// It decides and changes nothing.
+    #[prost(bool, tag = "3")]
+    pub shadow: bool,
+    /// The last round that ended; absent before.
+    #[prost(message, optional, tag = "4")]
+    pub last: ::core::option::Option<controller_status::Round>,
+    /// Since a round last changed something; absent if none has.
+    #[prost(uint64, optional, tag = "5")]
+    pub changed_ago_ms: ::core::option::Option<u64>,
+    /// Until the next round; absent if only a change starts one.
+    #[prost(uint64, optional, tag = "6")]
+    pub next_in_ms: ::core::option::Option<u64>,
+    /// Rounds in a row that failed.
+    #[prost(uint32, tag = "7")]
+    pub failures: u32,
+    /// Rounds without a problem, and records written or deleted, since the control plane started.
+    #[prost(uint64, tag = "8")]
+    pub rounds: u64,
+    #[prost(uint64, tag = "9")]
+    pub writes: u64,
+}
+/// Nested message and enum types in `ControllerStatus`.
+pub mod controller_status {
+    /// A change that it does not make.
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Refusal {
+        #[prost(string, tag = "1")]
+        pub subject: ::prost::alloc::string::String,
+        #[prost(string, tag = "2")]
+        pub reason: ::prost::alloc::string::String,
+    }
+    #[derive(Clone, PartialEq, ::prost::Message)]
+    pub struct Round {
+        /// Since it began.
+        #[prost(uint64, tag = "1")]
+        pub ago_ms: u64,
+        #[prost(uint64, tag = "2")]
+        pub took_us: u64,
+        /// Records written or deleted.
+        #[prost(uint64, tag = "3")]
+        pub writes: u64,
+        /// Changes of the process itself.
+        #[prost(uint64, tag = "4")]
+        pub effects: u64,
+        /// What it decided, at most 20 of the total; in shadow mode, what it would have done.
+        #[prost(string, repeated, tag = "5")]
+        pub decided: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+        #[prost(uint64, tag = "6")]
+        pub decided_total: u64,
+        /// What it refused, at most 20 of the total.
+        #[prost(message, repeated, tag = "7")]
+        pub refused: ::prost::alloc::vec::Vec<Refusal>,
+        #[prost(uint64, tag = "8")]
+        pub refused_total: u64,
+        /// Why it failed; empty if it did not.
+        #[prost(string, tag = "9")]
+        pub problem: ::prost::alloc::string::String,
+    }
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum State {
+        /// For a change, or for its interval.
+        Waiting = 0,
+        Running = 1,
+        /// The last round failed, and the next one is delayed.
+        BackingOff = 2,
+        /// It has records to write, and this control plane does not hold the writer lease.
+        WithoutLease = 3,
+    }
+    impl State {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Waiting => "WAITING",
+                Self::Running => "RUNNING",
+                Self::BackingOff => "BACKING_OFF",
+                Self::WithoutLease => "WITHOUT_LEASE",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "WAITING" => Some(Self::Waiting),
+                "RUNNING" => Some(Self::Running),
+                "BACKING_OFF" => Some(Self::BackingOff),
+                "WITHOUT_LEASE" => Some(Self::WithoutLease),
+                _ => None,
+            }
+        }
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DescribeCallerRequest {}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DescribeCallerResponse {
@@ -5216,6 +5334,31 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Admin", "DescribeCaller"));
             self.inner.unary(req, path, codec).await
         }
+        /// What the controllers of this control plane do, by name.
+        pub async fn list_controllers(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListControllersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListControllersResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codegen::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/fairmesh.v1.Admin/ListControllers",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("fairmesh.v1.Admin", "ListControllers"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -5276,6 +5419,14 @@ pub mod admin_server {
             request: tonic::Request<super::DescribeCallerRequest>,
         ) -> std::result::Result<
             tonic::Response<super::DescribeCallerResponse>,
+            tonic::Status,
+        >;
+        /// What the controllers of this control plane do, by name.
+        async fn list_controllers(
+            &self,
+            request: tonic::Request<super::ListControllersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListControllersResponse>,
             tonic::Status,
         >;
     }
@@ -5603,6 +5754,51 @@ pub mod admin_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = DescribeCallerSvc(inner);
+                        let codec = crate::codegen::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/fairmesh.v1.Admin/ListControllers" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListControllersSvc<T: Admin>(pub Arc<T>);
+                    impl<
+                        T: Admin,
+                    > tonic::server::UnaryService<super::ListControllersRequest>
+                    for ListControllersSvc<T> {
+                        type Response = super::ListControllersResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListControllersRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Admin>::list_controllers(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListControllersSvc(inner);
                         let codec = crate::codegen::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -30,6 +30,7 @@ impl Root {
             http: ([127, 0, 0, 1], 0).into(),
             http_names: Vec::new(),
             sources: Vec::new(),
+            shadow_controllers: Vec::new(),
             etcd: None,
             oidc: None,
         };

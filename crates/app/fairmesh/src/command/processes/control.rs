@@ -1,10 +1,13 @@
 //! `fairmesh control`.
 
+mod status;
+
 use std::{env, net::SocketAddr, path::PathBuf, process::ExitCode};
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use fairmesh_control::{
-    ControlConfig, EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls, JwksLocation, OidcConfig, TrustDomainChoice,
+    ControlConfig, EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls, JwksLocation, OidcConfig, ShadowController,
+    TrustDomainChoice,
 };
 use fairmesh_keyserver::protect_memory;
 use fairmesh_model::{TrustDomain, spec::Resource};
@@ -17,7 +20,23 @@ use super::default_paths;
 
 /// Arguments of `fairmesh control`.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct ControlArgs {
+    #[command(subcommand)]
+    command: Option<ControlCommand>,
+    #[command(flatten)]
+    serve: ServeArgs,
+}
+
+/// Further commands.
+#[derive(Debug, Subcommand)]
+enum ControlCommand {
+    /// Show what the controllers of a running control plane do: their last rounds, what they refuse and why.
+    Status(status::StatusArgs),
+}
+
+#[derive(Debug, Args)]
+struct ServeArgs {
     /// Directory of the routing information base [default: /var/lib/fairmesh/control, or below ~/.local/state/fairmesh
     /// when not root].
     #[arg(long, value_name = "DIR")]
@@ -50,6 +69,10 @@ pub(crate) struct ControlArgs {
     /// saw later revisions take a snapshot instead of mixing two histories.
     #[arg(long)]
     new_store_id: bool,
+    /// A controller that decides and changes nothing; 'fairmesh control status' shows what it would change. May be repeated:
+    /// distance-targets, trust-bundle, verdicts.
+    #[arg(long = "shadow-controller", value_name = "NAME")]
+    shadow_controllers: Vec<ShadowController>,
     #[command(flatten)]
     oidc: OidcArgs,
     #[command(flatten)]
@@ -177,8 +200,15 @@ fn check_source(name: &str, text: &str) -> Result<(), Failure> {
     Err(Failure::refused(what.trim_end(), hint))
 }
 
-/// Runs until SIGTERM or SIGINT.
+/// Runs until SIGTERM or SIGINT; or runs the subcommand.
 pub(crate) async fn run(args: ControlArgs) -> Result<ExitCode, Failure> {
+    match args.command {
+        Some(ControlCommand::Status(args)) => status::run(args).await.map(|()| ExitCode::SUCCESS),
+        None => serve(args.serve).await,
+    }
+}
+
+async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
     // It has the keys of the authority.
     protect_memory().map_err(|error| Failure::stopped(&error))?;
@@ -194,6 +224,7 @@ pub(crate) async fn run(args: ControlArgs) -> Result<ExitCode, Failure> {
         http: args.http,
         http_names: args.http_names,
         sources: args.sources,
+        shadow_controllers: args.shadow_controllers,
     };
     if args.partitioned {
         fairmesh_control::partition_store(&config).await.map_err(|error| Failure::stopped(&error))?;

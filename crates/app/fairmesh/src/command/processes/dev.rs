@@ -173,6 +173,7 @@ fn control_config(args: &DevArgs, data: &DataFolder) -> ControlConfig {
         http: args.http,
         http_names: Vec::new(),
         sources: Vec::new(),
+        shadow_controllers: Vec::new(),
     }
 }
 

@@ -9,16 +9,12 @@ use fairmesh_wire::{
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use super::{
-    CallsArgs,
-    status::{ago, class},
-    warn_of_left_out,
-};
+use super::{CallsArgs, status::class, warn_of_left_out};
 use crate::{
     cli::Format,
     connect,
     failure::Failure,
-    output::{self, Listing, decimal},
+    output::{self, Listing, ago, decimal},
     reconnect::Reconnect,
 };
 

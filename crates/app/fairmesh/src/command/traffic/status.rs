@@ -1,6 +1,6 @@
 //! `fairmesh traffic status` and `fairmesh traffic explain`.
 
-use std::{fmt::Write as _, time::Duration};
+use std::fmt::Write as _;
 
 use fairmesh_model::Region;
 use fairmesh_wire::{
@@ -15,7 +15,7 @@ use crate::{
     command::region_drain,
     connect,
     failure::Failure,
-    output::{self, Listing, decimal},
+    output::{self, Listing, ago, decimal},
 };
 
 /// Changes that `status` shows.
@@ -217,15 +217,6 @@ fn percent(millionths: u32) -> String {
 
 pub(super) fn class(name: &str) -> String {
     if name.is_empty() { "-".to_owned() } else { name.to_owned() }
-}
-
-pub(super) fn ago(ms: u64) -> String {
-    let time = Duration::from_millis(ms);
-    match time.as_secs() {
-        ..10 => format!("{:.1} s", time.as_secs_f64()),
-        seconds @ ..120 => format!("{seconds} s"),
-        seconds => format!("{} min", seconds / 60),
-    }
 }
 
 fn item(service: &v1::ServiceTraffic) -> Value {

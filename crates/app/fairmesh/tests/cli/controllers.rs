@@ -1,0 +1,86 @@
+//! Controllers of a control plane, as operators see them.
+
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+
+use super::{
+    identities::domain,
+    support::{Mesh, wait_until},
+};
+
+/// A service with an endpoint to which other regions can time round trips.
+fn serve_catalog(mesh: &Mesh) {
+    mesh.apply("kind: Service\nname: shop/catalog\n").ok();
+    mesh.register("shop/catalog", "one", "eu", 19_500);
+}
+
+fn controllers(mesh: &Mesh) -> Vec<Value> {
+    mesh.run(&["control", "status", "--json"]).json().as_array().unwrap().clone()
+}
+
+fn controller(mesh: &Mesh, name: &str) -> Value {
+    controllers(mesh).into_iter().find(|one| one["name"] == name).unwrap()
+}
+
+const PUBLISHED: &str = "publish 1 targets of measured distances in 1 regions";
+
+#[test]
+fn control_status_shows_the_last_round_of_each_controller() {
+    let mesh = Mesh::start();
+    serve_catalog(&mesh);
+    wait_until("targets are published", || {
+        let targets = controller(&mesh, "distance-targets");
+        targets["changedAgoMs"].is_u64() && targets["state"] == "waiting"
+    });
+    let names: Vec<_> = controllers(&mesh).iter().map(|one| one["name"].clone()).collect();
+    assert_eq!(names, ["distance-targets", "quotas", "verdicts"]);
+    let targets = controller(&mesh, "distance-targets");
+    assert_eq!((&targets["nextInMs"], &targets["shadow"]), (&Value::Null, &json!(false)));
+    assert_eq!(
+        (&targets["consecutiveFailures"], &targets["lastRound"]["problem"]),
+        (&json!(0), &Value::Null)
+    );
+    let verdicts = controller(&mesh, "verdicts");
+    assert!(verdicts["nextInMs"].as_u64().unwrap() <= 5_000, "{verdicts}");
+    let table = mesh.run(&["control", "status"]).ok();
+    let row = table.lines().find(|line| line.starts_with("distance-targets")).unwrap();
+    assert!(row.contains("waiting") && row.contains("on change"), "{table}");
+}
+
+#[test]
+fn shadow_controller_shows_what_it_would_change() {
+    let mut mesh = Mesh::empty();
+    mesh.arguments.extend(["--shadow-controller", "distance-targets"].map(String::from));
+    mesh.start_control();
+    serve_catalog(&mesh);
+    wait_until("the targets are decided", || {
+        controller(&mesh, "distance-targets")["lastRound"]["decided"] == json!([PUBLISHED])
+    });
+    let targets = controller(&mesh, "distance-targets");
+    assert_eq!((&targets["shadow"], &targets["lastRound"]["effects"]), (&json!(true), &json!(0)));
+    assert_eq!(targets["changedAgoMs"], Value::Null);
+    let table = mesh.run(&["control", "status"]).ok();
+    assert!(table.contains("waiting, shadow") && table.contains(PUBLISHED), "{table}");
+}
+
+#[test]
+fn shadow_mode_is_refused_for_controllers_that_protect() {
+    let mesh = Mesh::empty();
+    let mut command = mesh.control_command();
+    let output = command.args(["--shadow-controller", "revocations"]).stdin(Stdio::null()).output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("distance-targets, trust-bundle, verdicts"), "{error}");
+}
+
+#[test]
+fn certificates_of_a_trust_domain_have_controllers() {
+    let (mesh, _) = domain();
+    wait_until("the roots are recorded", || controller(&mesh, "trust-bundle")["writes"] == 1);
+    assert_eq!(controller(&mesh, "revocations")["changedAgoMs"], Value::Null);
+    mesh.run(&["identity", "revoke", "shop/catalog"]).ok();
+    wait_until("the revocation is in force", || controller(&mesh, "revocations")["changedAgoMs"].is_u64());
+    let log = mesh.run(&["audit", "--key", "/g/identity/bundle", "--json"]).ok();
+    assert!(log.contains("control plane for controller trust-bundle"), "{log}");
+}

@@ -1,0 +1,85 @@
+//! The controllers of a control plane, and the service and metrics by which operators see them.
+//!
+//! Each is in the module of its subject. What is kept by commit beside the node (`indices`) is none: it decides and writes
+//! nothing, and has to be done before the node serves the commit.
+
+mod metrics;
+mod service;
+
+use std::str::FromStr;
+
+use fairmesh_controllers::{Controller, Runtime};
+use fairmesh_model::Invalid;
+use tokio_util::sync::CancellationToken;
+
+pub(crate) use metrics::register;
+pub(crate) use service::describe;
+
+use crate::{
+    health_checks::{Checks, TargetController, VerdictController},
+    identity::{IdentityService, TrustBundleController},
+    quotas::{QuotaController, Quotas},
+    tasks::{Tasks, spawn_cancellable},
+};
+
+/// The controllers that may run in shadow mode. Without the others the process itself is not safe: revoked callers would stay
+/// accepted, and callers of limits that are gone would fill its memory.
+const SHADOW_NAMES: [&str; 3] =
+    [TargetController::NAME, TrustBundleController::NAME, VerdictController::NAME];
+
+/// A controller that decides and shows what it would change, and changes nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShadowController(&'static str);
+
+impl ShadowController {
+    pub(crate) fn name(self) -> &'static str {
+        self.0
+    }
+}
+
+impl FromStr for ShadowController {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        let named = SHADOW_NAMES.into_iter().find(|name| *name == text);
+        named.map(Self).ok_or_else(|| {
+            let hint = format!("write one of {}", SHADOW_NAMES.join(", "));
+            Invalid::new("controller", format!("no controller '{text}' has a shadow mode"), hint)
+        })
+    }
+}
+
+/// What the controllers of a control plane act on.
+pub(crate) struct Controllers {
+    pub(crate) checks: Checks,
+    pub(crate) quotas: Quotas,
+    pub(crate) identity: IdentityService,
+}
+
+impl Controllers {
+    /// Runs the controllers until `stop`.
+    pub(crate) fn spawn(self, runtime: &Runtime, tasks: &mut Tasks, stop: &CancellationToken) {
+        let Self { checks, quotas, identity } = self;
+        spawn_cancellable(tasks, stop, runtime.run(TargetController(checks.clone())));
+        spawn_cancellable(tasks, stop, runtime.run(VerdictController(checks)));
+        spawn_cancellable(tasks, stop, runtime.run(QuotaController(quotas)));
+        if let Some((revocations, trust_bundle)) = identity.controllers() {
+            spawn_cancellable(tasks, stop, runtime.run(revocations));
+            spawn_cancellable(tasks, stop, runtime.run(trust_bundle));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shadow_mode_is_refused_for_unsafe_and_unknown_controllers() {
+        assert_eq!("verdicts".parse::<ShadowController>().unwrap().name(), "verdicts");
+        for name in ["revocations", "quotas", "unknown"] {
+            let error = name.parse::<ShadowController>().unwrap_err();
+            assert_eq!(error.hint, "write one of distance-targets, trust-bundle, verdicts", "{name}");
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! The roots of the mesh in the records.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use fairmesh_controllers::{BoxError, Controller, Decision, Now, Refusal, Triggers, Wake, Write};
+use fairmesh_model::{Prefix, Record, RecordKey, TrustBundle};
+use fairmesh_rib::{Batch, Expect, Node, Op};
+use fairmesh_store::Store;
+use fairmesh_wire::records;
+use tokio::time::Instant;
+use tonic::Status;
+
+use super::Issuing;
+use crate::served_rib::write_error;
+
+/// How often the intermediate is checked, and the certificate of this control plane renewed.
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(3600);
+
+/// The trust bundle in the records.
+pub(crate) fn recorded_bundle(node: &Node) -> Option<TrustBundle> {
+    RecordedBundle::read(node).ok()?.bundle
+}
+
+/// The trust bundle in the records, which may change before it is replaced.
+pub(crate) struct RecordedBundle {
+    pub(super) bundle: Option<TrustBundle>,
+    /// What the record was when it was read.
+    expect: Expect,
+}
+
+impl RecordedBundle {
+    /// Fails where a later release wrote the record.
+    pub(super) fn read(node: &Node) -> Result<Self, Status> {
+        let Some(entry) = node.get(&RecordKey::TrustBundle.to_string()) else {
+            return Ok(Self { bundle: None, expect: Expect::Absent });
+        };
+        match records::decode(&RecordKey::TrustBundle, &entry.value) {
+            Ok(Record::TrustBundle(bundle)) => {
+                Ok(Self { bundle: Some(bundle), expect: Expect::Revision(entry.revision) })
+            }
+            Ok(_) => Err(Status::internal("the record of the trust bundle is another one")),
+            Err(error) => Err(Status::internal(format!("the trust bundle is not understood: {error}"))),
+        }
+    }
+
+    /// Fails where the record has changed since.
+    pub(super) async fn replace(&self, bundle: TrustBundle, store: &dyn Store) -> Result<(), Status> {
+        store.write(Batch { ops: vec![self.op(bundle)] }).await.map_err(write_error)?;
+        Ok(())
+    }
+
+    /// The write that replaces it, unless the record has changed since.
+    fn op(&self, bundle: TrustBundle) -> Op {
+        let value = records::encode(&Record::TrustBundle(bundle));
+        Op::put(RecordKey::TrustBundle.to_string(), value).expecting(self.expect)
+    }
+}
+
+impl Issuing {
+    /// Records the roots that are not recorded yet.
+    pub(crate) async fn publish(&self, node: &Node, store: &dyn Store) -> Result<(), Status> {
+        let recorded = RecordedBundle::read(node)?;
+        let bundle = self.authority.complete(recorded.bundle.clone());
+        if recorded.bundle.as_ref() == Some(&bundle) {
+            return Ok(());
+        }
+        recorded.replace(bundle, store).await?;
+        tracing::info!("the roots of this control plane are recorded");
+        Ok(())
+    }
+}
+
+/// Records the roots of this control plane, and renews its certificates in time.
+#[derive(Clone, Debug)]
+pub(crate) struct TrustBundleController {
+    issuing: Arc<Issuing>,
+    node: Node,
+    /// When certificates are renewed next; `None` before the first round.
+    due: Option<Instant>,
+    /// Why the last renewal of the intermediate failed.
+    unrenewed: Option<String>,
+}
+
+impl TrustBundleController {
+    pub(super) fn new(issuing: Arc<Issuing>, node: Node) -> Self {
+        Self { issuing, node, due: None, unrenewed: None }
+    }
+}
+
+/// A certificate is renewed.
+#[derive(Debug)]
+pub(crate) enum Renewal {
+    /// The intermediate, if little of its time is left.
+    Intermediate,
+    /// The certificates of this process.
+    Own,
+}
+
+impl fmt::Display for Renewal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Intermediate => "renew the intermediate if it expires soon",
+            Self::Own => "renew the certificates of this control plane",
+        })
+    }
+}
+
+impl Controller for TrustBundleController {
+    const NAME: &'static str = "trust-bundle";
+    /// The bundle in the records, and the same with all roots of this control plane; or why it is not understood.
+    type Facts = Result<(RecordedBundle, TrustBundle), Status>;
+    type Effect = Renewal;
+
+    fn triggers(&self) -> Triggers {
+        let prefixes = vec![Prefix::from(&RecordKey::TrustBundle)];
+        Triggers { prefixes, interval: Some(RENEWAL_INTERVAL), ..Triggers::default() }
+    }
+
+    async fn read_facts(&mut self, node: &Node, _: Wake) -> Result<Self::Facts, BoxError> {
+        Ok(RecordedBundle::read(node).map(|recorded| {
+            let complete = self.issuing.authority.complete(recorded.bundle.clone());
+            (recorded, complete)
+        }))
+    }
+
+    fn reconcile(&mut self, facts: Self::Facts, now: Now) -> Decision<Renewal> {
+        let mut decision = Decision::default();
+        let due = *self.due.get_or_insert(now.at + RENEWAL_INTERVAL);
+        if due <= now.at {
+            self.due = Some(now.at + RENEWAL_INTERVAL);
+            decision.effects = vec![Renewal::Intermediate, Renewal::Own];
+        } else if let Some(reason) = self.unrenewed.clone() {
+            decision.refused.push(Refusal { subject: "renewal of the intermediate".into(), reason });
+        }
+        let subject = RecordKey::TrustBundle.to_string();
+        match facts {
+            Ok((recorded, complete)) if recorded.bundle.as_ref() != Some(&complete) => {
+                let reason = "the authority of this control plane has other roots";
+                decision.writes.push(Write { subject, reason, ops: vec![recorded.op(complete)] });
+            }
+            Ok(_) => {}
+            Err(status) => {
+                decision.refused.push(Refusal { subject, reason: status.message().to_owned() });
+            }
+        }
+        decision
+    }
+
+    async fn apply(&mut self, effect: Renewal) -> Result<(), BoxError> {
+        match effect {
+            Renewal::Intermediate => {
+                let renewed = self.issuing.authority.renew_issuer_if_due(self.issuing.clock.now());
+                self.unrenewed = renewed.as_ref().err().map(ToString::to_string);
+                renewed?;
+            }
+            Renewal::Own => drop(self.issuing.renew_own(&self.node)?),
+        }
+        Ok(())
+    }
+
+    fn written(&mut self, _: &str) {
+        tracing::info!("the roots of this control plane are recorded");
+    }
+}
