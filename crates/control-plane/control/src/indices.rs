@@ -6,7 +6,7 @@ use crate::{
     audit::AuditLog,
     endpoint_counts::EndpointCounts,
     health_checks::{CheckIndex, Woken},
-    traffic::PlannedServices,
+    traffic::FactsIndex,
 };
 
 /// What is kept up to date beside the node, commit by commit, for parts that would have to search all records for it.
@@ -15,7 +15,7 @@ use crate::{
 pub(crate) struct Indices {
     pub(crate) endpoint_counts: Arc<EndpointCounts>,
     pub(crate) checks: Arc<CheckIndex>,
-    pub(crate) planned: Arc<PlannedServices>,
+    pub(crate) facts: Arc<FactsIndex>,
     pub(crate) access: AccessControl,
     pub(crate) audit: AuditLog,
 }
@@ -23,15 +23,15 @@ pub(crate) struct Indices {
 impl Indices {
     /// Empty ones, beside a node.
     pub(crate) fn new(node: &Node, audit: AuditLog) -> Self {
-        let (endpoint_counts, checks, planned) = Default::default();
-        Self { endpoint_counts, checks, planned, access: AccessControl::new(node.clone()), audit }
+        let (endpoint_counts, checks, facts) = Default::default();
+        Self { endpoint_counts, checks, facts, access: AccessControl::new(node.clone()), audit }
     }
 
     /// Starts from all records.
     pub(crate) fn load(&self, entries: &[(Arc<str>, Entry)]) {
         self.endpoint_counts.load(entries);
         self.checks.load(entries);
-        self.planned.load(entries);
+        self.facts.load(entries);
         self.access.changed();
     }
 
@@ -44,7 +44,7 @@ impl Indices {
     /// they read.
     pub(crate) fn apply(&self, commit: &Commit, node: &Node) -> Woken {
         self.endpoint_counts.apply(commit);
-        self.planned.apply(commit);
+        self.facts.apply(commit, node);
         self.audit.observe(commit, node);
         self.checks.apply(commit, node)
     }

@@ -192,8 +192,7 @@ impl Control {
         let registry = Registry::new(applied.clone(), node.clone());
         let checks = Checks::new(node.clone(), applied.clone(), indices.checks.clone());
         let quotas = Quotas::new(node.clone());
-        let traffic =
-            Arc::new(TrafficController::new(node.clone(), applied.clone(), indices.planned.clone()));
+        let traffic = Arc::new(TrafficController::new(node.clone(), applied.clone(), indices.facts.clone()));
         let permissions = indices.access.clone();
         let audit = indices.audit.clone();
         let identity = IdentityService::new(issuing, (&node, &applied), (permissions.clone(), audit.clone()));

@@ -1,9 +1,9 @@
 //! Plans region tables from reports: the controller of the rings planner (ServiceRouter §3.4.1).
 //!
-//! Reports of calls and servers arrive as sums; once a second, and only after a report or a record has changed, each
-//! service whose policy asks for a planner is planned anew, and its tables are written in one batch. Input that is
-//! missing, stale or absurd leaves the tables as they are. No call ever waits for this: without it, tables lose their force
-//! by and by, and routers decide by rings.
+//! The loop feeds the planners of `fairmesh-planner` and writes what they ask for. Records reach them by an index that each
+//! commit updates, reports as one sum a round. Once a second, each service with a planner whose facts have changed is planned
+//! anew, and its tables are written in one batch. Input that is missing, stale or absurd leaves the tables as they are. No
+//! call ever waits for this: without it, tables lose their force by and by, and routers decide by rings.
 //!
 //! Only the control plane that serves the store plans. Its writes are conditional on the tables that it read: an operator,
 //! or another control plane, that was faster wins, and the next round starts from what it wrote. Conditions on the
@@ -11,17 +11,14 @@
 
 mod calls;
 mod drains;
-mod facts;
+mod index;
 mod lone_shards;
 mod metrics;
-mod planned;
-mod planner;
 mod service;
-mod tables;
 mod watched;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -29,7 +26,10 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{Invalid, Prefix, Record, RecordKey, Region, ServiceName, TableOrigin, TrafficReport};
+use fairmesh_model::{Invalid, Record, RecordKey, Region, ServiceName, TableOrigin, TrafficReport};
+use fairmesh_planner::{
+    Now, ServiceFacts, ServicePlanner, ServiceReports, StoredTable, TableWrite, TopologyFacts,
+};
 use fairmesh_rib::{Batch, Expect, Node, Op};
 use fairmesh_signals::{IDLE_INTERVAL_MS, REPORT_INTERVAL_MS, ReportSums, SumLimits, Taken};
 use fairmesh_store::Store;
@@ -41,10 +41,8 @@ use tokio::{
 
 use crate::admin::now_ms;
 use drains::DrainState;
-use facts::{ServiceFacts, ServiceReports, StoredDrain, StoredTable, TopologyFacts};
+pub(crate) use index::FactsIndex;
 use lone_shards::LoneShardsCache;
-pub(crate) use planned::PlannedServices;
-use planner::{Now, ServicePlanner, TableWrite};
 pub(crate) use service::TrafficService;
 use watched::WatchedServices;
 
@@ -65,9 +63,10 @@ const EPOCH_MS: u64 = 2 * 24 * 3_600 * 1_000;
 pub(crate) struct TrafficController {
     node: Node,
     store: Arc<dyn Store>,
-    planned: Arc<PlannedServices>,
+    facts: Arc<FactsIndex>,
     began: Instant,
     sums: Mutex<ReportSums>,
+    summed: Mutex<Summed>,
     watched: Mutex<WatchedServices>,
     planners: Mutex<BTreeMap<ServiceName, ServicePlanner>>,
     drain_states: Mutex<BTreeMap<Region, DrainState>>,
@@ -86,6 +85,16 @@ struct Counts {
     reports_full: AtomicU64,
 }
 
+/// What the facts have of the reports.
+#[derive(Debug, Default)]
+struct Summed {
+    /// Number of the reports that had arrived.
+    reports: u64,
+    /// The services whose reports were looked for.
+    planned: Arc<BTreeSet<ServiceName>>,
+    at_ms: u64,
+}
+
 /// What the last round started from.
 #[derive(Debug, Default, PartialEq)]
 struct Seen {
@@ -95,13 +104,14 @@ struct Seen {
 
 impl TrafficController {
     /// A controller that is yet to [run](Self::run).
-    pub(crate) fn new(node: Node, store: Arc<dyn Store>, planned: Arc<PlannedServices>) -> Self {
+    pub(crate) fn new(node: Node, store: Arc<dyn Store>, facts: Arc<FactsIndex>) -> Self {
         Self {
             node,
             store,
-            planned,
+            facts,
             began: Instant::now(),
             sums: Mutex::new(ReportSums::new(SumLimits::TREE)),
+            summed: Mutex::default(),
             watched: Mutex::default(),
             planners: Mutex::default(),
             drain_states: Mutex::default(),
@@ -117,7 +127,7 @@ impl TrafficController {
     pub(crate) fn record(&self, report: v1::TrafficReport) -> Result<v1::ReportUsageResponse, Invalid> {
         let report = TrafficReport::try_from(report).map_err(|e| e.within("traffic"))?;
         // A report without a planned service says that its region has no part in one, which the planner needs as well.
-        let is_planned = !self.planned.all().is_empty();
+        let is_planned = !self.facts.planned().is_empty();
         let taken = lock(&self.sums).record(report, self.elapsed_ms());
         self.counts.reports.fetch_add(1, Relaxed);
         if taken == Taken::Full {
@@ -138,21 +148,52 @@ impl TrafficController {
             ticks.tick().await;
             let seen =
                 Seen { reports: self.counts.reports.load(Relaxed), revision: self.node.revision().number };
-            let planned = self.planned.all();
-            let has_planners = !lock(&self.planners).is_empty();
+            let has_planners = !lock(&self.planners).is_empty() || !self.facts.planned().is_empty();
             let is_due = seen != last || rounds_at.elapsed() >= SILENCE;
-            if is_due && (has_planners || !planned.is_empty() || self.has_drains()) {
+            if is_due && (has_planners || !self.facts.topology().drains.is_empty()) {
                 (last, rounds_at) = (seen, Instant::now());
-                Arc::clone(&self)
-                    .round(&planned, Now { ms: self.elapsed_ms(), started_ms, wall_ms: now_ms() })
-                    .await;
+                Arc::clone(&self).round(Now { ms: self.elapsed_ms(), started_ms, wall_ms: now_ms() }).await;
             }
         }
     }
 
-    async fn round(self: Arc<Self>, planned: &std::collections::BTreeSet<ServiceName>, now: Now) {
+    async fn round(self: Arc<Self>, now: Now) {
+        let planned = self.facts.planned();
+        self.take_reports(&planned, now);
+        self.delete_leftovers(&planned).await;
+        let topology = self.facts.topology();
+        match topology.drains.is_empty() {
+            true => lock(&self.lone_shards).clear(),
+            false => self.find_lone_shards(planned.iter()),
+        }
+        let facts: BTreeMap<_, _> = {
+            let index = self.facts.lock();
+            planned.iter().filter_map(|service| Some((service.clone(), index.service(service)?))).collect()
+        };
+        let plan = |(service, facts): (&ServiceName, &Arc<ServiceFacts>)| {
+            (service.clone(), self.plan(service, facts, &topology, now))
+        };
+        let writes = facts.iter().map(plan).collect();
+        self.write_all(writes, &facts, now).await;
+        self.step_drains(&facts, &topology, now).await;
+    }
+
+    /// Adds the reports up, unless none has arrived since the last sum and none can have become void.
+    fn take_reports(&self, planned: &Arc<BTreeSet<ServiceName>>, now: Now) {
+        let reports = self.counts.reports.load(Relaxed);
+        let mut summed = lock(&self.summed);
+        let is_known = summed.reports == reports && Arc::ptr_eq(&summed.planned, planned);
+        if is_known && u128::from(now.ms.saturating_sub(summed.at_ms)) < SILENCE.as_millis() {
+            return;
+        }
+        *summed = Summed { reports, planned: Arc::clone(planned), at_ms: now.ms };
         let sum = lock(&self.sums).sum_of_all(now.ms);
-        let topology = self.topology();
+        let by_service = ServiceReports::by_service(sum, planned, now.ms);
+        self.facts.lock().set_reports(by_service);
+    }
+
+    /// Deletes the planned tables of services that are not planned for any more.
+    async fn delete_leftovers(&self, planned: &BTreeSet<ServiceName>) {
         let former: Vec<ServiceName> = {
             let planners = lock(&self.planners);
             planners.keys().filter(|service| !planned.contains(*service)).cloned().collect()
@@ -163,27 +204,21 @@ impl TrafficController {
                 lock(&self.planners).remove(&service);
             }
         }
-        if topology.drains.is_empty() {
-            lock(&self.lone_shards).clear();
+    }
+
+    /// Has the facts say which shards of services have no copy elsewhere.
+    fn find_lone_shards<'a>(&self, services: impl IntoIterator<Item = &'a ServiceName>) {
+        for service in services {
+            let lone = lock(&self.lone_shards).get(&self.node, service);
+            self.facts.lock().set_lone_shards(service, lone);
         }
-        let (mut services, mut writes) = (BTreeMap::new(), Vec::new());
-        for service in planned {
-            let Some(mut facts) = self.facts(service, &sum, &topology) else { continue };
-            if !topology.drains.is_empty() {
-                facts.lone_shards = lock(&self.lone_shards).get(&self.node, service);
-            }
-            writes.push((service.clone(), self.plan(service, &facts, &topology, now)));
-            services.insert(service.clone(), facts);
-        }
-        self.write_all(writes, &services, now).await;
-        self.step_drains(&services, &topology, now).await;
     }
 
     /// Writes the tables of services, several at a time, each in a batch of its own: a conflict of one is none of the others.
     async fn write_all(
         self: &Arc<Self>,
         writes: Vec<(ServiceName, Vec<TableWrite>)>,
-        services: &BTreeMap<ServiceName, ServiceFacts>,
+        services: &BTreeMap<ServiceName, Arc<ServiceFacts>>,
         now: Now,
     ) {
         let mut pending = writes.into_iter().filter(|(_, writes)| !writes.is_empty());
@@ -208,6 +243,7 @@ impl TrafficController {
         }
     }
 
+    /// Plans a service, if its planner has anything to plan.
     fn plan(
         &self,
         service: &ServiceName,
@@ -216,7 +252,10 @@ impl TrafficController {
         now: Now,
     ) -> Vec<TableWrite> {
         let mut planners = lock(&self.planners);
-        let planner = planners.entry(service.clone()).or_insert_with(ServicePlanner::new);
+        let planner = planners.entry(service.clone()).or_default();
+        if !planner.is_due(facts, topology, now) {
+            return Vec::new();
+        }
         let before = planner.refused.clone();
         let writes = planner.round(facts, topology, now);
         match &planner.refused {
@@ -262,89 +301,14 @@ impl TrafficController {
 
     /// What leaves a service without planned tables: its policy may have changed while some were being written.
     fn planned_tables(&self, service: &ServiceName) -> Vec<TableWrite> {
-        let tables = self.tables(service).into_iter();
-        let planned = tables.filter(|(_, stored)| stored.table.origin != TableOrigin::ByHand);
-        let delete = |(from, stored): (_, StoredTable)| TableWrite {
-            from,
+        let facts = self.facts.service(service);
+        let planned = facts.tables.iter().filter(|(_, stored)| stored.table.origin != TableOrigin::ByHand);
+        let delete = |(from, stored): (&Region, &StoredTable)| TableWrite {
+            from: from.clone(),
             table: None,
             replaces: Some(stored.revision),
         };
         planned.map(delete).collect()
-    }
-
-    /// What a round of a service starts from; `None` if its policy no longer asks for a planner.
-    fn facts(
-        &self,
-        service: &ServiceName,
-        sum: &TrafficReport,
-        topology: &TopologyFacts,
-    ) -> Option<ServiceFacts> {
-        let policy = self.node.get(&RecordKey::Policy(service.clone()).to_string())?;
-        let traffic = records::traffic(&policy.value).filter(|traffic| traffic.is_planned())?;
-        let mut facts = ServiceFacts {
-            traffic,
-            local_only: records::is_local_only(&policy.value),
-            zone_first: records::is_zone_first(&policy.value),
-            reports: ServiceReports::of(sum, service),
-            tables: self.tables(service),
-            ..ServiceFacts::default()
-        };
-        for (key, entry) in self.node.read(&[Prefix::endpoints(service, None)]).1 {
-            let endpoint = RecordKey::parse(&key).and_then(|key| records::decode(&key, &entry.value));
-            if let Ok(Record::Endpoint(endpoint)) = endpoint {
-                facts.add_endpoint(&endpoint, &topology.hosts);
-            }
-        }
-        Some(facts)
-    }
-
-    fn tables(&self, service: &ServiceName) -> BTreeMap<Region, StoredTable> {
-        let tables = self.node.read(&[Prefix::tables(service)]).1.into_iter();
-        let tables = tables.filter_map(|(key, entry)| {
-            let key = RecordKey::parse(&key).ok()?;
-            let (Record::RegionTable(table), RecordKey::RegionTable(_, from)) =
-                (records::decode(&key, &entry.value).ok()?, key)
-            else {
-                return None;
-            };
-            Some((from, StoredTable { table, revision: entry.revision }))
-        });
-        tables.collect()
-    }
-
-    fn has_drains(&self) -> bool {
-        !self.node.read(&[Prefix::drains()]).1.is_empty()
-    }
-
-    fn topology(&self) -> TopologyFacts {
-        let mut topology = TopologyFacts::default();
-        let mut measured = Vec::new();
-        for (key, entry) in self.node.read(&[Prefix::topology()]).1 {
-            let Ok(key) = RecordKey::parse(&key) else { continue };
-            match records::decode(&key, &entry.value) {
-                Ok(Record::Regions(regions)) => topology.regions = regions,
-                Ok(Record::RoundTrips(trips)) => topology.round_trips = trips,
-                Ok(Record::Hosts(hosts)) => topology.hosts = hosts,
-                Ok(Record::MeasuredDistances(distances)) => {
-                    if let RecordKey::MeasuredDistances(from) = key {
-                        measured.push((from, distances));
-                    }
-                }
-                _ => {}
-            }
-        }
-        for (key, entry) in self.node.read(&[Prefix::drains()]).1 {
-            let Ok(key) = RecordKey::parse(&key) else { continue };
-            if let (Ok(Record::RegionDrain(drain)), RecordKey::RegionDrain(region)) =
-                (records::decode(&key, &entry.value), key)
-            {
-                topology.drains.insert(region, StoredDrain { drain, revision: entry.revision });
-            }
-        }
-        for (from, distances) in measured {
-            topology.round_trips.set_measured(from, Some(distances));
-        }
-        topology
     }
 
     fn elapsed_ms(&self) -> u64 {

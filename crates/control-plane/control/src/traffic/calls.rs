@@ -35,7 +35,7 @@ impl TrafficController {
 
     /// Has the calls of a service reported; since when, and `None` if they are reported anyway.
     fn look(&self, service: &ServiceName, now_ms: u64) -> Result<Option<u64>, Status> {
-        if self.planned.all().contains(service) {
+        if self.facts.planned().contains(service) {
             return Ok(None);
         }
         if self.node.get(&RecordKey::Service(service.clone()).to_string()).is_none() {

@@ -1,24 +1,16 @@
 //! Drains of whole regions: forecast, and step by step.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use fairmesh_model::{
-    EndpointState, Invalid, Prefix, Record, RecordKey, Region, RegionDrain, ServiceName, Share, TrafficMode,
+use fairmesh_model::{Invalid, Prefix, Record, RecordKey, Region, RegionDrain, ServiceName, Share};
+use fairmesh_planner::{
+    DrainStep, DrainWait, Forecast, Now, ServiceFacts, ServicePlanner, StoredDrain, TopologyFacts, next_keep,
 };
 use fairmesh_rib::{Batch, Expect, Op};
-use fairmesh_te::drain::Forecast;
 use fairmesh_wire::{records, v1};
 use tokio::time::{Instant, timeout};
 
-use super::{
-    TrafficController, WRITE_TIMEOUT,
-    facts::{ServiceFacts, StoredDrain, TopologyFacts},
-    lock,
-    planner::{DrainStep, Now, ServicePlanner},
-};
+use super::{TrafficController, WRITE_TIMEOUT, lock};
 use crate::admin::now_ms;
 
 /// The most services that a forecast names of those that it does not move.
@@ -39,7 +31,13 @@ pub(super) struct DrainState {
 
 impl DrainState {
     fn waiting(text: impl Into<String>) -> Self {
-        Self { text: text.into(), ..Self::default() }
+        DrainWait::new(text).into()
+    }
+}
+
+impl From<DrainWait> for DrainState {
+    fn from(DrainWait { text, is_held }: DrainWait) -> Self {
+        Self { text, is_held, ..Self::default() }
     }
 }
 
@@ -47,7 +45,7 @@ impl TrafficController {
     /// Makes the next step of each drain that may make one.
     pub(super) async fn step_drains(
         &self,
-        services: &BTreeMap<ServiceName, ServiceFacts>,
+        services: &BTreeMap<ServiceName, Arc<ServiceFacts>>,
         topology: &TopologyFacts,
         now: Now,
     ) {
@@ -73,7 +71,7 @@ impl TrafficController {
 
     async fn step_drain(
         &self,
-        services: &BTreeMap<ServiceName, ServiceFacts>,
+        services: &BTreeMap<ServiceName, Arc<ServiceFacts>>,
         topology: &TopologyFacts,
         (region, stored): (&Region, &StoredDrain),
         now: Now,
@@ -81,14 +79,14 @@ impl TrafficController {
         let drain = &stored.drain;
         let steps = {
             let planners = lock(&self.planners);
-            let step = |(name, facts): (&ServiceName, &ServiceFacts)| {
+            let step = |(name, facts): (&ServiceName, &Arc<ServiceFacts>)| {
                 let planner = planners.get(name)?;
                 Some((name.clone(), planner.drain_step(facts, topology, (region, drain), now)?))
             };
             services.iter().filter_map(step).collect::<Vec<_>>()
         };
-        let state = match next_step(drain, &steps) {
-            Err(state) => state,
+        let state = match next_keep(drain, &steps) {
+            Err(wait) => wait.into(),
             Ok(_) if steps.is_empty() && !services.is_empty() && now.is_starting() => {
                 // Of a region with callers alone the planners know by reports, which a control plane that has just started waits for.
                 DrainState::waiting("waits for reports, since the control plane has started")
@@ -122,7 +120,7 @@ impl TrafficController {
     /// A program that does not follow the tables in force yet.
     async fn unacknowledged(&self, steps: &[(ServiceName, DrainStep)]) -> Option<String> {
         for (service, _) in steps {
-            let revision = self.tables(service).values().map(|stored| stored.revision).max();
+            let revision = self.facts.service(service).tables.values().map(|stored| stored.revision).max();
             let prefix = Prefix::tables(service);
             let status = self.node.wait_acked(&prefix, revision.unwrap_or_default(), Instant::now()).await;
             if !status.all {
@@ -160,8 +158,8 @@ impl TrafficController {
         returns: bool,
         over: Duration,
     ) -> Result<(), Invalid> {
-        let drains = self.topology().drains;
-        let before = drains.get(region);
+        let topology = self.facts.topology();
+        let before = topology.drains.get(region);
         if !returns {
             self.check_region(region)?;
         }
@@ -183,16 +181,8 @@ impl TrafficController {
 
     /// Checks that a topology, an endpoint or a caller names a region: of a misspelt one there is nothing to drain.
     pub(super) fn check_region(&self, region: &Region) -> Result<(), Invalid> {
-        let mut known: BTreeSet<Region> = self.topology().regions.regions.into_keys().collect();
+        let mut known = self.facts.lock().regions();
         known.extend(lock(&self.planners).values().flat_map(|planner| planner.regions.iter().cloned()));
-        if let Ok(all) = Prefix::new("/t/") {
-            known.extend(self.node.read(&[all]).1.into_iter().filter_map(|(key, _)| match RecordKey::parse(
-                &key,
-            ) {
-                Ok(RecordKey::Endpoint(_, region, _)) => Some(region),
-                _ => None,
-            }));
-        }
         if known.contains(region) {
             return Ok(());
         }
@@ -206,10 +196,10 @@ impl TrafficController {
 
     /// The drains in progress.
     pub(super) fn drains(&self) -> Vec<v1::RegionDrainStatus> {
-        let (drains, states) = (self.topology().drains, lock(&self.drain_states).clone());
-        let status = |(region, stored): (Region, StoredDrain)| {
+        let (topology, states) = (self.facts.topology(), lock(&self.drain_states).clone());
+        let status = |(region, stored): (&Region, &StoredDrain)| {
             let begins = || DrainState::waiting("waits for the next round of the planner");
-            let state = states.get(&region).cloned().unwrap_or_else(begins);
+            let state = states.get(region).cloned().unwrap_or_else(begins);
             v1::RegionDrainStatus {
                 region: region.to_string(),
                 drain: Some(stored.drain.into()),
@@ -219,20 +209,22 @@ impl TrafficController {
                 services: state.services,
             }
         };
-        drains.into_iter().map(status).collect()
+        topology.drains.iter().map(status).collect()
     }
 
     /// What a drain of a region would lead to.
     pub(super) fn forecast(&self, region: &Region) -> v1::ForecastDrainResponse {
-        let (now_ms, topology) = (self.elapsed_ms(), self.topology());
-        let sum = lock(&self.sums).sum_of_all(now_ms);
+        let (now_ms, topology) = (self.elapsed_ms(), self.facts.topology());
         // A copy: rounds go on meanwhile.
         let planners = lock(&self.planners).clone();
         let mut response = v1::ForecastDrainResponse::default();
         let mut moved = Vec::new();
         for (service, planner) in planners.iter() {
-            let Some(mut facts) = self.facts(service, &sum, &topology) else { continue };
-            facts.lone_shards = lock(&self.lone_shards).get(&self.node, service);
+            self.find_lone_shards([service]);
+            let facts = self.facts.service(service);
+            if !facts.traffic.is_planned() {
+                continue;
+            }
             let Some(forecast) = planner.forecast(&facts, &topology, region, now_ms) else { continue };
             moved.push(service.clone());
             let forecast = match forecast {
@@ -249,50 +241,22 @@ impl TrafficController {
         response
     }
 
-    /// Services with serving endpoints in the region that are not moved.
+    /// Services with serving endpoints in the region that are not moved. `moved` is in the order of names.
     fn unmoved(&self, region: &Region, moved: &[ServiceName]) -> Vec<v1::UnmovedService> {
-        // All endpoints are read: an operator asks for it, seldom.
-        let Ok(all) = Prefix::new("/t/") else { return Vec::new() };
-        let mut names: Vec<ServiceName> = Vec::new();
-        for (key, entry) in self.node.read(&[all]).1 {
-            let Ok(key) = RecordKey::parse(&key) else { continue };
-            if let RecordKey::Endpoint(service, of, _) = &key
-                && of == region
-                && !moved.contains(service)
-                && names.last() != Some(service)
-                && is_serving(&key, &entry.value)
-            {
-                names.push(service.clone());
-            }
-        }
-        let more = names.len().saturating_sub(MAX_UNMOVED);
-        let named = names.iter().take(MAX_UNMOVED).map(|service| v1::UnmovedService {
-            service: service.to_string(),
-            reason: self.why_unmoved(service).to_owned(),
+        let facts = self.facts.lock();
+        let mut stay = facts.serving_in(region).filter(|(name, _)| moved.binary_search(name).is_err());
+        let named = stay.by_ref().take(MAX_UNMOVED).map(|(service, facts)| {
+            let why = facts.why_not_drained();
+            let reason = why.unwrap_or("its planner has not seen the region yet").to_owned();
+            v1::UnmovedService { service: service.to_string(), reason }
         });
-        let rest = v1::UnmovedService { service: String::new(), reason: format!("and {more} more") };
-        named.chain((more > 0).then_some(rest)).collect()
-    }
-
-    /// Why drains move no call of a service.
-    fn why_unmoved(&self, service: &ServiceName) -> &'static str {
-        let policy = self.node.get(&RecordKey::Policy(service.clone()).to_string());
-        let Some(policy) = policy.map(|entry| entry.value) else { return "no planner plans for it" };
-        match records::traffic(&policy) {
-            _ if records::is_local_only(&policy) => "its policy keeps calls in their region (localOnly)",
-            None => "no planner plans for it",
-            Some(traffic) if !traffic.is_planned() => "its shares are written by hand",
-            Some(traffic) if traffic.mode == TrafficMode::Shadow => "its tables are in shadow mode",
-            Some(_) => "its planner has not seen the region yet",
+        let mut unmoved: Vec<_> = named.collect();
+        let more = stay.count();
+        if more > 0 {
+            unmoved.push(v1::UnmovedService { service: String::new(), reason: format!("and {more} more") });
         }
+        unmoved
     }
-}
-
-fn is_serving(key: &RecordKey, value: &[u8]) -> bool {
-    matches!(
-        records::decode(key, value),
-        Ok(Record::Endpoint(endpoint)) if endpoint.state == EndpointState::Serving
-    )
 }
 
 fn micros(time: Duration) -> u64 {
@@ -305,43 +269,11 @@ fn name_or_number(unmoved: &v1::UnmovedService) -> String {
 }
 
 /// Why calls of services stay in a region.
-fn staying(services: &BTreeMap<ServiceName, ServiceFacts>, region: &Region) -> Vec<String> {
+fn staying(services: &BTreeMap<ServiceName, Arc<ServiceFacts>>, region: &Region) -> Vec<String> {
     let lone = services
         .iter()
         .filter_map(|(name, facts)| Some(format!("{name}: {}", facts.lone_shards.text(region)?)));
     lone.take(MAX_UNMOVED).collect()
-}
-
-/// What the region keeps from now on, or why that does not change yet.
-fn next_step(drain: &RegionDrain, steps: &[(ServiceName, DrainStep)]) -> Result<Share, DrainState> {
-    let held = steps.iter().find_map(|(service, step)| match step {
-        DrainStep::Hold(why) => Some(format!("held: {service}: {why}")),
-        _ => None,
-    });
-    if let Some(text) = held {
-        return Err(DrainState { is_held: true, ..DrainState::waiting(text) });
-    }
-    let waits = steps.iter().find_map(|(service, step)| match step {
-        DrainStep::Wait(what) => Some(format!("waits for {what} ({service})")),
-        _ => None,
-    });
-    if let Some(text) = waits {
-        return Err(DrainState::waiting(text));
-    }
-    let advanced = steps.iter().find_map(|(_, step)| match step {
-        DrainStep::Advance(keep) => Some(*keep),
-        _ => None,
-    });
-    let early = steps.iter().find(|(_, step)| *step == DrainStep::NotDue);
-    match (advanced, early) {
-        // The time is the same for all services: a step that is made before it is due saves calls from being dropped.
-        (Some(keep), _) => Ok(keep),
-        (None, Some((service, _))) => {
-            Err(DrainState::waiting(format!("waits for the time of the next step ({service})")))
-        }
-        // Without anything to move there is nothing to wait for.
-        (None, None) => Ok(if drain.returns { Share::ALL } else { Share::NONE }),
-    }
 }
 
 fn message(
@@ -374,35 +306,5 @@ fn message(
         dropped: forecast.dropped,
         hold: String::new(),
         of_others: forecast.of_others,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_step_is_made_when_every_service_may_make_it() {
-        let name = |name: &str| ServiceName::new(name).unwrap();
-        let share = |millionths| Share::of_millionths(millionths).unwrap();
-        let drain = RegionDrain::begin(None, false, Duration::from_secs(10), 0);
-        let advance = (name("shop/a"), DrainStep::Advance(share(900_000)));
-        let wait = (name("shop/b"), DrainStep::Wait("reports".to_owned()));
-        let hold = (name("shop/c"), DrainStep::Hold("full".to_owned()));
-        assert_eq!(next_step(&drain, std::slice::from_ref(&advance)), Ok(share(900_000)));
-        let early = (name("shop/d"), DrainStep::NotDue);
-        let waits = next_step(&drain, std::slice::from_ref(&early)).unwrap_err();
-        assert_eq!(
-            (waits.text.as_str(), waits.is_held),
-            ("waits for the time of the next step (shop/d)", false)
-        );
-        let saves = [early, advance.clone()];
-        assert_eq!(next_step(&drain, &saves), Ok(share(900_000)), "what saves calls is not too early");
-        let waits = next_step(&drain, &[advance.clone(), wait.clone()]).unwrap_err();
-        assert_eq!((waits.text.as_str(), waits.is_held), ("waits for reports (shop/b)", false));
-        let held = next_step(&drain, &[advance, wait, hold]).unwrap_err();
-        assert_eq!((held.text.as_str(), held.is_held), ("held: shop/c: full", true));
-        assert_eq!(next_step(&drain, &[]), Ok(Share::NONE), "nothing to move");
-        assert_eq!(next_step(&RegionDrain { returns: true, ..drain }, &[]), Ok(Share::ALL));
     }
 }

@@ -1,13 +1,14 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use fairmesh_model::{Invalid, Region, ServiceName, TrafficMode, Zone};
+use fairmesh_planner::{ServiceFacts, ServicePlanner, ShiftNote};
 use fairmesh_wire::{
     convert::write_shares,
     v1::{self, traffic::Mode, traffic_planner_server::TrafficPlanner},
 };
 use tonic::{Request, Response, Status};
 
-use super::{TrafficController, facts::ServiceFacts, lock, planner::ServicePlanner};
+use super::{TrafficController, lock};
 
 /// The gRPC service `TrafficPlanner`.
 #[derive(Clone, Debug)]
@@ -22,7 +23,7 @@ impl TrafficPlanner for TrafficService {
         request: Request<v1::TrafficStatusRequest>,
     ) -> Result<Response<v1::TrafficStatusResponse>, Status> {
         let wanted = named("service", &request.into_inner().service)?;
-        let services = self.traffic.planned.all();
+        let services = self.traffic.facts.planned();
         let services =
             services.iter().filter(|service| wanted.as_ref().is_none_or(|wanted| wanted == *service));
         let services = services.filter_map(|service| self.traffic.status(service)).collect();
@@ -82,8 +83,10 @@ impl TrafficController {
     }
 
     fn status(&self, service: &ServiceName) -> Option<v1::ServiceTraffic> {
-        let (now_ms, topology) = (self.elapsed_ms(), self.topology());
-        let facts = self.facts(service, &Default::default(), &topology)?;
+        let (now_ms, facts) = (self.elapsed_ms(), self.facts.service(service));
+        if !facts.traffic.is_planned() {
+            return None;
+        }
         let planners = lock(&self.planners);
         let fresh = ServicePlanner::new();
         let planner = planners.get(service).unwrap_or(&fresh);
@@ -117,16 +120,15 @@ impl TrafficController {
 }
 
 fn regions(planner: &ServicePlanner, facts: &ServiceFacts, now_ms: u64) -> Vec<v1::RegionTraffic> {
-    let region = |(position, region)| {
+    let region = |(position, region): (usize, &Region)| {
         let known = planner.known.get(region).cloned().unwrap_or_default();
-        let endpoints = facts.endpoints_in(region);
         // Of a policy that has just changed, the last plan may have zones that it does not ask for any more.
         let zone_refusal = planner.zones.get(region).filter(|_| facts.zone_first);
         let zone_refusal = zone_refusal.and_then(|zones| zones.refusal.clone());
         v1::RegionTraffic {
             region: region.to_string(),
-            endpoints: endpoints.serving,
-            power: endpoints.power,
+            endpoints: facts.serving_in(region),
+            power: facts.power_in(region),
             load: known.servers.map(|servers| servers.load),
             predicted: planner.predicted.get(position).copied(),
             offered: known.callers.as_ref().map(|(_, rates)| rates.offered.clone()).unwrap_or_default(),
@@ -173,7 +175,7 @@ fn tables(planner: &ServicePlanner) -> Vec<v1::SourceShares> {
 }
 
 fn shifts(planner: &ServicePlanner, now_ms: u64) -> Vec<v1::TrafficShift> {
-    let shift = |note: &super::planner::ShiftNote| v1::TrafficShift {
+    let shift = |note: &ShiftNote| v1::TrafficShift {
         ago_ms: now_ms.saturating_sub(note.at_ms),
         from: note.from.to_string(),
         class: note.class.as_ref().map(ToString::to_string).unwrap_or_default(),

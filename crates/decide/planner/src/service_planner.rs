@@ -1,6 +1,8 @@
 //! The rounds of one service: from facts to the tables that are to be written. No clock, no I/O.
 
 mod drain;
+mod outcome;
+mod publish;
 mod zones;
 
 use std::{
@@ -9,117 +11,99 @@ use std::{
 };
 
 use fairmesh_model::{
-    Confirmation, Label, LoadMetric, MAX_TABLE_REGIONS, Region, RegionTable, TableOrigin, TrafficMode,
-    TrafficShares,
+    Confirmation, Label, LoadMetric, MAX_TABLE_REGIONS, Region, TableOrigin, TrafficMode, TrafficShares,
 };
 use fairmesh_te::{
     CallerReport, Destination, LoadRing, Observation, PlanInput, PlannerState, Refusal, RegionObservation,
     RingMatrix, RingsPolicy, ServerReport, Shift, plan,
 };
 
-pub(super) use drain::DrainStep;
-use zones::RegionZones;
+pub use drain::DrainStep;
+pub use outcome::{Refused, ShiftNote, TableWrite};
+pub use zones::RegionZones;
 
-use super::{
+use crate::{
     facts::{CallerRates, ServiceFacts, TopologyFacts},
+    now::{MAX_START_MS, MIN_START_MS, Now},
     tables::{from_stored, to_shares},
 };
 
-/// Time after a start within which a round waits for reports of all regions.
-const MAX_START_MS: u64 = 10_000;
-/// The least of it: the first report of a region may be that of one of its many agents.
-const MIN_START_MS: u64 = 3_000;
-/// How often tables are confirmed: routers stop to obey their dropped shares after 60 s without it.
-const CONFIRM_INTERVAL_MS: u64 = 20_000;
+/// A service is planned anew after this time though none of its facts has changed: reports that stop are a change as well.
+const QUIET_INTERVAL_MS: u64 = 5_000;
 /// How long a region stays in the tables that has neither endpoints nor callers: as long as a table has force.
 const FORGET_MS: u64 = 15 * 60_000;
+/// The reason of a refusal within [`MAX_START_MS`].
+const STARTING: &str = "starting";
 /// The most changes that are remembered, and how many of them of callers in each region at least.
 const MAX_SHIFTS: usize = 50;
 const MIN_SHIFTS: usize = 10;
 
-/// The present.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Now {
-    /// In milliseconds of a clock that only advances.
-    pub(super) ms: u64,
-    /// When the control plane started to plan, by the same clock.
-    pub(super) started_ms: u64,
-    /// In milliseconds since 1970, for display.
-    pub(super) wall_ms: u64,
-}
-
-impl Now {
-    /// Whether reports of regions may still be missing, since the control plane has just started.
-    pub(super) fn is_starting(&self) -> bool {
-        self.ms.saturating_sub(self.started_ms) < MAX_START_MS
-    }
-}
-
-/// Why the tables were not planned anew.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Refused {
-    /// In one word, for metrics.
-    pub(super) reason: &'static str,
-    /// For operators.
-    pub(super) text: String,
-}
-
-/// A table to be written; `None` deletes it.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct TableWrite {
-    pub(super) from: Region,
-    pub(super) table: Option<RegionTable>,
-    /// The revision that it replaces; `None` if there is none.
-    pub(super) replaces: Option<u64>,
-}
-
-/// A change of a table, for operators.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct ShiftNote {
-    pub(super) at_ms: u64,
-    pub(super) from: Region,
-    pub(super) class: Option<Label>,
-    pub(super) text: String,
-}
-
 /// The last that is known of a region.
 #[derive(Clone, Debug, Default)]
-pub(super) struct KnownRegion {
-    pub(super) servers: Option<ServerReport>,
-    pub(super) callers: Option<(u64, CallerRates)>,
+pub struct KnownRegion {
+    /// What its servers reported.
+    pub servers: Option<ServerReport>,
+    /// What its callers reported, and when.
+    pub callers: Option<(u64, CallerRates)>,
     /// When it last had endpoints or calls.
     used_ms: u64,
 }
 
+/// What a round started from, and whether there is more to do.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    facts: u64,
+    topology: u64,
+    at_ms: u64,
+    is_moving: bool,
+}
+
 /// The planner of one service.
 #[derive(Clone, Debug)]
-pub(super) struct ServicePlanner {
-    pub(super) classes: Vec<Label>,
+pub struct ServicePlanner {
+    /// The classes with shares of their own.
+    pub classes: Vec<Label>,
     /// In the order of names.
-    pub(super) regions: Vec<Region>,
-    pub(super) known: BTreeMap<Region, KnownRegion>,
-    pub(super) state: PlannerState,
-    pub(super) round: u64,
-    pub(super) planned_at_ms: Option<u64>,
-    pub(super) confirmed_at_ms: Option<u64>,
-    pub(super) refused: Option<Refused>,
-    pub(super) planned_rounds: u64,
-    pub(super) refused_rounds: u64,
-    /// By region; empty before the first plan.
-    pub(super) predicted: Vec<f64>,
-    /// The newest first.
-    pub(super) shifts: VecDeque<ShiftNote>,
+    pub regions: Vec<Region>,
+    /// The last reports of each region.
+    pub known: BTreeMap<Region, KnownRegion>,
+    /// The planner's memory, by the positions of `regions`.
+    pub state: PlannerState,
+    /// The number of the last plan; each control plane continues that of the one before.
+    pub round: u64,
+    /// When the last plan was made, by the clock of [`Now::ms`].
+    pub planned_at_ms: Option<u64>,
+    /// When all tables were last written, by the same clock.
+    pub confirmed_at_ms: Option<u64>,
+    /// Why the last round made no plan.
+    pub refused: Option<Refused>,
+    /// Rounds with a plan.
+    pub planned_rounds: u64,
+    /// Rounds without one.
+    pub refused_rounds: u64,
+    /// Utilisation that the last plan leads to, by region; empty before the first plan.
+    pub predicted: Vec<f64>,
+    /// The last changes of tables, the newest first.
+    pub shifts: VecDeque<ShiftNote>,
     /// The regions to which the last plan brought calls home.
-    pub(super) coming_home: BTreeSet<Region>,
+    coming_home: BTreeSet<Region>,
     /// What the servers of `known` were taken to report.
     load: Option<LoadMetric>,
-    /// By region; empty unless calls prefer the zone of their caller.
-    pub(super) zones: BTreeMap<Region, RegionZones>,
+    /// What the last round started from.
+    seen: Option<Seen>,
+    /// Zones by region; empty unless calls prefer the zone of their caller.
+    pub zones: BTreeMap<Region, RegionZones>,
+}
+
+impl Default for ServicePlanner {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl ServicePlanner {
     /// A planner that has seen nothing yet.
-    pub(super) fn new() -> Self {
+    pub fn new() -> Self {
         Self {
             classes: Vec::new(),
             regions: Vec::new(),
@@ -135,17 +119,26 @@ impl ServicePlanner {
             shifts: VecDeque::new(),
             coming_home: BTreeSet::new(),
             load: None,
+            seen: None,
             zones: BTreeMap::new(),
         }
     }
 
+    /// Whether there is anything to plan: facts have changed since the last round, it has moved calls and may move more, tables
+    /// are to be confirmed, or it was made long ago.
+    pub fn is_due(&self, facts: &ServiceFacts, topology: &TopologyFacts, now: Now) -> bool {
+        let Some(seen) = self.seen else { return true };
+        let has_changed = (seen.facts, seen.topology) != (facts.version, topology.version);
+        let confirms = facts.traffic.mode == TrafficMode::Active && self.refused.is_none();
+        has_changed
+            || seen.is_moving
+            || now.ms.saturating_sub(seen.at_ms) >= QUIET_INTERVAL_MS
+            || (confirms && self.is_confirmation_due(now))
+    }
+
     /// Plans, and returns the tables to be written, all in one batch.
-    pub(super) fn round(
-        &mut self,
-        facts: &ServiceFacts,
-        topology: &TopologyFacts,
-        now: Now,
-    ) -> Vec<TableWrite> {
+    pub fn round(&mut self, facts: &ServiceFacts, topology: &TopologyFacts, now: Now) -> Vec<TableWrite> {
+        let before = (self.refused.take(), self.state.tables().clone());
         self.learn(facts, now.ms);
         self.adopt_regions(facts);
         let outcome = self.plan(facts, topology, now);
@@ -154,30 +147,27 @@ impl ServicePlanner {
             Err(_) => self.refused_rounds += 1,
         }
         self.refused = outcome.err();
-        match (facts.traffic.mode, &self.refused) {
+        let writes = match (facts.traffic.mode, &self.refused) {
             (TrafficMode::Active, None) => self.publish(facts, now),
             (TrafficMode::Hold, _) => self.confirm_held(facts, now),
             // Unconfirmed tables lose their force by and by: their input is no longer known to hold.
             _ => Vec::new(),
-        }
-    }
-
-    /// Notes that the last writes were made.
-    pub(super) fn written(&mut self, facts: &ServiceFacts, writes: &[TableWrite], now: Now) {
-        let tables = writes.iter().filter(|write| write.table.is_some()).count();
-        let all = match facts.traffic.mode {
-            // All that there are, whatever the regions are by now.
-            TrafficMode::Hold => 1,
-            _ => self.regions.len(),
         };
-        if tables > 0 && tables >= all {
-            self.confirmed_at_ms = Some(now.ms);
-        }
+        let has_changed = before.0 != self.refused || before.1 != *self.state.tables();
+        // A start waits for time to pass, and not for a change.
+        let is_starting = self.refused.as_ref().is_some_and(|refused| refused.reason == STARTING);
+        self.seen = Some(Seen {
+            facts: facts.version,
+            topology: topology.version,
+            at_ms: now.ms,
+            is_moving: has_changed || is_starting || !writes.is_empty(),
+        });
+        writes
     }
 
     fn learn(&mut self, facts: &ServiceFacts, now_ms: u64) {
         let calling = facts.reports.calls.iter().map(|(path, _)| &path.from);
-        let serving = facts.endpoints.iter().filter(|(_, endpoints)| endpoints.serving > 0);
+        let serving = facts.endpoints.iter().filter(|(_, endpoints)| endpoints.serving() > 0);
         let regions: BTreeSet<&Region> = serving.map(|(region, _)| region).chain(calling).collect();
         for region in regions {
             self.known.entry(region.clone()).or_default().used_ms = now_ms;
@@ -196,11 +186,11 @@ impl ServicePlanner {
         }
         for (region, known) in &mut self.known {
             if let Some((load, received)) = facts.servers_in(region) {
-                let at_ms = before(now_ms, facts.age_of_servers(region));
+                let at_ms = before(facts.reports.at_ms, facts.age_of_servers(region));
                 known.servers = Some(ServerReport { at_ms, load, received });
             }
             if let Some(callers) = facts.callers_in(region) {
-                known.callers = Some((before(now_ms, facts.age_of_callers(region)), callers));
+                known.callers = Some((before(facts.reports.at_ms, facts.age_of_callers(region)), callers));
             }
         }
     }
@@ -286,7 +276,7 @@ impl ServicePlanner {
         let region = self.regions.get(*at)?;
         let rates = facts.reports.servers.get(region)?;
         let reporting = rates.metrics.get(&metric.name).map_or(0, |sum| sum.servers);
-        let serving = facts.endpoints_in(region).serving;
+        let serving = facts.serving_in(region);
         (reporting.saturating_mul(2) < serving).then(|| {
             format!(
                 "{reporting} of {serving} servers of region {region} report the metric '{}' (traffic.load)",
@@ -323,7 +313,7 @@ impl ServicePlanner {
             region.callers.is_none() || (region.power > 0.0 && region.servers.is_none())
         };
         let missing = self.regions.iter().zip(&observation.regions).find(is_missing);
-        let refused = |text| Err(Refused { reason: "starting", text });
+        let refused = |text| Err(Refused { reason: STARTING, text });
         match missing {
             Some((region, _)) if elapsed < MAX_START_MS => {
                 refused(format!("the control plane has started, and waits for reports of region {region}"))
@@ -370,7 +360,7 @@ impl ServicePlanner {
                 pinned: 0.0,
             });
             RegionObservation {
-                power: facts.endpoints_in(region).power,
+                power: facts.power_in(region),
                 keep: topology.keep(region),
                 servers: known.servers,
                 callers,
@@ -394,54 +384,9 @@ impl ServicePlanner {
     }
 
     /// The shares of the last plan, by the region of the callers.
-    pub(super) fn shares(&self) -> impl Iterator<Item = (&Region, TrafficShares)> {
+    pub fn shares(&self) -> impl Iterator<Item = (&Region, TrafficShares)> {
         let tables = self.regions.iter().zip(&self.state.tables().sources);
         tables.map(|(region, table)| (region, to_shares(table, &self.regions, &self.classes)))
-    }
-
-    /// The tables that differ from those in force, or all of them when they are to be confirmed.
-    fn publish(&self, facts: &ServiceFacts, now: Now) -> Vec<TableWrite> {
-        let is_due = self.is_confirmation_due(now);
-        let confirmation = Confirmation { round: self.round, at_ms: now.wall_ms };
-        let wanted = self.shares().filter_map(|(from, shares)| {
-            let stored = facts.tables.get(from);
-            let zones = self.zone_shares(from);
-            let is_same = stored.is_some_and(|stored| {
-                stored.table.shares == shares
-                    && stored.table.zones == zones
-                    && stored.table.origin != TableOrigin::ByHand
-            });
-            let table = RegionTable { shares, zones, origin: TableOrigin::Planned(confirmation) };
-            let replaces = stored.map(|stored| stored.revision);
-            (is_due || !is_same).then(|| TableWrite { from: from.clone(), table: Some(table), replaces })
-        });
-        let gone = facts.tables.iter().filter(|(from, _)| !self.regions.contains(from));
-        let gone = gone.map(|(from, stored)| TableWrite {
-            from: from.clone(),
-            table: None,
-            replaces: Some(stored.revision),
-        });
-        wanted.chain(gone).collect()
-    }
-
-    /// Confirms the planned tables in force as they are: a person stands by them.
-    fn confirm_held(&mut self, facts: &ServiceFacts, now: Now) -> Vec<TableWrite> {
-        if !self.is_confirmation_due(now) {
-            return Vec::new();
-        }
-        self.round += 1;
-        let origin = TableOrigin::Planned(Confirmation { round: self.round, at_ms: now.wall_ms });
-        let planned = facts.tables.iter().filter(|(_, stored)| stored.table.origin != TableOrigin::ByHand);
-        let confirmed = planned.map(|(from, stored)| TableWrite {
-            from: from.clone(),
-            table: Some(RegionTable { origin, ..stored.table.clone() }),
-            replaces: Some(stored.revision),
-        });
-        confirmed.collect()
-    }
-
-    fn is_confirmation_due(&self, now: Now) -> bool {
-        self.confirmed_at_ms.is_none_or(|at| now.ms.saturating_sub(at) >= CONFIRM_INTERVAL_MS)
     }
 }
 

@@ -6,20 +6,20 @@ use fairmesh_model::{MAX_TABLE_ZONES, Region, Share, Zone, ZoneShares};
 use fairmesh_te::{WHOLE, ZoneState};
 
 use super::ServicePlanner;
-use crate::traffic::facts::{ServiceFacts, ZoneRates};
+use crate::facts::{ServiceFacts, ZoneRates};
 
 /// Zones of one region.
 #[derive(Clone, Debug, Default)]
-pub(in crate::traffic) struct RegionZones {
+pub struct RegionZones {
     /// In the order of names.
     names: Vec<Zone>,
     state: ZoneState,
     /// By the zone of the callers; empty where no zone is preferred.
-    pub(in crate::traffic) shares: BTreeMap<Zone, ZoneShares>,
+    pub shares: BTreeMap<Zone, ZoneShares>,
     /// Why no zone is preferred.
-    pub(in crate::traffic) refusal: Option<String>,
+    pub refusal: Option<String>,
     /// What is sent from zone to zone.
-    pub(in crate::traffic) rates: BTreeMap<(Zone, Zone), ZoneRates>,
+    pub rates: BTreeMap<(Zone, Zone), ZoneRates>,
 }
 
 impl ServicePlanner {
@@ -52,7 +52,7 @@ impl RegionZones {
     }
 
     /// Bytes of responses per second from other zones than the caller's.
-    pub(in crate::traffic) fn crossing_bytes(&self) -> f64 {
+    pub fn crossing_bytes(&self) -> f64 {
         self.rates.iter().filter(|((from, to), _)| from != to).map(|(_, rates)| rates.bytes).sum()
     }
 
@@ -62,7 +62,7 @@ impl RegionZones {
         region: &Region,
         facts: &ServiceFacts,
     ) -> Result<BTreeMap<Zone, ZoneShares>, String> {
-        let power = facts.endpoints_in(region).zones;
+        let power = facts.zone_powers(region);
         let demand = facts.zone_demand(region);
         if power.contains_key(&None) {
             return Err(format!(

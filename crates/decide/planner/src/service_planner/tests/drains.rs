@@ -3,7 +3,7 @@
 use fairmesh_model::RegionDrain;
 
 use super::*;
-use crate::traffic::{
+use crate::{
     facts::StoredDrain,
     lone_shards::{LoneShards, tests::map},
 };

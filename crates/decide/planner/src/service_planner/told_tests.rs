@@ -3,7 +3,7 @@
 use fairmesh_model::{CallPath, CallRates, LoadMetric, ServerRates, ServiceName, Traffic, TrafficPlanner};
 
 use super::*;
-use crate::traffic::facts::RegionEndpoints;
+use crate::facts::{RegionEndpoints, StoredTable};
 
 fn region(name: &str) -> Region {
     Region::new(name).unwrap()
@@ -15,7 +15,8 @@ fn facts() -> ServiceFacts {
         traffic: Traffic { planner: Some(TrafficPlanner::Rings), ..Traffic::default() },
         ..ServiceFacts::default()
     };
-    let endpoints = RegionEndpoints { serving: 4, power: 4.0, ..RegionEndpoints::default() };
+    let mut endpoints = RegionEndpoints::default();
+    (0..4).for_each(|_| endpoints.add(None, Some(1_000)));
     facts.endpoints.insert(region("eu"), endpoints);
     facts.reports.heard.insert(region("eu"));
     let servers = ServerRates {
@@ -48,7 +49,9 @@ fn planner(facts: &ServiceFacts) -> (ServicePlanner, Now) {
     let mut now = Now { ms: 20_000, started_ms: 0, wall_ms: 1_000_000 };
     for _ in 0..5 {
         now = Now { ms: now.ms + 1_000, wall_ms: now.wall_ms + 1_000, ..now };
-        planner.round(facts, &TopologyFacts::default(), now);
+        let mut facts = facts.clone();
+        facts.reports.at_ms = now.ms;
+        planner.round(&facts, &TopologyFacts::default(), now);
     }
     (planner, now)
 }
@@ -59,10 +62,40 @@ fn a_metric_that_no_server_reports_is_named_and_cpu_is_not_taken_for_it() {
     let (mut planner, now) = planner(&facts);
     assert_eq!(planner.refused, None);
     facts.traffic.load = Some(LoadMetric { name: "queue".to_owned(), full_scale: 100 });
+    facts.reports.at_ms = now.ms + 1_000;
     planner.round(&facts, &TopologyFacts::default(), Now { ms: now.ms + 1_000, ..now });
     let refused = planner.refused.unwrap();
     assert_eq!(refused.text, "0 of 4 servers of region eu report the metric 'queue' (traffic.load)");
     assert_eq!(refused.reason, "servers_missing");
+}
+
+#[test]
+fn a_round_is_due_when_facts_change_while_calls_move_and_after_a_while() {
+    let topology = TopologyFacts::default();
+    let mut facts = facts();
+    let (mut planner, mut now) = planner(&facts);
+    let written = |planner: &mut ServicePlanner, facts: &mut ServiceFacts, now: &mut Now| {
+        now.ms += 1_000;
+        facts.reports.at_ms = now.ms;
+        let writes = planner.round(facts, &topology, *now);
+        for write in &writes {
+            let stored = StoredTable { table: write.table.clone().unwrap(), revision: 1 };
+            facts.tables.insert(write.from.clone(), stored);
+        }
+        planner.written(facts, &writes, *now);
+    };
+    written(&mut planner, &mut facts, &mut now);
+    let later = |ms| Now { ms: now.ms + ms, ..now };
+    assert!(planner.is_due(&facts, &topology, later(1_000)), "the last round has written tables");
+    written(&mut planner, &mut facts, &mut now);
+    let later = |ms| Now { ms: now.ms + ms, ..now };
+    assert!(!planner.is_due(&facts, &topology, later(1_000)));
+    assert!(!planner.is_due(&facts, &topology, later(QUIET_INTERVAL_MS - 1)));
+    assert!(planner.is_due(&facts, &topology, later(QUIET_INTERVAL_MS)), "reports may have stopped");
+    let changed = ServiceFacts { version: facts.version + 1, ..facts.clone() };
+    assert!(planner.is_due(&changed, &topology, later(1_000)));
+    let farther = TopologyFacts { version: 1, ..TopologyFacts::default() };
+    assert!(planner.is_due(&facts, &farther, later(1_000)));
 }
 
 #[test]

@@ -9,13 +9,20 @@ use fairmesh_model::{
 };
 
 use super::*;
-use crate::traffic::facts::{RegionEndpoints, StoredTable};
+use crate::facts::{RegionEndpoints, StoredTable};
 
 /// Calls per second that fill a region.
 const FULL: f64 = 1_000.0;
 
 fn region(name: &str) -> Region {
     Region::new(name).unwrap()
+}
+
+/// Endpoints without a zone on ordinary hosts.
+fn ordinary(count: u32) -> RegionEndpoints {
+    let mut endpoints = RegionEndpoints::default();
+    (0..count).for_each(|_| endpoints.add(None, Some(1_000)));
+    endpoints
 }
 
 /// Two regions of the same power, and whatever a test makes of them.
@@ -44,8 +51,7 @@ impl World {
             offered: [500.0, 300.0],
         };
         for name in ["eu", "us"] {
-            let endpoints = RegionEndpoints { serving: 4, power: 4.0, ..RegionEndpoints::default() };
-            world.facts.endpoints.insert(region(name), endpoints);
+            world.facts.endpoints.insert(region(name), ordinary(4));
         }
         world.report();
         world
@@ -106,6 +112,7 @@ impl World {
     fn second(&mut self) -> Vec<TableWrite> {
         self.now.ms += 1_000;
         self.now.wall_ms += 1_000;
+        self.facts.reports.at_ms = self.now.ms;
         let writes = self.planner.round(&self.facts, &self.topology, self.now);
         self.apply(&writes);
         self.planner.written(&self.facts, &writes, self.now);
@@ -489,10 +496,7 @@ fn local_services_and_regions_beyond_a_table_are_refused() {
     assert_eq!(world.reason(), Some("local_only"));
     world.facts.local_only = false;
     for n in 0..MAX_TABLE_REGIONS {
-        world.facts.endpoints.insert(
-            region(&format!("r{n}")),
-            RegionEndpoints { serving: 1, power: 1.0, ..RegionEndpoints::default() },
-        );
+        world.facts.endpoints.insert(region(&format!("r{n}")), ordinary(1));
     }
     world.second();
     assert_eq!(world.reason(), Some("mismatch"));
@@ -536,8 +540,11 @@ fn zoned(world: &mut World) {
 fn a_zone_keeps_no_more_than_its_power_allows_and_nothing_is_preferred_without_reports() {
     let mut world = World::new();
     world.facts.zone_first = true;
-    let zones = [("a", 1.0), ("b", 3.0)].map(|(name, power)| (Some(zone(name)), power));
-    world.facts.endpoints.get_mut(&region("eu")).unwrap().zones = zones.into();
+    let mut endpoints = RegionEndpoints::default();
+    for name in ["a", "b", "b", "b"] {
+        endpoints.add(Some(&zone(name)), Some(1_000));
+    }
+    world.facts.endpoints.insert(region("eu"), endpoints);
     world.seconds(5);
     assert!(world.facts.tables[&region("eu")].table.zones.is_empty());
     let refusal = |world: &World| world.planner.zones[&region("eu")].refusal.clone();
@@ -559,7 +566,7 @@ fn a_zone_keeps_no_more_than_its_power_allows_and_nothing_is_preferred_without_r
     assert_eq!((shares, refusal(&world)), (expected.into(), None));
     world.report();
     zoned(&mut world);
-    world.facts.endpoints.get_mut(&region("eu")).unwrap().zones.insert(None, 1.0);
+    world.facts.endpoints.get_mut(&region("eu")).unwrap().add(None, Some(1_000));
     world.second();
     assert!(
         world.facts.tables[&region("eu")].table.zones.is_empty(),

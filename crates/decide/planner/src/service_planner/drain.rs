@@ -6,8 +6,9 @@ use fairmesh_te::{
     drain::{self, Drain, Forecast, Step},
 };
 
-use super::{Now, ServicePlanner};
-use crate::traffic::{
+use super::ServicePlanner;
+use crate::{
+    Now,
     facts::{ServiceFacts, TopologyFacts},
     tables::from_stored,
 };
@@ -21,7 +22,7 @@ const FEW_CALLS: f64 = 5.0;
 
 /// Whether the next step of a drain may be made.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::traffic) enum DrainStep {
+pub enum DrainStep {
     /// The region keeps this share from now on.
     Advance(Share),
     /// The step before is not seen yet.
@@ -35,7 +36,7 @@ pub(in crate::traffic) enum DrainStep {
 impl ServicePlanner {
     /// The next step as far as this service is concerned; `None` if it has nothing in the region, or nothing that a table
     /// moves.
-    pub(in crate::traffic) fn drain_step(
+    pub fn drain_step(
         &self,
         facts: &ServiceFacts,
         topology: &TopologyFacts,
@@ -104,7 +105,7 @@ impl ServicePlanner {
     }
 
     /// Why no step of any drain is made as things are, whatever the loads.
-    pub(in crate::traffic) fn holds_drains(&self, facts: &ServiceFacts) -> Option<String> {
+    pub fn holds_drains(&self, facts: &ServiceFacts) -> Option<String> {
         match facts.traffic.mode {
             TrafficMode::Hold => Some("its policy holds the tables (mode: hold)".to_owned()),
             _ => self.refused.as_ref().map(|refused| refused.text.clone()),
@@ -115,7 +116,7 @@ impl ServicePlanner {
     ///
     /// # Errors
     /// Why nothing can be foretold.
-    pub(in crate::traffic) fn forecast(
+    pub fn forecast(
         &self,
         facts: &ServiceFacts,
         topology: &TopologyFacts,

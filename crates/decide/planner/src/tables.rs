@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 use fairmesh_model::{Label, Region, RegionShares, Share, TrafficShares};
 use fairmesh_te::{ClassShares, MILLIONTHS, RegionTable, Tables, WHOLE};
 
-use super::facts::StoredTable;
+use crate::facts::StoredTable;
 
 /// The shares of a table as a record has them.
-pub(super) fn to_shares(table: &RegionTable, regions: &[Region], classes: &[Label]) -> TrafficShares {
+pub(crate) fn to_shares(table: &RegionTable, regions: &[Region], classes: &[Label]) -> TrafficShares {
     table.to_shares(regions, classes)
 }
 
 /// The tables that are in force, to continue from. Without one, calls are local.
-pub(super) fn from_stored(
+pub(crate) fn from_stored(
     stored: &BTreeMap<Region, StoredTable>,
     regions: &[Region],
     classes: &[Label],

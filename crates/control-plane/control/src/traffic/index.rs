@@ -1,0 +1,224 @@
+//! Facts of planners, kept by commit: finding them otherwise means reading every record of every planned service.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use fairmesh_model::{Endpoint, Hosts, Prefix, Record, RecordKey, ServiceName};
+use fairmesh_planner::{MeshFacts, PolicyFacts, ServiceFacts, StoredDrain, StoredTable, TopologyFacts};
+use fairmesh_rib::{Commit, Entry, Node};
+use fairmesh_wire::records;
+
+/// The facts of all services.
+#[derive(Debug, Default)]
+pub(crate) struct FactsIndex(Mutex<MeshFacts>);
+
+impl FactsIndex {
+    /// Starts from all records. The reports are those of the next round.
+    pub(crate) fn load(&self, entries: &[(Arc<str>, Entry)]) {
+        let mut facts = self.lock();
+        facts.clear();
+        let hosts = RecordKey::Hosts.to_string();
+        let hosts = entries.iter().find(|(key, _)| **key == *hosts);
+        // Before endpoints, whose power they say.
+        facts.set_hosts(decode_hosts(hosts.map(|(_, entry)| &*entry.value)), |_| Vec::new());
+        for (key, entry) in entries {
+            if let Ok(key) = RecordKey::parse(key) {
+                let change = Change { value: Some(&entry.value), revision: entry.revision };
+                apply(&mut facts, key, change, || None);
+            }
+        }
+    }
+
+    /// Indexes a commit that `node` is about to apply.
+    pub(crate) fn apply(&self, commit: &Commit, node: &Node) {
+        let mut facts = self.lock();
+        let hosts = RecordKey::Hosts.to_string();
+        if let Some((_, value)) = commit.changes.iter().find(|(key, _)| **key == *hosts) {
+            // One service at a time: the node serves others meanwhile.
+            facts.set_hosts(decode_hosts(value.as_deref()), |service| endpoints_of(node, service));
+        }
+        for (key, value) in &commit.changes {
+            if let Ok(parsed) = RecordKey::parse(key) {
+                let change = Change { value: value.as_deref(), revision: commit.revision };
+                apply(&mut facts, parsed, change, || node.get(key));
+            }
+        }
+    }
+
+    /// The services whose policies ask for a planner.
+    pub(super) fn planned(&self) -> Arc<BTreeSet<ServiceName>> {
+        self.lock().planned()
+    }
+
+    /// Regions, distances and drains.
+    pub(super) fn topology(&self) -> Arc<TopologyFacts> {
+        self.lock().topology()
+    }
+
+    /// The facts of a service; none if nothing is known of it.
+    pub(super) fn service(&self, name: &ServiceName) -> Arc<ServiceFacts> {
+        self.lock().service(name).unwrap_or_default()
+    }
+
+    /// All of it. No commit is applied while it is locked.
+    pub(super) fn lock(&self) -> MutexGuard<'_, MeshFacts> {
+        // A panic leaves no fact half changed that the next change of its record would not set again.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a commit writes at a key; no value if it is removed.
+struct Change<'a> {
+    value: Option<&'a [u8]>,
+    revision: u64,
+}
+
+/// Applies the change of a key to the facts. `before` is the entry that it replaces.
+fn apply(facts: &mut MeshFacts, key: RecordKey, change: Change<'_>, before: impl FnOnce() -> Option<Entry>) {
+    let Change { value, revision } = change;
+    let record = || records::decode(&key, value?).ok();
+    match &key {
+        RecordKey::Policy(service) => facts.set_policy(service, value.map(policy)),
+        RecordKey::Endpoint(service, ..) => {
+            let before = before().and_then(|entry| endpoint(&key, &entry.value));
+            let after = value.and_then(|value| endpoint(&key, value));
+            facts.set_endpoint(service, before.as_ref(), after.as_ref());
+        }
+        RecordKey::RegionTable(service, from) => {
+            let table = match record() {
+                Some(Record::RegionTable(table)) => Some(StoredTable { table, revision }),
+                _ => None,
+            };
+            facts.set_table(service, from.clone(), table);
+        }
+        RecordKey::RegionDrain(region) => {
+            let drain = match record() {
+                Some(Record::RegionDrain(drain)) => Some(StoredDrain { drain, revision }),
+                _ => None,
+            };
+            facts.set_drain(region.clone(), drain);
+        }
+        RecordKey::Regions => match record() {
+            Some(Record::Regions(regions)) => facts.set_regions(regions),
+            _ => facts.set_regions(Default::default()),
+        },
+        RecordKey::RoundTrips => match record() {
+            Some(Record::RoundTrips(trips)) => facts.set_round_trips(trips),
+            _ => facts.set_round_trips(Default::default()),
+        },
+        RecordKey::MeasuredDistances(from) => {
+            let distances = match record() {
+                Some(Record::MeasuredDistances(distances)) => Some(distances),
+                _ => None,
+            };
+            facts.set_measured(from.clone(), distances);
+        }
+        _ => {}
+    }
+}
+
+/// What planners need of a policy, without compiling its expressions.
+fn policy(value: &[u8]) -> PolicyFacts {
+    PolicyFacts {
+        traffic: records::traffic(value).unwrap_or_default(),
+        local_only: records::is_local_only(value),
+        zone_first: records::is_zone_first(value),
+    }
+}
+
+fn endpoint(key: &RecordKey, value: &[u8]) -> Option<Endpoint> {
+    match records::decode(key, value) {
+        Ok(Record::Endpoint(endpoint)) => Some(endpoint),
+        _ => None,
+    }
+}
+
+fn endpoints_of(node: &Node, service: &ServiceName) -> Vec<Endpoint> {
+    let entries = node.read(&[Prefix::endpoints(service, None)]).1.into_iter();
+    entries.filter_map(|(key, entry)| endpoint(&RecordKey::parse(&key).ok()?, &entry.value)).collect()
+}
+
+fn decode_hosts(value: Option<&[u8]>) -> Hosts {
+    match value.map(|value| records::decode(&RecordKey::Hosts, value)) {
+        Some(Ok(Record::Hosts(hosts))) => hosts,
+        _ => Hosts::default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::{
+        HostType, Hosts, Policy, Region, RegionDrain, RoundTrips, StoreId, Traffic, TrafficPlanner,
+    };
+    use fairmesh_test_support::endpoint;
+
+    use super::*;
+
+    fn name(name: &str) -> ServiceName {
+        ServiceName::new(name).unwrap()
+    }
+
+    fn policy_of(planner: Option<TrafficPlanner>) -> Option<Record> {
+        let traffic =
+            planner.map(|planner| Box::new(Traffic { planner: Some(planner), ..Traffic::default() }));
+        Some(Record::Policy(Policy { traffic, ..Policy::default() }))
+    }
+
+    /// Commits one by one, as they are applied to a node; then everything at once, as it is loaded.
+    fn kept_and_loaded(commits: Vec<Vec<(RecordKey, Option<Record>)>>) -> [FactsIndex; 2] {
+        let (node, kept, loaded) = (Node::new(StoreId(1)), FactsIndex::default(), FactsIndex::default());
+        for (revision, changes) in (1..).zip(commits) {
+            let change = |(key, record): (RecordKey, Option<Record>)| {
+                (key.to_string().into(), record.map(|record| records::encode(&record)))
+            };
+            let commit = Commit { revision, changes: changes.into_iter().map(change).collect() };
+            kept.apply(&commit, &node);
+            node.apply(commit);
+        }
+        loaded.load(&node.read(&[Prefix::everything()]).1);
+        [kept, loaded]
+    }
+
+    #[test]
+    fn index_kept_by_commit_equals_one_that_is_loaded() {
+        let (cart, gone, eu) = (name("shop/cart"), name("shop/gone"), Region::new("eu").unwrap());
+        let at = |service: &ServiceName, instance: &str| {
+            let endpoint = endpoint(instance, "eu");
+            (RecordKey::Endpoint(service.clone(), eu.clone(), endpoint.instance.clone()), endpoint)
+        };
+        let ((a, first), (b, second), (c, third)) = (at(&cart, "a"), at(&cart, "b"), at(&gone, "c"));
+        let fast = HostType::new("fast").unwrap();
+        let mut on_fast = first.clone();
+        on_fast.location.host_type = Some(fast.clone());
+        let hosts = |speed| Record::Hosts(Hosts::new([(fast.clone(), speed)].into(), Vec::new()).unwrap());
+        let drain = RegionDrain::begin(None, false, std::time::Duration::ZERO, 1);
+        let mut trips = RoundTrips::default();
+        trips.set(eu.clone(), Region::new("us").unwrap(), std::time::Duration::from_millis(9));
+        let rings = policy_of(Some(TrafficPlanner::Rings));
+        let [kept, loaded] = kept_and_loaded(vec![
+            vec![(a.clone(), Some(Record::Endpoint(first))), (b.clone(), Some(Record::Endpoint(second)))],
+            vec![(RecordKey::Policy(cart.clone()), rings.clone()), (RecordKey::Policy(gone.clone()), rings)],
+            vec![(RecordKey::Hosts, Some(hosts(2_000))), (a.clone(), Some(Record::Endpoint(on_fast)))],
+            vec![
+                (c.clone(), Some(Record::Endpoint(third))),
+                (RecordKey::RoundTrips, Some(Record::RoundTrips(trips))),
+            ],
+            vec![(RecordKey::Hosts, Some(hosts(3_000))), (b, None)],
+            vec![(RecordKey::RegionDrain(eu.clone()), Some(Record::RegionDrain(drain)))],
+            vec![(c, None), (RecordKey::Policy(gone.clone()), policy_of(None))],
+        ]);
+        for index in [&kept, &loaded] {
+            let facts = index.service(&cart);
+            assert_eq!((facts.serving_in(&eu), facts.power_in(&eu)), (1, 3.0));
+            assert!(facts.traffic.is_planned());
+            assert_eq!(*index.planned(), [cart.clone()].into());
+            assert_eq!(*index.service(&gone), ServiceFacts::default());
+            assert_eq!(index.topology().drains[&eu].revision, 6);
+            assert_eq!(index.lock().regions(), [eu.clone()].into());
+        }
+        assert_eq!(kept.topology().round_trips, loaded.topology().round_trips);
+        assert_eq!(kept.topology().hosts, loaded.topology().hosts);
+    }
+}

@@ -1,0 +1,81 @@
+//! What planners start from, kept by commit: an index of records, and the reports of the last round.
+
+mod endpoints;
+mod mesh;
+mod reports;
+mod topology;
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use fairmesh_model::{Region, RegionTable, Traffic, Zone};
+
+pub use endpoints::RegionEndpoints;
+pub use mesh::{MeshFacts, PolicyFacts};
+pub use reports::{CallerRates, ServiceReports, ZoneRates};
+pub use topology::{StoredDrain, TopologyFacts};
+
+use crate::{lone_shards::LoneShards, region_drains::why_not_drained};
+
+/// Facts of one service.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ServiceFacts {
+    /// Grows whenever any of the facts changes.
+    pub version: u64,
+    /// The part of its policy that asks for a planner; the default, which asks for none, without a policy.
+    pub traffic: Traffic,
+    /// Whether its calls may not leave their region.
+    pub local_only: bool,
+    /// Whether its calls prefer the zone of their caller.
+    pub zone_first: bool,
+    /// Its endpoints. A region is listed while it has any, in whatever state.
+    pub endpoints: BTreeMap<Region, RegionEndpoints>,
+    /// Reports of callers and servers.
+    pub reports: ServiceReports,
+    /// Its tables, by the region of the callers.
+    pub tables: BTreeMap<Region, StoredTable>,
+    /// Its shards without a copy elsewhere, where a drain asks for them.
+    pub lone_shards: Arc<LoneShards>,
+}
+
+/// A table as it stands in the routing information base.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StoredTable {
+    /// The table.
+    pub table: RegionTable,
+    /// The revision that wrote it.
+    pub revision: u64,
+}
+
+impl ServiceFacts {
+    /// Power of the serving endpoints of a region by zone; `None` is those without one.
+    pub fn zone_powers(&self, region: &Region) -> BTreeMap<Option<Zone>, f64> {
+        let zones = self.endpoints.get(region).into_iter().flat_map(RegionEndpoints::zones);
+        zones.map(|(zone, power)| (zone.cloned(), power)).collect()
+    }
+
+    /// Number of serving endpoints of a region.
+    pub fn serving_in(&self, region: &Region) -> u32 {
+        self.endpoints.get(region).map_or(0, RegionEndpoints::serving)
+    }
+
+    /// Whether nothing is known of the service.
+    fn is_empty(&self) -> bool {
+        let Self { traffic, local_only, zone_first, endpoints, tables, .. } = self;
+        endpoints.is_empty()
+            && tables.is_empty()
+            && !local_only
+            && !zone_first
+            && *traffic == Traffic::default()
+    }
+
+    /// Why drains of regions move no calls of the service; `None` if they move them.
+    pub fn why_not_drained(&self) -> Option<&'static str> {
+        let has_traffic = self.traffic != Traffic::default();
+        why_not_drained(has_traffic.then_some(&self.traffic), self.local_only)
+    }
+
+    /// Power of the serving endpoints of a region.
+    pub fn power_in(&self, region: &Region) -> f64 {
+        self.endpoints.get(region).map_or(0.0, RegionEndpoints::power)
+    }
+}

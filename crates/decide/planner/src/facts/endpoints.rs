@@ -1,0 +1,97 @@
+use std::collections::BTreeMap;
+
+use fairmesh_model::Zone;
+
+/// Thousandths in one.
+const MILLI: f64 = 1_000.0;
+
+/// The endpoints of a service in one region.
+///
+/// Sums are of integers: endpoints that come and go in any order leave the sums of those that remain.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RegionEndpoints {
+    /// Number of all endpoints, in whatever state.
+    registered: u32,
+    /// Those that serve, by zone; `None` is those without one.
+    zones: BTreeMap<Option<Zone>, ZoneEndpoints>,
+}
+
+/// The serving endpoints of a service in one zone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct ZoneEndpoints {
+    serving: u32,
+    /// In thousandths of an ordinary host.
+    power: u64,
+}
+
+impl RegionEndpoints {
+    /// Number of those that serve.
+    pub fn serving(&self) -> u32 {
+        self.zones.values().fold(0, |sum, zone| sum.saturating_add(zone.serving))
+    }
+
+    /// Power of those that serve: weight times speed, 1 for an ordinary host.
+    pub fn power(&self) -> f64 {
+        let sum = self.zones.values().fold(0, |sum: u64, zone| sum.saturating_add(zone.power));
+        sum as f64 / MILLI
+    }
+
+    /// The same by zone. A zone without a serving endpoint is not listed; `None` is those without one.
+    pub fn zones(&self) -> impl Iterator<Item = (Option<&Zone>, f64)> {
+        self.zones.iter().map(|(zone, endpoints)| (zone.as_ref(), endpoints.power as f64 / MILLI))
+    }
+
+    /// Whether there is no endpoint in any state.
+    pub fn is_empty(&self) -> bool {
+        self.registered == 0
+    }
+
+    /// Adds an endpoint: its zone, and its power in thousandths if it serves.
+    pub fn add(&mut self, zone: Option<&Zone>, power: Option<u32>) {
+        self.registered = self.registered.saturating_add(1);
+        if let Some(power) = power {
+            let sums = self.zones.entry(zone.cloned()).or_default();
+            sums.serving = sums.serving.saturating_add(1);
+            sums.power = sums.power.saturating_add(power.into());
+        }
+    }
+
+    /// Removes an endpoint that was added with the same zone and power.
+    pub fn remove(&mut self, zone: Option<&Zone>, power: Option<u32>) {
+        self.registered = self.registered.saturating_sub(1);
+        let zone = zone.cloned();
+        if let (Some(power), Some(sums)) = (power, self.zones.get_mut(&zone)) {
+            sums.serving = sums.serving.saturating_sub(1);
+            sums.power = sums.power.saturating_sub(power.into());
+            if sums.serving == 0 {
+                self.zones.remove(&zone);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_removed_in_another_order_leave_the_sums_of_the_rest() {
+        let zone = |name: &str| Zone::new(name).unwrap();
+        let (a, b) = (zone("a"), zone("b"));
+        let mut region = RegionEndpoints::default();
+        let mut rest = RegionEndpoints::default();
+        rest.add(Some(&b), Some(3));
+        rest.add(None, None);
+        for (zone, power) in [(Some(&a), Some(1)), (Some(&b), Some(3)), (None, None), (Some(&a), Some(700))] {
+            region.add(zone, power);
+        }
+        assert_eq!((region.serving(), region.power()), (3, 0.704));
+        region.remove(Some(&a), Some(700));
+        region.remove(Some(&a), Some(1));
+        assert_eq!(region, rest);
+        region.remove(Some(&b), Some(3));
+        assert_eq!((region.serving(), region.power(), region.is_empty()), (0, 0.0, false));
+        region.remove(None, None);
+        assert!(region.is_empty());
+    }
+}

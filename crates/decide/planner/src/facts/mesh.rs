@@ -1,0 +1,227 @@
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use fairmesh_model::{
+    Endpoint, EndpointState, Hosts, MeasuredDistances, Region, Regions, RoundTrips, ServiceName, Traffic,
+};
+
+use super::{ServiceFacts, ServiceReports, StoredDrain, StoredTable, TopologyFacts};
+use crate::lone_shards::LoneShards;
+
+/// Facts of all services and of the topology, changed one record at a time.
+///
+/// Readers get the facts of a service as an immutable snapshot. A change copies them only while a reader holds them, and
+/// gives them a greater version, so that a planner looks at nothing that is as it was. Reading all records again in each
+/// round was rejected: it costs as much as the mesh is large, not as much as changed.
+#[derive(Clone, Debug, Default)]
+pub struct MeshFacts {
+    version: u64,
+    services: BTreeMap<ServiceName, Arc<ServiceFacts>>,
+    planned: Arc<BTreeSet<ServiceName>>,
+    topology: Arc<TopologyFacts>,
+    /// Services with endpoints in a region, in whatever state.
+    by_region: BTreeMap<Region, BTreeSet<ServiceName>>,
+}
+
+/// What planners need of a policy.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PolicyFacts {
+    /// Who divides the calls among regions; the default, which is nobody, where it does not say.
+    pub traffic: Traffic,
+    /// Whether calls may not leave their region.
+    pub local_only: bool,
+    /// Whether calls prefer the zone of their caller.
+    pub zone_first: bool,
+}
+
+impl MeshFacts {
+    /// The facts of a service; `None` if nothing is known of it.
+    pub fn service(&self, name: &ServiceName) -> Option<Arc<ServiceFacts>> {
+        self.services.get(name).cloned()
+    }
+
+    /// The services whose policies ask for a planner.
+    pub fn planned(&self) -> Arc<BTreeSet<ServiceName>> {
+        Arc::clone(&self.planned)
+    }
+
+    /// Regions, distances and drains.
+    pub fn topology(&self) -> Arc<TopologyFacts> {
+        Arc::clone(&self.topology)
+    }
+
+    /// Regions that a topology declares, or that have endpoints.
+    pub fn regions(&self) -> BTreeSet<Region> {
+        self.by_region.keys().chain(self.topology.regions.regions.keys()).cloned().collect()
+    }
+
+    /// Services with a serving endpoint in a region, in the order of names.
+    pub fn serving_in(&self, region: &Region) -> impl Iterator<Item = (&ServiceName, &ServiceFacts)> {
+        let names = self.by_region.get(region).into_iter().flatten();
+        let facts = names.filter_map(|name| Some((name, &**self.services.get(name)?)));
+        let region = region.clone();
+        facts.filter(move |(_, facts)| facts.serving_in(&region) > 0)
+    }
+
+    /// A policy is written, or removed.
+    pub fn set_policy(&mut self, service: &ServiceName, policy: Option<PolicyFacts>) {
+        let PolicyFacts { traffic, local_only, zone_first } = policy.unwrap_or_default();
+        if traffic.is_planned() != self.planned.contains(service) {
+            let planned = Arc::make_mut(&mut self.planned);
+            match traffic.is_planned() {
+                true => planned.insert(service.clone()),
+                false => planned.remove(service),
+            };
+        }
+        self.change(service, |facts| {
+            if !traffic.is_planned() {
+                facts.reports = ServiceReports::default();
+            }
+            (facts.traffic, facts.local_only, facts.zone_first) = (traffic, local_only, zone_first);
+        });
+    }
+
+    /// An endpoint of a service is written over the one before it, is new, or is removed.
+    pub fn set_endpoint(
+        &mut self,
+        service: &ServiceName,
+        before: Option<&Endpoint>,
+        after: Option<&Endpoint>,
+    ) {
+        let topology = self.topology();
+        let part = |endpoint: &Endpoint| {
+            let power = (endpoint.state == EndpointState::Serving).then(|| topology.hosts.power(endpoint));
+            (endpoint.location.region.clone(), endpoint.location.zone.clone(), power)
+        };
+        let (before, after) = (before.map(part), after.map(part));
+        // A renewed lease, an address or a label is none of the planner's.
+        if before == after {
+            return;
+        }
+        self.change(service, |facts| {
+            if let Some((region, zone, power)) = &after {
+                facts.endpoints.entry(region.clone()).or_default().add(zone.as_ref(), *power);
+            }
+            if let Some((region, zone, power)) = &before
+                && let Some(endpoints) = facts.endpoints.get_mut(region)
+            {
+                endpoints.remove(zone.as_ref(), *power);
+                if endpoints.is_empty() {
+                    facts.endpoints.remove(region);
+                }
+            }
+        });
+        for (region, ..) in before.iter().chain(&after) {
+            self.index_region(service, region);
+        }
+    }
+
+    /// A region table is written, or removed.
+    pub fn set_table(&mut self, service: &ServiceName, from: Region, table: Option<StoredTable>) {
+        self.change(service, |facts| match table {
+            Some(table) => drop(facts.tables.insert(from, table)),
+            None => drop(facts.tables.remove(&from)),
+        });
+    }
+
+    /// The shards of a service without a copy in another region are others.
+    pub fn set_lone_shards(&mut self, service: &ServiceName, lone: Arc<LoneShards>) {
+        if self.services.get(service).is_some_and(|facts| facts.lone_shards != lone) {
+            self.change(service, |facts| facts.lone_shards = lone);
+        }
+    }
+
+    /// A drain of a region is written, or removed.
+    pub fn set_drain(&mut self, region: Region, drain: Option<StoredDrain>) {
+        self.change_topology(|topology| match drain {
+            Some(drain) => drop(topology.drains.insert(region, drain)),
+            None => drop(topology.drains.remove(&region)),
+        });
+    }
+
+    /// The declared regions are others.
+    pub fn set_regions(&mut self, regions: Regions) {
+        self.change_topology(|topology| topology.regions = regions);
+    }
+
+    /// The declared round trips are others.
+    pub fn set_round_trips(&mut self, declared: RoundTrips) {
+        self.change_topology(|topology| topology.round_trips.set_declared(declared));
+    }
+
+    /// A region has measured its distances again, or they are removed.
+    pub fn set_measured(&mut self, from: Region, distances: Option<MeasuredDistances>) {
+        self.change_topology(|topology| {
+            topology.round_trips.set_measured(from, distances);
+        });
+    }
+
+    /// The speeds of hosts are others: the endpoints of each service in `endpoints` are added up again.
+    pub fn set_hosts<E>(&mut self, hosts: Hosts, endpoints: impl Fn(&ServiceName) -> E)
+    where
+        E: IntoIterator<Item = Endpoint>,
+    {
+        self.change_topology(|topology| topology.hosts = hosts);
+        let services: Vec<ServiceName> = self.by_region.values().flatten().cloned().collect();
+        self.by_region.clear();
+        for service in services.into_iter().collect::<BTreeSet<_>>() {
+            self.change(&service, |facts| facts.endpoints.clear());
+            for endpoint in endpoints(&service) {
+                self.set_endpoint(&service, None, Some(&endpoint));
+            }
+        }
+    }
+
+    /// Takes the reports of a round. A service whose reports are those of before, and only older, keeps its version.
+    pub fn set_reports(&mut self, reports: BTreeMap<ServiceName, ServiceReports>) {
+        let planned = self.planned();
+        for (service, reports) in reports.into_iter().filter(|(service, _)| planned.contains(service)) {
+            match self.services.get_mut(&service) {
+                Some(facts) if reports.repeats(&facts.reports) => Arc::make_mut(facts).reports = reports,
+                _ => self.change(&service, |facts| facts.reports = reports),
+            }
+        }
+    }
+
+    /// Forgets all facts. Versions go on, so that facts that are set again are seen as changed.
+    pub fn clear(&mut self) {
+        *self = Self { version: self.version, ..Self::default() };
+        self.change_topology(|_| {});
+    }
+
+    fn change(&mut self, service: &ServiceName, change: impl FnOnce(&mut ServiceFacts)) {
+        self.version += 1;
+        let facts = Arc::make_mut(self.services.entry(service.clone()).or_default());
+        change(facts);
+        facts.version = self.version;
+        if facts.is_empty() {
+            self.services.remove(service);
+        }
+    }
+
+    /// Notes whether a service has endpoints in a region.
+    fn index_region(&mut self, service: &ServiceName, region: &Region) {
+        let has_endpoints =
+            self.services.get(service).is_some_and(|facts| facts.endpoints.contains_key(region));
+        let services = self.by_region.entry(region.clone()).or_default();
+        match has_endpoints {
+            true => services.insert(service.clone()),
+            false => services.remove(service),
+        };
+        if services.is_empty() {
+            self.by_region.remove(region);
+        }
+    }
+
+    fn change_topology(&mut self, change: impl FnOnce(&mut TopologyFacts)) {
+        self.version += 1;
+        let topology = Arc::make_mut(&mut self.topology);
+        change(topology);
+        topology.version = self.version;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,29 @@
+//! From facts of a mesh to region tables: what the control plane and the simulator run alike.
+//!
+//! [`MeshFacts`] is an index of policies, endpoints, tables, distances and drains, changed one record at a time, with the
+//! last sum of reports. [`ServicePlanner`] makes the rounds of one service: from its [`ServiceFacts`] to the tables that are to
+//! be written, by the planner of `fairmesh-te`. [`next_keep`] says how far the drain of a region may go. No clock, no randomness, no
+//! I/O: the caller applies records and reports, passes the present as [`Now`], and writes.
+//!
+//! One decision: a planner reads snapshots of facts and keeps a memory of its own, so that another planner can decide from the
+//! same facts. A planner that owns its facts was rejected: two of them would disagree on the mesh.
+
+mod facts;
+mod lone_shards;
+mod now;
+mod region_drains;
+mod service_planner;
+mod tables;
+
+pub use fairmesh_te::drain::Forecast;
+
+pub use facts::{
+    CallerRates, MeshFacts, PolicyFacts, RegionEndpoints, ServiceFacts, ServiceReports, StoredDrain,
+    StoredTable, TopologyFacts, ZoneRates,
+};
+pub use lone_shards::LoneShards;
+pub use now::Now;
+pub use region_drains::{DrainWait, next_keep, why_not_drained};
+pub use service_planner::{
+    DrainStep, KnownRegion, Refused, RegionZones, ServicePlanner, ShiftNote, TableWrite,
+};
