@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use fairmesh_model::{DrainPhase, Policy, RegionDrain, TrafficMode};
+use fairmesh_planner::why_not_drained;
 use fairmesh_wire::v1;
 use serde_json::{Value, json};
 
@@ -42,7 +43,7 @@ const UNMOVED: &str = "its calls stay: no service is planned for";
 /// Whether drains move the calls of any service.
 pub(crate) fn moves_calls(view: &View) -> bool {
     let mut policies = view.services.values().filter_map(|service| service.policy.as_ref());
-    policies.any(|policy| match why_not_drained(&policy.value) {
+    policies.any(|policy| match why_unmoved(&policy.value) {
         None => true,
         // For now, and it keeps what it has moved.
         Some(_) => policy.value.traffic.as_ref().is_some_and(|traffic| traffic.mode == TrafficMode::Hold),
@@ -50,16 +51,8 @@ pub(crate) fn moves_calls(view: &View) -> bool {
 }
 
 /// Why drains of regions move no calls of a service with this policy.
-pub(crate) fn why_not_drained(policy: &Policy) -> Option<&'static str> {
-    let Some(traffic) = policy.traffic.as_ref().filter(|traffic| traffic.is_planned()) else {
-        return Some("no planner plans for it");
-    };
-    match traffic.mode {
-        _ if policy.locality.local_only => Some("its policy keeps calls in their region (localOnly)"),
-        TrafficMode::Active => None,
-        TrafficMode::Shadow => Some("its tables are in shadow mode"),
-        TrafficMode::Hold => Some("its policy holds the tables (mode: hold)"),
-    }
+pub(crate) fn why_unmoved(policy: &Policy) -> Option<&'static str> {
+    why_not_drained(policy.traffic.as_deref(), policy.locality.local_only)
 }
 
 /// When it arrives.

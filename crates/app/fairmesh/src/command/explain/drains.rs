@@ -39,7 +39,7 @@ pub(super) fn add(drains: &[DrainOfCalls], whole: &mut Value, text: &mut String)
 /// The drains of the caller's region and of those with endpoints.
 pub(super) fn of(view: &View, one: &ServiceView, from: &Region) -> Vec<DrainOfCalls> {
     let policy = one.effective_policy();
-    let why_not = region_drain::why_not_drained(&policy);
+    let why_not = region_drain::why_unmoved(&policy);
     let concerns = |region: &Region| {
         region == from || one.endpoints.iter().any(|endpoint| endpoint.value.location.region == *region)
     };
