@@ -12,8 +12,7 @@ use fairmesh_model::Probe;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    error::AgentError, identity::AgentIdentity, metrics, served_rib::AgentRib,
-    usage_forwarder::UsageForwarder,
+    error::AgentError, identity::AgentIdentity, metrics, served_rib::AgentRib, signals::UsageForwarder,
 };
 
 /// State that the HTTP handlers read.

@@ -18,9 +18,9 @@ mod identity;
 mod metrics;
 mod served_rib;
 mod shard_maps;
+mod signals;
 mod state;
 mod subscriptions;
-mod usage_forwarder;
 
 use std::{
     future::Future,
@@ -50,11 +50,11 @@ use fairmesh_wire::{
 use gate::Gate;
 use identity::{AgentIdentity, SpiffeService, WorkloadService};
 use served_rib::AgentRib;
+use signals::UsageForwarder;
 use state::{AgentState, UpstreamSink};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
-use usage_forwarder::UsageForwarder;
 
 /// Time for calls in flight to finish after a stop request; watches end at once.
 const DRAIN: Duration = Duration::from_secs(5);

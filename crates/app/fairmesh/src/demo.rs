@@ -33,7 +33,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio::time::Instant;
 
 use self::{call_stats::CallStats, events::Pace, fleet::Fleet, load::Load, report::Totals};
-use crate::{cli::OutputArgs, output, signals};
+use crate::{cli::OutputArgs, output, stop_signals};
 
 /// The generated types of the demo's own protocol.
 #[allow(
@@ -124,7 +124,7 @@ pub(crate) async fn run(args: DemoArgs) -> Result<(), DemoError> {
         }
     };
     // Installed before the first process, so that a signal in between does not orphan it.
-    let terminated = signals::termination()?;
+    let terminated = stop_signals::termination()?;
     tokio::pin!(terminated);
     say(&format!("Starting the shop in {}:\n", dir.display()));
     let mut fleet = Fleet::start(&dir, &print_step)?;

@@ -19,8 +19,8 @@ mod process_stat;
 mod reconnect;
 mod register;
 mod rib_reader;
-mod signals;
 mod socket_table;
+mod stop_signals;
 mod view;
 mod yaml_diff;
 

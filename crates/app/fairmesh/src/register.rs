@@ -25,7 +25,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use crate::{failure::Failure, logging::Logging, output, signals};
+use crate::{failure::Failure, logging::Logging, output, stop_signals};
 use arguments::ValidArguments;
 pub(crate) use arguments::protocol;
 use child::Child;
@@ -113,7 +113,7 @@ pub(crate) async fn run(args: RegisterArgs) -> Result<ExitCode, Failure> {
     args.logging.start_decisions()?;
     let mut plan = ValidArguments::new(args)?;
     // Installed before the program starts, so that a signal in between does not orphan it.
-    let terminated = signals::shutdown()?;
+    let terminated = stop_signals::shutdown()?;
     preflight::refuse_address_in_use(&plan).await?;
     let opened = transport_of_agent(&plan.addresses, &plan.registration).await;
     preflight::refuse_plaintext(&plan, &opened).await?;

@@ -10,7 +10,6 @@
 mod cgroup;
 mod process;
 pub(crate) mod sampler;
-pub(crate) mod usage_reports;
 
 use std::{
     path::PathBuf,

@@ -49,6 +49,7 @@ mod load_report;
 mod registration;
 mod serve;
 mod shards;
+mod signals;
 #[cfg(test)]
 mod tests;
 
@@ -79,7 +80,7 @@ pub use shards::HookResult;
 pub use {
     authorization::{ConnectionAuthorizer, identity_of},
     builder::{ServerTransport, default_instance, transport_of_agent},
-    cpu::{Cpu, CpuTime, usage_reports::UsageReports},
+    cpu::{Cpu, CpuTime},
     drain::drain_deadline,
     fairmesh_wire::transport::Stream,
     registration::{
@@ -89,6 +90,7 @@ pub use {
         registry_client::{RegistryClient, RegistryError},
     },
     shards::ShardHooks,
+    signals::UsageReports,
 };
 
 use authorization::PolicySubscription;

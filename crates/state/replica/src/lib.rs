@@ -15,8 +15,8 @@ mod error;
 mod gate;
 mod http;
 mod metrics;
-mod reports;
 mod served_rib;
+mod signals;
 mod upstream_sink;
 
 use std::{future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
@@ -37,8 +37,8 @@ use fairmesh_wire::{
     transport::{Address, Listener, Services, Transport, serve},
 };
 use gate::{Gate, guard_calls};
-use reports::Reports;
 use served_rib::ReplicaRib;
+use signals::Reports;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;

@@ -32,10 +32,10 @@ mod peer_info;
 mod prefixes;
 #[cfg(feature = "node")]
 mod progress;
-#[cfg(feature = "node")]
-mod report_relay;
 #[cfg(feature = "server")]
 pub mod server;
+#[cfg(feature = "node")]
+mod signals;
 #[cfg(feature = "node")]
 mod table;
 #[cfg(feature = "node")]
@@ -57,7 +57,7 @@ pub use node_core::{NodeCore, Woken};
 pub use peer_info::{PeerInfo, PeerKind};
 pub use prefixes::covering;
 #[cfg(feature = "node")]
-pub use report_relay::ReportRelay;
+pub use signals::ReportRelay;
 #[cfg(feature = "node")]
 pub use table::{DEFAULT_LOG_LEN, Table};
 pub use update::{Resumed, Snapshot, Update};

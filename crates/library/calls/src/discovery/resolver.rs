@@ -1,6 +1,5 @@
 //! From records to snapshots, off the request path.
 
-mod call_reports;
 mod config;
 mod data_age;
 mod endpoint_list;
@@ -11,6 +10,7 @@ mod registry;
 mod service;
 mod shard_maps;
 mod shard_parts;
+mod signals;
 mod topology;
 mod worker;
 
@@ -107,7 +107,7 @@ impl<T: EndpointTransport> Resolver<T> {
             caller_id(&config),
             stop.clone(),
         ));
-        tokio::spawn(call_reports::report_periodically(Arc::clone(&registry), handle.clone(), stop.clone()));
+        tokio::spawn(signals::report_periodically(Arc::clone(&registry), handle.clone(), stop.clone()));
         let worker = Worker::new(WorkerParams {
             config,
             handle,

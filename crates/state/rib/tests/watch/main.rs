@@ -4,7 +4,7 @@
 mod acks;
 mod calls;
 mod patches;
-mod reports;
+mod signals;
 mod staleness;
 mod support;
 mod traffic;

@@ -18,7 +18,7 @@ use crate::{
     connect,
     failure::Failure,
     output,
-    signals::{self, StopSignal},
+    stop_signals::{self, StopSignal},
 };
 
 /// How often the progress is read.
@@ -79,7 +79,7 @@ pub(super) async fn run(args: RegionArgs<'_>) -> Result<ExitCode, Failure> {
         output::note("it goes on by itself; see 'fairmesh traffic status'");
         return finish(&args, &item);
     }
-    let stop = signals::stop_signal().map_err(Failure::failed)?;
+    let stop = stop_signals::stop_signal().map_err(Failure::failed)?;
     let mut seen = None;
     // With the forecast of what has stayed: it may take as long as the control plane.
     let ended = tokio::select! {

@@ -14,7 +14,7 @@ use fairmesh_keyserver::protect_memory;
 use fairmesh_model::{Cluster, HostType, Location, Region, Zone};
 use fairmesh_wire::{environment, transport::Address};
 
-use crate::{connect::transport, failure::Failure, logging::Logging, signals};
+use crate::{connect::transport, failure::Failure, logging::Logging, stop_signals};
 
 use super::{
     daemon_args::{MetricsAddress, host_name},
@@ -95,7 +95,7 @@ pub(crate) async fn run(args: AgentArgs) -> Result<ExitCode, Failure> {
         workload_api: environment::workload_api().ok().flatten(),
         metrics: args.metrics.0,
     };
-    fairmesh_agent::run(config, signals::shutdown()?).await.map_err(|error| Failure::stopped(&error))?;
+    fairmesh_agent::run(config, stop_signals::shutdown()?).await.map_err(|error| Failure::stopped(&error))?;
     Ok(ExitCode::SUCCESS)
 }
 

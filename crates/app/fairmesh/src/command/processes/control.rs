@@ -14,7 +14,7 @@ use fairmesh_model::{TrustDomain, spec::Resource};
 use fairmesh_registry::{FileSource, manifest};
 use fairmesh_wire::transport::Address;
 
-use crate::{connect::transport, failure::Failure, logging::Logging, manifests, signals};
+use crate::{connect::transport, failure::Failure, logging::Logging, manifests, stop_signals};
 
 use super::default_paths;
 
@@ -233,6 +233,8 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
         let id = fairmesh_control::renew_store_id(&config).await.map_err(|error| Failure::stopped(&error))?;
         tracing::warn!(%id, "the store has a new id; every reader takes a snapshot. Omit --new-store-id from now on");
     }
-    fairmesh_control::run(config, signals::shutdown()?).await.map_err(|error| Failure::stopped(&error))?;
+    fairmesh_control::run(config, stop_signals::shutdown()?)
+        .await
+        .map_err(|error| Failure::stopped(&error))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -37,7 +37,7 @@ use crate::{
     connect::{connect, transport},
     failure::Failure,
     logging::Logging,
-    output, signals,
+    output, stop_signals,
 };
 use config_folder::ConfigFolder;
 
@@ -90,7 +90,7 @@ pub(crate) async fn run(mut args: DevArgs) -> Result<ExitCode, Failure> {
     if args.agent.agent.is_none() {
         args.agent.agent = Some(Address::Unix(default_paths::agent_socket()?));
     }
-    let stop = signals::shutdown()?.shared();
+    let stop = stop_signals::shutdown()?.shared();
     // A mistake in the folder is reported before anything is started.
     let mut config = args.config.clone().map(ConfigFolder::new);
     if let Some(config) = &config {

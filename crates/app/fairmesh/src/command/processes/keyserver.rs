@@ -8,7 +8,7 @@ use fairmesh_model::{Label, MeshRole, SpiffePath};
 use fairmesh_wire::transport::Address;
 
 use super::daemon_args::MetricsAddress;
-use crate::{connect, failure::Failure, logging::Logging, signals};
+use crate::{connect, failure::Failure, logging::Logging, stop_signals};
 
 /// Arguments of `fairmesh keyserver`.
 #[derive(Debug, Args)]
@@ -40,7 +40,7 @@ pub(crate) struct KeyserverArgs {
 pub(crate) async fn run(args: KeyserverArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
     protect_memory().map_err(|error| Failure::stopped(&error))?;
-    let shutdown = signals::shutdown()?;
+    let shutdown = stop_signals::shutdown()?;
     let keys = KeyStore::load(&args.keys, &args.allowed).map_err(|error| Failure::stopped(&error))?;
     let name = Label::new("keyserver").map_err(|error| Failure::refused(error, "report this"))?;
     let path = SpiffePath::Mesh(MeshRole::KeyServer, name);

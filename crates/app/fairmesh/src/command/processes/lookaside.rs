@@ -11,7 +11,7 @@ use fairmesh_model::{Label, Location, MeshRole, Region, SpiffePath, spec};
 use fairmesh_wire::transport::Address;
 
 use super::daemon_args::MetricsAddress;
-use crate::{connect, failure::Failure, logging::Logging, signals};
+use crate::{connect, failure::Failure, logging::Logging, stop_signals};
 
 /// Arguments of `fairmesh lookaside`.
 #[derive(Debug, Args)]
@@ -84,7 +84,7 @@ pub(crate) async fn run(args: LookasideArgs) -> Result<ExitCode, Failure> {
 
 async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
-    let shutdown = signals::shutdown()?;
+    let shutdown = stop_signals::shutdown()?;
     let agent = args.agent.clone().unwrap_or_else(connect::agent);
     let name = Label::new("lookaside").map_err(|error| Failure::refused(error, "report this"))?;
     let path = SpiffePath::Mesh(MeshRole::Proxy, name);

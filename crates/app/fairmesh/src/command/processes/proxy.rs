@@ -27,7 +27,7 @@ use key_server::KeyServerAddress;
 pub(crate) use status::ready;
 
 use super::daemon_args::{MetricsAddress, host_name};
-use crate::{cli::read_size, connect, failure::Failure, logging::Logging, register, signals};
+use crate::{cli::read_size, connect, failure::Failure, logging::Logging, register, stop_signals};
 
 /// Arguments of `fairmesh proxy`.
 #[derive(Debug, Args)]
@@ -287,7 +287,7 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
     check_tls(&listen, args.tls_cert.is_some())
         .map_err(|wrong| Failure::refused(wrong, "see 'fairmesh proxy --help'"))?;
     check_kernel(&listen)?;
-    let shutdown = signals::shutdown()?;
+    let shutdown = stop_signals::shutdown()?;
     let inbound = inbound(&args);
     let endpoints = args.metrics_per_endpoint.then(EndpointMetrics::new);
     let (transport, key_server) = key_server::connect(&args).await?.unzip();

@@ -21,7 +21,7 @@ use crate::{
     connect,
     failure::Failure,
     output,
-    signals::{self, Shutdown},
+    stop_signals::{self, Shutdown},
 };
 
 /// Interval between two plans.
@@ -69,7 +69,7 @@ struct StopSignal {
 
 /// Runs the command. With --watch errors are printed and it continues: missing data may arrive.
 pub(super) async fn run(args: Balance) -> Result<ExitCode, Failure> {
-    let signal: Pin<Box<Shutdown>> = Box::pin(signals::shutdown()?);
+    let signal: Pin<Box<Shutdown>> = Box::pin(stop_signals::shutdown()?);
     let mut stop = StopSignal { signal, heard: false };
     loop {
         let ended = once(&args, &mut stop).await;
@@ -216,7 +216,7 @@ async fn execute(
         }
         output::note("stopping after this move; the control plane completes it in any case");
     }
-    let again = signals::shutdown()?;
+    let again = stop_signals::shutdown()?;
     tokio::select! {
         moved = moved => moved,
         () = again => Err(Failure::failed_with(

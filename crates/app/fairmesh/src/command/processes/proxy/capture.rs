@@ -21,7 +21,7 @@ use self::{
     networks::{Network, Ports},
     rules::{Rules, TABLE},
 };
-use crate::{cli::OutputArgs, failure::Failure, output, signals};
+use crate::{cli::OutputArgs, failure::Failure, output, stop_signals};
 
 /// Interval at which `--watch` checks whether the proxy listens.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -149,7 +149,7 @@ fn pause() -> Result<bool, Failure> {
 
 /// Captures while the proxy listens. Nothing is captured after it returns.
 async fn watch(args: &CaptureArgs) -> Result<ExitCode, Failure> {
-    let shutdown = signals::shutdown()?;
+    let shutdown = stop_signals::shutdown()?;
     // Invalid arguments are reported before rules of an earlier command are changed.
     if let Some(proxy) = owners::listener_uid(&args.at) {
         rules(args, Some(proxy))?;

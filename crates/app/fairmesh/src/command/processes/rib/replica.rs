@@ -15,7 +15,7 @@ use crate::{
     connect,
     failure::Failure,
     logging::Logging,
-    signals,
+    stop_signals,
 };
 
 /// Arguments of `fairmesh rib replica`.
@@ -77,7 +77,9 @@ pub(super) async fn run(args: ReplicaArgs) -> Result<ExitCode, Failure> {
         region: args.region,
         metrics: args.metrics.0,
     };
-    fairmesh_replica::run(config, signals::shutdown()?).await.map_err(|error| Failure::stopped(&error))?;
+    fairmesh_replica::run(config, stop_signals::shutdown()?)
+        .await
+        .map_err(|error| Failure::stopped(&error))?;
     Ok(ExitCode::SUCCESS)
 }
 

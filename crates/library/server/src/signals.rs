@@ -17,8 +17,7 @@ use tokio::{
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Code;
 
-use super::{Cpu, CpuTime};
-use crate::{Registration, RegistryClient, RegistryError, layer::server_load::ServerLoad};
+use crate::{Cpu, CpuTime, Registration, RegistryClient, RegistryError, layer::server_load::ServerLoad};
 
 /// How often the counters are read where a planner needs the load.
 const TRAFFIC_INTERVAL: Duration = Duration::from_millis(REPORT_INTERVAL_MS);
