@@ -11,15 +11,13 @@ use fairmesh_listen::{Limits, Listeners, PageListener, table};
 use fairmesh_model::Probe;
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    error::AgentError, identity::AgentIdentity, metrics, served_rib::AgentRib, signals::UsageForwarder,
-};
+use crate::{error::AgentError, identity::AgentIdentity, metrics, served_rib::AgentRib, signals::Reports};
 
 /// State that the HTTP handlers read.
 #[derive(Clone)]
 pub(crate) struct Pages {
     pub(crate) backend: AgentRib,
-    pub(crate) usages: UsageForwarder,
+    pub(crate) reports: Reports,
     pub(crate) listeners: Listeners,
     pub(crate) identity: Option<AgentIdentity>,
 }
@@ -27,9 +25,9 @@ pub(crate) struct Pages {
 impl Pages {
     pub(crate) fn new(
         backend: AgentRib,
-        (usages, listeners, identity): (UsageForwarder, Listeners, Option<AgentIdentity>),
+        (reports, listeners, identity): (Reports, Listeners, Option<AgentIdentity>),
     ) -> Self {
-        Self { backend, usages, listeners, identity }
+        Self { backend, reports, listeners, identity }
     }
 }
 

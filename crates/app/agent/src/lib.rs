@@ -50,7 +50,7 @@ use fairmesh_wire::{
 use gate::Gate;
 use identity::{AgentIdentity, SpiffeService, WorkloadService};
 use served_rib::AgentRib;
-use signals::UsageForwarder;
+use signals::Reports;
 use state::{AgentState, UpstreamSink};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -111,22 +111,22 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let checks = Arc::<checker::Counts>::default();
     let backend = AgentRib::new(shared.clone(), upstream.clone(), checks.clone(), &config);
     let region = config.location.region.clone();
-    let usages = UsageForwarder::new(upstream.clone(), backend.upstreams().into(), region.clone());
+    let reports = Reports::new(upstream.clone(), backend.upstreams().into(), region.clone());
 
     let stopping = CancellationToken::new();
     let _stop_with_me = stopping.clone().drop_guard();
     tokio::spawn(backend.clone().sweep(stopping.clone()));
     tokio::spawn(follower::relay_acks(node, upstream.clone(), stopping.clone()));
     tokio::spawn(checker::campaign(candidate(&config, checks), upstream.clone(), stopping.clone()));
-    let reporting = tokio::spawn(usages.clone().run(stopping.clone()));
+    let reporting = tokio::spawn(reports.clone().run(stopping.clone()));
     tokio::spawn(identity::keep_fresh(identity.clone(), stopping.clone()));
     let maps = maps.map(|maps| tokio::spawn(shard_maps::serve(maps, backend.clone(), stopping.clone())));
-    let pages = http::Pages::new(backend.clone(), (usages.clone(), listeners, identity.clone()));
+    let pages = http::Pages::new(backend.clone(), (reports.clone(), listeners, identity.clone()));
     let http = http.map(|listener| tokio::spawn(http::serve(listener, pages, stopping.clone())));
     let saving = tokio::spawn(shared.clone().save_all(upstream.state(), stopping.clone()));
 
     let gate = Gate::new(identity.clone(), upstream.clone(), region);
-    let routes = routes(Forwarder::new(upstream, "agent", stopping.clone()), usages, identity, &stopping);
+    let routes = routes(Forwarder::new(upstream, "agent", stopping.clone()), reports, identity, &stopping);
     tracing::info!(listen = %config.listen, region = %config.location.region, "agent is serving");
     let stopped = async {
         shutdown.await;
@@ -159,14 +159,15 @@ fn check(config: &AgentConfig) -> Result<(), AgentError> {
 /// The services beside the RIB.
 fn routes(
     forward: Forwarder,
-    usages: UsageForwarder,
+    reports: Reports,
     identity: Option<AgentIdentity>,
     stopping: &CancellationToken,
 ) -> Routes {
     let spiffe = SpiffeService::new(identity.clone(), stopping.clone());
     Routes::new(rpc::quota_server(forward.clone()))
         .add_service(rpc::registry_server(forward))
-        .add_service(rpc::imbalance_server(usages))
+        .add_service(rpc::signals_server(reports.clone()))
+        .add_service(rpc::imbalance_server(reports))
         .add_service(rpc::workload_server(WorkloadService { identity }))
         .add_service(SpiffeWorkloadApiServer::new(spiffe))
 }

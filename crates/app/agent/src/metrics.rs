@@ -11,10 +11,10 @@ use prometheus_client::{
 };
 use tokio::time::Instant;
 
-use crate::{checker::Counts, http::Pages};
+use crate::{checker::Counts, http::Pages, signals::Reports};
 
 /// Registers the agent's metrics as they are now.
-pub(crate) fn register(Pages { backend, usages, listeners, identity }: &Pages, registry: &mut Registry) {
+pub(crate) fn register(Pages { backend, reports, listeners, identity }: &Pages, registry: &mut Registry) {
     let shared = &backend.shared;
     let state = backend.upstream.state().borrow().clone();
     let (count, oldest) = {
@@ -33,13 +33,13 @@ pub(crate) fn register(Pages { backend, usages, listeners, identity }: &Pages, r
     counter(registry, "deltas", "Deltas received from the upstream", &shared.deltas);
     counter(registry, "snapshots", "Snapshots received from the upstream", &shared.snapshots);
     counter(registry, "save_failures", "Failed writes of copies to disk", &shared.disk.failures);
+    let Reports { usages, rates, .. } = reports;
     gauge(registry, "usage_reports_queued", "Usage reports in the queue", usages.queued());
     counter(registry, "usage_reports_dropped", "Usage reports dropped, queue full", usages.dropped());
     counter(registry, "usage_reports_rejected", "Usage reports rejected as invalid", usages.refused());
-    let traffic = usages.traffic();
-    gauge(registry, "traffic_reporters", "Programs whose traffic is added up", traffic.reporters());
+    gauge(registry, "traffic_reporters", "Programs whose traffic is added up", rates.reporters());
     let help = "Traffic reports left out, since there were too many";
-    counter(registry, "traffic_reports_left_out", help, traffic.left_out());
+    counter(registry, "traffic_reports_left_out", help, rates.left_out());
     let (maps, bytes) = shared.maps.size();
     gauge(registry, "shared_shard_maps", "Shard maps in shared memory", maps);
     gauge(registry, "shared_shard_map_bytes", "Size of the shard maps in shared memory", bytes);

@@ -17,7 +17,8 @@ use std::{ffi::OsString, future::pending, net::SocketAddr, process::ExitCode, sy
 
 use fairmesh_model::{EndpointState, HostType, InstanceId, Protocol, Region, ServiceName, spec};
 use fairmesh_server::{
-    Cpu, Drained, Lease, RegistrationState, RegistryClient, ServerTransport, UsageReports, transport_of_agent,
+    Cpu, Drained, Lease, RegistrationState, RegistryClient, ServerTransport, SignalReports,
+    transport_of_agent,
 };
 use fairmesh_wire::transport::Address;
 use tokio::{
@@ -138,7 +139,7 @@ struct Supervisor {
     lease: Option<Lease>,
     standing: Option<watch::Receiver<RegistrationState>>,
     /// Only for a program that was started here; processes of others are unknown.
-    usage: Option<UsageReports>,
+    usage: Option<SignalReports>,
 }
 
 impl Supervisor {
@@ -217,7 +218,7 @@ impl Supervisor {
             let cpu = Cpu::of(pid);
             cpu.read();
             print_status(format_args!("its CPU is measured by {}", cpu.how()));
-            self.usage = Some(UsageReports::of_program(Arc::clone(&link), registration.clone(), cpu));
+            self.usage = Some(SignalReports::of_program(Arc::clone(&link), registration.clone(), cpu));
         }
         let lease = Lease::keep(link, registration, EndpointState::Serving);
         let mut standing = lease.registration_state();

@@ -11,6 +11,7 @@
 mod convert;
 mod history_file;
 mod http;
+mod intake;
 mod metrics;
 mod query;
 mod report_cache;

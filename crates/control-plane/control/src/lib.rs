@@ -30,6 +30,7 @@ mod read_lease;
 mod readiness;
 mod served_rib;
 mod server;
+mod signals;
 mod store_applier;
 mod tasks;
 mod traffic;

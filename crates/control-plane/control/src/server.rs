@@ -40,6 +40,7 @@ use crate::{
     read_lease::ReadLease,
     readiness::Readiness,
     served_rib::ControlRib,
+    signals::SignalsService,
     store_applier::{AppliedStore, apply_commits},
     tasks::{Tasks, join_next, spawn_cancellable, spawn_stoppable, task_ended},
     traffic::{TrafficController, TrafficService},
@@ -412,7 +413,7 @@ struct Operated {
     controllers: Statuses,
 }
 
-/// Adds `Admin`, `Imbalance`, `TrafficPlanner`, `Identity` and `Authority`.
+/// Adds `Admin`, `Signals`, `Imbalance`, `TrafficPlanner`, `Identity` and `Authority`.
 fn operator_services(
     routes: Routes,
     identity: &IdentityService,
@@ -423,9 +424,11 @@ fn operator_services(
     let traffic = Arc::clone(traffic);
     let planner = TrafficService { traffic: traffic.clone() };
     let (imbalance, reporters) = (Arc::clone(imbalance), CallerNumbers::default());
-    let imbalance = ImbalanceService { imbalance, node: node.clone(), traffic, reporters };
+    let signals = SignalsService { imbalance: imbalance.clone(), traffic, node: node.clone(), reporters };
+    let imbalance = ImbalanceService { imbalance, signals: signals.clone() };
     routes
         .add_service(rpc::admin_server(AdminService { node, store, partitions, audit, access, controllers }))
+        .add_service(rpc::signals_server(signals))
         .add_service(rpc::imbalance_server(imbalance))
         .add_service(rpc::traffic_planner_server(planner))
         .add_service(rpc::identity_server(identity.clone()))

@@ -26,7 +26,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{Invalid, Record, RecordKey, Region, ServiceName, TableOrigin, TrafficReport};
+use fairmesh_model::{Record, RecordKey, Region, ServiceName, TableOrigin, TrafficReport};
 use fairmesh_planner::{
     Now, ServiceFacts, ServicePlanner, ServiceReports, StoredTable, TableWrite, TopologyFacts,
 };
@@ -121,11 +121,7 @@ impl TrafficController {
     }
 
     /// Takes a report; when its sender should report again, and of which services besides those that are planned for.
-    ///
-    /// # Errors
-    /// If it is invalid.
-    pub(crate) fn record(&self, report: v1::TrafficReport) -> Result<v1::ReportUsageResponse, Invalid> {
-        let report = TrafficReport::try_from(report).map_err(|e| e.within("traffic"))?;
+    pub(crate) fn record(&self, report: TrafficReport) -> v1::ReportSignalsResponse {
         // A report without a planned service says that its region has no part in one, which the planner needs as well.
         let is_planned = !self.facts.planned().is_empty();
         let taken = lock(&self.sums).record(report, self.elapsed_ms());
@@ -135,7 +131,7 @@ impl TrafficController {
         }
         let watched = lock(&self.watched).names(self.elapsed_ms());
         let next = if is_planned || !watched.is_empty() { REPORT_INTERVAL_MS } else { IDLE_INTERVAL_MS };
-        Ok(v1::ReportUsageResponse { dropped: 0, next_traffic_ms: next as u32, watched })
+        v1::ReportSignalsResponse { dropped_minutes: 0, next_report_ms: next as u32, watched }
     }
 
     /// Plans forever.

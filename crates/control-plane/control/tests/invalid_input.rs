@@ -55,21 +55,21 @@ async fn usage_of_unknown_services_and_instances_is_dropped_and_counted() {
     let instances = (0..1_000).map(|i| usage("shop/cart".into(), &format!("b{i}")));
     let mut usages: Vec<_> = invented.chain(instances).collect();
     usages.push(usage("shop/cart".into(), "a"));
-    let mut client = connection.imbalance();
-    let dropped =
-        client.report(v1::ReportUsageRequest { usages, traffic: None }).await.unwrap().into_inner().dropped;
-    assert_eq!(dropped, 6_000);
+    let report = |usages| v1::ReportSignalsRequest { usages, ..Default::default() };
+    let mut signals = connection.signals();
+    let taken = signals.report(report(usages)).await.unwrap().into_inner();
+    assert_eq!(taken.dropped_minutes, 6_000);
     let request = v1::ReadImbalanceRequest { by: "service".into(), ..v1::ReadImbalanceRequest::default() };
-    let report = client.read(request).await.unwrap().into_inner();
-    let names: Vec<_> = report.lines.iter().map(|line| line.name.as_str()).collect();
-    assert_eq!((names, report.total.unwrap().container_minutes), (vec!["shop/cart"], 1));
+    let waste = connection.imbalance().read(request).await.unwrap().into_inner();
+    let names: Vec<_> = waste.lines.iter().map(|line| line.name.as_str()).collect();
+    assert_eq!((names, waste.total.unwrap().container_minutes), (vec!["shop/cart"], 1));
     let (_, metrics) = control.http("GET", "/metrics", "").await;
     for (outcome, count) in [("undeclared", 5_000), ("unregistered", 1_000), ("counted", 1)] {
         let line = format!("fairmesh_imbalance_usage_reports_total{{outcome=\"{outcome}\"}} {count}");
         assert!(metrics.contains(&line), "{line} is not in {metrics}");
     }
     let many = (0..10_001).map(|_| usage("shop/cart".into(), "a")).collect();
-    let refused = client.report(v1::ReportUsageRequest { usages: many, traffic: None }).await.unwrap_err();
+    let refused = signals.report(report(many)).await.unwrap_err();
     assert!(
         refused.code() == Code::InvalidArgument && refused.message().contains("at most 10000"),
         "{refused}"

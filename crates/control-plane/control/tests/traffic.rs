@@ -106,16 +106,18 @@ async fn report(connection: &Connection, load: &Load) {
             measured: u32::from(!is_old),
             ..Default::default()
         };
-        let traffic = v1::TrafficReport {
-            reporter: 7 + at as u64,
-            interval_ms: 1000,
-            regions: vec![here.into()],
+        let sender =
+            v1::SignalSender { reporter: 7 + at as u64, interval_ms: 1000, regions: vec![here.into()] };
+        let report = v1::ReportSignalsRequest {
+            sender: Some(sender),
             calls: vec![path(here, stays[at]), path(other, demand[at] - stays[at])],
             servers: vec![servers],
             ..Default::default()
         };
-        let request = v1::ReportUsageRequest { usages: Vec::new(), traffic: Some(traffic) };
-        connection.imbalance().report(request).await.unwrap();
+        match is_old {
+            true => drop(connection.imbalance().report(v1::ReportUsageRequest::from(report)).await.unwrap()),
+            false => drop(connection.signals().report(report).await.unwrap()),
+        }
     }
 }
 

@@ -19,7 +19,7 @@ use tokio::{
 
 use crate::{
     Cpu, DEFAULT_LEASE, HookResult, Inner, Lease, MeshServer, Registration, RegistrationState,
-    RegistryClient, SHARDS_AWARE, SHARDS_LABEL, ServerLayer, ShardHooks, UsageReports,
+    RegistryClient, SHARDS_AWARE, SHARDS_LABEL, ServerLayer, ShardHooks, SignalReports,
     authorization::Authorizer,
     cpu::sampler::CpuSampler,
     drain::Phase,
@@ -242,8 +242,8 @@ impl ServerBuilder {
         let lease = Arc::new(Lease::keep(Arc::clone(&registry), registration.clone(), self.first_state()));
         let (cpu, load) = (Cpu::of_this_program(), &layer.shared.load);
         let cpu_sampler = CpuSampler::start(cpu.clone(), Arc::clone(load));
-        let usage =
-            UsageReports::of_server(Arc::clone(&registry), registration.clone(), cpu, Arc::clone(load));
+        let signals =
+            SignalReports::of_server(Arc::clone(&registry), registration.clone(), cpu, Arc::clone(load));
         let shared = Arc::clone(&layer.shared);
         let shard_load = ShardLoadReports::start(Arc::clone(&registry), registration.clone(), shared);
         let watching = shards::ShardWatch {
@@ -266,7 +266,7 @@ impl ServerBuilder {
                 transport,
                 shares_identity: self.shares_identity,
                 shards,
-                _usage: usage,
+                _signals: signals,
                 _shard_load: shard_load,
                 _cpu_sampler: cpu_sampler,
                 policy,

@@ -90,7 +90,7 @@ pub use {
         registry_client::{RegistryClient, RegistryError},
     },
     shards::ShardHooks,
-    signals::UsageReports,
+    signals::SignalReports,
 };
 
 use authorization::PolicySubscription;
@@ -119,7 +119,7 @@ struct Inner {
     /// Whether the program gave the transport, and may use its identity elsewhere too.
     shares_identity: bool,
     shards: shards::RunningShardWatch,
-    _usage: UsageReports,
+    _signals: SignalReports,
     _shard_load: shards::shard_load::ShardLoadReports,
     _cpu_sampler: cpu::sampler::CpuSampler,
     policy: Option<PolicySubscription>,

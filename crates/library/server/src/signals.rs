@@ -1,4 +1,4 @@
-//! Reports CPU usage of an endpoint for the imbalance indicator, and its load for planners.
+//! Reports the signals of an endpoint: CPU usage by minute for the imbalance indicator, and load for planners.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -24,12 +24,12 @@ const TRAFFIC_INTERVAL: Duration = Duration::from_millis(REPORT_INTERVAL_MS);
 /// How often new minutes are sent.
 const USAGE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A task that measures a program and reports its usage, minute by minute, until it is dropped.
+/// A task that measures a program and reports its CPU usage by minute, and its load, until it is dropped.
 ///
 /// It is independent of the lease: failing reports do not affect the registration. Unsent minutes are kept for a
 /// quarter of an hour.
 #[derive(Debug)]
-pub struct UsageReports {
+pub struct SignalReports {
     _task: AbortOnDropHandle<()>,
 }
 
@@ -61,8 +61,8 @@ struct Calls {
     total: u64,
 }
 
-impl UsageReports {
-    /// Starts to report the usage of a registered program that was started separately. Must be called within a tokio
+impl SignalReports {
+    /// Starts to report the signals of a registered program that was started separately. Must be called within a tokio
     /// runtime.
     pub fn of_program(registry: Arc<RegistryClient>, registration: Registration, cpu: Cpu) -> Self {
         Self::start(registry, registration, cpu, None)
@@ -168,6 +168,7 @@ impl Reporter {
         })
     }
 
+    /// Sends minutes and load apart: a replica forwards the ones as this process signed them, and adds the others up.
     async fn send(&mut self, traffic: Option<TrafficReport>) -> Result<(), RegistryError> {
         let is_due = self.minutes_at.is_none_or(|at| at.elapsed() + TRAFFIC_INTERVAL / 2 >= USAGE_INTERVAL);
         let unsent = if is_due { self.minutes.unsent() } else { Vec::new() };
@@ -179,17 +180,15 @@ impl Reporter {
         if unsent.is_empty() && traffic.is_none() {
             return Ok(());
         }
-        let usages = (!unsent.is_empty()).then(|| self.message(&location, &unsent));
-        let request =
-            v1::ReportUsageRequest { usages: usages.into_iter().collect(), traffic: traffic.map(Into::into) };
-        let response = match self.registry.report_usage(request).await {
-            // The peer is of a release without usage reports.
-            Err(RegistryError::Refused { status, .. }) if status.code() == Code::Unimplemented => {
-                v1::ReportUsageResponse::default()
-            }
-            result => result?,
-        };
-        self.interval = match response.next_traffic_ms {
+        let mut asked_ms = 0;
+        if let Some(traffic) = traffic {
+            asked_ms = self.report(traffic.into()).await?.next_report_ms;
+        }
+        if !unsent.is_empty() {
+            let usages = vec![self.message(&location, &unsent)];
+            self.report(v1::ReportSignalsRequest { usages, ..Default::default() }).await?;
+        }
+        self.interval = match asked_ms {
             0 => USAGE_INTERVAL,
             asked => Duration::from_millis(asked.into()).clamp(TRAFFIC_INTERVAL, USAGE_INTERVAL),
         };
@@ -199,6 +198,19 @@ impl Reporter {
         }
         self.minutes.mark_sent(&unsent);
         Ok(())
+    }
+
+    async fn report(
+        &self,
+        report: v1::ReportSignalsRequest,
+    ) -> Result<v1::ReportSignalsResponse, RegistryError> {
+        match self.registry.report_signals(report).await {
+            // The peer is of a release without reports.
+            Err(RegistryError::Refused { status, .. }) if status.code() == Code::Unimplemented => {
+                Ok(v1::ReportSignalsResponse::default())
+            }
+            result => result,
+        }
     }
 
     fn message(&self, location: &Location, minutes: &[(Minute, Usage)]) -> v1::InstanceUsage {

@@ -10,6 +10,7 @@ use crate::v1::{
     quota_server::{Quota, QuotaServer},
     registry_server::{Registry, RegistryServer},
     rib_server::{Rib, RibServer},
+    signals_server::{Signals, SignalsServer},
     traffic_planner_server::{TrafficPlanner, TrafficPlannerServer},
     workload_server::{Workload, WorkloadServer},
 };
@@ -18,8 +19,8 @@ use crate::{
     v1::{
         admin_client::AdminClient, authority_client::AuthorityClient, checker_client::CheckerClient,
         identity_client::IdentityClient, imbalance_client::ImbalanceClient, quota_client::QuotaClient,
-        registry_client::RegistryClient, rib_client::RibClient, traffic_planner_client::TrafficPlannerClient,
-        workload_client::WorkloadClient,
+        registry_client::RegistryClient, rib_client::RibClient, signals_client::SignalsClient,
+        traffic_planner_client::TrafficPlannerClient, workload_client::WorkloadClient,
     },
 };
 
@@ -51,7 +52,9 @@ limited! {
     checker_server, checker_client: Checker, CheckerServer, CheckerClient;
     /// Administration with [`MAX_MESSAGE`] both ways.
     admin_server, admin_client: Admin, AdminServer, AdminClient;
-    /// Usage and waste with [`MAX_MESSAGE`] both ways.
+    /// Reports of processes with [`MAX_MESSAGE`] both ways.
+    signals_server, signals_client: Signals, SignalsServer, SignalsClient;
+    /// Waste by imbalance with [`MAX_MESSAGE`] both ways.
     imbalance_server, imbalance_client: Imbalance, ImbalanceServer, ImbalanceClient;
     /// Limits of a whole mesh with [`MAX_MESSAGE`] both ways.
     quota_server, quota_client: Quota, QuotaServer, QuotaClient;

@@ -18,7 +18,7 @@ use crate::{error::ReplicaError, metrics, served_rib::ReplicaRib};
 #[derive(Clone)]
 pub(crate) struct Pages {
     pub(crate) backend: ReplicaRib,
-    pub(crate) traffic: ReportRelay,
+    pub(crate) rates: ReportRelay,
     pub(crate) listeners: Listeners,
 }
 

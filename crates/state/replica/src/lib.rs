@@ -133,11 +133,11 @@ impl Replica {
         let acks = follower::relay_acks(shared.node.clone(), upstream.clone(), stopping.clone());
         tokio::spawn(acks);
         let backend = ReplicaRib::new(shared.clone(), upstream.clone(), &config);
-        let traffic = ReportRelay::new(upstream.clone(), None, SumLimits::TREE);
-        let reporting = tokio::spawn(traffic.clone().run(stopping.clone()));
+        let rates = ReportRelay::new(upstream.clone(), None, SumLimits::TREE);
+        let reporting = tokio::spawn(rates.clone().run(stopping.clone()));
         let forward = Forwarder::new(upstream, "replica", stopping.clone());
-        let pages = http::Pages { backend: backend.clone(), traffic: traffic.clone(), listeners: bounded };
-        let reports = Reports { forward, traffic };
+        let pages = http::Pages { backend: backend.clone(), rates: rates.clone(), listeners: bounded };
+        let reports = Reports { forward, rates };
         let http = http.map(|listener| tokio::spawn(http::serve(listener, pages.clone(), stopping.clone())));
         let saving = tokio::spawn(shared.save_all(stopping.clone()));
         let mut serving = JoinSet::new();
@@ -211,6 +211,7 @@ fn services(
 ) -> Services {
     let forward = reports.forward.clone();
     let others = Routes::new(rpc::registry_server(forward.clone()))
+        .add_service(rpc::signals_server(reports.clone()))
         .add_service(rpc::imbalance_server(reports))
         .add_service(rpc::quota_server(forward.clone()))
         .add_service(rpc::identity_server(forward.clone()))

@@ -12,7 +12,7 @@ use prometheus_client::{
 use crate::http::Pages;
 
 /// Registers the replica's metrics as they are now.
-pub(crate) fn register(Pages { backend, traffic, listeners }: &Pages, registry: &mut Registry) {
+pub(crate) fn register(Pages { backend, rates, listeners }: &Pages, registry: &mut Registry) {
     let shared = &backend.shared;
     let connected = backend.upstream.state().borrow().connected;
     gauge(registry, "connected", "1 while connected to an upstream", u64::from(connected));
@@ -45,10 +45,10 @@ pub(crate) fn register(Pages { backend, traffic, listeners }: &Pages, registry: 
     counter(registry, "deltas", "Deltas received from the upstream", &shared.deltas);
     counter(registry, "snapshots", "Snapshots received from the upstream", &shared.snapshots);
     counter(registry, "save_failures", "Failed writes of the copy to disk", &shared.disk.failures);
-    let reporters = traffic.reporters() as u64;
+    let reporters = rates.reporters() as u64;
     gauge(registry, "traffic_reporters", "Agents and replicas whose traffic is added up", reporters);
     let help = "Traffic reports left out, since there were too many";
-    counter(registry, "traffic_reports_left_out", help, traffic.left_out());
+    counter(registry, "traffic_reports_left_out", help, rates.left_out());
     listeners.register(registry);
 }
 

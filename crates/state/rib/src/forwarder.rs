@@ -9,7 +9,7 @@ use fairmesh_wire::{
     transport::Waits,
     v1::{
         self, checker_server::Checker, identity_server::Identity, imbalance_server::Imbalance,
-        quota_server::Quota, registry_server::Registry,
+        quota_server::Quota, registry_server::Registry, signals_server::Signals,
     },
 };
 use futures_util::{Stream, StreamExt};
@@ -24,8 +24,11 @@ const TIMEOUT: &str = "grpc-timeout";
 /// A forwarded response stream.
 type ForwardedStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// Forwards the calls of the registry, the election of health checkers, the imbalance indicator and mesh-wide limits to
-/// the control plane behind an upstream.
+/// Forwards the calls of the registry, the election of health checkers, reports, the imbalance indicator and mesh-wide
+/// limits to the control plane behind an upstream.
+///
+/// A report that the upstream does not know is not made an `Imbalance.Report` here: its maker signed the method too, and sends it
+/// again as that.
 #[derive(Clone, Debug)]
 pub struct Forwarder {
     upstream: FollowerHandle,
@@ -136,6 +139,11 @@ forward! {
     read_shard_loads: ReadShardLoadsRequest => ReadShardLoadsResponse;
     read_plaintext_callers: ReadPlaintextCallersRequest => ReadPlaintextCallersResponse;
     propose_moves: ProposeMovesRequest => ProposeMovesResponse;
+}
+
+forward! {
+    Signals by signals:
+    report: ReportSignalsRequest => ReportSignalsResponse;
 }
 
 forward! {

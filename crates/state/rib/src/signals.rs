@@ -1,4 +1,4 @@
-//! Adds up the traffic reports of the processes below, and reports their sum to the one above.
+//! Adds up the rates that the processes below report, and reports their sum to the one above.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -76,18 +76,23 @@ impl ReportRelay {
         &self.shared.full
     }
 
-    /// Takes a report; when its sender should report again, and of which services besides those that are planned for.
+    /// Takes the rates out of a report, and leaves its minutes; when its sender should report again, and of which services
+    /// besides those that are planned for. `None` of a report without rates.
     ///
     /// # Errors
-    /// If it is invalid.
-    pub fn record(&self, report: v1::TrafficReport) -> Result<v1::ReportUsageResponse, Invalid> {
-        let report = TrafficReport::try_from(report).map_err(|e| e.within("traffic"))?;
+    /// If the rates are invalid.
+    pub fn take_rates(
+        &self,
+        report: &mut v1::ReportSignalsRequest,
+    ) -> Result<Option<v1::ReportSignalsResponse>, Invalid> {
+        let Some(rates) = report.take_rates()? else { return Ok(None) };
         let now_ms = self.now_ms();
-        if self.sums().record(report, now_ms) == Taken::Full {
+        if self.sums().record(rates, now_ms) == Taken::Full {
             self.shared.full.fetch_add(1, Relaxed);
         }
-        let next_traffic_ms = self.shared.interval_ms.load(Relaxed);
-        Ok(v1::ReportUsageResponse { dropped: 0, next_traffic_ms, watched: self.watched() })
+        let next_report_ms = self.shared.interval_ms.load(Relaxed);
+        let watched = self.watched();
+        Ok(Some(v1::ReportSignalsResponse { dropped_minutes: 0, next_report_ms, watched }))
     }
 
     /// Reports the sum until `stopping`, and then that there is nothing: the processes below report elsewhere by then, and
@@ -144,12 +149,9 @@ impl ReportRelay {
     }
 
     async fn report(&self, connection: Connection, report: TrafficReport) {
-        let mut client = connection.imbalance();
-        let request = v1::ReportUsageRequest { usages: Vec::new(), traffic: Some(report.into()) };
-        match timeout(REPORT_TIMEOUT, client.report(request)).await {
+        match timeout(REPORT_TIMEOUT, connection.report_signals(report.into())).await {
             Ok(Ok(response)) => {
-                let v1::ReportUsageResponse { next_traffic_ms: asked, mut watched, .. } =
-                    response.into_inner();
+                let v1::ReportSignalsResponse { next_report_ms: asked, mut watched, .. } = response;
                 watched.truncate(MAX_WATCHED_SERVICES);
                 let mut known = self.shared.watched.lock().unwrap_or_else(PoisonError::into_inner);
                 *known = Some((Instant::now(), watched));
@@ -159,10 +161,10 @@ impl ReportRelay {
                 self.shared.interval_ms.store(asked, Relaxed);
             }
             Ok(Err(status)) if status.code() == tonic::Code::InvalidArgument => {
-                tracing::warn!(reason = status.message(), "the process above refuses the report of traffic");
+                tracing::warn!(reason = status.message(), "the process above refuses the report of rates");
             }
-            Ok(Err(status)) => tracing::debug!(reason = status.message(), "traffic could not be reported"),
-            Err(_) => tracing::debug!("the process above did not take the traffic report in time"),
+            Ok(Err(status)) => tracing::debug!(reason = status.message(), "rates could not be reported"),
+            Err(_) => tracing::debug!("the process above did not take the report in time"),
         }
     }
 

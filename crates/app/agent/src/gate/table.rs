@@ -31,6 +31,7 @@ pub(super) static METHODS: &[Method] = &[
     row("/fairmesh.v1.Rib/Write", Access::Everyone),
     row("/fairmesh.v1.Rib/Read", Access::Everyone),
     row("/fairmesh.v1.Rib/Watchers", Access::Everyone),
+    row("/fairmesh.v1.Signals/Report", Access::Answered(of::report_signals)),
     row("/fairmesh.v1.Imbalance/Report", Access::Answered(of::report_usage)),
     // An agent knows of no imbalance.
     row("/fairmesh.v1.Imbalance/Read", Access::Everyone),
@@ -66,8 +67,9 @@ mod tests {
     use super::*;
 
     /// The services that an agent serves, as its routes list them.
-    const SERVED: [&str; 6] = [
+    const SERVED: [&str; 7] = [
         "fairmesh.v1.Rib",
+        "fairmesh.v1.Signals",
         "fairmesh.v1.Imbalance",
         "fairmesh.v1.Quota",
         "fairmesh.v1.Registry",

@@ -1,4 +1,4 @@
-use fairmesh_model::{Prefix, Region};
+use fairmesh_model::Prefix;
 use fairmesh_rib::{
     Update,
     follower::{Backoff, Follower, FollowerConfig, Sink},
@@ -6,31 +6,6 @@ use fairmesh_rib::{
 use fairmesh_wire::transport::Address;
 
 use super::*;
-
-fn key(minute: u32, instance: &str) -> Key {
-    (Minute(minute), ServiceName::new("shop/cart").unwrap(), InstanceId::new(instance).unwrap())
-}
-
-fn usage(minute: u32, covered_ms: u32) -> v1::MinuteUsage {
-    v1::MinuteUsage { minute, cpu_us: 1, covered_ms, limit_millicores: 0, requests: 0 }
-}
-
-fn eu() -> Location {
-    Location::in_region(Region::new("eu").unwrap())
-}
-
-#[test]
-fn a_report_updated_while_it_was_sent_stays_queued() {
-    let mut queue = UsageQueue::default();
-    queue.put(key(5, "a"), eu(), usage(5, 10_000));
-    queue.put(key(5, "b"), eu(), usage(5, 10_000));
-    let batch = queue.batch();
-    queue.put(key(5, "a"), eu(), usage(5, 20_000));
-    queue.put(key(5, "b"), eu(), usage(5, 5_000));
-    queue.remove_delivered(&batch);
-    let left: Vec<_> = queue.batch().into_iter().map(|(key, _, usage)| (key, usage.covered_ms)).collect();
-    assert_eq!(left, [(key(5, "a"), 20_000)]);
-}
 
 /// Discards updates: reports go to the test.
 struct DiscardUpdates;
@@ -40,7 +15,8 @@ impl Sink for DiscardUpdates {
     fn refused(&mut self, _: &Prefix, _: &str) {}
 }
 
-fn usages() -> UsageForwarder {
+/// An upstream that is away.
+pub(super) fn absent() -> FollowerHandle {
     let config = FollowerConfig {
         transport: Default::default(),
         addresses: vec![Address::Unix("/nowhere/control.sock".into())],
@@ -48,53 +24,50 @@ fn usages() -> UsageForwarder {
         backoff: Backoff::default(),
         refuse_lagging: true,
     };
-    UsageForwarder::new(Follower::spawn(config, DiscardUpdates), "nowhere".to_owned(), eu().region)
+    Follower::spawn(config, DiscardUpdates)
 }
 
-#[tokio::test]
-async fn a_rejected_minute_is_dropped_and_blocks_no_other() {
-    let usages = usages();
-    for minute in 0..100 {
-        usages.lock().put(key(minute, "a"), eu(), usage(minute, 60_000));
-    }
-    let wrong = |usage: &v1::InstanceUsage| [30, 77].contains(&usage.minutes[0].minute);
-    let (accepted, sent) = (Mutex::new(Vec::new()), AtomicU64::default());
-    let batch = usages.lock().batch();
-    let respond = |request: v1::ReportUsageRequest| {
-        sent.fetch_add(1, Relaxed);
-        let respond = if request.usages.iter().any(wrong) {
-            Err(Status::invalid_argument("usages[0]: location: is missing"))
-        } else {
-            accepted.lock().unwrap().extend(request.usages.iter().map(|usage| usage.minutes[0].minute));
-            Ok(())
-        };
-        async move { respond }
+fn reports() -> Reports {
+    Reports::new(absent(), "nowhere".to_owned(), Region::new("eu").unwrap())
+}
+
+/// A report of one minute, and of the load of a server.
+fn report() -> v1::ReportSignalsRequest {
+    let minute = v1::MinuteUsage { minute: 5, cpu_us: 1, covered_ms: 60_000, ..Default::default() };
+    let usage = v1::InstanceUsage {
+        service: "shop/cart".into(),
+        instance: "a".into(),
+        location: Some(v1::Location { region: "eu".into(), ..Default::default() }),
+        minutes: vec![minute],
     };
-    usages.send_all(batch, respond).await.unwrap();
-    let expected: Vec<_> = (0..100).filter(|minute| ![30, 77].contains(minute)).collect();
-    assert_eq!(*accepted.lock().unwrap(), expected, "each once, oldest first");
-    assert_eq!((usages.queued(), usages.refused().load(Relaxed)), (0, 2));
-    assert!(sent.load(Relaxed) < 30, "in few messages");
+    let servers = v1::ServerRates {
+        service: "shop/cart".into(),
+        region: "eu".into(),
+        servers: 1,
+        ..Default::default()
+    };
+    let sender = v1::SignalSender { reporter: 7, interval_ms: 1_000, regions: vec!["eu".into()] };
+    v1::ReportSignalsRequest {
+        sender: Some(sender),
+        usages: vec![usage],
+        servers: vec![servers],
+        ..Default::default()
+    }
 }
 
 #[tokio::test]
-async fn reports_stay_queued_while_the_upstream_is_unavailable() {
-    let usages = usages();
-    usages.lock().put(key(1, "a"), eu(), usage(1, 60_000));
-    let batch = usages.lock().batch();
-    let away = |_| async { Err(Status::unavailable("starting")) };
-    usages.send_all(batch, away).await.unwrap_err();
-    assert_eq!((usages.queued(), usages.refused().load(Relaxed)), (1, 0));
+async fn report_of_a_program_is_queued_and_added_up() {
+    let reports = reports();
+    let response = Signals::report(&reports, Request::new(report())).await.unwrap().into_inner();
+    assert_eq!(response.next_report_ms, 1_000);
+    assert_eq!((reports.usages.queued(), reports.rates.reporters()), (1, 1));
 }
 
-#[test]
-fn a_full_queue_drops_and_counts_the_oldest() {
-    let mut queue = UsageQueue::default();
-    let mut dropped = 0;
-    for minute in 0..u32::try_from(MAX_QUEUED).unwrap() + 7 {
-        dropped += queue.put(key(minute, "a"), eu(), usage(minute, 60_000));
-    }
-    assert_eq!((dropped, queue.0.len()), (7, MAX_QUEUED));
-    assert_eq!(queue.batch()[0].0, key(7, "a"));
-    assert_eq!(queue.batch().len(), MAX_BATCH);
+#[tokio::test]
+async fn report_of_a_program_of_the_release_before_is_taken() {
+    let reports = reports();
+    let former = v1::ReportUsageRequest::from(report());
+    let response = Imbalance::report(&reports, Request::new(former)).await.unwrap().into_inner();
+    assert_eq!(response.next_traffic_ms, 1_000);
+    assert_eq!((reports.usages.queued(), reports.rates.reporters()), (1, 1));
 }

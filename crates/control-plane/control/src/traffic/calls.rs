@@ -28,7 +28,7 @@ impl TrafficController {
         let left_out = sum.left_out;
         let (calls, not_shown) = shown(selected(sum, service, caller));
         // As it travels: a report of these paths.
-        let report = v1::TrafficReport::from(TrafficReport { calls, ..TrafficReport::default() });
+        let report = v1::ReportSignalsRequest::from(TrafficReport { calls, ..TrafficReport::default() });
         let watched_ms = since_ms.map(|since| now_ms.saturating_sub(since));
         Ok(v1::TrafficCallsResponse { calls: report.calls, not_shown, left_out, watched_ms })
     }

@@ -69,8 +69,8 @@ async fn calls_of_a_service_are_asked_for_while_it_is_looked_at_and_of_too_many_
     node.apply(Commit { revision: 1, changes: names.iter().map(change).collect() });
     let store = Arc::new(MeetingStore(Barrier::new(1)));
     let controller = TrafficController::new(node, store, Arc::default());
-    let told = || controller.record(v1::TrafficReport::default()).unwrap();
-    assert_eq!((told().watched, told().next_traffic_ms), (Vec::new(), IDLE_INTERVAL_MS as u32));
+    let told = || controller.record(TrafficReport::default());
+    assert_eq!((told().watched, told().next_report_ms), (Vec::new(), IDLE_INTERVAL_MS as u32));
 
     let unknown = controller.calls(Some(&ServiceName::new("shop/none").unwrap()), None).unwrap_err();
     assert_eq!(unknown.code(), Code::NotFound);
@@ -83,7 +83,7 @@ async fn calls_of_a_service_are_asked_for_while_it_is_looked_at_and_of_too_many_
     assert_eq!(full.code(), Code::ResourceExhausted);
     assert!(full.message().contains("64 other services are looked at"), "{full:?}");
     assert!(full.message().contains("try again in 60 s"), "{full:?}");
-    assert_eq!((told().watched.len(), told().next_traffic_ms), (64, REPORT_INTERVAL_MS as u32));
+    assert_eq!((told().watched.len(), told().next_report_ms), (64, REPORT_INTERVAL_MS as u32));
     advance(Duration::from_secs(60)).await;
-    assert_eq!((told().watched, told().next_traffic_ms), (Vec::new(), IDLE_INTERVAL_MS as u32));
+    assert_eq!((told().watched, told().next_report_ms), (Vec::new(), IDLE_INTERVAL_MS as u32));
 }

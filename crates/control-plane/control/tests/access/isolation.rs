@@ -121,8 +121,10 @@ async fn call_all(on: &Connection, name: &str) -> Vec<(&'static str, Result<(), 
     call!(all, on, checker.judge("Checker/Judge", judge));
     let distances = v1::ReportDistancesRequest { region: region(), ..Default::default() };
     call!(all, on, checker.report_distances("Checker/ReportDistances", distances));
-    let usage = v1::ReportUsageRequest { usages: vec![minutes], traffic: None };
+    let usage = v1::ReportUsageRequest { usages: vec![minutes.clone()], traffic: None };
     call!(all, on, imbalance.report("Imbalance/Report", usage));
+    let usage = v1::ReportSignalsRequest { usages: vec![minutes], ..Default::default() };
+    call!(all, on, signals.report("Signals/Report", usage));
     let waste = v1::ReadImbalanceRequest { service: name.into(), ..Default::default() };
     call!(all, on, imbalance.read("Imbalance/Read", waste));
     call!(all, on, quota.claim("Quota/Claim", v1::ClaimRequest { caller: 1, demands: vec![demand] }));

@@ -74,8 +74,8 @@ async fn act(connection: &Connection, service: &str, name: &str) -> Vec<(&'stati
         (
             "report_usage",
             connection
-                .imbalance()
-                .report(v1::ReportUsageRequest { usages: vec![usage], traffic: None })
+                .signals()
+                .report(v1::ReportSignalsRequest { usages: vec![usage], ..Default::default() })
                 .await
                 .map(drop),
         ),
@@ -227,17 +227,11 @@ async fn an_agent_is_elected_in_its_own_region_only() {
 }
 
 /// A report of servers of a service in a region.
-fn report(region: &str, service: &str) -> v1::ReportUsageRequest {
+fn report(region: &str, service: &str) -> v1::ReportSignalsRequest {
     let servers =
         v1::ServerRates { service: service.into(), region: region.into(), servers: 1, ..Default::default() };
-    let traffic = v1::TrafficReport {
-        reporter: 7,
-        interval_ms: 1000,
-        regions: vec![region.into()],
-        servers: vec![servers],
-        ..Default::default()
-    };
-    v1::ReportUsageRequest { usages: Vec::new(), traffic: Some(traffic) }
+    let sender = v1::SignalSender { reporter: 7, interval_ms: 1000, regions: vec![region.into()] };
+    v1::ReportSignalsRequest { sender: Some(sender), servers: vec![servers], ..Default::default() }
 }
 
 #[tokio::test]
@@ -250,25 +244,28 @@ async fn reports_of_load_are_those_of_the_reporters_region_and_tenants() {
     let relay = join(&control, "web-3", &[], "eu").await;
     let relay = relay.issue(&control, "fairmesh/replica/web-3.eu").await.unwrap().connect(&control).await;
     let agent = agent.connect(&control).await;
-    agent.imbalance().report(report("eu", "shop/cart")).await.unwrap();
-    let refused = agent.imbalance().report(report("us", "shop/cart")).await.unwrap_err();
+    agent.signals().report(report("eu", "shop/cart")).await.unwrap();
+    let refused = agent.signals().report(report("us", "shop/cart")).await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
-    let refused = agent.imbalance().report(report("eu", "bank/vault")).await.unwrap_err();
+    let former = v1::ReportUsageRequest::from(report("us", "shop/cart"));
+    let refused = agent.imbalance().report(former).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied, "as the release before reports it: {refused}");
+    let refused = agent.signals().report(report("eu", "bank/vault")).await.unwrap_err();
     assert!(is_refusal(&refused), "{refused}");
     // Of a service that it may not call, this would stop the planning.
     let incomplete = |service: &str| {
         let mut request = report("eu", "shop/cart");
-        request.traffic.as_mut().unwrap().incomplete.push(service.into());
+        request.incomplete.push(service.into());
         request
     };
-    agent.imbalance().report(incomplete("shop/stock")).await.unwrap();
-    agent.imbalance().report(incomplete("bank/vault")).await.expect("by default all may call");
+    agent.signals().report(incomplete("shop/stock")).await.unwrap();
+    agent.signals().report(incomplete("bank/vault")).await.expect("by default all may call");
     let default = Record::DefaultAuthorization(DefaultAuthorization::Deny);
     let op = put(RecordKey::DefaultAuthorization.to_string(), records::encode(&default).to_vec());
     own(&control).await.rib().write(v1::WriteRequest { ops: vec![op] }).await.unwrap();
     let refused = async {
         loop {
-            if let Err(refused) = agent.imbalance().report(incomplete("bank/vault")).await {
+            if let Err(refused) = agent.signals().report(incomplete("bank/vault")).await {
                 return refused;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -276,18 +273,18 @@ async fn reports_of_load_are_those_of_the_reporters_region_and_tenants() {
     };
     let refused = timeout(BOUND, refused).await.expect("it may call nothing of that tenant now");
     assert!(is_refusal(&refused), "{refused}");
-    agent.imbalance().report(incomplete("shop/stock")).await.unwrap();
-    relay.imbalance().report(report("us", "bank/vault")).await.unwrap();
+    agent.signals().report(incomplete("shop/stock")).await.unwrap();
+    relay.signals().report(report("us", "bank/vault")).await.unwrap();
     // As many names as there is room for stop the planning for all tenants.
     let full = || {
         let mut request = report("eu", "shop/cart");
         let names = (0..MAX_INCOMPLETE_SERVICES).map(|n| format!("shop/s{n}"));
-        request.traffic.as_mut().unwrap().incomplete = names.collect();
+        request.incomplete = names.collect();
         request
     };
-    let refused = agent.imbalance().report(full()).await.unwrap_err();
+    let refused = agent.signals().report(full()).await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
-    relay.imbalance().report(full()).await.unwrap();
+    relay.signals().report(full()).await.unwrap();
     control.stop().await;
 }
 

@@ -290,17 +290,17 @@ impl RegistryClient {
         self.call(address, CALL_TIMEOUT, service.report_shard_load(report)).await.map(drop)
     }
 
-    /// Reports CPU usage of an instance, minute by minute, and traffic.
+    /// Reports CPU usage of an instance by minute, or its load.
     ///
     /// # Errors
-    /// When the registry refuses it or is not reached.
-    pub async fn report_usage(
+    /// When the process at the other end refuses it or is not reached.
+    pub async fn report_signals(
         &self,
-        request: v1::ReportUsageRequest,
-    ) -> Result<v1::ReportUsageResponse, RegistryError> {
+        report: v1::ReportSignalsRequest,
+    ) -> Result<v1::ReportSignalsResponse, RegistryError> {
         let (address, connection) = self.connection().await?;
-        let mut imbalance = connection.imbalance();
-        self.call(address, CALL_TIMEOUT, imbalance.report(request)).await
+        let reported = async { connection.report_signals(report).await.map(Response::new) };
+        self.call(address, CALL_TIMEOUT, reported).await
     }
 
     /// The instance with the incarnation of this process.

@@ -1,3 +1,7 @@
+//! Reports; those of the release before are in [`former`].
+
+mod former;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
@@ -10,14 +14,18 @@ use fairmesh_model::{
 
 use crate::v1;
 
-impl From<TrafficReport> for v1::TrafficReport {
+impl From<TrafficReport> for v1::ReportSignalsRequest {
     fn from(report: TrafficReport) -> Self {
-        let calls = report.calls.into_iter().map(|(path, rates)| write_calls(path, rates));
-        let servers = report.servers.into_iter().map(|(group, rates)| write_servers(group, rates));
-        Self {
+        let sender = v1::SignalSender {
             reporter: report.reporter,
             interval_ms: u32::try_from(report.interval.as_millis()).unwrap_or(u32::MAX),
             regions: report.regions.into_iter().map(String::from).collect(),
+        };
+        let calls = report.calls.into_iter().map(|(path, rates)| write_calls(path, rates));
+        let servers = report.servers.into_iter().map(|(group, rates)| write_servers(group, rates));
+        Self {
+            sender: Some(sender),
+            usages: Vec::new(),
             calls: calls.collect(),
             servers: servers.collect(),
             left_out: report.left_out,
@@ -26,37 +34,50 @@ impl From<TrafficReport> for v1::TrafficReport {
     }
 }
 
-impl TryFrom<v1::TrafficReport> for TrafficReport {
-    type Error = Invalid;
-
-    fn try_from(message: v1::TrafficReport) -> Result<Self, Invalid> {
-        bounded("regions", message.regions.len(), MAX_REPORTED_REGIONS)?;
-        bounded("calls", message.calls.len(), MAX_CALL_PATHS)?;
-        bounded("servers", message.servers.len(), MAX_SERVER_GROUPS)?;
-        bounded("incomplete", message.incomplete.len(), MAX_INCOMPLETE_SERVICES)?;
-        let regions = message.regions.into_iter().map(Region::try_from);
-        let incomplete = message.incomplete.into_iter().map(ServiceName::try_from);
-        let incomplete = incomplete.collect::<Result<BTreeSet<_>, Invalid>>();
-        let incomplete = incomplete.map_err(|e| e.within("incomplete"))?;
-        let mut report = Self {
-            reporter: message.reporter,
-            interval: Duration::from_millis(message.interval_ms.into()),
-            regions: regions.collect::<Result<_, Invalid>>().map_err(|e| e.within("regions"))?,
-            left_out: message.left_out,
-            all_incomplete: incomplete.len() >= MAX_INCOMPLETE_SERVICES,
-            incomplete,
-            ..Self::default()
-        };
-        for (i, calls) in message.calls.into_iter().enumerate() {
-            let (path, rates) = read_calls(calls).map_err(|e| e.within(format!("calls[{i}]")))?;
-            *report.calls.entry(path).or_default() += rates;
+impl v1::ReportSignalsRequest {
+    /// Takes the rates out, and leaves the minutes; `None` of a report without a sender.
+    ///
+    /// # Errors
+    /// With the path of the field, if they are more than a report may have, invalid, or without a sender.
+    pub fn take_rates(&mut self) -> Result<Option<TrafficReport>, Invalid> {
+        let usages = std::mem::take(&mut self.usages);
+        let mut rates = std::mem::replace(self, Self { usages, ..Self::default() });
+        match rates.sender.take() {
+            Some(sender) => read_rates(sender, rates).map(Some),
+            None if rates == Self::default() => Ok(None),
+            None => Err(Invalid::new("sender", "is missing", "send it with rates")),
         }
-        for (i, servers) in message.servers.into_iter().enumerate() {
-            let (group, rates) = read_servers(servers).map_err(|e| e.within(format!("servers[{i}]")))?;
-            *report.servers.entry(group).or_default() += &rates;
-        }
-        Ok(report)
     }
+}
+
+/// The rates of a report and of its sender.
+fn read_rates(sender: v1::SignalSender, rates: v1::ReportSignalsRequest) -> Result<TrafficReport, Invalid> {
+    bounded("regions", sender.regions.len(), MAX_REPORTED_REGIONS)?;
+    bounded("calls", rates.calls.len(), MAX_CALL_PATHS)?;
+    bounded("servers", rates.servers.len(), MAX_SERVER_GROUPS)?;
+    bounded("incomplete", rates.incomplete.len(), MAX_INCOMPLETE_SERVICES)?;
+    let regions = sender.regions.into_iter().map(Region::try_from);
+    let incomplete = rates.incomplete.into_iter().map(ServiceName::try_from);
+    let incomplete = incomplete.collect::<Result<BTreeSet<_>, Invalid>>();
+    let incomplete = incomplete.map_err(|e| e.within("incomplete"))?;
+    let mut report = TrafficReport {
+        reporter: sender.reporter,
+        interval: Duration::from_millis(sender.interval_ms.into()),
+        regions: regions.collect::<Result<_, Invalid>>().map_err(|e| e.within("regions"))?,
+        left_out: rates.left_out,
+        all_incomplete: incomplete.len() >= MAX_INCOMPLETE_SERVICES,
+        incomplete,
+        ..TrafficReport::default()
+    };
+    for (i, calls) in rates.calls.into_iter().enumerate() {
+        let (path, rates) = read_calls(calls).map_err(|e| e.within(format!("calls[{i}]")))?;
+        *report.calls.entry(path).or_default() += rates;
+    }
+    for (i, servers) in rates.servers.into_iter().enumerate() {
+        let (group, rates) = read_servers(servers).map_err(|e| e.within(format!("servers[{i}]")))?;
+        *report.servers.entry(group).or_default() += &rates;
+    }
+    Ok(report)
 }
 
 fn bounded(field: &str, count: usize, most: usize) -> Result<(), Invalid> {
@@ -189,7 +210,14 @@ fn read_servers(message: v1::ServerRates) -> Result<((ServiceName, Region), Serv
 
 #[cfg(test)]
 mod tests {
+    use prost::Message as _;
+
     use super::*;
+
+    /// The rates of a report that has some.
+    fn read(mut message: v1::ReportSignalsRequest) -> Result<TrafficReport, Invalid> {
+        message.take_rates().map(|rates| rates.expect("a sender"))
+    }
 
     fn report() -> TrafficReport {
         let [eu, us] = ["eu", "us"].map(|name| Region::new(name).unwrap());
@@ -235,51 +263,80 @@ mod tests {
 
     #[test]
     fn reports_round_trip() {
-        let message = v1::TrafficReport::from(report());
-        assert_eq!(TrafficReport::try_from(message), Ok(report()));
+        assert_eq!(read(v1::ReportSignalsRequest::from(report())), Ok(report()));
+    }
+
+    #[test]
+    fn minutes_stay_in_a_report_whose_rates_are_taken() {
+        let usages = vec![v1::InstanceUsage { service: "shop/cart".into(), ..Default::default() }];
+        let mut message = v1::ReportSignalsRequest { usages: usages.clone(), ..report().into() };
+        assert_eq!(message.take_rates(), Ok(Some(report())));
+        assert_eq!(message, v1::ReportSignalsRequest { usages, ..Default::default() });
+        assert_eq!(message.take_rates(), Ok(None), "minutes alone are no report of nothing");
+    }
+
+    #[test]
+    fn rates_without_a_sender_are_refused() {
+        let message = v1::ReportSignalsRequest { sender: None, ..report().into() };
+        assert!(read(message).unwrap_err().to_string().contains("sender"));
+    }
+
+    #[test]
+    fn a_report_of_a_later_release_is_read_without_its_new_fields() {
+        let mut bytes = v1::ReportSignalsRequest::from(report()).encode_to_vec();
+        // Field 99, a message: another kind of row.
+        bytes.extend([0x9a, 0x06, 2, 8, 1]);
+        assert_eq!(read(v1::ReportSignalsRequest::decode(&bytes[..]).unwrap()), Ok(report()));
     }
 
     #[test]
     fn a_report_without_room_for_further_names_says_that_there_may_be_some() {
         let names = (0..MAX_INCOMPLETE_SERVICES).map(|n| ServiceName::new(format!("shop/s{n}")).unwrap());
         let full = TrafficReport { incomplete: names.collect(), all_incomplete: true, ..report() };
-        let message = v1::TrafficReport::from(full.clone());
-        assert_eq!(TrafficReport::try_from(message), Ok(full));
+        assert_eq!(read(full.clone().into()), Ok(full));
     }
 
     #[test]
     fn the_sum_of_reports_that_are_taken_is_taken() {
-        let mut greatest = v1::TrafficReport::from(report());
+        let mut greatest = v1::ReportSignalsRequest::from(report());
         greatest.calls.iter_mut().for_each(|calls| calls.offered = MAX_RATE);
         greatest.servers.iter_mut().for_each(|servers| {
             (servers.received, servers.limit_millicores) = (MAX_RATE, MAX_RATE);
             servers.metrics.iter_mut().for_each(|metric| metric.sum = f64::MAX);
         });
-        let mut sum = TrafficReport::try_from(greatest.clone()).unwrap();
-        let more = TrafficReport::try_from(greatest).unwrap();
+        let mut sum = read(greatest.clone()).unwrap();
+        let more = read(greatest).unwrap();
         sum.calls.iter_mut().for_each(|(path, rates)| *rates += more.calls[path]);
         sum.servers.iter_mut().for_each(|(group, rates)| *rates += &more.servers[group]);
-        assert!(TrafficReport::try_from(v1::TrafficReport::from(sum)).is_ok());
+        assert!(read(sum.into()).is_ok());
     }
 
     #[test]
     fn reports_are_bounded_and_have_valid_names() {
-        let read = |change: fn(&mut v1::TrafficReport)| {
-            let mut message = v1::TrafficReport::from(report());
+        let refusal_of = |change: fn(&mut v1::ReportSignalsRequest)| {
+            let mut message = v1::ReportSignalsRequest::from(report());
             change(&mut message);
-            TrafficReport::try_from(message).unwrap_err().to_string()
+            read(message).unwrap_err().to_string()
         };
-        let refusal = read(|message| message.calls = vec![message.calls[0].clone(); MAX_CALL_PATHS + 1]);
+        let refusal =
+            refusal_of(|message| message.calls = vec![message.calls[0].clone(); MAX_CALL_PATHS + 1]);
         assert!(refusal.contains("at most 4096"), "{refusal}");
-        assert!(read(|message| message.calls[0].service = "cart".into()).contains("calls[0].service"));
-        assert!(read(|message| message.regions.push("a region".into())).contains("regions"));
-        assert!(read(|message| message.incomplete.push("zoo".into())).contains("incomplete"));
-        let many = read(|message| message.incomplete = vec!["shop/zoo".into(); MAX_INCOMPLETE_SERVICES + 1]);
+        assert!(refusal_of(|message| message.calls[0].service = "cart".into()).contains("calls[0].service"));
+        assert!(
+            refusal_of(|message| message.sender.as_mut().unwrap().regions.push("a region".into()))
+                .contains("regions")
+        );
+        assert!(refusal_of(|message| message.incomplete.push("zoo".into())).contains("incomplete"));
+        let many =
+            refusal_of(|message| message.incomplete = vec!["shop/zoo".into(); MAX_INCOMPLETE_SERVICES + 1]);
         assert!(many.contains("at most 1024"), "{many}");
-        let metric = |message: &mut v1::TrafficReport| message.servers[0].metrics[0].name = "a b".into();
-        assert!(read(metric).contains("metrics"));
-        assert!(read(|message| message.servers[0].metrics[0].sum = f64::NAN).contains("metrics"));
-        assert!(read(|message| message.calls[0].offered = u64::MAX).contains("rates"));
-        assert!(read(|message| message.servers[0].limit_millicores = u64::MAX).contains("limitMillicores"));
+        let metric =
+            |message: &mut v1::ReportSignalsRequest| message.servers[0].metrics[0].name = "a b".into();
+        assert!(refusal_of(metric).contains("metrics"));
+        assert!(refusal_of(|message| message.servers[0].metrics[0].sum = f64::NAN).contains("metrics"));
+        assert!(refusal_of(|message| message.calls[0].offered = u64::MAX).contains("rates"));
+        assert!(
+            refusal_of(|message| message.servers[0].limit_millicores = u64::MAX).contains("limitMillicores")
+        );
     }
 }

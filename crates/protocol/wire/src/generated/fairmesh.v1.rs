@@ -5855,29 +5855,85 @@ pub mod admin_server {
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct TrafficReport {
+pub struct ReportSignalsRequest {
+    /// The process whose rates these are. Absent: the report has no rates, and those of the last report stay.
+    #[prost(message, optional, tag = "1")]
+    pub sender: ::core::option::Option<SignalSender>,
+    /// At most 10,000 minutes. Processes report them apart from rates: a replica forwards them as their maker signed them, and
+    /// adds rates up.
+    #[prost(message, repeated, tag = "2")]
+    pub usages: ::prost::alloc::vec::Vec<InstanceUsage>,
+    /// Calls of services that are planned for, or that an operator looks at; at most 4096.
+    #[prost(message, repeated, tag = "3")]
+    pub calls: ::prost::alloc::vec::Vec<CallRates>,
+    /// At most 1024.
+    #[prost(message, repeated, tag = "4")]
+    pub servers: ::prost::alloc::vec::Vec<ServerRates>,
+    /// Paths and groups of servers that had no room, in this report or in those that it is the sum of.
+    #[prost(uint32, tag = "5")]
+    pub left_out: u32,
+    /// Services, tenant/service, of which such rows are: what is reported of them is not all. At most 1024, the first by name:
+    /// of 1024, there may be further ones.
+    #[prost(string, repeated, tag = "6")]
+    pub incomplete: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// A process that reports rates.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SignalSender {
     /// A random number of the process, the same in all its reports.
     #[prost(uint64, tag = "1")]
     pub reporter: u64,
     /// The time until the next report, in milliseconds: this one is void three intervals after it arrived.
     #[prost(uint32, tag = "2")]
     pub interval_ms: u32,
-    /// The regions of all processes that it is of, at most 256. One without calls has none.
+    /// The regions of all processes that the report is of, at most 256. One without calls has none.
     #[prost(string, repeated, tag = "3")]
     pub regions: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Calls of services that are planned for, or that an operator looks at; at most 4096.
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReportSignalsResponse {
+    /// Refused minutes: too late, in the future, impossible, or too many.
+    #[prost(uint32, tag = "1")]
+    pub dropped_minutes: u32,
+    /// When to report rates again, in milliseconds; 0: as before.
+    #[prost(uint32, tag = "2")]
+    pub next_report_ms: u32,
+    /// Services whose calls are to be reported until the next response, as those of services that are planned for, since an
+    /// operator looks at them; at most 64. A report without rows asks for this.
+    #[prost(string, repeated, tag = "3")]
+    pub watched: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// CPU usage of one instance. Each minute covers all of it so far: the longest coverage wins, so that repeated reports are not
+/// counted twice. Minutes that are late by up to 15 minutes count in their own minute.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct InstanceUsage {
+    /// tenant/service
+    #[prost(string, tag = "1")]
+    pub service: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub instance: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "3")]
+    pub location: ::core::option::Option<Location>,
     #[prost(message, repeated, tag = "4")]
-    pub calls: ::prost::alloc::vec::Vec<CallRates>,
-    /// At most 1024.
-    #[prost(message, repeated, tag = "5")]
-    pub servers: ::prost::alloc::vec::Vec<ServerRates>,
-    /// Paths and groups of servers that had no room, in this report or in those that it is the sum of.
-    #[prost(uint32, tag = "6")]
-    pub left_out: u32,
-    /// Services, tenant/service, of which such rows are: what is reported of them is not all. At most 1024, the first by name:
-    /// of 1024, there may be further ones.
-    #[prost(string, repeated, tag = "7")]
-    pub incomplete: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    pub minutes: ::prost::alloc::vec::Vec<MinuteUsage>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MinuteUsage {
+    /// Minutes since 1970 (UTC).
+    #[prost(uint32, tag = "1")]
+    pub minute: u32,
+    /// CPU time used in it, in microseconds.
+    #[prost(uint64, tag = "2")]
+    pub cpu_us: u64,
+    /// Observed part of the minute, in milliseconds.
+    #[prost(uint32, tag = "3")]
+    pub covered_ms: u32,
+    /// CPU limit of the instance, in thousandths of a core; 0: unknown.
+    #[prost(uint32, tag = "4")]
+    pub limit_millicores: u32,
+    /// Started calls; 0: not counted.
+    #[prost(uint64, tag = "5")]
+    pub requests: u64,
 }
 /// Calls of one path.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -5967,35 +6023,298 @@ pub struct MetricSum {
     #[prost(uint32, tag = "3")]
     pub servers: u32,
 }
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct MinuteUsage {
-    /// Minutes since 1970 (UTC).
-    #[prost(uint32, tag = "1")]
-    pub minute: u32,
-    /// CPU time used in it, in microseconds.
-    #[prost(uint64, tag = "2")]
-    pub cpu_us: u64,
-    /// Observed part of the minute, in milliseconds.
-    #[prost(uint32, tag = "3")]
-    pub covered_ms: u32,
-    /// CPU limit of the instance, in thousandths of a core; 0: unknown.
-    #[prost(uint32, tag = "4")]
-    pub limit_millicores: u32,
-    /// Started calls; 0: not counted.
-    #[prost(uint64, tag = "5")]
-    pub requests: u64,
+/// Generated client implementations.
+pub mod signals_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use crate::codegen::*;
+    use crate::codegen::http::Uri;
+    #[derive(Debug, Clone)]
+    pub struct SignalsClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl<T> SignalsClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> SignalsClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: crate::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as crate::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            SignalsClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// Reports rows. Minutes are added to what is known. Rates replace those of the sender's last report. Control planes, replicas
+        /// and agents of the release before have `Imbalance.Report` instead.
+        pub async fn report(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReportSignalsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReportSignalsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codegen::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/fairmesh.v1.Signals/Report",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("fairmesh.v1.Signals", "Report"));
+            self.inner.unary(req, path, codec).await
+        }
+    }
 }
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct InstanceUsage {
-    /// tenant/service
-    #[prost(string, tag = "1")]
-    pub service: ::prost::alloc::string::String,
-    #[prost(string, tag = "2")]
-    pub instance: ::prost::alloc::string::String,
-    #[prost(message, optional, tag = "3")]
-    pub location: ::core::option::Option<Location>,
-    #[prost(message, repeated, tag = "4")]
-    pub minutes: ::prost::alloc::vec::Vec<MinuteUsage>,
+/// Generated server implementations.
+#[cfg(feature = "server")]
+pub mod signals_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use crate::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with SignalsServer.
+    #[async_trait]
+    pub trait Signals: std::marker::Send + std::marker::Sync + 'static {
+        /// Reports rows. Minutes are added to what is known. Rates replace those of the sender's last report. Control planes, replicas
+        /// and agents of the release before have `Imbalance.Report` instead.
+        async fn report(
+            &self,
+            request: tonic::Request<super::ReportSignalsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReportSignalsResponse>,
+            tonic::Status,
+        >;
+    }
+    #[derive(Debug)]
+    pub struct SignalsServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> SignalsServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> crate::codegen::Service<http::Request<B>> for SignalsServer<T>
+    where
+        T: Signals,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/fairmesh.v1.Signals/Report" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReportSvc<T: Signals>(pub Arc<T>);
+                    impl<
+                        T: Signals,
+                    > tonic::server::UnaryService<super::ReportSignalsRequest>
+                    for ReportSvc<T> {
+                        type Response = super::ReportSignalsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReportSignalsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Signals>::report(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReportSvc(inner);
+                        let codec = crate::codegen::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for SignalsServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "fairmesh.v1.Signals";
+    impl<T> tonic::server::NamedService for SignalsServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ReportUsageRequest {
@@ -6006,16 +6325,30 @@ pub struct ReportUsageRequest {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReportUsageResponse {
-    /// Refused minutes: too late, in the future, impossible, or too many.
     #[prost(uint32, tag = "1")]
     pub dropped: u32,
-    /// When to report traffic again, in milliseconds; 0: as before.
     #[prost(uint32, tag = "2")]
     pub next_traffic_ms: u32,
-    /// Services whose calls are to be reported until the next response, as those of services that are planned for, since an
-    /// operator looks at them; at most 64. A report without anything asks for this.
     #[prost(string, repeated, tag = "3")]
     pub watched: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// Rates, as ReportSignalsRequest has them.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TrafficReport {
+    #[prost(uint64, tag = "1")]
+    pub reporter: u64,
+    #[prost(uint32, tag = "2")]
+    pub interval_ms: u32,
+    #[prost(string, repeated, tag = "3")]
+    pub regions: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(message, repeated, tag = "4")]
+    pub calls: ::prost::alloc::vec::Vec<CallRates>,
+    #[prost(message, repeated, tag = "5")]
+    pub servers: ::prost::alloc::vec::Vec<ServerRates>,
+    #[prost(uint32, tag = "6")]
+    pub left_out: u32,
+    #[prost(string, repeated, tag = "7")]
+    pub incomplete: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReadImbalanceRequest {
@@ -6218,9 +6551,7 @@ pub mod imbalance_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Reports usage of instances by minute. Each report covers all of a minute so far: the longest coverage wins, so that
-        /// repeated reports are not counted twice. Reports that are late by up to 15 minutes count in their own minute. Traffic is
-        /// of the present, and replaces the last report of the same process.
+        /// As `Signals.Report`, which replaces it, for the release before. To be removed in the next one.
         pub async fn report(
             &mut self,
             request: impl tonic::IntoRequest<super::ReportUsageRequest>,
@@ -6286,9 +6617,7 @@ pub mod imbalance_server {
     /// Generated trait containing gRPC methods that should be implemented for use with ImbalanceServer.
     #[async_trait]
     pub trait Imbalance: std::marker::Send + std::marker::Sync + 'static {
-        /// Reports usage of instances by minute. Each report covers all of a minute so far: the longest coverage wins, so that
-        /// repeated reports are not counted twice. Reports that are late by up to 15 minutes count in their own minute. Traffic is
-        /// of the present, and replaces the last report of the same process.
+        /// As `Signals.Report`, which replaces it, for the release before. To be removed in the next one.
         async fn report(
             &self,
             request: tonic::Request<super::ReportUsageRequest>,

@@ -3,7 +3,7 @@ use std::{error::Error, time::Duration};
 use fairmesh_model::Invalid;
 use tokio::time::timeout;
 use tonic::{
-    Code, Request, Status,
+    Code, Request, Response, Status,
     metadata::{Ascii, MetadataValue},
     service::{Interceptor, interceptor::InterceptedService},
 };
@@ -16,10 +16,11 @@ use crate::{
         connect_channel_lazy,
     },
     v1::{
-        HelloRequest, HelloResponse, admin_client::AdminClient, authority_client::AuthorityClient,
+        self, HelloRequest, HelloResponse, admin_client::AdminClient, authority_client::AuthorityClient,
         checker_client::CheckerClient, identity_client::IdentityClient, imbalance_client::ImbalanceClient,
         quota_client::QuotaClient, registry_client::RegistryClient, rib_client::RibClient,
-        traffic_planner_client::TrafficPlannerClient, workload_client::WorkloadClient,
+        signals_client::SignalsClient, traffic_planner_client::TrafficPlannerClient,
+        workload_client::WorkloadClient,
     },
     watch::Watch,
 };
@@ -160,7 +161,31 @@ impl Connection {
         rpc::workload_client(self.channel.clone())
     }
 
-    /// Client for usage reports; agents forward them.
+    /// Client for reports of usage, calls and load; agents and replicas take them too. [`Self::report_signals`] reports to
+    /// processes of the release before as well.
+    pub fn signals(&self) -> SignalsClient<VersionedChannel> {
+        rpc::signals_client(self.channel.clone())
+    }
+
+    /// Reports rows; the response of the process. One of the release before is told by `Imbalance.Report`: to be removed with
+    /// that method.
+    ///
+    /// # Errors
+    /// As the process refuses them, or none responds.
+    pub async fn report_signals(
+        &self,
+        report: v1::ReportSignalsRequest,
+    ) -> Result<v1::ReportSignalsResponse, Status> {
+        match self.signals().report(report.clone()).await {
+            Err(status) if status.code() == Code::Unimplemented => {
+                let response = self.imbalance().report(v1::ReportUsageRequest::from(report)).await?;
+                Ok(response.into_inner().into())
+            }
+            response => response.map(Response::into_inner),
+        }
+    }
+
+    /// Client for the waste by imbalance; replicas forward it.
     pub fn imbalance(&self) -> ImbalanceClient<VersionedChannel> {
         rpc::imbalance_client(self.channel.clone())
     }

@@ -30,8 +30,13 @@ use super::{Address, BearerToken, ON_BEHALF_OF, STATEMENT, StatedCall, Transport
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The services whose calls replicas forward.
-const FORWARDED: [&str; 4] =
-    ["/fairmesh.v1.Registry/", "/fairmesh.v1.Imbalance/", "/fairmesh.v1.Quota/", "/fairmesh.v1.Checker/"];
+const FORWARDED: [&str; 5] = [
+    "/fairmesh.v1.Registry/",
+    "/fairmesh.v1.Signals/",
+    "/fairmesh.v1.Imbalance/",
+    "/fairmesh.v1.Quota/",
+    "/fairmesh.v1.Checker/",
+];
 
 /// The call that finds out what a process is: without the token of the user, which is for control planes.
 const HELLO: &str = "/fairmesh.v1.Rib/Hello";

@@ -27,7 +27,7 @@ fn registration(service: &str, instance: &str) -> v1::RegisterRequest {
 }
 
 /// A report of calls by a service, of as many a second.
-fn traffic(caller: &str, service: &str, per_second: u64) -> v1::ReportUsageRequest {
+fn traffic(caller: &str, service: &str, per_second: u64) -> v1::ReportSignalsRequest {
     let calls = v1::CallRates {
         service: service.into(),
         from: "eu".into(),
@@ -38,14 +38,8 @@ fn traffic(caller: &str, service: &str, per_second: u64) -> v1::ReportUsageReque
         answered: per_second * 1_000,
         ..Default::default()
     };
-    let traffic = v1::TrafficReport {
-        reporter: 7,
-        interval_ms: 60_000,
-        regions: vec!["eu".into()],
-        calls: vec![calls],
-        ..Default::default()
-    };
-    v1::ReportUsageRequest { usages: Vec::new(), traffic: Some(traffic) }
+    let sender = v1::SignalSender { reporter: 7, interval_ms: 60_000, regions: vec!["eu".into()] };
+    v1::ReportSignalsRequest { sender: Some(sender), calls: vec![calls], ..Default::default() }
 }
 
 fn is_refusal(status: &Status) -> bool {
@@ -98,15 +92,18 @@ async fn a_replica_adds_up_only_reports_that_their_senders_may_make() {
         (&red, "", "blue/vault"),
     ] {
         for connection in [replica.connect(sender).await, replica.connect_stating(sender).await] {
-            let refused = connection.imbalance().report(traffic(caller, service, 9_000_000)).await;
-            let refused = refused.expect_err(&format!("{caller} calls {service}"));
-            assert!(is_refusal(&refused), "{caller} calls {service}: {refused}");
+            let report = traffic(caller, service, 9_000_000);
+            let former = connection.imbalance().report(v1::ReportUsageRequest::from(report.clone())).await;
+            for refused in [connection.signals().report(report).await.err(), former.err()] {
+                let refused = refused.unwrap_or_else(|| panic!("{caller} calls {service}"));
+                assert!(is_refusal(&refused), "{caller} calls {service}: {refused}");
+            }
         }
     }
     replica
         .connect_stating(&blue)
         .await
-        .imbalance()
+        .signals()
         .report(traffic("blue/web", "blue/vault", 5))
         .await
         .unwrap();

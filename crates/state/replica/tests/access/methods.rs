@@ -17,7 +17,7 @@ use tower_service::Service as _;
 use crate::{members::join, strict_replica::StrictReplica, support::BOUND};
 
 /// The services that a replica forwards.
-const FORWARDED: [&str; 4] = ["Registry", "Imbalance", "Quota", "Checker"];
+const FORWARDED: [&str; 5] = ["Registry", "Signals", "Imbalance", "Quota", "Checker"];
 
 fn instance() -> v1::InstanceRef {
     v1::InstanceRef { service: "blue/vault".into(), instance: "vault-0".into(), incarnation: 0 }
@@ -59,6 +59,10 @@ fn requests() -> BTreeMap<&'static str, Vec<u8>> {
         ("Registry/ReadShardLoads", of(v1::ReadShardLoadsRequest { service: service() })),
         ("Registry/ProposeMoves", of(v1::ProposeMovesRequest { service: service(), ..Default::default() })),
         ("Registry/ReadPlaintextCallers", of(v1::ReadPlaintextCallersRequest { service: service() })),
+        (
+            "Signals/Report",
+            of(v1::ReportSignalsRequest { usages: vec![usage.clone()], ..Default::default() }),
+        ),
         ("Imbalance/Report", of(v1::ReportUsageRequest { usages: vec![usage], traffic: None })),
         ("Imbalance/Read", of(v1::ReadImbalanceRequest::default())),
         ("Quota/Claim", of(v1::ClaimRequest { caller: 7, demands: vec![demand] })),
@@ -110,7 +114,7 @@ async fn no_forwarded_method_gives_a_caller_the_rights_of_the_replica() {
         }
         // A replica below it reads what it forwards, and vouches for nothing.
         let code = status(&beside.transport(), &replica.address, path, request).await;
-        let adds_up = path == "Imbalance/Report";
+        let adds_up = ["Signals/Report", "Imbalance/Report"].contains(&path);
         assert!(
             adds_up || matches!(code, Code::NotFound | Code::PermissionDenied),
             "{path} by a replica: {code:?}"

@@ -71,6 +71,7 @@ pub static METHODS: &[Method] = &[
     row("/fairmesh.v1.Registry/ReadShardLoads", MethodAccess::Of(of::read_shard_loads)),
     row("/fairmesh.v1.Registry/ProposeMoves", MethodAccess::Of(of::propose_moves)),
     row("/fairmesh.v1.Registry/ReadPlaintextCallers", MethodAccess::Of(of::read_plaintext_callers)),
+    row("/fairmesh.v1.Signals/Report", MethodAccess::Of(of::report_signals)),
     row("/fairmesh.v1.TrafficPlanner/Status", MethodAccess::Of(of::traffic_status)),
     row("/fairmesh.v1.TrafficPlanner/ForecastDrain", MethodAccess::Of(of::view_all)),
     row("/fairmesh.v1.TrafficPlanner/DrainRegion", MethodAccess::Of(of::administration)),
@@ -132,7 +133,7 @@ mod tests {
             );
             let is_judged = matches!(method.access, MethodAccess::Of(_));
             assert_eq!(cells[2] == "judged", is_judged, "{}", method.path);
-            let forwarded = ["Registry/", "Imbalance/", "Quota/", "Checker/"];
+            let forwarded = ["Registry/", "Signals/", "Imbalance/", "Quota/", "Checker/"];
             let is_forwarded =
                 forwarded.iter().any(|service| cells[0].trim_matches('`').starts_with(service));
             assert_eq!(cells[3].starts_with("judged, then"), is_forwarded, "{}", method.path);

@@ -176,34 +176,41 @@ pub fn report_distances(message: &[u8]) -> Needs {
     Ok(vec![Need::Check(region(&decode::<v1::ReportDistancesRequest>(message)?.region)?)])
 }
 
-/// Needs of `Imbalance/Report`.
+/// Needs of `Signals/Report`.
+pub fn report_signals(message: &[u8]) -> Needs {
+    rows(&decode(message)?)
+}
+
+/// Needs of `Imbalance/Report`: those of the same report as `Signals/Report` has it.
 pub fn report_usage(message: &[u8]) -> Needs {
-    let v1::ReportUsageRequest { usages, traffic } = decode(message)?;
-    let named = usages.iter().map(|one| (one.service.as_str(), one.instance.as_str()));
+    rows(&decode::<v1::ReportUsageRequest>(message)?.into())
+}
+
+/// Needs of the rows of a report.
+fn rows(report: &v1::ReportSignalsRequest) -> Needs {
+    let named = report.usages.iter().map(|one| (one.service.as_str(), one.instance.as_str()));
     let mut needs = instances(named, Need::Serve)?;
-    if let Some(report) = traffic {
-        for name in &report.regions {
-            needs.push(Need::ReportFor(region(name)?));
+    for name in report.sender.iter().flat_map(|sender| &sender.regions) {
+        needs.push(Need::ReportFor(region(name)?));
+    }
+    for calls in &report.calls {
+        needs.push(Need::CallFrom(service(&calls.service)?));
+        needs.push(Need::ReportFor(region(&calls.from)?));
+        if !calls.caller.is_empty() {
+            needs.push(Need::ServeAny(service(&calls.caller)?));
         }
-        for calls in &report.calls {
-            needs.push(Need::CallFrom(service(&calls.service)?));
-            needs.push(Need::ReportFor(region(&calls.from)?));
-            if !calls.caller.is_empty() {
-                needs.push(Need::ServeAny(service(&calls.caller)?));
-            }
-        }
-        // Nothing is planned for these, so it is for those who may say what is called.
-        for name in &report.incomplete {
-            needs.push(Need::CallFrom(service(name)?));
-        }
-        // With as many names any service may be one.
-        if report.incomplete.len() >= MAX_INCOMPLETE_SERVICES {
-            needs.push(Need::CallFromAny);
-        }
-        for servers in &report.servers {
-            needs.push(Need::ServeAny(service(&servers.service)?));
-            needs.push(Need::ReportFor(region(&servers.region)?));
-        }
+    }
+    // Nothing is planned for these, so it is for those who may say what is called.
+    for name in &report.incomplete {
+        needs.push(Need::CallFrom(service(name)?));
+    }
+    // With as many names any service may be one.
+    if report.incomplete.len() >= MAX_INCOMPLETE_SERVICES {
+        needs.push(Need::CallFromAny);
+    }
+    for servers in &report.servers {
+        needs.push(Need::ServeAny(service(&servers.service)?));
+        needs.push(Need::ReportFor(region(&servers.region)?));
     }
     Ok(needs)
 }

@@ -1,11 +1,12 @@
-//! Sums of traffic reports on their way to the process above.
+//! Sums of reports on their way to the process above.
 
-use fairmesh_model::Region;
+use fairmesh_model::{Region, TrafficReport};
 use fairmesh_rib::ReportRelay;
 use fairmesh_signals::SumLimits;
 use fairmesh_wire::v1::{
     self,
     imbalance_server::{Imbalance, ImbalanceServer},
+    signals_server::{Signals, SignalsServer},
 };
 use tokio::{sync::mpsc, time::timeout};
 use tokio_util::sync::CancellationToken;
@@ -16,18 +17,34 @@ use crate::{
     support::{BOUND, Memory, Reader, Server},
 };
 
-/// Hands reports to the test.
-struct Received(mpsc::UnboundedSender<v1::TrafficReport>);
+/// The process above, which hands rates to the test.
+struct Above(mpsc::UnboundedSender<TrafficReport>);
+
+impl Above {
+    fn take(&self, mut report: v1::ReportSignalsRequest) -> v1::ReportSignalsResponse {
+        let _ = self.0.send(report.take_rates().unwrap().unwrap());
+        let watched = vec!["shop/cart".to_owned()];
+        v1::ReportSignalsResponse { dropped_minutes: 0, next_report_ms: 1_000, watched }
+    }
+}
 
 #[tonic::async_trait]
-impl Imbalance for Received {
+impl Signals for Above {
+    async fn report(
+        &self,
+        request: Request<v1::ReportSignalsRequest>,
+    ) -> Result<Response<v1::ReportSignalsResponse>, Status> {
+        Ok(Response::new(self.take(request.into_inner())))
+    }
+}
+
+#[tonic::async_trait]
+impl Imbalance for Above {
     async fn report(
         &self,
         request: Request<v1::ReportUsageRequest>,
     ) -> Result<Response<v1::ReportUsageResponse>, Status> {
-        let _ = self.0.send(request.into_inner().traffic.unwrap());
-        let watched = vec!["shop/cart".to_owned()];
-        Ok(Response::new(v1::ReportUsageResponse { dropped: 0, next_traffic_ms: 1_000, watched }))
+        Ok(Response::new(self.take(request.into_inner().into()).into()))
     }
 
     async fn read(
@@ -38,11 +55,10 @@ impl Imbalance for Received {
     }
 }
 
-#[tokio::test]
-async fn a_relay_that_stops_takes_its_sums_back() {
+/// Reports to a process above that serves this, and stops.
+async fn report_and_stop(serve: fn(Above) -> Routes) {
     let ((_folder, address), (sender, mut received)) = (socket(), mpsc::unbounded_channel());
-    let services = Routes::new(ImbalanceServer::new(Received(sender)));
-    let server = Server::start_with(Memory::new(1), &address, services).await;
+    let server = Server::start_with(Memory::new(1), &address, serve(Above(sender))).await;
     let reader = Reader::following(&[&server.address], &["/a/"]).await;
     let region = Region::new("eu").unwrap();
     let relay = ReportRelay::new(reader.handle.clone(), Some(region), SumLimits::AGENT);
@@ -52,16 +68,17 @@ async fn a_relay_that_stops_takes_its_sums_back() {
         servers: 1,
         ..Default::default()
     };
+    let below = v1::SignalSender { reporter: 7, interval_ms: 10_000, regions: Vec::new() };
     let report =
-        v1::TrafficReport { reporter: 7, interval_ms: 10_000, servers: vec![servers], ..Default::default() };
-    let told = relay.record(report.clone()).unwrap();
-    assert!(told.watched.is_empty(), "the process above has said nothing yet");
+        v1::ReportSignalsRequest { sender: Some(below), servers: vec![servers], ..Default::default() };
+    let take = || relay.take_rates(&mut report.clone()).unwrap().unwrap();
+    assert!(take().watched.is_empty(), "the process above has said nothing yet");
     let stopping = CancellationToken::new();
     let running = tokio::spawn(relay.clone().run(stopping.clone()));
     let sum = timeout(BOUND, received.recv()).await.expect("the sum is reported").unwrap();
     assert_eq!((sum.servers.len(), sum.regions.len()), (1, 1));
     let passed_on = async {
-        while relay.record(report.clone()).unwrap().watched != ["shop/cart"] {
+        while take().watched != ["shop/cart"] {
             received.recv().await;
         }
     };
@@ -75,4 +92,14 @@ async fn a_relay_that_stops_takes_its_sums_back() {
     assert_eq!(last.reporter, sum.reporter);
     assert!(last.servers.is_empty() && last.regions.is_empty(), "{last:?}");
     server.stop().await;
+}
+
+#[tokio::test]
+async fn relay_that_stops_takes_its_sums_back() {
+    report_and_stop(|above| Routes::new(SignalsServer::new(above))).await;
+}
+
+#[tokio::test]
+async fn relay_reports_to_a_process_of_the_release_before() {
+    report_and_stop(|above| Routes::new(ImbalanceServer::new(above))).await;
 }

@@ -23,7 +23,8 @@ const POSITIONS: [(&str, u32); 4] = [
     ("agent's user, root", 0),
 ];
 const TITLE: &str = "### What an agent does for which program";
-const SERVED: [&str; 6] = ["Rib", "Imbalance", "Quota", "Registry", "Workload", "SpiffeWorkloadAPI"];
+const SERVED: [&str; 7] =
+    ["Rib", "Signals", "Imbalance", "Quota", "Registry", "Workload", "SpiffeWorkloadAPI"];
 
 fn root() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
@@ -88,6 +89,25 @@ async fn does<M: Message + Default + 'static>(connection: &Connection, method: &
     first.err().is_none_or(|status| !refusals.contains(&status.code()))
 }
 
+/// A report of minutes of an instance of `blue/vault`.
+fn minutes(instance: &str) -> v1::ReportSignalsRequest {
+    let usage = v1::InstanceUsage {
+        service: "blue/vault".into(),
+        instance: instance.into(),
+        location: Some(v1::Location { region: "eu".into(), ..Default::default() }),
+        ..Default::default()
+    };
+    v1::ReportSignalsRequest { usages: vec![usage], ..Default::default() }
+}
+
+/// A report of calls to `blue/vault`.
+fn calls() -> v1::ReportSignalsRequest {
+    let (service, eu) = ("blue/vault".to_owned(), || "eu".to_owned());
+    let calls = v1::CallRates { service, from: eu(), to: eu(), ..Default::default() };
+    let sender = v1::SignalSender { reporter: 1, ..Default::default() };
+    v1::ReportSignalsRequest { sender: Some(sender), calls: vec![calls], ..Default::default() }
+}
+
 /// Makes the call of a row.
 #[allow(clippy::too_many_lines, clippy::cognitive_complexity, reason = "one call for each row")]
 async fn try_row(connection: &Connection, row: &str, vault: &str) -> bool {
@@ -108,25 +128,10 @@ async fn try_row(connection: &Connection, row: &str, vault: &str) -> bool {
         "Rib/Watchers" => {
             does(c, method, v1::WatchersRequest { prefix: "/t/blue/services/vault".into() }).await
         }
-        "Imbalance/Report" => {
-            let usage = v1::InstanceUsage {
-                service: service(),
-                instance: vault.into(),
-                location: Some(v1::Location { region: "eu".into(), ..Default::default() }),
-                ..Default::default()
-            };
-            does(c, method, v1::ReportUsageRequest { usages: vec![usage], traffic: None }).await
-        }
-        "Imbalance/Report, of calls" => {
-            let calls = v1::CallRates {
-                service: service(),
-                from: "eu".into(),
-                to: "eu".into(),
-                ..Default::default()
-            };
-            let traffic = v1::TrafficReport { reporter: 1, calls: vec![calls], ..Default::default() };
-            does(c, method, v1::ReportUsageRequest { usages: Vec::new(), traffic: Some(traffic) }).await
-        }
+        "Signals/Report" => does(c, method, minutes(vault)).await,
+        "Signals/Report, of calls" => does(c, method, calls()).await,
+        "Imbalance/Report" => does(c, method, v1::ReportUsageRequest::from(minutes(vault))).await,
+        "Imbalance/Report, of calls" => does(c, method, v1::ReportUsageRequest::from(calls())).await,
         "Imbalance/Read" => does(c, method, v1::ReadImbalanceRequest::default()).await,
         "Quota/Claim" => {
             let demand = v1::Demand { service: service(), ..Default::default() };

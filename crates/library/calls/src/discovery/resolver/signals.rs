@@ -57,7 +57,7 @@ pub(super) async fn report_periodically<T>(
         let Some(report) = reporter.report(&registry, elapsed_ms) else { continue };
         was_idle = report.regions.is_empty();
         let told = send(&upstream, report).await;
-        let asked = told.as_ref().map(|told| Duration::from_millis(told.next_traffic_ms.into()));
+        let asked = told.as_ref().map(|told| Duration::from_millis(told.next_report_ms.into()));
         match told {
             Some(told) => {
                 told_at = now;
@@ -147,13 +147,11 @@ impl CallReporter {
     }
 }
 
-/// Sends a report; what the receiver says.
-async fn send(upstream: &FollowerHandle, report: TrafficReport) -> Option<v1::ReportUsageResponse> {
+/// Sends a report; the response of its receiver.
+async fn send(upstream: &FollowerHandle, report: TrafficReport) -> Option<v1::ReportSignalsResponse> {
     let connection = upstream.connection()?;
-    let mut client = connection.imbalance();
-    let request = v1::ReportUsageRequest { usages: Vec::new(), traffic: Some(report.into()) };
-    match timeout(INTERVAL, client.report(request)).await {
-        Ok(Ok(response)) => Some(response.into_inner()),
+    match timeout(INTERVAL, connection.report_signals(report.into())).await {
+        Ok(Ok(response)) => Some(response),
         Ok(Err(status)) => {
             tracing::debug!(reason = status.message(), "calls could not be reported");
             None
