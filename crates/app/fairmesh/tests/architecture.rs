@@ -213,7 +213,7 @@ const LISTENS: &[&str] = &[
     "wire/src/transport/listener.rs",
     "wire/src/transport/serve.rs",
     // Listeners for programs, for a program's server, and for the process that takes over.
-    "proxy/src/listen/bind.rs",
+    "proxy/src/lifecycle/bind.rs",
     "proxy/src/inbound/server.rs",
     "proxy/src/lifecycle/handover.rs",
     // In front of a program.

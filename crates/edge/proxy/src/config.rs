@@ -5,8 +5,9 @@ use fairmesh_server::MeshServer;
 
 use crate::{
     limits::Limits,
-    listen::{listener_config::ListenerConfig, tls::files::TlsFiles},
+    listen::listener_config::ListenerConfig,
     observe::{access_log::AccessLogConfig, endpoint_metrics::EndpointMetrics, spans::TraceConfig},
+    tls::files::TlsFiles,
 };
 
 /// Configuration of a proxy.

@@ -2,7 +2,7 @@ use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
 
 use fairmesh_model::Invalid;
 
-use crate::listen::tls::files::TlsError;
+use crate::tls::files::TlsError;
 
 /// Error that prevents a proxy from starting.
 #[derive(Debug, thiserror::Error)]

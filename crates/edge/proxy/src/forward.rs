@@ -1,15 +1,13 @@
 //! Requests of clients: finds the service, sends the call with the client library, and returns its response.
 
 pub(crate) mod body_limit;
+pub(crate) mod connect;
 pub(crate) mod connection_info;
 pub(crate) mod error_response;
 pub(crate) mod forwarder;
 pub(crate) mod hop_by_hop;
 pub(crate) mod host;
-pub(crate) mod host_cache;
-pub(crate) mod host_name;
+pub(crate) mod http1_handler;
 pub(crate) mod loops;
-pub(crate) mod metrics;
 pub(crate) mod rewrite;
-pub(crate) mod services;
-pub(crate) mod target;
+pub(crate) mod tcp;

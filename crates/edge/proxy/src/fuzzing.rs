@@ -21,9 +21,9 @@ use crate::{
         rapid_reset::RapidResetGuard,
         response_stall::{ResponseBody, StallMonitor},
     },
-    lifecycle::shutdown::Shutdown,
-    listen::metrics::ConnectionMetrics,
+    metrics::connections::ConnectionMetrics,
     passthrough::protocol_detect::{self, DetectedProtocol},
+    shutdown::Shutdown,
     tunnel::prefixed_io::PrefixedIo,
 };
 

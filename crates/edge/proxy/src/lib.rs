@@ -8,6 +8,7 @@
 
 mod admin;
 mod config;
+mod counter;
 mod error;
 mod forward;
 #[doc(hidden)]
@@ -22,6 +23,10 @@ mod listen;
 mod metrics;
 mod observe;
 mod passthrough;
+mod server;
+mod services;
+mod shutdown;
+mod tls;
 mod tunnel;
 
 pub use config::ProxyConfig;
@@ -36,14 +41,14 @@ pub use limits::Limits;
 pub use listen::{
     listener_config::{ListenerConfig, ListenerKind},
     proxy_protocol,
-    tls::{
-        check as check_tls,
-        files::{TlsError, TlsFiles},
-    },
 };
 pub use observe::{
     access_log::{AccessLogConfig, AccessLogFormat},
     endpoint_metrics::EndpointMetrics,
     spans::TraceConfig,
+};
+pub use tls::{
+    check as check_tls,
+    files::{TlsError, TlsFiles},
 };
 pub use tunnel::copy::BidirectionalCopy;

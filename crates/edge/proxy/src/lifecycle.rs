@@ -1,6 +1,6 @@
-//! Start, graceful shutdown, hot upgrade, and the service manager.
+//! Start, stop, hot upgrade, and the service manager.
 
+pub(crate) mod bind;
 pub(crate) mod handover;
 pub(crate) mod run;
 mod service_manager;
-pub(crate) mod shutdown;

@@ -1,14 +1,19 @@
 //! The counters of a proxy. Labels are names of declared services and fixed classes, so that the number of series is
 //! bounded.
 
+pub(crate) mod connections;
+pub(crate) mod requests;
+pub(crate) mod tls;
+pub(crate) mod tunnels;
+
 use prometheus_client::registry::Registry;
 
 use crate::{
-    forward::metrics::RequestMetrics,
     kernel::metrics::KernelMetrics,
-    listen::{metrics::ConnectionMetrics, tls::metrics::TlsMetrics},
+    metrics::{
+        connections::ConnectionMetrics, requests::RequestMetrics, tls::TlsMetrics, tunnels::TunnelMetrics,
+    },
     passthrough::metrics::CaptureMetrics,
-    tunnel::metrics::TunnelMetrics,
 };
 
 /// Counters by subject, except those of services and of the access log.

@@ -2,7 +2,6 @@
 
 pub(crate) mod access_log;
 pub(crate) mod completion;
-pub(crate) mod counter;
 pub(crate) mod ejections;
 pub(crate) mod endpoint_metrics;
 pub(crate) mod explain_header;

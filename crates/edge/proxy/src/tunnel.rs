@@ -4,11 +4,8 @@
 //! proxy stops, a tunnel is closed as soon as it pauses, so that its client reconnects elsewhere; only HTTP could
 //! announce the end.
 
-pub(crate) mod connect;
 pub(crate) mod copy;
-pub(crate) mod metrics;
 pub(crate) mod prefixed_io;
-pub(crate) mod tcp_proxy;
 pub(crate) mod upgrade;
 
 use std::{pin::pin, sync::Arc, time::Duration};
@@ -21,11 +18,11 @@ use tokio::{
 use tokio_util::task::TaskTracker;
 
 use crate::{
-    lifecycle::shutdown::Shutdown,
+    counter::{GaugeGuard, increment},
     limits::Limits,
     listen::connection_permit::ConnectionPermit,
     metrics::ProxyMetrics,
-    observe::counter::{GaugeGuard, increment},
+    shutdown::Shutdown,
     tunnel::{copy::BidirectionalCopy, upgrade::ClientUpgrade},
 };
 

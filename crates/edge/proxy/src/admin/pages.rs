@@ -21,8 +21,8 @@ use serde::Serialize;
 
 use crate::{
     admin::{endpoints_page, proxy_info::ProxyInfoView, routes_page, state::AdminState, tap_page},
-    forward::target::Target,
     observe::recent_requests::{RecentRequests, RequestRecord},
+    services::target::Target,
 };
 
 const INDEX: &str = "\

@@ -18,7 +18,7 @@ use fairmesh_model::{
 use http::StatusCode;
 use serde::Serialize;
 
-use crate::{admin::state::AdminState, forward::target::Target, observe::response_metrics::BackendMetrics};
+use crate::{admin::state::AdminState, observe::response_metrics::BackendMetrics, services::target::Target};
 
 /// The policy in force, as `apply` reads it.
 #[derive(Debug, Serialize)]

@@ -16,8 +16,8 @@ use prometheus_client::{
 };
 
 use crate::{
-    forward::{services::Services, target::Target},
     observe::{observer::RequestObserver, response_metrics::BackendMetrics, service_metrics::ServiceMetrics},
+    services::{Services, target::Target},
 };
 
 /// `from_region` while the proxy's region is unknown.

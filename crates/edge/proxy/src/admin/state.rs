@@ -11,8 +11,8 @@ use fairmesh_listen::Listeners;
 use fairmesh_server::MeshServer;
 
 use crate::{
-    admin::proxy_info::ProxyInfo, forward::services::Services, metrics::ProxyMetrics,
-    observe::observer::RequestObserver,
+    admin::proxy_info::ProxyInfo, metrics::ProxyMetrics, observe::observer::RequestObserver,
+    services::Services,
 };
 
 /// Shared by all handlers.

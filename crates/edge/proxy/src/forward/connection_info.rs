@@ -5,8 +5,8 @@ use std::{net::SocketAddr, sync::Arc};
 use fairmesh_calls::ServiceName;
 
 use crate::{
-    forward::host_cache::HostCache, kernel::caller::KernelCaller,
-    listen::connection_permit::ConnectionPermit, passthrough::http2::CapturedConnection,
+    kernel::caller::KernelCaller, listen::connection_permit::ConnectionPermit,
+    passthrough::http2::CapturedConnection, services::host_cache::HostCache,
 };
 
 /// A client connection, as its requests need it.

@@ -12,24 +12,25 @@ use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
 use tokio::time::Instant;
 
 use crate::{
+    counter::{GaugeGuard, increment},
     forward::{
         body_limit::{self, LimitedBody},
         connection_info::ConnectionInfo,
-        error_response,
-        host_name::HostError,
-        loops,
+        error_response, loops,
         rewrite::{prepare_request, prepare_response, server_region},
-        services::Services,
-        target::{GrpcStatusWatch, Target},
     },
     metrics::ProxyMetrics,
     observe::{
-        counter::{GaugeGuard, increment},
         observation::{CallEnd, Observation},
         observer::RequestObserver,
         request_info::Arrival,
     },
     passthrough::original_dst::PassthroughConnector,
+    services::{
+        Services,
+        host_name::HostError,
+        target::{GrpcStatusWatch, Target},
+    },
     tunnel::{Tunnels, upgrade::UpgradeRequest},
 };
 

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use fairmesh_model::HostPort;
 use http::{HeaderMap, HeaderValue, Request, Version, header};
 
-use crate::forward::{
-    connection_info::ConnectionInfo, forwarder::Forwarder, host_name::HostError, target::Target,
+use crate::{
+    forward::{connection_info::ConnectionInfo, forwarder::Forwarder},
+    services::{host_name::HostError, target::Target},
 };
 
 impl Forwarder {

@@ -8,7 +8,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::{
     http1::{connection::Connection, outcome::ConnectionError, request_body::IncomingBody},
-    lifecycle::shutdown::Shutdown,
+    shutdown::Shutdown,
 };
 
 /// Handles the requests of a connection.

@@ -16,7 +16,7 @@ use crate::{
         handler::RequestHandler,
         outcome::{ConnectionEnd, ConnectionError},
     },
-    lifecycle::shutdown::Shutdown,
+    shutdown::Shutdown,
 };
 
 /// Serves a connection until it ends, is idle for longer than its timeout, or the proxy stops: then after a response

@@ -12,6 +12,7 @@ use tokio::{
 };
 
 use crate::{
+    counter::increment,
     forward::connection_info::ConnectionInfo,
     http1::date::Date,
     http2::{
@@ -20,9 +21,8 @@ use crate::{
         response_stall::StallMonitor,
         stream_drain::{DrainNotice, DrainableBody},
     },
-    lifecycle::shutdown::Shutdown,
-    listen::server::ConnectionServer,
-    observe::counter::increment,
+    server::ConnectionServer,
+    shutdown::Shutdown,
 };
 
 /// Interval of keepalive pings on a quiet connection.

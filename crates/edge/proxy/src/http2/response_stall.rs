@@ -21,7 +21,7 @@ use http::Response;
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, interval_at};
 
-use crate::{listen::metrics::ConnectionMetrics, observe::counter::increment};
+use crate::{counter::increment, metrics::connections::ConnectionMetrics};
 
 /// Number of entries at which dropped responses are pruned: the maximum number of streams, so that pruning is
 /// amortized.

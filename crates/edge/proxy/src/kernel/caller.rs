@@ -21,11 +21,12 @@ use tokio::{
 };
 
 use crate::{
-    forward::{connection_info::ConnectionInfo, forwarder::Forwarder, target::Target},
+    forward::{connection_info::ConnectionInfo, forwarder::Forwarder},
     kernel::{
         attached::{Attached, KernelRequest},
         served_caller::ServedCaller,
     },
+    services::target::Target,
 };
 
 /// How often it is looked whether a caller that pipelines has read what was moved to it: at first, and for one that reads nothing.

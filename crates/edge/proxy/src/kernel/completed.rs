@@ -12,12 +12,12 @@ use http::StatusCode;
 use tokio::time::{Instant, timeout};
 
 use crate::{
-    forward::host_cache::HostCache,
     kernel::attached::Attached,
     observe::{
         observer::unix_time,
         request_info::{Arrival, RequestInfo, RequestOutcome},
     },
+    services::host_cache::HostCache,
 };
 
 /// How often the ring is read while there are such calls: 200 wake-ups a second, and endpoints are picked by reports of that age.

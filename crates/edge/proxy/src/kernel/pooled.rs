@@ -19,12 +19,12 @@ use tokio::{
 };
 
 use crate::{
-    forward::host_cache::HostCache,
     kernel::{
         attached::{Attached, KernelRequest},
         endpoint::PublishedEndpoint,
         relay::{MAX_RESPONSE, relay},
     },
+    services::host_cache::HostCache,
 };
 
 /// How long a connection stays without a request.

@@ -11,10 +11,10 @@ use fairmesh_http::h1::{BorrowedResponse, header_storage};
 use fairmesh_kernel::{CompletedCall, Slot};
 
 use crate::{
-    forward::host_cache::HostCache,
     kernel::{
         attached::Attached, completed::record, endpoint::PublishedEndpoint, served_caller::ServedCaller,
     },
+    services::host_cache::HostCache,
 };
 
 /// The longest response that is relayed.

@@ -23,21 +23,19 @@ use crate::{
     },
     config::ProxyConfig,
     error::ProxyError,
-    forward::{forwarder::Forwarder, services::Services},
+    forward::forwarder::Forwarder,
     lifecycle::{
+        bind::BoundListener,
         handover::{Handover, Inherited, Predecessor, Successor},
         service_manager,
-        shutdown::Shutdown,
     },
-    listen::{
-        bind::BoundListener,
-        cores::Cores,
-        listener_config::ListenerConfig,
-        server::ConnectionServer,
-        tls::{LoadedTls, Tls},
-    },
+    listen::{cores::Cores, listener_config::ListenerConfig},
     metrics::ProxyMetrics,
     observe::observer::{ObserverConfig, RequestObserver},
+    server::ConnectionServer,
+    services::Services,
+    shutdown::Shutdown,
+    tls::{LoadedTls, Tls},
     tunnel::Tunnels,
 };
 

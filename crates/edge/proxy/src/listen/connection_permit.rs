@@ -2,7 +2,7 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::{listen::cores::CoreGuard, metrics::ProxyMetrics, observe::counter::increment};
+use crate::{counter::increment, listen::cores::CoreGuard, metrics::ProxyMetrics};
 
 /// A permit of the connection limit. It is released, and the connection no longer counted as open or on its core, once
 /// everything that came of the connection has ended, tunnels included.

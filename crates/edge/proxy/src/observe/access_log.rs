@@ -13,7 +13,7 @@ use tokio::sync::{
     oneshot,
 };
 
-use crate::observe::{access_log::entry::AccessLogEntry, counter::increment};
+use crate::{counter::increment, observe::access_log::entry::AccessLogEntry};
 
 /// Queue of lines to be written; further ones are dropped and counted, so that a slow reader does not delay calls.
 const QUEUE: usize = 4096;

@@ -12,13 +12,13 @@ use http::{HeaderMap, header::CONTENT_LENGTH};
 use http_body::Frame;
 
 use crate::{
-    forward::target::{GrpcStatusWatch, Target},
     observe::{
         access_log::entry::AccessLogEntry,
         observer::RequestObserver,
         request_info::{CompletedRequest, RequestInfo, RequestOutcome},
         spans::ActiveSpan,
     },
+    services::target::{GrpcStatusWatch, Target},
 };
 
 /// An observed request.

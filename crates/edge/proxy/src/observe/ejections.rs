@@ -12,7 +12,7 @@ use std::{
 use fairmesh_calls::{InstanceId, ServiceName, observe::EndpointStatus};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::forward::services::Services;
+use crate::services::Services;
 
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Shorter ejections are those of a server that was busy for a moment.

@@ -16,7 +16,7 @@ use fairmesh_calls::{
 use http::StatusCode;
 use tokio::time::Instant;
 
-use crate::observe::counter::increment;
+use crate::counter::increment;
 
 /// Maximum number of endpoints with their own series.
 const MAX_ENDPOINTS: usize = 1_000;

@@ -8,7 +8,7 @@ use std::sync::{
 use fairmesh_headers::GRPC_STATUS;
 use http::HeaderMap;
 
-use crate::observe::counter::increment;
+use crate::counter::increment;
 
 /// By code. The last one is for streams that ended without a status or with an unknown one.
 const NAMES: [&str; 18] = [

@@ -10,12 +10,12 @@ use fairmesh_calls::{
 use http::{HeaderMap, Response, StatusCode};
 
 use crate::{
-    forward::target::GrpcStatusWatch,
     observe::{
         completion::{CompletionWatch, ObservedRequest},
         explain_header,
         request_info::RequestOutcome,
     },
+    services::target::GrpcStatusWatch,
 };
 
 /// Status of requests whose client disconnected before the response, used only in logs and records, as in nginx.

@@ -16,7 +16,6 @@ use http::{HeaderMap, request::Parts};
 use tokio::time::{Instant, timeout_at};
 
 use crate::{
-    forward::target::Target,
     observe::{
         access_log::{AccessLogConfig, AccessLogger, entry::AccessLogEntry},
         completion::{CompletionWatch, ObservedRequest},
@@ -28,6 +27,7 @@ use crate::{
         spans::{TraceConfig, Tracer},
         tap::Taps,
     },
+    services::target::Target,
 };
 
 /// Observes requests.

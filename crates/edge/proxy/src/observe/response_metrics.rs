@@ -11,7 +11,7 @@ use std::{
 use fairmesh_calls::{Region, forwarding::RouteBackendIndex};
 use http::StatusCode;
 
-use crate::observe::counter::increment;
+use crate::counter::increment;
 
 /// Upper bounds of histogram buckets, in microseconds.
 pub(crate) const BUCKET_BOUNDS_US: [u64; 14] = [

@@ -10,8 +10,8 @@ use http::{Method, Request, Response, StatusCode, Version, header};
 use http_body_util::BodyExt as _;
 
 use crate::{
+    counter::increment,
     forward::{error_response, forwarder::Forwarder},
-    observe::counter::increment,
     passthrough::http2::CapturedConnection,
 };
 

@@ -6,20 +6,20 @@ use socket2::SockRef;
 use tokio::net::TcpStream;
 
 use crate::{
+    counter::increment,
     forward::connection_info::ConnectionInfo,
     kernel::{caller::KernelCaller, caller_stream::CallerStream},
     listen::{
         connection_permit::ConnectionPermit,
         listener_config::{ListenerConfig, ListenerKind},
-        server::ConnectionServer,
         socket,
     },
-    observe::counter::increment,
     passthrough::{
         http2::CapturedConnection,
         original_dst::PassthroughConnection,
         protocol_detect::{self, DetectedProtocol},
     },
+    server::ConnectionServer,
 };
 
 impl ConnectionServer {

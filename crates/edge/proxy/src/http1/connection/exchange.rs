@@ -30,7 +30,7 @@ use crate::{
         request_body::{BodyReader, IncomingBody},
         upgrade::OnUpgrade,
     },
-    lifecycle::shutdown::Shutdown,
+    shutdown::Shutdown,
 };
 
 impl<R, W> Connection<R, W>

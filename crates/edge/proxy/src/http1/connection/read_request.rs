@@ -19,7 +19,7 @@ use crate::{
         connection::{Connection, NextRequest, ReadState},
         outcome::ConnectionError,
     },
-    lifecycle::shutdown::Shutdown,
+    shutdown::Shutdown,
 };
 
 impl<R, W> Connection<R, W>

@@ -25,7 +25,7 @@ use crate::{
         outcome::ConnectionError,
         request_body::IncomingBody,
     },
-    lifecycle::shutdown::Shutdown,
+    shutdown::Shutdown,
 };
 
 /// Writes a response to the client.

@@ -34,7 +34,7 @@ use crate::{
         request_body::IncomingBody,
         serve::serve,
     },
-    lifecycle::shutdown::Shutdown,
+    shutdown::Shutdown,
 };
 
 type Near = (ReadHalf<DuplexStream>, WriteHalf<DuplexStream>);

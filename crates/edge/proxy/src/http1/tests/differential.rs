@@ -25,7 +25,7 @@ use crate::{
         connection::{Connection, Mutation},
         serve::serve,
     },
-    lifecycle::shutdown::Shutdown,
+    shutdown::Shutdown,
 };
 
 /// Reasons to refuse what hyper accepts: two servers could interpret the request differently.

@@ -17,7 +17,7 @@ use crate::{
         serve::serve,
         upgrade::OnUpgrade,
     },
-    lifecycle::shutdown::Shutdown,
+    shutdown::Shutdown,
 };
 
 type Reader = ReadHalf<DuplexStream>;

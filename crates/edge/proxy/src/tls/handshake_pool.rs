@@ -24,7 +24,7 @@ use tokio_rustls::{
     server::TlsStream,
 };
 
-use crate::observe::counter::increment;
+use crate::counter::increment;
 
 /// Threads that may wait for the key server at a time.
 const MAX_THREADS: usize = 64;

@@ -16,10 +16,10 @@ use tokio::{net::TcpStream, time::sleep_until};
 use tokio_rustls::server::TlsStream;
 
 use crate::{
-    forward::connection_info::ConnectionInfo,
+    counter::increment,
+    forward::{connection_info::ConnectionInfo, http1_handler::Http1Handler, tcp},
     http1::{
         connection::Connection,
-        fast_path::handler::Http1Handler,
         outcome::{ConnectionEnd, ConnectionParts},
         serve,
     },
@@ -29,11 +29,10 @@ use crate::{
         listener_config::{ListenerConfig, ListenerKind},
         proxy_header,
         proxy_protocol::{self, Addresses},
-        server::ConnectionServer,
         socket,
     },
-    observe::counter::increment,
-    tunnel::{prefixed_io::PrefixedIo, tcp_proxy},
+    server::ConnectionServer,
+    tunnel::prefixed_io::PrefixedIo,
 };
 
 /// Reunites a connection with its unread bytes. Always succeeds, since the halves belong together.
@@ -115,7 +114,7 @@ impl ConnectionServer {
             }
             ListenerKind::Tcp { service, send_proxy } => {
                 let header = send_proxy.map(|version| proxy_protocol::write(version, addresses));
-                tcp_proxy::serve(&self.forwarder, stream, service, header).boxed()
+                tcp::serve(&self.forwarder, stream, service, header).boxed()
             }
             // Handled before: these connections have an original destination.
             ListenerKind::Captured { .. } | ListenerKind::Kernel { .. } => ready(()).boxed(),

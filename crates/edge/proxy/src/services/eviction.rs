@@ -9,12 +9,10 @@ use fairmesh_calls::{Mesh, ServiceName, discovery::ServiceState, forwarding::ser
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::{
-    forward::{
-        services::{ServiceIndex, Services},
-        target::Target,
-    },
+    counter::increment,
     limits::Limits,
-    observe::{counter::increment, ejections},
+    observe::ejections,
+    services::{ServiceIndex, Services, target::Target},
 };
 
 /// Minimum interval of eviction for space, which visits every service while requests for new services wait.

@@ -12,19 +12,17 @@ use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use tokio::time::Instant;
 
 use crate::{
+    counter::{GaugeGuard, increment},
     forward::{
-        connection_info::ConnectionInfo,
-        error_response,
-        forwarder::Forwarder,
-        hop_by_hop, host,
-        host_name::{HostError, service_name},
-        rewrite,
-        target::Target,
+        connection_info::ConnectionInfo, error_response, forwarder::Forwarder, hop_by_hop, host, rewrite,
     },
     observe::{
         access_log::entry::{AccessLogEntry, millis, seconds},
-        counter::{GaugeGuard, increment},
         observer::unix_time,
+    },
+    services::{
+        host_name::{HostError, service_name},
+        target::Target,
     },
     tunnel::upgrade::{ClientUpgrade, UpgradeRequest, set_upgrade_headers},
 };

@@ -1,6 +1,9 @@
 //! The table of services that are called through the proxy.
 
 mod eviction;
+pub(crate) mod host_cache;
+pub(crate) mod host_name;
+pub(crate) mod target;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -21,13 +24,13 @@ use fairmesh_calls::{
 use tokio::time::{Instant, timeout};
 
 use crate::{
-    forward::{
-        host_name::{HostError, service_name},
-        target::Target,
-    },
     limits::Limits,
     listen::listener_config::ListenerConfig,
     observe::service_metrics::ServiceMetrics,
+    services::{
+        host_name::{HostError, service_name},
+        target::Target,
+    },
 };
 
 /// Maximum number of services with their own metric series, in order of their first call. The others are counted

@@ -1,5 +1,7 @@
 //! Accepts connections within the connection limit.
 
+mod connection;
+
 use std::{
     future::{pending, poll_fn},
     net::SocketAddr,
@@ -17,19 +19,19 @@ use tokio::{
 use tokio_util::{sync::PollSemaphore, task::TaskTracker};
 
 use crate::{
+    counter::increment,
     forward::forwarder::Forwarder,
     kernel::redirected::RedirectedConnections,
-    lifecycle::shutdown::Shutdown,
+    lifecycle::bind::BoundListener,
     limits::Limits,
     listen::{
-        bind::BoundListener,
         connection_permit::ConnectionPermit,
         cores::Cores,
         listener_config::{ListenerConfig, ListenerKind},
         socket,
-        tls::Tls,
     },
-    observe::counter::increment,
+    shutdown::Shutdown,
+    tls::Tls,
 };
 
 /// Delay after a failed accept, as when file descriptors run out.

@@ -5,9 +5,9 @@ use http::{Method, Request};
 use tokio::io::AsyncWriteExt as _;
 
 use crate::{
+    counter::increment,
     forward::forwarder::Forwarder,
     listen::{client_stream::ClientStream, socket},
-    observe::counter::increment,
 };
 
 /// Copies a connection to a server of the service, after the PROXY protocol `header` if there is one.

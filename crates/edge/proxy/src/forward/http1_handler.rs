@@ -15,19 +15,19 @@ use tokio::{
 };
 
 use crate::{
+    counter::GaugeGuard,
     forward::{
         connection_info::ConnectionInfo,
         error_response,
         forwarder::Forwarder,
         loops,
         rewrite::{prepare_request, prepare_response, server_region},
-        target::Target,
     },
     http1::{
         connection::Connection, handler::RequestHandler, outcome::ConnectionError, request_body::IncomingBody,
     },
-    lifecycle::shutdown::Shutdown,
-    observe::counter::GaugeGuard,
+    services::target::Target,
+    shutdown::Shutdown,
 };
 
 /// Maximum bytes behind a large body that are moved in order to discard it.

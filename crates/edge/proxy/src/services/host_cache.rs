@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use crate::forward::{host_name::HostError, target::Target};
+use crate::services::{host_name::HostError, target::Target};
 
 /// Each connection has its own lock, whereas the table of services is shared.
 #[derive(Debug, Default)]
@@ -43,7 +43,7 @@ mod tests {
     use fairmesh_calls::Mesh;
 
     use super::*;
-    use crate::{forward::services::Services, limits::Limits};
+    use crate::{limits::Limits, services::Services};
 
     #[tokio::test]
     async fn a_removed_service_is_looked_up_again() {

@@ -6,7 +6,6 @@
 
 pub(crate) mod files;
 pub(crate) mod handshake_pool;
-pub(crate) mod metrics;
 
 use std::{
     io,
@@ -34,17 +33,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     config::ProxyConfig,
-    lifecycle::shutdown::Shutdown,
-    listen::{
-        listener_config::{ListenerConfig, ListenerKind},
-        tls::{
-            files::{Fingerprint, Identity, TlsError, TlsFiles},
-            handshake_pool::HandshakePool,
-            metrics::TlsMetrics,
-        },
+    counter::increment,
+    listen::listener_config::{ListenerConfig, ListenerKind},
+    metrics::{ProxyMetrics, tls::TlsMetrics},
+    shutdown::Shutdown,
+    tls::{
+        files::{Fingerprint, Identity, TlsError, TlsFiles},
+        handshake_pool::HandshakePool,
     },
-    metrics::ProxyMetrics,
-    observe::counter::increment,
 };
 
 /// Time limit of a handshake: two round trips and a signature on a busy client.
