@@ -1,7 +1,7 @@
 //! The admin pages: configuration, readiness, metrics, and why requests went where they went.
 
 mod endpoints_page;
-mod metrics;
+pub(crate) mod metrics;
 mod pages;
 pub(crate) mod proxy_info;
 mod routes_page;

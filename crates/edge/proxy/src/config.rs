@@ -5,7 +5,7 @@ use fairmesh_server::MeshServer;
 
 use crate::{
     limits::Limits,
-    listen::listener_config::ListenerConfig,
+    listeners::listener_config::ListenerConfig,
     observe::{access_log::AccessLogConfig, endpoint_metrics::EndpointMetrics, spans::TraceConfig},
     tls::files::TlsFiles,
 };

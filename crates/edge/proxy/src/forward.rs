@@ -8,6 +8,8 @@ pub(crate) mod forwarder;
 pub(crate) mod hop_by_hop;
 pub(crate) mod host;
 pub(crate) mod http1_handler;
+pub(crate) mod http2_handler;
 pub(crate) mod loops;
+pub(crate) mod origin;
 pub(crate) mod rewrite;
 pub(crate) mod tcp;

@@ -4,6 +4,7 @@ pub(crate) mod connection;
 pub(crate) mod date;
 pub(crate) mod fast_path;
 pub(crate) mod handler;
+pub(crate) mod offload;
 pub(crate) mod outcome;
 pub(crate) mod read_side;
 pub(crate) mod request_body;

@@ -12,6 +12,7 @@ pub(crate) mod caller_stream;
 mod completed;
 mod endpoint;
 pub(crate) mod metrics;
+pub(crate) mod origin;
 mod policy;
 mod pooled;
 mod published;

@@ -20,6 +20,7 @@ mod kernel;
 mod lifecycle;
 mod limits;
 mod listen;
+mod listeners;
 mod metrics;
 mod observe;
 mod passthrough;
@@ -38,17 +39,12 @@ pub use inbound::{
 };
 pub use lifecycle::run::{BoundProxy, run};
 pub use limits::Limits;
-pub use listen::{
-    listener_config::{ListenerConfig, ListenerKind},
-    proxy_protocol,
-};
+pub use listen::proxy_protocol;
+pub use listeners::listener_config::{ListenerConfig, ListenerKind, check_tls};
 pub use observe::{
     access_log::{AccessLogConfig, AccessLogFormat},
     endpoint_metrics::EndpointMetrics,
     spans::TraceConfig,
 };
-pub use tls::{
-    check as check_tls,
-    files::{TlsError, TlsFiles},
-};
+pub use tls::files::{TlsError, TlsFiles};
 pub use tunnel::copy::BidirectionalCopy;

@@ -3,7 +3,6 @@
 pub(crate) mod client_stream;
 pub(crate) mod connection_permit;
 pub(crate) mod cores;
-pub(crate) mod listener_config;
 pub(crate) mod proxy_header;
 pub mod proxy_protocol;
 pub(crate) mod socket;

@@ -8,32 +8,24 @@ pub(crate) mod tunnels;
 
 use prometheus_client::registry::Registry;
 
-use crate::{
-    kernel::metrics::KernelMetrics,
-    metrics::{
-        connections::ConnectionMetrics, requests::RequestMetrics, tls::TlsMetrics, tunnels::TunnelMetrics,
-    },
-    passthrough::metrics::CaptureMetrics,
+use crate::metrics::{
+    connections::ConnectionMetrics, requests::RequestMetrics, tls::TlsMetrics, tunnels::TunnelMetrics,
 };
 
 /// Counters by subject, except those of services and of the access log.
 #[derive(Debug, Default)]
-pub(crate) struct ProxyMetrics {
+pub(crate) struct EdgeMetrics {
     pub(crate) connections: ConnectionMetrics,
     pub(crate) requests: RequestMetrics,
     pub(crate) tunnels: TunnelMetrics,
     pub(crate) tls: TlsMetrics,
-    pub(crate) capture: CaptureMetrics,
-    pub(crate) kernel: KernelMetrics,
 }
 
-impl ProxyMetrics {
+impl EdgeMetrics {
     pub(crate) fn register(&self, registry: &mut Registry) {
         self.connections.register(registry);
         self.requests.register(registry);
         self.tunnels.register(registry);
         self.tls.register(registry);
-        self.capture.register(registry);
-        self.kernel.register(registry);
     }
 }

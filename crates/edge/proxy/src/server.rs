@@ -1,11 +1,11 @@
-//! Accepts connections within the connection limit.
+//! Accepts the connections of listeners within the connection limit, and serves them.
 
 mod connection;
+pub(crate) mod options;
 
 use std::{
-    future::{pending, poll_fn},
+    future::poll_fn,
     net::SocketAddr,
-    pin::pin,
     sync::{Arc, atomic::Ordering::Relaxed},
     task::{Poll, ready},
     time::Duration,
@@ -21,15 +21,8 @@ use tokio_util::{sync::PollSemaphore, task::TaskTracker};
 use crate::{
     counter::increment,
     forward::forwarder::Forwarder,
-    kernel::redirected::RedirectedConnections,
-    lifecycle::bind::BoundListener,
     limits::Limits,
-    listen::{
-        connection_permit::ConnectionPermit,
-        cores::Cores,
-        listener_config::{ListenerConfig, ListenerKind},
-        socket,
-    },
+    listen::{connection_permit::ConnectionPermit, cores::Cores, socket},
     shutdown::Shutdown,
     tls::Tls,
 };
@@ -38,15 +31,23 @@ use crate::{
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Shared by all listeners.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct ConnectionServer {
     pub(crate) forwarder: Arc<Forwarder>,
-    pub(crate) permits: Arc<Semaphore>,
     pub(crate) shutdown: Arc<Shutdown>,
-    pub(crate) cores: Cores,
     pub(crate) limits: Limits,
-    pub(crate) tls: Option<Arc<Tls>>,
-    pub(crate) redirected: Arc<RedirectedConnections>,
+    permits: Arc<Semaphore>,
+    cores: Cores,
+    tls: Option<Arc<Tls>>,
+}
+
+/// An accepted connection.
+#[derive(Debug)]
+pub(crate) struct AcceptedConnection {
+    pub(crate) stream: TcpStream,
+    pub(crate) caller: SocketAddr,
+    /// Held until everything that came of the connection has ended.
+    pub(crate) permit: Arc<ConnectionPermit>,
 }
 
 impl ConnectionServer {
@@ -57,17 +58,12 @@ impl ConnectionServer {
         limits: Limits,
     ) -> Self {
         let permits = Arc::new(Semaphore::new(limits.connections.clamp(1, Semaphore::MAX_PERMITS)));
-        Self { forwarder, permits, shutdown, cores, limits, tls: None, redirected: Arc::default() }
+        Self { forwarder, permits, shutdown, cores, limits, tls: None }
     }
 
     /// Sets the certificate of listeners with TLS.
     pub(crate) fn with_tls(self, tls: Option<Arc<Tls>>) -> Self {
         Self { tls, ..self }
-    }
-
-    /// Time limit of a successor for its routing information.
-    pub(crate) fn handover_timeout(&self) -> Duration {
-        self.limits.handover_timeout
     }
 
     /// Number of open client connections.
@@ -80,43 +76,25 @@ impl ConnectionServer {
         self.forwarder.metrics.connections.drain_timeouts.load(Relaxed)
     }
 
-    /// Accepts connections once `known` completes, until the proxy stops.
-    pub(crate) async fn accept(
-        self,
-        bound: BoundListener,
-        listen: Arc<ListenerConfig>,
-        known: impl Future<Output = ()>,
-        connections: TaskTracker,
-    ) {
-        tokio::select! {
-            () = known => {}
-            () = self.shutdown.started().cancelled() => return,
-        }
-        tracing::info!(address = %bound.address, service = %listen.description(), "listening");
-        let serving = Arc::new(self);
-        let mut redirects = pin!(async {
-            match &listen.kind {
-                ListenerKind::Kernel { only_services, pins } => {
-                    serving.redirected.follow(pins, &bound.listener, *only_services, &serving.forwarder).await
-                }
-                _ => pending().await,
-            }
-        });
+    /// Accepts connections until the shutdown starts, and has each served by `serve` as one of the tasks `connections`.
+    pub(crate) async fn accept<S, F>(&self, listener: &TcpListener, connections: &TaskTracker, serve: S)
+    where
+        S: Fn(AcceptedConnection) -> F + Clone + Send + 'static,
+        F: Future<Output = ()> + Send + 'static,
+    {
         loop {
             let accepted = tokio::select! {
-                // First: connections that wait here already were redirected, which is known from the maps alone.
                 biased;
-                () = &mut redirects => return,
-                () = serving.shutdown.started().cancelled() => return serving.redirected.stop(),
-                accepted = serving.next_connection(&bound.listener) => accepted,
+                () = self.shutdown.started().cancelled() => return,
+                accepted = self.next_connection(listener) => accepted,
             };
             let Some((stream, caller, permit)) = accepted else { continue };
-            let (own, listen) = (Arc::clone(&serving), Arc::clone(&listen));
+            let (metrics, serve) = (Arc::clone(&self.forwarder.metrics), serve.clone());
             let serve = move |stream, core_guard| {
-                let permit = Arc::new(ConnectionPermit::new(&own.forwarder.metrics, permit, core_guard));
-                own.serve_connection(stream, caller, listen, permit)
+                let permit = Arc::new(ConnectionPermit::new(&metrics, permit, core_guard));
+                serve(AcceptedConnection { stream, caller, permit })
             };
-            serving.cores.spawn(&connections, stream, serve);
+            self.cores.spawn(connections, stream, serve);
         }
     }
 

@@ -25,7 +25,6 @@ use tokio::time::{Instant, timeout};
 
 use crate::{
     limits::Limits,
-    listen::listener_config::ListenerConfig,
     observe::service_metrics::ServiceMetrics,
     services::{
         host_name::{HostError, service_name},
@@ -204,12 +203,11 @@ impl Services {
         (labelled, any.then_some(SummedServices { metrics, calls }))
     }
 
-    /// Waits without a time limit until the proxy can serve these listeners.
-    pub(crate) async fn wait_ready(&self, listen: &[ListenerConfig]) {
+    /// Waits without a time limit until the routing information of these services is known, which have listeners of their own.
+    pub(crate) async fn wait_ready(&self, named: impl IntoIterator<Item = &ServiceName>) {
         self.mesh.first_snapshot().await;
-        let named = listen.iter().filter_map(ListenerConfig::service);
         // Subscribes to all before waiting for the first.
-        let targets: Vec<_> = named.filter_map(|name| self.by_name(name).ok()).collect();
+        let targets: Vec<_> = named.into_iter().filter_map(|name| self.by_name(name).ok()).collect();
         for target in targets {
             // A service with its own listener must stay available while the agent is down.
             target.is_pinned.store(true, Release);

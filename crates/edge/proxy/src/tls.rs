@@ -32,10 +32,8 @@ use tokio_rustls::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    config::ProxyConfig,
     counter::increment,
-    listen::listener_config::{ListenerConfig, ListenerKind},
-    metrics::{ProxyMetrics, tls::TlsMetrics},
+    metrics::{EdgeMetrics, tls::TlsMetrics},
     shutdown::Shutdown,
     tls::{
         files::{Fingerprint, Identity, TlsError, TlsFiles},
@@ -53,16 +51,13 @@ const ALPN: [&[u8]; 2] = [b"h2", b"http/1.1"];
 /// The initial certificate, and its fingerprint.
 pub(crate) struct LoadedTls(Tls, Fingerprint);
 
-/// Checks that a certificate is configured if, and only if, a listener uses TLS.
-///
-/// # Errors
-/// It is missing or unused.
-pub fn check(listen: &[ListenerConfig], has_certificate: bool) -> Result<(), TlsError> {
-    match (listen.iter().any(|listen| listen.tls), has_certificate) {
-        (true, false) => Err(TlsError::Missing),
-        (false, true) => Err(TlsError::Unused),
-        (true, true) | (false, false) => Ok(()),
-    }
+/// The protocols that a handshake offers (ALPN).
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Alpn {
+    /// HTTP/2 and HTTP/1.1.
+    Http,
+    /// None, for protocols that are not known.
+    None,
 }
 
 /// Terminates TLS with the current certificate.
@@ -92,20 +87,21 @@ struct TlsConfigs {
 }
 
 impl Tls {
-    /// Loads the certificate if a listener needs it.
+    /// Loads the certificate. With a `key_server`, that signs, and the key in the files is not used.
     ///
     /// # Errors
     /// The files cannot be used.
-    pub(crate) fn load(config: &ProxyConfig, counts: &TlsMetrics) -> Result<Option<LoadedTls>, TlsError> {
-        check(&config.listen, config.tls.is_some())?;
-        let Some(files) = config.tls.clone() else { return Ok(None) };
+    pub(crate) fn load(
+        files: TlsFiles,
+        key_server: Option<Arc<RemoteKey>>,
+        counts: &TlsMetrics,
+    ) -> Result<LoadedTls, TlsError> {
         let tickets = Ticketer::new().map_err(TlsError::Unusable)?;
-        let remote = config.key_server.clone();
-        let keys = Keys { tickets, remote, signatures: Arc::clone(&counts.signatures) };
+        let keys = Keys { tickets, remote: key_server, signatures: Arc::clone(&counts.signatures) };
         let (read, fingerprint) = files.read();
         let current = RwLock::new(TlsConfigs::new(read?, &keys)?);
         let pool = keys.remote.as_ref().map(|key| HandshakePool::new(key.deadline()));
-        Ok(Some(LoadedTls(Self { files, keys, pool, current }, fingerprint)))
+        Ok(LoadedTls(Self { files, keys, pool, current }, fingerprint))
     }
 
     /// Performs a handshake.
@@ -115,16 +111,14 @@ impl Tls {
     pub(crate) async fn accept(
         &self,
         stream: TcpStream,
-        kind: &ListenerKind,
+        alpn: Alpn,
         time_limit: Duration,
         counts: &TlsMetrics,
     ) -> io::Result<TlsStream<TcpStream>> {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let config = match kind {
-            ListenerKind::Http { .. } => current.http,
-            ListenerKind::Tcp { .. } | ListenerKind::Captured { .. } | ListenerKind::Kernel { .. } => {
-                current.tcp
-            }
+        let config = match alpn {
+            Alpn::Http => current.http,
+            Alpn::None => current.tcp,
         };
         let handshake = async {
             match &self.pool {
@@ -170,7 +164,7 @@ impl Tls {
 
 impl LoadedTls {
     /// Starts a task that reloads the files when they change.
-    pub(crate) fn watch(self, metrics: &Arc<ProxyMetrics>, shutdown: &Arc<Shutdown>) -> Arc<Tls> {
+    pub(crate) fn watch(self, metrics: &Arc<EdgeMetrics>, shutdown: &Arc<Shutdown>) -> Arc<Tls> {
         let Self(tls, seen) = self;
         let tls = Arc::new(tls);
         let (watched, metrics, shutdown) = (Arc::clone(&tls), Arc::clone(metrics), Arc::clone(shutdown));

@@ -21,9 +21,12 @@ use crate::{
     counter::{GaugeGuard, increment},
     limits::Limits,
     listen::connection_permit::ConnectionPermit,
-    metrics::ProxyMetrics,
+    metrics::EdgeMetrics,
     shutdown::Shutdown,
-    tunnel::{copy::BidirectionalCopy, upgrade::ClientUpgrade},
+    tunnel::{
+        copy::{BidirectionalCopy, BytesCopied},
+        upgrade::ClientUpgrade,
+    },
 };
 
 /// How long a tunnel must be idle to be closed when the proxy stops.
@@ -35,7 +38,7 @@ const IDLE_CHECKS: u32 = 4;
 #[derive(Clone, Debug)]
 pub(crate) struct Tunnels {
     limits: Limits,
-    metrics: Arc<ProxyMetrics>,
+    metrics: Arc<EdgeMetrics>,
     shutdown: Arc<Shutdown>,
     tasks: TaskTracker,
 }
@@ -54,7 +57,7 @@ enum TunnelEnd {
 impl Tunnels {
     pub(crate) fn new(
         limits: Limits,
-        metrics: Arc<ProxyMetrics>,
+        metrics: Arc<EdgeMetrics>,
         shutdown: Arc<Shutdown>,
         tasks: TaskTracker,
     ) -> Self {
@@ -101,7 +104,8 @@ impl Tunnels {
             },
         };
         counter.into_iter().for_each(increment);
-        metrics.tunnels.add_bytes(copy.copied());
+        let BytesCopied { up, down } = copy.copied();
+        metrics.tunnels.add_bytes(up, down);
     }
 }
 

@@ -1,4 +1,6 @@
-//! The page `/metrics`.
+//! The metrics of a proxy, and the page `/metrics`.
+
+use std::sync::Arc;
 
 use fairmesh_calls::Stats;
 use prometheus_client::{
@@ -9,11 +11,24 @@ use prometheus_client::{
 use crate::{
     admin::{service_series, state::AdminState},
     inbound,
+    kernel::metrics::KernelMetrics,
+    metrics::EdgeMetrics,
+    passthrough::metrics::CaptureMetrics,
 };
+
+/// The counters of a proxy by subject. Their labels are fixed, so that the number of series is bounded.
+#[derive(Debug, Default)]
+pub(crate) struct ProxyMetrics {
+    pub(crate) edge: Arc<EdgeMetrics>,
+    pub(crate) capture: Arc<CaptureMetrics>,
+    pub(crate) kernel: Arc<KernelMetrics>,
+}
 
 /// Registers all metrics of the proxy as they are now.
 pub(crate) fn register(state: &AdminState, registry: &mut Registry) {
-    state.metrics.register(registry);
+    state.metrics.edge.register(registry);
+    state.metrics.capture.register(registry);
+    state.metrics.kernel.register(registry);
     calls(registry, &state.mesh.stats());
     service_series::register(registry, &state.services, &state.observer);
     if let Some(server) = &state.inbound {

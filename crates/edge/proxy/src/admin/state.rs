@@ -11,7 +11,8 @@ use fairmesh_listen::Listeners;
 use fairmesh_server::MeshServer;
 
 use crate::{
-    admin::proxy_info::ProxyInfo, metrics::ProxyMetrics, observe::observer::RequestObserver,
+    admin::{metrics::ProxyMetrics, proxy_info::ProxyInfo},
+    observe::observer::RequestObserver,
     services::Services,
 };
 

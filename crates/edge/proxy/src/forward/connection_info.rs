@@ -4,10 +4,7 @@ use std::{net::SocketAddr, sync::Arc};
 
 use fairmesh_calls::ServiceName;
 
-use crate::{
-    kernel::caller::KernelCaller, listen::connection_permit::ConnectionPermit,
-    passthrough::http2::CapturedConnection, services::host_cache::HostCache,
-};
+use crate::{listen::connection_permit::ConnectionPermit, services::host_cache::HostCache};
 
 /// A client connection, as its requests need it.
 #[derive(Debug)]
@@ -21,10 +18,6 @@ pub(crate) struct ConnectionInfo {
     pub(crate) over_tls: bool,
     /// Whether CONNECT is allowed without a route that names it.
     pub(crate) allows_connect: bool,
-    /// Set if the connection was captured.
-    pub(crate) captured: Option<CapturedConnection>,
-    /// Set if eBPF programs redirected it.
-    pub(crate) kernel: Option<KernelCaller>,
     pub(crate) host_cache: HostCache,
 }
 
@@ -35,16 +28,7 @@ impl ConnectionInfo {
         permit: Arc<ConnectionPermit>,
     ) -> Self {
         let host_cache = HostCache::default();
-        Self {
-            caller,
-            service,
-            permit,
-            over_tls: false,
-            allows_connect: false,
-            captured: None,
-            kernel: None,
-            host_cache,
-        }
+        Self { caller, service, permit, over_tls: false, allows_connect: false, host_cache }
     }
 
     /// Sets [`over_tls`](Self::over_tls).
@@ -52,22 +36,8 @@ impl ConnectionInfo {
         Self { over_tls, ..self }
     }
 
-    /// Sets [`kernel`](Self::kernel).
-    pub(crate) fn with_kernel(self, kernel: Option<KernelCaller>) -> Self {
-        Self { kernel, ..self }
-    }
-
     /// Sets [`allows_connect`](Self::allows_connect).
     pub(crate) fn allow_connect(self, allows_connect: bool) -> Self {
         Self { allows_connect, ..self }
-    }
-
-    /// A captured connection: its client connected to another address.
-    pub(crate) fn captured(
-        caller: SocketAddr,
-        permit: Arc<ConnectionPermit>,
-        captured: CapturedConnection,
-    ) -> Self {
-        Self { captured: Some(captured), ..Self::new(caller, None, permit) }
     }
 }

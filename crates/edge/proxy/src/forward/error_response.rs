@@ -29,15 +29,9 @@ pub(crate) fn body_too_large(max: u64, grpc: Option<HeaderValue>) -> Response<Bo
     from_fault(&Fault::new(FaultKind::TooLarge, message), grpc)
 }
 
-/// The response to a request that the proxy forwarded to itself.
-pub(crate) fn loop_detected(is_captured: bool, grpc: Option<HeaderValue>) -> Response<Body> {
-    let message = match is_captured {
-        true => "the proxy's own call was redirected to it; except the proxy from what is captured",
-        false => {
-            "the proxy forwarded this request to itself; remove the proxy's address from the endpoints of the service"
-        }
-    };
-    from_fault(&Fault::new(FaultKind::Loop, message), grpc)
+/// The response to a request that the proxy forwarded to itself. `remedy` says how, and what to change.
+pub(crate) fn loop_detected(remedy: &'static str, grpc: Option<HeaderValue>) -> Response<Body> {
+    from_fault(&Fault::new(FaultKind::Loop, remedy), grpc)
 }
 
 /// A plain-text response.

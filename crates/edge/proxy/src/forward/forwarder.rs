@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use fairmesh_calls::{
-    Body, BoxError, Fault, FaultKind, ServiceName,
+    Body, BoxError, Fault, FaultKind,
     forwarding::{CallInfo, SentRequest, end_with_status, observe_body, send_noted},
 };
 use fairmesh_headers::{grpc_content_type, is_grpc};
@@ -17,15 +17,15 @@ use crate::{
         body_limit::{self, LimitedBody},
         connection_info::ConnectionInfo,
         error_response, loops,
+        origin::Origin,
         rewrite::{prepare_request, prepare_response, server_region},
     },
-    metrics::ProxyMetrics,
+    metrics::EdgeMetrics,
     observe::{
         observation::{CallEnd, Observation},
         observer::RequestObserver,
         request_info::Arrival,
     },
-    passthrough::original_dst::PassthroughConnector,
     services::{
         Services,
         host_name::HostError,
@@ -38,28 +38,20 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Forwarder {
     pub(crate) services: Arc<Services>,
-    pub(crate) metrics: Arc<ProxyMetrics>,
+    pub(crate) metrics: Arc<EdgeMetrics>,
     pub(crate) observer: Arc<RequestObserver>,
     pub(crate) tunnels: Tunnels,
-    pub(crate) connector: PassthroughConnector,
     pub(crate) max_body: u64,
 }
 
 impl Forwarder {
     pub(crate) fn new(
         services: Arc<Services>,
-        metrics: Arc<ProxyMetrics>,
+        metrics: Arc<EdgeMetrics>,
         observer: Arc<RequestObserver>,
         tunnels: Tunnels,
     ) -> Self {
-        Self {
-            services,
-            metrics,
-            observer,
-            tunnels,
-            connector: PassthroughConnector::default(),
-            max_body: body_limit::UNLIMITED,
-        }
+        Self { services, metrics, observer, tunnels, max_body: body_limit::UNLIMITED }
     }
 
     /// Sets the maximum size of request bodies.
@@ -69,19 +61,26 @@ impl Forwarder {
     }
 
     /// Responds to any request, with an error response if necessary.
-    pub(crate) async fn handle<B>(&self, request: Request<B>, client_info: &ConnectionInfo) -> Response<Body>
+    pub(crate) async fn handle<B, O: Origin>(
+        &self,
+        request: Request<B>,
+        client_info: &ConnectionInfo,
+        origin: &O,
+    ) -> Response<Body>
     where
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
     {
         if loops::is_loop(request.headers()) {
-            return self.refuse_loop(&request, client_info);
+            let remedy = origin.count_loop(&self.metrics.requests);
+            return error_response::loop_detected(remedy, grpc_content_type(request.headers()));
         }
-        let request = match &client_info.captured {
-            None => request,
-            Some(captured) => match self.admit(request, captured).await {
+        let request = if O::ADMITS_ALL {
+            request
+        } else {
+            match origin.admit(request, &self.services).await {
                 Ok(request) => request,
                 Err(response) => return response,
-            },
+            }
         };
         if request.method() == Method::CONNECT {
             return Box::pin(self.connect(request, client_info)).await;
@@ -113,11 +112,6 @@ impl Forwarder {
             Some(service) => client_info.host_cache.get("", || self.services.by_name(service)),
             None => client_info.host_cache.get(host, || self.services.by_host(host)),
         }
-    }
-
-    /// The target of a service.
-    pub(crate) fn target_by_name(&self, name: &ServiceName) -> Result<Arc<Target>, HostError> {
-        self.services.by_name(name)
     }
 
     pub(crate) async fn forward<B>(
@@ -189,12 +183,6 @@ impl Forwarder {
         });
     }
 
-    fn refuse_loop<B>(&self, request: &Request<B>, client_info: &ConnectionInfo) -> Response<Body> {
-        let is_captured = client_info.captured.is_some();
-        increment(if is_captured { &self.metrics.capture.loops } else { &self.metrics.requests.loops });
-        error_response::loop_detected(is_captured, grpc_content_type(request.headers()))
-    }
-
     pub(crate) fn too_large(&self, grpc: Option<HeaderValue>) -> Response<Body> {
         increment(&self.metrics.requests.too_large);
         error_response::body_too_large(self.max_body, grpc)
@@ -209,14 +197,6 @@ impl Forwarder {
             // The entry's own counters are dropped with it.
             increment(&self.metrics.requests.unrouted);
         }
-    }
-
-    pub(crate) fn services(&self) -> &Services {
-        &self.services
-    }
-
-    pub(crate) fn tunnels(&self) -> &Tunnels {
-        &self.tunnels
     }
 }
 

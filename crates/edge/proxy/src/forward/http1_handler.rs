@@ -21,10 +21,12 @@ use crate::{
         error_response,
         forwarder::Forwarder,
         loops,
+        origin::Origin,
         rewrite::{prepare_request, prepare_response, server_region},
     },
     http1::{
-        connection::Connection, handler::RequestHandler, outcome::ConnectionError, request_body::IncomingBody,
+        connection::Connection, handler::RequestHandler, offload::Offload, outcome::ConnectionError,
+        request_body::IncomingBody,
     },
     services::target::Target,
     shutdown::Shutdown,
@@ -37,9 +39,10 @@ const FORWARDED_PROTO: &str = "x-forwarded-proto";
 
 /// Handles the requests of one connection.
 #[derive(Debug)]
-pub(crate) struct Http1Handler<'a> {
+pub(crate) struct Http1Handler<'a, O> {
     forwarder: &'a Forwarder,
     client_info: &'a ConnectionInfo,
+    origin: &'a O,
 }
 
 /// A call on the fast path, or its continuation on the slow one.
@@ -51,9 +54,9 @@ struct CallStart<'a> {
     began: Instant,
 }
 
-impl<'a> Http1Handler<'a> {
-    pub(crate) fn new(forwarder: &'a Forwarder, client_info: &'a ConnectionInfo) -> Self {
-        Self { forwarder, client_info }
+impl<'a, O: Origin> Http1Handler<'a, O> {
+    pub(crate) fn new(forwarder: &'a Forwarder, client_info: &'a ConnectionInfo, origin: &'a O) -> Self {
+        Self { forwarder, client_info, origin }
     }
 
     /// Starts a call with the request at the beginning of `input`, and returns the range of its body, which ends it.
@@ -65,8 +68,8 @@ impl<'a> Http1Handler<'a> {
         target: &'b mut Option<Arc<Target>>,
         began: Instant,
     ) -> Option<(StartedCall<'b>, &'b Arc<Target>, Range<usize>)> {
-        let Self { forwarder, client_info } = self;
-        if client_info.captured.is_some() {
+        let Self { forwarder, client_info, .. } = self;
+        if !O::ADMITS_ALL {
             return None;
         }
         let added = added_fields(client_info.over_tls);
@@ -87,7 +90,7 @@ fn added_fields(over_tls: bool) -> [(&'static str, &'static str); 2] {
     [(LOOP, loops::identity()), (FORWARDED_PROTO, if over_tls { "https" } else { "http" })]
 }
 
-/// Does what [`loops::mark`] and [`hop_by_hop::set_forwarded_proto`](crate::forward::hop_by_hop::set_forwarded_proto) do;
+/// Does what [`loops::mark`] and [`hop_by_hop::set_forwarded_proto`](super::hop_by_hop::set_forwarded_proto) do;
 /// `None` if a header would have to be removed for that, or the request has passed this proxy before.
 fn with_added<'a>(
     request: BorrowedRequest<'a>,
@@ -105,29 +108,28 @@ fn with_added<'a>(
     }
 }
 
-impl<R: AsyncRead + Unpin + Send + 'static> RequestHandler<R> for Http1Handler<'_> {
+impl<R: AsyncRead + Unpin + Send + 'static, O: Origin> RequestHandler<R> for Http1Handler<'_, O> {
     type Body = Body;
 
     async fn handle(&self, request: Request<IncomingBody<R>>) -> Response<Body> {
-        if let Some(caller) = &self.client_info.kernel
-            && let Some(target) = caller.target(&request, self.forwarder, self.client_info)
-        {
-            caller.publish(&target, self.forwarder).await;
+        if let Some(target) = self.origin.offloadable(&request, self.forwarder, self.client_info) {
+            self.origin.offload(&target, self.forwarder).await;
         }
-        self.forwarder.handle(request, self.client_info).await
+        self.forwarder.handle(request, self.client_info, self.origin).await
     }
 
     fn has_fast_path(&self) -> bool {
-        self.client_info.captured.is_none() && !self.forwarder.observer.observes_all()
+        O::ADMITS_ALL && !self.forwarder.observer.observes_all()
     }
 
-    async fn try_fast_path<W>(
+    async fn try_fast_path<W, P>(
         &self,
-        connection: &mut Connection<R, W>,
+        connection: &mut Connection<R, W, P>,
         shutdown: &Shutdown,
     ) -> Result<Option<bool>, ConnectionError>
     where
         W: AsyncWrite + Unpin,
+        P: Offload,
     {
         let (began, mut target) = (Instant::now(), None);
         let Some((mut begun, target, body)) = self.begin(connection.input(), &mut target, began) else {

@@ -18,7 +18,7 @@ pub(crate) async fn serve(
     header: Option<Vec<u8>>,
 ) {
     match connect(forwarder, service, header).await {
-        Ok(server) => forwarder.tunnels().carry(stream, server).await,
+        Ok(server) => forwarder.tunnels.carry(stream, server).await,
         Err(problem) => {
             increment(&forwarder.metrics.tunnels.tcp_refused);
             tracing::debug!(%service, problem, "no server for a TCP connection");
@@ -32,7 +32,7 @@ async fn connect(
     service: &ServiceName,
     header: Option<Vec<u8>>,
 ) -> Result<Tunnel, String> {
-    let target = forwarder.services().by_name(service).map_err(|error| error.to_string())?;
+    let target = forwarder.services.by_name(service).map_err(|error| error.to_string())?;
     let mut request = Request::new(());
     *request.method_mut() = Method::CONNECT;
     let connected = target.handle.open_connection(request).await;

@@ -2,7 +2,7 @@
 
 mod close;
 mod exchange;
-mod kernel_requests;
+mod offloaded;
 mod read_request;
 mod response;
 
@@ -16,12 +16,13 @@ use tokio::{
     time::{Instant, Sleep, sleep},
 };
 
-use crate::{
-    http1::{
-        date::Date, outcome::ConnectionError, read_side::ReadSide, request_body::BodyReader,
-        upgrade::PendingUpgrade,
-    },
-    kernel::caller::{CallerLink, UnlinkedCaller},
+use crate::http1::{
+    date::Date,
+    offload::{NoOffload, Offload},
+    outcome::ConnectionError,
+    read_side::ReadSide,
+    request_body::BodyReader,
+    upgrade::PendingUpgrade,
 };
 
 /// Capacity beyond which the write buffer is released.
@@ -36,7 +37,7 @@ pub(crate) const LINGER_PAUSE: Duration = Duration::from_secs(1);
 pub(crate) const LINGER: Duration = Duration::from_secs(30);
 
 /// A client connection.
-pub(crate) struct Connection<R, W> {
+pub(crate) struct Connection<R, W, O = NoOffload> {
     pub(crate) source: ReadState<R>,
     pub(crate) requests: RequestReader,
     /// Whether no byte of the next request has been parsed.
@@ -51,10 +52,8 @@ pub(crate) struct Connection<R, W> {
     pub(crate) may_switch: bool,
     /// Receives the connection after the response in progress.
     pub(crate) pending_upgrade: Option<PendingUpgrade>,
-    /// Requests that the kernel sends of this client.
-    pub(crate) kernel: Option<Box<CallerLink>>,
-    /// The same client while the kernel sends none yet.
-    pub(crate) unlinked: Option<Box<UnlinkedCaller>>,
+    /// Requests of this client that another sender sends.
+    pub(crate) offload: Option<O>,
     pub(crate) date: Date,
     pub(crate) idle_timeout: Duration,
     /// Deadline of the client's next read or write.
@@ -107,6 +106,18 @@ where
     W: AsyncWrite + Unpin,
 {
     pub(crate) fn new(io: R, writer: W, idle_timeout: Duration) -> Self {
+        Self::with_offload(io, writer, idle_timeout, None)
+    }
+}
+
+impl<R, W, O> Connection<R, W, O>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+    O: Offload,
+{
+    /// A connection of which another sender may send requests.
+    pub(crate) fn with_offload(io: R, writer: W, idle_timeout: Duration, offload: Option<O>) -> Self {
         Self {
             source: ReadState::Owned(ReadSide::new(io)),
             requests: RequestReader::default(),
@@ -117,8 +128,7 @@ where
             output: WriteBuffer::default(),
             may_switch: false,
             pending_upgrade: None,
-            kernel: None,
-            unlinked: None,
+            offload,
             date: Date::new(),
             idle_timeout,
             deadline: Instant::now() + idle_timeout,
@@ -126,11 +136,6 @@ where
             #[cfg(test)]
             mutation: None,
         }
-    }
-
-    /// Sets [`unlinked`](Self::unlinked).
-    pub(crate) fn with_caller(self, unlinked: Option<Box<UnlinkedCaller>>) -> Self {
-        Self { unlinked, ..self }
     }
 
     #[cfg(test)]

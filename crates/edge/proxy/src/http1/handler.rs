@@ -7,7 +7,7 @@ use http_body::Body;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::{
-    http1::{connection::Connection, outcome::ConnectionError, request_body::IncomingBody},
+    http1::{connection::Connection, offload::Offload, outcome::ConnectionError, request_body::IncomingBody},
     shutdown::Shutdown,
 };
 
@@ -24,14 +24,15 @@ pub(crate) trait RequestHandler<R> {
 
     /// Handles the first request of the read buffer without parsing it into a message; returns whether the connection
     /// may carry another. `None` if the request does not qualify; then nothing was consumed.
-    async fn try_fast_path<W>(
+    async fn try_fast_path<W, O>(
         &self,
-        _connection: &mut Connection<R, W>,
+        _connection: &mut Connection<R, W, O>,
         _shutdown: &Shutdown,
     ) -> Result<Option<bool>, ConnectionError>
     where
         R: AsyncRead + Unpin + Send + 'static,
         W: AsyncWrite + Unpin,
+        O: Offload,
     {
         Ok(None)
     }

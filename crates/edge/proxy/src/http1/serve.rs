@@ -14,6 +14,7 @@ use crate::{
     http1::{
         connection::{Connection, NextRequest},
         handler::RequestHandler,
+        offload::Offload,
         outcome::{ConnectionEnd, ConnectionError},
     },
     shutdown::Shutdown,
@@ -24,14 +25,15 @@ use crate::{
 /// and when its idle grace is over. The idle timeout also limits the time for request headers and for each write to the
 /// client.
 #[allow(clippy::manual_async_fn, reason = "an `async fn` keeps room for what it is given twice")]
-pub(crate) fn serve<R, W, A>(
-    mut connection: Connection<R, W>,
+pub(crate) fn serve<R, W, O, A>(
+    mut connection: Connection<R, W, O>,
     shutdown: &Shutdown,
     handler: &A,
 ) -> impl Future<Output = ConnectionEnd<R, W>>
 where
     R: AsyncRead + Unpin + Send + 'static,
     W: AsyncWrite + Unpin,
+    O: Offload,
     A: RequestHandler<R>,
 {
     async move {

@@ -1,11 +1,12 @@
 //! Serves an HTTP/2 connection.
 
-use std::{error::Error, sync::Arc, time::Duration};
+use std::{error::Error, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::BytesMut;
+use fairmesh_calls::Body;
 use fairmesh_http::h2::{ConnectionError, RequestBody, ServerConnection, Shared, Violation, lock};
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
-use http::{Request, header};
+use http::{Request, Response, header};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::{sleep, sleep_until, timeout},
@@ -13,7 +14,6 @@ use tokio::{
 
 use crate::{
     counter::increment,
-    forward::connection_info::ConnectionInfo,
     http1::date::Date,
     http2::{
         future_pool::PooledFuture,
@@ -21,7 +21,7 @@ use crate::{
         response_stall::StallMonitor,
         stream_drain::{DrainNotice, DrainableBody},
     },
-    server::ConnectionServer,
+    metrics::connections::ConnectionMetrics,
     shutdown::Shutdown,
 };
 
@@ -35,9 +35,22 @@ const IDLE_CHECKS: u32 = 5;
 /// Time limit of GOAWAY.
 const GOAWAY_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Handles the requests of a connection.
+pub(crate) trait StreamHandler: Send + Sync + 'static {
+    fn handle(&self, request: Request<RequestBody>) -> impl Future<Output = Response<Body>> + Send;
+}
+
+/// Serves connections by these limits and counters.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Http2Server<'a> {
+    pub(crate) idle_timeout: Duration,
+    pub(crate) metrics: &'a ConnectionMetrics,
+    pub(crate) shutdown: &'a Shutdown,
+}
+
 /// Shared by the requests of a connection.
-struct ConnectionState {
-    client_info: ConnectionInfo,
+struct ConnectionState<H> {
+    handler: H,
     drain_notice: Arc<DrainNotice>,
     rapid_reset: Arc<RapidResetGuard>,
     responses: StallMonitor<DrainableBody>,
@@ -57,19 +70,21 @@ enum CloseReason {
     DrainDeadline,
 }
 
-impl ConnectionServer {
-    pub(crate) async fn http2<I>(&self, stream: I, read: BytesMut, client_info: ConnectionInfo)
+impl Http2Server<'_> {
+    /// Serves a connection of `caller` until it ends. `read` are bytes that were read from it.
+    pub(crate) async fn serve<I, H>(self, stream: I, read: BytesMut, caller: SocketAddr, handler: H)
     where
         I: AsyncRead + AsyncWrite + Unpin,
+        H: StreamHandler,
     {
-        let (metrics, caller) = (&self.forwarder.metrics, client_info.caller);
+        let metrics = self.metrics;
         let state = Arc::new(ConnectionState {
-            client_info,
+            handler,
             drain_notice: Arc::default(),
             rapid_reset: Arc::default(),
             responses: StallMonitor::default(),
         });
-        let mut connection = ServerConnection::new(stream, read, self.request_service(&state));
+        let mut connection = ServerConnection::new(stream, read, request_service(&state));
         let session = connection.session();
         // Polled only when woken, which is rare.
         let mut close_reason = FuturesUnordered::from_iter([Box::pin(self.close_reason(&state, &session))]);
@@ -77,13 +92,11 @@ impl ConnectionServer {
             biased;
             ended = &mut connection => ended,
             Some(close_reason) = close_reason.next() => match close_reason {
-                CloseReason::NoRequest | CloseReason::Unresponsive => {
-                    return increment(&metrics.connections.failed);
-                }
+                CloseReason::NoRequest | CloseReason::Unresponsive => return increment(&metrics.failed),
                 CloseReason::Idle => return,
-                CloseReason::DrainDeadline => return increment(&metrics.connections.drain_timeouts),
+                CloseReason::DrainDeadline => return increment(&metrics.drain_timeouts),
                 CloseReason::RapidReset => {
-                    increment(&metrics.connections.rapid_resets);
+                    increment(&metrics.rapid_resets);
                     // A client that does not read GOAWAY is disconnected.
                     let _ = timeout(GOAWAY_TIMEOUT, connection.refuse(Violation::RAPID_RESET)).await;
                     return;
@@ -92,15 +105,15 @@ impl ConnectionServer {
         };
         let Err(error) = ended else { return };
         match error {
-            ConnectionError::Violation(Violation::FLOOD) => increment(&metrics.connections.frame_floods),
-            _ => increment(&metrics.connections.failed),
+            ConnectionError::Violation(Violation::FLOOD) => increment(&metrics.frame_floods),
+            _ => increment(&metrics.failed),
         }
         tracing::debug!(error = &error as &dyn Error, %caller, "connection failed");
     }
 
     /// Waits until the connection must be closed.
-    async fn close_reason(&self, state: &ConnectionState, session: &Shared) -> CloseReason {
-        let (idle_timeout, metrics) = (self.limits.idle_timeout, &self.forwarder.metrics.connections);
+    async fn close_reason<H>(self, state: &ConnectionState<H>, session: &Shared) -> CloseReason {
+        let Self { idle_timeout, metrics, .. } = self;
         tokio::select! {
             reason = close_idle(session, idle_timeout) => reason,
             never = state.responses.close_stalled(idle_timeout, metrics) => match never {},
@@ -111,30 +124,29 @@ impl ConnectionServer {
     }
 
     /// Announces the shutdown to the client, and completes at the drain deadline.
-    async fn close_at_drain_deadline(&self, state: &ConnectionState, session: &Shared) {
+    async fn close_at_drain_deadline<H>(self, state: &ConnectionState<H>, session: &Shared) {
         let deadline = self.shutdown.deadline().await;
         lock(session).go_away();
         sleep_until(Shutdown::stream_drain_at(deadline)).await;
         state.drain_notice.send();
         sleep_until(deadline).await;
     }
+}
 
-    /// The service that handles the requests of a connection.
-    fn request_service(
-        &self,
-        state: &Arc<ConnectionState>,
-    ) -> impl FnMut(Request<RequestBody>) -> PooledFuture + use<> {
-        let (forwarder, state) = (Arc::clone(&self.forwarder), Arc::clone(state));
-        move |request| {
-            let (forwarder, state) = (Arc::clone(&forwarder), Arc::clone(&state));
-            let pending = state.rapid_reset.start_request();
-            PooledFuture::new(async move {
-                let mut response = forwarder.handle(request, &state.client_info).await;
-                pending.responded();
-                response.headers_mut().entry(header::DATE).or_insert_with(Date::value);
-                state.responses.monitor(DrainableBody::wrap(response, &state.drain_notice))
-            })
-        }
+/// The service that handles the requests of a connection.
+fn request_service<H: StreamHandler>(
+    state: &Arc<ConnectionState<H>>,
+) -> impl FnMut(Request<RequestBody>) -> PooledFuture + use<H> {
+    let state = Arc::clone(state);
+    move |request| {
+        let state = Arc::clone(&state);
+        let pending = state.rapid_reset.start_request();
+        PooledFuture::new(async move {
+            let mut response = state.handler.handle(request).await;
+            pending.responded();
+            response.headers_mut().entry(header::DATE).or_insert_with(Date::value);
+            state.responses.monitor(DrainableBody::wrap(response, &state.drain_notice))
+        })
     }
 }
 

@@ -146,7 +146,7 @@ impl KernelCaller {
     pub(crate) async fn publish(&self, target: &Target, forwarder: &Forwarder) {
         self.attached.publish(&target.handle).await;
         for backend in self.attached.backends(target.handle.name()) {
-            if let Ok(target) = forwarder.target_by_name(&backend) {
+            if let Ok(target) = forwarder.services.by_name(&backend) {
                 self.attached.publish(&target.handle).await;
             }
         }

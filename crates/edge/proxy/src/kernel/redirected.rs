@@ -16,7 +16,7 @@ use tokio::{
 
 use crate::{
     forward::forwarder::Forwarder,
-    kernel::{attached::Attached, caller::KernelCaller, completed::record_completed},
+    kernel::{attached::Attached, caller::KernelCaller, completed::record_completed, metrics::KernelMetrics},
 };
 
 /// Interval at which the pins are looked for, since `fairmesh kernel attach` and `detach` come and go while the proxy runs, and at
@@ -24,12 +24,17 @@ use crate::{
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The maps shared with the eBPF programs, while these are attached.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct RedirectedConnections {
     attached: Arc<RwLock<Option<Arc<Attached>>>>,
+    metrics: Arc<KernelMetrics>,
 }
 
 impl RedirectedConnections {
+    pub(crate) fn new(metrics: Arc<KernelMetrics>) -> Self {
+        Self { attached: Arc::default(), metrics }
+    }
+
     /// Has connections redirected to this listener whenever programs are attached. Never completes.
     pub(crate) async fn follow(
         &self,
@@ -48,14 +53,14 @@ impl RedirectedConnections {
             let found = fs::metadata(pins).ok().map(|folder| (folder.dev(), folder.ino()));
             if found != registered {
                 self.set(None);
-                forwarder.metrics.kernel.set(None);
+                self.metrics.set(None);
                 registered = None;
                 match found.map(|_| Attached::register(pins, listener, only_services, forwarder)) {
                     Some(Ok(attached)) => {
                         tracing::info!(pins = %pins.display(), "connections are redirected here");
                         self.set(Some(attached));
                         // Without, the page lacks them.
-                        forwarder.metrics.kernel.set(Counters::open(pins).ok());
+                        self.metrics.set(Counters::open(pins).ok());
                         registered = found;
                     }
                     // In the middle of an `attach` as well; then the next attempt succeeds.
@@ -78,7 +83,7 @@ impl RedirectedConnections {
     /// Has the kernel know the connections on which this proxy sends requests, too.
     fn follow_connections(&self, forwarder: &Forwarder) {
         let attached = Arc::clone(&self.attached);
-        on_connection(&forwarder.services().mesh, move |stream| {
+        on_connection(&forwarder.services.mesh, move |stream| {
             let attached = attached.read().unwrap_or_else(PoisonError::into_inner).clone();
             if let Some(sender) = attached.as_ref().and_then(|attached| attached.sender())
                 && let (Ok(own), Ok(server)) = (stream.local_addr(), stream.peer_addr())

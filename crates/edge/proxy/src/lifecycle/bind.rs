@@ -8,7 +8,7 @@ use tokio::net::TcpListener;
 use crate::{
     error::ProxyError,
     lifecycle::handover::Inherited,
-    listen::listener_config::{ListenerConfig, ListenerKind},
+    listeners::listener_config::{ListenerConfig, ListenerKind},
 };
 
 /// A bound listener.

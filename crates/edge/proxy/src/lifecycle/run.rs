@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_calls::{Mesh, forwarding::exclude_addresses};
+use fairmesh_calls::{Mesh, ServiceName, forwarding::exclude_addresses};
 use tokio::{
     net::TcpListener,
     time::{Instant, interval_at, timeout},
@@ -17,6 +17,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     admin::{
+        metrics::ProxyMetrics,
         proxy_info::ProxyInfo,
         server::{self, AdminServer},
         state::AdminState,
@@ -29,8 +30,11 @@ use crate::{
         handover::{Handover, Inherited, Predecessor, Successor},
         service_manager,
     },
-    listen::{cores::Cores, listener_config::ListenerConfig},
-    metrics::ProxyMetrics,
+    listen::cores::Cores,
+    listeners::{
+        acceptor::Acceptor,
+        listener_config::{ListenerConfig, check_tls},
+    },
     observe::observer::{ObserverConfig, RequestObserver},
     server::ConnectionServer,
     services::Services,
@@ -84,7 +88,9 @@ impl BoundProxy {
     /// As [`run`].
     pub async fn bind(config: &ProxyConfig) -> Result<Self, ProxyError> {
         let metrics = Arc::new(ProxyMetrics::default());
-        let tls = Tls::load(config, &metrics.tls)?;
+        check_tls(&config.listen, config.tls.is_some())?;
+        let load = |files| Tls::load(files, config.key_server.clone(), &metrics.edge.tls);
+        let tls = config.tls.clone().map(load).transpose()?;
         let (predecessor, mut inherited) = predecessor(config.handover.as_deref()).await?;
         let listeners = BoundListener::bind_all(&config.listen, &mut inherited).await?;
         let admin = match config.admin {
@@ -138,7 +144,7 @@ impl RunningProxy {
             Some(successor) => service_manager::notify_successor(successor.process()),
             None => service_manager::notify_draining(),
         }
-        tracing::info!(connections = self.serving.open_connections(), "draining");
+        tracing::info!(connections = self.acceptor.server.open_connections(), "draining");
         self.shutdown.start(drain);
         let deadline = Instant::now() + drain;
         self.accepting.close();
@@ -171,7 +177,7 @@ struct Succession<'a> {
 /// A running proxy.
 struct RunningProxy {
     listen: Vec<ListenerConfig>,
-    serving: ConnectionServer,
+    acceptor: Acceptor,
     services: Arc<Services>,
     state: AdminState,
     observer: Arc<RequestObserver>,
@@ -199,14 +205,17 @@ impl RunningProxy {
                 .with_inbound(inbound)
                 .with_key_server(config.key_server);
         let (shutdown, connections) = (Arc::new(Shutdown::default()), TaskTracker::new());
-        let tunnels = Tunnels::new(limits, Arc::clone(&metrics), Arc::clone(&shutdown), connections.clone());
-        let tls = tls.map(|loaded| loaded.watch(&metrics, &shutdown));
-        let forwarder = Forwarder::new(Arc::clone(&services), metrics, Arc::clone(&observer), tunnels);
+        let edge = Arc::clone(&metrics.edge);
+        let tunnels = Tunnels::new(limits, Arc::clone(&edge), Arc::clone(&shutdown), connections.clone());
+        let tls = tls.map(|loaded| loaded.watch(&edge, &shutdown));
+        let forwarder = Forwarder::new(Arc::clone(&services), edge, Arc::clone(&observer), tunnels);
         let forwarder = Arc::new(forwarder.with_max_body(limits.body));
         let cores = Cores::start(cores).map_err(|source| ProxyError::Cores { count: cores, source })?;
-        let serving = ConnectionServer::new(forwarder, Arc::clone(&shutdown), cores, limits).with_tls(tls);
+        let server = ConnectionServer::new(forwarder, Arc::clone(&shutdown), cores, limits).with_tls(tls);
+        let acceptor =
+            Acceptor::new(Arc::new(server), Arc::clone(&metrics.capture), Arc::clone(&metrics.kernel));
         let accepting = TaskTracker::new();
-        Ok(Self { listen, serving, services, state, observer, shutdown, accepting, connections })
+        Ok(Self { listen, acceptor, services, state, observer, shutdown, accepting, connections })
     }
 
     /// Serves until a successor has taken over.
@@ -218,7 +227,7 @@ impl RunningProxy {
     ) -> Result<Successor, ProxyError> {
         let Sockets { listeners, admin } = sockets;
         let Succession { predecessor, handover } = succession;
-        let time_limit = self.serving.handover_timeout();
+        let time_limit = self.acceptor.server.limits.handover_timeout;
         let start_admin = || admin.map(|listener| server::start(listener, self.state.clone()));
         let mut succeeded = pin!(async {
             match handover {
@@ -239,7 +248,7 @@ impl RunningProxy {
             self.accept(listeners);
             // A proxy with a wrong agent address never becomes ready, and can be replaced as well.
             tokio::select! {
-                () = self.services.wait_ready(&self.listen) => self.state.set_ready(true),
+                () = self.services.wait_ready(self.named()) => self.state.set_ready(true),
                 () = self.warn_while_waiting() => {}
                 successor = &mut succeeded => return Ok(successor),
             }
@@ -248,10 +257,15 @@ impl RunningProxy {
         Ok(succeeded.await)
     }
 
+    /// The services that have listeners of their own.
+    fn named(&self) -> impl Iterator<Item = &ServiceName> {
+        self.listen.iter().filter_map(ListenerConfig::service)
+    }
+
     /// Waits for the routing information of all listeners. Connections accepted earlier would be lost if it never
     /// arrived.
     async fn wait_informed(&self, time_limit: Duration) -> Result<(), ProxyError> {
-        let known = timeout(time_limit, self.services.wait_ready(&self.listen)).await;
+        let known = timeout(time_limit, self.services.wait_ready(self.named())).await;
         known.map_err(|_| ProxyError::Uninformed { waited: time_limit })
     }
 
@@ -268,7 +282,7 @@ impl RunningProxy {
     async fn wait_drained(&self, deadline: Instant) {
         self.connections.close();
         self.connections.wait().await;
-        match self.serving.drain_timeouts() {
+        match self.acceptor.server.drain_timeouts() {
             0 => tracing::info!("drained"),
             timed_out => tracing::warn!(
                 connections = timed_out,
@@ -281,12 +295,15 @@ impl RunningProxy {
 
     /// Lets each listener accept as soon as its routing information is known.
     fn accept(&self, bound: Vec<BoundListener>) {
-        for (bound, listen) in bound.into_iter().zip(&self.listen) {
-            let (services, own) = (Arc::clone(&self.services), listen.clone());
-            let known = async move { services.wait_ready(std::slice::from_ref(&own)).await };
-            let serving = self.serving.clone();
-            let listen = Arc::new(listen.clone());
-            self.accepting.spawn(serving.accept(bound, listen, known, self.connections.clone()));
+        for (BoundListener { listener, address }, listen) in bound.into_iter().zip(&self.listen) {
+            let (services, listen) = (Arc::clone(&self.services), Arc::new(listen.clone()));
+            let own = Arc::clone(&listen);
+            let known = async move {
+                services.wait_ready(own.service()).await;
+                tracing::info!(%address, service = %own.description(), "listening");
+            };
+            let acceptor = self.acceptor.clone();
+            self.accepting.spawn(acceptor.accept(listener, listen, known, self.connections.clone()));
         }
     }
 }

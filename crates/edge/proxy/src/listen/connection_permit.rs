@@ -2,20 +2,20 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::{counter::increment, listen::cores::CoreGuard, metrics::ProxyMetrics};
+use crate::{counter::increment, listen::cores::CoreGuard, metrics::EdgeMetrics};
 
 /// A permit of the connection limit. It is released, and the connection no longer counted as open or on its core, once
 /// everything that came of the connection has ended, tunnels included.
 #[derive(Debug)]
 pub(crate) struct ConnectionPermit {
-    metrics: Arc<ProxyMetrics>,
+    metrics: Arc<EdgeMetrics>,
     _permit: OwnedSemaphorePermit,
     _core_guard: Option<CoreGuard>,
 }
 
 impl ConnectionPermit {
     pub(crate) fn new(
-        metrics: &Arc<ProxyMetrics>,
+        metrics: &Arc<EdgeMetrics>,
         permit: OwnedSemaphorePermit,
         core_guard: Option<CoreGuard>,
     ) -> Self {

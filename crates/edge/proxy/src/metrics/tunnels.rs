@@ -7,8 +7,6 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::tunnel::copy::BytesCopied;
-
 /// Tunnels: upgraded connections, `CONNECT`, TCP.
 #[derive(Debug, Default)]
 pub(crate) struct TunnelMetrics {
@@ -25,10 +23,10 @@ pub(crate) struct TunnelMetrics {
 }
 
 impl TunnelMetrics {
-    /// Adds the bytes of a closed tunnel.
-    pub(crate) fn add_bytes(&self, BytesCopied { up, down }: BytesCopied) {
-        self.sent_bytes.fetch_add(up, Relaxed);
-        self.received_bytes.fetch_add(down, Relaxed);
+    /// Adds the bytes that a closed tunnel has sent to its server and received from there.
+    pub(crate) fn add_bytes(&self, sent: u64, received: u64) {
+        self.sent_bytes.fetch_add(sent, Relaxed);
+        self.received_bytes.fetch_add(received, Relaxed);
     }
 
     pub(crate) fn register(&self, registry: &mut Registry) {

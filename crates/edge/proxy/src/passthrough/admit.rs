@@ -4,6 +4,8 @@
 //! Over HTTP/2 the destination is unknown until both sides have exchanged settings, so that each request is routed or
 //! passed through individually.
 
+use std::{future::ready, sync::Arc};
+
 use bytes::Bytes;
 use fairmesh_calls::{Body, BoxError};
 use http::{Method, Request, Response, StatusCode, Version, header};
@@ -11,17 +13,19 @@ use http_body_util::BodyExt as _;
 
 use crate::{
     counter::increment,
-    forward::{error_response, forwarder::Forwarder},
+    forward::{connection_info::ConnectionInfo, error_response, forwarder::Forwarder, origin::Origin},
+    http1::offload::NoOffload,
+    metrics::requests::RequestMetrics,
     passthrough::http2::CapturedConnection,
+    services::{Services, target::Target},
 };
 
-impl Forwarder {
-    /// Accepts a request to a service; otherwise returns the response to it.
-    pub(crate) async fn admit<B>(
-        &self,
-        request: Request<B>,
-        captured: &CapturedConnection,
-    ) -> Result<Request<B>, Response<Body>>
+impl Origin for CapturedConnection {
+    type Offload = NoOffload;
+
+    const ADMITS_ALL: bool = false;
+
+    async fn admit<B>(&self, request: Request<B>, services: &Services) -> Result<Request<B>, Response<Body>>
     where
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
@@ -29,34 +33,54 @@ impl Forwarder {
         let header = || request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
         let host = authority.or_else(header).unwrap_or_default();
         // With `+only-services`, calls to undeclared services get the usual error.
-        if captured.only_services || self.services.is_declared(host).await {
+        if self.destination.only_services || services.is_declared(host).await {
             return Ok(request);
         }
         // Tunnels cannot be passed through to the original destination.
         if request.version() == Version::HTTP_2 && request.method() != Method::CONNECT {
             // Boxed: most requests are to services, and would reserve the space as well.
-            return Err(Box::pin(self.pass_through(request, captured)).await);
+            return Err(Box::pin(self.pass_through(request)).await);
         }
-        increment(&self.metrics.capture.refused);
+        increment(&self.passthrough.metrics.refused);
         let message = format!(
             "'{host}' is not a service, and this connection carries calls of services; open another one\n"
         );
         Err(error_response::plain_text(StatusCode::MISDIRECTED_REQUEST, message))
     }
 
-    async fn pass_through<B>(&self, request: Request<B>, captured: &CapturedConnection) -> Response<Body>
+    fn count_loop(&self, _: &RequestMetrics) -> &'static str {
+        increment(&self.passthrough.metrics.loops);
+        "the proxy's own call was redirected to it; except the proxy from what is captured"
+    }
+
+    fn take_offload(&self) -> Option<NoOffload> {
+        None
+    }
+
+    fn offloadable<B>(&self, _: &Request<B>, _: &Forwarder, _: &ConnectionInfo) -> Option<Arc<Target>> {
+        None
+    }
+
+    fn offload(&self, _: &Target, _: &Forwarder) -> impl Future<Output = ()> + Send {
+        ready(())
+    }
+}
+
+impl CapturedConnection {
+    async fn pass_through<B>(&self, request: Request<B>) -> Response<Body>
     where
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
-        increment(&self.metrics.capture.requests_passed_through);
+        let metrics = &self.passthrough.metrics;
+        increment(&metrics.requests_passed_through);
         let mut request = request.map(|body| body.map_err(Into::into).boxed_unsync());
         // Extensions belong to the client's connection.
         request.extensions_mut().clear();
-        match captured.send(request, &self.connector).await {
+        match self.send(request).await {
             Ok(response) => response,
             Err(error) => {
-                increment(&self.metrics.capture.failed);
-                let message = format!("{} did not respond: {error}\n", captured.original);
+                increment(&metrics.failed);
+                let message = format!("{} did not respond: {error}\n", self.destination.address);
                 error_response::plain_text(StatusCode::BAD_GATEWAY, message)
             }
         }

@@ -1,6 +1,6 @@
 //! Passes HTTP/2 requests through to the original destination of their connection.
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{io, sync::Arc};
 
 use bytes::Bytes;
 use fairmesh_calls::{Body, BoxError, forwarding::foreign_body};
@@ -10,42 +10,37 @@ use hyper::client::conn::http2::{self, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::sync::Mutex;
 
-use crate::passthrough::original_dst::PassthroughConnector;
+use crate::passthrough::{capture::Passthrough, original_dst::Destination};
 
 type BoxedBody = UnsyncBoxBody<Bytes, BoxError>;
 
-/// The original destination of a captured connection.
-#[derive(Clone, Debug)]
+/// A captured connection, whose requests to no service go to its original destination.
+#[derive(Debug)]
 pub(crate) struct CapturedConnection {
-    pub(crate) original: SocketAddr,
-    /// Whether only calls of services are allowed.
-    pub(crate) only_services: bool,
+    pub(crate) destination: Destination,
+    pub(crate) passthrough: Arc<Passthrough>,
     /// Opened by the first request that is passed through.
-    server: Arc<Mutex<Option<SendRequest<BoxedBody>>>>,
+    server: Mutex<Option<SendRequest<BoxedBody>>>,
 }
 
 impl CapturedConnection {
-    pub(crate) fn new(original: SocketAddr, only_services: bool) -> Self {
-        Self { original, only_services, server: Arc::default() }
+    pub(crate) fn new(destination: Destination, passthrough: Arc<Passthrough>) -> Self {
+        Self { destination, passthrough, server: Mutex::default() }
     }
 
-    pub(crate) async fn send(
-        &self,
-        request: Request<BoxedBody>,
-        connector: &PassthroughConnector,
-    ) -> Result<Response<Body>, BoxError> {
-        let mut server = self.server(connector).await?;
+    pub(crate) async fn send(&self, request: Request<BoxedBody>) -> Result<Response<Body>, BoxError> {
+        let mut server = self.server().await?;
         server.ready().await?;
         Ok(server.send_request(request).await?.map(foreign_body))
     }
 
     /// One connection for all requests, as the client intended.
-    async fn server(&self, connector: &PassthroughConnector) -> io::Result<SendRequest<BoxedBody>> {
+    async fn server(&self) -> io::Result<SendRequest<BoxedBody>> {
         let mut server = self.server.lock().await;
         if let Some(open) = server.as_ref().filter(|server| !server.is_closed()) {
             return Ok(open.clone());
         }
-        let io = TokioIo::new(connector.connect(self.original).await?);
+        let io = TokioIo::new(self.passthrough.connector.connect(self.destination.address).await?);
         let handshake = http2::handshake(TokioExecutor::new(), io).await;
         let (opened, connection) = handshake.map_err(io::Error::other)?;
         // Ends when all senders are dropped.

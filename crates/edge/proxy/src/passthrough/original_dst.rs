@@ -1,4 +1,4 @@
-//! Connections to the original destination.
+//! The original destination of a connection, and connections to it.
 
 use std::{
     collections::HashSet,
@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -18,6 +19,26 @@ use tokio::{
 
 /// Time limit of connecting. The client is already connected, so that its own time limit does not apply.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The original destination of a captured connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Destination {
+    pub(crate) address: SocketAddr,
+    /// Whether only calls of services are allowed.
+    pub(crate) only_services: bool,
+}
+
+/// The original destination of a connection; `None` if it is this listener itself. `own` is the address of a
+/// transparent listener.
+pub(crate) fn original_dst(stream: &TcpStream, own: Option<SocketAddr>) -> Option<SocketAddr> {
+    let socket = SockRef::from(stream);
+    let here = stream.local_addr().ok()?;
+    if own.is_some_and(|own| own != here) {
+        return Some(here);
+    }
+    let original = if here.is_ipv4() { socket.original_dst_v4() } else { socket.original_dst_v6() };
+    original.ok()?.as_socket().filter(|original| *original != here)
+}
 
 /// Opens connections to original destinations, and recognizes them if redirection rules bring them back here. As many
 /// as captured connections at most.

@@ -2,7 +2,7 @@
 
 use std::{
     error::Error,
-    future::{poll_fn, ready},
+    future::poll_fn,
     mem,
     net::SocketAddr,
     pin::{Pin, pin},
@@ -17,21 +17,31 @@ use tokio_rustls::server::TlsStream;
 
 use crate::{
     counter::increment,
-    forward::{connection_info::ConnectionInfo, http1_handler::Http1Handler, tcp},
+    forward::{
+        connection_info::ConnectionInfo,
+        http1_handler::Http1Handler,
+        http2_handler::Http2Handler,
+        origin::{Direct, Origin},
+        tcp,
+    },
     http1::{
         connection::Connection,
         outcome::{ConnectionEnd, ConnectionParts},
         serve,
     },
+    http2::connection::Http2Server,
     listen::{
         client_stream::ClientStream,
         connection_permit::ConnectionPermit,
-        listener_config::{ListenerConfig, ListenerKind},
         proxy_header,
         proxy_protocol::{self, Addresses},
         socket,
     },
-    server::ConnectionServer,
+    server::{
+        AcceptedConnection, ConnectionServer,
+        options::{ServeOptions, ServedProtocol},
+    },
+    tls::Alpn,
     tunnel::prefixed_io::PrefixedIo,
 };
 
@@ -45,15 +55,13 @@ impl ConnectionServer {
     /// since every connection would otherwise reserve space for the largest one.
     pub(crate) async fn serve_connection(
         self: Arc<Self>,
-        mut stream: TcpStream,
-        caller: SocketAddr,
-        listen: Arc<ListenerConfig>,
-        permit: Arc<ConnectionPermit>,
+        AcceptedConnection { mut stream, caller, permit }: AcceptedConnection,
+        options: Arc<ServeOptions>,
     ) {
         // Fails only on a broken socket, which the first read reports.
         let _ = stream.set_nodelay(true);
         let mut addresses = socket::connection_addresses(&stream, caller);
-        if listen.accept_proxy {
+        if options.accept_proxy {
             match proxy_header::read(&mut stream, self.limits.idle_timeout).boxed().await {
                 Ok(sent) => addresses = sent.unwrap_or(addresses),
                 Err(error) => {
@@ -63,16 +71,14 @@ impl ConnectionServer {
                 }
             }
         }
-        let served = if let ListenerKind::Captured { .. } | ListenerKind::Kernel { .. } = listen.kind {
-            self.serve_captured(stream, caller, &listen, permit).boxed()
-        } else if listen.tls {
+        let served = if options.tls {
             // Awaits nothing else in here, since every connection would otherwise reserve space for the TLS handshake.
-            match self.accept_tls(stream, &listen, addresses.source).boxed().await {
-                Some(stream) => self.serve_protocol(stream, addresses, &listen, permit),
+            match self.accept_tls(stream, &options, addresses.source).boxed().await {
+                Some(stream) => self.serve_protocol(stream, addresses, &options, permit),
                 None => return,
             }
         } else {
-            self.serve_protocol(stream, addresses, &listen, permit)
+            self.serve_protocol(stream, addresses, &options, permit)
         };
         served.await;
     }
@@ -81,12 +87,16 @@ impl ConnectionServer {
     async fn accept_tls(
         &self,
         stream: TcpStream,
-        listen: &ListenerConfig,
+        options: &ServeOptions,
         caller: SocketAddr,
     ) -> Option<TlsStream<TcpStream>> {
         let (tls, counts) = (self.tls.as_ref()?, &self.forwarder.metrics.tls);
+        let alpn = match options.protocol {
+            ServedProtocol::Http { .. } => Alpn::Http,
+            ServedProtocol::Tcp { .. } => Alpn::None,
+        };
         let handshake = tokio::select! {
-            handshake = tls.accept(stream, &listen.kind, self.limits.idle_timeout, counts) => handshake,
+            handshake = tls.accept(stream, alpn, self.limits.idle_timeout, counts) => handshake,
             () = self.drain_deadline() => {
                 increment(&self.forwarder.metrics.connections.drain_timeouts);
                 return None;
@@ -101,31 +111,30 @@ impl ConnectionServer {
         &'a self,
         stream: L,
         addresses: Addresses,
-        listen: &'a ListenerConfig,
+        options: &'a ServeOptions,
         permit: Arc<ConnectionPermit>,
     ) -> BoxFuture<'a, ()> {
-        match &listen.kind {
-            ListenerKind::Http { service } => {
+        match &options.protocol {
+            ServedProtocol::Http { service } => {
                 socket::set_user_timeout(stream.socket(), self.limits.idle_timeout);
                 let client_info = ConnectionInfo::new(addresses.source, service.clone(), permit)
-                    .over_tls(listen.tls)
-                    .allow_connect(listen.connect);
-                self.serve_http(stream, client_info).boxed()
+                    .over_tls(options.tls)
+                    .allow_connect(options.connect);
+                self.serve_http(stream, client_info, Direct).boxed()
             }
-            ListenerKind::Tcp { service, send_proxy } => {
+            ServedProtocol::Tcp { service, send_proxy } => {
                 let header = send_proxy.map(|version| proxy_protocol::write(version, addresses));
                 tcp::serve(&self.forwarder, stream, service, header).boxed()
             }
-            // Handled before: these connections have an original destination.
-            ListenerKind::Captured { .. } | ListenerKind::Kernel { .. } => ready(()).boxed(),
         }
     }
 
     /// Serves HTTP, and the protocol after an upgrade.
-    pub(crate) fn serve_http<L: ClientStream>(
+    pub(crate) fn serve_http<L: ClientStream, O: Origin>(
         &self,
         stream: L,
         client_info: ConnectionInfo,
+        origin: O,
     ) -> impl Future<Output = ()> + Send {
         let metrics = &self.forwarder.metrics;
         let caller = client_info.caller;
@@ -133,10 +142,9 @@ impl ConnectionServer {
         // An `async fn` would reserve space for its arguments twice.
         async move {
             let ended = {
-                let handler = Http1Handler::new(&self.forwarder, &client_info);
-                let caller = client_info.kernel.as_ref().and_then(|caller| caller.take_unlinked());
-                let connection =
-                    Connection::new(reader, writer, self.limits.idle_timeout).with_caller(caller);
+                let handler = Http1Handler::new(&self.forwarder, &client_info, &origin);
+                let (idle_timeout, offload) = (self.limits.idle_timeout, origin.take_offload());
+                let connection = Connection::with_offload(reader, writer, idle_timeout, offload);
                 let served = pin!(serve::serve(connection, &self.shutdown, &handler));
                 self.until_drain_deadline(served).await
             };
@@ -149,7 +157,9 @@ impl ConnectionServer {
                 }
                 ConnectionEnd::Http2(parts) => {
                     let Some((stream, read)) = reunite::<L>(parts) else { return };
-                    self.http2(stream, read, client_info).boxed().await;
+                    let forwarder = Arc::clone(&self.forwarder);
+                    let handler = Http2Handler { forwarder, client_info, origin };
+                    self.http2().serve(stream, read, caller, handler).boxed().await;
                 }
                 ConnectionEnd::Upgraded(parts, pending_upgrade) => {
                     let Some((stream, read)) = reunite::<L>(parts) else { return };
@@ -157,6 +167,11 @@ impl ConnectionServer {
                 }
             }
         }
+    }
+
+    fn http2(&self) -> Http2Server<'_> {
+        let metrics = &self.forwarder.metrics.connections;
+        Http2Server { idle_timeout: self.limits.idle_timeout, metrics, shutdown: &self.shutdown }
     }
 
     /// The result of serving a connection, unless the drain deadline passes first.

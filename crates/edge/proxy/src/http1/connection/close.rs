@@ -12,15 +12,17 @@ use tokio::{
 
 use crate::http1::{
     connection::{Connection, LINGER, LINGER_PAUSE, ReadState},
+    offload::Offload,
     outcome::{ConnectionEnd, ConnectionParts},
     read_side::ReadSide,
     upgrade::PendingUpgrade,
 };
 
-impl<R, W> Connection<R, W>
+impl<R, W, O> Connection<R, W, O>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
+    O: Offload,
 {
     /// Decides whether the response of this status is the last HTTP message, after which the receiver of
     /// `pending_upgrade` owns the connection. Later bytes can be delimited only once the request body has been read.

@@ -26,6 +26,7 @@ use crate::http1::connection::Mutation;
 use crate::{
     http1::{
         connection::{Connection, READ_AHEAD, ReadState},
+        offload::Offload,
         outcome::ConnectionError,
         request_body::{BodyReader, IncomingBody},
         upgrade::OnUpgrade,
@@ -33,10 +34,11 @@ use crate::{
     shutdown::Shutdown,
 };
 
-impl<R, W> Connection<R, W>
+impl<R, W, O> Connection<R, W, O>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
+    O: Offload,
 {
     /// Handles a request; returns whether the connection may carry another.
     pub(crate) async fn exchange<A, F, B>(
@@ -62,7 +64,7 @@ where
         let continue_wanted = expects_continue.then(Arc::<AtomicBool>::default);
         let upload = self.take_body(body, continue_wanted.clone());
         let mut request = head.map(|()| upload);
-        if let Some(sent) = self.kernel.as_mut().and_then(|kernel| kernel.current.take()) {
+        if let Some(sent) = self.offload.as_mut().and_then(Offload::take_sent) {
             request.extensions_mut().insert(sent);
         }
         self.may_switch = may_switch;

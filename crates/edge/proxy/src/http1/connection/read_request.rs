@@ -17,15 +17,17 @@ use crate::http1::connection::Mutation;
 use crate::{
     http1::{
         connection::{Connection, NextRequest, ReadState},
+        offload::Offload,
         outcome::ConnectionError,
     },
     shutdown::Shutdown,
 };
 
-impl<R, W> Connection<R, W>
+impl<R, W, O> Connection<R, W, O>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
+    O: Offload,
 {
     /// Waits for the headers of the next request. If a nearly complete request may take the fast path, waits briefly
     /// for its rest.
@@ -46,7 +48,7 @@ where
     ) -> Poll<Result<NextRequest, ConnectionError>> {
         let rest_is_late = has_fast_path && self.rest_timed_out(context);
         loop {
-            if self.unparsed && self.poll_kernel_request(context).is_pending() {
+            if self.unparsed && self.poll_offloaded(context).is_pending() {
                 break;
             }
             let ReadState::Owned(read_side) = &mut self.source else {

@@ -24,13 +24,15 @@ use tokio::{
 use crate::http1::connection::Mutation;
 use crate::http1::{
     connection::{Connection, KEEP_CAPACITY},
+    offload::Offload,
     outcome::ConnectionError,
 };
 
-impl<R, W> Connection<R, W>
+impl<R, W, O> Connection<R, W, O>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
+    O: Offload,
 {
     /// Writes a response; returns whether the connection may carry another.
     pub(crate) async fn respond<B>(

@@ -22,6 +22,7 @@ use crate::{
     http1::{
         connection::{Connection, KEEP_CAPACITY, ReadState},
         date::Date,
+        offload::Offload,
         outcome::ConnectionError,
         request_body::IncomingBody,
     },
@@ -69,10 +70,11 @@ impl<W: AsyncWrite + Unpin> ResponseWriter<'_, W> {
     }
 }
 
-impl<R, W> Connection<R, W>
+impl<R, W, O> Connection<R, W, O>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
+    O: Offload,
 {
     /// Unparsed bytes, beginning with the next request.
     pub(crate) fn input(&self) -> &[u8] {

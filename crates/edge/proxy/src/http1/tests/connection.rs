@@ -30,6 +30,7 @@ use crate::{
     http1::{
         connection::Connection,
         handler::RequestHandler,
+        offload::Offload,
         outcome::{ConnectionEnd, ConnectionError, ConnectionParts},
         request_body::IncomingBody,
         serve::serve,
@@ -300,9 +301,9 @@ impl RequestHandler<ReadHalf<DuplexStream>> for Passes {
         true
     }
 
-    async fn try_fast_path<W: AsyncWrite + Unpin>(
+    async fn try_fast_path<W: AsyncWrite + Unpin, O: Offload>(
         &self,
-        connection: &mut Connection<ReadHalf<DuplexStream>, W>,
+        connection: &mut Connection<ReadHalf<DuplexStream>, W, O>,
         shutdown: &Shutdown,
     ) -> Result<Option<bool>, ConnectionError> {
         let (length, body, is_apart) = {

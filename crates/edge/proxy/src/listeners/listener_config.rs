@@ -4,7 +4,11 @@ use fairmesh_calls::ServiceName;
 use fairmesh_kernel::DEFAULT_PINS;
 use fairmesh_model::Invalid;
 
-use crate::listen::proxy_protocol::Version;
+use crate::{
+    listen::proxy_protocol::Version,
+    server::options::{ServeOptions, ServedProtocol},
+    tls::files::TlsError,
+};
 
 /// Configuration of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,6 +82,17 @@ impl ListenerConfig {
         }
     }
 
+    /// How connections are served; `None` for those that the system redirects here.
+    pub(crate) fn serve_options(&self) -> Option<ServeOptions> {
+        let protocol = match self.kind.clone() {
+            ListenerKind::Http { service } => ServedProtocol::Http { service },
+            ListenerKind::Tcp { service, send_proxy } => ServedProtocol::Tcp { service, send_proxy },
+            ListenerKind::Captured { .. } | ListenerKind::Kernel { .. } => return None,
+        };
+        let Self { accept_proxy, tls, connect, .. } = *self;
+        Some(ServeOptions { protocol, accept_proxy, tls, connect })
+    }
+
     /// Name of the target in the log.
     pub(crate) fn description(&self) -> String {
         match (&self.kind, self.service()) {
@@ -86,6 +101,18 @@ impl ListenerConfig {
             (ListenerKind::Kernel { .. }, None) => "redirected by eBPF".into(),
             (_, None) => "by host".into(),
         }
+    }
+}
+
+/// Checks that a certificate is configured if, and only if, a listener uses TLS.
+///
+/// # Errors
+/// It is missing or unused.
+pub fn check_tls(listen: &[ListenerConfig], has_certificate: bool) -> Result<(), TlsError> {
+    match (listen.iter().any(|listen| listen.tls), has_certificate) {
+        (true, false) => Err(TlsError::Missing),
+        (false, true) => Err(TlsError::Unused),
+        (true, true) | (false, false) => Ok(()),
     }
 }
 

@@ -1,0 +1,26 @@
+//! Handles the requests of an HTTP/2 connection.
+
+use std::sync::Arc;
+
+use fairmesh_calls::Body;
+use fairmesh_http::h2::RequestBody;
+use http::{Request, Response};
+
+use crate::{
+    forward::{connection_info::ConnectionInfo, forwarder::Forwarder, origin::Origin},
+    http2::connection::StreamHandler,
+};
+
+/// Handles the requests of one connection, which owns it: its requests are tasks of their own.
+#[derive(Debug)]
+pub(crate) struct Http2Handler<O> {
+    pub(crate) forwarder: Arc<Forwarder>,
+    pub(crate) client_info: ConnectionInfo,
+    pub(crate) origin: O,
+}
+
+impl<O: Origin> StreamHandler for Http2Handler<O> {
+    fn handle(&self, request: Request<RequestBody>) -> impl Future<Output = Response<Body>> + Send {
+        self.forwarder.handle(request, &self.client_info, &self.origin)
+    }
+}

@@ -1,0 +1,80 @@
+//! Requests of the client that another sender has sent: they are handled in order with those that the proxy reads.
+
+use std::{
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::Instant,
+};
+
+use crate::http1::{
+    connection::{Connection, ReadState},
+    offload::Offload,
+};
+
+/// How long an idle connection stays open after the sender was asked to take no request of it.
+const WITHDRAWAL: Duration = Duration::from_millis(10);
+
+impl<R, W, O> Connection<R, W, O>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+    O: Offload,
+{
+    /// Puts a request that the sender returns before the bytes read; pending while the sender has a request whose bytes are not here,
+    /// before which none may be parsed.
+    pub(crate) fn poll_offloaded(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if let (Some(offload), ReadState::Owned(read_side)) = (&mut self.offload, &mut self.source) {
+            let has_input = !read_side.input.is_empty();
+            if let Some(request) = ready!(offload.poll_request(read_side.read_bytes, has_input, context)) {
+                read_side.prepend(&request);
+            }
+        }
+        Poll::Ready(())
+    }
+
+    /// Lets the sender take the next request, if the client has sent none to the proxy: the response is about to be sent, of this length
+    /// if it is known.
+    pub(crate) fn note_served(&mut self, length: Option<u64>) {
+        if let (Some(offload), ReadState::Owned(read_side)) = (&mut self.offload, &self.source)
+            && read_side.input.is_empty()
+        {
+            offload.note_served(read_side.read_bytes, length);
+        }
+    }
+
+    /// The write buffer is about to be sent, or as much of it as this.
+    pub(crate) fn note_sent(&mut self, bytes: Option<usize>) {
+        if let Some(offload) = &mut self.offload {
+            offload.note_sent(bytes);
+        }
+    }
+
+    /// Whether the connection is idle for the proxy alone, since the sender has sent requests and their responses; then the deadline is
+    /// moved.
+    pub(crate) fn is_used_past_the_proxy(&mut self) -> bool {
+        let last = self.offload.as_ref().and_then(Offload::last_completed);
+        let idle_at = last.map(|last| last + self.idle_timeout).filter(|idle_at| *idle_at > Instant::now());
+        if let Some(idle_at) = idle_at {
+            self.move_deadline(idle_at);
+        }
+        idle_at.is_some()
+    }
+
+    /// Whether the connection may be closed although the client has not; else the deadline is moved.
+    pub(crate) fn may_close(&mut self) -> bool {
+        let may_close = self.offload.as_mut().is_none_or(Offload::may_close);
+        if !may_close {
+            self.move_deadline(Instant::now() + WITHDRAWAL);
+        }
+        may_close
+    }
+
+    fn move_deadline(&mut self, to: Instant) {
+        self.deadline = to;
+        self.timer.as_mut().reset(to);
+    }
+}

@@ -1,0 +1,135 @@
+//! Accepts the connections of listeners of all kinds.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use futures_util::FutureExt as _;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::task::TaskTracker;
+
+use crate::{
+    counter::increment,
+    forward::connection_info::ConnectionInfo,
+    kernel::{
+        caller::KernelCaller, caller_stream::CallerStream, metrics::KernelMetrics,
+        origin::RedirectedConnection, redirected::RedirectedConnections,
+    },
+    listen::socket,
+    listeners::listener_config::{ListenerConfig, ListenerKind},
+    passthrough::{
+        capture::{CapturedTraffic, Passthrough},
+        http2::CapturedConnection,
+        metrics::CaptureMetrics,
+        original_dst::{Destination, original_dst},
+    },
+    server::{AcceptedConnection, ConnectionServer},
+};
+
+/// Accepts connections to services, and connections that nftables or eBPF programs redirected.
+#[derive(Clone, Debug)]
+pub(crate) struct Acceptor {
+    pub(crate) server: Arc<ConnectionServer>,
+    passthrough: Arc<Passthrough>,
+    redirected: Arc<RedirectedConnections>,
+}
+
+impl Acceptor {
+    pub(crate) fn new(
+        server: Arc<ConnectionServer>,
+        capture: Arc<CaptureMetrics>,
+        kernel: Arc<KernelMetrics>,
+    ) -> Self {
+        let passthrough = Passthrough::new(Arc::clone(&server), capture);
+        let redirected = RedirectedConnections::new(kernel);
+        Self { server, passthrough: Arc::new(passthrough), redirected: Arc::new(redirected) }
+    }
+
+    /// Accepts connections once `known` completes, until the proxy stops.
+    pub(crate) async fn accept(
+        self,
+        listener: TcpListener,
+        listen: Arc<ListenerConfig>,
+        known: impl Future<Output = ()>,
+        connections: TaskTracker,
+    ) {
+        tokio::select! {
+            () = known => {}
+            () = self.server.shutdown.started().cancelled() => return,
+        }
+        if let Some(options) = listen.serve_options() {
+            let (server, options) = (Arc::clone(&self.server), Arc::new(options));
+            let serve = move |accepted| Arc::clone(&server).serve_connection(accepted, Arc::clone(&options));
+            return self.server.accept(&listener, &connections, serve).await;
+        }
+        let own = self.clone();
+        let kind = Arc::clone(&listen);
+        let serve = move |accepted| {
+            let (own, listen) = (own.clone(), Arc::clone(&kind));
+            async move { own.serve_redirected(accepted, &listen).boxed().await }
+        };
+        let accepted = self.server.accept(&listener, &connections, serve);
+        let ListenerKind::Kernel { only_services, pins } = &listen.kind else { return accepted.await };
+        tokio::select! {
+            // First: connections that wait here already were redirected, which is known from the maps alone.
+            biased;
+            () = self.redirected.follow(pins, &listener, *only_services, &self.server.forwarder) => {}
+            () = accepted => self.redirected.stop(),
+        }
+    }
+
+    /// Serves HTTP to services, and passes other traffic through to its original destination.
+    async fn serve_redirected(&self, accepted: AcceptedConnection, listen: &ListenerConfig) {
+        let AcceptedConnection { stream, caller, permit } = accepted;
+        // Fails only on a broken socket, which the first read reports.
+        let _ = stream.set_nodelay(true);
+        let Some((destination, kernel)) = self.destination(&stream, caller, listen) else {
+            increment(&self.passthrough.metrics.loops);
+            tracing::debug!(%caller, "refused a connection that was not redirected");
+            return socket::reset(stream);
+        };
+        match self.passthrough.detect(&stream, caller, destination).await {
+            CapturedTraffic::Service => {
+                let client_info = ConnectionInfo::new(caller, None, permit).allow_connect(listen.connect);
+                socket::set_user_timeout(&stream, self.server.limits.idle_timeout);
+                let captured = CapturedConnection::new(destination, Arc::clone(&self.passthrough));
+                match kernel {
+                    Some(caller) => {
+                        let origin = RedirectedConnection::new(captured, caller);
+                        self.server.serve_http(CallerStream::new(stream), client_info, origin).await;
+                    }
+                    None => self.server.serve_http(stream, client_info, captured).await,
+                }
+            }
+            CapturedTraffic::Other(server) => {
+                // It holds a descriptor of the connection.
+                drop(kernel);
+                self.passthrough.pass_through(stream, destination.address, server).await;
+            }
+            CapturedTraffic::Refused => {
+                drop(kernel);
+                socket::reset(stream);
+            }
+            CapturedTraffic::Ended => {}
+        }
+    }
+
+    /// The original destination of a connection, and its caller if eBPF programs redirected it. `None` if it was not redirected.
+    fn destination(
+        &self,
+        stream: &TcpStream,
+        caller: SocketAddr,
+        listen: &ListenerConfig,
+    ) -> Option<(Destination, Option<KernelCaller>)> {
+        match listen.kind {
+            ListenerKind::Captured { only_services, transparent } => {
+                let address = original_dst(stream, transparent.then_some(listen.address))?;
+                Some((Destination { address, only_services }, None))
+            }
+            ListenerKind::Kernel { only_services, .. } => {
+                let (address, kernel) = self.redirected.original_dst(stream, caller)?;
+                let only_services = only_services || kernel.only_services;
+                Some((Destination { address, only_services }, Some(kernel)))
+            }
+            ListenerKind::Http { .. } | ListenerKind::Tcp { .. } => None,
+        }
+    }
+}
