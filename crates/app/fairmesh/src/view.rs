@@ -7,9 +7,10 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_model::{
-    Authorization, DefaultAuthorization, Endpoint, Hosts, Invalid, Label, MtlsMode, Policy, Prefix, Record,
-    RecordKey, Region, RegionDrain, RegionTable, Regions, RoundTrips, Service, ServiceName, ShardMap,
-    ShardMove, TableOrigin, Tenant, Verdicts, WorkloadEntry, Zone, access::RoleBinding,
+    Authorization, DefaultAuthorization, Endpoint, Hosts, Invalid, KindScope, Label, MtlsMode, Policy,
+    Prefix, Record, RecordKey, RecordKind, Region, RegionDrain, RegionTable, Regions, RoundTrips, Service,
+    ServiceName, ShardMap, ShardMove, TableOrigin, Tenant, Verdicts, WorkloadEntry, Zone,
+    access::RoleBinding,
 };
 use fairmesh_wire::{handshake::Connection, records, shards};
 
@@ -99,41 +100,20 @@ pub(crate) enum Scope {
 /// The prefix of the records of all tenants.
 pub(crate) const ALL_TENANTS: &str = "/t/";
 
-/// Kinds of records, as key segments below a tenant.
-pub(crate) const EVERY_KIND: &[&str] = &[
-    "services",
-    "policies",
-    "endpoints",
-    "health",
-    "shards",
-    "moves",
-    "tables",
-    "workloads",
-    "authorizations",
-];
+/// All kinds of records of services, without their earlier values.
+pub(crate) fn every_kind() -> Vec<RecordKind> {
+    let of_services = RecordKind::ALL.iter().copied().filter(|kind| kind.scope() == KindScope::Service);
+    of_services.filter(|kind| *kind != RecordKind::History).collect()
+}
 
 impl Scope {
-    fn prefixes(&self, kinds: &[&str]) -> Vec<Prefix> {
+    fn prefixes(&self, kinds: &[RecordKind]) -> Vec<Prefix> {
         match self {
             // There is no list of tenants, so all of them are read and filtered here.
             Self::All => Prefix::new(ALL_TENANTS).into_iter().collect(),
-            Self::Tenant(tenant) => kinds.iter().map(|kind| Prefix::tenant(tenant, kind)).collect(),
-            Self::Service(name) => kinds.iter().map(|kind| of_service(name, kind)).collect(),
+            Self::Tenant(tenant) => kinds.iter().map(|kind| Prefix::tenant(tenant, *kind)).collect(),
+            Self::Service(name) => kinds.iter().map(|kind| kind.prefix_of(name)).collect(),
         }
-    }
-}
-
-fn of_service(name: &ServiceName, kind: &str) -> Prefix {
-    match kind {
-        "services" => Prefix::from(&RecordKey::Service(name.clone())),
-        "policies" => Prefix::from(&RecordKey::Policy(name.clone())),
-        "endpoints" => Prefix::endpoints(name, None),
-        "health" => Prefix::health(name, None),
-        "shards" => Prefix::shards(name, None),
-        "tables" => Prefix::tables(name),
-        "workloads" => Prefix::from(&RecordKey::Workload(name.clone())),
-        "authorizations" => Prefix::from(&RecordKey::Authorization(name.clone())),
-        _ => Prefix::moves(name),
     }
 }
 
@@ -142,13 +122,13 @@ impl View {
     pub(crate) async fn read(
         connection: &Connection,
         scope: &Scope,
-        kinds: &[&str],
+        kinds: &[RecordKind],
     ) -> Result<Self, Failure> {
         Ok(Self::of(rib_reader::read(connection, &Self::prefixes(scope, kinds)).await?)?)
     }
 
     /// The prefixes of what [`View::read`] reads.
-    pub(crate) fn prefixes(scope: &Scope, kinds: &[&str]) -> Vec<Prefix> {
+    pub(crate) fn prefixes(scope: &Scope, kinds: &[RecordKind]) -> Vec<Prefix> {
         let mut prefixes = scope.prefixes(kinds);
         prefixes.push(Prefix::topology());
         prefixes.push(Prefix::from(&RecordKey::DefaultAuthorization));
@@ -239,9 +219,7 @@ impl View {
             }
             (Record::TrustBundle(_), _) => self.has_trust_domain = true,
             // Not part of routing.
-            (Record::Revocations(_) | Record::FederatedDomains(_) | Record::JoinedAgent(_), _) => {}
-            // Keys of services contain one, and `decode` returns the record that belongs to the key.
-            (_, None) => {}
+            _ => {}
         }
         Ok(())
     }

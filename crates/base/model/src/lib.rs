@@ -51,9 +51,10 @@ pub use policy::{Balancing, BalancingPolicy, LoadSignal, Outliers, Score};
 pub use policy::{CallKind, Timeouts};
 pub use policy::{KeySource, Locality, MAX_KEY_SOURCES, MtlsMode, Policy, Retries, Ring, RouteSource};
 pub use record::Record;
-pub use record::{ChunkHash, HistoryKind, MeshHistoryKind, Prefix, RecordKey, ShardPart, key_kind};
+pub use record::{Audit, KindHistory, KindRules, KindScope, Readers, RecordKind, Writers};
+pub use record::{ChunkHash, Prefix, RecordKey, ShardPart};
 pub use record::{Cursor, Revision, StoreId};
-pub use revocation::{MAX_REVOCATIONS, MAX_SERIAL, Revocation, Revocations, RevokedCertificates};
+pub use revocation::*;
 pub use route::{
     Abort, Actions, Backend, ClientMatch, Delay, GrpcMatch, HeaderEdits, HeaderMatch, HostMatch,
     MAX_CONDITIONS, MAX_EXPRESSION_BYTES, MAX_ROUTES, Match, Mirror, PathMatch, PathRewrite, Pattern,
@@ -64,23 +65,7 @@ pub use service::{Protocol, Service, ServiceKind};
 pub use shard::{KeyRange, ShardKey};
 pub use shard::{MAX_REPORTED_SHARDS, Replica, ReplicaState, Shard, ShardId, ShardMap, ShardMove};
 pub use spiffe::{MeshRole, SpiffeId, SpiffePath};
-pub use topology::Location;
-pub use topology::{
-    DistanceFilter, DistanceRounds, MAX_MEASURED_REGIONS, MAX_ROUND_TRIP, MeasuredDistance,
-    MeasuredDistances, is_plausible,
-};
-pub use topology::{DistanceSource, RegionInfo, Regions, RoundTrips};
-pub use traffic::{
-    CallPath, CallRates, MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES, MAX_RATE, MAX_REPORT_AGE,
-    MAX_REPORTED_REGIONS, MAX_SERVER_GROUPS, MetricSum, ServerRates, SummedAge, TrafficReport,
-};
-pub use traffic::{
-    Confirmation, DrainPhase, MAX_TABLE_CLASSES, MAX_TABLE_REGIONS, MAX_TABLE_ZONES, RegionDrain,
-    RegionShares, RegionTable, SMALLEST_SHARE, TableForce, TableOrigin, TrafficShares, ZoneShares,
-};
-pub use traffic::{LoadMetric, LoadRing, MAX_PLANNED_CLASSES, Traffic, TrafficMode, TrafficPlanner};
-pub use trust::{
-    BundleEndpoint, FederatedDomains, JoinedAgent, MAX_BUNDLE_URL, MAX_CERTIFICATE, MAX_FEDERATED_DOMAINS,
-    MAX_RETIRED_ROOTS, MAX_ROOTS, MAX_TENANTS, TrustBundle,
-};
-pub use workload::{HOST_NAMESPACE, ProgramFacts, ProgramSelector, WorkloadEntry};
+pub use topology::*;
+pub use traffic::*;
+pub use trust::*;
+pub use workload::*;

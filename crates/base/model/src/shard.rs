@@ -1,6 +1,6 @@
 mod key;
 
-use std::{collections::BTreeSet, fmt};
+use std::{collections::BTreeSet, fmt, num::ParseIntError, str::FromStr};
 
 use crate::{InstanceId, Invalid, Region, Role};
 
@@ -13,6 +13,14 @@ pub struct ShardId(pub u32);
 impl fmt::Display for ShardId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl FromStr for ShardId {
+    type Err = ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIntError> {
+        text.parse().map(Self)
     }
 }
 

@@ -163,7 +163,7 @@ impl v1::admin_server::Admin for AdminService {
         let (node, of) = (self.node.clone(), key.clone());
         let value = run_blocking(&waits, move || history::value_at(&node, &of, revision))
             .await?
-            .map_err(Status::not_found)?;
+            .map_err(|missing| Status::not_found(missing.to_string()))?;
         self.access.check(&caller, &needs_of_value(&key, value.as_deref())?)?;
         // The rules of a service have a history of their own.
         let value = match &key {

@@ -21,7 +21,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{Revision, StoreId, key_kind};
+use fairmesh_model::{Audit, RecordKind, Revision, StoreId};
 use fairmesh_rib::{Commit, Node};
 use fairmesh_store::author;
 use tokio::{
@@ -35,8 +35,6 @@ pub(crate) use entry::hex;
 pub use entry::{AuditChange, AuditEntry, AuditEvent, AuditValue, BrokenChain, ChainReader};
 use file::AuditFile;
 
-/// Kinds of records that change often, by registrations and moves.
-const ACTIVE_KINDS: [&str; 3] = ["endpoints", "shards", "moves"];
 /// Least time between two entries that say that the same caller has read the log.
 const READ_INTERVAL_MS: u64 = 600_000;
 /// The longest reason of a refusal, in bytes.
@@ -142,7 +140,7 @@ impl Draft {
 }
 
 fn is_active(key: &str) -> bool {
-    key_kind(key).is_some_and(|kind| ACTIVE_KINDS.contains(&kind))
+    RecordKind::of(key).is_some_and(|kind| kind.rules().audit == Audit::Activity)
 }
 
 /// The last revision of a store that the logs in a folder have, if their last entries are of that store. A store that is behind

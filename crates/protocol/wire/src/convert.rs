@@ -17,7 +17,7 @@ mod trust;
 mod workload;
 
 use bytes::Bytes;
-use fairmesh_model::{HistoryKind, Invalid, ShardKey, StoreId};
+use fairmesh_model::{Invalid, ShardKey, StoreId};
 pub use shard::interval;
 pub use traffic::{read_shares, write_shares};
 
@@ -39,20 +39,6 @@ pub fn shard_key_bytes(key: ShardKey) -> Bytes {
 /// Parses a key of a sharded service.
 pub fn shard_key(bytes: &[u8]) -> Result<ShardKey, Invalid> {
     read_u128("", bytes).map(ShardKey)
-}
-
-/// Parses the kind of record of a history: `services`, `policies` or `workloads`; the inverse is [`ToString`].
-pub fn history_kind(text: &str) -> Result<HistoryKind, Invalid> {
-    match text {
-        "services" => Ok(HistoryKind::Services),
-        "policies" => Ok(HistoryKind::Policies),
-        "workloads" => Ok(HistoryKind::Workloads),
-        _ => Err(Invalid::new(
-            "kind",
-            format!("'{text}' has no history"),
-            "write services, policies or workloads",
-        )),
-    }
 }
 
 /// Parses 128 bits, big endian.

@@ -5,7 +5,7 @@
 //! router.
 
 use bytes::Bytes;
-use fairmesh_model::{HistoryKind, Invalid, MeshHistoryKind, Policy, Record, RecordKey, Traffic};
+use fairmesh_model::{Invalid, Policy, Record, RecordKey, Traffic};
 use prost::Message;
 
 use crate::{shards, v1};
@@ -36,30 +36,35 @@ pub struct History {
     pub revision: u64,
 }
 
-/// Encodes a record. The encoding is unique, so that equal bytes mean an unchanged record.
-pub fn encode(record: &Record) -> Bytes {
-    match record.clone() {
-        Record::Service(record) => bytes(&v1::Service::from(record)),
-        Record::Endpoint(record) => bytes(&v1::Endpoint::from(record)),
-        Record::Policy(record) => bytes(&v1::Policy::from(record)),
-        Record::Verdict(record) => bytes(&v1::Verdict::from(record)),
-        Record::Move(record) => bytes(&v1::ShardMove::from(record)),
-        Record::RegionTable(record) => bytes(&v1::RegionTable::from(record)),
-        Record::RegionDrain(record) => bytes(&v1::RegionDrain::from(record)),
-        Record::Regions(record) => bytes(&v1::Regions::from(record)),
-        Record::RoundTrips(record) => bytes(&v1::RoundTrips::from(record)),
-        Record::MeasuredDistances(record) => bytes(&v1::MeasuredDistances::from(record)),
-        Record::Hosts(record) => bytes(&v1::Hosts::from(record)),
-        Record::TrustBundle(record) => bytes(&v1::TrustBundle::from(record)),
-        Record::Revocations(record) => bytes(&v1::Revocations::from(record)),
-        Record::FederatedDomains(record) => bytes(&v1::FederatedDomains::from(record)),
-        Record::JoinedAgent(record) => bytes(&v1::JoinedAgent::from(record)),
-        Record::Workload(record) => bytes(&v1::WorkloadEntry::from(record)),
-        Record::Authorization(record) => bytes(&v1::Authorization::from(record)),
-        Record::DefaultAuthorization(record) => bytes(&v1::DefaultAuthorization::from(record)),
-        Record::RoleBinding(record) => bytes(&v1::RoleBinding::from(record)),
-    }
+macro_rules! codec {
+    ($(
+        $scope:ident { $(
+            $(#[$doc:meta])*
+            $key:ident $(($($field:tt)+))? at $at:tt => $value:ident($type:ident) $rules:tt
+        )* }
+    )*) => {
+        /// Encodes a record. The encoding is unique, so that equal bytes mean an unchanged record.
+        pub fn encode(record: &Record) -> Bytes {
+            match record.clone() {
+                $($(Record::$value(record) => bytes(&v1::$type::from(record)),)*)*
+            }
+        }
+
+        /// Decodes the value of a key; `None` for keys that hold no [`Record`].
+        fn decode_value(key: &RecordKey, value: &[u8]) -> Result<Option<Record>, Invalid> {
+            Ok(Some(match key {
+                $($(RecordKey::$key { .. } => Record::$value(message::<v1::$type>(value)?.try_into()?),)*)*
+                RecordKey::ShardManifest(..)
+                | RecordKey::ShardChunk(..)
+                | RecordKey::History(..)
+                | RecordKey::MeshHistory(..) => return Ok(None),
+            }))
+        }
+    };
 }
+
+// The value of a kind has the name of its message.
+fairmesh_model::record_kinds!(codec);
 
 /// Decodes the value of `key`, and checks that it belongs to that key.
 ///
@@ -67,41 +72,9 @@ pub fn encode(record: &Record) -> Bytes {
 /// [`Invalid`] if the bytes are not that record, and for keys that hold no [`Record`]: parts of shard maps
 /// ([`shards::decode_map`]) and history ([`decode_history`]).
 pub fn decode(key: &RecordKey, value: &[u8]) -> Result<Record, Invalid> {
-    let record = match key {
-        RecordKey::Service(_) => Record::Service(message::<v1::Service>(value)?.try_into()?),
-        RecordKey::Endpoint(..) => Record::Endpoint(message::<v1::Endpoint>(value)?.try_into()?),
-        RecordKey::Health(..) => Record::Verdict(message::<v1::Verdict>(value)?.try_into()?),
-        RecordKey::Policy(_) => Record::Policy(message::<v1::Policy>(value)?.try_into()?),
-        RecordKey::Move(..) => Record::Move(message::<v1::ShardMove>(value)?.try_into()?),
-        RecordKey::RegionTable(..) => Record::RegionTable(message::<v1::RegionTable>(value)?.try_into()?),
-        RecordKey::RegionDrain(_) => Record::RegionDrain(message::<v1::RegionDrain>(value)?.try_into()?),
-        RecordKey::Regions => Record::Regions(message::<v1::Regions>(value)?.try_into()?),
-        RecordKey::RoundTrips => Record::RoundTrips(message::<v1::RoundTrips>(value)?.try_into()?),
-        RecordKey::MeasuredDistances(_) => {
-            Record::MeasuredDistances(message::<v1::MeasuredDistances>(value)?.try_into()?)
-        }
-        RecordKey::Hosts => Record::Hosts(message::<v1::Hosts>(value)?.try_into()?),
-        RecordKey::TrustBundle => Record::TrustBundle(message::<v1::TrustBundle>(value)?.try_into()?),
-        RecordKey::Revocations => Record::Revocations(message::<v1::Revocations>(value)?.try_into()?),
-        RecordKey::FederatedDomains => {
-            Record::FederatedDomains(message::<v1::FederatedDomains>(value)?.try_into()?)
-        }
-        RecordKey::JoinedAgent(_) => Record::JoinedAgent(message::<v1::JoinedAgent>(value)?.try_into()?),
-        RecordKey::DefaultAuthorization => {
-            Record::DefaultAuthorization(message::<v1::DefaultAuthorization>(value)?.try_into()?)
-        }
-        RecordKey::Authorization(_) => {
-            Record::Authorization(message::<v1::Authorization>(value)?.try_into()?)
-        }
-        RecordKey::RoleBinding(_) => Record::RoleBinding(message::<v1::RoleBinding>(value)?.try_into()?),
-        RecordKey::Workload(_) => Record::Workload(message::<v1::WorkloadEntry>(value)?.try_into()?),
-        RecordKey::ShardManifest(..)
-        | RecordKey::ShardChunk(..)
-        | RecordKey::History(..)
-        | RecordKey::MeshHistory(..) => {
-            let problem = format!("{key} holds no record of its own");
-            return Err(Invalid::new("key", problem, "read shard maps and history as a whole"));
-        }
+    let Some(record) = decode_value(key, value)? else {
+        let problem = format!("{key} holds no record of its own");
+        return Err(Invalid::new("key", problem, "read shard maps and history as a whole"));
     };
     check_key_fields(key, &record)?;
     Ok(record)
@@ -149,7 +122,7 @@ pub fn encode_history(history: &History) -> Bytes {
 pub fn decode_history(value: &[u8]) -> Result<History, Invalid> {
     let v1::History { key, value, replaced_at_ms, replaced_by, revision, replaced_message } = message(value)?;
     let key = RecordKey::parse(&key)?;
-    if history_kind(&key).is_none() && MeshHistoryKind::of(&key).is_none() {
+    if key.kind().kept_name().is_none() {
         let problem = format!("{key} has no history");
         return Err(Invalid::new("key", problem, "keep history of configuration only"));
     }
@@ -157,16 +130,6 @@ pub fn decode_history(value: &[u8]) -> Result<History, Invalid> {
         decode(&key, value).map_err(|e| e.within("value"))?;
     }
     Ok(History { key, value, replaced_at_ms, replaced_by, replaced_message, revision })
-}
-
-fn history_kind(key: &RecordKey) -> Option<HistoryKind> {
-    match key {
-        RecordKey::Service(_) => Some(HistoryKind::Services),
-        RecordKey::Policy(_) => Some(HistoryKind::Policies),
-        RecordKey::Workload(_) => Some(HistoryKind::Workloads),
-        RecordKey::Authorization(_) => Some(HistoryKind::Authorizations),
-        _ => None,
-    }
 }
 
 /// Whether validating the value of `key` may take long: policies have expressions that are compiled. See
@@ -257,9 +220,9 @@ fn check_value(key: &RecordKey, value: &[u8]) -> Result<(), Invalid> {
             let history = decode_history(value)?;
             let is_own = match key {
                 RecordKey::History(kind, service, _) => {
-                    history_kind(&history.key) == Some(*kind) && history.key.service() == Some(service)
+                    history.key.kind() == *kind && history.key.service() == Some(service)
                 }
-                RecordKey::MeshHistory(kind, _) => history.key == kind.key(),
+                RecordKey::MeshHistory(kind, _) => history.key.kind() == *kind,
                 _ => false,
             };
             if is_own {

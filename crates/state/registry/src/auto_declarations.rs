@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{HistoryKind, Prefix, RecordKey, ServiceName, key_kind};
+use fairmesh_model::{Prefix, RecordKey, RecordKind, ServiceName};
 use fairmesh_rib::{Entry, Expect, Node, Op};
 use fairmesh_wire::{
     LogLimiter,
@@ -123,7 +123,7 @@ impl Registry {
             replaced_message: String::new(),
             revision: 0,
         };
-        let key = RecordKey::History(HistoryKind::Services, service.clone(), at);
+        let key = RecordKey::History(RecordKind::Service, service.clone(), at);
         Op::put(key.to_string(), records::encode_history(&history))
     }
 
@@ -225,7 +225,7 @@ pub fn adopt_declaration(node: &Node, service: &ServiceName) -> Option<Op> {
 
 /// The deletion of the marker of a declaration by registration, which is the newest entry of its history.
 fn marker(node: &Node, service: &ServiceName) -> Option<Op> {
-    let (_, entries) = node.read(&[Prefix::history(HistoryKind::Services, service)]);
+    let (_, entries) = node.read(&[Prefix::history(RecordKind::Service, service)]);
     let (key, entry) = entries.into_iter().next_back()?;
     declared_by(&key, &entry)?;
     Some(Op::delete(key).expecting(Expect::Revision(entry.revision)))
@@ -233,7 +233,7 @@ fn marker(node: &Node, service: &ServiceName) -> Option<Op> {
 
 /// The service of a marker; `None` for other entries.
 fn declared_by(key: &str, entry: &Entry) -> Option<ServiceName> {
-    if key_kind(key) != Some("history") {
+    if RecordKind::of(key) != Some(RecordKind::History) {
         return None;
     }
     let history = records::decode_history(&entry.value).ok()?;

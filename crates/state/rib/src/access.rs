@@ -18,9 +18,8 @@ use std::{
 
 use fairmesh_model::{
     Authorization, CallerId, DefaultAuthorization, Identity, JoinedAgent, Label, MeshRole, Prefix, Record,
-    RecordKey, Region, ServiceName, SpiffePath, TrustDomain,
+    RecordKey, RecordKind, Region, ServiceName, SpiffePath, TrustDomain,
     access::{Grants, Machine, MachineCallers, Reach, RoleBinding, Subject, admits, admits_caller},
-    key_kind,
 };
 use fairmesh_wire::{ON_BEHALF_OF, records};
 use http::{Extensions, HeaderMap};
@@ -148,10 +147,9 @@ impl AccessControl {
 
     /// Whether decisions rest on a record with this key.
     pub fn concerns(key: &str) -> bool {
-        key.starts_with("/g/roles/")
-            || key.starts_with("/g/identity/")
-            || key.starts_with("/g/authorization")
-            || (key.starts_with("/t/") && key_kind(key) == Some("policies"))
+        RecordKind::of(key).is_some_and(|kind| {
+            matches!(kind.group(), "roles" | "identity" | "authorization") || kind == RecordKind::Policy
+        })
     }
 
     /// Callers need grants from now on, though the trust domain is not recorded yet.

@@ -3,7 +3,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use fairmesh_model::{Cursor, Identity, Prefix, Revision, StoreId, Tenant};
+use fairmesh_model::{Cursor, Identity, Prefix, RecordKind, Revision, StoreId, Tenant};
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
@@ -116,7 +116,7 @@ impl Node {
     }
 
     /// The folders of a kind of records of each tenant that has records. Each tenant is found by one step, whatever it has.
-    pub fn tenant_prefixes(&self, kind: &str) -> Vec<Prefix> {
+    pub fn tenant_prefixes(&self, kind: RecordKind) -> Vec<Prefix> {
         let mut prefixes = Vec::new();
         let mut from = "/t/".to_owned();
         while let Some(key) = self.key_from(&from) {

@@ -11,7 +11,7 @@ use clap_complete::{
     engine::{ArgValueCompleter, CompletionCandidate},
     env::Shells,
 };
-use fairmesh_model::ServiceName;
+use fairmesh_model::{RecordKind, ServiceName};
 use fairmesh_wire::handshake::Connection;
 use tokio::{runtime::Builder, time::timeout};
 
@@ -64,7 +64,7 @@ fn with_services(command: Command) -> Command {
 
 fn services(current: &OsStr) -> Vec<CompletionCandidate> {
     let found = waited_for(async {
-        let view = View::read(&connection().await?, &Scope::All, &["services"]).await.ok()?;
+        let view = View::read(&connection().await?, &Scope::All, &[RecordKind::Service]).await.ok()?;
         Some(view.services.keys().map(ToString::to_string).collect())
     });
     begun_by(current, found)
@@ -91,7 +91,7 @@ fn instances(current: &OsStr) -> Vec<CompletionCandidate> {
     };
     let found = waited_for(async {
         let scope = Scope::Service(service.clone());
-        let view = View::read(&connection().await?, &scope, &["endpoints"]).await.ok()?;
+        let view = View::read(&connection().await?, &scope, &[RecordKind::Endpoint]).await.ok()?;
         let endpoints = view.services.get(&service).into_iter().flat_map(|one| &one.endpoints);
         Some(endpoints.map(|at| at.value.instance.to_string()).collect())
     });

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use fairmesh_model::{Invalid, Location, Region, ServiceName, Zone};
+use fairmesh_model::{Invalid, Location, RecordKind, Region, ServiceName, Zone};
 use fairmesh_wire::{
     handshake::{self, Connection},
     transport::Address,
@@ -67,8 +67,12 @@ pub(crate) async fn note_unknown_zone(
     (region, zone): (&Region, &Zone),
     agent: &AgentTarget,
 ) -> Result<(), Failure> {
-    let of_service =
-        View::read(connection, &Scope::Service(service.clone()), &["endpoints", "tables"]).await?;
+    let of_service = View::read(
+        connection,
+        &Scope::Service(service.clone()),
+        &[RecordKind::Endpoint, RecordKind::RegionTable],
+    )
+    .await?;
     if of_service.zones_in(region).contains(zone) || zone_of_agent(agent, region).await.as_ref() == Some(zone)
     {
         return Ok(());

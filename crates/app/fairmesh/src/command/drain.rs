@@ -6,7 +6,7 @@ use std::{process::ExitCode, str::FromStr, time::Duration};
 
 use clap::Args;
 use fairmesh_model::{
-    Endpoint, EndpointState, InstanceId, Invalid, Prefix, Region, ServiceName,
+    Endpoint, EndpointState, InstanceId, Invalid, Prefix, RecordKind, Region, ServiceName,
     spec::{read_duration, write_duration},
 };
 use fairmesh_wire::{
@@ -312,7 +312,7 @@ async fn lost_of(
     service: &ServiceName,
     instances: &[InstanceId],
 ) -> Result<Vec<Endpoint>, Failure> {
-    let view = View::read(connection, &Scope::Service(service.clone()), &["endpoints"]).await?;
+    let view = View::read(connection, &Scope::Service(service.clone()), &[RecordKind::Endpoint]).await?;
     let endpoints = view.services.get(service).into_iter().flat_map(|of| &of.endpoints);
     let is_lost = |one: &&Endpoint| one.state == EndpointState::Lost && instances.contains(&one.instance);
     Ok(endpoints.map(|endpoint| &endpoint.value).filter(is_lost).cloned().collect())
@@ -334,7 +334,7 @@ fn instance_ref(service: &ServiceName, instance: &InstanceId) -> InstanceRef {
 
 /// Whether any endpoint of the service is serving.
 async fn serving(connection: &Connection, service: &ServiceName) -> Result<bool, Failure> {
-    let view = View::read(connection, &Scope::Service(service.clone()), &["endpoints"]).await?;
+    let view = View::read(connection, &Scope::Service(service.clone()), &[RecordKind::Endpoint]).await?;
     let mut endpoints = view.services.get(service).into_iter().flat_map(|of| &of.endpoints);
     Ok(endpoints.any(|endpoint| endpoint.value.state == EndpointState::Serving))
 }

@@ -25,7 +25,7 @@ use crate::{
     connect,
     failure::Failure,
     output, rib_reader,
-    view::{EVERY_KIND, Scope, ServiceView, View, table_age},
+    view::{Scope, ServiceView, View, every_kind, table_age},
 };
 
 use super::{caller_region, identity::describe_revocations_of, records::get, request_args};
@@ -235,7 +235,7 @@ fn declared<'a>(name: &ServiceName, one: &'a ServiceView) -> Result<&'a Service,
 
 /// The caller's snapshot.
 async fn compile(connection: &Connection, name: &ServiceName, caller: &Caller) -> Result<Compiled, Failure> {
-    let mut view = View::read(connection, &Scope::Service(name.clone()), EVERY_KIND).await?;
+    let mut view = View::read(connection, &Scope::Service(name.clone()), &every_kind()).await?;
     view.add_drains(connection).await?;
     let one = view.service(name)?;
     let service = declared(name, one)?;

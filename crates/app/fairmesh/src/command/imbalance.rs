@@ -15,7 +15,7 @@ use crate::{
     connect,
     failure::Failure,
     output,
-    view::{EVERY_KIND, Scope, View as Records},
+    view::{Scope, View as Records, every_kind},
 };
 
 /// Outliers of a host type named in a table.
@@ -58,7 +58,7 @@ pub(crate) async fn run(args: ImbalanceArgs) -> Result<ExitCode, Failure> {
     let view = report(args.by, answer)?.view();
     if let Some(name) = args.service.as_ref().filter(|_| view.total.containers <= 0.0) {
         // A deleted service may have figures; one without figures must exist.
-        Records::read(&connection, &Scope::Service(name.clone()), EVERY_KIND).await?.service(name)?;
+        Records::read(&connection, &Scope::Service(name.clone()), &every_kind()).await?.service(name)?;
     }
     let format = args.output_args.format();
     if format == Format::Table && view.minutes == 0 {

@@ -8,7 +8,9 @@ pub(crate) mod diff;
 pub(crate) mod get;
 pub(crate) mod history;
 mod history_key;
+mod kinds;
 pub(crate) mod lint;
+mod record_name;
 pub(crate) mod rollback;
 mod value_document;
 

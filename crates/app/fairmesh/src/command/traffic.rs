@@ -7,7 +7,7 @@ mod status;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use fairmesh_model::{Region, ServiceName};
+use fairmesh_model::{RecordKind, Region, ServiceName};
 use fairmesh_wire::{handshake::Connection, v1};
 
 use crate::{
@@ -122,7 +122,9 @@ fn warn_of_left_out(left_out: u32) {
 
 /// Why nothing is planned for a service: it does not exist, or its policy does not ask for it.
 async fn why_not_planned(connection: &Connection, service: &ServiceName) -> Failure {
-    match View::read(connection, &Scope::Service(service.clone()), &["services", "policies"]).await {
+    match View::read(connection, &Scope::Service(service.clone()), &[RecordKind::Service, RecordKind::Policy])
+        .await
+    {
         Ok(view) => view.service(service).err().unwrap_or_else(|| not_planned(service)),
         Err(failure) => failure,
     }

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{EndpointState, Prefix, Record, RecordKey, ServiceName};
+use fairmesh_model::{EndpointState, Prefix, Record, RecordKey, RecordKind, ServiceName};
 use fairmesh_wire::{handshake, records, transport::Address, v1};
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -191,7 +191,7 @@ impl Fleet {
 
     /// Every endpoint of the shop and its state.
     pub(super) async fn endpoints(&self) -> Result<Vec<(String, EndpointState)>, DemoError> {
-        let records = self.shop("endpoints").await?;
+        let records = self.shop(RecordKind::Endpoint).await?;
         let endpoint = |(_, record)| match record {
             Record::Endpoint(endpoint) => Some((endpoint.instance.to_string(), endpoint.state)),
             _ => None,
@@ -200,7 +200,7 @@ impl Fleet {
     }
 
     /// The records of one kind of the shop.
-    pub(super) async fn shop(&self, kind: &str) -> Result<Vec<(RecordKey, Record)>, DemoError> {
+    pub(super) async fn shop(&self, kind: RecordKind) -> Result<Vec<(RecordKey, Record)>, DemoError> {
         let shop = ServiceName::new("shop/cart").map_err(|e| DemoError::Fleet(e.to_string()))?;
         self.records(Prefix::tenant(&shop.tenant, kind)).await
     }

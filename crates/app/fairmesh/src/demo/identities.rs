@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeMap, fmt::Write as _, fs, time::Duration};
 
-use fairmesh_model::{Endpoint, Identity, MeshRole, Prefix, Record, RecordKey, ServiceName, SpiffePath};
+use fairmesh_model::{
+    Endpoint, Identity, MeshRole, Prefix, Record, RecordKey, RecordKind, ServiceName, SpiffePath,
+};
 use fairmesh_wire::{
     handshake,
     transport::{Address, EndpointAddress, ExpectedPeer, Stream, Transport},
@@ -84,7 +86,7 @@ pub(super) async fn prove(fleet: &Fleet) -> Result<Identities, DemoError> {
     let own = transport_of_agent(fleet.agent_socket(REGIONS[0]), None, "demo").await;
     let mut found = Identities { proved: BTreeMap::new(), problems: Vec::new(), connections: Vec::new() };
     found.add("the control plane", control_plane(fleet, &own).await);
-    for (key, record) in fleet.shop("endpoints").await? {
+    for (key, record) in fleet.shop(RecordKind::Endpoint).await? {
         if let (RecordKey::Endpoint(service, _, instance), Record::Endpoint(endpoint)) = (key, record) {
             found.add(instance.as_str(), endpoint_identity(&own, &service, &endpoint).await);
         }

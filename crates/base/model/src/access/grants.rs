@@ -1,7 +1,10 @@
 use std::collections::BTreeSet;
 
 use super::{AccessRole, RoleBinding, WorkloadBounds};
-use crate::{Label, Prefix, RecordKey, Region, ServiceName, Tenant, WorkloadEntry};
+use crate::{
+    KindScope, Label, Prefix, Readers, RecordKey, RecordKind, Region, ServiceName, Tenant, WorkloadEntry,
+    Writers,
+};
 
 /// Tenants that a grant reaches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -141,10 +144,7 @@ impl Grants {
         let text = prefix.as_str();
         let segments: Vec<&str> = text.strip_prefix('/').unwrap_or(text).split('/').collect();
         match segments[..] {
-            // The same for every tenant, and needed by every router, or to explain what routers do.
-            ["g", "topology" | "drains", ..]
-            | ["g", "authorization"]
-            | ["g", "identity", "bundle" | "revocations" | "federation"] => true,
+            ["g", group, ..] => is_for_everyone(text, group),
             ["t", tenant, _] => prefix.is_folder() && self.views_tenant(tenant),
             ["t", tenant, _, ""] => self.views_tenant(tenant),
             ["t", tenant, "history", _, service, ..] => {
@@ -152,10 +152,10 @@ impl Grants {
                     || named(tenant, service).is_some_and(|name| self.registrar.contains(&name))
             }
             ["t", tenant, kind, service, ..] => {
-                let routed =
-                    matches!(kind, "services" | "policies" | "endpoints" | "health" | "shards" | "tables");
+                let rules = RecordKind::in_folder(kind).map(RecordKind::rules);
+                let is_routed = rules.is_some_and(|rules| rules.readers == Readers::Callers);
                 named(tenant, service)
-                    .is_some_and(|name| self.may_view(&name, || routed && is_callable(&name)))
+                    .is_some_and(|name| self.may_view(&name, || is_routed && is_callable(&name)))
             }
             _ => false,
         }
@@ -167,13 +167,12 @@ impl Grants {
 
     /// Whether the caller may write a record.
     pub fn may_write(&self, key: &RecordKey) -> bool {
-        match key {
-            // What the history says happened is written with what happened.
-            RecordKey::History(..) => self.admin,
-            // Registration is with administrators, who may delegate it.
-            RecordKey::Workload(service) => self.admin || self.delegations(service).next().is_some(),
-            RecordKey::Authorization(service) => self.authorize.includes(&service.tenant),
-            key => key.service().map_or(self.admin, |service| self.operate.includes(&service.tenant)),
+        let Some(service) = key.service() else { return self.admin };
+        match key.kind().rules().writers {
+            Writers::Operators => self.operate.includes(&service.tenant),
+            Writers::Authorizers => self.authorize.includes(&service.tenant),
+            Writers::Delegates => self.admin || self.delegations(service).next().is_some(),
+            Writers::Admins => self.admin,
         }
     }
 
@@ -235,6 +234,16 @@ impl Grants {
                 machine.is_agent && machine.region.as_ref().is_none_or(|own| own == region)
             })
     }
+}
+
+/// Whether everyone may read a prefix below `/g/{group}`. Where every kind of the group is for everyone, this includes kinds of
+/// newer releases; elsewhere the prefix must be within one kind that is.
+fn is_for_everyone(prefix: &str, group: &str) -> bool {
+    let is_open = |kind: RecordKind| kind.rules().readers == Readers::Everyone;
+    let of_mesh = RecordKind::ALL.iter().copied().filter(|kind| kind.scope() == KindScope::Mesh);
+    let of_group: Vec<_> = of_mesh.filter(|kind| kind.group() == group).collect();
+    let is_open_group = !of_group.is_empty() && of_group.into_iter().all(is_open);
+    is_open_group || RecordKind::of(prefix).is_some_and(is_open)
 }
 
 fn named(tenant: &str, service: &str) -> Option<ServiceName> {
@@ -341,11 +350,7 @@ mod tests {
         assert!(grants.may_write(&policy("shop/cart")) && !grants.may_write(&policy("bank/vault")));
         assert!(grants.may_view(&service("bank/vault"), || false));
         assert!(!grants.may_write(&RecordKey::Regions));
-        assert!(!grants.may_write(&RecordKey::History(
-            crate::HistoryKind::Policies,
-            service("shop/cart"),
-            1
-        )));
+        assert!(!grants.may_write(&RecordKey::History(RecordKind::Policy, service("shop/cart"), 1)));
         grants.add(&binding(AccessRole::Admin, Vec::new()));
         assert!(grants.may_write(&RecordKey::Regions) && grants.admin);
     }

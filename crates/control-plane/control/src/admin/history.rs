@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use fairmesh_model::{HistoryKind, MeshHistoryKind, Prefix, RecordKey, ServiceName};
+use fairmesh_model::{Prefix, RecordKey, RecordKind, ServiceName};
 use fairmesh_rib::{Entry, Node, Op};
 use fairmesh_wire::{
     records::{self, History},
@@ -88,12 +88,21 @@ fn last_number(keys: &[Arc<str>]) -> Option<u64> {
     })
 }
 
+/// Why a record has no value to roll back to.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum MissingValue {
+    #[error("{0} has no earlier value to roll back to")]
+    NoneKept(String),
+    #[error("no value of {record} at revision {revision} is kept; choose one of {kept}")]
+    NotKept { record: String, revision: u64, kept: String },
+}
+
 /// The value that the record had at `revision`, or before the current one where that is 0; `None` when it did not
 /// exist.
 ///
 /// # Errors
-/// A message with the existing revisions.
-pub(super) fn value_at(node: &Node, key: &RecordKey, revision: u64) -> Result<Option<Bytes>, String> {
+/// When no such value is kept.
+pub(super) fn value_at(node: &Node, key: &RecordKey, revision: u64) -> Result<Option<Bytes>, MissingValue> {
     let earlier = earlier(node, key);
     let last = earlier.last().map(|(number, _)| *number);
     let current = node.get(&key.to_string()).filter(|entry| number(entry.revision, last) == revision);
@@ -105,59 +114,49 @@ pub(super) fn value_at(node: &Node, key: &RecordKey, revision: u64) -> Result<Op
         0 => earlier.into_iter().next_back(),
         wanted => earlier.into_iter().find(|(revision, _)| *revision == wanted),
     };
-    found.map(|(_, history)| history.value).ok_or_else(|| match known.len() {
-        0 => format!("{} has no earlier value to roll back to", describe(key)),
-        _ => format!(
-            "no value of {} at revision {revision} is kept; choose one of {}",
-            describe(key),
-            known.join(", ")
-        ),
+    found.map(|(_, history)| history.value).ok_or_else(|| {
+        let (record, kept) = (describe(key), known.join(", "));
+        match kept.is_empty() {
+            true => MissingValue::NoneKept(record),
+            false => MissingValue::NotKept { record, revision, kept },
+        }
     })
 }
 
 /// The record in words, for messages.
 pub(super) fn describe(key: &RecordKey) -> String {
-    match Folder::of(key) {
-        Some(Folder::Service(HistoryKind::Services, service)) => format!("the declaration of {service}"),
-        Some(Folder::Service(HistoryKind::Policies, service)) => format!("a policy of {service}"),
-        Some(Folder::Service(HistoryKind::Workloads, service)) => format!("a workload of {service}"),
-        Some(Folder::Service(HistoryKind::Authorizations, service)) => {
-            format!("the authorization of {service}")
-        }
-        Some(Folder::Mesh(kind)) => format!("the record {} of the mesh", kind.as_str()),
-        None => key.to_string(),
+    match (key.kind().kept_name(), key.service()) {
+        (Some(kind), Some(service)) => format!("the record {kind} of {service}"),
+        (Some(kind), None) => format!("the record {kind} of the mesh"),
+        (None, _) => key.to_string(),
     }
 }
 
 /// Where the earlier values of a record are.
-enum Folder<'a> {
-    Service(HistoryKind, &'a ServiceName),
-    Mesh(MeshHistoryKind),
+struct Folder<'a> {
+    kind: RecordKind,
+    /// `None`: the record is one of the mesh.
+    service: Option<&'a ServiceName>,
 }
 
 impl<'a> Folder<'a> {
-    /// The folder of a record; `None` if it has no history.
+    /// The folder of a record; `None` if no earlier values of it are kept.
     fn of(key: &'a RecordKey) -> Option<Self> {
-        match key {
-            RecordKey::Service(service) => Some(Self::Service(HistoryKind::Services, service)),
-            RecordKey::Policy(service) => Some(Self::Service(HistoryKind::Policies, service)),
-            RecordKey::Workload(service) => Some(Self::Service(HistoryKind::Workloads, service)),
-            RecordKey::Authorization(service) => Some(Self::Service(HistoryKind::Authorizations, service)),
-            _ => MeshHistoryKind::of(key).map(Self::Mesh),
-        }
+        let kind = key.kind();
+        kind.kept_name().map(|_| Self { kind, service: key.service() })
     }
 
     fn key(&self, at: u64) -> RecordKey {
-        match self {
-            Self::Service(kind, service) => RecordKey::History(*kind, (*service).clone(), at),
-            Self::Mesh(kind) => RecordKey::MeshHistory(*kind, at),
+        match self.service {
+            Some(service) => RecordKey::History(self.kind, service.clone(), at),
+            None => RecordKey::MeshHistory(self.kind, at),
         }
     }
 
     fn prefix(&self) -> Prefix {
-        match self {
-            Self::Service(kind, service) => Prefix::history(*kind, service),
-            Self::Mesh(kind) => Prefix::mesh_history(*kind),
+        match self.service {
+            Some(service) => Prefix::history(self.kind, service),
+            None => Prefix::mesh_history(self.kind),
         }
     }
 }

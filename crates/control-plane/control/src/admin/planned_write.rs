@@ -65,21 +65,7 @@ pub(super) fn parse_ops(ops: Vec<v1::Op>) -> Result<Vec<DesiredRecord>, Invalid>
 
 fn parse_op(op: v1::Op) -> Result<DesiredRecord, Invalid> {
     let key = RecordKey::parse(&op.key)?;
-    let written_here = matches!(
-        key,
-        RecordKey::Service(_)
-            | RecordKey::Policy(_)
-            | RecordKey::Workload(_)
-            | RecordKey::Regions
-            | RecordKey::RoundTrips
-            | RecordKey::Hosts
-            | RecordKey::Authorization(_)
-            | RecordKey::DefaultAuthorization
-            | RecordKey::RoleBinding(_)
-            | RecordKey::Revocations
-            | RecordKey::FederatedDomains
-    );
-    if !written_here {
+    if !key.kind().rules().is_applied {
         let problem = format!("{key} is not configuration");
         let hint = "apply services, policies, workloads, authorization, role bindings, topology and hosts; endpoints and shard maps belong to the registry";
         return Err(Invalid::new("key", problem, hint));

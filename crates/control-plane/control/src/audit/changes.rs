@@ -4,16 +4,13 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_model::key_kind;
+use fairmesh_model::{Audit, RecordKind};
 use fairmesh_rib::{Commit, Node};
 
 use super::{AuditChange, AuditValue};
 
 /// Commits that wait for their writer. Each is taken as soon as the node has it; others are of another control plane.
 const MAX_COMMITS: usize = 1024;
-
-/// Measurements, and copies of what is logged itself.
-const LEFT_OUT: [&str; 3] = ["health", "history", "tables"];
 
 /// A key with its values before and after.
 type Changed = (String, Option<Bytes>, Option<Bytes>);
@@ -25,10 +22,8 @@ pub(super) struct CommittedChanges(Mutex<BTreeMap<u64, Vec<Changed>>>);
 
 impl CommittedChanges {
     pub(super) fn observe(&self, commit: &Commit, node: &Node) {
-        let is_logged = |key: &str| {
-            !key_kind(key).is_some_and(|kind| LEFT_OUT.contains(&kind))
-                && !key.starts_with("/g/topology/measured/")
-        };
+        let is_logged =
+            |key: &str| RecordKind::of(key).is_none_or(|kind| kind.rules().audit != Audit::Omitted);
         let changes = commit.changes.iter().filter(|(key, _)| is_logged(key));
         let changes: Vec<_> = changes
             .map(|(key, after)| (key.to_string(), node.get(key).map(|entry| entry.value), after.clone()))

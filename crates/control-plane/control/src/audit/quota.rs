@@ -3,7 +3,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use fairmesh_identity::sha256;
-use fairmesh_model::key_kind;
+use fairmesh_model::RecordKind;
 
 use super::{AuditEvent, AuditValue, Draft, entry::hex};
 
@@ -119,27 +119,13 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Kinds with a share of their own.
-const KINDS: [&str; 10] = [
-    "services",
-    "policies",
-    "workloads",
-    "roles",
-    "identity",
-    "authorization",
-    "topology",
-    "endpoints",
-    "shards",
-    "moves",
-];
-
 fn share_key(draft: &Draft) -> ShareKey {
     let who = draft.who.split(" for ").next().unwrap_or_default().to_owned();
     let kind = match (&draft.event, draft.changes.first()) {
         (Some(event), _) => event.kind(),
         (None, change) => {
-            let kind = change.and_then(|change| key_kind(&change.key)).unwrap_or_default();
-            KINDS.into_iter().find(|known| *known == kind).unwrap_or("other")
+            let kind = change.and_then(|change| RecordKind::of(&change.key));
+            kind.map_or("other", RecordKind::group)
         }
     };
     (who, kind)

@@ -3,7 +3,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use fairmesh_model::{EndpointState, Record, RecordKey, Region, ServiceName};
+use fairmesh_model::{EndpointState, Record, RecordKey, RecordKind, Region, ServiceName};
 use fairmesh_rib::{Commit, Entry, Node};
 use fairmesh_wire::{records, v1};
 use prost::Message as _;
@@ -56,19 +56,19 @@ impl CheckIndex {
         let (mut checked, mut gone, mut targets) = (false, false, false);
         let mut state = self.state();
         for (key, value) in &commit.changes {
-            match kind(key) {
-                "policies" => {
+            match RecordKind::of(key) {
+                Some(RecordKind::Policy) => {
                     checked |= state.index(key, value.as_deref());
                     targets = true;
                 }
-                "services" => targets = true,
-                "health" => {
+                Some(RecordKind::Service) => targets = true,
+                Some(RecordKind::Health) => {
                     state.index(key, value.as_deref());
                     // A verdict reported while its endpoint was removed would stay, and a new instance of that name
                     // would start with it.
                     gone |= value.is_some() && !has_endpoint(node, key);
                 }
-                "endpoints" => {
+                Some(RecordKind::Endpoint) => {
                     gone |= value.is_none();
                     targets |= state.index(key, value.as_deref());
                 }
@@ -123,11 +123,6 @@ impl CheckIndex {
     }
 }
 
-/// The kind of record at a key of a tenant.
-fn kind(key: &str) -> &str {
-    key.split('/').nth(3).unwrap_or_default()
-}
-
 /// Whether the endpoint at a key serves.
 fn serves(key: &str, value: &[u8]) -> bool {
     let endpoint = RecordKey::parse(key).and_then(|key| records::decode(&key, value));
@@ -149,9 +144,11 @@ impl IndexState {
     /// Indexes one record; returns whether the set of checked services, or that of serving endpoints, changed.
     fn index(&mut self, text: &Arc<str>, value: Option<&[u8]>) -> bool {
         // Other records need no decoding.
-        match kind(text) {
-            "endpoints" => return self.serving.index(text, value.is_some_and(|value| serves(text, value))),
-            "policies" | "health" => {}
+        match RecordKind::of(text) {
+            Some(RecordKind::Endpoint) => {
+                return self.serving.index(text, value.is_some_and(|value| serves(text, value)));
+            }
+            Some(RecordKind::Policy | RecordKind::Health) => {}
             _ => return false,
         }
         match RecordKey::parse(text) {

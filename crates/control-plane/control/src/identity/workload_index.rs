@@ -6,7 +6,9 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use fairmesh_model::{Label, ProgramFacts, Record, RecordKey, ServiceName, Tenant, WorkloadEntry, key_kind};
+use fairmesh_model::{
+    Label, ProgramFacts, Record, RecordKey, RecordKind, ServiceName, Tenant, WorkloadEntry,
+};
 use fairmesh_rib::Node;
 use fairmesh_wire::records;
 
@@ -71,13 +73,13 @@ impl WorkloadIndex {
 
 impl Cached {
     fn follow(&mut self, node: &Node) {
-        let is_workload = |key: &str| key.starts_with("/t/") && key_kind(key) == Some("workloads");
+        let is_workload = |key: &str| RecordKind::of(key) == Some(RecordKind::Workload);
         let changed = self.at.and_then(|at| node.changes_since(at, is_workload));
         let (at, values) = changed.unwrap_or_else(|| {
             *self = Self::default();
             // What is written meanwhile is read again as a change.
             let at = node.revision().number;
-            let entries = node.read(&node.tenant_prefixes("workloads")).1;
+            let entries = node.read(&node.tenant_prefixes(RecordKind::Workload)).1;
             (at, entries.into_iter().map(|(key, entry)| (key, Some(entry))).collect())
         });
         self.at = Some(at);

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fs, path::Path};
 
 use fairmesh_model::{
-    DefaultAuthorization, Endpoint, HistoryKind, Identity, Location, Protocol, Record, RecordKey, Role,
+    DefaultAuthorization, Endpoint, Identity, Location, Protocol, Record, RecordKey, RecordKind, Role,
     ShardId, ShardMove, ShardPart, access::AccessRole,
 };
 use fairmesh_wire::{
@@ -67,7 +67,7 @@ fn keys(name: &str) -> Vec<RecordKey> {
         RecordKey::ShardChunk(service.clone(), ShardPart::Ranges, fairmesh_model::ChunkHash(1)),
         RecordKey::Move(service.clone(), ShardId(1)),
         RecordKey::RegionTable(service.clone(), eu),
-        RecordKey::History(HistoryKind::Policies, service, 1),
+        RecordKey::History(RecordKind::Policy, service, 1),
     ]
 }
 

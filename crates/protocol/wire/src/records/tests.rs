@@ -24,7 +24,7 @@ fn keys() -> Vec<RecordKey> {
         RecordKey::ShardChunk(cart(), ShardPart::Region(eu), ChunkHash(1)),
         RecordKey::Move(cart(), ShardId(0)),
         RecordKey::RegionTable(cart(), Region::new("us").unwrap()),
-        RecordKey::History(HistoryKind::Services, cart(), 1),
+        RecordKey::History(RecordKind::Service, cart(), 1),
         RecordKey::Regions,
         RecordKey::RoundTrips,
         RecordKey::MeasuredDistances(Region::new("eu").unwrap()),
@@ -82,7 +82,7 @@ proptest! {
         };
         let value = encode_history(&history);
         prop_assert_eq!(decode_history(&value), Ok(history));
-        let key = RecordKey::History(HistoryKind::Services, cart(), revision);
+        let key = RecordKey::History(RecordKind::Service, cart(), revision);
         prop_assert_eq!(check(&key.to_string(), &value), Ok(key));
     }
 }
@@ -106,7 +106,7 @@ fn a_record_is_valid_only_at_its_own_key() {
         replaced_message: String::new(),
         revision: 0,
     };
-    let key = RecordKey::History(HistoryKind::Services, cart(), 1).to_string();
+    let key = RecordKey::History(RecordKind::Service, cart(), 1).to_string();
     assert!(check(&key, &encode_history(&policy)).is_err(), "a policy's history below services");
 }
 
@@ -155,7 +155,7 @@ fn a_long_value_is_rejected_so_that_its_history_fits() {
         replaced_message: "x".repeat(1024),
         revision: u64::MAX,
     };
-    let key = RecordKey::History(HistoryKind::Policies, cart(), u64::MAX).to_string();
+    let key = RecordKey::History(RecordKind::Policy, cart(), u64::MAX).to_string();
     assert!(check(&key, &encode_history(&history)).is_ok());
 }
 

@@ -5,8 +5,8 @@
 //! without a statement has no rights, or a replica would lend its own to each of its callers.
 
 use fairmesh_model::{
-    Endpoint, EndpointState, Identity, InstanceId, MeshRole, Prefix, Record, RecordKey, ServiceName,
-    SpiffeId, SpiffePath, WorkloadEntry, access::Grants,
+    Endpoint, EndpointState, Identity, InstanceId, MeshRole, Prefix, Record, RecordKey, RecordKind,
+    ServiceName, SpiffeId, SpiffePath, WorkloadEntry, access::Grants,
 };
 use fairmesh_wire::{ON_BEHALF_OF, STATEMENT, records, rpc::MAX_MESSAGE, transport::StatedCall};
 use http::HeaderMap;
@@ -143,7 +143,7 @@ impl AccessControl {
 
     /// The first program of a workload that a workload of another tenant claims too.
     fn claimed_elsewhere(&self, service: &ServiceName, entry: &WorkloadEntry) -> Option<usize> {
-        let prefixes = self.shared.node.tenant_prefixes("workloads");
+        let prefixes = self.shared.node.tenant_prefixes(RecordKind::Workload);
         let (_, entries) = self.shared.node.read(&prefixes);
         entries.iter().find_map(|(key, other)| {
             let key = RecordKey::parse(key).ok()?;

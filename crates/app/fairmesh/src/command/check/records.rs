@@ -21,12 +21,12 @@ use crate::{
         },
     },
     failure::Failure,
-    view::{EVERY_KIND, Scope, ServiceView, View},
+    view::{Scope, ServiceView, View, every_kind},
 };
 
 /// Examines all records.
 pub(super) async fn check(connection: &Connection, report: &mut Report) -> Result<(), Failure> {
-    let view = View::read(connection, &Scope::All, EVERY_KIND).await?;
+    let view = View::read(connection, &Scope::All, &every_kind()).await?;
     for (name, one) in &view.services {
         match &one.service {
             None => undeclared(name, one, report),

@@ -1,6 +1,6 @@
 //! Whether a caller may make the call, as the server decides.
 
-use fairmesh_model::{CallerId, Invalid, ServiceName, SpiffeId, SpiffePath, TrustDomain};
+use fairmesh_model::{CallerId, Invalid, RecordKind, ServiceName, SpiffeId, SpiffePath, TrustDomain};
 use fairmesh_router::{AuthorizationRequest, AuthorizationTable, DecisionReason};
 use fairmesh_wire::handshake::Connection;
 use serde_json::{Value, json};
@@ -54,7 +54,7 @@ pub(super) async fn decide(
             (CallerId::new(named.clone().within(&domain)), Some(named.clone()))
         }
     };
-    let view = View::read(connection, &Scope::Service(service.clone()), &["policies"]).await?;
+    let view = View::read(connection, &Scope::Service(service.clone()), &[RecordKind::Policy]).await?;
     let policy = view.services.get(service).map(|one| one.effective_policy()).unwrap_or_default();
     let table = AuthorizationTable::compile(&policy, view.authorization.unwrap_or_default());
     let decision = table.decide(&AuthorizationRequest { caller: Some(&caller), method, path });

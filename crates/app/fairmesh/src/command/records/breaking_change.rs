@@ -1,6 +1,6 @@
 //! Changes of declarations that would fail calls in use: refused by every command, unless forced.
 
-use fairmesh_model::{EndpointState, Service, ServiceKind, ServiceName, counted};
+use fairmesh_model::{EndpointState, RecordKind, Service, ServiceKind, ServiceName, counted};
 use fairmesh_wire::handshake::Connection;
 
 use crate::{
@@ -22,7 +22,9 @@ pub(super) struct Change<'a> {
 /// Refuses a breaking change; `hint` is the hint.
 pub(super) async fn refuse(connection: &Connection, change: &Change<'_>, hint: &str) -> Result<(), Failure> {
     let scope = Scope::Service(change.name.clone());
-    let view = View::read(connection, &scope, &["services", "endpoints", "shards"]).await?;
+    let view =
+        View::read(connection, &scope, &[RecordKind::Service, RecordKind::Endpoint, RecordKind::ShardMap])
+            .await?;
     let damage = view.services.get(change.name).and_then(|now| consequences(now, change));
     damage.map_or(Ok(()), |damage| Err(Failure::failed_with(damage, hint)))
 }

@@ -1,9 +1,9 @@
 //! `fairmesh delete`.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, sync::LazyLock};
 
 use clap::{Args, ValueEnum, builder::PossibleValue};
-use fairmesh_model::{EndpointState, InstanceId, ServiceName};
+use fairmesh_model::{EndpointState, InstanceId, RecordKind, ServiceName};
 use fairmesh_wire::v1::{ApplyRequest, DeregisterRequest, InstanceRef, outcome};
 use serde_json::json;
 
@@ -17,7 +17,9 @@ use crate::{
 
 use super::{
     breaking_change::{self, Change},
-    history_key::{self, HistoryKey, Kind, RecordName, Version},
+    history_key::{self, HistoryKey, Version},
+    kinds::Kind,
+    record_name::RecordName,
 };
 
 /// Alternative to deleting a declaration that has running servers.
@@ -30,18 +32,14 @@ enum Deletable {
     Endpoint,
 }
 
+static DELETABLE: LazyLock<Vec<Deletable>> = LazyLock::new(|| {
+    let kinds = Kind::value_variants().iter().copied().map(Deletable::Record);
+    kinds.chain([Deletable::Endpoint]).collect()
+});
+
 impl ValueEnum for Deletable {
     fn value_variants<'a>() -> &'a [Self] {
-        &[
-            Self::Record(Kind::Service),
-            Self::Record(Kind::Policy),
-            Self::Record(Kind::Workload),
-            Self::Record(Kind::Topology),
-            Self::Record(Kind::Hosts),
-            Self::Record(Kind::Authorization),
-            Self::Record(Kind::Role),
-            Self::Endpoint,
-        ]
+        &DELETABLE
     }
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
@@ -114,7 +112,7 @@ async fn delete_record(args: &DeleteArgs, of: &HistoryKey) -> Result<ExitCode, F
     if current.values.iter().all(Option::is_none) {
         return Err(not_found(&subject));
     }
-    if let (Some(name), Kind::Service, false) = (of.service(), of.kind, args.force) {
+    if let (Some(name), true, false) = (of.service(), of.kind.includes(RecordKind::Service), args.force) {
         let change = Change { name, to: None, mapped: false };
         breaking_change::refuse(&connection, &change, HINT).await?;
     }
@@ -128,14 +126,14 @@ async fn delete_record(args: &DeleteArgs, of: &HistoryKey) -> Result<ExitCode, F
     };
     let answer = connection.admin().apply(request).await?.into_inner();
     let deleted = answer.outcomes.iter().any(|one| one.kind() == outcome::Kind::Deleted);
-    let (kind, service) = (of.kind_argument(), of.name());
+    let (kind, service) = (of.kind.name(), of.name());
     let item = json!({
         "kind": kind, "service": service, "deleted": deleted && !args.dry_run, "dryRun": args.dry_run,
     });
     let text = match args.dry_run {
         true => format!("{subject} would be deleted (revision {})\n", current.revision),
-        false if of.kind == Kind::Role => {
-            let keys: Vec<_> = of.records().iter().map(|record| record.key.to_string()).collect();
+        false if of.kind.records().all(|kind| kind.kept_name().is_none()) => {
+            let keys: Vec<_> = of.records().iter().map(ToString::to_string).collect();
             format!("{subject} is deleted; 'fairmesh audit --key {}' shows what it was\n", keys.join(" "))
         }
         false => format!("{subject} is deleted; 'fairmesh rollback {}' restores it\n", of.arguments()),
@@ -151,7 +149,7 @@ async fn delete_endpoint(
     instance: &InstanceId,
 ) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.target).await?;
-    let view = View::read(&connection, &Scope::Service(service.clone()), &["endpoints"]).await?;
+    let view = View::read(&connection, &Scope::Service(service.clone()), &[RecordKind::Endpoint]).await?;
     let endpoints = view.services.get(service).into_iter().flat_map(|of| &of.endpoints);
     let Some(endpoint) = endpoints.map(|at| &at.value).find(|one| one.instance == *instance) else {
         return Err(Failure::failed_with(

@@ -20,7 +20,7 @@ use crate::{
     connect,
     failure::Failure,
     output, rib_reader,
-    view::{At, EVERY_KIND, Scope, View},
+    view::{At, Scope, View, every_kind},
 };
 
 /// Arguments of `fairmesh describe`.
@@ -102,7 +102,7 @@ pub(crate) async fn run(args: DescribeArgs) -> Result<ExitCode, Failure> {
         Kind::Endpoint => {
             let (service, instance) = instance(name)?;
             let connection = connect::connect(&args.target).await?;
-            let view = View::read(&connection, &Scope::Service(service.clone()), EVERY_KIND).await?;
+            let view = View::read(&connection, &Scope::Service(service.clone()), &every_kind()).await?;
             let id = rib_reader::identity_of_service(&connection, &service).await?;
             let proved = match id {
                 Some(id) => {
@@ -117,7 +117,7 @@ pub(crate) async fn run(args: DescribeArgs) -> Result<ExitCode, Failure> {
         Kind::Region => {
             let region: Region = parse_name(name.parse())?;
             let connection = connect::connect(&args.target).await?;
-            let mut view = View::read(&connection, &Scope::All, EVERY_KIND).await?;
+            let mut view = View::read(&connection, &Scope::All, &every_kind()).await?;
             view.add_drains(&connection).await?;
             let mut drain = json!(view.drains.get(&region).map(|drain| region_drain::item_in(&view, drain)));
             if !drain.is_null() {
@@ -136,7 +136,7 @@ pub(crate) async fn run(args: DescribeArgs) -> Result<ExitCode, Failure> {
 
 async fn read(target: &TargetArgs, scope: Scope) -> Result<View, Failure> {
     let connection = connect::connect(target).await?;
-    View::read(&connection, &scope, EVERY_KIND).await
+    View::read(&connection, &scope, &every_kind()).await
 }
 
 /// Parses a name, or refuses it with the expected form.

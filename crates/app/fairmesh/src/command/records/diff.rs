@@ -15,7 +15,7 @@ use crate::{
     failure::Failure,
     manifests::{self, ManifestDocument},
     output,
-    view::{EVERY_KIND, Scope, View},
+    view::{Scope, View, every_kind},
     yaml_diff,
 };
 
@@ -65,7 +65,7 @@ pub(crate) async fn run(args: DiffArgs) -> Result<ExitCode, Failure> {
             | Resource::RoleBinding(..) => None,
         };
         let view = match scope {
-            Some(name) => View::read(&connection, &Scope::Service(name), EVERY_KIND).await?,
+            Some(name) => View::read(&connection, &Scope::Service(name), &every_kind()).await?,
             None if matches!(one.resource, Resource::RoleBinding(..)) => View::roles(&connection).await?,
             None => View::topology(&connection).await?,
         };

@@ -19,7 +19,7 @@ mod workloads;
 use std::{collections::BTreeSet, process::ExitCode, time::Duration};
 
 use clap::{Args, ValueEnum};
-use fairmesh_model::{ServiceName, SpiffePath, Tenant, spec::read_duration};
+use fairmesh_model::{RecordKind, ServiceName, SpiffePath, Tenant, spec::read_duration};
 use fairmesh_wire::handshake::Connection;
 
 use crate::{
@@ -28,7 +28,7 @@ use crate::{
     failure::Failure,
     output::{self, Listing},
     rib_reader,
-    view::{EVERY_KIND, Scope, ServiceView, View},
+    view::{Scope, ServiceView, View, every_kind},
 };
 
 use list_output::ListOutputArgs;
@@ -116,23 +116,24 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Key prefixes of the displayed records.
-    fn folders(self) -> &'static [&'static str] {
-        match self {
-            Self::Services => EVERY_KIND,
-            Self::Endpoints => &["endpoints", "health", "policies"],
-            Self::Hosts => &["endpoints"],
+    /// Kinds of the displayed records that belong to services.
+    fn records(self) -> Vec<RecordKind> {
+        let kinds: &[RecordKind] = match self {
+            Self::Services => return every_kind(),
+            Self::Endpoints => &[RecordKind::Endpoint, RecordKind::Health, RecordKind::Policy],
+            Self::Hosts => &[RecordKind::Endpoint],
             // Drains move the calls of services whose policies ask for a planner.
-            Self::Regions => &["endpoints", "policies"],
-            Self::Watchers => &["services"],
-            Self::Health => &["endpoints", "health", "policies"],
-            Self::Policies | Self::Authorization => &["policies"],
-            Self::Shards => &["shards"],
-            Self::Moves => &["moves"],
-            Self::Tables => &["policies", "tables"],
-            Self::Workloads => &["workloads"],
+            Self::Regions => &[RecordKind::Endpoint, RecordKind::Policy],
+            Self::Watchers => &[RecordKind::Service],
+            Self::Health => &[RecordKind::Endpoint, RecordKind::Health, RecordKind::Policy],
+            Self::Policies | Self::Authorization => &[RecordKind::Policy],
+            Self::Shards => &[RecordKind::ShardMap],
+            Self::Moves => &[RecordKind::Move],
+            Self::Tables => &[RecordKind::Policy, RecordKind::RegionTable],
+            Self::Workloads => &[RecordKind::Workload],
             Self::Roles => &[],
-        }
+        };
+        kinds.to_vec()
     }
 }
 
@@ -162,15 +163,15 @@ pub(crate) async fn run(args: GetArgs) -> Result<ExitCode, Failure> {
 }
 
 /// Kinds of records that are read for a list.
-fn read_folders(kind: Kind) -> Vec<&'static str> {
-    let folders: BTreeSet<_> = kind.folders().iter().copied().chain(["services"]).collect();
-    folders.into_iter().collect()
+fn read_kinds(kind: Kind) -> Vec<RecordKind> {
+    let kinds: BTreeSet<_> = kind.records().into_iter().chain([RecordKind::Service]).collect();
+    kinds.into_iter().collect()
 }
 
 async fn list(connection: &Connection, args: &GetArgs) -> Result<Listing, Failure> {
     let mut view = match args.kind {
         Kind::Roles => View::roles(connection).await?,
-        _ => View::read(connection, &args.scope(), &read_folders(args.kind)).await?,
+        _ => View::read(connection, &args.scope(), &read_kinds(args.kind)).await?,
     };
     if args.kind == Kind::Regions {
         view.add_drains(connection).await?;
@@ -252,6 +253,6 @@ fn why_all_empty(kind: Kind, view: &View) -> Option<String> {
 
 /// The shard map of a service, one row per shard.
 pub(crate) async fn shards_of(connection: &Connection, name: &ServiceName) -> Result<Listing, Failure> {
-    let view = View::read(connection, &Scope::Service(name.clone()), Kind::Shards.folders()).await?;
+    let view = View::read(connection, &Scope::Service(name.clone()), &Kind::Shards.records()).await?;
     shards::one(&view, name)
 }

@@ -1,11 +1,9 @@
 //! Configuration that has a history, and its values.
 
-use std::{fmt, str::FromStr};
-
 use bytes::Bytes;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use fairmesh_model::{
-    Invalid, Label, MeshHistoryKind, Record, RecordKey, Regions, RoundTrips, Service, ServiceName,
+    Record, RecordKey, RecordKind, Regions, RoundTrips, Service, ServiceName,
     spec::{Document, Resource},
 };
 use fairmesh_wire::{
@@ -18,6 +16,12 @@ use tonic::Code;
 
 use crate::failure::Failure;
 
+use super::{
+    kinds::Kind,
+    record_name::{Naming, RecordName, key_of},
+    value_document::resource,
+};
+
 /// Configuration that has a history.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct HistoryKey {
@@ -27,64 +31,6 @@ pub(crate) struct HistoryKey {
     /// The service, as tenant/service, or the role binding; topology and hosts have no name, and
     /// authorization has none where it applies to services without rules.
     pub(super) name: Option<RecordName>,
-}
-
-/// The name of a record on the command line.
-#[derive(Clone, Debug)]
-pub(super) enum RecordName {
-    Service(ServiceName),
-    RoleBinding(Label),
-}
-
-impl FromStr for RecordName {
-    type Err = Invalid;
-
-    fn from_str(text: &str) -> Result<Self, Invalid> {
-        match text.contains('/') {
-            true => text.parse().map(Self::Service),
-            false => Label::new(text).map(Self::RoleBinding),
-        }
-    }
-}
-
-impl fmt::Display for RecordName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Service(service) => service.fmt(f),
-            Self::RoleBinding(name) => name.fmt(f),
-        }
-    }
-}
-
-/// A kind of configuration that has a history.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Kind {
-    /// The declaration of the service.
-    #[value(alias = "services")]
-    Service,
-    /// The routing policy of the service.
-    #[value(alias = "policies")]
-    Policy,
-    /// The programs that may have the identity of the service.
-    #[value(alias = "workloads")]
-    Workload,
-    /// Regions, and the declared round trips between them.
-    #[value(alias = "regions")]
-    Topology,
-    /// Host types.
-    Hosts,
-    /// Who may call the service; without a service, what applies to services without rules.
-    Authorization,
-    /// Who may do what with the records; the audit log has its history.
-    #[value(aliases = ["roles", "rolebinding"])]
-    Role,
-}
-
-/// A record, and how the admin API names its history.
-#[derive(Clone, Debug)]
-pub(super) struct HistoryRecord {
-    pub(super) key: RecordKey,
-    kind: &'static str,
 }
 
 /// One value of the configuration, of which a topology has two records.
@@ -112,28 +58,27 @@ pub(super) struct Written {
 impl HistoryKey {
     /// Checks that a record is named where one is needed, and nowhere else.
     pub(super) fn validate(&self) -> Result<(), Failure> {
-        let kind = self.kind_argument();
-        match (self.kind, &self.name) {
-            (Kind::Service | Kind::Policy | Kind::Workload, Some(RecordName::Service(_)))
-            | (Kind::Role, Some(RecordName::RoleBinding(_)))
-            | (Kind::Authorization, None | Some(RecordName::Service(_)))
-            | (Kind::Topology | Kind::Hosts, None) => Ok(()),
-            (Kind::Service | Kind::Policy | Kind::Workload, _) => Err(Failure::refused(
-                format!("the service of the {kind} is missing"),
-                "write it as tenant/service after the kind",
-            )),
-            (Kind::Role, _) => Err(Failure::refused(
-                "the name of the role binding is missing",
-                "write it after the kind (see 'fairmesh get roles')",
-            )),
-            (Kind::Authorization, _) => Err(Failure::refused(
-                "the authorization of a service is named by the service",
-                "write it as tenant/service after the kind, or nothing for services without rules",
-            )),
-            (Kind::Topology | Kind::Hosts, Some(_)) => {
-                Err(Failure::refused(format!("{kind} belongs to no service"), "leave the service out"))
-            }
+        if !self.records().is_empty() {
+            return Ok(());
         }
+        let (kind, list) = (self.kind.name(), self.kind.list());
+        let named: Vec<_> = self.kind.records().map(Naming::of).collect();
+        let (message, hint) = match (named.contains(&Naming::Service), named.contains(&Naming::Unnamed)) {
+            (true, true) => (
+                format!("the {kind} of a service is named by the service"),
+                "write it as tenant/service after the kind, or nothing for services without rules".to_owned(),
+            ),
+            (true, false) => (
+                format!("the service of the {kind} is missing"),
+                "write it as tenant/service after the kind".to_owned(),
+            ),
+            (false, true) => (format!("{kind} belongs to no service"), "leave the service out".to_owned()),
+            (false, false) => (
+                format!("the name of the {kind} is missing"),
+                format!("write it after the kind (see 'fairmesh get {list}')"),
+            ),
+        };
+        Err(Failure::refused(message, hint))
     }
 
     /// The service of the record, if it belongs to one.
@@ -151,52 +96,25 @@ impl HistoryKey {
 
     /// In words: `the policy of shop/cart`.
     pub(super) fn title(&self) -> String {
+        let kind = self.kind.name();
         match &self.name {
-            Some(RecordName::Service(service)) => format!("the {} of {service}", self.kind_argument()),
-            Some(RecordName::RoleBinding(name)) => format!("the role binding {name}"),
-            None => format!("the {} of the mesh", self.kind_argument()),
+            Some(RecordName::Service(service)) => format!("the {kind} of {service}"),
+            Some(RecordName::Label(name)) => format!("the {kind} {name}"),
+            None => format!("the {kind} of the mesh"),
         }
     }
 
     /// The kind and the name as arguments.
     pub(super) fn arguments(&self) -> String {
         match &self.name {
-            Some(name) => format!("{} {name}", self.kind_argument()),
-            None => self.kind_argument(),
+            Some(name) => format!("{} {name}", self.kind.name()),
+            None => self.kind.name().to_owned(),
         }
     }
 
-    /// The kind as an argument.
-    pub(super) fn kind_argument(&self) -> String {
-        self.kind.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
-    }
-
-    /// Its records.
-    pub(super) fn records(&self) -> Vec<HistoryRecord> {
-        let mesh = |kind: MeshHistoryKind| HistoryRecord { key: kind.key(), kind: kind.as_str() };
-        let of = |kind, key: fn(ServiceName) -> RecordKey| {
-            let record = |name: &ServiceName| HistoryRecord { key: key(name.clone()), kind };
-            self.service().into_iter().map(record).collect()
-        };
-        match self.kind {
-            Kind::Service => of("services", RecordKey::Service),
-            Kind::Policy => of("policies", RecordKey::Policy),
-            Kind::Workload => of("workloads", RecordKey::Workload),
-            Kind::Topology => vec![mesh(MeshHistoryKind::Regions), mesh(MeshHistoryKind::RoundTrips)],
-            Kind::Hosts => vec![mesh(MeshHistoryKind::Hosts)],
-            Kind::Authorization if self.service().is_some() => of("authorizations", RecordKey::Authorization),
-            Kind::Authorization => vec![mesh(MeshHistoryKind::Authorization)],
-            Kind::Role => self.role_binding().into_iter().collect(),
-        }
-    }
-
-    fn role_binding(&self) -> Option<HistoryRecord> {
-        match &self.name {
-            Some(RecordName::RoleBinding(name)) => {
-                Some(HistoryRecord { key: RecordKey::RoleBinding(name.clone()), kind: "roles" })
-            }
-            _ => None,
-        }
+    /// The keys of its records.
+    pub(super) fn records(&self) -> Vec<RecordKey> {
+        self.kind.records().filter_map(|kind| key_of(kind, self.name.as_ref())).collect()
     }
 
     /// The declaration in a value of this record; `None` if the record is of another kind.
@@ -210,31 +128,17 @@ impl HistoryKey {
     /// As `apply` reads it; `None` if it did not exist.
     pub(super) fn document(&self, version: &Version) -> Result<Option<Document>, Failure> {
         let mut records = self.decode(version)?;
-        if self.kind == Kind::Topology {
+        if self.kind.includes(RecordKind::Regions) {
             return Ok(topology(records));
         }
-        use RecordName as Name;
-        let (record, name) = (records.pop().flatten(), self.name.clone());
-        let resource = match (record, name) {
-            (Some(Record::Service(service)), Some(Name::Service(name))) => Resource::Service(name, service),
-            (Some(Record::Policy(policy)), Some(Name::Service(name))) => Resource::Policy(name, policy),
-            (Some(Record::Workload(entry)), Some(Name::Service(name))) => Resource::Workload(name, entry),
-            (Some(Record::RoleBinding(binding)), Some(Name::RoleBinding(name))) => {
-                Resource::RoleBinding(name, binding)
-            }
-            (Some(Record::Hosts(hosts)), _) => Resource::Hosts(hosts),
-            (Some(Record::Authorization(rules)), Some(Name::Service(name))) => {
-                Resource::ServiceAuthorization(name, rules)
-            }
-            (Some(Record::DefaultAuthorization(default)), _) => Resource::Authorization(default),
-            _ => return Ok(None),
-        };
-        Ok(Some(Document::from(&resource)))
+        let (record, key) = (records.pop().flatten(), self.records().pop());
+        let resource = record.zip(key).and_then(|(record, key)| resource(&key, record));
+        Ok(resource.as_ref().map(Document::from))
     }
 
     fn decode(&self, version: &Version) -> Result<Vec<Option<Record>>, Failure> {
-        let decode = |(record, value): (HistoryRecord, &Option<Bytes>)| {
-            Ok(value.as_ref().map(|value| records::decode(&record.key, value)).transpose()?)
+        let decode = |(key, value): (RecordKey, &Option<Bytes>)| {
+            Ok(value.as_ref().map(|value| records::decode(&key, value)).transpose()?)
         };
         self.records().into_iter().zip(&version.values).map(decode).collect()
     }
@@ -243,8 +147,8 @@ impl HistoryKey {
     pub(super) fn ops(&self, version: &Version, condition: Option<u64>) -> Vec<Op> {
         let condition =
             condition.map(|revision| Condition { kind: Some(condition::Kind::Revision(revision)) });
-        let op = |(record, value): (HistoryRecord, &Option<Bytes>)| Op {
-            key: record.key.to_string(),
+        let op = |(key, value): (RecordKey, &Option<Bytes>)| Op {
+            key: key.to_string(),
             value: value.clone(),
             condition,
         };
@@ -274,42 +178,25 @@ fn topology(records: Vec<Option<Record>>) -> Option<Document> {
 pub(super) async fn versions(connection: &Connection, of: &HistoryKey) -> Result<Vec<Version>, Failure> {
     of.validate()?;
     let mut histories = Vec::new();
-    for record in of.records() {
-        histories.push(changes(connection, of, &record).await?);
+    for key in of.records() {
+        histories.push(changes(connection, of, key.kind()).await?);
     }
     if histories.iter().all(Vec::is_empty) {
-        let hint = match of.kind {
-            Kind::Policy => "; a service without one has the defaults",
-            _ => "",
+        let hint = match of.kind.includes(RecordKind::Policy) {
+            true => "; a service without one has the defaults",
+            false => "",
         };
         return Err(Failure::failed_with(
             format!("{} never existed", of.title()),
-            format!("check the name with 'fairmesh get {}'{hint}", listed(of.kind)),
+            format!("check the name with 'fairmesh get {}'{hint}", of.kind.list()),
         ));
     }
     Ok(merge(&histories))
 }
 
-/// The kind of a list that has these records.
-fn listed(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Service => "services",
-        Kind::Policy => "policies",
-        Kind::Workload => "workloads",
-        Kind::Topology => "regions",
-        Kind::Hosts => "hosts",
-        Kind::Authorization => "authorization",
-        Kind::Role => "roles",
-    }
-}
-
-async fn changes(
-    connection: &Connection,
-    of: &HistoryKey,
-    record: &HistoryRecord,
-) -> Result<Vec<Change>, Failure> {
-    let service = of.name().unwrap_or_default();
-    let request = GetHistoryRequest { kind: record.kind.to_owned(), service };
+async fn changes(connection: &Connection, of: &HistoryKey, kind: RecordKind) -> Result<Vec<Change>, Failure> {
+    let (kind, service) = (kind.history_name().unwrap_or_default(), of.name().unwrap_or_default());
+    let request = GetHistoryRequest { kind: kind.to_owned(), service };
     match connection.admin().get_history(request).await {
         Ok(answer) => Ok(answer.into_inner().changes),
         Err(status) if status.code() == Code::NotFound => Ok(Vec::new()),

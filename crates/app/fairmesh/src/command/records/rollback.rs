@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use fairmesh_model::RecordKind;
 use fairmesh_wire::{
     handshake::Connection,
     v1::{ApplyRequest, outcome},
@@ -18,7 +19,7 @@ use crate::{
 
 use super::{
     breaking_change,
-    history_key::{self, HistoryKey, Kind, Version},
+    history_key::{self, HistoryKey, Version},
 };
 
 /// Alternative to deleting or changing a declaration that has running servers.
@@ -65,8 +66,8 @@ async fn refuse_breaking_change(
     args: &RollbackArgs,
     chosen: &Version,
 ) -> Result<(), Failure> {
-    match (args.of.service(), args.of.kind) {
-        (Some(name), Kind::Service) if !args.force => {
+    match (args.of.service(), args.of.kind.includes(RecordKind::Service)) {
+        (Some(name), true) if !args.force => {
             let to = args.of.declaration(chosen)?;
             let change = breaking_change::Change { name, to: to.as_ref(), mapped: false };
             breaking_change::refuse(connection, &change, HINT).await
@@ -82,7 +83,7 @@ fn report_dry_run(args: &RollbackArgs, chosen: &Version) -> Result<(), Failure> 
     let text = format!("{subject} would be as at revision {back}: {shown}\n");
     let item = json!({
         "service": args.of.name(),
-        "kind": args.of.kind_argument(),
+        "kind": args.of.kind.name(),
         "to": back,
         "dryRun": true,
         "document": document,
@@ -114,7 +115,7 @@ async fn restore(connection: &Connection, args: &RollbackArgs, chosen: &Version)
         }
     };
     let item = json!({
-        "kind": args.of.kind_argument(),
+        "kind": args.of.kind.name(),
         "service": args.of.name(),
         "to": back,
         "changed": outcome.is_some(),

@@ -16,7 +16,7 @@ use super::roots;
 use crate::{
     command::finding::{Level, Report, listed},
     failure::Failure,
-    view::{EVERY_KIND, Scope, ServiceView, View},
+    view::{Scope, ServiceView, View, every_kind},
 };
 
 /// How long before the end of a certificate authority its replacement should begin: a rotation of the root takes a day, and
@@ -30,7 +30,7 @@ pub(super) async fn check(
     connection: &Connection,
     report: &mut Report,
 ) -> Result<Option<TrustBundle>, Failure> {
-    let view = View::read(connection, &Scope::All, EVERY_KIND).await?;
+    let view = View::read(connection, &Scope::All, &every_kind()).await?;
     let bundle = authority(connection, report).await?;
     if bundle.is_some() {
         transport(connection, &view, report).await?;

@@ -1,6 +1,6 @@
 //! `fairmesh traffic hold` and `fairmesh traffic resume`.
 
-use fairmesh_model::{RecordKey, TrafficMode};
+use fairmesh_model::{RecordKey, RecordKind, TrafficMode};
 use fairmesh_wire::{
     records,
     v1::{ApplyRequest, Condition, Op, condition},
@@ -30,7 +30,9 @@ pub(super) async fn resume(args: HoldArgs) -> Result<(), Failure> {
 async fn set(args: HoldArgs, mode: TrafficMode, word: &str) -> Result<(), Failure> {
     let connection = connect::connect(&args.target).await?;
     let name = &args.service;
-    let view = View::read(&connection, &Scope::Service(name.clone()), &["services", "policies"]).await?;
+    let view =
+        View::read(&connection, &Scope::Service(name.clone()), &[RecordKind::Service, RecordKind::Policy])
+            .await?;
     let stored = view.service(name)?.policy.as_ref().ok_or_else(|| not_planned(name))?;
     let mut policy = stored.value.clone();
     let traffic = policy.traffic.as_mut().filter(|traffic| traffic.is_planned());

@@ -1,7 +1,7 @@
 //! Registers as records: each is a change in the history of a policy that does not exist, which no component acts on.
 
 use bytes::Bytes;
-use fairmesh_model::{HistoryKind, Prefix, RecordKey, ServiceName};
+use fairmesh_model::{Prefix, RecordKey, RecordKind, ServiceName};
 use fairmesh_wire::records::{self, History};
 
 use crate::checker::{Key, Value};
@@ -12,11 +12,11 @@ fn service() -> ServiceName {
 
 /// The folder of all registers.
 pub(crate) fn folder() -> Prefix {
-    Prefix::history(HistoryKind::Policies, &service())
+    Prefix::history(RecordKind::Policy, &service())
 }
 
 pub(crate) fn key(key: Key) -> String {
-    RecordKey::History(HistoryKind::Policies, service(), key).to_string()
+    RecordKey::History(RecordKind::Policy, service(), key).to_string()
 }
 
 /// The register of a key of the routing information base.
@@ -50,11 +50,11 @@ pub(crate) fn read_value(bytes: &[u8]) -> Value {
 
 /// The folder of what is written for its size alone, apart from the registers, so that only replicas carry it.
 pub(crate) fn bulk_folder() -> Prefix {
-    Prefix::history(HistoryKind::Services, &service())
+    Prefix::history(RecordKind::Service, &service())
 }
 
 pub(crate) fn bulk_key(key: Key) -> String {
-    RecordKey::History(HistoryKind::Services, service(), key).to_string()
+    RecordKey::History(RecordKind::Service, service(), key).to_string()
 }
 
 /// A value of about so many bytes.

@@ -287,20 +287,8 @@ impl ServiceRecords {
                     self.table = Some(Arc::new(ReceivedTable::new(region, table, (value, age))));
                 }
             }
-            Record::Move(_)
-            | Record::Regions(_)
-            | Record::RoundTrips(_)
-            | Record::MeasuredDistances(_)
-            | Record::RegionDrain(_)
-            | Record::Hosts(_)
-            | Record::TrustBundle(_)
-            | Record::Revocations(_)
-            | Record::FederatedDomains(_)
-            | Record::JoinedAgent(_)
-            | Record::Workload(_)
-            | Record::Authorization(_)
-            | Record::DefaultAuthorization(_)
-            | Record::RoleBinding(_) => {}
+            // The prefixes that a resolver subscribes to have no other kinds.
+            _ => {}
         }
         Ok(())
     }

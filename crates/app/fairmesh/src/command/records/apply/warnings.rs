@@ -7,7 +7,8 @@ pub(crate) mod shares;
 use std::collections::{BTreeMap, BTreeSet};
 
 use fairmesh_model::{
-    BalancingPolicy, InstanceId, Policy, Region, Service, ServiceKind, ServiceName, ShardMap, spec::Resource,
+    BalancingPolicy, InstanceId, Policy, RecordKind, Region, Service, ServiceKind, ServiceName, ShardMap,
+    spec::Resource,
 };
 use fairmesh_wire::handshake::Connection;
 
@@ -25,7 +26,13 @@ use crate::{
 const MAX_NAMED: usize = 5;
 
 /// Kinds of records that warnings depend on.
-const KINDS: &[&str] = &["services", "endpoints", "policies", "shards", "authorizations"];
+const KINDS: &[RecordKind] = &[
+    RecordKind::Service,
+    RecordKind::Endpoint,
+    RecordKind::Policy,
+    RecordKind::ShardMap,
+    RecordKind::Authorization,
+];
 
 /// Prints warnings about calls that would fail once the resources are written to standard error; returns those about calls
 /// that work now, which need confirmation.

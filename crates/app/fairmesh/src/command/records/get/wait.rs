@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::{GetArgs, Kind, listing};
 use crate::{
     failure::Failure,
-    view::{EVERY_KIND, Scope, View},
+    view::{Scope, View, every_kind},
 };
 
 /// Interval of reads. A watch would have to acknowledge what it is sent, and drains would wait for it.
@@ -54,7 +54,7 @@ pub(crate) async fn serving_endpoint(
 
 /// The records, unless the deadline passes first.
 async fn read(connection: &Connection, scope: &Scope, deadline: Instant) -> Result<Option<View>, Failure> {
-    timeout_at(deadline, View::read(connection, scope, EVERY_KIND)).await.ok().transpose()
+    timeout_at(deadline, View::read(connection, scope, &every_kind())).await.ok().transpose()
 }
 
 async fn is_complete(connection: &Connection, args: &GetArgs, view: &View) -> Result<bool, Failure> {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{
     GetArgs, Kind,
     list_output::{ListFormat, name, widen},
-    listing, read_folders,
+    listing, read_kinds,
 };
 use crate::{
     failure::Failure,
@@ -34,7 +34,7 @@ pub(super) async fn watch(connection: &Connection, args: &GetArgs) -> Result<(),
     }
     let mut prefixes = match args.kind {
         Kind::Roles => vec![Prefix::roles()],
-        kind => View::prefixes(&args.scope(), &read_folders(kind)),
+        kind => View::prefixes(&args.scope(), &read_kinds(kind)),
     };
     if args.kind == Kind::Regions {
         prefixes.push(Prefix::drains());

@@ -2,14 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use fairmesh_model::{Label, Policy, Region, Regions, Ring, ServiceName, Share, Tenant, spec::Resource};
+use fairmesh_model::{
+    Label, Policy, RecordKind, Region, Regions, Ring, ServiceName, Share, Tenant, spec::Resource,
+};
 use fairmesh_wire::handshake::Connection;
 
 use super::some;
 use crate::view::{Scope, View};
 
 /// What is needed to find misspelt names.
-const KINDS: &[&str] = &["endpoints", "policies"];
+const KINDS: &[RecordKind] = &[RecordKind::Endpoint, RecordKind::Policy];
 
 /// Adds the regions of endpoints and the policies of all services, if the traffic section of a policy has names which the
 /// resources themselves do not explain. What the caller may not read is left out.

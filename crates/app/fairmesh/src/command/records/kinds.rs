@@ -1,0 +1,129 @@
+//! How commands name kinds of records.
+//!
+//! A kind with a history has an argument here, by which `delete`, `history` and `rollback` name it. Some arguments name two kinds,
+//! which people write as one document.
+
+use std::sync::LazyLock;
+
+use clap::{ValueEnum, builder::PossibleValue};
+use fairmesh_model::RecordKind;
+
+/// A kind of configuration on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Kind(&'static Argument);
+
+/// An argument that names kinds of records.
+#[derive(Debug, PartialEq, Eq)]
+struct Argument {
+    name: &'static str,
+    aliases: &'static [&'static str],
+    help: &'static str,
+    /// The list of `fairmesh get` that has these records.
+    list: &'static str,
+}
+
+const SERVICE: Argument = Argument {
+    name: "service",
+    aliases: &["services"],
+    help: "The declaration of the service",
+    list: "services",
+};
+const POLICY: Argument = Argument {
+    name: "policy",
+    aliases: &["policies"],
+    help: "The routing policy of the service",
+    list: "policies",
+};
+const WORKLOAD: Argument = Argument {
+    name: "workload",
+    aliases: &["workloads"],
+    help: "The programs that may have the identity of the service",
+    list: "workloads",
+};
+const TOPOLOGY: Argument = Argument {
+    name: "topology",
+    aliases: &["regions"],
+    help: "Regions, and the declared round trips between them",
+    list: "regions",
+};
+const HOSTS: Argument = Argument { name: "hosts", aliases: &[], help: "Host types", list: "hosts" };
+const AUTHORIZATION: Argument = Argument {
+    name: "authorization",
+    aliases: &[],
+    help: "Who may call the service; without a service, what applies to services without rules",
+    list: "authorization",
+};
+const ROLE: Argument = Argument {
+    name: "role",
+    aliases: &["roles", "rolebinding"],
+    help: "Who may do what with the records; the audit log has its history",
+    list: "roles",
+};
+
+/// The argument that names a kind; `None` for kinds without a history.
+const fn argument(kind: RecordKind) -> Option<&'static Argument> {
+    Some(match kind {
+        RecordKind::Service => &SERVICE,
+        RecordKind::Policy => &POLICY,
+        RecordKind::Workload => &WORKLOAD,
+        RecordKind::Regions | RecordKind::RoundTrips => &TOPOLOGY,
+        RecordKind::Hosts => &HOSTS,
+        RecordKind::Authorization | RecordKind::DefaultAuthorization => &AUTHORIZATION,
+        RecordKind::RoleBinding => &ROLE,
+        _ => return None,
+    })
+}
+
+// A kind with a history and without an argument does not compile.
+const _: () = {
+    let mut rest = RecordKind::ALL;
+    while let [kind, more @ ..] = rest {
+        assert!(argument(*kind).is_some() == kind.history_name().is_some());
+        rest = more;
+    }
+};
+
+/// Each argument once.
+static KINDS: LazyLock<Vec<Kind>> = LazyLock::new(|| {
+    let mut kinds: Vec<Kind> = RecordKind::ALL.iter().filter_map(|kind| argument(*kind).map(Kind)).collect();
+    let mut named = Vec::new();
+    kinds.retain(|kind| {
+        let is_new = !named.contains(&kind.name());
+        named.push(kind.name());
+        is_new
+    });
+    kinds
+});
+
+impl ValueEnum for Kind {
+    fn value_variants<'a>() -> &'a [Self] {
+        &KINDS
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let Argument { name, aliases, help, .. } = self.0;
+        Some(PossibleValue::new(*name).aliases(aliases.iter().copied()).help(*help))
+    }
+}
+
+impl Kind {
+    /// The argument.
+    pub(super) const fn name(self) -> &'static str {
+        self.0.name
+    }
+
+    /// The list of `fairmesh get` that has its records.
+    pub(super) const fn list(self) -> &'static str {
+        self.0.list
+    }
+
+    /// Whether it names a kind of record.
+    pub(super) fn includes(self, kind: RecordKind) -> bool {
+        argument(kind).is_some_and(|argument| argument.name == self.name())
+    }
+
+    /// The kinds of record that it names.
+    pub(super) fn records(self) -> impl Iterator<Item = RecordKind> {
+        RecordKind::ALL.iter().copied().filter(move |kind| self.includes(*kind))
+    }
+}

@@ -1,0 +1,72 @@
+//! Names of records on the command line.
+
+use std::{fmt, str::FromStr};
+
+use fairmesh_model::{Invalid, KindScope, Label, RecordKey, RecordKind, ServiceName};
+
+/// The name of a record on the command line.
+#[derive(Clone, Debug)]
+pub(super) enum RecordName {
+    /// A record of a service.
+    Service(ServiceName),
+    /// One of the records of the mesh that have names.
+    Label(Label),
+}
+
+impl FromStr for RecordName {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        match text.contains('/') {
+            true => text.parse().map(Self::Service),
+            false => Label::new(text).map(Self::Label),
+        }
+    }
+}
+
+impl fmt::Display for RecordName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Service(service) => service.fmt(f),
+            Self::Label(name) => name.fmt(f),
+        }
+    }
+}
+
+/// How the records of a kind are named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Naming {
+    /// By their service.
+    Service,
+    /// By a name of their own.
+    Label,
+    /// The mesh has one.
+    Unnamed,
+}
+
+impl Naming {
+    /// How the records of a kind are named.
+    pub(super) fn of(kind: RecordKind) -> Self {
+        match (kind.scope(), kind.is_single()) {
+            (KindScope::Service, _) => Self::Service,
+            (KindScope::Mesh, true) => Self::Unnamed,
+            (KindScope::Mesh, false) => Self::Label,
+        }
+    }
+
+    /// Whether it is the way of a name.
+    fn is_of(self, name: Option<&RecordName>) -> bool {
+        match name {
+            Some(RecordName::Service(_)) => self == Self::Service,
+            Some(RecordName::Label(_)) => self == Self::Label,
+            None => self == Self::Unnamed,
+        }
+    }
+}
+
+/// The record of a kind with a history that a name says; `None` if the kind's records are not named so.
+pub(super) fn key_of(kind: RecordKind, name: Option<&RecordName>) -> Option<RecordKey> {
+    let text = name.map(ToString::to_string).unwrap_or_default();
+    let key = RecordKey::with_history(kind.history_name()?, &text).ok()?;
+    Naming::of(kind).is_of(name).then_some(key)
+}

@@ -1,0 +1,259 @@
+//! Kinds of records, and the rules of each.
+
+use crate::ServiceName;
+
+use super::Prefix;
+
+/// The rules for all records of a kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KindRules {
+    /// Whether earlier values are kept.
+    pub history: KindHistory,
+    /// Who reads them.
+    pub readers: Readers,
+    /// Who writes them.
+    pub writers: Writers,
+    /// Whether they are configuration, which `Admin/Apply` writes.
+    pub is_applied: bool,
+    /// How the log of writes has them.
+    pub audit: Audit,
+}
+
+/// Where earlier values of a record are. Kinds with a history have a name, by which the admin API and keys of history call it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KindHistory {
+    /// In records of history.
+    Kept(&'static str),
+    /// In the log of writes alone; the history of a record is its current value.
+    InAudit(&'static str),
+    /// Nowhere, or in the log of writes alone.
+    No,
+}
+
+/// Who reads the records of a kind, beside those who view everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readers {
+    /// Every caller with an identity: each router needs them, or they explain what routers do.
+    Everyone,
+    /// Who views the service, and machines that may call it.
+    Callers,
+    /// Who views the service; for records of the mesh, who views everything.
+    Viewers,
+}
+
+/// Who writes the records of a kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writers {
+    /// Operators of the tenant.
+    Operators,
+    /// Authorizers of the tenant.
+    Authorizers,
+    /// Administrators, and operators to whom they delegate it.
+    Delegates,
+    /// Administrators.
+    Admins,
+}
+
+/// How the log of writes has the records of a kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Audit {
+    /// Among the writes of configuration, roles and identities.
+    Security,
+    /// Among the writes that happen often, such as registrations.
+    Activity,
+    /// Not at all: measurements, and copies of values that are logged themselves.
+    Omitted,
+}
+
+/// To whom the records of a kind belong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KindScope {
+    /// To services, below `/t/`.
+    Service,
+    /// To the mesh, below `/g/`.
+    Mesh,
+}
+
+macro_rules! kinds {
+    (
+        service { $(
+            $(#[$service_doc:meta])*
+            $service_kind:ident $(($($service_field:tt)+))? at $folder:literal => $service_value:ident($service_type:ident)
+            $service_rules:tt
+        )* }
+        mesh { $(
+            $(#[$doc:meta])*
+            $kind:ident $(($($field:tt)+))? at [$first:literal $(, $more:literal)*] => $value:ident($type:ident)
+            $rules:tt
+        )* }
+    ) => {
+        /// A kind of record.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum RecordKind {
+            $($(#[$service_doc])* $service_kind,)*
+            $($(#[$doc])* $kind,)*
+            /// The shard map of a service, in parts that hold no [`Record`](crate::Record) of their own.
+            ShardMap,
+            /// An earlier value of a record of a service.
+            History,
+            /// An earlier value of a record of the mesh.
+            MeshHistory,
+        }
+
+        impl RecordKind {
+            /// All kinds.
+            pub const ALL: &'static [Self] = &[
+                $(Self::$service_kind,)* $(Self::$kind,)* Self::ShardMap, Self::History, Self::MeshHistory,
+            ];
+
+            /// The rules for its records.
+            pub const fn rules(self) -> KindRules {
+                use {Audit::*, KindHistory::*, Readers::*, Writers::*};
+                match self {
+                    $(Self::$service_kind => KindRules $service_rules,)*
+                    $(Self::$kind => KindRules $rules,)*
+                    Self::ShardMap => KindRules {
+                        history: No, readers: Callers, writers: Operators, is_applied: false, audit: Activity,
+                    },
+                    Self::History | Self::MeshHistory => KindRules {
+                        history: No, readers: Viewers, writers: Admins, is_applied: false, audit: Omitted,
+                    },
+                }
+            }
+
+            /// To whom its records belong.
+            pub const fn scope(self) -> KindScope {
+                match self {
+                    $(Self::$service_kind)|* | Self::ShardMap | Self::History => KindScope::Service,
+                    $(Self::$kind)|* | Self::MeshHistory => KindScope::Mesh,
+                }
+            }
+
+            /// Its segments of keys, without a slash at either end: `services`, `topology/regions`.
+            pub const fn path(self) -> &'static str {
+                match self {
+                    $(Self::$service_kind => $folder,)*
+                    $(Self::$kind => concat!($first $(, "/", $more)*),)*
+                    Self::ShardMap => "shards",
+                    Self::History | Self::MeshHistory => "history",
+                }
+            }
+
+            /// Whether a service, or the mesh, has at most one record of the kind.
+            pub fn is_single(self) -> bool {
+                match self {
+                    $(Self::$service_kind => matches!(stringify!($($($service_field)+)?), ""),)*
+                    $(Self::$kind => matches!(stringify!($($($field)+)?), ""),)*
+                    Self::ShardMap | Self::History | Self::MeshHistory => false,
+                }
+            }
+
+            /// The kind of records in a folder of a tenant: `services`.
+            pub fn in_folder(folder: &str) -> Option<Self> {
+                Some(match folder {
+                    $($folder => Self::$service_kind,)*
+                    "shards" => Self::ShardMap,
+                    "history" => Self::History,
+                    _ => return None,
+                })
+            }
+        }
+    };
+}
+
+crate::record_kinds!(kinds);
+
+impl RecordKind {
+    /// The kind of the record at a key, which is not parsed otherwise. `None` for kinds of newer releases. Names of tenants and
+    /// services may be the same words as kinds.
+    pub fn of(key: &str) -> Option<Self> {
+        if let Some(of_tenant) = key.strip_prefix("/t/") {
+            return Self::in_folder(of_tenant.split('/').nth(1)?);
+        }
+        let path = key.strip_prefix("/g/")?;
+        Self::ALL.iter().copied().find(|kind| kind.scope() == KindScope::Mesh && kind.contains(path))
+    }
+
+    /// Whether the key `/g/{path}` is one of its records.
+    fn contains(self, path: &str) -> bool {
+        path.strip_prefix(self.path()).is_some_and(|rest| match self.is_single() {
+            true => rest.is_empty(),
+            false => rest.starts_with('/'),
+        })
+    }
+
+    /// The kind with a history by its name.
+    pub fn with_history(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|kind| kind.history_name() == Some(name))
+    }
+
+    /// The name by which the admin API calls its history, if it has one.
+    pub const fn history_name(self) -> Option<&'static str> {
+        match self.rules().history {
+            KindHistory::Kept(name) | KindHistory::InAudit(name) => Some(name),
+            KindHistory::No => None,
+        }
+    }
+
+    /// The name of the kind in records of history, if earlier values of its records are kept.
+    pub const fn kept_name(self) -> Option<&'static str> {
+        match self.rules().history {
+            KindHistory::Kept(name) => Some(name),
+            KindHistory::InAudit(_) | KindHistory::No => None,
+        }
+    }
+
+    /// The first segment of its path: kinds of the mesh that belong together share one, such as `topology`.
+    pub fn group(self) -> &'static str {
+        let path = self.path();
+        path.split_once('/').map_or(path, |(group, _)| group)
+    }
+
+    /// All its records of a service: one key, or a folder.
+    pub fn prefix_of(self, service: &ServiceName) -> Prefix {
+        Prefix::of_service(self, service)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn kind_of_key_is_no_name_in_it() {
+        use RecordKind::{DefaultAuthorization, Endpoint, History, JoinedAgent, MeasuredDistances, Policy};
+        for (key, kind) in [
+            ("/t/history/policies/tables", Some(Policy)),
+            ("/t/shop/history/policies/cart/7", Some(History)),
+            ("/t/shop/endpoints/health/eu/a", Some(Endpoint)),
+            ("/g/topology/measured/eu", Some(MeasuredDistances)),
+            ("/g/topology/measured", None),
+            ("/g/topology/regions2", None),
+            ("/g/authorization", Some(DefaultAuthorization)),
+            ("/g/identity/agents/web-1", Some(JoinedAgent)),
+            ("/t/shop/novelties/cart", None),
+            ("/t/shop", None),
+            ("/x/y", None),
+        ] {
+            assert_eq!(RecordKind::of(key), kind, "{key}");
+        }
+    }
+
+    #[test]
+    fn history_names_are_unique() {
+        let names: Vec<_> = RecordKind::ALL.iter().filter_map(|kind| kind.history_name()).collect();
+        assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "{names:?}");
+        assert!(names.iter().all(|name| RecordKind::with_history(name).is_some()));
+    }
+
+    #[test]
+    fn configuration_is_in_the_security_log() {
+        for kind in RecordKind::ALL {
+            let rules = kind.rules();
+            assert!(!rules.is_applied || rules.audit == Audit::Security, "{kind:?}");
+            assert!(kind.history_name().is_none() || rules.is_applied, "{kind:?}");
+        }
+    }
+}

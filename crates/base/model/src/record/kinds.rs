@@ -1,0 +1,134 @@
+//! The table of kinds of records.
+//!
+//! A row has the key, the value and the rules of a kind. Keys, access control, history and the log of writes follow the table;
+//! `wire` passes a macro to [`record_kinds`](crate::record_kinds) and gets a codec for each kind, and `fuzz` a key of each. A
+//! row without a part does not compile. A trait for each kind was rejected: readers match on one enum of keys, and a trait
+//! cannot list its implementors.
+
+use crate::{
+    Authorization, DefaultAuthorization, Endpoint, FederatedDomains, Hosts, JoinedAgent, MeasuredDistances,
+    Policy, RegionDrain, RegionTable, Regions, Revocations, RoundTrips, Service, ShardMove, TrustBundle,
+    Verdict, WorkloadEntry, access::RoleBinding,
+};
+
+/// Calls a macro with the rows of all kinds.
+///
+/// A row of `service` is a record of a service, at `/t/{tenant}/{folder}/{service}` and the fields of its key; a row of `mesh`
+/// is one of the whole mesh, at `/g/`. The value has the name of its protobuf message.
+#[macro_export]
+macro_rules! record_kinds {
+    ($rows:ident) => {
+        $rows! {
+            service {
+                /// The declaration of a service.
+                Service at "services" => Service(Service) {
+                    history: Kept("services"), readers: Callers, writers: Operators, is_applied: true, audit: Security
+                }
+                /// An instance of a service.
+                Endpoint(region: Region, instance: InstanceId) at "endpoints" => Endpoint(Endpoint) {
+                    history: No, readers: Callers, writers: Operators, is_applied: false, audit: Activity
+                }
+                /// A verdict of active health checks.
+                Health(region: Region, instance: InstanceId) at "health" => Verdict(Verdict) {
+                    history: No, readers: Callers, writers: Operators, is_applied: false, audit: Omitted
+                }
+                /// How calls to a service are routed and protected.
+                Policy at "policies" => Policy(Policy) {
+                    history: Kept("policies"), readers: Callers, writers: Operators, is_applied: true, audit: Security
+                }
+                /// A move of a shard; outside `shards/`, since routers do not need it.
+                Move(shard: ShardId) at "moves" => Move(ShardMove) {
+                    history: No, readers: Viewers, writers: Operators, is_applied: false, audit: Activity
+                }
+                /// The shares by region of the calls from a region.
+                RegionTable(region: Region) at "tables" => RegionTable(RegionTable) {
+                    history: No, readers: Callers, writers: Operators, is_applied: false, audit: Omitted
+                }
+                /// The programs that may have the identity of a service.
+                Workload at "workloads" => Workload(WorkloadEntry) {
+                    history: Kept("workloads"), readers: Viewers, writers: Delegates, is_applied: true, audit: Security
+                }
+                /// Who may call a service; outside what routers and servers read, since the policy has a copy.
+                Authorization at "authorizations" => Authorization(Authorization) {
+                    history: Kept("authorizations"), readers: Viewers, writers: Authorizers, is_applied: true,
+                    audit: Security
+                }
+            }
+            mesh {
+                /// The regions.
+                Regions at ["topology", "regions"] => Regions(Regions) {
+                    history: Kept("regions"), readers: Everyone, writers: Admins, is_applied: true, audit: Security
+                }
+                /// The declared round trips between regions.
+                RoundTrips at ["topology", "rtt"] => RoundTrips(RoundTrips) {
+                    history: Kept("roundTrips"), readers: Everyone, writers: Admins, is_applied: true, audit: Security
+                }
+                /// The distances that a region measured.
+                MeasuredDistances(region: Region) at ["topology", "measured"] => MeasuredDistances(MeasuredDistances) {
+                    history: No, readers: Everyone, writers: Admins, is_applied: false, audit: Omitted
+                }
+                /// The host types.
+                Hosts at ["topology", "hosts"] => Hosts(Hosts) {
+                    history: Kept("hosts"), readers: Everyone, writers: Admins, is_applied: true, audit: Security
+                }
+                /// A drain of a whole region; outside `topology/`, since routers do not need it.
+                RegionDrain(region: Region) at ["drains"] => RegionDrain(RegionDrain) {
+                    history: No, readers: Everyone, writers: Admins, is_applied: false, audit: Security
+                }
+                /// What applies to services without rules.
+                DefaultAuthorization at ["authorization"] => DefaultAuthorization(DefaultAuthorization) {
+                    history: Kept("authorization"), readers: Everyone, writers: Admins, is_applied: true, audit: Security
+                }
+                /// Who may do what with the records.
+                RoleBinding(name: Label) at ["roles"] => RoleBinding(RoleBinding) {
+                    history: InAudit("roles"), readers: Viewers, writers: Admins, is_applied: true, audit: Security
+                }
+                /// The roots of the trust domain.
+                TrustBundle at ["identity", "bundle"] => TrustBundle(TrustBundle) {
+                    history: No, readers: Everyone, writers: Admins, is_applied: false, audit: Security
+                }
+                /// The certificates that are no longer accepted.
+                Revocations at ["identity", "revocations"] => Revocations(Revocations) {
+                    history: No, readers: Everyone, writers: Admins, is_applied: true, audit: Security
+                }
+                /// Other trust domains whose certificates are verified.
+                FederatedDomains at ["identity", "federation"] => FederatedDomains(FederatedDomains) {
+                    history: No, readers: Everyone, writers: Admins, is_applied: true, audit: Security
+                }
+                /// An agent that joined the trust domain.
+                JoinedAgent(name: Label) at ["identity", "agents"] => JoinedAgent(JoinedAgent) {
+                    history: No, readers: Viewers, writers: Admins, is_applied: false, audit: Security
+                }
+            }
+        }
+    };
+}
+
+macro_rules! values {
+    ($(
+        $scope:ident { $(
+            $(#[$doc:meta])*
+            $key:ident $(($($field:tt)+))? at $at:tt => $value:ident($type:ident) $rules:tt
+        )* }
+    )*) => {
+        /// The value of a RIB key, except parts of shard maps, which are encoded as a whole.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        #[allow(
+            clippy::large_enum_variant,
+            reason = "values are read one at a time and destructured at once; nothing stores them"
+        )]
+        pub enum Record {
+            $($($(#[$doc])* $value($type),)*)*
+        }
+
+        $($(
+            impl From<$type> for Record {
+                fn from(record: $type) -> Self {
+                    Self::$value(record)
+                }
+            }
+        )*)*
+    };
+}
+
+crate::record_kinds!(values);

@@ -1,0 +1,166 @@
+//! Prefixes of keys, which watches follow.
+
+use std::{borrow::Borrow, fmt, sync::Arc};
+
+use crate::{Invalid, Region, ServiceName, Tenant};
+
+use super::{RecordKey, RecordKind, ShardPart};
+
+/// The scope of a watch: every key below a folder, or one key. Clones share one string, since a follower of many
+/// prefixes keeps each in several places.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Prefix(Arc<str>);
+
+impl Prefix {
+    /// Validates a prefix that starts with `/`; if it ends in `/` it is a folder, otherwise one key.
+    pub fn new(text: impl Into<String>) -> Result<Self, Invalid> {
+        let text = text.into();
+        if text.starts_with('/') && text.len() <= 512 && !text.contains("//") {
+            return Ok(Self(text.into()));
+        }
+        Err(Invalid::new(
+            "prefix",
+            format!("'{text}' is not a RIB prefix"),
+            "start with '/', end a folder with '/', and keep it under 512 bytes, such as /t/shop/endpoints/cart/",
+        ))
+    }
+
+    /// Everything in the RIB.
+    pub fn everything() -> Self {
+        Self("/".into())
+    }
+
+    /// The drains of regions.
+    pub fn drains() -> Self {
+        Self("/g/drains/".into())
+    }
+
+    /// All records of a tenant of one kind, which belong to services.
+    pub fn tenant(tenant: &Tenant, kind: RecordKind) -> Self {
+        Self(format!("/t/{tenant}/{}/", kind.path()).into())
+    }
+
+    /// The record of a service at this kind's key, or the folder of the kind's records of the service.
+    pub(super) fn of_service(kind: RecordKind, service: &ServiceName) -> Self {
+        let ServiceName { tenant, service } = service;
+        let end = if kind.is_single() { "" } else { "/" };
+        Self(format!("/t/{tenant}/{}/{service}{end}", kind.path()).into())
+    }
+
+    /// The endpoints of a service, of one region or all.
+    pub fn endpoints(service: &ServiceName, region: Option<&Region>) -> Self {
+        Self::below(RecordKind::Endpoint, service, region)
+    }
+
+    /// The verdicts on a service's endpoints, of one region or all.
+    pub fn health(service: &ServiceName, region: Option<&Region>) -> Self {
+        Self::below(RecordKind::Health, service, region)
+    }
+
+    /// The shard map of a service: one part, or all.
+    pub fn shards(service: &ServiceName, part: Option<&ShardPart>) -> Self {
+        Self::below(RecordKind::ShardMap, service, part)
+    }
+
+    /// The moves in progress of a service.
+    pub fn moves(service: &ServiceName) -> Self {
+        RecordKind::Move.prefix_of(service)
+    }
+
+    /// The region tables of a service, of all regions.
+    pub fn tables(service: &ServiceName) -> Self {
+        RecordKind::RegionTable.prefix_of(service)
+    }
+
+    /// The earlier values of the record of a service, oldest first, of a kind whose earlier values are kept.
+    pub fn history(kind: RecordKind, service: &ServiceName) -> Self {
+        let ServiceName { tenant, service } = service;
+        Self(format!("/t/{tenant}/history/{}/{service}/", kind.kept_name().unwrap_or_default()).into())
+    }
+
+    /// The earlier values of the record of the mesh, oldest first, of a kind whose earlier values are kept.
+    pub fn mesh_history(kind: RecordKind) -> Self {
+        Self(format!("/g/history/{}/", kind.kept_name().unwrap_or_default()).into())
+    }
+
+    /// Regions, round trips, measured distances and hosts.
+    pub fn topology() -> Self {
+        Self("/g/topology/".into())
+    }
+
+    /// The bindings of roles.
+    pub fn roles() -> Self {
+        Self("/g/roles/".into())
+    }
+
+    /// The trust bundle and the agents that joined.
+    pub fn identity() -> Self {
+        Self("/g/identity/".into())
+    }
+
+    /// The agents that joined.
+    pub fn agents() -> Self {
+        Self("/g/identity/agents/".into())
+    }
+
+    /// A kind's records of a service, below a region or another field of their keys, or all.
+    fn below(kind: RecordKind, service: &ServiceName, field: Option<impl fmt::Display>) -> Self {
+        let all = kind.prefix_of(service);
+        field.map_or_else(|| all.clone(), |field| Self(format!("{all}{field}/").into()))
+    }
+
+    /// Whether it is a folder rather than one key.
+    pub fn is_folder(&self) -> bool {
+        self.0.ends_with('/')
+    }
+
+    /// Whether it includes a key.
+    pub fn covers(&self, key: &str) -> bool {
+        if self.is_folder() { key.starts_with(&*self.0) } else { *key == *self.0 }
+    }
+
+    /// The prefix as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Borrow<str> for Prefix {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&RecordKey> for Prefix {
+    /// Exactly this key.
+    fn from(key: &RecordKey) -> Self {
+        Self(key.to_string().into())
+    }
+}
+
+impl fmt::Display for Prefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Prefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_covers_keys_below_it_and_a_key_only_itself() {
+        let cart = ServiceName::new("shop/cart").unwrap();
+        let folder = Prefix::endpoints(&cart, None);
+        assert!(folder.covers("/t/shop/endpoints/cart/eu/a"));
+        assert!(!folder.covers("/t/shop/endpoints/cart2/eu/a"));
+        let key = Prefix::from(&RecordKey::Service(cart));
+        assert!(key.covers("/t/shop/services/cart") && !key.covers("/t/shop/services/cart2"));
+    }
+}
