@@ -4,22 +4,47 @@
 use fairmesh_model::RecordKey;
 use fairmesh_wire::records;
 
-const KEYS: [&str; 14] = [
-    "/t/shop/services/cart",
-    "/t/shop/endpoints/cart/eu/cart-0",
-    "/t/shop/policies/cart",
-    "/t/shop/moves/cart/5",
-    "/g/topology/regions",
-    "/g/topology/rtt",
-    "/g/topology/hosts",
-    "/t/shop/health/cart/eu/cart-0",
-    "/t/shop/history/services/cart/00000000000000000042",
-    "/t/shop/history/policies/cart/00000000000000000042",
-    "/t/shop/tables/cart/eu",
-    "/t/shop/workloads/cart",
-    "/g/authorization",
-    "/g/roles/shop",
-];
+/// An example of each field of keys.
+macro_rules! example {
+    (region) => {
+        "eu"
+    };
+    (instance) => {
+        "cart-0"
+    };
+    (shard) => {
+        "5"
+    };
+    (name) => {
+        "web-1"
+    };
+}
+
+macro_rules! keys {
+    (
+        service { $(
+            $(#[$service_doc:meta])*
+            $service_key:ident $(($($service_field:ident: $service_segment:ty),+))? at $folder:literal
+            => $service_value:ident($service_type:ident) $service_rules:tt
+        )* }
+        mesh { $(
+            $(#[$doc:meta])*
+            $key:ident $(($($field:ident: $segment:ty),+))? at [$first:literal $(, $more:literal)*]
+            => $value:ident($type:ident) $rules:tt
+        )* }
+    ) => {
+        /// A key of each kind of record, and of earlier values of two.
+        const KEYS: &[&str] = &[
+            $(concat!("/t/shop/", $folder, "/cart" $($(, "/", example!($service_field))+)?),)*
+            $(concat!("/g/", $first $(, "/", $more)* $($(, "/", example!($field))+)?),)*
+            "/t/shop/history/services/cart/00000000000000000042",
+            "/t/shop/history/policies/cart/00000000000000000042",
+            "/g/history/regions/00000000000000000042",
+        ];
+    };
+}
+
+fairmesh_model::record_kinds!(keys);
 
 /// What must hold of these bytes.
 pub fn run(data: &[u8]) {
@@ -42,5 +67,23 @@ pub fn run(data: &[u8]) {
         let encoded = records::encode(&record);
         assert_eq!(records::decode(&key, &encoded).as_ref(), Ok(&record));
         assert_eq!(records::encode(&record), encoded, "one record has one encoding");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::RecordKind;
+
+    use super::*;
+
+    #[test]
+    fn keys_of_all_kinds_parse_as_displayed() {
+        for text in KEYS {
+            let key = RecordKey::parse(text).unwrap();
+            assert_eq!((&*key.to_string(), RecordKind::of(text)), (*text, Some(key.kind())));
+        }
+        let has_key = |kind: &RecordKind| KEYS.iter().any(|key| RecordKind::of(key) == Some(*kind));
+        let missing: Vec<_> = RecordKind::ALL.iter().filter(|kind| !has_key(kind)).collect();
+        assert_eq!(missing, [&RecordKind::ShardMap], "shard_decode has its parts");
     }
 }
