@@ -22,7 +22,7 @@ mod topology;
 mod traffic;
 mod workload;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 pub use crate::duration::{read_duration, write_duration};
 pub use access::RoleBindingSpec;
@@ -51,30 +51,70 @@ use crate::{
     Service, ServiceName, ShardMap, WorkloadEntry, access::RoleBinding,
 };
 
-/// One document of a file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(tag = "kind")]
-#[allow(clippy::large_enum_variant, reason = "a file has few, and nothing stores them")]
-pub enum Document {
+/// Reads the fields of a document, all but `kind`.
+pub trait ReadFields {
+    /// Why a field cannot be read.
+    type Error;
+
+    /// Reads the fields.
+    ///
+    /// # Errors
+    /// When a field is unknown, missing or of another type.
+    fn read<T: DeserializeOwned>(self) -> Result<T, Self::Error>;
+}
+
+macro_rules! documents {
+    ($($(#[$doc:meta])* $kind:ident($spec:ident);)*) => {
+        /// One document of a file.
+        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+        #[serde(tag = "kind")]
+        #[allow(clippy::large_enum_variant, reason = "a file has few, and nothing stores them")]
+        pub enum Document {
+            $($(#[$doc])* $kind($spec),)*
+        }
+
+        impl Document {
+            /// Every value of `kind`.
+            pub const KINDS: &'static [&'static str] = &[$(stringify!($kind)),*];
+
+            /// The value of `kind`.
+            pub const fn kind(&self) -> &'static str {
+                match self {
+                    $(Self::$kind(_) => stringify!($kind),)*
+                }
+            }
+
+            /// Reads a document of a kind; `None` if there is no such kind.
+            pub fn read<R: ReadFields>(kind: &str, fields: R) -> Option<Result<Self, R::Error>> {
+                $(if kind == stringify!($kind) {
+                    return Some(fields.read().map(Self::$kind));
+                })*
+                None
+            }
+        }
+    };
+}
+
+documents! {
     /// The declaration of a service.
-    Service(ServiceSpec),
+    Service(ServiceSpec);
     /// How calls to a service are routed and protected.
-    Policy(PolicySpec),
+    Policy(PolicySpec);
     /// Regions and the round trips between them.
-    Topology(TopologySpec),
+    Topology(TopologySpec);
     /// Speeds of the fleet's machines.
-    Hosts(HostsSpec),
+    Hosts(HostsSpec);
     /// The assignment of keys of a service to replicas.
-    ShardMap(ShardMapSpec),
+    ShardMap(ShardMapSpec);
     /// Endpoints of a service.
-    Endpoints(EndpointsSpec),
+    Endpoints(EndpointsSpec);
     /// Which programs may have the identity of a service.
-    Workload(WorkloadSpec),
+    Workload(WorkloadSpec);
     /// Who may call a service, or what applies to services without rules.
-    Authorization(AuthorizationDocumentSpec),
+    Authorization(AuthorizationDocumentSpec);
     /// Who may do what with the records.
-    RoleBinding(RoleBindingSpec),
+    RoleBinding(RoleBindingSpec);
 }
 
 /// The validated form of a document.
@@ -104,34 +144,6 @@ pub enum Resource {
 }
 
 impl Document {
-    /// Every value of `kind`.
-    pub const KINDS: [&str; 9] = [
-        "Service",
-        "Policy",
-        "Topology",
-        "Hosts",
-        "ShardMap",
-        "Endpoints",
-        "Workload",
-        "Authorization",
-        "RoleBinding",
-    ];
-
-    /// The value of `kind`.
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Self::Service(_) => "Service",
-            Self::Policy(_) => "Policy",
-            Self::Topology(_) => "Topology",
-            Self::Hosts(_) => "Hosts",
-            Self::ShardMap(_) => "ShardMap",
-            Self::Endpoints(_) => "Endpoints",
-            Self::Workload(_) => "Workload",
-            Self::Authorization(_) => "Authorization",
-            Self::RoleBinding(_) => "RoleBinding",
-        }
-    }
-
     /// Validates the document; the field of an error is a path within it, such as `routes[0].match.path`.
     pub fn validate(&self) -> Result<Resource, Invalid> {
         Ok(match self {

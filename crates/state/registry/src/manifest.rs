@@ -11,10 +11,7 @@ mod recovery;
 
 use fairmesh_model::{
     Invalid,
-    spec::{
-        self, AuthorizationDocumentSpec, EndpointsSpec, HostsSpec, PolicySpec, Resource, RoleBindingSpec,
-        ServiceSpec, ShardMapSpec, TopologySpec, WorkloadSpec,
-    },
+    spec::{self, ReadFields, Resource},
     suggestion,
 };
 use serde::{Deserialize, de::DeserializeOwned};
@@ -114,23 +111,21 @@ fn document(piece: &DocumentText<'_>) -> Result<Document, Diagnostic> {
             format!("add a line such as 'kind: Service'; kinds are {}", spec::Document::KINDS.join(", "));
         return Err(Diagnostic::at_start("the document has no kind", hint));
     };
-    let spec = match kind.value.as_str() {
-        "Service" => spec::Document::Service(body::<ServiceSpec>(piece)?),
-        "Policy" => spec::Document::Policy(body::<PolicySpec>(piece)?),
-        "Topology" => spec::Document::Topology(body::<TopologySpec>(piece)?),
-        "Hosts" => spec::Document::Hosts(body::<HostsSpec>(piece)?),
-        "ShardMap" => spec::Document::ShardMap(body::<ShardMapSpec>(piece)?),
-        "Endpoints" => spec::Document::Endpoints(body::<EndpointsSpec>(piece)?),
-        "Authorization" => spec::Document::Authorization(body::<AuthorizationDocumentSpec>(piece)?),
-        "RoleBinding" => spec::Document::RoleBinding(body::<RoleBindingSpec>(piece)?),
-        "Workload" => spec::Document::Workload(body::<WorkloadSpec>(piece)?),
-        unknown => {
-            let hint = suggestion::hint(unknown, &spec::Document::KINDS);
-            return Err(Diagnostic::at(kind.referenced, format!("there is no kind '{unknown}'"), hint));
-        }
+    let Some(spec) = spec::Document::read(&kind.value, piece) else {
+        let hint = suggestion::hint(&kind.value, spec::Document::KINDS);
+        return Err(Diagnostic::at(kind.referenced, format!("there is no kind '{}'", kind.value), hint));
     };
+    let spec = spec?;
     let resource = spec.validate().map_err(|invalid| locate::locate(piece.text, invalid))?;
     Ok(Document { spec, resource, line: piece.first_line })
+}
+
+impl ReadFields for &DocumentText<'_> {
+    type Error = Diagnostic;
+
+    fn read<T: DeserializeOwned>(self) -> Result<T, Diagnostic> {
+        body(self)
+    }
 }
 
 /// Reads all fields but `kind`.
