@@ -115,6 +115,7 @@ macro_rules! kinds {
                     Self::ShardMap => KindRules {
                         history: No, readers: Callers, writers: Operators, is_applied: false, audit: Activity,
                     },
+                    // The control plane writes them together with the change that they record.
                     Self::History | Self::MeshHistory => KindRules {
                         history: No, readers: Viewers, writers: Admins, is_applied: false, audit: Omitted,
                     },
@@ -254,6 +255,20 @@ mod tests {
             let rules = kind.rules();
             assert!(!rules.is_applied || rules.audit == Audit::Security, "{kind:?}");
             assert!(kind.history_name().is_none() || rules.is_applied, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn readers_and_writers_fit_the_scope() {
+        for kind in RecordKind::ALL {
+            let KindRules { readers, writers, .. } = kind.rules();
+            match kind.scope() {
+                KindScope::Service => assert_ne!(readers, Readers::Everyone, "{kind:?}"),
+                KindScope::Mesh => {
+                    assert_ne!(readers, Readers::Callers, "{kind:?}");
+                    assert_eq!(writers, Writers::Admins, "{kind:?}");
+                }
+            }
         }
     }
 }

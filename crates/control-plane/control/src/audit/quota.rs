@@ -187,4 +187,14 @@ mod tests {
         assert!(matches!(&counted[0].event, Some(AuditEvent::Counted { count: 2, .. })), "{counted:?}");
         assert!(quotas.take_counted(1, true).is_empty());
     }
+
+    #[test]
+    fn kinds_of_this_release_have_shares_of_their_own() {
+        let share = |key: &str| share_key(&Draft { event: None, ..write("alice", key) }).1;
+        assert_eq!(share("/t/shop/authorizations/cart"), "authorizations");
+        assert_eq!(share("/g/drains/eu"), "drains");
+        assert_eq!(share("/g/topology/rtt"), "topology");
+        assert_eq!(share("/g/identity/agents/web-1"), "identity");
+        assert_eq!(share("/t/shop/novelties/cart"), "other", "names of newer kinds make no shares");
+    }
 }
