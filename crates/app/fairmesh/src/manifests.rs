@@ -102,22 +102,6 @@ pub(crate) fn kind_of(path: &Path, known: &[&str]) -> Result<Option<String>, Fai
     manifest::kind_of(&name, &text, known).map_err(|error| refusal(error, &text).into())
 }
 
-/// Kind and name of a resource.
-pub(crate) fn kind_and_name(resource: &Resource) -> (&'static str, String) {
-    match resource {
-        Resource::Service(name, _) => ("Service", name.to_string()),
-        Resource::Policy(name, _) => ("Policy", name.to_string()),
-        Resource::Topology(..) => ("Topology", String::new()),
-        Resource::Hosts(_) => ("Hosts", String::new()),
-        Resource::ShardMap(name, _) => ("ShardMap", name.to_string()),
-        Resource::Endpoints(name, _) => ("Endpoints", name.to_string()),
-        Resource::Workload(name, _) => ("Workload", name.to_string()),
-        Resource::ServiceAuthorization(name, _) => ("Authorization", name.to_string()),
-        Resource::Authorization(_) => ("Authorization", String::new()),
-        Resource::RoleBinding(name, _) => ("RoleBinding", name.to_string()),
-    }
-}
-
 fn paths(files: &Files) -> Result<Vec<PathBuf>, Failure> {
     let mut found = Vec::new();
     for path in &files.files {
@@ -184,7 +168,7 @@ fn endpoints(place: &str, service: &str) -> Failure {
 fn refuse_duplicates(documents_read: &[ManifestDocument]) -> Result<(), Failure> {
     let mut seen = BTreeMap::new();
     for one in documents_read {
-        let key = kind_and_name(&one.resource);
+        let key = one.resource.kind_and_name();
         if let Some(first) = seen.insert(key.clone(), &one.place) {
             let message = format!("{} {} is written twice: {first} and {}", key.0, key.1, one.place);
             return Err(Failure::refused(message, "keep one of the two"));

@@ -14,6 +14,7 @@ mod hosts;
 mod key;
 mod matches;
 mod policy;
+mod resource;
 mod route;
 mod service;
 mod shards;
@@ -38,6 +39,7 @@ pub use hosts::{HostPrefixSpec, HostTypeSpec, HostsSpec};
 pub use key::{KeySpec, KeySpecs};
 pub use matches::{GrpcSpec, MatchSpec, PathSpec, TextSpec};
 pub use policy::{LocalitySpec, PolicySpec, RetriesSpec};
+pub use resource::Resource;
 pub use route::{BackendSpec, RouteSpec};
 pub use service::ServiceSpec;
 pub use shards::{IntervalSpec, ReplicaSpec, ShardMapSpec, ShardSpec};
@@ -46,10 +48,7 @@ pub use topology::{RegionSpec, RoundTripSpec, TopologySpec};
 pub use traffic::{LoadRingSpec, LoadSpec, SharesSpec, TrafficSpec};
 pub use workload::{ProgramSpec, WorkloadSpec};
 
-use crate::{
-    Authorization, DefaultAuthorization, Endpoint, Hosts, Invalid, Label, Policy, Regions, RoundTrips,
-    Service, ServiceName, ShardMap, WorkloadEntry, access::RoleBinding,
-};
+use crate::Invalid;
 
 /// Reads the fields of a document, all but `kind`.
 pub trait ReadFields {
@@ -117,32 +116,6 @@ documents! {
     RoleBinding(RoleBindingSpec);
 }
 
-/// The validated form of a document.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(clippy::large_enum_variant, reason = "a file has few, and nothing stores them")]
-pub enum Resource {
-    /// The declaration of a service.
-    Service(ServiceName, Service),
-    /// How calls to a service are routed and protected.
-    Policy(ServiceName, Policy),
-    /// Regions and the round trips between them.
-    Topology(Regions, RoundTrips),
-    /// Speeds of the fleet's machines.
-    Hosts(Hosts),
-    /// The assignment of keys of a service to replicas; version 0 if the document has none.
-    ShardMap(ServiceName, ShardMap),
-    /// Endpoints of a service.
-    Endpoints(ServiceName, Vec<Endpoint>),
-    /// Which programs may have the identity of a service.
-    Workload(ServiceName, WorkloadEntry),
-    /// Who may call a service.
-    ServiceAuthorization(ServiceName, Authorization),
-    /// What applies to services without rules.
-    Authorization(DefaultAuthorization),
-    /// Who may do what with the records.
-    RoleBinding(Label, RoleBinding),
-}
-
 impl Document {
     /// Validates the document; the field of an error is a path within it, such as `routes[0].match.path`.
     pub fn validate(&self) -> Result<Resource, Invalid> {
@@ -178,30 +151,6 @@ impl Document {
                 Resource::RoleBinding(name, binding)
             }
         })
-    }
-}
-
-impl From<&Resource> for Document {
-    /// The document of which `validate` makes this value.
-    fn from(resource: &Resource) -> Self {
-        match resource {
-            Resource::Service(name, service) => Self::Service(ServiceSpec::of(name, service)),
-            Resource::Policy(name, policy) => Self::Policy(PolicySpec::of(name, policy)),
-            Resource::Topology(regions, round_trips) => {
-                Self::Topology(TopologySpec::of(regions, round_trips))
-            }
-            Resource::Hosts(hosts) => Self::Hosts(HostsSpec::of(hosts)),
-            Resource::ShardMap(name, map) => Self::ShardMap(ShardMapSpec::of(name, map)),
-            Resource::Endpoints(name, endpoints) => Self::Endpoints(EndpointsSpec::of(name, endpoints)),
-            Resource::Workload(name, entry) => Self::Workload(WorkloadSpec::of(name, entry)),
-            Resource::ServiceAuthorization(name, rules) => {
-                Self::Authorization(AuthorizationDocumentSpec::of(name, rules))
-            }
-            Resource::Authorization(default) => {
-                Self::Authorization(AuthorizationDocumentSpec::of_default(*default))
-            }
-            Resource::RoleBinding(name, binding) => Self::RoleBinding(RoleBindingSpec::of(name, binding)),
-        }
     }
 }
 

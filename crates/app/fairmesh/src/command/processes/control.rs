@@ -14,7 +14,7 @@ use fairmesh_model::{TrustDomain, spec::Resource};
 use fairmesh_registry::{FileSource, manifest};
 use fairmesh_wire::transport::Address;
 
-use crate::{connect::transport, failure::Failure, logging::Logging, manifests, stop_signals};
+use crate::{connect::transport, failure::Failure, logging::Logging, stop_signals};
 
 use super::default_paths;
 
@@ -195,7 +195,7 @@ fn check_source(name: &str, text: &str) -> Result<(), Failure> {
             "keep the endpoints in this file, and write the rest with 'fairmesh apply -f' from another".into()
         }
     };
-    let (kind, of) = (other.spec.kind(), manifests::kind_and_name(&other.resource).1);
+    let (kind, of) = (other.spec.kind(), other.resource.kind_and_name().1);
     let what = format!("{name}:{}: a source has 'kind: Endpoints', and this is {kind} {of}", other.line);
     Err(Failure::refused(what.trim_end(), hint))
 }

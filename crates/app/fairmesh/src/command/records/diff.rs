@@ -53,16 +53,8 @@ pub(crate) async fn run(args: DiffArgs) -> Result<ExitCode, Failure> {
     let mut differences = Vec::new();
     for one in &wanted {
         let scope = match &one.resource {
-            Resource::Service(name, _)
-            | Resource::Policy(name, _)
-            | Resource::ShardMap(name, _)
-            | Resource::Workload(name, _)
-            | Resource::ServiceAuthorization(name, _)
-            | Resource::Endpoints(name, _) => Some(name.clone()),
-            Resource::Topology(..)
-            | Resource::Hosts(_)
-            | Resource::Authorization(_)
-            | Resource::RoleBinding(..) => None,
+            Resource::ShardMap(name, _) => Some(name.clone()),
+            resource => resource.records().iter().find_map(|(key, _)| key.service().cloned()),
         };
         let view = match scope {
             Some(name) => View::read(&connection, &Scope::Service(name), &every_kind()).await?,
@@ -121,7 +113,7 @@ fn difference(wanted: &ManifestDocument, stored: Option<&Resource>) -> Result<Op
     if old == new {
         return Ok(None);
     }
-    let (kind, name) = manifests::kind_and_name(&wanted.resource);
+    let (kind, name) = wanted.resource.kind_and_name();
     let before = if stored.is_some() { format!("stored {kind} {name}") } else { "/dev/null".into() };
     let text = yaml_diff::unified(&old, &new, (before.trim_end(), &wanted.place));
     Ok(Some(Difference { kind, name, text }))

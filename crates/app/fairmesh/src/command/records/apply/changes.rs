@@ -1,7 +1,7 @@
 //! Converts resources to writes.
 
 use bytes::Bytes;
-use fairmesh_model::{Record, RecordKey, Replica, Shard, ShardMap, spec::Resource};
+use fairmesh_model::{RecordKey, RecordKind, Replica, Shard, ShardMap, spec::Resource};
 use fairmesh_wire::{records, v1::Op};
 
 /// One record to write.
@@ -12,62 +12,37 @@ pub(super) struct Change {
     value: Bytes,
 }
 
-impl Change {
-    fn new(kind: &'static str, name: String, key: &RecordKey, record: &Record) -> Self {
-        Self { kind, name, key: key.to_string(), value: records::encode(record) }
-    }
-}
-
 /// The records of resources: topology first, so that references to regions resolve, then services, policies and workloads. Shard maps
 /// and endpoints are not written by the admin API.
 pub(super) fn of(resources: &[Resource]) -> Vec<Change> {
     let mut changes: Vec<(u8, Change)> = Vec::new();
     for resource in resources {
-        match resource {
-            Resource::Topology(regions, round_trips) => {
-                let regions = Record::Regions(regions.clone());
-                changes.push((0, Change::new("Topology", "regions".into(), &RecordKey::Regions, &regions)));
-                let round_trips = Record::RoundTrips(round_trips.clone());
-                let change =
-                    Change::new("Topology", "round trips".into(), &RecordKey::RoundTrips, &round_trips);
-                changes.push((0, change));
-            }
-            Resource::ServiceAuthorization(name, rules) => {
-                let key = RecordKey::Authorization(name.clone());
-                let record = Record::Authorization(rules.clone());
-                changes.push((2, Change::new("Authorization", name.to_string(), &key, &record)));
-            }
-            Resource::Authorization(default) => {
-                let (key, record) = (RecordKey::DefaultAuthorization, Record::DefaultAuthorization(*default));
-                changes.push((2, Change::new("Authorization", "authorization".into(), &key, &record)));
-            }
-            Resource::RoleBinding(name, binding) => {
-                let key = RecordKey::RoleBinding(name.clone());
-                let record = Record::RoleBinding(binding.clone());
-                changes.push((2, Change::new("RoleBinding", name.to_string(), &key, &record)));
-            }
-            Resource::Hosts(hosts) => {
-                let hosts = Record::Hosts(hosts.clone());
-                changes.push((0, Change::new("Hosts", "hosts".into(), &RecordKey::Hosts, &hosts)));
-            }
-            Resource::Service(name, service) => {
-                let key = RecordKey::Service(name.clone());
-                changes.push((1, Change::new("Service", name.to_string(), &key, &service.clone().into())));
-            }
-            Resource::Policy(name, policy) => {
-                let key = RecordKey::Policy(name.clone());
-                changes.push((2, Change::new("Policy", name.to_string(), &key, &policy.clone().into())));
-            }
-            Resource::Workload(name, entry) => {
-                let key = RecordKey::Workload(name.clone());
-                let record = Record::Workload(entry.clone());
-                changes.push((2, Change::new("Workload", name.to_string(), &key, &record)));
-            }
-            Resource::ShardMap(..) | Resource::Endpoints(..) => {}
+        let (kind, name) = resource.kind_and_name();
+        for (key, record) in resource.records() {
+            let name = unnamed(&key).map_or_else(|| name.clone(), str::to_owned);
+            let change = Change { kind, name, key: key.to_string(), value: records::encode(&record) };
+            changes.push((order(key.kind()), change));
         }
     }
     changes.sort_by_key(|(order, _)| *order);
     changes.into_iter().map(|(_, change)| change).collect()
+}
+
+/// In words, a record that the mesh has once.
+fn unnamed(key: &RecordKey) -> Option<&'static str> {
+    match key {
+        RecordKey::RoundTrips => Some("round trips"),
+        key if key.kind().is_single() && key.service().is_none() => key.kind().history_name(),
+        _ => None,
+    }
+}
+
+fn order(kind: RecordKind) -> u8 {
+    match kind {
+        RecordKind::Regions | RecordKind::RoundTrips | RecordKind::Hosts => 0,
+        RecordKind::Service => 1,
+        _ => 2,
+    }
 }
 
 /// Unconditional write operations: history keeps the replaced values.

@@ -1,0 +1,101 @@
+//! The validated form of documents, and the records that they are written as.
+
+use crate::{
+    Authorization, DefaultAuthorization, Endpoint, Hosts, Label, Policy, Record, RecordKey, Regions,
+    RoundTrips, Service, ServiceName, ShardMap, WorkloadEntry, access::RoleBinding,
+};
+
+use super::{
+    AuthorizationDocumentSpec, Document, EndpointsSpec, HostsSpec, PolicySpec, RoleBindingSpec, ServiceSpec,
+    ShardMapSpec, TopologySpec, WorkloadSpec,
+};
+
+/// The validated form of a document.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(clippy::large_enum_variant, reason = "a file has few, and nothing stores them")]
+pub enum Resource {
+    /// The declaration of a service.
+    Service(ServiceName, Service),
+    /// How calls to a service are routed and protected.
+    Policy(ServiceName, Policy),
+    /// Regions and the round trips between them.
+    Topology(Regions, RoundTrips),
+    /// Speeds of the fleet's machines.
+    Hosts(Hosts),
+    /// The assignment of keys of a service to replicas; version 0 if the document has none.
+    ShardMap(ServiceName, ShardMap),
+    /// Endpoints of a service.
+    Endpoints(ServiceName, Vec<Endpoint>),
+    /// Which programs may have the identity of a service.
+    Workload(ServiceName, WorkloadEntry),
+    /// Who may call a service.
+    ServiceAuthorization(ServiceName, Authorization),
+    /// What applies to services without rules.
+    Authorization(DefaultAuthorization),
+    /// Who may do what with the records.
+    RoleBinding(Label, RoleBinding),
+}
+
+impl Resource {
+    /// The kind of its document, and its name, which is empty for what the mesh has once.
+    pub fn kind_and_name(&self) -> (&'static str, String) {
+        match self {
+            Self::Service(name, _) => ("Service", name.to_string()),
+            Self::Policy(name, _) => ("Policy", name.to_string()),
+            Self::Topology(..) => ("Topology", String::new()),
+            Self::Hosts(_) => ("Hosts", String::new()),
+            Self::ShardMap(name, _) => ("ShardMap", name.to_string()),
+            Self::Endpoints(name, _) => ("Endpoints", name.to_string()),
+            Self::Workload(name, _) => ("Workload", name.to_string()),
+            Self::ServiceAuthorization(name, _) => ("Authorization", name.to_string()),
+            Self::Authorization(_) => ("Authorization", String::new()),
+            Self::RoleBinding(name, _) => ("RoleBinding", name.to_string()),
+        }
+    }
+
+    /// The records that it is written as, with their keys. Empty for shard maps and endpoints, which the registry writes.
+    pub fn records(&self) -> Vec<(RecordKey, Record)> {
+        match self {
+            Self::Service(name, service) => vec![(RecordKey::Service(name.clone()), service.clone().into())],
+            Self::Policy(name, policy) => vec![(RecordKey::Policy(name.clone()), policy.clone().into())],
+            Self::Topology(regions, round_trips) => vec![
+                (RecordKey::Regions, regions.clone().into()),
+                (RecordKey::RoundTrips, round_trips.clone().into()),
+            ],
+            Self::Hosts(hosts) => vec![(RecordKey::Hosts, hosts.clone().into())],
+            Self::Workload(name, entry) => vec![(RecordKey::Workload(name.clone()), entry.clone().into())],
+            Self::ServiceAuthorization(name, rules) => {
+                vec![(RecordKey::Authorization(name.clone()), rules.clone().into())]
+            }
+            Self::Authorization(default) => vec![(RecordKey::DefaultAuthorization, (*default).into())],
+            Self::RoleBinding(name, binding) => {
+                vec![(RecordKey::RoleBinding(name.clone()), binding.clone().into())]
+            }
+            Self::ShardMap(..) | Self::Endpoints(..) => Vec::new(),
+        }
+    }
+}
+
+impl From<&Resource> for Document {
+    /// The document of which `validate` makes this value.
+    fn from(resource: &Resource) -> Self {
+        match resource {
+            Resource::Service(name, service) => Self::Service(ServiceSpec::of(name, service)),
+            Resource::Policy(name, policy) => Self::Policy(PolicySpec::of(name, policy)),
+            Resource::Topology(regions, round_trips) => {
+                Self::Topology(TopologySpec::of(regions, round_trips))
+            }
+            Resource::Hosts(hosts) => Self::Hosts(HostsSpec::of(hosts)),
+            Resource::ShardMap(name, map) => Self::ShardMap(ShardMapSpec::of(name, map)),
+            Resource::Endpoints(name, endpoints) => Self::Endpoints(EndpointsSpec::of(name, endpoints)),
+            Resource::Workload(name, entry) => Self::Workload(WorkloadSpec::of(name, entry)),
+            Resource::ServiceAuthorization(name, rules) => {
+                Self::Authorization(AuthorizationDocumentSpec::of(name, rules))
+            }
+            Resource::Authorization(default) => {
+                Self::Authorization(AuthorizationDocumentSpec::of_default(*default))
+            }
+            Resource::RoleBinding(name, binding) => Self::RoleBinding(RoleBindingSpec::of(name, binding)),
+        }
+    }
+}
