@@ -9,7 +9,7 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_calls::{Fault, FaultKind};
-use fairmesh_proxy::fuzzing::RequestBody;
+use fairmesh_edge::fuzzing::RequestBody;
 use http::{HeaderMap, Request, Response};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt as _;

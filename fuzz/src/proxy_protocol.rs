@@ -1,7 +1,7 @@
 //! Any first bytes of a connection: the parser of the PROXY protocol does not panic, does not depend on the pieces that they
 //! arrive in, consumes nothing beyond its header, and a header survives encoding and decoding.
 
-use fairmesh_proxy::proxy_protocol::{Header, InvalidHeader, Version, read, write};
+use fairmesh_edge::listen::proxy_protocol::{Header, InvalidHeader, Version, read, write};
 
 /// What must hold of these bytes.
 pub fn run(sent: &[u8]) {

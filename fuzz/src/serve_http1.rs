@@ -5,8 +5,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::BytesMut;
+use fairmesh_edge::fuzzing::{self, RequestBody};
 use fairmesh_http::h1::{Piece, RequestReader, ResponseReader};
-use fairmesh_proxy::fuzzing::{self, RequestBody};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use tokio::io::duplex;
 

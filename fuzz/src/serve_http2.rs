@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use arbitrary::{Arbitrary as _, Result, Unstructured};
-use fairmesh_proxy::fuzzing;
+use fairmesh_edge::fuzzing;
 use tokio::io::duplex;
 
 use crate::{

@@ -94,6 +94,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("client", &["model", "wire", "router", "http", "headers", "calls"]),
     // Says what it saw to a collector, and knows nothing of the mesh.
     ("otlp", &[]),
+    // What proxies have in common knows no kind of proxy: neither the kernel form nor servers in front of programs, pages and handovers.
+    ("edge", &["model", "identity", "http", "headers", "calls", "otlp"]),
     (
         "proxy",
         &[
@@ -108,6 +110,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "calls",
             "server",
             "otlp",
+            "edge",
         ],
     ),
     // Holds keys and knows nothing of calls.
@@ -202,8 +205,8 @@ const ONLY: &[(&str, &[&str])] = &[
     ("rcgen", &["identity", "bench"]),
     ("x509-parser", &["identity"]),
     // Listeners for clients that are not part of the mesh have certificates of their own.
-    ("rustls", &["identity", "proxy", "bench"]),
-    ("tokio-rustls", &["identity", "proxy", "bench"]),
+    ("rustls", &["identity", "edge", "bench"]),
+    ("tokio-rustls", &["identity", "edge", "bench"]),
 ];
 
 /// Where sockets are listened on, and served. Everything else does so by `listen` or `wire`, so that its limits are set

@@ -1,14 +1,14 @@
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc};
 
-use fairmesh_identity::RemoteKey;
-use fairmesh_server::MeshServer;
-
-use crate::{
+use fairmesh_edge::{
     limits::Limits,
-    listeners::listener_config::ListenerConfig,
     observe::{access_log::AccessLogConfig, endpoint_metrics::EndpointMetrics, spans::TraceConfig},
     tls::files::TlsFiles,
 };
+use fairmesh_identity::RemoteKey;
+use fairmesh_server::MeshServer;
+
+use crate::listeners::listener_config::ListenerConfig;
 
 /// Configuration of a proxy.
 #[derive(Clone, Debug)]

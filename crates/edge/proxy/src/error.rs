@@ -1,8 +1,7 @@
 use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
 
+use fairmesh_edge::tls::files::TlsError;
 use fairmesh_model::Invalid;
-
-use crate::tls::files::TlsError;
 
 /// Error that prevents a proxy from starting.
 #[derive(Debug, thiserror::Error)]

@@ -2,8 +2,8 @@
 
 use std::{io, net::SocketAddr, task::Context, time::Duration};
 
+use fairmesh_edge::tunnel::copy::BidirectionalCopy;
 use fairmesh_listen::{Acceptor, GuardedStream, Limits, Memory};
-use fairmesh_proxy::BidirectionalCopy;
 use fairmesh_server::{ConnectionAuthorizer, identity_of};
 use fairmesh_wire::transport::{Stream, Transport};
 use tokio::{

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use fairmesh_calls::Stats;
+use fairmesh_edge::metrics::EdgeMetrics;
 use prometheus_client::{
     metrics::{counter::ConstCounter, gauge::ConstGauge},
     registry::{Registry, Unit},
@@ -12,7 +13,6 @@ use crate::{
     admin::{service_series, state::AdminState},
     inbound,
     kernel::metrics::KernelMetrics,
-    metrics::EdgeMetrics,
     passthrough::metrics::CaptureMetrics,
 };
 

@@ -15,15 +15,15 @@ use axum::{
     routing::get,
 };
 use fairmesh_calls::{ServiceName, discovery::ServiceState, forwarding::service_state};
+use fairmesh_edge::{
+    observe::recent_requests::{RecentRequests, RequestRecord},
+    services::target::Target,
+};
 use fairmesh_identity::RemoteKey;
 use http::StatusCode;
 use serde::Serialize;
 
-use crate::{
-    admin::{endpoints_page, proxy_info::ProxyInfoView, routes_page, state::AdminState, tap_page},
-    observe::recent_requests::{RecentRequests, RequestRecord},
-    services::target::Target,
-};
+use crate::admin::{endpoints_page, proxy_info::ProxyInfoView, routes_page, state::AdminState, tap_page};
 
 const INDEX: &str = "\
 /config                      version, listeners, options, and age of the routing information

@@ -2,14 +2,12 @@
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
+use fairmesh_edge::observe::{access_log::AccessLogFormat, observer::unix_time};
 use jiff::Timestamp;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use crate::{
-    config::ProxyConfig,
-    observe::{access_log::AccessLogFormat, observer::unix_time},
-};
+use crate::config::ProxyConfig;
 
 /// Constant while the proxy runs.
 #[derive(Debug)]

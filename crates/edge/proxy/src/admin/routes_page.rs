@@ -12,13 +12,14 @@ use fairmesh_calls::{
     discovery::ServiceState,
     forwarding::{RouteBackend, RouteBackendIndex, route_backend_name, service_state},
 };
+use fairmesh_edge::{observe::response_metrics::BackendMetrics, services::target::Target};
 use fairmesh_model::{
     Label, Region, RegionShares, RegionTable, Share, TableForce, TableOrigin, spec::PolicySpec,
 };
 use http::StatusCode;
 use serde::Serialize;
 
-use crate::{admin::state::AdminState, observe::response_metrics::BackendMetrics, services::target::Target};
+use crate::admin::state::AdminState;
 
 /// The policy in force, as `apply` reads it.
 #[derive(Debug, Serialize)]

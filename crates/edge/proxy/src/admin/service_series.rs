@@ -9,15 +9,14 @@ use std::{
 };
 
 use fairmesh_calls::forwarding::{RouteBackend, RouteBackendIndex, route_backend_name};
+use fairmesh_edge::{
+    observe::{observer::RequestObserver, response_metrics::BackendMetrics, service_metrics::ServiceMetrics},
+    services::{Services, target::Target},
+};
 use prometheus_client::{
     encoding::{EncodeMetric, MetricEncoder, NoLabelSet},
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
     registry::{Registry, Unit},
-};
-
-use crate::{
-    observe::{observer::RequestObserver, response_metrics::BackendMetrics, service_metrics::ServiceMetrics},
-    services::{Services, target::Target},
 };
 
 /// `from_region` while the proxy's region is unknown.
@@ -27,7 +26,7 @@ const OVERFLOW: &str = "(other)";
 
 /// Registers the metrics of services, endpoints, the access log and spans.
 pub(crate) fn register(registry: &mut Registry, services: &Arc<Services>, observer: &RequestObserver) {
-    registry.register("services", "Services subscribed to", ConstGauge::new(services.len() as u64));
+    registry.register("services", "Services subscribed to", ConstGauge::new(services.count() as u64));
     let idle = ConstCounter::new(services.evictions.load(Relaxed));
     registry.register("idle_services_evicted", "Services evicted because they were not called", idle);
     let help = "Requests refused because of the maximum of services";

@@ -6,15 +6,12 @@ use std::sync::{
 };
 
 use fairmesh_calls::Mesh;
+use fairmesh_edge::{observe::observer::RequestObserver, services::Services};
 use fairmesh_identity::RemoteKey;
 use fairmesh_listen::Listeners;
 use fairmesh_server::MeshServer;
 
-use crate::{
-    admin::{metrics::ProxyMetrics, proxy_info::ProxyInfo},
-    observe::observer::RequestObserver,
-    services::Services,
-};
+use crate::admin::{metrics::ProxyMetrics, proxy_info::ProxyInfo};
 
 /// Shared by all handlers.
 #[derive(Clone, Debug)]

@@ -7,13 +7,11 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
+use fairmesh_edge::observe::tap::{TapFilter, TapReader};
 use futures_util::stream;
 use http::StatusCode;
 
-use crate::{
-    admin::state::AdminState,
-    observe::tap::{TapFilter, TapReader},
-};
+use crate::admin::state::AdminState;
 
 /// Serves requests until the reader goes.
 pub(super) async fn tap(

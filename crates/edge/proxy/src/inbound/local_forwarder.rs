@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use fairmesh_calls::{Body, BoxError, Fault, FaultKind, Protocol};
+use fairmesh_edge::forward::{error_response, hop_by_hop};
 use fairmesh_headers::grpc_content_type;
 use fairmesh_http::h1;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri, Version, header, uri::Scheme};
@@ -12,10 +13,7 @@ use hyper_util::{
     rt::{TokioExecutor, TokioTimer},
 };
 
-use crate::{
-    forward::{error_response, hop_by_hop},
-    inbound::body::{ForwardedBody, ResponseBody},
-};
+use crate::inbound::body::{ForwardedBody, ResponseBody};
 
 /// Time limit of a connection to the program, which is on this machine.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);

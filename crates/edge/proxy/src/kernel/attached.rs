@@ -12,6 +12,7 @@ use fairmesh_calls::{
     ServiceName,
     forwarding::{EndpointStats, SentRequest},
 };
+use fairmesh_edge::forward::forwarder::Forwarder;
 use fairmesh_kernel::{Destination, KernelError, KernelSender, ProxyMaps};
 use tokio::{
     net::TcpListener,
@@ -20,10 +21,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{
-    forward::forwarder::Forwarder,
-    kernel::{endpoint::PublishedEndpoint, published::Publication, served_caller::ServedCaller},
-};
+use crate::kernel::{endpoint::PublishedEndpoint, published::Publication, served_caller::ServedCaller};
 
 /// How long a request waits for its response before its caller's connection applies timeouts to it.
 const OVERDUE: Duration = Duration::from_millis(100);

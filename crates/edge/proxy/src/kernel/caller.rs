@@ -12,6 +12,10 @@ use std::{
 };
 
 use fairmesh_calls::forwarding::SentRequest;
+use fairmesh_edge::{
+    forward::{connection_info::ConnectionInfo, forwarder::Forwarder},
+    services::target::Target,
+};
 use fairmesh_kernel::{Destination, MAX_REQUEST};
 use http::{Request, header};
 use tokio::{
@@ -20,13 +24,9 @@ use tokio::{
     time::{Instant, Sleep, sleep},
 };
 
-use crate::{
-    forward::{connection_info::ConnectionInfo, forwarder::Forwarder},
-    kernel::{
-        attached::{Attached, KernelRequest},
-        served_caller::ServedCaller,
-    },
-    services::target::Target,
+use crate::kernel::{
+    attached::{Attached, KernelRequest},
+    served_caller::ServedCaller,
 };
 
 /// How often it is looked whether a caller that pipelines has read what was moved to it: at first, and for one that reads nothing.

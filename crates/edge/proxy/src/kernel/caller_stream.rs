@@ -10,6 +10,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
+use fairmesh_edge::listen::client_stream::ClientStream;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{
@@ -17,8 +18,6 @@ use tokio::{
         tcp::{OwnedReadHalf, OwnedWriteHalf},
     },
 };
-
-use crate::listen::client_stream::ClientStream;
 
 /// The connection.
 #[derive(Debug)]

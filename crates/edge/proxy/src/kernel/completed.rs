@@ -6,19 +6,19 @@ use bytes::BytesMut;
 use fairmesh_calls::forwarding::{
     CompletedCall, RouteBackendIndex, record_completed as record_call, route_backend_name,
 };
-use fairmesh_http::h1::{BorrowedRequest, RequestReader, header_storage};
-use fairmesh_kernel::{COMPLETED_AT_ONCE, CompletedCall as KernelCall, program_clock};
-use http::StatusCode;
-use tokio::time::{Instant, timeout};
-
-use crate::{
-    kernel::attached::Attached,
+use fairmesh_edge::{
     observe::{
         observer::unix_time,
         request_info::{Arrival, RequestInfo, RequestOutcome},
     },
     services::host_cache::HostCache,
 };
+use fairmesh_http::h1::{BorrowedRequest, RequestReader, header_storage};
+use fairmesh_kernel::{COMPLETED_AT_ONCE, CompletedCall as KernelCall, program_clock};
+use http::StatusCode;
+use tokio::time::{Instant, timeout};
+
+use crate::kernel::attached::Attached;
 
 /// How often the ring is read while there are such calls: 200 wake-ups a second, and endpoints are picked by reports of that age.
 const BUSY_INTERVAL: Duration = Duration::from_millis(5);

@@ -7,16 +7,18 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_calls::{Body, BoxError, forwarding::SentRequest};
+use fairmesh_edge::{
+    forward::{connection_info::ConnectionInfo, forwarder::Forwarder, origin::Origin},
+    http1::offload::Offload,
+    metrics::requests::RequestMetrics,
+    services::{Services, target::Target},
+};
 use http::{Request, Response};
 use tokio::time::Instant;
 
 use crate::{
-    forward::{connection_info::ConnectionInfo, forwarder::Forwarder, origin::Origin},
-    http1::offload::Offload,
     kernel::caller::{CallerLink, KernelCaller, UnlinkedCaller},
-    metrics::requests::RequestMetrics,
     passthrough::http2::CapturedConnection,
-    services::{Services, target::Target},
 };
 
 /// A connection that eBPF programs redirected.

@@ -10,6 +10,7 @@ use std::{
 };
 
 use fairmesh_calls::forwarding::{ConnectionOwner, EndpointConnection};
+use fairmesh_edge::services::host_cache::HostCache;
 use fairmesh_kernel::{SentRequest, Slot};
 use tokio::{
     io::{AsyncRead as _, ReadBuf},
@@ -18,13 +19,10 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use crate::{
-    kernel::{
-        attached::{Attached, KernelRequest},
-        endpoint::PublishedEndpoint,
-        relay::{MAX_RESPONSE, relay},
-    },
-    services::host_cache::HostCache,
+use crate::kernel::{
+    attached::{Attached, KernelRequest},
+    endpoint::PublishedEndpoint,
+    relay::{MAX_RESPONSE, relay},
 };
 
 /// How long a connection stays without a request.

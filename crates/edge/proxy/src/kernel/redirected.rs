@@ -8,15 +8,15 @@ use std::{
 };
 
 use fairmesh_calls::forwarding::on_connection;
+use fairmesh_edge::forward::forwarder::Forwarder;
 use fairmesh_kernel::{Counters, KernelError};
 use tokio::{
     net::{TcpListener, TcpStream},
     time::sleep,
 };
 
-use crate::{
-    forward::forwarder::Forwarder,
-    kernel::{attached::Attached, caller::KernelCaller, completed::record_completed, metrics::KernelMetrics},
+use crate::kernel::{
+    attached::Attached, caller::KernelCaller, completed::record_completed, metrics::KernelMetrics,
 };
 
 /// Interval at which the pins are looked for, since `fairmesh kernel attach` and `detach` come and go while the proxy runs, and at

@@ -6,15 +6,13 @@
 
 use std::sync::Arc;
 
+use fairmesh_edge::services::host_cache::HostCache;
 use fairmesh_headers::LOAD;
 use fairmesh_http::h1::{BorrowedResponse, header_storage};
 use fairmesh_kernel::{CompletedCall, Slot};
 
-use crate::{
-    kernel::{
-        attached::Attached, completed::record, endpoint::PublishedEndpoint, served_caller::ServedCaller,
-    },
-    services::host_cache::HostCache,
+use crate::kernel::{
+    attached::Attached, completed::record, endpoint::PublishedEndpoint, served_caller::ServedCaller,
 };
 
 /// The longest response that is relayed.

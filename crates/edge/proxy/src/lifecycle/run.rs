@@ -9,6 +9,16 @@ use std::{
 };
 
 use fairmesh_calls::{Mesh, ServiceName, forwarding::exclude_addresses};
+use fairmesh_edge::{
+    forward::forwarder::Forwarder,
+    listen::cores::Cores,
+    observe::observer::{ObserverConfig, RequestObserver},
+    server::ConnectionServer,
+    services::Services,
+    shutdown::Shutdown,
+    tls::{LoadedTls, Tls},
+    tunnel::Tunnels,
+};
 use tokio::{
     net::TcpListener,
     time::{Instant, interval_at, timeout},
@@ -24,23 +34,15 @@ use crate::{
     },
     config::ProxyConfig,
     error::ProxyError,
-    forward::forwarder::Forwarder,
     lifecycle::{
         bind::BoundListener,
         handover::{Handover, Inherited, Predecessor, Successor},
         service_manager,
     },
-    listen::cores::Cores,
     listeners::{
         acceptor::Acceptor,
         listener_config::{ListenerConfig, check_tls},
     },
-    observe::observer::{ObserverConfig, RequestObserver},
-    server::ConnectionServer,
-    services::Services,
-    shutdown::Shutdown,
-    tls::{LoadedTls, Tls},
-    tunnel::Tunnels,
 };
 
 /// How often a proxy that is not ready says what it waits for.

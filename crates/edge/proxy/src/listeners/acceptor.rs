@@ -2,18 +2,21 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
+use fairmesh_edge::{
+    counter::increment,
+    forward::connection_info::ConnectionInfo,
+    listen::socket,
+    server::{AcceptedConnection, ConnectionServer},
+};
 use futures_util::FutureExt as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::task::TaskTracker;
 
 use crate::{
-    counter::increment,
-    forward::connection_info::ConnectionInfo,
     kernel::{
         caller::KernelCaller, caller_stream::CallerStream, metrics::KernelMetrics,
         origin::RedirectedConnection, redirected::RedirectedConnections,
     },
-    listen::socket,
     listeners::listener_config::{ListenerConfig, ListenerKind},
     passthrough::{
         capture::{CapturedTraffic, Passthrough},
@@ -21,7 +24,6 @@ use crate::{
         metrics::CaptureMetrics,
         original_dst::{Destination, original_dst},
     },
-    server::{AcceptedConnection, ConnectionServer},
 };
 
 /// Accepts connections to services, and connections that nftables or eBPF programs redirected.

@@ -1,14 +1,13 @@
 use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr};
 
 use fairmesh_calls::ServiceName;
-use fairmesh_kernel::DEFAULT_PINS;
-use fairmesh_model::Invalid;
-
-use crate::{
+use fairmesh_edge::{
     listen::proxy_protocol::Version,
     server::options::{ServeOptions, ServedProtocol},
     tls::files::TlsError,
 };
+use fairmesh_kernel::DEFAULT_PINS;
+use fairmesh_model::Invalid;
 
 /// Configuration of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]

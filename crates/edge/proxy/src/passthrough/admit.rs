@@ -8,17 +8,17 @@ use std::{future::ready, sync::Arc};
 
 use bytes::Bytes;
 use fairmesh_calls::{Body, BoxError};
-use http::{Method, Request, Response, StatusCode, Version, header};
-use http_body_util::BodyExt as _;
-
-use crate::{
+use fairmesh_edge::{
     counter::increment,
     forward::{connection_info::ConnectionInfo, error_response, forwarder::Forwarder, origin::Origin},
     http1::offload::NoOffload,
     metrics::requests::RequestMetrics,
-    passthrough::http2::CapturedConnection,
     services::{Services, target::Target},
 };
+use http::{Method, Request, Response, StatusCode, Version, header};
+use http_body_util::BodyExt as _;
+
+use crate::passthrough::http2::CapturedConnection;
 
 impl Origin for CapturedConnection {
     type Offload = NoOffload;

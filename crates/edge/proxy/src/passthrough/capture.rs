@@ -2,17 +2,13 @@
 
 use std::{io, net::SocketAddr, sync::Arc};
 
+use fairmesh_edge::{counter::increment, listen::socket, server::ConnectionServer};
 use tokio::net::TcpStream;
 
-use crate::{
-    counter::increment,
-    listen::socket,
-    passthrough::{
-        metrics::CaptureMetrics,
-        original_dst::{Destination, PassthroughConnection, PassthroughConnector},
-        protocol_detect::{self, DetectedProtocol},
-    },
-    server::ConnectionServer,
+use crate::passthrough::{
+    metrics::CaptureMetrics,
+    original_dst::{Destination, PassthroughConnection, PassthroughConnector},
+    protocol_detect::{self, DetectedProtocol},
 };
 
 /// Passes captured traffic through to its original destination.

@@ -10,7 +10,7 @@ use prometheus_client::{
 };
 
 use super::{OVERFLOW, count};
-use crate::services::Services;
+use fairmesh_edge::services::Services;
 
 /// Name, help text and value of a counter.
 type Counter = (&'static str, &'static str, fn(&ServiceStats) -> u64);

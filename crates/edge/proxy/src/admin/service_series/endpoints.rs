@@ -9,7 +9,7 @@ use prometheus_client::{
 };
 
 use super::count;
-use crate::observe::endpoint_metrics::EndpointMetrics;
+use fairmesh_edge::observe::endpoint_metrics::EndpointMetrics;
 
 /// Registers the metrics of endpoints.
 pub(super) fn register(registry: &mut Registry, endpoints: &Arc<EndpointMetrics>) {

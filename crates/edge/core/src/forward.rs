@@ -1,0 +1,15 @@
+//! Requests of clients: finds the service, sends the call with the client library, and returns its response.
+
+pub(crate) mod body_limit;
+pub(crate) mod connect;
+pub mod connection_info;
+pub mod error_response;
+pub mod forwarder;
+pub mod hop_by_hop;
+pub(crate) mod host;
+pub(crate) mod http1_handler;
+pub(crate) mod http2_handler;
+pub(crate) mod loops;
+pub mod origin;
+pub(crate) mod rewrite;
+pub(crate) mod tcp;

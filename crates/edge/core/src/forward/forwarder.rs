@@ -1,0 +1,219 @@
+//! Forwards one request: routes it, sends it with the client library, and returns the response.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use fairmesh_calls::{
+    Body, BoxError, Fault, FaultKind,
+    forwarding::{CallInfo, SentRequest, end_with_status, observe_body, send_noted},
+};
+use fairmesh_headers::{grpc_content_type, is_grpc};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
+use tokio::time::Instant;
+
+use crate::{
+    counter::{GaugeGuard, increment},
+    forward::{
+        body_limit::{self, LimitedBody},
+        connection_info::ConnectionInfo,
+        error_response, loops,
+        origin::Origin,
+        rewrite::{prepare_request, prepare_response, server_region},
+    },
+    metrics::EdgeMetrics,
+    observe::{
+        observation::{CallEnd, Observation},
+        observer::RequestObserver,
+        request_info::Arrival,
+    },
+    services::{
+        Services,
+        host_name::HostError,
+        target::{GrpcStatusWatch, Target},
+    },
+    tunnel::{Tunnels, upgrade::UpgradeRequest},
+};
+
+/// Forwards the requests of all connections.
+#[derive(Debug)]
+pub struct Forwarder {
+    /// The services that are called.
+    pub services: Arc<Services>,
+    /// Counters of connections and requests.
+    pub metrics: Arc<EdgeMetrics>,
+    /// Observes single requests.
+    pub observer: Arc<RequestObserver>,
+    /// Carries connections without messages.
+    pub tunnels: Tunnels,
+    /// Maximum bytes of a request body.
+    pub max_body: u64,
+}
+
+impl Forwarder {
+    /// A forwarder without a maximum size of request bodies.
+    pub fn new(
+        services: Arc<Services>,
+        metrics: Arc<EdgeMetrics>,
+        observer: Arc<RequestObserver>,
+        tunnels: Tunnels,
+    ) -> Self {
+        Self { services, metrics, observer, tunnels, max_body: body_limit::UNLIMITED }
+    }
+
+    /// Sets the maximum size of request bodies.
+    pub fn with_max_body(mut self, max_body: Option<u64>) -> Self {
+        self.max_body = max_body.unwrap_or(body_limit::UNLIMITED);
+        self
+    }
+
+    /// Responds to any request, with an error response if necessary.
+    pub(crate) async fn handle<B, O: Origin>(
+        &self,
+        request: Request<B>,
+        client_info: &ConnectionInfo,
+        origin: &O,
+    ) -> Response<Body>
+    where
+        B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
+    {
+        if loops::is_loop(request.headers()) {
+            let remedy = origin.count_loop(&self.metrics.requests);
+            return error_response::loop_detected(remedy, grpc_content_type(request.headers()));
+        }
+        let request = if O::ADMITS_ALL {
+            request
+        } else {
+            match origin.admit(request, &self.services).await {
+                Ok(request) => request,
+                Err(response) => return response,
+            }
+        };
+        if request.method() == Method::CONNECT {
+            return Box::pin(self.connect(request, client_info)).await;
+        }
+        match self.target(&request, client_info) {
+            Ok(target) => self.forward(request, client_info, &target).await,
+            Err(error) => {
+                self.count_host_error(&error);
+                let kind = match error {
+                    HostError::Missing | HostError::Malformed(_) => FaultKind::Invalid,
+                    HostError::NotAService(_) => FaultKind::UnknownService,
+                    HostError::TooManyServices { .. } => FaultKind::Unavailable,
+                };
+                error_response::from_fault(
+                    &Fault::new(kind, error.to_string()),
+                    grpc_content_type(request.headers()),
+                )
+            }
+        }
+    }
+
+    /// The service of the listener, or the one that `host` names.
+    pub fn target_of(&self, host: &str, client_info: &ConnectionInfo) -> Result<Arc<Target>, HostError> {
+        match &client_info.service {
+            Some(service) => client_info.host_cache.get("", || self.services.by_name(service)),
+            None => client_info.host_cache.get(host, || self.services.by_host(host)),
+        }
+    }
+
+    pub(crate) async fn forward<B>(
+        &self,
+        request: Request<B>,
+        client_info: &ConnectionInfo,
+        target: &Arc<Target>,
+    ) -> Response<Body>
+    where
+        B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
+    {
+        let began = request.extensions().get().map_or_else(Instant::now, SentRequest::began);
+        let _in_flight = GaugeGuard::new(&target.metrics.in_flight);
+        let (mut parts, body) = request.into_parts();
+        let (is_grpc, kind) = (is_grpc(&parts.headers), grpc_content_type(&parts.headers));
+        // gRPC requires HTTP/2: clients over HTTP/1.1 do not read trailers.
+        let has_trailers = parts.version == Version::HTTP_2;
+        let observation = self.observer.begin(
+            &mut parts,
+            target,
+            Arrival { caller: client_info.caller, began, length: body.size_hint().exact() },
+        );
+        let (body, too_long) = LimitedBody::new(body, self.max_body);
+        let upgrade = UpgradeRequest::take(&mut parts);
+        prepare_request(&mut parts, client_info);
+        if let Some(upgrade) = &upgrade {
+            upgrade.apply(&mut parts.headers);
+        }
+        if let Some(trace) = observation.as_ref().and_then(|observation| observation.trace()) {
+            parts.extensions.insert(trace.clone());
+        }
+        let info = CallInfo::default();
+        let sent = send_noted(&target.handle, Request::from_parts(parts, body), &info).await;
+        let mut upgraded_region = None;
+        let (mut response, fault) = match sent {
+            Ok(mut response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                upgraded_region = server_region(&response).cloned();
+                self.start_upgrade(&mut response, upgrade, client_info);
+                (response, None)
+            }
+            Ok(mut response) => {
+                prepare_response(&mut response);
+                if kind.is_some() {
+                    end_with_status(&mut response, has_trailers);
+                }
+                (response, None)
+            }
+            Err(_) if too_long.is_set() => (self.too_large(kind), None),
+            Err(fault) => {
+                self.record_fault(&fault, client_info, target);
+                (error_response::from_fault(&fault, kind), Some(fault))
+            }
+        };
+        let region = upgraded_region.as_ref().or_else(|| server_region(&response));
+        target.metrics.responses.record(info.route_backend(), region, response.status(), began.elapsed());
+        let status_watch =
+            if is_grpc { GrpcStatusWatch::begin(target, info.route_backend(), &response) } else { None };
+        watch(observation, &mut response, (fault.as_ref(), &info), status_watch);
+        response
+    }
+
+    /// Counts a request that cannot be routed.
+    pub(crate) fn count_host_error(&self, error: &HostError) {
+        increment(match error {
+            HostError::TooManyServices { .. } => &self.services.refused,
+            HostError::Missing | HostError::Malformed(_) | HostError::NotAService(_) => {
+                &self.metrics.requests.unrouted
+            }
+        });
+    }
+
+    pub(crate) fn too_large(&self, grpc: Option<HeaderValue>) -> Response<Body> {
+        increment(&self.metrics.requests.too_large);
+        error_response::body_too_large(self.max_body, grpc)
+    }
+
+    /// Counts a fault, and drops the entry of an undeclared service.
+    pub(crate) fn record_fault(&self, fault: &Fault, client_info: &ConnectionInfo, target: &Target) {
+        increment(&target.metrics.faults);
+        let unknown = matches!(fault.kind(), FaultKind::UnknownService | FaultKind::Unavailable);
+        if unknown && client_info.service.is_none() && !target.metrics.had_server_response() {
+            self.services.forget(target.handle.name());
+            // The entry's own counters are dropped with it.
+            increment(&self.metrics.requests.unrouted);
+        }
+    }
+}
+
+/// Registers the observation, or else the counter of gRPC statuses, on the response body.
+fn watch(
+    observation: Option<Box<Observation>>,
+    response: &mut Response<Body>,
+    (fault, info): (Option<&Fault>, &CallInfo),
+    status_watch: Option<GrpcStatusWatch>,
+) {
+    match (observation, status_watch) {
+        (Some(observation), status_watch) => {
+            observation.response_started(response, CallEnd { fault, call_info: info }, status_watch);
+        }
+        (None, Some(watch)) => observe_body(response.body_mut(), Arc::new(watch)),
+        (None, None) => {}
+    }
+}

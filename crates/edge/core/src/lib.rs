@@ -1,0 +1,26 @@
+//! The parts that proxies have in common: what accepts connections of programs and forwards their requests as calls of the library.
+//!
+//! [`server`] accepts connections and terminates [`tls`]. `http1` and `http2` parse requests. [`forward`] finds the service of each in the table
+//! of [`services`] and sends it with the library: the same records, picks and retries as in a program that links it. It adds the duties of an
+//! intermediary: hop-by-hop headers stay on their connection, faults become responses, loops end. [`tunnel`] carries connections without
+//! messages, [`observe`] logs, counts and traces requests, and [`shutdown`] ends connections without losing one.
+//!
+//! The crate knows no kind of proxy. A proxy on top of it opens the listening sockets, decides which configuration and pages it has, and says
+//! by an [`Origin`](forward::origin::Origin) where connections come from and what they may reach. Origins are type parameters: an enum of all
+//! kinds was rejected, since this crate would have to name them, and trait objects were, since each request would pay for them.
+
+pub mod counter;
+pub mod forward;
+#[doc(hidden)]
+pub mod fuzzing;
+pub mod http1;
+mod http2;
+pub mod limits;
+pub mod listen;
+pub mod metrics;
+pub mod observe;
+pub mod server;
+pub mod services;
+pub mod shutdown;
+pub mod tls;
+pub mod tunnel;

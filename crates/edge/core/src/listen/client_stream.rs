@@ -1,0 +1,61 @@
+//! A client connection, with or without TLS.
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadHalf, WriteHalf, split},
+    net::{
+        TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
+};
+use tokio_rustls::server::TlsStream;
+
+/// A connection that can be split into halves and reunited.
+pub trait ClientStream: AsyncRead + AsyncWrite + Unpin + Send + Sized + 'static {
+    /// The half that is read.
+    type Reader: AsyncRead + Unpin + Send + 'static;
+    /// The half that is written.
+    type Writer: AsyncWrite + Unpin + Send + 'static;
+
+    /// The TCP connection below.
+    fn socket(&self) -> &TcpStream;
+
+    /// Splits the connection into its halves.
+    fn into_split(self) -> (Self::Reader, Self::Writer);
+
+    /// `None` if the halves belong to different connections.
+    fn reunite(reader: Self::Reader, writer: Self::Writer) -> Option<Self>;
+}
+
+impl ClientStream for TcpStream {
+    type Reader = OwnedReadHalf;
+    type Writer = OwnedWriteHalf;
+
+    fn socket(&self) -> &TcpStream {
+        self
+    }
+
+    fn into_split(self) -> (OwnedReadHalf, OwnedWriteHalf) {
+        TcpStream::into_split(self)
+    }
+
+    fn reunite(reader: OwnedReadHalf, writer: OwnedWriteHalf) -> Option<Self> {
+        reader.reunite(writer).ok()
+    }
+}
+
+impl ClientStream for TlsStream<TcpStream> {
+    type Reader = ReadHalf<Self>;
+    type Writer = WriteHalf<Self>;
+
+    fn socket(&self) -> &TcpStream {
+        self.get_ref().0
+    }
+
+    fn into_split(self) -> (ReadHalf<Self>, WriteHalf<Self>) {
+        split(self)
+    }
+
+    fn reunite(reader: ReadHalf<Self>, writer: WriteHalf<Self>) -> Option<Self> {
+        reader.is_pair_of(&writer).then(|| reader.unsplit(writer))
+    }
+}

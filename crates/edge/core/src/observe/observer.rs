@@ -1,0 +1,191 @@
+//! Observes single requests in addition to counters: access log, spans, records for the admin pages, and explain
+//! headers. Most requests need none of these, and only pay for the checks.
+
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use fairmesh_calls::{
+    Trace,
+    forwarding::{BodyEnd, BodyObserver as _},
+    observe::trace_with_reasons,
+};
+use fairmesh_otlp::Counts;
+use http::{HeaderMap, request::Parts};
+use tokio::time::{Instant, timeout_at};
+
+use crate::{
+    observe::{
+        access_log::{AccessLogConfig, AccessLogger, entry::AccessLogEntry},
+        completion::{CompletionWatch, ObservedRequest},
+        endpoint_metrics::EndpointMetrics,
+        explain_header,
+        observation::Observation,
+        recent_requests::RecentRequests,
+        request_info::{Arrival, RequestInfo, RequestOutcome},
+        spans::{TraceConfig, Tracer},
+        tap::Taps,
+    },
+    services::target::Target,
+};
+
+/// Observes requests.
+#[derive(Debug)]
+pub struct RequestObserver {
+    /// The access log.
+    pub access: AccessLogger,
+    pub(crate) tracer: Option<Tracer>,
+    /// Recent requests, if admin pages show them.
+    pub recent_requests: Option<RecentRequests>,
+    /// Metrics by endpoint, if enabled.
+    pub endpoints: Option<Arc<EndpointMetrics>>,
+    /// Readers of live requests.
+    pub taps: Arc<Taps>,
+}
+
+/// Configuration of the observer.
+#[derive(Debug, Default)]
+pub struct ObserverConfig {
+    /// The access log.
+    pub log: AccessLogConfig,
+    /// Export of requests as spans; `None` exports none.
+    pub traces: Option<TraceConfig>,
+    /// Metrics by endpoint, if enabled.
+    pub endpoints: Option<Arc<EndpointMetrics>>,
+    /// Whether admin pages show recent requests.
+    pub pages: bool,
+}
+
+impl RequestObserver {
+    /// Starts the writer of the access log and the exporter of spans. Must be called within a tokio runtime.
+    pub fn start(config: ObserverConfig) -> Arc<Self> {
+        Arc::new(Self {
+            access: AccessLogger::start(config.log),
+            tracer: config.traces.as_ref().map(Tracer::start),
+            recent_requests: config.pages.then(RecentRequests::new),
+            endpoints: config.endpoints,
+            taps: Arc::default(),
+        })
+    }
+
+    /// Whether servers receive headers of the proxy's spans.
+    pub fn adds_headers(&self) -> bool {
+        self.tracer.is_some()
+    }
+
+    /// Begins the observation of a request; `None` if it need not be observed. If it is traced, its headers then refer
+    /// to the proxy's span.
+    #[inline]
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        parts: &mut Parts,
+        target: &Arc<Target>,
+        arrival: Arrival,
+    ) -> Option<Box<Observation>> {
+        let explain = explain_header::take_request(&mut parts.headers);
+        let is_recorded = self
+            .recent_requests
+            .as_ref()
+            .is_some_and(|recent_requests| recent_requests.is_due(&target.last, arrival.began));
+        let span = self.tracer.as_ref().and_then(|tracer| tracer.begin(&mut parts.headers));
+        let is_tapped = self.taps.wants(target.handle.name());
+        if !explain && !is_recorded && span.is_none() && !is_tapped && !self.access.is_enabled() {
+            return None;
+        }
+        let parent = span.as_ref().map(|span| span.own);
+        let trace = match parent {
+            parent if is_recorded => Some(trace_with_reasons(parent)),
+            Some(parent) => Some(Trace::within(parent)),
+            None => explain.then(Trace::new),
+        };
+        let request = RequestInfo::new(parts, arrival, unix_time());
+        let observed =
+            ObservedRequest { observer: Arc::clone(self), target: Arc::clone(target), request, span };
+        Some(Box::new(Observation { observed: Some(observed), trace, explain, is_recorded }))
+    }
+
+    /// Records a request that the kernel sent, and whose response has gone to the caller as it came, where it is due, or the access log or
+    /// a tap selects it. To be called once for each such request that [`may_observe`](Self::may_observe) selects.
+    pub fn observe_completed(
+        self: &Arc<Self>,
+        target: &Arc<Target>,
+        request: RequestInfo,
+        outcome: RequestOutcome,
+        body_bytes: u64,
+    ) {
+        let recent_requests = self.recent_requests.as_ref();
+        let due = recent_requests.filter(|recent| recent.is_due(&target.last, request.began));
+        if let Some(recent_requests) = due {
+            let last = target.is_labelled.then_some(&target.last);
+            recent_requests.insert(target.handle.name(), last, &request, &outcome);
+        }
+        let is_logged = self.access.selects(outcome.failed());
+        if is_logged || self.taps.wants(target.handle.name()) {
+            let observed = ObservedRequest {
+                observer: Arc::clone(self),
+                target: Arc::clone(target),
+                request,
+                span: None,
+            };
+            let watch = CompletionWatch::new(observed, outcome, is_logged, None, &HeaderMap::new());
+            watch.bytes_out.store(body_bytes, Relaxed);
+            watch.ended(BodyEnd::Complete);
+        }
+    }
+
+    /// Whether every request is observed.
+    pub(crate) fn observes_all(&self) -> bool {
+        self.access.is_enabled() || self.tracer.is_some()
+    }
+
+    /// Whether a request at this time may have to be observed, whatever its headers, so that its
+    /// observation has to begin.
+    #[inline]
+    pub fn may_observe(&self, target: &Target, now: Instant) -> bool {
+        self.observes_all()
+            || self.taps.wants(target.handle.name())
+            || self
+                .recent_requests
+                .as_ref()
+                .is_some_and(|recent_requests| recent_requests.may_be_due(&target.last, now))
+    }
+
+    /// Logs a request for a tunnel.
+    pub(crate) fn log_tunnel(&self, failed: bool, entry: impl FnOnce() -> AccessLogEntry) {
+        if self.access.selects(failed) {
+            self.log(entry());
+        }
+    }
+
+    pub(crate) fn log(&self, entry: AccessLogEntry) {
+        self.access.write(entry);
+    }
+
+    /// Counts of exported spans, if tracing is enabled.
+    pub fn spans(&self) -> Option<Counts> {
+        self.tracer.as_ref().map(Tracer::counts)
+    }
+
+    /// Writes the remaining lines of the access log, and exports the remaining spans, until the deadline.
+    pub async fn stop(&self, deadline: Instant) {
+        let exported = async {
+            if let Some(tracer) = &self.tracer {
+                tracer.stop(deadline).await;
+            }
+        };
+        let (written, ()) = tokio::join!(timeout_at(deadline, self.access.flush()), exported);
+        if written.is_err() {
+            tracing::warn!("the last lines of the access log are lost: standard output does not take them");
+        }
+    }
+}
+
+/// The current time since the Unix epoch.
+#[allow(
+    clippy::disallowed_methods,
+    reason = "what is told of a request says when, and nothing is decided by it"
+)]
+pub fn unix_time() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO)
+}

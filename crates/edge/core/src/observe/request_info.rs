@@ -1,0 +1,149 @@
+//! Data of an observed request.
+
+use std::{net::SocketAddr, time::Duration};
+
+use fairmesh_calls::{
+    EndpointTarget,
+    forwarding::{BodyEnd, RouteBackend},
+    observe::{AttemptRecord, Step},
+};
+use fairmesh_headers::{SpanContext, is_grpc};
+use http::{HeaderValue, Method, StatusCode, Uri, Version, header, request::Parts};
+use tokio::time::Instant;
+
+use crate::observe::grpc_status::{is_server_failure, status_name};
+
+/// Maximum length of a path.
+const MAX_PATH: usize = 1024;
+
+/// Arrival of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrival {
+    /// Address of the client.
+    pub caller: SocketAddr,
+    /// When its headers arrived.
+    pub began: Instant,
+    /// Length of the body, if announced.
+    pub length: Option<u64>,
+}
+
+/// The request.
+#[derive(Debug)]
+pub struct RequestInfo {
+    pub(crate) method: Method,
+    pub(crate) uri: Uri,
+    pub(crate) host: Option<HeaderValue>,
+    pub(crate) version: Version,
+    pub(crate) is_grpc: bool,
+    pub(crate) caller: SocketAddr,
+    /// Length of the body, if announced.
+    pub(crate) length: Option<u64>,
+    /// Trace context of the client, if valid.
+    pub(crate) context: Option<SpanContext>,
+    pub(crate) began: Instant,
+    /// Arrival since the Unix epoch.
+    pub(crate) time: Duration,
+}
+
+/// The outcome when the response begins.
+#[derive(Debug)]
+pub struct RequestOutcome {
+    /// Status of the response.
+    pub status: StatusCode,
+    /// The route and backend; `None` if the client disconnected before the response.
+    pub route_backend: Option<RouteBackend>,
+    /// The faults that the route injected.
+    pub injected: Option<&'static str>,
+    /// Kind of the fault if no server responded.
+    pub fault: Option<&'static str>,
+    /// Message of the fault.
+    pub message: Option<String>,
+    /// The server that responded.
+    pub server: Option<EndpointTarget>,
+    /// Number of attempts, hedged ones included.
+    pub attempts: usize,
+    /// Until the response headers.
+    pub took: Duration,
+    /// The attempts, if they were traced.
+    pub attempt_log: Vec<AttemptRecord>,
+    /// Steps of the routing decision, if they were traced.
+    pub decision_steps: Vec<Step>,
+}
+
+impl RequestInfo {
+    /// The request of these headers. `time` is its arrival since the Unix epoch.
+    pub fn new(parts: &Parts, arrival: Arrival, time: Duration) -> Self {
+        let Arrival { caller, began, length } = arrival;
+        Self {
+            method: parts.method.clone(),
+            uri: parts.uri.clone(),
+            host: parts.headers.get(header::HOST).cloned(),
+            version: parts.version,
+            is_grpc: is_grpc(&parts.headers),
+            caller,
+            length,
+            context: SpanContext::read(&parts.headers),
+            began,
+            time,
+        }
+    }
+
+    /// The path without the query, which may contain secrets, up to [`MAX_PATH`] bytes.
+    pub(crate) fn path(&self) -> &str {
+        let path = self.uri.path();
+        // Cut between characters: a path may contain non-ASCII characters.
+        let end = (0..=MAX_PATH.min(path.len())).rev().find(|at| path.is_char_boundary(*at));
+        &path[..end.unwrap_or(0)]
+    }
+
+    /// The requested host, with its port.
+    pub(crate) fn authority(&self) -> Option<&str> {
+        let named = self.uri.authority().map(|authority| authority.as_str());
+        named.or_else(|| self.host.as_ref()?.to_str().ok())
+    }
+}
+
+impl RequestOutcome {
+    pub(crate) fn failed(&self) -> bool {
+        self.fault.is_some() || self.status.is_server_error()
+    }
+}
+
+/// All data of a completed request.
+#[derive(Debug)]
+pub(crate) struct CompletedRequest<'a> {
+    pub(crate) service: String,
+    pub(crate) outcome: &'a RequestOutcome,
+    /// Status of a gRPC call.
+    pub(crate) grpc_status: Option<u16>,
+    /// Bytes of the response body that were read.
+    pub(crate) bytes_out: u64,
+    pub(crate) end: BodyEnd,
+    /// From the request headers to the end of the response.
+    pub(crate) took: Duration,
+}
+
+impl CompletedRequest<'_> {
+    /// Kind and message of a failure by the semantic conventions of server spans; `None` if neither the server nor the proxy failed. A
+    /// request that was refused because of what the client did (4xx, and the statuses of gRPC that correspond) is no failure.
+    pub(crate) fn error(&self) -> Option<(String, String)> {
+        let outcome = self.outcome;
+        let failed = match self.grpc_status {
+            Some(code) => is_server_failure(code).then(|| status_name(code).to_owned()),
+            None => outcome.status.is_server_error().then(|| outcome.status.as_u16().to_string()),
+        };
+        if let Some(kind) = failed {
+            let kind = outcome.fault.map_or(kind, ToOwned::to_owned);
+            return Some((kind, outcome.message.clone().unwrap_or_default()));
+        }
+        if outcome.fault.is_some() {
+            return None;
+        }
+        let words = match self.end {
+            BodyEnd::Complete => return None,
+            BodyEnd::Failed => ("broken", "the response broke off"),
+            BodyEnd::Cancelled => ("given_up", "the client did not read the whole response"),
+        };
+        Some((words.0.into(), words.1.into()))
+    }
+}

@@ -1,0 +1,225 @@
+//! The table of services that are called through the proxy.
+
+mod eviction;
+pub mod host_cache;
+pub mod host_name;
+pub mod target;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{
+        Arc, Mutex, PoisonError, RwLock,
+        atomic::{
+            AtomicU64,
+            Ordering::{Acquire, Release},
+        },
+    },
+    time::Duration,
+};
+
+use fairmesh_calls::{
+    Mesh, ServiceHandle, ServiceName, discovery::ServiceState, forwarding::service_state,
+    observe::ServiceStats,
+};
+use tokio::time::{Instant, timeout};
+
+use crate::{
+    limits::Limits,
+    observe::service_metrics::ServiceMetrics,
+    services::{
+        host_name::{HostError, service_name},
+        target::Target,
+    },
+};
+
+/// Maximum number of services with their own metric series, in order of their first call. The others are counted
+/// together.
+const MAX_LABELLED: usize = 4096;
+
+/// Time limit for learning whether a service is declared: a request to the agent, and at most one from there to the
+/// control plane.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Recently called services by name.
+#[derive(Debug)]
+pub struct Services {
+    /// The mesh that calls are made with.
+    pub mesh: Mesh,
+    pub(crate) limits: Limits,
+    pub(crate) index: RwLock<ServiceIndex>,
+    /// Counters of evicted services.
+    pub(crate) evicted: ServiceMetrics,
+    /// Likewise, those of the library.
+    pub(crate) evicted_calls: Mutex<ServiceStats>,
+    /// Services evicted because they were not called.
+    pub evictions: AtomicU64,
+    /// Requests refused because the table was full.
+    pub refused: AtomicU64,
+}
+
+/// The sum of several services.
+#[derive(Debug)]
+pub struct SummedServices {
+    /// Requests.
+    pub metrics: ServiceMetrics,
+    /// Calls of the library.
+    pub calls: ServiceStats,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct ServiceIndex {
+    pub(crate) by_name: HashMap<ServiceName, Arc<Target>>,
+    /// Number of services with their own series.
+    pub(crate) labelled: usize,
+    /// When eviction for space last ran.
+    pub(crate) last_eviction: Option<Instant>,
+}
+
+impl ServiceIndex {
+    pub(crate) fn remove(&mut self, name: &ServiceName) -> Option<Arc<Target>> {
+        let target = self.by_name.remove(name)?;
+        self.labelled -= usize::from(target.is_labelled);
+        target.forgotten.store(true, Release);
+        Some(target)
+    }
+}
+
+impl Services {
+    pub(crate) fn new(mesh: Mesh, limits: Limits) -> Self {
+        Self {
+            mesh,
+            limits,
+            index: RwLock::default(),
+            evicted: ServiceMetrics::default(),
+            evicted_calls: Mutex::default(),
+            evictions: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        }
+    }
+
+    /// The service of a host: `cart.shop` for `shop/cart`, with or without a port.
+    pub fn by_host(&self, host: &str) -> Result<Arc<Target>, HostError> {
+        self.by_name(&service_name(host)?)
+    }
+
+    /// The service of a name; it joins the table with its first call.
+    pub fn by_name(&self, name: &ServiceName) -> Result<Arc<Target>, HostError> {
+        if let Some(target) = self.index.read().unwrap_or_else(PoisonError::into_inner).by_name.get(name) {
+            return Ok(Arc::clone(target));
+        }
+        let mut index = self.index.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(target) = index.by_name.get(name) {
+            return Ok(Arc::clone(target));
+        }
+        if index.by_name.len() >= self.limits.services && !self.make_room(&mut index) {
+            return Err(HostError::TooManyServices { max: self.limits.services });
+        }
+        // A parsed name is valid.
+        let handle =
+            self.mesh.service(name.to_string()).map_err(|_| HostError::NotAService(name.to_string()))?;
+        let handle = handle.keep_fault_responses();
+        let is_labelled = index.labelled < MAX_LABELLED;
+        index.labelled += usize::from(is_labelled);
+        let target = Arc::new(Target::new(handle, is_labelled));
+        index.by_name.insert(name.clone(), Arc::clone(&target));
+        Ok(target)
+    }
+
+    /// A service that was called through the proxy.
+    pub fn known(&self, name: &ServiceName) -> Option<Arc<Target>> {
+        self.index.read().unwrap_or_else(PoisonError::into_inner).by_name.get(name).cloned()
+    }
+
+    /// A service that was called through the proxy, or that gets calls as a backend of one that was.
+    pub fn handle_of(&self, name: &ServiceName) -> Option<ServiceHandle> {
+        if let Some(target) = self.known(name) {
+            return Some(target.handle.clone());
+        }
+        // Followed already, for the service whose routes name it.
+        let is_backend = self.all().iter().any(|(_, target)| target.backends().contains(name));
+        is_backend.then(|| self.mesh.service(name.to_string()).ok()).flatten()
+    }
+
+    /// The services that get calls through the proxy, backends of others included.
+    pub(crate) fn called(&self) -> BTreeMap<ServiceName, ServiceHandle> {
+        let all = self.all();
+        let backends: BTreeSet<_> = all.iter().flat_map(|(_, target)| target.backends()).collect();
+        let mut called: BTreeMap<_, _> =
+            all.into_iter().map(|(name, target)| (name, target.handle.clone())).collect();
+        for name in backends {
+            if !called.contains_key(&name)
+                && let Ok(handle) = self.mesh.service(name.to_string())
+            {
+                called.insert(name, handle);
+            }
+        }
+        called
+    }
+
+    /// Whether the host names a declared service. `false` if that cannot be learned in time, so that the caller can
+    /// pass other traffic through while no agent is reachable.
+    pub async fn is_declared(&self, host: &str) -> bool {
+        let Ok(target) = self.by_host(host) else { return false };
+        let known = timeout(LOOKUP_TIMEOUT, target.handle.resolved()).await.is_ok();
+        let declared = known && !matches!(*service_state(&target.handle), ServiceState::Unknown);
+        if !declared && target.metrics.responses.classes() == [0; 5] {
+            self.forget(target.handle.name());
+        }
+        declared
+    }
+
+    /// Removes an undeclared service, so that invented names do not fill the table.
+    pub(crate) fn forget(&self, name: &ServiceName) {
+        let mut index = self.index.write().unwrap_or_else(PoisonError::into_inner);
+        // A service with its own listener stays: it may be declared later.
+        if index.by_name.get(name).is_none_or(|target| !target.is_pinned.load(Acquire)) {
+            index.remove(name);
+        }
+    }
+
+    /// All services, sorted by name.
+    pub fn all(&self) -> Vec<(ServiceName, Arc<Target>)> {
+        let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
+        let targets = index.by_name.iter();
+        let mut all: Vec<_> = targets.map(|(name, target)| (name.clone(), Arc::clone(target))).collect();
+        drop(index);
+        all.sort_by(|(a, _), (b, _)| a.cmp(b));
+        all
+    }
+
+    /// Number of services.
+    pub fn count(&self) -> usize {
+        self.index.read().unwrap_or_else(PoisonError::into_inner).by_name.len()
+    }
+
+    /// The services with their own series, sorted by name, and the sum of all others if any of them was called.
+    pub fn labelled(&self) -> (Vec<(ServiceName, Arc<Target>)>, Option<SummedServices>) {
+        let (labelled, others): (Vec<_>, Vec<_>) =
+            self.all().into_iter().partition(|(_, target)| target.is_labelled);
+        let metrics = ServiceMetrics::default();
+        metrics.add(&self.evicted);
+        let mut calls = *self.evicted_calls.lock().unwrap_or_else(PoisonError::into_inner);
+        for (_, target) in &others {
+            metrics.add(&target.metrics);
+            calls += target.handle.stats();
+        }
+        let any = metrics.responses.classes() != [0; 5];
+        (labelled, any.then_some(SummedServices { metrics, calls }))
+    }
+
+    /// Waits without a time limit until the routing information of these services is known, which have listeners of their own.
+    pub async fn wait_ready(&self, named: impl IntoIterator<Item = &ServiceName>) {
+        self.mesh.first_snapshot().await;
+        // Subscribes to all before waiting for the first.
+        let targets: Vec<_> = named.into_iter().filter_map(|name| self.by_name(name).ok()).collect();
+        for target in targets {
+            // A service with its own listener must stay available while the agent is down.
+            target.is_pinned.store(true, Release);
+            target.handle.resolved().await;
+            if matches!(*service_state(&target.handle), ServiceState::Unknown) {
+                let service = target.handle.name();
+                tracing::warn!(%service, "service is not declared; calls to it fail until it is");
+            }
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Evicts services that are no longer called.
+
+use std::{
+    sync::{Arc, PoisonError, Weak, atomic::Ordering::Acquire},
+    time::Duration,
+};
+
+use fairmesh_calls::{Mesh, ServiceName, discovery::ServiceState, forwarding::service_state};
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use crate::{
+    counter::increment,
+    limits::Limits,
+    observe::ejections,
+    services::{ServiceIndex, Services, target::Target},
+};
+
+/// Minimum interval of eviction for space, which visits every service while requests for new services wait.
+const MIN_EVICTION_INTERVAL: Duration = Duration::from_secs(1);
+/// When the table is full, services are evicted after this fraction of the idle timeout.
+const PRESSURE_DIVISOR: u32 = 10;
+
+impl Services {
+    /// Creates the table, and starts periodic eviction and the log of ejections until it is dropped. Must be called within a tokio runtime.
+    pub fn start(mesh: Mesh, limits: Limits) -> Arc<Self> {
+        let services = Arc::new(Self::new(mesh, limits));
+        tokio::spawn(evict_idle(Arc::downgrade(&services), limits.service_idle));
+        tokio::spawn(ejections::log(Arc::downgrade(&services)));
+        services
+    }
+
+    /// Makes room by evicting undeclared names, whatever the outcome of their requests, and the longest idle services.
+    pub(crate) fn make_room(&self, index: &mut ServiceIndex) -> bool {
+        let now = Instant::now();
+        if index
+            .last_eviction
+            .is_some_and(|last_eviction| now.duration_since(last_eviction) < MIN_EVICTION_INTERVAL)
+        {
+            return false;
+        }
+        index.last_eviction = Some(now);
+        let idle_for = self.limits.service_idle / PRESSURE_DIVISOR;
+        self.evict(index, |target| {
+            let is_pinned = target.is_pinned.load(Acquire);
+            !is_pinned
+                && (matches!(*service_state(&target.handle), ServiceState::Unknown)
+                    || target.is_idle(now, idle_for))
+        });
+        let room = index.by_name.len() < self.limits.services;
+        if !room {
+            tracing::warn!(
+                services = self.limits.services,
+                "the table of services is full, and all were called recently; raise --max-services, or run \
+                 another proxy"
+            );
+        }
+        room
+    }
+
+    fn evict(&self, index: &mut ServiceIndex, is_due: impl Fn(&Target) -> bool) {
+        let due = index.by_name.iter().filter(|(_, target)| is_due(target)).map(|(name, _)| name.clone());
+        for name in due.collect::<Vec<ServiceName>>() {
+            if let Some(target) = index.remove(&name) {
+                self.evicted.add(&target.metrics);
+                *self.evicted_calls.lock().unwrap_or_else(PoisonError::into_inner) += target.handle.stats();
+                increment(&self.evictions);
+            }
+        }
+    }
+}
+
+/// Evicts idle services periodically.
+async fn evict_idle(services: Weak<Services>, idle_for: Duration) {
+    let mut ticks = interval((idle_for / 4).clamp(Duration::from_millis(10), Duration::from_secs(30)));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        let now = ticks.tick().await;
+        let Some(services) = services.upgrade() else { return };
+        let mut index = services.index.write().unwrap_or_else(PoisonError::into_inner);
+        services.evict(&mut index, |target| target.is_idle(now, idle_for));
+    }
+}

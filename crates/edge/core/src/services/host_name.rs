@@ -1,0 +1,70 @@
+//! Maps a host to a service name.
+
+use std::net::Ipv4Addr;
+
+use fairmesh_calls::ServiceName;
+use fairmesh_model::HostPort;
+
+/// Why the host of a request names no service.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HostError {
+    /// The request has no host.
+    #[error("the request names no host; send 'Host: service.tenant'")]
+    Missing,
+    /// The host is malformed, or there are several.
+    #[error(
+        "'{0}' is not a host, or a second one; send one name or address, with an optional port up to 65535"
+    )]
+    Malformed(String),
+    /// The host cannot be the name of a service.
+    #[error("'{0}' is not a service; send 'Host: service.tenant', as cart.shop for shop/cart")]
+    NotAService(String),
+    /// The table of services is full.
+    #[error(
+        "the proxy has reached its maximum of {max} services, all called recently; raise --max-services, or run \
+         another proxy for some of the clients"
+    )]
+    TooManyServices {
+        /// Maximum number of services.
+        max: usize,
+    },
+}
+
+/// The service of a host.
+pub(crate) fn service_name(host: &str) -> Result<ServiceName, HostError> {
+    let no_name = || HostError::NotAService(host.to_owned());
+    let name = HostPort::parse(host).ok_or_else(|| HostError::Malformed(host.to_owned()))?.name();
+    // An IPv4 address would be a valid name; an IPv6 address in brackets fails below.
+    if name.parse::<Ipv4Addr>().is_ok() {
+        return Err(no_name());
+    }
+    let (service, tenant) = name.rsplit_once('.').ok_or_else(no_name)?;
+    ServiceName::new(format!("{tenant}/{service}").to_ascii_lowercase()).map_err(|_| no_name())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_names_the_service_before_its_tenant() {
+        for host in ["cart.shop", "cart.shop:8080", "Cart.Shop.", "cart.shop.:80"] {
+            assert_eq!(service_name(host).unwrap().to_string(), "shop/cart", "{host}");
+        }
+        assert_eq!(service_name("v2.cart.shop").unwrap().to_string(), "shop/v2.cart");
+        for host in ["cart", "cart:80", "[::1]:80", "127.0.0.1:80", "10.0.0.1", ".shop", "a,b.shop"] {
+            assert!(matches!(service_name(host), Err(HostError::NotAService(_))), "{host}");
+        }
+        for host in [
+            "",
+            "a b.shop",
+            "cart.shop..",
+            "cart.shop:80x",
+            "cart.shop:65536",
+            "user@cart.shop",
+            "cart.shop:8:0",
+        ] {
+            assert!(matches!(service_name(host), Err(HostError::Malformed(_))), "{host}");
+        }
+    }
+}

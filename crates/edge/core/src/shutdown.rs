@@ -1,0 +1,97 @@
+//! Graceful shutdown: one deadline for all connections, and no request is lost that could be served.
+
+use std::{sync::OnceLock, time::Duration};
+
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+/// How long an HTTP/1.1 connection stays open for one more request. Only a response can announce its end; a connection
+/// that is closed while idle may already carry a request, which would be lost.
+const IDLE_GRACE: Duration = Duration::from_secs(5);
+
+/// How long before the deadline streams are ended, so that the notice arrives.
+const STREAM_DRAIN_LEAD: Duration = Duration::from_secs(1);
+
+/// The shutdown of a proxy: starts once and has one deadline.
+#[derive(Debug, Default)]
+pub struct Shutdown {
+    started: CancellationToken,
+    idle_grace_over: CancellationToken,
+    ends_at: OnceLock<Instant>,
+}
+
+impl Shutdown {
+    /// Starts the shutdown with a deadline after `drain`. Must be called within a tokio runtime.
+    pub fn start(&self, drain: Duration) {
+        self.ends_at.get_or_init(|| {
+            let over = self.idle_grace_over.clone();
+            // At most half of the time, so that the last request can complete.
+            let grace = IDLE_GRACE.min(drain / 2);
+            tokio::spawn(async move {
+                sleep(grace).await;
+                over.cancel();
+            });
+            Instant::now() + drain
+        });
+        self.started.cancel();
+    }
+
+    /// Cancelled when the shutdown starts: no connection is accepted any more, and responses announce the end of their
+    /// connections.
+    pub fn started(&self) -> &CancellationToken {
+        &self.started
+    }
+
+    /// Cancelled when idle HTTP/1.1 connections, which cannot be notified, have stayed open long enough.
+    pub fn idle_grace_over(&self) -> &CancellationToken {
+        &self.idle_grace_over
+    }
+
+    /// Whether the shutdown has started; without the token's lock.
+    pub(crate) fn is_started(&self) -> bool {
+        // Set just before the token is cancelled.
+        self.ends_at.get().is_some()
+    }
+
+    /// Whether [`idle_grace_over`](Self::idle_grace_over) is cancelled.
+    pub(crate) fn is_idle_grace_over(&self) -> bool {
+        self.is_started() && self.idle_grace_over.is_cancelled()
+    }
+
+    /// Waits until the shutdown starts, and returns its deadline.
+    pub(crate) async fn deadline(&self) -> Instant {
+        self.started.cancelled().await;
+        // Set before the token is cancelled.
+        self.ends_at.get().copied().unwrap_or_else(Instant::now)
+    }
+
+    /// When long-lived streams are ended: a second before the deadline, or after three quarters of the remaining time.
+    pub(crate) fn stream_drain_at(deadline: Instant) -> Instant {
+        deadline - STREAM_DRAIN_LEAD.min(deadline.saturating_duration_since(Instant::now()) / 4)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn one_deadline_applies_and_idle_grace_is_at_most_half_of_it() {
+        let shutdown = Shutdown::default();
+        assert!(!shutdown.is_started(), "not started");
+        let began = Instant::now();
+        shutdown.start(Duration::from_secs(4));
+        sleep(Duration::from_secs(1)).await;
+        shutdown.start(Duration::from_secs(4));
+        let deadline = shutdown.deadline().await;
+        assert_eq!(deadline - began, Duration::from_secs(4), "the first start counts");
+        assert_eq!(Shutdown::stream_drain_at(deadline) - began, Duration::from_millis(3_250));
+        assert_eq!(
+            Shutdown::stream_drain_at(began + Duration::from_secs(60)) - began,
+            Duration::from_secs(59)
+        );
+        assert!(shutdown.is_started() && !shutdown.is_idle_grace_over());
+        shutdown.idle_grace_over().cancelled().await;
+        assert_eq!(began.elapsed(), Duration::from_secs(2));
+    }
+}

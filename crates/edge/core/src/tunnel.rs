@@ -1,0 +1,135 @@
+//! Tunnels: connections that carry bytes instead of messages, after an upgrade, after `CONNECT`, and over TCP.
+//!
+//! A tunnel keeps its connection permit, and counts at its endpoint as a stream (Uber, assisted balancing). When the
+//! proxy stops, a tunnel is closed as soon as it pauses, so that its client reconnects elsewhere; only HTTP could
+//! announce the end.
+
+pub mod copy;
+pub(crate) mod prefixed_io;
+pub(crate) mod upgrade;
+
+use std::{pin::pin, sync::Arc, time::Duration};
+
+use fairmesh_calls::Tunnel;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::{Instant, interval_at, timeout, timeout_at},
+};
+use tokio_util::task::TaskTracker;
+
+use crate::{
+    counter::{GaugeGuard, increment},
+    limits::Limits,
+    listen::connection_permit::ConnectionPermit,
+    metrics::EdgeMetrics,
+    shutdown::Shutdown,
+    tunnel::{
+        copy::{BidirectionalCopy, BytesCopied},
+        upgrade::ClientUpgrade,
+    },
+};
+
+/// How long a tunnel must be idle to be closed when the proxy stops.
+const DRAIN_IDLE: Duration = Duration::from_secs(1);
+/// Number of checks within the idle timeout; a tunnel is closed at most one check late.
+const IDLE_CHECKS: u32 = 4;
+
+/// Shared by all tunnels.
+#[derive(Clone, Debug)]
+pub struct Tunnels {
+    limits: Limits,
+    metrics: Arc<EdgeMetrics>,
+    shutdown: Arc<Shutdown>,
+    tasks: TaskTracker,
+}
+
+/// How a tunnel ended.
+#[derive(Debug)]
+enum TunnelEnd {
+    /// Both sides have closed.
+    Closed,
+    /// One side failed.
+    Failed,
+    /// Idle for too long.
+    Idle,
+}
+
+impl Tunnels {
+    /// Tunnels that end by these limits and this shutdown. They are tasks of `tasks`.
+    pub fn new(
+        limits: Limits,
+        metrics: Arc<EdgeMetrics>,
+        shutdown: Arc<Shutdown>,
+        tasks: TaskTracker,
+    ) -> Self {
+        Self { limits, metrics, shutdown, tasks }
+    }
+
+    /// Starts the tunnel after the response that `client` waits for: a task of its own, since the response is yet to be
+    /// sent, and over HTTP/2 other requests share the connection.
+    pub(crate) fn spawn(&self, client: ClientUpgrade, server: Tunnel, permit: Arc<ConnectionPermit>) {
+        let this = self.clone();
+        self.tasks.spawn(async move {
+            let _permit = permit;
+            // A client that never reads the response must not hold a server.
+            let idle_timeout = this.limits.idle_timeout;
+            match timeout(idle_timeout, client.upgraded()).await {
+                Ok(Some(client)) => this.carry(client, server).await,
+                _ => increment(&this.metrics.tunnels.failed),
+            }
+        });
+    }
+
+    /// Copies bytes between client and server until both sides close, one fails, or both are idle.
+    pub async fn carry(&self, client: impl AsyncRead + AsyncWrite, server: impl AsyncRead + AsyncWrite) {
+        let metrics = &self.metrics;
+        increment(&metrics.tunnels.opened);
+        let _open = GaugeGuard::new(&metrics.tunnels.open);
+        let mut copy = pin!(BidirectionalCopy::new(client, server));
+        let ended = tokio::select! {
+            ended = copy_until_idle(copy.as_mut(), self.limits.tunnel_idle) => Ok(ended),
+            deadline = self.shutdown.deadline() => Err(deadline),
+        };
+        let counter = match ended {
+            Ok(TunnelEnd::Closed) => None,
+            Ok(TunnelEnd::Failed) => Some(&metrics.tunnels.failed),
+            Ok(TunnelEnd::Idle) => Some(&metrics.tunnels.idle_timeouts),
+            Err(deadline) => match timeout_at(deadline, copy_until_idle(copy.as_mut(), DRAIN_IDLE)).await {
+                Ok(TunnelEnd::Closed | TunnelEnd::Idle) => None,
+                Ok(TunnelEnd::Failed) => Some(&metrics.tunnels.failed),
+                Err(_) => Some(&metrics.connections.drain_timeouts),
+            },
+        };
+        counter.into_iter().for_each(increment);
+        let BytesCopied { up, down } = copy.copied();
+        metrics.tunnels.add_bytes(up, down);
+    }
+}
+
+/// Copies until both sides have closed or no byte was copied for `idle_timeout`.
+async fn copy_until_idle<A, B>(
+    mut copy: std::pin::Pin<&mut BidirectionalCopy<A, B>>,
+    idle_timeout: Duration,
+) -> TunnelEnd
+where
+    A: AsyncRead + AsyncWrite,
+    B: AsyncRead + AsyncWrite,
+{
+    // Checks are counted, so that copying needs no clock.
+    let period = (idle_timeout / IDLE_CHECKS).max(Duration::from_millis(1));
+    let mut ticks = interval_at(Instant::now() + period, period);
+    let (mut before, mut idle_checks) = (copy.copied(), 0);
+    loop {
+        tokio::select! {
+            ended = copy.as_mut() => return ended.map_or(TunnelEnd::Failed, |()| TunnelEnd::Closed),
+            _ = ticks.tick() => {
+                let copied = copy.copied();
+                idle_checks = if copied == before { idle_checks + 1 } else { 0 };
+                before = copied;
+                if idle_checks == IDLE_CHECKS {
+                    return TunnelEnd::Idle;
+                }
+            }
+        }
+    }
+}
