@@ -3,12 +3,13 @@ use std::time::Duration;
 use super::*;
 use crate::{
     Abort, Actions, Authorization, AuthorizationMode, AuthorizationRule, Backend, Balancing, BalancingPolicy,
-    CallerMatch, ClientMatch, Delay, EndpointState, GrpcMatch, HeaderEdits, HeaderMatch, HealthCheck,
-    HostMatch, HostType, InstanceId, KeyRange, KeySource, Label, LoadSignal, Locality, Location, Match,
-    Mirror, MtlsMode, Outliers, PathMatch, PathRewrite, Pattern, Probe, ProgramSelector, Protocol,
-    QueryMatch, RateLimit, Redirect, Region, RegionInfo, RegionShares, Replica, ReplicaState, Retries,
-    Rewrite, Ring, Role, Route, RouteSource, Scope, Score, ServiceKind, Shard, ShardId, ShardKey, Share,
-    Template, TextMatch, Timeouts, Traffic, TrafficMode, TrafficShares,
+    CallerMatch, ClientMatch, DefaultAuthorization, Delay, Endpoint, EndpointState, GrpcMatch, HeaderEdits,
+    HeaderMatch, HealthCheck, HostMatch, HostType, Hosts, InstanceId, KeyRange, KeySource, Label, LoadSignal,
+    Locality, Location, Match, Mirror, MtlsMode, Outliers, PathMatch, PathRewrite, Pattern, Policy, Probe,
+    ProgramSelector, Protocol, QueryMatch, RateLimit, Redirect, Region, RegionInfo, RegionShares, Regions,
+    Replica, ReplicaState, Retries, Rewrite, Ring, Role, RoundTrips, Route, RouteSource, Scope, Score,
+    Service, ServiceKind, ServiceName, Shard, ShardId, ShardKey, ShardMap, Share, Template, TextMatch,
+    Timeouts, Traffic, TrafficMode, TrafficShares, WorkloadEntry,
 };
 
 fn cart() -> ServiceName {
