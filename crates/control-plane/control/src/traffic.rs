@@ -164,7 +164,10 @@ impl TrafficController {
         }
         let facts: BTreeMap<_, _> = {
             let index = self.facts.lock();
-            planned.iter().filter_map(|service| Some((service.clone(), index.service(service)?))).collect()
+            // A policy may have changed since: its new tables may be by hand.
+            let planned = planned.iter().filter_map(|service| Some((service, index.service(service)?)));
+            let planned = planned.filter(|(_, facts)| facts.traffic.is_planned());
+            planned.map(|(service, facts)| (service.clone(), facts)).collect()
         };
         let plan = |(service, facts): (&ServiceName, &Arc<ServiceFacts>)| {
             (service.clone(), self.plan(service, facts, &topology, now))

@@ -180,23 +180,24 @@ impl Reporter {
         if unsent.is_empty() && traffic.is_none() {
             return Ok(());
         }
-        let mut asked_ms = 0;
-        if let Some(traffic) = traffic {
-            asked_ms = self.report(traffic.into()).await?.next_report_ms;
-        }
+        // Rates that are refused withhold no minutes.
+        let rates = match traffic {
+            Some(traffic) => self.report(traffic.into()).await,
+            None => Ok(v1::ReportSignalsResponse::default()),
+        };
         if !unsent.is_empty() {
             let usages = vec![self.message(&location, &unsent)];
             self.report(v1::ReportSignalsRequest { usages, ..Default::default() }).await?;
         }
-        self.interval = match asked_ms {
-            0 => USAGE_INTERVAL,
-            asked => Duration::from_millis(asked.into()).clamp(TRAFFIC_INTERVAL, USAGE_INTERVAL),
-        };
-        self.next = Instant::now() + self.interval - TRAFFIC_INTERVAL / 2;
         if is_due {
             self.minutes_at = Some(Instant::now());
         }
         self.minutes.mark_sent(&unsent);
+        self.interval = match rates?.next_report_ms {
+            0 => USAGE_INTERVAL,
+            asked => Duration::from_millis(asked.into()).clamp(TRAFFIC_INTERVAL, USAGE_INTERVAL),
+        };
+        self.next = Instant::now() + self.interval - TRAFFIC_INTERVAL / 2;
         Ok(())
     }
 

@@ -177,10 +177,11 @@ pub fn traffic(policy: &[u8]) -> Option<Traffic> {
 
 /// Whether a policy has expressions, without compiling them.
 pub fn has_expressions(policy: &[u8]) -> bool {
-    let is_expression =
-        |path: &Option<v1::r#match::Path>| matches!(path, Some(v1::r#match::Path::PathRegex(_)));
+    let of_path = |path: &Option<v1::r#match::Path>| matches!(path, Some(v1::r#match::Path::PathRegex(_)));
+    let of_text = |text: &v1::HeaderMatch| matches!(text.value, Some(v1::header_match::Value::Regex(_)));
     let policy = v1::Policy::decode(policy).unwrap_or_default();
-    policy.routes.iter().filter_map(|route| route.r#match.as_ref()).any(|wanted| is_expression(&wanted.path))
+    let mut wanted = policy.routes.iter().filter_map(|route| route.r#match.as_ref());
+    wanted.any(|wanted| of_path(&wanted.path) || wanted.headers.iter().chain(&wanted.query).any(of_text))
 }
 
 /// Validates an entry before a server writes it: `key` is a canonical RIB key and `value` is valid for it and not too

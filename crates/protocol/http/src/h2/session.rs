@@ -81,6 +81,14 @@ const KEEPALIVE_PING: [u8; 8] = *b"are you?";
 /// Payload of the PING after the first GOAWAY.
 const GOAWAY_PING: [u8; 8] = *b"last one";
 
+/// The window of a connection is used up.
+#[derive(Debug)]
+struct Shut {
+    since: Instant,
+    /// Bytes by which the peer has opened it since.
+    opened: u32,
+}
+
 /// One side of a connection.
 pub struct Session {
     role: Role,
@@ -120,8 +128,8 @@ pub struct Session {
     stream_errors_since: Instant,
     /// Streams that wait for the window or send buffer of the connection, or did.
     waiting: VecDeque<u32>,
-    /// Since when a stream waits for the window of the connection, which has not been open for a whole frame since.
-    shut_since: Option<Instant>,
+    /// That a stream waits for the window of the connection.
+    shut: Option<Shut>,
     driver: Option<Waker>,
     /// The driver is about to send what is buffered.
     is_driven: bool,
@@ -211,7 +219,7 @@ impl Session {
             stream_errors: 0,
             stream_errors_since: now,
             waiting: VecDeque::new(),
-            shut_since: None,
+            shut: None,
             driver: None,
             is_driven: false,
             is_blocked: false,

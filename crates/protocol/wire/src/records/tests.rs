@@ -124,6 +124,22 @@ fn only_canonical_keys_are_accepted() {
     assert!(error.hint.contains("/t/shop/moves/cart/7"), "{error}");
 }
 
+#[test]
+fn expressions_of_a_policy_are_found_wherever_a_route_has_them() {
+    let has = |matches: Match| {
+        let route = Route { matches, ..Route::new(Label::new("r").unwrap()) };
+        has_expressions(&encode(&Policy { routes: vec![route], ..Default::default() }.into()))
+    };
+    let pattern = || Pattern::new("/a+").unwrap();
+    let value = || TextMatch::Regex(pattern());
+    assert!(has(Match { path: Some(PathMatch::Regex(pattern())), ..Default::default() }));
+    let header = HeaderMatch { name: "x-user".into(), value: value() };
+    assert!(has(Match { headers: vec![header], ..Default::default() }));
+    let parameter = QueryMatch { name: "user".into(), value: value() };
+    assert!(has(Match { query: vec![parameter], ..Default::default() }));
+    assert!(!has(Match { path: Some(PathMatch::Exact("/a".into())), ..Default::default() }));
+}
+
 /// A policy with an encoding of `length` bytes.
 fn policy_of(length: usize) -> Bytes {
     let encoded = |text: usize| {

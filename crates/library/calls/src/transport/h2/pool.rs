@@ -64,7 +64,7 @@ impl Pool {
                     timeouts.begun = Instant::now();
                     match connected {
                         Ok(connection) => (connection, true),
-                        Err(error) => return self.send_held_back(pending, error, timeouts).await,
+                        Err(why) => return self.send_held_back(endpoint, pending, (why, timeouts)).await,
                     }
                 }
             };
@@ -72,10 +72,7 @@ impl Pool {
             let begun = connection.begin(pending)?;
             match begun {
                 Begun::Call(call, stream) => {
-                    connection.idle_checks.store(0, Relaxed);
-                    if connection.used.swap(true, Relaxed) {
-                        endpoint.connector.counters.count_reuse();
-                    }
+                    note_use(endpoint, &connection);
                     let response = response(call, stream, Some(timeouts)).await;
                     return response.map_err(|error| connection.reclassify(error));
                 }
@@ -92,15 +89,16 @@ impl Pool {
     /// Sends a request without a body on a connection that the server holds back, where no other one could be opened for this reason.
     async fn send_held_back(
         &self,
+        endpoint: &EndpointPool,
         pending: &mut PendingRequest,
-        why: SendError,
-        timeouts: AttemptTimeouts,
+        (why, timeouts): (SendError, AttemptTimeouts),
     ) -> Result<Response<ResponseBody>, SendError> {
         let list = self.connections.load();
         let alive = list.iter().filter(|connection| !connection.is_closing()).cloned().collect::<Vec<_>>();
         drop(list);
         for connection in alive {
             if let Begun::Call(call, stream) = connection.begin_held_back(pending)? {
+                note_use(endpoint, &connection);
                 let response = response(call, stream, Some(timeouts)).await;
                 return response.map_err(|error| connection.reclassify(error));
             }
@@ -274,6 +272,14 @@ impl Pool {
             }
         }
         self.change(|_| ());
+    }
+}
+
+/// A call begins on a connection, which is not idle then.
+fn note_use(endpoint: &EndpointPool, connection: &SharedConnection) {
+    connection.idle_checks.store(0, Relaxed);
+    if connection.used.swap(true, Relaxed) {
+        endpoint.connector.counters.count_reuse();
     }
 }
 

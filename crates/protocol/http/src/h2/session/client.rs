@@ -76,7 +76,7 @@ impl Session {
             Capacity::Blocked
         } else if self.open >= self.stream_limit {
             Capacity::Full
-        } else if self.shut_since.is_some_and(|since| since.elapsed() >= HELD_BACK_AFTER) {
+        } else if self.shut.as_ref().is_some_and(|shut| shut.since.elapsed() >= HELD_BACK_AFTER) {
             Capacity::HeldBack
         } else {
             Capacity::Available

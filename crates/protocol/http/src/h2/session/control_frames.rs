@@ -10,7 +10,7 @@ use super::{
         message::HEADER_LIST_LIMIT,
     },
     CONNECTION_WINDOW, DEFAULT_WINDOW, FrameError, GOAWAY_PING, GoAwayState, INITIAL_WINDOW,
-    MAX_EARLY_RESETS, MAX_REMEMBERED_ENDS, MAX_STREAMS, Role, Session, StreamEnd, StreamError,
+    MAX_EARLY_RESETS, MAX_REMEMBERED_ENDS, MAX_STREAMS, Role, Session, Shut, StreamEnd, StreamError,
 };
 
 // RFC 9113 6.5.2.
@@ -20,6 +20,9 @@ const MAX_CONCURRENT_STREAMS: u16 = 0x3;
 const INITIAL_WINDOW_SIZE: u16 = 0x4;
 const MAX_FRAME_SIZE: u16 = 0x5;
 const MAX_HEADER_LIST_SIZE: u16 = 0x6;
+
+/// Bytes by which a peer has to open the window of the connection before that counts as open: drop by drop, it stays shut.
+const OPENED: u32 = 1 << 10;
 
 /// Concurrent streams before the server's SETTINGS: the least that RFC 9113 6.5.2 recommends. Without it, all calls of
 /// the first round trip would be sent at once, and most refused.
@@ -178,10 +181,10 @@ impl Session {
                     Violation::new(Reason::FLOW_CONTROL_ERROR, "the send window exceeds 2^31 - 1").into()
                 );
             }
-            // A peer that opens its window drop by drop keeps it shut.
-            if self.send_window >= DEFAULT_FRAME_SIZE as i64 {
-                self.shut_since = None;
-            }
+            self.shut = self.shut.take().and_then(|Shut { since, opened }| {
+                let opened = opened.saturating_add(more);
+                (opened < OPENED).then_some(Shut { since, opened })
+            });
             self.wake_waiting();
             return Ok(());
         }

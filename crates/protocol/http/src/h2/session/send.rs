@@ -16,7 +16,7 @@ use super::{
         Reason,
         frame::{DATA, DEFAULT_FRAME_SIZE, END_STREAM, FrameHeader},
     },
-    MAX_SEND_BACKLOG, MAX_WOKEN, SEND_BUFFER, Session, StreamEnd,
+    MAX_SEND_BACKLOG, MAX_WOKEN, SEND_BUFFER, Session, Shut, StreamEnd,
     stream::register,
 };
 
@@ -99,7 +99,7 @@ impl Session {
                     self.waiting.push_back(id);
                 }
                 if is_shut && self.send_window <= 0 {
-                    self.shut_since.get_or_insert_with(Instant::now);
+                    self.shut.get_or_insert_with(|| Shut { since: Instant::now(), opened: 0 });
                 }
                 return Poll::Pending;
             }
@@ -118,7 +118,7 @@ impl Session {
             self.note_sent(id, ends && is_last);
             if is_last {
                 if self.waiting.is_empty() {
-                    self.shut_since = None;
+                    self.shut = None;
                 }
                 return Poll::Ready(Ok(()));
             }

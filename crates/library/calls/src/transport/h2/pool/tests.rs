@@ -172,6 +172,26 @@ async fn window_that_opens_drop_by_drop_counts_as_shut() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn window_that_opens_steadily_in_small_pieces_is_not_shut() {
+    let pool = Pool::default();
+    let (held, mut server) = connected(&pool, &allows(100)).await;
+    let _upload = stalled_upload(&held, &mut server).await;
+    // WINDOW_UPDATE of the stream by 64 KB.
+    server.write_all(&[0, 0, 4, 8, 0, 0, 0, 0, 1, 0, 1, 0, 0]).await.unwrap();
+    for _ in 0..6 {
+        // WINDOW_UPDATE of the connection by 2 KB.
+        server.write_all(&[0, 0, 4, 8, 0, 0, 0, 0, 0, 0, 0, 8, 0]).await.unwrap();
+        let mut received = BytesMut::new();
+        while received.len() < 2_048 {
+            in_time(server.read_buf(&mut received)).await.unwrap();
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        held.refresh_limit();
+        assert!(pool.has_capacity(), "it reads on");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn only_requests_without_a_body_begin_on_a_connection_that_is_held_back() {
     let pool = Pool::default();
     let (held, mut server) = connected(&pool, &allows(100)).await;
