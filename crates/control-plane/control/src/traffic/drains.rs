@@ -91,7 +91,7 @@ impl TrafficController {
                 // Of a region with callers alone the planners know by reports, which a control plane that has just started waits for.
                 DrainState::waiting("waits for reports, since the control plane has started")
             }
-            Ok(keep) => self.make_step((region, stored), &steps, keep).await,
+            Ok(keep) => self.make_step((region, stored), (services, &steps), keep).await,
         };
         DrainState { services: Some(u32::try_from(steps.len()).unwrap_or(u32::MAX)), ..state }
     }
@@ -100,10 +100,17 @@ impl TrafficController {
     async fn make_step(
         &self,
         (region, stored): (&Region, &StoredDrain),
-        steps: &[(ServiceName, DrainStep)],
+        (services, steps): (&BTreeMap<ServiceName, Arc<ServiceFacts>>, &[(ServiceName, DrainStep)]),
         keep: Share,
     ) -> DrainState {
-        if let Some(behind) = self.unacknowledged(steps).await {
+        let revision = |service| {
+            let facts: &ServiceFacts = services.get(service)?;
+            facts.tables.values().map(|stored| stored.revision).max()
+        };
+        let judged =
+            steps.iter().map(|(service, _)| (service.clone(), revision(service).unwrap_or_default()));
+        let judged: Vec<(ServiceName, u64)> = judged.collect();
+        if let Some(behind) = self.unacknowledged(&judged).await {
             return DrainState::waiting(format!("waits for {behind} to apply the tables"));
         }
         if stored.drain.is_done() {
@@ -117,12 +124,11 @@ impl TrafficController {
         DrainState { has_stepped, ..DrainState::waiting("makes a step") }
     }
 
-    /// A program that does not follow the tables in force yet.
-    async fn unacknowledged(&self, steps: &[(ServiceName, DrainStep)]) -> Option<String> {
-        for (service, _) in steps {
-            let revision = self.facts.service(service).tables.values().map(|stored| stored.revision).max();
+    /// A program that does not follow yet the tables by which a step is judged: those of services, up to a revision.
+    async fn unacknowledged(&self, judged: &[(ServiceName, u64)]) -> Option<String> {
+        for (service, revision) in judged {
             let prefix = Prefix::tables(service);
-            let status = self.node.wait_acked(&prefix, revision.unwrap_or_default(), Instant::now()).await;
+            let status = self.node.wait_acked(&prefix, *revision, Instant::now()).await;
             if !status.all {
                 // Without the number of a revision, which says nothing to operators of a drain.
                 let behind = status.behind.first();

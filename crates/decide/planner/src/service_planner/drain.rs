@@ -2,7 +2,7 @@
 
 use fairmesh_model::{Region, RegionDrain, Share, TrafficMode};
 use fairmesh_te::{
-    PlanInput, WHOLE,
+    PlanInput, Tables, WHOLE,
     drain::{self, Drain, Forecast, Step},
 };
 
@@ -141,24 +141,25 @@ impl ServicePlanner {
         self.regions.iter().position(|known| known == region).filter(|_| moves)
     }
 
-    /// Whether the tables in force keep no more of the region's calls at home.
+    /// Whether the tables in force keep no more of the region's calls at home, and send it none of others. A plan of this round
+    /// that differs, as demand does from one second to the next, moves no call yet and says nothing.
     fn is_in_tables(&self, facts: &ServiceFacts, at: usize, keep: f64) -> bool {
-        if keep < 1.0 && self.others_send_to(facts, at) {
+        if !facts.tables.contains_key(&self.regions[at]) {
+            return false;
+        }
+        let in_force = from_stored(&facts.tables, &self.regions, &self.classes);
+        if keep < 1.0 && self.others_send_to(&in_force, at) {
             return false;
         }
         // Of a class without calls there is nothing to move.
-        let table = self.state.tables().sources[at].classes.iter().enumerate();
+        let table = in_force.sources[at].classes.iter().enumerate();
         let called = table.filter(|(class, _)| self.state.has_calls(at, *class));
         let home = called.map(|(_, class)| f64::from(class.shares[at]) / f64::from(WHOLE));
-        let is_written = self.shares().nth(at).is_some_and(|(from, shares)| {
-            facts.tables.get(from).is_some_and(|stored| stored.table.shares == shares)
-        });
-        is_written && home.fold(0.0, f64::max) <= keep + TABLE_TOLERANCE
+        home.fold(0.0, f64::max) <= keep + TABLE_TOLERANCE
     }
 
     /// Whether tables in force send callers of other regions to one: a plan that could not be written moves no call.
-    fn others_send_to(&self, facts: &ServiceFacts, to: usize) -> bool {
-        let in_force = from_stored(&facts.tables, &self.regions, &self.classes);
+    fn others_send_to(&self, in_force: &Tables, to: usize) -> bool {
         let others = in_force.sources.iter().enumerate().filter(|(source, _)| *source != to);
         others
             .flat_map(|(source, table)| table.classes.iter().enumerate().map(move |row| (source, row)))

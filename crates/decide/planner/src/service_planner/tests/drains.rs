@@ -150,3 +150,25 @@ fn a_step_whose_calls_would_be_dropped_elsewhere_is_held() {
     let step = world.planner.drain_step(&world.facts, &world.topology, drain, world.now);
     assert!(matches!(step, Some(DrainStep::Hold(_))), "{step:?}");
 }
+
+#[test]
+fn step_is_judged_by_the_tables_in_force_whatever_this_round_plans() {
+    let mut world = World::started();
+    let begun = RegionDrain::begin(None, false, Duration::ZERO, world.now.wall_ms);
+    let share = |millionths| Share::of_millionths(millionths).unwrap();
+    let drained = RegionDrain { keep: share(900_000), ..begun };
+    world.topology.drains.insert(region("eu"), StoredDrain { drain: drained, revision: 1 });
+    world.seconds(20);
+    let shares = |planner: &ServicePlanner| planner.shares().map(|(_, shares)| shares).collect::<Vec<_>>();
+    let before = shares(&world.planner);
+    // Another plan, which is not written yet.
+    let further = RegionDrain { keep: share(850_000), ..begun };
+    let mut other = world.topology.clone();
+    other.drains.insert(region("eu"), StoredDrain { drain: further, revision: 2 });
+    world.now.ms += 1_000;
+    let _unwritten = world.planner.round(&world.facts, &other, world.now);
+    assert_ne!(shares(&world.planner), before);
+    let drain = (&region("eu"), &drained);
+    let step = world.planner.drain_step(&world.facts, &world.topology, drain, world.now);
+    assert_eq!(step, Some(DrainStep::Advance(share(800_000))));
+}
