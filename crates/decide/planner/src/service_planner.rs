@@ -1,18 +1,14 @@
 //! The rounds of one service: from facts to the tables that are to be written. No clock, no I/O.
 
 mod drain;
+mod learn;
 mod outcome;
 mod publish;
 mod zones;
 
-use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use fairmesh_model::{
-    Confirmation, Label, LoadMetric, MAX_TABLE_REGIONS, Region, TableOrigin, TrafficMode, TrafficShares,
-};
+use fairmesh_model::{Label, LoadMetric, MAX_TABLE_REGIONS, Region, TrafficMode, TrafficShares};
 use fairmesh_te::{
     CallerReport, Destination, LoadRing, Observation, PlanInput, PlannerState, Refusal, RegionObservation,
     RingMatrix, RingsPolicy, ServerReport, Shift, plan,
@@ -25,13 +21,11 @@ pub use zones::RegionZones;
 use crate::{
     facts::{CallerRates, ServiceFacts, TopologyFacts},
     now::{MAX_START_MS, MIN_START_MS, Now},
-    tables::{from_stored, to_shares},
+    tables::to_shares,
 };
 
 /// A service is planned anew after this time though none of its facts has changed: reports that stop are a change as well.
 const QUIET_INTERVAL_MS: u64 = 5_000;
-/// How long a region stays in the tables that has neither endpoints nor callers: as long as a table has force.
-const FORGET_MS: u64 = 15 * 60_000;
 /// The reason of a refusal within [`MAX_START_MS`].
 const STARTING: &str = "starting";
 /// The most changes that are remembered, and how many of them of callers in each region at least.
@@ -163,74 +157,6 @@ impl ServicePlanner {
             is_moving: has_changed || is_starting || !writes.is_empty(),
         });
         writes
-    }
-
-    fn learn(&mut self, facts: &ServiceFacts, now_ms: u64) {
-        let calling = facts.reports.calls.iter().map(|(path, _)| &path.from);
-        let serving = facts.endpoints.iter().filter(|(_, endpoints)| endpoints.serving() > 0);
-        let regions: BTreeSet<&Region> = serving.map(|(region, _)| region).chain(calling).collect();
-        for region in regions {
-            self.known.entry(region.clone()).or_default().used_ms = now_ms;
-        }
-        // What is known of a region that is gone is by the classes before.
-        let has_new_classes = self.classes != facts.traffic.classes;
-        self.known.retain(|_, known| {
-            let unused_ms = now_ms.saturating_sub(known.used_ms);
-            unused_ms < FORGET_MS && !(has_new_classes && unused_ms > 0)
-        });
-        if self.load != facts.traffic.load {
-            // Another measure: what the one before said is no value of it.
-            self.load.clone_from(&facts.traffic.load);
-            self.known.values_mut().for_each(|known| known.servers = None);
-            self.state = std::mem::replace(&mut self.state, PlannerState::new(0, 1)).without_work();
-        }
-        for (region, known) in &mut self.known {
-            if let Some((load, received)) = facts.servers_in(region) {
-                let at_ms = before(facts.reports.at_ms, facts.age_of_servers(region));
-                known.servers = Some(ServerReport { at_ms, load, received });
-            }
-            if let Some(callers) = facts.callers_in(region) {
-                known.callers = Some((before(facts.reports.at_ms, facts.age_of_callers(region)), callers));
-            }
-        }
-    }
-
-    /// Takes over the present regions and classes, and what is known of those that stay.
-    fn adopt_regions(&mut self, facts: &ServiceFacts) {
-        let regions: Vec<Region> = self.known.keys().cloned().collect();
-        let classes = &facts.traffic.classes;
-        if self.planned_at_ms.is_none() || self.classes != *classes {
-            // Rounds continue where a control plane before this one, or this one with other classes, has stopped.
-            let rounds = facts.tables.values().filter_map(|stored| match stored.table.origin {
-                TableOrigin::Planned(Confirmation { round, .. }) => Some(round),
-                TableOrigin::ByHand => None,
-            });
-            self.round = self.round.max(rounds.max().unwrap_or_default());
-            self.state =
-                PlannerState::resumed(from_stored(&facts.tables, &regions, classes), classes.len() + 1);
-            self.classes.clone_from(classes);
-        } else if self.regions != regions {
-            let position = |region: &Region| self.regions.iter().position(|known| known == region);
-            let from: Vec<Option<usize>> = regions.iter().map(position).collect();
-            self.state = self.state.remapped(&from);
-        }
-        if self.regions != regions {
-            self.predicted.clear();
-        }
-        self.regions = regions;
-        self.adopt_tables(facts);
-    }
-
-    /// Continues from the tables in force, if they are others than this planner made: its write failed, or another writer
-    /// was faster. In shadow mode there are none.
-    fn adopt_tables(&mut self, facts: &ServiceFacts) {
-        if facts.traffic.mode == TrafficMode::Shadow {
-            return;
-        }
-        let in_force = from_stored(&facts.tables, &self.regions, &self.classes);
-        if *self.state.tables() != in_force {
-            self.state = std::mem::replace(&mut self.state, PlannerState::new(0, 1)).with_tables(in_force);
-        }
     }
 
     fn plan(&mut self, facts: &ServiceFacts, topology: &TopologyFacts, now: Now) -> Result<(), Refused> {
@@ -388,11 +314,6 @@ impl ServicePlanner {
         let tables = self.regions.iter().zip(&self.state.tables().sources);
         tables.map(|(region, table)| (region, to_shares(table, &self.regions, &self.classes)))
     }
-}
-
-/// When data of this age was counted.
-fn before(now_ms: u64, age: Duration) -> u64 {
-    now_ms.saturating_sub(u64::try_from(age.as_millis()).unwrap_or(u64::MAX))
 }
 
 fn rings_policy(facts: &ServiceFacts) -> RingsPolicy {

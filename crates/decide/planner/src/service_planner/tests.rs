@@ -4,8 +4,8 @@ mod gone;
 use std::time::Duration;
 
 use fairmesh_model::{
-    CallPath, CallRates, LoadMetric, MetricSum, RegionInfo, ServerRates, ServiceName, Share, Traffic,
-    TrafficPlanner, Zone,
+    CallPath, CallRates, LoadMetric, MetricSum, RegionInfo, ServerRates, ServiceName, Share, TableOrigin,
+    Traffic, TrafficPlanner, Zone,
 };
 
 use super::*;
