@@ -105,12 +105,12 @@ impl Registry {
         Ok(())
     }
 
-    /// The power of the serving endpoints of each region.
-    pub(crate) fn powers(&self, regions: usize) -> Vec<f64> {
-        let mut powers = vec![0.0; regions];
+    /// The power of each serving endpoint, by region.
+    pub(crate) fn serving(&self, regions: usize) -> Vec<Vec<u32>> {
+        let mut powers = vec![Vec::new(); regions];
         for entry in &self.entries {
             if entry.listed && entry.endpoint.state == EndpointState::Serving {
-                powers[usize::from(entry.region)] += f64::from(entry.endpoint.weight);
+                powers[usize::from(entry.region)].push(entry.endpoint.weight);
             }
         }
         powers

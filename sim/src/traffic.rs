@@ -1,27 +1,32 @@
 //! Calls across regions: what regions report, what the planner makes of it, and where a call goes by its table.
 //!
-//! The planner is that of production. Reports are sums over regions that arrive late; their faults are injected here.
+//! Reports, their sums and the planner are those of production: only the store, the network and the clock are simulated.
+//! Faults of reports are injected here.
 
+mod names;
 mod reports;
 mod summary;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{collections::BTreeSet, time::Duration};
 
 use fairmesh_model::{
-    Confirmation, Invalid, Label, Region, RegionTable, RoundTrips, TableOrigin,
+    Invalid, Label, LoadRing, Region, RegionDrain, RegionShares, RegionTable, Ring, RoundTrips, Share,
+    Traffic as TrafficPolicy, TrafficPlanner, TrafficShares,
     arith::{Generator, hash_text, mix_pair},
 };
-use fairmesh_te::{
-    Destination, Observation, PlanInput, PlannerState, RegionObservation, RingMatrix, RingsPolicy, Shift,
-    Tables, ZoneState, drain, plan,
+use fairmesh_planner::{
+    Now, RegionEndpoints, ServiceFacts, ServicePlanner, ServiceReports, StoredDrain, StoredTable, TableWrite,
+    TopologyFacts, next_keep,
 };
+use fairmesh_signals::{ReportSums, SumLimits};
 
 use crate::{
     sampling::unit,
-    scenario::{PlannerKind, RegionDrain, SimTime, Traffic as TrafficSpec},
+    scenario::{PlannerKind, SimTime, Traffic as TrafficSpec},
 };
 
-pub(crate) use reports::{Counters, RegionReport, damage};
+pub(crate) use names::Names;
+pub(crate) use reports::{Counters, RegionReport};
 pub use summary::{Round, TrafficReport};
 
 /// The planner plans at most this often, in nanoseconds, as in production.
@@ -35,53 +40,50 @@ struct Arrival {
     report: RegionReport,
 }
 
-/// The planner of the simulated service, and the reports of regions.
+/// The planner of the simulated service, what it knows, and the reports of regions.
 #[derive(Debug)]
 pub(crate) struct Traffic {
     spec: TrafficSpec,
-    policy: RingsPolicy,
-    rings: RingMatrix,
-    names: Vec<Region>,
-    /// The classes with shares of their own: all but the first.
-    classes: Vec<Label>,
-    state: PlannerState,
-    zones: ZoneState,
-    observation: Observation,
-    drain: Option<drain::Drain>,
+    names: Names,
+    planner: ServicePlanner,
+    facts: ServiceFacts,
+    topology: TopologyFacts,
+    sums: ReportSums,
+    /// By region, the end of the last interval whose report has arrived.
+    reported_at: Vec<Option<u64>>,
     /// Reports on their way to the planner.
     pending: Vec<Arrival>,
     /// When the planner last planned, in nanoseconds.
     planned_at: Option<u64>,
-    /// Whether routers have tables.
-    is_published: bool,
     /// Whether it is about to plan again.
     is_plan_due: bool,
-    /// The tables that were published last.
-    pub(crate) tables: Tables,
+    /// Batches that were written.
+    revision: u64,
     pub(crate) counters: Counters,
     pub(crate) rounds: Vec<Round>,
 }
 
 impl Traffic {
-    pub(crate) fn new(spec: &TrafficSpec, names: &[Region], trips: &RoundTrips) -> Result<Self, Invalid> {
-        let policy = spec.policy()?;
-        let (regions, classes) = (names.len(), policy.classes);
-        let unknown = RegionObservation { keep: 1.0, ..RegionObservation::default() };
+    pub(crate) fn new(spec: &TrafficSpec, regions: &[Region], trips: &RoundTrips) -> Result<Self, Invalid> {
+        let are_zones = spec.planner == PlannerKind::Zones;
+        let names = Names::new(spec, regions, are_zones)?;
+        let facts = ServiceFacts {
+            traffic: policy(spec, &names.classes)?,
+            zone_first: are_zones,
+            ..ServiceFacts::default()
+        };
         Ok(Self {
-            rings: RingMatrix::new(&policy, names, &fairmesh_model::Regions::default(), trips),
-            policy,
-            names: names.to_vec(),
-            classes: own_classes(spec)?,
-            state: PlannerState::new(regions, classes),
-            zones: ZoneState::default(),
-            observation: Observation { now_ms: 0, regions: vec![unknown; regions] },
-            drain: spec.drain.as_ref().map(|drain| begin_drain(drain, names)),
+            names,
+            planner: ServicePlanner::new(),
+            facts,
+            topology: TopologyFacts { round_trips: trips.clone(), ..TopologyFacts::default() },
+            sums: ReportSums::new(SumLimits::TREE),
+            reported_at: vec![None; regions.len()],
             pending: Vec::new(),
             planned_at: None,
-            is_published: false,
             is_plan_due: false,
-            tables: Tables::local(regions, classes),
-            counters: Counters::new(regions, classes),
+            revision: 0,
+            counters: Counters::new(regions.len(), spec.classes.len()),
             rounds: Vec::new(),
             spec: spec.clone(),
         })
@@ -114,17 +116,20 @@ impl Traffic {
 
     /// The label of a class that has shares of its own.
     pub(crate) fn label(&self, class: usize) -> Option<&Label> {
-        self.classes.get(class.checked_sub(1)?)
+        self.names.label(class)
     }
 
-    /// The table of a source region as its routers get it.
-    pub(crate) fn record(&self, source: u16) -> RegionTable {
-        let round = self.rounds.len() as u64;
-        RegionTable {
-            shares: self.tables.sources[usize::from(source)].to_shares(&self.names, &self.classes),
-            zones: BTreeMap::new(),
-            origin: TableOrigin::Planned(Confirmation { round, at_ms: self.observation.now_ms }),
-        }
+    /// The table of a source region as its routers get it; `None` before there is one.
+    pub(crate) fn table(&self, source: u16) -> Option<RegionTable> {
+        let place = &self.names.places[usize::from(source)];
+        let table = &self.facts.tables.get(&place.region)?.table;
+        let Some(zone) = &place.zone else { return Some(table.clone()) };
+        // Where regions stand for zones, so do shares.
+        let to = table.zones.get(zone)?.iter();
+        let to = to.filter_map(|(zone, share)| Some((Region::new(zone.as_str()).ok()?, *share)));
+        let default = Some(RegionShares { to: to.collect(), dropped: Share::NONE });
+        let shares = TrafficShares { default, ..TrafficShares::default() };
+        Some(RegionTable { shares, zones: Default::default(), origin: table.origin })
     }
 
     /// Sends the reports of the interval that ends now; returns when they arrive, each time once.
@@ -132,137 +137,152 @@ impl Traffic {
         let mut arrivals = BTreeSet::new();
         for (region, mut report) in reports.into_iter().enumerate() {
             let mut at = now + self.spec.report_delay.nanos();
-            for fault in self.spec.faults.iter().filter(|fault| fault.is_of(&self.names[region], now)) {
-                damage(&mut report, fault.are);
+            let name = self.region_name(region);
+            let faults = self.spec.faults.iter().filter(|fault| fault.is_of(&name, now));
+            let is_sent = faults.fold(true, |is_sent, fault| {
                 at += fault.by.map_or(0, SimTime::nanos);
+                report.damage(fault.are) && is_sent
+            });
+            if is_sent {
+                arrivals.insert(at);
+                self.pending.push(Arrival { at, region, report });
             }
-            arrivals.insert(at);
-            self.pending.push(Arrival { at, region, report });
         }
         arrivals
     }
 
     /// The reports arrive whose time has come.
     pub(crate) fn receive_reports(&mut self, now: u64) {
-        for Arrival { region, report, .. } in self.pending.extract_if(.., |arrival| arrival.at <= now) {
-            let region = &mut self.observation.regions[region];
-            // What does not arrive leaves the report before in place, which grows old, and so does one that was overtaken.
-            let is_newer = |new: u64, old: Option<u64>| old.is_none_or(|old| old < new);
-            if let Some(servers) = report.servers
-                && is_newer(servers.at_ms, region.servers.map(|old| old.at_ms))
-            {
-                region.servers = Some(servers);
-            }
-            if let Some(callers) = report.callers
-                && is_newer(callers.at_ms, region.callers.as_ref().map(|old| old.at_ms))
-            {
-                region.callers = Some(callers);
+        for Arrival { at, region, report } in self.pending.extract_if(.., |arrival| arrival.at <= now) {
+            let last = &mut self.reported_at[region];
+            // A report that was overtaken says nothing new.
+            if last.is_none_or(|last| last < report.at) {
+                *last = Some(report.at);
+                let times =
+                    (Duration::from_nanos(self.spec.every.nanos()), Duration::from_nanos(at - report.at));
+                self.sums.record(report.message(region, &self.names, times), now / 1_000_000);
             }
         }
     }
 
-    /// Plans one round with the power that the registry lists; returns whether the tables changed.
-    pub(crate) fn plan(&mut self, powers: &[f64], now: u64) -> bool {
+    /// Plans one round with the servers that the registry lists, by region; returns whether tables were written.
+    pub(crate) fn plan(&mut self, servers: &[Vec<u32>], now: u64) -> bool {
         self.planned_at = Some(now);
         self.is_plan_due = false;
-        self.observation.now_ms = now / 1_000_000;
-        for (region, power) in self.observation.regions.iter_mut().zip(powers) {
-            region.power = *power;
-        }
-        if self.spec.planner == PlannerKind::Zones {
-            return self.plan_zones();
-        }
-        self.advance_drain();
-        let input = PlanInput { policy: &self.policy, rings: &self.rings, observation: &self.observation };
-        let plan = plan(input, &self.state);
-        // The first plan is published whatever it says: until then routers have no table.
-        let is_first = plan.refusal.is_none() && !self.is_published;
-        self.is_published |= is_first;
-        self.state = plan.state;
-        let shifts = plan.shifts.iter().map(|shift| self.describe(shift));
-        let shifts: Vec<String> = shifts.collect();
+        let now_ms = now / 1_000_000;
+        let now = Now { ms: now_ms, started_ms: 0, wall_ms: now_ms };
+        self.collect_facts(servers, now_ms);
+        self.begin_drain(now_ms);
+        let writes = self.planner.round(&self.facts, &self.topology, now);
+        let shifts = self.describe_shifts(now_ms);
         if let Some(round) = self.rounds.last_mut() {
-            round.refusal = plan.refusal.map(|refusal| refusal.to_string());
+            round.refusal = self.planner.refused.as_ref().map(|refused| refused.text.clone());
             round.shifts.extend(shifts);
-            round.keep = self.drain.map(|drain| drain.keep);
         }
-        let has_changed = self.tables != *self.state.tables();
-        if has_changed {
-            self.tables = self.state.tables().clone();
+        // The drain is judged by the tables of before, as by a control plane.
+        let before = (!self.topology.drains.is_empty()).then(|| self.facts.clone());
+        self.write(&writes, now);
+        if let Some(before) = before {
+            self.step_drains(&before, now);
         }
-        has_changed || is_first
+        !writes.is_empty()
     }
 
-    /// Plans zones as production does, from calls and power alone; a zone without calls keeps its row.
-    fn plan_zones(&mut self) -> bool {
-        let offered = |region: &RegionObservation| {
-            region.callers.as_ref().map_or(0.0, |callers| callers.offered.iter().sum())
-        };
-        let demand: Vec<f64> = self.observation.regions.iter().map(offered).collect();
-        let power: Vec<f64> = self.observation.regions.iter().map(|region| region.power).collect();
-        let mut tables = self.tables.clone();
-        for (source, row) in tables.sources.iter_mut().zip(self.zones.plan(&demand, &power)) {
-            for class in source.classes.iter_mut().filter(|_| !row.is_empty()) {
-                class.shares.clone_from(row);
+    fn collect_facts(&mut self, servers: &[Vec<u32>], now_ms: u64) {
+        self.facts.endpoints.clear();
+        for (place, powers) in self.names.places.iter().zip(servers).filter(|(_, powers)| !powers.is_empty())
+        {
+            let endpoints: &mut RegionEndpoints =
+                self.facts.endpoints.entry(place.region.clone()).or_default();
+            powers.iter().for_each(|power| endpoints.add(place.zone.as_ref(), Some(*power)));
+        }
+        let service = &self.names.service;
+        let sum = self.sums.sum_of_all(now_ms);
+        let mut reports = ServiceReports::by_service(sum, &[service.clone()].into(), now_ms);
+        self.facts.reports = reports.remove(service).unwrap_or_default();
+    }
+
+    /// Writes are in force at once, and none fails.
+    fn write(&mut self, writes: &[TableWrite], now: Now) {
+        self.revision += u64::from(!writes.is_empty());
+        for TableWrite { from, table, .. } in writes {
+            match table.clone() {
+                Some(table) => {
+                    let stored = StoredTable { table, revision: self.revision };
+                    self.facts.tables.insert(from.clone(), stored);
+                }
+                None => drop(self.facts.tables.remove(from)),
             }
         }
-        let has_changed = self.tables != tables;
-        if has_changed {
-            self.tables = tables;
-        }
-        has_changed
+        self.planner.written(&self.facts, writes, now);
     }
 
-    fn advance_drain(&mut self) {
-        let Some(drain) = &mut self.drain else { return };
-        if self.observation.now_ms < drain.from_ms {
+    fn begin_drain(&mut self, now_ms: u64) {
+        let Some(spec) = self.spec.drain.as_ref().filter(|spec| spec.at.nanos() / 1_000_000 <= now_ms) else {
             return;
-        }
-        let input = PlanInput { policy: &self.policy, rings: &self.rings, observation: &self.observation };
-        if let drain::Step::Advance(keep) = drain::step(drain, input, &self.state) {
-            drain.keep = keep;
-        }
-        self.observation.regions[drain.region].keep = drain.keep;
+        };
+        let Some(region) = self.names.places.iter().find(|place| place.region.as_str() == spec.region) else {
+            return;
+        };
+        let begun = || {
+            let over = Duration::from_nanos(spec.over.nanos());
+            StoredDrain {
+                drain: RegionDrain::begin(None, false, over, spec.at.nanos() / 1_000_000),
+                revision: 1,
+            }
+        };
+        self.topology.drains.entry(region.region.clone()).or_insert_with(begun);
     }
 
-    fn describe(&self, shift: &Shift) -> String {
-        let name = |to: Destination| match to {
-            Destination::Region(region) => self.names[region].to_string(),
-            Destination::Dropped => "dropped".to_owned(),
+    fn step_drains(&mut self, facts: &ServiceFacts, now: Now) {
+        let topology = self.topology.clone();
+        for (region, stored) in &mut self.topology.drains {
+            let step = self.planner.drain_step(facts, &topology, (region, &stored.drain), now);
+            let steps: Vec<_> = step.map(|step| (self.names.service.clone(), step)).into_iter().collect();
+            if let Ok(keep) = next_keep(&stored.drain, &steps) {
+                stored.drain.keep = keep;
+            }
+            if let Some(round) = self.rounds.last_mut() {
+                round.keep = Some(f64::from(stored.drain.keep.millionths()) / 1e6);
+            }
+        }
+    }
+
+    fn describe_shifts(&self, now_ms: u64) -> Vec<String> {
+        let new = self.planner.shifts.iter().filter(|shift| shift.at_ms == now_ms);
+        let describe = |shift: &fairmesh_planner::ShiftNote| {
+            let class = shift.class.as_ref().map_or(self.spec.classes[0].name.as_str(), Label::as_str);
+            format!("{} {class}: {}", shift.from, shift.text)
         };
-        let class = &self.spec.classes[shift.class].name;
-        let ring = shift.ring.map_or_else(String::new, |ring| format!(", ring {}", ring + 1));
-        format!(
-            "{} {class}: {:.2} % from {} to {}{ring}: {}",
-            self.names[shift.source],
-            shift.share * 100.0,
-            name(shift.from),
-            name(shift.to),
-            shift.cause
-        )
+        new.map(describe).collect()
+    }
+
+    fn region_name(&self, position: usize) -> String {
+        let place = &self.names.places[position];
+        place.zone.as_ref().map_or_else(|| place.region.to_string(), ToString::to_string)
     }
 
     /// The figures of the whole simulation.
     pub(crate) fn report(self, measured_from: u64) -> TrafficReport {
-        let names = self.names.iter().map(ToString::to_string).collect();
+        let names = (0..self.names.places.len()).map(|position| self.region_name(position)).collect();
         let classes = self.spec.classes.iter().map(|class| class.name.clone()).collect();
-        let threshold = self.policy.rings[0].load;
+        let threshold = self.spec.rings[0].load;
         TrafficReport::new(names, classes, threshold, self.rounds, measured_from as f64 / 1e9)
     }
 }
 
-fn own_classes(spec: &TrafficSpec) -> Result<Vec<Label>, Invalid> {
-    spec.classes.iter().skip(1).map(|class| Label::new(class.name.clone())).collect()
-}
-
-fn begin_drain(spec: &RegionDrain, names: &[Region]) -> drain::Drain {
-    // Validation has found the region among those of servers.
-    let region = names.iter().position(|name| name.as_str() == spec.region).unwrap_or_default();
-    drain::Drain {
-        region,
-        from_ms: spec.at.nanos() / 1_000_000,
-        over_ms: spec.over.nanos() / 1_000_000,
-        keep: 1.0,
-        goal: 0.0,
-    }
+/// The policy of the simulated service.
+fn policy(spec: &TrafficSpec, classes: &[Label]) -> Result<TrafficPolicy, Invalid> {
+    let ring = |(ring, load): (Ring, f64)| {
+        let load = Share::of_millionths((load * 1e6).round() as u32)?;
+        Ok(LoadRing { ring, load })
+    };
+    let rings = spec.router_rings()?.into_iter().zip(spec.rings.iter().map(|ring| ring.load));
+    Ok(TrafficPolicy {
+        planner: Some(TrafficPlanner::Rings),
+        rings: rings.map(ring).collect::<Result<_, Invalid>>()?,
+        classes: classes.to_vec(),
+        load: Some(reports::load_metric()),
+        ..TrafficPolicy::default()
+    })
 }

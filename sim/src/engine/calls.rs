@@ -61,9 +61,9 @@ impl Engine {
         if self.polling.is_some() {
             request.round_from = caller.poll_limiter.claim_round(now).then_some(self.now);
         }
-        let from = request.caller;
+        let (from, class) = (request.caller, request.class);
         self.metrics.record_sent(server, picked.last_resort);
-        self.count_sent(from, server);
+        self.count_sent(from, class, server);
         let delay = self.one_way_delay(from, server);
         self.schedule_request(self.now + delay, EventKind::RequestArrives, id);
     }

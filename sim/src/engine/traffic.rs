@@ -34,11 +34,11 @@ impl Engine {
 
     /// An attempt is sent.
     #[inline]
-    pub(super) fn count_sent(&mut self, caller: u32, server: u32) {
+    pub(super) fn count_sent(&mut self, caller: u32, class: u16, server: u32) {
         if let Some(traffic) = &mut self.traffic {
             let group = self.callers[caller as usize].group;
             let source = self.caller_groups[group as usize].region;
-            traffic.counters.record_sent(source, self.servers[server as usize].region);
+            traffic.counters.record_sent(source, class.into(), self.servers[server as usize].region);
         }
     }
 
@@ -85,8 +85,8 @@ impl Engine {
             traffic.receive_reports(self.now);
             return self.plan_after_change();
         }
-        let powers = self.registry.powers(self.one_way_delays.len());
-        if !traffic.plan(&powers, self.now) {
+        let servers = self.registry.serving(self.one_way_delays.len());
+        if !traffic.plan(&servers, self.now) {
             return;
         }
         for id in 0..self.callers.len() {
@@ -100,7 +100,7 @@ impl Engine {
         let Some(traffic) = &self.traffic else { return };
         let caller = &mut self.callers[id as usize];
         let group = &self.caller_groups[caller.group as usize];
-        let table = traffic.record(group.region);
+        let Some(table) = traffic.table(group.region) else { return };
         caller.service.follow(table, &self.registry, &group.location, caller.client);
     }
 }

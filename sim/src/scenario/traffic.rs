@@ -84,9 +84,9 @@ pub struct RegionFault {
 
 impl RegionFault {
     /// Whether it damages what this region reports now.
-    pub(crate) fn is_of(&self, region: &Region, now: u64) -> bool {
+    pub(crate) fn is_of(&self, region: &str, now: u64) -> bool {
         let from = self.at.nanos();
-        self.region == region.as_str() && (from..from + self.duration.nanos()).contains(&now)
+        self.region == region && (from..from + self.duration.nanos()).contains(&now)
     }
 }
 

@@ -1,12 +1,41 @@
-use fairmesh_te::{CallerReport, ServerReport};
+use std::{collections::BTreeMap, time::Duration};
 
+use fairmesh_model::{CallPath, CallRates, LoadMetric, MetricSum, ServerRates, TrafficReport};
+
+use super::Names;
 use crate::{registry::Registry, scenario::RegionReportFault, server::Server};
+
+/// Thousandths in one.
+const MILLI: f64 = 1_000.0;
+/// A server at full load reports this.
+const FULL_SCALE: u32 = 100;
+const METRIC: &str = "utilisation";
+
+/// What servers report as their load: unlike CPU, it can be any number.
+pub(crate) fn load_metric() -> LoadMetric {
+    LoadMetric { name: METRIC.to_owned(), full_scale: FULL_SCALE }
+}
 
 /// What one region reports of one interval.
 #[derive(Clone, Debug)]
 pub(crate) struct RegionReport {
-    pub(crate) servers: Option<ServerReport>,
-    pub(crate) callers: Option<CallerReport>,
+    /// End of the interval, in nanoseconds.
+    pub(crate) at: u64,
+    servers: Option<ServerSums>,
+    /// Calls per second by class.
+    offered: Vec<f64>,
+    /// Attempts per second by class and destination.
+    sent: Vec<Vec<f64>>,
+}
+
+/// Servers of one region.
+#[derive(Clone, Copy, Debug)]
+struct ServerSums {
+    count: u32,
+    /// Mean utilisation.
+    load: f64,
+    /// Calls per second.
+    received: f64,
 }
 
 /// Counts of the present interval, by region.
@@ -17,7 +46,7 @@ pub(crate) struct Counters {
     /// Calls offered by source and class, and those of them that a table dropped.
     offered: Vec<u64>,
     dropped: Vec<u64>,
-    /// Attempts by source and destination.
+    /// Attempts by source, class and destination.
     sent: Vec<u64>,
     /// By server, at the start of the interval: busy time, requests.
     starts: Vec<(f64, u64)>,
@@ -47,7 +76,7 @@ impl Counters {
             classes,
             offered: vec![0; rows],
             dropped: vec![0; rows],
-            sent: vec![0; regions * regions],
+            sent: vec![0; rows * regions],
             starts: Vec::new(),
             began: 0,
         }
@@ -61,8 +90,9 @@ impl Counters {
         self.dropped[usize::from(source) * self.classes + class] += 1;
     }
 
-    pub(crate) fn record_sent(&mut self, source: u16, to: u16) {
-        self.sent[usize::from(source) * self.regions + usize::from(to)] += 1;
+    pub(crate) fn record_sent(&mut self, source: u16, class: usize, to: u16) {
+        let row = usize::from(source) * self.classes + class;
+        self.sent[row * self.regions + usize::from(to)] += 1;
     }
 
     /// Begins an interval.
@@ -74,36 +104,16 @@ impl Counters {
     /// The sums of the interval that ends now.
     pub(crate) fn end(&self, servers: &mut [Server], registry: &Registry, now: u64) -> Interval {
         let seconds = (now - self.began) as f64 / 1e9;
-        let mut all = vec![(0.0, 0.0, 0_u64); self.regions];
-        for (id, (server, start)) in servers.iter_mut().zip(&self.starts).enumerate() {
-            if server.up && registry.serves(id as u32) {
-                let (busy, cores, received) = &mut all[usize::from(server.region)];
-                *busy += server.busy(now) - start.0;
-                *cores += server.cores;
-                *received += server.received - start.1;
-            }
-        }
-        let at_ms = now / 1_000_000;
-        let report = |(busy, cores, received): &(f64, f64, u64)| ServerReport {
-            at_ms,
-            load: busy / (cores * seconds * 1e9),
-            received: *received as f64 / seconds,
-        };
-        let servers: Vec<Option<ServerReport>> =
-            all.iter().map(|sums| (sums.1 > 0.0).then(|| report(sums))).collect();
+        let servers = self.servers(servers, registry, now);
         let rate = |count: &u64| *count as f64 / seconds;
-        let callers = |source: usize| CallerReport {
-            at_ms,
-            offered: self.offered[source * self.classes..][..self.classes].iter().map(rate).collect(),
-            sent: self.sent[source * self.regions..][..self.regions].iter().map(rate).collect(),
-            pinned: 0.0,
-        };
-        let report = |(source, servers): (usize, &Option<ServerReport>)| RegionReport {
+        let report = |(source, servers): (usize, &Option<ServerSums>)| RegionReport {
+            at: now,
             servers: *servers,
-            callers: Some(callers(source)),
+            offered: self.offered[source * self.classes..][..self.classes].iter().map(rate).collect(),
+            sent: self.rows(source).map(|row| row.iter().map(rate).collect()).collect(),
         };
         Interval {
-            loads: servers.iter().map(|report| report.map_or(0.0, |report| report.load)).collect(),
+            loads: servers.iter().map(|sums| sums.map_or(0.0, |sums| sums.load)).collect(),
             local: (0..self.regions).map(|source| self.local([source])).collect(),
             all_local: self.local(0..self.regions),
             dropped: (0..self.classes).map(|class| self.dropped_share(class)).collect(),
@@ -111,12 +121,40 @@ impl Counters {
         }
     }
 
+    /// Sums of the servers of each region; `None` where none runs.
+    fn servers(&self, servers: &mut [Server], registry: &Registry, now: u64) -> Vec<Option<ServerSums>> {
+        let seconds = (now - self.began) as f64 / 1e9;
+        let mut all = vec![(0, 0.0, 0.0, 0_u64); self.regions];
+        for (id, (server, start)) in servers.iter_mut().zip(&self.starts).enumerate() {
+            if server.up && registry.serves(id as u32) {
+                let (count, busy, cores, received) = &mut all[usize::from(server.region)];
+                *count += 1;
+                *busy += server.busy(now) - start.0;
+                *cores += server.cores;
+                *received += server.received - start.1;
+            }
+        }
+        let sums = |(count, busy, cores, received): (u32, f64, f64, u64)| ServerSums {
+            count,
+            load: busy / (cores * seconds * 1e9),
+            received: received as f64 / seconds,
+        };
+        all.into_iter().map(|region| (region.2 > 0.0).then(|| sums(region))).collect()
+    }
+
+    /// Attempts of a source by destination, one row for each class.
+    fn rows(&self, source: usize) -> impl Iterator<Item = &[u64]> {
+        let rows = self.sent.chunks(self.regions);
+        rows.skip(source * self.classes).take(self.classes)
+    }
+
     fn local(&self, sources: impl IntoIterator<Item = usize>) -> f64 {
         let (mut local, mut all) = (0, 0);
         for source in sources {
-            let row = &self.sent[source * self.regions..][..self.regions];
-            local += row[source];
-            all += row.iter().sum::<u64>();
+            for row in self.rows(source) {
+                local += row[source];
+                all += row.iter().sum::<u64>();
+            }
         }
         if all > 0 { local as f64 / all as f64 } else { 1.0 }
     }
@@ -127,19 +165,68 @@ impl Counters {
     }
 }
 
-/// Injects a fault.
-pub(crate) fn damage(report: &mut RegionReport, fault: RegionReportFault) {
-    if fault == RegionReportFault::Missing {
-        *report = RegionReport { servers: None, callers: None };
-        return;
+impl RegionReport {
+    /// The report as the control plane gets it, of data that is this old by then.
+    pub(crate) fn message(
+        &self,
+        source: usize,
+        names: &Names,
+        (interval, age): (Duration, Duration),
+    ) -> TrafficReport {
+        let place = &names.places[source];
+        let rates = |offered: f64, attempts: f64| {
+            let (offered, attempts) = ((offered * MILLI) as u64, (attempts * MILLI) as u64);
+            let mut rates = CallRates { offered, attempts, ..CallRates::default() };
+            rates.grow_older(age);
+            rates
+        };
+        let offered = self.offered.iter().enumerate();
+        let offered = offered.map(|(class, rate)| (names.path(source, class, None), rates(*rate, 0.0)));
+        let sent = self.sent.iter().enumerate().flat_map(|(class, row)| {
+            let row = row.iter().enumerate();
+            row.map(move |(to, rate)| (names.path(source, class, Some(to)), rates(0.0, *rate)))
+        });
+        let called = |(_, rates): &(CallPath, CallRates)| rates.offered + rates.attempts > 0;
+        let servers = self.servers.map(|sums| {
+            let mut rates = sums.rates();
+            rates.grow_older(age);
+            ((names.service.clone(), place.region.clone()), rates)
+        });
+        TrafficReport {
+            reporter: source as u64,
+            interval,
+            regions: [place.region.clone()].into(),
+            calls: offered.chain(sent).filter(called).collect(),
+            servers: servers.into_iter().collect(),
+            ..TrafficReport::default()
+        }
     }
-    let Some(servers) = &mut report.servers else { return };
-    match fault {
-        RegionReportFault::Missing | RegionReportFault::Late => {}
-        RegionReportFault::Tenfold => servers.load *= 10.0,
-        RegionReportFault::Tenth => servers.load /= 10.0,
-        RegionReportFault::Zero => servers.load = 0.0,
-        RegionReportFault::Nan => servers.load = f64::NAN,
-        RegionReportFault::Disagreeing => servers.received *= 10.0,
+
+    /// Injects a fault; `false` if the report is lost.
+    pub(crate) fn damage(&mut self, fault: RegionReportFault) -> bool {
+        let Some(servers) = &mut self.servers else { return fault != RegionReportFault::Missing };
+        match fault {
+            RegionReportFault::Missing => return false,
+            RegionReportFault::Late => {}
+            RegionReportFault::Tenfold => servers.load *= 10.0,
+            RegionReportFault::Tenth => servers.load /= 10.0,
+            RegionReportFault::Zero => servers.load = 0.0,
+            RegionReportFault::Nan => servers.load = f64::NAN,
+            RegionReportFault::Disagreeing => servers.received *= 10.0,
+        }
+        true
+    }
+}
+
+impl ServerSums {
+    fn rates(self) -> ServerRates {
+        let sum = self.load * f64::from(self.count) * f64::from(FULL_SCALE);
+        ServerRates {
+            servers: self.count,
+            counting: self.count,
+            received: (self.received * MILLI) as u64,
+            metrics: BTreeMap::from([(METRIC.to_owned(), MetricSum { sum, servers: self.count })]),
+            ..ServerRates::default()
+        }
     }
 }
