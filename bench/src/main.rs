@@ -12,6 +12,7 @@ mod load;
 mod mesh_processes;
 mod meter;
 mod pick;
+mod planner;
 mod proxy;
 mod ratio;
 mod react;
@@ -48,6 +49,8 @@ enum Bench {
     Balance(balance::BalanceArgs),
     /// From a write to its delivery at all subscribers: a tree of replicas against etcd.
     Rib(rib::RibArgs),
+    /// A round of the planner over a thousand services, by what has changed: time and memory.
+    Planner(Common),
     /// A request through the proxy: CPU, throughput and latency beside Envoy, HAProxy and nginx.
     Proxy(proxy::ProxyArgs),
     /// A request of a program in a cgroup, sent by the kernel: CPU and latency beside the sidecar and no mesh.
@@ -86,6 +89,7 @@ pub(crate) struct Common {
 fn main() -> ExitCode {
     let outcome = match Cli::parse().bench {
         Bench::Pick(common) => pick::run(common.quick).and_then(|report| finish(&report, &common)),
+        Bench::Planner(common) => planner::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Library(common) => library::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::CallReports(common) => {
             call_reports::run(common.quick).and_then(|report| finish(&report, &common))

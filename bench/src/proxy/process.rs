@@ -11,7 +11,7 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::{Instant, sleep};
 
-use crate::roles::MEASURED;
+use crate::{meter::resident, roles::MEASURED};
 
 /// How long a process may take to start or to respond.
 const START: Duration = Duration::from_secs(30);
@@ -149,10 +149,4 @@ pub(crate) fn scheduled_ns(pid: u32) -> u64 {
 /// How long a thread has run, by the scheduler's own account: `stat` counts in hundredths of a second.
 fn ran(thread: &str) -> Option<u64> {
     fs::read_to_string(format!("{thread}/schedstat")).ok()?.split(' ').next()?.parse().ok()
-}
-
-fn resident(pid: u32) -> Option<u64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    Some(line.trim().split(' ').next()?.parse::<u64>().ok()? * 1024)
 }
