@@ -17,6 +17,7 @@
 pub mod access;
 mod batch;
 pub mod cache;
+mod coalesced_updates;
 mod followed_prefixes;
 pub mod follower;
 #[cfg(feature = "server")]
@@ -45,6 +46,7 @@ mod update;
 pub use batch::{
     Batch, Commit, Conflict, Entry, Expect, MAX_BATCH_BYTES, MAX_KEY_BYTES, MAX_OPS, MAX_VALUE_BYTES, Op,
 };
+pub use coalesced_updates::CoalescedUpdates;
 #[cfg(feature = "server")]
 pub use forwarder::Forwarder;
 #[cfg(feature = "node")]

@@ -4,6 +4,7 @@ mod config;
 mod data_age;
 mod endpoint_list;
 mod event;
+mod event_queue;
 mod quota;
 mod records;
 mod registry;
@@ -35,6 +36,7 @@ pub use self::config::{DEFAULT_IDLE_TIMEOUT, ResolverConfig};
 use self::{
     data_age::DataAge,
     event::{Event, EventSink},
+    event_queue::EventQueue,
     registry::SubscriptionRegistry,
     shard_maps::MapFollower,
     topology::Topology,
@@ -70,9 +72,9 @@ impl<T: EndpointTransport> Resolver<T> {
         config: ResolverConfig,
         follow: impl FnOnce(&ResolverConfig, EventSink<T>) -> FollowerHandle,
     ) -> Self {
-        let (events, received) = mpsc::unbounded_channel();
-        let registry = Arc::new(SubscriptionRegistry::new(events.clone()));
-        let handle = follow(&config, EventSink(events.clone()));
+        let events = Arc::<EventQueue<T>>::default();
+        let registry = Arc::new(SubscriptionRegistry::new(Arc::clone(&events)));
+        let handle = follow(&config, EventSink(Arc::clone(&events)));
         let (state, upstream) = (handle.state(), handle.clone());
         let (age_sender, age) = watch::channel(DataAge::default());
         let (stop, clock) = (CancellationToken::new(), Clock::start());
@@ -90,12 +92,12 @@ impl<T: EndpointTransport> Resolver<T> {
         };
         let maps = shard_maps::address(&config.upstream.addresses).map(|address| {
             let (commands, received) = mpsc::unbounded_channel();
+            let events = Arc::clone(&events);
             let follower = MapFollower {
                 transport: config.upstream.transport.clone(),
                 address,
                 software: config.upstream.software.clone(),
-                // Fails only when the worker has ended.
-                publish: move |event| drop(events.send(Event::Map(event))),
+                publish: move |event| events.push(Event::Map(event)),
                 wanted: Default::default(),
             };
             tokio::spawn(follower.run(received));
@@ -116,7 +118,7 @@ impl<T: EndpointTransport> Resolver<T> {
             age: age_sender,
             maps,
         });
-        tokio::spawn(worker.run(received, stop.clone()));
+        tokio::spawn(worker.run(events, stop.clone()));
         Self { registry, state, upstream, age, clock, _worker: stop.drop_guard() }
     }
 

@@ -2,9 +2,8 @@ use std::{sync::Arc, time::Duration};
 
 use fairmesh_model::Prefix;
 use fairmesh_rib::{Update, follower::Sink};
-use tokio::sync::mpsc;
 
-use super::shard_maps::MapEvent;
+use super::{event_queue::EventQueue, shard_maps::MapEvent};
 use crate::discovery::{endpoint_transport::EndpointTransport, subscription::Subscription};
 
 /// An input of the worker.
@@ -23,24 +22,23 @@ pub(super) enum Event<T> {
     Map(MapEvent),
 }
 
-/// Forwards the follower's events to the worker, in order.
-pub(super) struct EventSink<T>(pub(super) mpsc::UnboundedSender<Event<T>>);
+/// Forwards the follower's events to the worker.
+pub(super) struct EventSink<T>(pub(super) Arc<EventQueue<T>>);
 
-// Sending fails only when the worker has ended.
 impl<T: EndpointTransport> Sink for EventSink<T> {
     fn update(&mut self, update: Update) {
-        let _ = self.0.send(Event::Update(update));
+        self.0.push(Event::Update(update));
     }
 
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
-        let _ = self.0.send(Event::Refused(prefix.clone(), reason.to_owned()));
+        self.0.push(Event::Refused(prefix.clone(), reason.to_owned()));
     }
 
     fn age_update(&mut self, age: Duration) {
-        let _ = self.0.send(Event::AgeUpdate(age));
+        self.0.push(Event::AgeUpdate(age));
     }
 
     fn disconnected(&mut self) {
-        let _ = self.0.send(Event::Disconnected);
+        self.0.push(Event::Disconnected);
     }
 }

@@ -4,9 +4,9 @@ use std::{
 };
 
 use fairmesh_model::ServiceName;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 
-use super::event::Event;
+use super::{event::Event, event_queue::EventQueue};
 use crate::discovery::{service_state::ServiceState, subscription::Subscription};
 
 /// Every subscription of a mesh.
@@ -18,7 +18,7 @@ pub(super) struct SubscriptionRegistry<T> {
     reported: Mutex<HashSet<ServiceName>>,
     /// The services that operators look at: a few.
     watched: Mutex<HashSet<ServiceName>>,
-    events: mpsc::UnboundedSender<Event<T>>,
+    events: Arc<EventQueue<T>>,
     /// Whether a snapshot of the topology, which always exists, has arrived from the agent or from its copy on disk.
     pub(super) first_snapshot: watch::Sender<bool>,
 }
@@ -41,7 +41,7 @@ impl<T> RegisteredService<T> {
 }
 
 impl<T> SubscriptionRegistry<T> {
-    pub(super) fn new(events: mpsc::UnboundedSender<Event<T>>) -> Self {
+    pub(super) fn new(events: Arc<EventQueue<T>>) -> Self {
         Self {
             by_name: Mutex::default(),
             rate_limited: Mutex::default(),
@@ -62,8 +62,7 @@ impl<T> SubscriptionRegistry<T> {
         let subscription = Arc::new(Subscription::new(name.clone()));
         let registered = RegisteredService { subscription: Arc::clone(&subscription), requested: true };
         by_name.insert(name.clone(), registered);
-        // Fails only when the worker has ended, and then the mesh is gone as well.
-        let _ = self.events.send(Event::Track(Arc::clone(&subscription)));
+        self.events.push(Event::Track(Arc::clone(&subscription)));
         subscription
     }
 

@@ -58,6 +58,18 @@ pub(super) enum MapEvent {
     Unavailable,
 }
 
+impl MapEvent {
+    /// Whether an earlier event means nothing beside this one. A failed version leaves a map before it in use.
+    pub(super) fn replaces(&self, earlier: &Self) -> bool {
+        match (self, earlier) {
+            (Self::Map(new, _), Self::Map(name, _) | Self::Failed(name, ..))
+            | (Self::Failed(new, ..), Self::Failed(name, ..)) => new == name,
+            (Self::Unavailable, Self::Unavailable) => true,
+            _ => false,
+        }
+    }
+}
+
 /// A table as it was received, and its segment once it is read.
 struct Table {
     memory: Arc<SealedMemory>,

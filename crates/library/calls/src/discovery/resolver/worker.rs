@@ -22,7 +22,7 @@ use fairmesh_model::{Prefix, Record, RecordKey, Revision, ServiceName};
 use fairmesh_rib::{Update, follower::FollowerHandle};
 use fairmesh_wire::records;
 use tokio::{
-    sync::{mpsc, watch},
+    sync::watch,
     task::spawn_blocking,
     time::{Instant, sleep_until},
 };
@@ -33,6 +33,7 @@ use super::{
     config::ResolverConfig,
     data_age::DataAge,
     event::Event,
+    event_queue::EventQueue,
     registry::SubscriptionRegistry,
     service::TrackedService,
     shard_maps::{MapCommands, MapEvent},
@@ -146,11 +147,7 @@ impl<T: EndpointTransport> Worker<T> {
     }
 
     /// Runs until `stop` is cancelled.
-    pub(super) async fn run(
-        mut self,
-        mut events: mpsc::UnboundedReceiver<Event<T>>,
-        stop: CancellationToken,
-    ) {
+    pub(super) async fn run(mut self, events: Arc<EventQueue<T>>, stop: CancellationToken) {
         let mut state = self.handle.state();
         let mut revoked = self.config.upstream.transport.revocation_changes();
         let mut checked = Instant::now();
@@ -165,10 +162,9 @@ impl<T: EndpointTransport> Worker<T> {
             let weakens = self.next_weakening();
             tokio::select! {
                 () = stop.cancelled() => return,
-                Some(event) = events.recv() => {
-                    self.handle_precompiled(event).await;
-                    // Events that have queued up are published as one.
-                    while let Ok(event) = events.try_recv() {
+                // Events that have queued up are published as one.
+                waiting = events.next() => {
+                    for event in waiting {
                         self.handle_precompiled(event).await;
                     }
                 }

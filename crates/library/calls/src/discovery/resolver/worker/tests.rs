@@ -61,8 +61,7 @@ impl EndpointTransport for CountingTransport {
 
 struct Rig {
     worker: Worker<CountingTransport>,
-    events: mpsc::UnboundedSender<Event<CountingTransport>>,
-    received: mpsc::UnboundedReceiver<Event<CountingTransport>>,
+    events: Arc<EventQueue<CountingTransport>>,
     folder: TempDir,
 }
 
@@ -73,7 +72,7 @@ fn rig() -> Rig {
 
 fn rig_at(location: Option<Location>) -> Rig {
     let folder = TempDir::new().unwrap();
-    let (events, received) = mpsc::unbounded_channel();
+    let events = Arc::<EventQueue<_>>::default();
     let upstream = FollowerConfig {
         transport: Default::default(),
         addresses: vec![Address::Unix(folder.path().join("absent"))],
@@ -106,7 +105,7 @@ fn rig_at(location: Option<Location>) -> Rig {
     };
     let age = watch::Sender::default();
     let worker = Worker::new(WorkerParams { config, handle, registry, topology, age, maps: None });
-    Rig { worker, events, received, folder }
+    Rig { worker, events, folder }
 }
 
 fn here() -> Location {
@@ -163,7 +162,7 @@ impl Rig {
     /// Starts to use the service.
     fn follow(&mut self) -> Arc<Subscription<CountingTransport>> {
         let subscription = self.worker.registry.get_or_track(&name());
-        while let Ok(event) = self.received.try_recv() {
+        for event in self.events.take() {
             self.handle(event);
         }
         subscription
@@ -209,12 +208,12 @@ async fn idle_connections_are_checked_during_a_steady_stream_of_updates() {
     let ServiceState::Ready(ready) = &*state else { panic!("{state:?}") };
     let index = ready.upstream.candidates().next().unwrap().index;
     let _transport = ready.transport(index, &checks);
-    let Rig { worker, events, received, folder: _folder } = rig;
+    let Rig { worker, events, folder: _folder } = rig;
     let stop = CancellationToken::new();
-    tokio::spawn(worker.run(received, stop.clone()));
+    tokio::spawn(worker.run(Arc::clone(&events), stop.clone()));
     let busy = async {
         while checks.load(Relaxed) < 3 {
-            events.send(Event::Update(update([]))).unwrap();
+            events.push(Event::Update(update([])));
             sleep(Duration::from_secs(1)).await;
         }
     };
@@ -557,7 +556,7 @@ impl Rig {
 #[tokio::test(start_paused = true)]
 async fn map_versions_that_arrive_faster_than_tables_delay_no_other_acknowledgements() {
     let mut rig = rig();
-    let (maps, _asked) = mpsc::unbounded_channel();
+    let (maps, _asked) = tokio::sync::mpsc::unbounded_channel();
     rig.worker.maps = Some(maps);
     let _subscription = rig.follow();
     let (service, policy) = (RecordKey::Service(name()), RecordKey::Policy(name()));

@@ -1,0 +1,248 @@
+//! Events on their way to the worker, which may wait for expressions to be compiled.
+//!
+//! They coalesce as those of a watcher in `rib` do: of records the last value of each key waits, and of all else the last event of
+//! its kind and name. A queue of all events was rejected: it grows while the worker waits, and delivers outdated values.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use fairmesh_model::Prefix;
+use fairmesh_rib::{CoalescedUpdates, Update};
+use tokio::sync::Notify;
+
+use super::{event::Event, shard_maps::MapEvent};
+use crate::discovery::subscription::Subscription;
+
+/// Hands events to one worker.
+pub(super) struct EventQueue<T> {
+    waiting: Mutex<WaitingEvents<T>>,
+    arrived: Notify,
+}
+
+struct WaitingEvents<T> {
+    /// What was learnt of the age of data before the update that waits, and after it.
+    ages: [AgeChanges; 2],
+    updates: CoalescedUpdates,
+    has_update: bool,
+    refused: BTreeMap<Prefix, String>,
+    maps: VecDeque<MapEvent>,
+    tracked: Vec<Arc<Subscription<T>>>,
+}
+
+/// The last report of the data's age, and whether the connection was lost afterwards.
+#[derive(Default)]
+struct AgeChanges {
+    reported: Option<Duration>,
+    is_disconnected: bool,
+}
+
+impl<T> Default for EventQueue<T> {
+    fn default() -> Self {
+        Self { waiting: Mutex::default(), arrived: Notify::new() }
+    }
+}
+
+impl<T> Default for WaitingEvents<T> {
+    fn default() -> Self {
+        Self {
+            ages: Default::default(),
+            updates: CoalescedUpdates::default(),
+            has_update: false,
+            refused: BTreeMap::new(),
+            maps: VecDeque::new(),
+            tracked: Vec::new(),
+        }
+    }
+}
+
+impl<T> EventQueue<T> {
+    /// Adds an event, and wakes the worker.
+    pub(super) fn push(&self, event: Event<T>) {
+        self.waiting().push(event);
+        self.arrived.notify_one();
+    }
+
+    /// Waits for events, and takes all.
+    pub(super) async fn next(&self) -> Vec<Event<T>> {
+        loop {
+            let events = self.take();
+            if !events.is_empty() {
+                return events;
+            }
+            self.arrived.notified().await;
+        }
+    }
+
+    /// Takes the events that wait.
+    pub(super) fn take(&self) -> Vec<Event<T>> {
+        std::mem::take(&mut *self.waiting()).into_events()
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, WaitingEvents<T>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> WaitingEvents<T> {
+    fn push(&mut self, event: Event<T>) {
+        let last_ages = &mut self.ages[usize::from(self.has_update)];
+        match event {
+            Event::AgeUpdate(age) => *last_ages = AgeChanges { reported: Some(age), is_disconnected: false },
+            Event::Disconnected => last_ages.is_disconnected = true,
+            Event::Update(update) => self.push_update(update),
+            Event::Refused(prefix, reason) => drop(self.refused.insert(prefix, reason)),
+            Event::Map(event) => {
+                self.maps.retain(|earlier| !event.replaces(earlier));
+                self.maps.push_back(event);
+            }
+            Event::Track(subscription) => self.tracked.push(subscription),
+        }
+    }
+
+    fn push_update(&mut self, update: Update) {
+        // What arrives is refused no more.
+        let snapshots = update.snapshots.iter().map(|snapshot| &snapshot.prefix);
+        for arrived in snapshots.chain(update.resumed.iter().map(|resumed| &resumed.prefix)) {
+            self.refused.remove(arrived);
+        }
+        self.updates.add(update);
+        self.has_update = true;
+        // What was learnt before this update is so for all of it.
+        let [before, after] = &mut self.ages;
+        before.follow(std::mem::take(after));
+    }
+
+    /// The events in an order in which they have the effect of all. Services are tracked last: nothing that waits is of their
+    /// subscriptions, which the worker is yet to make.
+    fn into_events(mut self) -> Vec<Event<T>> {
+        let [before, after] = self.ages;
+        let mut events = before.into_events();
+        events.extend(self.updates.take().map(Event::Update));
+        events.extend(self.refused.into_iter().map(|(prefix, reason)| Event::Refused(prefix, reason)));
+        events.extend(after.into_events());
+        events.extend(self.maps.into_iter().map(Event::Map));
+        events.extend(self.tracked.into_iter().map(Event::Track));
+        events
+    }
+}
+
+impl AgeChanges {
+    fn follow(&mut self, later: Self) {
+        match later.reported {
+            Some(_) => *self = later,
+            None => self.is_disconnected |= later.is_disconnected,
+        }
+    }
+
+    fn into_events<T>(self) -> Vec<Event<T>> {
+        let reported = self.reported.map(Event::AgeUpdate);
+        reported.into_iter().chain(self.is_disconnected.then_some(Event::Disconnected)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::{KeyRange, Revision, ServiceName, ShardMap, StoreId};
+    use fairmesh_rib::{Entry, Resumed};
+    use fairmesh_router::ShardTable;
+
+    use super::*;
+    use crate::discovery::resolver::shard_maps::MapName;
+
+    /// What is tracked here has no transports.
+    type Queue = EventQueue<()>;
+
+    fn update(number: u64) -> Update {
+        Update::empty(Revision { store: StoreId(1), partition: Default::default(), number })
+    }
+
+    fn resumed(number: u64, prefix: &Prefix) -> Event<()> {
+        let resumed = vec![Resumed { prefix: prefix.clone(), age: Duration::ZERO }];
+        Event::Update(Update { resumed, ..update(number) })
+    }
+
+    fn shown(events: &[Event<()>]) -> Vec<String> {
+        let shown = |event: &Event<()>| match event {
+            Event::Track(subscription) => format!("track {}", subscription.name()),
+            Event::Update(update) => format!("update {}", update.revision.number),
+            Event::Refused(prefix, reason) => format!("refused {prefix}: {reason}"),
+            Event::AgeUpdate(age) => format!("age {age:?}"),
+            Event::Disconnected => "disconnected".to_owned(),
+            Event::Map(MapEvent::Map(name, table)) => format!("map {} {}", name.service, table.version()),
+            Event::Map(MapEvent::Failed(name, version, _)) => format!("failed {} {version}", name.service),
+            Event::Map(MapEvent::Unavailable) => "no maps".to_owned(),
+        };
+        events.iter().map(shown).collect()
+    }
+
+    #[tokio::test]
+    async fn updates_that_arrive_while_the_worker_waits_are_one() {
+        let queue = Queue::default();
+        for number in 1..=1_000 {
+            let key: Arc<str> = format!("/t/shop/services/s{}", number % 7).into();
+            let entry = Entry { value: Default::default(), revision: number };
+            queue.push(Event::Update(Update { puts: vec![(key, entry)], ..update(number) }));
+            queue.push(Event::Disconnected);
+            queue.push(Event::AgeUpdate(Duration::from_secs(number)));
+        }
+        let events = queue.next().await;
+        assert_eq!(shown(&events), ["age 999s", "update 1000", "age 1000s"]);
+        let Event::Update(update) = &events[1] else { unreachable!() };
+        assert_eq!(update.puts.len(), 7);
+        assert!(queue.take().is_empty());
+    }
+
+    #[test]
+    fn connection_lost_before_an_update_is_lost_before_all_of_it() {
+        let queue = Queue::default();
+        let prefix = Prefix::topology();
+        queue.push(resumed(1, &prefix));
+        queue.push(Event::AgeUpdate(Duration::from_secs(9)));
+        queue.push(Event::Disconnected);
+        queue.push(resumed(2, &prefix));
+        assert_eq!(shown(&queue.take()), ["age 9s", "disconnected", "update 2"]);
+        queue.push(resumed(3, &prefix));
+        queue.push(Event::Disconnected);
+        assert_eq!(shown(&queue.take()), ["update 3", "disconnected"]);
+    }
+
+    #[test]
+    fn refusal_stays_until_its_prefix_arrives() {
+        let queue = Queue::default();
+        let [arrives, stays] =
+            ["/t/shop/services/a", "/t/shop/services/b"].map(|text| Prefix::new(text).unwrap());
+        for prefix in [&arrives, &stays, &stays] {
+            queue.push(Event::Refused(prefix.clone(), "away".into()));
+        }
+        queue.push(resumed(1, &arrives));
+        assert_eq!(shown(&queue.take()), ["update 1", "refused /t/shop/services/b: away"]);
+        queue.push(resumed(2, &arrives));
+        queue.push(Event::Refused(arrives, "gone".into()));
+        assert_eq!(shown(&queue.take()), ["update 2", "refused /t/shop/services/a: gone"]);
+    }
+
+    #[test]
+    fn map_waits_until_a_later_one_of_its_service_arrives() {
+        let queue = Queue::default();
+        let name = |service: &str| MapName { service: ServiceName::new(service).unwrap(), region: None };
+        let map = |service: &str, version| {
+            let map = ShardMap { version, interval: KeyRange::ALL, shards: vec![] };
+            Event::Map(MapEvent::Map(name(service), Arc::new(ShardTable::compile(&map))))
+        };
+        let failed = |version| Event::Map(MapEvent::Failed(name("shop/a"), version, String::new()));
+        queue.push(map("shop/b", 1));
+        for version in 1..100 {
+            queue.push(map("shop/a", version));
+            queue.push(Event::Map(MapEvent::Unavailable));
+        }
+        queue.push(failed(100));
+        queue.push(failed(101));
+        assert_eq!(shown(&queue.take()), ["map shop/b 1", "map shop/a 99", "no maps", "failed shop/a 101"]);
+        queue.push(failed(102));
+        queue.push(map("shop/a", 103));
+        assert_eq!(shown(&queue.take()), ["map shop/a 103"]);
+    }
+}

@@ -1,0 +1,155 @@
+use std::{collections::BTreeMap, sync::Arc};
+
+use crate::{Entry, Update};
+
+/// Updates that wait for a reader, as one: it grows with the keys that change meanwhile, and not with the number of changes.
+///
+/// A queue of updates was rejected, as for [watchers](crate): it grows with the slowest reader and delivers outdated values.
+#[derive(Debug, Default)]
+pub struct CoalescedUpdates {
+    /// `None` while nothing waits. Without its changes, which are by key.
+    update: Option<Update>,
+    /// The last value of each changed key; `None` of a deleted one.
+    changes: BTreeMap<Arc<str>, Option<Entry>>,
+}
+
+impl CoalescedUpdates {
+    /// Adds an update that follows all those before.
+    pub fn add(&mut self, update: Update) {
+        let Update { revision, resumed, snapshots, puts, deletes } = update;
+        let waiting = self.update.get_or_insert_with(|| Update::empty(revision));
+        waiting.revision = revision;
+        for resumed in resumed {
+            waiting.resumed.retain(|earlier| earlier.prefix != resumed.prefix);
+            waiting.resumed.push(resumed);
+        }
+        for snapshot in snapshots {
+            // In their order: of two snapshots, one may be of a part of the other.
+            waiting.snapshots.retain(|earlier| earlier.prefix != snapshot.prefix);
+            self.changes.retain(|key, _| !snapshot.prefix.covers(key));
+            waiting.snapshots.push(snapshot);
+        }
+        self.changes.extend(puts.into_iter().map(|(key, entry)| (key, Some(entry))));
+        self.changes.extend(deletes.into_iter().map(|key| (key, None)));
+    }
+
+    /// Takes all that waits, as one update; `None` if nothing does.
+    pub fn take(&mut self) -> Option<Update> {
+        let mut update = self.update.take()?;
+        for (key, value) in std::mem::take(&mut self.changes) {
+            match value {
+                Some(entry) => update.puts.push((key, entry)),
+                None => update.deletes.push(key),
+            }
+        }
+        Some(update)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use bytes::Bytes;
+    use fairmesh_model::{Prefix, RecordKey, Revision, StoreId};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{ArrivedRecord, Mirror, Resumed, Snapshot};
+
+    /// The values of a reader, by key.
+    #[derive(Debug, Default, PartialEq)]
+    struct Copy(BTreeMap<String, Bytes>);
+
+    impl Mirror for Copy {
+        fn retain(&mut self, snapshot: &Snapshot) {
+            self.0.retain(|key, _| !snapshot.prefix.covers(key) || snapshot.holds(key));
+        }
+
+        fn put(&mut self, _: RecordKey, record: ArrivedRecord<'_>) {
+            self.0.insert(record.text.to_string(), record.value.clone());
+        }
+
+        fn delete(&mut self, text: &str, _: &RecordKey) {
+            self.0.remove(text);
+        }
+
+        fn mark_current(&mut self, _: &Prefix) {}
+    }
+
+    fn update(number: u64) -> Update {
+        Update::empty(Revision { store: StoreId(1), partition: Default::default(), number })
+    }
+
+    fn key(service: u8) -> Arc<str> {
+        format!("/t/shop/services/s{service}").into()
+    }
+
+    fn entry(number: u64) -> Entry {
+        Entry { value: number.to_string().into(), revision: number }
+    }
+
+    /// One key, or those of all.
+    fn prefix(service: Option<u8>) -> Prefix {
+        let text = service.map_or("/t/shop/services/".to_owned(), |service| key(service).to_string());
+        Prefix::new(text).unwrap()
+    }
+
+    #[test]
+    fn updates_that_wait_take_the_room_of_their_keys() {
+        let mut waiting = CoalescedUpdates::default();
+        for number in 1..=10_000 {
+            let change = (key((number % 3) as u8), entry(number));
+            let resumed = vec![Resumed { prefix: prefix(None), age: Duration::ZERO }];
+            waiting.add(Update { puts: vec![change], resumed, ..update(number) });
+        }
+        let merged = waiting.take().unwrap();
+        assert_eq!((merged.puts.len(), merged.resumed.len()), (3, 1));
+        assert_eq!(merged.puts[1], (key(1), entry(10_000)));
+        assert_eq!(merged.revision.number, 10_000);
+        assert_eq!(waiting.take(), None);
+    }
+
+    /// What an update does: puts a key, deletes it, or brings a snapshot of it or of all.
+    #[derive(Clone, Debug)]
+    enum Step {
+        Put(u8),
+        Delete(u8),
+        Snapshot(Option<u8>, Vec<u8>),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let held = prop::collection::btree_set(0_u8..6, 0..6);
+        let snapshot = (prop::option::of(0_u8..6), held).prop_map(|(service, held)| {
+            let held = held.into_iter().filter(|key| service.is_none_or(|service| service == *key));
+            Step::Snapshot(service, held.collect())
+        });
+        prop_oneof![(0_u8..6).prop_map(Step::Put), (0_u8..6).prop_map(Step::Delete), snapshot]
+    }
+
+    proptest! {
+        #[test]
+        fn coalesced_updates_have_the_effect_of_all(steps in prop::collection::vec(step(), 0..40)) {
+            let (mut one_by_one, mut at_once, mut waiting) =
+                (Copy::default(), Copy::default(), CoalescedUpdates::default());
+            for (number, step) in (1..).zip(steps) {
+                let mut update = update(number);
+                match step {
+                    Step::Put(service) => update.puts.push((key(service), entry(number))),
+                    Step::Delete(service) => update.deletes.push(key(service)),
+                    Step::Snapshot(service, held) => update.snapshots.push(Snapshot {
+                        prefix: prefix(service),
+                        entries: held.into_iter().map(|held| (key(held), entry(number))).collect(),
+                        age: Duration::ZERO,
+                    }),
+                }
+                one_by_one.apply(&update);
+                waiting.add(update);
+            }
+            if let Some(update) = waiting.take() {
+                at_once.apply(&update);
+            }
+            prop_assert_eq!(at_once, one_by_one);
+        }
+    }
+}
