@@ -25,15 +25,15 @@ impl Signals for Reports {
         &self,
         mut request: Request<v1::ReportSignalsRequest>,
     ) -> Result<Response<v1::ReportSignalsResponse>, Status> {
-        let answered = self.take_rates(request.get_mut())?;
-        let has_usages = !request.get_ref().usages.is_empty();
-        let mut response = match answered {
-            Some(response) if !has_usages => return Ok(Response::new(response)),
-            answered => answered.unwrap_or_default(),
-        };
-        let forwarded = Signals::report(&self.forward, request).await?.into_inner();
-        response.dropped_minutes = forwarded.dropped_minutes;
-        Ok(Response::new(response))
+        let report = request.get_mut();
+        if report.sender.is_some() && !report.usages.is_empty() {
+            // Without its rates it would not be what its maker signed.
+            return Err(Status::invalid_argument("usages: are in a report with rates; report them apart"));
+        }
+        match self.take_rates(report)? {
+            Some(response) => Ok(Response::new(response)),
+            None => Signals::report(&self.forward, request).await,
+        }
     }
 }
 

@@ -5859,8 +5859,8 @@ pub struct ReportSignalsRequest {
     /// The process whose rates these are. Absent: the report has no rates, and those of the last report stay.
     #[prost(message, optional, tag = "1")]
     pub sender: ::core::option::Option<SignalSender>,
-    /// At most 10,000 minutes. Processes report them apart from rates: a replica forwards them as their maker signed them, and
-    /// adds rates up.
+    /// At most 10,000 minutes. Processes report them apart from rates: a replica forwards them as their maker signed them, adds
+    /// rates up, and refuses a report with both.
     #[prost(message, repeated, tag = "2")]
     pub usages: ::prost::alloc::vec::Vec<InstanceUsage>,
     /// Calls of services that are planned for, or that an operator looks at; at most 4096.

@@ -74,6 +74,36 @@ async fn a_stated_call_through_a_replica_is_judged_by_its_maker() {
 }
 
 #[tokio::test]
+async fn minutes_that_pass_through_a_replica_are_those_of_their_signer() {
+    let folder = tempfile::tempdir().unwrap();
+    let replica = StrictReplica::start(folder.path()).await;
+    let [blue, red] = [
+        join(&replica.control, "blue-1", &["blue"], "eu").await,
+        join(&replica.control, "red-1", &["red"], "eu").await,
+    ];
+    let agent = replica.connect_stating(&blue).await;
+    agent.registry().register(registration("blue/vault", "vault-0")).await.unwrap();
+    // Of a minute long ago: the control plane takes the report, and drops it.
+    let usage = v1::InstanceUsage {
+        service: "blue/vault".into(),
+        instance: "vault-0".into(),
+        location: Some(v1::Location { region: "eu".into(), ..Default::default() }),
+        minutes: vec![v1::MinuteUsage { minute: 1, covered_ms: 60_000, ..Default::default() }],
+    };
+    let report = v1::ReportSignalsRequest { usages: vec![usage], ..Default::default() };
+    assert_eq!(agent.report_signals(report.clone()).await.unwrap().dropped_minutes, 1);
+    let former = v1::ReportUsageRequest::from(report.clone());
+    assert_eq!(agent.imbalance().report(former).await.unwrap().into_inner().dropped, 1);
+    let intruder = replica.connect_stating(&red).await;
+    let refused = intruder.report_signals(report.clone()).await.unwrap_err();
+    assert!(is_refusal(&refused), "{refused}");
+    let both = v1::ReportSignalsRequest { usages: report.usages, ..traffic("blue/web", "blue/vault", 5) };
+    let refused = agent.report_signals(both).await.unwrap_err();
+    assert!(refused.message().contains("report them apart"), "{refused}");
+    replica.stop().await;
+}
+
+#[tokio::test]
 async fn a_replica_adds_up_only_reports_that_their_senders_may_make() {
     let folder = tempfile::tempdir().unwrap();
     let replica = StrictReplica::start(folder.path()).await;

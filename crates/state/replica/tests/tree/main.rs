@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
 mod disk;
+mod former_release;
 mod processes;
 mod reconnect_storm;
 mod services;
