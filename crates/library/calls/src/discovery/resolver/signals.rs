@@ -1,8 +1,8 @@
 //! Reports the calls of services that a planner plans for, or that operators look at.
 //!
-//! What operators look at is told in response to reports. So that a program without anything to report hears of it too, it
-//! sends a report of nothing now and then. Records that programs follow were rejected: each look would be a write to the
-//! store, and one more prefix of each service would be followed for what is seldom there.
+//! The response to a report names the services that operators look at. A program without calls to report sends a report of
+//! nothing now and then, and so hears of them too. Records that programs follow were rejected: each look would be a write to
+//! the store, and one more prefix of each service would be followed for a record that is seldom there.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -42,7 +42,7 @@ pub(super) async fn report_periodically<T>(
     };
     let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut next, mut told_at, mut was_idle) = (began, began, true);
+    let (mut next, mut answered_at, mut was_idle) = (began, began, true);
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
@@ -56,14 +56,14 @@ pub(super) async fn report_periodically<T>(
         let elapsed_ms = u64::try_from((now - began).as_millis()).unwrap_or(u64::MAX);
         let Some(report) = reporter.report(&registry, elapsed_ms) else { continue };
         was_idle = report.regions.is_empty();
-        let told = send(&upstream, report).await;
-        let asked = told.as_ref().map(|told| Duration::from_millis(told.next_report_ms.into()));
-        match told {
-            Some(told) => {
-                told_at = now;
-                registry.watch(names(told.watched));
+        let response = send(&upstream, report).await;
+        let asked = response.as_ref().map(|response| Duration::from_millis(response.next_report_ms.into()));
+        match response {
+            Some(response) => {
+                answered_at = now;
+                registry.watch(names(response.watched));
             }
-            None if told_at.elapsed() > WATCHED_FOR => registry.watch(HashSet::new()),
+            None if answered_at.elapsed() > WATCHED_FOR => registry.watch(HashSet::new()),
             None => {}
         }
         // Of what there is to report, a control plane may want less; of nothing there is no haste.
