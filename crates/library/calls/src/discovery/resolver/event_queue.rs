@@ -145,7 +145,7 @@ impl AgeChanges {
 
 #[cfg(test)]
 mod tests {
-    use fairmesh_model::{KeyRange, Revision, ServiceName, ShardMap, StoreId};
+    use fairmesh_model::{KeyRange, Revision, ServiceName, Shard, ShardId, ShardKey, ShardMap, StoreId};
     use fairmesh_rib::{Entry, Resumed};
     use fairmesh_router::ShardTable;
 
@@ -228,8 +228,9 @@ mod tests {
     fn map_waits_until_a_later_one_of_its_service_arrives() {
         let queue = Queue::default();
         let name = |service: &str| MapName { service: ServiceName::new(service).unwrap(), region: None };
+        let shard = Shard { id: ShardId(1), start: ShardKey(0), replicas: vec![] };
         let map = |service: &str, version| {
-            let map = ShardMap { version, interval: KeyRange::ALL, shards: vec![] };
+            let map = ShardMap { version, interval: KeyRange::ALL, shards: vec![shard.clone()] };
             Event::Map(MapEvent::Map(name(service), Arc::new(ShardTable::compile(&map))))
         };
         let failed = |version| Event::Map(MapEvent::Failed(name("shop/a"), version, String::new()));
