@@ -1,6 +1,6 @@
 //! Configuration of an endpoint.
 
-use std::{collections::BTreeMap, fs, future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use fairmesh_identity::{IdentityRequest, JoinToken, ProgramIdentity, ServerIdentity};
 use fairmesh_model::{
@@ -420,10 +420,7 @@ async fn check_location(registry: &RegistryClient, deadline: Instant) -> Result<
 /// # Errors
 /// When the host name is no valid identity.
 pub fn default_instance(address: SocketAddr) -> Result<InstanceId, Invalid> {
-    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let host = match host.trim() {
-        "" => address.ip().to_string().trim_start_matches(':').to_owned(),
-        host => host.to_owned(),
-    };
+    let host = environment::host_name()
+        .unwrap_or_else(|| address.ip().to_string().trim_start_matches(':').to_owned());
     InstanceId::new(format!("{host}:{}", address.port())).map_err(|e| e.within("instance"))
 }

@@ -1,4 +1,4 @@
-//! Defaults that a process takes from its environment: the paths of an agent's socket and state, and the region.
+//! Defaults that a process takes from its environment: the paths of an agent's socket and state, the region, the host name.
 //!
 //! Paths are system folders for root and the user's own folders otherwise. The binary and the library share them, so
 //! that each finds the files and sockets of the other.
@@ -55,6 +55,12 @@ pub fn agent() -> Address {
 
 fn first_existing(sockets: impl IntoIterator<Item = Option<PathBuf>>) -> Option<PathBuf> {
     sockets.into_iter().flatten().find(|socket| socket.exists())
+}
+
+/// The name of this machine; `None` where it has none or `/proc` is not mounted.
+pub fn host_name() -> Option<String> {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }
 
 /// By the owner of the process; false where `/proc` is not mounted.

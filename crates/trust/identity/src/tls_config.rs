@@ -327,26 +327,30 @@ pub(crate) fn joining(token: &JoinToken, clock: &Arc<dyn Clock>) -> Result<Arc<C
     Ok(Arc::new(config.with_no_client_auth()))
 }
 
-/// Which clients a server accepts beside every identity of its domain.
+/// The clients that a server accepts.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Beside<'a> {
-    NoOthers,
-    /// Those without an identity, to which it shows its root too, since they know only its digest.
-    Joining,
-    /// These of federated domains. It is decided after the handshake too, since a session that is resumed verifies nothing.
-    Federated(&'a Federation, &'a Arc<BTreeSet<SpiffeId>>),
+pub(crate) enum AcceptedClients<'a> {
+    /// Every identity of its domain.
+    Domain,
+    /// Clients without an identity as well. The server shows them its root, since they know only its digest.
+    DomainAndJoining,
+    /// The given clients of federated domains as well. They are checked again after the handshake, since a resumed session
+    /// verifies nothing.
+    DomainAndFederated(&'a Federation, &'a Arc<BTreeSet<SpiffeId>>),
 }
 
 /// Of a server.
 pub(crate) fn server(
     own: &Credentials,
     clock: &Arc<dyn Clock>,
-    beside: Beside<'_>,
+    clients: AcceptedClients<'_>,
 ) -> Result<Arc<ServerConfig>, IdentityError> {
-    let with_joining = matches!(beside, Beside::Joining);
-    let (federation, named) = match beside {
-        Beside::Federated(federation, named) => (Some(federation.clone()), Arc::clone(named)),
-        Beside::NoOthers | Beside::Joining => (None, Arc::default()),
+    let with_joining = matches!(clients, AcceptedClients::DomainAndJoining);
+    let (federation, named) = match clients {
+        AcceptedClients::DomainAndFederated(federation, named) => {
+            (Some(federation.clone()), Arc::clone(named))
+        }
+        AcceptedClients::Domain | AcceptedClients::DomainAndJoining => (None, Arc::default()),
     };
     let (trust, clock) = (own.trust.clone(), Arc::clone(clock));
     let mut chain = own.chain.clone();
@@ -381,7 +385,7 @@ mod tests {
             let issued = authority.issue(&key.signing_request().unwrap(), &id, now).unwrap();
             Credentials::new(key, issued.chain, authority.bundle(), now).unwrap()
         };
-        let server = server(&credentials("shop/cart"), &clock, Beside::NoOthers).unwrap();
+        let server = server(&credentials("shop/cart"), &clock, AcceptedClients::Domain).unwrap();
         let expected = Expected::Service("shop/cart".parse().unwrap());
         let own = credentials("shop/web");
         let mut config = (*client(&own, expected, (&clock, &Federation::default())).unwrap()).clone();

@@ -17,7 +17,7 @@ use crate::{
     connections::Connections,
     federation::Federation,
     statement,
-    tls_config::{self, Beside, Expected},
+    tls_config::{self, AcceptedClients, Expected},
     tls_stream::TlsStream,
     trust::RootDigest,
 };
@@ -32,7 +32,7 @@ const MAX_CALLER_SETS: usize = 16;
 /// The identity of a process, which may come later and changes with each renewal.
 pub struct Workload {
     clock: Arc<dyn Clock>,
-    held: RwLock<Option<Arc<Held>>>,
+    installed: RwLock<Option<Arc<InstalledIdentity>>>,
     ready: watch::Sender<bool>,
     connections: Arc<Connections>,
     /// How often the record of revocations was read.
@@ -41,8 +41,8 @@ pub struct Workload {
     roots: watch::Sender<u64>,
 }
 
-/// One certificate, and configurations with it.
-struct Held {
+/// A certificate, and the TLS configurations with it.
+struct InstalledIdentity {
     credentials: Arc<Credentials>,
     server: Arc<ServerConfig>,
     /// For clients without a certificate too, which join.
@@ -72,7 +72,7 @@ impl Workload {
     pub fn new(clock: Arc<dyn Clock>) -> Self {
         Self {
             clock,
-            held: RwLock::default(),
+            installed: RwLock::default(),
             ready: watch::Sender::new(false),
             connections: Arc::default(),
             revoked: watch::Sender::new(0),
@@ -86,12 +86,13 @@ impl Workload {
     /// When it cannot be used; the one before remains.
     pub fn install(&self, mut credentials: Credentials) -> Result<(), IdentityError> {
         credentials.trust.revocations = self.connections.revocations.clone();
-        let server = |beside| tls_config::server(&credentials, &self.clock, beside);
-        let (joining_server, server) = (server(Beside::Joining)?, server(Beside::NoOthers)?);
+        let server = |clients| tls_config::server(&credentials, &self.clock, clients);
+        let (joining_server, server) =
+            (server(AcceptedClients::DomainAndJoining)?, server(AcceptedClients::Domain)?);
         let (federated_servers, clients) = (Mutex::default(), Mutex::default());
         let credentials = Arc::new(credentials);
-        let held = Held { credentials, server, joining_server, federated_servers, clients };
-        *self.held.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(held));
+        let installed = InstalledIdentity { credentials, server, joining_server, federated_servers, clients };
+        *self.installed.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(installed));
         self.ready.send_replace(true);
         Ok(())
     }
@@ -121,9 +122,9 @@ impl Workload {
     /// Replaces the federated trust domains: open connections with peers of others, or for which none of their roots vouches, end.
     pub fn federate(&self, domains: FederatedDomains) {
         if self.connections.federate(domains)
-            && let Some(held) = self.held()
+            && let Some(installed) = self.installed()
         {
-            held.forget_foreign_sessions();
+            installed.forget_foreign_sessions();
         }
     }
 
@@ -174,18 +175,19 @@ impl Workload {
 
     /// Whether the certificate of this process itself is revoked.
     pub fn is_revoked(&self) -> bool {
-        self.held()
-            .is_some_and(|held| self.revocations().check(&held.credentials.chain[0], Usage::Client).is_err())
+        self.installed().is_some_and(|installed| {
+            self.revocations().check(&installed.credentials.chain[0], Usage::Client).is_err()
+        })
     }
 
     /// The identity; `None` before there is a certificate.
     pub fn id(&self) -> Option<SpiffeId> {
-        self.held().map(|held| held.credentials.id().clone())
+        self.installed().map(|installed| installed.credentials.id().clone())
     }
 
     /// The certificate and its key.
     pub fn credentials(&self) -> Option<Arc<Credentials>> {
-        self.held().map(|held| Arc::clone(&held.credentials))
+        self.installed().map(|installed| Arc::clone(&installed.credentials))
     }
 
     /// What certificates are verified by.
@@ -209,7 +211,7 @@ impl Workload {
 
     /// Whether there is a certificate that peers accept.
     pub(crate) fn is_valid(&self) -> bool {
-        self.held().is_some_and(|held| held.credentials.validity().1 > self.now())
+        self.installed().is_some_and(|installed| installed.credentials.validity().1 > self.now())
     }
 
     /// Changes whenever a certificate is installed, or other roots are trusted.
@@ -223,14 +225,14 @@ impl Workload {
         let _ = self.ready.subscribe().wait_for(|ready| *ready).await;
     }
 
-    fn held(&self) -> Option<Arc<Held>> {
-        self.held.read().unwrap_or_else(PoisonError::into_inner).clone()
+    fn installed(&self) -> Option<Arc<InstalledIdentity>> {
+        self.installed.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn client(&self, peer: ExpectedPeer<'_>) -> io::Result<(Arc<ClientConfig>, Arc<Credentials>)> {
-        let held = self.held().ok_or_else(no_identity)?;
-        let own = Arc::clone(&held.credentials);
-        let mut clients = held.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        let installed = self.installed().ok_or_else(no_identity)?;
+        let own = Arc::clone(&installed.credentials);
+        let mut clients = installed.clients.lock().unwrap_or_else(PoisonError::into_inner);
         let expected = Expected::from(peer);
         if let Some(config) = clients.get(&expected) {
             return Ok((Arc::clone(config), own));
@@ -239,7 +241,7 @@ impl Workload {
             clients.clear();
         }
         let config = tls_config::client(
-            &held.credentials,
+            &installed.credentials,
             expected.clone(),
             (&self.clock, &self.connections.federation),
         )
@@ -252,11 +254,11 @@ impl Workload {
 impl Workload {
     fn accept_with(
         &self,
-        config: impl FnOnce(&Held) -> Arc<ServerConfig>,
+        config: impl FnOnce(&InstalledIdentity) -> Arc<ServerConfig>,
         stream: TcpStream,
         federated: Option<Arc<FederatedCallers>>,
     ) -> Handshake {
-        let config = self.held().map(|held| config(&held));
+        let config = self.installed().map(|installed| config(&installed));
         self.accept_over(config, stream, federated)
     }
 
@@ -283,7 +285,7 @@ fn no_identity() -> io::Error {
     io::Error::other(NoIdentity)
 }
 
-impl Held {
+impl InstalledIdentity {
     /// The configuration of a server for these callers of federated trust domains. Those of a process are few.
     fn federated_server(
         &self,
@@ -298,7 +300,11 @@ impl Held {
         if servers.len() >= MAX_CALLER_SETS {
             servers.clear();
         }
-        let config = tls_config::server(&self.credentials, clock, Beside::Federated(federation, &named))?;
+        let config = tls_config::server(
+            &self.credentials,
+            clock,
+            AcceptedClients::DomainAndFederated(federation, &named),
+        )?;
         servers.push((named, Arc::clone(&config)));
         Ok(config)
     }
@@ -314,7 +320,7 @@ impl Held {
 
 impl TlsIdentity for Workload {
     fn is_ready(&self) -> bool {
-        self.held().is_some()
+        self.installed().is_some()
     }
 
     fn id(&self) -> Option<SpiffeId> {
@@ -344,13 +350,13 @@ impl TlsIdentity for Workload {
     }
 
     fn accept(&self, stream: TcpStream) -> Handshake {
-        self.accept_with(|held| Arc::clone(&held.server), stream, None)
+        self.accept_with(|installed| Arc::clone(&installed.server), stream, None)
     }
 
     fn accept_federated(&self, stream: TcpStream, callers: &Arc<FederatedCallers>) -> Handshake {
-        let made = self
-            .held()
-            .map(|held| held.federated_server((&self.connections.federation, callers), &self.clock));
+        let made = self.installed().map(|installed| {
+            installed.federated_server((&self.connections.federation, callers), &self.clock)
+        });
         match made.transpose() {
             Ok(config) => self.accept_over(config, stream, Some(Arc::clone(callers))),
             Err(error) => Box::pin(std::future::ready(Err(io::Error::other(error)))),
@@ -358,6 +364,6 @@ impl TlsIdentity for Workload {
     }
 
     fn accept_joining(&self, stream: TcpStream) -> Handshake {
-        self.accept_with(|held| Arc::clone(&held.joining_server), stream, None)
+        self.accept_with(|installed| Arc::clone(&installed.joining_server), stream, None)
     }
 }

@@ -299,8 +299,8 @@ fn default_client_id() -> String {
     if let Ok(id) = env::var("FAIRMESH_CLIENT_ID") {
         return id;
     }
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = environment::host_name().unwrap_or_default();
     let program = env::args_os().next().map(PathBuf::from);
     let program = program.as_deref().and_then(|path| path.file_name()).unwrap_or_default().to_string_lossy();
-    format!("{}/{program}", host.trim())
+    format!("{host}/{program}")
 }

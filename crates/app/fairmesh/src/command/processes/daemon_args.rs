@@ -1,6 +1,8 @@
 //! Arguments that long-running commands share.
 
-use std::{fs, net::SocketAddr, str::FromStr};
+use std::{net::SocketAddr, str::FromStr};
+
+use fairmesh_wire::environment;
 
 /// Address of metrics, or none.
 #[derive(Clone, Copy, Debug)]
@@ -19,11 +21,7 @@ impl FromStr for MetricsAddress {
     }
 }
 
-/// Host name of this machine.
+/// Host name of this machine, or a name for one without.
 pub(super) fn host_name() -> String {
-    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    match name.trim() {
-        "" => "unnamed".into(),
-        name => name.into(),
-    }
+    environment::host_name().unwrap_or_else(|| "unnamed".into())
 }
