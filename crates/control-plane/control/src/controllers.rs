@@ -17,7 +17,7 @@ pub(crate) use service::describe;
 
 use crate::{
     health_checks::{Checks, TargetController, VerdictController},
-    identity::{IdentityService, TrustBundleController},
+    identity::{FederationController, IdentityService, TrustBundleController},
     quotas::{QuotaController, Quotas},
     tasks::{Tasks, spawn_cancellable},
 };
@@ -63,6 +63,7 @@ impl Controllers {
         spawn_cancellable(tasks, stop, runtime.run(TargetController(checks.clone())));
         spawn_cancellable(tasks, stop, runtime.run(VerdictController(checks)));
         spawn_cancellable(tasks, stop, runtime.run(QuotaController(quotas)));
+        spawn_cancellable(tasks, stop, runtime.run(FederationController::default()));
         if let Some((revocations, trust_bundle)) = identity.controllers() {
             spawn_cancellable(tasks, stop, runtime.run(revocations));
             spawn_cancellable(tasks, stop, runtime.run(trust_bundle));
@@ -79,7 +80,10 @@ mod tests {
         assert_eq!("verdicts".parse::<ShadowController>().unwrap().name(), "verdicts");
         for name in ["revocations", "quotas", "unknown"] {
             let error = name.parse::<ShadowController>().unwrap_err();
-            assert_eq!(error.hint, "write one of distance-targets, trust-bundle, verdicts", "{name}");
+            assert_eq!(
+                error.hint, "write one of distance-targets, federated-bundles, trust-bundle, verdicts",
+                "{name}"
+            );
         }
     }
 }

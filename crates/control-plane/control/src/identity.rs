@@ -23,10 +23,11 @@ use fairmesh_identity::{
 use fairmesh_model::{Label, MeshRole, Prefix, SpiffePath, TrustBundle, TrustDomain};
 use fairmesh_rib::{Node, access::AccessControl};
 use fairmesh_store::Store;
-use fairmesh_wire::{LogLimiter, transport::Transport};
+use fairmesh_wire::{LogLimiter, environment::host_name, transport::Transport};
 use tokio::time::sleep;
 use tonic::Status;
 
+pub(crate) use bundle_endpoints::FederationController;
 pub(crate) use revocations::RevocationController;
 pub(crate) use service::{IdentityService, is_own};
 use trust_bundle::RecordedBundle;
@@ -50,9 +51,9 @@ const JOINED_AGENTS: &str = "/g/identity/agents/";
 
 static NOT_REPLACED: LogLimiter = LogLimiter::new();
 
-/// What this control plane issues certificates with.
+/// Issues the certificates of a trust domain: the authority, join tokens, and the certificates of this control plane.
 #[derive(Debug)]
-pub(crate) struct Issuing {
+pub(crate) struct CertificateIssuer {
     authority: Authority,
     tokens: Tokens,
     /// Secures connections, and signs responses.
@@ -64,7 +65,7 @@ pub(crate) struct Issuing {
     clock: Arc<dyn Clock>,
 }
 
-impl Issuing {
+impl CertificateIssuer {
     /// Opens the authority. `None` if the mesh has no trust domain, or this control plane has no intermediate of it.
     pub(crate) fn open(
         config: &ControlConfig,
@@ -184,38 +185,38 @@ impl Issuing {
 }
 
 impl IdentityService {
-    /// Issues what `issuing` may, by the records of `node`, and writes to `store`.
+    /// Issues what `issuer` may, by the records of `node`, and writes to `store`.
     pub(crate) fn new(
-        issuing: Option<Arc<Issuing>>,
+        issuer: Option<Arc<CertificateIssuer>>,
         (node, store): (&Node, &Arc<dyn Store>),
         (access, audit): (AccessControl, AuditLog),
     ) -> Self {
         let selectors = WorkloadIndex::new(node.clone());
-        Self { issuing, node: node.clone(), store: Arc::clone(store), access, selectors, audit }
+        Self { issuer, node: node.clone(), store: Arc::clone(store), access, selectors, audit }
     }
 
     /// The controllers of a control plane that issues certificates.
     pub(crate) fn controllers(&self) -> Option<(RevocationController, TrustBundleController)> {
-        let issuing = self.issuing.clone()?;
-        let revocations = RevocationController { issuing: Arc::clone(&issuing), node: self.node.clone() };
-        Some((revocations, TrustBundleController::new(issuing, self.node.clone())))
+        let issuer = self.issuer.clone()?;
+        let revocations = RevocationController { issuer: Arc::clone(&issuer), node: self.node.clone() };
+        Some((revocations, TrustBundleController::new(issuer, self.node.clone())))
     }
 
     /// The revocations by which this control plane refuses callers.
     pub(crate) fn revocations(&self) -> RevocationList {
-        self.issuing.as_ref().map(|issuing| issuing.workload.revocations().clone()).unwrap_or_default()
+        self.issuer.as_ref().map(|issuer| issuer.workload.revocations().clone()).unwrap_or_default()
     }
 
     /// Uses an intermediate that is put into the file of this control plane's, as an authority elsewhere issues it.
     pub(crate) async fn follow_issuer_file(self) {
-        let Some(issuing) = self.issuing else { return std::future::pending().await };
+        let Some(issuer) = self.issuer else { return std::future::pending().await };
         loop {
             sleep(ISSUER_INTERVAL).await;
-            match issuing.authority.reread_issuer(issuing.clock.now()) {
+            match issuer.authority.reread_issuer(issuer.clock.now()) {
                 Ok(Reread::Unchanged) => {}
                 Ok(Reread::Replaced) => {
                     tracing::info!("certificates are issued by the new intermediate in ca/issuer.key");
-                    if let Err(error) = issuing.renew_own(&self.node) {
+                    if let Err(error) = issuer.renew_own(&self.node) {
                         tracing::error!(%error, "the certificate of this control plane cannot be renewed");
                     }
                 }
@@ -223,13 +224,13 @@ impl IdentityService {
                     tracing::error!(%error, "ca/issuer.key is not used; the intermediate before stays in use");
                 }
             }
-            if let Err(error) = issuing.follow_roots(&self.node) {
+            if let Err(error) = issuer.follow_roots(&self.node) {
                 tracing::error!(%error, "the roots of the records are not used");
             }
-            match issuing.replace_future(&self.node) {
+            match issuer.replace_future(&self.node) {
                 Ok(false) => {}
                 // Retried with the others, hourly.
-                Ok(true) => drop(issuing.publish(&self.node, &*self.store).await),
+                Ok(true) => drop(issuer.publish(&self.node, &*self.store).await),
                 Err(error) => {
                     if let Some(left_out) = NOT_REPLACED.next() {
                         tracing::error!(%error, left_out, "certificates that are not valid yet cannot be replaced; check the clock");
@@ -247,11 +248,10 @@ fn is_fresh(begin: Duration, now: Duration) -> bool {
 
 /// The hosts in the certificate of the pages: what was given, this machine, and the address.
 fn page_hosts(config: &ControlConfig) -> Vec<String> {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let own = [host.trim(), "localhost", "127.0.0.1", "::1"].map(str::to_owned);
+    let own = ["localhost", "127.0.0.1", "::1"].map(str::to_owned);
     let listen = Some(config.http.ip()).filter(|ip| !ip.is_unspecified()).map(|ip| ip.to_string());
     let mut hosts = config.http_names.clone();
-    for host in own.into_iter().chain(listen).filter(|host| !host.is_empty()) {
+    for host in host_name().into_iter().chain(own).chain(listen) {
         if !hosts.contains(&host) {
             hosts.push(host);
         }
@@ -261,9 +261,8 @@ fn page_hosts(config: &ControlConfig) -> Vec<String> {
 
 /// The name of this control plane: that of its machine, as far as it is a name.
 fn own_name() -> Label {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let fallback = || Label::new("control").expect("it is a name");
-    Label::new(host.trim().to_ascii_lowercase()).unwrap_or_else(|_| fallback())
+    let host = host_name().and_then(|host| Label::new(host.to_ascii_lowercase()).ok());
+    host.unwrap_or_else(|| Label::new("control").expect("it is a name"))
 }
 
 /// Why there is no certificate, to those who ask for one.

@@ -31,7 +31,7 @@ use crate::{
     controllers::Controllers,
     health_checks::{CheckerService, Checks, Woken},
     http,
-    identity::{IdentityService, Issuing, recorded_bundle},
+    identity::{CertificateIssuer, IdentityService, recorded_bundle},
     imbalance::{self, Imbalance, ImbalanceService},
     indices::Indices,
     metrics::{MetricSources, Metrics},
@@ -65,7 +65,7 @@ pub struct Control {
     indices: Indices,
     metrics: Arc<Metrics>,
     imbalance: Arc<Imbalance>,
-    issuing: Option<Arc<Issuing>>,
+    issuer: Option<Arc<CertificateIssuer>>,
     tokens: UserTokens,
     grpc: Vec<Listener>,
     http: PageListener,
@@ -93,15 +93,15 @@ impl Control {
         indices.checks.wake(Woken::ALL);
         let recorded = recorded_bundle(&node);
         let told = config.trust_domain.told(is_new, recorded.as_ref().map(|bundle| &bundle.domain));
-        let issuing = Issuing::open(&config, told.as_ref(), recorded.as_ref())?.map(Arc::new);
-        if issuing.is_some() {
+        let issuer = CertificateIssuer::open(&config, told.as_ref(), recorded.as_ref())?.map(Arc::new);
+        if issuer.is_some() {
             indices.access.require();
         }
         let listeners = Listeners::default();
         let calls = listeners.acceptor(&table::CONTROL_GRPC, Limits::calls());
         let mut grpc = Vec::new();
-        let (transport, addresses) = match &issuing {
-            Some(issuing) => (issuing.transport(&node)?, with_own_socket(&config)),
+        let (transport, addresses) = match &issuer {
+            Some(issuer) => (issuer.transport(&node)?, with_own_socket(&config)),
             None => (config.transport.clone(), config.grpc.clone()),
         };
         for address in &addresses {
@@ -118,7 +118,7 @@ impl Control {
             indices,
             metrics: Arc::default(),
             imbalance,
-            issuing,
+            issuer,
             tokens,
             grpc,
             http,
@@ -176,27 +176,20 @@ impl Control {
         closing: &CancellationToken,
         writes_ended: &CancellationToken,
     ) {
-        let Self { store, partitions, node, indices, metrics, imbalance, issuing, .. } = self;
-        let pages = issuing.as_ref().map(|issuing| issuing.pages_transport()).unwrap_or_default();
+        let Self { store, partitions, node, indices, metrics, imbalance, issuer, .. } = self;
+        let pages = issuer.as_ref().map(|issuer| issuer.pages_transport()).unwrap_or_default();
         let Self { tokens, grpc, http, listeners, config, .. } = self;
         let audit = indices.audit.clone();
         let applied = Arc::new(AppliedStore::new(store.clone(), node.clone(), metrics.clone(), audit));
         let applied: Arc<dyn Store> = applied;
-        let runtime = Runtime::new(RuntimeConfig {
-            node: node.clone(),
-            store: applied.clone(),
-            lease_expiry: store.lease_expiry(),
-            wall_clock: now_ms,
-            seed: random(),
-            shadow: config.shadow_controllers.iter().map(|controller| controller.name()).collect(),
-        });
+        let runtime = runtime(&config, &*store, (&node, &applied));
         let registry = Registry::new(applied.clone(), node.clone());
         let checks = Checks::new(node.clone(), applied.clone(), indices.checks.clone());
         let quotas = Quotas::new(node.clone());
         let traffic = Arc::new(TrafficController::new(node.clone(), applied.clone(), indices.facts.clone()));
         let permissions = indices.access.clone();
         let audit = indices.audit.clone();
-        let identity = IdentityService::new(issuing, (&node, &applied), (permissions.clone(), audit.clone()));
+        let identity = IdentityService::new(issuer, (&node, &applied), (permissions.clone(), audit.clone()));
         let callers = (node.clone(), identity.revocations());
         let access = Access::new(permissions.clone(), callers, (tokens.clone(), audit));
         let operated = Operated { partitions, audit: indices.audit.clone(), controllers: runtime.statuses() };
@@ -234,6 +227,18 @@ impl Control {
     }
 }
 
+/// What controllers run on. `applied` writes to `store`, and returns once the node has the write.
+fn runtime(config: &ControlConfig, store: &dyn Store, (node, applied): (&Node, &Arc<dyn Store>)) -> Runtime {
+    Runtime::new(RuntimeConfig {
+        node: node.clone(),
+        store: Arc::clone(applied),
+        lease_expiry: store.lease_expiry(),
+        wall_clock: now_ms,
+        seed: random(),
+        shadow: config.shadow_controllers.iter().map(|controller| controller.name()).collect(),
+    })
+}
+
 /// Tasks of the control plane that are no controllers: they keep leases, files and clocks, or have a schedule of their own.
 struct Background {
     read_lease: Option<ReadLease>,
@@ -249,8 +254,7 @@ impl Background {
         if let Some(read_lease) = read_lease {
             spawn_cancellable(store_tasks, writes_ended, read_lease.watch_expiry());
         }
-        spawn_cancellable(store_tasks, writes_ended, identity.clone().follow_issuer_file());
-        spawn_cancellable(store_tasks, writes_ended, identity.follow_bundle_endpoints());
+        spawn_cancellable(store_tasks, writes_ended, identity.follow_issuer_file());
         spawn_cancellable(store_tasks, writes_ended, traffic.run());
         let stop = writes_ended.clone();
         spawn_stoppable(store_tasks, async move { imbalance.run(stop).await });

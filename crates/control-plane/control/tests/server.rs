@@ -108,7 +108,11 @@ async fn controllers_are_listed_and_their_rounds_counted() {
     };
     tokio::time::timeout(support::BOUND, first_rounds).await.unwrap();
     let names: Vec<_> = listed().await.into_iter().map(|status| status.name).collect();
-    assert_eq!(names, ["distance-targets", "quotas", "verdicts"], "a mesh without a trust domain");
+    assert_eq!(
+        names,
+        ["distance-targets", "federated-bundles", "quotas", "verdicts"],
+        "a mesh without a trust domain"
+    );
     let text = control.http("GET", "/metrics", "").await.1;
     for name in names {
         for line in [

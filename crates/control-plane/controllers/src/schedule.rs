@@ -43,7 +43,7 @@ impl Schedule {
 
     /// Waits until a round is due. Changes up to then are those of this round.
     pub(crate) async fn wait(&mut self) -> Wake {
-        while !self.has_changed && !self.due.is_some_and(|due| due <= Instant::now()) {
+        while !self.has_changed && self.due.is_none_or(|due| Instant::now() < due) {
             self.wait_for_trigger().await;
         }
         sleep_until(self.not_before).await;

@@ -2,17 +2,18 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
+    convert::Infallible,
     time::Duration,
 };
 
+use fairmesh_controllers::{BoxError, Controller, Decision, Now, Refusal, Triggers, Wake, Write};
 use fairmesh_identity::{BundleHints, MAX_BUNDLE_DOCUMENT, read_bundle_document};
-use fairmesh_model::{BundleEndpoint, FederatedDomains, Record, RecordKey, TrustBundle};
-use fairmesh_rib::{Batch, Expect, Op};
-use fairmesh_store::author::saying;
+use fairmesh_model::{BundleEndpoint, FederatedDomains, Prefix, Record, RecordKey, TrustBundle};
+use fairmesh_rib::{Expect, Node, Op};
 use fairmesh_wire::records;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
-use super::{IdentityService, recorded_bundle};
+use super::recorded_bundle;
 use crate::web::{WebUrl, fetch};
 
 /// How often the record is looked at.
@@ -26,11 +27,16 @@ const RETRY: Duration = Duration::from_secs(60);
 /// begins anew.
 const SUPERSEDED: Duration = Duration::from_secs(3600);
 
-/// What is known of an endpoint.
-#[derive(Debug)]
-struct Followed {
+/// An endpoint whose documents are fetched.
+#[derive(Clone, Debug)]
+struct FollowedEndpoint {
+    /// When its document is fetched next.
     due: Instant,
     newest: NewestDocument,
+    /// Roots that were fetched and are not in the records yet.
+    unrecorded: Option<TrustBundle>,
+    /// Why the last document is not used.
+    problem: Option<String>,
 }
 
 /// The number of the newest document that an endpoint served, and when it did so last.
@@ -53,97 +59,144 @@ impl NewestDocument {
     }
 }
 
-impl IdentityService {
-    /// Fetches the roots of other trust domains, and records those that have changed. Several control planes of a store may do so:
-    /// only one of them writes.
-    pub(crate) async fn follow_bundle_endpoints(self) {
-        let mut followed: HashMap<BundleEndpoint, Followed> = HashMap::new();
-        loop {
-            sleep(INTERVAL).await;
-            let Some((domains, _)) = self.federated_domains() else { continue };
-            followed.retain(|endpoint, _| domains.endpoints.contains(endpoint));
-            for endpoint in domains.endpoints {
-                let known = followed.get(&endpoint);
-                if known.is_some_and(|known| Instant::now() < known.due) {
-                    continue;
-                }
-                let mut newest = known.map_or(NewestDocument::default(), |known| known.newest);
-                let pause = match self.refresh_from(&endpoint, &mut newest).await {
-                    Ok(hint) => hint.unwrap_or(REFRESH).clamp(REFRESH_BOUNDS.0, REFRESH_BOUNDS.1),
-                    Err(problem) => {
-                        tracing::warn!(
-                            domain = %endpoint.domain, problem,
-                            "the roots of a federated trust domain cannot be fetched; those before stay in use"
-                        );
-                        RETRY
-                    }
-                };
-                followed.insert(endpoint, Followed { due: Instant::now() + pause, newest });
+/// Records the roots of federated trust domains as their bundle endpoints serve them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FederationController {
+    followed: HashMap<BundleEndpoint, FollowedEndpoint>,
+}
+
+/// A document, or why there is none.
+type Fetched = Result<(TrustBundle, BundleHints), String>;
+
+/// The records, and the documents that were due.
+pub(crate) struct FederationFacts {
+    /// The record, and the revision that wrote it.
+    domains: Option<(FederatedDomains, u64)>,
+    /// The roots of the mesh itself.
+    own: Option<TrustBundle>,
+    fetched: Vec<(BundleEndpoint, Fetched)>,
+}
+
+impl Controller for FederationController {
+    const NAME: &'static str = "federated-bundles";
+    /// For many servers that do not respond: they are asked one after the other.
+    const DEADLINE: Duration = Duration::from_secs(600);
+    type Facts = FederationFacts;
+    type Effect = Infallible;
+
+    fn triggers(&self) -> Triggers {
+        let prefixes = vec![Prefix::from(&RecordKey::FederatedDomains)];
+        Triggers { prefixes, interval: Some(INTERVAL), ..Triggers::default() }
+    }
+
+    async fn read_facts(&mut self, node: &Node, _: Wake) -> Result<FederationFacts, BoxError> {
+        let (domains, mut fetched) = (federated_domains(node), Vec::new());
+        for endpoint in domains.iter().flat_map(|(domains, _)| &domains.endpoints) {
+            let followed = self.followed.get(endpoint);
+            if followed.is_none_or(|followed| followed.due <= Instant::now()) {
+                fetched.push((endpoint.clone(), fetch_bundle(endpoint).await));
             }
         }
+        Ok(FederationFacts { domains, own: recorded_bundle(node), fetched })
     }
 
-    /// After which time the document wants to be read again, if it says so.
-    async fn refresh_from(
-        &self,
-        endpoint: &BundleEndpoint,
-        newest: &mut NewestDocument,
-    ) -> Result<Option<Duration>, String> {
-        let url: WebUrl = endpoint.url.parse().map_err(|error: fairmesh_model::Invalid| error.to_string())?;
-        let document = fetch(&url, None, MAX_BUNDLE_DOCUMENT).await?;
-        let bundle =
-            read_bundle_document(endpoint.domain.clone(), &document).map_err(|error| error.to_string())?;
-        let hints = BundleHints::of(&document);
-        newest.accept(hints.sequence, Instant::now())?;
-        self.record_roots(endpoint, bundle).await?;
-        Ok(hints.refresh)
-    }
-
-    async fn record_roots(&self, endpoint: &BundleEndpoint, bundle: TrustBundle) -> Result<(), String> {
-        let own = recorded_bundle(&self.node);
-        if own.is_some_and(|own| bundle.roots.iter().any(|root| own.roots.contains(root))) {
-            return Err("the bundle has a root of the mesh itself".into());
-        }
-        // The record may have changed meanwhile.
-        let Some((mut domains, revision)) = self.federated_domains() else { return Ok(()) };
-        if !domains.endpoints.contains(endpoint) {
-            return Ok(());
-        }
-        let Some(known) = domains.bundles.iter_mut().find(|known| known.domain == bundle.domain) else {
-            return Ok(());
+    fn reconcile(&mut self, facts: FederationFacts, now: Now) -> Decision<Infallible> {
+        let FederationFacts { domains, own, fetched } = facts;
+        let Some((domains, revision)) = domains else {
+            self.followed.clear();
+            return Decision::default();
         };
-        // In whatever order: a server may give another one each time, and all processes would begin new sessions.
-        let known_roots: BTreeSet<_> = known.roots.iter().collect();
-        if known_roots == bundle.roots.iter().collect() {
-            return Ok(());
+        self.followed.retain(|endpoint, _| domains.endpoints.contains(endpoint));
+        for (endpoint, fetched) in fetched {
+            self.note(endpoint, fetched, own.as_ref(), now.at);
         }
-        let roots = bundle.roots.len();
-        *known = bundle;
+        let refusal = |endpoint: &BundleEndpoint| {
+            let problem = self.followed.get(endpoint)?.problem.as_ref()?;
+            let reason = format!("its roots cannot be fetched, and the roots before stay in use: {problem}");
+            Some(Refusal { subject: endpoint.domain.to_string(), reason })
+        };
+        let refused = domains.endpoints.iter().filter_map(refusal).collect();
+        Decision { writes: self.writes(domains, revision), refused, ..Decision::default() }
+    }
+
+    async fn apply(&mut self, effect: Infallible) -> Result<(), BoxError> {
+        match effect {}
+    }
+
+    fn written(&mut self, domains: &str) {
+        self.followed.values_mut().for_each(|followed| followed.unrecorded = None);
+        tracing::info!(domains, "federated trust domains have other roots");
+    }
+}
+
+impl FederationController {
+    /// Notes what an endpoint served.
+    fn note(&mut self, endpoint: BundleEndpoint, fetched: Fetched, own: Option<&TrustBundle>, now: Instant) {
+        let unknown =
+            FollowedEndpoint { due: now, newest: NewestDocument::default(), unrecorded: None, problem: None };
+        let followed = self.followed.entry(endpoint).or_insert(unknown);
+        let accepted = fetched.and_then(|(bundle, hints)| {
+            followed.newest.accept(hints.sequence, now)?;
+            if own.is_some_and(|own| bundle.roots.iter().any(|root| own.roots.contains(root))) {
+                return Err("the bundle has a root of the mesh itself".into());
+            }
+            Ok((bundle, hints.refresh.unwrap_or(REFRESH).clamp(REFRESH_BOUNDS.0, REFRESH_BOUNDS.1)))
+        });
+        match accepted {
+            Ok((bundle, pause)) => {
+                (followed.unrecorded, followed.problem, followed.due) = (Some(bundle), None, now + pause);
+            }
+            Err(problem) => (followed.problem, followed.due) = (Some(problem), now + RETRY),
+        }
+    }
+
+    /// The write of the record with the roots that are not in it yet. They stay unrecorded until it succeeds.
+    fn writes(&mut self, mut domains: FederatedDomains, revision: u64) -> Vec<Write> {
+        let mut changed = Vec::new();
+        for endpoint in &domains.endpoints {
+            let Some(followed) = self.followed.get_mut(endpoint) else { continue };
+            let known = domains.bundles.iter_mut().find(|known| known.domain == endpoint.domain);
+            let (Some(known), Some(fetched)) = (known, &followed.unrecorded) else { continue };
+            // In whatever order: a server may give another one each time, and all processes would begin new sessions.
+            if known.roots.iter().collect::<BTreeSet<_>>() == fetched.roots.iter().collect() {
+                followed.unrecorded = None;
+                continue;
+            }
+            *known = fetched.clone();
+            changed.push(endpoint.domain.to_string());
+        }
+        if changed.is_empty() {
+            return Vec::new();
+        }
         let value = records::encode(&Record::FederatedDomains(domains));
-        let op = Op {
-            expect: Expect::Revision(revision),
-            ..Op::put(RecordKey::FederatedDomains.to_string(), value)
-        };
-        let write = self.store.write(Batch { ops: vec![op] });
-        saying("its bundle endpoint serves other roots".into(), write)
-            .await
-            .map_err(|error| format!("the new roots cannot be recorded: {error}"))?;
-        tracing::info!(domain = %endpoint.domain, roots, "a federated trust domain has other roots");
-        Ok(())
+        let op =
+            Op::put(RecordKey::FederatedDomains.to_string(), value).expecting(Expect::Revision(revision));
+        let (subject, reason) = (changed.join(", "), "its bundle endpoint serves other roots");
+        vec![Write { subject, reason, ops: vec![op] }]
     }
+}
 
-    /// The record, and the revision that wrote it.
-    fn federated_domains(&self) -> Option<(FederatedDomains, u64)> {
-        let entry = self.node.get(&RecordKey::FederatedDomains.to_string())?;
-        match records::decode(&RecordKey::FederatedDomains, &entry.value) {
-            Ok(Record::FederatedDomains(domains)) => Some((domains, entry.revision)),
-            _ => None,
-        }
+async fn fetch_bundle(endpoint: &BundleEndpoint) -> Fetched {
+    let url: WebUrl = endpoint.url.parse().map_err(|error: fairmesh_model::Invalid| error.to_string())?;
+    let document = fetch(&url, None, MAX_BUNDLE_DOCUMENT).await?;
+    let bundle =
+        read_bundle_document(endpoint.domain.clone(), &document).map_err(|error| error.to_string())?;
+    Ok((bundle, BundleHints::of(&document)))
+}
+
+/// The record, and the revision that wrote it.
+fn federated_domains(node: &Node) -> Option<(FederatedDomains, u64)> {
+    let entry = node.get(&RecordKey::FederatedDomains.to_string())?;
+    match records::decode(&RecordKey::FederatedDomains, &entry.value) {
+        Ok(Record::FederatedDomains(domains)) => Some((domains, entry.revision)),
+        _ => None,
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use fairmesh_model::TrustDomain;
+
     use super::*;
 
     #[test]
@@ -159,5 +212,48 @@ mod tests {
         // It serves 4 alone by now.
         newest.accept(Some(4), begin + 2 * SUPERSEDED).unwrap();
         newest.accept(None, begin + 2 * SUPERSEDED).unwrap();
+    }
+
+    fn bundle(root: u8) -> TrustBundle {
+        TrustBundle::new(TrustDomain::new("other.example").unwrap(), vec![vec![root]])
+    }
+
+    /// A round on a record with the root 1, in which the endpoint serves this.
+    fn reconcile(controller: &mut FederationController, fetched: Option<Fetched>) -> Decision<Infallible> {
+        let domain = TrustDomain::new("other.example").unwrap();
+        let endpoint = BundleEndpoint { domain, url: "https://other.example/bundle".into() };
+        let domains = FederatedDomains { bundles: vec![bundle(1)], endpoints: vec![endpoint.clone()] };
+        let own = TrustBundle::new(TrustDomain::new("prod").unwrap(), vec![vec![9]]);
+        let fetched = fetched.map(|fetched| (endpoint, fetched)).into_iter().collect();
+        let facts = FederationFacts { domains: Some((domains, 7)), own: Some(own), fetched };
+        controller.reconcile(facts, Now { at: Instant::now(), wall_ms: 0 })
+    }
+
+    #[test]
+    fn other_roots_are_written_until_the_write_succeeds() {
+        let mut controller = FederationController::default();
+        let serving = |root| Some(Ok((bundle(root), BundleHints::default())));
+        assert!(reconcile(&mut controller, serving(1)).writes.is_empty(), "the record has it");
+        let decision = reconcile(&mut controller, serving(2));
+        assert_eq!(decision.writes[0].subject, "other.example");
+        assert_eq!(decision.writes[0].ops[0].expect, Expect::Revision(7));
+        // Another writer was faster, and nothing is fetched meanwhile.
+        assert_eq!(reconcile(&mut controller, None).writes.len(), 1);
+        controller.written("other.example");
+        assert!(reconcile(&mut controller, None).writes.is_empty());
+    }
+
+    #[test]
+    fn unusable_roots_are_refused_until_the_endpoint_serves_others() {
+        let mut controller = FederationController::default();
+        let reason = |decision: &Decision<Infallible>| decision.refused[0].reason.clone();
+        let refused = reconcile(&mut controller, Some(Err("it does not respond".into())));
+        assert!(reason(&refused).ends_with("it does not respond") && refused.writes.is_empty());
+        assert!(reason(&reconcile(&mut controller, None)).ends_with("it does not respond"), "it stays");
+        let refused = reconcile(&mut controller, Some(Ok((bundle(9), BundleHints::default()))));
+        assert!(reason(&refused).ends_with("the bundle has a root of the mesh itself"));
+        assert!(refused.writes.is_empty());
+        let mended = reconcile(&mut controller, Some(Ok((bundle(2), BundleHints::default()))));
+        assert_eq!((mended.refused, mended.writes.len()), (vec![], 1));
     }
 }

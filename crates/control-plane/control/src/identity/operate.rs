@@ -11,7 +11,8 @@ use tonic::{Code, Request, Response, Status};
 use crate::audit::AuditEvent;
 
 use super::{
-    IdentityService, Issuing, RETRY_INTERVAL, failed, no_domain, recorded_bundle, service::is_own_user,
+    CertificateIssuer, IdentityService, RETRY_INTERVAL, failed, no_domain, recorded_bundle,
+    service::is_own_user,
 };
 
 /// How often roots are recorded anew whose record changes meanwhile.
@@ -30,7 +31,7 @@ impl authority_server::Authority for IdentityService {
         &self,
         request: Request<v1::CreateTokenRequest>,
     ) -> Result<Response<v1::CreateTokenResponse>, Status> {
-        let issuing = self.permitted(&request)?;
+        let issuer = self.permitted(&request)?;
         let v1::CreateTokenRequest { agent, tenants, ttl_seconds, region, service } = request.into_inner();
         let invalid = |error: Invalid| Status::invalid_argument(error.to_string());
         if tenants.len() > MAX_TENANTS {
@@ -56,11 +57,11 @@ impl authority_server::Authority for IdentityService {
             joining,
             tenants: tenants.map_err(invalid)?,
             region: region.map_err(invalid)?,
-            expires_at: issuing.clock.now().as_secs().saturating_add(ttl_seconds),
+            expires_at: issuer.clock.now().as_secs().saturating_add(ttl_seconds),
         };
         let made = on_disk(move || {
-            let root = issuing.authority.signing_root();
-            issuing.tokens.create(grant, &root, issuing.clock.now())
+            let root = issuer.authority.signing_root();
+            issuer.tokens.create(grant, &root, issuer.clock.now())
         });
         let (token, expires_at) = made.await?;
         self.audit.note(AuditEvent::Token { joins }).await;
@@ -71,12 +72,12 @@ impl authority_server::Authority for IdentityService {
         &self,
         request: Request<v1::RotateAuthorityRequest>,
     ) -> Result<Response<v1::DescribeAuthorityResponse>, Status> {
-        let issuing = self.permitted(&request)?;
+        let issuer = self.permitted(&request)?;
         let v1::RotateAuthorityRequest { root: with_root, force } = request.into_inner();
-        if with_root && issuing.bundle(&self.node).roots.len() >= MAX_ROOTS {
+        if with_root && issuer.bundle(&self.node).roots.len() >= MAX_ROOTS {
             return Err(failed(&IdentityError::TooManyRoots(MAX_ROOTS)));
         }
-        let rotating = Arc::clone(&issuing);
+        let rotating = Arc::clone(&issuer);
         on_disk(move || {
             let now = rotating.clock.now();
             if with_root {
@@ -88,8 +89,8 @@ impl authority_server::Authority for IdentityService {
             rotating.authority.rotate_issuer(now)
         })
         .await?;
-        self.publish(&issuing).await?;
-        issuing.renew_own(&self.node).map_err(|error| failed(&error))?;
+        self.publish(&issuer).await?;
+        issuer.renew_own(&self.node).map_err(|error| failed(&error))?;
         tracing::warn!(root = with_root, "the key of the certificate authority was rotated");
         self.describe().map(Response::new)
     }
@@ -98,43 +99,43 @@ impl authority_server::Authority for IdentityService {
         &self,
         request: Request<v1::RetireRootRequest>,
     ) -> Result<Response<v1::DescribeAuthorityResponse>, Status> {
-        let issuing = self.permitted(&request)?;
-        self.retire(&issuing, request.into_inner()).await.map(Response::new)
+        let issuer = self.permitted(&request)?;
+        self.retire(&issuer, request.into_inner()).await.map(Response::new)
     }
 }
 
 impl IdentityService {
     /// Records the roots, also where the record changes meanwhile.
-    async fn publish(&self, issuing: &Issuing) -> Result<(), Status> {
+    async fn publish(&self, issuer: &CertificateIssuer) -> Result<(), Status> {
         for _ in 1..PUBLISH_ATTEMPTS {
-            match issuing.publish(&self.node, &*self.store).await {
+            match issuer.publish(&self.node, &*self.store).await {
                 Err(status) if status.code() == Code::Aborted => sleep(RETRY_INTERVAL).await,
                 published => return published,
             }
         }
-        issuing.publish(&self.node, &*self.store).await
+        issuer.publish(&self.node, &*self.store).await
     }
 
-    pub(super) fn permitted<T>(&self, request: &Request<T>) -> Result<Arc<Issuing>, Status> {
+    pub(super) fn permitted<T>(&self, request: &Request<T>) -> Result<Arc<CertificateIssuer>, Status> {
         if !is_own_user(request) {
             return Err(Status::permission_denied(
                 "only the user of the control plane may do this, over its Unix socket: give --control unix:/path, the \
                  control.sock in its data directory",
             ));
         }
-        self.issuing.clone().ok_or_else(no_domain)
+        self.issuer.clone().ok_or_else(no_domain)
     }
 
     pub(super) fn describe(&self) -> Result<v1::DescribeAuthorityResponse, Status> {
-        let Some(issuing) = &self.issuing else {
+        let Some(issuer) = &self.issuer else {
             let bundle = recorded_bundle(&self.node).map(Into::into);
             return Ok(v1::DescribeAuthorityResponse { bundle, ..Default::default() });
         };
-        let open_tokens = issuing.tokens.count(issuing.clock.now()).map_err(|error| failed(&error))?;
+        let open_tokens = issuer.tokens.count(issuer.clock.now()).map_err(|error| failed(&error))?;
         Ok(v1::DescribeAuthorityResponse {
-            bundle: Some(issuing.bundle(&self.node).into()),
-            issuer: issuing.authority.issuer().to_vec().into(),
-            root_key_present: issuing.authority.root_key_present(),
+            bundle: Some(issuer.bundle(&self.node).into()),
+            issuer: issuer.authority.issuer().to_vec().into(),
+            root_key_present: issuer.authority.root_key_present(),
             open_tokens: open_tokens as u64,
         })
     }

@@ -9,7 +9,7 @@ use fairmesh_store::author::saying;
 use fairmesh_wire::v1;
 use tonic::Status;
 
-use super::{IdentityService, Issuing, RecordedBundle, failed, operate::on_disk};
+use super::{CertificateIssuer, IdentityService, RecordedBundle, failed, operate::on_disk};
 use crate::{admin::read_message, audit::hex};
 
 /// The most processes that a refusal names.
@@ -19,20 +19,20 @@ impl IdentityService {
     /// Takes a root out of the records, and out of the file of this control plane.
     pub(super) async fn retire(
         &self,
-        issuing: &Arc<Issuing>,
+        issuer: &Arc<CertificateIssuer>,
         request: v1::RetireRootRequest,
     ) -> Result<v1::DescribeAuthorityResponse, Status> {
         let v1::RetireRootRequest { sha256: wanted, dry_run, force, message } = request;
         let message =
             read_message(message).map_err(|problem| Status::invalid_argument(problem.to_string()))?;
         let recorded = RecordedBundle::read(&self.node)?;
-        let mut bundle = issuing.authority.complete(recorded.bundle.clone());
+        let mut bundle = issuer.authority.complete(recorded.bundle.clone());
         let root = bundle.roots.iter().find(|root| sha256(root).as_slice() == wanted).cloned();
         let root = root.ok_or_else(|| Status::not_found("the trust domain has no such root"))?;
-        let unused = issuing.authority.check_unused(&bundle, &root, issuing.clock.now());
+        let unused = issuer.authority.check_unused(&bundle, &root, issuer.clock.now());
         unused.map_err(|error| failed(&error))?;
         if !force {
-            self.check_unpresented(issuing, &root)?;
+            self.check_unpresented(issuer, &root)?;
         }
         bundle.retire(&root, sha256(&root));
         let roots = bundle.roots.len();
@@ -42,27 +42,27 @@ impl IdentityService {
             return Ok(retired);
         }
         saying(message.into(), recorded.replace(bundle, &*self.store)).await?;
-        let forgetting = Arc::clone(issuing);
+        let forgetting = Arc::clone(issuer);
         on_disk(move || forgetting.authority.forget_root(&root)).await?;
-        issuing.renew_own(&self.node).map_err(|error| failed(&error))?;
+        issuer.renew_own(&self.node).map_err(|error| failed(&error))?;
         tracing::warn!(root = hex(&wanted), roots, "a root of the trust domain was retired");
         Ok(retired)
     }
 
     /// Refuses while processes may have certificates beneath a root, or not trust the one that signs instead.
-    fn check_unpresented(&self, issuing: &Issuing, root: &[u8]) -> Result<(), Status> {
+    fn check_unpresented(&self, issuer: &CertificateIssuer, root: &[u8]) -> Result<(), Status> {
         let mut problems = Vec::new();
-        match issuing.authority.check_expired_beneath(root, issuing.clock.now()) {
+        match issuer.authority.check_expired_beneath(root, issuer.clock.now()) {
             Ok(()) => {}
             Err(error @ IdentityError::RecentRoot { .. }) => problems.push(error.to_string()),
             Err(error) => return Err(failed(&error)),
         }
-        let beneath = issuing.workload.peers_beneath(root).map_err(|error| failed(&error))?;
+        let beneath = issuer.workload.peers_beneath(root).map_err(|error| failed(&error))?;
         if !beneath.is_empty() {
             let ids = beneath.iter().map(ToString::to_string).collect();
             problems.push(format!("certificates beneath it are shown by {}", named(&ids)));
         }
-        let lacking = self.agents_without(&issuing.authority.signing_root());
+        let lacking = self.agents_without(&issuer.authority.signing_root());
         if !lacking.is_empty() {
             problems.push(format!("agents do not trust the root that signs now: {}", named(&lacking)));
         }

@@ -11,7 +11,7 @@ use fairmesh_model::{Invalid, Prefix, Record, RecordKey, Revocations};
 use fairmesh_rib::{Entry, Node};
 use fairmesh_wire::records;
 
-use super::Issuing;
+use super::CertificateIssuer;
 
 /// How often the record is compared with what is in force, beside each change of it.
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -25,7 +25,7 @@ fn read(entry: Option<&Entry>) -> Result<Revocations, Invalid> {
     }
 }
 
-impl Issuing {
+impl CertificateIssuer {
     /// Puts the record of revocations in force. One that is not understood leaves the revocations before in force.
     pub(super) fn apply_revocations(&self, node: &Node) {
         // Held from the look on, so that no older record replaces a newer one, and no caller goes on before it is in force.
@@ -46,7 +46,7 @@ impl Issuing {
 /// connections closed.
 #[derive(Clone, Debug)]
 pub(crate) struct RevocationController {
-    pub(super) issuing: Arc<Issuing>,
+    pub(super) issuer: Arc<CertificateIssuer>,
     pub(super) node: Node,
 }
 
@@ -86,7 +86,7 @@ impl Controller for RevocationController {
 
     async fn read_facts(&mut self, node: &Node, _: Wake) -> Result<RevocationFacts, BoxError> {
         let entry = node.get(&RecordKey::Revocations.to_string());
-        let in_force = *self.issuing.revoked_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let in_force = *self.issuer.revoked_at.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(RevocationFacts {
             revision: entry.as_ref().map(|entry| entry.revision),
             in_force,
@@ -99,7 +99,7 @@ impl Controller for RevocationController {
     }
 
     async fn apply(&mut self, _: PutInForce) -> Result<(), BoxError> {
-        self.issuing.apply_revocations(&self.node);
+        self.issuer.apply_revocations(&self.node);
         Ok(())
     }
 }

@@ -20,7 +20,7 @@ use fairmesh_wire::{
 use prost::Message as _;
 use tonic::{Request, Response, Status};
 
-use super::{Issuing, WorkloadIndex, failed, no_domain};
+use super::{CertificateIssuer, WorkloadIndex, failed, no_domain};
 use crate::{audit::AuditLog, served_rib::write_error};
 
 /// How old a signed request may be, beside the skew of clocks.
@@ -34,7 +34,7 @@ const MAX_SELECTED: usize = 64;
 /// The services `Identity` and `Authority`.
 #[derive(Clone, Debug)]
 pub(crate) struct IdentityService {
-    pub(crate) issuing: Option<Arc<Issuing>>,
+    pub(crate) issuer: Option<Arc<CertificateIssuer>>,
     pub(crate) node: Node,
     pub(crate) store: Arc<dyn Store>,
     /// Which agent vouches for which process.
@@ -47,7 +47,7 @@ pub(crate) struct IdentityService {
 #[tonic::async_trait]
 impl identity_server::Identity for IdentityService {
     async fn join(&self, request: Request<v1::JoinRequest>) -> Result<Response<v1::SignedMessage>, Status> {
-        let issuing = self.issuing.as_ref().ok_or_else(no_domain)?;
+        let issuer = self.issuer.as_ref().ok_or_else(no_domain)?;
         let is_local = is_own_user(&request);
         let v1::JoinRequest { agent, csr, token, proof, region, service } = request.into_inner();
         if !service.is_empty() {
@@ -55,7 +55,7 @@ impl identity_server::Identity for IdentityService {
         }
         let agent = Label::new(agent).map_err(|error| Status::invalid_argument(error.to_string()))?;
         // Before it uses up its token.
-        self.refuse_revoked(issuing, &SpiffePath::Mesh(MeshRole::Agent, agent.clone()))?;
+        self.refuse_revoked(issuer, &SpiffePath::Mesh(MeshRole::Agent, agent.clone()))?;
         let tenants = if token.is_empty() {
             if !is_local {
                 return Err(Status::permission_denied(
@@ -65,7 +65,7 @@ impl identity_server::Identity for IdentityService {
             }
             Vec::new()
         } else {
-            redeem(issuing, &token, (&Joining::Agent(agent.clone()), &region, &csr), &proof)?.tenants
+            redeem(issuer, &token, (&Joining::Agent(agent.clone()), &region, &csr), &proof)?.tenants
         };
         let region = Some(region).filter(|region| !region.is_empty()).map(Region::new).transpose();
         let region = region.map_err(|error| Status::invalid_argument(error.to_string()))?;
@@ -78,10 +78,10 @@ impl identity_server::Identity for IdentityService {
         &self,
         request: Request<v1::SignedMessage>,
     ) -> Result<Response<v1::SignedMessage>, Status> {
-        let issuing = self.issuing.as_ref().ok_or_else(no_domain)?;
+        let issuer = self.issuer.as_ref().ok_or_else(no_domain)?;
         let message = request.into_inner();
-        let trust = issuing.trust(&self.node).map_err(|error| failed(&error))?;
-        let now = issuing.clock.now();
+        let trust = issuer.trust(&self.node).map_err(|error| failed(&error))?;
+        let now = issuer.clock.now();
         let signer = signed::verify(&trust, Purpose::IssueRequest, b"", &message, now)
             .map_err(|refused| Status::unauthenticated(refused.to_string()))?;
         let v1::IssueRequest { path, csr, signed_at, describe_workload, select_for } =
@@ -118,13 +118,13 @@ impl IdentityService {
         csr: &[u8],
         (token, proof): (&[u8], &[u8]),
     ) -> Result<v1::SignedMessage, Status> {
-        let issuing = self.issuing.as_ref().ok_or_else(no_domain)?;
+        let issuer = self.issuer.as_ref().ok_or_else(no_domain)?;
         let service =
             ServiceName::new(service).map_err(|error| Status::invalid_argument(error.to_string()))?;
         let path = SpiffePath::Service(service.clone());
         // Before it uses up its token.
-        self.refuse_revoked(issuing, &path)?;
-        redeem(issuing, token, (&Joining::Service(service), "", csr), proof)?;
+        self.refuse_revoked(issuer, &path)?;
+        redeem(issuer, token, (&Joining::Service(service), "", csr), proof)?;
         tracing::info!(%path, "a program joins without an agent");
         self.certify(csr, path, true)
     }
@@ -136,7 +136,7 @@ impl IdentityService {
         tenants: Vec<Tenant>,
         region: Option<Region>,
     ) -> Result<(), Status> {
-        let joined = self.issuing.as_ref().map_or(0, |issuing| issuing.clock.now().as_secs());
+        let joined = self.issuer.as_ref().map_or(0, |issuer| issuer.clock.now().as_secs());
         let record = Record::JoinedAgent(JoinedAgent { tenants, joined, region });
         let key = RecordKey::JoinedAgent(agent.clone()).to_string();
         if self.node.get(&key).is_some() {
@@ -214,14 +214,14 @@ impl IdentityService {
 
     /// A signed response with a certificate, by which a program that joined by itself may ask for the next one.
     fn certify(&self, csr: &[u8], path: SpiffePath, joined: bool) -> Result<v1::SignedMessage, Status> {
-        let issuing = self.issuing.as_ref().ok_or_else(no_domain)?;
-        self.refuse_revoked(issuing, &path)?;
-        let bundle = issuing.bundle(&self.node);
+        let issuer = self.issuer.as_ref().ok_or_else(no_domain)?;
+        self.refuse_revoked(issuer, &path)?;
+        let bundle = issuer.bundle(&self.node);
         let id = path.within(&bundle.domain);
-        let now = issuing.clock.now();
+        let now = issuer.clock.now();
         let issued = match joined {
-            true => issuing.authority.issue_to_joined(csr, &id, now),
-            false => issuing.authority.issue(csr, &id, now),
+            true => issuer.authority.issue_to_joined(csr, &id, now),
+            false => issuer.authority.issue(csr, &id, now),
         };
         let issued = issued.map_err(|error| failed(&error))?;
         self.audit.note_certificate(id.to_string());
@@ -230,9 +230,9 @@ impl IdentityService {
     }
 
     /// An identity that is revoked as a whole gets no certificate.
-    fn refuse_revoked(&self, issuing: &Issuing, path: &SpiffePath) -> Result<(), Status> {
-        issuing.apply_revocations(&self.node);
-        if !issuing.workload.revocations().current().revokes_identity(path) {
+    fn refuse_revoked(&self, issuer: &CertificateIssuer, path: &SpiffePath) -> Result<(), Status> {
+        issuer.apply_revocations(&self.node);
+        if !issuer.workload.revocations().current().revokes_identity(path) {
             return Ok(());
         }
         tracing::warn!(%path, "a certificate was refused: the identity is revoked");
@@ -247,8 +247,8 @@ impl IdentityService {
             SpiffePath::Service(service) => self.workload(service),
             SpiffePath::Mesh(..) => None,
         };
-        let issuing = self.issuing.as_ref().ok_or_else(no_domain)?;
-        let bundle = Some(issuing.bundle(&self.node).into());
+        let issuer = self.issuer.as_ref().ok_or_else(no_domain)?;
+        let bundle = Some(issuer.bundle(&self.node).into());
         self.sign(csr, v1::IssueResponse { workload: entry.map(Into::into), bundle, ..Default::default() })
     }
 
@@ -263,20 +263,20 @@ impl IdentityService {
 
     /// The response to the request with this `csr`.
     fn sign(&self, csr: &[u8], response: v1::IssueResponse) -> Result<v1::SignedMessage, Status> {
-        let issuing = self.issuing.as_ref().ok_or_else(no_domain)?;
-        let own = issuing.own(&self.node).map_err(|error| failed(&error))?;
+        let issuer = self.issuer.as_ref().ok_or_else(no_domain)?;
+        let own = issuer.own(&self.node).map_err(|error| failed(&error))?;
         signed::sign(&own, Purpose::IssueResponse, csr, response.encode_to_vec())
             .map_err(|error| failed(&error))
     }
 }
 
 fn redeem(
-    issuing: &Issuing,
+    issuer: &CertificateIssuer,
     token: &[u8],
     joining: (&Joining, &str, &[u8]),
     proof: &[u8],
 ) -> Result<TokenGrant, Status> {
-    issuing.tokens.redeem(token, joining, proof, issuing.clock.now()).map_err(|refused| match refused {
+    issuer.tokens.redeem(token, joining, proof, issuer.clock.now()).map_err(|refused| match refused {
         TokenRefused::Failed(error) => failed(&error),
         refused => {
             if let Some(left_out) = REFUSED.next() {

@@ -10,7 +10,7 @@ use fairmesh_wire::records;
 use tokio::time::Instant;
 use tonic::Status;
 
-use super::Issuing;
+use super::CertificateIssuer;
 use crate::served_rib::write_error;
 
 /// How often the intermediate is checked, and the certificate of this control plane renewed.
@@ -56,7 +56,7 @@ impl RecordedBundle {
     }
 }
 
-impl Issuing {
+impl CertificateIssuer {
     /// Records the roots that are not recorded yet.
     pub(crate) async fn publish(&self, node: &Node, store: &dyn Store) -> Result<(), Status> {
         let recorded = RecordedBundle::read(node)?;
@@ -73,7 +73,7 @@ impl Issuing {
 /// Records the roots of this control plane, and renews its certificates in time.
 #[derive(Clone, Debug)]
 pub(crate) struct TrustBundleController {
-    issuing: Arc<Issuing>,
+    issuer: Arc<CertificateIssuer>,
     node: Node,
     /// When certificates are renewed next; `None` before the first round.
     due: Option<Instant>,
@@ -82,8 +82,8 @@ pub(crate) struct TrustBundleController {
 }
 
 impl TrustBundleController {
-    pub(super) fn new(issuing: Arc<Issuing>, node: Node) -> Self {
-        Self { issuing, node, due: None, unrenewed: None }
+    pub(super) fn new(issuer: Arc<CertificateIssuer>, node: Node) -> Self {
+        Self { issuer, node, due: None, unrenewed: None }
     }
 }
 
@@ -118,7 +118,7 @@ impl Controller for TrustBundleController {
 
     async fn read_facts(&mut self, node: &Node, _: Wake) -> Result<Self::Facts, BoxError> {
         Ok(RecordedBundle::read(node).map(|recorded| {
-            let complete = self.issuing.authority.complete(recorded.bundle.clone());
+            let complete = self.issuer.authority.complete(recorded.bundle.clone());
             (recorded, complete)
         }))
     }
@@ -149,11 +149,11 @@ impl Controller for TrustBundleController {
     async fn apply(&mut self, effect: Renewal) -> Result<(), BoxError> {
         match effect {
             Renewal::Intermediate => {
-                let renewed = self.issuing.authority.renew_issuer_if_due(self.issuing.clock.now());
+                let renewed = self.issuer.authority.renew_issuer_if_due(self.issuer.clock.now());
                 self.unrenewed = renewed.as_ref().err().map(ToString::to_string);
                 renewed?;
             }
-            Renewal::Own => drop(self.issuing.renew_own(&self.node)?),
+            Renewal::Own => drop(self.issuer.renew_own(&self.node)?),
         }
         Ok(())
     }
