@@ -175,8 +175,9 @@ impl Quota {
     }
 
     /// Removes the caller that has been silent for longest among those of the identity with most callers, if that had at least two more
-    /// than `identity` when the limit was last divided: numbers are invented, identities are proved.
-    fn make_room(&mut self, identity: u64) -> bool {
+    /// than `identity` when the limit was last divided: numbers are invented, identities are proved. The caller that goes keeps its part
+    /// as long as there is no place for it, so that the limit may be exceeded by as much.
+    pub fn make_room(&mut self, identity: u64) -> bool {
         let own = self.identities.get(&identity).map_or(0, |programs| programs.callers);
         let Some((largest, _)) = self.largest.filter(|(_, callers)| *callers > own + 1) else { return false };
         let theirs = self.callers.iter().filter(|(_, caller)| caller.identity == largest);

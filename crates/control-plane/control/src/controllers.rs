@@ -22,10 +22,9 @@ use crate::{
     tasks::{Tasks, spawn_cancellable},
 };
 
-/// The controllers that may run in shadow mode. Without the others the process itself is not safe: revoked callers would stay
-/// accepted, and callers of limits that are gone would fill its memory.
-const SHADOW_NAMES: [&str; 3] =
-    [TargetController::NAME, TrustBundleController::NAME, VerdictController::NAME];
+/// The controllers that may run in shadow mode. Without the others the mesh itself is not safe: revoked callers would stay
+/// accepted, certificates would expire, and callers of limits that are gone would fill the memory of this process.
+const SHADOW_NAMES: [&str; 3] = [TargetController::NAME, FederationController::NAME, VerdictController::NAME];
 
 /// A controller that decides and shows what it would change, and changes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,12 +77,9 @@ mod tests {
     #[test]
     fn shadow_mode_is_refused_for_unsafe_and_unknown_controllers() {
         assert_eq!("verdicts".parse::<ShadowController>().unwrap().name(), "verdicts");
-        for name in ["revocations", "quotas", "unknown"] {
+        for name in ["revocations", "quotas", "trust-bundle", "unknown"] {
             let error = name.parse::<ShadowController>().unwrap_err();
-            assert_eq!(
-                error.hint, "write one of distance-targets, federated-bundles, trust-bundle, verdicts",
-                "{name}"
-            );
+            assert_eq!(error.hint, "write one of distance-targets, federated-bundles, verdicts", "{name}");
         }
     }
 }

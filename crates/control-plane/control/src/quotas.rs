@@ -75,6 +75,19 @@ struct Limits {
     shares: usize,
 }
 
+impl Limits {
+    /// Whether there is a place for another caller of this identity: a free one, or one of the limit with most callers.
+    fn make_room(&mut self, identity: u64) -> bool {
+        if self.shares < MAX_SHARES {
+            return true;
+        }
+        let largest = self.by_name.values_mut().max_by_key(|quota| quota.callers());
+        let is_made = largest.is_some_and(|quota| quota.make_room(identity));
+        self.shares -= usize::from(is_made);
+        is_made
+    }
+}
+
 /// Values for metrics.
 pub(crate) struct QuotaStats {
     pub(crate) limits: usize,
@@ -152,9 +165,9 @@ impl Quotas {
             self.shared.undeclared.fetch_add(1, Relaxed);
             return None;
         };
-        let is_full = limits.shares >= MAX_SHARES
-            || (limits.by_name.len() >= MAX_LIMITS && !limits.by_name.contains_key(&name));
-        if is_full && !limits.by_name.get(&name).is_some_and(|quota| quota.contains(claim.caller)) {
+        let is_known = limits.by_name.get(&name).is_some_and(|quota| quota.contains(claim.caller));
+        let has_place = limits.by_name.len() < MAX_LIMITS || limits.by_name.contains_key(&name);
+        if !is_known && !(has_place && limits.make_room(claim.identity)) {
             self.shared.full.fetch_add(1, Relaxed);
             return None;
         }

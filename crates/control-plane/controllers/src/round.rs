@@ -59,7 +59,8 @@ impl RoundError {
 }
 
 /// Writes batches in the name of a controller, several at a time. `written` gets the subject and the number of records of each
-/// that is written. The others do not keep it from being written.
+/// that is written. The others do not keep it from being written. Dropped at the deadline of a round, this waits for no write any more;
+/// a write itself goes on, with its entry in the log of writes.
 ///
 /// # Errors
 /// Of the batches that are not written: the last failure, or else the last conflict.
@@ -75,10 +76,11 @@ pub(crate) async fn write_all(
         while writing.len() < MAX_WRITES
             && let Some(write) = pending.next()
         {
-            writing.spawn(write_one(Arc::clone(store), controller, write));
+            // A task of its own, since the set aborts those that it has.
+            writing.spawn(tokio::spawn(write_one(Arc::clone(store), controller, write)));
         }
         let Some(ended) = writing.join_next().await else { return result };
-        match ended {
+        match ended.and_then(|written| written) {
             Ok((subject, Ok((_, ops)))) => written(&subject, ops),
             Ok((_, Err(WriteError::Conflict(conflict)))) => {
                 if result.is_ok() {

@@ -1,4 +1,4 @@
-use std::{collections::BTreeSet, future::Future, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, future::Future, mem, sync::Arc, time::Duration};
 
 use fairmesh_model::arith::mix64;
 use fairmesh_rib::{Node, follower::Backoff};
@@ -67,6 +67,7 @@ impl Runtime {
             is_shadow,
             status,
             conflicts: 0,
+            has_failed: false,
         };
         task.run()
     }
@@ -85,6 +86,8 @@ struct ControllerTask<C> {
     seed: u64,
     /// Conflicts in a row.
     conflicts: u32,
+    /// Whether the last round failed.
+    has_failed: bool,
 }
 
 impl<C: Controller> ControllerTask<C> {
@@ -119,6 +122,8 @@ impl<C: Controller> ControllerTask<C> {
 
     async fn round(&mut self, wake: Wake, round: &mut Round) -> Result<(), RoundError> {
         let Self { controller, config, .. } = self;
+        // In shadow mode nothing that was decided is done: the cause is still there.
+        let wake = if self.is_shadow { Wake::Changed } else { wake };
         let facts = controller.read_facts(&config.node, wake).await.map_err(RoundError::Facts)?;
         let now = Now { at: Instant::now(), wall_ms: (config.wall_clock)() };
         let decision = controller.reconcile(facts, now);
@@ -187,9 +192,11 @@ impl<C: Controller> ControllerTask<C> {
     }
 
     /// Logs what has changed since the round before.
-    fn log(&self, round: &Round, before: Option<&Round>, result: &Result<(), RoundError>) {
+    fn log(&mut self, round: &Round, before: Option<&Round>, result: &Result<(), RoundError>) {
         let controller = C::NAME;
         let former = before.and_then(|before| before.problem.as_ref());
+        let has_failed = result.as_ref().is_err_and(RoundError::is_failure);
+        let had_failed = mem::replace(&mut self.has_failed, has_failed);
         match result {
             Err(error @ RoundError::Panicked(_)) => {
                 tracing::error!(controller, %error, "a round of a controller failed")
@@ -197,7 +204,7 @@ impl<C: Controller> ControllerTask<C> {
             Err(error) if error.is_failure() && former != round.problem.as_ref() => {
                 tracing::warn!(controller, %error, "a round of a controller failed; it is repeated");
             }
-            Ok(()) if former.is_some() => {
+            Ok(()) if had_failed => {
                 tracing::info!(controller, "a round of a controller succeeded again")
             }
             _ => {}

@@ -75,15 +75,15 @@ impl CertificateIssuer {
 pub(crate) struct TrustBundleController {
     issuer: Arc<CertificateIssuer>,
     node: Node,
-    /// When certificates are renewed next; `None` before the first round.
-    due: Option<Instant>,
-    /// Why the last renewal of the intermediate failed.
-    unrenewed: Option<String>,
+    /// When the intermediate and the own certificates are renewed next; `None` before the first round. A renewal that fails stays due.
+    due: Option<[Instant; 2]>,
+    /// When what is renewed in this round is due again.
+    next: Option<Instant>,
 }
 
 impl TrustBundleController {
     pub(super) fn new(issuer: Arc<CertificateIssuer>, node: Node) -> Self {
-        Self { issuer, node, due: None, unrenewed: None }
+        Self { issuer, node, due: None, next: None }
     }
 }
 
@@ -125,13 +125,12 @@ impl Controller for TrustBundleController {
 
     fn reconcile(&mut self, facts: Self::Facts, now: Now) -> Decision<Renewal> {
         let mut decision = Decision::default();
-        let due = *self.due.get_or_insert(now.at + RENEWAL_INTERVAL);
-        if due <= now.at {
-            self.due = Some(now.at + RENEWAL_INTERVAL);
-            decision.effects = vec![Renewal::Intermediate, Renewal::Own];
-        } else if let Some(reason) = self.unrenewed.clone() {
-            decision.refused.push(Refusal { subject: "renewal of the intermediate".into(), reason });
-        }
+        // The interval counts from the begin of a round, which is a little earlier.
+        let next = now.at + RENEWAL_INTERVAL - RENEWAL_INTERVAL / 60;
+        self.next = Some(next);
+        let due = self.due.get_or_insert([next; 2]);
+        let renewals = [Renewal::Intermediate, Renewal::Own].into_iter().zip(due);
+        decision.effects = renewals.filter(|(_, due)| **due <= now.at).map(|(renewal, _)| renewal).collect();
         let subject = RecordKey::TrustBundle.to_string();
         match facts {
             Ok((recorded, complete)) if recorded.bundle.as_ref() != Some(&complete) => {
@@ -147,13 +146,18 @@ impl Controller for TrustBundleController {
     }
 
     async fn apply(&mut self, effect: Renewal) -> Result<(), BoxError> {
-        match effect {
+        let renewed = match effect {
             Renewal::Intermediate => {
-                let renewed = self.issuer.authority.renew_issuer_if_due(self.issuer.clock.now());
-                self.unrenewed = renewed.as_ref().err().map(ToString::to_string);
-                renewed?;
+                self.issuer.authority.renew_issuer_if_due(self.issuer.clock.now())?;
+                0
             }
-            Renewal::Own => drop(self.issuer.renew_own(&self.node)?),
+            Renewal::Own => {
+                self.issuer.renew_own(&self.node)?;
+                1
+            }
+        };
+        if let (Some(due), Some(next)) = (&mut self.due, self.next) {
+            due[renewed] = next;
         }
         Ok(())
     }

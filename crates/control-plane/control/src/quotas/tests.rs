@@ -80,3 +80,16 @@ async fn a_limit_that_is_no_longer_declared_is_forgotten() {
     let facts = controller.read_facts(&quotas.shared.node, Wake::Interval).await.unwrap();
     assert!(controller.reconcile(facts, now).effects.is_empty(), "there is nothing left to forget");
 }
+
+#[test]
+fn full_table_of_all_limits_makes_room_for_an_identity_with_fewer_callers() {
+    let mut limits = Limits::default();
+    let quota = limits.by_name.entry(("shop/one".parse().unwrap(), String::new())).or_default();
+    for caller in 0..3 {
+        quota.claim(quota::Claim { caller, identity: 2, demand: 1_000, held: None }, 100_000, 0).unwrap();
+    }
+    limits.shares = MAX_SHARES;
+    assert!(!limits.make_room(2), "its own callers make no room");
+    assert!(limits.make_room(1));
+    assert_eq!((limits.shares, limits.by_name.values().next().unwrap().callers()), (MAX_SHARES - 1, 2));
+}

@@ -77,7 +77,7 @@ async fn every_write_is_logged_with_its_caller_and_the_values_before_and_after()
     assert_eq!(endpoint[0].0, "spiffe://prod/fairmesh/agent/web-1", "in a task of its own");
     assert_eq!(of("/t/shop/endpoints/tables/eu/tables-0").len(), 1);
     let roots = of("/g/identity/bundle");
-    assert_eq!(roots[0].0, "control plane");
+    assert_eq!(roots[0].0, "control plane for controller trust-bundle");
     assert!(of("/g/roles/alice")[0].0.starts_with("local uid"));
     let events = |entries: &[AuditEntry]| -> Vec<_> {
         entries.iter().filter_map(|entry| Some((entry.who.clone(), entry.event.clone()?))).collect()

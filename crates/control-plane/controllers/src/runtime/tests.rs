@@ -1,6 +1,6 @@
 use std::sync::{
     Mutex,
-    atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
 };
 
 use fairmesh_model::{Prefix, Revision, StoreId};
@@ -21,6 +21,8 @@ struct FakeStore {
     node: Node,
     fails: AtomicBool,
     hangs: AtomicBool,
+    /// How long a write takes.
+    delay_ms: AtomicU64,
     /// Author and reason of each write.
     authors: Mutex<Vec<(String, String)>>,
 }
@@ -39,6 +41,7 @@ impl Store for FakeStore {
             if self.hangs.load(SeqCst) {
                 std::future::pending::<()>().await;
             }
+            sleep(Duration::from_millis(self.delay_ms.load(SeqCst))).await;
             if self.fails.load(SeqCst) {
                 return Err(WriteError::Overloaded {
                     location: StoreLocation::from(std::path::PathBuf::new()),
@@ -173,8 +176,8 @@ struct Rig {
 impl Rig {
     fn new(lease_expiry: Option<watch::Receiver<Instant>>, shadow: &[&'static str]) -> Self {
         let node = Node::new(StoreId(1));
-        let (fails, hangs, authors) = Default::default();
-        let store = Arc::new(FakeStore { node: node.clone(), fails, hangs, authors });
+        let (fails, hangs, delay_ms, authors) = Default::default();
+        let store = Arc::new(FakeStore { node: node.clone(), fails, hangs, delay_ms, authors });
         let runtime = Runtime::new(RuntimeConfig {
             node: node.clone(),
             store: Arc::clone(&store) as Arc<dyn Store>,
@@ -322,6 +325,18 @@ async fn round_over_its_deadline_is_dropped_and_repeated() {
     assert_eq!(status.last.unwrap().problem.unwrap(), "the round took longer than 5s");
     rig.store.hangs.store(false, SeqCst);
     sleep(BACKOFF.first + SECOND).await;
+    assert_eq!(rig.output().as_deref(), Some("one"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn write_goes_on_after_the_deadline_of_its_round() {
+    let rig = Rig::new(None, &[]);
+    rig.store.delay_ms.store(6_000, SeqCst);
+    rig.input("one");
+    rig.start(Duration::ZERO, Duration::ZERO);
+    sleep(Copier::DEADLINE + Duration::from_millis(1)).await;
+    assert_eq!((rig.status("copier").totals.overdue, rig.output()), (1, None));
+    sleep(SECOND).await;
     assert_eq!(rig.output().as_deref(), Some("one"));
 }
 
