@@ -17,7 +17,7 @@ pub(crate) use service::describe;
 
 use crate::{
     health_checks::{Checks, TargetController, VerdictController},
-    identity::{FederationController, IdentityService, TrustBundleController},
+    identity::{FederationController, IdentityService},
     quotas::{QuotaController, Quotas},
     tasks::{Tasks, spawn_cancellable},
 };

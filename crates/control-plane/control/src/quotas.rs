@@ -167,7 +167,7 @@ impl Quotas {
         };
         let is_known = limits.by_name.get(&name).is_some_and(|quota| quota.contains(claim.caller));
         let has_place = limits.by_name.len() < MAX_LIMITS || limits.by_name.contains_key(&name);
-        if !is_known && !(has_place && limits.make_room(claim.identity)) {
+        if !(is_known || has_place && limits.make_room(claim.identity)) {
             self.shared.full.fetch_add(1, Relaxed);
             return None;
         }

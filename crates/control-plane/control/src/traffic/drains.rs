@@ -91,26 +91,27 @@ impl TrafficController {
                 // Of a region with callers alone the planners know by reports, which a control plane that has just started waits for.
                 DrainState::waiting("waits for reports, since the control plane has started")
             }
-            Ok(keep) => self.make_step((region, stored), (services, &steps), keep).await,
+            Ok(keep) => {
+                let revision =
+                    |facts: &ServiceFacts| facts.tables.values().map(|stored| stored.revision).max();
+                let judged = steps.iter().filter_map(|(service, _)| {
+                    Some((service.clone(), revision(services.get(service)?).unwrap_or_default()))
+                });
+                self.make_step((region, stored), &judged.collect::<Vec<_>>(), keep).await
+            }
         };
         DrainState { services: Some(u32::try_from(steps.len()).unwrap_or(u32::MAX)), ..state }
     }
 
-    /// Makes a step that all services may make, once all programs follow the tables of the one before.
+    /// Makes a step that all services may make, once all programs follow the tables by which it is judged: those of services, up to a
+    /// revision.
     async fn make_step(
         &self,
         (region, stored): (&Region, &StoredDrain),
-        (services, steps): (&BTreeMap<ServiceName, Arc<ServiceFacts>>, &[(ServiceName, DrainStep)]),
+        judged: &[(ServiceName, u64)],
         keep: Share,
     ) -> DrainState {
-        let revision = |service| {
-            let facts: &ServiceFacts = services.get(service)?;
-            facts.tables.values().map(|stored| stored.revision).max()
-        };
-        let judged =
-            steps.iter().map(|(service, _)| (service.clone(), revision(service).unwrap_or_default()));
-        let judged: Vec<(ServiceName, u64)> = judged.collect();
-        if let Some(behind) = self.unacknowledged(&judged).await {
+        if let Some(behind) = self.unacknowledged(judged).await {
             return DrainState::waiting(format!("waits for {behind} to apply the tables"));
         }
         if stored.drain.is_done() {
