@@ -1,3 +1,4 @@
 mod connection;
 mod differential;
+mod offload;
 mod upgrade;
