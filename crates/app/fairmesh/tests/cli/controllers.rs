@@ -71,7 +71,7 @@ fn shadow_mode_is_refused_for_controllers_that_protect() {
     let output = command.args(["--shadow-controller", "revocations"]).stdin(Stdio::null()).output().unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{error}");
-    assert!(error.contains("distance-targets, federated-bundles, trust-bundle, verdicts"), "{error}");
+    assert!(error.contains("distance-targets, federated-bundles, verdicts"), "{error}");
 }
 
 #[test]

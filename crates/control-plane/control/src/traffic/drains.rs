@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use fairmesh_model::{Invalid, Prefix, Record, RecordKey, Region, RegionDrain, ServiceName, Share};
 use fairmesh_planner::{
-    DrainStep, DrainWait, Forecast, Now, ServiceFacts, ServicePlanner, StoredDrain, TopologyFacts, next_keep,
+    DrainWait, Forecast, Now, ServiceFacts, ServicePlanner, StoredDrain, TopologyFacts, next_keep,
 };
 use fairmesh_rib::{Batch, Expect, Op};
 use fairmesh_wire::{records, v1};
