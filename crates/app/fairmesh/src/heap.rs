@@ -9,22 +9,40 @@ const INTERVAL: Duration = Duration::from_secs(5);
 /// Unused bytes that are kept for new allocations.
 const SPARE: usize = 8 << 20;
 
+/// What the last trim could not return, such as pages with a block in use, and what was in use then.
+#[derive(Debug, Default)]
+struct LastTrim {
+    unused: usize,
+    used: usize,
+}
+
+impl LastTrim {
+    /// Whether a process with so many unused and used bytes has much to return.
+    fn is_due(&mut self, unused: usize, used: usize) -> bool {
+        // A trim in the middle of a peak leaves pages that can be returned once the blocks in them are freed.
+        if self.used.saturating_sub(used) > SPARE {
+            *self = Self::default();
+        }
+        self.unused = self.unused.min(unused);
+        unused > self.unused + SPARE + used / 4
+    }
+}
+
 /// Trims the heap whenever the process has much more memory than it uses, until the runtime ends.
 ///
 /// Peers that come and go leave small free blocks in every arena, and glibc returns only those at the end of one by itself.
 /// Fewer arenas (`M_ARENA_MAX`) were rejected: they keep the peak as well, and threads wait for each other.
 pub(crate) async fn trim_periodically() {
-    // What the last trim could not return, such as pages with a block in use.
-    let mut fragmented = 0;
+    let mut last = LastTrim::default();
     loop {
         sleep(INTERVAL).await;
         let Some((unused, used)) = memory() else { return };
-        fragmented = unused.min(fragmented);
-        if unused > fragmented + SPARE + used / 4 {
+        if last.is_due(unused, used) {
             // Fails only when the runtime stops.
             let _ = spawn_blocking(fairmesh_shared_memory::trim).await;
-            fragmented = memory().map_or(0, |(unused, _)| unused);
-            tracing::debug!(unused, left = fragmented, "returned unused memory to the system");
+            let left = memory().unwrap_or_default();
+            last = LastTrim { unused: left.0, used: left.1 };
+            tracing::debug!(unused, left = left.0, "returned unused memory to the system");
         }
     }
 }
@@ -40,4 +58,26 @@ fn resident() -> Option<usize> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let kilobytes = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
     Some(kilobytes.trim().strip_suffix(" kB")?.parse::<usize>().ok()? * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MB: usize = 1 << 20;
+
+    #[test]
+    fn fragmented_memory_is_trimmed_once() {
+        let mut last = LastTrim::default();
+        assert!(last.is_due(90 * MB, 100 * MB));
+        last = LastTrim { unused: 60 * MB, used: 100 * MB };
+        assert!(!last.is_due(60 * MB, 100 * MB) && !last.is_due(80 * MB, 98 * MB));
+        assert!(last.is_due(100 * MB, 100 * MB), "it has grown");
+    }
+
+    #[test]
+    fn memory_that_a_peak_kept_from_being_returned_is_trimmed_after_it() {
+        let mut last = LastTrim { unused: 60 * MB, used: 100 * MB };
+        assert!(last.is_due(70 * MB, 40 * MB), "what was in use is freed");
+    }
 }
