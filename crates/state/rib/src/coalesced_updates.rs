@@ -1,4 +1,10 @@
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashSet},
+    ops::Bound,
+    sync::Arc,
+};
+
+use fairmesh_model::Prefix;
 
 use crate::{Entry, Update};
 
@@ -17,17 +23,20 @@ impl CoalescedUpdates {
     /// Adds an update that follows all those before.
     pub fn add(&mut self, update: Update) {
         let Update { revision, resumed, snapshots, puts, deletes } = update;
-        let waiting = self.update.get_or_insert_with(|| Update::empty(revision));
-        waiting.revision = revision;
-        for resumed in resumed {
-            waiting.resumed.retain(|earlier| earlier.prefix != resumed.prefix);
-            waiting.resumed.push(resumed);
-        }
-        for snapshot in snapshots {
-            // In their order: of two snapshots, one may be of a part of the other.
-            waiting.snapshots.retain(|earlier| earlier.prefix != snapshot.prefix);
-            self.changes.retain(|key, _| !snapshot.prefix.covers(key));
-            waiting.snapshots.push(snapshot);
+        match &mut self.update {
+            Some(waiting) => {
+                waiting.revision = revision;
+                // Sets, since an update after a reconnect has tens of thousands of prefixes.
+                let again: HashSet<_> = resumed.iter().map(|resumed| &resumed.prefix).collect();
+                waiting.resumed.retain(|earlier| !again.contains(&earlier.prefix));
+                let again: HashSet<_> = snapshots.iter().map(|snapshot| &snapshot.prefix).collect();
+                waiting.snapshots.retain(|earlier| !again.contains(&earlier.prefix));
+                again.into_iter().for_each(|prefix| remove_below(&mut self.changes, prefix));
+                // In their order: of two snapshots, one may be of a part of the other.
+                waiting.resumed.extend(resumed);
+                waiting.snapshots.extend(snapshots);
+            }
+            None => self.update = Some(Update { resumed, snapshots, ..Update::empty(revision) }),
         }
         self.changes.extend(puts.into_iter().map(|(key, entry)| (key, Some(entry))));
         self.changes.extend(deletes.into_iter().map(|key| (key, None)));
@@ -46,12 +55,22 @@ impl CoalescedUpdates {
     }
 }
 
+/// Removes the changes that a snapshot of this prefix contains. Their keys follow each other.
+fn remove_below(changes: &mut BTreeMap<Arc<str>, Option<Entry>>, prefix: &Prefix) {
+    let from = (Bound::Included(prefix.as_str()), Bound::Unbounded);
+    let below = changes.range::<str, _>(from).map(|(key, _)| key);
+    let below: Vec<_> = below.take_while(|key| prefix.covers(key)).cloned().collect();
+    for key in below {
+        changes.remove(&key);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use bytes::Bytes;
-    use fairmesh_model::{Prefix, RecordKey, Revision, StoreId};
+    use fairmesh_model::{RecordKey, Revision, StoreId};
     use proptest::prelude::*;
 
     use super::*;

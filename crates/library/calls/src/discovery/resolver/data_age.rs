@@ -4,7 +4,7 @@ use tokio::time::Instant;
 
 /// The age of a mesh's data: as the agent last reported, and growing from then on unless the agent reported that it is
 /// current.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct DataAge {
     /// The age at the moment from which on it grows; `None` while nothing ages. Not the time of origin, which may lie
     /// before the start of the clock.
@@ -13,14 +13,48 @@ pub(super) struct DataAge {
     has_data: bool,
 }
 
+/// What is learnt of the age of data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AgeChange {
+    /// Data of this age arrived.
+    Arrived(Duration),
+    /// The agent lost its source and its data is this old; zero: it has its source again.
+    Reported(Duration),
+    /// The connection to the agent is lost.
+    Disconnected,
+}
+
+impl AgeChange {
+    /// Adds a change to those that wait, which have the effect of all: three at most.
+    pub(super) fn coalesce(self, waiting: &mut Vec<Self>) {
+        match (self, waiting.last_mut()) {
+            (Self::Arrived(age), Some(Self::Arrived(known))) => *known = age.max(*known),
+            (Self::Disconnected, Some(Self::Disconnected)) => {}
+            // Data of a new connection replaces the age of earlier data.
+            (Self::Arrived(_), Some(Self::Disconnected)) => *waiting = vec![Self::Disconnected, self],
+            (Self::Reported(_), _) => *waiting = vec![self],
+            _ => waiting.push(self),
+        }
+    }
+}
+
 impl DataAge {
+    /// Applies a change that is learnt now.
+    pub(super) fn apply(&mut self, change: AgeChange, now: Instant) {
+        match change {
+            AgeChange::Arrived(age) => self.arrived(age, now),
+            AgeChange::Reported(age) => self.set(age, now),
+            AgeChange::Disconnected => self.disconnected(now),
+        }
+    }
+
     /// The age; `None` where nothing is known to age.
     pub(super) fn at(&self, now: Instant) -> Option<Duration> {
         self.oldest.map(|(age, since)| age + now.saturating_duration_since(since))
     }
 
     /// Data of this `age` arrived from the agent.
-    pub(super) fn arrived(&mut self, age: Duration, now: Instant) {
+    fn arrived(&mut self, age: Duration, now: Instant) {
         if !std::mem::replace(&mut self.has_data, true) {
             self.oldest = None;
         }
@@ -30,7 +64,7 @@ impl DataAge {
     }
 
     /// The agent reports that its data ages and is at most `age` old, or that it no longer ages where that is zero.
-    pub(super) fn set(&mut self, age: Duration, now: Instant) {
+    fn set(&mut self, age: Duration, now: Instant) {
         self.oldest = None;
         self.arrived(age, now);
     }
@@ -41,7 +75,7 @@ impl DataAge {
     }
 
     /// The agent is disconnected: all data ages.
-    pub(super) fn disconnected(&mut self, now: Instant) {
+    fn disconnected(&mut self, now: Instant) {
         self.has_data = false;
         self.add_unrefreshed(Duration::ZERO, now);
     }
@@ -49,6 +83,8 @@ impl DataAge {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -82,5 +118,32 @@ mod tests {
         age.disconnected(start + 3 * SECOND);
         age.arrived(Duration::ZERO, start + 4 * SECOND);
         assert_eq!(age.at(start + 5 * SECOND), None);
+    }
+
+    fn change() -> impl Strategy<Value = AgeChange> {
+        prop_oneof![
+            (0..4_u32).prop_map(|age| AgeChange::Arrived(age * SECOND)),
+            (0..4_u32).prop_map(|age| AgeChange::Reported(age * SECOND)),
+            Just(AgeChange::Disconnected),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn coalesced_changes_have_the_effect_of_all(
+            before in prop::collection::vec(change(), 0..4),
+            changes in prop::collection::vec(change(), 0..20),
+        ) {
+            let (mut one_by_one, now) = (DataAge::default(), Instant::now());
+            before.into_iter().for_each(|change| one_by_one.apply(change, now));
+            let (mut at_once, mut waiting) = (one_by_one, Vec::new());
+            for change in changes {
+                one_by_one.apply(change, now);
+                change.coalesce(&mut waiting);
+                prop_assert!(waiting.len() <= 3);
+            }
+            waiting.into_iter().for_each(|change| at_once.apply(change, now));
+            prop_assert_eq!(at_once, one_by_one);
+        }
     }
 }

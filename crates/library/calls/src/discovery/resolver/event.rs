@@ -3,7 +3,7 @@ use std::{sync::Arc, time::Duration};
 use fairmesh_model::Prefix;
 use fairmesh_rib::{Update, follower::Sink};
 
-use super::{event_queue::EventQueue, shard_maps::MapEvent};
+use super::{data_age::AgeChange, event_queue::EventQueue, shard_maps::MapEvent};
 use crate::discovery::{endpoint_transport::EndpointTransport, subscription::Subscription};
 
 /// An input of the worker.
@@ -14,10 +14,8 @@ pub(super) enum Event<T> {
     Update(Update),
     /// The agent cannot serve a prefix.
     Refused(Prefix, String),
-    /// The agent lost its source and its data is this old; zero: it has its source again.
-    AgeUpdate(Duration),
-    /// The connection to the agent is lost.
-    Disconnected,
+    /// What is known of the age of the data changed.
+    Age(AgeChange),
     /// A change of a large shard map.
     Map(MapEvent),
 }
@@ -35,10 +33,10 @@ impl<T: EndpointTransport> Sink for EventSink<T> {
     }
 
     fn age_update(&mut self, age: Duration) {
-        self.0.push(Event::AgeUpdate(age));
+        self.0.push(Event::Age(AgeChange::Reported(age)));
     }
 
     fn disconnected(&mut self) {
-        self.0.push(Event::Disconnected);
+        self.0.push(Event::Age(AgeChange::Disconnected));
     }
 }

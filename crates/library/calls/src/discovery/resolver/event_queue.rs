@@ -6,14 +6,13 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
 };
 
 use fairmesh_model::Prefix;
 use fairmesh_rib::{CoalescedUpdates, Update};
 use tokio::sync::Notify;
 
-use super::{event::Event, shard_maps::MapEvent};
+use super::{data_age::AgeChange, event::Event, shard_maps::MapEvent};
 use crate::discovery::subscription::Subscription;
 
 /// Hands events to one worker.
@@ -23,20 +22,11 @@ pub(super) struct EventQueue<T> {
 }
 
 struct WaitingEvents<T> {
-    /// What was learnt of the age of data before the update that waits, and after it.
-    ages: [AgeChanges; 2],
+    ages: Vec<AgeChange>,
     updates: CoalescedUpdates,
-    has_update: bool,
     refused: BTreeMap<Prefix, String>,
     maps: VecDeque<MapEvent>,
     tracked: Vec<Arc<Subscription<T>>>,
-}
-
-/// The last report of the data's age, and whether the connection was lost afterwards.
-#[derive(Default)]
-struct AgeChanges {
-    reported: Option<Duration>,
-    is_disconnected: bool,
 }
 
 impl<T> Default for EventQueue<T> {
@@ -48,9 +38,8 @@ impl<T> Default for EventQueue<T> {
 impl<T> Default for WaitingEvents<T> {
     fn default() -> Self {
         Self {
-            ages: Default::default(),
+            ages: Vec::new(),
             updates: CoalescedUpdates::default(),
-            has_update: false,
             refused: BTreeMap::new(),
             maps: VecDeque::new(),
             tracked: Vec::new(),
@@ -88,10 +77,8 @@ impl<T> EventQueue<T> {
 
 impl<T> WaitingEvents<T> {
     fn push(&mut self, event: Event<T>) {
-        let last_ages = &mut self.ages[usize::from(self.has_update)];
         match event {
-            Event::AgeUpdate(age) => *last_ages = AgeChanges { reported: Some(age), is_disconnected: false },
-            Event::Disconnected => last_ages.is_disconnected = true,
+            Event::Age(change) => change.coalesce(&mut self.ages),
             Event::Update(update) => self.push_update(update),
             Event::Refused(prefix, reason) => drop(self.refused.insert(prefix, reason)),
             Event::Map(event) => {
@@ -108,43 +95,30 @@ impl<T> WaitingEvents<T> {
         for arrived in snapshots.chain(update.resumed.iter().map(|resumed| &resumed.prefix)) {
             self.refused.remove(arrived);
         }
+        // By itself: the age of a snapshot that waits says nothing of a later report.
+        let ages = update.snapshots.iter().map(|snapshot| snapshot.age);
+        if let Some(age) = ages.chain(update.resumed.iter().map(|resumed| resumed.age)).max() {
+            AgeChange::Arrived(age).coalesce(&mut self.ages);
+        }
         self.updates.add(update);
-        self.has_update = true;
-        // What was learnt before this update is so for all of it.
-        let [before, after] = &mut self.ages;
-        before.follow(std::mem::take(after));
     }
 
     /// The events in an order in which they have the effect of all. Services are tracked last: nothing that waits is of their
     /// subscriptions, which the worker is yet to make.
     fn into_events(mut self) -> Vec<Event<T>> {
-        let [before, after] = self.ages;
-        let mut events = before.into_events();
+        let mut events: Vec<_> = self.ages.into_iter().map(Event::Age).collect();
         events.extend(self.updates.take().map(Event::Update));
         events.extend(self.refused.into_iter().map(|(prefix, reason)| Event::Refused(prefix, reason)));
-        events.extend(after.into_events());
         events.extend(self.maps.into_iter().map(Event::Map));
         events.extend(self.tracked.into_iter().map(Event::Track));
         events
     }
 }
 
-impl AgeChanges {
-    fn follow(&mut self, later: Self) {
-        match later.reported {
-            Some(_) => *self = later,
-            None => self.is_disconnected |= later.is_disconnected,
-        }
-    }
-
-    fn into_events<T>(self) -> Vec<Event<T>> {
-        let reported = self.reported.map(Event::AgeUpdate);
-        reported.into_iter().chain(self.is_disconnected.then_some(Event::Disconnected)).collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use fairmesh_model::{KeyRange, Revision, ServiceName, Shard, ShardId, ShardKey, ShardMap, StoreId};
     use fairmesh_rib::{Entry, Resumed};
     use fairmesh_router::ShardTable;
@@ -160,7 +134,12 @@ mod tests {
     }
 
     fn resumed(number: u64, prefix: &Prefix) -> Event<()> {
-        let resumed = vec![Resumed { prefix: prefix.clone(), age: Duration::ZERO }];
+        arrived(number, prefix, 0)
+    }
+
+    /// A prefix whose copy is so many seconds old.
+    fn arrived(number: u64, prefix: &Prefix, seconds: u64) -> Event<()> {
+        let resumed = vec![Resumed { prefix: prefix.clone(), age: Duration::from_secs(seconds) }];
         Event::Update(Update { resumed, ..update(number) })
     }
 
@@ -169,8 +148,9 @@ mod tests {
             Event::Track(subscription) => format!("track {}", subscription.name()),
             Event::Update(update) => format!("update {}", update.revision.number),
             Event::Refused(prefix, reason) => format!("refused {prefix}: {reason}"),
-            Event::AgeUpdate(age) => format!("age {age:?}"),
-            Event::Disconnected => "disconnected".to_owned(),
+            Event::Age(AgeChange::Arrived(age)) => format!("arrived {age:?}"),
+            Event::Age(AgeChange::Reported(age)) => format!("age {age:?}"),
+            Event::Age(AgeChange::Disconnected) => "disconnected".to_owned(),
             Event::Map(MapEvent::Map(name, table)) => format!("map {} {}", name.service, table.version()),
             Event::Map(MapEvent::Failed(name, version, _)) => format!("failed {} {version}", name.service),
             Event::Map(MapEvent::Unavailable) => "no maps".to_owned(),
@@ -185,28 +165,27 @@ mod tests {
             let key: Arc<str> = format!("/t/shop/services/s{}", number % 7).into();
             let entry = Entry { value: Default::default(), revision: number };
             queue.push(Event::Update(Update { puts: vec![(key, entry)], ..update(number) }));
-            queue.push(Event::Disconnected);
-            queue.push(Event::AgeUpdate(Duration::from_secs(number)));
+            queue.push(Event::Age(AgeChange::Disconnected));
+            queue.push(Event::Age(AgeChange::Reported(Duration::from_secs(number))));
         }
         let events = queue.next().await;
-        assert_eq!(shown(&events), ["age 999s", "update 1000", "age 1000s"]);
+        assert_eq!(shown(&events), ["age 1000s", "update 1000"]);
         let Event::Update(update) = &events[1] else { unreachable!() };
         assert_eq!(update.puts.len(), 7);
         assert!(queue.take().is_empty());
     }
 
     #[test]
-    fn connection_lost_before_an_update_is_lost_before_all_of_it() {
-        let queue = Queue::default();
-        let prefix = Prefix::topology();
-        queue.push(resumed(1, &prefix));
-        queue.push(Event::AgeUpdate(Duration::from_secs(9)));
-        queue.push(Event::Disconnected);
-        queue.push(resumed(2, &prefix));
-        assert_eq!(shown(&queue.take()), ["age 9s", "disconnected", "update 2"]);
-        queue.push(resumed(3, &prefix));
-        queue.push(Event::Disconnected);
-        assert_eq!(shown(&queue.take()), ["update 3", "disconnected"]);
+    fn report_after_an_old_snapshot_counts_once_more_arrives() {
+        let (queue, prefix) = (Queue::default(), Prefix::topology());
+        queue.push(arrived(1, &prefix, 10));
+        queue.push(Event::Age(AgeChange::Reported(Duration::ZERO)));
+        queue.push(Event::Update(update(2)));
+        assert_eq!(shown(&queue.take()), ["age 0ns", "update 2"]);
+        queue.push(arrived(3, &prefix, 60));
+        queue.push(Event::Age(AgeChange::Disconnected));
+        queue.push(arrived(4, &prefix, 0));
+        assert_eq!(shown(&queue.take()), ["disconnected", "arrived 0ns", "update 4"]);
     }
 
     #[test]
@@ -218,10 +197,10 @@ mod tests {
             queue.push(Event::Refused(prefix.clone(), "away".into()));
         }
         queue.push(resumed(1, &arrives));
-        assert_eq!(shown(&queue.take()), ["update 1", "refused /t/shop/services/b: away"]);
+        assert_eq!(shown(&queue.take()), ["arrived 0ns", "update 1", "refused /t/shop/services/b: away"]);
         queue.push(resumed(2, &arrives));
         queue.push(Event::Refused(arrives, "gone".into()));
-        assert_eq!(shown(&queue.take()), ["update 2", "refused /t/shop/services/a: gone"]);
+        assert_eq!(shown(&queue.take()), ["arrived 0ns", "update 2", "refused /t/shop/services/a: gone"]);
     }
 
     #[test]
@@ -242,6 +221,9 @@ mod tests {
         queue.push(failed(100));
         queue.push(failed(101));
         assert_eq!(shown(&queue.take()), ["map shop/b 1", "map shop/a 99", "no maps", "failed shop/a 101"]);
+        queue.push(failed(102));
+        queue.push(failed(0));
+        assert_eq!(shown(&queue.take()), ["failed shop/a 102", "failed shop/a 0"]);
         queue.push(failed(102));
         queue.push(map("shop/a", 103));
         assert_eq!(shown(&queue.take()), ["map shop/a 103"]);

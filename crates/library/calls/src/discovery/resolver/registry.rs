@@ -62,6 +62,8 @@ impl<T> SubscriptionRegistry<T> {
         let subscription = Arc::new(Subscription::new(name.clone()));
         let registered = RegisteredService { subscription: Arc::clone(&subscription), requested: true };
         by_name.insert(name.clone(), registered);
+        // Calls of other services do not wait for the queue.
+        drop(by_name);
         self.events.push(Event::Track(Arc::clone(&subscription)));
         subscription
     }

@@ -59,11 +59,14 @@ pub(super) enum MapEvent {
 }
 
 impl MapEvent {
-    /// Whether an earlier event means nothing beside this one. A failed version leaves a map before it in use.
+    /// Whether an earlier event means nothing beside this one. A failed version leaves a map before it in use, and an unknown one a known
+    /// one.
     pub(super) fn replaces(&self, earlier: &Self) -> bool {
         match (self, earlier) {
-            (Self::Map(new, _), Self::Map(name, _) | Self::Failed(name, ..))
-            | (Self::Failed(new, ..), Self::Failed(name, ..)) => new == name,
+            (Self::Map(new, _), Self::Map(name, _) | Self::Failed(name, ..)) => new == name,
+            (Self::Failed(new, version, _), Self::Failed(name, earlier, _)) => {
+                new == name && version >= earlier
+            }
             (Self::Unavailable, Self::Unavailable) => true,
             _ => false,
         }

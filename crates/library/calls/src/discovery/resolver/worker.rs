@@ -207,9 +207,8 @@ impl<T: EndpointTransport> Worker<T> {
             }
             Event::Update(update) => self.apply_update(&update),
             Event::Refused(prefix, reason) => self.handle_refusal(prefix, &reason),
-            Event::AgeUpdate(age) => self.age.send_modify(|known| known.set(age, Instant::now())),
+            Event::Age(change) => self.age.send_modify(|known| known.apply(change, Instant::now())),
             Event::Map(event) => self.handle_map(event),
-            Event::Disconnected => self.age.send_modify(|known| known.disconnected(Instant::now())),
         }
     }
 

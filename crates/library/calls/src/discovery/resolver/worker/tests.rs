@@ -32,6 +32,7 @@ use crate::{
         Subscription,
         resolver::{
             config::DEFAULT_IDLE_TIMEOUT,
+            data_age::AgeChange,
             event::EventSink,
             shard_maps::{LARGE, MapName},
         },
@@ -155,7 +156,10 @@ fn run_ready<T>(work: impl Future<Output = T>) -> T {
 
 impl Rig {
     fn handle(&mut self, event: Event<CountingTransport>) {
-        self.worker.handle_event(event);
+        self.events.push(event);
+        for event in self.events.take() {
+            self.worker.handle_event(event);
+        }
         run_ready(self.worker.settle());
     }
 
@@ -424,17 +428,17 @@ async fn an_unused_service_with_aging_records_is_kept_and_one_without_records_is
     let mut rig = rig();
     drop(rig.follow());
     rig.deliver();
-    rig.handle(Event::Disconnected);
+    rig.handle(Event::Age(AgeChange::Disconnected));
     rig.pass(100).await;
     assert!(matches!(*rig.follow().state(), ServiceState::Ready(_)), "it may not be available again");
-    rig.handle(Event::AgeUpdate(Duration::ZERO));
+    rig.handle(Event::Age(AgeChange::Reported(Duration::ZERO)));
     rig.pass(20).await;
     assert!(rig.worker.services.contains_key(&name()), "the timeout counts from the return of the agent");
     rig.pass(2).await;
     assert!(rig.worker.services.is_empty());
 
     drop(rig.follow());
-    rig.handle(Event::Disconnected);
+    rig.handle(Event::Age(AgeChange::Disconnected));
     rig.pass(22).await;
     assert!(rig.worker.services.is_empty(), "it has no records");
 }

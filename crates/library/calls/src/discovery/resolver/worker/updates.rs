@@ -12,10 +12,6 @@ use crate::discovery::endpoint_transport::EndpointTransport;
 impl<T: EndpointTransport> Worker<T> {
     pub(super) fn apply_update(&mut self, update: &Update) {
         let before = self.revision.replace(update.revision);
-        let snapshots = update.snapshots.iter().map(|snapshot| snapshot.age);
-        if let Some(age) = snapshots.chain(update.resumed.iter().map(|resumed| resumed.age)).max() {
-            self.age.send_modify(|known| known.arrived(age, Instant::now()));
-        }
         self.apply(update);
         for name in &self.sharded {
             if let Some(service) = self.services.get_mut(name) {
