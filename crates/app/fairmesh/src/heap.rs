@@ -47,7 +47,7 @@ pub(crate) async fn trim_periodically() {
     }
 }
 
-/// Bytes of the process that are not used, and those that are.
+/// Bytes that the process has and does not use, and bytes that it uses.
 fn memory() -> Option<(usize, usize)> {
     let used = fairmesh_shared_memory::used()?;
     Some((resident()?.saturating_sub(used), used))

@@ -63,7 +63,7 @@ impl RoundError {
 /// a write itself goes on, with its entry in the log of writes.
 ///
 /// # Errors
-/// Of the batches that are not written: the last failure, or else the last conflict.
+/// The last failure of a batch, or else the last conflict.
 pub(crate) async fn write_all(
     store: &Arc<dyn Store>,
     controller: &'static str,

@@ -58,7 +58,7 @@ struct Schedule<'a> {
     report: &'a mut Report,
 }
 
-/// Runs tests, `jobs` at a time, then those that need the machine for themselves one by one, and then those that failed once more,
+/// Runs tests, `jobs` at a time. Tests that need the machine for themselves run afterwards, one by one; failed tests run once more,
 /// alone.
 ///
 /// # Errors

@@ -77,7 +77,7 @@ impl Resource {
 }
 
 impl From<&Resource> for Document {
-    /// The document of which `validate` makes this value.
+    /// The document that `validate` turns into this value.
     fn from(resource: &Resource) -> Self {
         match resource {
             Resource::Service(name, service) => Self::Service(ServiceSpec::of(name, service)),

@@ -7,12 +7,12 @@ const MILLI: f64 = 1_000.0;
 
 /// The endpoints of a service in one region.
 ///
-/// Sums are of integers: endpoints that come and go in any order leave the sums of those that remain.
+/// Sums are integers: endpoints may come and go in any order, and the sums stay exact.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RegionEndpoints {
     /// Number of all endpoints, in whatever state.
     registered: u32,
-    /// Those that serve, by zone; `None` is those without one.
+    /// Serving endpoints by zone; `None` stands for endpoints without a zone.
     zones: BTreeMap<Option<Zone>, ZoneEndpoints>,
 }
 
@@ -25,12 +25,12 @@ struct ZoneEndpoints {
 }
 
 impl RegionEndpoints {
-    /// Number of those that serve.
+    /// Number of serving endpoints.
     pub fn serving(&self) -> u32 {
         self.zones.values().fold(0, |sum, zone| sum.saturating_add(zone.serving))
     }
 
-    /// Power of those that serve: weight times speed, 1 for an ordinary host.
+    /// Power of the serving endpoints: weight times speed, 1 for an ordinary host.
     pub fn power(&self) -> f64 {
         let sum = self.zones.values().fold(0, |sum: u64, zone| sum.saturating_add(zone.power));
         sum as f64 / MILLI

@@ -43,7 +43,7 @@ impl ServicePlanner {
         }
     }
 
-    /// Takes over the present regions and classes, and what is known of those that stay.
+    /// Takes over the present regions and classes, and keeps the state of regions and classes that stay.
     pub(super) fn adopt_regions(&mut self, facts: &ServiceFacts) {
         let regions: Vec<Region> = self.known.keys().cloned().collect();
         let classes = &facts.traffic.classes;

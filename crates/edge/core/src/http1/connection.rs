@@ -116,7 +116,7 @@ where
     W: AsyncWrite + Unpin,
     O: Offload,
 {
-    /// A connection of which another sender may send requests.
+    /// A connection whose requests another sender may send.
     pub(crate) fn with_offload(io: R, writer: W, idle_timeout: Duration, offload: Option<O>) -> Self {
         Self {
             source: ReadState::Owned(ReadSide::new(io)),

@@ -1,4 +1,4 @@
-//! Requests of the client that another sender has sent: they are handled in order with those that the proxy reads.
+//! Requests that another sender has sent for the client: the proxy handles them in order with the requests that it reads.
 
 use std::{
     task::{Context, Poll, ready},

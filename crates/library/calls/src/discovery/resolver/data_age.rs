@@ -25,7 +25,7 @@ pub(super) enum AgeChange {
 }
 
 impl AgeChange {
-    /// Adds a change to those that wait, which have the effect of all: three at most.
+    /// Adds a change to the waiting ones. They have the effect of all changes, and are three at most.
     pub(super) fn coalesce(self, waiting: &mut Vec<Self>) {
         match (self, waiting.last_mut()) {
             (Self::Arrived(age), Some(Self::Arrived(known))) => *known = age.max(*known),
