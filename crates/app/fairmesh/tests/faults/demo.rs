@@ -82,15 +82,10 @@ async fn three_commands_lead_to_the_first_call_by_name_within_two_seconds() {
         return skipped("a program that knows nothing of the mesh is missing", "python3");
     };
     let _machine = alone().await;
-    // What else this machine does in between is no part of it.
-    let mut took = Vec::new();
-    for _ in 0..3 {
-        took.push(first_call(&python).await);
-        if took.last() < Some(&Duration::from_secs(2)) {
-            return;
-        }
-    }
-    panic!("{took:?}");
+    let mut took = [first_call(&python).await, first_call(&python).await, first_call(&python).await];
+    took.sort_unstable();
+    // The median, since other work of this machine may delay one of them.
+    assert!(took[1] < Duration::from_secs(2), "{took:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

