@@ -5,8 +5,8 @@ use fairmesh_rib::{Commit, Entry, Node, access::AccessControl};
 use crate::{
     audit::AuditLog,
     endpoint_counts::EndpointCounts,
+    facts::FactsIndex,
     health_checks::{CheckIndex, Woken},
-    traffic::FactsIndex,
 };
 
 /// What is kept up to date beside the node, commit by commit, for parts that would have to search all records for it.

@@ -16,6 +16,7 @@ mod caller_numbers;
 mod controllers;
 mod endpoint_counts;
 mod error;
+mod facts;
 #[doc(hidden)]
 pub mod fuzzing;
 mod health_checks;
@@ -24,6 +25,7 @@ mod identity;
 mod imbalance;
 mod indices;
 mod metrics;
+mod monotonic_clock;
 mod open_store;
 mod quotas;
 mod read_lease;

@@ -18,6 +18,7 @@ use crate::{
     health_checks::Checks,
     imbalance::Imbalance,
     quotas::Quotas,
+    signals::TrafficReports,
     traffic::TrafficController,
 };
 
@@ -53,6 +54,7 @@ pub(crate) struct MetricSources {
     pub(crate) quotas: Quotas,
     pub(crate) audit: AuditLog,
     pub(crate) controllers: Statuses,
+    pub(crate) reports: Arc<TrafficReports>,
     pub(crate) traffic: Arc<TrafficController>,
     pub(crate) listeners: Listeners,
 }
@@ -91,6 +93,7 @@ impl Metrics {
         lost.inc_by(sources.audit.lost());
         let help = "Writes that are missing in the log of writes";
         all.sub_registry_with_prefix("control").register("audit_entries_lost", help, lost);
+        sources.reports.register(all.sub_registry_with_prefix("traffic"));
         sources.traffic.register(all.sub_registry_with_prefix("traffic"));
         sources.listeners.register(all.sub_registry_with_prefix("control"));
     }

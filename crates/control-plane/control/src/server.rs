@@ -35,12 +35,13 @@ use crate::{
     imbalance::{self, Imbalance, ImbalanceService},
     indices::Indices,
     metrics::{MetricSources, Metrics},
+    monotonic_clock::MonotonicClock,
     open_store::{self, OpenStore},
     quotas::Quotas,
     read_lease::ReadLease,
     readiness::Readiness,
     served_rib::ControlRib,
-    signals::SignalsService,
+    signals::{SignalsService, TrafficReports},
     store_applier::{AppliedStore, apply_commits},
     tasks::{Tasks, join_next, spawn_cancellable, spawn_stoppable, task_ended},
     traffic::{TrafficController, TrafficService},
@@ -186,16 +187,26 @@ impl Control {
         let registry = Registry::new(applied.clone(), node.clone());
         let checks = Checks::new(node.clone(), applied.clone(), indices.checks.clone());
         let quotas = Quotas::new(node.clone());
-        let traffic = Arc::new(TrafficController::new(node.clone(), applied.clone(), indices.facts.clone()));
+        let (facts, clock) = (indices.facts.clone(), MonotonicClock::start());
+        let reports = Arc::new(TrafficReports::new(node.clone(), facts.clone(), clock));
+        let traffic = TrafficController::new((&node, &applied), facts, reports.clone(), clock);
+        let traffic = Arc::new(traffic);
         let permissions = indices.access.clone();
         let audit = indices.audit.clone();
         let identity = IdentityService::new(issuer, (&node, &applied), (permissions.clone(), audit.clone()));
         let callers = (node.clone(), identity.revocations());
         let access = Access::new(permissions.clone(), callers, (tokens.clone(), audit));
-        let operated = Operated { partitions, audit: indices.audit.clone(), controllers: runtime.statuses() };
+        let operated = Operated {
+            partitions,
+            audit: indices.audit.clone(),
+            controllers: runtime.statuses(),
+            imbalance: imbalance.clone(),
+            reports: reports.clone(),
+            traffic: traffic.clone(),
+        };
         let other_services =
             routes(&registry, &checks, closing).add_service(rpc::quota_server(quotas.clone()));
-        let other_services = operator_services(other_services, &identity, operated, (&imbalance, &traffic));
+        let other_services = operator_services(other_services, &identity, operated);
         let read_lease = store.lease_expiry().map(ReadLease::new);
         let backend = ControlRib::new((&node, &applied), read_lease.clone(), (permissions, tokens.clone()));
         let services = RibServer::new(backend, closing.clone()).with_services(other_services);
@@ -210,6 +221,7 @@ impl Control {
             imbalance: imbalance.clone(),
             registry: registry.clone(),
             quotas: quotas.clone(),
+            reports,
             traffic: traffic.clone(),
             audit: indices.audit.clone(),
             controllers: runtime.statuses(),
@@ -415,20 +427,19 @@ struct Operated {
     partitions: Option<Arc<PartitionedStore>>,
     audit: AuditLog,
     controllers: Statuses,
+    imbalance: Arc<Imbalance>,
+    reports: Arc<TrafficReports>,
+    traffic: Arc<TrafficController>,
 }
 
 /// Adds `Admin`, `Signals`, `Imbalance`, `TrafficPlanner`, `Identity` and `Authority`.
-fn operator_services(
-    routes: Routes,
-    identity: &IdentityService,
-    Operated { partitions, audit, controllers }: Operated,
-    (imbalance, traffic): (&Arc<Imbalance>, &Arc<TrafficController>),
-) -> Routes {
+fn operator_services(routes: Routes, identity: &IdentityService, operated: Operated) -> Routes {
+    let Operated { partitions, audit, controllers, imbalance, reports, traffic } = operated;
     let (node, store, access) = (identity.node.clone(), identity.store.clone(), identity.access.clone());
-    let traffic = Arc::clone(traffic);
-    let planner = TrafficService { traffic: traffic.clone() };
-    let (imbalance, reporters) = (Arc::clone(imbalance), CallerNumbers::default());
-    let signals = SignalsService { imbalance: imbalance.clone(), traffic, node: node.clone(), reporters };
+    let planner = TrafficService { traffic, reports: reports.clone() };
+    let reporters = CallerNumbers::default();
+    let signals =
+        SignalsService { imbalance: imbalance.clone(), traffic: reports, node: node.clone(), reporters };
     let imbalance = ImbalanceService { imbalance, signals: signals.clone() };
     routes
         .add_service(rpc::admin_server(AdminService { node, store, partitions, audit, access, controllers }))

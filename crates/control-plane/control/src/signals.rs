@@ -1,66 +1,18 @@
-//! The intake of reports: takes what agents, replicas and programs report, and hands rows to their consumers.
+//! What processes report: the intake of reports, and the calls and load that they tell of.
 //!
-//! Whether the caller may report a row is judged before, by the needs of the method. Minutes of CPU go to the imbalance
-//! indicator, rates of calls and servers to the planner. A further consumer of rows gets them here.
+//! [`SignalsService`] takes what agents, replicas and programs report, and hands rows to their consumers: minutes of CPU go to
+//! the imbalance indicator, rates of calls and servers to [`TrafficReports`], which keeps the last ones of each process.
+//! Operators read them from there, and planners find them in the facts of services. A further consumer of rows gets them in
+//! the service.
+//!
+//! Planners read reports, and reports know no planner. Sums within the planner were rejected: a second planner and views of
+//! operators would have to ask the first one for them.
 
-use std::sync::Arc;
+mod calls;
+mod metrics;
+mod service;
+mod traffic_reports;
+mod watched;
 
-use fairmesh_model::Invalid;
-use fairmesh_rib::Node;
-use fairmesh_wire::{
-    identity_of,
-    v1::{self, signals_server::Signals},
-};
-use tonic::{Request, Response, Status};
-
-use crate::{caller_numbers::CallerNumbers, imbalance::Imbalance, traffic::TrafficController};
-
-/// Maximum of instance-minutes in one report; agents send at most 2,000.
-const MAX_MINUTES: usize = 10_000;
-
-/// The gRPC service `Signals`. Clones share their state.
-#[derive(Clone, Debug)]
-pub(crate) struct SignalsService {
-    /// Takes minutes.
-    pub(crate) imbalance: Arc<Imbalance>,
-    /// Takes rates.
-    pub(crate) traffic: Arc<TrafficController>,
-    /// Existing services and endpoints: minutes of others are refused.
-    pub(crate) node: Node,
-    pub(crate) reporters: CallerNumbers,
-}
-
-#[tonic::async_trait]
-impl Signals for SignalsService {
-    async fn report(
-        &self,
-        request: Request<v1::ReportSignalsRequest>,
-    ) -> Result<Response<v1::ReportSignalsResponse>, Status> {
-        let identity = identity_of(&request);
-        let mut report = request.into_inner();
-        if let Some(sender) = &mut report.sender {
-            sender.reporter = self.reporters.of(&identity, sender.reporter);
-        }
-        let taken = self.take(report).map_err(|e| Status::invalid_argument(e.to_string()))?;
-        Ok(Response::new(taken))
-    }
-}
-
-impl SignalsService {
-    fn take(&self, mut report: v1::ReportSignalsRequest) -> Result<v1::ReportSignalsResponse, Invalid> {
-        let rates = report.take_rates()?;
-        let mut response = rates.map(|rates| self.traffic.record(rates)).unwrap_or_default();
-        let usages = report.usages;
-        let minutes: usize = usages.iter().map(|usage| usage.minutes.len()).sum();
-        if minutes > MAX_MINUTES || usages.len() > MAX_MINUTES {
-            let problem = format!("has {} minutes of {} instances", minutes, usages.len());
-            return Err(Invalid::new("usages", problem, format!("send at most {MAX_MINUTES}")));
-        }
-        for (i, usage) in usages.into_iter().enumerate() {
-            let dropped =
-                self.imbalance.take(usage, &self.node).map_err(|e| e.within(format!("usages[{i}]")))?;
-            response.dropped_minutes += dropped;
-        }
-        Ok(response)
-    }
-}
+pub(crate) use service::SignalsService;
+pub(crate) use traffic_reports::TrafficReports;

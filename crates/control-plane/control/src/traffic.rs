@@ -9,13 +9,10 @@
 //! or another control plane, that was faster wins, and the next round starts from what it wrote. Conditions on the
 //! policy's record were rejected, since a batch can only check records that it writes.
 
-mod calls;
 mod drains;
-mod index;
 mod lone_shards;
 mod metrics;
 mod service;
-mod watched;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,25 +23,20 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{Record, RecordKey, Region, ServiceName, TableOrigin, TrafficReport};
-use fairmesh_planner::{
-    Now, ServiceFacts, ServicePlanner, ServiceReports, StoredTable, TableWrite, TopologyFacts,
-};
+use fairmesh_model::{Record, RecordKey, Region, ServiceName, TableOrigin};
+use fairmesh_planner::{Now, ServiceFacts, ServicePlanner, StoredTable, TableWrite, TopologyFacts};
 use fairmesh_rib::{Batch, Expect, Node, Op};
-use fairmesh_signals::{IDLE_INTERVAL_MS, REPORT_INTERVAL_MS, ReportSums, SumLimits, Taken};
 use fairmesh_store::Store;
-use fairmesh_wire::{records, v1};
+use fairmesh_wire::records;
 use tokio::{
     task::JoinSet,
     time::{Instant, MissedTickBehavior, interval, timeout},
 };
 
-use crate::admin::now_ms;
+use crate::{admin::now_ms, facts::FactsIndex, monotonic_clock::MonotonicClock, signals::TrafficReports};
 use drains::DrainState;
-pub(crate) use index::FactsIndex;
 use lone_shards::LoneShardsCache;
 pub(crate) use service::TrafficService;
-use watched::WatchedServices;
 
 /// The shortest time between two rounds.
 const ROUND_INTERVAL: Duration = Duration::from_secs(1);
@@ -55,19 +47,14 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Services whose tables are written at the same time: a store that is slow with each keeps the others from none.
 const MAX_WRITES: usize = 16;
 
-/// The start of the controller in its own time: drains that began up to a day earlier have a time as well.
-const EPOCH_MS: u64 = 2 * 24 * 3_600 * 1_000;
-
 /// The controller of a control plane.
 #[derive(Debug)]
 pub(crate) struct TrafficController {
     node: Node,
     store: Arc<dyn Store>,
     facts: Arc<FactsIndex>,
-    began: Instant,
-    sums: Mutex<ReportSums>,
-    summed: Mutex<Summed>,
-    watched: Mutex<WatchedServices>,
+    reports: Arc<TrafficReports>,
+    clock: MonotonicClock,
     planners: Mutex<BTreeMap<ServiceName, ServicePlanner>>,
     drain_states: Mutex<BTreeMap<Region, DrainState>>,
     lone_shards: Mutex<LoneShardsCache>,
@@ -81,18 +68,6 @@ struct Counts {
     refused: Mutex<BTreeMap<&'static str, u64>>,
     written: AtomicU64,
     write_failures: AtomicU64,
-    reports: AtomicU64,
-    reports_full: AtomicU64,
-}
-
-/// What the facts have of the reports.
-#[derive(Debug, Default)]
-struct Summed {
-    /// Number of the reports that had arrived.
-    reports: u64,
-    /// The services whose reports were looked for.
-    planned: Arc<BTreeSet<ServiceName>>,
-    at_ms: u64,
 }
 
 /// What the last round started from.
@@ -104,15 +79,18 @@ struct Seen {
 
 impl TrafficController {
     /// A controller that is yet to [run](Self::run).
-    pub(crate) fn new(node: Node, store: Arc<dyn Store>, facts: Arc<FactsIndex>) -> Self {
+    pub(crate) fn new(
+        (node, store): (&Node, &Arc<dyn Store>),
+        facts: Arc<FactsIndex>,
+        reports: Arc<TrafficReports>,
+        clock: MonotonicClock,
+    ) -> Self {
         Self {
-            node,
-            store,
+            node: node.clone(),
+            store: Arc::clone(store),
             facts,
-            began: Instant::now(),
-            sums: Mutex::new(ReportSums::new(SumLimits::TREE)),
-            summed: Mutex::default(),
-            watched: Mutex::default(),
+            reports,
+            clock,
             planners: Mutex::default(),
             drain_states: Mutex::default(),
             lone_shards: Mutex::default(),
@@ -120,42 +98,27 @@ impl TrafficController {
         }
     }
 
-    /// Takes a report; when its sender should report again, and of which services besides those that are planned for.
-    pub(crate) fn record(&self, report: TrafficReport) -> v1::ReportSignalsResponse {
-        // A report without a planned service says that its region has no part in one, which the planner needs as well.
-        let is_planned = !self.facts.planned().is_empty();
-        let taken = lock(&self.sums).record(report, self.elapsed_ms());
-        self.counts.reports.fetch_add(1, Relaxed);
-        if taken == Taken::Full {
-            self.counts.reports_full.fetch_add(1, Relaxed);
-        }
-        let watched = lock(&self.watched).names(self.elapsed_ms());
-        let next = if is_planned || !watched.is_empty() { REPORT_INTERVAL_MS } else { IDLE_INTERVAL_MS };
-        v1::ReportSignalsResponse { dropped_minutes: 0, next_report_ms: next as u32, watched }
-    }
-
     /// Plans forever.
     pub(crate) async fn run(self: Arc<Self>) {
-        let started_ms = self.elapsed_ms();
+        let started_ms = self.clock.now_ms();
         let mut ticks = interval(ROUND_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut last, mut rounds_at) = (Seen::default(), Instant::now());
         loop {
             ticks.tick().await;
-            let seen =
-                Seen { reports: self.counts.reports.load(Relaxed), revision: self.node.revision().number };
+            let seen = Seen { reports: self.reports.taken(), revision: self.node.revision().number };
             let has_planners = !lock(&self.planners).is_empty() || !self.facts.planned().is_empty();
             let is_due = seen != last || rounds_at.elapsed() >= SILENCE;
             if is_due && (has_planners || !self.facts.topology().drains.is_empty()) {
                 (last, rounds_at) = (seen, Instant::now());
-                Arc::clone(&self).round(Now { ms: self.elapsed_ms(), started_ms, wall_ms: now_ms() }).await;
+                Arc::clone(&self).round(Now { ms: self.clock.now_ms(), started_ms, wall_ms: now_ms() }).await;
             }
         }
     }
 
     async fn round(self: Arc<Self>, now: Now) {
         let planned = self.facts.planned();
-        self.take_reports(&planned, now);
+        self.reports.update_facts();
         self.delete_leftovers(&planned).await;
         let topology = self.facts.topology();
         match topology.drains.is_empty() {
@@ -175,20 +138,6 @@ impl TrafficController {
         let writes = facts.iter().map(plan).collect();
         self.write_all(writes, &facts, now).await;
         self.step_drains(&facts, &topology, now).await;
-    }
-
-    /// Adds the reports up, unless none has arrived since the last sum and none can have become void.
-    fn take_reports(&self, planned: &Arc<BTreeSet<ServiceName>>, now: Now) {
-        let reports = self.counts.reports.load(Relaxed);
-        let mut summed = lock(&self.summed);
-        let is_known = summed.reports == reports && Arc::ptr_eq(&summed.planned, planned);
-        if is_known && u128::from(now.ms.saturating_sub(summed.at_ms)) < SILENCE.as_millis() {
-            return;
-        }
-        *summed = Summed { reports, planned: Arc::clone(planned), at_ms: now.ms };
-        let sum = lock(&self.sums).sum_of_all(now.ms);
-        let by_service = ServiceReports::by_service(sum, planned, now.ms);
-        self.facts.lock().set_reports(by_service);
     }
 
     /// Deletes the planned tables of services that are not planned for any more.
@@ -308,10 +257,6 @@ impl TrafficController {
             replaces: Some(stored.revision),
         };
         planned.map(delete).collect()
-    }
-
-    fn elapsed_ms(&self) -> u64 {
-        EPOCH_MS.saturating_add(u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX))
     }
 }
 

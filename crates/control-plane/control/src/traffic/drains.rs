@@ -221,7 +221,7 @@ impl TrafficController {
 
     /// What a drain of a region would lead to.
     pub(super) fn forecast(&self, region: &Region) -> v1::ForecastDrainResponse {
-        let (now_ms, topology) = (self.elapsed_ms(), self.facts.topology());
+        let (now_ms, topology) = (self.clock.now_ms(), self.facts.topology());
         // A copy: rounds go on meanwhile.
         let planners = lock(&self.planners).clone();
         let mut response = v1::ForecastDrainResponse::default();

@@ -31,17 +31,6 @@ impl TrafficController {
         control.register("zone_bytes_per_second", help, bytes);
         gauge(control, "planned_services", "Services whose region tables are planned", services);
         gauge(control, "refused_services", "Services whose region tables are kept as they are now", refusing);
-        let reporters = lock(&self.sums).reporters();
-        gauge(control, "reporters", "Processes that report calls and load", reporters);
-        let watched = lock(&self.watched).len(self.elapsed_ms());
-        gauge(
-            control,
-            "watched_services",
-            "Services whose calls are reported since an operator looks at them",
-            watched,
-        );
-        let help = "Paths of calls and groups of servers that reports of processes below had no room for";
-        gauge(control, "paths_left_out", help, usize::try_from(self.left_out()).unwrap_or(usize::MAX));
         counter(control, "rounds", "Rounds that made a plan", self.counts.planned.load(Relaxed));
         let refusals = Family::<[(&str, &str); 1], Counter>::default();
         for (reason, count) in lock(&self.counts.refused).iter() {
@@ -52,9 +41,6 @@ impl TrafficController {
         counter(control, "table_writes", help, self.counts.written.load(Relaxed));
         let help = "Batches of region tables that could not be written";
         counter(control, "table_write_failures", help, self.counts.write_failures.load(Relaxed));
-        counter(control, "reports", "Reports of calls and load", self.counts.reports.load(Relaxed));
-        let help = "Reports left out, since there were too many";
-        counter(control, "reports_left_out", help, self.counts.reports_full.load(Relaxed));
     }
 }
 

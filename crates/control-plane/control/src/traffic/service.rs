@@ -9,11 +9,13 @@ use fairmesh_wire::{
 use tonic::{Request, Response, Status};
 
 use super::{TrafficController, lock};
+use crate::signals::TrafficReports;
 
 /// The gRPC service `TrafficPlanner`.
 #[derive(Clone, Debug)]
 pub(crate) struct TrafficService {
     pub(crate) traffic: Arc<TrafficController>,
+    pub(crate) reports: Arc<TrafficReports>,
 }
 
 #[tonic::async_trait]
@@ -27,7 +29,7 @@ impl TrafficPlanner for TrafficService {
         let services =
             services.iter().filter(|service| wanted.as_ref().is_none_or(|wanted| wanted == *service));
         let services = services.filter_map(|service| self.traffic.status(service)).collect();
-        let left_out = self.traffic.left_out();
+        let left_out = self.reports.left_out();
         Ok(Response::new(v1::TrafficStatusResponse { services, left_out }))
     }
 
@@ -61,7 +63,7 @@ impl TrafficPlanner for TrafficService {
     ) -> Result<Response<v1::TrafficCallsResponse>, Status> {
         let v1::TrafficCallsRequest { service, caller } = request.into_inner();
         let (service, caller) = (named("service", &service)?, named("caller", &caller)?);
-        Ok(Response::new(self.traffic.calls(service.as_ref(), caller.as_ref())?))
+        Ok(Response::new(self.reports.calls(service.as_ref(), caller.as_ref())?))
     }
 }
 
@@ -76,14 +78,8 @@ fn region(name: String) -> Result<Region, Status> {
 }
 
 impl TrafficController {
-    /// Paths and groups of servers that reports had no room for.
-    pub(super) fn left_out(&self) -> u32 {
-        let now_ms = self.elapsed_ms();
-        lock(&self.sums).left_out(now_ms)
-    }
-
     fn status(&self, service: &ServiceName) -> Option<v1::ServiceTraffic> {
-        let (now_ms, facts) = (self.elapsed_ms(), self.facts.service(service));
+        let (now_ms, facts) = (self.clock.now_ms(), self.facts.service(service));
         if !facts.traffic.is_planned() {
             return None;
         }

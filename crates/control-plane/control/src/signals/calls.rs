@@ -7,24 +7,24 @@ use fairmesh_signals::MAX_WATCHED_SERVICES;
 use fairmesh_wire::v1;
 use tonic::Status;
 
-use super::{TrafficController, lock};
+use super::TrafficReports;
 
 /// The most paths that a response has, which is far below the size of a message.
 const MAX_SHOWN: usize = 4_096;
 
-impl TrafficController {
+impl TrafficReports {
     /// The reported calls to a service, or to all, and of a caller, or of all. A service that is named is watched from now on.
     ///
     /// # Errors
     /// If the service does not exist, or too many are watched.
-    pub(super) fn calls(
+    pub(crate) fn calls(
         &self,
         service: Option<&ServiceName>,
         caller: Option<&ServiceName>,
     ) -> Result<v1::TrafficCallsResponse, Status> {
-        let now_ms = self.elapsed_ms();
+        let now_ms = self.now_ms();
         let since_ms = service.map(|service| self.look(service, now_ms)).transpose()?.flatten();
-        let sum = lock(&self.sums).sum_of_all(now_ms);
+        let sum = self.sums().sum_of_all(now_ms);
         let left_out = sum.left_out;
         let (calls, not_shown) = shown(selected(sum, service, caller));
         // As it travels: a report of these paths.
@@ -43,7 +43,7 @@ impl TrafficController {
                 "there is no service {service}; list services with 'fairmesh get services'"
             )));
         }
-        lock(&self.watched).look(service, now_ms).map(Some).map_err(|full| {
+        self.watched().look(service, now_ms).map(Some).map_err(|full| {
             let seconds = full.for_ms.div_ceil(1_000);
             Status::resource_exhausted(format!(
                 "{MAX_WATCHED_SERVICES} other services are looked at, and the calls of no more are reported; try again in {seconds} s, or end some \

@@ -48,22 +48,22 @@ impl FactsIndex {
     }
 
     /// The services whose policies ask for a planner.
-    pub(super) fn planned(&self) -> Arc<BTreeSet<ServiceName>> {
+    pub(crate) fn planned(&self) -> Arc<BTreeSet<ServiceName>> {
         self.lock().planned()
     }
 
     /// Regions, distances and drains.
-    pub(super) fn topology(&self) -> Arc<TopologyFacts> {
+    pub(crate) fn topology(&self) -> Arc<TopologyFacts> {
         self.lock().topology()
     }
 
     /// The facts of a service; none if nothing is known of it.
-    pub(super) fn service(&self, name: &ServiceName) -> Arc<ServiceFacts> {
+    pub(crate) fn service(&self, name: &ServiceName) -> Arc<ServiceFacts> {
         self.lock().service(name).unwrap_or_default()
     }
 
     /// All of it. No commit is applied while it is locked.
-    pub(super) fn lock(&self) -> MutexGuard<'_, MeshFacts> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, MeshFacts> {
         // A panic leaves no fact half changed that the next change of its record would not set again.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,0 +1,169 @@
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use fairmesh_model::{ServiceName, TrafficReport};
+use fairmesh_planner::ServiceReports;
+use fairmesh_rib::Node;
+use fairmesh_signals::{IDLE_INTERVAL_MS, REPORT_INTERVAL_MS, ReportSums, SumLimits, Taken};
+use fairmesh_wire::v1;
+
+use super::watched::WatchedServices;
+use crate::{facts::FactsIndex, monotonic_clock::MonotonicClock};
+
+/// The facts get a new sum after this time though no report has arrived: reports that stop are a change as well.
+const SILENCE_MS: u64 = 5_000;
+
+/// The last reports of calls and load, and the services whose calls operators look at.
+#[derive(Debug)]
+pub(crate) struct TrafficReports {
+    pub(super) node: Node,
+    pub(super) facts: Arc<FactsIndex>,
+    clock: MonotonicClock,
+    sums: Mutex<ReportSums>,
+    summed: Mutex<Summed>,
+    watched: Mutex<WatchedServices>,
+    taken: AtomicU64,
+    full: AtomicU64,
+}
+
+/// What the facts have of the reports.
+#[derive(Debug, Default)]
+struct Summed {
+    /// Number of the reports that had arrived.
+    taken: u64,
+    /// The services whose reports were looked for.
+    planned: Arc<BTreeSet<ServiceName>>,
+    at_ms: u64,
+}
+
+impl TrafficReports {
+    /// No reports. `facts` get the sums of the services that have a planner.
+    pub(crate) fn new(node: Node, facts: Arc<FactsIndex>, clock: MonotonicClock) -> Self {
+        Self {
+            node,
+            facts,
+            clock,
+            sums: Mutex::new(ReportSums::new(SumLimits::TREE)),
+            summed: Mutex::default(),
+            watched: Mutex::default(),
+            taken: AtomicU64::new(0),
+            full: AtomicU64::new(0),
+        }
+    }
+
+    /// Takes a report. The response says when its sender should report again, and the services that it should report besides
+    /// those with a planner.
+    pub(crate) fn record(&self, report: TrafficReport) -> v1::ReportSignalsResponse {
+        let now_ms = self.now_ms();
+        // A report without a planned service says that its region has no part in one, which the planner needs as well.
+        let is_planned = !self.facts.planned().is_empty();
+        if self.sums().record(report, now_ms) == Taken::Full {
+            self.full.fetch_add(1, Relaxed);
+        }
+        self.taken.fetch_add(1, Relaxed);
+        let watched = self.watched().names(now_ms);
+        let next = if is_planned || !watched.is_empty() { REPORT_INTERVAL_MS } else { IDLE_INTERVAL_MS };
+        v1::ReportSignalsResponse { dropped_minutes: 0, next_report_ms: next as u32, watched }
+    }
+
+    /// Brings the facts of planned services up to date with the reports. Costs nothing if no report has arrived since the last
+    /// time, and none can have become void.
+    pub(crate) fn update_facts(&self) {
+        let (now_ms, planned, taken) = (self.now_ms(), self.facts.planned(), self.taken());
+        let mut summed = lock(&self.summed);
+        let is_known = summed.taken == taken && Arc::ptr_eq(&summed.planned, &planned);
+        if is_known && now_ms.saturating_sub(summed.at_ms) < SILENCE_MS {
+            return;
+        }
+        *summed = Summed { taken, planned: Arc::clone(&planned), at_ms: now_ms };
+        let sum = self.sums().sum_of_all(now_ms);
+        self.facts.lock().set_reports(ServiceReports::by_service(sum, &planned, now_ms));
+    }
+
+    /// Paths of calls and groups of servers that reports had no room for.
+    pub(crate) fn left_out(&self) -> u32 {
+        let now_ms = self.now_ms();
+        self.sums().left_out(now_ms)
+    }
+
+    /// Number of the reports that have arrived.
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken.load(Relaxed)
+    }
+
+    /// Number of the reports that were left out, since there were too many.
+    pub(super) fn full(&self) -> u64 {
+        self.full.load(Relaxed)
+    }
+
+    pub(super) fn now_ms(&self) -> u64 {
+        self.clock.now_ms()
+    }
+
+    pub(super) fn sums(&self) -> MutexGuard<'_, ReportSums> {
+        lock(&self.sums)
+    }
+
+    pub(super) fn watched(&self) -> MutexGuard<'_, WatchedServices> {
+        lock(&self.watched)
+    }
+}
+
+/// Each of the values is consistent at any time.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use fairmesh_model::{Protocol, Record, RecordKey, Service, ServiceKind, StoreId};
+    use fairmesh_rib::Commit;
+    use fairmesh_signals::MAX_WATCHED_SERVICES;
+    use fairmesh_wire::records;
+    use tokio::time::advance;
+    use tonic::Code;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn service_is_watched_for_a_minute_after_a_look_and_too_many_are_refused() {
+        let names: Vec<ServiceName> =
+            (0..=MAX_WATCHED_SERVICES).map(|n| ServiceName::new(format!("shop/s{n:02}")).unwrap()).collect();
+        let node = Node::new(StoreId(1));
+        let declared = records::encode(&Record::Service(Service {
+            kind: ServiceKind::Replicated,
+            protocol: Protocol::Http1,
+            virtual_address: None,
+            identity: None,
+        }));
+        let change = |name: &ServiceName| {
+            (RecordKey::Service(name.clone()).to_string().into(), Some(declared.clone()))
+        };
+        node.apply(Commit { revision: 1, changes: names.iter().map(change).collect() });
+        let reports = TrafficReports::new(node, Arc::default(), MonotonicClock::start());
+        let told = || reports.record(TrafficReport::default());
+        assert_eq!((told().watched, told().next_report_ms), (Vec::new(), IDLE_INTERVAL_MS as u32));
+
+        let unknown = reports.calls(Some(&ServiceName::new("shop/none").unwrap()), None).unwrap_err();
+        assert_eq!(unknown.code(), Code::NotFound);
+        reports.calls(None, None).unwrap();
+        assert!(told().watched.is_empty(), "a look at what there is asks for nothing");
+        for name in &names[..MAX_WATCHED_SERVICES] {
+            assert_eq!(reports.calls(Some(name), None).unwrap().watched_ms, Some(0));
+        }
+        let full = reports.calls(Some(&names[MAX_WATCHED_SERVICES]), None).unwrap_err();
+        assert_eq!(full.code(), Code::ResourceExhausted);
+        assert!(full.message().contains("64 other services are looked at"), "{full:?}");
+        assert!(full.message().contains("try again in 60 s"), "{full:?}");
+        assert_eq!((told().watched.len(), told().next_report_ms), (64, REPORT_INTERVAL_MS as u32));
+        advance(Duration::from_secs(60)).await;
+        assert_eq!((told().watched, told().next_report_ms), (Vec::new(), IDLE_INTERVAL_MS as u32));
+    }
+}
