@@ -1,24 +1,25 @@
-//! The command line: commands and their arguments. Their implementations are in [`crate::command`].
+//! The command line: commands and their arguments. Their implementations are in the crates `processes`, `demo` and `cli`.
 
 pub(crate) mod completion;
 mod config_file;
 #[cfg(test)]
 mod documented;
-mod size;
-mod target_args;
 
-use std::{error::Error as _, path::PathBuf};
+use std::error::Error as _;
 
 use clap::{
     CommandFactory, FromArgMatches, Parser, Subcommand,
     error::{ContextKind, ContextValue, ErrorKind},
 };
+use fairmesh_cli::{
+    audit, calibrate, call, check, dev, drain, explain, identity, imbalance, records, security, shards, sim,
+    tap, traffic, version, wait,
+};
+use fairmesh_console::{failure::Failure, output};
 use fairmesh_model::Invalid;
+use fairmesh_processes::{agent, control, kernel, keyserver, lookaside, proxy, register, rib};
 
-pub(crate) use size::read_size;
-pub(crate) use target_args::{AgentTarget, Format, OutputArgs, TargetArgs};
-
-use crate::{command, demo, failure::Failure, output, register};
+use crate::man;
 
 /// A service mesh: programs call services by name, and every call goes straight to the right server.
 #[derive(Debug, Parser)]
@@ -94,80 +95,80 @@ const EXIT_CODES: &str = "Exit codes: 0 done; 1 failed, or refused by the other 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run the control plane: the routing information base, the registry and the admin API.
-    Control(command::processes::control::ControlArgs),
+    Control(control::ControlArgs),
     /// Run this machine's agent: the copy of the routing information that local programs read.
-    Agent(command::processes::agent::AgentArgs),
+    Agent(agent::AgentArgs),
     /// Run a proxy for programs that cannot link the library: they call services by host name.
-    Proxy(Box<command::processes::proxy::ProxyArgs>),
+    Proxy(Box<proxy::ProxyArgs>),
     /// Have the kernel send requests of unmodified programs, by eBPF.
     #[command(subcommand)]
-    Kernel(command::kernel::KernelCommand),
+    Kernel(kernel::KernelCommand),
     /// Run a lookaside: it picks endpoints over gRPC for programs on machines without an agent.
-    Lookaside(command::processes::lookaside::LookasideArgs),
+    Lookaside(lookaside::LookasideArgs),
     /// Run a key server: it signs TLS handshakes of proxies with private keys that never leave it.
-    Keyserver(command::processes::keyserver::KeyserverArgs),
+    Keyserver(keyserver::KeyserverArgs),
     /// Run replicas of the routing information base, move it from one store to another, and show its state.
     #[command(subcommand)]
-    Rib(command::processes::rib::RibCommand),
+    Rib(rib::RibCommand),
     /// Run control plane, agent and proxy in one process, to develop with.
-    Dev(command::processes::dev::DevArgs),
+    Dev(dev::DevArgs),
     /// Run a small shop on this machine, inject failures under load, and report the calls.
-    Demo(demo::DemoArgs),
+    Demo(fairmesh_demo::DemoArgs),
     /// Run a program, or observe a running one, and keep it registered.
     Register(register::RegisterArgs),
 
     /// Write services, policies, topology, hosts and shard maps from YAML.
-    Apply(command::records::apply::ApplyArgs),
+    Apply(records::apply::ApplyArgs),
     /// Show what YAML would change; exits 3 when it would change something.
-    Diff(command::records::diff::DiffArgs),
+    Diff(records::diff::DiffArgs),
     /// Find what is wrong with YAML files, without a control plane; exits 3 when there is a warning.
-    Lint(command::records::lint::LintArgs),
+    Lint(records::lint::LintArgs),
     /// List records.
-    Get(command::records::get::GetArgs),
+    Get(records::get::GetArgs),
     /// Find what is wrong with the mesh, as seen from this machine, and say what to do; exits 1 if something is.
-    Check(command::check::CheckArgs),
+    Check(check::CheckArgs),
     /// Wait until processes and services are ready.
-    Wait(command::wait::WaitArgs),
+    Wait(wait::WaitArgs),
     /// Show all details of one record.
-    Describe(command::records::describe::DescribeArgs),
+    Describe(records::describe::DescribeArgs),
     /// List the changes of configuration: declarations, policies, workloads, topology, hosts, authorization.
-    History(command::records::history::HistoryArgs),
+    History(records::history::HistoryArgs),
     /// Restore an earlier value of configuration.
-    Rollback(command::records::rollback::RollbackArgs),
+    Rollback(records::rollback::RollbackArgs),
     /// Delete configuration; its history stays.
-    Delete(command::records::delete::DeleteArgs),
+    Delete(records::delete::DeleteArgs),
     /// Take instances out of service, and wait until every caller has moved.
-    Drain(command::drain::DrainArgs),
+    Drain(drain::DrainArgs),
     /// Put drained instances that still run back into service.
-    Undrain(command::drain::UndrainArgs),
+    Undrain(drain::UndrainArgs),
     /// Show and change shard maps.
     #[command(subcommand)]
-    Shards(command::shards::ShardsCommand),
+    Shards(shards::ShardsCommand),
     /// Explain, step by step, how a request is routed.
-    Explain(command::explain::ExplainArgs),
+    Explain(explain::ExplainArgs),
     /// Show who wrote what, and verify that the log was not changed.
-    Audit(command::audit::AuditArgs),
+    Audit(audit::AuditArgs),
     /// Show the trust domain, let agents join it, and rotate its keys.
     #[command(subcommand)]
-    Identity(command::identity::IdentityCommand),
+    Identity(identity::IdentityCommand),
     /// Find what is not protected.
     #[command(subcommand)]
-    Security(command::security::SecurityCommand),
+    Security(security::SecurityCommand),
     /// Show what the planner of region tables knows and decides, and hold it.
     #[command(subcommand)]
-    Traffic(command::traffic::TrafficCommand),
+    Traffic(traffic::TrafficCommand),
     /// Report the cores wasted by uneven load, with their causes.
-    Imbalance(command::imbalance::ImbalanceArgs),
+    Imbalance(imbalance::ImbalanceArgs),
     /// Call a service by name through the library.
-    Call(command::call::CallArgs),
+    Call(call::CallArgs),
     /// Print requests of a service as proxies complete them.
-    Tap(command::tap::TapArgs),
+    Tap(tap::TapArgs),
     /// Measure the speed of this machine, and propose its host type.
-    Calibrate(command::calibrate::CalibrateArgs),
+    Calibrate(calibrate::CalibrateArgs),
 
     /// Simulate fleets with the routing code of production.
     #[command(subcommand)]
-    Sim(command::sim::SimCommand),
+    Sim(sim::SimCommand),
 
     /// Print the JSON Schema of the documents that 'apply' reads, for editors.
     Schema,
@@ -178,9 +179,9 @@ pub(crate) enum Command {
         shell: String,
     },
     /// Write the manual pages of all commands into a folder.
-    Man(command::man::ManArgs),
+    Man(man::ManArgs),
     /// Print the version of this binary, and of the processes that it reaches.
-    Version(command::version::VersionArgs),
+    Version(version::VersionArgs),
 }
 
 impl Command {
@@ -191,7 +192,7 @@ impl Command {
 
     /// Whether the command is a process that others of the mesh connect to, and that forwards no requests.
     pub(crate) fn serves_many_peers(&self) -> bool {
-        use command::processes::rib::RibCommand;
+        use rib::RibCommand;
         matches!(
             self,
             Self::Control(_)
@@ -201,14 +202,6 @@ impl Command {
                 | Self::Rib(RibCommand::Replica(_))
         )
     }
-}
-
-/// YAML files as arguments.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Files {
-    /// A file, a folder (its .yaml and .yml files, by name), or - for standard input; may be repeated.
-    #[arg(short = 'f', long = "file", value_name = "PATH", required = true)]
-    pub(crate) files: Vec<PathBuf>,
 }
 
 #[cfg(test)]

@@ -1,56 +1,34 @@
-//! Implementations of the commands, one module each.
-
-pub(crate) mod audit;
-pub(crate) mod calibrate;
-pub(crate) mod call;
-mod caller_region;
-mod callers_behind;
-pub(crate) mod check;
-pub(crate) mod drain;
-pub(crate) mod explain;
-mod finding;
-pub(crate) mod identity;
-pub(crate) mod imbalance;
-pub(crate) mod kernel;
-pub(crate) mod man;
-pub(crate) mod processes;
-pub(crate) mod records;
-mod region_drain;
-mod request_args;
-mod schema;
-pub(crate) mod security;
-pub(crate) mod shards;
-pub(crate) mod sim;
-pub(crate) mod tap;
-pub(crate) mod traffic;
-pub(crate) mod version;
-pub(crate) mod wait;
+//! Runs commands.
 
 use std::process::ExitCode;
 
+use fairmesh_cli::{
+    audit, calibrate, call, check, dev, drain, explain, identity, imbalance, records, schema, security,
+    shards, sim, tap, traffic, version, wait,
+};
+use fairmesh_console::{failure::Failure, output};
+use fairmesh_processes::{agent, control, kernel, keyserver, lookaside, proxy, register, rib};
+
 use crate::{
     cli::{self, Cli, Command},
-    demo,
-    failure::Failure,
-    output, register,
+    man,
 };
-
-pub(crate) use processes::dev::delete_temporary_data;
-pub(crate) use records::get::service_words;
 
 /// Runs the command; returns the exit code of the process.
 #[allow(clippy::cognitive_complexity, reason = "one match arm per command")]
 pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
     match cli.command {
-        Command::Control(args) => processes::control::run(args).await,
-        Command::Agent(args) => processes::agent::run(args).await,
-        Command::Proxy(args) => processes::proxy::run(*args).await,
+        Command::Control(args) => control::run(args).await,
+        Command::Agent(args) => agent::run(args).await,
+        Command::Proxy(args) => proxy::run(*args).await,
         Command::Kernel(command) => kernel::run(command).await,
-        Command::Keyserver(args) => processes::keyserver::run(args).await,
-        Command::Lookaside(args) => processes::lookaside::run(args).await,
-        Command::Rib(command) => processes::rib::run(command).await,
-        Command::Dev(args) => processes::dev::run(args).await,
-        Command::Demo(args) => demo::run(args).await.map(|()| ExitCode::SUCCESS).map_err(Failure::failed),
+        Command::Keyserver(args) => keyserver::run(args).await,
+        Command::Lookaside(args) => lookaside::run(args).await,
+        Command::Rib(command) => rib::run(command).await,
+        Command::Dev(args) => dev::run(args).await,
+        Command::Demo(args) => {
+            fairmesh_demo::run(args).await.map(|()| ExitCode::SUCCESS).map_err(Failure::failed)
+        }
         Command::Register(args) => register::run(args).await,
         Command::Apply(args) => records::apply::run(args).await,
         Command::Diff(args) => records::diff::run(args).await,

@@ -1,34 +1,24 @@
 //! The only binary of Fairmesh: control plane, agent, demo, and the command line for people and programs.
 //!
-//! This is the only crate that depends on every other one; it parses, wires and prints, and decides nothing. Separate
+//! It holds the tree of commands, and decides nothing; the commands are in the crates `processes`, `demo` and `cli`. Separate
 //! binaries for the control plane and the agent were rejected: one file to copy, one version to compare.
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod cli;
 mod command;
-mod connect;
-mod demo;
-mod document_diff;
-mod failure;
-mod heap;
-mod logging;
-mod manifests;
-mod output;
-mod process_stat;
-mod reconnect;
-mod register;
-mod rib_reader;
-mod socket_table;
-mod stop_signals;
-mod view;
-mod yaml_diff;
+mod man;
 
 use std::{io, process::ExitCode};
 
 use cli::Command;
-use failure::Failure;
 use fairmesh_calls::forwarding::set_event_loop;
+use fairmesh_cli::dev;
+use fairmesh_console::{
+    failure::{self, Failure},
+    output,
+};
+use fairmesh_processes::heap;
 use fairmesh_wire::environment;
 use tokio::runtime::{Builder, Runtime};
 
@@ -62,7 +52,7 @@ fn main() -> ExitCode {
     };
     // Waits for its tasks.
     drop(runtime);
-    command::delete_temporary_data();
+    dev::delete_temporary_data();
     code
 }
 

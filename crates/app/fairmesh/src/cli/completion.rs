@@ -11,15 +11,14 @@ use clap_complete::{
     engine::{ArgValueCompleter, CompletionCandidate},
     env::Shells,
 };
-use fairmesh_model::{RecordKind, ServiceName};
-use fairmesh_wire::handshake::Connection;
-use tokio::{runtime::Builder, time::timeout};
-
-use super::TargetArgs;
-use crate::{
+use fairmesh_console::{
+    arguments::TargetArgs,
     connect,
     view::{Scope, View},
 };
+use fairmesh_model::{RecordKind, ServiceName};
+use fairmesh_wire::handshake::Connection;
+use tokio::{runtime::Builder, time::timeout};
 
 /// Time limit for the names of services: a person waits.
 const LOOKUP_TIMEOUT: Duration = Duration::from_millis(700);

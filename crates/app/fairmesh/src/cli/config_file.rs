@@ -11,9 +11,8 @@ use std::{
 };
 
 use clap::{Arg, ArgAction, Command};
+use fairmesh_console::failure::Failure;
 use serde_json::{Map, Value};
-
-use crate::failure::Failure;
 
 /// Commands that take a configuration file, as words.
 const PROCESSES: &[&[&str]] =

@@ -1,0 +1,241 @@
+//! `fairmesh audit`: the log of writes of a control plane, with a verification of its chains.
+
+use std::{io::Write as _, process::ExitCode, time::Duration};
+
+use clap::{Args, ValueEnum};
+use fairmesh_console::{
+    arguments::{Format, OutputArgs, TargetArgs},
+    connect,
+    failure::Failure,
+    output::{self, Listing},
+};
+use fairmesh_control::audit::{AuditChange, AuditEntry, AuditValue, BrokenChain, ChainReader, Log};
+use fairmesh_wire::{handshake::Connection, v1::ReadAuditRequest};
+use serde_json::{Value, json};
+
+use crate::records::{contents, value_document};
+
+/// The longest value in a row.
+const MAX_SHOWN: usize = 60;
+/// How often a log is read that is followed.
+const FOLLOW_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A log, or both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum LogArg {
+    /// Writes of configuration, roles and identities, and tokens that were made.
+    Security,
+    /// Writes of endpoints and shard maps, refused calls, issued certificates, reads of the logs.
+    Activity,
+}
+
+impl From<LogArg> for Log {
+    fn from(log: LogArg) -> Self {
+        match log {
+            LogArg::Security => Self::Security,
+            LogArg::Activity => Self::Activity,
+        }
+    }
+}
+
+/// Arguments of `fairmesh audit`.
+#[derive(Debug, Args)]
+pub struct AuditArgs {
+    /// Only this log; by default both, one after the other.
+    #[arg(long, value_enum)]
+    log: Option<LogArg>,
+    /// Only entries after the one with this number.
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    after: u64,
+    /// Print entries as they are logged, as JSON lines with their hashes, until interrupted: to ship the log to another machine.
+    #[arg(long)]
+    follow: bool,
+    /// Only changes of keys that contain this text.
+    #[arg(long, value_name = "TEXT")]
+    key: Option<String>,
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Prints the entries, oldest first; fails when a chain is broken, after those before.
+pub async fn run(args: AuditArgs) -> Result<ExitCode, Failure> {
+    let connection = connect::connect(&args.target).await?;
+    let logs = args.log.map_or_else(|| Log::ALL.to_vec(), |log| vec![log.into()]);
+    if args.follow {
+        return follow(&connection, &logs, &args).await;
+    }
+    let mut listing = Listing::new(&["NUMBER", "AT", "WHO", "KEY", "BEFORE", "AFTER", "MESSAGE"]);
+    listing.why_empty = Some("no write is logged".into());
+    let (mut read, mut has_read, mut verdicts) = (Ok(()), false, Vec::new());
+    for log in logs {
+        let mut chain = ChainReader::default();
+        let take = |line: &str, chain: &mut ChainReader| {
+            let entry = chain.read(line).map_err(|broken| changed(log, &broken))?;
+            add_entry(&mut listing, log, &entry, args.key.as_deref());
+            Ok(())
+        };
+        let complete = read_all(&connection, log, (args.after, &mut chain), take).await;
+        let complete =
+            complete.and_then(|_| chain.complete_from(args.after).map_err(|gap| changed(log, &gap)));
+        has_read |= chain.head().is_some();
+        verdicts.extend(complete.as_ref().ok().and_then(|from| Some(verdict(log, (*from)?, chain.head()?))));
+        read = read.and(complete.map(drop));
+    }
+    // Where nothing was read, something may be logged.
+    if read.is_ok() || has_read {
+        listing.print(args.output.format())?;
+    }
+    read?;
+    if matches!(args.output.format(), Format::Table) {
+        verdicts.iter().for_each(output::say);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn verdict(log: Log, from: u64, (number, hash): (u64, &str)) -> String {
+    let complete = match from {
+        1 => "complete from its beginning".to_owned(),
+        from => format!("complete from entry {from}"),
+    };
+    let log = log.as_str();
+    format!(
+        "{log}: the chain is whole up to entry {number}, {complete}; its hash, to be kept elsewhere, is {hash}"
+    )
+}
+
+fn changed(log: Log, broken: &BrokenChain) -> Failure {
+    let hint = "compare it with a copy that was kept elsewhere; entries after this one prove nothing";
+    Failure::failed_with(format!("the log of writes was changed ({}): {broken}", log.as_str()), hint)
+}
+
+/// Prints entries of both logs as they come, each as JSON with its log and its hash.
+async fn follow(connection: &Connection, logs: &[Log], args: &AuditArgs) -> Result<ExitCode, Failure> {
+    let mut states: Vec<_> = logs.iter().map(|log| (*log, args.after, ChainReader::default())).collect();
+    loop {
+        for (log, after, chain) in &mut states {
+            let log = *log;
+            let take = |line: &str, chain: &mut ChainReader| {
+                let entry = chain.read(line).map_err(|broken| changed(log, &broken))?;
+                let hash = chain.head().map(|(_, hash)| hash);
+                let wanted = args
+                    .key
+                    .as_deref()
+                    .is_none_or(|text| entry.changes.iter().any(|change| change.key.contains(text)));
+                let line = json!({"log": log.as_str(), "hash": hash, "entry": entry});
+                if wanted && writeln!(std::io::stdout(), "{line}").is_err() {
+                    return Err(Failure::failed("nothing reads the entries"));
+                }
+                Ok(())
+            };
+            let before = *after;
+            *after = read_all(connection, log, (before, chain), take).await?;
+            if before == args.after {
+                chain.complete_from(args.after).map_err(|gap| changed(log, &gap))?;
+            }
+        }
+        tokio::time::sleep(FOLLOW_INTERVAL).await;
+    }
+}
+
+/// Reads the lines after the entry with this number. Returns the number of the last one.
+async fn read_all(
+    connection: &Connection,
+    log: Log,
+    (mut after, chain): (u64, &mut ChainReader),
+    mut take: impl FnMut(&str, &mut ChainReader) -> Result<(), Failure>,
+) -> Result<u64, Failure> {
+    let activity = log == Log::Activity;
+    loop {
+        let response = connection.admin().read_audit(ReadAuditRequest { after, activity }).await;
+        let page = response.map_err(|status| Failure::from_status(&status))?.into_inner();
+        after += page.entries.len() as u64;
+        for line in &page.entries {
+            take(line, chain)?;
+            // Older entries may have been dropped, so that numbers do not begin at one.
+            if let Some(entry) = number_of(line) {
+                after = entry;
+            }
+        }
+        if page.last || page.entries.is_empty() {
+            return Ok(after);
+        }
+    }
+}
+
+fn number_of(line: &str) -> Option<u64> {
+    let (_, content) = line.split_once(' ')?;
+    serde_json::from_str::<AuditEntry>(content).ok().map(|entry| entry.number)
+}
+
+/// Adds the changes of an entry, or its event, if they concern a key with this text.
+fn add_entry(listing: &mut Listing, log: Log, entry: &AuditEntry, key: Option<&str>) {
+    let wanted = |change: &&AuditChange| key.is_none_or(|text| change.key.contains(text));
+    entry.changes.iter().filter(wanted).for_each(|change| add(listing, log, entry, change));
+    let Some(event) = entry.event.as_ref().filter(|_| key.is_none()) else { return };
+    let at = time(entry);
+    let (kind, event) = (event.kind(), json!(event));
+    let details = event.get(kind).cloned().unwrap_or_default();
+    let row = [&entry.number.to_string(), &at, &entry.who, kind, "-", &short(&details), ""];
+    let item = json!({
+        "log": log.as_str(),
+        "number": entry.number,
+        "at": at,
+        "who": entry.who,
+        "event": kind,
+        "details": details,
+    });
+    listing.add(row.map(str::to_owned).to_vec(), item);
+}
+
+fn time(entry: &AuditEntry) -> String {
+    let at = i64::try_from(entry.at_ms).ok().and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());
+    at.map(|at| at.to_string()).unwrap_or_default()
+}
+
+fn add(listing: &mut Listing, log: Log, entry: &AuditEntry, change: &AuditChange) {
+    let at = time(entry);
+    let [before, after] = [&change.before, &change.after].map(|value| shown(&change.key, value.as_ref()));
+    let row = vec![
+        entry.number.to_string(),
+        at.clone(),
+        entry.who.clone(),
+        change.key.clone(),
+        short(&before),
+        short(&after),
+        entry.message.clone().unwrap_or_default(),
+    ];
+    let item = json!({
+        "log": log.as_str(),
+        "number": entry.number,
+        "at": at,
+        "who": entry.who,
+        "revision": entry.revision,
+        "key": change.key,
+        "before": before,
+        "after": after,
+        "message": entry.message,
+    });
+    listing.add(row, item);
+}
+
+/// A value as its document, or as the log has it.
+fn shown(key: &str, value: Option<&AuditValue>) -> Value {
+    let Some(value) = value else { return Value::Null };
+    let document = value.bytes().and_then(|bytes| value_document(key, &bytes));
+    document.map_or_else(|| json!(value), |document| json!(document))
+}
+
+/// A value in a row, without what its key says.
+fn short(value: &Value) -> String {
+    if value.is_null() {
+        return "-".into();
+    }
+    let text = contents(value.clone()).to_string();
+    let mut cut: String = text.chars().take(MAX_SHOWN).collect();
+    if cut.len() < text.len() {
+        cut.push('…');
+    }
+    cut
+}

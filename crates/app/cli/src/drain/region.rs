@@ -1,0 +1,535 @@
+//! `fairmesh drain --region` and `fairmesh undrain --region`: a whole region, at a pace, with a forecast.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, IsTerminal as _, Write as _},
+    process::ExitCode,
+    time::Duration,
+};
+
+use fairmesh_console::{
+    arguments::{Format, OutputArgs, TargetArgs},
+    connect,
+    failure::Failure,
+    output,
+    stop_signals::{self, StopSignal},
+};
+use fairmesh_model::{DrainPhase, Region, RegionDrain, Share, spec::write_duration};
+use fairmesh_wire::{handshake::Connection, v1};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+
+use crate::region_drain;
+
+/// How often the progress is read.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// What a step waits for is told once it has waited for this long.
+const LONG_WAIT: Duration = Duration::from_secs(5);
+/// How long a drain takes if nothing else is asked for.
+const DEFAULT_OVER: Duration = Duration::from_secs(600);
+
+/// What is asked for.
+#[derive(Debug)]
+pub(super) struct RegionArgs<'a> {
+    pub(super) region: &'a Region,
+    pub(super) undrain: bool,
+    /// `None` is the default, or the schedule of what is under way.
+    pub(super) over: Option<Duration>,
+    pub(super) yes: bool,
+    pub(super) dry_run: bool,
+    pub(super) detach: bool,
+    pub(super) target: &'a TargetArgs,
+    pub(super) output: &'a OutputArgs,
+}
+
+impl RegionArgs<'_> {
+    /// Whether this is what a drain does already: repeating a command begins no schedule of its own.
+    fn is_under_way(&self, drain: &RegionDrain) -> bool {
+        drain.returns == self.undrain && self.over.is_none_or(|over| over == drain.over)
+    }
+}
+
+/// Forecasts, asks, begins, and waits until the region has arrived.
+pub(super) async fn run(args: RegionArgs<'_>) -> Result<ExitCode, Failure> {
+    let connection = connect::connect(args.target).await?;
+    let before = drain_of(&connection, args.region).await?;
+    let under_way = before.filter(|drain| args.is_under_way(drain));
+    let over = under_way.map_or(args.over.unwrap_or(DEFAULT_OVER), |drain| drain.over);
+    let mut item = json!({ "region": args.region.to_string(), "overMs": millis(over) });
+    if !args.undrain {
+        let forecast = forecast(&connection, args.region).await?;
+        if args.output.format() == Format::Table {
+            output::write(&text(args.region, &forecast, before.as_ref()))?;
+        }
+        item["forecast"] = forecast_item(&forecast);
+        if args.dry_run {
+            return finish(&args, &item);
+        }
+        // What goes on anyway needs no confirmation.
+        if under_way.is_none() {
+            confirm(&args, &forecast, over)?;
+        }
+    }
+    match &under_way {
+        Some(drain) => output::note(follows(args.region, drain)),
+        None => begin(&connection, &args, over).await?,
+    }
+    item["done"] = json!(!args.detach);
+    if args.detach {
+        output::note("it goes on by itself; see 'fairmesh traffic status'");
+        return finish(&args, &item);
+    }
+    let stop = stop_signals::stop_signal().map_err(Failure::failed)?;
+    let mut seen = None;
+    // With the forecast of what has stayed: it may take as long as the control plane.
+    let ended = tokio::select! {
+        code = until_arrived(&connection, &args, &mut seen, &mut item) => Ok(code?),
+        signal = stop => Err(signal),
+    };
+    let code = ended.unwrap_or_else(|signal| interrupted(&args, seen.as_ref(), signal, &mut item));
+    finish(&args, &item)?;
+    Ok(code)
+}
+
+async fn begin(connection: &Connection, args: &RegionArgs<'_>, over: Duration) -> Result<(), Failure> {
+    let request = v1::DrainRegionRequest {
+        region: args.region.to_string(),
+        undrain: args.undrain,
+        over_ms: millis(over),
+    };
+    connection.traffic_planner().drain_region(request).await?;
+    Ok(())
+}
+
+async fn forecast(connection: &Connection, region: &Region) -> Result<v1::ForecastDrainResponse, Failure> {
+    let request = v1::ForecastDrainRequest { region: region.to_string() };
+    Ok(connection.traffic_planner().forecast_drain(request).await?.into_inner())
+}
+
+/// What the control plane says of the drain of a region.
+async fn status_of(
+    connection: &Connection,
+    region: &Region,
+) -> Result<Option<v1::RegionDrainStatus>, Failure> {
+    let drains = connection.traffic_planner().drains(v1::DrainsRequest {}).await?.into_inner().drains;
+    Ok(drains.into_iter().find(|drain| drain.region == region.as_str()))
+}
+
+/// The drain of a region, or its way back; `None` also of one that a later release began.
+async fn drain_of(connection: &Connection, region: &Region) -> Result<Option<RegionDrain>, Failure> {
+    Ok(status_of(connection, region).await?.as_ref().and_then(read))
+}
+
+fn read(status: &v1::RegionDrainStatus) -> Option<RegionDrain> {
+    status.drain.and_then(|drain| RegionDrain::try_from(drain).ok())
+}
+
+/// Says that the command begins nothing.
+fn follows(region: &Region, drain: &RegionDrain) -> String {
+    let sentence = region_drain::sentence(region.as_str(), drain);
+    match drain.phase() {
+        DrainPhase::Drained => sentence,
+        _ => format!("{sentence}; it keeps its schedule, which another --over would change"),
+    }
+}
+
+/// Waits until a drain has arrived; the exit code.
+async fn until_arrived(
+    connection: &Connection,
+    args: &RegionArgs<'_>,
+    seen: &mut Option<v1::RegionDrainStatus>,
+    item: &mut Value,
+) -> Result<ExitCode, Failure> {
+    let arrival = follow(connection, args.region, args.undrain, seen).await?;
+    arrived(connection, args, &arrival, item).await
+}
+
+/// Says how the drain has ended; the exit code.
+async fn arrived(
+    connection: &Connection,
+    args: &RegionArgs<'_>,
+    arrival: &Arrival,
+    item: &mut Value,
+) -> Result<ExitCode, Failure> {
+    let stays = match args.undrain {
+        true => Vec::new(),
+        false => stays(connection, args.region, arrival).await?,
+    };
+    item["movesCalls"] = json!(arrival.moves);
+    item["stays"] = json!(stays);
+    if args.output.format() == Format::Table {
+        let done = done(args.undrain, arrival.moves, &stays);
+        output::write(&format!("region {} {done}\n", args.region))?;
+    }
+    let have_left = args.undrain || (arrival.moves && stays.is_empty());
+    Ok(if have_left { ExitCode::SUCCESS } else { ExitCode::from(super::EXIT_CALLERS_REMAIN) })
+}
+
+fn finish(args: &RegionArgs<'_>, item: &Value) -> Result<ExitCode, Failure> {
+    if args.output.format() != Format::Table {
+        output::print_one(args.output.format(), item, "")?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// How a drain has ended, or its way back.
+fn done(undrain: bool, moves: bool, stays: &[String]) -> String {
+    match (undrain, moves) {
+        (true, _) => "has its calls back".to_owned(),
+        (false, false) => {
+            "is drained, but no call has left it: no planner plans for a service there (see docs/regions-planner.md)"
+                .to_owned()
+        }
+        (false, true) if stays.is_empty() => "is drained".to_owned(),
+        (false, true) => format!("is drained, but these calls have not left it: {}", stays.join("; ")),
+    }
+}
+
+/// Says how far the drain has come: the record is what drains, and not this command. The exit code.
+fn interrupted(
+    args: &RegionArgs<'_>,
+    seen: Option<&v1::RegionDrainStatus>,
+    signal: StopSignal,
+    item: &mut Value,
+) -> ExitCode {
+    output::note(interruption(args.region, args.undrain, seen));
+    item["done"] = json!(false);
+    item["interruptedBy"] = json!(signal.name());
+    item["drain"] = seen.and_then(read).map_or(Value::Null, |drain| region_drain::item(&drain));
+    signal.exit_code()
+}
+
+/// What goes on after an interruption.
+fn interruption(region: &Region, undrain: bool, seen: Option<&v1::RegionDrainStatus>) -> String {
+    let (what, other) = if undrain { ("return", "drain") } else { ("drain", "undrain") };
+    let is_drained = |status: &&v1::RegionDrainStatus| {
+        read(status).is_some_and(|drain| drain.phase() == DrainPhase::Drained)
+    };
+    match seen.filter(is_drained) {
+        Some(status) => {
+            let progress = region_drain::progress(status);
+            format!("{progress}; give it its calls back with 'fairmesh undrain --region {region}'")
+        }
+        None => format!(
+            "the {what} of region {region} goes on; see 'fairmesh traffic status', turn it with 'fairmesh {other} --region \
+             {region}'"
+        ),
+    }
+}
+
+/// What a drain that has arrived leaves in the region: services with serving endpoints there that are not moved, and shards
+/// without a copy elsewhere.
+async fn stays(connection: &Connection, region: &Region, arrival: &Arrival) -> Result<Vec<String>, Failure> {
+    let unmoved = unmoved_by_reason(&forecast(connection, region).await?);
+    Ok(unmoved.into_iter().chain(arrival.staying.iter().cloned()).collect())
+}
+
+/// Asks a person; without one, `--yes` is needed.
+fn confirm(
+    args: &RegionArgs<'_>,
+    forecast: &v1::ForecastDrainResponse,
+    over: Duration,
+) -> Result<(), Failure> {
+    if args.yes {
+        return Ok(());
+    }
+    let refused =
+        || Failure::refused("the drain is not confirmed", "add --yes, or --dry-run for the forecast alone");
+    if !io::stdin().is_terminal() {
+        return Err(refused());
+    }
+    let is_full = |service: &v1::ServiceForecast| {
+        service.dropped > 0.0 || service.regions.iter().any(|region| region.is_full)
+    };
+    let warning = match &forecast.services {
+        services if services.iter().any(|service| !service.hold.is_empty()) => {
+            " It will be held until these services may be moved."
+        }
+        services if services.iter().any(is_full) => " It will be held where a region is full.",
+        _ => "",
+    };
+    let mut asked = io::stderr();
+    let over = write_duration(over);
+    let _ = write!(asked, "Drain region {} over {over}?{warning} [y/N] ", args.region);
+    let _ = asked.flush();
+    let mut answer = String::new();
+    let read = io::stdin().read_line(&mut answer);
+    match read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes") {
+        true => Ok(()),
+        false => Err(refused()),
+    }
+}
+
+/// What is left of a drain that has arrived.
+#[derive(Debug)]
+struct Arrival {
+    /// Whether it moves the calls of any service.
+    moves: bool,
+    /// Why calls of services stay.
+    staying: Vec<String>,
+}
+
+/// Prints each step of the drain, and what it waits for where that takes long, until it has arrived. Interrupted, the drain goes
+/// on, as far as `seen`.
+async fn follow(
+    connection: &Connection,
+    region: &Region,
+    returns: bool,
+    seen: &mut Option<v1::RegionDrainStatus>,
+) -> Result<Arrival, Failure> {
+    let mut progress = Progress::default();
+    loop {
+        let status = status_of(connection, region).await?;
+        let drain = status.and_then(|status| Some((status.drain?, status)));
+        let (drain, status) = match drain {
+            Some((drain, status)) if drain.returns == returns => (drain, status),
+            // The record of a region that has all calls back is deleted.
+            None if returns => return Ok(Arrival { moves: true, staying: Vec::new() }),
+            _ => {
+                let hint = "see 'fairmesh traffic status'";
+                return Err(Failure::failed_with(
+                    format!("the drain of region {region} was turned meanwhile"),
+                    hint,
+                ));
+            }
+        };
+        let mut line = region_drain::progress(&status);
+        status.staying.iter().for_each(|why| line.push_str(&format!("; calls stay: {why}")));
+        let is_news = status.is_held || has_arrived(&drain, &status.state);
+        if progress.is_told((drain.keep, line.clone()), is_news, Instant::now()) {
+            output::note(&line);
+        }
+        let has_arrived = has_arrived(&drain, &status.state);
+        let arrival = Arrival { moves: status.services != Some(0), staying: status.staying.clone() };
+        *seen = Some(status);
+        if has_arrived {
+            return Ok(arrival);
+        }
+        sleep(POLL_INTERVAL).await;
+    }
+}
+
+/// What was told of a drain. Most of what it waits for is over in a second.
+#[derive(Debug, Default)]
+struct Progress {
+    /// The share that the region kept when something was told last, and the line.
+    told: Option<(u32, String)>,
+    /// Since when it waits for the same.
+    waits: Option<(String, Instant)>,
+}
+
+impl Progress {
+    /// Whether to print a line: of each step, of what is told at once, and of what has lasted.
+    fn is_told(&mut self, (keep, line): (u32, String), is_news: bool, now: Instant) -> bool {
+        if self.waits.as_ref().is_none_or(|(same, _)| *same != line) {
+            self.waits = Some((line.clone(), now));
+        }
+        let lasts = self.waits.as_ref().is_some_and(|(_, since)| now.duration_since(*since) >= LONG_WAIT);
+        let is_step = self.told.as_ref().is_none_or(|(before, _)| *before != keep);
+        let is_same = self.told.as_ref().is_some_and(|(_, told)| *told == line);
+        let tells = is_step || ((is_news || lasts) && !is_same);
+        if tells {
+            self.told = Some((keep, line));
+        }
+        tells
+    }
+}
+
+/// Whether no call goes to the region any more. The state of a way back may still be that of the drain before it, until
+/// the next round; it has arrived when its record is gone.
+fn has_arrived(drain: &v1::RegionDrain, state: &str) -> bool {
+    !drain.returns && drain.keep == Share::NONE.millionths() && state == "done"
+}
+
+/// The forecast for people. `before` is the drain or way back that is under way.
+fn text(region: &Region, forecast: &v1::ForecastDrainResponse, before: Option<&RegionDrain>) -> String {
+    let mut text = String::new();
+    let mut rows = Vec::new();
+    for service in &forecast.services {
+        if !service.refusal.is_empty() {
+            text.push_str(&format!("{}: no forecast: {}\n", service.service, service.refusal));
+        }
+        rows.extend(service.regions.iter().map(|one| row(&service.service, one)));
+    }
+    let head = [
+        "SERVICE",
+        "REGION",
+        "LOAD NOW",
+        "LOAD AFTER",
+        "CALLS/S FROM HERE",
+        "BYTES/S",
+        "FARTHER BY",
+        "TIME NOW",
+        "TIME AFTER",
+        "",
+    ];
+    if !rows.is_empty() {
+        text = format!("{}{text}", output::table(&head, &rows));
+    }
+    // From the first step on the region gets no calls of others; reports are of a second before.
+    let of_others = match before.is_some_and(|drain| drain.keep < Share::ALL) {
+        true => {
+            "of other regions still come here: they leave with the tables of the first step, which is made"
+        }
+        false => "of other regions leave at the first step",
+    };
+    for service in &forecast.services {
+        for (rate, what) in [
+            (service.of_others, of_others),
+            (service.staying, "cannot leave"),
+            (service.dropped, "have no room elsewhere: the drain is held before they would be dropped"),
+        ] {
+            if rate > 0.0 {
+                text.push_str(&format!("{}: {rate:.1} calls/s {what}\n", service.service));
+            }
+        }
+    }
+    for service in forecast.services.iter().filter(|service| !service.hold.is_empty()) {
+        text.push_str(&format!("{} will hold the drain: {}\n", service.service, service.hold));
+    }
+    text.push_str(&unmoved(forecast));
+    if forecast.services.is_empty() {
+        text.push_str(&format!(
+            "no planner plans for a service in region {region} (see docs/regions-planner.md)\n"
+        ));
+    }
+    text
+}
+
+/// The services that stay, by the reason.
+fn unmoved_by_reason(forecast: &v1::ForecastDrainResponse) -> Vec<String> {
+    let text = unmoved(forecast);
+    text.lines().map(|line| line.trim_start_matches("not moved: ").to_owned()).collect()
+}
+
+/// The services that stay, a line for each reason.
+fn unmoved(forecast: &v1::ForecastDrainResponse) -> String {
+    let mut by_reason = BTreeMap::<&str, Vec<&str>>::new();
+    let (services, more): (Vec<_>, Vec<_>) =
+        forecast.unmoved_services.iter().partition(|unmoved| !unmoved.service.is_empty());
+    for unmoved in services {
+        by_reason.entry(&unmoved.reason).or_default().push(&unmoved.service);
+    }
+    // A control plane of a release before gives no reasons.
+    if by_reason.is_empty() && !forecast.unmoved.is_empty() {
+        let names = forecast.unmoved.join(", ");
+        return format!("not moved, since no planner plans for them or they stay in their region: {names}\n");
+    }
+    let lines = by_reason.iter().map(|(why, names)| format!("not moved: {}: {why}\n", names.join(", ")));
+    lines.chain(more.iter().map(|more| format!("not moved: {}\n", more.reason))).collect()
+}
+
+fn row(service: &str, region: &v1::RegionForecast) -> Vec<String> {
+    let millis =
+        |us: Option<u64>| us.map_or_else(|| "-".to_owned(), |us| format!("{:.1} ms", us as f64 / 1_000.0));
+    vec![
+        service.to_owned(),
+        region.region.clone(),
+        output::decimal(region.before * 100.0, 1) + " %",
+        output::decimal(region.after * 100.0, 1) + " %",
+        output::decimal(region.calls, 1),
+        output::decimal(region.bytes, 0),
+        millis(region.round_trip_us),
+        millis(region.time_now_us),
+        millis(region.time_after_us),
+        if region.is_full {
+            "within 3 % of its last threshold: the drain will be held if loads stay as they are".to_owned()
+        } else {
+            String::new()
+        },
+    ]
+}
+
+fn forecast_item(forecast: &v1::ForecastDrainResponse) -> Value {
+    let region = |region: &v1::RegionForecast| {
+        json!({
+            "region": region.region,
+            "loadBefore": region.before,
+            "loadAfter": region.after,
+            "callsPerSecond": region.calls,
+            "bytesPerSecond": region.bytes,
+            "roundTripMicros": region.round_trip_us,
+            "timeNowMicros": region.time_now_us,
+            "timeAfterMicros": region.time_after_us,
+            "full": region.is_full,
+        })
+    };
+    let service = |service: &v1::ServiceForecast| {
+        json!({
+            "service": service.service,
+            "refusal": (!service.refusal.is_empty()).then_some(&service.refusal),
+            "hold": (!service.hold.is_empty()).then_some(&service.hold),
+            "leavingPerSecond": service.leaving,
+            "stayingPerSecond": service.staying,
+            "droppedPerSecond": service.dropped,
+            "ofOthersPerSecond": service.of_others,
+            "regions": service.regions.iter().map(region).collect::<Vec<_>>(),
+        })
+    };
+    let reason = |unmoved: &v1::UnmovedService| (unmoved.service.clone(), json!(unmoved.reason));
+    json!({
+        "services": forecast.services.iter().map(service).collect::<Vec<_>>(),
+        "unmoved": forecast.unmoved,
+        "unmovedBecause": forecast.unmoved_services.iter().map(reason).collect::<serde_json::Map<_, _>>(),
+    })
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_step_is_told_and_of_waits_those_that_last() {
+        let (mut progress, start) = (Progress::default(), Instant::now());
+        let mut told = |keep, line: &str, is_news, at_ms| {
+            progress.is_told((keep, line.to_owned()), is_news, start + Duration::from_millis(at_ms))
+        };
+        assert!(told(900_000, "waits for tables", false, 0));
+        assert!(!told(900_000, "waits for an agent", false, 500));
+        assert!(!told(900_000, "waits for reports", false, 1_000), "a second is no news");
+        assert!(
+            told(900_000, "waits for reports", false, 6_000)
+                && !told(900_000, "waits for reports", false, 20_000)
+        );
+        assert!(told(800_000, "waits for tables", false, 21_000), "a step");
+        assert!(told(800_000, "held", true, 21_500) && !told(800_000, "held", true, 22_000));
+    }
+
+    #[test]
+    fn a_forecast_of_a_drain_that_has_begun_promises_no_first_step() {
+        let service = v1::ServiceForecast { of_others: 1.1, ..v1::ServiceForecast::default() };
+        let forecast =
+            v1::ForecastDrainResponse { services: vec![service], ..v1::ForecastDrainResponse::default() };
+        let eu = Region::new("eu").unwrap();
+        let begun = RegionDrain::begin(None, false, Duration::ZERO, 0);
+        let made = RegionDrain { keep: Share::of_millionths(900_000).unwrap(), ..begun };
+        for before in [None, Some(&begun)] {
+            let told = text(&eu, &forecast, before);
+            assert!(told.contains("1.1 calls/s of other regions leave at the first step"), "{told}");
+        }
+        let told = text(&eu, &forecast, Some(&made));
+        assert!(told.contains("still come here") && !told.contains("leave at the first step"), "{told}");
+    }
+
+    #[test]
+    fn what_has_not_left_is_named() {
+        assert_eq!(done(false, true, &[]), "is drained");
+        assert!(done(false, false, &[]).contains("no call has left it"));
+        let stays = ["shop/plain: no planner plans for it".to_owned()];
+        assert!(done(false, true, &stays).ends_with("have not left it: shop/plain: no planner plans for it"));
+    }
+
+    #[test]
+    fn a_way_back_has_not_arrived_where_its_drain_had() {
+        let drain = |keep, returns| v1::RegionDrain { keep, returns, ..v1::RegionDrain::default() };
+        assert!(has_arrived(&drain(0, false), "done"));
+        assert!(
+            !has_arrived(&drain(100_000, false), "done") && !has_arrived(&drain(0, false), "makes a step")
+        );
+        assert!(!has_arrived(&drain(0, true), "done"));
+    }
+}

@@ -1,0 +1,79 @@
+//! `fairmesh identity`: the trust domain, its agents and its keys.
+
+mod agents;
+mod authority;
+mod federation;
+mod plaintext;
+mod retire;
+mod revoke;
+mod token;
+mod whoami;
+
+use std::process::ExitCode;
+
+use clap::Subcommand;
+use fairmesh_console::{
+    arguments::{OutputArgs, TargetArgs},
+    failure::Failure,
+};
+
+pub(crate) use federation::{federated_value, value as bundle_value};
+pub(crate) use revoke::{describe as describe_revoked, describe_of as describe_revocations_of};
+
+/// Subcommands of `fairmesh identity`.
+#[derive(Debug, Subcommand)]
+pub enum IdentityCommand {
+    /// List the agents that joined the trust domain, the programs without one that are connected, and the identities that are revoked.
+    List(ReadArgs),
+    /// Show the trust domain: its roots, and the key that signs certificates.
+    Show(ReadArgs),
+    /// Show who you are to the control plane: your identity, the user and the groups of your token, and your roles.
+    Whoami(ReadArgs),
+    /// List the callers that reach services in plaintext, as permissive policies allow.
+    Plaintext(plaintext::PlaintextArgs),
+    /// Make a token with which one agent, or a program that runs without one, joins, once: on the control plane's machine, as its user.
+    Token(token::TokenArgs),
+    /// Replace the key that signs certificates: on the control plane's machine, as its user.
+    Rotate(authority::RotateArgs),
+    /// Trust a root no longer that was replaced by `rotate --root`: on the control plane's machine, as its user.
+    Retire(retire::RetireArgs),
+    /// Refuse the certificates of an identity from now on, and close its connections.
+    Revoke(revoke::RevokeArgs),
+    /// Accept an identity again that was revoked.
+    Restore(revoke::RestoreArgs),
+    /// Other trust domains, whose callers and servers may be named in policies and services.
+    #[command(subcommand)]
+    Federation(federation::FederationCommand),
+}
+
+/// Arguments of a command that reads.
+#[derive(Debug, clap::Args)]
+pub struct ReadArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Runs the subcommand.
+pub async fn run(command: IdentityCommand) -> Result<ExitCode, Failure> {
+    match command {
+        IdentityCommand::List(args) => agents::list(args).await,
+        IdentityCommand::Show(args) => authority::show(args).await,
+        IdentityCommand::Whoami(args) => whoami::run(args).await,
+        IdentityCommand::Plaintext(args) => plaintext::run(args).await,
+        IdentityCommand::Token(args) => token::run(args).await,
+        IdentityCommand::Rotate(args) => authority::rotate(args).await,
+        IdentityCommand::Retire(args) => retire::run(args).await,
+        IdentityCommand::Revoke(args) => revoke::revoke(args).await,
+        IdentityCommand::Restore(args) => revoke::restore(args).await,
+        IdentityCommand::Federation(command) => federation::run(command).await,
+    }?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A time since 1970, for people.
+pub(crate) fn timestamp(seconds: u64) -> String {
+    let time = i64::try_from(seconds).ok().and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
+    time.map_or_else(|| "unknown".into(), |time| time.to_string())
+}

@@ -1,0 +1,223 @@
+//! `fairmesh describe`.
+
+mod host;
+mod service;
+
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+use fairmesh_console::{
+    arguments::{Format, OutputArgs, TargetArgs},
+    connect,
+    failure::Failure,
+    output, rib_reader,
+    view::{At, Scope, View, every_kind},
+};
+use fairmesh_model::{InstanceId, Region, ServiceName, SpiffeId};
+use fairmesh_wire::{handshake::Connection, v1};
+use serde_json::{Value, json};
+
+use crate::{
+    identity::describe_revocations_of,
+    records::get::{self, DistanceRow},
+    region_drain,
+};
+
+/// Arguments of `fairmesh describe`.
+#[derive(Debug, Args)]
+pub struct DescribeArgs {
+    /// The kind: service, endpoint, region or host; of a service and of an endpoint the name is enough.
+    #[arg(value_name = "KIND", value_parser = subject)]
+    subject: Subject,
+    /// Its name: tenant/service, tenant/service/instance for an endpoint, a region, or a host type.
+    name: Option<String>,
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    output_args: OutputArgs,
+}
+
+/// A kind of object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// A service with its policy, endpoints, shards and moves.
+    #[value(aliases = ["services", "policy", "policies", "shards"])]
+    Service,
+    /// An endpoint of a service.
+    #[value(alias = "endpoints")]
+    Endpoint,
+    /// A region and its endpoints.
+    #[value(alias = "regions")]
+    Region,
+    /// A host type and its endpoints.
+    #[value(alias = "hosts")]
+    Host,
+}
+
+/// What the first argument says: the kind, or the name of something whose kind it shows.
+#[derive(Clone, Debug)]
+enum Subject {
+    Kind(Kind),
+    Name(Kind, String),
+}
+
+fn subject(text: &str) -> Result<Subject, String> {
+    if let Ok(kind) = Kind::from_str(text, false) {
+        return Ok(Subject::Kind(kind));
+    }
+    match text.matches('/').count() {
+        1 => Ok(Subject::Name(Kind::Service, text.to_owned())),
+        2 => Ok(Subject::Name(Kind::Endpoint, text.to_owned())),
+        _ => Err("write service, endpoint, region or host and a name, or tenant/service alone".to_owned()),
+    }
+}
+
+impl DescribeArgs {
+    fn kind_and_name(&self) -> Result<(Kind, &str), Failure> {
+        match (&self.subject, &self.name) {
+            (Subject::Kind(kind), Some(name)) => Ok((*kind, name)),
+            (Subject::Name(kind, name), None) => Ok((*kind, name)),
+            (Subject::Kind(_), None) => Err(Failure::refused(
+                "the name of the object is missing",
+                "write it after the kind, such as 'fairmesh describe region eu'",
+            )),
+            (Subject::Name(_, name), Some(second)) => Err(Failure::refused(
+                format!("'{name}' is a name, and so is '{second}'"),
+                "write a kind and a name, or one name: service, endpoint, region and host are kinds",
+            )),
+        }
+    }
+}
+
+/// Prints all details of one object.
+pub async fn run(args: DescribeArgs) -> Result<ExitCode, Failure> {
+    let format = args.output_args.format();
+    let (kind, name) = args.kind_and_name()?;
+    match kind {
+        Kind::Service => {
+            let name: ServiceName = parse_name(name.parse())?;
+            let view = read(&args.target, Scope::Service(name.clone())).await?;
+            service::describe(&name, &view, format)?;
+        }
+        Kind::Endpoint => {
+            let (service, instance) = instance(name)?;
+            let connection = connect::connect(&args.target).await?;
+            let view = View::read(&connection, &Scope::Service(service.clone()), &every_kind()).await?;
+            let id = rib_reader::identity_of_service(&connection, &service).await?;
+            let proved = match id {
+                Some(id) => {
+                    let revocations = rib_reader::revocations(&connection).await;
+                    let revoked = describe_revocations_of(&revocations, &id.path);
+                    Some((id, revoked))
+                }
+                None => None,
+            };
+            endpoint((&service, &instance), &view, proved, format)?;
+        }
+        Kind::Region => {
+            let region: Region = parse_name(name.parse())?;
+            let connection = connect::connect(&args.target).await?;
+            let mut view = View::read(&connection, &Scope::All, &every_kind()).await?;
+            view.add_drains(&connection).await?;
+            let mut drain = json!(view.drains.get(&region).map(|drain| region_drain::item_in(&view, drain)));
+            if !drain.is_null() {
+                add_progress(&connection, &region, &mut drain).await;
+            }
+            describe_region(&region, &view, drain, format)?;
+        }
+        Kind::Host => {
+            let host_type = parse_name(name.parse())?;
+            let view = read(&args.target, Scope::All).await?;
+            host::describe(&host_type, &view, format)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn read(target: &TargetArgs, scope: Scope) -> Result<View, Failure> {
+    let connection = connect::connect(target).await?;
+    View::read(&connection, &scope, &every_kind()).await
+}
+
+/// Parses a name, or refuses it with the expected form.
+fn parse_name<T>(name: Result<T, fairmesh_model::Invalid>) -> Result<T, Failure> {
+    name.map_err(|invalid| Failure::refused(invalid.problem, invalid.hint))
+}
+
+fn instance(name: &str) -> Result<(ServiceName, InstanceId), Failure> {
+    let (service, instance) = name.rsplit_once('/').ok_or_else(|| {
+        Failure::refused(
+            format!("'{name}' does not name an endpoint"),
+            "write tenant/service/instance, such as shop/cart/cart-0",
+        )
+    })?;
+    Ok((parse_name(service.parse())?, parse_name(instance.parse())?))
+}
+
+fn endpoint(
+    (service, instance): (&ServiceName, &InstanceId),
+    view: &View,
+    proved: Option<(SpiffeId, Option<String>)>,
+    format: Format,
+) -> Result<(), Failure> {
+    let one = view.service(service)?;
+    let states = get::endpoint_states(one, view);
+    let mut endpoints = one.endpoints.iter().zip(&states);
+    let Some((At { value, revision }, state)) = endpoints.find(|(at, _)| at.value.instance == *instance)
+    else {
+        let hint = format!("list its endpoints with 'fairmesh get endpoints {service}'");
+        return Err(Failure::failed_with(format!("{service} has no endpoint {instance}"), hint));
+    };
+    let mut item = json!(fairmesh_model::spec::EndpointSpec::of(value));
+    item["service"] = json!(service.to_string());
+    let (id, revoked) = proved.filter(|_| value.mtls).unzip();
+    item["identity"] = json!(id.map(|id| id.to_string()));
+    item["revoked"] = json!(revoked.flatten());
+    item["state"] = json!(state.state);
+    item["weight"] = json!(value.weight);
+    item["hostType"] = json!(view.hosts.value.host_type(value));
+    item["hostSpeed"] = json!(view.hosts.value.speed(value));
+    item["power"] = json!(view.hosts.value.power(value));
+    let health = get::health_rows(service, one, &view.hosts.value).items;
+    item["health"] = health.into_iter().find(|one| one["instance"] == item["instance"]).into();
+    item["why"] = json!(Some(state.reason()).filter(|reason| !reason.is_empty()));
+    item["revision"] = json!(revision);
+    output::print_one(format, &item, &output::yaml(&item)?)
+}
+
+/// Adds what a drain does at present, and what stays whatever is drained, as far as the control plane tells this caller.
+async fn add_progress(connection: &Connection, region: &Region, drain: &mut Value) {
+    let drains = connection.traffic_planner().drains(v1::DrainsRequest {}).await;
+    let drains = drains.map(|response| response.into_inner().drains).unwrap_or_default();
+    if let Some(status) = drains.into_iter().find(|status| status.region == region.as_str()) {
+        drain["progress"] = json!(status.state);
+        drain["held"] = json!(status.is_held);
+        drain["staying"] = json!(status.staying);
+    }
+}
+
+fn describe_region(region: &Region, view: &View, drain: Value, format: Format) -> Result<(), Failure> {
+    if !view.region_names().contains(region) {
+        return Err(Failure::failed_with(
+            format!("there is no region {region}"),
+            "list regions with 'fairmesh get regions', or declare it as 'kind: Topology'",
+        ));
+    }
+    let info = view.regions.value.regions.get(region).cloned().unwrap_or_default();
+    let others = view.region_names().into_iter().filter(|other| other != region);
+    let distances: Vec<_> = others.filter_map(|other| get::distance(view, region, &other)).collect();
+    let endpoints = view.services.iter().filter_map(|(name, one)| {
+        let here = one.endpoints.iter().filter(|endpoint| endpoint.value.location.region == *region).count();
+        (here > 0).then(|| (name.to_string(), json!(here)))
+    });
+    let item = json!({
+        "name": region.to_string(),
+        "continent": info.continent,
+        "neighbours": info.neighbours,
+        "draining": info.draining,
+        "drain": drain,
+        "distances": distances.iter().map(DistanceRow::json).collect::<Vec<_>>(),
+        "endpoints": endpoints.collect::<serde_json::Map<_, _>>(),
+    });
+    output::print_one(format, &item, &output::yaml(&item)?)
+}

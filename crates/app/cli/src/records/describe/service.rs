@@ -1,0 +1,172 @@
+//! Details of one service.
+
+use std::fmt::Write;
+
+use fairmesh_console::{
+    arguments::Format,
+    failure::Failure,
+    output::{self, Listing},
+    view::{At, ServiceView, View},
+    words::service_words,
+};
+use fairmesh_model::{
+    AuthorizationMode, AuthorizationRule, Capacities, Capacity, DefaultAuthorization, Hosts, Region,
+    ServiceName,
+    spec::{DefaultAuthorizationSpec, Document, PolicySpec, Resource, ShardMapSpec},
+};
+use serde_json::{Value, json};
+
+use crate::records::get;
+
+/// Prints a service.
+pub(super) fn describe(name: &ServiceName, view: &View, format: Format) -> Result<(), Failure> {
+    let one = view.service(name)?;
+    let capacity = capacity(one, &view.hosts.value);
+    let health = get::health_rows(name, one, &view.hosts.value);
+    let authorization = authorization(one, view.authorization.unwrap_or_default());
+    let endpoints = get::endpoint_rows(name, one, view);
+    let lists = Lists { endpoints, capacity, health, authorization };
+    output::print_one(format, &value(name, one, &lists), &text(name, one, &lists)?)
+}
+
+/// Its endpoints, their capacity, and the verdicts on them.
+struct Lists {
+    endpoints: Listing,
+    capacity: Listing,
+    health: Listing,
+    /// Who may call it, in words.
+    authorization: String,
+}
+
+/// Who may call a service: what its policy says, or what applies to services without rules.
+fn authorization(one: &ServiceView, default: DefaultAuthorization) -> String {
+    let policy = one.policy.as_ref().and_then(|policy| policy.value.authorization.as_deref());
+    let Some(authorization) = policy else {
+        return format!("{}, the default of the mesh", DefaultAuthorizationSpec::of(default).default);
+    };
+    let mode = match authorization.mode {
+        AuthorizationMode::Enforce => "enforced",
+        AuthorizationMode::Audit => "audited",
+    };
+    let rule = |rule: &AuthorizationRule| format!("{}{}", if rule.denies { "not " } else { "" }, rule.name);
+    let rules: Vec<_> = authorization.rules.iter().map(rule).collect();
+    match rules.is_empty() {
+        true => format!("no caller, {mode}"),
+        false => format!("by the rules {}, {mode}", rules.join(", ")),
+    }
+}
+
+/// Capacity of its serving endpoints by region and zone, one row each.
+fn capacity(one: &ServiceView, hosts: &Hosts) -> Listing {
+    let capacities = Capacities::of(one.endpoints.iter().map(|endpoint| &endpoint.value), hosts);
+    let mut listing = Listing::new(&["REGION", "ZONE", "SERVING", "POWER", "SHARE"]);
+    let mut add = |region: &Region, zone: Option<&str>, capacity: Capacity| {
+        let share = capacity.thousandths_of(capacities.total);
+        listing.add(
+            vec![
+                region.to_string(),
+                zone.unwrap_or("all").to_owned(),
+                capacity.endpoints.to_string(),
+                capacity.power.to_string(),
+                format!("{}.{} %", share / 10, share % 10),
+            ],
+            json!({
+                "region": region.to_string(),
+                "zone": zone,
+                "serving": capacity.endpoints,
+                "power": capacity.power,
+                "shareThousandths": share,
+            }),
+        );
+    };
+    for (region, capacity) in &capacities.regions {
+        add(region, None, *capacity);
+        for (zone, capacity) in capacities.zones_of(region).filter_map(|(zone, c)| Some((zone?, c))) {
+            add(region, Some(zone.as_str()), capacity);
+        }
+    }
+    listing
+}
+
+fn value(name: &ServiceName, one: &ServiceView, lists: &Lists) -> Value {
+    json!({
+        "name": name.to_string(),
+        "service": one.service.as_ref().map(|service| {
+            Document::from(&Resource::Service(name.clone(), service.value.clone()))
+        }),
+        "policy": PolicySpec::of(name, &one.effective_policy()),
+        "policyRevision": one.policy.as_ref().map(|policy| policy.revision),
+        "endpoints": lists.endpoints.items,
+        "capacity": lists.capacity.items,
+        "health": lists.health.items,
+        "shardMap": one.shards.as_ref().map(|map| ShardMapSpec::of(name, map)),
+        "shardMapVersion": one.shards.as_ref().map(|map| map.version),
+        "authorization": lists.authorization,
+        "moves": one.moves.len(),
+    })
+}
+
+fn text(name: &ServiceName, one: &ServiceView, lists: &Lists) -> Result<String, Failure> {
+    let mut lines = vec![("Service", name.to_string())];
+    match &one.service {
+        Some(At { value, revision }) => {
+            let (kind, protocol) = service_words(value);
+            lines.push(("Type", format!("{kind}, {protocol} (revision {revision})")));
+        }
+        None => lines.push(("Type", "not declared: callers cannot find it".into())),
+    }
+    lines.push((
+        "Policy",
+        match &one.policy {
+            Some(policy) => format!("written (revision {})", policy.revision),
+            None => "default".into(),
+        },
+    ));
+    let policy = one.effective_policy();
+    lines.extend(get::policy_summary(&policy, one.service.as_ref().map(|service| service.value.kind)));
+    lines.push(("Callers", lists.authorization.clone()));
+    if !one.endpoints.is_empty() {
+        lines.push((
+            "Ejections",
+            format!("each caller's own: 'fairmesh proxy endpoints {name}' shows those of a proxy"),
+        ));
+    }
+    let mut text = String::new();
+    for (title, value) in lines {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{title:<10}{value}");
+    }
+    if !policy.routes.is_empty() {
+        section(&mut text, "Routes", &output::yaml(&PolicySpec::of(name, &policy).routes)?);
+    }
+    let Lists { endpoints, capacity, health, .. } = lists;
+    section(&mut text, "Endpoints", &table_or_none(endpoints));
+    section(&mut text, "Capacity", &table_or_none(capacity));
+    if !health.rows.is_empty() {
+        section(&mut text, "Health", &table_or_none(health));
+    }
+    if let Some(map) = &one.shards {
+        let title = format!("Shards, version {}, keys {}", map.version, map.interval);
+        section(&mut text, &title, &table_or_none(&get::one_map(name, map)));
+    }
+    if !one.moves.is_empty() {
+        let hint = format!("{} in progress; see 'fairmesh shards moves {name}'\n", one.moves.len());
+        section(&mut text, "Moves", &hint);
+    }
+    Ok(text)
+}
+
+fn table_or_none(listing: &Listing) -> String {
+    if listing.rows.is_empty() { "none\n".into() } else { output::table(&listing.head, &listing.rows) }
+}
+
+fn section(text: &mut String, title: &str, body: &str) {
+    text.push('\n');
+    text.push_str(title);
+    text.push('\n');
+    for line in body.lines() {
+        text.push_str("  ");
+        text.push_str(line);
+        text.push('\n');
+    }
+}

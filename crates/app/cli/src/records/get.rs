@@ -1,0 +1,257 @@
+//! `fairmesh get`.
+
+mod authorization;
+mod endpoint_state;
+mod fleet;
+mod health;
+mod hosts;
+mod list_output;
+mod policies;
+mod regions;
+mod roles;
+mod services;
+mod shards;
+mod tables;
+mod wait;
+mod watch;
+mod workloads;
+
+use std::{collections::BTreeSet, process::ExitCode, time::Duration};
+
+use clap::{Args, ValueEnum};
+use fairmesh_console::{
+    arguments::TargetArgs,
+    connect,
+    failure::Failure,
+    output::{self, Listing},
+    rib_reader,
+    view::{Scope, ServiceView, View, every_kind},
+};
+use fairmesh_model::{RecordKind, ServiceName, SpiffePath, Tenant, spec::read_duration};
+use fairmesh_wire::handshake::Connection;
+
+use list_output::ListOutputArgs;
+
+pub(crate) use endpoint_state::{lost_words, states as endpoint_states};
+pub(crate) use fleet::{MOVES_HEAD, add_moves};
+pub(crate) use health::of_service as health_rows;
+pub(crate) use policies::summary as policy_summary;
+pub(crate) use regions::{DistanceRow, distance};
+pub(crate) use services::endpoints as endpoint_rows;
+pub(crate) use shards::one_map;
+pub(crate) use wait::serving_endpoint;
+
+/// Arguments of `fairmesh get`.
+#[derive(Debug, Args)]
+pub struct GetArgs {
+    /// The kind to list.
+    #[arg(value_enum)]
+    kind: Kind,
+    /// Only objects of this service, as tenant/service.
+    service: Option<ServiceName>,
+    /// Only objects of this tenant.
+    #[arg(short, long, conflicts_with = "service")]
+    tenant: Option<Tenant>,
+    /// Wait until there is something to list, and of services and endpoints, something that is serving; 30s at most unless
+    /// given as --wait=DURATION.
+    #[arg(
+        long,
+        value_name = "DURATION",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "30s",
+        value_parser = read_duration
+    )]
+    wait: Option<Duration>,
+    /// Print the list, then its rows as they change, until it is interrupted.
+    #[arg(short, long, conflicts_with = "wait")]
+    watch: bool,
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    output_args: ListOutputArgs,
+}
+
+/// A kind of object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kind {
+    /// Declared services, and those that only have endpoints or a policy.
+    #[value(alias = "service")]
+    Services,
+    /// Endpoints of services.
+    #[value(alias = "endpoint")]
+    Endpoints,
+    /// Results of active health checks.
+    Health,
+    /// Written policies; a service without one has the default.
+    #[value(aliases = ["policy"])]
+    Policies,
+    /// Shard maps; those of one service shard by shard.
+    #[value(aliases = ["shard", "shardmaps"])]
+    Shards,
+    /// Regions, and the distances between them: declared and measured.
+    #[value(aliases = ["region", "topology"])]
+    Regions,
+    /// Host types with their speeds, and how many endpoints run on each.
+    #[value(aliases = ["host", "hosttypes"])]
+    Hosts,
+    /// Shard moves in progress.
+    #[value(alias = "move")]
+    Moves,
+    /// Region tables: the shares by region of the calls to services.
+    #[value(alias = "table")]
+    Tables,
+    /// Watchers of the endpoints of services, and the revision that each has applied.
+    #[value(alias = "watcher")]
+    Watchers,
+    /// Which programs may have the identity of a service.
+    #[value(alias = "workload")]
+    Workloads,
+    /// Who may call which service.
+    Authorization,
+    /// Who may do what with the records.
+    #[value(aliases = ["role", "rolebindings", "rolebinding"])]
+    Roles,
+}
+
+impl Kind {
+    /// Kinds of the displayed records that belong to services.
+    fn records(self) -> Vec<RecordKind> {
+        let kinds: &[RecordKind] = match self {
+            Self::Services => return every_kind(),
+            Self::Endpoints => &[RecordKind::Endpoint, RecordKind::Health, RecordKind::Policy],
+            Self::Hosts => &[RecordKind::Endpoint],
+            // Drains move the calls of services whose policies ask for a planner.
+            Self::Regions => &[RecordKind::Endpoint, RecordKind::Policy],
+            Self::Watchers => &[RecordKind::Service],
+            Self::Health => &[RecordKind::Endpoint, RecordKind::Health, RecordKind::Policy],
+            Self::Policies | Self::Authorization => &[RecordKind::Policy],
+            Self::Shards => &[RecordKind::ShardMap],
+            Self::Moves => &[RecordKind::Move],
+            Self::Tables => &[RecordKind::Policy, RecordKind::RegionTable],
+            Self::Workloads => &[RecordKind::Workload],
+            Self::Roles => &[],
+        };
+        kinds.to_vec()
+    }
+}
+
+impl GetArgs {
+    fn scope(&self) -> Scope {
+        match (&self.service, &self.tenant) {
+            (Some(service), _) => Scope::Service(service.clone()),
+            (None, Some(tenant)) => Scope::Tenant(tenant.clone()),
+            (None, None) => Scope::All,
+        }
+    }
+}
+
+/// Lists objects.
+pub async fn run(args: GetArgs) -> Result<ExitCode, Failure> {
+    let connection = connect::connect(&args.target).await?;
+    if let Some(limit) = args.wait {
+        wait::wait(&connection, &args, limit).await?;
+    }
+    if args.watch {
+        watch::watch(&connection, &args).await?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let listing = list(&connection, &args).await?;
+    list_output::print(listing, args.kind, args.output_args.format())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Kinds of records that are read for a list.
+fn read_kinds(kind: Kind) -> Vec<RecordKind> {
+    let kinds: BTreeSet<_> = kind.records().into_iter().chain([RecordKind::Service]).collect();
+    kinds.into_iter().collect()
+}
+
+async fn list(connection: &Connection, args: &GetArgs) -> Result<Listing, Failure> {
+    let mut view = match args.kind {
+        Kind::Roles => View::roles(connection).await?,
+        _ => View::read(connection, &args.scope(), &read_kinds(args.kind)).await?,
+    };
+    if args.kind == Kind::Regions {
+        view.add_drains(connection).await?;
+    }
+    if let Some(name) = &args.service
+        && view.service(name)?.service.is_none()
+    {
+        output::note(format!(
+            "{name} is not declared, so that callers cannot find it; apply a 'kind: Service' for it"
+        ));
+    }
+    if matches!(args.kind, Kind::Services | Kind::Endpoints) {
+        note_revoked(connection, &view).await;
+    }
+    let mut listing = listing(connection, args, &view).await?;
+    listing.why_empty = match &args.service {
+        Some(name) => view.service(name).ok().and_then(|one| why_empty(args.kind, name, one)),
+        None => why_all_empty(args.kind, &view),
+    };
+    Ok(listing)
+}
+
+/// Says which of the services are called by no process, since their identity is revoked.
+async fn note_revoked(connection: &Connection, view: &View) {
+    let revocations = rib_reader::revocations(connection).await;
+    let is_revoked =
+        |name: &&ServiceName| revocations.revokes_identity(&SpiffePath::Service((*name).clone()));
+    for name in view.services.keys().filter(is_revoked) {
+        output::note(format!(
+            "the identity of {name} is revoked, so that no process calls it by mutual TLS; 'fairmesh identity restore {name}' undoes it"
+        ));
+    }
+}
+
+async fn listing(connection: &Connection, args: &GetArgs, view: &View) -> Result<Listing, Failure> {
+    Ok(match args.kind {
+        Kind::Services => services::services(view),
+        Kind::Endpoints => services::all_endpoints(view),
+        Kind::Health => health::all(view),
+        Kind::Policies => policies::policies(view),
+        Kind::Shards => match &args.service {
+            Some(name) => shards::one(view, name)?,
+            None => shards::maps(view),
+        },
+        Kind::Regions => regions::regions(view),
+        Kind::Hosts => hosts::hosts(view),
+        Kind::Moves => fleet::moves(connection, view).await?,
+        Kind::Tables => tables::tables(view),
+        Kind::Watchers => fleet::watchers(connection, view).await?,
+        Kind::Workloads => workloads::workloads(view),
+        Kind::Roles => roles::roles(view),
+        Kind::Authorization => authorization::authorization(view),
+    })
+}
+
+/// Why the list of a service may be empty, if known.
+fn why_empty(kind: Kind, name: &ServiceName, one: &ServiceView) -> Option<String> {
+    match kind {
+        Kind::Policies => Some(format!(
+            "{name} has no policy of its own and runs on the defaults; 'fairmesh describe service {name}' lists them"
+        )),
+        Kind::Tables => tables::why_empty(name, one),
+        Kind::Workloads => {
+            Some(format!("only programs of the agents' users may be {name}, on every machine"))
+        }
+        Kind::Health if one.effective_policy().health_check.is_none() => {
+            Some(format!("{name} is not checked; add a healthCheck to its policy"))
+        }
+        _ => None,
+    }
+}
+
+/// Likewise for all services.
+fn why_all_empty(kind: Kind, view: &View) -> Option<String> {
+    let checked = || view.services.values().any(|one| one.effective_policy().health_check.is_some());
+    (kind == Kind::Health && !checked())
+        .then(|| "no service is checked; add a healthCheck to the policy of one".to_owned())
+}
+
+/// The shard map of a service, one row per shard.
+pub(crate) async fn shards_of(connection: &Connection, name: &ServiceName) -> Result<Listing, Failure> {
+    let view = View::read(connection, &Scope::Service(name.clone()), &Kind::Shards.records()).await?;
+    shards::one(&view, name)
+}

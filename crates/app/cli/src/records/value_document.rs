@@ -1,0 +1,153 @@
+//! Values of records, for display.
+
+use fairmesh_model::{
+    Endpoint, FederatedDomains, JoinedAgent, Record, RecordKey, RegionDrain, Regions, Revocation, RoundTrips,
+    ShardMove,
+    spec::{Document, EndpointSpec, Resource},
+    write_duration,
+};
+use fairmesh_wire::records;
+use serde_json::{Value, json};
+
+use crate::identity::{bundle_value, describe_revoked, federated_value, timestamp};
+
+/// How commands show a record.
+#[allow(clippy::large_enum_variant, reason = "destructured at once")]
+enum Shown {
+    /// As the document that `apply` reads.
+    Document(Resource),
+    /// As JSON: no file has such a record.
+    Json(Value),
+    /// Not at all: the record is measured or computed, many times a minute, and the log of writes has none of the kind.
+    Omitted,
+}
+
+/// The value at a key as the document that `apply` reads, or as JSON where it reads none; `None` if it cannot be read, or is
+/// none that people write.
+pub(crate) fn value_document(key: &str, value: &[u8]) -> Option<Value> {
+    let key = RecordKey::parse(key).ok()?;
+    match shown(&key, records::decode(&key, value).ok()?)? {
+        Shown::Document(resource) => Some(json!(Document::from(&resource))),
+        Shown::Json(value) => Some(value),
+        Shown::Omitted => None,
+    }
+}
+
+/// The content of the document of a record; `None` for records that no file has.
+pub(super) fn resource(key: &RecordKey, record: Record) -> Option<Resource> {
+    match shown(key, record)? {
+        Shown::Document(resource) => Some(resource),
+        Shown::Json(_) | Shown::Omitted => None,
+    }
+}
+
+/// A document in JSON without its kind and name, which are known where it is shown.
+pub(crate) fn contents(mut document: Value) -> Value {
+    if let Value::Object(fields) = &mut document {
+        for said in ["kind", "name", "service"] {
+            fields.remove(said);
+        }
+    }
+    document
+}
+
+/// How a record is shown; `None` if it is at the key of another kind.
+fn shown(key: &RecordKey, record: Record) -> Option<Shown> {
+    let service = || key.service().cloned();
+    Some(match record {
+        Record::Service(declared) => Shown::Document(Resource::Service(service()?, declared)),
+        Record::Policy(policy) => Shown::Document(Resource::Policy(service()?, policy)),
+        Record::Workload(entry) => Shown::Document(Resource::Workload(service()?, entry)),
+        Record::Authorization(rules) => Shown::Document(Resource::ServiceAuthorization(service()?, rules)),
+        Record::DefaultAuthorization(default) => Shown::Document(Resource::Authorization(default)),
+        Record::RoleBinding(binding) => match key {
+            RecordKey::RoleBinding(name) => Shown::Document(Resource::RoleBinding(name.clone(), binding)),
+            _ => return None,
+        },
+        Record::Hosts(hosts) => Shown::Document(Resource::Hosts(hosts)),
+        Record::Regions(regions) => Shown::Document(Resource::Topology(regions, RoundTrips::default())),
+        Record::RoundTrips(distances) => Shown::Document(Resource::Topology(Regions::default(), distances)),
+        Record::Endpoint(endpoint) => Shown::Json(endpoint_value(&endpoint)),
+        Record::Move(one) => Shown::Json(move_value(&one)),
+        Record::RegionDrain(drain) => Shown::Json(drain_value(&drain)),
+        Record::TrustBundle(bundle) => Shown::Json(bundle_value(&bundle).ok()?),
+        Record::FederatedDomains(domains) => Shown::Json(domains_value(&domains)?),
+        Record::Revocations(all) => {
+            Shown::Json(json!({ "revocations": all.entries.iter().map(revocation).collect::<Vec<_>>() }))
+        }
+        Record::JoinedAgent(joined) => Shown::Json(joined_value(&joined)),
+        Record::Verdict(_) | Record::RegionTable(_) | Record::MeasuredDistances(_) => Shown::Omitted,
+    })
+}
+
+fn endpoint_value(endpoint: &Endpoint) -> Value {
+    let mut value = json!(EndpointSpec::of(endpoint));
+    // Omitted in files if it is the default.
+    value["state"] = json!(endpoint.state);
+    value
+}
+
+fn move_value(ShardMove { shard, role, from, to }: &ShardMove) -> Value {
+    json!({
+        "shard": shard.0,
+        "role": role.to_string(),
+        "from": from.as_ref().map(ToString::to_string),
+        "to": to.as_ref().map(ToString::to_string),
+    })
+}
+
+fn drain_value(RegionDrain { keep, returns, over, .. }: &RegionDrain) -> Value {
+    json!({ "keep": keep.to_string(), "returns": returns, "over": write_duration(*over) })
+}
+
+fn domains_value(domains: &FederatedDomains) -> Option<Value> {
+    let value = |bundle| federated_value(domains, bundle).ok();
+    let bundles: Option<Vec<Value>> = domains.bundles.iter().map(value).collect();
+    Some(json!({ "domains": bundles? }))
+}
+
+fn joined_value(JoinedAgent { tenants, joined, region }: &JoinedAgent) -> Value {
+    json!({
+        "tenants": tenants.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "joined": timestamp(*joined),
+        "region": region.as_ref().map(ToString::to_string),
+    })
+}
+
+fn revocation(one: &Revocation) -> Value {
+    json!({
+        "id": one.path.to_string(),
+        "revoked": describe_revoked(&one.certificates),
+        "at": timestamp(one.at),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use fairmesh_model::{Revocations, RevokedCertificates, Share};
+
+    use super::*;
+
+    fn shown(key: &str, record: Record) -> Value {
+        value_document(key, &records::encode(&record)).unwrap()
+    }
+
+    #[test]
+    fn records_without_a_document_are_shown_by_their_fields() {
+        let revocation =
+            Revocation { path: "shop/web".parse().unwrap(), certificates: RevokedCertificates::All, at: 7 };
+        let value =
+            shown("/g/identity/revocations", Record::Revocations(Revocations { entries: vec![revocation] }));
+        let one = json!({ "id": "shop/web", "revoked": "all certificates", "at": "1970-01-01T00:00:07Z" });
+        assert_eq!(value, json!({ "revocations": [one] }));
+        let joined = JoinedAgent { tenants: vec!["shop".parse().unwrap()], joined: 7, region: None };
+        let value = shown("/g/identity/agents/web-1", Record::JoinedAgent(joined));
+        assert_eq!(value, json!({ "tenants": ["shop"], "joined": "1970-01-01T00:00:07Z", "region": null }));
+        let drain =
+            RegionDrain { keep: Share::NONE, returns: false, over: Duration::from_secs(60), began_at_ms: 1 };
+        let value = shown("/g/drains/eu", Record::RegionDrain(drain));
+        assert_eq!(value, json!({ "keep": "0%", "returns": false, "over": "1m" }));
+    }
+}

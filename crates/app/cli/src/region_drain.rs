@@ -1,0 +1,146 @@
+//! A drain of a whole region in words, and for programs.
+
+use std::time::Duration;
+
+use fairmesh_console::view::{View, age_of, instant};
+use fairmesh_model::{DrainPhase, Policy, RegionDrain, TrafficMode};
+use fairmesh_planner::why_not_drained;
+use fairmesh_wire::v1;
+use serde_json::{Value, json};
+
+/// The word for how far a drain has come.
+pub(crate) fn word(drain: &RegionDrain) -> &'static str {
+    match drain.phase() {
+        DrainPhase::Draining => "draining",
+        DrainPhase::Drained => "drained",
+        DrainPhase::Returning => "returning",
+    }
+}
+
+/// `draining, 4 of 10 steps made, until 2026-05-04T12:30:00Z`.
+pub(crate) fn words(drain: &RegionDrain) -> String {
+    let word = word(drain);
+    match drain.phase() {
+        DrainPhase::Drained => word.to_owned(),
+        DrainPhase::Draining | DrainPhase::Returning => {
+            format!("{word}, {} of {} steps made, {}", drain.steps_made(), RegionDrain::STEPS, end(drain))
+        }
+    }
+}
+
+/// The same of a mesh with these policies: a drain moves the calls of services that are planned for, and of no others.
+pub(crate) fn words_in(view: &View, drain: &RegionDrain) -> String {
+    match drain.phase() {
+        DrainPhase::Drained if !moves_calls(view) => format!("{}, but {UNMOVED}", words(drain)),
+        _ => words(drain),
+    }
+}
+
+/// Why a drain has moved no call.
+const UNMOVED: &str = "its calls stay: no service is planned for";
+
+/// Whether drains move the calls of any service.
+pub(crate) fn moves_calls(view: &View) -> bool {
+    let mut policies = view.services.values().filter_map(|service| service.policy.as_ref());
+    policies.any(|policy| match why_unmoved(&policy.value) {
+        None => true,
+        // For now, and it keeps what it has moved.
+        Some(_) => policy.value.traffic.as_ref().is_some_and(|traffic| traffic.mode == TrafficMode::Hold),
+    })
+}
+
+/// Why drains of regions move no calls of a service with this policy.
+pub(crate) fn why_unmoved(policy: &Policy) -> Option<&'static str> {
+    why_not_drained(policy.traffic.as_deref(), policy.locality.local_only)
+}
+
+/// When it arrives.
+fn end(drain: &RegionDrain) -> String {
+    match drain.due_at_ms() {
+        None => "as fast as each is seen".to_owned(),
+        Some(due) if age_of(due) > Duration::ZERO => format!("was due at {}", instant(due)),
+        Some(due) => format!("until {}", instant(due)),
+    }
+}
+
+/// For programs.
+pub(crate) fn item(drain: &RegionDrain) -> Value {
+    json!({
+        "state": word(drain),
+        "keepPercent": percent(drain),
+        "stepsMade": drain.steps_made(),
+        "steps": RegionDrain::STEPS,
+        "until": drain.due_at_ms().map(instant),
+    })
+}
+
+/// The same of a mesh with these policies.
+pub(crate) fn item_in(view: &View, drain: &RegionDrain) -> Value {
+    let mut item = item(drain);
+    item["movesCalls"] = json!(moves_calls(view));
+    item
+}
+
+/// `region eu is draining, 4 of 10 steps made, until 2026-05-04T12:30:00Z: it keeps 60 % of its calls`.
+pub(crate) fn sentence(region: &str, drain: &RegionDrain) -> String {
+    format!("region {region} is {}: it keeps {} % of its calls", words(drain), percent(drain))
+}
+
+/// What a drain does at present, as the control plane tells.
+pub(crate) fn progress(status: &v1::RegionDrainStatus) -> String {
+    let drain = status.drain.and_then(|drain| RegionDrain::try_from(drain).ok());
+    let text = match drain {
+        Some(drain) if drain.phase() == DrainPhase::Drained && status.services == Some(0) => {
+            format!("region {} is {}, but {UNMOVED}", status.region, words(&drain))
+        }
+        Some(drain) => sentence(&status.region, &drain),
+        // Of a later release.
+        None => format!("region {} has a drain that this command cannot read", status.region),
+    };
+    // An older control plane says nothing before the first round.
+    if status.state.is_empty() { text } else { format!("{text}; {}", status.state) }
+}
+
+fn percent(drain: &RegionDrain) -> f64 {
+    f64::from(drain.keep.millionths()) / 10_000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::Share;
+
+    use super::*;
+
+    #[test]
+    fn words_tell_the_direction_the_steps_and_the_end() {
+        let keep = |millionths| Share::of_millionths(millionths).unwrap();
+        let hour = Duration::from_secs(3_600);
+        let due_later = u64::try_from(age_of(0).as_millis()).unwrap();
+        let leaving = RegionDrain { keep: keep(600_000), returns: false, over: hour, began_at_ms: due_later };
+        let text = words(&leaving);
+        assert!(text.starts_with("draining, 4 of 10 steps made, until 2"), "{text}");
+        let late = RegionDrain { began_at_ms: 0, ..leaving };
+        assert_eq!(words(&late), "draining, 4 of 10 steps made, was due at 1970-01-01T01:00:00Z");
+        let drained = RegionDrain { keep: keep(0), ..leaving };
+        assert_eq!(sentence("eu", &drained), "region eu is drained: it keeps 0 % of its calls");
+        let back = RegionDrain { keep: keep(305_000), returns: true, over: Duration::ZERO, began_at_ms: 0 };
+        assert_eq!(
+            sentence("eu", &back),
+            "region eu is returning, 3 of 10 steps made, as fast as each is seen: it keeps 30.5 % of its calls"
+        );
+        let status = |state: &str| v1::RegionDrainStatus {
+            region: "eu".into(),
+            drain: Some(drained.into()),
+            state: state.into(),
+            ..v1::RegionDrainStatus::default()
+        };
+        assert_eq!(progress(&status("")), "region eu is drained: it keeps 0 % of its calls");
+        assert_eq!(progress(&status("done")), "region eu is drained: it keeps 0 % of its calls; done");
+        let none = v1::RegionDrainStatus { services: Some(0), ..status("done") };
+        assert_eq!(
+            progress(&none),
+            "region eu is drained, but its calls stay: no service is planned for; done"
+        );
+        assert_eq!((&item(&back)["state"], &item(&back)["until"]), (&json!("returning"), &Value::Null));
+    }
+}

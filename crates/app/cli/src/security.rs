@@ -1,0 +1,52 @@
+//! `fairmesh security`: what is protected, and what is not.
+
+mod agent;
+mod keys;
+mod listeners;
+mod mesh;
+mod roots;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Args, Subcommand};
+use fairmesh_console::{
+    arguments::{OutputArgs, TargetArgs},
+    connect,
+    failure::Failure,
+    output,
+};
+
+use super::finding::{Level, Report};
+
+/// Subcommands of `fairmesh security`.
+#[derive(Debug, Subcommand)]
+pub enum SecurityCommand {
+    /// Find what is not protected: in the records of the mesh, and in the files with keys, records and locks, the agent's
+    /// certificate and the listeners of this machine; exits 1 if there is a warning or an error.
+    Check(SecurityCheckArgs),
+}
+
+/// Arguments of `fairmesh security check`.
+#[derive(Debug, Args)]
+pub struct SecurityCheckArgs {
+    /// A folder with data of the mesh on this machine, beside the default ones; may be repeated.
+    #[arg(long, value_name = "DIR")]
+    state_dir: Vec<PathBuf>,
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    output_args: OutputArgs,
+}
+
+/// Runs the subcommand.
+pub async fn run(command: SecurityCommand) -> Result<ExitCode, Failure> {
+    let SecurityCommand::Check(args) = command;
+    let connection = connect::connect(&args.target).await?;
+    let mut report = Report::default();
+    let bundle = mesh::check(&connection, &mut report).await?;
+    keys::check(&args.state_dir, &mut report);
+    agent::check(&args.state_dir, bundle.as_ref(), &mut report);
+    listeners::check(&mut report).await?;
+    output::print_one(args.output_args.format(), &report.json(), &report.to_string())?;
+    Ok(if report.worst() >= Level::Warning { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}

@@ -1,0 +1,175 @@
+//! `fairmesh sim`: simulated fleets, as a table for people, JSON for programs, and a picture for both.
+
+mod show;
+mod show_traffic;
+mod sweep;
+mod tree;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
+
+use clap::{Args, Subcommand};
+use fairmesh_console::{arguments::OutputArgs, failure::Failure, output};
+use fairmesh_sim::{Scenario, SimulationResult, plot, scenario::SimTime};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use tokio::time::Instant;
+
+use crate::manifests;
+
+/// Commands on simulated fleets.
+#[derive(Debug, Subcommand)]
+pub enum SimCommand {
+    /// Play scenarios; exits 1 when one does not meet the expectations in its file.
+    Run(RunArgs),
+    /// Play every combination of a grid of constants on many generated fleets, on all cores.
+    Sweep(sweep::SweepArgs),
+}
+
+/// Arguments of `fairmesh sim run`.
+#[derive(Args, Debug)]
+pub struct RunArgs {
+    /// Files, each with one scenario.
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+    /// The random seed, instead of that of the files.
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Scale the fleets of trees (kind: tree): 0.01 is a hundredth of their services, machines and writes.
+    #[arg(long, value_name = "TIMES", value_parser = factor)]
+    factor: Option<f64>,
+    /// Write the figures to this file as a JSON list with one object per scenario.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Draw the utilisation of every server over time into this file, of every region with `traffic`, or the propagation
+    /// delay of a tree; of several
+    /// scenarios, into FILE-NAME.svg each.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    #[command(flatten)]
+    output_args: OutputArgs,
+}
+
+/// Runs the command.
+pub fn run(command: SimCommand) -> Result<ExitCode, Failure> {
+    match command {
+        SimCommand::Run(args) => play_all(&args),
+        SimCommand::Sweep(args) => sweep::run(&args),
+    }
+}
+
+/// A parsed scenario.
+#[derive(Debug)]
+enum Loaded {
+    Fleet(Box<Scenario>),
+    Tree(Box<fairmesh_sim::replica_tree::Scenario>),
+}
+
+/// The kind of tree scenarios; fleet scenarios have none.
+const TREE: &str = "tree";
+
+fn play_all(args: &RunArgs) -> Result<ExitCode, Failure> {
+    // All files before the first simulation: an error in the last is reported at once.
+    let scenarios: Vec<Loaded> = args.files.iter().map(|file| load(file, args)).collect::<Result<_, _>>()?;
+    let (mut reports, mut met) = (Vec::new(), true);
+    for scenario in &scenarios {
+        let (report, missed) = match scenario {
+            Loaded::Fleet(scenario) => play_fleet(scenario, args)?,
+            Loaded::Tree(scenario) => tree::play(scenario, args)?,
+        };
+        reports.push(report);
+        met &= !missed;
+    }
+    write_figures(&reports, args.report.as_deref(), args.output_args)?;
+    Ok(if met { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Writes figures to a file, and prints them where the output is for programs.
+fn write_figures<T: Serialize>(
+    figures: &T,
+    file: Option<&Path>,
+    output_args: OutputArgs,
+) -> Result<(), Failure> {
+    if let Some(path) = file {
+        let text = serde_json::to_string_pretty(figures).map_err(Failure::failed)?;
+        write_file(path, &(text + "\n"))?;
+    }
+    output::print_one(output_args.format(), figures, "")
+}
+
+fn load(file: &Path, args: &RunArgs) -> Result<Loaded, Failure> {
+    if manifests::kind_of(file, &[TREE])?.is_some() {
+        return tree::load(file, args);
+    }
+    let mut scenario: Scenario = manifests::load_one(file, Scenario::validate)?;
+    scenario.seed = args.seed.unwrap_or(scenario.seed);
+    Ok(Loaded::Fleet(Box::new(scenario)))
+}
+
+/// Figures as JSON, and whether expectations are missed.
+fn play_fleet(scenario: &Scenario, args: &RunArgs) -> Result<(serde_json::Value, bool), Failure> {
+    let (result, took) = play(scenario)?;
+    if args.output_args.is_table() {
+        output::write(&show::report(scenario, &result.report, took))?;
+        if let Some(traffic) = &result.report.traffic {
+            output::write(&show_traffic::traffic(traffic))?;
+        }
+    }
+    if let Some(path) = &args.svg {
+        let path = picture_path(path, &scenario.name, args.files.len());
+        let picture = match &result.report.traffic {
+            Some(traffic) => plot::regions(&scenario.name, traffic),
+            None => plot::utilisation(scenario, &result),
+        };
+        write_file(&path, &picture)?;
+    }
+    let report = serde_json::to_value(&result.report).map_err(Failure::failed)?;
+    Ok((report, !result.report.missed.is_empty()))
+}
+
+/// Plays one scenario with a progress bar; returns the elapsed time too.
+fn play(scenario: &Scenario) -> Result<(SimulationResult, Duration), Failure> {
+    let bar = progress(&scenario.name, scenario.duration);
+    let began = Instant::now();
+    let result = fairmesh_sim::run(scenario, |now| bar.set_position(now.nanos() / 1_000_000_000))?;
+    bar.finish_and_clear();
+    Ok((result, began.elapsed()))
+}
+
+fn progress(name: &str, duration: SimTime) -> ProgressBar {
+    let bar = ProgressBar::new(duration.nanos() / 1_000_000_000);
+    let style = ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} s, {eta} left");
+    // The template is a valid constant; the default bar would do as well.
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.set_prefix(name.to_owned());
+    bar
+}
+
+/// Parses a positive factor that memory can hold.
+fn factor(text: &str) -> Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|times| (0.0001..=100.0).contains(times))
+        .ok_or_else(|| "write 0.0001 to 100".into())
+}
+
+fn picture_path(path: &Path, name: &str, of: usize) -> PathBuf {
+    if of == 1 {
+        return path.to_owned();
+    }
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!("{stem}-{name}.svg"))
+}
+
+fn write_file(path: &Path, text: &str) -> Result<(), Failure> {
+    fs::write(path, text).map_err(|error| {
+        Failure::failed_with(
+            format!("cannot write {}: {error}", path.display()),
+            "name a file in a folder that exists",
+        )
+    })
+}

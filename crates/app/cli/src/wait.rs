@@ -1,0 +1,127 @@
+//! `fairmesh wait`: returns once processes and services are ready, for scripts that have just started them.
+
+use std::{net::SocketAddr, process::ExitCode, str::FromStr, time::Duration};
+
+use clap::Args;
+use fairmesh_console::{
+    arguments::{AgentTarget, TargetArgs},
+    connect::{SOFTWARE, connect, transport},
+    failure::Failure,
+};
+use fairmesh_model::{
+    Invalid, ServiceName,
+    spec::{read_duration, write_duration},
+};
+use fairmesh_processes::proxy;
+use fairmesh_wire::handshake;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::records::get;
+
+/// Interval of attempts; no system notifies of a listener of another process.
+const INTERVAL: Duration = Duration::from_millis(50);
+
+/// Arguments of `fairmesh wait`.
+#[derive(Debug, Args)]
+pub struct WaitArgs {
+    /// What has to be ready: control, agent, proxy, or a service, as tenant/service, of which an endpoint has to be
+    /// serving.
+    #[arg(required = true, value_name = "control|agent|proxy|SERVICE")]
+    subjects: Vec<Subject>,
+    /// How long to wait.
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = read_duration)]
+    timeout: Duration,
+    /// The admin port of the proxy.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7411")]
+    admin: SocketAddr,
+    #[command(flatten)]
+    agent: AgentTarget,
+    #[command(flatten)]
+    target: TargetArgs,
+}
+
+/// What is waited for.
+#[derive(Clone, Debug)]
+enum Subject {
+    Control,
+    Agent,
+    Proxy,
+    Service(ServiceName),
+}
+
+impl FromStr for Subject {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        match text {
+            "control" => Ok(Self::Control),
+            "agent" => Ok(Self::Agent),
+            "proxy" => Ok(Self::Proxy),
+            _ if !text.contains('/') => Err(Invalid::new(
+                "subject",
+                format!("'{text}' is neither a process nor a service"),
+                "write control, agent, proxy, or a service as tenant/service",
+            )),
+            name => name.parse().map(Self::Service),
+        }
+    }
+}
+
+/// Waits for each subject in turn, all within one time limit.
+pub async fn run(args: WaitArgs) -> Result<ExitCode, Failure> {
+    let deadline = Instant::now() + args.timeout;
+    for subject in &args.subjects {
+        wait_for(subject, &args, deadline).await?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn wait_for(subject: &Subject, args: &WaitArgs, deadline: Instant) -> Result<(), Failure> {
+    match subject {
+        Subject::Control => attempt(deadline, || connect(&args.target)).await.map(drop),
+        Subject::Agent => attempt(deadline, || reach_agent(&args.agent)).await,
+        Subject::Proxy => attempt(deadline, || proxy::ready(args.admin)).await,
+        Subject::Service(name) => {
+            let connection = attempt(deadline, || connect(&args.target)).await?;
+            if get::serving_endpoint(&connection, name, deadline).await? {
+                return Ok(());
+            }
+            Err(Failure::failed_with(
+                format!("no endpoint of {name} is serving after {}", write_duration(args.timeout)),
+                "list its endpoints with 'fairmesh get endpoints'; 'fairmesh register' prints whether its program responds",
+            ))
+        }
+    }
+}
+
+/// Succeeds if the agent responds.
+pub(crate) async fn reach_agent(target: &AgentTarget) -> Result<(), Failure> {
+    let address = target.address();
+    handshake::connect(&transport(), &address, SOFTWARE).await.map(drop).map_err(|error| {
+        Failure::failed_with(
+            format!("the agent at {address} is not ready: {error}"),
+            "start it with 'fairmesh agent', or give its address with --agent or FAIRMESH_AGENT",
+        )
+    })
+}
+
+/// The first success; the last failure once the deadline has passed.
+pub(crate) async fn attempt<T, F>(deadline: Instant, mut once: impl FnMut() -> F) -> Result<T, Failure>
+where
+    F: Future<Output = Result<T, Failure>>,
+{
+    let mut last = None;
+    loop {
+        match timeout_at(deadline, once()).await {
+            Ok(Ok(done)) => return Ok(done),
+            Ok(Err(failure)) => last = Some(failure),
+            Err(_) => {}
+        }
+        if Instant::now() >= deadline {
+            return Err(
+                last.unwrap_or_else(|| Failure::failed("no response in time; give a longer --timeout"))
+            );
+        }
+        sleep(INTERVAL).await;
+    }
+}

@@ -1,0 +1,131 @@
+//! Arguments that many commands share: the address to call, and the output format.
+
+use std::{env, fs::File, io::Read as _, path::PathBuf};
+
+use clap::{Args, ValueEnum};
+use fairmesh_identity::OneWayTls;
+use fairmesh_wire::{
+    environment,
+    transport::{Address, BearerToken},
+};
+
+use crate::failure::Failure;
+
+/// The token of the user. No option has it, since lists of processes show these.
+const TOKEN: &str = "FAIRMESH_TOKEN";
+
+/// Address of the control plane.
+#[derive(Clone, Debug, Args)]
+pub struct TargetArgs {
+    /// The control plane: host:port or unix:/path [default: its socket on this machine, else 127.0.0.1:7400].
+    #[arg(long, env = "FAIRMESH_CONTROL", value_name = "ADDRESS")]
+    pub control: Option<Address>,
+    /// A file with the token of the user, as an identity provider issued it [default: FAIRMESH_TOKEN].
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// A file with the roots of the mesh, ca/bundle.pem of a control plane, by which the control plane is verified over TCP: for
+    /// users with a token on machines without an agent.
+    #[arg(long, env = "FAIRMESH_TRUST_BUNDLE", value_name = "FILE")]
+    trust_bundle: Option<PathBuf>,
+    /// Whether the environment may have the token.
+    #[arg(skip = true)]
+    takes_environment: bool,
+}
+
+impl TargetArgs {
+    /// A control plane, without a token.
+    pub const fn without_token(control: Option<Address>) -> Self {
+        Self { control, token_file: None, trust_bundle: None, takes_environment: false }
+    }
+
+    /// Its address. Looked for at each call: a control plane that starts meanwhile makes its socket.
+    pub fn address(&self) -> Address {
+        self.control.clone().unwrap_or_else(environment::control)
+    }
+
+    /// What verifies the control plane where this machine has no agent.
+    pub fn one_way_tls(&self) -> Result<Option<OneWayTls>, Failure> {
+        let hint = "give ca/bundle.pem of the control plane's data directory";
+        let opened = self.trust_bundle.as_deref().map(OneWayTls::open).transpose();
+        opened.map_err(|error| Failure::refused(format!("--trust-bundle: {error}"), hint))
+    }
+
+    /// The token of the user, if there is one.
+    pub fn token(&self) -> Result<Option<BearerToken>, Failure> {
+        let invalid = |from: &str, problem: String| {
+            Failure::refused(
+                format!("{from}: {problem}"),
+                "give the token alone, as the identity provider issued it",
+            )
+        };
+        if let Some(path) = &self.token_file {
+            let from = format!("--token-file {}", path.display());
+            let mut text = String::new();
+            let bound = 2 * u64::try_from(BearerToken::MAX).unwrap_or(u64::MAX);
+            let read = File::open(path).and_then(|file| file.take(bound).read_to_string(&mut text));
+            read.map_err(|error| invalid(&from, error.to_string()))?;
+            return BearerToken::new(&text).map(Some).map_err(|error| invalid(&from, error.problem));
+        }
+        let text = env::var(TOKEN).ok().filter(|text| self.takes_environment && !text.is_empty());
+        let token = text.map(|text| BearerToken::new(&text)).transpose();
+        token.map_err(|error| invalid(TOKEN, error.problem))
+    }
+}
+
+/// Address of this machine's agent.
+#[derive(Clone, Debug, Args)]
+pub struct AgentTarget {
+    /// The agent of this machine: host:port or unix:/path [default: its default socket].
+    #[arg(long, env = "FAIRMESH_AGENT", value_name = "ADDRESS")]
+    pub agent: Option<Address>,
+}
+
+impl AgentTarget {
+    /// Address on which the agent listens.
+    pub fn address(&self) -> Address {
+        self.agent.clone().unwrap_or_else(environment::agent)
+    }
+}
+
+/// Output format.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct OutputArgs {
+    /// Output format: a table for people, or a format for programs.
+    #[arg(short = 'o', long = "output", value_enum, default_value_t, value_name = "FORM")]
+    output: Format,
+    /// Short for --output json.
+    #[arg(long, conflicts_with = "output")]
+    json: bool,
+}
+
+/// An output format.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people.
+    #[default]
+    Table,
+    /// One JSON document.
+    Json,
+    /// YAML, as `apply` reads it where applicable.
+    Yaml,
+}
+
+impl OutputArgs {
+    /// Whether the output is for people.
+    pub fn is_table(self) -> bool {
+        matches!(self.format(), Format::Table)
+    }
+
+    /// The selected format.
+    pub fn format(self) -> Format {
+        if self.json { Format::Json } else { self.output }
+    }
+}
+
+/// YAML files as arguments.
+#[derive(Debug, Args)]
+pub struct Files {
+    /// A file, a folder (its .yaml and .yml files, by name), or - for standard input; may be repeated.
+    #[arg(short = 'f', long = "file", value_name = "PATH", required = true)]
+    pub files: Vec<PathBuf>,
+}

@@ -1,0 +1,185 @@
+//! Connects to the control plane.
+
+use std::{env, sync::Arc, time::Duration};
+
+use fairmesh_identity::{IdentityRequest, ProgramIdentity};
+use fairmesh_model::SpiffePath;
+use fairmesh_wire::{
+    environment,
+    handshake::{self, CONTROL_PLANE, ConnectError, Connection},
+    transport::{Address, Transport},
+};
+
+use crate::{arguments::TargetArgs, failure::Failure};
+
+/// Name of this program in handshakes.
+pub const SOFTWARE: &str = concat!("fairmesh command line ", env!("CARGO_PKG_VERSION"));
+
+/// Begins the name of an agent in handshakes.
+const AGENT: &str = "agent ";
+
+/// Hint on how to give another address.
+const ADDRESS_HINT: &str = "give another address with --control ADDRESS or FAIRMESH_CONTROL";
+
+/// How long a command waits for its identity.
+const IDENTITY_WAIT: Duration = Duration::from_secs(2);
+
+/// How a program connects that has no identity.
+pub fn transport() -> Transport {
+    Transport::default()
+}
+
+/// How a command connects to a process of the mesh: over TCP with the identity that the agent of this machine gives, if it
+/// is a member of a trust domain. A Unix socket needs none.
+pub async fn transport_to(address: &Address) -> Transport {
+    match address {
+        Address::Unix(_) => transport(),
+        Address::Tcp(_) => transport_of_agent(agent(), None, SOFTWARE).await,
+    }
+}
+
+/// How a process of this machine connects, and accepts connections of the mesh: with an identity from its agent, or the
+/// Workload API that the environment names, which may come later.
+pub async fn transport_of_agent(
+    agent: Address,
+    path: Option<SpiffePath>,
+    software: impl Into<String>,
+) -> Transport {
+    // `main` has refused a malformed variable.
+    let workload_api = environment::workload_api().ok().flatten();
+    let software = software.into();
+    let request = IdentityRequest {
+        agent,
+        workload_api,
+        control_planes: Vec::new(),
+        token: None,
+        path,
+        software,
+        patience: IDENTITY_WAIT,
+    };
+    ProgramIdentity::of_caller(request).await.map(ProgramIdentity::transport).unwrap_or_default()
+}
+
+/// Has a process use its identity only, before it has one too.
+pub fn require_identity(transport: &Transport) -> Result<(), Failure> {
+    if !transport.is_tls() {
+        let hint = "give the Unix socket of an agent of this machine with --agent";
+        return Err(Failure::refused("no agent can give this process an identity", hint));
+    }
+    transport.require_identity();
+    Ok(())
+}
+
+/// The agent of this machine.
+pub fn agent() -> Address {
+    let given = env::var("FAIRMESH_AGENT").ok().and_then(|text| text.parse().ok());
+    given.unwrap_or_else(environment::agent)
+}
+
+/// How a command connects to the given control plane: with the token of its user, if it has one.
+pub async fn transport_of_user(target: &TargetArgs) -> Result<Transport, Failure> {
+    let address = target.address();
+    let transport = match (target.one_way_tls()?, &address) {
+        (Some(one_way), Address::Tcp(_)) => Transport::tls(Arc::new(one_way)),
+        _ => transport_to(&address).await,
+    };
+    Ok(match target.token()? {
+        Some(token) => transport.with_token(token),
+        None => transport,
+    })
+}
+
+/// Connects to the given control plane.
+pub async fn connect(target: &TargetArgs) -> Result<Connection, Failure> {
+    let address = target.address();
+    let transport = transport_of_user(target).await?;
+    let has_token = target.token()?.is_some();
+    let connection = handshake::connect(&transport, &address, SOFTWARE).await.map_err(|error| {
+        let is_plaintext = matches!(address, Address::Tcp(_)) && !transport.secures_mesh();
+        let no_roots = || error.ended_by_peer().filter(|_| has_token && is_plaintext);
+        let unreachable = || match no_roots() {
+            Some(why) => self::no_roots(&address, why),
+            None => unreachable(&address, &error),
+        };
+        no_identity(&address, &error, &transport).unwrap_or_else(unreachable)
+    })?;
+    let software = &connection.hello.software;
+    if has_token && !software.starts_with(CONTROL_PLANE) {
+        return Err(Failure::refused(
+            format!("the token is not sent to {address}, which is no control plane but: {software}"),
+            "give the address of a control plane with --control, or send no token",
+        ));
+    }
+    Ok(connection)
+}
+
+/// The same for what only operators do. An agent passes that on only if the caller states it, with the identity of an operator
+/// that the agent gives to its own user and root.
+pub async fn connect_as_operator(target: &TargetArgs) -> Result<Connection, Failure> {
+    let connection = connect(target).await?;
+    let address = connection.address().clone();
+    if !matches!(address, Address::Unix(_)) || !connection.hello.software.starts_with(AGENT) {
+        return Ok(connection);
+    }
+    let request = IdentityRequest {
+        agent: address.clone(),
+        workload_api: None,
+        control_planes: Vec::new(),
+        token: None,
+        path: None,
+        software: SOFTWARE.into(),
+        patience: IDENTITY_WAIT,
+    };
+    let Some(operator) = ProgramIdentity::of_caller(request).await else { return Ok(connection) };
+    let transport = operator.stating_calls().transport();
+    handshake::connect(&transport, &address, SOFTWARE).await.map_err(|error| unreachable(&address, &error))
+}
+
+/// A user with a token over TCP, without what tells the control plane from others: what listens there has ended the connection.
+fn no_roots(address: &Address, why: &str) -> Failure {
+    Failure::failed_with(
+        format!("{address} ended the connection in plaintext: {why}"),
+        "a mesh with a trust domain takes tokens over TLS alone: give its roots with --trust-bundle FILE (FAIRMESH_TRUST_BUNDLE), \
+         which is 'ca/bundle.pem' in the data directory of a control plane; or check that a control plane listens there",
+    )
+}
+
+/// Why this command has no certificate, if it failed for want of one.
+fn no_identity(address: &Address, error: &ConnectError, transport: &Transport) -> Option<Failure> {
+    let problem = format!("cannot reach the control plane at {address} without an identity");
+    if environment::workload_api().ok().flatten().is_some() {
+        let lacks = transport.lacks_certificate()?;
+        let hint = "check FAIRMESH_IDENTITY, and that this program is registered there";
+        return Some(Failure::failed_with(format!("{problem}: {lacks}"), hint));
+    }
+    let lacks = transport.lacks_identity().filter(|_| matches!(error, ConnectError::Unreachable { .. }))?;
+    let hint = format!(
+        "see the log of that agent, or name another one with FAIRMESH_AGENT; or {ADDRESS_HINT}, such as the Unix socket of the \
+         control plane"
+    );
+    Some(Failure::failed_with(format!("{problem}: {lacks}"), hint))
+}
+
+/// Why there is no connection to a control plane, and what to do.
+pub fn unreachable(address: &Address, error: &ConnectError) -> Failure {
+    match error {
+        _ if error.is_unknown_host() => Failure::failed_with(
+            format!("no host is known by the name in {address}"),
+            format!("check the name, and the DNS of this machine; or {ADDRESS_HINT}"),
+        ),
+        ConnectError::Unreachable { source, .. } => Failure::failed_with(
+            format!("cannot reach the control plane at {address}: {source}"),
+            format!(
+                "start it with 'fairmesh control', or {ADDRESS_HINT}; over TCP, a mesh with a trust domain accepts only \
+                 programs of a machine whose agent has joined: else give the Unix socket of the control plane"
+            ),
+        ),
+        ConnectError::NoHello { .. } => Failure::failed_with(
+            error,
+            format!("check the log of 'fairmesh control' there, or {ADDRESS_HINT}"),
+        ),
+        ConnectError::Version { .. } | ConnectError::InvalidHello { .. } | ConnectError::Token { .. } => {
+            Failure::failed(error)
+        }
+    }
+}

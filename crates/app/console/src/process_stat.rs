@@ -1,0 +1,70 @@
+//! Processes of this machine, for messages about them.
+
+use std::{fmt, fs, path::Path};
+
+use tokio::net::UnixStream;
+
+/// A process.
+#[derive(Debug)]
+pub struct ProcessStat {
+    /// Its id in the namespace of this process.
+    pub pid: u32,
+    name: String,
+    /// Whether a signal or a debugger has stopped it.
+    pub is_suspended: bool,
+}
+
+impl ProcessStat {
+    /// The process with this id; `None` if it is gone, or not of this process's namespace.
+    pub fn of(pid: u32) -> Option<Self> {
+        Self::read(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    /// The process that listens at this socket; `None` if it cannot be learned.
+    pub async fn listening_at(path: &Path) -> Option<Self> {
+        // The kernel accepts for a process that is suspended, as long as its backlog has room, which this does not wait for.
+        let stream = UnixStream::connect(path).await.ok()?;
+        // 0 is a process of another namespace.
+        let pid = u32::try_from(stream.peer_cred().ok()?.pid()?).ok().filter(|pid| *pid > 0)?;
+        Self::of(pid)
+    }
+
+    /// Reads `/proc/PID/stat` (proc_pid_stat(5)): the name is in parentheses, and may contain some.
+    fn read(pid: u32, stat: &str) -> Option<Self> {
+        let (name, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
+        let is_suspended = matches!(rest.trim_start().chars().next(), Some('T' | 't'));
+        Some(Self { pid, name: name.to_owned(), is_suspended })
+    }
+}
+
+impl fmt::Display for ProcessStat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {} ({:?})", self.pid, self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn the_state_of_a_process_is_read_after_its_name() {
+        let stopped = ProcessStat::read(7, "7 (a) R (b) T 1 7 7 0").unwrap();
+        assert_eq!((stopped.to_string().as_str(), stopped.is_suspended), ("process 7 (\"a) R (b\")", true));
+        assert!(!ProcessStat::read(7, "7 (fairmesh) S 1 7").unwrap().is_suspended);
+        assert!(ProcessStat::read(7, "").is_none());
+    }
+
+    #[tokio::test]
+    async fn the_listener_of_a_socket_is_known() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("agent.sock");
+        assert!(ProcessStat::listening_at(&path).await.is_none());
+        let _listener = UnixListener::bind(&path).unwrap();
+        let own = ProcessStat::listening_at(&path).await.unwrap();
+        assert_eq!(own.pid, std::process::id());
+        assert!(!own.is_suspended);
+    }
+}

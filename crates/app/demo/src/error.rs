@@ -1,0 +1,28 @@
+//! Errors of the demo.
+
+use std::io;
+
+/// Why the demo failed.
+#[derive(Debug, thiserror::Error)]
+pub enum DemoError {
+    /// A component failed to start or to do its part; the message quotes its log.
+    #[error("{0}")]
+    Fleet(String),
+    /// An error of the operating system.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// The reader of the output has gone, as `head` does; nothing is wrong.
+    #[error("the reader of the output has gone")]
+    ReaderGone,
+    /// Unexpected failures of calls.
+    #[error("{0} calls failed unexpectedly; the table above has phases and reasons")]
+    CallsFailed(u64),
+    /// Programs reached other endpoints than predicted, or none.
+    #[error(
+        "{0} calls of programs failed or reached other endpoints than 'fairmesh explain' predicts; see what is above"
+    )]
+    ProgramsDiffer(u64),
+    /// Something was plaintext, or did not prove its identity.
+    #[error("the mesh is not secure: {0}")]
+    NotSecure(String),
+}

@@ -1,0 +1,400 @@
+//! The processes of the demo's fleet: started in order, and stopped.
+
+use std::{
+    ffi::OsString,
+    io,
+    net::{Ipv4Addr, SocketAddr, TcpListener as StdListener},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use fairmesh_console::connect::transport;
+use fairmesh_model::{EndpointState, Prefix, Record, RecordKey, RecordKind, ServiceName};
+use fairmesh_wire::{handshake, records, transport::Address, v1};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    task::JoinHandle,
+    time::Instant,
+};
+
+use super::{
+    error::DemoError,
+    identities, kernel_form,
+    process::{Process, Program},
+    relay,
+    tls_records::RelayCounts,
+    topology::{self, DemoRegion, REGIONS},
+};
+
+/// Time limit for starting the fleet.
+const START_TIMEOUT: Duration = Duration::from_secs(45);
+/// Time limit for stopping one process; servers first wait for their callers to move.
+pub(super) const STOP_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The running fleet.
+#[derive(Debug)]
+pub(super) struct Fleet {
+    /// This program.
+    pub binary: PathBuf,
+    dir: PathBuf,
+    /// gRPC address of the control plane.
+    pub control_address: SocketAddr,
+    /// HTTP address of the control plane.
+    pub control_http: SocketAddr,
+    /// The control plane.
+    pub control: Process,
+    /// The agents, by the order of [`REGIONS`].
+    pub agents: Vec<Process>,
+    /// Every server.
+    pub servers: Vec<Process>,
+    /// The proxy beside an agent, if started, and its address.
+    sidecar: Option<(Process, SocketAddr)>,
+    /// What the part of the kernel form started.
+    pub kernel: Option<kernel_form::Place>,
+    /// Relays between agents of other regions and the control plane.
+    relays: Vec<JoinHandle<()>>,
+    /// What these have seen.
+    pub relay_counts: Arc<RelayCounts>,
+}
+
+impl Fleet {
+    /// Starts the control plane, to be followed by [`up`](Self::up); `say` is called for each step.
+    pub(super) fn start(dir: &Path, say: &dyn Fn(&str)) -> Result<Self, DemoError> {
+        let binary = std::env::current_exe()?;
+        let (control_address, control_http) = (free_port()?, free_port()?);
+        say("control plane");
+        let control = Process::start(control_program(&binary, dir, control_address, control_http), dir)?;
+        Ok(Self {
+            binary,
+            dir: dir.to_owned(),
+            control_address,
+            control_http,
+            control,
+            agents: Vec::new(),
+            servers: Vec::new(),
+            sidecar: None,
+            kernel: None,
+            relays: Vec::new(),
+            relay_counts: Arc::default(),
+        })
+    }
+
+    /// Declares the shop, and starts agents and servers. Processes started before a failure are stopped on drop.
+    pub(super) async fn up(&mut self, say: &dyn Fn(&str)) -> Result<(), DemoError> {
+        self.control_up().await?;
+        say("declarations of the shop");
+        self.declare().await?;
+        say("an agent a region");
+        for place in REGIONS {
+            self.start_agent(place).await?;
+        }
+        say("servers");
+        for (service, place, instance) in topology::instances() {
+            self.start_server(service, place, &instance)?;
+        }
+        for place in REGIONS {
+            self.start_recommend(place)?;
+        }
+        self.servers_up().await
+    }
+
+    /// The control plane, for this demo as its user.
+    pub(super) fn control_socket(&self) -> Address {
+        Address::Unix(self.dir.join("control/control.sock"))
+    }
+
+    /// The socket of a region's agent.
+    pub(super) fn agent_socket(&self, place: DemoRegion) -> Address {
+        Address::Unix(self.dir.join(format!("agent-{}.sock", place.name)))
+    }
+
+    /// Directory of sockets, data and logs.
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Address of the sidecar, if started.
+    pub(super) fn sidecar_address(&self) -> Option<SocketAddr> {
+        self.sidecar.as_ref().map(|(_, address)| *address)
+    }
+
+    /// Starts a proxy beside a region's agent, with `client` as its client id; returns its address once it listens.
+    pub(super) async fn start_sidecar(
+        &mut self,
+        place: DemoRegion,
+        client: &str,
+    ) -> Result<SocketAddr, DemoError> {
+        let address = free_port()?;
+        let program = Program {
+            name: "sidecar".into(),
+            binary: self.binary.clone(),
+            args: args([
+                "proxy".into(),
+                "--listen".into(),
+                address.to_string().into(),
+                "--admin".into(),
+                "none".into(),
+                "--agent".into(),
+                self.agent_socket(place).to_string().into(),
+                "--client-id".into(),
+                client.into(),
+            ]),
+        };
+        let (sidecar, _) = self.sidecar.insert((Process::start(program, &self.dir)?, address));
+        let deadline = Instant::now() + START_TIMEOUT;
+        while TcpStream::connect(address).await.is_err() {
+            still_up(sidecar, deadline, "the sidecar does not listen")?;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(address)
+    }
+
+    /// The server process of this instance.
+    pub(super) fn server(&mut self, instance: &str) -> Result<&mut Process, DemoError> {
+        let found = self.servers.iter_mut().find(|server| server.name() == instance);
+        found.ok_or_else(|| DemoError::Fleet(format!("there is no server {instance}")))
+    }
+
+    /// Waits until the control plane responds.
+    pub(super) async fn control_up(&mut self) -> Result<(), DemoError> {
+        let address = self.control_socket();
+        let deadline = Instant::now() + START_TIMEOUT;
+        loop {
+            let answer = handshake::connect(&transport(), &address, "demo").await;
+            match answer {
+                Ok(_) => return Ok(()),
+                Err(e) => still_up(&mut self.control, deadline, &e.to_string())?,
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Waits until every declared server is in the RIB and serving.
+    pub(super) async fn servers_up(&mut self) -> Result<(), DemoError> {
+        let expected = self.servers.len();
+        let deadline = Instant::now() + START_TIMEOUT;
+        loop {
+            let serving =
+                self.endpoints().await?.into_iter().filter(|(_, state)| *state == EndpointState::Serving);
+            let serving = serving.count();
+            if serving >= expected {
+                return Ok(());
+            }
+            let waiting = format!("{serving} of {expected} servers take calls");
+            for server in &mut self.servers {
+                still_up(server, deadline, &waiting)?;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Every endpoint of the shop and its state.
+    pub(super) async fn endpoints(&self) -> Result<Vec<(String, EndpointState)>, DemoError> {
+        let records = self.shop(RecordKind::Endpoint).await?;
+        let endpoint = |(_, record)| match record {
+            Record::Endpoint(endpoint) => Some((endpoint.instance.to_string(), endpoint.state)),
+            _ => None,
+        };
+        Ok(records.into_iter().filter_map(endpoint).collect())
+    }
+
+    /// The records of one kind of the shop.
+    pub(super) async fn shop(&self, kind: RecordKind) -> Result<Vec<(RecordKey, Record)>, DemoError> {
+        let shop = ServiceName::new("shop/cart").map_err(|e| DemoError::Fleet(e.to_string()))?;
+        self.records(Prefix::tenant(&shop.tenant, kind)).await
+    }
+
+    /// The records below a prefix of the control plane.
+    pub(super) async fn records(&self, prefix: Prefix) -> Result<Vec<(RecordKey, Record)>, DemoError> {
+        let connection = handshake::connect(&transport(), &self.control_socket(), "demo")
+            .await
+            .map_err(|e| DemoError::Fleet(e.to_string()))?;
+        let mut rib = v1::rib_client::RibClient::new(connection.channel);
+        let request = v1::ReadRequest { prefixes: vec![prefix.to_string()], at_least: None };
+        let answer =
+            rib.read(request).await.map_err(|e| DemoError::Fleet(e.message().to_owned()))?.into_inner();
+        let record = |entry: v1::Entry| {
+            let key = RecordKey::parse(&entry.key).ok()?;
+            let record = records::decode(&key, &entry.value).ok()?;
+            Some((key, record))
+        };
+        Ok(answer.entries.into_iter().filter_map(record).collect())
+    }
+
+    /// Stops everything: servers first, so that each can drain. One that does not stop does not block the others.
+    ///
+    /// # Errors
+    /// The first error.
+    pub(super) async fn stop(mut self) -> Result<(), DemoError> {
+        let mut outcome = Ok(());
+        if let Some(place) = &mut self.kernel {
+            outcome = outcome.and(place.stop().await);
+        }
+        for server in &self.servers {
+            outcome = outcome.and(server.terminate());
+        }
+        let sidecar = self.sidecar.iter_mut().map(|(process, _)| process);
+        let then = sidecar.chain(&mut self.agents).chain([&mut self.control]);
+        for process in self.servers.iter_mut().chain(then) {
+            outcome = outcome.and(process.stop(STOP_TIMEOUT).await.map(drop));
+        }
+        for border in self.relays {
+            border.abort();
+        }
+        Ok(outcome?)
+    }
+
+    async fn declare(&self) -> Result<(), DemoError> {
+        self.apply("shop.yaml", topology::DECLARATIONS).await
+    }
+
+    /// Applies documents, which are kept in this file of the demo's folder.
+    pub(super) async fn apply(&self, file: &str, documents: &str) -> Result<(), DemoError> {
+        let file = self.dir.join(file);
+        std::fs::write(&file, documents)?;
+        let output = tokio::process::Command::new(&self.binary)
+            .args(["apply", "--control", &self.control_socket().to_string(), "-f"])
+            .arg(&file)
+            .output()
+            .await?;
+        if output.status.success() {
+            return Ok(());
+        }
+        Err(DemoError::Fleet(format!("fairmesh apply failed: {}", String::from_utf8_lossy(&output.stderr))))
+    }
+
+    async fn start_agent(&mut self, place: DemoRegion) -> Result<(), DemoError> {
+        let upstream = self.relay_to_control(place).await?;
+        let token = self.dir.join(format!("agent-{}.token", place.name));
+        std::fs::write(&token, identities::token(self, place).await?)?;
+        let program = Program {
+            name: format!("agent-{}", place.name),
+            binary: self.binary.clone(),
+            args: args([
+                "agent".into(),
+                "--control".into(),
+                upstream.to_string().into(),
+                "--join-token-file".into(),
+                token.into(),
+                "--listen".into(),
+                self.agent_socket(place).to_string().into(),
+                "--state-dir".into(),
+                self.dir.join(format!("agent-{}", place.name)).into(),
+                "--region".into(),
+                place.name.into(),
+                "--local-address".into(),
+                place.address().to_string().into(),
+                "--name".into(),
+                format!("agent-{}", place.name).into(),
+                "--metrics".into(),
+                "none".into(),
+            ]),
+        };
+        self.agents.push(Process::start(program, &self.dir)?);
+        Ok(())
+    }
+
+    /// The control plane as reached from a region: through a relay with the region's delay.
+    async fn relay_to_control(&mut self, place: DemoRegion) -> Result<SocketAddr, DemoError> {
+        let delay = place.round_trip(REGIONS[0]) / 2;
+        if delay.is_zero() {
+            return Ok(self.control_address);
+        }
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let address = listener.local_addr()?;
+        let counts = Arc::clone(&self.relay_counts);
+        let border = relay::serve(listener, self.control_address, Arc::new(move |_| delay), counts);
+        self.relays.push(tokio::spawn(border));
+        Ok(address)
+    }
+
+    fn start_server(&mut self, service: &str, place: DemoRegion, instance: &str) -> Result<(), DemoError> {
+        let program = Program {
+            name: instance.to_owned(),
+            binary: self.binary.clone(),
+            args: args([
+                "demo".into(),
+                "serve".into(),
+                service.into(),
+                "--instance".into(),
+                instance.into(),
+                "--region".into(),
+                place.name.into(),
+                "--agent".into(),
+                self.agent_socket(place).to_string().into(),
+                "--relay-counts".into(),
+                self.dir.join(format!("relay-{instance}.json")).into(),
+            ]),
+        };
+        self.servers.push(Process::start(program, &self.dir)?);
+        Ok(())
+    }
+
+    /// A plain Python program behind `fairmesh register`, which speaks TLS for it.
+    fn start_recommend(&mut self, place: DemoRegion) -> Result<(), DemoError> {
+        let script = self.dir.join("recommend.py");
+        std::fs::write(&script, include_str!("recommend.py"))?;
+        let (address, behind) = (free_port()?, free_port()?);
+        let instance = format!("recommend-{}-0", place.name);
+        let program = Program {
+            name: instance.clone(),
+            binary: self.binary.clone(),
+            args: args([
+                "register".into(),
+                "shop/recommend".into(),
+                "--instance".into(),
+                instance.into(),
+                "--address".into(),
+                address.to_string().into(),
+                "--program".into(),
+                behind.to_string().into(),
+                "--agent".into(),
+                self.agent_socket(place).to_string().into(),
+                "--".into(),
+                "python3".into(),
+                script.into(),
+                behind.port().to_string().into(),
+            ]),
+        };
+        self.servers.push(Process::start(program, &self.dir)?);
+        Ok(())
+    }
+}
+
+fn control_program(binary: &Path, dir: &Path, address: SocketAddr, http: SocketAddr) -> Program {
+    Program {
+        name: "control".into(),
+        binary: binary.to_owned(),
+        args: args([
+            "control".into(),
+            "--data-dir".into(),
+            dir.join("control").into(),
+            "--grpc".into(),
+            address.to_string().into(),
+            "--http".into(),
+            http.to_string().into(),
+            "--trust-domain".into(),
+            identities::DOMAIN.into(),
+        ]),
+    }
+}
+
+fn args<const N: usize>(args: [OsString; N]) -> Vec<OsString> {
+    args.into()
+}
+
+/// A port that was free a moment ago. If another program takes it first, the log of the process says so.
+pub(super) fn free_port() -> io::Result<SocketAddr> {
+    StdListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
+}
+
+/// Fails when a process has ended or time is over.
+pub(super) fn still_up(process: &mut Process, deadline: Instant, waiting: &str) -> Result<(), DemoError> {
+    let why = match process.ended()? {
+        Some(status) => format!("{} ended with {status}", process.name()),
+        None if Instant::now() > deadline => format!("not up after {START_TIMEOUT:?}: {waiting}"),
+        None => return Ok(()),
+    };
+    Err(DemoError::Fleet(format!("{why}; the end of {}:\n{}", process.log().display(), process.log_tail())))
+}

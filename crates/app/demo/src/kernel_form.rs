@@ -1,0 +1,160 @@
+//! Last part of the demo: an unmodified program calls services whose requests the kernel sends, where eBPF is allowed.
+//!
+//! The kernel sends plaintext alone, which no service of the shop takes. So this part has one of its own, on this machine, and shows with
+//! one of the shop that requests to services with mTLS stay with the sidecar.
+
+mod place;
+
+use std::{collections::BTreeSet, net::Ipv4Addr, process::Stdio, time::Duration};
+
+use serde_json::{Value, json};
+use tokio::{
+    process::Command,
+    time::{sleep, timeout},
+};
+
+pub(super) use self::place::Place;
+use super::{
+    error::DemoError,
+    fleet::Fleet,
+    programs::{ComparedCall, predict},
+    topology::{DemoRegion, REGIONS},
+};
+
+const REGION: DemoRegion = REGIONS[0];
+/// The virtual address of all services.
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 96, 0, 1);
+/// The plaintext service, the policy by which callers of a mesh with a trust domain use it, and its instances.
+const SERVICE: &str = "shop/greeting";
+const POLICY: &str = "kind: Policy\nservice: shop/greeting\nmtls: permissive\n";
+const INSTANCES: [&str; 2] = ["greeting-eu-0", "greeting-eu-1"];
+/// Calls of each service, on one connection.
+const CALLS: u64 = 200;
+const CALL_TIMEOUT: Duration = Duration::from_secs(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// What was seen.
+#[derive(Debug)]
+pub(super) enum KernelForm {
+    Played(Seen),
+    /// Why it could not be.
+    Absent(String),
+}
+
+/// Calls of the plaintext service, then of one with mTLS.
+#[derive(Debug)]
+pub(super) struct Seen {
+    predicted: BTreeSet<String>,
+    reached: BTreeSet<String>,
+    /// Requests that the kernel sent, and responses that it did.
+    plaintext: [u64; 2],
+    /// With mTLS, requests that the kernel sent.
+    secured: u64,
+}
+
+/// Attaches the programs, calls, and removes everything.
+pub(super) async fn play(fleet: &mut Fleet) -> Result<KernelForm, DemoError> {
+    // Kept with the fleet, which stops it too if this is interrupted.
+    match Place::attach() {
+        Ok(place) => fleet.kernel = Some(place),
+        Err(problem) => return Ok(KernelForm::Absent(problem)),
+    }
+    let seen = call_services(fleet).await;
+    place(fleet)?.stop().await?;
+    fleet.kernel = None;
+    seen.map(KernelForm::Played)
+}
+
+fn place(fleet: &mut Fleet) -> Result<&mut Place, DemoError> {
+    fleet.kernel.as_mut().ok_or_else(|| DemoError::Fleet("the kernel form is not attached".into()))
+}
+
+async fn call_services(fleet: &mut Fleet) -> Result<Seen, DemoError> {
+    let programs = fleet.kernel.as_ref().map_or(Ok(Vec::new()), |place| place.programs(fleet))?;
+    let folder = fleet.dir().to_owned();
+    fleet.apply("greeting.yaml", POLICY).await?;
+    place(fleet)?.start(programs, &folder)?;
+    loop {
+        let states = fleet.endpoints().await?;
+        if place(fleet)?.is_up(&states)? {
+            break;
+        }
+        sleep(POLL_INTERVAL).await;
+    }
+    let probe = ComparedCall { service: SERVICE, path: "/", shard: None };
+    let predicted = predict(fleet, &probe).await.map_err(DemoError::Fleet)?;
+    let before = place(fleet)?.counts()?;
+    let reached = call(fleet, "greeting.shop", "/").await?;
+    let between = place(fleet)?.counts()?;
+    call(fleet, "catalog.shop", "/items/7").await?;
+    let after = place(fleet)?.counts()?;
+    let plaintext = [between[0] - before[0], between[1] - before[1]];
+    Ok(Seen { predicted, reached, plaintext, secured: after[0] - between[0] })
+}
+
+/// Runs an unmodified program in the cgroup of callers; the distinct texts of its answers.
+async fn call(fleet: &mut Fleet, host: &str, path: &str) -> Result<BTreeSet<String>, DemoError> {
+    let (script, cgroup) = (fleet.dir().join("kernel_caller.py"), place(fleet)?.callers.clone());
+    std::fs::write(&script, include_str!("kernel_form/kernel_caller.py"))?;
+    let mut command = Command::new(&fleet.binary);
+    command.args(["kernel", "run", "--cgroup", &cgroup, "--", "python3"]).arg(script);
+    command.args([&ADDRESS.to_string(), host, path, &CALLS.to_string()]);
+    let output = timeout(CALL_TIMEOUT, command.stdin(Stdio::null()).kill_on_drop(true).output()).await;
+    let output = output.map_err(|_| DemoError::Fleet(format!("calls of {host} took too long")))??;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let texts = said.lines().map(|line| line.strip_prefix("200 ").map(str::to_owned));
+    let texts: Option<BTreeSet<_>> = texts.collect();
+    texts.filter(|_| output.status.success() && said.lines().count() as u64 == CALLS).ok_or_else(|| {
+        DemoError::Fleet(format!(
+            "{host} did not answer all: {said}{}",
+            String::from_utf8_lossy(&output.stderr)
+        ))
+    })
+}
+
+impl KernelForm {
+    /// Whether other endpoints were reached than explained, or requests went another way than they should.
+    pub(super) fn differs(&self) -> bool {
+        let Self::Played(seen) = self else { return false };
+        let is_explained = !seen.reached.is_empty() && seen.reached.is_subset(&seen.predicted);
+        !is_explained || seen.plaintext[0] < CALLS / 2 || seen.plaintext[1] == 0 || seen.secured > 0
+    }
+
+    /// For people.
+    pub(super) fn text(&self) -> String {
+        let seen = match self {
+            Self::Played(seen) => seen,
+            Self::Absent(problem) => {
+                return format!(
+                    "Requests that the kernel sends are not shown, since eBPF is refused here: {problem}\n"
+                );
+            }
+        };
+        let names = |set: &BTreeSet<String>| set.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+        let [sent, answered] = seen.plaintext;
+        format!(
+            "An unmodified program, {CALLS} calls of each service on one connection, by the kernel form:\n\
+             {SERVICE}, plaintext on this machine: {sent} sent by the kernel, {answered} of the responses too; they reached {} \
+             (explain: {})\n\
+             shop/catalog, which has mTLS: {} sent by the kernel, the others by the sidecar\n",
+            names(&seen.reached),
+            names(&seen.predicted),
+            seen.secured
+        )
+    }
+
+    /// The same for programs.
+    pub(super) fn json(&self) -> Value {
+        match self {
+            Self::Played(seen) => json!({
+                "calls": CALLS,
+                "explained": seen.predicted,
+                "reached": seen.reached,
+                "sentByKernel": seen.plaintext[0],
+                "answeredByKernel": seen.plaintext[1],
+                "sentByKernelWithMtls": seen.secured,
+            }),
+            Self::Absent(problem) => json!({ "absent": problem }),
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! `fairmesh control`.
+
+mod status;
+
+use std::{env, net::SocketAddr, path::PathBuf, process::ExitCode};
+
+use clap::{Args, Subcommand};
+use fairmesh_console::{connect::transport, default_paths, failure::Failure, stop_signals};
+use fairmesh_control::{
+    ControlConfig, EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls, JwksLocation, OidcConfig, ShadowController,
+    TrustDomainChoice,
+};
+use fairmesh_keyserver::protect_memory;
+use fairmesh_model::{TrustDomain, spec::Resource};
+use fairmesh_registry::{FileSource, manifest};
+use fairmesh_wire::transport::Address;
+
+use crate::logging::Logging;
+
+/// Arguments of `fairmesh control`.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct ControlArgs {
+    #[command(subcommand)]
+    command: Option<ControlCommand>,
+    #[command(flatten)]
+    serve: ServeArgs,
+}
+
+/// Further commands.
+#[derive(Debug, Subcommand)]
+enum ControlCommand {
+    /// Show what the controllers of a running control plane do: their last rounds, what they refuse and why.
+    Status(status::StatusArgs),
+}
+
+#[derive(Debug, Args)]
+struct ServeArgs {
+    /// Directory of the routing information base [default: /var/lib/fairmesh/control, or below ~/.local/state/fairmesh
+    /// when not root].
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    #[command(flatten)]
+    etcd: EtcdArgs,
+    /// Address for agents and this command line: host:port or unix:/path; may be repeated.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7400")]
+    grpc: Vec<Address>,
+    /// Address of the registry's HTTP API, /metrics, /healthz and /readyz.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7401")]
+    http: SocketAddr,
+    /// A name of this host or of a load balancer in front of it, for the certificate with which the HTTP port speaks TLS beside
+    /// plaintext in a mesh with a trust domain; may be repeated. It has localhost, the host's name and that address.
+    #[arg(long = "http-name", value_name = "HOST")]
+    http_names: Vec<String>,
+    /// A YAML file of 'kind: Endpoints', or a folder of them, to watch; may be repeated.
+    #[arg(long = "source", value_name = "PATH")]
+    sources: Vec<PathBuf>,
+    /// Issue certificates of this trust domain, so that processes connect and services are called over mutual TLS: once,
+    /// the store remembers it. The authority is made in the data directory. 'none' for a new store without one [default:
+    /// that of the store; mesh.local for a new store in the data directory].
+    #[arg(long, value_name = "NAME|none")]
+    trust_domain: Option<String>,
+    /// Convert the store in etcd to a partitioned one, for 'fairmesh rib split': once, while no other control plane
+    /// runs on it.
+    #[arg(long, requires = "store")]
+    partitioned: bool,
+    /// Give the store a new id before it is served: once, after a backup was restored, so that agents and programs that
+    /// saw later revisions take a snapshot instead of mixing two histories.
+    #[arg(long)]
+    new_store_id: bool,
+    /// A controller that decides and changes nothing; 'fairmesh control status' shows what it would change. May be repeated:
+    /// distance-targets, federated-bundles, trust-bundle, verdicts.
+    #[arg(long = "shadow-controller", value_name = "NAME")]
+    shadow_controllers: Vec<ShadowController>,
+    #[command(flatten)]
+    oidc: OidcArgs,
+    #[command(flatten)]
+    logging: Logging,
+}
+
+/// Whose tokens say who a user is. The names are those of kube-apiserver.
+#[derive(Debug, Args)]
+struct OidcArgs {
+    /// Take tokens of users from this issuer of OpenID Connect, whose URL they have as 'iss'.
+    #[arg(long, value_name = "URL", requires_all = ["oidc_client_id", "oidc_jwks"])]
+    oidc_issuer_url: Option<String>,
+    /// The audience of these tokens, 'aud': the id of the client for which the issuer makes them.
+    #[arg(long, value_name = "ID", requires = "oidc_issuer_url")]
+    oidc_client_id: Option<String>,
+    /// The public keys of the issuer, as a JWKS: a file, which is read again when it changes, or a URL of https, as the
+    /// issuer's jwks_uri, which is fetched every hour and for tokens with a new key.
+    #[arg(long, value_name = "FILE|URL", requires = "oidc_issuer_url")]
+    oidc_jwks: Option<JwksLocation>,
+    /// The authorities that vouch for the server of this URL, in PEM [default: those of the system].
+    #[arg(long, value_name = "FILE", requires = "oidc_jwks")]
+    oidc_ca_file: Option<PathBuf>,
+    /// The claim with the name of the user.
+    #[arg(long, value_name = "CLAIM", default_value = OidcConfig::USERNAME_CLAIM)]
+    oidc_username_claim: String,
+    /// The claim with the groups of the user.
+    #[arg(long, value_name = "CLAIM", default_value = OidcConfig::GROUPS_CLAIM)]
+    oidc_groups_claim: String,
+}
+
+impl OidcArgs {
+    fn config(self) -> Option<OidcConfig> {
+        Some(OidcConfig {
+            issuer: self.oidc_issuer_url?,
+            client_id: self.oidc_client_id?,
+            jwks: self.oidc_jwks?,
+            ca_file: self.oidc_ca_file,
+            username_claim: self.oidc_username_claim,
+            groups_claim: self.oidc_groups_claim,
+        })
+    }
+}
+
+/// Environment variable of the password, which no process list shows.
+const PASSWORD: &str = "FAIRMESH_ETCD_PASSWORD";
+
+/// Location of the store, if not in the data directory.
+#[derive(Debug, Args)]
+struct EtcdArgs {
+    /// Keep the routing information base in etcd instead of the data directory: etcd://HOST:2379,HOST2:2379, followed
+    /// by /ROOT for another root of its keys than /fairmesh.
+    #[arg(long, value_name = "ADDRESS")]
+    store: Option<EtcdAddress>,
+    /// Use TLS, and verify etcd's certificate with the authorities in this PEM file.
+    #[arg(long, value_name = "FILE", requires = "store")]
+    etcd_ca: Option<PathBuf>,
+    /// The client certificate for etcd, as a PEM file.
+    #[arg(long, value_name = "FILE", requires_all = ["etcd_ca", "etcd_key"])]
+    etcd_cert: Option<PathBuf>,
+    /// The key of that certificate, as a PEM file.
+    #[arg(long, value_name = "FILE", requires = "etcd_cert")]
+    etcd_key: Option<PathBuf>,
+    /// The user of etcd; its password is in the environment variable FAIRMESH_ETCD_PASSWORD.
+    #[arg(long, value_name = "NAME", requires = "store")]
+    etcd_user: Option<String>,
+}
+
+impl EtcdArgs {
+    fn config(self) -> Result<Option<EtcdConfig>, Failure> {
+        let Some(address) = self.store else { return Ok(None) };
+        let login = |user| match env::var(PASSWORD) {
+            Ok(password) => Ok(EtcdLogin { user, password }),
+            Err(_) => Err(Failure::refused(
+                format!("--etcd-user is given, but {PASSWORD} is not in the environment"),
+                "set it to the password of that user",
+            )),
+        };
+        let tls = self.etcd_ca.map(|ca| EtcdTls { ca, identity: self.etcd_cert.zip(self.etcd_key) });
+        Ok(Some(EtcdConfig { address, tls, login: self.etcd_user.map(login).transpose()? }))
+    }
+}
+
+/// The trust domain of a new store that is given none.
+const DEFAULT_DOMAIN: &str = "mesh.local";
+
+/// The trust domain. A store in etcd has one only if it is given: each of its control planes needs the root.
+fn trust_domain(given: Option<&str>, is_shared: bool) -> Result<TrustDomainChoice, Failure> {
+    let domain = |name: &str| {
+        TrustDomain::new(name).map_err(|error| {
+            Failure::refused(error, "give --trust-domain a name such as prod.example, or none")
+        })
+    };
+    Ok(match given {
+        Some("none") => TrustDomainChoice::Stored,
+        Some(name) => TrustDomainChoice::Given(domain(name)?),
+        None if is_shared => TrustDomainChoice::Stored,
+        None => TrustDomainChoice::OfNewStore(domain(DEFAULT_DOMAIN)?),
+    })
+}
+
+/// Refuses documents that no source reads: a file with one is ignored whole, and a log would be all that says so. Other
+/// mistakes are left to the log, so that a file which is edited at a bad moment keeps no control plane from starting.
+fn check_sources(sources: &[PathBuf]) -> Result<(), Failure> {
+    for source in sources {
+        for file in FileSource::files(source).unwrap_or_default() {
+            check_source(&file.display().to_string(), &std::fs::read_to_string(&file).unwrap_or_default())?;
+        }
+    }
+    Ok(())
+}
+
+fn check_source(name: &str, text: &str) -> Result<(), Failure> {
+    let documents = manifest::parse(name, text).unwrap_or_default();
+    let (read, others): (Vec<_>, Vec<_>) =
+        documents.iter().partition(|one| matches!(one.resource, Resource::Endpoints(..)));
+    let Some(other) = others.first() else { return Ok(()) };
+    let hint = match read.first() {
+        None => format!("write it with 'fairmesh apply -f {name}', and keep it elsewhere"),
+        Some(_) => {
+            "keep the endpoints in this file, and write the rest with 'fairmesh apply -f' from another".into()
+        }
+    };
+    let (kind, of) = (other.spec.kind(), other.resource.kind_and_name().1);
+    let what = format!("{name}:{}: a source has 'kind: Endpoints', and this is {kind} {of}", other.line);
+    Err(Failure::refused(what.trim_end(), hint))
+}
+
+/// Runs until SIGTERM or SIGINT; or runs the subcommand.
+pub async fn run(args: ControlArgs) -> Result<ExitCode, Failure> {
+    match args.command {
+        Some(ControlCommand::Status(args)) => status::run(args).await.map(|()| ExitCode::SUCCESS),
+        None => serve(args.serve).await,
+    }
+}
+
+async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
+    args.logging.start()?;
+    // It has the keys of the authority.
+    protect_memory().map_err(|error| Failure::stopped(&error))?;
+    check_sources(&args.sources)?;
+    let data_dir = args.data_dir.map_or_else(|| default_paths::state("control"), Ok)?;
+    let config = ControlConfig {
+        transport: transport(),
+        data_dir,
+        trust_domain: trust_domain(args.trust_domain.as_deref(), args.etcd.store.is_some())?,
+        etcd: args.etcd.config()?,
+        oidc: args.oidc.config(),
+        grpc: args.grpc,
+        http: args.http,
+        http_names: args.http_names,
+        sources: args.sources,
+        shadow_controllers: args.shadow_controllers,
+    };
+    if args.partitioned {
+        fairmesh_control::partition_store(&config).await.map_err(|error| Failure::stopped(&error))?;
+    }
+    if args.new_store_id {
+        let id = fairmesh_control::renew_store_id(&config).await.map_err(|error| Failure::stopped(&error))?;
+        tracing::warn!(%id, "the store has a new id; every reader takes a snapshot. Omit --new-store-id from now on");
+    }
+    fairmesh_control::run(config, stop_signals::shutdown()?)
+        .await
+        .map_err(|error| Failure::stopped(&error))?;
+    Ok(ExitCode::SUCCESS)
+}

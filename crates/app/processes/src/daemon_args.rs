@@ -1,0 +1,27 @@
+//! Arguments that long-running commands share.
+
+use std::{net::SocketAddr, str::FromStr};
+
+use fairmesh_wire::environment;
+
+/// Address of metrics, or none.
+#[derive(Clone, Copy, Debug)]
+pub struct MetricsAddress(pub Option<SocketAddr>);
+
+impl FromStr for MetricsAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(Self(None)),
+            text => text.parse().map(|address| Self(Some(address))).map_err(|_| {
+                format!("'{text}' is not an address; write ip:port, such as 127.0.0.1:7402, or none")
+            }),
+        }
+    }
+}
+
+/// Host name of this machine, or a name for one without.
+pub fn host_name() -> String {
+    environment::host_name().unwrap_or_else(|| "unnamed".into())
+}

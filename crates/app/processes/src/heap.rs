@@ -1,0 +1,83 @@
+//! Returns memory to the system after a peak, in processes that run for long.
+
+use std::{fs, time::Duration};
+
+use tokio::{task::spawn_blocking, time::sleep};
+
+/// Interval of checks. Each costs the allocator's locks for less than a millisecond.
+const INTERVAL: Duration = Duration::from_secs(5);
+/// Unused bytes that are kept for new allocations.
+const SPARE: usize = 8 << 20;
+
+/// What the last trim could not return, such as pages with a block in use, and what was in use then.
+#[derive(Debug, Default)]
+struct LastTrim {
+    unused: usize,
+    used: usize,
+}
+
+impl LastTrim {
+    /// Whether a process with so many unused and used bytes has much to return.
+    fn is_due(&mut self, unused: usize, used: usize) -> bool {
+        // A trim in the middle of a peak leaves pages that can be returned once the blocks in them are freed.
+        if self.used.saturating_sub(used) > SPARE {
+            *self = Self::default();
+        }
+        self.unused = self.unused.min(unused);
+        unused > self.unused + SPARE + used / 4
+    }
+}
+
+/// Trims the heap whenever the process has much more memory than it uses, until the runtime ends.
+///
+/// Peers that come and go leave small free blocks in every arena, and glibc returns only those at the end of one by itself.
+/// Fewer arenas (`M_ARENA_MAX`) were rejected: they keep the peak as well, and threads wait for each other.
+pub async fn trim_periodically() {
+    let mut last = LastTrim::default();
+    loop {
+        sleep(INTERVAL).await;
+        let Some((unused, used)) = memory() else { return };
+        if last.is_due(unused, used) {
+            // Fails only when the runtime stops.
+            let _ = spawn_blocking(fairmesh_shared_memory::trim).await;
+            let left = memory().unwrap_or_default();
+            last = LastTrim { unused: left.0, used: left.1 };
+            tracing::debug!(unused, left = left.0, "returned unused memory to the system");
+        }
+    }
+}
+
+/// Bytes that the process has and does not use, and bytes that it uses.
+fn memory() -> Option<(usize, usize)> {
+    let used = fairmesh_shared_memory::used()?;
+    Some((resident()?.saturating_sub(used), used))
+}
+
+/// Bytes of anonymous memory that the process has (proc_pid_status(5)).
+fn resident() -> Option<usize> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let kilobytes = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
+    Some(kilobytes.trim().strip_suffix(" kB")?.parse::<usize>().ok()? * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MB: usize = 1 << 20;
+
+    #[test]
+    fn fragmented_memory_is_trimmed_once() {
+        let mut last = LastTrim::default();
+        assert!(last.is_due(90 * MB, 100 * MB));
+        last = LastTrim { unused: 60 * MB, used: 100 * MB };
+        assert!(!last.is_due(60 * MB, 100 * MB) && !last.is_due(80 * MB, 98 * MB));
+        assert!(last.is_due(100 * MB, 100 * MB), "it has grown");
+    }
+
+    #[test]
+    fn memory_that_a_peak_kept_from_being_returned_is_trimmed_after_it() {
+        let mut last = LastTrim { unused: 60 * MB, used: 100 * MB };
+        assert!(last.is_due(70 * MB, 40 * MB), "what was in use is freed");
+    }
+}

@@ -1,0 +1,229 @@
+//! `fairmesh kernel attach` and `detach`.
+
+use std::{net::Ipv4Addr, path::Path, process::ExitCode, str::FromStr, time::Duration};
+
+use clap::Args;
+use fairmesh_console::{arguments::OutputArgs, connect, failure::Failure, output, process_stat::ProcessStat};
+use fairmesh_kernel::{
+    Attachments, DEFAULT_PINS, Detached, Selection, Status, attach as attach_programs,
+    detach as detach_programs, left_programs, status,
+};
+use fairmesh_model::Invalid;
+use fairmesh_wire::transport::Address;
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use super::{
+    PinArgs, failure,
+    status::{attachment_state, options},
+};
+use crate::proxy::uids;
+
+/// How often, and how many times, the command looks whether a proxy has found the maps.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+const POLLS: usize = 40;
+
+/// Arguments of `fairmesh kernel attach`. What is not given stays as an earlier 'attach' of the cgroup has it.
+#[derive(Debug, Args)]
+pub struct AttachArgs {
+    /// The cgroup (version 2) of the programs, such as /shop, with those below it; it is created if it is missing. Neither the root
+    /// nor that of the proxy or of the agent (FAIRMESH_AGENT).
+    #[arg(long, value_name = "PATH")]
+    cgroup: String,
+    /// Only connections to this port; may be repeated, up to 8 times [default: 80].
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..))]
+    port: Vec<u16>,
+    /// Only connections to these IPv4 addresses; may be repeated, up to 8 times [default: 0.0.0.0/0].
+    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
+    to: Vec<Network>,
+    /// Refuse these connections to anything but services: the proxy while it listens, and all of them while none does, which are
+    /// direct otherwise. Only --only-services=false ends that.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    only_services: Option<bool>,
+    /// The cgroup of servers on this machine, such as /servers: requests go into their sockets, and plain responses to the callers, past
+    /// the proxy. It is created if it is missing; may be repeated.
+    #[arg(long, value_name = "PATH")]
+    servers: Vec<String>,
+    /// Have all responses of the proxy pass TCP, for programs that splice them or wait for them with MSG_WAITALL. That is so for all
+    /// cgroups or for none: the first 'attach' decides, and --no-short-cut=false ends it.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    no_short_cut: Option<bool>,
+    /// At most so many requests of the cgroup's programs that the kernel sends wait for their responses; the sidecar sends those beyond.
+    /// 'unlimited', as at first, for no limit.
+    #[arg(long, value_name = "N")]
+    max_in_flight: Option<MaxInFlight>,
+    /// The user as whom the proxy runs, by name or number: the maps become theirs, so that the proxy needs no capability.
+    #[arg(long, value_name = "USER")]
+    owner: Option<String>,
+    #[command(flatten)]
+    pins: PinArgs,
+    #[command(flatten)]
+    output_args: OutputArgs,
+}
+
+/// Arguments of `fairmesh kernel detach`.
+#[derive(Debug, Args)]
+pub struct DetachArgs {
+    #[command(flatten)]
+    pins: PinArgs,
+    #[command(flatten)]
+    output_args: OutputArgs,
+}
+
+/// An IPv4 network: an address and the length of its prefix, up to 32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Network(Ipv4Addr, u8);
+
+impl Network {
+    /// Refuses the address of one host with a prefix that is shorter: 10.1.2.3/8 is most often a mistyped 10.1.2.3/32.
+    fn new(address: Ipv4Addr, prefix: u8) -> Result<Self, Invalid> {
+        let mask = u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
+        let first = Ipv4Addr::from(address.to_bits() & mask);
+        if first == address {
+            return Ok(Self(address, prefix));
+        }
+        let says = format!("'{address}/{prefix}' is the address of a host with the prefix of a network");
+        Err(Invalid::new(
+            "",
+            says,
+            format!("write {first}/{prefix} for the network, {address}/32 for the host"),
+        ))
+    }
+}
+
+impl FromStr for Network {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        let (address, prefix) = text.split_once('/').unwrap_or((text, "32"));
+        match (address.parse(), prefix.parse()) {
+            (Ok(address), Ok(prefix @ 0..=32)) => Self::new(address, prefix),
+            _ => Err(Invalid::new(
+                "",
+                format!("'{text}' is no IPv4 network"),
+                "write an address and a prefix, such as 10.0.0.0/8",
+            )),
+        }
+    }
+}
+
+/// A limit of requests in flight; 0 for none.
+#[derive(Clone, Copy, Debug)]
+struct MaxInFlight(u32);
+
+impl FromStr for MaxInFlight {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        match (text, text.parse()) {
+            ("unlimited", _) => Ok(Self(0)),
+            (_, Ok(most @ 1..)) => Ok(Self(most)),
+            _ => Err(Invalid::new(
+                "",
+                format!("'{text}' is no number of requests in flight"),
+                "write a number from 1, or 'unlimited'",
+            )),
+        }
+    }
+}
+
+pub(super) async fn attach(args: AttachArgs) -> Result<ExitCode, Failure> {
+    let networks = args.to.iter().map(|Network(address, prefix)| (*address, *prefix)).collect();
+    let pins = args.pins.bpffs;
+    let to = Attachments {
+        callers: args.cgroup,
+        selection: Selection { networks, ports: args.port },
+        only_services: args.only_services,
+        max_in_flight: args.max_in_flight.map(|MaxInFlight(most)| most),
+        servers: args.servers,
+        short_cut: args.no_short_cut.map(|without| !without),
+        owner: uids(args.owner.as_slice())?.first().copied(),
+        agent: agent_process().await,
+    };
+    attach_programs(&pins, &to).map_err(failure)?;
+    let mut now = status(&pins).map_err(failure)?;
+    for _ in 0..POLLS {
+        if now.proxy.is_some() {
+            break;
+        }
+        sleep(POLL_INTERVAL).await;
+        now = status(&pins).map_err(failure)?;
+    }
+    let (state, words) = told(&to, &now, &pins);
+    output::print_one(args.output_args.format(), &state, &words).map(|()| ExitCode::SUCCESS)
+}
+
+/// What is attached now, which may be more than was asked for.
+fn told(to: &Attachments, now: &Status, pins: &Path) -> (Value, String) {
+    let is_own = |path: &str| path.trim_matches('/') == to.callers.trim_matches('/');
+    let own = now.attachments.iter().find(|one| is_own(&one.cgroup));
+    let options = own.map(|own| format!(" ({})", options(own))).unwrap_or_default();
+    let only_services = now.only_services || own.is_some_and(|own| own.only_services);
+    let connections = match now.proxy {
+        Some(process) => format!("connections go to the proxy, process {process}"),
+        None => {
+            let are = if only_services { "refused" } else { "direct" };
+            let place = match pins == Path::new(DEFAULT_PINS) {
+                true => String::new(),
+                false => format!("+bpffs={}", pins.display()),
+            };
+            format!(
+                "no proxy listens, so connections are {are}: run 'fairmesh proxy --listen kernel:127.0.0.1:7416{place}'"
+            )
+        }
+    };
+    let left: Vec<_> =
+        [&to.callers].into_iter().chain(&to.servers).map(|cgroup| (cgroup, left_programs(cgroup))).collect();
+    let lines = left.iter().flat_map(|(cgroup, names)| {
+        names
+            .iter()
+            .map(move |name| format!("{name} runs in {cgroup}: its data passes TCP and the proxy alone\n"))
+    });
+    let words = format!("attached to {}{options}; {connections}\n{}", to.callers, lines.collect::<String>());
+    let mut state = own.map_or_else(|| json!({}), attachment_state);
+    // The programs of these are attached too; what it says of itself is whether it has servers.
+    state["cgroup"] = json!(to.callers);
+    state["servers"] = json!(to.servers);
+    state["proxy"] = json!(now.proxy);
+    state["byTcp"] = json!(left.iter().flat_map(|(_, names)| names).collect::<Vec<_>>());
+    (state, words)
+}
+
+/// The process of the agent of this machine; `None` if it cannot be learned.
+async fn agent_process() -> Option<u32> {
+    let Address::Unix(socket) = connect::agent() else { return None };
+    ProcessStat::listening_at(&socket).await.map(|process| process.pid)
+}
+
+pub(super) fn detach(args: DetachArgs) -> Result<ExitCode, Failure> {
+    let Detached { cgroups, left } = detach_programs(&args.pins.bpffs).map_err(failure)?;
+    let stay = match &left[..] {
+        [] => String::new(),
+        left => format!(
+            "; programs run in {}, or 'attach' has not created it: it stays, with nothing attached",
+            left.join(", ")
+        ),
+    };
+    let words = format!("detached from {}{stay}\n", cgroups.join(", "));
+    output::print_one(args.output_args.format(), &json!({ "cgroups": cgroups, "left": left }), &words)
+        .map(|()| ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn networks_have_no_bits_beyond_their_prefix() {
+        let read = |text: &str| text.parse::<Network>();
+        let whole = [("10.0.0.0/8", 8), ("10.1.2.3", 32), ("0.0.0.0/0", 0), ("10.1.2.2/31", 31)];
+        for (text, prefix) in whole {
+            assert_eq!(read(text).unwrap().1, prefix, "{text}");
+        }
+        let refused = read("10.1.2.3/8").unwrap_err().to_string();
+        assert!(refused.contains("10.0.0.0/8") && refused.contains("10.1.2.3/32"), "{refused}");
+        for text in ["10.0.0.0/33", "10.0.0/8", "10.0.0.1/0", "10.0.0.0/-1", ""] {
+            assert!(read(text).is_err(), "{text}");
+        }
+    }
+}

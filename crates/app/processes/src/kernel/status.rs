@@ -1,0 +1,167 @@
+//! `fairmesh kernel status` and `probe`.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use fairmesh_console::{arguments::OutputArgs, failure::Failure, output};
+use fairmesh_kernel::{Attachment, Counter, Status, probe as probe_kernel, status as read_status};
+use serde_json::{Map, Value, json};
+
+use super::{PinArgs, failure};
+
+/// Arguments of `fairmesh kernel status`.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    #[command(flatten)]
+    pins: PinArgs,
+    #[command(flatten)]
+    output_args: OutputArgs,
+}
+
+/// Arguments of `fairmesh kernel probe`.
+#[derive(Debug, Args)]
+pub struct ProbeArgs {
+    #[command(flatten)]
+    pins: PinArgs,
+    #[command(flatten)]
+    output_args: OutputArgs,
+}
+
+pub(super) fn status(args: StatusArgs) -> Result<ExitCode, Failure> {
+    let status = read_status(&args.pins.bpffs).map_err(failure)?;
+    output::print_one(args.output_args.format(), &state(&status), &text(&status)).map(|()| ExitCode::SUCCESS)
+}
+
+/// What a cgroup has attached, for programs.
+pub(super) fn attachment_state(one: &Attachment) -> Value {
+    json!({
+        "cgroup": one.cgroup,
+        "id": one.id,
+        "callers": one.has_callers,
+        "ports": one.ports,
+        "networks": networks(one),
+        "onlyServices": one.only_services,
+        "shortCut": one.short_cut,
+        "servers": one.has_servers,
+        "connections": one.connections,
+        "inFlight": one.in_flight,
+        "maxInFlight": one.max_in_flight,
+    })
+}
+
+/// Networks whose connections are redirected; none means every address.
+fn networks(one: &Attachment) -> Vec<String> {
+    one.networks.iter().map(|(address, prefix)| format!("{address}/{prefix}")).collect()
+}
+
+/// What holds for the callers of a cgroup, in words.
+pub(super) fn options(one: &Attachment) -> String {
+    let ports: Vec<_> = one.ports.iter().map(u16::to_string).collect();
+    let networks = match &networks(one)[..] {
+        [] => "every address".to_owned(),
+        networks => networks.join(", "),
+    };
+    let only_services = if one.only_services { "services only, " } else { "" };
+    let short_cut = if one.short_cut { "" } else { ", no short cut" };
+    let name = if ports.len() == 1 { "port" } else { "ports" };
+    format!("{only_services}{name} {} of {networks}{short_cut}", ports.join(", "))
+}
+
+fn state(status: &Status) -> Value {
+    let attachments = status.attachments.iter().map(attachment_state);
+    let counters: Map<_, _> =
+        status.counters.iter().map(|(counter, value)| (counter.name().to_owned(), json!(value))).collect();
+    let memory: Map<_, _> = status.memory.iter().map(|(map, bytes)| (map.clone(), json!(bytes))).collect();
+    json!({
+        "pins": status.pins,
+        "attachments": attachments.collect::<Vec<_>>(),
+        "proxy": status.proxy,
+        "onlyServices": status.only_services,
+        "inFlight": status.in_flight,
+        "counters": counters,
+        "memory": memory,
+    })
+}
+
+fn text(status: &Status) -> String {
+    let role = |one: &Attachment| match (one.has_callers, one.has_servers) {
+        (true, true) => "cgroup of callers and servers",
+        (false, true) => "cgroup of servers",
+        _ => "cgroup of callers",
+    };
+    let cgroups = status.attachments.iter().map(|one| vec![role(one).to_owned(), shown(one)]);
+    let proxy = status.proxy.map_or_else(|| without_proxy(status), |process| format!("process {process}"));
+    let counters =
+        status.counters.iter().filter(|(counter, value)| *value > 0 || *counter == Counter::SentByKernel);
+    let counters = counters.map(|(counter, value)| vec![words(*counter).to_owned(), value.to_string()]);
+    let bytes: u64 = status.memory.iter().map(|(_, bytes)| bytes).sum();
+    let memory = vec!["memory of maps".to_owned(), format!("{} KiB", bytes / 1024)];
+    let in_flight = vec!["requests by the kernel in flight".to_owned(), status.in_flight.to_string()];
+    let rows: Vec<_> =
+        cgroups.chain([vec!["proxy".to_owned(), proxy]]).chain(counters).chain([in_flight, memory]).collect();
+    output::table(&["", ""], &rows).trim_start().to_owned()
+}
+
+fn without_proxy(status: &Status) -> String {
+    match status.only_services {
+        true => "none listens; connections are refused, as the last one was told".to_owned(),
+        false => "none listens".to_owned(),
+    }
+}
+
+fn shown(attachment: &Attachment) -> String {
+    let Attachment { cgroup, in_flight, .. } = attachment;
+    if !attachment.has_callers {
+        return cgroup.clone();
+    }
+    let options = options(attachment);
+    match attachment.max_in_flight {
+        Some(most) => format!("{cgroup}, {options}, {in_flight} of {most} requests in flight"),
+        None => format!("{cgroup}, {options}"),
+    }
+}
+
+fn words(counter: Counter) -> &'static str {
+    match counter {
+        Counter::Redirected => "connections to the proxy",
+        Counter::NoProxy => "connections made directly, no proxy listened",
+        Counter::Refused => "connections refused, no proxy listened",
+        Counter::SentByKernel => "requests by the kernel",
+        Counter::NotRegistered => "by the sidecar: connection not served yet",
+        Counter::InFlight => "by the sidecar: an earlier request in flight",
+        Counter::NotPlain => "by the sidecar: not a plain HTTP/1.1 request in one send",
+        Counter::TooLarge => "by the sidecar: too large",
+        Counter::ServiceUnknown => "by the sidecar: service unknown",
+        Counter::NoIdleConnection => "by the sidecar: no idle connection",
+        Counter::EndpointEjected => "by the sidecar: the endpoint is ejected",
+        Counter::PolicyChanged => "by the sidecar: the service changed meanwhile",
+        Counter::RouteLeft => "by the sidecar: a route that needs it",
+        Counter::AnsweredDirectly => "responses past the sidecar",
+        Counter::ResponseLeft => "responses of servers here by the sidecar",
+        Counter::ShortCut => "responses of the sidecar by the short cut",
+        Counter::ForwardedRequest => "requests of the sidecar by the short cut",
+        Counter::ForwardedResponse => "responses to the sidecar by the short cut",
+        Counter::MovedToProxy => "requests to the sidecar by the short cut",
+        Counter::Blocking => "connections by TCP alone: the socket blocks",
+        Counter::ByLength => "connections by TCP alone: the program asks for lengths",
+        Counter::TooManyConnections => "connections by TCP alone: too many of the cgroup",
+        Counter::BlocksLater => "sockets that block since they are connected",
+        Counter::GroupFull => "by the sidecar: too many of the cgroup in flight",
+        Counter::RedirectFailed => "by the sidecar: the connection took no request of the kernel",
+    }
+}
+
+/// Succeeds if the kernel has everything.
+pub(super) fn probe(args: ProbeArgs) -> Result<ExitCode, Failure> {
+    let checks = probe_kernel(&args.pins.bpffs);
+    let is_complete = checks.iter().all(|check| check.problem.is_none());
+    let list: Vec<_> =
+        checks.iter().map(|check| json!({ "what": check.what, "problem": check.problem })).collect();
+    let row = |check: &fairmesh_kernel::Check| {
+        vec![check.what.clone(), check.problem.clone().unwrap_or_else(|| "yes".to_owned())]
+    };
+    let rows: Vec<_> = checks.iter().map(row).collect();
+    let state = json!({ "supported": is_complete, "checks": list });
+    output::print_one(args.output_args.format(), &state, &output::table(&["needed", "offered"], &rows))?;
+    Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

@@ -1,0 +1,329 @@
+//! `fairmesh register`: keeps an unmodified program registered.
+//!
+//! It starts the program, or observes one that runs already, probes it periodically, and keeps it registered while it
+//! responds. On SIGTERM or SIGINT callers leave first, and the program is stopped after them.
+
+mod arguments;
+mod child;
+mod front;
+mod health;
+mod preflight;
+mod probe;
+mod terminator;
+#[cfg(test)]
+mod tests;
+
+use std::{ffi::OsString, future::pending, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
+
+use fairmesh_console::{failure::Failure, output, stop_signals};
+use fairmesh_model::{EndpointState, HostType, InstanceId, Protocol, Region, ServiceName, spec};
+use fairmesh_server::{
+    Cpu, Drained, Lease, RegistrationState, RegistryClient, ServerTransport, SignalReports,
+    transport_of_agent,
+};
+use fairmesh_wire::transport::Address;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
+
+use crate::logging::Logging;
+use arguments::ValidArguments;
+pub(crate) use arguments::protocol;
+use child::Child;
+use front::Front;
+use health::{Change, Health};
+use probe::Probe;
+
+/// When a program that does not respond yet is first reported: most respond within a moment.
+const FIRST_REMINDER: Duration = Duration::from_secs(3);
+/// Interval of further reports.
+const REMINDER_INTERVAL: Duration = Duration::from_secs(10);
+
+/// First probe interval of a program that has not responded yet: most respond within a moment, and callers wait for
+/// them.
+const FIRST_PROBE_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Arguments of `fairmesh register`.
+#[derive(Debug, clap::Args)]
+pub struct RegisterArgs {
+    /// The service of the program: tenant/service.
+    service: ServiceName,
+    /// The address at which the program listens: an IP address and a port. In a mesh with a trust domain, this command listens in
+    /// front of it with mutual TLS, and callers reach it there; in others, they reach the program.
+    #[arg(long, value_name = "IP:PORT", value_parser = arguments::address)]
+    address: SocketAddr,
+    /// The address to listen at in front of the program, in a mesh without a trust domain too [default: a free port of the
+    /// host of --address].
+    #[arg(long, value_name = "IP:PORT", value_parser = arguments::address)]
+    listen: Option<SocketAddr>,
+    /// The address at which the program listens; --address is then the one to listen at in front of it, as --listen is.
+    #[arg(long, value_name = "IP:PORT", value_parser = arguments::address, conflicts_with = "listen")]
+    program: Option<SocketAddr>,
+    /// Callers reach the program itself, in plaintext. In a mesh with a trust domain, the policy of the service has to say
+    /// 'mtls: permissive'.
+    #[arg(long, conflicts_with_all = ["listen", "program"])]
+    plaintext: bool,
+    /// The instance id within the service, stable across restarts [default: host name and port].
+    #[arg(long, value_name = "ID")]
+    instance: Option<InstanceId>,
+    /// The protocol: http1, http2 or grpc. A service without declaration is declared with it.
+    #[arg(long, value_parser = arguments::protocol, default_value = "http1")]
+    protocol: Protocol,
+    /// Its capacity in thousandths of an ordinary host.
+    #[arg(long, default_value_t = fairmesh_model::FULL_WEIGHT)]
+    weight: u32,
+    /// A label, NAME=VALUE; may be repeated.
+    #[arg(long = "label", value_name = "NAME=VALUE", value_parser = arguments::label)]
+    labels: Vec<(String, String)>,
+    /// Its region [default: FAIRMESH_REGION, else that of the agent].
+    #[arg(long)]
+    region: Option<Region>,
+    /// Its host type, from the 'kind: Hosts' record [default: that of the agent].
+    #[arg(long, value_name = "NAME")]
+    host_type: Option<HostType>,
+    /// The probe: tcp (accepts connections) or http:/path (responds to GET with 2xx or 3xx).
+    #[arg(long, default_value = "tcp")]
+    probe: Probe,
+    /// The probe interval; shorter until the first response.
+    #[arg(long, value_parser = spec::read_duration, default_value = "2s")]
+    interval: Duration,
+    /// How long the endpoint stays registered without renewal, when this command dies.
+    #[arg(long, value_parser = spec::read_duration, default_value = "10s")]
+    lease: Duration,
+    /// Time limit of a planned stop [default: FAIRMESH_DRAIN_DEADLINE, else 25s].
+    #[arg(long, value_parser = spec::read_duration)]
+    drain_deadline: Option<Duration>,
+    /// Time for calls in flight to complete after callers have moved.
+    #[arg(long, value_parser = spec::read_duration, default_value = "1s")]
+    grace: Duration,
+    /// The agent to register through [default: FAIRMESH_AGENT, else FAIRMESH_CONTROL, else the agent's default socket].
+    #[arg(long, value_name = "ADDRESS")]
+    agent: Option<Address>,
+    /// A control plane to register at, where there is no agent.
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "agent")]
+    control: Option<Address>,
+    #[command(flatten)]
+    logging: Logging,
+    /// The program to run, and its arguments; without one, a running program is observed, and not started or stopped.
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Registers a program, keeps its lease, and ends with it.
+pub async fn run(args: RegisterArgs) -> Result<ExitCode, Failure> {
+    args.logging.start_decisions()?;
+    let mut plan = ValidArguments::new(args)?;
+    // Installed before the program starts, so that a signal in between does not orphan it.
+    let terminated = stop_signals::shutdown()?;
+    preflight::refuse_address_in_use(&plan).await?;
+    let opened = transport_of_agent(&plan.addresses, &plan.registration).await;
+    preflight::refuse_plaintext(&plan, &opened).await?;
+    let front = Front::open(&mut plan, opened).await?;
+    let child = Child::start(&plan.command)?;
+    preflight::announce_declaration(&plan).await;
+    Supervisor::new(plan, front, child).run(terminated).await.map(ExitCode::from)
+}
+
+/// Prints a status line for people.
+fn print_status(what: impl std::fmt::Display) {
+    output::say(format_args!("fairmesh register: {what}"));
+}
+
+/// The observed program and its registration.
+struct Supervisor {
+    plan: ValidArguments,
+    front: Front,
+    child: Option<Child>,
+    health: Health,
+    /// Set after the first response of the program.
+    lease: Option<Lease>,
+    standing: Option<watch::Receiver<RegistrationState>>,
+    /// Only for a program that was started here; processes of others are unknown.
+    usage: Option<SignalReports>,
+}
+
+impl Supervisor {
+    fn new(plan: ValidArguments, front: Front, child: Option<Child>) -> Self {
+        Self { plan, front, child, health: Health::default(), lease: None, standing: None, usage: None }
+    }
+
+    async fn run(mut self, terminated: impl Future<Output = ()>) -> Result<u8, Failure> {
+        let ended = self.supervise(terminated).await;
+        self.front.close().await;
+        ended
+    }
+
+    async fn supervise(&mut self, terminated: impl Future<Output = ()>) -> Result<u8, Failure> {
+        tokio::pin!(terminated);
+        print_status(format_args!("waiting for {} to respond", self.plan.program_address()));
+        let mut remind_at = Instant::now() + FIRST_REMINDER;
+        let mut look_at = Instant::now();
+        let mut pause = FIRST_PROBE_INTERVAL.min(self.plan.interval);
+        loop {
+            tokio::select! {
+                code = ended(&mut self.child) => return self.exit_after_child(code?).await,
+                () = &mut terminated => return self.stop().await,
+                () = sleep_until(look_at) => {
+                    self.probe(&mut remind_at).await?;
+                    if self.lease.is_some() {
+                        pause = self.plan.interval;
+                    }
+                    look_at = Instant::now() + pause;
+                    pause = next_interval(pause, self.plan.interval);
+                }
+                standing = changed(&mut self.standing) => self.print_registration(&standing),
+            }
+        }
+    }
+
+    /// Probes the program once, and acts on a change.
+    async fn probe(&mut self, remind_at: &mut Instant) -> Result<(), Failure> {
+        let answer = self.plan.probe.probe(self.plan.program_address()).await;
+        let change = self.health.observe(answer.is_ok());
+        let lost = answer.err().unwrap_or_default();
+        match (change, &self.lease) {
+            (Some(Change::Lost), Some(lease)) => {
+                print_status(format_args!("the program does not respond ({lost}); callers avoid it"));
+                lease.set(EndpointState::Lost);
+            }
+            (Some(Change::Responds), Some(lease)) => {
+                print_status("the program responds again");
+                lease.set(EndpointState::Serving);
+            }
+            (_, None) if self.health.responds() => {
+                let is_decided = self.front.decide(&mut self.plan).await?;
+                if is_decided {
+                    self.announce();
+                }
+            }
+            (_, None) if Instant::now() >= *remind_at => {
+                let address = self.plan.program_address();
+                print_status(format_args!(
+                    "still waiting for the program at {address} ({lost}); is that its address?"
+                ));
+                *remind_at = Instant::now() + REMINDER_INTERVAL;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn announce(&mut self) {
+        let registration = self.plan.registration.clone();
+        let software = format!("register {} {}", registration.service, registration.instance);
+        let ServerTransport { transport, undecided } = self.front.opened.clone();
+        let link = RegistryClient::new(self.plan.addresses.clone(), software, transport);
+        let link = Arc::new(link.undecided(undecided));
+        if let Some(pid) = self.child.as_ref().and_then(Child::pid) {
+            let cpu = Cpu::of(pid);
+            cpu.read();
+            print_status(format_args!("its CPU is measured by {}", cpu.how()));
+            self.usage = Some(SignalReports::of_program(Arc::clone(&link), registration.clone(), cpu));
+        }
+        let lease = Lease::keep(link, registration, EndpointState::Serving);
+        let mut standing = lease.registration_state();
+        // The first attempt may have ended already, and a failure that stays the same is no further change.
+        standing.mark_changed();
+        self.standing = Some(standing);
+        self.lease = Some(lease);
+    }
+
+    fn print_registration(&self, standing: &RegistrationState) {
+        let (service, instance) = (&self.plan.registration.service, &self.plan.registration.instance);
+        match standing {
+            RegistrationState::Registered(state) => {
+                let address = self.plan.registration.address;
+                print_status(format_args!(
+                    "{service} {instance} at {address} is registered and {}",
+                    state.as_str()
+                ));
+            }
+            RegistrationState::Failing(problem) => {
+                let why = match self.plan.by_environment {
+                    true => {
+                        "it registers at a control plane, and not through the agent of this machine, because FAIRMESH_CONTROL is \
+                         set: --agent or FAIRMESH_AGENT selects the agent"
+                    }
+                    false => "--agent or FAIRMESH_AGENT names another agent",
+                };
+                print_status(format_args!(
+                    "{service} {instance} could not be registered or renewed: {problem}; trying again ({why})"
+                ));
+            }
+            // The first attempt is in flight.
+            _ => {}
+        }
+    }
+
+    /// Removes the endpoint of an ended program.
+    async fn exit_after_child(&mut self, code: u8) -> Result<u8, Failure> {
+        print_status(format_args!("the program ended with exit code {code}; removing its endpoint"));
+        self.leave().await;
+        Ok(code)
+    }
+
+    /// Callers leave, then the program stops, then the endpoint is removed.
+    async fn stop(&mut self) -> Result<u8, Failure> {
+        let end = Instant::now() + self.plan.drain_deadline;
+        if let Some(lease) = &self.lease {
+            print_status("stopping; waiting for callers to leave");
+            let drained = tokio::select! {
+                drained = lease.drain(self.plan.drain_deadline * 6 / 10) => Some(drained),
+                // The program has ended: there is nothing to drain.
+                code = ended(&mut self.child) => return self.exit_after_child(code?).await,
+            };
+            match drained {
+                Some(Drained::Behind(behind)) => {
+                    print_status(format_args!("these callers have not moved in time: {}", behind.join(", ")));
+                }
+                Some(Drained::Unreported(problem)) => {
+                    print_status(format_args!(
+                        "could not learn whether callers have moved ({problem}); they notice when connections close"
+                    ));
+                }
+                _ => print_status("callers have moved"),
+            }
+            tokio::time::sleep(self.plan.grace.min(end.saturating_duration_since(Instant::now()))).await;
+        }
+        let code = match &mut self.child {
+            Some(child) => child.stop(end).await?,
+            None => 0,
+        };
+        self.leave().await;
+        Ok(code)
+    }
+
+    async fn leave(&mut self) {
+        let Some(lease) = &self.lease else { return };
+        match lease.leave().await {
+            Ok(()) => print_status("the endpoint is removed"),
+            Err(error) => print_status(format_args!(
+                "the endpoint could not be removed: {error}; its lease expires by itself"
+            )),
+        }
+    }
+}
+
+/// The next probe interval while the program has not responded.
+fn next_interval(pause: Duration, interval: Duration) -> Duration {
+    (pause * 3 / 2).min(interval)
+}
+
+/// Exit code of the program once it ends; pending if none was started.
+async fn ended(child: &mut Option<Child>) -> Result<u8, Failure> {
+    match child {
+        Some(child) => child.wait().await,
+        None => pending().await,
+    }
+}
+
+/// The next registration state; pending before registration.
+async fn changed(standing: &mut Option<watch::Receiver<RegistrationState>>) -> RegistrationState {
+    if let Some(standing) = standing
+        && standing.changed().await.is_ok()
+    {
+        return standing.borrow_and_update().clone();
+    }
+    pending().await
+}

@@ -1,0 +1,90 @@
+//! What callers reach: this command in front of the program, or the program itself.
+
+use std::{net::SocketAddr, time::Duration};
+
+use fairmesh_console::failure::Failure;
+use fairmesh_server::{ConnectionAuthorizer, RegistryClient, ServerTransport, transport_of_agent};
+use tokio::time::timeout;
+
+use super::{arguments::ValidArguments, print_status, terminator::Terminator};
+
+/// How long an endpoint waits for its policy before it is registered.
+const POLICY_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How connections are accepted, and the listener in front of the program.
+#[derive(Debug, Default)]
+pub(super) struct Front {
+    pub(super) opened: ServerTransport,
+    terminator: Option<Terminator>,
+    /// Whether it was printed that the agent does not say yet if there is a trust domain.
+    said: bool,
+}
+
+impl Front {
+    /// Listens, where that is decided already.
+    pub(super) async fn open(plan: &mut ValidArguments, opened: ServerTransport) -> Result<Self, Failure> {
+        let mut front = Self { opened, ..Self::default() };
+        if plan.plaintext {
+            // It was asked for. The control plane decides whether it is permitted.
+            front.opened.undecided = None;
+        }
+        if !front.is_undecided(plan) {
+            front.bind(plan).await?;
+        }
+        Ok(front)
+    }
+
+    /// Whether it depends on the trust domain if there is a listener, and the agent has not said whether there is one.
+    fn is_undecided(&self, plan: &ValidArguments) -> bool {
+        self.opened.undecided.is_some() && plan.program.is_none()
+    }
+
+    /// Asks the agent once more, if it has not said whether the mesh has a trust domain; whether that is known, so that the
+    /// program can be registered.
+    pub(super) async fn decide(&mut self, plan: &mut ValidArguments) -> Result<bool, Failure> {
+        if !self.is_undecided(plan) {
+            return Ok(true);
+        }
+        self.opened = transport_of_agent(&plan.addresses, &plan.registration).await;
+        if self.is_undecided(plan) {
+            if !std::mem::replace(&mut self.said, true) {
+                print_status(
+                    "waiting for the agent to say whether the mesh has a trust domain; is 'fairmesh agent' up?",
+                );
+            }
+            return Ok(false);
+        }
+        self.bind(plan).await?;
+        Ok(true)
+    }
+
+    /// Listens in front of the program, if callers do not reach it directly.
+    async fn bind(&mut self, plan: &mut ValidArguments) -> Result<(), Failure> {
+        let transport = &self.opened.transport;
+        let (address, program) = match plan.program {
+            Some(program) => (plan.registration.address, program),
+            None if plan.plaintext || !transport.is_tls() => return Ok(()),
+            // Any port: callers learn it from the record.
+            None => (SocketAddr::new(plan.registration.address.ip(), 0), plan.registration.address),
+        };
+        let (service, transport) = (plan.registration.service.clone(), transport.clone());
+        let software = format!("register {service}");
+        let registry = RegistryClient::new(plan.addresses.clone(), software, transport.clone());
+        let authorizer = ConnectionAuthorizer::follow(service, &registry);
+        // Callers that find the endpoint before it knows who may call would be turned away.
+        let _ = timeout(POLICY_TIMEOUT, authorizer.ready()).await;
+        plan.registration.mtls = transport.is_tls();
+        let terminator = Terminator::start(address, program, transport, authorizer).await?;
+        (plan.registration.address, plan.program) = (terminator.address(), Some(program));
+        self.terminator = Some(terminator);
+        Ok(())
+    }
+
+    /// Closes the listener, and follows nothing more.
+    pub(super) async fn close(&mut self) {
+        if let Some(terminator) = self.terminator.take() {
+            terminator.close().await;
+        }
+        self.opened.transport.close().await;
+    }
+}

@@ -1,0 +1,105 @@
+//! Checks before a program is started and registered.
+
+use std::time::Duration;
+
+use fairmesh_console::{
+    connect::{SOFTWARE, transport_to},
+    failure::Failure,
+    rib_reader::{self, StoredRecord},
+    socket_table::{self, Listener},
+    words::service_words,
+};
+use fairmesh_model::{Prefix, RecordKey};
+use fairmesh_server::ServerTransport;
+use fairmesh_wire::{handshake, records};
+use tokio::{net::TcpStream, time::timeout};
+
+use super::{arguments::ValidArguments, print_status};
+
+/// Time limit of the connection attempt to the address; a listener on this machine accepts at once.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
+/// Time limit for checking whether the service is declared, while callers wait for the program.
+const DECLARATION_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Refuses to start a program whose address is in use: calls would go to the other listener, and its probes would
+/// succeed.
+pub(super) async fn refuse_address_in_use(plan: &ValidArguments) -> Result<(), Failure> {
+    let address = plan.program_address();
+    let connects = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await;
+    if plan.command.is_empty() || !matches!(connects, Ok(Ok(_))) {
+        return Ok(());
+    }
+    let owner = socket_table::listener_at(address).and_then(Listener::owner);
+    let who = owner.as_ref().map(|owner| format!(", {owner},")).unwrap_or_default();
+    let stop = match owner {
+        // Whether it is one of those cannot be told: a service manager's are the children of init too.
+        Some(owner) => format!(
+            "stop it or choose another port; the program of a 'fairmesh register' that was killed is ended with 'kill {}'",
+            owner.pid
+        ),
+        None => "stop it or choose another port".to_owned(),
+    };
+    Err(Failure::failed_with(
+        format!(
+            "another program listens on {address}{who} before the program is started: it would get its calls"
+        ),
+        format!("{stop}; or omit COMMAND to register the program that listens there"),
+    ))
+}
+
+/// Refuses to register a program in plaintext where no caller would use it. If that cannot be checked, the control plane decides.
+pub(super) async fn refuse_plaintext(plan: &ValidArguments, opened: &ServerTransport) -> Result<(), Failure> {
+    if !plan.plaintext || !opened.transport.is_tls() {
+        return Ok(());
+    }
+    let service = &plan.registration.service;
+    match timeout(DECLARATION_TIMEOUT, permits_plaintext(plan)).await {
+        Ok(Some(false)) => Err(Failure::refused(
+            format!("{service} would have a plaintext endpoint in a strict mesh, which no caller uses"),
+            format!(
+                "omit --plaintext, so that this command speaks mutual TLS for the program, or write 'mtls: permissive' into the policy of \
+                 {service}"
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// `None` if it cannot be checked.
+async fn permits_plaintext(plan: &ValidArguments) -> Option<bool> {
+    let key = RecordKey::Policy(plan.registration.service.clone());
+    let found = read(plan, &[Prefix::from(&key)]).await?;
+    let policy = found.iter().find(|stored| stored.key == key);
+    Some(policy.is_some_and(|stored| records::permits_plaintext(&stored.value)))
+}
+
+/// Announces that registering declares the service, if it has no declaration. If that cannot be checked nothing is
+/// printed: registering will report the error.
+pub(super) async fn announce_declaration(plan: &ValidArguments) {
+    let service = &plan.registration.service;
+    if let Ok(Some(false)) = timeout(DECLARATION_TIMEOUT, is_declared(plan)).await
+        && let Some(declaration) = &plan.registration.declaration
+    {
+        let (kind, protocol) = service_words(declaration);
+        print_status(format_args!(
+            "{service} is not declared: registering declares it as {kind}, {protocol}"
+        ));
+    }
+}
+
+/// `None` if it cannot be checked.
+async fn is_declared(plan: &ValidArguments) -> Option<bool> {
+    let key = RecordKey::Service(plan.registration.service.clone());
+    let found = read(plan, &[Prefix::from(&key)]).await?;
+    Some(found.iter().any(|stored| stored.key == key))
+}
+
+/// Records, from the first address that responds.
+async fn read(plan: &ValidArguments, prefixes: &[Prefix]) -> Option<Vec<StoredRecord>> {
+    for address in &plan.addresses {
+        if let Ok(connection) = handshake::connect(&transport_to(address).await, address, SOFTWARE).await {
+            return rib_reader::read(&connection, prefixes).await.ok();
+        }
+    }
+    None
+}

@@ -1,0 +1,104 @@
+//! Terminates mutual TLS in front of a program that speaks plaintext.
+
+use std::{io, net::SocketAddr, task::Context, time::Duration};
+
+use fairmesh_console::failure::Failure;
+use fairmesh_edge::tunnel::copy::BidirectionalCopy;
+use fairmesh_listen::{Acceptor, GuardedStream, Limits, Memory};
+use fairmesh_server::{ConnectionAuthorizer, identity_of};
+use fairmesh_wire::transport::{Stream, Transport};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+    time::timeout,
+};
+
+/// Time limit of a connection to the program, which is on this machine.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Listens for callers; connections end with it.
+#[derive(Debug)]
+pub(super) struct Terminator {
+    address: SocketAddr,
+    authorizer: ConnectionAuthorizer,
+    _serving: JoinSet<()>,
+}
+
+impl Terminator {
+    /// Listens at `address`, at any port for port 0, and forwards the bytes of connections to `program`.
+    pub(super) async fn start(
+        address: SocketAddr,
+        program: SocketAddr,
+        transport: Transport,
+        authorizer: ConnectionAuthorizer,
+    ) -> Result<Self, Failure> {
+        let listener = TcpListener::bind(address).await.map_err(|error| {
+            Failure::failed_with(
+                format!("cannot listen on {address} in front of the program: {error}"),
+                "give a free address of this machine: to --listen, or to --address beside --program",
+            )
+        })?;
+        let address = listener.local_addr().map_err(Failure::failed)?;
+        let mut serving = JoinSet::new();
+        let front = Front { program, transport, authorizer: authorizer.clone() };
+        serving.spawn(serve(listener, front));
+        Ok(Self { address, authorizer, _serving: serving })
+    }
+
+    /// Where it listens.
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Closes the listener and connections, and tells the agent that the policy is followed no more.
+    pub(super) async fn close(self) {
+        self.authorizer.close().await;
+    }
+}
+
+/// What is done with connections.
+#[derive(Clone, Debug)]
+struct Front {
+    program: SocketAddr,
+    transport: Transport,
+    authorizer: ConnectionAuthorizer,
+}
+
+async fn serve(listener: TcpListener, front: Front) {
+    let acceptor = Acceptor::new("program", Limits::program(), Memory::default());
+    let mut connections = JoinSet::new();
+    loop {
+        let accept =
+            |cx: &mut Context<'_>| listener.poll_accept(cx).map_ok(|(stream, _)| Stream::Tcp(stream));
+        tokio::select! {
+            stream = acceptor.accept(accept) => {
+                let front = front.clone();
+                connections.spawn(async move {
+                    if let Err(error) = front.forward(stream).await {
+                        tracing::debug!(%error, "a connection ended early");
+                    }
+                });
+            }
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+impl Front {
+    async fn forward(&self, stream: GuardedStream<Stream>) -> io::Result<()> {
+        if let Some(socket) = stream.get_ref().tcp() {
+            socket.set_nodelay(true)?;
+        }
+        let stream = self.transport.accept(stream).await?;
+        let peer = identity_of(&stream);
+        let Some(stream) = self.authorizer.accept(stream, self.program).await else { return Ok(()) };
+        // The ends of requests are not visible here.
+        let caller = stream.exempt_once_begun();
+        let program = timeout(CONNECT_TIMEOUT, TcpStream::connect(self.program)).await??;
+        program.set_nodelay(true)?;
+        tokio::select! {
+            ended = BidirectionalCopy::new(caller, program) => ended,
+            () = self.authorizer.revoked(&peer) => Err(io::ErrorKind::PermissionDenied.into()),
+        }
+    }
+}
