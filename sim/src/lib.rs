@@ -6,6 +6,7 @@
 //! same scenario and seed give the same result to the last bit, on every machine. A second, faster implementation of
 //! the decisions was rejected: it would prove something about itself.
 
+pub mod application;
 mod caller;
 mod comparison;
 mod endpoint_connection;

@@ -16,6 +16,7 @@ pub mod drain;
 mod fill;
 mod flows;
 mod observation;
+pub mod optimizer;
 mod pace;
 mod peak;
 mod policy;

@@ -1,0 +1,197 @@
+//! A plan from a problem, and the cap on what egress costs: a price of egress is looked for at which the plan keeps to it.
+
+use super::{
+    admission::admit,
+    arcs::{Arcs, Flow},
+    fill::{Unit, fill},
+    line_search::combine,
+    network::Network,
+    plan::Plan,
+    problem::Problem,
+    solver::{Effort, Progress, Solver},
+    validation::ProblemError,
+};
+
+/// Pools are filled to this load at first.
+const FILL_LOAD: f64 = 0.7;
+/// Prices of the bracket end within this factor.
+const BRACKET: f64 = 1.02;
+/// Maximum number of solutions at prices within the bracket.
+const SOLUTIONS: usize = 16;
+/// At this multiple of the latency's worth, egress alone decides.
+const ONLY_EGRESS: f64 = 100.0;
+/// Where egress has no price, the least one is this part of the highest.
+const LEAST_PRICE: f64 = 1e-6;
+/// How far beside the last price the next one is looked for.
+const NEAR: f64 = 1.2;
+
+/// Plans where calls run: admits demand, then routes it.
+///
+/// `last` is the last plan for a problem with the same services and edges, which may have other demand, servers or fits; the solution starts from
+/// it and is then not worse than it. `go_on` is called after each iteration; when it says no, the best plan so far is returned, with its gap.
+///
+/// # Errors
+/// The problem is not valid. The last plan stays in force.
+pub fn optimize(
+    problem: &Problem,
+    last: Option<&Plan>,
+    effort: Effort,
+    go_on: &mut dyn FnMut(&Progress) -> bool,
+) -> Result<Plan, ProblemError> {
+    let admitted = admit(problem)?.shares;
+    let mut network = Network::new(problem, &admitted)?;
+    let last = last.filter(|last| last.loads.len() == problem.services.len() * problem.regions);
+    let arcs = match last {
+        Some(last) => {
+            network.set_multipliers(&last.multipliers);
+            last.shares.arcs(&network)
+        }
+        None => fill(&network, &mut rooms(&network, FILL_LOAD), Unit::Work),
+    };
+    let mut solver = Solver::new(network, arcs, last.is_some());
+    solver.run(effort, go_on);
+    let plan = match problem.preferences.egress_cap {
+        Some(cap) if solver.egress() > cap => {
+            let near = last.map_or(0.0, |last| last.ms_per_dollar);
+            Capped { problem, cap, effort, go_on }.plan(solver, near)
+        }
+        _ => solver.plan(),
+    };
+    Ok(Plan { admitted, ..plan })
+}
+
+/// Work per second up to a load, by pool.
+pub(super) fn rooms(network: &Network, load: f64) -> Vec<f64> {
+    network.pools.iter().map(|pool| pool.capacity * load).collect()
+}
+
+impl Solver {
+    fn egress(&self) -> f64 {
+        self.best.arcs.egress(&self.network, &self.best.flow)
+    }
+
+    fn plan(&self) -> Plan {
+        let plan = Plan::new(&self.network, &self.best.arcs, &self.best.flow);
+        Plan { bound: self.bound, iterations: self.iterations, ..plan }
+    }
+}
+
+struct Capped<'a> {
+    problem: &'a Problem,
+    cap: f64,
+    effort: Effort,
+    go_on: &'a mut dyn FnMut(&Progress) -> bool,
+}
+
+impl Capped<'_> {
+    /// A plan that keeps to the cap, from one that does not; `near` is the price of the last plan. If even the least egress is above
+    /// the cap, the plan has that.
+    fn plan(mut self, low: Solver, near: f64) -> Plan {
+        let lowest = low.network.ms_per_dollar;
+        let objective = low.best.flow.objective(&low.network);
+        let highest = ONLY_EGRESS * objective / self.cap.max(1e-3 * low.egress());
+        let mut bracket = Bracket { low, high: None };
+        if near > lowest {
+            self.narrow(near * NEAR, &mut bracket);
+        }
+        if bracket.high.is_some() {
+            self.narrow(near / NEAR, &mut bracket);
+        }
+        let high = match bracket.high.take() {
+            Some(high) => high,
+            None => self.solve(&bracket.low, highest),
+        };
+        if high.egress() > self.cap {
+            return self.priced_as_asked(&high, high.best.arcs.clone(), high.best.flow.clone());
+        }
+        self.bisect(bracket.low, high)
+    }
+
+    fn bisect(&mut self, mut low: Solver, mut high: Solver) -> Plan {
+        for _ in 0..SOLUTIONS {
+            let (from, to) = (low.network.ms_per_dollar, high.network.ms_per_dollar);
+            if to <= from * BRACKET {
+                break;
+            }
+            let solved = self.solve(&high, (from.max(to * LEAST_PRICE) * to).sqrt());
+            if solved.egress() > self.cap {
+                low = solved;
+            } else {
+                high = solved;
+            }
+        }
+        self.mix(&low, &high)
+    }
+
+    /// Solves at a price, and replaces the end of the bracket on whose side of the cap it is.
+    fn narrow(&mut self, price: f64, bracket: &mut Bracket) {
+        let solved = self.solve(bracket.high.as_ref().unwrap_or(&bracket.low), price);
+        if solved.egress() > self.cap {
+            bracket.low = solved;
+        } else {
+            bracket.high = Some(solved);
+        }
+    }
+
+    fn solve(&mut self, from: &Solver, price: f64) -> Solver {
+        let mut solver = from.with_price(price);
+        solver.run(self.effort, self.go_on);
+        solver
+    }
+
+    /// The flow between both that is at the cap. Its cost is at most that between theirs.
+    fn mix(&self, low: &Solver, high: &Solver) -> Plan {
+        let (above, below) = (low.egress(), high.egress());
+        let part = if above > below { ((above - self.cap) / (above - below)).clamp(0.0, 1.0) } else { 1.0 };
+        let (mut arcs, target) = union(&low.best.arcs, &high.best.arcs);
+        let mut network = high.network.clone();
+        let (mut flow, mut there) = (Flow::default(), Flow::default());
+        arcs.settle(&mut network, &mut flow);
+        arcs.propagate(&network, &target, &mut there);
+        combine(&mut arcs, &mut flow, (&target, &there), part);
+        self.priced_as_asked(high, arcs, flow)
+    }
+
+    /// The plan with its objective at the price that was asked for, and the bound that follows from the price that was found.
+    fn priced_as_asked(&self, solver: &Solver, mut arcs: Arcs, mut flow: Flow) -> Plan {
+        let mut network = solver.network.clone();
+        let found = network.ms_per_dollar;
+        network.ms_per_dollar = self.problem.preferences.ms_per_dollar();
+        arcs.renew_costs(&network);
+        arcs.settle(&mut network, &mut flow);
+        let bound =
+            solver.bound - (found - network.ms_per_dollar) * self.cap.max(arcs.egress(&network, &flow));
+        let plan = Plan::new(&network, &arcs, &flow);
+        Plan { bound: bound.max(0.0), iterations: solver.iterations, ms_per_dollar: found, ..plan }
+    }
+}
+
+/// Solutions on both sides of the cap.
+struct Bracket {
+    low: Solver,
+    high: Option<Solver>,
+}
+
+/// The arcs of both, with the shares of the first, and the shares of the second.
+fn union(first: &Arcs, second: &Arcs) -> (Arcs, Vec<f64>) {
+    let mut arcs = Arcs { offsets: vec![0], ..Arcs::default() };
+    let mut target = Vec::new();
+    for block in 0..first.offsets.len() - 1 {
+        let start = arcs.to.len();
+        for arc in first.range(block) {
+            arcs.push(first.to[arc], first.cost[arc], first.share[arc]);
+            target.push(0.0);
+        }
+        for arc in second.range(block) {
+            match (start..arcs.to.len()).find(|at| arcs.to[*at] == second.to[arc]) {
+                Some(at) => target[at] = second.share[arc],
+                None => {
+                    arcs.push(second.to[arc], second.cost[arc], 0.0);
+                    target.push(second.share[arc]);
+                }
+            }
+        }
+        arcs.end_block();
+    }
+    (arcs, target)
+}
