@@ -5,11 +5,11 @@
 
 mod follow;
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use bytes::Bytes;
 use fairmesh_model::{
-    Prefix, Record, RecordKey, Revision, Revocations, ServiceName, SpiffeId, SpiffePath, TrustBundle,
+    Label, Prefix, Record, RecordKey, Revision, Revocations, ServiceName, SpiffeId, SpiffePath, TrustBundle,
 };
 use fairmesh_wire::{
     handshake::Connection,
@@ -71,6 +71,16 @@ pub async fn revocations(connection: &Connection) -> Revocations {
         _ => None,
     });
     decoded.unwrap_or_default()
+}
+
+/// The elected checkers. A caller that may not read them is told of none.
+pub(crate) async fn checkers(connection: &Connection) -> BTreeSet<Label> {
+    let stored = read(connection, &[Prefix::checkers()]).await.unwrap_or_default();
+    let decoded = stored.iter().filter_map(|stored| match records::decode(&stored.key, &stored.value) {
+        Ok(Record::ElectedChecker(checker)) => Some(checker.agent),
+        _ => None,
+    });
+    decoded.collect()
 }
 
 /// The identity that endpoints of a service prove; `None` if the mesh has no trust domain.

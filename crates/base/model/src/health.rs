@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use crate::{Endpoint, InstanceId, Invalid, Region};
+use crate::{Endpoint, InstanceId, Invalid, Label, Region};
 
 mod judgement;
 
@@ -149,6 +149,15 @@ pub struct Verdict {
     pub cause: String,
     /// Whether the region has had no checker for long, so that the verdict may be outdated.
     pub stale: bool,
+}
+
+/// The checker of a region. Servers admit probes of elected checkers and of no other agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ElectedChecker {
+    /// The name under which the agent joined.
+    pub agent: Label,
+    /// Time of the election, in milliseconds since 1970; for display only.
+    pub elected_at_ms: u64,
 }
 
 /// Effect of a verdict on picks.

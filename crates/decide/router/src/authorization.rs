@@ -14,8 +14,10 @@ pub struct AuthorizationTable {
     policy: Option<Authorization>,
     default: DefaultAuthorization,
     mtls: MtlsMode,
-    /// How agents find out whether an endpoint is healthy.
+    /// How checkers find out whether an endpoint is healthy.
     probe: Option<Probe>,
+    /// The agents whose probes are admitted.
+    checkers: BTreeSet<Label>,
 }
 
 /// A call, as far as rules see it.
@@ -47,7 +49,7 @@ pub enum DecisionReason<'a> {
     Rule(&'a Label),
     /// The policy has rules, and none allows it.
     NoRule,
-    /// It is the health check that the policy asks for, by an agent.
+    /// It is the health check that the policy asks for, by an elected checker.
     HealthCheck,
     /// The caller is of another trust domain, and no rule that names it allows it.
     OtherDomain,
@@ -56,11 +58,12 @@ pub enum DecisionReason<'a> {
 }
 
 impl AuthorizationTable {
-    /// Compiles the authorization of a service with this policy.
-    pub fn compile(policy: &Policy, default: DefaultAuthorization) -> Self {
+    /// Compiles the authorization of a service with this policy. `checkers` are the elected checkers of all regions: a server
+    /// does not know for which region its endpoint is registered, and every checker may learn of all services.
+    pub fn compile(policy: &Policy, default: DefaultAuthorization, checkers: BTreeSet<Label>) -> Self {
         let probe = policy.health_check.as_ref().map(|check| check.probe.clone());
         let mtls = policy.mtls;
-        Self { policy: policy.authorization.as_deref().cloned(), default, mtls, probe }
+        Self { policy: policy.authorization.as_deref().cloned(), default, mtls, probe, checkers }
     }
 
     /// Whether servers that speak mutual TLS accept plaintext as well.
@@ -98,7 +101,7 @@ impl AuthorizationTable {
     }
 
     /// Decides on all calls of a connection whose requests are not read: a rule for some methods or paths allows none of
-    /// them, and denies all. An agent has no connection for its probe: what reads no requests makes [`probe_for`](Self::probe_for)
+    /// them, and denies all. A checker has no connection for its probe: what reads no requests makes [`probe_for`](Self::probe_for)
     /// itself.
     pub fn decide_connection(&self, caller: Option<&CallerId>) -> AuthorizationDecision<'_> {
         self.by_rules(caller, |rule| {
@@ -157,12 +160,19 @@ impl AuthorizationTable {
         AuthorizationDecision { is_allowed, is_audit: is_audit && !is_allowed, reason }
     }
 
-    /// The probe that a caller may have made whatever the rules are: that of the record, if the caller is an agent.
+    /// The probe that a caller may have made whatever the rules are: that of the record, if the caller is an elected checker.
     pub fn probe_for(&self, caller: Option<&CallerId>) -> Option<&Probe> {
-        self.probe.as_ref().filter(|_| caller.is_some_and(is_agent))
+        self.probe.as_ref().filter(|_| caller.is_some_and(|caller| self.is_checker(caller)))
     }
 
-    /// Whether a request is to the letter the probe of the record, by an agent.
+    fn is_checker(&self, caller: &CallerId) -> bool {
+        match &caller.id().path {
+            SpiffePath::Mesh(MeshRole::Agent, name) => !caller.is_federated() && self.checkers.contains(name),
+            SpiffePath::Mesh(..) | SpiffePath::Service(_) => false,
+        }
+    }
+
+    /// Whether a request is to the letter the probe of the record, by an elected checker.
     fn is_probe(&self, request: &AuthorizationRequest<'_>) -> bool {
         let probe = self.probe_for(request.caller).and_then(Probe::request);
         probe.is_some_and(|probe| probe == (request.method, request.path))
@@ -196,10 +206,6 @@ impl fmt::Display for AuthorizationDecision<'_> {
             DecisionReason::Default => write!(f, "{verb}: the default of the mesh, since no rule decides"),
         }
     }
-}
-
-fn is_agent(caller: &CallerId) -> bool {
-    !caller.is_federated() && matches!(caller.id().path, SpiffePath::Mesh(MeshRole::Agent, _))
 }
 
 fn matches_caller(rule: &AuthorizationRule, caller: Option<&CallerId>) -> bool {

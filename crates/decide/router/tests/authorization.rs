@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
+use std::collections::BTreeSet;
+
 use fairmesh_model::{
     CallerId,
     spec::{DefaultAuthorizationSpec, PolicySpec},
@@ -25,7 +27,11 @@ fn policy(authorization: &Value) -> Value {
 fn case(default: &str, policy: &Value, calls: &Value) -> Value {
     let spec: PolicySpec = serde_json::from_value(policy.clone()).unwrap();
     let default_spec = DefaultAuthorizationSpec { default: default.into() };
-    let table = AuthorizationTable::compile(&spec.validate().unwrap().1, default_spec.validate().unwrap());
+    let table = AuthorizationTable::compile(
+        &spec.validate().unwrap().1,
+        default_spec.validate().unwrap(),
+        CHECKERS.map(|name| name.parse().unwrap()).into(),
+    );
     let decide = |call: &Value| {
         let caller = call[0].as_str().map(|id| CallerId::new(id.parse().unwrap()));
         let request = AuthorizationRequest {
@@ -55,6 +61,9 @@ const WEB: &str = "spiffe://prod/shop/web";
 const BATCH: &str = "spiffe://prod/shop/batch";
 const BANK: &str = "spiffe://prod/bank/web";
 const AGENT: &str = "spiffe://prod/fairmesh/agent/web-1";
+/// Agents by name that are elected checkers, and an agent that is none.
+const CHECKERS: [&str; 2] = ["web-1", "web-2"];
+const OTHER_AGENT: &str = "spiffe://prod/fairmesh/agent/red-1";
 
 fn rules() -> Vec<Value> {
     let frontends = policy(&json!({"rules": [
@@ -109,6 +118,7 @@ fn defaults() -> Vec<Value> {
         [AGENT, "GET", "/"],
         [AGENT, "POST", "/healthz"],
         [AGENT, "GET", "/healthz?delete=all"],
+        [OTHER_AGENT, "GET", "/healthz"],
         [null, "GET", "/"]
     ]);
     let mut cases = ["allow", "audit", "deny"].map(|default| case(default, &probed, &calls)).to_vec();
@@ -123,7 +133,12 @@ fn defaults() -> Vec<Value> {
     cases.push(case(
         "deny",
         &probed,
-        &json!([[AGENT, "POST", health], [AGENT, "GET", health], [WEB, "POST", health]]),
+        &json!([
+            [AGENT, "POST", health],
+            [AGENT, "GET", health],
+            [OTHER_AGENT, "POST", health],
+            [WEB, "POST", health]
+        ]),
     ));
     probed["healthCheck"] = json!({"tcp": {}});
     cases.push(case("deny", &probed, &json!([[AGENT, "GET", "/"]])));
@@ -207,8 +222,8 @@ fn a_caller_of_another_trust_domain_may_do_what_rules_allow_its_whole_id_and_not
         let spec = authorization.map_or_else(|| json!({"service": "shop/cart"}), |it| policy(&it));
         let spec: PolicySpec = serde_json::from_value(spec).unwrap();
         let default_spec = DefaultAuthorizationSpec { default: default.into() };
-        let table =
-            AuthorizationTable::compile(&spec.validate().unwrap().1, default_spec.validate().unwrap());
+        let default = default_spec.validate().unwrap();
+        let table = AuthorizationTable::compile(&spec.validate().unwrap().1, default, BTreeSet::new());
         let request = AuthorizationRequest { caller: Some(&caller), method: "GET", path: "/" };
         assert!(!table.is_intermediary(&caller));
         (table.decide(&request).permits(), table.decide_connection(Some(&caller)).permits())

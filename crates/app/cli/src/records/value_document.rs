@@ -1,7 +1,7 @@
 //! Values of records, for display.
 
 use fairmesh_model::{
-    Endpoint, FederatedDomains, JoinedAgent, Record, RecordKey, RegionDrain, Regions, Revocation, RoundTrips,
+    ElectedChecker, Endpoint, FederatedDomains, JoinedAgent, Record, RecordKey, RegionDrain, Regions, Revocation, RoundTrips,
     ShardMove,
     spec::{Document, EndpointSpec, Resource},
     write_duration,
@@ -76,6 +76,7 @@ fn shown(key: &RecordKey, record: Record) -> Option<Shown> {
             Shown::Json(json!({ "revocations": all.entries.iter().map(revocation).collect::<Vec<_>>() }))
         }
         Record::JoinedAgent(joined) => Shown::Json(joined_value(&joined)),
+        Record::ElectedChecker(checker) => Shown::Json(checker_value(&checker)),
         Record::Verdict(_) | Record::RegionTable(_) | Record::MeasuredDistances(_) => Shown::Omitted,
     })
 }
@@ -112,6 +113,10 @@ fn joined_value(JoinedAgent { tenants, joined, region }: &JoinedAgent) -> Value 
         "joined": timestamp(*joined),
         "region": region.as_ref().map(ToString::to_string),
     })
+}
+
+fn checker_value(ElectedChecker { agent, elected_at_ms }: &ElectedChecker) -> Value {
+    json!({ "agent": agent.to_string(), "elected": timestamp(elected_at_ms / 1000) })
 }
 
 fn revocation(one: &Revocation) -> Value {

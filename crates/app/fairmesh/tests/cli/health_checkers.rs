@@ -1,5 +1,5 @@
-//! What an agent may call as a health checker: the probe that the policy describes, where mutual TLS ends at a proxy and at
-//! `register`.
+//! What an agent may call as a health checker: the probe that the policy describes if it is the elected checker of a region, and
+//! nothing else. Mutual TLS ends at a proxy and at `register`.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
@@ -71,8 +71,9 @@ async fn send(transport: &Transport, service: &ServiceName, to: SocketAddr, byte
 
 const END: &str = "connection: close\r\n\r\n";
 
-/// Requests beyond the probe `GET /healthz`, and whether it is made in spite of them.
-const ATTACKS: [(&str, bool); 7] = [
+/// The probe `GET /healthz` and requests beyond it, and whether the checker may make the probe with them.
+const ATTACKS: [(&str, bool); 8] = [
+    ("GET /healthz HTTP/1.1\r\nhost: a\r\n", true),
     ("POST /v1/delete-all HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n", false),
     ("GET /v1/secrets HTTP/1.1\r\nhost: a\r\n", false),
     ("POST /healthz HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n", false),
@@ -86,7 +87,7 @@ const ATTACKS: [(&str, bool); 7] = [
 ];
 
 #[test]
-fn checker_makes_the_probe_of_the_policy_and_no_other_request() {
+fn elected_checker_alone_makes_the_probe_and_no_other_request() {
     let (mesh, tcp) = domain();
     mesh.apply("kind: Service\nname: blue/vault\n---\nkind: Service\nname: blue/bytes\n").ok();
     let (_web, address) = agent(&mesh, "web-1", &mesh.address(), None);
@@ -122,14 +123,17 @@ fn checker_makes_the_probe_of_the_policy_and_no_other_request() {
         wait_until("it is found healthy", || is_healthy(service));
     }
 
-    let intruder = transport_of(&mesh, "red-1");
+    let [checker, intruder] = ["web-1", "red-1"].map(|agent| transport_of(&mesh, agent));
     for (service, to, heads) in [(services[0], &inbound, &vault_heads), (services[1], &front, &bytes_heads)] {
         let name = ServiceName::new(service).unwrap();
         for (attack, is_probe) in ATTACKS {
             let request = format!("{attack}{END}");
-            let said = runtime().block_on(send(&intruder, &name, to.parse().unwrap(), &request));
-            let last = said.rfind("HTTP/1.1 ").map(|at| &said[at + 9..at + 12]);
-            assert_eq!(last, Some(if is_probe { "200" } else { "403" }), "{service}, {attack:?}: {said}");
+            for (agent, is_accepted) in [(&checker, is_probe), (&intruder, false)] {
+                let said = runtime().block_on(send(agent, &name, to.parse().unwrap(), &request));
+                let last = said.rfind("HTTP/1.1 ").map(|at| &said[at + 9..at + 12]);
+                let expected = if is_accepted { "200" } else { "403" };
+                assert_eq!(last, Some(expected), "{service}, {attack:?}: {said}");
+            }
         }
         for head in heads.lock().unwrap().iter() {
             let is_honest = head.starts_with("GET / ") || head.starts_with("GET /healthz HTTP/1.1\r\n");

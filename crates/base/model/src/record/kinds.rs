@@ -6,7 +6,7 @@
 //! cannot list its implementors.
 
 use crate::{
-    Authorization, DefaultAuthorization, Endpoint, FederatedDomains, Hosts, JoinedAgent, MeasuredDistances,
+    Authorization, DefaultAuthorization, ElectedChecker, Endpoint, FederatedDomains, Hosts, JoinedAgent, MeasuredDistances,
     Policy, RegionDrain, RegionTable, Regions, Revocations, RoundTrips, Service, ShardMove, TrustBundle,
     Verdict, WorkloadEntry, access::RoleBinding,
 };
@@ -73,6 +73,10 @@ macro_rules! record_kinds {
                 }
                 /// A drain of a whole region; outside `topology/`, since routers do not need it.
                 RegionDrain(region: Region) at ["drains"] => RegionDrain(RegionDrain) {
+                    history: No, readers: Everyone, writers: Admins, is_applied: false, audit: Security
+                }
+                /// The elected checker of a region, whose probes servers admit; outside `topology/`, since routers do not need it.
+                Checker(region: Region) at ["checkers"] => ElectedChecker(ElectedChecker) {
                     history: No, readers: Everyone, writers: Admins, is_applied: false, audit: Security
                 }
                 /// What applies to services without rules.

@@ -83,6 +83,11 @@ impl Prefix {
         Self(format!("/g/history/{}/", kind.kept_name().unwrap_or_default()).into())
     }
 
+    /// The elected checkers.
+    pub fn checkers() -> Self {
+        Self("/g/checkers/".into())
+    }
+
     /// Regions, round trips, measured distances and hosts.
     pub fn topology() -> Self {
         Self("/g/topology/".into())

@@ -209,6 +209,7 @@ mod tests {
             RecordKey::ShardManifest(cart.clone(), ShardPart::Ranges),
             RecordKey::MeasuredDistances(eu.clone()),
             RecordKey::RegionDrain(eu.clone()),
+            RecordKey::Checker(eu.clone()),
             RecordKey::ShardChunk(cart.clone(), ShardPart::Region(eu), ChunkHash(7)),
             RecordKey::Move(cart.clone(), ShardId(5)),
             RecordKey::RegionTable(cart.clone(), Region::new("eu").unwrap()),

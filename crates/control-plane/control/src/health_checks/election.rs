@@ -12,7 +12,7 @@ use tokio::{
 };
 
 /// Regions whose elections are remembered, beyond those with a leader or a candidate: a peer can name any.
-const MAX_REGIONS: usize = 1024;
+pub(super) const MAX_REGIONS: usize = 1024;
 /// Candidates of all regions: each holds a call open.
 pub(super) const MAX_CANDIDATES: usize = 65_536;
 

@@ -9,12 +9,11 @@ use fairmesh_wire::records;
 use tokio::time::Instant;
 
 use super::{
-    Checks,
+    Checks, LEADERLESS_GRACE,
+    elected_checkers::LeaderlessChecker,
     write::{self, StoredVerdict},
 };
 
-/// Time without a checker after which a region's verdicts become stale.
-const LEADERLESS_GRACE: Duration = Duration::from_secs(60);
 /// Interval between sweeps for leaderless regions.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 /// Maximum of records changed by one batch.
@@ -28,9 +27,17 @@ pub(crate) struct CheckHealth {
     pub(crate) panics: usize,
 }
 
-/// Deletes verdicts on endpoints that are gone or no longer checked, and marks verdicts of leaderless regions as stale.
+/// Deletes verdicts on endpoints that are gone or no longer checked. In leaderless regions, marks verdicts as stale and deletes
+/// the record of the last checker.
 #[derive(Clone, Debug)]
 pub(crate) struct VerdictController(pub(crate) Checks);
+
+/// What may have to be written.
+#[derive(Debug)]
+pub(crate) struct CheckFacts {
+    verdicts: Vec<VerdictFacts>,
+    checkers: Vec<LeaderlessChecker>,
+}
 
 /// A verdict that may have to be written.
 #[derive(Debug)]
@@ -59,7 +66,7 @@ impl VerdictFacts {
 
 impl Controller for VerdictController {
     const NAME: &'static str = "verdicts";
-    type Facts = Vec<VerdictFacts>;
+    type Facts = CheckFacts;
     type Effect = Infallible;
 
     fn triggers(&self) -> Triggers {
@@ -69,19 +76,19 @@ impl Controller for VerdictController {
 
     /// Without a change, only the verdicts of leaderless regions can need a write.
     async fn read_facts(&mut self, _: &Node, wake: Wake) -> Result<Self::Facts, BoxError> {
-        let (mut facts, now) = (Vec::new(), Instant::now());
+        let (mut verdicts, now) = (Vec::new(), Instant::now());
         for (region, keys) in self.0.check_index.verdicts() {
             let is_leaderless = self.0.elections.leaderless_for(&region, now) > LEADERLESS_GRACE;
             if is_leaderless || wake == Wake::Changed {
-                facts.extend(keys.into_iter().filter_map(|key| self.0.verdict_facts(key, is_leaderless)));
+                verdicts.extend(keys.into_iter().filter_map(|key| self.0.verdict_facts(key, is_leaderless)));
             }
         }
-        Ok(facts)
+        Ok(CheckFacts { verdicts, checkers: self.0.leaderless_checkers(now) })
     }
 
     fn reconcile(&mut self, facts: Self::Facts, _: Now) -> Decision<Infallible> {
         let mut writes = Vec::new();
-        for facts in facts.chunk_by(|one, next| one.region == next.region) {
+        for facts in facts.verdicts.chunk_by(|one, next| one.region == next.region) {
             let ops: Vec<Op> = facts.iter().filter_map(VerdictFacts::op).collect();
             writes.extend(ops.chunks(MAX_OPS_PER_BATCH).map(|ops| Write {
                 subject: format!("verdicts of region {}", facts[0].region),
@@ -89,6 +96,11 @@ impl Controller for VerdictController {
                 ops: ops.to_vec(),
             }));
         }
+        writes.extend(facts.checkers.iter().map(|checker| Write {
+            subject: format!("checker of region {}", checker.region),
+            reason: "the region has no checker",
+            ops: vec![checker.op()],
+        }));
         Decision { writes, ..Decision::default() }
     }
 

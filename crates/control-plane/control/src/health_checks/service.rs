@@ -1,7 +1,7 @@
 use std::{pin::Pin, sync::Arc, time::Duration};
 
-use fairmesh_model::{InstanceId, Invalid, MAX_MEASURED_REGIONS, Region, ServiceName, Verdict};
-use fairmesh_wire::{LogLimiter, v1};
+use fairmesh_model::{InstanceId, Invalid, Label, MAX_MEASURED_REGIONS, Region, ServiceName, Verdict};
+use fairmesh_wire::{LogLimiter, agent_of, v1};
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tokio_util::sync::CancellationToken;
@@ -41,8 +41,15 @@ impl v1::checker_server::Checker for CheckerService {
         &self,
         request: Request<v1::CampaignRequest>,
     ) -> Result<Response<Self::CampaignStream>, Status> {
+        let agent = agent_of(&request).cloned();
         let v1::CampaignRequest { region, name } = request.into_inner();
         let region = region_of(region)?;
+        if agent.is_none() && self.checks.has_trust_domain() {
+            return Err(Status::failed_precondition(format!(
+                "{name} has not shown a certificate, without which servers refuse its probes; stand for election once the agent \
+                 has joined"
+            )));
+        }
         let place = self.checks.elections.admit().ok_or_else(|| {
             Status::resource_exhausted(format!(
                 "{MAX_CANDIDATES} checkers stand for election at this control plane, its limit; try again later"
@@ -62,7 +69,8 @@ impl v1::checker_server::Checker for CheckerService {
                     }
                     tokio::select! {
                         () = closing.cancelled() => {}
-                        () = send_lists(&checks, &region, &leader, &send) => {}
+                        () = send.closed() => {}
+                        () = lead(&checks, &region, (&leader, agent.as_ref()), &send) => {}
                     }
                     if logged.is_some() {
                         tracing::info!(%region, checker = %name, "checker is no longer elected");
@@ -120,6 +128,17 @@ impl CheckerService {
             "{term} is not the term of the elected checker of {region}; stand for election with Campaign"
         )))
     }
+}
+
+/// Records a leader, and then sends it its lists as long as the call lasts.
+async fn lead(
+    checks: &Checks,
+    region: &Region,
+    (leader, agent): (&LeaderGuard, Option<&Label>),
+    send: &mpsc::Sender<Result<v1::CampaignResponse, Status>>,
+) {
+    checks.record_checker(region, agent).await;
+    send_lists(checks, region, leader, send).await;
 }
 
 /// Sends a leader the services to check and the targets in other regions, and each change, as long as the call lasts.

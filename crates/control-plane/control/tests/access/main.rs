@@ -8,6 +8,7 @@ mod support;
 mod members;
 
 mod audit;
+mod checkers;
 mod isolation;
 mod machines;
 mod roles;

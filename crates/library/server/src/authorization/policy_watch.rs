@@ -1,8 +1,13 @@
-//! Follows the policy of the service, and the default of the mesh.
+//! Follows the policy of the service, the default of the mesh, and the elected checkers.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
-use fairmesh_model::{DefaultAuthorization, Policy, Prefix, Record, RecordKey, Revision, ServiceName};
+use fairmesh_model::{
+    DefaultAuthorization, Label, Policy, Prefix, Record, RecordKey, Region, Revision, ServiceName,
+};
 use fairmesh_rib::{
     ArrivedRecord, Mirror, Snapshot, Update,
     follower::{Backoff, Follower, FollowerConfig, FollowerHandle, Sink},
@@ -42,19 +47,20 @@ pub(super) fn follow(
         backoff: Backoff::default(),
         refuse_lagging: false,
     };
-    let prefixes =
+    let wanted =
         [RecordKey::Policy(service), RecordKey::DefaultAuthorization].map(|key| Prefix::from(&key));
     let (applied, mut revisions) = watch::channel(None);
     let records = PolicyRecords {
-        wanted: prefixes.iter().cloned().collect(),
+        wanted: wanted.iter().cloned().collect(),
         complete: BTreeSet::new(),
         policy: Policy::default(),
         default: DefaultAuthorization::default(),
+        checkers: BTreeMap::new(),
         authorizer,
         applied,
     };
     let handle = Follower::spawn(config, records);
-    prefixes.into_iter().for_each(|prefix| handle.subscribe(prefix));
+    wanted.into_iter().chain([Prefix::checkers()]).for_each(|prefix| handle.subscribe(prefix));
     let acknowledged = handle.clone();
     let acks = tokio::spawn(async move {
         while revisions.changed().await.is_ok() {
@@ -65,12 +71,13 @@ pub(super) fn follow(
     PolicySubscription { handle, _acks: AbortOnDropHandle::new(acks) }
 }
 
-/// The records, compiled once both are known.
+/// The records, compiled once the wanted ones are known. Checkers are not waited for: an upstream of an earlier release has none.
 struct PolicyRecords {
     wanted: BTreeSet<Prefix>,
     complete: BTreeSet<Prefix>,
     policy: Policy,
     default: DefaultAuthorization,
+    checkers: BTreeMap<Region, Label>,
     authorizer: Arc<Authorizer>,
     applied: watch::Sender<Option<Revision>>,
 }
@@ -79,18 +86,28 @@ impl Sink for PolicyRecords {
     fn update(&mut self, update: Update) {
         self.apply(&update);
         if self.wanted.is_subset(&self.complete) {
-            self.authorizer.set(AuthorizationTable::compile(&self.policy, self.default));
+            let checkers = self.checkers.values().cloned().collect();
+            self.authorizer.set(AuthorizationTable::compile(&self.policy, self.default, checkers));
         }
         self.applied.send_replace(Some(update.revision));
     }
 
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
-        tracing::error!(%prefix, reason, "the policy cannot be followed, so that who may call is not known");
+        match *prefix == Prefix::checkers() {
+            true => tracing::warn!(%prefix, reason, "the elected checkers are not known: their probes are refused"),
+            false => {
+                tracing::error!(%prefix, reason, "the policy cannot be followed, so that who may call is not known");
+            }
+        }
     }
 }
 
 impl Mirror for PolicyRecords {
     fn retain(&mut self, snapshot: &Snapshot) {
+        if snapshot.prefix == Prefix::checkers() {
+            self.checkers
+                .retain(|region, _| snapshot.holds(&RecordKey::Checker(region.clone()).to_string()));
+        }
         for key in &self.wanted {
             if *key == snapshot.prefix && !snapshot.holds(key.as_str()) {
                 match key.as_str().starts_with("/g/") {
@@ -105,6 +122,11 @@ impl Mirror for PolicyRecords {
         match records::decode(&key, record.value) {
             Ok(Record::Policy(policy)) => self.policy = policy,
             Ok(Record::DefaultAuthorization(default)) => self.default = default,
+            Ok(Record::ElectedChecker(checker)) => {
+                if let RecordKey::Checker(region) = key {
+                    self.checkers.insert(region, checker.agent);
+                }
+            }
             Ok(_) => {}
             // The last one stays in force: an invalid record opens nothing.
             Err(error) => tracing::error!(%key, %error, "the record is not understood; keeping the last one"),
@@ -115,6 +137,7 @@ impl Mirror for PolicyRecords {
         match key {
             RecordKey::Policy(_) => self.policy = Policy::default(),
             RecordKey::DefaultAuthorization => self.default = DefaultAuthorization::default(),
+            RecordKey::Checker(region) => _ = self.checkers.remove(region),
             _ => {}
         }
     }

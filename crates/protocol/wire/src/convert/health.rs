@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use fairmesh_model::{HealthCheck, Invalid, Probe, Verdict};
+use fairmesh_model::{ElectedChecker, HealthCheck, Invalid, Label, Probe, Verdict};
 
 use super::{policy::micros, required};
 use crate::v1::{self, health_check};
@@ -68,5 +68,19 @@ impl TryFrom<v1::Verdict> for Verdict {
         let verdict = Self { healthy, since_ms, confidence, cause, stale };
         verdict.validate()?;
         Ok(verdict)
+    }
+}
+
+impl From<ElectedChecker> for v1::ElectedChecker {
+    fn from(ElectedChecker { agent, elected_at_ms }: ElectedChecker) -> Self {
+        Self { agent: agent.into(), elected_at_ms }
+    }
+}
+
+impl TryFrom<v1::ElectedChecker> for ElectedChecker {
+    type Error = Invalid;
+
+    fn try_from(v1::ElectedChecker { agent, elected_at_ms }: v1::ElectedChecker) -> Result<Self, Invalid> {
+        Ok(Self { agent: Label::try_from(agent).map_err(|e| e.within("agent"))?, elected_at_ms })
     }
 }

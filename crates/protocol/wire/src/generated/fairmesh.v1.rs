@@ -1975,6 +1975,16 @@ pub struct RegionDrain {
     #[prost(uint64, tag = "4")]
     pub began_at_ms: u64,
 }
+/// The checker of a region, at checkers/: servers admit probes of elected checkers and of no other agent.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ElectedChecker {
+    /// The name under which the agent joined.
+    #[prost(string, tag = "1")]
+    pub agent: ::prost::alloc::string::String,
+    /// In milliseconds since 1970.
+    #[prost(uint64, tag = "2")]
+    pub elected_at_ms: u64,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct MeasuredDistances {
     #[prost(message, repeated, tag = "1")]

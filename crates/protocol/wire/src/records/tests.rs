@@ -28,6 +28,7 @@ fn keys() -> Vec<RecordKey> {
         RecordKey::Regions,
         RecordKey::RoundTrips,
         RecordKey::MeasuredDistances(Region::new("eu").unwrap()),
+        RecordKey::Checker(Region::new("eu").unwrap()),
         RecordKey::Hosts,
         RecordKey::TrustBundle,
         RecordKey::Revocations,

@@ -585,6 +585,10 @@ pub(super) fn entry() -> impl Strategy<Value = (RecordKey, Record)> {
         federated_domains()
             .prop_map(|record| (RecordKey::FederatedDomains, Record::FederatedDomains(record))),
         trust_bundle().prop_map(|bundle| (RecordKey::TrustBundle, Record::TrustBundle(bundle))),
+        (name(), name(), any::<u64>()).prop_map(|(region, agent, elected_at_ms)| (
+            RecordKey::Checker(region),
+            Record::ElectedChecker(ElectedChecker { agent, elected_at_ms })
+        )),
         (name(), joined_agent())
             .prop_map(|(name, agent)| (RecordKey::JoinedAgent(name), Record::JoinedAgent(agent))),
         select(vec![DefaultAuthorization::Allow, DefaultAuthorization::Audit, DefaultAuthorization::Deny])
