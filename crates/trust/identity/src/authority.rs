@@ -29,20 +29,21 @@ pub const LIFETIME: Duration = Duration::from_secs(24 * 3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 /// How long a root is valid.
 const ROOT_LIFETIME: Duration = Duration::from_secs(3650 * 24 * 3600);
-/// How long after a root begins programs trust it: they learn of it as they renew their certificates.
+/// Delay from a root's begin until running programs trust it. They learn of the root when they renew their
+/// certificates.
 const ROOT_LEARNED: Duration = RENEWAL.saturating_add(CLOCK_SKEW);
-/// How long an intermediate is valid: longer than most outages of those who keep the root.
+/// How long an intermediate is valid: longer than most outages of the root key's owner.
 const ISSUER_LIFETIME: Duration = Duration::from_secs(180 * 24 * 3600);
-/// An intermediate with less left is replaced, if the root's key is there.
+/// An intermediate with less time left is replaced if the root's key is present.
 const ISSUER_RENEWAL: Duration = Duration::from_secs(60 * 24 * 3600);
 
 /// All roots, the newest last; not secret.
 const BUNDLE_FILE: &str = "bundle.pem";
-/// The newest root and its key. May be moved away, and is needed only to make intermediates.
+/// The newest root and its key. The file is needed only to make intermediates and may be moved away.
 const ROOT_FILE: &str = "root.key";
 /// The intermediate of this control plane and its key.
 const ISSUER_FILE: &str = "issuer.key";
-/// One that was found there, and to which no root leads.
+/// Where an intermediate is set aside if no root leads to it.
 const UNUSED_ISSUER_FILE: &str = "unused-issuer.key";
 
 /// Issues certificates of one trust domain, from a folder.
@@ -56,9 +57,9 @@ struct State {
     roots: Vec<CertificateDer<'static>>,
     issuer: CertificateDer<'static>,
     signer: Issuer<'static, KeyPair>,
-    /// The digest of the file of the intermediate when it was read or written last.
+    /// SHA-256 of the intermediate's file when it was last read or written.
     seen: Option<[u8; 32]>,
-    /// When this control plane began to issue beneath the root of the intermediate, since 1970: no sooner than this process.
+    /// When this process began to issue under the intermediate's root, since 1970.
     since: Duration,
 }
 
@@ -71,7 +72,7 @@ impl State {
     }
 }
 
-/// A certificate and that of its issuer.
+/// A certificate with its issuer's certificate.
 #[derive(Clone, Debug)]
 pub struct Issued {
     /// In the order of TLS: the new certificate first.
@@ -85,8 +86,8 @@ impl fmt::Debug for Authority {
 }
 
 impl Authority {
-    /// The authority in `folder`: as it is, with an intermediate made of a root that was put there, or all new. `now` is
-    /// the time since 1970.
+    /// Opens the authority in `folder`. Makes an intermediate if only a root is there, and a new root and intermediate
+    /// in an empty folder. `now` is the time since 1970.
     ///
     /// # Errors
     /// When the folder cannot be used, or belongs to another trust domain.
@@ -118,26 +119,27 @@ impl Authority {
         TrustBundle::new(self.domain.clone(), roots)
     }
 
-    /// The root of the intermediate, which is not the newest one while roots are rotated.
+    /// The root of the current intermediate. During a rotation, this is not the newest root.
     pub fn signing_root(&self) -> Vec<u8> {
         let state = self.state();
         let root = root_above(&state.issuer, &state.roots).or(state.roots.last());
         root.map(|root| root.to_vec()).unwrap_or_default()
     }
 
-    /// Whether programs that run trust the root that signs the next intermediate.
+    /// Checks that running programs trust the root that signs the next intermediate.
     ///
     /// # Errors
-    /// [`IdentityError::YoungRoot`] as long as they may not.
+    /// [`IdentityError::YoungRoot`] while some programs may not trust the root yet.
     pub fn check_next_root(&self, now: Duration) -> Result<(), IdentityError> {
         let state = self.state();
         check_next_root(&self.folder, (&state.roots, &state.issuer), now)
     }
 
-    /// When programs that run trust the newest root, since 1970; `None` if it is the only one, which was there before them.
+    /// When running programs trust the newest root, since 1970. `None` if there is only one root: programs had it from
+    /// the start.
     ///
     /// # Errors
-    /// When it is no certificate.
+    /// When the newest root is not a certificate.
     pub fn newest_root_learned_at(bundle: &TrustBundle) -> Result<Option<Duration>, IdentityError> {
         let was_rotated = bundle.roots.len() > 1 || !bundle.retired.is_empty();
         let Some(newest) = bundle.roots.last().filter(|_| was_rotated) else { return Ok(None) };
@@ -154,15 +156,16 @@ impl Authority {
         self.folder.join(ROOT_FILE).exists()
     }
 
-    /// Issues a certificate with `id` for the key of a signing request. Nothing else in the request counts.
+    /// Issues a certificate with `id` for the key of a signing request, and ignores all other fields of the request.
     ///
     /// # Errors
-    /// [`IdentityError::InvalidRequest`] if its signature is not by its key.
+    /// [`IdentityError::InvalidRequest`] if the request is not signed by its own key.
     pub fn issue(&self, request: &[u8], id: &SpiffeId, now: Duration) -> Result<Issued, IdentityError> {
         self.issue_to((request, id), Holder::Vouched, now)
     }
 
-    /// The same for a program that joined with a token: by this certificate it may [ask for the next](renews_itself).
+    /// Issues a certificate to a program that joined with a token. The certificate may [ask for its
+    /// successor](renews_itself).
     ///
     /// # Errors
     /// As for [`issue`](Self::issue).
@@ -188,10 +191,11 @@ impl Authority {
         Ok(Issued { chain: chain(&key, (id, holder), (&state.issuer, &state.signer), now)? })
     }
 
-    /// Issues a certificate with the names of hosts, by which clients of the web know a server. It is no identity of the mesh.
+    /// Issues a certificate with host names, for servers of web clients. The certificate is not an identity of the
+    /// mesh.
     ///
     /// # Errors
-    /// As for [`issue`](Self::issue), and when a host has a name that no certificate can have.
+    /// As for [`issue`](Self::issue), and when a certificate cannot carry a host's name.
     pub fn issue_for_hosts(
         &self,
         request: &[u8],
@@ -213,10 +217,10 @@ impl Authority {
         Ok(Issued { chain: vec![certificate.der().clone(), state.issuer.clone()] })
     }
 
-    /// Replaces the intermediate. What the one before issued stays valid.
+    /// Replaces the intermediate. Certificates of the previous intermediate stay valid.
     ///
     /// # Errors
-    /// When the root's key is not there, or the disk is full; then nothing has changed.
+    /// When the root's key is missing or the disk is full; the intermediate is unchanged then.
     pub fn rotate_issuer(&self, now: Duration) -> Result<(), IdentityError> {
         let mut state = self.state();
         let (issuer, signer) = new_issuer(&self.folder, &self.domain, &state.roots, now)?;
@@ -225,10 +229,10 @@ impl Authority {
         Ok(())
     }
 
-    /// Reads the file of the intermediate again, and uses what was put there. Each content is tried once.
+    /// Reads the intermediate's file again and uses its content. Each content is tried once.
     ///
     /// # Errors
-    /// When it is not an intermediate of the roots, with its key; the one before remains.
+    /// When the file holds no intermediate of the roots with its key; the current one stays in use.
     pub fn reread_issuer(&self, now: Duration) -> Result<Reread, IdentityError> {
         let mut state = self.state();
         let found = issuer_digest(&self.folder)?;
@@ -243,7 +247,7 @@ impl Authority {
         Ok(Reread::Replaced)
     }
 
-    /// Replaces the intermediate if little of its time is left, once programs trust the root that signs the next one.
+    /// Replaces an intermediate that expires soon, once programs trust the root that signs the next one.
     ///
     /// # Errors
     /// As [`rotate_issuer`](Self::rotate_issuer).
@@ -254,9 +258,8 @@ impl Authority {
         if is_due { self.rotate_issuer(now) } else { Ok(()) }
     }
 
-    /// Begins a new root. Certificates are still issued under the one before, until the next
-    /// [`rotate_issuer`](Self::rotate_issuer): by then all have to know the new one. Roots that have expired are
-    /// dropped.
+    /// Begins a new root and drops expired ones. Certificates are issued under the previous root until the next
+    /// [`rotate_issuer`](Self::rotate_issuer); by then all programs must know the new root.
     ///
     /// # Errors
     /// When there are too many roots, or the disk is full.
@@ -269,7 +272,7 @@ impl Authority {
         }
         let (key, root) = make_root(&self.domain, now)?;
         roots.push(root.der().clone());
-        // The key last: one whose root is not in the bundle must not sign, while a root without a key only takes a place.
+        // The key is written last: a root must be in the bundle before it signs. A root without a key does no harm.
         files::write_public(&self.folder.join(BUNDLE_FILE), &files::pem(None, &roots))?;
         write_pair(&self.folder.join(ROOT_FILE), &key, &root)?;
         state.roots = roots;
@@ -282,36 +285,36 @@ impl Authority {
     }
 }
 
-/// Who asks for the certificates of a process from its first one on.
+/// Who requests the certificates of a process after the first one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Holder {
-    /// An agent, or a control plane for itself: a key that is stolen is of use until its certificate expires.
+    /// An agent for its programs, or a control plane for itself. A stolen key is useful until its certificate expires.
     Vouched,
     /// The process itself, which joined with a token.
     Joined,
 }
 
-/// The common name in certificates of programs that joined with a token. A record of them was rejected: the certificate says it to each
-/// control plane of the domain, and a program of an agent with the same id must not renew by itself.
+/// The common name in certificates of programs that joined with a token. Every control plane of the domain can read the
+/// certificate, so no record of joined programs is needed. A program of an agent with the same id must not renew by itself.
 const JOINED: &str = "joined with a token";
 
-/// Whether a program may ask for its next certificate by this one, which has to be verified: it joined with a token.
+/// Whether a program may request its next certificate with this verified one: only if the program joined with a token.
 pub fn renews_itself(certificate: &[u8]) -> bool {
     let der = CertificateDer::from(certificate);
     let Ok(parsed) = trust::parse(&der) else { return false };
     parsed.subject().iter_common_name().any(|name| name.as_str().is_ok_and(|name| name == JOINED))
 }
 
-/// What reading the intermediate again found.
+/// Result of reading the intermediate's file again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reread {
-    /// What is in use, or what was tried before.
+    /// The file holds the current intermediate, or one that was tried before.
     Unchanged,
-    /// Another intermediate, which is in use from now on.
+    /// Another intermediate was found and is in use from now on.
     Replaced,
 }
 
-/// A certificate for a key, and that of its issuer.
+/// A certificate for a key, with its issuer's certificate.
 fn chain(
     key: &impl PublicKeyData,
     (id, holder): (&SpiffeId, Holder),
@@ -327,7 +330,8 @@ fn chain(
     Ok(vec![certificate.der().clone(), issuer.clone()])
 }
 
-/// Whether the roots lead to certificates that an intermediate issues, which no file says of itself.
+/// Checks that the roots verify a certificate issued by the intermediate. The intermediate's own file cannot prove
+/// this.
 fn check_issuer(
     domain: &TrustDomain,
     roots: &[CertificateDer<'static>],
@@ -347,7 +351,7 @@ fn issuer_digest(folder: &Path) -> Result<Option<[u8; 32]>, IdentityError> {
     Ok(files::read(&folder.join(ISSUER_FILE))?.map(|content| digest(&content)))
 }
 
-/// The name that a certificate of an authority has for its domain.
+/// The common name of an authority's certificates for its domain.
 fn common_name(domain: &TrustDomain) -> String {
     format!("spiffe://{domain}")
 }
@@ -380,14 +384,14 @@ fn root_above<'a>(
     roots.iter().find(|root| trust::is_issued_by(issuer, root))
 }
 
-/// When a root was made. One that an authority of this kind made is valid from a day before.
+/// When a root was made. Roots are valid from a day before they were made.
 fn made_at(root: &CertificateDer<'_>) -> Result<Duration, Refused> {
     let (begin, end) = trust::validity(root)?;
     let is_own = begin + DAY + ROOT_LIFETIME == end;
     Ok(if is_own { begin + DAY } else { begin })
 }
 
-/// Whether the root whose key is there is one of the domain, perhaps by an older certificate.
+/// Checks that the root in the key file belongs to the domain, possibly by an older certificate.
 fn check_root(
     folder: &Path,
     roots: &[CertificateDer<'static>],
@@ -406,7 +410,7 @@ fn check_next_root(
 ) -> Result<(), IdentityError> {
     let Some((root, _)) = root_key(folder)? else { return Ok(()) };
     check_root(folder, roots, &root)?;
-    // The root of the present intermediate signs what they have.
+    // The present intermediate's root signs, and all programs trust that root.
     if root_above(issuer, roots) == Some(&root) {
         return Ok(());
     }
@@ -417,8 +421,8 @@ fn check_next_root(
     Err(IdentityError::YoungRoot { root: CertificateInfo::of(&root)?.digest, until })
 }
 
-/// The intermediate in its file, or a new one: where there is none, it is due and the root's key is there, or no root leads to it. One
-/// of that kind is kept beside.
+/// Opens the intermediate in its file, or makes a new one if there is none, if it is due and the root's key is present, or if no
+/// root leads to it. In the last case the old file is set aside.
 fn open_issuer(
     folder: &Path,
     domain: &TrustDomain,
@@ -449,8 +453,8 @@ fn open_issuer(
     Ok((issuer, signer))
 }
 
-/// Whether an intermediate is replaced without being told. With little of its time left, and not by a root that programs do not
-/// trust yet, unless it ends before they do.
+/// Whether the intermediate is renewed automatically: little time is left, and programs trust the next root or will only do so
+/// after the intermediate has expired.
 fn is_due(
     folder: &Path,
     (roots, issuer): (&[CertificateDer<'static>], &CertificateDer<'static>),
@@ -530,7 +534,8 @@ fn write_pair(path: &Path, key: &PrivateKey, certificate: &Certificate) -> Resul
     files::write_secret(path, &files::pem(Some(key), std::slice::from_ref(certificate.der())))
 }
 
-/// A certificate of an authority. Begins a day early, so that clocks that differ do not delay a new domain.
+/// Parameters of an authority's certificate. It begins a day early, so that clock differences do not delay a new
+/// domain.
 fn authority(
     domain: &TrustDomain,
     what: &str,
@@ -539,7 +544,7 @@ fn authority(
 ) -> Result<CertificateParams, IdentityError> {
     let mut name = DistinguishedName::new();
     name.push(DnType::OrganizationName, domain.as_str());
-    // Different by time, since issuers are found by name.
+    // The time makes names unique, since issuers are found by name.
     name.push(DnType::CommonName, format!("{} {what} {}", common_name(domain), begin.as_millis()));
     let mut params = CertificateParams::default();
     params.not_before = date(begin.saturating_sub(DAY))?;
@@ -551,7 +556,7 @@ fn authority(
     Ok(params)
 }
 
-/// A certificate of a process.
+/// Parameters of a process's certificate.
 fn leaf(names: Vec<SanType>, now: Duration, latest: Duration) -> Result<CertificateParams, IdentityError> {
     let mut params = CertificateParams::default();
     params.not_before = date(now)?;

@@ -1,4 +1,4 @@
-//! Roots of a trust domain as other software hands them over.
+//! Trust bundles of other trust domains, in the formats of other software.
 
 use std::time::Duration;
 
@@ -9,17 +9,17 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, pem::PemObject as _};
 
 use crate::{Trust, trust};
 
-/// Upper bound of a document, in bytes: so many roots, in base64, and what surrounds them.
+/// Upper bound of a document, in bytes: the maximum number of roots in base64, and the text around them.
 pub const MAX_BUNDLE_DOCUMENT: usize = 2 * MAX_ROOTS * MAX_CERTIFICATE;
 
-/// What is wrong with a document.
+/// Why a document is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0}; give the roots as PEM, or as a SPIFFE bundle (JSON with `keys`, each with `use: x509-svid` and `x5c`)"
 )]
 pub struct BundleDocumentError(String);
 
-/// A SPIFFE trust bundle: a JWK set, of which only keys for X.509-SVIDs count (SPIFFE Trust Domain and Bundle, 4).
+/// A SPIFFE trust bundle: a JWK set. Only its keys for X.509-SVIDs are read (SPIFFE Trust Domain and Bundle, 4).
 #[derive(Deserialize)]
 struct SpiffeBundle {
     keys: Vec<BundleKey>,
@@ -37,10 +37,10 @@ struct BundleKey {
     x5c: Vec<String>,
 }
 
-/// Reads the roots of a trust domain: certificates in PEM, or the JSON that a SPIFFE bundle endpoint serves.
+/// Reads a trust domain's roots from PEM certificates or from the JSON of a SPIFFE bundle endpoint.
 ///
 /// # Errors
-/// When there is none, there are too many, or one is no certificate of an authority.
+/// When the document holds no root, too many, or one that is no authority's certificate.
 pub fn read_bundle_document(
     domain: TrustDomain,
     document: &[u8],
@@ -69,17 +69,17 @@ pub fn read_bundle_document(
     Ok(bundle)
 }
 
-/// What a SPIFFE bundle says of itself.
+/// Metadata of a SPIFFE bundle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BundleHints {
-    /// After which time it wants to be read again.
+    /// How soon the bundle should be read again.
     pub refresh: Option<Duration>,
-    /// Its number, which grows with each change.
+    /// Sequence number; it grows with each change.
     pub sequence: Option<u64>,
 }
 
 impl BundleHints {
-    /// Of a document; PEM says nothing.
+    /// The metadata in a document. PEM has none.
     pub fn of(document: &[u8]) -> Self {
         let Ok(bundle) = serde_json::from_slice::<SpiffeBundle>(document) else { return Self::default() };
         Self {

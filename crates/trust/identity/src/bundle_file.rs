@@ -1,4 +1,4 @@
-//! The roots that a process keeps on disk, read again when they change.
+//! Roots in the identity folder, read again when their file changes.
 
 use std::{path::Path, time::Duration};
 
@@ -6,12 +6,12 @@ use tokio::time::sleep;
 
 use crate::{Credentials, IdentityError, Workload};
 
-/// How often the file is compared with what was read.
+/// How often the file is compared with its last content.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// Trusts the roots in `bundle.pem` of a folder in which an identity is [kept](Credentials::save) when that file changes, for
-/// connections from then on: for a root that has to be known before a control plane can tell it, or be known no more. The next
-/// renewal brings the roots of the records again. Never returns.
+/// Follows `bundle.pem` in an identity's [folder](Credentials::save) and trusts its roots for new connections when the file
+/// changes. An operator can thereby add or remove a root before a control plane reports it. The next renewal restores the
+/// recorded roots. Never returns.
 pub async fn follow_bundle(workload: &Workload, folder: &Path) {
     let mut seen = Credentials::read_bundle(folder).ok().flatten();
     loop {
@@ -32,7 +32,7 @@ pub async fn follow_bundle(workload: &Workload, folder: &Path) {
     }
 }
 
-/// Trusts these roots, if they are others. Each content is used or reported once.
+/// Trusts the roots in the file if they changed. Each content is used or reported once.
 fn use_bundle(
     workload: &Workload,
     folder: &Path,
@@ -40,7 +40,7 @@ fn use_bundle(
 ) -> Result<bool, IdentityError> {
     seen.clone_from(&found);
     match found {
-        // Before the process has joined, or while the file is replaced by hand.
+        // The process has not joined yet, or the file is being replaced.
         None => Ok(false),
         Some(content) => workload.trust_roots(&Credentials::roots_in(folder, &content)?),
     }

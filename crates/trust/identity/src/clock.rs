@@ -3,7 +3,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-/// Wall-clock time, for the validity of certificates. Tests drive their own.
+/// Wall-clock time for certificate validity. Tests use a clock of their own.
 pub trait Clock: fmt::Debug + Send + Sync {
     /// Time since 1970.
     fn now(&self) -> Duration;

@@ -21,31 +21,31 @@ use crate::{
     trust::{self, RootDigest},
 };
 
-/// The revocations that a process knows: the same wherever it verifies certificates.
+/// The revocations that a process knows, shared by everything in it that verifies certificates.
 #[derive(Clone, Debug, Default)]
 pub struct RevocationList(Arc<RwLock<Arc<Revocations>>>);
 
-/// What a certificate is revoked by.
+/// The fields of a certificate that decide whether it is revoked.
 #[derive(Clone, Debug)]
 pub(crate) struct CertificateFacts {
     id: SpiffeId,
-    /// Whether it is of another trust domain than this process.
+    /// Whether the certificate belongs to another trust domain than this process.
     is_foreign: bool,
     serial: Vec<u8>,
-    /// When it was issued, in seconds since 1970.
+    /// When the certificate was issued, in seconds since 1970.
     issued: u64,
-    /// When it ends, since 1970.
+    /// When the certificate expires, since 1970.
     expires: Duration,
-    /// The root that vouches for it, if it is of another trust domain, or those of this one are noted too.
+    /// The root above the certificate, if the peer is of another trust domain or if roots of own peers are noted too.
     root: Option<RootDigest>,
 }
 
-/// All connections with peers that showed a certificate.
+/// All connections whose peers showed a certificate.
 #[derive(Debug, Default)]
 pub(crate) struct Connections {
     pub(crate) revocations: RevocationList,
     pub(crate) federation: Federation,
-    /// Whether the roots of peers of this trust domain are noted.
+    /// Whether roots above peers of this trust domain are noted.
     notes_roots: AtomicBool,
     open: Mutex<OpenConnections>,
 }
@@ -56,7 +56,7 @@ struct OpenConnections {
     by_number: HashMap<u64, Arc<Open>>,
 }
 
-/// A connection that can be ended from outside of its task.
+/// A connection that another task can end.
 #[derive(Debug)]
 struct Open {
     peer: CertificateFacts,
@@ -65,7 +65,7 @@ struct Open {
     writer: AtomicWaker,
 }
 
-/// The place of a connection among the open ones, as long as it lives.
+/// Keeps a connection listed as open while it lives.
 #[derive(Debug)]
 pub(crate) struct Tracked {
     open: Arc<Open>,
@@ -73,7 +73,7 @@ pub(crate) struct Tracked {
     connections: Arc<Connections>,
 }
 
-/// Which half of a connection waits.
+/// Which half of a connection is waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Half {
     Read,
@@ -81,7 +81,7 @@ pub(crate) enum Half {
 }
 
 impl RevocationList {
-    /// The revocations now.
+    /// The current revocations.
     pub fn current(&self) -> Arc<Revocations> {
         Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -98,7 +98,7 @@ impl RevocationList {
     /// Whether the certificate of a peer is still accepted.
     pub(crate) fn check(&self, certificate: &CertificateDer<'_>, usage: Usage) -> Result<(), Refused> {
         let revocations = self.current();
-        // The common case reads no certificate.
+        // Without revocations, the certificate is not parsed.
         if revocations.entries.is_empty() {
             return Ok(());
         }
@@ -107,7 +107,7 @@ impl RevocationList {
 }
 
 impl CertificateFacts {
-    /// Of a certificate of this trust domain.
+    /// Reads the facts of a certificate of this trust domain.
     pub(crate) fn of(certificate: &CertificateDer<'_>, usage: Usage) -> Result<Self, Refused> {
         let (issued, expires) = trust::validity(certificate)?;
         Ok(Self {
@@ -120,7 +120,7 @@ impl CertificateFacts {
         })
     }
 
-    /// The same at a process of `domain`.
+    /// Marks the certificate as foreign if its trust domain is not `domain`.
     pub(crate) fn at(self, domain: &TrustDomain) -> Self {
         Self { is_foreign: self.id.domain != *domain, ..self }
     }
@@ -129,13 +129,13 @@ impl CertificateFacts {
         self.is_foreign
     }
 
-    /// Refuses one of another trust domain, unless `accepts` has it.
+    /// Refuses a foreign certificate unless `accepts` returns true for its id.
     pub(crate) fn check_named(self, accepts: impl FnOnce(&SpiffeId) -> bool) -> Result<Self, Refused> {
         if self.is_foreign && !accepts(&self.id) { Err(Refused::NotNamed(self.id)) } else { Ok(self) }
     }
 
-    /// Verifies the chain of one of another trust domain by the roots of that now: those of the handshake may be gone, and a session
-    /// that was resumed has verified nothing.
+    /// Verifies a foreign chain by the current roots of its domain. The handshake may have used roots that are gone now, and a
+    /// resumed session verified nothing.
     pub(crate) fn check_root(
         self,
         federation: &Federation,
@@ -150,8 +150,8 @@ impl CertificateFacts {
         Ok(Self { root: Some(root), ..self })
     }
 
-    /// Notes the root of one of this trust domain, for those who ask which roots are in use: at a price, since chains are verified
-    /// a second time.
+    /// Notes the root of a peer of this trust domain, so that operators can see which roots are in use. Chains are verified a
+    /// second time for this.
     pub(crate) fn note_root(
         self,
         connections: &Connections,
@@ -164,13 +164,13 @@ impl CertificateFacts {
         Self { root: own.verify_to_root(chain, usage, now).ok().map(|(_, root)| root), ..self }
     }
 
-    /// Refuses a certificate that ended since its session began.
+    /// Refuses a certificate that expired after its session began.
     pub(crate) fn check_time(self, now: Duration) -> Result<Self, Refused> {
         if self.expires + CLOCK_SKEW < now { Err(Refused::Expired) } else { Ok(self) }
     }
 
     fn check(&self, revocations: &Revocations) -> Result<(), Refused> {
-        // Revocations are of this domain: another one may have the same names.
+        // Revocations name ids of this domain; another domain may use the same names.
         match !self.is_foreign && revocations.revokes(&self.id.path, &self.serial, self.issued) {
             true => Err(Refused::Revoked(self.id.path.clone())),
             false => Ok(()),
@@ -186,26 +186,26 @@ impl CertificateFacts {
 }
 
 impl Connections {
-    /// Ends the connections whose peers are revoked, and has others refused from now on.
+    /// Ends the connections of revoked peers, and refuses them from now on.
     pub(crate) fn revoke(&self, revocations: Revocations) {
         self.revocations.set(revocations);
         self.end_refused();
     }
 
-    /// Ends the connections with peers of domains that are not federated, or for which none of the roots vouches, and has others
-    /// refused from now on. Whether the domains or their roots are others than before.
+    /// Ends the connections of peers whose domain is no longer federated or whose root is gone, and refuses them from now on.
+    /// Returns whether domains or roots changed.
     pub(crate) fn federate(&self, domains: FederatedDomains) -> bool {
         let changed = self.federation.set(domains);
         self.end_refused();
         changed
     }
 
-    /// Has the roots of peers noted, of connections from now on.
+    /// Notes the roots of peers of new connections.
     pub(crate) fn note_roots(&self) {
         self.notes_roots.store(true, Ordering::Relaxed);
     }
 
-    /// The peers of this trust domain whose certificates hang from a root and have not expired, if roots are noted.
+    /// The peers of this trust domain with an unexpired certificate under a root, if roots are noted.
     pub(crate) fn peers_beneath(&self, root: &RootDigest, now: Duration) -> BTreeSet<SpiffeId> {
         let open = self.open();
         let beneath = open.by_number.values().map(|open| &open.peer).filter(|peer| {
@@ -233,7 +233,7 @@ impl Connections {
         }
     }
 
-    /// Adds a connection after its handshake, which may have resumed a session and verified nothing.
+    /// Adds a connection after its handshake. A resumed handshake verified nothing, so the peer is checked here.
     pub(crate) fn track(self: &Arc<Self>, peer: CertificateFacts) -> Result<Tracked, Refused> {
         let (reader, writer) = (AtomicWaker::new(), AtomicWaker::new());
         let open = Arc::new(Open { peer, is_revoked: AtomicBool::new(false), reader, writer });
@@ -243,7 +243,7 @@ impl Connections {
         all.by_number.insert(number, Arc::clone(&open));
         drop(all);
         let tracked = Tracked { open, number, connections: Arc::clone(self) };
-        // Once it is among the open ones, so that it is ended by all later revocations.
+        // The check follows the insertion, so that a later revocation finds the connection.
         tracked.open.peer.check_all(&self.revocations.current(), &self.federation)?;
         Ok(tracked)
     }
@@ -254,7 +254,7 @@ impl Connections {
 }
 
 impl Tracked {
-    /// Fails once the peer is revoked.
+    /// Fails if the peer is revoked.
     pub(crate) fn check(&self) -> io::Result<()> {
         match self.open.is_revoked.load(Ordering::Acquire) {
             false => Ok(()),
@@ -264,14 +264,14 @@ impl Tracked {
                     true => self.connections.federation.check(&id.domain, root.as_ref()).err(),
                     false => None,
                 };
-                // It was ended; by now it may be restored.
+                // The connection was ended, but the peer may have been restored since.
                 let refused = refused.unwrap_or_else(|| Refused::Revoked(id.path.clone()));
                 Err(io::Error::new(io::ErrorKind::ConnectionAborted, refused))
             }
         }
     }
 
-    /// Wakes the task of a half that waits when the peer is revoked.
+    /// Registers the task of a waiting half, which a revocation of the peer wakes.
     pub(crate) fn wait(&self, half: Half, cx: &Context<'_>) -> io::Result<()> {
         match half {
             Half::Read => self.open.reader.register(cx.waker()),

@@ -23,7 +23,7 @@ impl Credentials {
     /// Checks a certificate that was issued for a key.
     ///
     /// # Errors
-    /// When its peers would refuse it now, or it is for another key.
+    /// When peers would refuse the certificate now, or it does not fit the key.
     pub fn new(
         key: PrivateKey,
         chain: Vec<CertificateDer<'static>>,
@@ -47,34 +47,34 @@ impl Credentials {
         &self.id
     }
 
-    /// Whether processes with these roots accept the certificate.
+    /// Checks that processes with these roots accept the certificate.
     ///
     /// # Errors
-    /// Why they refuse it.
+    /// The reason why processes refuse the certificate.
     pub fn check_by(&self, roots: &TrustBundle, now: Duration) -> Result<(), IdentityError> {
         Trust::new(roots.clone())?.verify(&self.chain, Usage::Client, now)?;
         Ok(())
     }
 
-    /// What verifies peers.
+    /// The verifier of peers.
     pub fn trust(&self) -> &Trust {
         &self.trust
     }
 
-    /// When the certificate begins and ends to be valid, since 1970.
+    /// When the certificate becomes valid and when it expires, since 1970.
     pub fn validity(&self) -> (Duration, Duration) {
         self.valid
     }
 
-    /// The certificate, followed by that of its issuer, in DER.
+    /// The certificate and its issuer's certificate, in DER.
     pub fn chain(&self) -> &[CertificateDer<'static>] {
         &self.chain
     }
 
-    /// Keeps the identity in `folder`, readable by this user alone.
+    /// Saves the identity in `folder`, readable by this user alone.
     ///
     /// # Errors
-    /// When the files cannot be written; the ones before remain.
+    /// When the files cannot be written; the previous files remain.
     pub fn save(&self, folder: &Path) -> Result<(), IdentityError> {
         files::secret_folder(folder)?;
         let roots: Vec<_> =
@@ -83,7 +83,7 @@ impl Credentials {
         files::write_secret(&folder.join(KEY_FILE), &files::pem(Some(&self.key), &self.chain))
     }
 
-    /// The same with other roots.
+    /// Returns the same identity with other roots.
     ///
     /// # Errors
     /// When peers with these roots would refuse the certificate, so that a mistake cuts no process off.
@@ -92,12 +92,12 @@ impl Credentials {
         Self::new(PrivateKey::from_pkcs8(self.key.pkcs8())?, self.chain.clone(), bundle, now)
     }
 
-    /// The file of roots in `folder`, as it is; `None` if there is none.
+    /// The content of the roots' file in `folder`; `None` if there is none.
     pub(crate) fn read_bundle(folder: &Path) -> Result<Option<Vec<u8>>, IdentityError> {
         files::read(&folder.join(BUNDLE_FILE))
     }
 
-    /// The roots in that file.
+    /// Parses the roots in that content.
     pub(crate) fn roots_in(folder: &Path, content: &[u8]) -> Result<Vec<Vec<u8>>, IdentityError> {
         let roots = files::certificates_of(&folder.join(BUNDLE_FILE), content)?;
         Ok(roots.iter().map(|root| root.to_vec()).collect())

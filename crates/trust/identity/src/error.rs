@@ -3,7 +3,7 @@ use std::{io, path::PathBuf, time::Duration};
 use fairmesh_model::TrustDomain;
 use time::OffsetDateTime;
 
-/// Why an identity cannot be made, kept or used.
+/// Why an identity cannot be made, saved or used.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     /// A file cannot be read or written.
@@ -14,7 +14,7 @@ pub enum IdentityError {
         /// The error of the system.
         source: io::Error,
     },
-    /// A file holds something else.
+    /// A file has unexpected content.
     #[error("{} {problem}; restore it from a copy, or remove it to begin anew", path.display())]
     InvalidFile {
         /// The file.
@@ -38,19 +38,19 @@ pub enum IdentityError {
         /// Where it is expected.
         path: PathBuf,
     },
-    /// A request for a certificate is not well-formed or not signed by its key.
+    /// A request for a certificate is malformed or not signed by its key.
     #[error("the signing request is not valid: {0}; make it anew")]
     InvalidRequest(String),
     /// A certificate or a key is not usable.
     #[error("cannot use the certificate or key: {0}")]
     Crypto(String),
-    /// Certificates that were issued do not verify.
+    /// An issued certificate does not verify.
     #[error("the certificate that was issued is refused: {0}")]
     Refused(#[from] crate::Refused),
-    /// A token is not one.
+    /// A join token is malformed.
     #[error("the join token is not valid; copy it as a whole, as `fairmesh identity token` prints it")]
     InvalidToken,
-    /// Programs that run may not trust what the root signs.
+    /// Running programs may not trust the signing root yet.
     #[error(
         "the root {root} is so new that not all programs trust it: they do once they have renewed their certificates, by {}; \
          rotate then, or with --force, where programs that have not renewed fail until they have, or are started again",
@@ -62,12 +62,12 @@ pub enum IdentityError {
         /// When all programs have renewed, since 1970.
         until: Duration,
     },
-    /// A root is needed to sign.
+    /// A root cannot be retired because it signs.
     #[error("the root {root} {why}")]
     RootInUse {
         /// The SHA-256 of the root, in hexadecimal.
         root: String,
-        /// What for, and what to do first.
+        /// Its use, and the step that ends it.
         why: &'static str,
     },
     /// No root leads to an intermediate.
@@ -80,7 +80,7 @@ pub enum IdentityError {
         /// The file of the intermediate.
         path: PathBuf,
     },
-    /// The root of the key is none of the domain.
+    /// The root's key does not belong to a root of the domain.
     #[error(
         "the root {root} in {} is not in bundle.pem beside it: it was retired, or the files are of different times; put there those of \
          the control plane that began the newest root",
@@ -92,7 +92,7 @@ pub enum IdentityError {
         /// The SHA-256 of the root, in hexadecimal.
         root: String,
     },
-    /// Certificates beneath a root may not have expired.
+    /// Certificates under a root may not have expired yet.
     #[error(
         "certificates beneath the root {root} may be in use: the last one that can have been issued expires by {}",
         time(*until)
@@ -103,7 +103,7 @@ pub enum IdentityError {
         /// When all have expired, since 1970.
         until: Duration,
     },
-    /// As many roots as a bundle may have.
+    /// The bundle already holds the maximum number of roots.
     #[error(
         "the trust bundle has {0} roots, the most that it may have; retire one that is not needed any more with `fairmesh identity \
          retire`"

@@ -1,4 +1,4 @@
-//! Other trust domains, as a process knows them.
+//! Federated trust domains known to a process.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -6,13 +6,13 @@ use fairmesh_model::{FederatedDomains, TrustDomain};
 
 use crate::{IdentityError, Refused, Trust, trust::RootDigest};
 
-/// The federated trust domains that a process knows: the same wherever it verifies certificates.
+/// The federated trust domains, shared by everything in a process that verifies certificates.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Federation(Arc<RwLock<Arc<Vec<Trust>>>>);
 
 impl Federation {
-    /// Replaces them; whether they are others than before. A domain whose roots are no certificates is left out, so that one mistake
-    /// ends no other.
+    /// Replaces the domains and returns whether they changed. A domain whose roots are no certificates is skipped, so that one
+    /// mistake does not affect the others.
     pub(crate) fn set(&self, domains: FederatedDomains) -> bool {
         let read = |bundle| {
             let trust: Result<Trust, IdentityError> = Trust::new(bundle);
@@ -25,12 +25,12 @@ impl Federation {
         changed
     }
 
-    /// What verifies certificates of a domain; `None` if it is not federated.
+    /// The verifier of a domain's certificates; `None` if the domain is not federated.
     pub(crate) fn find(&self, domain: &TrustDomain) -> Option<Trust> {
         self.current().iter().find(|trust| trust.domain() == domain).cloned()
     }
 
-    /// Whether a domain is federated, and a root is one of its roots.
+    /// Checks that a domain is federated and that `root` is one of its roots.
     pub(crate) fn check(&self, domain: &TrustDomain, root: Option<&RootDigest>) -> Result<(), Refused> {
         let all = self.current();
         let Some(trust) = all.iter().find(|trust| trust.domain() == domain) else {

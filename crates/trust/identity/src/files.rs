@@ -24,19 +24,19 @@ pub(crate) fn secret_folder(path: &Path) -> Result<(), IdentityError> {
     fs::set_permissions(path, fs::Permissions::from_mode(SECRET_FOLDER)).map_err(failed)
 }
 
-/// Replaces a file of secrets at once.
+/// Atomically replaces a file of secrets.
 pub(crate) fn write_secret(path: &Path, content: &[u8]) -> Result<(), IdentityError> {
     replace(path, content, SECRET).map_err(|source| IdentityError::Io { path: path.to_owned(), source })
 }
 
-/// Replaces a file that everyone may read at once.
+/// Atomically replaces a file that everyone may read.
 pub(crate) fn write_public(path: &Path, content: &[u8]) -> Result<(), IdentityError> {
     replace(path, content, PUBLIC).map_err(|source| IdentityError::Io { path: path.to_owned(), source })
 }
 
 fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let unfinished = path.with_extension("new");
-    // One of an earlier crash may have another mode.
+    // A leftover of an earlier crash may have another mode.
     match fs::remove_file(&unfinished) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -48,7 +48,7 @@ fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     sync_folder_of(path)
 }
 
-/// Makes a change of a folder's entries durable.
+/// Makes changed folder entries durable.
 pub(crate) fn sync_folder_of(path: &Path) -> io::Result<()> {
     path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
 }

@@ -1,4 +1,4 @@
-//! TLS of listeners whose clients know the names of hosts and not those of the mesh, as browsers do.
+//! TLS listeners for clients that verify host names instead of mesh identities, such as browsers.
 
 use std::{
     fmt,
@@ -12,8 +12,8 @@ use tokio_rustls::rustls::{ServerConfig, pki_types::CertificateDer};
 
 use crate::{Credentials, IdentityError, PrivateKey, Workload, tls_config};
 
-/// Serves such clients in a process of the mesh: with a certificate for the names of its host beside that of its identity, to clients with a
-/// certificate of the mesh or none. One certificate with both names was rejected: callers would choose between them.
+/// Serves web clients in a process of the mesh with a certificate for the host's names. Clients may show a certificate of the
+/// mesh or none. One certificate with both host names and identity was rejected: callers would have to choose between the names.
 pub struct HostCertificate {
     workload: Arc<Workload>,
     config: RwLock<Option<Arc<ServerConfig>>>,
@@ -26,15 +26,15 @@ impl fmt::Debug for HostCertificate {
 }
 
 impl HostCertificate {
-    /// Of a process with this identity, without a certificate for its host yet.
+    /// For a process with this identity, still without a host certificate.
     pub fn new(workload: Arc<Workload>) -> Self {
         Self { workload, config: RwLock::default() }
     }
 
-    /// Replaces the certificate, for connections from now on; clients are verified as `own` does.
+    /// Replaces the certificate for new connections. Clients are verified as `own` verifies them.
     ///
     /// # Errors
-    /// When it is not that of the key.
+    /// When the certificate does not fit the key.
     pub fn install(
         &self,
         own: &Credentials,

@@ -2,22 +2,22 @@ use tokio_rustls::rustls::pki_types::CertificateDer;
 
 use crate::{Refused, token, trust};
 
-/// What people compare certificates by.
+/// The fields by which people compare certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateInfo {
     /// SHA-256 of the certificate, in hexadecimal.
     pub digest: String,
     /// Its serial number, in hexadecimal without leading zeros.
     pub serial: String,
-    /// In seconds since 1970.
+    /// When the certificate expires, in seconds since 1970.
     pub expires_at: u64,
 }
 
 impl CertificateInfo {
-    /// Of a certificate in DER.
+    /// Reads the fields of a certificate in DER.
     ///
     /// # Errors
-    /// When it is none.
+    /// When the bytes are not a certificate.
     pub fn of(certificate: &[u8]) -> Result<Self, Refused> {
         let der = CertificateDer::from(certificate);
         let (_, end) = trust::validity(&der)?;

@@ -1,4 +1,4 @@
-//! Responses of control planes that issue certificates: each is for one request, and signed, since replicas pass it on.
+//! Responses with issued certificates. A response answers one request and is signed, because replicas forward it.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use crate::{
     signed::{self, Purpose},
 };
 
-/// A response to the request with this `csr`, verified to be that of a control plane.
+/// Opens the response to the request with this `csr`, and verifies that a control plane signed it.
 ///
 /// # Errors
-/// When it is not.
+/// When the signature or the request does not fit.
 pub fn open(
     trust: &Trust,
     csr: &[u8],
@@ -48,13 +48,13 @@ pub fn certified(
 /// The roots in a response that is not verified yet.
 ///
 /// # Errors
-/// When it holds none.
+/// When the response holds no roots.
 pub fn bundle(response: &SignedMessage) -> Result<TrustBundle, Status> {
     let decoded = IssueResponse::decode(response.payload.clone()).map_err(refused)?;
     decoded.bundle.unwrap_or_default().try_into().map_err(refused)
 }
 
-/// The refusal of a response.
+/// Error for a response that is refused.
 pub fn refused(error: impl ToString) -> Status {
     Status::unauthenticated(format!("the response of the control plane is refused: {}", error.to_string()))
 }

@@ -5,7 +5,7 @@ use tokio_rustls::rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 
 use crate::IdentityError;
 
-/// A private key, P-256: fast to sign with, and supported by all that speaks TLS.
+/// A private key on P-256: signing is fast, and all TLS software supports the curve.
 pub struct PrivateKey(KeyPair);
 
 impl fmt::Debug for PrivateKey {
@@ -18,19 +18,19 @@ impl PrivateKey {
     /// A new key.
     ///
     /// # Errors
-    /// When the system has no randomness.
+    /// When the system provides no randomness.
     pub fn generate() -> Result<Self, IdentityError> {
         KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map(Self).map_err(IdentityError::crypto)
     }
 
-    /// The key in a PKCS #8 document.
+    /// Reads the key in a PKCS #8 document.
     pub(crate) fn from_pkcs8(der: &[u8]) -> Result<Self, IdentityError> {
         KeyPair::from_pkcs8_der_and_sign_algo(&PrivatePkcs8KeyDer::from(der), &PKCS_ECDSA_P256_SHA256)
             .map(Self)
             .map_err(IdentityError::crypto)
     }
 
-    /// A request for a certificate of this key. It has no name: the authority decides on the name.
+    /// A signing request for this key. The request has no name, because the authority chooses the name.
     ///
     /// # Errors
     /// When signing fails.

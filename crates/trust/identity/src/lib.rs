@@ -1,19 +1,19 @@
 //! Identities of processes: certificates with SPIFFE ids, the authority that issues them, mutual TLS, and renewal.
 //!
-//! It sits above `wire`, whose [`TlsIdentity`](fairmesh_wire::transport::TlsIdentity) it implements, and `rib`, and is the only
-//! crate beside the proxy's listeners that names rustls, and the only one that names rcgen.
+//! The crate sits above `wire`, whose [`TlsIdentity`](fairmesh_wire::transport::TlsIdentity) it implements, and `rib`. Only
+//! this crate and the proxy's listeners name rustls; only this crate names rcgen.
 //!
-//! * [`Authority`] is the certificate authority of a control plane: a root, whose key may be kept elsewhere, and an
-//!   intermediate of its own.
-//! * [`Trust`] verifies chains; [`Workload`] is a process's identity, and what its connections are secured with.
-//! * [`SignedMessage`](signed) and [`JoinToken`] protect requests for certificates, whatever lies in between.
+//! * [`Authority`] is the certificate authority of a control plane: a root, whose key may be stored elsewhere, and an
+//!   intermediate.
+//! * [`Trust`] verifies chains; [`Workload`] is a process's identity and secures its connections.
+//! * [`SignedMessage`](signed) and [`JoinToken`] protect requests for certificates on untrusted paths.
 //! * [`Signer`] signs handshakes of listeners, with a key here or on a key server.
-//! * [`WorkloadApi`] takes an identity from SPIRE, or whatever else serves SPIFFE's API.
-//! * [`renewal`] keeps an identity fresh, and [`follow_revocations`] what it refuses.
+//! * [`WorkloadApi`] takes an identity from SPIRE or another implementation of SPIFFE's API.
+//! * [`renewal`] renews an identity, and [`follow_revocations`] keeps its revocations current.
 //!
-//! Private keys never leave the process that made them: an authority sees a signing request. Sending keys with
-//! certificates was rejected, since then each hop could impersonate the service. The exception is SPIFFE's API, which has the
-//! agent make the key of a program on its machine.
+//! Private keys never leave the process that made them: an authority sees a signing request. Sending keys with certificates
+//! was rejected, since each hop could then impersonate the service. SPIFFE's API is the exception: there the agent makes the
+//! key of a program on its machine.
 
 mod authority;
 mod bundle_document;

@@ -8,7 +8,7 @@ use tokio::{net::TcpStream, sync::watch};
 
 use crate::{JoinToken, Workload, tls_config, tls_stream::TlsStream};
 
-/// The identity of an agent: its certificate, and before it has one, the token that it joins with.
+/// The identity of an agent: its certificate, and the token with which it joins before it has one.
 #[derive(Debug)]
 pub struct Member {
     workload: Arc<Workload>,
@@ -17,12 +17,12 @@ pub struct Member {
 }
 
 impl Member {
-    /// Of a process that keeps its certificate in `workload`.
+    /// For a process that stores its certificate in `workload`.
     pub fn new(workload: Arc<Workload>, token: Option<JoinToken>) -> Self {
         Self { workload, token, is_secured: false }
     }
 
-    /// Of a process that was a member before, and uses no plaintext though it has no certificate.
+    /// For a process that was a member before: it uses no plaintext, even without a certificate.
     #[must_use]
     pub fn secured(self) -> Self {
         Self { is_secured: true, ..self }

@@ -9,7 +9,7 @@ use tokio_rustls::rustls::ClientConfig;
 
 use crate::{Clock, IdentityError, SystemClock, Trust, authority, files, tls_config, tls_stream::TlsStream};
 
-/// Verifies processes of the mesh by its roots, and proves nothing itself: for a command on a machine without an agent.
+/// Verifies processes of the mesh by its roots and sends no certificate: for commands on a machine without an agent.
 pub struct OneWayTls(Arc<ClientConfig>);
 
 impl fmt::Debug for OneWayTls {
@@ -19,10 +19,10 @@ impl fmt::Debug for OneWayTls {
 }
 
 impl OneWayTls {
-    /// With the roots in a file, such as `ca/bundle.pem` of a control plane.
+    /// Reads the roots in a file, such as `ca/bundle.pem` of a control plane.
     ///
     /// # Errors
-    /// When the file holds no roots of one trust domain.
+    /// When the file does not hold the roots of exactly one trust domain.
     pub fn open(path: &Path) -> Result<Self, IdentityError> {
         let invalid =
             |problem: &str| IdentityError::InvalidFile { path: path.to_owned(), problem: problem.into() };
@@ -56,7 +56,7 @@ impl TlsIdentity for OneWayTls {
     fn connect(&self, peer: ExpectedPeer<'_>, stream: TcpStream) -> Handshake {
         let config = match peer {
             ExpectedPeer::Mesh | ExpectedPeer::Upstream => Ok(Arc::clone(&self.0)),
-            // A service takes callers with an identity only.
+            // Services accept only callers with an identity.
             ExpectedPeer::Service(_) | ExpectedPeer::Id(_) | ExpectedPeer::KeyServer => {
                 Err(io::Error::other(NoIdentity))
             }

@@ -1,5 +1,5 @@
-//! The identity of a program: from the agent of its machine, from a SPIFFE Workload API, or, for one that runs without an agent,
-//! from the control plane.
+//! The identity of a program: from its machine's agent, from a SPIFFE Workload API, or from the control plane for a program
+//! without an agent.
 
 mod control_plane_source;
 
@@ -36,27 +36,28 @@ use control_plane_source::ControlPlaneSource;
 /// How long one request may take.
 const TIMEOUT: Duration = Duration::from_secs(12);
 
-/// How long a program that starts waits for the revocations.
+/// How long a starting program waits for the revocations.
 const REVOCATIONS_WAIT: Duration = Duration::from_secs(1);
 
-/// Pauses of a program that has no identity yet: while no agent says whether there is a trust domain, and while there is none.
+/// Pause before a program without an identity asks again, while the agent does not answer or the mesh has no trust
+/// domain.
 const NO_AGENT_INTERVAL: Duration = Duration::from_secs(5);
 const NO_DOMAIN_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Issues by the agent at an address.
+/// Gets certificates from the agent at an address.
 #[derive(Debug)]
 struct AgentSource {
     agent: Address,
-    /// Empty: an operator, as the agent names it.
+    /// The identity's path. Empty for an operator: the agent then chooses the name.
     path: String,
     software: String,
-    /// Where the certificate is kept, for a start while the agent is away.
+    /// Where the certificate is saved, for a start during an agent's outage.
     kept: Option<PathBuf>,
     workload: Arc<Workload>,
     progress: Arc<Progress>,
 }
 
-/// What the agent has said.
+/// What the agent answered last.
 #[derive(Debug, Default)]
 struct Progress {
     /// Whether the mesh has a trust domain.
@@ -67,19 +68,19 @@ struct Progress {
 
 /// Why an agent issued nothing.
 enum NotIssued {
-    /// The mesh has no trust domain, or the agent knows none.
+    /// The mesh has no trust domain, or the agent does not serve identities.
     NoDomain,
     /// There is no such agent.
     NoAgent(String),
     /// The agent does not know yet whether the mesh has a trust domain.
     Undecided(String),
-    /// It is a member, and cannot now.
+    /// The agent is a member of a trust domain but cannot issue now.
     Unavailable(String),
-    /// It will, or refused to.
+    /// The agent refused, or its response is not usable.
     Failed(String),
 }
 
-/// The identity of this program. It is renewed, and revocations are followed, until this is dropped.
+/// The identity of this program. Until dropped, it is renewed and its revocations are followed.
 #[derive(Clone, Debug)]
 pub struct ProgramIdentity {
     workload: Arc<Workload>,
@@ -89,7 +90,7 @@ pub struct ProgramIdentity {
     _tasks: Arc<[AbortOnDropHandle<()>; 2]>,
 }
 
-/// The follower of the revocations.
+/// The task that follows revocations.
 #[derive(Clone, Debug, Default)]
 struct Following {
     stop: CancellationToken,
@@ -103,8 +104,8 @@ pub enum ServerIdentity {
     Secured(ProgramIdentity),
     /// In plaintext: the mesh has no trust domain.
     Plaintext,
-    /// In plaintext, since the agent does not respond, or has reached no control plane yet. It may turn out that the mesh has a
-    /// trust domain, and then the server must not be called: ask with this request before it is registered.
+    /// In plaintext, since the agent does not answer or has reached no control plane yet. The mesh may still turn out to have a
+    /// trust domain. Ask again with this request before the server is registered; until then it must not be called.
     Undecided(Box<IdentityRequest>),
 }
 
@@ -121,30 +122,30 @@ pub enum Membership {
     NoAgent,
 }
 
-/// What a program asks its agent for.
+/// Where a program gets its identity.
 #[derive(Clone, Debug)]
 pub struct IdentityRequest {
-    /// The agent, at a Unix socket: only there it knows the user. With a Workload API, any process of the mesh that tells
-    /// what is revoked.
+    /// The agent, at a Unix socket: only there the agent learns the user. With a Workload API, any process of the mesh
+    /// that serves the revocations.
     pub agent: Address,
-    /// The Unix socket of a SPIFFE Workload API that gives the identity instead; see
+    /// The Unix socket of a SPIFFE Workload API to use instead; see
     /// [`environment::workload_api`](fairmesh_wire::environment::workload_api).
     pub workload_api: Option<Address>,
-    /// The control planes of a program that runs without an agent, and asks them itself, if it has a token or kept a certificate.
+    /// The control planes that a program without an agent asks itself, if it has a token or a saved certificate.
     pub control_planes: Vec<Address>,
     /// The token with which it joins them; see [`JoinToken::of_environment`].
     pub token: Option<JoinToken>,
-    /// The identity; `None` is an operator, named after machine and user.
+    /// The identity; `None` means an operator, named after machine and user.
     pub path: Option<SpiffePath>,
-    /// The description of the program, for display.
+    /// The name and version of the program, for display.
     pub software: String,
     /// How long to wait for the first certificate.
     pub patience: Duration,
 }
 
 impl ProgramIdentity {
-    /// The identity of a caller. It comes later if there is no certificate within the patience: until then, endpoints
-    /// that accept only mutual TLS are not called. `None` if no agent can give one.
+    /// The identity of a caller. Without a certificate within the patience, the identity arrives later; until then
+    /// the caller cannot call endpoints that accept only mutual TLS. `None` if no agent can give an identity.
     pub async fn of_caller(request: IdentityRequest) -> Option<Self> {
         if let Some(socket) = &request.workload_api {
             return Some(Self::of_workload_api(&request, socket.clone()).await);
@@ -161,8 +162,8 @@ impl ProgramIdentity {
         Some(this)
     }
 
-    /// The identity of a server, which decides once whether it accepts only mutual TLS: if the agent is a member of a
-    /// trust domain. Without a certificate within the patience, it comes later, and connections fail until then.
+    /// The identity of a server. The server accepts only mutual TLS if the agent is a member of a trust domain, and
+    /// decides this once. Without a certificate within the patience, connections fail until one arrives.
     pub async fn of_server(request: IdentityRequest) -> ServerIdentity {
         if let Some(socket) = &request.workload_api {
             return ServerIdentity::Secured(Self::of_workload_api(&request, socket.clone()).await);
@@ -189,7 +190,8 @@ impl ProgramIdentity {
         ServerIdentity::Secured(Self::of_agent(source))
     }
 
-    /// The identity that a Workload API gives. With it, connections are never in plaintext: it was asked for.
+    /// Gets the identity from a Workload API. Connections are never in plaintext, since the API was configured
+    /// explicitly.
     async fn of_workload_api(request: &IdentityRequest, socket: Address) -> Self {
         let (workload, progress) = (Arc::<Workload>::default(), Arc::<Progress>::default());
         progress.is_required.store(true, Ordering::Relaxed);
@@ -214,7 +216,8 @@ impl ProgramIdentity {
         this
     }
 
-    /// The identity of a program that joins by itself. With it, connections are never in plaintext: it was asked for.
+    /// Gets the identity by joining a control plane. Connections are never in plaintext, since joining was configured
+    /// explicitly.
     async fn of_control_plane(request: &IdentityRequest, source: ControlPlaneSource) -> Self {
         let progress = Arc::clone(&source.progress);
         progress.is_required.store(true, Ordering::Relaxed);
@@ -227,7 +230,7 @@ impl ProgramIdentity {
         source.begin();
         let (workload, tried) = (Arc::clone(&source.workload), source.tried());
         let this = Self::keep((workload, progress), source, revocations);
-        // A request that is given up would use up the token too: the task goes on.
+        // The task goes on after the patience: a request that is cancelled may have used up the token.
         let mut problems = this.progress.problem.subscribe();
         let refused = async {
             // The sender lives in `this`.
@@ -243,8 +246,8 @@ impl ProgramIdentity {
         this
     }
 
-    /// Waits for the revocations, so that the first connections are verified by them too. They come late only where the
-    /// agent has none and reaches no control plane: then this program does not wait.
+    /// Waits for the revocations, so that the first connections are checked against them. An agent that has none and
+    /// reaches no control plane sends them late; the program then starts without them.
     async fn know_revocations(&self) {
         let _ = timeout(REVOCATIONS_WAIT, self.workload.revocations_known()).await;
     }
@@ -272,21 +275,21 @@ impl ProgramIdentity {
         Self { workload, progress, following, states_calls: false, _tasks: tasks }
     }
 
-    /// Signs each call that others forward, so that the control plane judges it by this identity and not by that of an
-    /// agent. Programs that act as services leave that to their agent, to which their endpoints belong.
+    /// Signs each call that others forward, so that the control plane judges the call by this identity instead of the
+    /// agent's. Programs that act as services leave signing to their agent, because the agent owns their endpoints.
     #[must_use]
     pub fn stating_calls(self) -> Self {
         Self { states_calls: true, ..self }
     }
 
-    /// Secures calls of services and connections with processes of the mesh, and keeps the identity renewed as long as a
-    /// clone of this transport lives.
+    /// The transport of calls and connections with this identity. The identity is renewed while a clone of the transport
+    /// lives.
     pub fn transport(self) -> Transport {
         Transport::tls(Arc::new(self))
     }
 }
 
-/// Follows the revocations for an identity; the first value ends that.
+/// A handle, and the future that follows an identity's revocations until the handle stops it.
 fn follow_revocations(
     workload: &Arc<Workload>,
     source: RevocationSource,
@@ -294,7 +297,7 @@ fn follow_revocations(
     let following = Following::default();
     let Following { stop, ended } = following.clone();
     let followed = revocations::follow_until(Arc::clone(workload), source, stop);
-    // Dropped with the task, also before it ran: `close` never waits for one that was aborted.
+    // The guard is dropped with the task, even if the task never ran: `close` never waits for an aborted task.
     let ended = ended.drop_guard();
     let followed = async move {
         followed.await;
@@ -318,10 +321,10 @@ impl IdentityRequest {
         }
     }
 
-    /// Of a program that runs without an agent, what is wrong with its token.
+    /// Checks the token of a program without an agent.
     ///
     /// # Errors
-    /// When it names no service, which a token is for.
+    /// When the token does not name a service.
     pub fn check(&self) -> Result<(), Invalid> {
         match (&self.token, &self.path) {
             (None, _) | (_, Some(SpiffePath::Service(_))) => Ok(()),
@@ -336,7 +339,7 @@ impl IdentityRequest {
 
     fn source(&self) -> Option<AgentSource> {
         let Address::Unix(_) = &self.agent else { return None };
-        // Those tell no program who it is.
+        // Control planes do not tell a program its name.
         if !self.control_planes.is_empty() {
             return None;
         }
@@ -353,7 +356,8 @@ impl IdentityRequest {
     }
 }
 
-/// Where the certificate of an identity is kept. Each has a folder of its own: programs of one environment may share the one above.
+/// Where an identity's certificate is saved. Each identity has a folder of its own, since programs may share the
+/// environment variable.
 fn kept_folder(path: &str) -> Option<PathBuf> {
     let of_path = if path.is_empty() { "fairmesh/operator" } else { path };
     environment::identity_dir().map(|folder| folder.join(of_path))
@@ -373,14 +377,14 @@ impl AgentSource {
             Err(NotIssued::NoAgent(error)) => self.use_kept(error).map_err(NotIssued::NoAgent),
             Err(NotIssued::Undecided(error)) => self.use_kept(error).map_err(NotIssued::Undecided),
             Err(NotIssued::Unavailable(error)) => self.use_kept(error).map_err(NotIssued::Unavailable),
-            // It was refused, and is none of a member any more.
+            // The agent refused, so it is not a member any more.
             Err(refused) => Err(refused),
         };
         self.progress.note(&issued);
         issued
     }
 
-    /// Keeps the certificate, if that is asked for.
+    /// Saves the certificate if a folder is configured.
     fn keep(&self) {
         let (Some(folder), Some(own)) = (&self.kept, self.workload.credentials()) else { return };
         if let Err(error) = own.save(folder) {
@@ -388,7 +392,7 @@ impl AgentSource {
         }
     }
 
-    /// Uses the certificate that an earlier start kept, since the agent issues none for this reason.
+    /// Uses the certificate that an earlier start saved, because the agent issues none for this reason.
     fn use_kept(&self, reason: String) -> Result<(), String> {
         let Some(folder) = &self.kept else { return Err(reason) };
         let now = self.workload.now();
@@ -440,7 +444,7 @@ impl AgentSource {
 }
 
 impl Progress {
-    /// An agent that issues, or fails to, is a member of a trust domain.
+    /// Notes that the agent is a member of a trust domain if it issued a certificate or failed to.
     fn note<T>(&self, issued: &Result<T, NotIssued>) {
         if matches!(issued, Ok(_) | Err(NotIssued::Unavailable(_) | NotIssued::Failed(_))) {
             self.is_required.store(true, Ordering::Relaxed);
@@ -517,7 +521,8 @@ impl TlsIdentity for ProgramIdentity {
         self.workload.id()
     }
 
-    /// An agent vouches for the programs of its machine, and a control plane sees who calls. A replica does neither.
+    /// Signs calls through a replica, and other calls if this identity states all of them. An agent vouches for its
+    /// machine's programs, and a control plane sees the caller itself; a replica does neither.
     fn sign_call(&self, call: StatedCall<'_>, peer: &Identity) -> Option<Vec<u8>> {
         let is_replica =
             matches!(peer, Identity::Spiffe(SpiffeId { path: SpiffePath::Mesh(MeshRole::Replica, _), .. }));

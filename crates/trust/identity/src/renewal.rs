@@ -1,5 +1,5 @@
-//! Keeps an identity fresh: a new key and certificate after 8 of its 24 hours, so that an outage of those who issue
-//! costs no call for 15 hours.
+//! Renews an identity: a new key and certificate after 8 of 24 hours, so that calls survive an issuer's outage of 15
+//! hours.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -9,20 +9,20 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{CertificateInfo, Credentials, IdentityError, PrivateKey, Workload, token};
 
-/// Age at which a certificate is renewed, at the latest; up to a tenth earlier, so that those who began together do not
-/// all come at once.
+/// Age at which a certificate is renewed, at the latest. Renewals are spread over the tenth before, so that processes
+/// started together do not renew together.
 pub const RENEWAL: Duration = Duration::from_secs(8 * 3600);
-/// From this much time left on, failed renewals are errors in the log.
+/// With less validity left, failed renewals are logged as errors.
 const ALARM: Duration = Duration::from_secs(12 * 3600);
-/// The wall clock may be set while a renewal waits, so it is read this often.
+/// How often the wall clock is read while a renewal waits, since the clock may be set.
 const CLOCK_CHECK: Duration = Duration::from_secs(60);
 /// Pauses between failed attempts.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
 
-/// What a source of certificates responds with.
+/// A certificate and the roots, as a source issues them.
 #[derive(Clone, Debug)]
 pub struct Certified {
-    /// The certificate, followed by that of its issuer.
+    /// The certificate and its issuer's certificate.
     pub chain: Vec<CertificateDer<'static>>,
     /// The roots of the trust domain.
     pub bundle: TrustBundle,
@@ -30,18 +30,18 @@ pub struct Certified {
 
 /// Issues certificates: an agent for a program, a control plane for an agent.
 pub trait Source: Send + Sync {
-    /// A certificate for the key of a signing request. The error is for people.
+    /// Issues a certificate for the key of a signing request. The error is a message for people.
     fn certify(&self, request: Vec<u8>) -> impl Future<Output = Result<Certified, String>> + Send;
 
-    /// Whether the next certificate is due at once, since it is not known that the present one is still accepted.
+    /// Whether to renew at once, because peers may no longer accept the present certificate.
     fn has_to_try(&self) -> bool {
         false
     }
 
-    /// Keeps a certificate beyond the life of the process.
+    /// Saves a certificate for the next start of the process.
     ///
     /// # Errors
-    /// When that fails, which is logged.
+    /// When saving fails; the caller logs the error.
     fn save(&self, _: &Credentials) -> Result<(), IdentityError> {
         Ok(())
     }
@@ -74,7 +74,7 @@ async fn install<E: From<String>>(
     Ok(())
 }
 
-/// Renews until `stop`, beginning at once if there is no certificate yet.
+/// Renews until `stop`. Begins at once if there is no certificate yet.
 pub async fn keep_fresh(workload: Arc<Workload>, source: impl Source, stop: CancellationToken) {
     stop.run_until_cancelled(async {
         let mut backoff = BACKOFF.0;
@@ -83,7 +83,7 @@ pub async fn keep_fresh(workload: Arc<Workload>, source: impl Source, stop: Canc
             let renewed =
                 install(&workload, |request| source.certify(request), |made| source.save(made)).await;
             let renewed = match renewed {
-                // It was issued by a clock that is behind the clock by which those before were revoked.
+                // The issuer's clock is behind the clock that dated the revocation.
                 Ok(()) if workload.is_revoked() => Err("the new certificate is revoked too".to_owned()),
                 renewed => renewed,
             };
@@ -104,7 +104,7 @@ async fn wait_until_due(workload: &Workload, source: &impl Source) {
     while let Some(credentials) = workload.credentials() {
         let mut changes = workload.revocation_changes();
         let due = due_at(&credentials).saturating_sub(workload.now());
-        // Another certificate of an identity that is revoked as a whole is refused, and accepted again once it is restored.
+        // If a whole identity is revoked, its new certificates are refused until it is restored.
         if due.is_zero() || workload.is_revoked() || source.has_to_try() {
             return;
         }
@@ -116,14 +116,14 @@ async fn wait_until_due(workload: &Workload, source: &impl Source) {
     }
 }
 
-/// When a certificate is renewed.
+/// When a certificate is due for renewal.
 pub(crate) fn due_at(credentials: &Credentials) -> Duration {
     let (begin, end) = credentials.validity();
     let age = RENEWAL.min((end - begin) / 3);
     begin + age - spread(&credentials.chain[0], age / 10)
 }
 
-/// A part of `range` that differs by certificate.
+/// A fraction of `range`, derived from the certificate.
 fn spread(certificate: &[u8], range: Duration) -> Duration {
     let digest = token::digest(certificate);
     range * u32::from(u16::from_be_bytes([digest[0], digest[1]])) / u32::from(u16::MAX)
@@ -132,7 +132,7 @@ fn spread(certificate: &[u8], range: Duration) -> Duration {
 fn jitter(workload: &Workload, range: Duration) -> Duration {
     match workload.credentials() {
         Some(credentials) => spread(&credentials.chain[0], range),
-        // Addresses of processes differ.
+        // Process ids differ between processes.
         None => spread(&std::process::id().to_be_bytes(), range),
     }
 }

@@ -16,16 +16,16 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Workload;
 
-/// What is followed, the last one only if the roots are.
+/// The followed records. The last one is followed only if the source asks for roots.
 const FOLLOWED: [RecordKey; 3] =
     [RecordKey::Revocations, RecordKey::FederatedDomains, RecordKey::TrustBundle];
 
-/// Whom to follow.
+/// Where the records are followed.
 #[derive(Clone, Debug)]
 pub struct RevocationSource {
-    /// The agent of the machine, or other processes of the mesh that have the records; tried in this order.
+    /// The machine's agent, or other processes of the mesh that serve the records; tried in this order.
     pub addresses: Vec<Address>,
-    /// How it is connected to.
+    /// How to connect to the addresses.
     pub transport: Transport,
     /// The description of this process, for operators.
     pub software: String,
@@ -33,13 +33,13 @@ pub struct RevocationSource {
     pub with_roots: bool,
 }
 
-/// Keeps what `workload` refuses, and which trust domains beside its own it verifies, as the records say, from its first certificate
-/// on. Ends never; the last ones stay in force while the agent is away.
+/// Keeps the revocations and federated trust domains of `workload` as the records say. Begins with the first certificate and
+/// never returns. The last records stay in force while the agent is away.
 pub async fn follow_revocations(workload: Arc<Workload>, source: RevocationSource) {
     follow_until(workload, source, CancellationToken::new()).await;
 }
 
-/// The same until `stop`: then the agent is told that they are not followed any more, which takes a second at most.
+/// Follows the records until `stop`, and then unsubscribes from the agent within a second.
 pub(crate) async fn follow_until(workload: Arc<Workload>, source: RevocationSource, stop: CancellationToken) {
     if stop.run_until_cancelled(workload.ready()).await.is_none() {
         return;
@@ -65,9 +65,9 @@ pub(crate) async fn follow_until(workload: Arc<Workload>, source: RevocationSour
 struct RevocationSink {
     workload: Arc<Workload>,
     applied: watch::Sender<Option<Revision>>,
-    /// What has not been read yet.
+    /// Records that have not been read yet.
     unknown: Vec<Prefix>,
-    /// The roots of the domain as they were read last.
+    /// The roots of the domain when last read.
     roots: Option<TrustBundle>,
 }
 
@@ -78,7 +78,8 @@ impl RevocationSink {
         }
     }
 
-    /// A record is only a hint, since replicas pass it on, which give no roots out.
+    /// Notes that the roots changed. The record is only a hint, since replicas forward it; the roots themselves come
+    /// from a control plane.
     fn note_roots(&mut self, bundle: TrustBundle) {
         let before = self.roots.replace(bundle);
         if before.is_some() && before != self.roots {
@@ -117,7 +118,7 @@ impl Mirror for RevocationSink {
             Ok(Record::FederatedDomains(domains)) => self.workload.federate(domains),
             Ok(Record::TrustBundle(bundle)) => self.note_roots(bundle),
             Ok(_) => {}
-            // The last ones stay in force.
+            // The last revocations stay in force.
             Err(error) => {
                 tracing::error!(%error, %key, "a record is not understood; keeping the last one")
             }
@@ -127,7 +128,7 @@ impl Mirror for RevocationSink {
     fn delete(&mut self, _: &str, key: &RecordKey) {
         match key {
             RecordKey::FederatedDomains => self.workload.federate(FederatedDomains::default()),
-            // A mesh does not lose its trust domain.
+            // A mesh never loses its trust domain.
             RecordKey::TrustBundle => {}
             _ => self.workload.revoke(Revocations::default()),
         }

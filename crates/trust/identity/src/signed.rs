@@ -1,4 +1,4 @@
-//! Messages that are signed by the key of a certificate, so that they can pass through processes that are not trusted.
+//! Messages signed with a certificate's key, so that untrusted processes can forward them.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use webpki::EndEntityCert;
 
 use crate::{Credentials, IdentityError, Refused, Trust, Usage};
 
-/// What a signature is for. A signature for one purpose is not valid for another.
+/// The purpose of a signature. A signature for one purpose is not valid for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// An `IssueRequest`.
@@ -31,7 +31,8 @@ impl Purpose {
     }
 }
 
-/// Signs a message. `bound` is not sent: both sides know it, such as the request that a response is for.
+/// Signs a message. `bound` is covered by the signature but not sent: both sides know it, such as the request of a
+/// response.
 ///
 /// # Errors
 /// When signing fails.
@@ -71,7 +72,7 @@ pub fn verify(
     Ok(id)
 }
 
-/// What is signed: lengths first, so that no part can pass for another.
+/// The signed bytes. Lengths come first, so that no part can pass for another.
 fn signed(purpose: Purpose, bound: &[u8], payload: &[u8]) -> Vec<u8> {
     let length = (bound.len() as u64).to_be_bytes();
     [purpose.label(), &length, bound, payload].concat()

@@ -1,4 +1,4 @@
-//! Signatures of a server's TLS handshakes, by a key in this process or on a key server.
+//! Signatures of a server's TLS handshakes, with a local key or on a key server.
 
 mod certificate_verify;
 mod counts;
@@ -23,10 +23,10 @@ pub use self::{
 };
 use crate::trust::{self, algorithms};
 
-/// Signs handshakes for a certificate: with a key in this process, or on a key server, and then with one in this process only
-/// where the key server does not.
+/// Signs handshakes for a certificate with a local key or on a key server. With both, the local key is the fallback.
 ///
-/// Signatures of a key server block the thread, since rustls signs synchronously: such handshakes need threads of their own.
+/// A key server's signature blocks the thread, since rustls signs synchronously. Such handshakes need threads of their
+/// own.
 #[derive(Debug)]
 pub struct Signer {
     local: Option<Arc<dyn SigningKey>>,
@@ -53,10 +53,10 @@ struct HandshakeSigner {
 }
 
 impl Signer {
-    /// A certificate chain with its key; `remote` is preferred to `local`, and at least one is given.
+    /// A certificate chain with its key. `remote` is preferred to `local`; at least one must be given.
     ///
     /// # Errors
-    /// When the certificate or the key cannot be used, or the key is that of another certificate.
+    /// When the certificate or a key cannot be used, or they do not belong together.
     pub fn certify(
         chain: Vec<CertificateDer<'static>>,
         local: Option<PrivateKeyDer<'static>>,
@@ -101,7 +101,7 @@ impl SigningKey for Signer {
 }
 
 impl HandshakeSigner {
-    /// Signs with the key server, unless it does not sign at present and there is another key.
+    /// Signs with the key server, unless it is failing and a local key exists.
     fn sign_remotely(
         &self,
         remote: &RemoteSigner,
@@ -147,7 +147,7 @@ impl RemoteSigner {
         Ok(Self { key, certificate, algorithm, schemes })
     }
 
-    /// Signs, and verifies the signature: a key server that signs wrongly is treated as one that does not sign.
+    /// Signs and verifies the signature. A wrong signature counts as a failure of the key server.
     fn sign(&self, scheme: SignatureScheme, message: &[u8]) -> Result<Vec<u8>, RemoteKeyError> {
         let hash = certificate_verify::transcript_hash(message).ok_or(RemoteKeyError::OtherMessage)?;
         let signature = self.key.sign(scheme.into(), hash)?;
@@ -161,7 +161,7 @@ impl RemoteSigner {
         let Ok(certificate) = EndEntityCert::try_from(&self.certificate) else { return false };
         let known = algorithms().mapping.iter().find(|(known, _)| *known == scheme);
         known.is_some_and(|(_, algorithms)| {
-            // In TLS 1.3, a scheme of ECDSA has one curve, the first.
+            // In TLS 1.3, an ECDSA scheme has exactly one curve, the first.
             algorithms
                 .first()
                 .is_some_and(|algorithm| certificate.verify_signature(*algorithm, message, signature).is_ok())
@@ -169,7 +169,7 @@ impl RemoteSigner {
     }
 }
 
-/// The type of a certificate's key, and its schemes in TLS 1.3 by preference.
+/// The type of a certificate's key, and its TLS 1.3 schemes in order of preference.
 fn schemes_of(certificate: &CertificateDer<'_>) -> Option<(SignatureAlgorithm, &'static [SignatureScheme])> {
     use SignatureScheme as Scheme;
     const RSA: &[SignatureScheme] = &[Scheme::RSA_PSS_SHA256, Scheme::RSA_PSS_SHA384, Scheme::RSA_PSS_SHA512];

@@ -1,6 +1,6 @@
-//! Statements of calls: what a process signs of a call that others forward, so that they can alter and forge nothing.
+//! Statements of calls: a process signs each call that others forward, so that they can neither alter nor forge calls.
 //!
-//! A statement covers the path, the message, and the program for which the process calls; it is good for as long as a call
+//! A statement covers the path, the message and the program that makes the call. A statement is valid as long as a call
 //! may take. A signature of the connection alone was rejected: it ends at the first process that forwards the call.
 
 use std::time::Duration;
@@ -18,27 +18,27 @@ use crate::{
     token::digest,
 };
 
-/// How long a statement is good, beside the skew of clocks.
+/// How long a statement is valid, apart from clock skew.
 const MAX_AGE: Duration = Duration::from_secs(60);
 
-/// Why a statement does not prove who makes a call.
+/// Why a statement does not prove a caller's identity.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StatementRefused {
-    /// It is no statement.
+    /// The bytes are not a statement.
     #[error("the statement of the call cannot be read")]
     Unreadable,
-    /// Its signature or its signer is not valid.
+    /// The signature or the signer is not valid.
     #[error("the statement of the call is refused: {0}")]
     NotSigned(#[from] Refused),
-    /// It is of another time.
+    /// The statement is too old, or from the future.
     #[error("the statement of the call was signed at another time; check the clocks of both machines")]
     Late,
-    /// It is of another call.
+    /// The statement belongs to another call.
     #[error("the statement is of another call: what its sender stated was altered on its way")]
     Altered,
 }
 
-/// States a call.
+/// Signs a statement of a call.
 ///
 /// # Errors
 /// When signing fails.
@@ -57,10 +57,10 @@ pub fn state(
     Ok(signed.encode_to_vec())
 }
 
-/// Who stated a call.
+/// Verifies the statement of a call and returns the caller.
 ///
 /// # Errors
-/// [`StatementRefused`] unless the statement is of this call.
+/// [`StatementRefused`] unless the statement belongs to this call.
 pub fn verify(
     trust: &Trust,
     statement: &[u8],

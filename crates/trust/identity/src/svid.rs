@@ -1,4 +1,4 @@
-//! Identities as the SPIFFE Workload API transfers them.
+//! Identities in the format of the SPIFFE Workload API.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use x509_parser::{certificate::X509Certificate, prelude::FromDer as _};
 use crate::{Credentials, IdentityError, PrivateKey, Usage, renewal, trust};
 
 impl Credentials {
-    /// With the private key, for a program on this machine, which trusts `bundle`.
+    /// Converts to an SVID with the private key, for a program on this machine that trusts `bundle`.
     pub fn to_svid(&self, bundle: &TrustBundle) -> X509svid {
         X509svid {
             spiffe_id: self.id().to_string(),
@@ -20,10 +20,10 @@ impl Credentials {
         }
     }
 
-    /// What a Workload API gave to this program.
+    /// Reads the SVID that a Workload API gave to this program.
     ///
     /// # Errors
-    /// When peers would refuse it now, or it is of a form that Fairmesh does not use.
+    /// When peers would refuse the SVID now, or Fairmesh does not support its form.
     pub fn of_svid(svid: &X509svid, now: Duration) -> Result<Self, IdentityError> {
         let key = PrivateKey::from_pkcs8(&svid.x509_svid_key).map_err(|error| {
             IdentityError::Crypto(format!("the key of {} is not ECDSA P-256: {error}", svid.spiffe_id))
@@ -40,7 +40,7 @@ impl Credentials {
     }
 }
 
-/// The certificates in DER that follow one another.
+/// Splits a concatenation of certificates in DER.
 fn certificates(mut der: &[u8]) -> Result<Vec<Vec<u8>>, IdentityError> {
     let mut found = Vec::new();
     while !der.is_empty() {

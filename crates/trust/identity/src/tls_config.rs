@@ -24,7 +24,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Expected {
     Service(ServiceName),
-    /// This id, of any domain that is trusted for it.
+    /// This id, from any domain that is trusted for it.
     Id(SpiffeId),
     Mesh,
     Upstream,
@@ -46,7 +46,7 @@ impl From<ExpectedPeer<'_>> for Expected {
 impl Expected {
     fn check(&self, found: SpiffeId) -> Result<(), Refused> {
         let fits = match (self, &found.path) {
-            // A process of the mesh is no server of calls, whatever a record says.
+            // Processes of the mesh do not serve calls, even if a record names one as a server.
             (Self::Id(expected), SpiffePath::Service(_)) => *expected == found,
             (Self::Service(service), SpiffePath::Service(found)) => service == found,
             (Self::Mesh, SpiffePath::Mesh(role, _)) => {
@@ -74,19 +74,19 @@ impl fmt::Display for Expected {
     }
 }
 
-/// Verifies peers. The certificate alone counts: names and addresses of the connection do not.
+/// Verifies peers by their certificate alone. Names and addresses of the connection do not count.
 #[derive(Debug)]
 struct Verifier {
     trust: Trust,
     clock: Arc<dyn Clock>,
-    /// Of a server; any client of the domain may connect.
+    /// The server that a client expects. `None` on a server, which accepts any client of the domain.
     expected: Option<Expected>,
     /// Whether clients without a certificate are accepted too.
     with_joining: bool,
-    /// The domains whose peers are verified beside those of its own; `None`: none, whatever is federated.
+    /// Federated domains whose peers are verified too; `None` accepts only the own domain.
     federation: Option<Federation>,
-    /// The clients of federated domains that are accepted. They are told so by an alert, which the end of a connection is not: it
-    /// looks as if their request might have been read.
+    /// The accepted clients of federated domains. Others are refused by an alert. Closing the connection instead would look as if
+    /// the request might have been read.
     named: Arc<BTreeSet<SpiffeId>>,
 }
 
@@ -103,7 +103,7 @@ impl Verifier {
             None => self.trust.verify(&chain, usage, self.clock.now()),
         };
         let checked = verified.and_then(|found| match &self.expected {
-            // Within the domain, a service is its own identity: no record makes another one of it.
+            // Within the domain, a service proves its own identity; no record can replace it.
             Some(expected @ Expected::Id(id)) if id.domain == *self.trust.domain() => {
                 Err(Refused::Unexpected { found, expected: expected.to_string() })
             }
@@ -115,7 +115,7 @@ impl Verifier {
         })
     }
 
-    /// The roots of the domain that a certificate names, if that is a federated one. Those of one domain vouch for no other.
+    /// The verifier of the federated domain that a certificate names. The roots of one domain vouch for no other.
     fn foreign_trust(&self, chain: &[CertificateDer<'_>], usage: Usage) -> Option<Trust> {
         let federation = self.federation.as_ref()?;
         let domain = trust::id_of(chain.first()?, usage).ok()?.domain;
@@ -205,7 +205,7 @@ impl ClientCertVerifier for Verifier {
     }
 }
 
-/// Verifies a server by the digest of its root.
+/// Verifies a server by its root's digest.
 #[derive(Debug)]
 struct PinnedVerifier {
     token: JoinToken,
@@ -253,11 +253,11 @@ impl ServerCertVerifier for PinnedVerifier {
     }
 }
 
-/// How TLS is spoken everywhere: with a hybrid key exchange where both sides have it, so that what is recorded today is not read by
-/// the quantum computers of tomorrow. Peers without it take X25519, whose share is sent along.
+/// The TLS provider of all connections. Its hybrid key exchange protects recorded traffic from future quantum computers. Peers
+/// without support take X25519, whose share is sent along.
 pub fn crypto_provider() -> CryptoProvider {
     use aws_lc_rs::kx_group::{SECP256R1, SECP384R1, X25519, X25519MLKEM768};
-    // Explicit, so that it does not depend on features of other crates.
+    // The list is explicit, so that features of other crates do not change it.
     let kx_groups = vec![X25519MLKEM768, X25519, SECP256R1, SECP384R1];
     CryptoProvider { kx_groups, ..aws_lc_rs::default_provider() }
 }
@@ -266,15 +266,15 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(crypto_provider())
 }
 
-/// Of a client that expects this peer. Sessions are resumed only with servers that proved to be it, since each
-/// configuration has its own store.
+/// The configuration of a client that expects this peer. Each expected peer has its own session store, so sessions
+/// are resumed only with a server that proved this identity.
 pub(crate) fn client(
     own: &Credentials,
     expected: Expected,
     (clock, federation): (&Arc<dyn Clock>, &Federation),
 ) -> Result<Arc<ClientConfig>, IdentityError> {
     let (trust, clock) = (own.trust.clone(), Arc::clone(clock));
-    // Only who is told of an id of another domain verifies by that one's roots.
+    // Only clients that expect an id of another domain verify by that domain's roots.
     let federation = matches!(expected, Expected::Id(_)).then(|| federation.clone());
     let verifier = Arc::new(Verifier {
         trust,
@@ -291,7 +291,7 @@ pub(crate) fn client(
     config.map(Arc::new).map_err(IdentityError::crypto)
 }
 
-/// Of a client without a certificate, which expects a process of the mesh.
+/// The configuration of a client without a certificate that expects a process of the mesh.
 pub(crate) fn one_way(trust: Trust, clock: &Arc<dyn Clock>) -> Result<Arc<ClientConfig>, IdentityError> {
     let expected = Some(Expected::Mesh);
     let clock = Arc::clone(clock);
@@ -303,7 +303,8 @@ pub(crate) fn one_way(trust: Trust, clock: &Arc<dyn Clock>) -> Result<Arc<Client
     Ok(Arc::new(config.with_no_client_auth()))
 }
 
-/// Of a server with this certificate for clients of the web, which need none; those of the mesh may show theirs.
+/// The configuration of a server with a host certificate. Web clients need no certificate; members of the mesh may send
+/// theirs.
 pub(crate) fn of_host(
     (key, chain): (&PrivateKey, Vec<CertificateDer<'static>>),
     trust: Trust,
@@ -317,8 +318,8 @@ pub(crate) fn of_host(
     config.with_single_cert(chain, key.rustls()).map(Arc::new).map_err(IdentityError::crypto)
 }
 
-/// Of a client without a certificate, which joins by a token: the server proves to be a process of the mesh under the root
-/// that the token pins, which it sends.
+/// The configuration of a client without a certificate that joins with a token. The server sends its root and proves to be
+/// a process of the mesh under the root that the token pins.
 pub(crate) fn joining(token: &JoinToken, clock: &Arc<dyn Clock>) -> Result<Arc<ClientConfig>, IdentityError> {
     let verifier = Arc::new(PinnedVerifier { token: token.clone(), clock: Arc::clone(clock) });
     let config = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
@@ -327,19 +328,19 @@ pub(crate) fn joining(token: &JoinToken, clock: &Arc<dyn Clock>) -> Result<Arc<C
     Ok(Arc::new(config.with_no_client_auth()))
 }
 
-/// The clients that a server accepts.
+/// The clients accepted by a server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum AcceptedClients<'a> {
-    /// Every identity of its domain.
+    /// Every identity of the domain.
     Domain,
-    /// Clients without an identity as well. The server shows them its root, since they know only its digest.
+    /// Clients without an identity as well. The server sends them its root, since they know only the root's digest.
     DomainAndJoining,
-    /// The given clients of federated domains as well. They are checked again after the handshake, since a resumed session
-    /// verifies nothing.
+    /// The given clients of federated domains as well. They are checked again after the handshake, because a resumed
+    /// session verifies nothing.
     DomainAndFederated(&'a Federation, &'a Arc<BTreeSet<SpiffeId>>),
 }
 
-/// Of a server.
+/// The configuration of a server.
 pub(crate) fn server(
     own: &Credentials,
     clock: &Arc<dyn Clock>,
@@ -373,7 +374,7 @@ mod tests {
     use super::*;
     use crate::{Authority, PrivateKey, SystemClock};
 
-    /// The key exchange of a handshake between members, whose client offers only one group if it is given.
+    /// The key exchange group of a handshake between members. With `only`, the client offers just this group.
     async fn negotiated(only: Option<NamedGroup>) -> NamedGroup {
         let folder = tempfile::tempdir().unwrap();
         let (domain, clock): (_, Arc<dyn Clock>) = (TrustDomain::new("prod").unwrap(), Arc::new(SystemClock));

@@ -24,7 +24,7 @@ use crate::{
     trust,
 };
 
-/// How long, and for how many bytes, a server reads a connection whose handshake failed.
+/// How long, and for how many bytes, a server reads on after a failed handshake.
 const LINGER: Duration = Duration::from_secs(1);
 const MAX_DISCARDED: u64 = 64 * 1024;
 
@@ -32,7 +32,7 @@ const MAX_DISCARDED: u64 = 64 * 1024;
 #[derive(Debug)]
 pub(crate) struct TlsStream {
     stream: tokio_rustls::TlsStream<TcpStream>,
-    /// `None` if the peer showed no certificate, or none that is known to be of the domain.
+    /// `None` if the peer sent no certificate, or none that was verified.
     tracked: Option<Tracked>,
     /// Whether the peer is of another trust domain than this process.
     is_foreign: bool,
@@ -51,18 +51,19 @@ impl TlsStream {
         match TlsAcceptor::from(config).accept(stream).into_fallible().await {
             Ok(stream) => Ok(Self { stream: stream.into(), tracked: None, is_foreign: false }),
             Err((error, stream)) => {
-                // Requests that arrived already would reset the connection, and the client lose the alert.
+                // Unread requests would reset the connection, and the client would lose the alert.
                 let _ = timeout(LINGER, discard(stream)).await;
                 Err(failed_handshake(error))
             }
         }
     }
 
-    /// Ends with the revocation of the peer's certificate, or the federation with its trust domain and with the root that vouches for it,
-    /// if that is not the domain of this process, whose own roots are given. A session that was resumed has verified nothing of it.
+    /// Ends the stream when the peer's certificate is revoked. Peers of other domains are also cut off when their domain or its
+    /// root is no longer federated; `own` holds the roots of this process. A resumed session verified none of this.
     ///
     /// # Errors
-    /// When it is revoked already, has expired at `now`, or is of another trust domain and `accepts` has not its id.
+    /// When the certificate is revoked or has expired at `now`, or belongs to another domain and `accepts` refuses its
+    /// id.
     pub(crate) fn within(
         self,
         connections: &Arc<Connections>,
@@ -85,7 +86,7 @@ impl TlsStream {
         Ok(Self { tracked: Some(tracked), is_foreign, ..self })
     }
 
-    /// What the certificate of the peer is for.
+    /// The usage of the peer's certificate.
     fn usage_of_peer(&self) -> Usage {
         match &self.stream {
             tokio_rustls::TlsStream::Client(_) => Usage::Server,
@@ -93,12 +94,12 @@ impl TlsStream {
         }
     }
 
-    /// Fails once the peer is revoked.
+    /// Fails if the peer is revoked.
     fn check(&self) -> io::Result<()> {
         self.tracked.as_ref().map_or(Ok(()), Tracked::check)
     }
 
-    /// Has a half that waits woken when the peer is revoked.
+    /// Registers a waiting half to be woken by a revocation.
     fn or_revoked<T>(
         &self,
         polled: Poll<io::Result<T>>,
@@ -127,7 +128,7 @@ impl SecureStream for TlsStream {
     }
 }
 
-/// Closes a connection once the peer has.
+/// Reads and drops bytes until the peer closes the connection.
 async fn discard(mut stream: TcpStream) -> io::Result<()> {
     stream.shutdown().await?;
     copy(&mut stream.take(MAX_DISCARDED), &mut sink()).await.map(drop)
@@ -136,15 +137,16 @@ async fn discard(mut stream: TcpStream) -> io::Result<()> {
 fn failed_handshake(error: io::Error) -> io::Error {
     let source = error.get_ref().and_then(|source| source.downcast_ref());
     let reason = match source {
-        // Its own display is that of `Debug`.
+        // `Display` of this error prints its `Debug` form.
         Some(rustls::Error::InvalidCertificate(CertificateError::Other(refused))) => refused.0.to_string(),
         _ => error.to_string(),
     };
     io::Error::new(error.kind(), format!("{HANDSHAKE_FAILED}: {reason}"))
 }
 
-/// In TLS 1.3 a client sends requests before it learns that the server rejects its certificate, which the server does
-/// before it reads any: the connection was refused, and did not break. These alerts end handshakes only (RFC 8446 §6.2).
+/// Maps alerts to a refusal. In TLS 1.3 a client sends requests before the server has judged its certificate. The server
+/// reads none of them, so the connection was refused and did not break. These alerts end only handshakes (RFC 8446
+/// §6.2).
 fn as_refusal(error: io::Error) -> io::Error {
     use AlertDescription::{
         AccessDenied, BadCertificate, CertificateExpired, CertificateRequired, CertificateRevoked,
@@ -178,7 +180,7 @@ impl AsyncRead for TlsStream {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         self.check()?;
-        // A write may have left records unsent, and callers that wait for a response do not flush.
+        // A write may have left TLS records unsent, and a caller that waits for a response does not flush.
         if self.stream.get_ref().1.wants_write()
             && let Poll::Ready(Err(error)) = Pin::new(&mut self.stream).poll_flush(cx)
             && !matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset)

@@ -1,4 +1,4 @@
-//! One-time tokens with which agents join, and programs that run without one.
+//! One-time join tokens of agents, and of programs without an agent.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -13,10 +13,10 @@ use fairmesh_wire::environment;
 
 use crate::{IdentityError, Joining};
 
-/// Upper bound of the time for which a token can be used.
+/// Upper bound of a token's validity.
 pub const MAX_TOKEN_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// Begins every token, so that scanners for secrets find it.
+/// Prefix of every token, so that secret scanners find tokens.
 const PREFIX: &str = "fairmesh-join-";
 const ID: usize = 8;
 const SECRET: usize = 32;
@@ -37,10 +37,10 @@ impl fmt::Debug for JoinToken {
 }
 
 impl JoinToken {
-    /// A new token, of which agents that join trust this root.
+    /// A new token. Agents that join with it trust this root.
     ///
     /// # Errors
-    /// When the system has no randomness.
+    /// When the system provides no randomness.
     pub(crate) fn generate(root: &[u8]) -> Result<Self, IdentityError> {
         let mut token = Self { id: [0; ID], secret: [0; SECRET], root: digest(root) };
         let random = SystemRandom::new();
@@ -49,7 +49,7 @@ impl JoinToken {
         Ok(token)
     }
 
-    /// Sent instead of the secret.
+    /// Identifies the token without revealing the secret.
     pub fn id(&self) -> &[u8] {
         &self.id
     }
@@ -59,10 +59,11 @@ impl JoinToken {
         hmac::sign(&key(&self.secret), &proved(joining, region, request)).as_ref().to_vec()
     }
 
-    /// The token in `FAIRMESH_JOIN_TOKEN`, which no list of processes shows; `None` if it is not set, or empty.
+    /// The token in `FAIRMESH_JOIN_TOKEN`; `None` if the variable is unset or empty. A command-line argument would be
+    /// visible in process lists.
     ///
     /// # Errors
-    /// When it holds something else.
+    /// When the variable holds something else.
     pub fn of_environment() -> Result<Option<Self>, Invalid> {
         let Some(text) = environment::join_token() else { return Ok(None) };
         let invalid = |_| {
@@ -79,7 +80,7 @@ impl JoinToken {
     }
 }
 
-/// Whether a proof was made with this secret.
+/// Whether this secret made a proof.
 pub(crate) fn is_proved(
     secret: &[u8],
     (joining, region): (&Joining, &str),
@@ -93,7 +94,7 @@ fn key(secret: &[u8]) -> hmac::Key {
     hmac::Key::new(hmac::HMAC_SHA256, secret)
 }
 
-/// Names contain no zero byte. Agents of the release before name no region.
+/// Names contain no zero byte. Agents of the previous release name no region.
 fn proved(joining: &Joining, region: &str, request: &[u8]) -> Vec<u8> {
     let name = joining.to_string();
     let name = name.as_bytes();

@@ -1,4 +1,4 @@
-//! Tokens that are not used yet, one file each, so that the system decides who is the first to use one.
+//! Unused tokens, one file each: removing the file decides which request uses the token.
 
 use std::{
     fmt, fs, io,
@@ -21,7 +21,7 @@ pub struct Tokens {
     folder: PathBuf,
 }
 
-/// Who joins.
+/// Holder of a token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Joining {
@@ -43,15 +43,15 @@ impl fmt::Display for Joining {
 /// What a token permits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenGrant {
-    /// Who may use it. In files of the release before, this is an agent too.
+    /// Who may use the token. Files of the previous release name an agent here too.
     #[serde(flatten)]
     pub joining: Joining,
-    /// The tenants whose services the agent may vouch for; empty: all.
+    /// The tenants whose services the agent may vouch for; empty means all.
     pub tenants: Vec<Tenant>,
-    /// The region of the agent; `None`: the one that it names.
+    /// The region of the agent; `None` accepts the region that the agent names.
     #[serde(default)]
     pub region: Option<Region>,
-    /// Until when, in seconds since 1970.
+    /// When the token expires, in seconds since 1970.
     pub expires_at: u64,
 }
 
@@ -61,30 +61,30 @@ struct TokenFile {
     grant: TokenGrant,
 }
 
-/// Why a token does not work.
+/// Why a token is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenRefused {
-    /// The id or the proof is wrong, it was used already, or it is of another control plane.
+    /// The id or the proof is wrong, the token was used, or another control plane made it.
     #[error(
         "the token was used already, has expired, or was made by another control plane; make a new one with `fairmesh \
          identity token`"
     )]
     Unknown,
-    /// It is for another name.
+    /// The token is for another agent.
     #[error("the token is for another agent; give --name the name for which it was made")]
     OtherAgent,
-    /// It is for an agent, and a program uses it.
+    /// The token is for an agent, but a program used it.
     #[error(
         "the token is for an agent; make one for this program with `fairmesh identity token --service TENANT/SERVICE`"
     )]
     ForAgent,
-    /// It is for another service, or an agent uses it.
+    /// The token is for another service, or an agent used it.
     #[error(
         "the token is for the service {0} and no other identity; use it as that, or make one for this identity with \
          `fairmesh identity token`"
     )]
     ForService(ServiceName),
-    /// It is for another region.
+    /// The token is for another region.
     #[error("the token is for the region {0}; give --region the region for which it was made")]
     OtherRegion(Region),
     /// The disk failed.
@@ -93,17 +93,16 @@ pub enum TokenRefused {
 }
 
 impl Tokens {
-    /// The tokens in `folder`, which is made if missing.
+    /// Opens the tokens in `folder`, and makes a missing folder.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When the folder cannot be made.
     pub fn open(folder: &Path) -> Result<Self, IdentityError> {
         files::secret_folder(folder)?;
         Ok(Self { folder: folder.to_owned() })
     }
 
-    /// Makes a token for an agent or a program that then trusts `root`. Returns it, and until when it can be used, in seconds since
-    /// 1970.
+    /// Makes a token for an agent or a program, which will trust `root`. Returns the token and its expiry, in seconds since 1970.
     ///
     /// # Errors
     /// When there are too many, or the disk is full.
@@ -152,7 +151,7 @@ impl Tokens {
         if let Some(granted) = grant.region.as_ref().filter(|granted| granted.as_str() != region) {
             return Err(TokenRefused::OtherRegion(granted.clone()));
         }
-        // The one that removes the file has used the token.
+        // Of concurrent requests, the one that removes the file has used the token.
         let used = fs::remove_file(&path).and_then(|()| files::sync_folder_of(&path));
         match used {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(TokenRefused::Unknown),
@@ -162,7 +161,7 @@ impl Tokens {
         }
     }
 
-    /// The number of tokens that can be used; removes others.
+    /// Counts the usable tokens, and removes expired ones.
     ///
     /// # Errors
     /// When the folder cannot be read.
@@ -171,7 +170,7 @@ impl Tokens {
         let mut count = 0;
         for entry in fs::read_dir(&self.folder).map_err(failed)? {
             let path = entry.map_err(failed)?.path();
-            // Others are being written.
+            // Other files are still being written.
             if path.extension().is_none_or(|kind| kind != EXTENSION) {
                 continue;
             }
@@ -184,7 +183,7 @@ impl Tokens {
     }
 
     fn path(&self, id: &[u8]) -> PathBuf {
-        // Ids of other lengths name no file that is ever written.
+        // Other lengths name no file that is ever written.
         let name: String = id.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
         self.folder.join(name).with_extension(EXTENSION)
     }

@@ -18,56 +18,56 @@ pub const CLOCK_SKEW: Duration = Duration::from_secs(300);
 /// Upper bound of the certificates that a peer may send.
 const MAX_CHAIN: usize = 4;
 
-/// What a certificate has to be good for.
+/// The purpose of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Usage {
-    /// Opening connections.
+    /// For opening connections.
     Client,
-    /// Accepting connections.
+    /// For accepting connections.
     Server,
 }
 
 /// Why a chain is not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// The peer sent none, or too many certificates.
+    /// The peer sent no certificate, or too many.
     #[error("the peer sent {0} certificates, not 1 to {MAX_CHAIN}")]
     ChainLength(usize),
-    /// It is not X.509.
+    /// The bytes are not an X.509 certificate.
     #[error("the certificate is not well-formed")]
     Malformed,
-    /// Its time has ended.
+    /// The certificate has expired.
     #[error(
         "the certificate has expired; check the clocks of both machines, and whether the peer's agent reaches a control plane"
     )]
     Expired,
-    /// Its time has not begun.
+    /// The certificate is not valid yet.
     #[error("the certificate is not valid yet; check the clocks of both machines")]
     NotYetValid,
-    /// No root of the bundle leads to it.
+    /// No root of the bundle leads to the certificate.
     #[error("the certificate was not issued by the trust domain {0}")]
     UnknownIssuer(TrustDomain),
-    /// It is for other purposes, or an authority's own.
+    /// The certificate is for another usage, or belongs to an authority.
     #[error("the certificate is not for this use")]
     WrongUsage,
-    /// There is not exactly one name, a SPIFFE id.
+    /// The certificate does not have exactly one name, a SPIFFE id.
     #[error("the certificate does not have exactly one name, a SPIFFE id")]
     NotOneId,
     /// The id is of another domain.
     #[error("the peer is {0}, of another trust domain")]
     OtherDomain(SpiffeId),
-    /// The id is of a federated domain, and the caller or the server is not one that this process was told of.
+    /// The id is of a federated domain, but not an allowed caller or the expected server.
     #[error(
         "the peer is {0}, of another trust domain, and no policy of this service names it; see `fairmesh identity federation list`"
     )]
     NotNamed(SpiffeId),
-    /// The trust domain is federated no longer.
+    /// The trust domain is no longer federated.
     #[error("the trust domain {0} is not federated; see `fairmesh identity federation list`")]
     NotFederated(TrustDomain),
     /// An operator revoked it.
     #[error("the certificate of {0} is revoked; see `fairmesh identity list`")]
     Revoked(SpiffePath),
-    /// The peer is another.
+    /// The peer has another id than expected.
     #[error("the peer is {found}, not {expected}")]
     Unexpected {
         /// The id of its certificate.
@@ -75,20 +75,20 @@ pub enum Refused {
         /// What it had to prove.
         expected: String,
     },
-    /// Anything else that is wrong with the chain.
+    /// Another defect of the chain.
     #[error("the certificate is refused: {0}")]
     Other(String),
-    /// A signature is not by the key of the certificate.
+    /// The certificate's key did not make the signature.
     #[error("the signature does not belong to the certificate")]
     BadSignature,
 }
 
-/// What tells roots apart: their names and keys.
+/// Identifies a root by its name and key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RootDigest([u8; 32]);
 
 impl RootDigest {
-    /// Of a root in DER.
+    /// Reads a root in DER.
     pub(crate) fn of_certificate(root: &[u8]) -> Result<Self, IdentityError> {
         let certificate = CertificateDer::from(root);
         let anchor = anchor_from_trusted_cert(&certificate).map_err(IdentityError::crypto)?;
@@ -125,7 +125,7 @@ impl Trust {
         Ok(Self { anchors, bundle, revocations: RevocationList::default() })
     }
 
-    /// Refuses the certificates of a list too, as it is at each time.
+    /// Also refuses certificates on a list; later changes of the list count.
     #[must_use]
     pub fn with_revocations(self, revocations: RevocationList) -> Self {
         Self { revocations, ..self }
@@ -141,7 +141,7 @@ impl Trust {
         &self.bundle
     }
 
-    /// The root of a bundle that has the digest in a token, for the first message to a process that knows no root yet.
+    /// The root of a bundle with the digest in a token, for the first message to a process that knows no root yet.
     ///
     /// # Errors
     /// When a root is no certificate.
@@ -151,7 +151,7 @@ impl Trust {
         Self::new(TrustBundle::new(bundle.domain.clone(), roots))
     }
 
-    /// Verifies the chain of a server that sends its root as well, by the digest of the root in a token.
+    /// Verifies the chain of a server that also sends its root, by the root's digest in a token.
     pub(crate) fn verify_pinned(
         chain: &[CertificateDer<'_>],
         token: &JoinToken,
@@ -184,7 +184,7 @@ impl Trust {
         self.verify_to_root(chain, usage, now).map(|(id, _)| id)
     }
 
-    /// The same with the root to which the chain leads.
+    /// Verifies a chain and also returns its root.
     pub(crate) fn verify_to_root(
         &self,
         chain: &[CertificateDer<'_>],
@@ -204,12 +204,12 @@ impl Trust {
         Ok((id, root))
     }
 
-    /// Whether a root is one of these.
+    /// Whether `root` belongs to this bundle.
     pub(crate) fn has_root(&self, root: &RootDigest) -> bool {
         self.anchors.iter().any(|anchor| RootDigest::of(anchor) == *root)
     }
 
-    /// Verifies the signatures, times and constraints of a chain, at the time of a peer whose clock may differ.
+    /// Verifies the signatures, times and constraints of a chain. The peer's clock may differ.
     fn verify_path(
         &self,
         leaf: &CertificateDer<'_>,
@@ -253,12 +253,12 @@ impl Trust {
     }
 }
 
-/// The signature algorithms that are accepted.
+/// The accepted signature algorithms.
 pub(crate) fn algorithms() -> WebPkiSupportedAlgorithms {
     aws_lc_rs::default_provider().signature_verification_algorithms
 }
 
-/// The one id in a certificate that is for this use.
+/// The single id in a certificate for this usage.
 pub(crate) fn id_of(certificate: &CertificateDer<'_>, usage: Usage) -> Result<SpiffeId, Refused> {
     let parsed = parse(certificate)?;
     let extended = parsed.extended_key_usage().map_err(|_| Refused::Malformed)?;
@@ -284,7 +284,7 @@ pub(crate) fn parse<'a>(certificate: &'a CertificateDer<'_>) -> Result<X509Certi
     }
 }
 
-/// Whether a certificate is by another: successive roots may have one name, so that the signature decides.
+/// Whether `root` issued a certificate. Successive roots may have the same name, so the signature decides.
 pub(crate) fn is_issued_by(certificate: &CertificateDer<'_>, root: &CertificateDer<'_>) -> bool {
     let (Ok(issued), Ok(by)) = (parse(certificate), parse(root)) else { return false };
     if issued.issuer().as_raw() != by.subject().as_raw() {
@@ -296,13 +296,13 @@ pub(crate) fn is_issued_by(certificate: &CertificateDer<'_>, root: &CertificateD
     algorithms().all.iter().any(|algorithm| key.verify_signature(*algorithm, signed, signature).is_ok())
 }
 
-/// Whether two certificates have one name and key.
+/// Whether two certificates have the same name and key.
 pub(crate) fn is_same_authority(one: &CertificateDer<'_>, other: &CertificateDer<'_>) -> bool {
     let (Ok(one), Ok(other)) = (parse(one), parse(other)) else { return false };
     one.subject().as_raw() == other.subject().as_raw() && one.public_key().raw == other.public_key().raw
 }
 
-/// When a certificate begins and ends to be valid, since 1970.
+/// When a certificate becomes valid and when it expires, since 1970.
 pub(crate) fn validity(certificate: &CertificateDer<'_>) -> Result<(Duration, Duration), Refused> {
     let validity = parse(certificate)?.tbs_certificate.validity;
     let seconds =

@@ -1,4 +1,4 @@
-//! TLS to servers outside of the mesh, by the authorities of the web.
+//! TLS to servers outside of the mesh, verified by the public web authorities.
 
 use std::{env, fs, io, path::Path, sync::Arc};
 
@@ -16,7 +16,7 @@ use tokio_rustls::{
 
 use crate::crypto_provider;
 
-/// Where systems keep the authorities that they trust; the first that exists counts.
+/// Where systems store their trusted authorities; the first existing file is used.
 const SYSTEM_ROOTS: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -24,7 +24,7 @@ const SYSTEM_ROOTS: [&str; 4] = [
     "/etc/ssl/cert.pem",
 ];
 
-/// Names another file of them.
+/// Environment variable that names another file of authorities.
 const SYSTEM_ROOTS_VARIABLE: &str = "SSL_CERT_FILE";
 
 /// The authorities that vouch for the names of servers.
@@ -34,10 +34,10 @@ pub struct WebRoots {
 }
 
 impl WebRoots {
-    /// Those in a PEM file, or of the system without one.
+    /// Reads the authorities in a PEM file, or those of the system.
     ///
     /// # Errors
-    /// When there are none.
+    /// When no authorities are found.
     pub fn read(file: Option<&Path>) -> io::Result<Self> {
         let named = env::var_os(SYSTEM_ROOTS_VARIABLE);
         let of_system = || SYSTEM_ROOTS.iter().map(Path::new).find(|path| path.exists());
@@ -62,10 +62,10 @@ impl WebRoots {
         Ok(Self { config: Arc::new(config) })
     }
 
-    /// TLS to the server `host` over a connection to it. The caller applies a timeout.
+    /// Performs the TLS handshake with the server `host`. The caller applies a timeout.
     ///
     /// # Errors
-    /// When the server does not prove this name.
+    /// When the server does not prove the name `host`.
     pub async fn connect(
         &self,
         host: &str,

@@ -22,14 +22,13 @@ use crate::{
     trust::RootDigest,
 };
 
-/// Upper bound of the services whose sessions can be resumed. With more, all begin anew.
+/// Upper bound of services with resumable sessions. Beyond it, all sessions begin anew.
 const MAX_EXPECTED: usize = 1024;
 
-/// Upper bound of the sets of callers of federated trust domains for which servers of a process have a configuration. With more,
-/// sessions of all begin anew.
+/// Upper bound of configurations, one for each set of callers of federated trust domains. Beyond it, all sessions begin anew.
 const MAX_CALLER_SETS: usize = 16;
 
-/// The identity of a process, which may come later and changes with each renewal.
+/// The identity of a process. It may arrive later, and each renewal changes it.
 pub struct Workload {
     clock: Arc<dyn Clock>,
     installed: RwLock<Option<Arc<InstalledIdentity>>>,
@@ -45,14 +44,15 @@ pub struct Workload {
 struct InstalledIdentity {
     credentials: Arc<Credentials>,
     server: Arc<ServerConfig>,
-    /// For clients without a certificate too, which join.
+    /// Also accepts clients without a certificate, which join.
     joining_server: Arc<ServerConfig>,
-    /// For these clients of federated trust domains too. Made anew with their roots, since its sessions can be resumed.
+    /// Also accept given clients of federated trust domains. They are made anew when roots change, since their sessions
+    /// can be resumed.
     federated_servers: Mutex<Vec<FederatedServer>>,
     clients: Mutex<HashMap<Expected, Arc<ClientConfig>>>,
 }
 
-/// The clients of federated trust domains that a server accepts, and its configuration.
+/// The accepted clients of federated trust domains, and the server configuration for them.
 type FederatedServer = (Arc<BTreeSet<SpiffeId>>, Arc<ServerConfig>);
 
 impl fmt::Debug for Workload {
@@ -68,7 +68,7 @@ impl Default for Workload {
 }
 
 impl Workload {
-    /// Without a certificate yet.
+    /// A workload without a certificate yet.
     pub fn new(clock: Arc<dyn Clock>) -> Self {
         Self {
             clock,
@@ -80,10 +80,10 @@ impl Workload {
         }
     }
 
-    /// Replaces the certificate, for connections from now on.
+    /// Replaces the certificate for new connections.
     ///
     /// # Errors
-    /// When it cannot be used; the one before remains.
+    /// When the certificate cannot be used; the previous one remains.
     pub fn install(&self, mut credentials: Credentials) -> Result<(), IdentityError> {
         credentials.trust.revocations = self.connections.revocations.clone();
         let server = |clients| tls_config::server(&credentials, &self.clock, clients);
@@ -97,29 +97,29 @@ impl Workload {
         Ok(())
     }
 
-    /// Trusts these roots from now on, and no others. False if they are trusted already, or there is no certificate.
+    /// Trusts only these roots from now on. Returns false if nothing changed or there is no certificate.
     ///
     /// # Errors
-    /// When peers with these roots would refuse the certificate of this process; the ones before remain.
+    /// When peers with these roots would refuse this process's certificate; the previous roots remain.
     pub fn trust_roots(&self, roots: &[Vec<u8>]) -> Result<bool, IdentityError> {
         let Some(own) = self.credentials().filter(|own| own.trust.bundle().roots != roots) else {
             return Ok(false);
         };
         let renewed = own.with_roots(roots, self.now())?;
-        // A certificate that was installed meanwhile brought its own roots.
+        // A concurrent renewal brought roots of its own.
         if !self.credentials().is_some_and(|current| Arc::ptr_eq(&current, &own)) {
             return Ok(false);
         }
         self.install(renewed).map(|()| true)
     }
 
-    /// Replaces the revocations: peers with such a certificate are refused, and their open connections end.
+    /// Replaces the revocations: revoked peers are refused, and their open connections end.
     pub fn revoke(&self, revocations: Revocations) {
         self.connections.revoke(revocations);
         self.note_revocations();
     }
 
-    /// Replaces the federated trust domains: open connections with peers of others, or for which none of their roots vouches, end.
+    /// Replaces the federated trust domains. Open connections end if their peer's domain or root is gone.
     pub fn federate(&self, domains: FederatedDomains) {
         if self.connections.federate(domains)
             && let Some(installed) = self.installed()
@@ -128,28 +128,28 @@ impl Workload {
         }
     }
 
-    /// The revocations, as they are at each time.
+    /// The list of revocations; it shows later changes too.
     pub fn revocations(&self) -> &RevocationList {
         &self.connections.revocations
     }
 
-    /// The record of revocations was read.
+    /// Counts a read of the record of revocations.
     pub(crate) fn note_revocations(&self) {
         self.revoked.send_modify(|reads| *reads += 1);
     }
 
-    /// The record of the roots has changed.
+    /// Counts a change of the record of roots.
     pub(crate) fn note_roots(&self) {
         self.roots.send_modify(|changes| *changes += 1);
     }
 
-    /// Notes beneath which roots the certificates of peers are, of connections from now on.
+    /// Notes the roots above peers' certificates, for new connections.
     pub fn note_roots_of_peers(&self) {
         self.connections.note_roots();
     }
 
-    /// The peers with open connections whose certificates hang from a root of the domain and have not expired, if
-    /// [these are noted](Self::note_roots_of_peers).
+    /// The connected peers with an unexpired certificate under a root, if [roots are
+    /// noted](Self::note_roots_of_peers).
     ///
     /// # Errors
     /// When the root is no certificate.
@@ -157,7 +157,8 @@ impl Workload {
         Ok(self.connections.peers_beneath(&RootDigest::of_certificate(root)?, self.now()))
     }
 
-    /// Changes when the record of the roots does, if that is followed. What it says is not trusted: a control plane has to sign it.
+    /// Notifies when the record of roots changes, if the record is followed. The record itself is not trusted: a
+    /// control plane must sign the roots.
     pub fn root_changes(&self) -> watch::Receiver<u64> {
         self.roots.subscribe()
     }
@@ -168,12 +169,12 @@ impl Workload {
         let _ = self.revoked.subscribe().wait_for(|reads| *reads > 0).await;
     }
 
-    /// Changes when the record of revocations is read.
+    /// Notifies when the record of revocations was read.
     pub fn revocation_changes(&self) -> watch::Receiver<u64> {
         self.revoked.subscribe()
     }
 
-    /// Whether the certificate of this process itself is revoked.
+    /// Whether this process's own certificate is revoked.
     pub fn is_revoked(&self) -> bool {
         self.installed().is_some_and(|installed| {
             self.revocations().check(&installed.credentials.chain[0], Usage::Client).is_err()
@@ -190,15 +191,15 @@ impl Workload {
         self.installed().map(|installed| Arc::clone(&installed.credentials))
     }
 
-    /// What certificates are verified by.
+    /// The clock that certificates are verified by.
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock
     }
 
-    /// A statement of a call, signed by this process.
+    /// Signs a statement of a call.
     pub(crate) fn state_call(&self, call: StatedCall<'_>) -> Option<Vec<u8>> {
         let own = self.credentials()?;
-        // Without it, the call is that of the process that forwards it.
+        // Without a statement, the call counts as the forwarder's own.
         statement::state(&own, call, self.now())
             .inspect_err(|error| tracing::warn!(%error, "a call was not signed"))
             .ok()
@@ -214,7 +215,7 @@ impl Workload {
         self.installed().is_some_and(|installed| installed.credentials.validity().1 > self.now())
     }
 
-    /// Changes whenever a certificate is installed, or other roots are trusted.
+    /// Notifies when a certificate is installed or the trusted roots change.
     pub fn installations(&self) -> watch::Receiver<bool> {
         self.ready.subscribe()
     }
@@ -262,7 +263,7 @@ impl Workload {
         self.accept_over(config, stream, federated)
     }
 
-    /// Performs the handshake of a server by a configuration, which may be with another certificate than that of this identity.
+    /// Performs the handshake of a server with a configuration, possibly with another certificate than this identity's.
     pub(crate) fn accept_over(
         &self,
         config: Option<Arc<ServerConfig>>,
@@ -286,7 +287,7 @@ fn no_identity() -> io::Error {
 }
 
 impl InstalledIdentity {
-    /// The configuration of a server for these callers of federated trust domains. Those of a process are few.
+    /// The server configuration for a set of callers of federated trust domains. A process has few sets.
     fn federated_server(
         &self,
         (federation, callers): (&Federation, &FederatedCallers),
@@ -309,8 +310,8 @@ impl InstalledIdentity {
         Ok(config)
     }
 
-    /// A session of a peer whose root is gone is refused where it is resumed, also where the peer has another certificate by now: so
-    /// all begin anew.
+    /// Makes all foreign sessions begin anew. A resumed session of a peer whose old root is gone would be refused, even if the
+    /// peer has a new certificate by now.
     fn forget_foreign_sessions(&self) {
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
         clients.retain(|expected, _| !matches!(expected, Expected::Id(_)));
@@ -343,7 +344,7 @@ impl TlsIdentity for Workload {
         Box::pin(async move {
             let (config, own) = config?;
             let stream = TlsStream::connect(config, stream).await?;
-            // The handshake, or that of the session that it resumed, has verified that it is the one that was expected.
+            // The handshake, or the one of the resumed session, verified the expected server.
             let stream = stream.within(&connections, (own.trust(), clock.now()), |_| is_named)?;
             Ok(Box::new(stream) as Box<_>)
         })

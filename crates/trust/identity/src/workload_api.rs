@@ -12,23 +12,23 @@ use tonic::{Code, Request, Status, metadata::MetadataValue};
 
 use crate::{CertificateInfo, Credentials, Workload, renewal};
 
-/// What each call carries, as the specification demands.
+/// A metadata key that the specification requires on each call.
 const HEADER: &str = "workload.spiffe.io";
 /// Pauses between failed attempts.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// What a process asks a Workload API for.
+/// A Workload API and the wanted identity.
 #[derive(Clone, Debug)]
 pub struct WorkloadApi {
     /// Its Unix socket.
     pub socket: Address,
-    /// The identity to choose of those that it gives; `None` is the first.
+    /// The identity to choose among those offered; `None` takes the first.
     pub path: Option<SpiffePath>,
 }
 
 impl WorkloadApi {
-    /// Keeps `workload` as the API says, which sends other certificates and roots as it renews them. `note` gets each problem,
-    /// and `None` once there is none. Never returns; what was received stays in use while the API is away.
+    /// Installs the certificates and roots that the API sends. `note` receives each problem, and `None` once it is solved.
+    /// Never returns; received certificates stay in use while the API is away.
     pub async fn follow(self, workload: Arc<Workload>, note: impl Fn(Option<String>)) {
         let mut pause = BACKOFF.0;
         loop {
@@ -45,7 +45,7 @@ impl WorkloadApi {
             });
             let Err(problem) = streamed.await;
             renewal::report(&workload, &problem);
-            // What it said last is what there is to know.
+            // The last noted problem still describes the state.
             if has_responded {
                 pause = BACKOFF.0;
             } else {

@@ -1,4 +1,4 @@
-//! What an authority made while the clock of its machine was ahead.
+//! Certificates that an authority made while its machine's clock was ahead.
 
 use std::time::Duration;
 
@@ -8,10 +8,11 @@ use super::{Authority, BUNDLE_FILE, ROOT_FILE, issuer_digest, make_root, new_iss
 use crate::{IdentityError, files, trust};
 
 impl Authority {
-    /// Replaces an intermediate that is not valid yet at `now`, and `with_root` also the only root. Returns whether one was replaced.
+    /// Replaces an intermediate that is not valid yet at `now`; `with_root` also replaces the only root. Returns
+    /// whether one was replaced.
     ///
     /// # Errors
-    /// When the root's key is not there, or the disk is full.
+    /// When the root's key is missing, or the disk is full.
     pub fn replace_future(&self, now: Duration, with_root: bool) -> Result<bool, IdentityError> {
         let is_future = |one: &CertificateDer<'_>| trust::validity(one).is_ok_and(|(begin, _)| begin > now);
         let mut state = self.state();
@@ -24,7 +25,7 @@ impl Authority {
         }
         if root_is_future {
             let (key, root) = make_root(&self.domain, now)?;
-            // The key last, as for the next root.
+            // The key is written last, as for a new root.
             files::write_public(&self.folder.join(BUNDLE_FILE), &files::pem(None, &[root.der().clone()]))?;
             write_pair(&self.folder.join(ROOT_FILE), &key, &root)?;
             state.roots = vec![root.der().clone()];

@@ -1,4 +1,4 @@
-//! Roots from which nothing hangs any more.
+//! Retirement of unused roots.
 
 use std::{path::Path, time::Duration};
 
@@ -9,9 +9,9 @@ use super::{Authority, BUNDLE_FILE, LIFETIME, check_issuer, made_at, root_above,
 use crate::{CLOCK_SKEW, CertificateInfo, IdentityError, files, token, trust};
 
 impl Authority {
-    /// Brings the file of roots in `folder` up to date before it is opened, since another control plane of the store may have begun
-    /// roots and retired some: adds those that are recorded, and drops those that were retired. False if it has none of either,
-    /// so that it is of another domain; then nothing has changed.
+    /// Updates the file of roots in `folder` before it is opened, since another control plane of the store may have begun or
+    /// retired roots. Adds recorded roots and drops retired ones. Returns false and changes nothing if none of
+    /// the folder's roots is recorded or retired: the folder belongs to another domain then.
     ///
     /// # Errors
     /// When the file cannot be read or written.
@@ -34,8 +34,8 @@ impl Authority {
         Ok(true)
     }
 
-    /// The recorded bundle with the roots of this control plane that it lacks and that were not retired, in the order of time; of
-    /// too many, the newest, and the one that signs.
+    /// The recorded bundle plus this control plane's roots that are neither recorded nor retired, oldest first. If there are too
+    /// many, the newest and the signing root are kept.
     #[must_use]
     pub fn complete(&self, recorded: Option<TrustBundle>) -> TrustBundle {
         let mut bundle = recorded.unwrap_or_else(|| TrustBundle::new(self.domain.clone(), Vec::new()));
@@ -46,10 +46,11 @@ impl Authority {
                 bundle.roots.push(root.to_vec());
             }
         }
-        // All of them are certificates; those of one time stay as they are.
+        // All roots parse; the sort is stable for equal times.
         bundle.roots.sort_by_key(|root| made_at(&CertificateDer::from(root.as_slice())).unwrap_or_default());
         if bundle.roots.len() > MAX_ROOTS {
-            // Only then, since signatures are verified to find it, and each request of a certificate needs the bundle.
+            // The signing root is found by verifying signatures, which is too slow for each request; so only when there
+            // are too many.
             let above = root_above(&state.issuer, &state.roots);
             while bundle.roots.len() > MAX_ROOTS {
                 let is_above = above.is_some_and(|above| **above == *bundle.roots[0]);
@@ -59,10 +60,10 @@ impl Authority {
         bundle
     }
 
-    /// Whether this control plane signs neither with a root nor beneath it.
+    /// Checks that this control plane signs neither with a root nor under it.
     ///
     /// # Errors
-    /// [`IdentityError::RootInUse`] if it does.
+    /// [`IdentityError::RootInUse`] if it signs so.
     pub fn check_unused(
         &self,
         bundle: &TrustBundle,
@@ -88,11 +89,11 @@ impl Authority {
         Ok(())
     }
 
-    /// Whether all certificates beneath a root have expired that were issued before this control plane began to issue beneath the
-    /// root of now: by itself, or by another control plane that was active before.
+    /// Checks that all certificates under a root have expired, whether this control plane issued them or another one that was
+    /// active before.
     ///
     /// # Errors
-    /// [`IdentityError::RecentRoot`] as long as they may not have.
+    /// [`IdentityError::RecentRoot`] while some may still be valid.
     pub fn check_expired_beneath(&self, root: &[u8], now: Duration) -> Result<(), IdentityError> {
         let until = self.state().since + LIFETIME + CLOCK_SKEW;
         let root_ended = trust::validity(&CertificateDer::from(root))?.1 + CLOCK_SKEW < now;
@@ -102,10 +103,10 @@ impl Authority {
         Err(IdentityError::RecentRoot { root: CertificateInfo::of(root)?.digest, until })
     }
 
-    /// Drops a root from the file of roots. It has to be [unused](Self::check_unused).
+    /// Drops an [unused](Self::check_unused) root from the file of roots.
     ///
     /// # Errors
-    /// When the file cannot be written; then nothing has changed.
+    /// When the file cannot be written; nothing is changed then.
     pub fn forget_root(&self, root: &[u8]) -> Result<(), IdentityError> {
         let mut state = self.state();
         let mut roots = state.roots.clone();

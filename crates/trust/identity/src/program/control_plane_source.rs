@@ -1,5 +1,5 @@
-//! Certificates of a program that runs without an agent, from control planes: the first by a one-time token, and each later one by
-//! the one before.
+//! Certificates of programs without an agent, from control planes. A one-time token gets the first certificate; each certificate
+//! gets the next one.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -25,27 +25,27 @@ use crate::{
 /// How long one request may take.
 const TIMEOUT: Duration = Duration::from_secs(12);
 
-/// Issues by control planes.
+/// Gets certificates from control planes.
 #[derive(Debug)]
 pub(super) struct ControlPlaneSource {
     control_planes: Vec<Address>,
-    /// By the certificate.
+    /// Connects with the certificate.
     transport: Transport,
-    /// Without one, by the root that the token pins.
+    /// Connects without a certificate, by the root that the token pins.
     joining: Transport,
     service: ServiceName,
     token: Option<JoinToken>,
     software: String,
-    /// Where the certificate is kept, for the next start: the token works once.
+    /// Where the certificate is saved for the next start, because the token works once.
     kept: Option<PathBuf>,
-    /// Whether it is to be found out at once that the kept certificate is still accepted: there is a token for where it is not.
+    /// Whether the saved certificate must be tried at once. If it is refused, the token is used.
     untried: watch::Sender<bool>,
     pub(super) workload: Arc<Workload>,
     pub(super) progress: Arc<Progress>,
 }
 
 impl ControlPlaneSource {
-    /// Of a program without an agent, if it has a token, or kept a certificate.
+    /// For a program without an agent that has a token or a saved certificate.
     pub(super) fn of(request: &IdentityRequest) -> Option<Self> {
         let Some(SpiffePath::Service(service)) = &request.path else { return None };
         if request.control_planes.is_empty() {
@@ -77,23 +77,23 @@ impl ControlPlaneSource {
         })
     }
 
-    /// Begins with the certificate of an earlier start, if there is one.
+    /// Begins with the saved certificate of an earlier start, if there is one.
     pub(super) fn begin(&self) {
         self.use_kept();
         self.untried.send_replace(self.token.is_some() && self.workload.is_ready());
     }
 
-    /// Ends once a control plane has issued a certificate, or none is asked for at once.
+    /// Completes once a control plane has issued a certificate, or at once if none has to be tried.
     pub(super) fn tried(&self) -> impl Future<Output = ()> + use<> {
         let (workload, mut untried) = (Arc::clone(&self.workload), self.untried.subscribe());
         async move {
             workload.ready().await;
-            // The sender lives as long as the task that renews: without it, there is nothing to wait for.
+            // The sender lives as long as the renewal task; without that task there is nothing to wait for.
             let _ = untried.wait_for(|untried| !untried).await;
         }
     }
 
-    /// Uses the certificate that was kept, by an earlier start or another part of this program: the token works once.
+    /// Uses the saved certificate of an earlier start or of another part of this program. The token works once.
     fn use_kept(&self) {
         let Some(folder) = &self.kept else { return };
         let used = Credentials::load(folder, self.workload.now()).and_then(|kept| match kept {
@@ -108,14 +108,14 @@ impl ControlPlaneSource {
         }
     }
 
-    /// The certificate, if it is still accepted.
+    /// The certificate, if peers still accept it.
     fn valid_credentials(&self) -> Option<Arc<Credentials>> {
         let own = self.workload.credentials().filter(|own| own.validity().1 > self.workload.now());
         own.filter(|_| !self.workload.is_revoked())
     }
 
-    /// By the certificate, or with the token where there is none, or where it is refused: a program that was revoked while it was
-    /// away does not know of it.
+    /// Requests a certificate with the current one, or with the token if there is none or it is refused. A program that was
+    /// revoked while stopped learns of this only by the refusal.
     async fn request(&self, csr: Bytes) -> Result<Certified, String> {
         // Another part of this program, or of its environment, may have joined meanwhile.
         if self.valid_credentials().is_none() || self.is_untried() {
@@ -138,7 +138,7 @@ impl ControlPlaneSource {
         })
     }
 
-    /// Whether the certificate of an earlier start is in use, and none of this one yet.
+    /// Whether the certificate of an earlier start is in use and this start has none yet.
     pub(super) fn is_untried(&self) -> bool {
         *self.untried.borrow()
     }
@@ -151,7 +151,7 @@ impl ControlPlaneSource {
         )
     }
 
-    /// A connection with the first control plane that can be reached.
+    /// Connects to the first reachable control plane.
     async fn connect(&self, transport: &Transport) -> Result<Connection, String> {
         let mut failed = String::new();
         for address in &self.control_planes {
@@ -163,7 +163,7 @@ impl ControlPlaneSource {
         Err(failed)
     }
 
-    /// The outer error is that nothing is known of the token.
+    /// Joins with the token. The outer error leaves the token's fate unknown.
     async fn join(&self, token: &JoinToken, csr: Bytes) -> Result<Result<Certified, Status>, String> {
         let connection = self.connect(&self.joining).await?;
         let joining = Joining::Service(self.service.clone());
@@ -182,12 +182,13 @@ impl ControlPlaneSource {
         Ok(certified.await)
     }
 
-    /// The inner error is that the certificate is of no use, the outer one that this is not known.
+    /// Renews with the certificate. The inner error means that the certificate is useless; the outer error leaves this
+    /// unknown.
     async fn renew(&self, own: &Credentials, csr: Bytes) -> Result<Result<Certified, String>, String> {
         let connection = match self.connect(&self.transport).await {
             Ok(connection) => connection,
-            // A certificate that is refused, or does not lead to the root of the control plane, may be seen as the end of a connection
-            // only. Where no control plane is there at all, joining fails as well, and the token is still of use.
+            // A refused certificate may look like a closed connection. So the token is tried next; if no control plane is
+            // reachable, joining fails too and the token stays usable.
             Err(failed) if self.token.is_some() => return Ok(Err(failed)),
             Err(failed) => return Err(failed),
         };

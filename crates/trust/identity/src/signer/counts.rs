@@ -6,19 +6,19 @@ use std::{
 /// Where a handshake was signed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SignedBy {
-    /// In this process, where no key server is configured.
+    /// In this process; no key server is configured.
     Local,
     /// On the key server.
     KeyServer,
-    /// In this process, since the key server did not.
+    /// In this process, because the key server failed.
     Fallback,
 }
 
 impl SignedBy {
-    /// All of them.
+    /// All values.
     pub const ALL: [Self; 3] = [Self::Local, Self::KeyServer, Self::Fallback];
 
-    /// As a label of metrics.
+    /// The label of metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Local => "local",
@@ -31,13 +31,13 @@ impl SignedBy {
 /// Signatures of handshakes.
 #[derive(Debug, Default)]
 pub struct SignatureCounts {
-    /// By [`SignedBy`]: how many, and how long they took in microseconds.
+    /// By [`SignedBy`]: the number of signatures and their total duration in microseconds.
     signed: [(AtomicU64, AtomicU64); SignedBy::ALL.len()],
     failed: AtomicU64,
 }
 
 impl SignatureCounts {
-    /// Counts a signature; `None` is one that failed.
+    /// Counts a signature; `None` counts a failure.
     pub(super) fn record(&self, by: Option<SignedBy>, took: Duration) {
         let Some(by) = by else {
             self.failed.fetch_add(1, Relaxed);
@@ -48,13 +48,13 @@ impl SignatureCounts {
         duration.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Relaxed);
     }
 
-    /// How many signatures were made, and how long they took altogether.
+    /// The number of signatures and their total duration.
     pub fn signed(&self, by: SignedBy) -> (u64, Duration) {
         let (count, duration) = &self.signed[by as usize];
         (count.load(Relaxed), Duration::from_micros(duration.load(Relaxed)))
     }
 
-    /// How many failed, those that the key here then made included.
+    /// The number of failures of the key server, including those where the local key then signed.
     pub fn failed(&self) -> u64 {
         self.failed.load(Relaxed)
     }

@@ -15,7 +15,7 @@ use tokio::{
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 
-/// How often the key server is asked whether it would sign. This keeps the connection open, and opens it again.
+/// How often the key server is probed. A probe keeps the connection open or reopens it.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The longest response, in bytes: a signature of RSA with 8192 bits is 1 KB.
 const MAX_RESPONSE: usize = 4096;
@@ -23,7 +23,7 @@ const MAX_RESPONSE: usize = 4096;
 /// A private key on a key server.
 #[derive(Clone, Debug)]
 pub struct RemoteKeyConfig {
-    /// Its name there.
+    /// Name of the key on the key server.
     pub name: Label,
     /// The key server.
     pub server: Address,
@@ -31,7 +31,7 @@ pub struct RemoteKeyConfig {
     pub deadline: Duration,
 }
 
-/// A private key on a key server, and the one connection to it, which is opened ahead and carries all requests.
+/// A private key on a key server. One connection, opened ahead, carries all requests.
 #[derive(Debug)]
 pub struct RemoteKey {
     config: RemoteKeyConfig,
@@ -41,33 +41,33 @@ pub struct RemoteKey {
     _checking: AbortOnDropHandle<()>,
 }
 
-/// Whether the key server signs.
+/// Health of the key server.
 #[derive(Debug)]
 struct KeyServerState {
     name: String,
-    /// Why it did not at the last attempt.
+    /// The error of the last attempt, if it failed.
     problem: Mutex<Option<String>>,
 }
 
-/// Why a key server did not sign.
+/// Why a key server failed to sign.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RemoteKeyError {
-    /// It did not respond.
+    /// The key server did not respond in time.
     #[error("no response within {0:?}")]
     Late(Duration),
-    /// It refused, or the connection failed.
+    /// The key server refused, or the connection failed.
     #[error("{0}")]
     Refused(String),
-    /// Its signature is not that of the certificate's key.
+    /// The signature does not fit the certificate's key.
     #[error("its signature does not fit the certificate; give the name of the certificate's key")]
     WrongSignature,
-    /// The handshake is not one of TLS 1.3.
+    /// The handshake is not TLS 1.3.
     #[error("it signs handshakes of TLS 1.3 only")]
     OtherMessage,
 }
 
 impl RemoteKey {
-    /// Begins to connect, within the current runtime, which must not be blocked by signatures.
+    /// Connects in the background on the current runtime. Signatures must not block that runtime.
     pub fn connect(config: RemoteKeyConfig, transport: &Transport) -> Arc<Self> {
         let channel = connect_channel_lazy(&transport.clone().to_key_server(), &config.server);
         let client = KeyServerClient::new(channel).max_decoding_message_size(MAX_RESPONSE);
@@ -94,13 +94,13 @@ impl RemoteKey {
         self.config.deadline
     }
 
-    /// Why the key server does not sign at present; `None` if it does.
+    /// The current problem of the key server; `None` if it signs.
     pub fn problem(&self) -> Option<String> {
         self.state.problem.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Has the key server sign; blocks the thread, at most until the deadline. For threads that a runtime lets block: on others it
-    /// panics. A task that makes the call and passes the result on was rejected: a tenth fewer handshakes a second.
+    /// Signs on the key server and blocks the thread, at most until the deadline. Panics on threads that the runtime does not let
+    /// block. A separate task for the call was rejected: it cost a tenth of the handshakes per second.
     pub(super) fn sign(&self, scheme: u16, transcript_hash: &[u8]) -> Result<Vec<u8>, RemoteKeyError> {
         let request = SignRequest {
             key: self.config.name.to_string(),
@@ -117,7 +117,7 @@ impl RemoteKey {
         signed.map_err(|error| self.failed(error))
     }
 
-    /// Notes a failure: until the next check, others do not wait for the key server in vain.
+    /// Notes a failure, so that others do not wait for the key server until the next probe.
     pub(super) fn failed(&self, error: RemoteKeyError) -> RemoteKeyError {
         self.state.note(Some(error.to_string()));
         error
@@ -143,7 +143,7 @@ async fn keep_checking(
 }
 
 impl KeyServerState {
-    /// Logs changes only.
+    /// Logs only changes of the problem.
     fn note(&self, problem: Option<String>) {
         let mut noted = self.problem.lock().unwrap_or_else(PoisonError::into_inner);
         match (&*noted, &problem) {

@@ -98,7 +98,7 @@ fn a_new_root_signs_once_all_programs_have_renewed() {
         assert!(error.to_string().contains("--force"), "{error}");
     }
     ca.authority.check_next_root(learned).unwrap();
-    // It signs already: another intermediate of it changes nothing.
+    // The root signs already, so another intermediate changes nothing.
     ca.authority.rotate_issuer(begin).unwrap();
     ca.authority.check_next_root(begin).unwrap();
 }
@@ -115,7 +115,7 @@ fn an_intermediate_is_not_replaced_by_itself_under_a_root_that_programs_do_not_t
     assert_ne!(ca.authority.issuer(), before);
     assert_eq!(open(begin).issuer(), ca.authority.issuer());
 
-    // Unless it would end first.
+    // Except if the intermediate would expire first.
     let (before, begin) = (ca.authority.issuer(), begin + 180 * 24 * HOUR);
     ca.authority.begin_root(begin).unwrap();
     ca.authority.renew_issuer_if_due(begin).unwrap();
@@ -130,7 +130,7 @@ fn a_rotation_that_fails_half_way_changes_nothing() {
     let folder = ca.folder.path().join("ca");
     let (bundle, kept) = (folder.join("bundle.pem"), folder.join("kept.pem"));
     let (root, roots) = (fs::read(folder.join("root.key")).unwrap(), ca.authority.bundle());
-    // As on a full disk, the list of roots cannot be written.
+    // The list of roots cannot be written, as on a full disk.
     fs::rename(&bundle, &kept).unwrap();
     fs::create_dir_all(bundle.join("in the way")).unwrap();
     ca.authority.begin_root(now()).unwrap_err();

@@ -1,4 +1,4 @@
-//! Roots that are put into the folder of an identity.
+//! Roots that an operator puts into an identity's folder.
 
 use std::{fs, sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ fn roots(workload: &Workload) -> usize {
     workload.credentials().unwrap().trust().bundle().roots.len()
 }
 
-/// As if this time had passed.
+/// Advances the clock by `time`.
 async fn pass(time: Duration) {
     tokio::time::pause();
     tokio::time::advance(time).await;
@@ -42,7 +42,7 @@ async fn roots_on_disk_are_trusted_when_they_change_unless_they_would_cut_the_pr
     let (dialled, _) = connect(&transport, &control).await;
     assert!(dialled.is_ok(), "{dialled:?}");
 
-    // Without an own root, with none, and gone: each is a mistake.
+    // Mistakes: a file without the own root, an empty file, and no file.
     for wrong in
         [&fs::read_to_string(next.folder.path().join("ca/bundle.pem")).unwrap(), "", "no certificate"]
     {

@@ -33,7 +33,7 @@ fn callers(named: &[&str]) -> Arc<FederatedCallers> {
     Arc::new(callers)
 }
 
-/// Both ends of a connection of a caller with a server that it expects to be this, and that accepts these.
+/// Both ends of a connection. The caller expects the id `expected`; the server accepts the ids `named`.
 async fn open(caller: &Workload, server: &Workload, expected: &str, named: &[&str]) -> Ends {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -47,7 +47,7 @@ async fn open(caller: &Workload, server: &Workload, expected: &str, named: &[&st
     let dial = async {
         let stream = TcpStream::connect(address).await?;
         let mut stream = caller.connect(peer, stream).await?;
-        // In TLS 1.3 a client learns with the first read whether it is accepted; sessions come with it.
+        // In TLS 1.3 a client learns with the first read whether it is accepted; session tickets arrive with it.
         stream.read_u8().await?;
         Ok(stream)
     };
@@ -69,7 +69,7 @@ async fn a_caller_of_another_domain_is_accepted_once_it_is_federated_and_named()
     let error = open(&web, &cart, cart_id, &[WEB]).await.1.unwrap_err().to_string();
     assert!(error.contains("not issued by the trust domain prod"), "{error}");
     cart.federate(federated(&partner));
-    // In full, and from then on with a session that can be resumed, which verifies nothing.
+    // The first handshake is full; the second resumes a session, which verifies nothing.
     for _ in 0..2 {
         let (dialled, accepted) = open(&web, &cart, cart_id, &[WEB]).await;
         assert_eq!(accepted.unwrap().peer(), Identity::Federated(WEB.parse().unwrap()));
@@ -78,7 +78,7 @@ async fn a_caller_of_another_domain_is_accepted_once_it_is_federated_and_named()
             let (dialled, accepted) = open(&web, &cart, cart_id, named).await;
             let error = accepted.unwrap_err().to_string();
             assert!(error.contains(WEB) && error.contains("no policy"), "{error}");
-            // It is told so: the end of the connection alone would be that of a request that may have been read.
+            // The server sends an alert. A closed connection alone would mean that the request may have been read.
             let error = dialled.unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{error}");
         }
@@ -106,7 +106,7 @@ async fn connections_end_with_the_root_that_vouches_for_them_and_no_others() {
     let (dialled, accepted) = open(&web, &cart, cart_id, &[WEB]).await;
     let (_dialled, mut accepted) = (dialled.unwrap(), accepted.unwrap());
 
-    // The partner rotates its root: both are trusted meanwhile, and nothing ends.
+    // The partner rotates its root: both roots are trusted meanwhile, and no connection ends.
     cart.federate(both());
     let renewed = new.workload("bank/web");
     renewed.federate(federated(&prod));
@@ -121,12 +121,12 @@ async fn connections_end_with_the_root_that_vouches_for_them_and_no_others() {
     others_end.write_all(b"x").await.unwrap();
     others_end.flush().await.unwrap();
     assert_eq!(soon(other.read_u8()).await.unwrap(), b'x', "the new root vouches for this one");
-    // Neither in full nor by a session that it could resume.
+    // Refused in a full handshake and with a resumed session.
     for _ in 0..2 {
         let error = open(&web, &cart, cart_id, &[WEB]).await.1.unwrap_err().to_string();
         assert!(error.contains("not issued by the trust domain partner"), "{error}");
     }
-    // The same process with a certificate of the new root is not held up by the sessions of the old one.
+    // The old root's sessions do not block the same process with a certificate of the new root.
     web.install(new.credentials("bank/web", now())).unwrap();
     open(&web, &cart, cart_id, &[WEB]).await.1.unwrap();
 }
@@ -145,7 +145,7 @@ async fn a_client_ends_connections_with_servers_whose_root_is_gone_too() {
     assert!(error.contains("not issued by the trust domain prod"), "{error}");
     let error = open(&web, &cart, cart_id, &[WEB]).await.0.unwrap_err().to_string();
     assert!(error.contains("not issued by the trust domain prod"), "{error}");
-    // A server with another certificate by then is not taken for the one of the session.
+    // A server with a new certificate is not accepted by the old session.
     let moved = other.workload("shop/cart");
     moved.federate(federated(&partner));
     open(&web, &moved, cart_id, &[WEB]).await.0.unwrap();
@@ -157,12 +157,12 @@ async fn the_roots_of_a_domain_vouch_for_no_other_and_for_no_member() {
     let (cart, web) = (prod.workload("shop/cart"), partner.workload("bank/web"));
     cart.federate(federated(&partner));
     web.federate(federated(&prod));
-    // The other authority issues an id of this domain, which its own processes would even accept.
+    // The other authority issues an id of this domain, and its own processes would even accept it.
     let forged = {
         let key = PrivateKey::generate().unwrap();
         let request = key.signing_request().unwrap();
         let issued = partner.authority.issue(&request, &id("shop/web"), now()).unwrap();
-        // It accepts the server, so that the server is the one that refuses.
+        // The client accepts the server, so the server is the side that refuses.
         let roots = [partner.authority.bundle().roots, prod.authority.bundle().roots].concat();
         let bundle = fairmesh_model::TrustBundle::new(domain(), roots);
         let forged = Workload::default();
@@ -173,7 +173,8 @@ async fn the_roots_of_a_domain_vouch_for_no_other_and_for_no_member() {
     let (_, accepted) = open(&forged, &cart, "spiffe://prod/shop/cart", &["spiffe://prod/shop/web"]).await;
     let error = accepted.unwrap_err().to_string();
     assert!(error.contains("not issued by the trust domain prod"), "{error}");
-    // Listeners of the mesh accept no other domain, whoever is federated; nor does a client that expects a member.
+    // Mesh listeners accept only their own domain, even if others are federated. A client that expects a member does
+    // the same.
     let (agent, control) = (partner.transport("fairmesh/agent/web-1"), prod.workload("fairmesh/control/one"));
     control.federate(federated(&partner));
     let (_, accepted) = connect(&agent, &fairmesh_wire::transport::Transport::tls(control)).await;
@@ -183,12 +184,12 @@ async fn the_roots_of_a_domain_vouch_for_no_other_and_for_no_member() {
     let impostor = partner.transport("fairmesh/control/one");
     let (dialled, _) = connect(&fairmesh_wire::transport::Transport::tls(member), &impostor).await;
     dialled.unwrap_err();
-    // A revocation is of this domain, and not of who has the same name in another.
+    // A revocation covers ids of this domain, not the same names in another domain.
     let path = "bank/web".parse().unwrap();
     let entries = vec![Revocation { path, certificates: RevokedCertificates::All, at: 0 }];
     cart.revoke(Revocations { entries });
     open(&web, &cart, "spiffe://prod/shop/cart", &[WEB]).await.1.unwrap();
-    // A server that proves another id of that domain is not the one that is expected.
+    // A server with another id of that domain is not the expected one.
     let (dialled, _) = open(&web, &cart, "spiffe://prod/shop/other", &[WEB]).await;
     assert!(dialled.unwrap_err().to_string().contains("not spiffe://prod/shop/other"));
 }

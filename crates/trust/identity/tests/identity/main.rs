@@ -1,4 +1,4 @@
-//! Certificates that are accepted and that are not, over real connections, and their renewal.
+//! Accepted and refused certificates over real connections, and their renewal.
 
 // Clippy treats test helpers as production code.
 #![allow(clippy::unwrap_used)]

@@ -86,7 +86,7 @@ async fn an_expired_certificate_is_refused_where_a_session_is_resumed_too() {
         let clock = Arc::<SetClock>::default();
         clock.set(now());
         let process = |path: &str| {
-            // The clock of the other side moves on.
+            // The other side's clock is later.
             let workload = if path == expired { Workload::default() } else { Workload::new(clock.clone()) };
             workload.install(ca.credentials(path, now())).unwrap();
             Transport::tls(Arc::new(workload))
@@ -94,7 +94,7 @@ async fn an_expired_certificate_is_refused_where_a_session_is_resumed_too() {
         let (agent, control) = (process("fairmesh/agent/web-1"), process("fairmesh/control/one"));
         let (dialled, accepted) = connect(&agent, &control).await;
         let (mut dialled, mut accepted) = (dialled.unwrap(), accepted.unwrap());
-        // A session that can be resumed, and a connection that stays open.
+        // The first connection leaves a resumable session and stays open.
         for time in [now(), now() + 25 * HOUR] {
             clock.set(time);
             accepted.write_all(b"x").await.unwrap();

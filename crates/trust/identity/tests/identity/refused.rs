@@ -28,17 +28,17 @@ use tokio_rustls::{
 
 use crate::support::*;
 
-/// Minutes of validity from now: from the first to the second.
+/// Validity in minutes from now: first and last.
 type Validity = (i64, i64);
 const VALID: Validity = (-10, 60);
 const BOTH: [Eku; 2] = [Eku::ClientAuth, Eku::ServerAuth];
 const CART: &str = "spiffe://prod/shop/cart";
 
-/// Which side must refuse it.
+/// Which side must refuse the certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     Both,
-    /// Another identity of the domain may call, and may not be the service.
+    /// Only clients: another identity of the domain may call, but is not the expected service.
     Clients,
     Servers,
     Nobody,
@@ -70,7 +70,7 @@ fn key() -> KeyPair {
     KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap()
 }
 
-/// The intermediate of an authority, which signs whatever the test wants.
+/// The intermediate of an authority, for signing arbitrary certificates.
 fn issuer(ca: &Ca) -> (CertificateDer<'static>, Issuer<'static, KeyPair>) {
     let pem = std::fs::read(ca.folder.path().join("ca/issuer.key")).unwrap();
     let der = PrivatePkcs8KeyDer::from_pem_slice(&pem).unwrap();
@@ -92,7 +92,7 @@ fn self_signed(params: &CertificateParams) -> Shown {
     Shown { chain: vec![params.self_signed(&key).unwrap().der().clone()], key }
 }
 
-/// Issued by a process that has a valid certificate, but is no authority.
+/// Issued by a process with a valid certificate that is no authority.
 fn signed_by_a_process(ca: &Ca) -> Shown {
     let above = params(&[CART], &BOTH, VALID);
     let process = signed_by(ca, &above);
@@ -107,7 +107,7 @@ fn without_intermediate(mut shown: Shown) -> Shown {
     shown
 }
 
-/// A certificate of which the shower has no key.
+/// A certificate shown without its key.
 fn stolen(shown: Shown) -> Shown {
     Shown { key: key(), ..shown }
 }
@@ -220,7 +220,7 @@ async fn pair() -> (TcpStream, TcpStream) {
     (near.unwrap(), far.unwrap().0)
 }
 
-/// Whether a good server lets this client send anything.
+/// Whether a correct server lets this client send data.
 async fn server_accepts(ca: &Ca, config: ClientConfig) -> io::Result<()> {
     let (near, far) = pair().await;
     let server = ca.workload("shop/cart");
@@ -242,7 +242,7 @@ async fn server_accepts(ca: &Ca, config: ClientConfig) -> io::Result<()> {
     served
 }
 
-/// Whether a good client that expects `shop/cart` sends anything to this server.
+/// Whether a correct client that expects `shop/cart` sends data to this server.
 async fn client_accepts(ca: &Ca, shown: &Shown) -> io::Result<()> {
     let (near, far) = pair().await;
     let cart = "shop/cart".parse().unwrap();

@@ -19,7 +19,7 @@ use tracing::subscriber::DefaultGuard;
 
 use crate::support::*;
 
-/// An authority that can be away, for a process whose disk can be full.
+/// An authority that can be offline, and a process whose disk can be full.
 struct Issuer {
     ca: Arc<Ca>,
     clock: Arc<TestClock>,
@@ -50,7 +50,7 @@ impl Source for Issuer {
     }
 }
 
-/// What is logged from now on in this thread, as JSON.
+/// Captures this thread's log as JSON.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -62,7 +62,7 @@ impl Log {
         (this, tracing::subscriber::set_default(subscriber))
     }
 
-    /// The fields of the lines with this text.
+    /// The fields of log lines with this message.
     fn lines(&self, message: &str) -> Vec<serde_json::Value> {
         let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
         let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
@@ -117,7 +117,7 @@ impl Rig {
         trust.verify(own.chain(), Usage::Client, self.clock.now()).is_ok()
     }
 
-    /// Moves the clock, and checks at every minute.
+    /// Moves the clock forward, and checks the certificate every minute.
     async fn pass(&self, time: Duration) {
         for _ in 0..time.as_secs() / 60 {
             tokio::time::sleep(Duration::from_secs(60)).await;
@@ -191,7 +191,7 @@ async fn a_full_disk_costs_the_copy_of_a_certificate_and_not_the_certificate() {
     let rig = Rig::start();
     rig.workload.ready().await;
     rig.full.store(true, Ordering::Relaxed);
-    // All of its life and more: peers accept it in each minute.
+    // Longer than a certificate's life: peers accept the certificate in each minute.
     rig.pass(26 * HOUR).await;
     let counts = || (rig.issued.load(Ordering::Relaxed), rig.kept.load(Ordering::Relaxed));
     let (issued, kept) = counts();

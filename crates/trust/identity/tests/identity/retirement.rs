@@ -1,4 +1,4 @@
-//! Roots that are trusted no longer.
+//! Retirement of roots.
 
 use std::{fs, path::Path, slice, sync::Arc, time::Duration};
 
@@ -83,7 +83,7 @@ fn a_recorded_bundle_is_completed_with_roots_that_were_not_retired() {
     };
     let both = vec![old.clone(), new.clone()];
     assert_eq!(ca.authority.complete(None).roots, both);
-    // The newest last, whatever is recorded.
+    // The newest root comes last in every order of recording.
     for recorded in [&[&old][..], &[&new], &[&new, &old]] {
         assert_eq!(completed(recorded, &[]), both);
     }
@@ -109,11 +109,11 @@ fn what_another_control_plane_did_with_roots_holds_where_this_one_becomes_active
     };
     let reopen = || Authority::open(&second, &domain(), now() + 2 * HOUR);
     let put = |file: &str| fs::copy(ca.folder.path().join("ca").join(file), second.join(file)).unwrap();
-    // Those that are recorded are there, so that an intermediate beneath one of them can be put there.
+    // The recorded roots are present, so an intermediate under one of them can be installed.
     assert!(Authority::adopt(&second, &bundle(&[&old, &new], &[])).unwrap());
     let opened = reopen().unwrap();
     assert_eq!((opened.bundle().roots, opened.signing_root()), (vec![old.clone(), new.clone()], old.clone()));
-    // Both the intermediate and the key are of the one that is retired.
+    // Both the intermediate and the key belong to the retired root.
     assert!(Authority::adopt(&second, &bundle(&[&new], &[&old])).unwrap());
     let error = reopen().unwrap_err();
     assert!(matches!(error, IdentityError::OtherRootKey { .. }), "{error}");
@@ -125,7 +125,7 @@ fn what_another_control_plane_did_with_roots_holds_where_this_one_becomes_active
     let again = reopen().unwrap();
     assert_eq!((again.bundle().roots, again.signing_root()), (vec![new.clone()], new));
     assert_eq!(fs::read(second.join("unused-issuer.key")).unwrap(), before);
-    // Of another domain, or none.
+    // Bundles of another domain, and an empty one.
     let foreign = Ca::default().authority.signing_root();
     assert!(!Authority::adopt(&second, &bundle(&[&foreign], &[])).unwrap());
     assert!(!Authority::adopt(&second.join("none"), &bundle(&[&foreign], &[])).unwrap());

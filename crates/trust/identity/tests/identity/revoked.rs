@@ -37,7 +37,7 @@ async fn a_revoked_peer_is_refused_as_client_and_as_server_until_it_is_restored(
     let ca = Ca::default();
     let (agent, control) = (ca.workload("fairmesh/agent/web-1"), ca.workload("fairmesh/control/one"));
     let transports = [&agent, &control].map(|one| Transport::tls(one.clone()));
-    // Sessions that could be resumed.
+    // Leaves resumable sessions.
     let (mut dialled, accepted) = {
         let (dialled, accepted) = connect(&transports[0], &transports[1]).await;
         (dialled.unwrap(), accepted.unwrap())

@@ -14,16 +14,16 @@ use tokio::{
 
 use crate::support::*;
 
-/// Connections, if the process may have two descriptors for each.
+/// Number of connections if the process may open two descriptors for each.
 const MANY: u64 = 10_000;
-/// Of this test alone: it takes most ports of its address, which tests beside it would miss.
+/// Address of this test alone: it uses most ports there, which parallel tests would miss.
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 31, 0, 1);
-/// Handshakes at a time.
+/// Concurrent handshakes.
 const AT_ONCE: usize = 64;
 
 type Ends = (Box<dyn SecureStream>, Box<dyn SecureStream>);
 
-/// As many as the limit of descriptors leaves room for, with some for others.
+/// The number of connections that the descriptor limit allows, with room for others.
 fn many() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
@@ -45,7 +45,7 @@ async fn open(caller: &Workload, server: &Workload) -> io::Result<Ends> {
     Ok((dialled?, accepted?))
 }
 
-/// A byte there and back.
+/// Sends a byte and receives it back.
 async fn exchange((dialled, accepted): &mut Ends) -> io::Result<()> {
     dialled.write_all(b"?").await?;
     dialled.flush().await?;
@@ -73,13 +73,13 @@ async fn a_rotation_ends_none_of_thousands_of_open_connections() {
             workload.install(ca.credentials(path, now())).unwrap();
         }
     };
-    // The new root is known first, then it signs, and then the next intermediate of it does.
+    // The new root is published first, then signs, and then its intermediate signs.
     ca.authority.begin_root(now()).unwrap();
     for rotation in 0..3 {
         if rotation > 0 {
             ca.authority.rotate_issuer(now()).unwrap();
         }
-        // One side has its new certificate before the other.
+        // One side gets its new certificate before the other.
         cart.install(ca.credentials("shop/cart", now())).unwrap();
         exchange(&mut open(&web, &cart).await.unwrap()).await.unwrap();
         renew();

@@ -1,4 +1,4 @@
-//! Messages through processes that are not trusted.
+//! Signed messages that untrusted processes forward.
 
 use fairmesh_identity::{
     Refused, Trust,
@@ -20,7 +20,7 @@ fn an_altered_message_is_refused() {
     let mut other = message.clone();
     other.payload = b"pay".to_vec().into();
     assert_eq!(verify(Purpose::IssueRequest, b"bound", &other), Err(Refused::BadSignature));
-    // Another's certificate with the same signature.
+    // Another process's certificate with the same signature.
     let chain =
         ca.credentials("fairmesh/agent/web-2", now()).chain().iter().map(|c| c.to_vec().into()).collect();
     let other = fairmesh_wire::v1::SignedMessage { chain, ..message.clone() };

@@ -1,4 +1,4 @@
-//! Authorities, identities and clocks of tests.
+//! Authorities, identities and clocks for tests.
 
 use std::{
     fmt, io,
@@ -25,7 +25,7 @@ pub(crate) fn id(path: &str) -> SpiffeId {
     format!("spiffe://prod/{path}").parse().unwrap()
 }
 
-/// Wall-clock time that moves with the paused clock of the runtime.
+/// Wall-clock time that follows the runtime's paused clock.
 pub(crate) struct TestClock {
     begin: Duration,
     since: Instant,
@@ -54,7 +54,7 @@ pub(crate) fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
 }
 
-/// Wall-clock time that the test sets, for connections of real sockets.
+/// Wall-clock time set by the test, for connections over real sockets.
 #[derive(Debug, Default)]
 pub(crate) struct SetClock(AtomicU64);
 
@@ -106,7 +106,7 @@ impl Ca {
     }
 }
 
-/// Both ends of a connection: that of the agent, and that of the control plane.
+/// Both ends of a connection: the agent's and the control plane's.
 pub(crate) async fn connect(
     agent: &Transport,
     control: &Transport,

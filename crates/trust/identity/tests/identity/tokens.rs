@@ -1,4 +1,4 @@
-//! Join tokens: used twice, late, elsewhere.
+//! Join tokens that are used twice, too late or elsewhere.
 
 use fairmesh_identity::{JoinToken, Joining, TokenGrant, TokenRefused, Tokens};
 use tempfile::tempdir;
@@ -102,7 +102,7 @@ fn a_token_for_a_service_is_for_no_other_and_for_no_agent() {
         assert!(error.to_string().contains("for the service shop/cart and no other"), "{error}");
     }
     assert!(matches!(redeem(&tokens, &agent, "shop/cart", false), Err(TokenRefused::ForAgent)));
-    // A proof for one is none for the other, whatever the names.
+    // A proof for one kind is not valid for the other, even with the same name.
     let proof = cart.proof(&joining("web-1"), "", b"request");
     let altered = tokens.redeem(cart.id(), (&joining("shop/cart"), "", b"request"), &proof, now());
     assert!(matches!(altered, Err(TokenRefused::Unknown)));
@@ -119,7 +119,7 @@ fn a_token_of_the_release_before_is_still_used() {
     let (made, _) = tokens.create(grant("web-1"), b"root", now()).unwrap();
     let file = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
     let content: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-    // Its form, in which only agents joined.
+    // The previous release's format, which knew only agents.
     let mut grant = content["grant"].clone();
     assert_eq!(grant["agent"], "web-1");
     grant.as_object_mut().unwrap().remove("region");
