@@ -1,8 +1,9 @@
-//! Compiles the eBPF programs with clang. Without clang the crate builds, and says at run time that it has no programs.
+//! Compiles the eBPF programs with clang. Without clang the crate still builds, and reports missing programs at run
+//! time.
 
 use std::{env, fs, path::PathBuf, process::Command};
 
-/// The oldest version that compiles them, and the newest that is looked for under a name with its version.
+/// The oldest supported version of clang, and the newest that is searched for under a versioned name.
 const OLDEST: u32 = 14;
 const NEWEST: u32 = 25;
 
@@ -28,11 +29,11 @@ fn main() {
         "{clang} does not compile bpf/fairmesh.bpf.c; its errors are above"
     );
     println!("cargo:rustc-cfg=has_programs");
-    // For the tests of what both sides share.
+    // For tests that compile the shared headers.
     println!("cargo:rustc-env=KERNEL_CLANG={clang}");
 }
 
-/// Tells the maps that are declared here from those of another release. Comments and white space make no difference.
+/// Hash of the map declarations, to detect maps of another release. Comments and white space do not change the hash.
 fn layout() -> u64 {
     let mut text = String::new();
     for file in ["shared.h", "maps.h"] {
@@ -48,7 +49,7 @@ fn layout() -> u64 {
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// Whether this program is a clang that is new enough and compiles for eBPF.
+/// Whether `name` is a clang that is new enough and compiles for eBPF.
 fn is_suitable(name: &str) -> bool {
     let run = |argument| {
         let output = Command::new(name).arg(argument).output().ok()?;

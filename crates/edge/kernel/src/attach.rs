@@ -1,4 +1,4 @@
-//! How the programs are attached to a cgroup, and detached.
+//! Attaches the programs to cgroups, and detaches them.
 
 use std::{
     fs::{self, File},
@@ -29,27 +29,28 @@ use crate::{
 /// The port whose connections are redirected if none is given.
 const DEFAULT_PORT: u16 = 80;
 
-/// Links always allow other programs beside theirs; the kernel refuses a mode that says so.
+/// The kernel refuses a mode on links: links always allow other programs.
 const LINK_MODE: CgroupAttachMode = CgroupAttachMode::Single;
 
 /// Which connects of a cgroup are redirected.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
-    /// Networks: an address and the length of its prefix, up to 32. Without any, those of before, or else every address.
+    /// Networks: an address and a prefix length of at most 32. If empty, the networks of an earlier attachment stay, or
+    /// else every address is redirected.
     pub networks: Vec<(Ipv4Addr, u8)>,
-    /// Ports. Without any, those of before, or else port 80.
+    /// Ports. If empty, the ports of an earlier attachment stay, or else port 80 is redirected.
     pub ports: Vec<u16>,
 }
 
 impl Selection {
-    /// `before` is that of an earlier attachment.
+    /// The map value. `before` is the value of an earlier attachment.
     fn value(&self, before: Option<SelectionValue>) -> Result<SelectionValue, KernelError> {
         if self.networks.len() > SELECTED || self.ports.len() > SELECTED {
             return Err(KernelError::TooManySelected { max: SELECTED });
         }
         let mut value = before.unwrap_or_else(|| SelectionValue::of_port(DEFAULT_PORT));
         if !self.networks.is_empty() {
-            // Eight at most.
+            // The length is at most eight.
             value.networks = self.networks.len() as u32;
         }
         for (at, (address, prefix)) in self.networks.iter().enumerate() {
@@ -67,33 +68,34 @@ impl Selection {
     }
 }
 
-/// To which programs of this machine the programs are attached. What is `None` stays as an earlier attachment has it.
+/// The programs of this machine to attach to. Options that are `None` keep an earlier attachment's value.
 #[derive(Clone, Debug, Default)]
 pub struct Attachments {
     /// The cgroup of the callers.
     pub callers: String,
-    /// Which of their connects are redirected.
+    /// The callers' connects to redirect.
     pub selection: Selection,
-    /// Whether these may reach services alone, and fail while no proxy listens; at first they may reach everything.
+    /// Whether the callers may reach only services, and fail while no proxy listens. The default lets them reach
+    /// everything.
     pub only_services: Option<bool>,
-    /// How many of their requests the kernel may have in flight; 0, as at first, for no limit.
+    /// Limit of the callers' requests in flight in the kernel; 0, the default, sets no limit.
     pub max_in_flight: Option<u32>,
-    /// Cgroups of servers, to which the kernel moves requests directly, and back the responses.
+    /// Cgroups of servers. The kernel moves requests directly to their sockets, and moves the responses back.
     pub servers: Vec<String>,
-    /// Whether responses of the proxy take the short cut to the callers, as at first, and its requests that to the servers: those of all
-    /// cgroups that are attached.
+    /// Whether the proxy's responses to callers and requests to servers take the short cut, in all attached cgroups. The default
+    /// is true.
     pub short_cut: Option<bool>,
-    /// The user as whom the proxy runs without capabilities, and to whom the maps belong.
+    /// The user of a proxy without capabilities; this user owns the maps.
     pub owner: Option<u32>,
-    /// The process of the agent of this machine: a cgroup that contains it is refused, as that of the proxy is.
+    /// The process of this machine's agent. A cgroup that contains the agent is refused, like the proxy's.
     pub agent: Option<u32>,
 }
 
-/// Attaches the programs to cgroups, which are created if they are missing. Programs attached to them before are replaced, without a moment
-/// in which none is attached.
+/// Attaches the programs to cgroups and creates missing cgroups. New programs atomically replace earlier ones.
 ///
 /// # Errors
-/// When a cgroup is the root, the proxy's or the agent's, or the kernel refuses. What was attached to that cgroup before stays so.
+/// When a cgroup is the root, the proxy's or the agent's, or the kernel refuses. The earlier attachment of that cgroup
+/// remains.
 pub fn attach(pins: &Path, to: &Attachments) -> Result<(), KernelError> {
     let cgroups = || to.servers.iter().chain([&to.callers]);
     cgroups().try_for_each(|cgroup| cgroup::parts(cgroup).map(drop))?;
@@ -123,7 +125,7 @@ pub fn attach(pins: &Path, to: &Attachments) -> Result<(), KernelError> {
         }
         entry.short_cut = short_cut.into();
         let programs = attach_callers(pins, cgroup, entry, to.owner)?;
-        // Its position may have been that of another cgroup.
+        // Another cgroup may have used the position before.
         if is_first { limit(pins, entry, to.max_in_flight.unwrap_or(0)) } else { Ok(()) }?;
         Ok(programs)
     })?;
@@ -134,7 +136,8 @@ pub fn attach(pins: &Path, to: &Attachments) -> Result<(), KernelError> {
     Ok(())
 }
 
-/// Whether responses are to take the short cut: as it was, or as it is asked for. Programs on the sockets of a map stay as long as the map.
+/// Whether responses take the short cut: as requested, or as before. The short cut cannot be switched off, since
+/// programs stay on a socket map as long as the map exists.
 fn decide_short_cut(
     pins: &Path,
     before: &[(u64, AttachmentValue)],
@@ -171,7 +174,7 @@ fn keep_out(path: &str, process: Option<u32>, problem: &'static str) -> Result<(
     }
 }
 
-/// Attaches programs to a cgroup in a role; `attach` gets the entry of before, and returns with what it is to be.
+/// Attaches programs to a cgroup in a role. `attach` receives the earlier entry and changes it.
 fn attach_one(
     pins: &Path,
     path: &str,
@@ -190,12 +193,12 @@ fn attach_one(
         let mut programs = attach(&cgroup, &mut entry)?;
         entry.roles |= role;
         record(&mut programs, cgroup.id, entry)?;
-        // A proxy may have begun to listen meanwhile: it looks for what is recorded once it listens, and one of both sees the other.
+        // A proxy that starts now looks at the record after it listens, so one of the two sees the other.
         keep_out_proxy(pins, path)?;
         pinned_links::replace(pins, cgroup.id, links).map(|()| entry)
     })();
     if attached.is_err() {
-        // The first error is the one to report.
+        // The first error is reported; this one is dropped.
         let _ = pinned_links::remove_new(pins, cgroup.id, links);
         let _ = restore(pins, cgroup.id, before);
         let _ = remove_unused(pins);
@@ -204,7 +207,7 @@ fn attach_one(
     attached
 }
 
-/// The programs whose links a role has.
+/// The programs whose links belong to a role.
 fn links_of(role: u32) -> &'static [&'static str] {
     match role {
         SERVERS => &[ACCEPTED],
@@ -212,7 +215,8 @@ fn links_of(role: u32) -> &'static [&'static str] {
     }
 }
 
-/// Opens the maps, and gives them to the owner at once: a proxy without capabilities may look for them meanwhile.
+/// Opens the maps and gives them to the owner at once, because a proxy without capabilities may already be looking for
+/// them.
 fn open(pins: &Path, own: &CallerProgram, owner: Option<u32>) -> Result<Ebpf, KernelError> {
     let programs = object::open(pins, own)?;
     owner.map_or(Ok(()), |owner| give_maps(pins, owner))?;
@@ -260,7 +264,7 @@ fn attach_servers(pins: &Path, cgroup: &Cgroup, owner: Option<u32>) -> Result<Eb
     Ok(programs)
 }
 
-/// Attaches a program on sends to a map of sockets, for as long as there is the map.
+/// Attaches a send program to a socket map, until the map is gone.
 fn attach_to_sockets<K: Pod>(programs: &mut Ebpf, name: &str, map: &str) -> Result<(), KernelError> {
     let map = programs.map(map).ok_or(KernelError::NoPrograms)?;
     let sockets: SockHash<_, K> = map.try_into().map_err(|error| KernelError::refused(name, &error))?;
@@ -268,7 +272,7 @@ fn attach_to_sockets<K: Pod>(programs: &mut Ebpf, name: &str, map: &str) -> Resu
     let program = object::sk_msg(programs, name)?;
     let refused = |error| KernelError::refused(name, &error);
     let link = program.attach(&sockets).map_err(refused)?;
-    // Dropped, it would detach the program again.
+    // Dropping the link would detach the program.
     mem::forget(program.take_link(link).map_err(refused)?);
     Ok(())
 }
@@ -282,7 +286,8 @@ fn attach_sock_ops(pins: &Path, programs: &mut Ebpf, name: &str, cgroup: &Cgroup
     pinned_links::pin(pins, cgroup, name, link.try_into())
 }
 
-/// Leaves the links to root: who has them may detach. And the addresses in the kernel's memory, where the programs read.
+/// Gives the maps to `owner`, but not the links, since their owner may detach. The maps of addresses in kernel memory,
+/// which the programs read, stay with root too.
 fn give_maps(pins: &Path, owner: u32) -> Result<(), KernelError> {
     let kept = [LINK, "caller_addresses", "exchange_addresses"];
     let is_given = |pin: &PathBuf| kept.iter().all(|prefix| !is_link(pin, prefix));
@@ -290,7 +295,7 @@ fn give_maps(pins: &Path, owner: u32) -> Result<(), KernelError> {
     maps.into_iter().try_for_each(|pin| chown(&pin, Some(owner), None).map_err(KernelError::file(pin)))
 }
 
-/// Keeps what `status` shows, and what a later attachment leaves as it is.
+/// Records an attachment, for `status` and for later attachments.
 fn record(programs: &mut Ebpf, id: u64, entry: AttachmentValue) -> Result<(), KernelError> {
     let refused = |error| KernelError::refused("map attachments", &error);
     let map = programs.map_mut("attachments").ok_or(KernelError::NoPrograms)?;
@@ -298,7 +303,7 @@ fn record(programs: &mut Ebpf, id: u64, entry: AttachmentValue) -> Result<(), Ke
     entries.insert(id, entry, 0).map_err(refused)
 }
 
-/// Records of a cgroup what was recorded before.
+/// Restores the earlier record of a cgroup.
 fn restore(pins: &Path, id: u64, before: Option<AttachmentValue>) -> Result<(), KernelError> {
     let refused = |error| KernelError::refused("map attachments", &error);
     let mut entries: HashMap<_, u64, AttachmentValue> =
@@ -309,16 +314,16 @@ fn restore(pins: &Path, id: u64, before: Option<AttachmentValue>) -> Result<(), 
     }
 }
 
-/// What was detached.
+/// Result of a detach.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Detached {
-    /// The paths of the cgroups.
+    /// Paths of the detached cgroups.
     pub cgroups: Vec<String>,
-    /// Those of them that are there still: programs run in them, or `attach` has not created them.
+    /// Cgroups that still exist, because programs run in them or `attach` did not create them.
     pub left: Vec<String>,
 }
 
-/// Detaches everything, and removes the maps and those cgroups that were created and are empty.
+/// Detaches everything, and removes the maps and the empty cgroups that `attach` created.
 ///
 /// # Errors
 /// When nothing is attached, or the system refuses.
@@ -327,7 +332,7 @@ pub fn detach(pins: &Path) -> Result<Detached, KernelError> {
         return Err(KernelError::NotAttached(pins.to_owned()));
     }
     let entries = attachments(pins).unwrap_or_default();
-    // Links first: without maps, nothing could be redirected correctly.
+    // Links are removed first: without maps they could not redirect correctly.
     let (links, maps): (Vec<_>, Vec<_>) = pins::list(pins).into_iter().partition(|pin| is_link(pin, LINK));
     pins::remove(links)?;
     pins::remove(maps)?;
@@ -336,7 +341,7 @@ pub fn detach(pins: &Path) -> Result<Detached, KernelError> {
         entries.iter().map(|(_, entry)| (entry.path().to_owned(), entry.was_created)).collect();
     cgroups.sort();
     let mut left = Vec::new();
-    // Those within others first.
+    // Inner cgroups are removed before outer ones.
     for (path, was_created) in cgroups.iter().rev() {
         if cgroup::remove_empty(path, *was_created)? {
             left.insert(0, path.clone());

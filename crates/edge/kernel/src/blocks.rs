@@ -1,4 +1,4 @@
-//! Blocks of the balancer's statistics, in which the programs count too.
+//! Blocks of balancer statistics that the programs update too.
 #![allow(unsafe_code, reason = "the programs share this memory")]
 
 use std::{
@@ -18,18 +18,18 @@ use crate::{
     slots::program_clock,
 };
 
-// SAFETY: it consists of atomics alone.
+// SAFETY: the type consists of atomics alone.
 unsafe impl SharedValue for SharedStats {}
 
-/// All blocks. They stay mapped until the last service that counts in one of them is gone, also when the maps are removed.
+/// All blocks. They stay mapped until the last service using a block is gone, even if the maps are removed.
 pub(crate) struct BlockTable {
     blocks: Mapped<SharedStats>,
     free: Mutex<FreePositions>,
-    /// Another process would count its own calls in the same memory. `None` once this one counts in none of it.
+    /// Keeps other processes from counting in the same memory. `None` once this process counts in no block.
     lock: Mutex<Option<File>>,
 }
 
-/// A block in use.
+/// An allocated block.
 #[derive(Debug)]
 struct Block {
     table: Arc<BlockTable>,
@@ -39,23 +39,24 @@ struct Block {
 impl BlockTable {
     pub(crate) fn open(map: &Map, lock: File) -> Result<Self, KernelError> {
         let blocks = Mapped::open(map, SERVICES as usize)?;
-        // An earlier proxy releases its blocks after their quarantine, or was killed, and its connections are closed.
+        // An earlier proxy released its blocks after their quarantine, or was killed; either way its connections are
+        // closed.
         let free = FreePositions::new(0..SERVICES, |_| false, program_clock());
         Ok(Self { blocks, free: Mutex::new(free), lock: Mutex::new(Some(lock)) })
     }
 
-    /// Lets another process have the maps. No service counts in a block any more, and none will.
+    /// Releases the maps to another process. No service may count in a block any more.
     pub(crate) fn release(&self) {
         *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// `None` while all are in use, or have been until a moment ago.
+    /// Allocates a block; `None` while all are in use or in quarantine.
     pub(crate) fn take(self: &Arc<Self>) -> Option<Box<dyn SharedBlock>> {
         let position = self.free.lock().unwrap_or_else(PoisonError::into_inner).take(program_clock())?;
         Some(Box::new(Block { table: Arc::clone(self), position }))
     }
 
-    /// Whether this memory is one of these blocks.
+    /// Whether `stats` is memory of these blocks.
     pub(crate) fn contains(&self, stats: &SharedStats) -> bool {
         self.blocks.as_ptr_range().contains(&std::ptr::from_ref(stats))
     }

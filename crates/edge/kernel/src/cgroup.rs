@@ -1,4 +1,4 @@
-//! Cgroups of version 2, by their path below the root of the hierarchy.
+//! Cgroups of version 2, named by their path below the root.
 
 use std::{
     fs, io,
@@ -10,21 +10,21 @@ use rustix::mount::{MountFlags, mount};
 
 use crate::KernelError;
 
-/// Where a hierarchy is mounted if there is none.
+/// Mount point for a hierarchy of our own, if none is mounted.
 const OWN_MOUNT: &str = "/run/fairmesh/cgroup2";
 const MOUNTS: &str = "/proc/self/mounts";
 
-/// A cgroup that exists.
+/// An existing cgroup.
 #[derive(Debug)]
 pub(crate) struct Cgroup {
     pub(crate) folder: PathBuf,
-    /// Its id, by which the kernel knows it.
+    /// The cgroup's id in the kernel.
     pub(crate) id: u64,
-    /// How many were created: it, and those around it.
+    /// How many folders were created: the cgroup and its parents.
     pub(crate) was_created: u32,
 }
 
-/// The parts of a path, which is refused where it leads to no cgroup below the root.
+/// The components of a path. Refuses paths that lead to no cgroup below the root.
 pub(crate) fn parts(path: &str) -> Result<Vec<&str>, KernelError> {
     let wrong = |path: &str, problem| Err(KernelError::Cgroup { path: path.to_owned(), problem });
     let parts: Vec<_> = path.split('/').filter(|part| !part.is_empty()).collect();
@@ -50,7 +50,7 @@ impl Cgroup {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => {
                     let mut made = folder.ancestors().skip(1).take(was_created as usize);
-                    // The first error is the one to report.
+                    // The first error is reported; this one is dropped.
                     let _ = made.try_for_each(fs::remove_dir);
                     return Err(KernelError::file(&folder)(error));
                 }
@@ -61,7 +61,7 @@ impl Cgroup {
     }
 }
 
-/// The cgroup of a process, such as `/shop`; `None` where there is no hierarchy of version 2.
+/// The cgroup of a process, such as `/shop`; `None` without a hierarchy of version 2.
 fn cgroup_of(process: &str) -> Option<String> {
     let text = fs::read_to_string(format!("/proc/{process}/cgroup")).ok()?;
     text.lines().find_map(|line| line.strip_prefix("0::")).map(str::to_owned)
@@ -72,41 +72,42 @@ pub fn own_cgroup() -> Option<String> {
     cgroup_of("self")
 }
 
-/// Whether a process is in this cgroup or in one below it.
+/// Whether a process is in this cgroup or a descendant.
 pub(crate) fn contains(path: &str, process: u32) -> bool {
     cgroup_of(&process.to_string()).is_some_and(|own| Path::new(&own).starts_with(normal(path)))
 }
 
-/// The path with one slash before each part.
+/// Normalizes the path: one slash before each component.
 pub(crate) fn normal(path: &str) -> String {
     path.split('/').filter(|part| !part.is_empty()).map(|part| format!("/{part}")).collect()
 }
 
-/// Moves this process into a cgroup, which is created if it is missing.
+/// Moves this process into a cgroup and creates a missing cgroup.
 ///
 /// # Errors
-/// When it is the root, or the system refuses.
+/// When `path` is the root, or the system refuses.
 pub fn enter_cgroup(path: &str) -> Result<(), KernelError> {
     let members = Cgroup::at(path)?.folder.join("cgroup.procs");
     fs::write(&members, "0").map_err(KernelError::file(members))
 }
 
-/// Removes a cgroup and those around it, so many in all, up to the first that is in use or has others below it; whether it is there still.
+/// Removes up to `count` folders, from a cgroup upwards, and stops at the first one in use. Returns whether the cgroup
+/// still exists.
 pub(crate) fn remove_empty(path: &str, count: u32) -> Result<bool, KernelError> {
     let own = hierarchy()?.join(path.trim_start_matches('/'));
     let mut folders = own.ancestors().take(count as usize);
-    // The system refuses those that are used.
+    // The system refuses to remove cgroups in use.
     let _ = folders.try_for_each(fs::remove_dir);
     Ok(own.exists())
 }
 
-/// The folder of a cgroup, such as `/shop`; `None` where there is no hierarchy, or no such cgroup.
+/// The folder of a cgroup, such as `/shop`; `None` without a hierarchy or such a cgroup.
 pub(crate) fn existing(path: &str) -> Option<PathBuf> {
     let folder = mounted(&fs::read_to_string(MOUNTS).ok()?)?.join(path.trim_start_matches('/'));
     folder.exists().then_some(folder)
 }
 
-/// Where the hierarchy is mounted; mounts one if there is none.
+/// The mount point of the hierarchy; mounts one if there is none.
 fn hierarchy() -> Result<PathBuf, KernelError> {
     let mounts = fs::read_to_string(MOUNTS).map_err(KernelError::file(MOUNTS))?;
     if let Some(found) = mounted(&mounts) {

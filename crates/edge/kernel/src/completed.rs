@@ -1,4 +1,5 @@
-//! Calls whose responses the kernel has sent to their callers: the proxy learns of them afterwards, from a ring.
+//! Completed calls: the kernel has sent the response to the caller, and the proxy reads a record from a ring
+//! afterwards.
 #![allow(unsafe_code, reason = "records of the ring are read as bytes")]
 
 use std::{
@@ -11,21 +12,21 @@ use aya::maps::{Map, MapData, RingBuf};
 
 use crate::{KernelError, layout::CompletedValue, slots::endpoint_key};
 
-/// Calls that are taken at once at most: where fewer were, there were no others.
+/// Maximum number of calls taken at once. Fewer mean that the ring is empty.
 pub const COMPLETED_AT_ONCE: usize = 1024;
 
-/// A call that the kernel sent, and whose response it sent to the caller.
+/// A call whose request and response the kernel sent.
 #[derive(Clone, Copy, Debug)]
 pub struct CompletedCall<'a> {
     /// The cookie of the caller's socket.
     pub cookie: u64,
-    /// The block in which its endpoint counts, and the endpoint's index in it.
+    /// The block of the endpoint's statistics, and the endpoint's index in the block.
     pub endpoint: (u32, u32),
-    /// When it was sent, by the clock of the programs.
+    /// When the request was sent, by the programs' clock.
     pub sent: Duration,
-    /// From then to its response.
+    /// From the request to its response.
     pub took: Duration,
-    /// The seed of its route and its pick.
+    /// The seed of the routing decision and the pick.
     pub seed: u64,
     /// The status of the response, from 200 to 499.
     pub status: u16,
@@ -37,11 +38,11 @@ pub struct CompletedCall<'a> {
     pub head: &'a [u8],
 }
 
-/// The ring.
+/// The ring of completed calls.
 pub(crate) struct CompletedCalls(Mutex<RingBuf<MapData>>);
 
 impl CompletedCalls {
-    /// Without what an earlier proxy has not taken: endpoints are others now.
+    /// Opens the ring and discards an earlier proxy's records, because endpoints have changed.
     pub(crate) fn open(ring: Map) -> Result<Self, KernelError> {
         let mut ring: RingBuf<_> =
             ring.try_into().map_err(|error| KernelError::refused("map completed", &error))?;
@@ -49,7 +50,7 @@ impl CompletedCalls {
         Ok(Self(Mutex::new(ring)))
     }
 
-    /// At most so many that other tasks get their turn.
+    /// Takes at most [`COMPLETED_AT_ONCE`] calls, so that other tasks get their turn.
     pub(crate) fn take(&self, mut take: impl FnMut(CompletedCall<'_>)) -> usize {
         let mut ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut taken = 0;
@@ -66,10 +67,10 @@ impl CompletedCalls {
 }
 
 impl<'a> CompletedCall<'a> {
-    /// `None` if this is no such record.
+    /// Parses a record; `None` if it is malformed.
     fn read(record: &'a [u8]) -> Option<Self> {
         let (value, head) = record.split_at_checked(size_of::<CompletedValue>())?;
-        // SAFETY: `value` has as many bytes as the type, which is valid whatever they are, and is copied from where they lie.
+        // SAFETY: `value` has the size of the type, every bit pattern is valid, and the read is unaligned.
         let found: CompletedValue = unsafe { ptr::read_unaligned(value.as_ptr().cast()) };
         let load = std::mem::offset_of!(CompletedValue, load);
         let since = found.finished_ns.saturating_sub(found.claimed_ns);

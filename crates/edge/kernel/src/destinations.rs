@@ -1,4 +1,4 @@
-//! The proxy's half: it says that it listens, and learns where callers connected to.
+//! The proxy's half: registers its listener, and looks up the destinations of callers.
 #![allow(unsafe_code, reason = "one option of sockets that no crate here knows")]
 
 use std::{
@@ -23,32 +23,32 @@ use crate::{
 /// `SO_NETNS_COOKIE` of Linux, 5.14 and later.
 const NETNS_COOKIE: libc::c_int = 71;
 
-/// Where a caller connected to.
+/// The destination of a caller's connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Destination {
-    /// The address that it gave.
+    /// The address that the caller connected to.
     pub address: SocketAddrV4,
-    /// The cookie of its socket.
+    /// The cookie of the caller's socket.
     pub cookie: u64,
-    /// Whether its cgroup may reach services alone.
+    /// Whether the caller's cgroup may reach only services.
     pub only_services: bool,
-    /// Whether its data passes TCP alone: the kernel sends none of its requests.
+    /// Whether all data passes TCP: the kernel sends no request of this connection.
     pub by_tcp: bool,
 }
 
-/// Maps that the proxy uses.
+/// The maps used by the proxy.
 #[derive(Debug)]
 pub struct ProxyMaps {
-    // The kernel needs no lock; the type of the map does.
+    // The kernel needs no lock, but the Rust type of the map needs `&mut`.
     destinations: Mutex<HashMap<MapData, CallerAddress, DestinationValue>>,
 }
 
 impl ProxyMaps {
-    /// Opens the maps, and has connections redirected to this listener for as long as it is open. With `only_services` they fail
-    /// afterwards, until another proxy listens or the programs are detached, and are direct otherwise.
+    /// Opens the maps, and redirects connections to this listener while it is open. Afterwards, until another proxy listens or
+    /// the programs are detached, connections fail with `only_services` and are direct otherwise.
     ///
     /// # Errors
-    /// When nothing is attached, the maps cannot be opened, or this process is in a cgroup whose connections are redirected.
+    /// When nothing is attached, the maps cannot be opened, or this process is in an attached cgroup.
     pub fn register(pins: &Path, listener: impl AsFd, only_services: bool) -> Result<Self, KernelError> {
         let refused = |error| KernelError::refused("the listener", &error);
         pins::require_own(pins)?;
@@ -62,40 +62,39 @@ impl ProxyMaps {
         config.set(0, own, 0).map_err(refused)?;
         let mut sockets: SockHash<_, u32> = pins::map(pins, "listener")?.try_into().map_err(refused)?;
         sockets.insert(0, listener.as_fd(), 0).map_err(refused)?;
-        // Its cgroup may have been attached to meanwhile: `attach` looks for a proxy once it has recorded that, and one of both sees the
-        // other.
+        // A concurrent `attach` looks for a proxy after it has recorded the cgroup, so one of the two sees the other.
         if let Err(refusal) = keep_out(pins) {
             sockets.remove(&0).map_err(refused)?;
-            // It has never listened: what holds while none does is what the one before was told.
+            // This proxy never listened, so the earlier proxy's setting stays in force.
             config.set(0, before, 0).map_err(refused)?;
             return Err(refusal);
         }
         Ok(Self { destinations: Mutex::new(destinations) })
     }
 
-    /// Takes the destination of the connection that comes from this address. `None` if it was not redirected.
+    /// Takes the destination of the connection from this address. `None` if it was not redirected.
     pub fn take(&self, caller: SocketAddr) -> Option<Destination> {
         let SocketAddr::V4(caller) = caller else { return None };
         let key = CallerAddress::from(caller);
         let mut destinations = self.destinations.lock().unwrap_or_else(PoisonError::into_inner);
         let value = destinations.get(&key, 0).ok()?;
-        // An entry that is gone already was removed to make room.
+        // The entry may have been evicted.
         let _ = destinations.remove(&key);
         let (only_services, by_tcp) = (value.only_services != 0, value.by_tcp != 0);
         Some(Destination { address: value.address(), cookie: value.cookie, only_services, by_tcp })
     }
 }
 
-/// Refuses that the own connections of this process are redirected.
+/// Refuses a proxy whose own connections would be redirected.
 fn keep_out(pins: &Path) -> Result<(), KernelError> {
     let problem = "contains this proxy, whose own connections would be redirected to it";
     own_attachment(pins)?.map_or(Ok(()), |path| Err(KernelError::Cgroup { path, problem }))
 }
 
-/// The cgroup to which the programs are attached and that this process is in.
+/// The attached cgroup that contains this process.
 ///
 /// # Errors
-/// When nothing is attached, or this user cannot read what is.
+/// When nothing is attached, or this user may not read the attachments.
 pub fn own_attachment(pins: &Path) -> Result<Option<String>, KernelError> {
     let mut entries = attachments(pins)?.into_iter();
     let own = entries.find(|(_, entry)| contains(entry.path(), process::id()));
@@ -106,8 +105,8 @@ pub fn own_attachment(pins: &Path) -> Result<Option<String>, KernelError> {
 fn netns_cookie(socket: &impl AsFd) -> io::Result<u64> {
     let mut cookie = 0_u64;
     let mut length = mem::size_of::<u64>() as libc::socklen_t;
-    // SAFETY: the descriptor is open while it is borrowed, and the kernel writes at most `length` bytes into `cookie`, which has as
-    // many and is valid whatever they are.
+    // SAFETY: the borrowed descriptor is open. The kernel writes at most `length` bytes into `cookie`, which has that size and
+    // accepts any bytes.
     let result = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),

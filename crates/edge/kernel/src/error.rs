@@ -1,6 +1,6 @@
 use std::{io, path::PathBuf};
 
-/// Why something cannot be done with the kernel form. Each says what to do.
+/// Errors of the kernel form. Each message says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
     /// clang was not found when the binary was built.
@@ -8,12 +8,12 @@ pub enum KernelError {
         "this binary was built without the kernel form: install clang (scripts/setup.sh build) and build it again"
     )]
     NoPrograms,
-    /// Not attached.
+    /// The programs are not attached.
     #[error(
         "nothing is attached at {0}; run 'fairmesh kernel attach --cgroup PATH' as root, and give the same --bpffs"
     )]
     NotAttached(PathBuf),
-    /// What is attached is of another release.
+    /// The attached programs belong to another release.
     #[error(
         "the maps at {0} are of another release; run 'fairmesh kernel detach', which leaves connections to their own ways, and attach again"
     )]
@@ -23,52 +23,52 @@ pub enum KernelError {
         "{0} may be opened by root and by the user whom 'fairmesh kernel attach --owner USER' named alone; run this as one of them, or attach again with --owner"
     )]
     NoAccess(PathBuf),
-    /// Responses of the proxy take the short cut, and are not to.
+    /// The short cut is in use and cannot be switched off.
     #[error(
         "responses take the short cut to all cgroups that are attached at {0}; run 'fairmesh kernel detach', and attach each of them again, the first one with --no-short-cut"
     )]
     ShortCutInUse(PathBuf),
-    /// More than the programs compare.
+    /// More networks or ports than the programs can compare.
     #[error("a cgroup can have {max} networks and {max} ports")]
     TooManySelected {
-        /// Of each.
+        /// The limit of each.
         max: usize,
     },
-    /// The directory for pins is of another file system.
+    /// The pin directory is not on a BPF file system.
     #[error(
         "{0} is in no BPF file system; mount one (mount -t bpf bpf PATH), and give a directory in it with --bpffs"
     )]
     NoBpfFileSystem(PathBuf),
-    /// A cgroup that must not be attached to.
+    /// The programs must not be attached to this cgroup.
     #[error("cgroup {path} {problem}; give a cgroup of the programs alone, such as /shop")]
     Cgroup {
-        /// The cgroup as it was given.
+        /// The cgroup's path as given.
         path: String,
-        /// What is wrong with it.
+        /// Why the cgroup is refused.
         problem: &'static str,
     },
     /// There is no cgroup hierarchy of version 2, and none can be mounted.
     #[error("cannot mount a cgroup2 hierarchy at {path}: {source}; mount one, or run as root")]
     NoHierarchy {
-        /// Where it would be mounted.
+        /// The intended mount point.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A file of the system.
+    /// A system file cannot be used.
     #[error("{path}: {source}; this needs root (CAP_BPF, CAP_NET_ADMIN and write access)")]
     File {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The kernel refuses a program, a map or a link.
     #[error("the kernel refuses {what}: {reason}; 'fairmesh kernel probe' lists what it offers")]
     Refused {
-        /// Its name.
+        /// Name of the refused object.
         what: String,
-        /// What the kernel said.
+        /// The kernel's reason.
         reason: String,
     },
 }

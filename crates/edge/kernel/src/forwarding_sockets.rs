@@ -1,4 +1,4 @@
-//! Connections to servers on this machine on which the proxy sends requests itself.
+//! Connections on which the proxy forwards requests to servers on this machine.
 
 use std::{
     fmt,
@@ -12,27 +12,27 @@ use rustix::net::sockopt::socket_cookie;
 
 use crate::{KernelError, layout::LocalConnection};
 
-/// The maps by which the programs know them.
+/// The maps in which the programs find these connections.
 pub(crate) struct ForwardingSockets {
-    /// Those that servers in attached cgroups have accepted.
+    /// Connections accepted by servers in attached cgroups.
     accepted: HashMap<MapData, LocalConnection, u32>,
-    /// The kernel needs no lock; the type of the map does.
+    /// The kernel needs no lock, but the Rust type of the map needs `&mut`.
     sockets: Mutex<SockHash<MapData, LocalConnection>>,
 }
 
 impl ForwardingSockets {
-    /// The maps are `exchanges` and `forwarding_sockets`.
+    /// Opens the maps `exchanges` and `forwarding_sockets`.
     pub(crate) fn open(accepted: Map, sockets: Map) -> Result<Self, KernelError> {
         let refused = |error| KernelError::refused("a map of connections", &error);
         let sockets = Mutex::new(sockets.try_into().map_err(refused)?);
         Ok(Self { accepted: accepted.try_into().map_err(refused)?, sockets })
     }
 
-    /// Has the requests on this connection take the short cut, and their responses, for as long as it is open. Where its server is not
-    /// in an attached cgroup, or the kernel refuses, they pass TCP.
+    /// Lets requests and responses of this connection take the short cut while it is open. They pass TCP if the server is not in
+    /// an attached cgroup or the kernel refuses.
     pub(crate) fn add(&self, proxy: SocketAddr, server: SocketAddr, socket: BorrowedFd<'_>) {
         let Some(connection) = LocalConnection::new(proxy, server) else { return };
-        // The kernel gives it a cookie when it is asked for one, by which the programs know it.
+        // Asking for the cookie makes the kernel assign one; the programs find the socket by it.
         if self.accepted.get(&connection, 0).is_ok() && socket_cookie(socket).is_ok() {
             let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
             let _ = sockets.insert(connection, socket, 0);

@@ -1,28 +1,28 @@
-//! Positions of an array that nothing uses.
+//! Unused positions of an array.
 
 use std::{collections::VecDeque, time::Duration};
 
 use crate::slots::QUARANTINE;
 
-/// Positions that are given out again once no program can still use them for what they held before: a program may be preempted between
-/// reading a position and using it. Times are those of [`program_clock`](crate::program_clock).
+/// Allocates positions of an array. A released position is reused only after a quarantine, because a preempted program may have
+/// read the position and not used it yet. Times are those of [`program_clock`](crate::program_clock).
 #[derive(Debug)]
 pub(crate) struct FreePositions {
-    /// Since when they are free, in order; 0 for those that were never used.
+    /// When each position was released, oldest first; 0 for positions never used.
     free: VecDeque<(Duration, u32)>,
 }
 
 impl FreePositions {
-    /// Of these positions, some were used by an earlier proxy, until `now`.
+    /// All positions are free; those for which `was_used` is true count as released at `now`.
     pub(crate) fn new(all: impl Iterator<Item = u32>, was_used: impl Fn(u32) -> bool, now: Duration) -> Self {
         let (used, unused): (Vec<_>, Vec<_>) = all.partition(|at| was_used(*at));
         let free = unused.into_iter().map(|at| (Duration::ZERO, at));
         Self { free: free.chain(used.into_iter().map(|at| (now, at))).collect() }
     }
 
-    /// `None` while all are in use, or have been until a moment ago.
+    /// Allocates a position; `None` while all are in use or in quarantine.
     pub(crate) fn take(&mut self, now: Duration) -> Option<u32> {
-        // The first one has been free for the longest.
+        // The front has been free for the longest.
         let (since, _) = self.free.front()?;
         let is_unused = since.is_zero() || now.saturating_sub(*since) >= QUARANTINE;
         if is_unused { self.free.pop_front().map(|(_, at)| at) } else { None }

@@ -1,7 +1,7 @@
-//! How many requests of each cgroup of callers the kernel has in flight.
+//! Requests in flight in the kernel, counted by cgroup of callers.
 //!
-//! A request counts from before its connection is claimed until whichever half ends it takes the position out of the slot. That happens
-//! once, also if a proxy was killed: its successor takes those that are left.
+//! A request counts from before the kernel claims its connection until one side takes the group's position out of the slot. This
+//! happens exactly once, even if a proxy was killed: the next proxy releases the leftovers.
 #![allow(unsafe_code, reason = "the counts are shared memory")]
 
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
@@ -14,7 +14,7 @@ use crate::{
     mapped::{Mapped, SharedValue},
 };
 
-// SAFETY: atomics, and integers that are not used.
+// SAFETY: the fields are atomics, and integers that this process does not use.
 unsafe impl SharedValue for GroupValue {}
 
 /// The counts of all cgroups.
@@ -26,7 +26,7 @@ impl Groups {
         Mapped::open(groups, ATTACHMENTS as usize).map(Self)
     }
 
-    /// The request of this slot is no longer in flight.
+    /// Counts the request in this slot as ended.
     pub(crate) fn end_request(&self, slot: &SlotValue) {
         let position = slot.group.swap(0, AcqRel).checked_sub(1);
         if let Some(group) = position.and_then(|position| self.0.get(position as usize)) {
@@ -34,26 +34,26 @@ impl Groups {
         }
     }
 
-    /// How many requests may be in flight; 0 without a limit.
+    /// Sets the limit of requests in flight; 0 sets none.
     pub(crate) fn limit(&self, position: u32, most: u32) {
         if let Some(group) = self.0.get(position as usize) {
             group.most.store(most, Relaxed);
         }
     }
 
-    /// How many connections of its callers are in the maps.
+    /// The number of the callers' connections in the maps.
     pub(crate) fn connections(&self, position: u32) -> u32 {
         self.0.get(position as usize).map_or(0, |group| group.connections.load(Relaxed))
     }
 
-    /// How many requests are in flight, and how many may be; 0 without a limit.
+    /// The number of requests in flight, and the limit; 0 means no limit.
     pub(crate) fn in_flight(&self, position: u32) -> (u32, u32) {
         let group = self.0.get(position as usize);
         group.map_or((0, 0), |group| (group.in_flight.load(Relaxed), group.most.load(Relaxed)))
     }
 }
 
-/// The position of a cgroup of callers: its own, or the first that no other one has.
+/// The position of a cgroup's counts: the present one, or the first free one.
 pub(crate) fn position(attachments: &[(u64, AttachmentValue)], id: u64) -> Option<u32> {
     let callers = || attachments.iter().filter(|(_, entry)| entry.roles & CALLERS != 0);
     let own = callers().find(|(one, _)| *one == id).map(|(_, entry)| entry.group);

@@ -1,4 +1,4 @@
-//! Values of maps, as `bpf/shared.h` declares them; the tests compare both.
+//! Map values, as declared in `bpf/shared.h`; tests compare both declarations.
 #![allow(unsafe_code, reason = "values of maps are read and written as bytes")]
 
 use std::{
@@ -12,34 +12,34 @@ use aya::Pod;
 use fairmesh_balancer::BLOCK_ENDPOINTS;
 use fairmesh_router::{ROUTE_ARMS, ROUTE_STEPS, RouteStep, ServiceNumbers};
 
-/// Networks and ports of one selection at most.
+/// Maximum of networks, and of ports, in a selection.
 pub(crate) const SELECTED: usize = 8;
 pub(crate) const PATH_BYTES: usize = 256;
 /// Roles of the programs in a cgroup.
 pub(crate) const CALLERS: u32 = 1;
 pub(crate) const SERVERS: u32 = 2;
-/// The longest request that the kernel sends, head and body.
+/// The longest request that the kernel sends, head and body, in bytes.
 pub const MAX_REQUEST: usize = 64 * 1024;
-/// The longest of which it keeps all; of a longer one it keeps the head.
+/// The longest request that the kernel keeps whole, in bytes. Of a longer one, it keeps the head.
 pub(crate) const MAX_KEPT: usize = 2048;
 /// The longest host of a published service.
 pub(crate) const HOST_BYTES: usize = 64;
-/// Services that are published at most.
+/// Maximum of published services.
 pub(crate) const SERVICES: u32 = 1024;
-/// Endpoints of all services: those of block B of statistics are B * BLOCK_ENDPOINTS and the following.
+/// Endpoints of all services. Block B of statistics holds endpoint B * BLOCK_ENDPOINTS and those that follow.
 pub(crate) const ENDPOINTS: u32 = SERVICES * BLOCK_ENDPOINTS as u32;
-/// Cgroups to which the programs are attached.
+/// Maximum of attached cgroups.
 pub(crate) const ATTACHMENTS: u32 = 64;
-/// Pooled connections to one endpoint, and to all.
+/// Maximum of pooled connections to one endpoint, and in total.
 pub(crate) const ENDPOINT_SLOTS: usize = 64;
 pub(crate) const SLOTS: u32 = 8192;
-/// Connections of callers.
+/// Maximum of callers' connections.
 pub(crate) const LINKS: u32 = 65_536;
 pub(crate) const UNKNOWN: u64 = u64::MAX;
 pub(crate) const WITHDRAWN: u64 = u64::MAX;
-/// The longest load report of a response that the kernel sends to its caller.
+/// The longest load report in a response that the kernel sends to its caller, in bytes.
 pub(crate) const LOAD_BYTES: usize = 128;
-/// Owners of a slot that are no cookie.
+/// Values of a slot's owner that are not cookies.
 pub(crate) const SLOT_ABSENT: u64 = 0;
 pub(crate) const SLOT_IDLE: u64 = u64::MAX;
 
@@ -51,22 +51,22 @@ pub(crate) struct SelectionValue {
     pub(crate) address: [u32; SELECTED],
     pub(crate) mask: [u32; SELECTED],
     pub(crate) port: [u32; SELECTED],
-    /// 1 where nothing but services may be reached.
+    /// 1 if only services may be reached.
     pub(crate) only_services: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct AttachmentValue {
-    /// How many cgroups were created for it: itself, and those around it.
+    /// How many cgroups `attach` created: this one and its parents.
     pub(crate) was_created: u32,
     /// [`CALLERS`] or [`SERVERS`] or both.
     pub(crate) roles: u32,
     /// Position of the [`GroupValue`] of its callers.
     pub(crate) group: u32,
-    /// 1 where responses of the proxy take the short cut to its callers.
+    /// 1 if the proxy's responses to the callers take the short cut.
     pub(crate) short_cut: u32,
-    /// Which connects of its callers are redirected.
+    /// The callers' connects to redirect.
     pub(crate) selection: SelectionValue,
     pub(crate) path: [u8; PATH_BYTES],
 }
@@ -76,7 +76,7 @@ pub(crate) struct AttachmentValue {
 pub(crate) struct ProxyConfig {
     pub(crate) netns_cookie: u64,
     pub(crate) pid: u32,
-    /// Holds also once the proxy listens no longer.
+    /// Stays in force after the proxy stops listening.
     pub(crate) only_services: u32,
 }
 
@@ -94,16 +94,16 @@ pub(crate) struct DestinationValue {
     ip: u32,
     port: u16,
     pub(crate) only_services: u8,
-    /// 1 where its data passes TCP alone.
+    /// 1 if all data passes TCP.
     pub(crate) by_tcp: u8,
 }
 
-/// The host by which requests name a service; zeros follow it.
+/// The host by which requests name a service, padded with zeros.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(8))]
 pub(crate) struct HostKey([u8; HOST_BYTES]);
 
-/// Where the policy of a service lies. The id is of this policy alone, also when the position is used again.
+/// Location of a service's policy. The id is unique, even if the position is reused.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct ServiceValue {
@@ -112,17 +112,17 @@ pub(crate) struct ServiceValue {
     pub(crate) unused: u32,
 }
 
-/// A service that the programs pick endpoints of.
+/// A published service, for which the programs pick endpoints.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct PolicyValue {
-    /// That of the [`ServiceValue`]; 0 while there is none.
+    /// The id in the [`ServiceValue`]; 0 without a policy.
     pub(crate) id: u64,
-    /// When the clock of the picks was 0, by the clock of the programs.
+    /// Zero of the picks' clock, by the programs' clock.
     pub(crate) origin: u64,
-    /// Where the counts of its endpoints lie.
+    /// The block of statistics of the candidates.
     pub(crate) block: u32,
-    /// 1 where a second attempt may be made with any method.
+    /// 1 if any method may be attempted again.
     pub(crate) repeats_any: u32,
     pub(crate) numbers: ServiceNumbers,
     pub(crate) step_count: u32,
@@ -131,7 +131,7 @@ pub(crate) struct PolicyValue {
     pub(crate) steps: [RouteStep; ROUTE_STEPS],
 }
 
-/// A backend of a split. The id is 0 while its service is not published.
+/// A backend of a split. The id is 0 while the backend's service is not published.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(crate) struct ArmValue {
@@ -141,8 +141,8 @@ pub(crate) struct ArmValue {
     pub(crate) unused: u32,
 }
 
-/// The policy of generation N lies in buffer N mod 2, in memory that the programs share. They discard what they decided if the
-/// generation has changed meanwhile, so that a buffer that is read is never written.
+/// Double buffer of a policy in shared memory: generation N is in buffer N mod 2. A program discards its decision if the
+/// generation changed meanwhile, so the proxy may always write the other buffer.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct PolicyBuffers {
@@ -154,12 +154,12 @@ pub(crate) struct PolicyBuffers {
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct EndpointValue {
-    /// Positions of their slots plus 1; 0 where there is none.
+    /// Positions of the slots plus 1; 0 for an empty entry.
     pub(crate) slots: [AtomicU32; ENDPOINT_SLOTS],
-    /// Set by the programs when none was idle.
+    /// Set by the programs when they found no idle connection.
     pub(crate) wanted: AtomicU32,
-    /// In seconds of the programs' clock: since the server has closed a connection on which it had just responded, nothing is moved to its
-    /// sockets so long.
+    /// In seconds of the programs' clock. Until then nothing is moved to the server's sockets, because the server closed a
+    /// connection right after a response.
     pub(crate) closes_until: AtomicU32,
 }
 
@@ -173,72 +173,72 @@ pub(crate) struct LocalConnection {
     server_port: u32,
 }
 
-/// How much of a caller's connection the proxy has served, in memory that the programs share.
+/// How far the proxy has served a caller's connection, in memory shared with the programs.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct LinkValue {
-    /// Of the caller; 0 while there is none.
+    /// The caller's socket; 0 if the link is unused.
     pub(crate) cookie: AtomicU64,
-    /// [`WITHDRAWN`] while the kernel is to send nothing.
+    /// Bytes of requests that the proxy has served; [`WITHDRAWN`] stops the kernel from sending.
     pub(crate) bytes: AtomicU64,
-    /// What the proxy has sent with the responses to these; [`UNKNOWN`] while it does not know.
+    /// Bytes of the proxy's responses to these requests; [`UNKNOWN`] if the proxy cannot tell.
     pub(crate) received: AtomicU64,
-    /// Then, the requests among them that the kernel sent.
+    /// How many of those responses belong to requests that the kernel sent.
     pub(crate) requests: AtomicU64,
-    /// Counted by the programs.
+    /// Requests sent by the kernel, without completed calls; counted by the programs.
     pub(crate) sent: AtomicU64,
     /// Bytes that took the short cut, counted by the programs.
     pub(crate) diverted: AtomicU64,
-    /// Of the response that is about to be sent, as part of `received`; 0 before it is known.
+    /// Length of the response about to be sent, which is part of `received`; 0 before it is known.
     pub(crate) length: AtomicU32,
-    /// 1 once the caller has sent a request before it had read all earlier responses.
+    /// 1 once the caller has sent a request before reading all earlier responses.
     pub(crate) pipelines: AtomicU32,
-    /// Responses that were moved to the caller, counted by the programs before.
+    /// Responses moved to the caller; the programs count them before they move.
     pub(crate) moved: AtomicU64,
-    /// How many of these it had read when the programs last looked.
+    /// How many of the moved responses the caller had read when the programs last looked.
     pub(crate) read: AtomicU64,
 }
 
-/// Requests of the callers in one cgroup, in memory that the programs share.
+/// Requests of one cgroup's callers, in memory shared with the programs.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct GroupValue {
-    /// How many the kernel may have in flight; 0 for half of all [`SLOTS`].
+    /// Limit of requests in flight in the kernel; 0 means half of all [`SLOTS`].
     pub(crate) most: AtomicU32,
     pub(crate) in_flight: AtomicU32,
-    /// Of its callers in the maps: half of all [`LINKS`] at most.
+    /// Connections of the callers in the maps: at most half of all [`LINKS`].
     pub(crate) connections: AtomicU32,
     unused: [u32; 13],
 }
 
-/// The state of a pooled connection, in memory that the programs share.
+/// The state of a pooled connection, in memory shared with the programs.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct SlotValue {
     pub(crate) owner: AtomicU64,
     pub(crate) claimed_ns: AtomicU64,
-    /// Of the decision.
+    /// The seed of the decision.
     pub(crate) seed: AtomicU64,
     pub(crate) length: AtomicU32,
-    /// To which it leads. Programs may have found the slot when it led to another one.
+    /// The endpoint of the connection. A program may have found the slot while it led to another endpoint.
     pub(crate) endpoint: AtomicU32,
-    /// Written while the slot is absent.
+    /// Written only while the slot is absent.
     pub(crate) connection: UnsafeCell<LocalConnection>,
-    /// Whether the response may go to the caller past the connection of the proxy that serves it.
+    /// Whether the response may bypass the proxy's connection to the caller.
     pub(crate) is_direct: AtomicU32,
-    /// What the programs alone use.
+    /// Used by the programs alone.
     response: UnsafeCell<[u32; 2]>,
-    /// Of the request.
+    /// Length of the request's head.
     pub(crate) head_bytes: AtomicU32,
-    /// What the programs alone use.
+    /// Used by the programs alone.
     programs: UnsafeCell<[u32; 3]>,
-    /// Position plus 1 of the [`GroupValue`] in which the request counts; 0 where it counts no longer.
+    /// Position plus 1 of the [`GroupValue`] in which the request counts; 0 once it no longer counts.
     pub(crate) group: AtomicU32,
     load: UnsafeCell<[u8; LOAD_BYTES]>,
     pub(crate) request: UnsafeCell<[u8; MAX_KEPT]>,
 }
 
-/// A call whose response the kernel sent to its caller: a [`SlotValue`] up to the head of the request, which follows.
+/// A completed call: the start of a [`SlotValue`], followed by the request's head.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct CompletedValue {
@@ -258,7 +258,7 @@ pub(crate) struct CompletedValue {
     pub(crate) load: [u8; LOAD_BYTES],
 }
 
-// SAFETY: each is `repr(C)`, consists of integers alone, has no padding, and is valid whatever its bytes are.
+// SAFETY: each type is `repr(C)`, consists of integers without padding, and accepts any bytes.
 unsafe impl Pod for SelectionValue {}
 // SAFETY: as above.
 unsafe impl Pod for AttachmentValue {}
@@ -278,17 +278,17 @@ unsafe impl Pod for LocalConnection {}
 unsafe impl Pod for CompletedValue {}
 
 impl SelectionValue {
-    /// Connections to this port of every address.
+    /// Selects connections to this port of every address.
     pub(crate) fn of_port(port: u16) -> Self {
         let mut value = Self { ports: 1, ..Self::default() };
         value.port[0] = port.into();
         value
     }
 
-    /// An address and the length of its prefix each; every address without any.
+    /// The selected networks: addresses with prefix lengths. An empty selection is every address.
     pub(crate) fn networks(&self) -> Vec<(Ipv4Addr, u8)> {
         let networks = self.address.iter().zip(&self.mask).take(self.networks as usize);
-        // Up to 32.
+        // At most 32.
         let network =
             |(address, mask): (&u32, &u32)| (Ipv4Addr::from(address.to_ne_bytes()), mask.count_ones() as u8);
         networks.map(network).collect()
@@ -300,7 +300,7 @@ impl SelectionValue {
     }
 }
 
-/// An IPv4 address as it lies in memory, in network byte order.
+/// An IPv4 address in network byte order, as in memory.
 pub(crate) fn network_order(ip: Ipv4Addr) -> u32 {
     u32::from_ne_bytes(ip.octets())
 }
@@ -312,7 +312,7 @@ impl From<SocketAddrV4> for CallerAddress {
 }
 
 impl CallerAddress {
-    /// `None` of an address that is none of IPv4.
+    /// `None` if the address is not IPv4.
     pub(crate) fn of(address: SocketAddr) -> Option<Self> {
         match address.ip().to_canonical() {
             IpAddr::V4(ip) => Some(SocketAddrV4::new(ip, address.port()).into()),
@@ -322,7 +322,7 @@ impl CallerAddress {
 }
 
 impl LocalConnection {
-    /// `None` unless both ends are on this machine: then they have the same address, or both are loopback addresses.
+    /// `None` unless both ends are on this machine: they have the same address, or both are loopback addresses.
     pub(crate) fn new(proxy: SocketAddr, server: SocketAddr) -> Option<Self> {
         let [IpAddr::V4(proxy_ip), IpAddr::V4(server_ip)] =
             [proxy, server].map(|end| end.ip().to_canonical())
@@ -370,7 +370,7 @@ impl AttachmentValue {
     }
 }
 
-/// What the programs count, in the order of `enum counter`.
+/// Counters of the programs, in the order of `enum counter`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counter {
     /// Connections redirected to the proxy.
@@ -379,11 +379,11 @@ pub enum Counter {
     NoProxy,
     /// Requests sent by the kernel.
     SentByKernel,
-    /// Requests left to the proxy, which did not serve the connection yet.
+    /// Requests left to the proxy, because it did not serve the connection yet.
     NotRegistered,
     /// Sends left to the proxy while an earlier request of the connection was in flight.
     InFlight,
-    /// Sends that are no plain HTTP/1.1 request, or not a whole one.
+    /// Sends that are not a complete, plain HTTP/1.1 request.
     NotPlain,
     /// Requests that are too large.
     TooLarge,
@@ -393,40 +393,40 @@ pub enum Counter {
     NoIdleConnection,
     /// Requests that could not be moved to a pooled connection.
     RedirectFailed,
-    /// Requests for which an endpoint was drawn that is ejected.
+    /// Requests whose drawn endpoint is ejected.
     EndpointEjected,
     /// Requests whose service changed while its endpoint was picked.
     PolicyChanged,
-    /// Requests that a route may match which the kernel cannot judge or carry out.
+    /// Requests that may match a route which the kernel cannot evaluate.
     RouteLeft,
     /// Responses of servers on this machine that the kernel sent to the callers.
     AnsweredDirectly,
-    /// Responses of such servers that were left to the proxy.
+    /// Responses of servers on this machine that were left to the proxy.
     ResponseLeft,
     /// Responses of the proxy that took the short cut to the callers.
     ShortCut,
-    /// Requests of cgroups of which as many were in flight as may be.
+    /// Requests of cgroups that had reached their limit in flight.
     GroupFull,
-    /// Connections refused, since no proxy listened and services alone may be reached.
+    /// Connections refused, because no proxy listened and only services may be reached.
     Refused,
-    /// Requests that the proxy sent and that took the short cut to servers on this machine.
+    /// Requests of the proxy that took the short cut to servers on this machine.
     ForwardedRequest,
-    /// Their responses that took it back to the proxy.
+    /// Responses that took the short cut back to the proxy.
     ForwardedResponse,
-    /// Requests left to the proxy that took it from the callers.
+    /// Requests left to the proxy that took the short cut from the callers.
     MovedToProxy,
-    /// Connections of sockets that block, whose data passes TCP alone.
+    /// Connections of blocking sockets, whose data passes TCP.
     Blocking,
-    /// Connections of programs that ask how much they can read, whose data passes TCP alone.
+    /// Connections of programs that query the readable length, whose data passes TCP.
     ByLength,
-    /// Connections beyond those that a cgroup may have in the maps, whose data passes TCP alone.
+    /// Connections beyond a cgroup's limit in the maps, whose data passes TCP.
     TooManyConnections,
-    /// Sockets that blocked when they first sent, and not when they connected.
+    /// Sockets that became blocking between connect and first send.
     BlocksLater,
 }
 
 impl Counter {
-    /// All, in the order of the map.
+    /// All counters, in the order of the map.
     pub const ALL: [Self; 25] = [
         Self::Redirected,
         Self::NoProxy,
@@ -455,7 +455,7 @@ impl Counter {
         Self::BlocksLater,
     ];
 
-    /// Its name for programs.
+    /// The name in metrics and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Redirected => "redirected",

@@ -1,6 +1,7 @@
-//! Programs in attached cgroups whose data passes TCP alone, since they ask by `FIONREAD` how much they can read.
+//! Programs in attached cgroups whose data must pass TCP, because they query the readable length with `FIONREAD`.
 //!
-//! The programs of `bpf/` know them by their names when they connect or begin to listen; here are those that listened before.
+//! The programs of `bpf/` recognise them by name when they connect or begin to listen. This module handles those that
+//! were already listening.
 
 use std::{
     fs,
@@ -22,11 +23,11 @@ use crate::{
     cgroup::{self, Cgroup},
 };
 
-/// As `bpf/connect.h` has them. openresty, tengine and freenginx call themselves nginx.
+/// The same names as in `bpf/connect.h`. openresty, tengine and freenginx call themselves nginx.
 const NAMES: [&str; 2] = ["nginx", "angie"];
 
-/// Names of the programs that run in a cgroup, such as `/shop`, or below it, and whose data passes TCP alone. Empty where the cgroup cannot
-/// be read.
+/// Names of the running programs in or below a cgroup, such as `/shop`, whose data must pass TCP. Empty if the cgroup cannot be
+/// read.
 pub fn left_programs(cgroup: &str) -> Vec<String> {
     let found = cgroup::existing(cgroup).map(|folder| processes(&folder));
     let mut names: Vec<_> = found.into_iter().flatten().map(|(_, name)| name.to_owned()).collect();
@@ -35,7 +36,7 @@ pub fn left_programs(cgroup: &str) -> Vec<String> {
     names
 }
 
-/// Has the programs leave connections that these programs accept on sockets on which they listen already.
+/// Excludes connections that these programs accept on sockets which are already listening.
 pub(crate) fn leave_listeners(programs: &mut Ebpf, cgroup: &Cgroup) -> Result<(), KernelError> {
     let refused = |error| KernelError::refused("map left_listeners", &error);
     let map = programs.map_mut("left_listeners").ok_or(KernelError::NoPrograms)?;
@@ -46,7 +47,7 @@ pub(crate) fn leave_listeners(programs: &mut Ebpf, cgroup: &Cgroup) -> Result<()
     Ok(())
 }
 
-/// Those of a cgroup and of all below it, with their names. One that has ended meanwhile is left out.
+/// Processes of a cgroup and its descendants, with their names. Processes that have ended are skipped.
 fn processes(folder: &Path) -> Vec<(Pid, &'static str)> {
     let mut folders = vec![PathBuf::from(folder)];
     let mut found = Vec::new();
@@ -62,13 +63,13 @@ fn processes(folder: &Path) -> Vec<(Pid, &'static str)> {
     found
 }
 
-/// One of [`NAMES`].
+/// The name of a process, if it is one of [`NAMES`].
 fn name(process: Pid) -> Option<&'static str> {
     let own = fs::read_to_string(format!("/proc/{}/comm", process.as_raw_nonzero())).ok()?;
     NAMES.into_iter().find(|name| *name == own.trim_end())
 }
 
-/// Copies of the sockets on which a process listens.
+/// Duplicates of a process's listening sockets.
 fn listeners(process: Pid) -> Vec<OwnedFd> {
     let Ok(opened) = pidfd_open(process, PidfdFlags::empty()) else { return Vec::new() };
     let entries =

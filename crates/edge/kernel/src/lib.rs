@@ -1,10 +1,9 @@
-//! Requests sent by the kernel: the eBPF programs of `bpf/`, how they are attached to a cgroup, and the maps by which they and the
-//! proxy share connections.
+//! Requests sent by the kernel: the eBPF programs of `bpf/`, their attachment to cgroups, and the maps shared with the proxy.
 //!
-//! It lies beneath `proxy` and contains nothing of HTTP; of the mesh it shares the numbers that a pick is decided from. The programs are compiled by clang when this crate is built
-//! and lie in the binary; they and their maps are pinned in a BPF file system, so that neither the command that attached them nor the
-//! proxy has to run for as long as they are attached. libbpf was rejected: it brings libelf (LGPL) and zlib along, for which aya needs
-//! no C library.
+//! The crate lies beneath `proxy` and contains no HTTP; with the mesh it shares only the numbers of a pick. clang compiles the
+//! programs when this crate is built, and the binary contains them. Programs and maps are pinned in a BPF file system, so that
+//! they outlive the command that attached them and the proxy. libbpf was rejected: it brings libelf (LGPL) and zlib, while aya
+//! needs no C library.
 
 mod attach;
 mod blocks;

@@ -1,7 +1,7 @@
-//! Connections of callers to the proxy, whose state lies in memory that the programs share.
+//! Callers' connections to the proxy, whose state lies in memory shared with the programs.
 //!
-//! The proxy writes how much of a connection it has served, and the programs count the requests that they send. Neither takes a system
-//! call.
+//! The proxy writes how much of a connection it has served, and the programs count the requests that they send. Neither needs a
+//! system call.
 #![allow(unsafe_code, reason = "the links are shared memory")]
 
 use std::{
@@ -26,7 +26,7 @@ use crate::{
     slots::program_clock,
 };
 
-// SAFETY: atomics alone.
+// SAFETY: the type consists of atomics alone.
 unsafe impl SharedValue for LinkValue {}
 
 /// The links of all callers.
@@ -37,36 +37,36 @@ pub(crate) struct LinkTable {
     looker: Looker,
 }
 
-/// Where the programs find a link.
+/// Maps in which the programs find a link.
 struct Maps {
-    /// By the cookies of the callers' sockets.
+    /// Positions by the cookies of the callers' sockets.
     positions: HashMap<MapData, u64, u32>,
-    /// By the callers' addresses, for what the proxy sends.
+    /// Positions by the callers' addresses, for data that the proxy sends.
     by_address: HashMap<MapData, CallerAddress, u32>,
-    /// The proxy's sockets, by cookies.
+    /// The proxy's sockets by their cookies.
     sockets: SockHash<MapData, u64>,
 }
 
-/// The connection of a caller, until it is dropped: then the kernel sends none of its requests.
+/// A caller's connection. Once dropped, the kernel sends no more of its requests.
 pub struct Link {
     table: Arc<LinkTable>,
     cookie: u64,
-    /// The caller's, if responses may take the short cut.
+    /// The caller's address, if responses may take the short cut.
     address: Option<CallerAddress>,
     at: u32,
 }
 
-/// What has come to a caller's socket once it has received all responses of the proxy.
+/// Totals of a caller that has received all responses of the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settled {
     /// Bytes of all responses that the proxy has sent on the connection.
     pub received: u64,
-    /// How many of them were to requests that the kernel sent.
+    /// How many of the responses belong to requests that the kernel sent.
     pub requests: u64,
 }
 
 impl LinkTable {
-    /// Without the links of an earlier proxy. The maps are `link_positions`, `proxy_links` and `proxy_sockets`.
+    /// Opens the maps `link_positions`, `proxy_links` and `proxy_sockets`, and drops an earlier proxy's links.
     pub(crate) fn open(maps: [Map; 3], links: &Map, looker: Looker) -> Result<Self, KernelError> {
         let refused = |error| KernelError::refused("a map of links", &error);
         let [positions, by_address, sockets] = maps;
@@ -77,14 +77,14 @@ impl LinkTable {
         };
         maps.clear();
         let links: Mapped<LinkValue> = Mapped::open(links, LINKS as usize)?;
-        // Programs may still use those that an earlier proxy used to its end.
+        // Programs may still use links that an earlier proxy used until its end.
         let was_used = |at: u32| links[at as usize].cookie.swap(0, AcqRel) != 0;
         let free = FreePositions::new(0..LINKS, was_used, program_clock());
         Ok(Self { links, maps: Mutex::new(maps), free: Mutex::new(free), looker })
     }
 
-    /// A link for the caller with this cookie, of which nothing is served, and the proxy's socket of its connection. `None` while all are
-    /// in use.
+    /// Adds a link for the caller with this cookie, with nothing served yet, and the proxy's socket of the connection. `None`
+    /// while all links are in use.
     pub(crate) fn add(
         self: &Arc<Self>,
         cookie: u64,
@@ -108,10 +108,10 @@ impl LinkTable {
         let mut maps = self.maps.lock().unwrap_or_else(PoisonError::into_inner);
         let added = maps.positions.insert(cookie, at, 0);
         if let (Some(address), Some(socket)) = (address, socket) {
-            // Refused, all responses pass TCP.
+            // If the kernel refuses, all responses pass TCP.
             let _ = maps.by_address.insert(address, at, 0);
             let _ = maps.sockets.insert(cookie, socket, 0);
-            // The kernel gives the socket a cookie when it is asked for one, by which the programs know it.
+            // Asking for the cookie makes the kernel assign one; the programs find the socket by it.
             let _ = socket_cookie(socket);
         }
         drop(maps);
@@ -127,7 +127,7 @@ impl Maps {
     fn clear(&mut self) {
         let positions: Vec<_> = self.positions.keys().filter_map(Result::ok).collect();
         let addresses: Vec<_> = self.by_address.keys().filter_map(Result::ok).collect();
-        // Each fails only if it is not there. Sockets leave their map when they are closed.
+        // Removing an absent entry is not an error here. Closed sockets leave their map by themselves.
         positions.iter().for_each(|cookie| drop(self.positions.remove(cookie)));
         addresses.iter().for_each(|address| drop(self.by_address.remove(address)));
     }
@@ -138,7 +138,7 @@ impl Link {
         &self.table.links[self.at as usize]
     }
 
-    /// The link in memory, unless it has become one of another proxy, to which this one has left the maps.
+    /// The link in memory; `None` if another proxy took the maps over and reuses the link.
     fn own(&self) -> Option<&LinkValue> {
         Some(self.value()).filter(|value| value.cookie.load(Acquire) == self.cookie)
     }
@@ -148,36 +148,36 @@ impl Link {
         self.cookie
     }
 
-    /// The proxy has responded, or is about to, to all requests in the first `bytes` of the connection.
+    /// Reports that the proxy has responded, or is about to respond, to all requests in the first `bytes` of the
+    /// connection.
     pub fn set_served(&self, bytes: u64) {
         if let Some(own) = self.own() {
             own.bytes.store(bytes, Release);
         }
     }
 
-    /// With all that the proxy has sent, and a response of this length that it is about to send, the caller has this. `None` if that is
-    /// not known: then no response takes another way to the caller. To be called before [`set_served`](Self::set_served), and before the
-    /// response is sent.
+    /// Announces a response of this length. `settled` are the caller's totals after this and all earlier responses. `None` means
+    /// unknown; then no response bypasses TCP. Call this before [`set_served`](Self::set_served) and before sending the response.
     pub fn settle(&self, length: u64, settled: Option<Settled>) {
         let Settled { received, requests } = settled.unwrap_or(Settled { received: UNKNOWN, requests: 0 });
         let Some(own) = self.own() else { return };
-        // Longer ones do not take the short cut.
+        // Longer responses do not take the short cut.
         own.length.store(u32::try_from(length).unwrap_or(0), Relaxed);
-        // In this order: the programs read them in the other one.
+        // The programs read these fields in the opposite order.
         own.received.store(received, Release);
         own.requests.store(requests, Release);
     }
 
-    /// Leaves requests of this caller to the proxy, until it has [served](Self::set_served) some again.
+    /// Leaves requests of this caller to the proxy until the next [`set_served`](Self::set_served).
     pub fn withdraw(&self) {
         if let Some(own) = self.own() {
             own.bytes.store(WITHDRAWN, Release);
         }
     }
 
-    /// Whether the caller has read all responses that were moved to it past TCP: then others may come over TCP. A reader that waits for
-    /// events of its socket, and stops at a short read, would miss what lies in the other one of its two queues. Where it has not, the
-    /// caller pipelines, and nothing is moved to it any more.
+    /// Whether the caller has read all responses moved past TCP, so that responses may come over TCP again. A reader that waits
+    /// for socket events and stops at a short read would miss data in the other of its two queues. A caller that has not read
+    /// everything pipelines, so nothing is moved to it any more.
     pub fn has_read_moved(&self) -> bool {
         let Some(own) = self.own() else { return true };
         let moved = own.moved.load(Acquire);
@@ -192,7 +192,7 @@ impl Link {
         has_read
     }
 
-    /// The number of requests that the kernel has sent, without those whose responses it has sent too.
+    /// The number of requests that the kernel has sent, without completed calls.
     pub fn sent(&self) -> u64 {
         self.own().map_or(0, |own| own.sent.load(Acquire))
     }
@@ -201,14 +201,14 @@ impl Link {
 impl Drop for Link {
     fn drop(&mut self) {
         let mut maps = self.table.maps.lock().unwrap_or_else(PoisonError::into_inner);
-        // Each fails only if it is not there.
+        // Removing an absent entry is not an error here.
         let _ = maps.positions.remove(&self.cookie);
         if let Some(address) = &self.address {
             let _ = maps.by_address.remove(address);
             let _ = maps.sockets.remove(&self.cookie);
         }
         drop(maps);
-        // After a release, it may have become one of another proxy.
+        // After a release, the link may belong to another proxy.
         if self.value().cookie.compare_exchange(self.cookie, 0, AcqRel, Acquire).is_ok() {
             let mut free = self.table.free.lock().unwrap_or_else(PoisonError::into_inner);
             free.give_back(self.at, program_clock());

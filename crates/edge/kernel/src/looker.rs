@@ -1,4 +1,4 @@
-//! Asks the programs what a caller has read: they alone can look into its socket.
+//! Asks the programs how much a caller has read: only they can look into the caller's socket.
 
 use std::{
     fmt, io,
@@ -12,19 +12,19 @@ use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt::socket_cookie};
 
 use crate::KernelError;
 
-/// A connection of the proxy to itself. What is sent on it runs the program `look`, which writes what it finds into the caller's link.
-/// `BPF_PROG_RUN` was rejected: the proxy needs no capability.
+/// A connection of the proxy to itself. Data sent on it runs the program `look`, which writes its result into the caller's link.
+/// `BPF_PROG_RUN` was rejected, because the proxy would need a capability.
 pub(crate) struct Looker {
     asking: TcpStream,
-    /// Where the questions arrive, and are discarded.
+    /// Receives and discards the questions.
     asked: TcpStream,
     cookie: u64,
-    /// The map, until the socket is in it.
+    /// The map `asking_sockets`, until the socket is in it.
     sockets: Mutex<Option<SockHash<MapData, u64>>>,
 }
 
 impl Looker {
-    /// The map is `asking_sockets`.
+    /// Takes the map `asking_sockets`.
     pub(crate) fn open(sockets: Map) -> Result<Self, KernelError> {
         let refused = |error: &dyn std::error::Error| KernelError::refused("map asking_sockets", error);
         let (asking, asked) = connection_to_self().map_err(|error| refused(&error))?;
@@ -33,15 +33,16 @@ impl Looker {
         Ok(Self { asking, asked, cookie, sockets: Mutex::new(Some(sockets)) })
     }
 
-    /// Has the programs note what the caller with this cookie has read.
+    /// Runs the program that notes how much the caller with this cookie has read.
     pub(crate) fn look(&self, cookie: u64) {
         self.enter_map();
-        // Fails only where the buffer is full, which it is not: then the next attempt is the one.
+        // This fails only if the buffer is full; the next attempt then succeeds.
         let _ = send(&self.asking, &cookie.to_ne_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
         while matches!(recv(&self.asked, &mut [0; 512][..], RecvFlags::DONTWAIT), Ok((1.., _))) {}
     }
 
-    /// Puts the socket into the map, once there are callers: before, the map may lack its program, which a socket takes when it enters.
+    /// Puts the socket into the map, once there are callers. Before, the map may lack its program, and a socket gets
+    /// the program only when it enters.
     fn enter_map(&self) {
         let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         let entered = sockets.as_mut().map(|sockets| sockets.insert(self.cookie, self.asking.as_fd(), 0));
@@ -57,7 +58,7 @@ fn connection_to_self() -> io::Result<(TcpStream, TcpStream)> {
     asking.set_nodelay(true)?;
     let own = asking.local_addr()?;
     loop {
-        // Another program may have connected first.
+        // Another process may have connected first.
         let (asked, from) = listener.accept()?;
         if from == own {
             return Ok((asking, asked));

@@ -1,4 +1,4 @@
-//! Arrays of the kernel as memory of this process.
+//! Kernel arrays mapped into this process.
 #![allow(unsafe_code, reason = "the programs share this memory")]
 
 use std::{
@@ -13,31 +13,31 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::KernelError;
 
-/// Values that are changed through atomics and cells, and are valid whatever their bytes are.
+/// Values that are changed through atomics and cells, and accept any bytes.
 ///
 /// # Safety
-/// Both have to be true of each field.
+/// Both properties must hold for each field.
 pub(crate) unsafe trait SharedValue {}
 
-/// The values of an array, for as long as it is not dropped.
+/// The values of an array, mapped until dropped.
 #[derive(Debug)]
 pub(crate) struct Mapped<T> {
     values: NonNull<T>,
     length: usize,
 }
 
-// SAFETY: values are changed through atomics, or through cells whose users say why that is right.
+// SAFETY: values are changed through atomics, or through cells whose users justify the access.
 unsafe impl<T: SharedValue> Send for Mapped<T> {}
 // SAFETY: as above.
 unsafe impl<T: SharedValue> Sync for Mapped<T> {}
 
 impl<T: SharedValue> Mapped<T> {
-    /// Maps an array that has at least so many values, one after another.
+    /// Maps an array of at least `length` contiguous values.
     pub(crate) fn open(map: &Map, length: usize) -> Result<Self, KernelError> {
         let refused = |error: &dyn std::error::Error| KernelError::refused("shared memory", error);
         let Map::Array(array) = map else { return Err(KernelError::NoPrograms) };
         let (bytes, access) = (length * size_of::<T>(), ProtFlags::READ | ProtFlags::WRITE);
-        // SAFETY: no address is asked for, so that no other mapping is replaced.
+        // SAFETY: the kernel chooses the address, so no other mapping is replaced.
         let mapped = unsafe { mmap(ptr::null_mut(), bytes, access, MapFlags::SHARED, array.fd(), 0) };
         let mapped = mapped.map_err(|error| refused(&io::Error::from(error)))?;
         let values =
@@ -50,14 +50,14 @@ impl<T: SharedValue> Deref for Mapped<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: so many values are mapped until `self` is dropped, and `SharedValue` says that their bytes are valid.
+        // SAFETY: `length` values are mapped until `self` is dropped, and `SharedValue` guarantees valid bytes.
         unsafe { slice::from_raw_parts(self.values.as_ptr(), self.length) }
     }
 }
 
 impl<T> Drop for Mapped<T> {
     fn drop(&mut self) {
-        // SAFETY: mapped with this length, and no reference is left. An error would leave it mapped.
+        // SAFETY: the mapping has this length, and no reference is left. After an error it stays mapped.
         let _ = unsafe { munmap(self.values.as_ptr().cast(), self.length * size_of::<T>()) };
     }
 }

@@ -10,25 +10,25 @@ use aya::{
 
 use crate::{KernelError, layout::SelectionValue, pins::LAYOUT};
 
-/// aya parses the object in place, and needs it aligned.
+/// aya parses the object in place and requires its alignment.
 #[cfg(has_programs)]
 static OBJECT: Option<&[u8]> = Some(aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/fairmesh.bpf.o")));
 #[cfg(not(has_programs))]
 static OBJECT: Option<&[u8]> = None;
 
-/// Programs on connections, in the order in which they are attached: those that redirect come last.
+/// Programs on connections, in their order of attachment: redirecting programs come last.
 pub(crate) const ADDRESS_PROGRAMS: [&str; 4] = ["getpeername4", "getpeername6", "connect4", "connect6"];
-/// The program that makes connections known to both sides.
+/// Registers connections in the maps of both sides.
 pub(crate) const TRACK: &str = "track";
-/// The program that decides on what callers send.
+/// Handles the callers' sends.
 pub(crate) const SEND: &str = "send";
-/// The program that decides on what the proxy sends to callers.
+/// Handles the proxy's sends to callers.
 pub(crate) const SHORT_CUT: &str = "short_cut";
-/// The program that decides on what the proxy sends to servers.
+/// Handles the proxy's sends to servers.
 pub(crate) const FORWARD: &str = "forward";
-/// The program that looks into callers' sockets for the proxy.
+/// Looks into callers' sockets for the proxy.
 pub(crate) const LOOK: &str = "look";
-/// Programs of servers: on connections that they accept, and on what they send.
+/// Programs of servers: on accepted connections, and on sends.
 pub(crate) const ACCEPTED: &str = "accepted";
 pub(crate) const RESPOND: &str = "respond";
 /// All programs.
@@ -46,12 +46,12 @@ pub(crate) const PROGRAMS: [&str; 11] = [
     RESPOND,
 ];
 
-/// What the programs of a cgroup of callers have for themselves.
+/// Constants of one cgroup's caller programs.
 #[derive(Debug, Default)]
 pub(crate) struct CallerProgram {
-    /// Which connects are redirected.
+    /// The connects to redirect.
     pub(crate) selection: SelectionValue,
-    /// Position of what is counted for the cgroup.
+    /// Position of the cgroup's counts.
     pub(crate) group: u32,
 }
 

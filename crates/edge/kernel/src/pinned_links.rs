@@ -1,7 +1,7 @@
 //! Links of programs to cgroups, pinned beside the maps.
 //!
-//! New ones get names of their own, beside those that they replace, so that programs are attached all the time, and the earlier ones stay
-//! where something fails.
+//! A new link gets a name of its own beside the link that it replaces. So programs stay attached throughout, and the earlier ones
+//! remain if something fails.
 #![allow(unsafe_code, reason = "two commands of bpf(2) that aya does not offer")]
 
 use std::{
@@ -22,7 +22,7 @@ use crate::{
     pins::{self, LINK},
 };
 
-/// Follows the names of links that are not in force yet.
+/// Suffix of links that are not in force yet.
 const NEW: &str = "-new";
 
 /// Commands of bpf(2).
@@ -43,11 +43,11 @@ fn path(pins: &Path, id: u64, name: &str) -> PathBuf {
 }
 
 fn new_path(pins: &Path, id: u64, name: &str) -> PathBuf {
-    // Names in such a file system have no dots.
+    // Names in a BPF file system have no dots.
     pins.join(format!("{LINK}{id}-{name}{NEW}"))
 }
 
-/// Pins a new link, beside the one of this name that is in force.
+/// Pins a new link beside the current one of this name.
 pub(crate) fn pin(
     pins: &Path,
     cgroup: &Cgroup,
@@ -58,7 +58,7 @@ pub(crate) fn pin(
     link.pin(new_path(pins, cgroup.id, name)).map(drop).map_err(|error| KernelError::refused(name, &error))
 }
 
-/// Puts the new links of these programs to a cgroup in force, and detaches the earlier ones.
+/// Replaces the current links of these programs to a cgroup by the new ones, and detaches the earlier ones.
 pub(crate) fn replace(pins: &Path, id: u64, names: &[&str]) -> Result<(), KernelError> {
     names.iter().try_for_each(|name| {
         let to = path(pins, id, name);
@@ -69,7 +69,7 @@ pub(crate) fn replace(pins: &Path, id: u64, names: &[&str]) -> Result<(), Kernel
     })
 }
 
-/// Detaches new links that are not in force, as those of an attempt that did not end.
+/// Detaches new links that are not in force, such as those of a failed attempt.
 pub(crate) fn remove_new(pins: &Path, id: u64, names: &[&str]) -> Result<(), KernelError> {
     let links = names.iter().map(|name| new_path(pins, id, name));
     pins::remove(links.filter(|pin| pin.exists()))
@@ -79,17 +79,18 @@ pub(crate) fn remove_new(pins: &Path, id: u64, names: &[&str]) -> Result<(), Ker
 fn open(path: &Path) -> Option<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes()).ok()?;
     let attributes = ObjGet { path: path.as_ptr() as u64, ..ObjGet::default() };
-    // SAFETY: the kernel reads the attributes, of which it is told the size, and the path, which ends with a zero; both outlive the call.
+    // SAFETY: the kernel reads the attributes, with their given size, and the zero-terminated path; both outlive the
+    // call.
     let opened = unsafe { libc::syscall(libc::SYS_bpf, OBJ_GET, &raw const attributes, size_of::<ObjGet>()) };
     let descriptor = RawFd::try_from(opened).ok().filter(|descriptor| *descriptor >= 0)?;
-    // SAFETY: the kernel has just opened it for this process.
+    // SAFETY: the kernel has just opened the descriptor for this process.
     Some(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// At once: without its pin, the kernel detaches a link some time later.
+/// Detaches a link at once. After removing only the pin, the kernel would detach the link some time later.
 fn detach(link: &OwnedFd) {
     let descriptor: RawFd = link.as_raw_fd();
-    // SAFETY: the kernel reads the attribute, of which it is told the size, and which outlives the call. If it refuses, the link ends with
-    // its last reference.
+    // SAFETY: the kernel reads the attribute, with its given size; it outlives the call. If the kernel refuses, the link ends
+    // with its last reference.
     unsafe { libc::syscall(libc::SYS_bpf, LINK_DETACH, &raw const descriptor, size_of::<RawFd>()) };
 }

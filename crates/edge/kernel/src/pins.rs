@@ -1,4 +1,4 @@
-//! Where maps and links are pinned.
+//! Pins of maps and links.
 
 use std::{
     error::Error,
@@ -14,35 +14,35 @@ use rustix::{
 
 use crate::KernelError;
 
-/// Where they are pinned by default.
+/// The default directory of pins.
 pub const DEFAULT_PINS: &str = "/sys/fs/bpf/fairmesh";
 const DEFAULT_MOUNT: &str = "/sys/fs/bpf";
 /// `BPF_FS_MAGIC`.
 const BPF_FILE_SYSTEM: u64 = 0xcafe_4a11;
 
-/// What the names of pinned links begin with; the id of the cgroup follows.
+/// Prefix of pinned links' names; the cgroup's id follows.
 pub(crate) const LINK: &str = "link-";
 
-/// What the maps of this release have in their map `layout`.
+/// Content of the map `layout` in this release.
 pub(crate) const LAYOUT: u64 = match u64::from_str_radix(env!("KERNEL_MAPS_LAYOUT"), 16) {
     Ok(layout) => layout,
     // `build.rs` writes 16 hexadecimal digits.
     Err(_) => panic!(),
 };
 
-/// Whether maps and links are those of this release.
+/// Which release pinned the maps and links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Release {
     Own,
-    /// Nothing is attached; there may be maps of an attempt that did not end.
+    /// Nothing is attached, but maps of a failed attempt may exist.
     Nothing,
     Other,
 }
 
-/// Whose maps and links are pinned.
+/// Determines which release pinned the maps and links.
 ///
 /// # Errors
-/// When that cannot be told, as where this user may not open the maps.
+/// When this cannot be determined, such as if this user may not open the maps.
 pub(crate) fn release(pins: &Path) -> Result<Release, KernelError> {
     let layout = match map(pins, "layout") {
         Ok(layout) => {
@@ -54,13 +54,13 @@ pub(crate) fn release(pins: &Path) -> Result<Release, KernelError> {
     };
     Ok(match layout {
         Some(LAYOUT) => Release::Own,
-        // Links are pinned once all maps are.
+        // Links are pinned after all maps.
         _ if list(pins).iter().any(|pin| is_link(pin, LINK)) => Release::Other,
         _ => Release::Nothing,
     })
 }
 
-/// Refuses maps of another release, in which everything may lie elsewhere.
+/// Refuses maps of another release, whose layout may differ.
 pub(crate) fn require_own(pins: &Path) -> Result<(), KernelError> {
     match release(pins)? {
         Release::Own => Ok(()),
@@ -69,12 +69,12 @@ pub(crate) fn require_own(pins: &Path) -> Result<(), KernelError> {
     }
 }
 
-/// Whether the name of a pin begins so.
+/// Whether the pin's name has this prefix.
 pub(crate) fn is_link(pin: &Path, prefix: &str) -> bool {
     pin.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix))
 }
 
-/// Makes the directory, and mounts the default BPF file system where it is missing.
+/// Makes the directory, and mounts a BPF file system at the default location if it is missing.
 pub(crate) fn create(pins: &Path) -> Result<(), KernelError> {
     let parent = pins.parent().unwrap_or(pins);
     if parent == Path::new(DEFAULT_MOUNT) && !is_bpf(parent) {
@@ -111,20 +111,20 @@ pub(crate) fn map(pins: &Path, name: &str) -> Result<Map, KernelError> {
     })
 }
 
-/// Whether the system refused this user something.
+/// Whether the system denied this user access.
 fn is_denied(error: &(dyn Error + 'static)) -> bool {
     let causes = iter::successors(Some(error), |&error| error.source());
     let mut errors = causes.filter_map(|error| error.downcast_ref::<io::Error>());
     errors.any(|error| error.kind() == io::ErrorKind::PermissionDenied)
 }
 
-/// Pins of a directory; none where it is missing.
+/// The pins in a directory; none if it is missing.
 pub(crate) fn list(pins: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(pins).into_iter().flatten();
     entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).collect()
 }
 
-/// Removes pins, and with the last reference what is pinned.
+/// Removes pins. A pinned object ends with its last reference.
 pub(crate) fn remove(pins: impl IntoIterator<Item = PathBuf>) -> Result<(), KernelError> {
     pins.into_iter().try_for_each(|pin| fs::remove_file(&pin).map_err(KernelError::file(pin)))
 }

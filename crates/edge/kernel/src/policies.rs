@@ -1,8 +1,8 @@
-//! Services that the programs pick endpoints of.
+//! Published services, for which the programs pick endpoints.
 //!
-//! Programs find a service by its host, and its policy by position. They may be preempted at any point, and the kernel uses the memory
-//! of removed map entries again at once, so all that they have read is discarded unless the id of the entry and of the policy agree
-//! and the generation is still the same.
+//! Programs find a service by its host, and its policy by position. A program may be preempted anywhere, and the kernel reuses
+//! the memory of removed map entries at once. So a program discards its result unless the ids of entry and policy agree and the
+//! generation is unchanged.
 #![allow(unsafe_code, reason = "the programs share this memory")]
 
 use std::{
@@ -22,7 +22,7 @@ use crate::{
     mapped::{Mapped, SharedValue},
 };
 
-// SAFETY: an atomic, and a cell of integers that the functions below write alone, one at a time.
+// SAFETY: an atomic, and a cell of integers that only the functions below write, one at a time.
 unsafe impl SharedValue for PolicyBuffers {}
 
 /// All policies.
@@ -38,7 +38,7 @@ struct Writer {
     last_id: u64,
 }
 
-/// A service that is published until it is dropped.
+/// A service, published until dropped.
 #[derive(Debug)]
 pub struct PublishedPolicy {
     table: Arc<PolicyTable>,
@@ -48,7 +48,7 @@ pub struct PublishedPolicy {
 }
 
 impl PolicyTable {
-    /// Maps the policies, and removes those of an earlier proxy.
+    /// Maps the policies and removes an earlier proxy's.
     pub(crate) fn open(hosts: Map, policies: &Map) -> Result<Self, KernelError> {
         let refused = |error| KernelError::refused("a map", &error);
         let mut hosts: HashMap<_, HostKey, ServiceValue> = hosts.try_into().map_err(refused)?;
@@ -57,9 +57,9 @@ impl PolicyTable {
             hosts.remove(&host).map_err(refused)?;
         }
         let policies: Mapped<PolicyBuffers> = Mapped::open(policies, SERVICES as usize)?;
-        // Ids continue where an earlier proxy ended: a program may still read its policies.
+        // Ids continue after an earlier proxy's, because a program may still read its policies.
         let ids = policies.iter().map(|policy| {
-            // SAFETY: nothing writes policies before this returns.
+            // SAFETY: nothing writes policies before this function returns.
             let buffers = unsafe { &*policy.buffers.get() };
             buffers[0].id.max(buffers[1].id)
         });
@@ -68,7 +68,7 @@ impl PolicyTable {
         Ok(Self { hosts: Mutex::new(hosts), policies, writer })
     }
 
-    /// Publishes a service by the host that requests name. `None` if that is too long, or there are too many.
+    /// Publishes a service under the host in requests. `None` if the host is too long or there are too many services.
     pub(crate) fn publish(self: &Arc<Self>, host: &str, policy: &Policy<'_>) -> Option<PublishedPolicy> {
         let host = HostKey::new(host)?;
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
@@ -82,22 +82,21 @@ impl PolicyTable {
         Some(PublishedPolicy { table: Arc::clone(self), host, position, id })
     }
 
-    /// Writes the next generation; the caller holds the writer's lock.
+    /// Writes the next generation. The caller holds the writer's lock.
     fn write(&self, position: u32, id: u64, policy: &Policy<'_>) {
         let value = policy.value(PolicyKey { position, id });
-        // SAFETY: as said there.
+        // SAFETY: see `replace`.
         self.replace(position, |next| unsafe { next.write_volatile(value) });
     }
 
-    /// Writes a generation that is no policy: programs that have picked an endpoint by the last one discard that. The caller holds the
-    /// writer's lock.
+    /// Writes a generation without a policy, so that programs discard picks by the last one. The caller holds the writer's lock.
     fn end(&self, position: u32) {
-        // SAFETY: as said there; the field lies within the buffer.
+        // SAFETY: see `replace`; the field lies within the buffer.
         self.replace(position, |next| unsafe { (&raw mut (*next).id).write_volatile(0) });
     }
 
-    /// Has the next generation written, into the buffer that is not the current one: programs discard what they read of that. This process
-    /// alone writes, one thread at a time, and makes no reference into the cell meanwhile.
+    /// Calls `write` on the buffer that is not current, then advances the generation. Programs discard what they read of that
+    /// buffer. Only this process writes, one thread at a time, and makes no reference into the cell meanwhile.
     fn replace(&self, position: u32, write: impl FnOnce(*mut PolicyValue)) {
         let policies = &self.policies[position as usize];
         let next = policies.generation.load(Relaxed).wrapping_add(1);
@@ -106,7 +105,7 @@ impl PolicyTable {
     }
 }
 
-/// Where a published policy lies. The id is of this policy alone.
+/// Location of a published policy. The id is unique to the policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PolicyKey {
     position: u32,
@@ -118,22 +117,22 @@ pub struct PolicyKey {
 pub enum ArmTarget {
     /// The service itself.
     Own,
-    /// Another one that is published.
+    /// Another published service.
     Published(PolicyKey),
-    /// Another one that is not: its requests are left to the proxy.
+    /// Another service that is not published: its requests are left to the proxy.
     Absent,
 }
 
-/// What a route and a pick are decided from.
+/// The input of routing decisions and picks.
 #[derive(Clone, Debug)]
 pub struct Policy<'a> {
-    /// When the clock of the picks was 0, in nanoseconds of [`program_clock`](crate::program_clock).
+    /// Zero of the picks' clock, in nanoseconds of [`program_clock`](crate::program_clock).
     pub origin: u64,
-    /// The block of statistics that the candidates are counted in.
+    /// The block of statistics of the candidates.
     pub block: u32,
-    /// The service.
+    /// Numbers of the service.
     pub numbers: ServiceNumbers,
-    /// Its routes.
+    /// Routes of the service.
     pub routes: &'a RouteNumbers,
     /// The backends of their splits, in the order of the routes.
     pub arms: Vec<ArmTarget>,
@@ -161,7 +160,7 @@ impl Policy<'_> {
             block: *block,
             repeats_any: routes.repeats_any.into(),
             numbers: *numbers,
-            // 32 at most.
+            // At most 32.
             step_count: step_count as u32,
             unused_count: 0,
             arms,
@@ -171,7 +170,7 @@ impl Policy<'_> {
 }
 
 impl PublishedPolicy {
-    /// Where it lies, for splits of other services.
+    /// Location of the policy, for splits of other services.
     pub fn key(&self) -> PolicyKey {
         PolicyKey { position: self.position, id: self.id }
     }
@@ -187,7 +186,7 @@ impl Drop for PublishedPolicy {
     fn drop(&mut self) {
         let table = &self.table;
         let mut writer = table.writer.lock().unwrap_or_else(PoisonError::into_inner);
-        // Fails only if it is not there.
+        // Removing an absent entry is not an error here.
         let _ = table.hosts.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.host);
         table.end(self.position);
         writer.used[self.position as usize] = false;

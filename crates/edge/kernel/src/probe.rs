@@ -1,4 +1,4 @@
-//! What this kernel offers of what the programs need.
+//! Checks whether this kernel offers what the programs need.
 
 use std::{fs, path::Path, process};
 
@@ -8,16 +8,17 @@ use crate::{
     pins,
 };
 
-/// One thing that is needed.
+/// One requirement.
 #[derive(Debug)]
 pub struct Check {
-    /// What is needed.
+    /// Description of the requirement.
     pub what: String,
-    /// Why it cannot be had.
+    /// Why the requirement is not met.
     pub problem: Option<String>,
 }
 
-/// Loads each program, attaches none, and removes what it made. `pins` is the directory in which they would be pinned.
+/// Loads each program without attaching it, and removes everything afterwards. `pins` is the directory where they would
+/// be pinned.
 pub fn probe(pins: &Path) -> Vec<Check> {
     let name = format!("fairmesh-probe-{}", process::id());
     let folder = pins.with_file_name(name);
@@ -38,7 +39,7 @@ pub fn probe(pins: &Path) -> Vec<Check> {
             }
             Err(error) => check("maps", Err(error)),
         }
-        // What cannot be removed is shown by the file system.
+        // Leftovers are visible in the file system.
         let _ = pins::remove(pins::list(&folder));
         let _ = fs::remove_dir(&folder);
     }

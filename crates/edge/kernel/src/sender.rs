@@ -1,4 +1,5 @@
-//! The maps by which the proxy has the kernel send requests: services that it publishes, and callers whose connections it serves.
+//! The maps through which the kernel sends requests: published services, and callers whose connections the proxy
+//! serves.
 
 use std::{fs::File, net::SocketAddr, os::fd::BorrowedFd, path::Path, sync::Arc};
 
@@ -21,7 +22,8 @@ use crate::{
     slots::{EndpointSlots, SlotTable},
 };
 
-/// What the kernel knows of one proxy. One process at a time has it: two would give the same slots to different connections.
+/// The maps of one proxy. Only one process at a time holds them: two would give the same slots to different
+/// connections.
 #[derive(Debug)]
 pub struct KernelSender {
     slots: Arc<SlotTable>,
@@ -33,7 +35,7 @@ pub struct KernelSender {
 }
 
 impl KernelSender {
-    /// Opens the maps, and removes what an earlier proxy left in them. `None` while another process has them.
+    /// Opens the maps and removes an earlier proxy's entries. `None` while another process holds them.
     ///
     /// # Errors
     /// When nothing is attached, or the maps cannot be opened.
@@ -64,34 +66,35 @@ impl KernelSender {
         }))
     }
 
-    /// Lets another proxy have the kernel send requests. Nothing is published, no slot is in use, and all services count elsewhere.
+    /// Releases the maps to another proxy. Nothing may be published, no slot in use, and no service counting in a
+    /// block.
     pub fn release(&self) {
         self.blocks.release();
     }
 
-    /// Memory for the statistics of a service, in which the kernel counts too. `None` while all is in use.
+    /// A block for the statistics of a service, which the kernel updates too. `None` while all are in use.
     pub fn take_block(&self) -> Option<Box<dyn SharedBlock>> {
         self.blocks.take()
     }
 
-    /// Whether the kernel counts in this memory, and not in that of maps that were removed.
+    /// Whether the kernel counts in this block. Blocks of removed maps do not count.
     pub fn counts_in(&self, block: &dyn SharedBlock) -> bool {
         self.blocks.contains(block.stats())
     }
 
-    /// Slots for connections to the endpoint with this index in a block. `None` if there is no such one.
+    /// Slots for connections to the endpoint with this index in a block. `None` if the index is out of range.
     pub fn endpoint(&self, block: u32, index: u32) -> Option<EndpointSlots> {
         let endpoint = block.checked_mul(BLOCK_ENDPOINTS as u32)?.checked_add(index)?;
         (endpoint < ENDPOINTS).then(|| self.slots.endpoint(endpoint))
     }
 
-    /// Has the kernel send requests with this host, until the returned value is dropped. `None` if it cannot.
+    /// Lets the kernel send requests with this host until the returned value is dropped. `None` if it cannot.
     pub fn publish(&self, host: &str, policy: &Policy<'_>) -> Option<PublishedPolicy> {
         self.policies.publish(host, policy)
     }
 
-    /// Has the kernel send requests of the caller whose socket has this cookie, until the link is dropped. `None` if it cannot.
-    /// `socket` is the proxy's of its connection, on which responses may take the short cut.
+    /// Lets the kernel send requests of the caller whose socket has this cookie, until the link is dropped. `None` if it
+    /// cannot. `socket` is the proxy's socket of the connection; responses on it may take the short cut.
     pub fn add_caller(
         &self,
         cookie: u64,
@@ -101,12 +104,12 @@ impl KernelSender {
         self.links.add(cookie, caller, socket)
     }
 
-    /// Has requests that the proxy sends on this connection to a server take the short cut, where they can.
+    /// Lets the proxy's requests on this connection to a server take the short cut if possible.
     pub fn add_connection(&self, proxy: SocketAddr, server: SocketAddr, socket: BorrowedFd<'_>) {
         self.forwarding_sockets.add(proxy, server, socket);
     }
 
-    /// Takes the calls whose responses the kernel has sent to their callers since the last time; how many there were.
+    /// Takes the calls completed since the last time, and returns their number.
     pub fn take_completed(&self, take: impl FnMut(CompletedCall<'_>)) -> usize {
         self.completed.take(take)
     }

@@ -1,6 +1,6 @@
-//! Pooled connections to endpoints, whose state lies in memory that the programs share.
+//! Pooled connections to endpoints, whose state lies in memory shared with the programs.
 //!
-//! A slot is absent, idle, or claimed by the kernel for a caller. The kernel claims idle slots alone, and the proxy changes all
+//! A slot is absent, idle, or claimed by the kernel for a caller. The kernel changes only idle slots, and the proxy changes all
 //! others, so each state has one writer.
 #![allow(unsafe_code, reason = "the slots are shared memory")]
 
@@ -32,16 +32,17 @@ use crate::{
     mapped::{Mapped, SharedValue},
 };
 
-// SAFETY: atomics; cells that the kernel writes while the slot is claimed, of which `Slot::take_request` reads one afterwards; and one
-// that `EndpointSlots::add` writes while the slot is absent.
+// SAFETY: the fields are atomics and cells. The kernel writes cells while the slot is claimed, and `Slot::take_request` reads one
+// afterwards. `EndpointSlots::add` writes one while the slot is absent.
 unsafe impl SharedValue for SlotValue {}
-// SAFETY: atomics alone, and an integer that is not used.
+// SAFETY: the fields are atomics, and an integer that is not used.
 unsafe impl SharedValue for EndpointValue {}
 
-/// How long a slot stays unused after its connection: a program that claimed it may not have sent the request yet.
+/// How long a slot stays unused after its connection: a program may have claimed it without having sent the request
+/// yet.
 pub(crate) const QUARANTINE: Duration = Duration::from_secs(1);
 
-/// How long a server that has closed a connection on which it had just responded is taken for one that closes all.
+/// How long requests avoid the sockets of a server that closed a connection right after a response.
 const CLOSES_FOR: Duration = Duration::from_secs(10);
 
 /// The state of all pooled connections.
@@ -50,7 +51,7 @@ pub(crate) struct SlotTable {
     endpoints: Mapped<EndpointValue>,
     groups: Groups,
     sockets: Mutex<SockHash<MapData, u32>>,
-    /// By the connections to servers on this machine.
+    /// Slots by their connections to servers on this machine.
     local: Mutex<HashMap<MapData, LocalConnection, u32>>,
     /// Which slots this process uses.
     uses: Mutex<Vec<Use>>,
@@ -60,26 +61,26 @@ pub(crate) struct SlotTable {
 enum Use {
     Free,
     Used,
-    /// Since this time of the programs' clock.
+    /// Free since this time of the programs' clock.
     FreeSince(Duration),
 }
 
-/// The slots of one endpoint, until it is dropped.
+/// The slots of one endpoint, held until dropped.
 #[derive(Debug)]
 pub struct EndpointSlots {
     table: Arc<SlotTable>,
     endpoint: u32,
 }
 
-/// The slot of a connection, which is absent again when it is dropped.
+/// The slot of a connection. Dropping it makes the slot absent.
 #[derive(Debug)]
 pub struct Slot {
-    /// Keeps the endpoint's slots from being given to another one.
+    /// Keeps the endpoint's slots from reuse by another endpoint.
     endpoint: Arc<EndpointSlots>,
     at: u32,
-    /// Where the programs find it among those of the endpoint.
+    /// Index of the slot among the endpoint's.
     entry: usize,
-    /// Where its server is on this machine.
+    /// The connection, if the server is on this machine.
     local: Option<LocalConnection>,
 }
 
@@ -88,22 +89,22 @@ pub struct Slot {
 pub struct SentRequest {
     /// The cookie of the caller's socket.
     pub cookie: u64,
-    /// The block in which its endpoint counts, and the endpoint's index in it.
+    /// The block of the endpoint's statistics, and the endpoint's index in the block.
     pub endpoint: (u32, u32),
-    /// When it was sent, by the clock of the programs.
+    /// When the request was sent, by the programs' clock.
     pub sent: Duration,
     /// The time since then.
     pub age: Duration,
-    /// The seed of its route and its pick.
+    /// The seed of the routing decision and the pick.
     pub seed: u64,
-    /// Its head, and its body unless that was not kept.
+    /// The head, and the body if it was kept.
     pub bytes: Vec<u8>,
-    /// The length of a body that was not kept: it is at the server.
+    /// Length of a body that was not kept, because it was sent to the server.
     pub gone: usize,
 }
 
 impl SlotTable {
-    /// Maps the slots, all of which become absent.
+    /// Maps the slots and makes all absent.
     pub(crate) fn open(
         [slots, endpoints, groups]: [&Map; 3],
         sockets: Map,
@@ -117,7 +118,7 @@ impl SlotTable {
             endpoint.wanted.store(0, Relaxed);
             endpoint.closes_until.store(0, Relaxed);
         }
-        // Programs may still use those that an earlier proxy used to its end.
+        // Programs may still use slots that an earlier proxy used until its end.
         let now = program_clock();
         let uses = slots.iter().map(|slot| {
             slot.length.store(0, Relaxed);
@@ -142,14 +143,14 @@ impl SlotTable {
     }
 }
 
-/// How many connections are claimed for a caller.
+/// The number of connections claimed for callers.
 pub(crate) fn in_flight(slots: &Map) -> Result<usize, KernelError> {
     let slots: Mapped<SlotValue> = Mapped::open(slots, SLOTS as usize)?;
     let is_claimed = |slot: &&SlotValue| !matches!(slot.owner.load(Acquire), SLOT_ABSENT | SLOT_IDLE);
     Ok(slots.iter().filter(is_claimed).count())
 }
 
-/// Without the entries of an earlier proxy.
+/// Opens the map and removes an earlier proxy's entries.
 fn local_slots(map: Map) -> Result<HashMap<MapData, LocalConnection, u32>, KernelError> {
     let refused = |error| KernelError::refused("map local_slots", &error);
     let mut local: HashMap<_, LocalConnection, u32> = map.try_into().map_err(refused)?;
@@ -165,11 +166,11 @@ impl fmt::Debug for SlotTable {
 }
 
 impl EndpointSlots {
-    /// Has the kernel send requests on this connection between these addresses, ours first. `None` while the endpoint, or all together,
-    /// have no free slot.
+    /// Lets the kernel send requests on this connection; `addresses` are the proxy's and the server's. `None` while the endpoint,
+    /// or the whole table, has no free slot.
     ///
     /// # Errors
-    /// When the kernel refuses the socket, as one that is closed.
+    /// When the kernel refuses the socket, such as a closed one.
     pub fn add(
         self: &Arc<Self>,
         socket: impl AsFd,
@@ -180,7 +181,7 @@ impl EndpointSlots {
         let slot = Slot { endpoint: Arc::clone(self), at, entry, local };
         slot.value().endpoint.store(self.endpoint, Relaxed);
         slot.value().length.store(0, Relaxed);
-        // SAFETY: programs read it of slots that they have claimed, and this one is absent.
+        // SAFETY: programs read the cell only in slots that they have claimed, and this slot is absent.
         unsafe { *slot.value().connection.get() = local.unwrap_or_default() };
         if let Some(local) = local {
             let mut slots = self.table.local.lock().unwrap_or_else(PoisonError::into_inner);
@@ -194,18 +195,19 @@ impl EndpointSlots {
         Ok(Some(slot))
     }
 
-    /// Whether the kernel has found no idle connection here since the last time.
+    /// Whether the kernel found no idle connection here since the last call.
     pub fn take_wanted(&self) -> bool {
         self.value().wanted.swap(0, Relaxed) != 0
     }
 
-    /// Has the kernel move no request to sockets of this server for a while, since it closes connections on which it has just responded.
+    /// Stops the kernel from moving requests to this server's sockets for a while, because the server closed a
+    /// connection right after a response.
     pub fn note_closes(&self) {
         let until = program_clock() + CLOSES_FOR;
         self.value().closes_until.store(u32::try_from(until.as_secs()).unwrap_or(u32::MAX), Relaxed);
     }
 
-    /// Whether a request has been waiting for its response for this long, and has not been taken.
+    /// Whether an untaken request has waited at least this long for its response.
     pub fn has_waiting(&self, at_least: Duration) -> bool {
         self.slots().any(|slot| slot.length.load(Acquire) > 0 && slot.age() >= at_least)
     }
@@ -219,7 +221,7 @@ impl EndpointSlots {
         entries.filter_map(|at| self.table.slots.get(at as usize))
     }
 
-    /// A free slot, and a free entry of the endpoint, which becomes that of the slot.
+    /// A free slot, bound to a free entry of the endpoint.
     fn take_free(&self) -> Option<(u32, usize)> {
         let mut uses = self.table.uses.lock().unwrap_or_else(PoisonError::into_inner);
         let is_free = |slot: &Use| match *slot {
@@ -243,15 +245,15 @@ impl Slot {
         &self.endpoint.table.slots[self.at as usize]
     }
 
-    /// The caller of the request that the kernel sent on this connection, by the cookie of its socket, if the response may go to it past
-    /// the connection that serves it: it had received and read all others when it sent the request.
+    /// The cookie of the caller whose request the kernel sent on this connection, if the response may bypass the proxy's
+    /// connection to it. This requires that the caller had read all other responses before it sent the request.
     pub fn direct_caller(&self) -> Option<u64> {
         let value = self.value();
         let is_sent = value.length.load(Acquire) > 0;
         (is_sent && value.is_direct.load(Acquire) != 0).then(|| value.owner.load(Acquire))
     }
 
-    /// Takes the request that the kernel sent on this connection, once.
+    /// Takes the request that the kernel sent on this connection; returns it only once.
     pub fn take_request(&self) -> Option<SentRequest> {
         let value = self.value();
         // From here on the kernel does not send the response to the caller.
@@ -260,7 +262,7 @@ impl Slot {
             return None;
         }
         let cookie = value.owner.load(Acquire);
-        // SAFETY: the kernel wrote the request before its length, and writes none until the slot is idle.
+        // SAFETY: the kernel wrote the request before its length, and does not write again until the slot is idle.
         let request = unsafe { &*value.request.get() };
         let length = length.min(MAX_REQUEST);
         let kept = match length <= MAX_KEPT {
@@ -274,23 +276,23 @@ impl Slot {
         Some(SentRequest { cookie, endpoint: endpoint_key(endpoint), sent, age, seed, bytes, gone })
     }
 
-    /// The time since the kernel sent a request on this connection, or began to; since the start of the machine if it has sent none.
+    /// Time since the kernel last claimed this connection; since boot if it never did.
     pub fn unused_for(&self) -> Duration {
         self.value().age()
     }
 
-    /// Has the kernel send the next request: the response to the last one has been received.
+    /// Makes the connection idle after the last response, so that the kernel may send the next request.
     pub fn release(&self) {
         self.endpoint.table.groups.end_request(self.value());
         self.value().owner.store(SLOT_IDLE, Release);
     }
 
-    /// Has the kernel send no request any more; whether it has not claimed the connection before.
+    /// Stops the kernel from using the connection. Returns whether the kernel had not claimed it.
     pub fn withdraw(&self) -> bool {
         let owner = &self.value().owner;
         match owner.compare_exchange(SLOT_IDLE, SLOT_ABSENT, AcqRel, Acquire) {
             Ok(_) => true,
-            // A program that could not send the request has withdrawn it.
+            // A program that failed to send the request has withdrawn the slot.
             Err(owner) => owner == SLOT_ABSENT,
         }
     }
@@ -305,10 +307,10 @@ impl Drop for Slot {
         value.owner.store(SLOT_ABSENT, Release);
         self.endpoint.value().slots[self.entry].store(0, Release);
         if let Some(local) = &self.local {
-            // Fails only if it is not there.
+            // Removing an absent entry is not an error here.
             let _ = table.local.lock().unwrap_or_else(PoisonError::into_inner).remove(local);
         }
-        // The kernel has removed it if the connection is closed.
+        // The kernel removes closed connections by itself.
         let _ = table.sockets.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.at);
         let mut uses = table.uses.lock().unwrap_or_else(PoisonError::into_inner);
         uses[self.at as usize] = Use::FreeSince(program_clock());
@@ -316,18 +318,18 @@ impl Drop for Slot {
 }
 
 impl SlotValue {
-    /// The time since the kernel claimed it.
+    /// Time since the kernel claimed the slot.
     fn age(&self) -> Duration {
         program_clock().saturating_sub(Duration::from_nanos(self.claimed_ns.load(Relaxed)))
     }
 }
 
-/// The block and the index in it of an endpoint.
+/// The block of an endpoint and the index in the block.
 pub(crate) fn endpoint_key(endpoint: u32) -> (u32, u32) {
     (endpoint / BLOCK_ENDPOINTS as u32, endpoint % BLOCK_ENDPOINTS as u32)
 }
 
-/// The time of the clock of the programs, from the start of the machine.
+/// The time of the programs' clock, since boot.
 pub fn program_clock() -> Duration {
     let now = clock_gettime(ClockId::Monotonic);
     // Neither part is negative.

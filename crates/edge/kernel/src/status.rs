@@ -1,4 +1,4 @@
-//! What is attached, whether a proxy listens, and what the programs counted.
+//! Attachments, the listening proxy, and the programs' counters.
 
 use std::{
     fmt, fs,
@@ -23,44 +23,44 @@ use crate::{
 pub struct Status {
     /// Where maps and links are pinned.
     pub pins: PathBuf,
-    /// Cgroups.
+    /// The attached cgroups.
     pub attachments: Vec<Attachment>,
     /// The process of the proxy, if one listens.
     pub proxy: Option<u32>,
-    /// Whether the last proxy that listened had connections fail while none listens.
+    /// Whether connections fail while no proxy listens, by the last proxy's setting.
     pub only_services: bool,
-    /// Requests that the kernel sent and that have no response yet.
+    /// Requests sent by the kernel and awaiting a response.
     pub in_flight: usize,
-    /// What was counted since the first attachment.
+    /// Counters since the first attachment.
     pub counters: Vec<(Counter, u64)>,
-    /// The bytes of each map, as the kernel counts them.
+    /// The size of each map in bytes, as the kernel reports it.
     pub memory: Vec<(String, u64)>,
 }
 
 /// A cgroup to which the programs are attached.
 #[derive(Debug)]
 pub struct Attachment {
-    /// Its path.
+    /// Path of the cgroup.
     pub cgroup: String,
-    /// Its id.
+    /// Id of the cgroup.
     pub id: u64,
-    /// Whether connections of its programs are redirected.
+    /// Whether the cgroup's connects are redirected.
     pub has_callers: bool,
-    /// Networks of their connections that are redirected: an address and the length of its prefix; every address without any.
+    /// Redirected networks: an address and a prefix length each. Empty means every address.
     pub networks: Vec<(Ipv4Addr, u8)>,
-    /// Ports of these.
+    /// Redirected ports.
     pub ports: Vec<u16>,
-    /// Whether these may reach services alone, and fail while no proxy listens.
+    /// Whether the cgroup's programs may reach only services, and fail while no proxy listens.
     pub only_services: bool,
-    /// Whether responses of the proxy take the short cut to them.
+    /// Whether the proxy's responses to these programs take the short cut.
     pub short_cut: bool,
-    /// Whether its programs are servers to which requests are moved.
+    /// Whether requests are moved directly to servers in the cgroup.
     pub has_servers: bool,
-    /// Connections of its callers that are in the maps.
+    /// Connections of the callers in the maps.
     pub connections: u32,
-    /// Requests of its callers that the kernel sent and that have no response yet.
+    /// Requests of the callers sent by the kernel and awaiting a response.
     pub in_flight: u32,
-    /// How many there may be; `None` without a limit.
+    /// Limit of requests in flight; `None` means no limit.
     pub max_in_flight: Option<NonZeroU32>,
 }
 
@@ -91,7 +91,7 @@ pub fn status(pins: &Path) -> Result<Status, KernelError> {
         }
     });
     let mut attachments: Vec<_> = attachments.collect();
-    // The map has them in no order.
+    // The map is unordered.
     attachments.sort_unstable_by(|one: &Attachment, other| one.cgroup.cmp(&other.cgroup));
     let counters = Counters::open(pins)?.read()?;
     let memory = memory(pins)?;
@@ -106,11 +106,11 @@ fn memory(pins: &Path) -> Result<Vec<(String, u64)>, KernelError> {
     let mut memory = Vec::new();
     for pin in pins::list(pins) {
         let name = pin.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        // Links are pinned beside them.
+        // Links share the directory with the maps.
         if name.starts_with(LINK) {
             continue;
         }
-        // One is root's alone.
+        // One map belongs to root alone.
         let Ok(map) = MapData::from_pin(&pin) else { continue };
         let info = format!("/proc/self/fdinfo/{}", map.fd().as_fd().as_raw_fd());
         let text = fs::read_to_string(&info).map_err(KernelError::file(info))?;
@@ -121,7 +121,7 @@ fn memory(pins: &Path) -> Result<Vec<(String, u64)>, KernelError> {
     Ok(memory)
 }
 
-/// Cgroups by id, as they are recorded.
+/// The recorded attachments, by cgroup id.
 pub(crate) fn attachments(pins: &Path) -> Result<Vec<(u64, AttachmentValue)>, KernelError> {
     let refused = |error| KernelError::refused("map attachments", &error);
     let entries: HashMap<_, u64, AttachmentValue> =
@@ -129,38 +129,38 @@ pub(crate) fn attachments(pins: &Path) -> Result<Vec<(u64, AttachmentValue)>, Ke
     entries.iter().collect::<Result<_, _>>().map_err(refused)
 }
 
-/// Whether responses of the proxy take the short cut. It is that of the maps, and so of all cgroups or of none.
+/// Whether the proxy's responses take the short cut. The setting applies to the maps, so to all cgroups or none.
 pub(crate) fn takes_short_cut(entries: &[(u64, AttachmentValue)]) -> bool {
     entries.iter().any(|(_, entry)| entry.short_cut != 0)
 }
 
-/// The process of the proxy, if it listens: its socket leaves the map when it is closed.
+/// The process of the listening proxy. Its socket leaves the map when closed.
 pub(crate) fn proxy_process(pins: &Path) -> Option<u32> {
     let sockets: SockHash<_, u32> = pins::map(pins, "listener").ok()?.try_into().ok()?;
     sockets.keys().next()?.ok()?;
     config(pins).map(|config| config.pid)
 }
 
-/// What the last proxy that listened has said of itself.
+/// The configuration recorded by the last proxy.
 fn config(pins: &Path) -> Option<ProxyConfig> {
     let config: Array<_, ProxyConfig> = pins::map(pins, "config").ok()?.try_into().ok()?;
     config.get(&0, 0).ok()
 }
 
-/// What the programs count.
+/// Counters of the programs.
 pub struct Counters(PerCpuArray<MapData, u64>);
 
 impl Counters {
-    /// Opens them.
+    /// Opens the counters.
     ///
     /// # Errors
-    /// When nothing is attached, or this user may not.
+    /// When nothing is attached, or this user may not open the map.
     pub fn open(pins: &Path) -> Result<Self, KernelError> {
         let map = pins::map(pins, "counters")?.try_into();
         map.map(Self).map_err(|error| KernelError::refused("map counters", &error))
     }
 
-    /// What was counted since the first attachment.
+    /// Values since the first attachment.
     ///
     /// # Errors
     /// When the kernel refuses to read the map.

@@ -1,4 +1,4 @@
-//! Who may call this server: decided for each request by the policy of its service, which the server follows.
+//! Authorization of calls. The policy of the service decides for each request, and the server follows the policy.
 
 mod caller;
 mod connection;
@@ -27,23 +27,23 @@ pub(crate) use policy_watch::PolicySubscription;
 
 use crate::RegistryClient;
 
-/// Log lines for calls that are not allowed, in this time; the counts have all.
+/// Log lines for refused calls per second. The counters include all calls.
 const MAX_LINES: u64 = 5;
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Decides which calls a server accepts. Without records of its own, it accepts all.
+/// Decides which calls a server accepts. Without a policy it accepts all.
 #[derive(Debug, Default)]
 pub(crate) struct Authorizer {
     service: Option<ServiceName>,
-    /// Whether callers prove identities, so that none is accepted before the policy is known. In plaintext there is nothing that a
-    /// policy could tell apart, and a server without its agent goes on.
+    /// Whether to accept no call before the policy is known, because callers prove identities. A plaintext server cannot tell
+    /// callers apart, so it works without its agent.
     waits_for_policy: bool,
-    /// Callers without an identity of a server that speaks mutual TLS, which the policy may permit.
+    /// Tracks callers without an identity on a mutual TLS server; the policy may permit them.
     plaintext_callers: Option<Arc<PlaintextCallers>>,
-    /// Callers of other trust domains, which the policy may name.
+    /// The callers of other trust domains that the policy may name.
     federated_callers: Option<Arc<FederatedCallers>>,
     table: AtomicOptionArc<AuthorizationTable>,
-    /// Changes with the table.
+    /// Counts changes of the table.
     changes: watch::Sender<u64>,
     refused: AtomicU64,
     audited: AtomicU64,
@@ -60,28 +60,28 @@ pub(crate) enum NotAccepted {
 }
 
 impl Authorizer {
-    /// For a server of this service.
+    /// The authorizer of a server of this service.
     pub(crate) fn new(service: ServiceName, waits_for_policy: bool) -> Self {
         Self { service: Some(service), waits_for_policy, ..Self::default() }
     }
 
-    /// For a server of this service that accepts connections so.
+    /// The authorizer of a server of this service behind `transport`.
     pub(crate) fn of_server(service: ServiceName, transport: &Transport) -> Self {
         let plaintext_callers = transport.plaintext_callers().cloned();
         let federated_callers = transport.federated_callers().cloned();
         Self { plaintext_callers, federated_callers, ..Self::new(service, transport.is_tls()) }
     }
 
-    /// Follows the policy until what this returns is dropped.
+    /// Follows the policy until the returned subscription is dropped.
     pub(crate) fn follow(self: &Arc<Self>, registry: &RegistryClient) -> Option<PolicySubscription> {
         let service = self.service.clone()?;
         Some(policy_watch::follow(registry, service, Arc::clone(self)))
     }
 
-    /// Waits until calls can be decided on.
+    /// Waits until the policy is known.
     pub(crate) async fn ready(&self) {
         if self.waits_for_policy {
-            // The sender lives as long as this.
+            // The sender lives as long as `self`.
             let _ = self.changes.subscribe().wait_for(|changes| *changes > 0).await;
         }
     }
@@ -97,7 +97,7 @@ impl Authorizer {
         self.changes.send_modify(|changes| *changes += 1);
     }
 
-    /// Decides on a request, and tells its handler who calls.
+    /// Authorizes a request, and inserts the caller into its extensions.
     pub(crate) fn accept<B>(&self, request: &mut Request<B>) -> Result<(), NotAccepted> {
         let peer = caller::peer_of(request.extensions_mut());
         let table = self.table.load();
@@ -112,7 +112,7 @@ impl Authorizer {
         let stated = peer.as_ref().filter(|peer| table.is_intermediary(peer.caller()));
         let caller = match stated {
             None => {
-                // Other peers may not state it, to handlers either.
+                // Only intermediaries may state a caller, so others' headers are removed before handlers see them.
                 request.headers_mut().remove(CALLER);
                 peer
             }
@@ -143,12 +143,12 @@ impl Authorizer {
         if permits { Ok(()) } else { Err(NotAccepted::Refused) }
     }
 
-    /// Decides on a connection whose requests are not read.
+    /// Authorizes a connection whose requests are not parsed.
     pub(crate) fn accept_connection(&self, peer: &Identity) -> Result<(), NotAccepted> {
         self.decide_connection(peer, |decision, call| self.note(decision, call))
     }
 
-    /// Whether a connection that was accepted still would be.
+    /// Whether an accepted connection is still allowed.
     pub(crate) fn still_accepts(&self, peer: &Identity) -> bool {
         self.decide_connection(peer, |_, _| {}).is_ok()
     }
@@ -172,29 +172,30 @@ impl Authorizer {
         if decision.permits() { Ok(()) } else { Err(NotAccepted::Refused) }
     }
 
-    /// The probe that a peer may have made though it may not use the service.
+    /// The probe that a peer may send even if it may not use the service.
     pub(crate) fn probe_for(&self, peer: &Identity) -> Option<Probe> {
         let caller = Caller::of(peer);
         let table = self.table.load();
         table.as_ref()?.probe_for(caller.as_ref().map(Caller::caller)).cloned()
     }
 
-    /// Whether callers without an identity are refused: those that connected in plaintext while the policy permitted it.
+    /// Whether callers without an identity are refused. They may have connected in plaintext while the policy permitted
+    /// it.
     fn requires_identity(&self, table: &AuthorizationTable) -> bool {
         self.plaintext_callers.is_some() && !table.permits_plaintext()
     }
 
-    /// Wakes up when the policy changes.
+    /// Notifies when the policy changes.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// Calls that were refused, and those that were not allowed and made nevertheless; total.
+    /// Totals of refused calls, and of calls that were not allowed but let through.
     pub(crate) fn counts(&self) -> (u64, u64) {
         (self.refused.load(Relaxed), self.audited.load(Relaxed))
     }
 
-    /// Connections that were accepted in plaintext, since the policy permits it; total.
+    /// Total of connections accepted in plaintext, which the policy permitted.
     pub(crate) fn plaintext_connections(&self) -> u64 {
         self.plaintext_callers.as_ref().map_or(0, |callers| callers.connections())
     }
@@ -213,8 +214,7 @@ impl Authorizer {
     }
 }
 
-/// What a probe may carry. Other headers have a meaning to some programs that is not that of a probe: another path, another method,
-/// an upgrade.
+/// Headers allowed in a probe. Others could change its meaning for some programs: another path, another method, an upgrade.
 const PROBE_HEADERS: [HeaderName; 9] = [
     header::HOST,
     header::USER_AGENT,
@@ -227,7 +227,7 @@ const PROBE_HEADERS: [HeaderName; 9] = [
     HeaderName::from_static("grpc-timeout"),
 ];
 
-/// Leaves of a request what a probe may carry; whether it then is one, which has no body over HTTP.
+/// Strips a request down to a probe's headers. Returns whether the result is a probe; over HTTP it must have no body.
 fn reduce_to_probe<B>(request: &mut Request<B>) -> bool {
     let has_body = [header::CONTENT_LENGTH, header::TRANSFER_ENCODING]
         .iter()
@@ -245,10 +245,10 @@ fn reduce_to_probe<B>(request: &mut Request<B>) -> bool {
     true
 }
 
-/// An intermediary did not state one caller of its trust domain.
+/// An intermediary did not state exactly one caller of its trust domain.
 struct NotStated;
 
-/// The caller for whom an intermediary calls; itself, if it states none.
+/// The caller stated by an intermediary; the intermediary itself if it states none.
 fn stated_caller(headers: &HeaderMap, peer: &Caller) -> Result<Caller, NotStated> {
     let mut stated = headers.get_all(CALLER).iter();
     let Some(first) = stated.next() else { return Ok(peer.clone()) };
@@ -259,7 +259,7 @@ fn stated_caller(headers: &HeaderMap, peer: &Caller) -> Result<Caller, NotStated
     }
 }
 
-/// Bounds log lines by second.
+/// Limits log lines per second.
 #[derive(Debug, Default)]
 struct LogLimit(Mutex<Option<(Instant, u64)>>);
 

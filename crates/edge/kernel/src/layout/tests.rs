@@ -1,5 +1,5 @@
-//! Both sides of what is shared, compared by the compiler of the programs: it is given the offset and the size of each field as they
-//! are here, and refuses those that `bpf/shared.h` has otherwise.
+//! Compares both declarations of the shared structures with the C compiler: it checks the Rust offsets and sizes of all fields
+//! against `bpf/shared.h`.
 
 use std::{
     io::Write as _,
@@ -13,22 +13,22 @@ use fairmesh_test_support::skipped;
 
 use super::*;
 
-/// A structure on both sides.
+/// A structure declared on both sides.
 struct Compared {
-    /// Of C.
+    /// Name in C.
     name: &'static str,
     size: usize,
     fields: Vec<Field>,
 }
 
 struct Field {
-    /// Its member in C, or the first and the last one where the proxy sees several as one.
+    /// The C member, or the first and last of several members that form one Rust field.
     members: (&'static str, &'static str),
     offset: usize,
     size: usize,
 }
 
-/// Takes all fields in their order, with their members in C where these have other names.
+/// Lists all fields in order, with their C members if these have other names.
 macro_rules! compared {
     ($type:ty, $name:literal, [$($($field:tt).+ $(= $first:literal $(..= $last:literal)?)?),* $(,)?]) => {
         Compared {
@@ -47,7 +47,7 @@ fn field_size<T, F>(_: impl Fn(&T) -> &F) -> usize {
     size_of::<F>()
 }
 
-/// Of the name here, and what it is in C.
+/// A Rust name, or the C members that replace it.
 fn members(names: &[&'static str]) -> (&'static str, &'static str) {
     match names {
         [_, first, last] => (first, last),
@@ -57,7 +57,7 @@ fn members(names: &[&'static str]) -> (&'static str, &'static str) {
 }
 
 impl Compared {
-    /// Fields follow one another: none is missing from this list, and none is added on one side alone.
+    /// Whether the fields are contiguous: then none is missing here or on one side.
     fn has_all_fields(&self) -> bool {
         let end = |at: usize, field: &Field| (field.offset == at).then_some(at + field.size);
         self.fields.iter().try_fold(0, end) == Some(self.size)
@@ -76,7 +76,7 @@ impl Compared {
     }
 }
 
-/// The structures whose fields are shared.
+/// The shared structures.
 fn structures() -> Vec<Compared> {
     vec![
         compared!(SelectionValue, "selection", [networks, ports, address, mask, port, only_services]),
@@ -151,7 +151,7 @@ fn slot() -> Compared {
     )
 }
 
-/// A [`CompletedValue`] is the beginning of a slot.
+/// A [`CompletedValue`] is the start of a slot.
 fn completed() -> Compared {
     compared!(
         CompletedValue,
@@ -175,7 +175,8 @@ fn completed() -> Compared {
     )
 }
 
-/// Constants by their names in C, and what their size alone tells of: their fields are private to the crates whose vectors compare them.
+/// Constants by their C names, and sizes of structures whose fields are private to other crates. Those crates' vectors
+/// compare the fields.
 fn constants() -> Vec<String> {
     let numbers = [
         ("REQUEST_BYTES", MAX_KEPT as u64),
@@ -204,7 +205,7 @@ fn constants() -> Vec<String> {
     numbers.map(|(name, value)| format!("{name} == {value}ULL")).to_vec()
 }
 
-/// The name of a counter in C.
+/// The C name of a counter.
 fn constant_of(counter: Counter) -> &'static str {
     match counter {
         Counter::Redirected => "CONNECT_REDIRECTED",
@@ -235,7 +236,7 @@ fn constant_of(counter: Counter) -> &'static str {
     }
 }
 
-/// What the compiler says of these assertions; nothing if all hold.
+/// The compiler's errors for these assertions; empty if all hold.
 fn refused(clang: &str, assertions: &[String]) -> String {
     let headers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../bpf");
     let mut child = Command::new(clang)
@@ -248,7 +249,7 @@ fn refused(clang: &str, assertions: &[String]) -> String {
         .unwrap();
     let asserted = assertions.iter().map(|that| format!("_Static_assert({that}, \"crates/kernel\");\n"));
     let source = format!("#include \"shared.h\"\n{}", asserted.collect::<String>());
-    // The compiler reads all of it before it says anything.
+    // The compiler reads all input before it prints anything.
     child.stdin.take().unwrap().write_all(source.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
@@ -272,11 +273,11 @@ fn structures_and_constants_are_those_of_the_programs() {
     let counters = (0..).zip(Counter::ALL);
     let counters = counters.map(|(at, counter): (u32, _)| format!("{} == {at}", constant_of(counter)));
     let fields = structures.iter().flat_map(Compared::assertions);
-    // Without its size, which is not that of a slot.
+    // The total size is dropped, since a slot is larger.
     let completed = completed().assertions().split_off(1);
     let all: Vec<_> = fields.chain(completed).chain(constants()).chain(counters).collect();
     assert_eq!(refused(clang, &all), "", "the two sides differ");
-    // What would be said: of a slot whose head is longer, say.
+    // Counterexample: a slot with a longer head must be refused.
     let other = format!("sizeof(struct slot) == {}", size_of::<SlotValue>() + 8);
     assert!(refused(clang, &[other]).contains("sizeof(struct slot)"));
 }

@@ -1,4 +1,4 @@
-//! Attached again, with other options.
+//! Attaching again with other options.
 
 use std::fs;
 
@@ -49,7 +49,7 @@ fn a_repeated_attach_keeps_what_it_is_not_given() {
     assert_eq!(links, 5, "of getpeername and connect, each for IPv4 and IPv6, and of connections");
 }
 
-/// A program that allows every connect over IPv6, attached to this cgroup so that none may be attached to those within it.
+/// A program that allows every IPv6 connect, attached to this cgroup so that descendants cannot attach any.
 mod exclusive {
     #![allow(unsafe_code, reason = "no library attaches one in this way any more")]
 
@@ -87,10 +87,11 @@ mod exclusive {
             interface: 0,
             attach_type: INET6_CONNECT,
         };
-        // SAFETY: the kernel reads the attributes, of which it is told the size, and what they point to, which outlives the call.
+        // SAFETY: the kernel reads the attributes, with their given size, and the data they point to, which outlives
+        // the call.
         let loaded = unsafe { libc::syscall(libc::SYS_bpf, PROG_LOAD, &raw const load, size_of::<Load>()) };
         assert!(loaded >= 0, "{}", std::io::Error::last_os_error());
-        // SAFETY: the kernel has just opened it.
+        // SAFETY: the kernel has just opened the descriptor.
         let program = unsafe { OwnedFd::from_raw_fd(RawFd::try_from(loaded).unwrap()) };
         let folder = File::open(cgroup).unwrap();
         let to = [folder.as_raw_fd() as u32, program.as_raw_fd() as u32, INET6_CONNECT, 0];
@@ -141,7 +142,7 @@ fn the_short_cut_is_not_taken_from_cgroups_that_use_it() {
     assert!(!folder_of(&other).exists());
     detach(&place.pins()).unwrap();
     attach(&place.pins(), &without(&place.cgroup)).unwrap();
-    // It is that of all cgroups.
+    // The setting applies to all cgroups.
     place.attach(&other, Selection::default(), None).unwrap();
     assert!(status(&place.pins()).unwrap().attachments.iter().all(|one| !one.short_cut));
 }

@@ -1,4 +1,4 @@
-//! Programs attached to a cgroup of the test, on virtual addresses of this machine.
+//! Programs attached to a cgroup of the test, with virtual addresses of this machine.
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
 mod again;
@@ -50,7 +50,7 @@ fn connections_are_redirected_while_the_proxy_listens_and_nothing_is_left_after_
     });
     assert_eq!(counted(&place, Counter::Redirected), 1);
 
-    // The maps stay open, as those of a proxy that is about to end.
+    // The maps stay open, as in a proxy that is about to exit.
     drop(proxy);
     direct();
     assert_eq!(status(&place.pins()).unwrap().proxy, None);
@@ -127,7 +127,7 @@ fn where_only_services_may_be_reached_connections_are_refused_while_no_proxy_lis
             assert_eq!(maps.take(accepted.join().unwrap()).unwrap().only_services, expected);
         });
     };
-    // Of the cgroup: before the first proxy too.
+    // The cgroup's setting applies before the first proxy too.
     let only_services = |only_services| Attachments {
         only_services: Some(only_services),
         ..callers(&place.cgroup, selection())
@@ -139,7 +139,7 @@ fn where_only_services_may_be_reached_connections_are_refused_while_no_proxy_lis
     let now = status(&place.pins()).unwrap();
     assert!(now.attachments[0].only_services && !now.only_services, "{now:?}");
 
-    // Of the proxy, also after its end.
+    // The proxy's setting applies after its end too.
     attach(&place.pins(), &only_services(false)).unwrap();
     let direct = || {
         thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Cgroups within others.
+//! Nested cgroups.
 
 use std::{
     net::{SocketAddr, TcpListener},
@@ -31,7 +31,7 @@ fn a_cgroup_within_another_one_has_its_own_programs() {
     assert_eq!(counted(&place, Counter::Redirected), 2);
 }
 
-/// Which of two cgroups, one within the other, may reach services alone decides on its own programs, whatever the other one may.
+/// For nested cgroups, each one's `only_services` applies to its own programs, regardless of the other's.
 #[test]
 fn of_cgroups_within_others_the_inner_one_decides_whether_only_services_may_be_reached() {
     let Some(place) = Place::new("nested") else { return };
@@ -46,7 +46,7 @@ fn of_cgroups_within_others_the_inner_one_decides_whether_only_services_may_be_r
     };
     for outer in [false, true] {
         attach_both(outer);
-        // Without a proxy, what either one refuses is.
+        // Without a proxy, a refusal by either cgroup applies.
         let before = counted(&place, Counter::Refused);
         assert!(Place::connect_from(&inner, to).contains("Connection refused"));
         assert_eq!(counted(&place, Counter::Refused), before + 1, "outer {outer}");

@@ -1,4 +1,4 @@
-//! The user to whom the maps belong.
+//! The owner of the maps.
 
 use std::{
     net::TcpListener,
@@ -11,10 +11,10 @@ use fairmesh_test_support::skipped;
 
 use crate::place::Place;
 
-/// The variable that names the pins to the process of a user without capabilities, and that which says that the maps are root's.
+/// Environment variables of a process without capabilities: the pins, and a flag that root owns the maps.
 const PINS: &str = "FAIRMESH_TEST_PINS";
 const NO_OWNER: &str = "FAIRMESH_TEST_NO_OWNER";
-/// The user nobody.
+/// The user `nobody`.
 const NOBODY: u32 = 65_534;
 
 #[test]
@@ -52,7 +52,7 @@ fn the_owner_of_the_maps_needs_no_capability() {
     }
 }
 
-/// Who may not open the maps must not be told to detach them.
+/// A user who may not open the maps must get the hint to name the owner, not to detach.
 fn is_told_to_name_the_owner(pins: &Path) {
     let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
     let refusals = [

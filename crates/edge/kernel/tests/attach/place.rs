@@ -1,4 +1,4 @@
-//! A cgroup of a test, and connections from programs in it.
+//! A test's cgroup, and connections from programs in it.
 
 use std::{
     fs,
@@ -12,14 +12,14 @@ use fairmesh_kernel::{Attachments, Counter, KernelError, Selection, attach, deta
 use fairmesh_test_support::{remove_cgroups, skipped};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
-/// A BPF file system and a cgroup of one test; what is left of them is removed with the value.
+/// A BPF file system and a cgroup for one test, removed on drop.
 pub(crate) struct Place {
     folder: tempfile::TempDir,
     pub(crate) cgroup: String,
 }
 
 impl Place {
-    /// `None` where eBPF is refused, which is said.
+    /// `None`, with a message, if eBPF is refused.
     pub(crate) fn new(name: &str) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         if let Err(error) = mount("bpf", folder.path(), "bpf", MountFlags::empty(), None) {
@@ -61,7 +61,7 @@ impl Place {
     }
 }
 
-/// What is attached to a cgroup of callers, without any option.
+/// Default attachment of a cgroup of callers.
 pub(crate) fn callers(cgroup: &str, selection: Selection) -> Attachments {
     Attachments { callers: cgroup.to_owned(), selection, ..Attachments::default() }
 }
@@ -79,21 +79,21 @@ pub(crate) fn counted(place: &Place, counter: Counter) -> u64 {
     counters.into_iter().find(|(one, _)| *one == counter).unwrap().1
 }
 
-/// Accepts one connection, and sends its own name.
+/// Accepts one connection and sends `greeting`.
 pub(crate) fn greet(listener: &TcpListener, greeting: &str) -> SocketAddr {
     let (mut stream, caller) = listener.accept().unwrap();
     stream.write_all(greeting.as_bytes()).unwrap();
     caller
 }
 
-/// Where a cgroup lies.
+/// The folder of a cgroup.
 pub(crate) fn folder_of(cgroup: &str) -> PathBuf {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
     let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2")).unwrap();
     PathBuf::from(format!("{}{cgroup}", mount.split(' ').nth(1).unwrap()))
 }
 
-/// Has a shell enter a cgroup, which is made if it is missing.
+/// Shell command that enters a cgroup and creates it if missing.
 pub(crate) fn enter(cgroup: &str) -> String {
     let mount = "$(awk '$3 == \"cgroup2\" { print $2; exit }' /proc/self/mounts)";
     format!("folder={mount}{cgroup} && mkdir -p $folder && echo $$ > $folder/cgroup.procs")

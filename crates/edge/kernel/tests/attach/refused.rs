@@ -1,4 +1,4 @@
-//! Cgroups that are refused: the root one, and those of the proxy and the agent.
+//! Refused cgroups: the root, the proxy's and the agent's.
 
 use std::{
     io::Read as _,
@@ -13,7 +13,7 @@ use fairmesh_kernel::{
 
 use crate::place::{Place, callers, enter};
 
-/// The variables that name the pins and its cgroup to the process of a proxy.
+/// Environment variables of a proxy process: the pins and its cgroup.
 const PROXY_PINS: &str = "FAIRMESH_TEST_PROXY_PINS";
 const PROXY_CGROUP: &str = "FAIRMESH_TEST_PROXY_CGROUP";
 
@@ -42,7 +42,7 @@ fn the_root_cgroup_and_those_of_the_proxy_and_the_agent_are_refused() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// The cgroup of callers, that of servers, and one above it, while the agent is in it.
+/// Refuses the callers' cgroup, the servers' and a parent while the agent is in it.
 fn refuses_the_agents(place: &Place) {
     let own = format!("{}/agent", place.cgroup);
     let script = format!("{} && echo in && exec cat", enter(&own));
@@ -68,7 +68,7 @@ fn refuses_the_agents(place: &Place) {
     agent.wait().unwrap();
 }
 
-/// The process of a proxy: in a cgroup of its own, to which the programs are to be attached, and then in that of callers.
+/// Runs as the proxy: first in a cgroup of its own that is being attached, then in the callers' cgroup.
 fn be_proxy_in_its_cgroup(pins: &Path, own: &str) {
     let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
     enter_cgroup(own).unwrap();

@@ -21,7 +21,7 @@ fn arithmetic_in_the_kernel() {
 
 fn compare(mut decider: Decider) {
     let all = vectors("arith.json");
-    // The input of each list, and where its results lie in the output.
+    // Each list's input, and the offset of its results in the output.
     let lists = [
         ("mix_and_log", ["x", "", ""], "mix64", 0..1),
         ("generator", ["", "seed", ""], "next", 4..7),

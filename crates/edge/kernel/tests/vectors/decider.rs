@@ -11,23 +11,23 @@ use tempfile::TempDir;
 
 use crate::in_kernel::Programs;
 
-/// The C of the kernel form.
+/// The decision code of the kernel form, in C.
 pub(crate) enum Decider {
-    /// Compiled for this machine: `bpf/vectors.c`, until it is dropped.
+    /// `bpf/vectors.c`, compiled for this machine; deleted on drop.
     Native(TempDir),
-    /// Run by the kernel: `bpf/vectors.bpf.c`.
+    /// `bpf/vectors.bpf.c`, run by the kernel.
     InKernel(Box<Programs>),
 }
 
 impl Decider {
-    /// `None` where it cannot be compiled, which is said.
+    /// `None`, with a message, if the code cannot be compiled.
     pub(crate) fn native() -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         compile(&["-O2", "-Wno-unused"], "vectors.c", &folder.path().join("decide"))?;
         Some(Self::Native(folder))
     }
 
-    /// `None` where it cannot be compiled, or eBPF is refused, which is said.
+    /// `None`, with a message, if the code cannot be compiled or eBPF is refused.
     pub(crate) fn in_kernel() -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let object = folder.path().join("vectors.bpf.o");
@@ -41,7 +41,7 @@ impl Decider {
         }
     }
 
-    /// The outputs for inputs of one kind, `length` bytes each.
+    /// Outputs of `length` bytes each for inputs of one kind.
     pub(crate) fn decide(&mut self, kind: &str, inputs: &[Vec<u8>], length: usize) -> Vec<Vec<u8>> {
         let outputs = match self {
             Self::Native(folder) => run(&folder.path().join("decide"), kind, &inputs.concat()),
@@ -76,7 +76,7 @@ fn run(program: &Path, kind: &str, inputs: &[u8]) -> Vec<u8> {
     output.stdout
 }
 
-/// All of a file of vectors.
+/// The whole content of a vector file.
 pub(crate) fn vectors(file: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../vectors").join(file);
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()

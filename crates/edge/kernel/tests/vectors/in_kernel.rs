@@ -1,5 +1,5 @@
-//! Decisions by programs that the kernel has verified. `sk_msg` programs cannot be run by themselves (`BPF_PROG_TEST_RUN` refuses
-//! them), so that the same functions are called from a program of another type.
+//! Decisions by programs that the kernel has verified. `BPF_PROG_TEST_RUN` cannot run `sk_msg` programs, so a program of another
+//! type calls the same functions.
 
 use std::{error::Error, path::Path};
 
@@ -19,15 +19,15 @@ use crate::{
     route::{self, REQUEST_BYTES},
 };
 
-/// The least that a packet has.
+/// A minimal packet.
 const PACKET: [u8; 64] = [0; 64];
 
-/// One program for each kind of decisions.
+/// One program for each kind of decision.
 pub(crate) struct Programs(Ebpf);
 
 impl Programs {
     pub(crate) fn load(object: &Path) -> Result<Self, Box<dyn Error>> {
-        // The object has all maps of the kernel form, which are pinned by their names, here for this process alone.
+        // The object declares all maps of the kernel form. They are pinned by name, here in a folder of this process.
         let folder = tempfile::tempdir()?;
         mount("bpf", folder.path(), "bpf", MountFlags::empty(), None)?;
         let loaded = EbpfLoader::new().default_map_pin_directory(folder.path()).load_file(object);
@@ -66,7 +66,7 @@ fn program<'a>(programs: &'a mut Ebpf, kind: &str) -> &'a mut SchedClassifier {
     programs.program_mut(&format!("{kind}_vectors")).unwrap().try_into().unwrap()
 }
 
-/// A map is pinned by its name where nothing else is said: then each run of these tests would leave all of them on the machine.
+/// Maps are pinned by name unless the object says otherwise. Each test run would then leave all maps on the machine.
 #[test]
 fn maps_of_the_kernel_form_are_pinned_in_no_shared_folder() {
     let Some(_decider) = Decider::in_kernel() else { return };

@@ -1,4 +1,4 @@
-//! Whatever the C takes for a plain request, the proxy's parser understands in the same way.
+//! Whatever the C parser accepts as a plain request, the proxy's parser reads the same way.
 
 use bytes::BytesMut;
 use fairmesh_http::{
@@ -25,7 +25,7 @@ const RESPONSES: [&str; 5] = [
     "HTTP/1.1 200 OK\r\nendpoint-load-metrics: TEXT cpu_utilization=0.25\r\ncontent-length: 2\r\n\r\nok",
     "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
 ];
-/// What makes two readers differ.
+/// Fragments that two parsers may read differently.
 const WORDS: [&str; 21] = [
     "\r\n",
     "\n",
@@ -50,7 +50,7 @@ const WORDS: [&str; 21] = [
     "\r\n\r\n",
 ];
 
-/// One of these messages with a few changes.
+/// One of these messages with random changes.
 fn mutated(dice: &mut Generator, messages: &[&str]) -> Vec<u8> {
     let mut bytes = messages[dice.below(messages.len() as u64) as usize].as_bytes().to_vec();
     for _ in 0..dice.below(4) {
@@ -73,7 +73,7 @@ fn input(request: &[u8]) -> Vec<u8> {
     input
 }
 
-/// Compares a request that the C accepts with what the proxy reads.
+/// Compares a request that the C parser accepts with the proxy's reading.
 fn compare(request: &[u8], words: &[usize]) {
     let [end, content_length, method, path_at, path_length, host_at, host_length] = words else { panic!() };
     let shown = String::from_utf8_lossy(request);
@@ -109,7 +109,7 @@ fn requests_that_the_kernel_accepts_are_read_in_the_same_way_by_the_proxy() {
     assert!(accepted > INPUTS / 10 && accepted < INPUTS, "{accepted}");
 }
 
-/// Compares a response that the C would send to the caller with what the proxy reads.
+/// Compares a response that the C code would send to the caller with the proxy's reading.
 fn compare_response(response: &[u8], words: &[usize]) {
     let [end, content_length, status, load_at, load_length] = words else { panic!() };
     let shown = String::from_utf8_lossy(response);
@@ -144,7 +144,7 @@ fn responses_that_the_kernel_sends_to_callers_are_read_in_the_same_way_by_the_pr
     assert!(accepted > INPUTS / 10 && accepted < INPUTS, "{accepted}");
 }
 
-/// Fields of a message, and whether the C takes it with them.
+/// Header fields, and whether the C parser accepts a message with them.
 const REQUEST_FIELDS: [(&str, bool); 6] = [
     ("cookie: a=b; c=d\r\n", true),
     ("cookie: a=b\r\nCookie: c=d\r\n", false),
@@ -164,7 +164,7 @@ const RESPONSE_FIELDS: [(&str, bool); 5] = [
     ("set-cookie: a=b\r\nset-cookie: c=d\r\n", true),
 ];
 
-/// Which of these messages the C takes.
+/// Which of these messages the C parser accepts.
 fn taken(decider: &mut Decider, kind: &str, length: usize, messages: &[String]) -> Vec<bool> {
     let inputs: Vec<_> = messages.iter().map(|message| input(message.as_bytes())).collect();
     decider.decide(kind, &inputs, length).iter().map(|output| output[0] != 0).collect()
@@ -176,7 +176,7 @@ fn what_readers_take_differently_or_the_zero_copy_parser_refuses_is_left_to_the_
     let request = |fields: &str| format!("GET / HTTP/1.1\r\nhost: cart.shop\r\n{fields}\r\n");
     let response = |fields: &str| format!("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n{fields}\r\n");
     let mut requests = REQUEST_FIELDS.map(|(fields, expected)| (request(fields), expected)).to_vec();
-    // The host is one of 48.
+    // The host header is one of 48 fields.
     requests.extend([47, 48].map(|count| (request(&"x: 1\r\n".repeat(count)), count == 47)));
     let responses = RESPONSE_FIELDS.map(|(fields, expected)| (response(fields), expected)).to_vec();
     for (kind, length, cases) in [("parse", 32, requests), ("answer", 24, responses)] {

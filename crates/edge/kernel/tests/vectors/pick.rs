@@ -13,7 +13,7 @@ use crate::decider::{Decider, vectors};
 pub(crate) const OUTPUT_BYTES: usize = 8 + 8 * BLOCK_ENDPOINTS;
 /// `struct policy` of `bpf/shared.h`.
 pub(crate) const POLICY_BYTES: usize = ROUTES_AT + 8 + 24 * ROUTE_ARMS + 96 * ROUTE_STEPS;
-/// Where its routes begin.
+/// Offset of the routes.
 pub(crate) const ROUTES_AT: usize = 48 + 16 * BLOCK_ENDPOINTS;
 
 /// One decision of the program.
@@ -36,7 +36,7 @@ impl SharedBlock for Memory {
     }
 }
 
-/// A service as a case of the vectors describes it.
+/// A service as described by a case of the vectors.
 struct Case {
     config: BalancerConfig,
     weights: Vec<u32>,
@@ -115,7 +115,7 @@ fn numbers<T: TryFrom<u64, Error: std::fmt::Debug>>(list: &Value) -> Vec<T> {
     list.map(|number| T::try_from(number.as_u64().unwrap()).unwrap()).collect()
 }
 
-/// The cases of one list that the kernel may get: it sends first attempts alone, to a bounded number of candidates.
+/// Cases of one list that the kernel can get: it handles only first attempts, with a bounded number of candidates.
 fn cases(file: &str, list: &str) -> Vec<Value> {
     let all = vectors(file);
     let count = |case: &Value, field: &str| case[field].as_array().map_or(0, Vec::len);
@@ -136,7 +136,7 @@ fn balancing(policy: BalancingPolicy) -> Balancing {
     Balancing { policy, ..Balancing::default() }
 }
 
-/// Compares decisions with the expected positions; those of candidates that failed may be left to the proxy.
+/// Compares decisions with the expected positions. Decisions for failed candidates may be left to the proxy.
 fn compare(case: &Value, decisions: &[Decision], expected: &[u64]) {
     for (decision, expected) in decisions.iter().zip(expected) {
         assert!(

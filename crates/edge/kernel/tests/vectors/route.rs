@@ -15,18 +15,18 @@ use crate::{
 pub(crate) const REQUEST_BYTES: usize = 2048;
 /// `struct route_output` of `bpf/vectors.h`.
 pub(crate) const OUTPUT_BYTES: usize = 64;
-/// The service of the policies, which is the first backend that the program knows.
+/// The service of the policies: the program's first backend.
 const SERVICE: &str = "shop/cart";
 /// `ROUTE_LEFT` and `NOT_PLAIN` of `bpf/shared.h`.
 const ROUTE_LEFT: u32 = 12;
 const NOT_PLAIN: u32 = 5;
 
-/// A policy whose routes the program gets.
+/// A policy whose routes the program receives.
 struct Routes {
     table: ServiceTable,
 }
 
-/// By seed: why the program leaves the request to the proxy, or the service.
+/// By seed: why the program leaves the request to the proxy, or the chosen service.
 type Decisions = Vec<Result<String, u32>>;
 
 impl Routes {
@@ -54,7 +54,7 @@ impl Routes {
         Self { table: ServiceTable::compile(&input, &Arc::new(EndpointStats::default()), None) }
     }
 
-    /// What the program decides on a request. An empty host is that of the service.
+    /// The program's decision for a request. An empty host stands for the service's own.
     fn decide(&self, decider: &mut Decider, [method, path, host]: [&str; 3], headers: &str) -> Decisions {
         let host = if host.is_empty() { "cart.shop" } else { host };
         let numbers = self.table.route_numbers(host);
@@ -75,7 +75,7 @@ impl Routes {
     }
 }
 
-/// `struct policy`, in which the backends of splits are published at their positions plus 1.
+/// `struct policy`. Backends of splits are published at their positions plus 1.
 fn policy(numbers: &RouteNumbers) -> Vec<u8> {
     let mut bytes = vec![0; ROUTES_AT];
     bytes.extend((numbers.steps.len() as u32).to_ne_bytes());
@@ -131,7 +131,7 @@ fn compare(mut decider: Decider) {
             }
         }
     }
-    // One of the routes is a regular expression alone, which leaves all that reach it.
+    // One route is a regular expression, so every request that reaches it is left.
     assert!(decided > 60 && left > 0, "{decided} are decided, {left} are left to the proxy");
 }
 
@@ -186,7 +186,7 @@ fn routes_beyond_those_that_fit_are_left_to_the_proxy() {
         .collect();
     let routes = Routes::new(&json!({"service": SERVICE, "routes": routes}), "any");
     let mut decide = |path| routes.decide(&mut decider, ["GET", path, ""], "")[0].clone();
-    // The splits of eight.
+    // Eight routes fit, because each has a backend in a split.
     assert_eq!(decide("/7"), Ok(SERVICE.to_owned()));
     assert_eq!(
         (decide("/8"), decide("/39"), decide("/none")),

@@ -4,8 +4,8 @@ use fairmesh_model::{CallerId, Identity, SpiffeId};
 use http::Extensions;
 use tonic::transport::server::TcpConnectInfo;
 
-/// Who makes a call, in the extensions of its request: the identity that the caller proved, or that of the caller that a trusted
-/// intermediary calls for. Absent where callers prove none.
+/// The caller of a request, in its extensions: the verified identity of the peer, or the identity stated by a trusted
+/// intermediary. Absent if callers prove no identity.
 #[derive(Clone, Debug)]
 pub struct Caller {
     caller: Arc<CallerId>,
@@ -13,7 +13,7 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// Of a verified peer.
+    /// The identity of a verified peer.
     pub(crate) fn of(identity: &Identity) -> Option<Self> {
         let caller = match identity {
             Identity::Spiffe(id) => CallerId::new(id.clone()),
@@ -23,17 +23,17 @@ impl Caller {
         Some(Self { caller: Arc::new(caller), via: None })
     }
 
-    /// Of the caller that an intermediary states.
+    /// The caller that an intermediary states.
     pub(super) fn through(id: SpiffeId, intermediary: &Self) -> Self {
         Self { caller: Arc::new(CallerId::new(id)), via: Some(Arc::clone(&intermediary.caller)) }
     }
 
-    /// The identity. Its trust domain may be another one, where the policy names this caller of it.
+    /// The identity. A foreign trust domain occurs only if the policy names this caller.
     pub fn id(&self) -> &SpiffeId {
         self.caller.id()
     }
 
-    /// The intermediary that made the call for the caller, if any.
+    /// The intermediary that forwarded the call, if any.
     pub fn via(&self) -> Option<&SpiffeId> {
         self.via.as_ref().map(|via| via.id())
     }
@@ -43,14 +43,14 @@ impl Caller {
     }
 }
 
-/// What tonic's server knows of a connection: the layer inserts both parts into requests.
+/// Connection information in tonic's form; the layer inserts both parts into requests.
 #[derive(Clone, Debug)]
 pub struct ConnectInfo {
     pub(crate) tcp: TcpConnectInfo,
     pub(crate) caller: Option<Caller>,
 }
 
-/// The peer of a request's connection. The request then has what handlers expect of the connection.
+/// The peer of a request's connection. Also inserts the connection information that handlers expect.
 pub(super) fn peer_of(extensions: &mut Extensions) -> Option<Caller> {
     match extensions.remove::<ConnectInfo>() {
         Some(ConnectInfo { tcp, caller }) => {

@@ -1,4 +1,5 @@
-//! Authorization of connections whose requests are not read, such as those that `fairmesh register` forwards as bytes.
+//! Authorization of connections whose requests are not parsed, such as those that `fairmesh register` forwards as
+//! bytes.
 
 use std::{convert::Infallible, future::ready, net::SocketAddr, sync::Arc};
 
@@ -25,9 +26,9 @@ use crate::{
     layer::{refusal::Refusal, server_load::ServerLoad},
 };
 
-/// Decides which connections to a service are accepted, by its policy. Cheap to clone.
+/// Decides by a service's policy which connections are accepted. Cheap to clone.
 ///
-/// Only rules for all methods and paths allow a connection, since its requests are not read.
+/// Only rules for all methods and paths allow a connection, because its requests are not parsed.
 #[derive(Clone, Debug)]
 pub struct ConnectionAuthorizer {
     authorizer: Arc<Authorizer>,
@@ -42,22 +43,21 @@ impl ConnectionAuthorizer {
         Self { authorizer, following: Arc::new(following) }
     }
 
-    /// Stops following, and tells the agent, so that drains do not wait for this process to reconnect. Returns within a
-    /// second.
+    /// Unsubscribes from the agent, so that drains do not wait for this process to reconnect. Returns within a second.
     pub async fn close(&self) {
         if let Some(following) = &*self.following {
             following.close().await;
         }
     }
 
-    /// Waits until connections can be decided on.
+    /// Waits until the policy is known.
     pub async fn ready(&self) {
         self.authorizer.ready().await;
     }
 
-    /// Whether the peer may use the service. A connection that it may not use is served here, and `None` is returned once it
-    /// ends: requests are refused, but for the probe that the policy describes, which this process makes of `program` for an agent.
-    /// No byte of the connection reaches the program.
+    /// Accepts a connection whose peer may use the service. A refused connection is answered here until it ends, and then `None`
+    /// is returned. Its requests get refusals. The only exception is the policy's health probe: this process then probes
+    /// `program` itself. No byte of a refused connection reaches the program.
     pub async fn accept(
         &self,
         stream: GuardedStream<Stream>,
@@ -84,7 +84,7 @@ impl ConnectionAuthorizer {
         request: Request<Incoming>,
         program: SocketAddr,
     ) -> Response<ResponseBody> {
-        // As the policy is now: the connection may be older.
+        // The current policy counts, since the connection may be older.
         match self.authorizer.probe_for(&peer).filter(|probe| is_probe(probe, &request)) {
             Some(probe) => forwarded_probe::response(&probe, program).await,
             None => {
@@ -121,20 +121,20 @@ impl From<NotAccepted> for Refusal {
     }
 }
 
-/// Whether a request is to the letter that of a probe.
+/// Whether a request matches a probe exactly.
 fn is_probe(probe: &Probe, request: &Request<Incoming>) -> bool {
     let path = request.uri().path_and_query().map_or("", PathAndQuery::as_str);
     probe.request().is_some_and(|probe| probe == (request.method().as_str(), path))
 }
 
-/// The refusal of a request, so that callers learn why.
+/// The response to a refused request, with the reason.
 fn refusal(request: &Request<Incoming>, refusal: Refusal) -> Response<ResponseBody> {
     let caller = CallerProtocol::of(request.headers());
     let response: Response<ServerBody<Empty<Bytes>>> = refusal.response(&caller, &ServerLoad::default());
     response.map(|body| body.boxed_unsync())
 }
 
-/// Responds to the requests of a connection.
+/// Responds to the requests of a connection with `respond`.
 async fn respond<F>(stream: GuardedStream<Stream>, respond: impl Fn(Request<Incoming>) -> F)
 where
     F: Future<Output = Response<ResponseBody>> + Send + 'static,

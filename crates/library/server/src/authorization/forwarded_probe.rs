@@ -1,5 +1,5 @@
-//! The probe of a health check, made by what stands in front of a program and reads no requests. It is built from the policy
-//! alone: nothing that a checker sent reaches the program.
+//! Health probes in front of a program whose requests are not parsed. A probe is built from the policy alone, so no data of
+//! the checker reaches the program.
 
 use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
@@ -14,14 +14,15 @@ use tokio::{net::TcpStream, time::timeout};
 /// The body of a response to a checker.
 pub(super) type ResponseBody = UnsyncBoxBody<Bytes, Infallible>;
 
-/// How long a program may take; checkers have timeouts of their own, an hour at most.
+/// Timeout of a probe. Checkers apply timeouts of their own, up to an hour.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Upper bound of a response that is passed on, which over gRPC has a few bytes.
+/// Upper bound of a forwarded response, in bytes; gRPC health responses have only a few.
 const MAX_BODY: usize = 16 * 1024;
 
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 
-/// The response of a program to a probe. Over HTTP its status alone: a checker needs no more.
+/// Probes the program and returns its response. Over HTTP only the status is forwarded, which is all that checkers
+/// need.
 pub(super) async fn response(probe: &Probe, program: SocketAddr) -> Response<ResponseBody> {
     let made = timeout(TIMEOUT, exchange(probe, program)).await;
     made.unwrap_or_else(|_| Err("no response in time".into())).unwrap_or_else(|error| {
@@ -64,7 +65,7 @@ async fn exchange(probe: &Probe, program: SocketAddr) -> Result<Response<Respons
     }
 }
 
-/// The result of `exchange`, while the connection makes progress, which it does only while it is polled.
+/// The result of `exchange`. The connection is polled meanwhile, because it makes no progress otherwise.
 async fn while_driven<T, E: Into<Failed>>(
     connection: impl Future<Output = hyper::Result<()>>,
     exchange: impl Future<Output = Result<T, E>>,
@@ -78,7 +79,7 @@ async fn while_driven<T, E: Into<Failed>>(
     exchange.await.map_err(Into::into)
 }
 
-/// A response over gRPC with its message and trailers.
+/// A gRPC response with its message and trailers.
 async fn whole(response: Response<Incoming>) -> Result<Response<ResponseBody>, Failed> {
     let (head, body) = response.into_parts();
     let body = Limited::new(body, MAX_BODY).collect().await?;
@@ -94,7 +95,7 @@ async fn whole(response: Response<Incoming>) -> Result<Response<ResponseBody>, F
     Ok(response)
 }
 
-/// `grpc.health.v1.HealthCheckRequest` with its name of a service, of at most 1024 bytes, as field 1 in the frame of a message.
+/// A framed `grpc.health.v1.HealthCheckRequest`; field 1 is the service's name, of at most 1024 bytes.
 fn health_request(service: &str) -> Bytes {
     let mut message = Vec::with_capacity(service.len() + 3);
     if !service.is_empty() {

@@ -20,7 +20,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::Authorizer;
 use crate::RegistryClient;
 
-/// The subscription; dropping it ends it.
+/// The subscription to the policy. Dropping it unsubscribes.
 #[derive(Debug)]
 pub(crate) struct PolicySubscription {
     handle: FollowerHandle,
@@ -28,7 +28,8 @@ pub(crate) struct PolicySubscription {
 }
 
 impl PolicySubscription {
-    /// Ends it, and tells the upstream, so that drains do not wait for this process to reconnect. Returns within a second.
+    /// Unsubscribes from the upstream, so that drains do not wait for this process to reconnect. Returns within a
+    /// second.
     pub(crate) async fn close(&self) {
         self.handle.close().await;
     }
@@ -128,7 +129,7 @@ impl Mirror for PolicyRecords {
                 }
             }
             Ok(_) => {}
-            // The last one stays in force: an invalid record opens nothing.
+            // The last valid record stays in force, so that an invalid one opens nothing.
             Err(error) => tracing::error!(%key, %error, "the record is not understood; keeping the last one"),
         }
     }
