@@ -7,11 +7,11 @@ use fairmesh_model::{HostType, InstanceId, Location, ServiceName};
 
 use crate::{ImplausibleUsage, Member, Minute, Row, Usage};
 
-/// The most minutes by which a usage may be late; later ones are dropped.
+/// The most minutes by which a usage report may be late; later ones are dropped.
 pub const MAX_LATENESS: u32 = 15;
-/// Minutes for which closed minutes wait to be written, before they are dropped.
+/// How many minutes closed data waits to be written before it is dropped.
 pub const MAX_WRITE_DELAY: u32 = 60;
-/// The most instances of a minute.
+/// The most instances with usage in one minute.
 pub const MAX_INSTANCES: usize = 100_000;
 
 /// The most minutes by which a sender's clock may be ahead.
@@ -20,15 +20,15 @@ const MAX_CLOCK_AHEAD: u32 = 1;
 /// The result of adding a usage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddOutcome {
-    /// It is counted.
+    /// The usage is counted.
     Counted,
-    /// It covers no more of its minute than is known already: nothing changes.
+    /// The minute already has a usage that covers at least as much time; nothing changes.
     Known,
-    /// Its minute is closed.
+    /// The minute is closed.
     Late,
-    /// Its minute has not begun.
+    /// The minute has not begun.
     Future,
-    /// It is implausible.
+    /// The usage is implausible.
     Unusable(ImplausibleUsage),
     /// The minute has the maximum number of instances.
     Full,
@@ -78,7 +78,7 @@ impl OpenMinutes {
         taken
     }
 
-    /// Restores what was stored before a restart, regardless of the time. It does not count as changed.
+    /// Restores data stored before a restart, regardless of the time. Restored data does not count as changed.
     pub fn restore(
         &mut self,
         instance_at: (&ServiceName, &InstanceId, &Location),
@@ -154,7 +154,7 @@ impl OpenMinutes {
         std::mem::take(&mut self.changed)
     }
 
-    /// Marks a change again that could not be stored.
+    /// Marks a change that could not be stored as changed again.
     pub fn still_changed(&mut self, minute: Minute, service: ServiceName) {
         if self.minutes.contains_key(&minute) {
             self.changed.insert((minute, service));
@@ -166,7 +166,7 @@ impl OpenMinutes {
         self.minutes.range(..now.before(MAX_LATENESS)).map(|(minute, _)| *minute).collect()
     }
 
-    /// Removes a minute and all before it, which are stored elsewhere or dropped.
+    /// Removes a minute and all earlier ones, after they were stored elsewhere or dropped.
     pub fn close(&mut self, minute: Minute) {
         self.minutes = self.minutes.split_off(&Minute(minute.0.saturating_add(1)));
         self.changed.retain(|(changed, _)| *changed > minute);

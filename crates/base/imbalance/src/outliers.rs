@@ -67,7 +67,7 @@ pub fn outliers(members: &[Member]) -> Vec<Outlier> {
     deviating(&all, Measure::Cpu, |member| member.cpu_us.saturating_mul(1_000) / member.covered_ms.max(1))
 }
 
-/// The members with between half and twice the median call rate: at low rates, background work weighs more on each
+/// Members whose call rate is between half and twice the median. At low rates, background work weighs more on each
 /// call.
 fn similar_load<'a>(members: &[&'a Member]) -> Vec<&'a Member> {
     let rate = |member: &Member| member.requests.saturating_mul(60_000) / member.covered_ms.max(1);
@@ -120,8 +120,7 @@ mod tests {
 
     #[test]
     fn a_drifted_machine_is_found_among_equals_at_any_load() {
-        // 1 ms a call within some percent; the fifth takes 1.4 ms, though it gets the fewest calls and uses as much
-        // CPU.
+        // About 1 ms a call; the fifth takes 1.4 ms, although it uses no more CPU because it gets the fewest calls.
         let costs = [(1_010, 1_000), (980, 990), (1_000, 1_000), (1_225, 1_200), (980, 700), (1_040, 1_030)];
         let costs = costs.map(|(ms, calls)| (ms * 1_000, calls));
         assert_eq!(named(&costs), [("i4".into(), 386)]);
@@ -154,7 +153,7 @@ mod tests {
     #[test]
     fn an_idle_member_is_not_compared_with_busy_ones() {
         let mut costs = vec![(1_000_000, 1_000); 8];
-        // Its background work makes each of its few calls expensive.
+        // Background work makes each of this member's few calls expensive.
         costs.push((500_000, 110));
         assert_eq!(named(&costs), []);
     }

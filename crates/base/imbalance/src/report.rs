@@ -19,14 +19,14 @@ pub enum Breakdown {
     Cause,
 }
 
-/// One line: sums over time.
+/// One line of a report: sums over time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
     /// The service, slice, time (UTC) or cause.
     pub name: String,
     /// Number of minutes.
     pub minutes: u64,
-    /// Its share; for slices by the p99 of whole services, so that lines add up to the total.
+    /// Area of the line. Slices use the p99 of whole services, so that lines add up to the total.
     pub area: Area,
     /// The peak by the slice's own p99, in millicore-minutes; for services the same as `area.peak`.
     pub own_peak: u64,
@@ -48,9 +48,10 @@ pub struct ServiceOutlier {
 pub struct ImbalanceReport {
     /// The breakdown of the lines.
     pub by: Breakdown,
-    /// Number of minutes: those of the service that has most.
+    /// Number of minutes, of the service with the most.
     pub minutes: u64,
-    /// The most wasteful first, times in chronological order; empty by cause, which [`ImbalanceReport::causes`] has.
+    /// Lines, the most wasteful first, or in chronological order. Empty for the breakdown by cause; see
+    /// [`ImbalanceReport::causes`].
     pub lines: Vec<Line>,
     /// The sum of all lines.
     pub total: Area,
@@ -86,7 +87,7 @@ impl Breakdown {
         }
     }
 
-    /// The beginning of the period to which a minute belongs; the same for all if there are no periods.
+    /// The first minute of the period that contains `minute`; constant for breakdowns without periods.
     pub fn time(self, minute: Minute) -> Minute {
         match self {
             Self::Time(tier) => tier.bucket(minute),
@@ -258,7 +259,7 @@ pub struct CauseView {
     pub wasted_cores: f64,
     /// Its share of the total waste; `null` if there is no waste.
     pub share: Option<f64>,
-    /// The sum behind it.
+    /// The sum behind `wasted_cores`.
     pub wasted_millicore_minutes: i64,
 }
 

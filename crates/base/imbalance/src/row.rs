@@ -7,19 +7,19 @@ use crate::{Area, area::difference, p99};
 /// A dimension by which a service's containers are sliced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Dimension {
-    /// Their region.
+    /// The containers' region.
     Region,
-    /// Their zone within its region: `eu/eu-a`.
+    /// The containers' zone within its region: `eu/eu-a`.
     Zone,
-    /// Their cluster within its region: `eu/c1`.
+    /// The containers' cluster within its region: `eu/c1`.
     Cluster,
-    /// The hardware type of their machine.
+    /// The hardware type of the containers' machines.
     HostType,
 }
 
 /// The slice name if a zone, cluster or host type is not given.
 pub const NO_NAME: &str = "(none)";
-/// The name of the slice that combines all above `MAX_SLICES`.
+/// Name of the slice that combines all slices beyond `MAX_SLICES`.
 pub const OTHERS: &str = "(others)";
 
 /// Slices of a service in one dimension; further ones are combined, which bounds the stored data.
@@ -28,7 +28,7 @@ const MAX_SLICES: usize = 200;
 /// One slice of a service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slice {
-    /// Its share of the whole: `peak` uses the p99 of the whole service, so that slices add up to it.
+    /// The slice's share of the whole: `peak` uses the p99 of the whole service, so that slices add up.
     pub area: Area,
     /// The peak by the slice's own p99, in millicore-minutes: as if it were a service of its own.
     pub own_peak: u64,
@@ -45,10 +45,9 @@ pub struct Slice {
 /// * within a host type: Σ (P(r,h) − u), unevenness among equals: drifted machines, uneven calls, noisy neighbours;
 /// * unknown: Σ (P(r) − u) over containers without a host type, where the last two cannot be distinguished.
 ///
-/// Each part is at least zero for a service of fewer than 100 containers, whose p99 is the largest value. Removing the
-/// means of groups successively, and observing the effect on the p99, was rejected: a hot container in a cold region
-/// would then make the part of the regions negative even in the smallest service.
-/// then makes the part of the regions negative even in the smallest service.
+/// Each part is at least zero for a service of fewer than 100 containers, whose p99 is the largest value. The rejected
+/// alternative removed the means of groups successively and observed the p99: a hot container in a cold region then
+/// makes the regions' part negative, even in the smallest service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Causes {
     /// Regions are not equally busy.
@@ -91,7 +90,7 @@ impl Dimension {
 }
 
 impl Row {
-    /// One minute of a service, from the location of each container and its usage in thousandths of a core.
+    /// Builds the row of one minute, from each container's location and usage in thousandths of a core.
     pub fn of_minute<'a>(containers: impl IntoIterator<Item = (&'a Location, u64)>) -> Self {
         let mut places: HashMap<&Location, Vec<u64>> = HashMap::new();
         for (place, used) in containers {
@@ -162,7 +161,7 @@ impl Causes {
         causes
     }
 
-    /// Adds the containers on one host type of a region whose p99 is `region`.
+    /// Adds the containers on one host type of a region; `region` is the region's p99.
     fn split(&mut self, host_type: Option<&str>, mut used: Vec<u64>, region: u64) {
         let (peak, sum) = (region * used.len() as u64, used.iter().sum());
         if host_type.is_none() {

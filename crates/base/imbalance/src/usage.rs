@@ -28,10 +28,10 @@ pub struct Usage {
 /// Why a usage is implausible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImplausibleUsage {
-    /// No time is covered, or more than a minute.
+    /// The usage covers no time, or more than a minute.
     #[error("{0} ms of a minute are covered, which has 60000")]
     Covered(u32),
-    /// More CPU than a machine has.
+    /// The usage is more CPU than a machine has.
     #[error("{0} thousandths of a core are more than a machine has")]
     Cpu(u64),
 }
@@ -42,7 +42,7 @@ impl Minute {
         Self(u32::try_from(ms / u64::from(MINUTE_MS)).unwrap_or(u32::MAX))
     }
 
-    /// Its beginning, in milliseconds since 1970 (UTC).
+    /// The beginning of the minute, in milliseconds since 1970 (UTC).
     pub fn start_ms(self) -> u64 {
         u64::from(self.0) * u64::from(MINUTE_MS)
     }
@@ -60,7 +60,7 @@ impl Usage {
         self.cpu_us / u64::from(self.covered_ms.max(1))
     }
 
-    /// Whether it covers enough of its minute to count as a container.
+    /// Whether the usage covers enough of its minute to count as a container.
     pub fn counts(&self) -> bool {
         self.covered_ms >= MIN_COVERED_MS
     }
@@ -68,7 +68,7 @@ impl Usage {
     /// Rejects implausible values.
     ///
     /// # Errors
-    /// If no time is covered, more than the minute, or more CPU was used than any machine has.
+    /// If the usage covers no time or more than a minute, or exceeds the CPU of any machine.
     pub fn check(&self) -> Result<(), ImplausibleUsage> {
         if self.covered_ms == 0 || self.covered_ms > MINUTE_MS {
             return Err(ImplausibleUsage::Covered(self.covered_ms));

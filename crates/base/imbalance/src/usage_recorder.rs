@@ -24,8 +24,8 @@ pub struct CounterReading {
 pub struct Moment {
     /// On a monotonic clock, in milliseconds since an arbitrary origin.
     pub elapsed_ms: u64,
-    /// On the clock that names minutes, in milliseconds since 1970 (UTC). It may jump: elapsed time is never computed
-    /// from it, so that a jump moves usage to another minute and creates none.
+    /// On the clock that names minutes, in milliseconds since 1970 (UTC). This clock may jump. Elapsed time is never
+    /// computed from it, so a jump moves usage to another minute but creates none.
     pub clock_ms: u64,
 }
 
@@ -43,7 +43,7 @@ pub struct UsageRecorder {
 #[derive(Clone, Copy, Debug, Default)]
 struct RecordedMinute {
     usage: Usage,
-    /// The part that the receiver has, by the time covered, which only grows.
+    /// Time covered in the part that the receiver has; it only grows.
     sent_ms: u32,
 }
 
@@ -72,7 +72,7 @@ impl UsageRecorder {
                 // A share of a number is at most the number.
                 cpu_us: share(rest.cpu_us).unwrap_or(rest.cpu_us),
                 requests: share(rest.requests).unwrap_or(rest.requests),
-                // A part of a minute.
+                // At most one minute.
                 covered_ms: u32::try_from(part).unwrap_or(MINUTE_MS),
                 limit_millicores: now.limit_millicores,
             };
@@ -84,14 +84,14 @@ impl UsageRecorder {
         }
     }
 
-    /// The next reading is of other counters: its difference to the last one is ignored.
+    /// Ignores the difference to the next reading, because it comes from other counters.
     pub fn restart(&mut self) {
         self.last = None;
     }
 
     fn add(&mut self, minute: Minute, piece: Usage) {
         let usage = &mut self.kept.entry(minute).or_default().usage;
-        // A clock that was set back passes the same minute twice; the excess over a minute is dropped.
+        // A clock that was set back passes the same minute twice; usage beyond one minute is dropped.
         if usage.covered_ms + piece.covered_ms <= MINUTE_MS {
             usage.cpu_us += piece.cpu_us;
             usage.covered_ms += piece.covered_ms;
@@ -104,14 +104,13 @@ impl UsageRecorder {
         }
     }
 
-    /// Minutes that the receiver does not have completely, with their whole usage, which replaces what was sent
-    /// before.
+    /// Minutes that the receiver does not have completely. Each has its whole usage, which replaces earlier reports.
     pub fn unsent(&self) -> Vec<(Minute, Usage)> {
         let unsent = self.kept.iter().filter(|(_, kept)| kept.sent_ms < kept.usage.covered_ms);
         unsent.map(|(minute, kept)| (*minute, kept.usage)).collect()
     }
 
-    /// Records what the receiver has.
+    /// Records that the receiver has these usages.
     pub fn mark_sent(&mut self, sent: &[(Minute, Usage)]) {
         for (minute, usage) in sent {
             if let Some(kept) = self.kept.get_mut(minute) {
@@ -195,7 +194,7 @@ mod tests {
         let sum: u64 = minutes.unsent().iter().map(|(_, usage)| usage.cpu_us).sum();
         assert_eq!(sum, 20_000_000);
         assert!(minutes.unsent().iter().all(|(_, usage)| usage.millicores() == 1_000));
-        // Back again over the same minute: never more than a minute of it.
+        // The clock passes the same minute again; at most one minute is counted.
         for second in 3..300 {
             let back = Moment { elapsed_ms: 7_000 + second * 10_000, clock_ms: START + 20_000 };
             minutes.record(back, reading(second * 10_000_000, 0));

@@ -1,8 +1,8 @@
-//! Access control of the control plane: who may read, write and report what.
+//! Access control of the control plane: who may read, write and report which records.
 //!
-//! Decisions are functions of the caller's [`Grants`], which follow from the records of role bindings and of joined agents.
-//! A list of permitted methods for each role was rejected: a new method would be open or closed by accident. Each method
-//! says what it needs, and a test fails for one that does not.
+//! Decisions are functions of the caller's [`Grants`], which follow from records of role bindings and joined agents. A list
+//! of permitted methods for each role was rejected, because a new method could be open or closed by accident. Instead each
+//! method declares its requirements, and a test fails for a method without a declaration.
 
 mod callable;
 mod grants;

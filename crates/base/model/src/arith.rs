@@ -7,8 +7,7 @@
 /// Increment of the state of a [`Generator`] per step: 2^64 divided by the golden ratio, made odd.
 pub const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Mixes 64 bits so that every input bit changes about half of the output bits (finaliser of SplitMix64, Steele et al.
-/// 2014).
+/// Mixes 64 bits; every input bit changes about half of the output bits (finaliser of SplitMix64, Steele et al. 2014).
 #[inline]
 pub const fn mix64(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -25,14 +25,14 @@ impl<'a> HostPort<'a> {
         is_host(host).then_some(Self { host, port })
     }
 
-    /// The host in the form in which rules and names are compared with it.
+    /// The host in the form used for comparison with rules and names.
     pub fn name(&self) -> &'a str {
         without_dot(self.host)
     }
 }
 
-/// The host of an authority in the form that rules are compared with, ignoring case: without port and trailing dot,
-/// which servers do not distinguish. Input that is not well-formed is returned unchanged.
+/// The host of an authority for comparison with rules, ignoring case. Port and trailing dot are removed, since
+/// servers do not distinguish them. Malformed input is returned unchanged.
 pub fn host_name(authority: &str) -> &str {
     let host = match authority.rsplit_once(':') {
         Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) && !is_open(host) => host,

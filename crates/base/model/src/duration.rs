@@ -8,7 +8,7 @@ use crate::Invalid;
 const UNITS: [(&str, u64); 5] =
     [("h", 3_600_000_000_000), ("m", 60_000_000_000), ("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000)];
 
-/// Words that people use for units, each with its nanoseconds.
+/// Other words for units, each with its nanoseconds.
 const WORDS: [(&[&str], u64); 6] = [
     (&["d", "day", "days"], 86_400_000_000_000),
     (&["h", "hr", "hrs", "hour", "hours"], UNITS[0].1),
@@ -33,7 +33,7 @@ pub fn read_duration(text: &str) -> Result<Duration, Invalid> {
             (None, Some(meant)) => {
                 format!("durations have one number and one of us, ms, s, m and h: write {meant}")
             }
-            // In most settings, a number without a unit is meant in milliseconds or in seconds.
+            // In most settings, a number without a unit means milliseconds or seconds.
             (None, None) if unit.is_none() && number == text && !number.is_empty() => {
                 format!("write the unit too, us, ms, s, m or h, such as {number}s or {number}ms")
             }
@@ -43,7 +43,7 @@ pub fn read_duration(text: &str) -> Result<Duration, Invalid> {
     })
 }
 
-/// The duration that several numbers, or units in other words, mean: `2h30m`, `2min`, `1 day`.
+/// A suggestion for several numbers or other unit words: `2h30m`, `2min`, `1 day`.
 fn meant(text: &str) -> Option<String> {
     let mut rest = text.trim();
     let mut nanos = 0_u64;
@@ -60,7 +60,7 @@ fn meant(text: &str) -> Option<String> {
     (nanos > 0).then(|| write_duration(Duration::from_nanos(nanos)))
 }
 
-/// The duration that a decimal number such as `1.5s` means, in a unit where it is whole.
+/// A suggestion for a decimal number such as `1.5s`: the same duration as a whole number of a smaller unit.
 fn without_fraction(text: &str) -> Option<String> {
     let (unit, each) = UNITS.iter().rev().find(|(unit, _)| text.ends_with(unit) && is_unit_of(text, unit))?;
     let (whole, fraction) = text.strip_suffix(unit)?.trim_end().split_once('.')?;
@@ -70,7 +70,7 @@ fn without_fraction(text: &str) -> Option<String> {
     Some(write_duration(Duration::from_nanos(nanos)))
 }
 
-/// Whether the text has this unit, and not a longer one that ends alike.
+/// Whether the text ends in exactly this unit, not in a longer one.
 fn is_unit_of(text: &str, unit: &str) -> bool {
     text.strip_suffix(unit).is_some_and(|rest| rest.ends_with(|c: char| c.is_ascii_digit() || c == ' '))
 }

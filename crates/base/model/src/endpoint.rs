@@ -32,43 +32,44 @@ pub struct Endpoint {
     /// Relative compute power in thousandths, 1 to [`MAX_WEIGHT`]; [`FULL_WEIGHT`] is an ordinary host (ServiceRouter
     /// §3.4.2).
     pub weight: u32,
-    /// Time for which it stays live without renewal; `None` if another source controls its lifetime.
+    /// Time for which the endpoint stays live without renewal; `None` if another source controls its lifetime.
     pub lease: Option<Duration>,
-    /// Whether it accepts mutual TLS only, and proves to be an endpoint of its service.
+    /// Whether the endpoint accepts only mutual TLS and proves its service's identity.
     pub mtls: bool,
     /// Labels given by the owner; at most 32.
     pub labels: BTreeMap<String, String>,
 }
 
 impl Endpoint {
-    /// The label that distinguishes the processes that run under the instance's name one after the other: a number,
-    /// greater than those of earlier processes.
+    /// The label that distinguishes successive processes under one instance name: a number that grows with each
+    /// process.
     pub const INCARNATION: &str = "fairmesh.incarnation";
-    /// The label with the name of the agent that registered the endpoint; no other agent may act for it until it is lost.
+    /// The label with the name of the agent that registered the endpoint. No other agent may act for the endpoint until
+    /// it is lost.
     pub const AGENT: &str = "fairmesh.agent";
 
-    /// The label with the time and the author of an operator's drain, which holds until an operator ends it or the endpoint
+    /// The label with the time and author of an operator's drain. The drain holds until an operator ends it or the endpoint
     /// is removed. Set by the registry.
     pub const DRAINED: &str = "fairmesh.drained";
-    /// The label with the time at which the endpoint was marked as lost, and [`Self::EXPIRED`] or [`Self::REPORTED`]. Set by
-    /// the registry.
+    /// The label with the time when the endpoint was marked as lost, and the reason: [`Self::EXPIRED`] or
+    /// [`Self::REPORTED`]. Set by the registry.
     pub const LOST: &str = "fairmesh.lost";
-    /// It was lost because its lease expired.
+    /// The endpoint is lost because its lease expired.
     pub const EXPIRED: &str = "expired";
-    /// It was lost because its own process reported that.
+    /// The endpoint is lost because its own process reported it.
     pub const REPORTED: &str = "reported";
 
-    /// When an operator drained it, in milliseconds since 1970, and who that was.
+    /// When an operator drained the endpoint, in milliseconds since 1970, and the operator's name.
     pub fn drained(&self) -> Option<(u64, &str)> {
         self.noted(Self::DRAINED)
     }
 
-    /// Since when it is lost, in milliseconds since 1970, and why.
+    /// Since when the endpoint is lost, in milliseconds since 1970, and why.
     pub fn lost(&self) -> Option<(u64, &str)> {
         self.noted(Self::LOST)
     }
 
-    /// Whether it is lost because its lease expired, and nobody drained it: its agent may have died, and not the endpoint.
+    /// Whether an undrained endpoint is lost because its lease expired. Possibly only its agent died.
     pub fn is_expired(&self) -> bool {
         let expired = self.lost().is_some_and(|(_, why)| why == Self::EXPIRED);
         self.state == EndpointState::Lost && expired && self.drained().is_none()
@@ -79,13 +80,13 @@ impl Endpoint {
         Some((at_ms.parse().ok()?, what))
     }
 
-    /// The number of the process; 0 if it has none.
+    /// The number of the process; 0 without one.
     pub fn incarnation(&self) -> u64 {
         self.labels.get(Self::INCARNATION).and_then(|text| text.parse().ok()).unwrap_or(0)
     }
 
-    /// Checks constraints beyond the types: an address that can be called, weight, lease and labels within their
-    /// ranges, and a numeric incarnation.
+    /// Checks constraints beyond the types: a callable address, weight, lease and labels in range, and a numeric
+    /// incarnation.
     pub fn validate(&self) -> Result<(), Invalid> {
         if !(1..=MAX_WEIGHT).contains(&self.weight) {
             return Err(Invalid::new(
@@ -101,7 +102,7 @@ impl Endpoint {
         {
             return Err(Invalid::new("lease", format!("{lease:?} is out of range"), "write 1s to 1h"));
         }
-        // Those of the registry come on top of those of the owner.
+        // Labels of the registry do not count towards the owner's limit.
         let own = self.labels.keys().filter(|name| ![Self::DRAINED, Self::LOST].contains(&name.as_str()));
         let labels_fit = own.count() <= 32
             && self.labels.iter().all(|(name, text)| (1..=63).contains(&name.len()) && text.len() <= 255);
@@ -139,15 +140,15 @@ pub(crate) fn check_address(field: &str, address: SocketAddr) -> Result<(), Inva
     Err(Invalid::new(field, problem, hint))
 }
 
-/// Addresses outside the link-local ranges at which clouds serve the credentials of a machine: of AWS over IPv6, and of Alibaba.
+/// Metadata addresses outside the link-local ranges: AWS over IPv6, and Alibaba.
 const METADATA: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
     IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
 ];
 
-/// Refuses addresses that are another one on each machine, where probes and calls would reach what serves that machine alone:
-/// link-local ones (RFC 3927, RFC 4291 §2.5.6), at which clouds serve credentials, and such services elsewhere. Loopback is left
-/// out: meshes on one machine use it.
+/// Refuses addresses that mean something else on each machine: probes and calls would reach services of that machine alone.
+/// These are link-local addresses (RFC 3927, RFC 4291 §2.5.6), where clouds serve credentials, and metadata services elsewhere.
+/// Loopback is allowed for meshes on one machine.
 fn check_not_of_machine(address: SocketAddr) -> Result<(), Invalid> {
     let ip = address.ip().to_canonical();
     let is_link_local = match ip {
@@ -169,19 +170,19 @@ fn check_not_of_machine(address: SocketAddr) -> Result<(), Invalid> {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "spec", serde(rename_all = "lowercase"))]
 pub enum EndpointState {
-    /// It is running and not ready: no calls.
+    /// The endpoint runs but is not ready: no calls.
     Starting,
-    /// It receives calls.
+    /// The endpoint receives calls.
     #[default]
     Serving,
-    /// It is about to stop: no new calls, calls in flight finish (ServiceRouter §3.2).
+    /// The endpoint is about to stop: no new calls, and calls in flight finish (ServiceRouter §3.2).
     Draining,
-    /// Its lease expired or its probes failed: it receives calls only as a last resort.
+    /// The lease expired or probes failed: calls only as a last resort.
     Lost,
 }
 
 impl EndpointState {
-    /// The state as users read it.
+    /// The state's name for users.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Starting => "starting",

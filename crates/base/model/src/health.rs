@@ -51,13 +51,13 @@ pub enum Probe {
 }
 
 impl Probe {
-    /// The `user-agent` of HTTP probes. The mesh's own admin pages reject it: a policy could otherwise be used to read
-    /// their status.
+    /// The `user-agent` of HTTP probes. The mesh's own admin pages reject it, because a policy could otherwise probe
+    /// them to read their status.
     pub const USER_AGENT: &str = "fairmesh-health-check";
     /// The path of probes over gRPC.
     pub const GRPC_PATH: &str = "/grpc.health.v1.Health/Check";
 
-    /// The method and the path, with its query, of the one request that a checker sends; `None` if it only connects.
+    /// The method and the path with query of the checker's single request; `None` if it only connects.
     pub fn request(&self) -> Option<(&'static str, &str)> {
         match self {
             Self::Tcp => None,
@@ -145,9 +145,9 @@ pub struct Verdict {
     pub since_ms: u64,
     /// Confidence in thousandths: n consecutive consistent probes give n / (n + 1).
     pub confidence: u32,
-    /// Why it is unhealthy, in at most [`MAX_CAUSE`] bytes; empty if it is healthy.
+    /// Why the endpoint is unhealthy, in at most [`MAX_CAUSE`] bytes; empty if healthy.
     pub cause: String,
-    /// Whether the region has had no checker for long, so that the verdict may be outdated.
+    /// Whether the region has been without a checker for long; the verdict may be outdated.
     pub stale: bool,
 }
 
@@ -172,10 +172,10 @@ pub enum VerdictEffect {
 }
 
 impl Verdict {
-    /// From this confidence on, an unhealthy endpoint comes after others: a single failed probe suffices if the policy
-    /// says so.
+    /// From this confidence on, other endpoints are preferred to an unhealthy one. A single failed probe suffices if
+    /// the policy allows it.
     pub const PENALTY: u32 = 500;
-    /// From this confidence on, it is a last resort: nine consecutive probes failed.
+    /// From this confidence on, an unhealthy endpoint is a last resort: nine consecutive probes failed.
     pub const EXCLUSION: u32 = 900;
 
     /// The confidence after this number of consecutive consistent probes, in thousandths.

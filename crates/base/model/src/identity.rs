@@ -4,7 +4,7 @@ use crate::SpiffeId;
 
 /// Identity of a caller of the control plane or an agent, as established by the transport.
 ///
-/// Every handler receives one, so that authorisation can be added without changing handlers.
+/// Every handler receives an identity, so that authorisation can be added without changing handlers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Identity {
     /// An unauthenticated peer: plaintext TCP.
@@ -17,8 +17,8 @@ pub enum Identity {
     },
     /// The SPIFFE id of a verified certificate.
     Spiffe(SpiffeId),
-    /// The same of another trust domain, with which this one is federated: it is no member of the mesh, and has no rights but
-    /// those that a policy gives to its whole id.
+    /// The SPIFFE id of a verified certificate from a federated trust domain. The peer is no member of the mesh; it has only
+    /// the rights that a policy gives to its whole id.
     Federated(SpiffeId),
 }
 

@@ -125,8 +125,8 @@ name!(
     Label, "name", 63, Lower
 );
 name!(
-    /// A region: machines between which latency is negligible. `ranges` is reserved: in the keys of a shard map it
-    /// takes the place of a region.
+    /// A region: machines between which latency is negligible. `ranges` is reserved, because keys of shard maps use
+    /// it in place of a region.
     Region, "region name", 63, Lower, but "ranges"
 );
 name!(

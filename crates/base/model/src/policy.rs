@@ -23,7 +23,7 @@ pub use timeouts::{CallKind, Timeouts};
 /// How calls to a service are routed and protected. The default suits a service without a policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
-    /// Routes in order; the first match wins, and a call that matches none goes to the service itself, as in Envoy.
+    /// Routes in order; the first match wins. A call without a match goes to the service itself, as in Envoy.
     pub routes: Vec<Route>,
     /// Regions that calls may go to.
     pub locality: Locality,
@@ -35,38 +35,38 @@ pub struct Policy {
     pub retries: Retries,
     /// The rate limit of all calls to the service; routes may have limits of their own in addition.
     pub limit: Option<RateLimit>,
-    /// Where the key is read from calls without an explicit key, for services called by key, so that sessions stay
-    /// with their endpoint. The first source that has one; at most [`MAX_KEY_SOURCES`].
+    /// Sources of the key for calls without an explicit key, so that sessions stay with their endpoint. The first
+    /// source with a value counts. At most [`MAX_KEY_SOURCES`]; for services called by key.
     pub key: Vec<KeySource>,
     /// Active health checks of endpoints; `None` disables them, so that only passive detection remains.
     pub health_check: Option<HealthCheck>,
     /// The address of the service's own lookaside, which leases endpoints to callers: `host:port`, or `unix:/path`.
     pub lookaside: Option<String>,
-    /// How calls are divided among regions; `None` leaves it to the rings. Boxed, since few policies have it.
+    /// How calls are divided among regions; `None` lets the rings decide. Boxed, since few policies set it.
     pub traffic: Option<Box<Traffic>>,
-    /// Which callers may use the service; `None` leaves it to the default of the mesh. Boxed likewise.
+    /// Which callers may use the service; `None` applies the mesh default. Boxed, since few policies set it.
     pub authorization: Option<Box<Authorization>>,
-    /// Whether endpoints that speak mutual TLS accept plaintext as well.
+    /// Whether endpoints with mutual TLS also accept plaintext.
     pub mtls: MtlsMode,
     /// Services of other tenants whose routes may send calls to this service, in splits and mirrors.
     pub accept_routes_from: Vec<RouteSource>,
 }
 
-/// What endpoints that speak mutual TLS accept besides it: the modes of Istio's `PeerAuthentication`.
+/// What mutual TLS endpoints accept in addition: the modes of Istio's `PeerAuthentication`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MtlsMode {
-    /// Nothing.
+    /// Only mutual TLS.
     #[default]
     Strict,
-    /// Plaintext, which callers without an identity use, while a fleet moves to mutual TLS.
+    /// Also plaintext from callers without an identity, while a fleet moves to mutual TLS.
     Permissive,
 }
 
 impl MtlsMode {
-    /// Whether callers of a mesh with a trust domain refuse an endpoint, since it speaks plaintext. Its own record does not
-    /// count: the program that registers an endpoint would else decide whether calls are secured.
+    /// Whether callers in a mesh with a trust domain refuse a plaintext endpoint. The endpoint's own record is not trusted,
+    /// because the program that registers it would otherwise decide whether calls are secured.
     pub fn refuses(self, service: Option<&Service>, endpoint: &Endpoint) -> bool {
-        // An endpoint of a service that declares an identity has to prove it, whatever its record says.
+        // If a service declares an identity, its endpoints must prove it, whatever their records say.
         let is_plaintext = !endpoint.mtls && service.is_none_or(|service| service.identity.is_none());
         self == Self::Strict && is_plaintext
     }
@@ -78,8 +78,8 @@ pub struct Locality {
     /// Rings in the order of preference; a call goes to the first that has a candidate. A region belongs to the first
     /// ring that includes it. Empty means the default rings.
     pub rings: Vec<Ring>,
-    /// Whether calls prefer the zone of their caller, as far as the table of its region says: the ring `zone`. Distances
-    /// do not tell zones apart, so that no other part of the decision knows this ring.
+    /// Whether calls prefer their caller's zone, as far as the region's table allows: the ring `zone`. Distances do not
+    /// distinguish zones, so no other part of the decision knows this ring.
     pub zone_first: bool,
     /// Whether calls fail instead of leaving their region; callers then subscribe to their own region only
     /// (ServiceRouter §3.2).
@@ -102,7 +102,7 @@ pub enum Ring {
 }
 
 impl fmt::Display for Ring {
-    /// As policies write it.
+    /// The form used in policies.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Region => f.write_str("region"),
@@ -142,7 +142,7 @@ pub enum KeySource {
     Query(String),
 }
 
-/// When a failed attempt is retried: only if the request was provably not sent, or the call is idempotent.
+/// When a failed attempt is retried: only if the request was provably not sent or the call is idempotent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Retries {
     /// Attempts in total, including the first; 1 to 10.
@@ -196,7 +196,7 @@ impl Policy {
 }
 
 impl Policy {
-    /// Only a planner knows how much of its calls a zone can keep.
+    /// Only a planner knows how many calls a zone can serve.
     fn validate_zone_first(&self) -> Result<(), Invalid> {
         let is_planned = self.traffic.as_ref().is_some_and(|traffic| traffic.is_planned());
         if !self.locality.zone_first || is_planned {

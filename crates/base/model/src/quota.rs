@@ -1,11 +1,11 @@
-//! Division of a mesh-wide rate limit among its callers, by the demand of each: first among identities, and then among the
-//! programs of each, so that a program gains nothing by many numbers.
+//! Divides a mesh-wide rate limit among its callers by their demand. The limit is divided among identities first, then
+//! among each identity's programs. A program therefore gains nothing by claiming under many numbers.
 //!
-//! A caller periodically reports its demand, and is granted a part of the limit until its next report. Reports are
-//! claims and may be false. Therefore the sum of parts is bounded by the parts that were *granted*, not by claims; a
-//! caller whose demand is at most an equal part of the limit is granted it, whatever others claim; and no demand
-//! counts for more than the whole limit. Counting every call at a central place was rejected: every call would wait
-//! for it, and depend on it.
+//! A caller periodically claims its demand and is granted a part of the limit until its next claim. Claims may be
+//! false, so three rules bound them. The sum of parts is bounded by *granted* parts, not by claims. A caller whose
+//! demand is at most an equal part is granted it, whatever others claim. No demand counts for more than the whole
+//! limit. Counting every call at a central place was rejected, because every call would wait for and depend on that
+//! place.
 
 use std::collections::BTreeMap;
 
@@ -19,29 +19,29 @@ pub const ALL_PARTS: u32 = 1_000_000_000;
 /// The part that a caller uses before its first grant: a tenth.
 pub const DEFAULT_PARTS: u32 = ALL_PARTS / 10;
 
-/// Reserved for callers that have not claimed yet.
+/// Parts reserved for callers that have not claimed yet.
 const RESERVED: u64 = ALL_PARTS as u64 / 25;
 /// Half-life of a demand without claims, in milliseconds.
 const DEMAND_HALF_LIFE: u64 = 1_000;
 /// A caller is removed after this time without a claim, in milliseconds, or three times its own period.
 const EXPIRY: u64 = 7_000;
-/// The same for a caller with a single claim: its period is unknown, and is ten seconds at most.
+/// Removal time for a caller with a single claim, in milliseconds: its period is unknown, but at most ten seconds.
 const FIRST_EXPIRY: u64 = 12_000;
 /// Minimum time between searches for expired callers, in milliseconds.
 const SWEEP_INTERVAL: u64 = 500;
 /// A part that would grow by less than this fraction is kept.
 const MIN_GROWTH: u32 = 20;
-/// Callers that share one limit. A further one takes the place of a caller of the identity with most of them, or keeps the part that it
-/// has.
+/// The most callers that share one limit. A further caller replaces one of the identity with most callers, or keeps the part that
+/// it has.
 pub const MAX_CALLERS: usize = 10_000;
 
 /// One limit and its callers.
 #[derive(Debug, Default)]
 pub struct Quota {
     callers: BTreeMap<u64, Caller>,
-    /// The identities of the callers, as of the division.
+    /// The callers' identities at the last division.
     identities: BTreeMap<u64, Programs>,
-    /// The one with most callers, and how many, as of the division.
+    /// The identity with most callers and their number, at the last division.
     largest: Option<(u64, u64)>,
     /// Sums over the callers, so that a claim does not iterate over all of them.
     granted: u64,
@@ -49,7 +49,7 @@ pub struct Quota {
     division: Division,
     /// Claims since the division was computed.
     stale: usize,
-    /// Whether callers were recorded whose parts were granted by an earlier process.
+    /// Whether recorded callers hold parts granted by an earlier process.
     unsettled: bool,
     /// Time of the last search for expired callers.
     swept: u64,
@@ -59,44 +59,44 @@ pub struct Quota {
 #[derive(Debug, Default)]
 struct Programs {
     callers: u64,
-    /// The sum of their demands.
+    /// The sum of the callers' demands.
     demand: u64,
-    /// How the part of the identity is divided among them.
+    /// How the identity's part is divided among its callers.
     division: Division,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Caller {
-    /// A number of its identity.
+    /// A number for the caller's identity.
     identity: u64,
     /// Thousandths of calls per second, smoothed.
     demand: u64,
     parts: u32,
-    /// The part that it used at its last claim, bounded by its grants. The response with a smaller part may have been
-    /// lost: until the caller claims less, or its time to return the excess is over, this part is not free.
+    /// The part that the caller used at its last claim, bounded by its grants. A response with a smaller part may
+    /// have been lost. So the part is not free until the caller claims less or its time to return the excess is over.
     held: u32,
-    /// Start of the time in which it claims to hold more than its part.
+    /// Since when the caller has claimed to hold more than its part.
     excess_since: Option<u64>,
     last_claim: u64,
     period: u64,
 }
 
-/// The report of one caller.
+/// One caller's report.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim {
     /// A random number drawn by the caller.
     pub caller: u64,
-    /// A number of the identity that the caller proves; without one, as `caller`.
+    /// A number for the identity that the caller proves; equal to `caller` without one.
     pub identity: u64,
-    /// Calls requested since its last claim, admitted or rejected, in thousandths of calls per second.
+    /// Calls requested since the last claim, admitted or rejected, in thousandths of calls per second.
     pub demand: u64,
-    /// The part that it uses now, if it was granted one.
+    /// The part that the caller uses now, if it was granted one.
     pub held: Option<u32>,
 }
 
 impl Quota {
-    /// Grants a part to the caller of `claim`, in [`ALL_PARTS`]; `whole` is the limit in thousandths of calls per
-    /// second, `now` in milliseconds. `None` if too many callers share this limit already, and no identity has more than its own.
+    /// Grants a part to the caller of `claim`, in [`ALL_PARTS`]; `whole` is the limit in thousandths of calls per second, `now`
+    /// in milliseconds. `None` if the limit has too many callers and no other identity can make room.
     pub fn claim(&mut self, claim: Claim, whole: u64, now: u64) -> Option<u32> {
         if self.unsettled {
             self.settle();
@@ -107,19 +107,19 @@ impl Quota {
         caller.set_held(claim.held.unwrap_or(DEFAULT_PARTS), now);
         self.put(claim.caller, caller);
         self.redivide(whole);
-        // At most the whole, since it is at most the free part.
+        // At most the whole, because it is at most the free part.
         let free = u64::from(ALL_PARTS).saturating_sub(self.taken - caller.taken());
         let parts = (self.share(&caller) + self.room(&caller)).min(free) as u32;
-        // Reductions are always sent: if each of many callers keeps a small excess, nothing is left for new ones.
+        // Reductions are always sent: small excesses of many callers would leave nothing for new ones.
         let changes = parts < before || parts - before > before / MIN_GROWTH;
         caller.parts = if changes { parts } else { before };
         self.put(claim.caller, caller);
         Some(caller.parts)
     }
 
-    /// Records a claim without a grant, as after a restart, while callers hold parts that are not known yet. They keep
-    /// what they have. At the first [`Quota::claim`], the held parts are accepted as far as they add up to the whole,
-    /// small ones first.
+    /// Records a claim without a grant, for example after a restart while held parts are still unknown. Callers keep
+    /// what they have. The first [`Quota::claim`] accepts held parts, small ones first, as far as they add up to the
+    /// whole.
     pub fn record(&mut self, claim: Claim, now: u64) {
         let Some(mut caller) = self.caller_of(claim, now) else { return };
         caller.update_demand(claim.demand, now);
@@ -138,7 +138,7 @@ impl Quota {
         !self.callers.is_empty()
     }
 
-    /// Whether [`expire`](Self::expire) would remove a caller, or leaves none.
+    /// Whether [`expire`](Self::expire) would remove a caller or leave none.
     pub fn has_expired(&self, now: u64) -> bool {
         let is_expired = |caller: &Caller| now.saturating_sub(caller.last_claim) > caller.expiry();
         self.callers.is_empty() || self.callers.values().any(is_expired)
@@ -174,9 +174,9 @@ impl Quota {
         Some(Caller { identity, demand, last_claim: now, ..Caller::default() })
     }
 
-    /// Removes the caller that has been silent for longest among those of the identity with most callers, if that had at least two more
-    /// than `identity` when the limit was last divided: numbers are invented, identities are proved. The caller that goes keeps its part
-    /// as long as there is no place for it, so that the limit may be exceeded by as much.
+    /// Removes the longest silent caller of the identity with most callers, if that identity had at least two more callers than
+    /// `identity` at the last division. Identities are proved while caller numbers are invented, so identities decide. The
+    /// removed caller keeps its part until it finds a place again; the limit may be exceeded by that much.
     pub fn make_room(&mut self, identity: u64) -> bool {
         let own = self.identities.get(&identity).map_or(0, |programs| programs.callers);
         let Some((largest, _)) = self.largest.filter(|(_, callers)| *callers > own + 1) else { return false };
@@ -200,7 +200,7 @@ impl Quota {
         self.taken = self.callers.values().map(Caller::taken).sum();
     }
 
-    /// Recomputes the division after a sixteenth as many claims as callers, so that a claim costs sixteen steps on
+    /// Recomputes the division after a sixteenth as many claims as callers; a claim then costs sixteen steps on
     /// average.
     fn redivide(&mut self, whole: u64) {
         self.stale = self.stale.saturating_add(1);
@@ -215,7 +215,7 @@ impl Quota {
         self.division = Division::of(by_identity.values().map(sum), whole);
         let programs = by_identity.into_iter().map(|(identity, demands)| {
             let (callers, demand) = (demands.len() as u64, sum(&demands));
-            // What the part of the identity is in calls, at most the whole.
+            // The identity's part in calls, at most the whole.
             let own = u128::from(whole) * u128::from(self.division.share(demand)) / u128::from(ALL_PARTS);
             let division = Division::of(demands.into_iter(), own as u64);
             (identity, Programs { callers, demand, division })
@@ -229,7 +229,7 @@ impl Quota {
         self.stale = 0;
     }
 
-    /// The part of a caller: of the part of its identity, as that is divided among its programs.
+    /// The part of a caller: its share within its identity's part.
     fn share(&self, caller: &Caller) -> u64 {
         match self.identities.get(&caller.identity) {
             Some(programs) if programs.callers > 1 => {
@@ -240,14 +240,14 @@ impl Quota {
         }
     }
 
-    /// What a caller gets of the parts that are reserved for others yet to come.
+    /// The additional part available to a caller from the parts reserved for later ones.
     fn room(&self, caller: &Caller) -> u64 {
         let programs = self.identities.get(&caller.identity).map_or(1, |programs| programs.callers);
         RESERVED / (self.identities.len() as u64 + 1) / programs.max(1)
     }
 
-    /// Reduces claimed parts to what can have been granted: the largest first, so that false claims cost their
-    /// authors.
+    /// Reduces claimed parts to the largest sum that can have been granted. The largest are reduced first, so that
+    /// false claims hurt their own authors.
     fn settle(&mut self) {
         let mut held: Vec<u64> = self.callers.values().map(|caller| caller.held.into()).collect();
         held.sort_unstable();
@@ -276,7 +276,7 @@ impl Caller {
         self.parts.max(self.held).into()
     }
 
-    /// Time without a claim after which it is removed, and in which it has to return an excess.
+    /// Removal time after the last claim, and the time allowed for returning an excess.
     fn expiry(&self) -> u64 {
         match self.period {
             0 => FIRST_EXPIRY,
@@ -284,7 +284,7 @@ impl Caller {
         }
     }
 
-    /// Accepts that it holds `held`, up to its grants, and as long as a lost response may be the reason.
+    /// Accepts that the caller holds `held`, up to its grants and as long as a lost response may explain it.
     fn set_held(&mut self, held: u32, now: u64) {
         self.held = held.min(self.held.max(self.parts));
         if self.held <= self.parts {
@@ -294,12 +294,12 @@ impl Caller {
         }
     }
 
-    /// Moves its smoothed demand by the weight of the time since the last claim.
+    /// Moves the smoothed demand towards `demand`, by the weight of the time since the last claim.
     fn update_demand(&mut self, demand: u64, now: u64) {
         let elapsed = now.saturating_sub(self.last_claim);
         let (old, new) = (u128::from(self.demand), u128::from(demand));
         let (kept, last_claim) = (u128::from(DEMAND_HALF_LIFE), u128::from(elapsed));
-        // Between the two.
+        // The result lies between the two demands.
         self.demand = ((old * kept + new * last_claim) / (kept + last_claim).max(1)) as u64;
         (self.period, self.last_claim) = (elapsed, now);
     }

@@ -1,4 +1,4 @@
-//! Which certificates are no longer accepted, though their time has not ended.
+//! Revocations: certificates that are no longer accepted although they have not expired.
 
 use crate::{Invalid, SpiffePath};
 
@@ -14,25 +14,25 @@ pub struct Revocations {
     pub entries: Vec<Revocation>,
 }
 
-/// Certificates of one identity that are no longer accepted.
+/// The revocation of an identity's certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Revocation {
     /// The identity.
     pub path: SpiffePath,
-    /// Which of its certificates.
+    /// Which of the identity's certificates are revoked.
     pub certificates: RevokedCertificates,
-    /// When they were revoked, in seconds since 1970.
+    /// When the revocation was made, in seconds since 1970.
     pub at: u64,
 }
 
 /// Which certificates of an identity are revoked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RevokedCertificates {
-    /// All, also those that would be issued: the identity itself.
+    /// All present and future certificates: the identity itself.
     All,
     /// The one with this serial number, without leading zeros.
     Serial(Vec<u8>),
-    /// Those issued before a time, in seconds since 1970.
+    /// Certificates issued before a time, in seconds since 1970.
     IssuedBefore(u64),
 }
 
@@ -42,7 +42,7 @@ impl Revocations {
         self.entries.iter().any(|one| one.certificates == RevokedCertificates::All && one.path == *path)
     }
 
-    /// Whether a certificate is revoked, by its serial number without leading zeros and when it was issued.
+    /// Whether a certificate is revoked, given its serial number without leading zeros and its time of issue.
     pub fn revokes(&self, path: &SpiffePath, serial: &[u8], issued: u64) -> bool {
         let covers = |certificates: &RevokedCertificates| match certificates {
             RevokedCertificates::All => true,

@@ -62,7 +62,7 @@ impl Route {
         }
     }
 
-    /// The services that calls of this route may be sent to, including its mirror.
+    /// The services that calls of this route may reach, including its mirror.
     pub fn targets(&self) -> impl Iterator<Item = &ServiceName> {
         let split = self.split.iter().map(|target| &target.service);
         split.chain(self.actions.mirror.iter().map(|mirror| &mirror.service))

@@ -11,7 +11,8 @@ pub struct Service {
     pub protocol: Protocol,
     /// The virtual address that unmodified programs connect to, if assigned.
     pub virtual_address: Option<SocketAddr>,
-    /// The id that its endpoints prove, by mutual TLS, instead of that of the service: one of a federated trust domain.
+    /// The id that the service's endpoints prove by mutual TLS in place of the service's own: an id of a federated
+    /// trust domain.
     pub identity: Option<SpiffeId>,
 }
 

@@ -6,7 +6,7 @@ use crate::{InstanceId, Invalid, Region, Role};
 
 pub use key::{KeyRange, ShardKey};
 
-/// The identity of a shard within its map: stable across moves; after a split the upper half has a new one.
+/// The identity of a shard within its map. It is stable across moves; after a split, the upper half gets a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ShardId(pub u32);
 
@@ -24,8 +24,8 @@ impl FromStr for ShardId {
     }
 }
 
-/// The most shards whose load a server reports individually, those with the highest load; the rest is reported as a
-/// sum. Balancing moves the few hottest shards, and a report stays small for a map of millions.
+/// The most shards whose load a server reports individually: those with the highest load. The rest is reported as a
+/// sum. Balancing moves only the few hottest shards, and the report of a map with millions of shards stays small.
 pub const MAX_REPORTED_SHARDS: usize = 128;
 
 /// The assignment of keys of a service to replicas (ServiceRouter §3.3). Shards are contiguous: each ends where the
@@ -71,17 +71,17 @@ pub struct Replica {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "spec", serde(rename_all = "lowercase"))]
 pub enum ReplicaState {
-    /// It is loading the shard: no calls yet.
+    /// The copy is loading the shard: no calls yet.
     Starting,
-    /// It receives calls.
+    /// The copy receives calls.
     #[default]
     Serving,
-    /// Callers are leaving: it still responds, and gets no new callers.
+    /// Callers are leaving: the copy still responds but gets no new callers.
     Stopping,
 }
 
-/// A requested move of a copy of a shard, or a copy to add or drop. Stored in the RIB until it is done, so that a
-/// restarted controller continues it.
+/// A requested move, addition or removal of a shard's copy. The record stays in the RIB until the move is done, so
+/// that a restarted controller continues it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardMove {
     /// The shard.

@@ -1,8 +1,8 @@
 //! Documents as written by users: one per object, distinguished by `kind`, in YAML or JSON.
 //!
-//! A spec keeps strings as they were written, so that every error names its field; `validate` makes the validated value
-//! that routers read, and `of` converts back, omitting defaults. Validation during deserialisation was rejected: serde
-//! errors have neither the path of a field nor a hint apart from the message.
+//! A spec keeps strings as written, so that every error names its field. `validate` makes the validated value that
+//! routers read, and `of` converts back, omitting defaults. Validation during deserialisation was rejected, because
+//! serde errors have neither a field's path nor a separate hint.
 
 mod access;
 mod actions;

@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use crate::{Invalid, Label, ServiceName, Tenant, TrustDomain};
 
-/// The scheme, and the tenant that no service can have.
+/// The scheme of ids, and the reserved tenant of the mesh's processes.
 const SCHEME: &str = "spiffe://";
 const RESERVED: &str = "fairmesh";
 
@@ -38,9 +38,9 @@ pub enum MeshRole {
     Replica,
     /// A proxy or a lookaside that many programs share.
     Proxy,
-    /// A key server. It signs for proxies, and is neither read from nor reads records of services.
+    /// A key server. It signs for proxies and does not read the records of services.
     KeyServer,
-    /// A person, and programs that call services without being one.
+    /// A person, or a program that calls services without being one.
     Operator,
 }
 
@@ -108,7 +108,7 @@ impl FromStr for SpiffePath {
 impl FromStr for SpiffeId {
     type Err = Invalid;
 
-    /// Parses an id as displayed, and no other spelling of it.
+    /// Parses an id in its displayed form; other spellings are refused.
     fn from_str(text: &str) -> Result<Self, Invalid> {
         let parts = text.strip_prefix(SCHEME).and_then(|rest| rest.split_once('/'));
         let (domain, path) = parts.ok_or_else(|| {

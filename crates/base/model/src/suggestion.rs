@@ -4,7 +4,7 @@
 pub fn hint(wrong: &str, right: &[&str]) -> String {
     let nearest = right.iter().map(|word| (distance(wrong, word), word)).min();
     match nearest {
-        // Up to a third of the letters may differ, and one in short words.
+        // Up to a third of the letters may differ; in short words, one letter.
         Some((distance, word)) if distance <= (wrong.chars().count() / 3).max(1) => {
             format!("did you mean '{word}'?")
         }

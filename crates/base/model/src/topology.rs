@@ -47,10 +47,10 @@ impl Regions {
     }
 }
 
-/// Round-trip times between regions (ServiceRouter §3.4.1): as declared, and as measured where none is declared. Within
-/// a region they count as zero.
+/// Round-trip times between regions (ServiceRouter §3.4.1): declared, or measured if none is declared. Within a region
+/// they count as zero.
 ///
-/// The record of this name holds the declared ones; the measured ones are in a record for each region that measures.
+/// The `RoundTrips` record holds the declared times. Each measuring region has a record with its measured ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RoundTrips {
     /// Declared round trip by unordered pair; the smaller name first.
@@ -76,12 +76,12 @@ impl RoundTrips {
         self.pairs.insert(if a < b { (a, b) } else { (b, a) }, rtt);
     }
 
-    /// Takes over the declared round trips of a record; the measured ones stay.
+    /// Replaces the declared round trips by a record's; measured ones stay.
     pub fn set_declared(&mut self, record: Self) {
         self.pairs = record.pairs;
     }
 
-    /// Replaces the distances measured by a region, or removes them; returns whether that changed anything.
+    /// Replaces the distances measured by a region, or removes them. Returns whether anything changed.
     pub fn set_measured(&mut self, from: Region, distances: Option<MeasuredDistances>) -> bool {
         let before = match &distances {
             Some(distances) => self.measured.insert(from, distances.clone()),
@@ -90,13 +90,13 @@ impl RoundTrips {
         before != distances
     }
 
-    /// The round trip between two regions: zero within one, `None` if it is unknown.
+    /// The round trip between two regions: zero within one, `None` if unknown.
     pub fn get(&self, from: &Region, to: &Region) -> Option<Duration> {
         self.distance(from, to).map(|(round_trip, _)| round_trip)
     }
 
-    /// The round trip and its origin. A declared one comes first, then the one that the region of the caller measured.
-    /// A round trip is the same in both directions, so the one measured by the other region does as well.
+    /// The round trip and its origin. A declared time comes first, then the caller region's measurement, then the
+    /// other region's: a round trip is the same in both directions.
     pub fn distance(&self, from: &Region, to: &Region) -> Option<(Duration, DistanceSource)> {
         if from == to {
             return Some((Duration::ZERO, DistanceSource::Declared));
@@ -119,7 +119,7 @@ impl RoundTrips {
         self.measured.get(from)?.to.get(to).copied()
     }
 
-    /// Every region that measured distances, or to which one was measured; may have repetitions.
+    /// Every region that measured, or was measured; may contain repetitions.
     pub fn measured_regions(&self) -> impl Iterator<Item = &Region> {
         self.measured.iter().flat_map(|(from, distances)| std::iter::once(from).chain(distances.to.keys()))
     }

@@ -1,4 +1,4 @@
-//! Shares of calls by region: as a policy asks for them, and as tables that routers follow.
+//! Shares of calls by region: as requested in policies, and as tables for routers.
 
 mod load_rings;
 mod region_drain;
@@ -21,7 +21,7 @@ pub use region_table::{
     SMALLEST_SHARE, TableForce, TableOrigin, TrafficShares, ZoneShares,
 };
 
-/// Who divides the calls to a service among regions: a planner, or shares written by hand.
+/// How the calls to a service are divided among regions: by a planner, or by shares written by hand.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// The planner that computes tables; not together with `shares`.
@@ -30,35 +30,36 @@ pub struct Traffic {
     pub mode: TrafficMode,
     /// Shares written by hand, by the region of the caller.
     pub shares: BTreeMap<Region, TrafficShares>,
-    /// Rings with the load up to which the planner uses each; empty means the default rings.
+    /// Rings, each with the load up to which the planner uses it; empty means the default rings.
     pub rings: Vec<LoadRing>,
-    /// Classes that are less important than all other calls: the planner moves and drops them before these, the last first.
+    /// Classes less important than all other calls: the planner moves and drops them first, the last of the list before
+    /// others.
     pub classes: Vec<Label>,
-    /// What the planner takes for the load of servers; `None` is CPU.
+    /// The planner's measure of server load; `None` is CPU.
     pub load: Option<LoadMetric>,
 }
 
 /// A planner of tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrafficPlanner {
-    /// From rings with load thresholds (ServiceRouter §3.4.1).
+    /// Uses rings with load thresholds (ServiceRouter §3.4.1).
     Rings,
 }
 
 /// Whether tables are published.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TrafficMode {
-    /// Routers follow them.
+    /// Routers follow the tables.
     #[default]
     Active,
-    /// They are computed and shown, and no router gets them.
+    /// Tables are computed and shown, but no router receives them.
     Shadow,
-    /// The planner changes none of them, and keeps confirming those in force.
+    /// The planner changes no table but keeps confirming those in force.
     Hold,
 }
 
 impl Traffic {
-    /// Whether the service may have tables that routers follow.
+    /// Whether routers may follow tables of this service.
     pub fn publishes(&self) -> bool {
         self.mode != TrafficMode::Shadow
     }
@@ -68,7 +69,7 @@ impl Traffic {
         self.planner.is_some()
     }
 
-    /// The tables to publish of shares written by hand, by the region of the caller.
+    /// The tables for shares written by hand, by the caller's region.
     pub fn tables(&self) -> impl Iterator<Item = (&Region, RegionTable)> {
         let published = self.shares.iter().filter(|_| self.publishes());
         published.map(|(from, shares)| {
@@ -79,7 +80,7 @@ impl Traffic {
         })
     }
 
-    /// Checks that there is one source of tables, and the shares.
+    /// Checks that there is only one source of tables, and checks the shares.
     pub fn validate(&self) -> Result<(), Invalid> {
         match (self.planner, self.shares.is_empty()) {
             (Some(_), false) => {

@@ -4,33 +4,33 @@ use std::collections::BTreeSet;
 
 use crate::{Invalid, Region, Tenant, TrustDomain};
 
-/// Upper bound of roots of a trust domain: one, or the old and the new ones while roots are rotated.
+/// Upper bound of a trust domain's roots: one, or old and new ones during a rotation.
 pub const MAX_ROOTS: usize = 8;
-/// Upper bound of retired roots that are remembered, so that control planes whose files have them do not record them again.
+/// Upper bound of remembered retired roots. Control planes that still have their files must not record them again.
 pub const MAX_RETIRED_ROOTS: usize = 32;
 /// Upper bound of a certificate, in bytes of DER.
 pub const MAX_CERTIFICATE: usize = 4096;
 /// Upper bound of tenants to which an agent is restricted.
 pub const MAX_TENANTS: usize = 64;
 
-/// The certificates that a trust domain begins with. Public, and the same on every machine.
+/// The root certificates of a trust domain. They are public, and the same on every machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrustBundle {
     /// The trust domain.
     pub domain: TrustDomain,
     /// Roots in DER, the newest last; at least one.
     pub roots: Vec<Vec<u8>>,
-    /// The SHA-256 of roots that an operator retired, the last one last; at most [`MAX_RETIRED_ROOTS`], none of `roots`.
+    /// The SHA-256 of retired roots, oldest first; at most [`MAX_RETIRED_ROOTS`], and none of `roots`.
     pub retired: Vec<[u8; 32]>,
 }
 
 impl TrustBundle {
-    /// A bundle of which no root was retired.
+    /// A bundle without retired roots.
     pub const fn new(domain: TrustDomain, roots: Vec<Vec<u8>>) -> Self {
         Self { domain, roots, retired: Vec::new() }
     }
 
-    /// Takes a root out, and remembers its SHA-256; those retired longest ago are forgotten.
+    /// Removes a root and remembers its SHA-256. The oldest retired roots are forgotten.
     pub fn retire(&mut self, root: &[u8], digest: [u8; 32]) {
         self.roots.retain(|one| one != root);
         self.retired.push(digest);
@@ -42,20 +42,20 @@ impl TrustBundle {
 /// Upper bound of trust domains that a mesh is federated with.
 pub const MAX_FEDERATED_DOMAINS: usize = 32;
 
-/// Other trust domains whose certificates are verified: of callers that a policy names by their whole id, and of servers that a
-/// service names so. Nothing of them is a member of this mesh.
+/// Federated trust domains whose certificates are verified. A policy names their callers by whole id, and a service names their
+/// servers so. Their processes are not members of this mesh.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FederatedDomains {
     /// At most [`MAX_FEDERATED_DOMAINS`], each once.
     pub bundles: Vec<TrustBundle>,
-    /// Where the roots of some of these are served, so that they can be kept current; each domain once.
+    /// Bundle endpoints of some of these domains, so that roots can be kept current; one each.
     pub endpoints: Vec<BundleEndpoint>,
 }
 
 /// Upper bound of a URL, in bytes.
 pub const MAX_BUNDLE_URL: usize = 2048;
 
-/// Where a trust domain serves its roots: a bundle endpoint of SPIFFE, whose server the authorities of the web vouch for.
+/// A SPIFFE bundle endpoint, where a trust domain serves its roots. Web authorities vouch for its server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BundleEndpoint {
     /// The trust domain.
@@ -65,7 +65,7 @@ pub struct BundleEndpoint {
 }
 
 impl FederatedDomains {
-    /// The roots of a domain.
+    /// The bundle of a domain.
     pub fn find(&self, domain: &TrustDomain) -> Option<&TrustBundle> {
         self.bundles.iter().find(|bundle| bundle.domain == *domain)
     }
@@ -112,16 +112,16 @@ impl FederatedDomains {
 /// An agent that joined the trust domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JoinedAgent {
-    /// The tenants whose services it may vouch for; empty: all.
+    /// The tenants whose services the agent may vouch for; empty means all.
     pub tenants: Vec<Tenant>,
-    /// When it joined, in seconds since 1970.
+    /// When the agent joined, in seconds since 1970.
     pub joined: u64,
-    /// The only region that it checks and reports for; `None`: any.
+    /// The only region that the agent checks and reports for; `None` means any.
     pub region: Option<Region>,
 }
 
 impl JoinedAgent {
-    /// Whether it may vouch for services of a tenant.
+    /// Whether the agent may vouch for services of a tenant.
     pub fn vouches_for(&self, tenant: &Tenant) -> bool {
         self.tenants.is_empty() || self.tenants.contains(tenant)
     }

@@ -1,4 +1,4 @@
-//! Which programs of a machine may have the identity of a service: selectors, and what the kernel says of a program.
+//! Workloads: which programs of a machine may have a service's identity, by selectors on facts from the kernel.
 
 use std::fmt;
 
@@ -13,42 +13,42 @@ const MAX_TEXT: usize = 1024;
 /// The network namespace of the agent itself, in selectors.
 pub const HOST_NAMESPACE: &str = "host";
 
-/// Where the identity of a service is given out, beside the programs of an agent's own user.
+/// Programs that may get a service's identity, besides those of the agent's own user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkloadEntry {
-    /// The agents that may vouch for the service, of those that may vouch for its tenant; empty: all of them.
+    /// The agents that may vouch for the service, among those that may vouch for its tenant; empty means all.
     pub agents: Vec<Label>,
-    /// A program of another user than the agent's needs to match one of these.
+    /// Selectors; a program of another user than the agent's must match one.
     pub programs: Vec<ProgramSelector>,
 }
 
-/// Conditions on a program, all of which have to hold.
+/// Conditions on a program; all must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProgramSelector {
-    /// Its effective user.
+    /// The program's effective user.
     pub uid: Option<u32>,
-    /// Its effective group.
+    /// The program's effective group.
     pub gid: Option<u32>,
-    /// The path of its executable.
+    /// The path of the program's executable.
     pub executable: Option<String>,
-    /// Its control group (version 2), or one above it, such as `/system.slice/cart.service`.
+    /// The program's control group (version 2), or an ancestor, such as `/system.slice/cart.service`.
     pub cgroup: Option<String>,
-    /// Its network namespace: a name in `/run/netns`, or `host`, that of the agent.
+    /// The program's network namespace: a name in `/run/netns`, or `host` for the agent's own.
     pub network_namespace: Option<String>,
 }
 
-/// What the kernel says of a program. What cannot be read is the reason why.
+/// Facts about a program from the kernel. An error says why a fact cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ProgramFacts {
-    /// Its effective user.
+    /// Effective user.
     pub uid: u32,
-    /// Its effective group.
+    /// Effective group.
     pub gid: u32,
-    /// The path of its executable.
+    /// Path of the executable.
     pub executable: Result<String, String>,
-    /// Its control group.
+    /// Control group.
     pub cgroup: Result<String, String>,
-    /// The name of its network namespace.
+    /// Name of the network namespace.
     pub network_namespace: Result<String, String>,
 }
 
@@ -61,7 +61,7 @@ impl WorkloadEntry {
     /// Whether a program may have the identity.
     ///
     /// # Errors
-    /// What the selector that is closest to the program requires and does not find.
+    /// The requirement that the closest selector does not find met.
     pub fn check(&self, program: &ProgramFacts) -> Result<(), String> {
         let mut closest: Option<(usize, Vec<String>)> = None;
         for (i, selector) in self.programs.iter().enumerate() {
@@ -79,14 +79,14 @@ impl WorkloadEntry {
         })
     }
 
-    /// The most conditions of a selector that a program meets; `None` if it meets no selector.
+    /// The most conditions of one selector that a program meets; `None` if it meets no selector.
     pub fn specificity(&self, program: &ProgramFacts) -> Option<usize> {
         let met = self.programs.iter().filter(|selector| selector.failed_conditions(program).is_empty());
         met.map(ProgramSelector::conditions).max()
     }
 
-    /// The first selector that claims programs which another entry claims too, by the same user or the same control group, at an
-    /// agent that may vouch for both.
+    /// The first selector that claims the same programs as another entry: the same user or control group, at an agent that may
+    /// vouch for both.
     pub fn contested(&self, other: &Self) -> Option<usize> {
         let meet = self.agents.is_empty()
             || other.agents.is_empty()
@@ -95,7 +95,7 @@ impl WorkloadEntry {
         self.programs.iter().position(contested).filter(|_| meet)
     }
 
-    /// Checks bounds and that every selector tells users or units apart.
+    /// Checks bounds, and that every selector names a user, group or control group.
     ///
     /// # Errors
     /// [`Invalid`] with the field.
@@ -121,7 +121,7 @@ impl WorkloadEntry {
 impl ProgramSelector {
     fn validate(&self) -> Result<(), Invalid> {
         if self.uid.is_none() && self.gid.is_none() && self.cgroup.is_none() {
-            // Every user can run an executable, with libraries of its own.
+            // Any user can run an executable, with libraries of its own.
             let problem = "has neither uid, gid nor cgroup, so that every user could match";
             return Err(Invalid::new(
                 "",
@@ -155,7 +155,7 @@ impl ProgramSelector {
             + texts.into_iter().filter(|text| text.is_some()).count()
     }
 
-    /// Whether both name one user, or a control group of which one is the other or within it, and nothing else tells them apart.
+    /// Whether both selectors name the same user, or nested control groups, and no other condition separates them.
     fn contests(&self, other: &Self) -> bool {
         let differ = |one: &Option<String>, other: &Option<String>| {
             one.as_ref().zip(other.as_ref()).is_some_and(|(one, other)| one != other)
@@ -184,7 +184,7 @@ impl ProgramSelector {
     }
 }
 
-/// Whether a control group is another one or within it.
+/// Whether a control group is `outer` or a descendant.
 pub(crate) fn is_within(outer: &str, cgroup: &str) -> bool {
     cgroup.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }

@@ -5,7 +5,7 @@ use std::{
 
 use fairmesh_model::{CallPath, CallRates};
 
-/// Counts of the calls of one path since the process began. Exact, and of any number of threads.
+/// Counts the calls of one path since the process began. Exact, from any number of threads.
 #[derive(Debug, Default)]
 pub struct CallCounters {
     offered: AtomicU64,
@@ -29,25 +29,25 @@ impl CallCounters {
         self.attempts.fetch_add(1, Relaxed);
     }
 
-    /// Counts a call for which no server was picked; `is_dropped` by a table.
+    /// Counts a call without a picked server; `is_dropped` if a region table dropped it.
     pub fn record_unsent(&self, is_dropped: bool) {
         self.offered.fetch_add(1, Relaxed);
         self.shed.fetch_add(u64::from(is_dropped), Relaxed);
     }
 
-    /// Counts the response of an attempt that took this long until it began.
+    /// Counts the response of an attempt; `took` is the time until it began.
     #[inline]
     pub fn record_answer(&self, time_us: u64) {
         self.answered.fetch_add(1, Relaxed);
         self.time_us.fetch_add(time_us, Relaxed);
     }
 
-    /// Counts an attempt that its server refused because of overload.
+    /// Counts an attempt that the server refused because of overload.
     pub fn record_shed(&self) {
         self.shed.fetch_add(1, Relaxed);
     }
 
-    /// Counts calls that another program made by a pick of this one; so many of them had a response.
+    /// Counts calls that another program made with this program's picks; `answered` had a response.
     pub fn record_calls(&self, calls: u64, answered: u64) {
         self.offered.fetch_add(calls, Relaxed);
         self.attempts.fetch_add(calls, Relaxed);
@@ -74,7 +74,7 @@ impl CallCounters {
     }
 }
 
-/// Turns counters into rates, from one reading to the next.
+/// Converts counters into rates between two readings.
 #[derive(Debug, Default)]
 pub struct CallMeter {
     read_at_ms: Option<u64>,
@@ -82,8 +82,8 @@ pub struct CallMeter {
 }
 
 impl CallMeter {
-    /// The rates since the last reading of all `paths`, and `None` of the first reading. `now_ms` is of a clock that only
-    /// advances. Paths that are left out are forgotten.
+    /// The rates of all `paths` since the last reading; `None` for the first reading. `now_ms` comes from a monotonic
+    /// clock. Paths that are not listed are forgotten.
     pub fn read<'a>(
         &mut self,
         paths: impl IntoIterator<Item = (CallPath, &'a CallCounters)>,
@@ -107,7 +107,7 @@ impl CallMeter {
     }
 }
 
-/// Calls in thousandths per second, the others per second. Counters that are smaller than before were made anew.
+/// Rates of calls in thousandths per second, others per second. A counter that decreased was created anew.
 fn per_second(now: Counts, since: Counts, elapsed_ms: u64) -> CallRates {
     let change = |now: u64, since: u64| now.checked_sub(since).unwrap_or(now);
     let calls = |now, since| rate(change(now, since), 1_000_000, elapsed_ms);

@@ -1,11 +1,12 @@
-//! Reports of calls and load by region, for planners: how they are counted, turned into rates and added up.
+//! Traffic reports: calls and load by region, for planners. The crate counts them, converts counters to rates, and adds
+//! reports up.
 //!
 //! Clients count each attempt with [`ReportedPaths`], servers read their counters with [`ServerMeter`]; agents, replicas
 //! and the control plane add reports up with [`ReportSums`]. The messages are in the model ([`TrafficReport`]).
 //!
-//! One decision: a report has rates of its reporter's own interval, and a sum is formed of the last report of each
-//! reporter. Counts that each level adds to its own interval were rejected: intervals of two levels never fit, so that
-//! every second one would have a call too many or too few, and a planner would take that for a change of demand.
+//! A report has rates over its reporter's own interval, and a sum covers the last report of each reporter. The
+//! rejected alternative added counts into each level's own interval: intervals of two levels never align, so sums
+//! would be a call too high or too low, and a planner would see changes of demand.
 //!
 //! [`TrafficReport`]: fairmesh_model::TrafficReport
 
@@ -19,11 +20,11 @@ pub use paths::{Destinations, ReportedPaths};
 pub use report_sums::{ReportSums, SumLimits, Taken};
 pub use server_meter::{CpuReading, ServerMeter, ServerReading};
 
-/// Time between two reports where a service is planned for.
+/// Interval of reports if a service is planned, in milliseconds.
 pub const REPORT_INTERVAL_MS: u64 = 1_000;
-/// Time between two reports where none is.
+/// Interval of reports without a planned service, in milliseconds.
 pub const IDLE_INTERVAL_MS: u64 = 5_000;
-/// The most services that operators look at at the same time, and whose calls are reported for it.
+/// The most services whose calls are reported because operators watch them.
 pub const MAX_WATCHED_SERVICES: usize = 64;
-/// How long what the process above has said of them holds without its next response.
+/// How long the upstream's last response stays valid, in milliseconds.
 pub const WATCHED_FOR_MS: u64 = 4 * IDLE_INTERVAL_MS;

@@ -4,30 +4,30 @@ use fairmesh_model::{CallPath, Label, Location, MAX_TABLE_REGIONS, Region, Servi
 
 use crate::CallCounters;
 
-/// The counters of one service's calls in one snapshot of its records: one for each class and destination.
+/// The counters of calls to one service from one snapshot of its records, by class and destination.
 ///
-/// Bounded by the classes and [`MAX_TABLE_REGIONS`] regions and zones. A snapshot takes over the counters of the one
-/// before it.
+/// Bounded by the number of classes and by [`MAX_TABLE_REGIONS`] regions and zones. A new snapshot takes over the
+/// previous one's counters.
 #[derive(Debug)]
 pub struct ReportedPaths {
     service: ServiceName,
     from: Region,
     caller: Option<ServiceName>,
     from_zone: Option<Zone>,
-    /// Those with counters of their own; calls of all others are counted together.
+    /// Classes with counters of their own; all other calls share a counter.
     classes: Box<[Label]>,
-    /// Sorted.
+    /// Destinations, sorted.
     destinations: Box<[Destination]>,
-    /// By index of the endpoint, the position of its destination; [`Self::NOWHERE`] if that has none.
+    /// The destination's position by endpoint index; [`Self::NOWHERE`] without a destination.
     destination_of: Box<[u8]>,
-    /// By class, then destination; the last destination is none.
+    /// Counters by class, then destination; the last column counts calls without a destination.
     counters: Box<[Arc<CallCounters>]>,
 }
 
-/// The region of a server, and its zone where that is told apart.
+/// A server's region, and its zone if zones are distinguished.
 type Destination = (Region, Option<Zone>);
 
-/// What the paths of a service depend on.
+/// The inputs that determine a service's paths.
 #[derive(Debug)]
 pub struct Destinations<'a> {
     /// The called service.
@@ -36,16 +36,16 @@ pub struct Destinations<'a> {
     pub from: &'a Region,
     /// The calling service, if it is known.
     pub caller: Option<&'a ServiceName>,
-    /// The zone of the callers, if calls prefer it: then the zones of their region are told apart.
+    /// The callers' zone, if calls prefer it; zones of their region are then distinguished.
     pub zone: Option<&'a Zone>,
-    /// The classes that are told apart.
+    /// The distinguished classes.
     pub classes: &'a [Label],
 }
 
 impl ReportedPaths {
     const NOWHERE: u8 = u8::MAX;
 
-    /// The paths to these endpoints, each with its index and location.
+    /// The paths to these endpoints, given by index and location.
     pub fn new<'a>(
         to: &Destinations<'_>,
         endpoints: impl Iterator<Item = (u32, &'a Location)> + Clone,
@@ -88,16 +88,16 @@ impl ReportedPaths {
         &self.from
     }
 
-    /// The counters of calls of a class to an endpoint; `None` if its destination has none.
+    /// The counters of calls of a class to an endpoint; `None` if the endpoint has no destination.
     #[inline]
     pub fn to_endpoint(&self, class: Option<&Label>, index: u32) -> Option<&Arc<CallCounters>> {
         let position = self.destination_of.get(index as usize).copied().filter(|at| *at != Self::NOWHERE)?;
         self.counters.get(self.row(class) + usize::from(position))
     }
 
-    /// The counters of calls of a class that go nowhere.
+    /// The counters of a class's calls without a destination.
     pub fn to_nowhere(&self, class: Option<&Label>) -> &Arc<CallCounters> {
-        // Every class has one, the last of its row.
+        // The last column of each class's row.
         &self.counters[self.row(class) + self.destinations.len()]
     }
 

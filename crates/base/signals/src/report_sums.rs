@@ -8,36 +8,36 @@ use fairmesh_model::{
     ServiceName, TrafficReport,
 };
 
-/// Intervals after which a report is void.
+/// Missed intervals after which a report expires.
 const MISSED_INTERVALS: u64 = 3;
-/// What is added to them, for delays on the way.
+/// Additional time before expiry, for delays on the way.
 const GRACE_MS: u64 = 500;
 /// Bounds of what a reporter may claim as its interval.
 const MIN_INTERVAL_MS: u64 = 100;
 const MAX_INTERVAL_MS: u64 = 20_000;
 
-/// Bounds of what is kept.
+/// Limits of the stored reports.
 #[derive(Clone, Copy, Debug)]
 pub struct SumLimits {
-    /// Reporters.
+    /// Number of reporters.
     pub reporters: usize,
-    /// Paths and groups of servers, of all reporters together.
+    /// Number of paths and groups of servers over all reporters.
     pub rows: usize,
 }
 
 impl SumLimits {
-    /// Of an agent: the programs of one machine.
+    /// Limits of an agent: the programs of one machine.
     pub const AGENT: Self = Self { reporters: 2_000, rows: 20_000 };
-    /// Of a replica, or of a control plane: agents and replicas.
+    /// Limits of a replica or control plane: agents and replicas.
     pub const TREE: Self = Self { reporters: 20_000, rows: 200_000 };
 }
 
-/// What became of a report.
+/// Outcome of taking a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// It replaces the last one of its reporter.
+    /// The report replaces its reporter's last one.
     Kept,
-    /// There are too many reporters, or too many rows.
+    /// There are too many reporters or rows.
     Full,
 }
 
@@ -47,7 +47,7 @@ pub struct ReportSums {
     limits: SumLimits,
     by_reporter: HashMap<u64, LiveReport>,
     rows: usize,
-    /// Services of reports that were not taken, with the time until which these would count; all, if it is full.
+    /// Services of refused reports, with the time when each report would have expired; all services if the map is full.
     not_taken: BTreeMap<ServiceName, u64>,
 }
 
@@ -59,7 +59,7 @@ struct LiveReport {
 }
 
 impl ReportSums {
-    /// No reports.
+    /// Sums without reports.
     pub fn new(limits: SumLimits) -> Self {
         Self { limits, by_reporter: HashMap::new(), rows: 0, not_taken: BTreeMap::new() }
     }
@@ -69,13 +69,13 @@ impl ReportSums {
         self.by_reporter.len()
     }
 
-    /// Paths and groups of servers that the reports had no room for.
+    /// Paths and groups that did not fit into reports.
     pub fn left_out(&mut self, now_ms: u64) -> u32 {
         self.expire(now_ms);
         self.by_reporter.values().fold(0, |sum: u32, live| sum.saturating_add(live.report.left_out))
     }
 
-    /// Takes a report. One of nothing takes no room. `now_ms` is of a clock that only advances.
+    /// Takes a report. An empty report takes no room. `now_ms` comes from a monotonic clock.
     pub fn record(&mut self, report: TrafficReport, now_ms: u64) -> Taken {
         if is_of_nothing(&report) {
             let before = self.by_reporter.remove(&report.reporter);
@@ -101,8 +101,8 @@ impl ReportSums {
         Taken::Kept
     }
 
-    /// The sum of all reports that are not void, of any size: `reporter` and `interval` are the caller's to set. Its data
-    /// is older by the time for which each report was kept.
+    /// The sum of all unexpired reports, of any size. The caller sets `reporter` and `interval`. Data ages by the time
+    /// for which its report was held.
     pub fn sum_of_all(&mut self, now_ms: u64) -> TrafficReport {
         self.expire(now_ms);
         let incomplete = self.not_taken.keys().cloned().collect();
@@ -129,9 +129,9 @@ impl ReportSums {
         sum
     }
 
-    /// The same as one report: where there are too many paths, callers are no longer told apart. What is still beyond the
-    /// bounds of a report is left out, the last by name, and counted, and its services are named. Where these are too many,
-    /// all are incomplete: a service of which a part is missing is never taken for one with fewer calls.
+    /// The sum as one report of bounded size. With too many paths, callers are combined. Remaining excess is dropped from
+    /// the end by name and counted, and its services are marked incomplete. If too many services are incomplete, all are: a
+    /// service with missing data must never look like one with fewer calls.
     pub fn sum(&mut self, now_ms: u64) -> TrafficReport {
         let mut sum = self.sum_of_all(now_ms);
         if sum.calls.len() > MAX_CALL_PATHS {
@@ -157,7 +157,7 @@ impl ReportSums {
         sum
     }
 
-    /// Notes the services of a report that is not taken: what is reported of them is not all.
+    /// Marks the services of a refused report as incomplete.
     fn miss(&mut self, report: &TrafficReport, void_at_ms: u64) {
         let called = report.calls.keys().map(|path| &path.service);
         let served = report.servers.keys().map(|(service, _)| service);
@@ -323,7 +323,7 @@ mod tests {
         above.record(TrafficReport { reporter: 7, ..all }, 0);
         assert!(above.sum_of_all(0).is_incomplete(&other), "all the way up");
 
-        // Each of these reports has room for the names of its own.
+        // Each report has room to name all of its services.
         let mut above = ReportSums::new(SumLimits::TREE);
         for (reporter, prefix) in [(1, "a"), (2, "b")] {
             let incomplete = named(prefix, MAX_INCOMPLETE_SERVICES - 1).collect();

@@ -4,12 +4,12 @@ use fairmesh_model::{MetricSum, ServerRates};
 
 use crate::call_counters::rate;
 
-/// The counters of one server at one moment.
+/// A server's counters at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServerReading {
-    /// On a clock that only advances, in milliseconds.
+    /// Time on a monotonic clock, in milliseconds.
     pub at_ms: u64,
-    /// Calls begun and calls refused because of overload, since the process began; `None` if it does not count calls.
+    /// Calls begun, and calls refused because of overload, since the process began; `None` if calls are not counted.
     pub calls: Option<(u64, u64)>,
     /// CPU time and limit; `None` if they are unknown.
     pub cpu: Option<CpuReading>,
@@ -22,20 +22,20 @@ pub struct ServerReading {
 pub struct CpuReading {
     /// Time used, in microseconds, comparable within an epoch.
     pub used_us: u64,
-    /// In thousandths of a core.
+    /// CPU limit, in thousandths of a core.
     pub limit_millicores: u32,
-    /// Changes with the source of the counter.
+    /// A number that changes with the counter's source.
     pub epoch: u32,
 }
 
-/// Turns the counters of one server into rates.
+/// Converts one server's counters into rates.
 #[derive(Debug, Default)]
 pub struct ServerMeter {
     last: Option<ServerReading>,
 }
 
 impl ServerMeter {
-    /// The rates since the last reading; `None` of the first one.
+    /// The rates since the last reading; `None` for the first one.
     pub fn read(&mut self, now: ServerReading) -> Option<ServerRates> {
         let before = self.last.replace(now.clone())?;
         let elapsed_ms = now.at_ms.checked_sub(before.at_ms).filter(|elapsed| *elapsed > 0)?;

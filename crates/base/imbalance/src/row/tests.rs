@@ -35,7 +35,7 @@ fn the_papers_example_has_an_index_of_1_25() {
 
 #[test]
 fn clusters_at_110_percent_do_not_hide_one_at_140() {
-    // Five small clusters at 110 % and one big at 140 %, of one service.
+    // One service with five small clusters at 110 % and one big cluster at 140 %.
     let mut all = Vec::new();
     for name in ["a", "b", "c", "d", "e"] {
         all.extend(cluster(name, 3, 2_000, 2_200));
@@ -47,18 +47,18 @@ fn clusters_at_110_percent_do_not_hide_one_at_140() {
     assert_eq!(own_index(slice("eu/a")), 1_100);
     assert_eq!(own_index(slice("eu/big")), 1_400);
 
-    // The average of ratios is 115 %: five clusters outweigh the one with nearly all cores.
+    // The average of ratios is 115 %: five small clusters outweigh the big one.
     let clusters: Vec<_> =
         row.slices.iter().filter(|((d, _), _)| *d == Dimension::Cluster).map(|(_, slice)| *slice).collect();
     let average = clusters.iter().map(|slice| own_index(*slice)).sum::<u64>() / clusters.len() as u64;
     assert_eq!(average, 1_150);
 
-    // Sums do not hide it: neither those of the clusters by themselves, nor those of the service.
+    // Sums show the big cluster, both by cluster and for the service.
     let own: u64 = clusters.iter().map(|slice| slice.own_peak).sum();
     let used: u64 = clusters.iter().map(|slice| slice.area.used).sum();
     assert!(own * 1000 / used > 1_360, "{}", own * 1000 / used);
     assert!(row.whole.index().unwrap() >= 1_400, "{:?}", row.whole.index());
-    // The shares of the clusters add up to the whole, to the last millicore.
+    // The clusters' shares add up exactly to the whole.
     let mut sum = Area::default();
     clusters.iter().for_each(|slice| sum += slice.area);
     assert_eq!(sum, row.whole);
@@ -66,7 +66,7 @@ fn clusters_at_110_percent_do_not_hide_one_at_140() {
 
 #[test]
 fn minutes_add_up_with_the_busy_ones_weighing_more() {
-    // Idle at 200 %, busy at 110 %: by area, not by the average of both, which would be 155 %.
+    // An idle minute at 200 % and a busy one at 110 %: the result is weighted by area, not the average of 155 %.
     let mut hour = row(&cluster("c", 10, 100, 200));
     hour.add(&row(&cluster("c", 10, 10_000, 11_000)));
     assert_eq!(hour.minutes, 2);

@@ -4,7 +4,7 @@ use crate::{
 
 use super::Reach;
 
-/// The identities that an agent may give to programs of its machine, as the beginnings of their paths.
+/// The identities that an agent may give to programs of its machine, as path prefixes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MachineCallers {
     begins: Vec<String>,
@@ -12,7 +12,7 @@ pub struct MachineCallers {
 }
 
 impl MachineCallers {
-    /// Of an agent that vouches for these tenants, in a trust domain, if that is known.
+    /// The identities of an agent that vouches for these tenants. `domain` is the trust domain if known.
     pub fn of(agent: Option<&Label>, tenants: &Reach, domain: Option<TrustDomain>) -> Self {
         let tenants = match tenants {
             Reach::Everything => return Self { begins: vec![String::new()], domain },
@@ -31,11 +31,11 @@ impl MachineCallers {
         Self { begins: services.chain(processes).collect(), domain }
     }
 
-    /// Whether a pattern of callers may match one of them.
+    /// Whether a pattern of callers may match one of the identities.
     fn may_match(&self, pattern: &str) -> bool {
         let path = match pattern.strip_prefix("spiffe://") {
             Some(rest) => match (rest.split_once('/'), &self.domain) {
-                // Of another trust domain, whatever follows.
+                // The pattern is of another trust domain.
                 (Some((domain, _)), Some(own)) if domain != own.as_str() => return false,
                 (Some((_, path)), _) => path,
                 (None, _) => "*",
@@ -49,7 +49,7 @@ impl MachineCallers {
     }
 }
 
-/// Whether a service may accept a call of some of these callers, so that their machine needs its records.
+/// Whether a service may accept a call from some of these callers; their machine then needs its records.
 pub fn admits(
     authorization: Option<&Authorization>,
     default: DefaultAuthorization,
@@ -75,7 +75,8 @@ pub fn admits_caller(
     !is_denied && admits_some(authorization, default, |pattern| pattern.is_none_or(|one| one.matches(caller)))
 }
 
-/// `may_match` says of a pattern whether callers in question may match it; `None` is a rule for all callers.
+/// Whether a policy may allow a call. `may_match` returns whether the callers may match a pattern; `None` is a rule for
+/// all callers.
 fn admits_some(
     authorization: Option<&Authorization>,
     default: DefaultAuthorization,
@@ -90,7 +91,7 @@ fn admits_some(
     if allowing.peek().is_none() {
         return !authorization.rules.is_empty() && by_default;
     }
-    // One that calls for others is matched as them.
+    // An intermediary is matched as the callers that it calls for.
     let allowed = allowing.flat_map(|rule| match rule.from.is_empty() {
         true => vec![None],
         false => rule.from.iter().map(Some).collect(),

@@ -6,63 +6,63 @@ use crate::{
     Writers,
 };
 
-/// Tenants that a grant reaches.
+/// Tenants covered by a grant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Reach {
     /// None.
     #[default]
     Nothing,
-    /// These.
+    /// The given tenants.
     Tenants(BTreeSet<Tenant>),
-    /// Every tenant, and what belongs to none.
+    /// Every tenant, and records without a tenant.
     Everything,
 }
 
 /// The machine of a caller: an agent, or a process for which it vouches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machine {
-    /// The name of its agent; `None` beside the control plane, where an agent may have none.
+    /// The agent's name; `None` on the control plane's machine, which may have no agent.
     pub agent: Option<Label>,
-    /// Its region, where the agent is bound to one.
+    /// The region to which the agent is bound, if any.
     pub region: Option<Region>,
-    /// Whether it may stand for election and report: agents themselves may.
+    /// Whether the caller is the agent itself, which may stand for election and report.
     pub is_agent: bool,
 }
 
 /// What a caller may do.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Grants {
-    /// All operations.
+    /// Whether all operations are allowed.
     pub admin: bool,
-    /// Reads.
+    /// Tenants whose records may be read.
     pub view: Reach,
-    /// Writes.
+    /// Tenants whose records may be written.
     pub operate: Reach,
-    /// Writes who may call services.
+    /// Tenants for which the caller may write who calls their services.
     pub authorize: Reach,
-    /// Registers endpoints, of its own machine where it has one.
+    /// Tenants for which endpoints may be registered; only on the caller's own machine if it has one.
     pub serve: Reach,
-    /// Registers endpoints of these services, whichever agent registered them.
+    /// Services whose endpoints may be registered, whichever agent registered them before.
     pub registrar: BTreeSet<ServiceName>,
-    /// The machine.
+    /// The caller's machine.
     pub machine: Option<Machine>,
-    /// Whether it passes on sums of reports, as replicas do.
+    /// Whether the caller forwards sums of reports, as replicas do.
     pub relays_reports: bool,
-    /// Gives identities to programs.
+    /// Delegations that let the caller give identities to programs.
     pub workloads: Vec<Delegation>,
 }
 
 /// The registration of workloads, delegated by an administrator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delegation {
-    /// Of services of these tenants.
+    /// Tenants whose services are delegated.
     pub tenants: Reach,
-    /// Of these programs.
+    /// Bounds on the programs.
     pub bounds: WorkloadBounds,
 }
 
 impl Reach {
-    /// These tenants; all of them if there are none, as in the records of agents and of role bindings.
+    /// Covers these tenants. An empty list covers all, as in records of agents and role bindings.
     pub fn of(tenants: &[Tenant]) -> Self {
         match tenants.is_empty() {
             true => Self::Everything,
@@ -70,7 +70,7 @@ impl Reach {
         }
     }
 
-    /// Whether it includes a tenant.
+    /// Whether a tenant is covered.
     pub fn includes(&self, tenant: &Tenant) -> bool {
         match self {
             Self::Nothing => false,
@@ -79,7 +79,7 @@ impl Reach {
         }
     }
 
-    /// Whether it includes all tenants, and what belongs to none.
+    /// Whether all tenants, and records without a tenant, are covered.
     pub fn is_everything(&self) -> bool {
         *self == Self::Everything
     }
@@ -95,13 +95,13 @@ impl Reach {
 }
 
 impl Grants {
-    /// Everything.
+    /// Grants of an administrator.
     pub fn admin() -> Self {
         let [view, operate, authorize, serve] = [const { Reach::Everything }; 4];
         Self { admin: true, view, operate, authorize, serve, ..Self::default() }
     }
 
-    /// Adds a role.
+    /// Adds the grants of a role.
     pub fn add(&mut self, binding: &RoleBinding) {
         match binding.role {
             AccessRole::Viewer => self.view.extend(Reach::of(&binding.tenants)),
@@ -128,15 +128,16 @@ impl Grants {
         }
     }
 
-    /// Whether the caller may read the records of a service. `is_callable` says whether its machine may call the service.
+    /// Whether the caller may read a service's records. `is_callable` returns whether the caller's machine may call the
+    /// service.
     pub fn may_view(&self, service: &ServiceName, is_callable: impl FnOnce() -> bool) -> bool {
         self.view.includes(&service.tenant)
             || self.registrar.contains(service)
             || (self.machine.is_some() && is_callable())
     }
 
-    /// Whether the caller may read or watch a prefix. `is_callable` says whether its machine may call a service: it then
-    /// reads what a router needs.
+    /// Whether the caller may read or watch a prefix. `is_callable` returns whether the caller's machine may call a
+    /// service; such a machine reads what its router needs.
     pub fn may_read(&self, prefix: &Prefix, is_callable: impl FnOnce(&ServiceName) -> bool) -> bool {
         if self.view.is_everything() {
             return true;
@@ -176,10 +177,10 @@ impl Grants {
         }
     }
 
-    /// Whether the caller may give the identity of a service to the programs of a workload.
+    /// Checks that the caller may give a service's identity to the programs of a workload.
     ///
     /// # Errors
-    /// What it may not.
+    /// The part that is not permitted.
     pub fn may_register(&self, service: &ServiceName, entry: &WorkloadEntry) -> Result<(), String> {
         let mut refused = None;
         for delegation in self.delegations(service).filter(|_| !self.admin) {
@@ -200,8 +201,8 @@ impl Grants {
         self.operate.includes(&service.tenant)
     }
 
-    /// Whether the caller may register, renew, report, drain and deregister an endpoint of a service that this agent
-    /// registered; `None` if no agent did.
+    /// Whether the caller may register, renew, report, drain and deregister an endpoint. `owner` is the agent that
+    /// registered it; `None` if no agent did.
     pub fn may_serve(&self, service: &ServiceName, owner: Option<&str>) -> bool {
         if self.may_stand_in(service) {
             return true;
@@ -215,18 +216,17 @@ impl Grants {
         }
     }
 
-    /// Whether the caller may act for an endpoint as an operator, against the process that registered it.
+    /// Whether the caller may act on an endpoint as an operator, overriding the process that registered it.
     pub fn may_stand_in(&self, service: &ServiceName) -> bool {
         self.operate.includes(&service.tenant) || self.registrar.contains(service)
     }
 
-    /// Whether the caller may be the checker of a region. A checker learns every service, so that its machine must be one
-    /// of all tenants.
+    /// Whether the caller may be a region's checker. A checker sees every service, so its machine must cover all tenants.
     pub fn may_check(&self, region: &Region) -> bool {
         self.admin || (self.view.is_everything() && self.reports_for(region))
     }
 
-    /// Whether the caller reports what happens in a region.
+    /// Whether the caller reports for a region.
     pub fn reports_for(&self, region: &Region) -> bool {
         self.admin
             || self.relays_reports
@@ -236,8 +236,8 @@ impl Grants {
     }
 }
 
-/// Whether everyone may read a prefix below `/g/{group}`. Where every kind of the group is for everyone, this includes kinds of
-/// newer releases; elsewhere the prefix must be within one kind that is.
+/// Whether everyone may read a prefix below `/g/{group}`. If every kind of the group is readable, this includes kinds of newer
+/// releases. Otherwise the prefix must be within one readable kind.
 fn is_for_everyone(prefix: &str, group: &str) -> bool {
     let is_open = |kind: RecordKind| kind.rules().readers == Readers::Everyone;
     let of_mesh = RecordKind::ALL.iter().copied().filter(|kind| kind.scope() == KindScope::Mesh);

@@ -3,23 +3,23 @@ use std::fmt;
 use super::WorkloadBounds;
 use crate::{CallerMatch, Identity, Invalid, ServiceName, Tenant, policy::CallerId};
 
-/// Upper bound of the subjects, tenants or services of a binding.
+/// Upper bound of a binding's subjects, tenants or services.
 const MAX_ENTRIES: usize = 1000;
 /// Upper bound of the name of a user or a group, in bytes.
 const MAX_TEXT: usize = 512;
 
-/// What a person or a program may do with the records.
+/// A role: what a person or program may do with records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessRole {
     /// Reads the records of tenants.
     Viewer,
-    /// Reads and writes the records of tenants, but for who may call their services, and registers their endpoints.
+    /// Reads and writes tenants' records, except who may call their services, and registers their endpoints.
     Operator,
-    /// Reads the records of tenants, and writes who may call their services.
+    /// Reads tenants' records, and writes who may call their services.
     Authorizer,
-    /// Registers endpoints of services, whichever agent registered them, and reads the records of these services.
+    /// Reads the records of services and registers their endpoints, whichever agent registered them before.
     Registrar,
-    /// Everything but the keys of the authority, which only the user of the control plane may use.
+    /// Everything except the authority's keys, which belong to the control plane's user.
     Admin,
 }
 
@@ -28,20 +28,20 @@ pub enum AccessRole {
 pub struct RoleBinding {
     /// The role.
     pub role: AccessRole,
-    /// Of a viewer, an operator or an authorizer: its tenants; empty: all.
+    /// The tenants of a viewer, operator or authorizer; empty means all.
     pub tenants: Vec<Tenant>,
-    /// Of a registrar: its services.
+    /// The services of a registrar.
     pub services: Vec<ServiceName>,
-    /// To whom it is given; at least one.
+    /// Subjects that get the role; at least one.
     pub subjects: Vec<Subject>,
-    /// Of an operator: the programs to which it may give identities of the services of its tenants; `None`: none.
+    /// The programs to which an operator may give identities of its tenants' services; `None` means none.
     pub workloads: Option<WorkloadBounds>,
 }
 
-/// To whom a role is given.
+/// A holder of a role.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject {
-    /// The identities that match.
+    /// Callers with a matching identity.
     Caller(CallerMatch),
     /// `uid:N`: a user of the control plane's machine, over a Unix socket.
     Uid(u32),
@@ -49,7 +49,7 @@ pub enum Subject {
     User(String),
     /// `group:NAME`: a group in a token.
     Group(String),
-    /// `anonymous`: callers without an identity, as those of the HTTP pages.
+    /// `anonymous`: callers without an identity, such as those of the HTTP pages.
     Anonymous,
 }
 
@@ -83,7 +83,7 @@ impl Subject {
     /// Parses a subject as written in documents.
     ///
     /// # Errors
-    /// When it is none.
+    /// When the text is not a subject.
     pub fn parse(text: &str) -> Result<Self, Invalid> {
         let named = |name: &str| match name.is_empty() || name.len() > MAX_TEXT {
             true => {
@@ -110,7 +110,7 @@ impl Subject {
         }
     }
 
-    /// Whether it is this caller.
+    /// Whether a caller is this subject. `user` holds the name and groups of a token.
     pub fn matches(&self, caller: &Identity, user: Option<(&str, &[String])>) -> bool {
         match (self, caller) {
             (Self::Caller(callers), Identity::Spiffe(id)) => callers.matches(&CallerId::new(id.clone())),
@@ -136,7 +136,7 @@ impl fmt::Display for Subject {
 }
 
 impl RoleBinding {
-    /// Checks bounds, and that the role has the scope that it needs and no other.
+    /// Checks bounds, and that the role has exactly the scope that it needs.
     ///
     /// # Errors
     /// [`Invalid`] with the field.

@@ -5,24 +5,24 @@ use crate::{Invalid, Label, WorkloadEntry, workload::is_within};
 /// Upper bound of the ranges, control groups or agents of the bounds.
 const MAX_BOUNDS: usize = 1000;
 
-/// The programs to which an operator may give identities of its services. Registration is otherwise with administrators, as
-/// SPIRE has it: whoever claims the user of a program takes its identity.
+/// Bounds on the programs to which an operator may give identities of its services. Without bounds only administrators
+/// register workloads, as in SPIRE: whoever claims a program's user takes over its identity.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkloadBounds {
     /// Users of programs.
     pub uids: Vec<UidRange>,
     /// Control groups (version 2) with all below them.
     pub cgroups: Vec<String>,
-    /// The agents that may vouch for the programs; empty: all that may vouch for the tenant.
+    /// The agents that may vouch for the programs; empty means all that may vouch for the tenant.
     pub agents: Vec<Label>,
 }
 
-/// Users by number, the first and the last included.
+/// A range of user ids, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UidRange {
-    /// The first.
+    /// The first user id.
     pub first: u32,
-    /// The last, not below the first.
+    /// The last user id, not below the first.
     pub last: u32,
 }
 
@@ -30,7 +30,7 @@ impl UidRange {
     /// Parses `1001` or `1000-1999`.
     ///
     /// # Errors
-    /// When it is neither.
+    /// When the text has neither form.
     pub fn parse(text: &str) -> Result<Self, Invalid> {
         let (first, last) = text.split_once('-').unwrap_or((text, text));
         match (first.parse(), last.parse()) {
@@ -43,7 +43,7 @@ impl UidRange {
         }
     }
 
-    /// Whether it includes a user.
+    /// Whether the range includes a user id.
     pub fn includes(self, uid: u32) -> bool {
         (self.first..=self.last).contains(&uid)
     }
@@ -59,10 +59,10 @@ impl fmt::Display for UidRange {
 }
 
 impl WorkloadBounds {
-    /// Whether all programs of a workload are within the bounds: each by its user or by its control group.
+    /// Checks that all programs of a workload are within the bounds, each by its user or control group.
     ///
     /// # Errors
-    /// What is not.
+    /// The program that is out of bounds.
     pub fn check(&self, entry: &WorkloadEntry) -> Result<(), String> {
         let outside = entry.programs.iter().position(|program| {
             let by_uid = program.uid.is_some_and(|uid| self.uids.iter().any(|range| range.includes(uid)));

@@ -1,8 +1,8 @@
 //! Capacity of a service by location (Uber, zone weights and host-aware balancing): the sum over its hosts, so that
 //! ten instances of power 1200 count as twelve.
 //!
-//! It is part of the model and not of the router, since it follows from records alone: `explain` and `describe` show
-//! it, and region shares are computed from it.
+//! The module belongs to the model and not to the router, since capacity follows from records alone. `explain` and
+//! `describe` show it, and region shares are computed from it.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ pub struct Capacities {
 }
 
 impl Capacity {
-    /// Its fraction of `whole`, in thousandths, rounded to the nearest; 0 if `whole` is zero.
+    /// This capacity as a fraction of `whole`, in thousandths, rounded to the nearest; 0 if `whole` is zero.
     pub fn thousandths_of(self, whole: Self) -> u32 {
         let whole_power = u128::from(whole.power.max(1));
         let part = (u128::from(self.power) * 1000 + whole_power / 2) / whole_power;
@@ -43,7 +43,7 @@ impl Capacity {
 }
 
 impl Capacities {
-    /// Sums up the serving endpoints; an instance that has two records while it moves counts once.
+    /// Sums up the serving endpoints. An instance with two records during a move counts once.
     pub fn of<'a>(endpoints: impl IntoIterator<Item = &'a Endpoint>, hosts: &Hosts) -> Self {
         let mut once = std::collections::BTreeSet::<&InstanceId>::new();
         let mut capacities = Self::default();

@@ -21,7 +21,7 @@ pub struct Hosts {
 /// A block of addresses, such as `10.1.0.0/16`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AddressPrefix {
-    /// All bits after the prefix are zero; never an IPv4-mapped IPv6 address.
+    /// The prefix bits, followed by zeros; never an IPv4-mapped IPv6 address.
     network: IpAddr,
     length: u8,
 }
@@ -30,8 +30,8 @@ impl Hosts {
     /// Speeds in thousandths of an ordinary host, and prefixes for endpoints without a host type.
     ///
     /// # Errors
-    /// [`Invalid`] for a speed outside 100 to 10000, a prefix that is repeated or names a type without a speed, and
-    /// more than 1024 of either.
+    /// [`Invalid`] for a speed outside 100 to 10000, a repeated prefix, a prefix whose type has no speed, or more
+    /// than 1024 of either.
     pub fn new(
         speeds: BTreeMap<HostType, u32>,
         mut prefixes: Vec<(AddressPrefix, HostType)>,
@@ -75,8 +75,7 @@ impl Hosts {
         self.speeds.is_empty()
     }
 
-    /// The type of an endpoint's machine: that of its record, or else that of the longest matching prefix of its
-    /// address.
+    /// The host type of an endpoint: from its record, or else from the longest prefix that matches its address.
     pub fn host_type<'a>(&'a self, endpoint: &'a Endpoint) -> Option<&'a HostType> {
         let by_address = || {
             let address = endpoint.address.ip().to_canonical();
@@ -86,7 +85,7 @@ impl Hosts {
         endpoint.location.host_type.as_ref().or_else(by_address)
     }
 
-    /// The speed of an endpoint's machine in thousandths; that of an ordinary host if it is unknown.
+    /// The speed of an endpoint's machine, in thousandths; an ordinary host's if unknown.
     pub fn speed(&self, endpoint: &Endpoint) -> u32 {
         let speed = self.host_type(endpoint).and_then(|host_type| self.speeds.get(host_type));
         speed.copied().unwrap_or(FULL_SPEED)

@@ -1,7 +1,8 @@
-//! Whether verdicts and expired leases are believed, and how calls are shared where they are.
+//! Judges whether verdicts and expired leases are believed, and divides calls among rings accordingly.
 //!
-//! Envoy's priority levels with overprovisioning, with the rings of a caller as levels ("Priority levels", "Panic
-//! threshold" in its documentation of load balancing). Unlike Envoy, a caller's own successes count against verdicts.
+//! The rules are Envoy's priority levels with overprovisioning ("Priority levels" and "Panic threshold" in its load
+//! balancing documentation), with a caller's rings as levels. Unlike Envoy, a caller's own successes count against
+//! verdicts.
 
 use std::collections::BTreeMap;
 
@@ -13,17 +14,17 @@ pub const ALL_CALLS: u32 = 1000;
 /// A ring serves all its calls until less than 1/1.4 of its power, 71 %, is healthy (Envoy: overprovisioning factor).
 const OVERPROVISIONING: u64 = 1400;
 
-/// Power of endpoints that should serve, and the part that can.
+/// Power of a group of endpoints: in total, and available.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServingPower {
     /// Power of endpoints that serve, or whose lease expired.
     pub all: u64,
-    /// Power of those that nothing speaks against.
+    /// Power of endpoints without an adverse verdict or expired lease.
     pub able: u64,
 }
 
 impl ServingPower {
-    /// The part of its calls that it can carry, in thousandths; 0 without endpoints.
+    /// The share of its calls that the group can carry, in thousandths; 0 without endpoints.
     pub fn carries(&self) -> u32 {
         (self.able * OVERPROVISIONING / self.all.max(1)).min(ALL_CALLS.into()) as u32
     }
@@ -38,8 +39,9 @@ impl ServingPower {
     }
 }
 
-/// The share of calls of each level by what it [carries](ServingPower::carries), in thousandths: each gets what those
-/// before it cannot carry. Where all together cannot carry all calls, by what each carries; without any, the first gets all.
+/// The share of calls of each level, in thousandths, given what each level [carries](ServingPower::carries). Each level gets
+/// what earlier levels cannot carry. If all levels together cannot carry all calls, shares are proportional; if none carries
+/// anything, the first level gets all.
 pub fn share_calls(carries: &[u32]) -> Vec<u32> {
     let total: u32 = carries.iter().sum();
     let mut left = ALL_CALLS;
@@ -53,38 +55,38 @@ pub fn share_calls(carries: &[u32]) -> Vec<u32> {
         taken
     };
     let mut shares: Vec<u32> = carries.iter().map(take).collect();
-    // What rounding leaves.
+    // The remainder of rounding goes to the largest share.
     if let Some(most) = shares.iter_mut().max_by_key(|share| **share) {
         *most += left;
     }
     shares
 }
 
-/// What a caller does about verdicts and expired leases in a region where they speak against more than half of the power.
+/// How a caller treats verdicts and expired leases in a region where they affect more than half of the power.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It believes them: other regions can carry the calls.
+    /// Believed: other regions can carry the calls.
     Believed,
-    /// It ignores them: its own calls succeed there, so that the checker is wrong, or the agents died and not the servers.
+    /// Ignored: the caller's own calls succeed there. The checker is wrong, or the agents died and not the servers.
     Refuted,
-    /// It ignores them: no region that it may use can carry the calls (panic).
+    /// Ignored: no region that the caller may use can carry the calls (panic).
     Panic,
 }
 
-/// How a caller sees the endpoints of a service.
+/// A caller's view of a service's endpoints.
 #[derive(Clone, Copy)]
 #[allow(missing_debug_implementations, reason = "it has only closures")]
 pub struct CallerView<'a> {
-    /// The level of endpoints that serve in a region: lower ones come first; `None` if the caller may not call it.
+    /// The level of endpoints that serve in a region, lower first; `None` if the caller may not call the region.
     pub level: &'a dyn Fn(&Region) -> Option<u32>,
-    /// Whether the caller's last calls to the endpoint at a position succeeded; `None` if it made none lately.
+    /// Whether the caller's recent calls to the endpoint at a position succeeded; `None` without recent calls.
     pub evidence: &'a dyn Fn(usize) -> Option<bool>,
 }
 
 /// The effect of verdicts and expired leases on the endpoints of a service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Judgement {
-    /// By position of the endpoint. A lost endpoint has none where its expired lease is ignored.
+    /// Effects by the endpoint's position. A lost endpoint has no effect if its expired lease is ignored.
     pub effects: Vec<VerdictEffect>,
     /// The regions where more than half of the power is in doubt, sorted.
     pub contested: Vec<(Region, Standing)>,
@@ -100,21 +102,22 @@ impl Judgement {
 }
 
 impl Verdicts {
-    /// Judges for one caller.
+    /// Judges verdicts and leases for one caller.
     ///
-    /// Up to half of the power of a region, verdicts are believed. Beyond that either the servers fail or the one that
-    /// judges them, the region's checker or the agents that renew their leases. Three rules decide, in this order:
+    /// Verdicts on up to half of a region's power are believed. Beyond that, either the servers fail or their judge
+    /// does: the region's checker, or the agents that renew leases. Three rules decide, in this order:
     ///
-    /// 1. Where the caller's own calls succeed at more than half of the doubted endpoints that it called lately, the
-    ///    verdicts of that region are ignored.
-    /// 2. Otherwise they are believed while the regions that the caller may use carry all calls together.
-    /// 3. Otherwise they are ignored in the regions that get calls: the remaining endpoints could not carry them (panic).
+    /// 1. If the caller's own recent calls succeeded at more than half of the doubted endpoints that it called, the
+    /// region's verdicts are ignored.
+    /// 2. Otherwise they are believed while the caller's regions can carry all calls together.
+    /// 3. Otherwise they are ignored in the regions that get calls, because the remaining endpoints could not carry
+    /// them (panic).
     ///
-    /// Rules 1 and 3 apply by region, since each has its own checker, and a faulty one must not be believed because
-    /// others are not.
+    /// Rules 1 and 3 apply by region. Each region has its own checker, and a faulty one must not be believed because
+    /// others are correct.
     pub fn judge(&self, endpoints: &[&Endpoint], hosts: &Hosts, view: CallerView<'_>) -> Judgement {
         let effects = self.effects(endpoints);
-        // As nearly always, so that nothing is summed up for it.
+        // The common case sums up nothing.
         if effects.iter().all(|effect| *effect == VerdictEffect::None) {
             return Judgement { effects, ..Judgement::default() };
         }
@@ -141,7 +144,7 @@ impl Verdicts {
         Judgement { effects: judge.effects, contested, shares }
     }
 
-    /// The same for callers of any region that use all others, by the records alone: for operators.
+    /// Judges by the records alone, for callers of any region that use all others; shown to operators.
     pub fn judge_for_all(&self, endpoints: &[&Endpoint], hosts: &Hosts) -> Judgement {
         let mut regions: Vec<&Region> = endpoints.iter().map(|endpoint| &endpoint.location.region).collect();
         regions.sort_unstable();
@@ -150,7 +153,7 @@ impl Verdicts {
         self.judge(endpoints, hosts, CallerView { level: &level, evidence: &|_| None })
     }
 
-    /// What the records say of each endpoint.
+    /// The effects that follow from each endpoint's record.
     fn effects(&self, endpoints: &[&Endpoint]) -> Vec<VerdictEffect> {
         let effect = |endpoint: &&Endpoint| match endpoint.state {
             EndpointState::Lost => VerdictEffect::Exclusion,
@@ -168,8 +171,8 @@ struct Judge<'a> {
 }
 
 impl<'a> Judge<'a> {
-    /// The endpoints that should serve, with what speaks against them: those that serve, and those whose leases expired,
-    /// since the agents that renew them may have died instead. One that stopped, or reported itself as lost, is not missed.
+    /// Endpoints that should serve, with their effects: serving ones, and those with expired leases, because only their
+    /// agents may have died. Endpoints that stopped or reported themselves lost do not count.
     fn expected(&self) -> impl Iterator<Item = (usize, &'a Endpoint, VerdictEffect)> {
         let all = self.endpoints.iter().enumerate().zip(&self.effects);
         let all = all.map(|((position, endpoint), effect)| (position, *endpoint, *effect));
@@ -201,7 +204,7 @@ impl<'a> Judge<'a> {
         powers.into_keys().zip(share_calls(&carries)).collect()
     }
 
-    /// Whether the caller's own calls succeed at most of the doubted endpoints of a region that it called.
+    /// Whether the caller's own calls succeed at most of a region's doubted endpoints that it called.
     fn is_refuted(&self, region: &Region) -> bool {
         let doubted = self.expected().filter(|(_, endpoint, effect)| {
             endpoint.location.region == *region && *effect != VerdictEffect::None
@@ -211,8 +214,8 @@ impl<'a> Judge<'a> {
         balance > 0
     }
 
-    /// Ignores what the records say of the endpoints in these regions. Where no endpoint is left that serves, lost ones
-    /// stay lost: they are called all the same, and counted as a last resort.
+    /// Ignores verdicts and expired leases in these regions. If no serving endpoint is left, lost ones stay lost: they
+    /// are still called, and counted as a last resort.
     fn ignore(&mut self, regions: &[&Region]) {
         let is_allowed = |endpoint: &Endpoint| (self.view.level)(&endpoint.location.region).is_some();
         let serves = |endpoint: &Endpoint| endpoint.state == EndpointState::Serving;

@@ -11,25 +11,25 @@ const MAX_TEXT: usize = 1024;
 /// The scheme of whole ids.
 const SCHEME: &str = "spiffe://";
 
-/// Which callers may use a service, decided where its connections end.
+/// Which callers may use a service, decided by its servers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Authorization {
-    /// What becomes of calls that are not allowed.
+    /// How calls that are not allowed are handled.
     pub mode: AuthorizationMode,
-    /// A call that a `deny` rule matches is refused; else one `allow` rule has to match it. With `deny` rules only, other calls
-    /// are as those of services without rules; without any rule, no call is allowed.
+    /// A matching `deny` rule refuses a call; otherwise an `allow` rule must match. With only `deny` rules, other calls are
+    /// treated as for services without rules; without any rule, no call is allowed.
     pub rules: Vec<AuthorizationRule>,
-    /// Callers whose header `x-fairmesh-caller` names the caller that they call for.
+    /// Callers that may name another caller in the header `x-fairmesh-caller`.
     pub intermediaries: Vec<CallerMatch>,
 }
 
-/// What becomes of calls that are not allowed.
+/// How calls that are not allowed are handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AuthorizationMode {
-    /// They are refused.
+    /// Refused.
     #[default]
     Enforce,
-    /// They are counted and logged.
+    /// Let through, counted and logged.
     Audit,
 }
 
@@ -45,28 +45,28 @@ pub enum DefaultAuthorization {
     Deny,
 }
 
-/// Conditions on calls, all of which have to hold.
+/// Conditions on calls; all must hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuthorizationRule {
     /// Its name, unique within the policy.
     pub name: Label,
-    /// Whether calls that match are refused, instead of allowed.
+    /// Whether matching calls are refused instead of allowed.
     pub denies: bool,
-    /// Any of these callers; empty: all, those without an identity too.
+    /// Any of these callers; empty means all, even without an identity.
     pub from: Vec<CallerMatch>,
-    /// Any of these methods, upper case; empty: all.
+    /// Any of these methods, in upper case; empty means all.
     pub methods: Vec<String>,
-    /// Any of these paths, exact or by prefix; empty: all.
+    /// Any of these paths, exact or by prefix; empty means all.
     pub paths: Vec<PathMatch>,
 }
 
-/// A caller, as its certificate proves it.
+/// A caller as proved by its certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallerId {
     id: SpiffeId,
-    /// As displayed.
+    /// The id as displayed.
     text: Box<str>,
-    /// The start of the path in the text.
+    /// Start of the id's path within `text`.
     path_at: usize,
     is_federated: bool,
 }
@@ -79,12 +79,12 @@ impl CallerId {
         Self { id, text, path_at, is_federated: false }
     }
 
-    /// A verified id of another trust domain, which only its whole id matches.
+    /// A verified id of another trust domain; only a match on the whole id applies.
     pub fn federated(id: SpiffeId) -> Self {
         Self { is_federated: true, ..Self::new(id) }
     }
 
-    /// Whether it is of another trust domain.
+    /// Whether the id is of another trust domain.
     pub const fn is_federated(&self) -> bool {
         self.is_federated
     }
@@ -105,13 +105,13 @@ impl CallerId {
     }
 }
 
-/// Callers: `shop/cart`, `shop/*`, `fairmesh/agent/*`, `spiffe://prod/shop/cart`, or `*`, all with an identity. Those of another
-/// trust domain are matched by their whole id alone, such as `spiffe://partner/shop/cart`.
+/// A pattern of callers: `shop/cart`, `shop/*`, `fairmesh/agent/*`, `spiffe://prod/shop/cart`, or `*` for all with an identity.
+/// Callers of other trust domains need their whole id, such as `spiffe://partner/shop/cart`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallerMatch(String);
 
 impl CallerMatch {
-    /// Parses an id, or the beginning of some followed by `*`.
+    /// Parses an id, or a prefix of ids followed by `*`.
     pub fn new(text: impl Into<String>) -> Result<Self, Invalid> {
         let text = text.into();
         let known = match text.strip_suffix('*') {
@@ -121,7 +121,7 @@ impl CallerMatch {
                     Some(rest) => rest.split_once('/').map(|(_, path)| path),
                     None => Some(start),
                 };
-                // The tenant is whole, so that no other begins alike.
+                // The tenant must be complete, so that no other tenant has the same prefix.
                 path.is_some_and(|path| path.contains('/') || start.starts_with(SCHEME))
                     && !start.contains('*')
                     && start.is_ascii()
@@ -141,12 +141,12 @@ impl CallerMatch {
         &self.0
     }
 
-    /// The id, if it is a whole one.
+    /// The id, if the pattern is a whole id.
     pub fn whole_id(&self) -> Option<SpiffeId> {
         if self.0.ends_with('*') { None } else { self.0.parse().ok() }
     }
 
-    /// Whether a caller is one of these. A caller of another trust domain is only if this is its whole id.
+    /// Whether a caller matches. A caller of another trust domain matches only its whole id.
     pub fn matches(&self, caller: &CallerId) -> bool {
         if caller.is_federated {
             return self.0 == *caller.text;
@@ -154,7 +154,7 @@ impl CallerMatch {
         self.covers(caller)
     }
 
-    /// The same for a rule that denies: there, `*` and the beginning of an id stand for callers of other trust domains too.
+    /// Whether a caller matches in a rule that denies: there, `*` and prefixes include callers of other trust domains.
     pub fn matches_denied(&self, caller: &CallerId) -> bool {
         match caller.is_federated && self.0 != "*" && !self.0.starts_with(SCHEME) {
             true => false,

@@ -160,8 +160,8 @@ pub struct Score {
     /// Assumed load of a new endpoint, as a percentage of the mean of the others (Uber, assisted balancing); 0 to
     /// 1000.
     pub warm_up: u32,
-    /// How fast shares follow reported utilisation: the percentage by which the share of an endpoint changes in a
-    /// second if the endpoint is fully busy or idle relative to the mean; 0 (never) to 100.
+    /// How fast shares follow reported utilisation: the percentage by which an endpoint's share changes in a second
+    /// if the endpoint is fully busy or idle relative to the mean; 0 (never) to 100.
     pub gain: u32,
     /// The largest factor by which reported utilisation may raise or lower an endpoint's capacity; 1 (not at all) to
     /// 8.
@@ -173,7 +173,7 @@ pub struct Score {
     /// Age of a report after which its server is polled; 1 ms to 1 min. `None`: the longer of 10 ms and twice the mean
     /// time that servers work on a request.
     pub poll_after: Option<Duration>,
-    /// A server is polled only if the round trip is below this percentage of that time; 1 to 100.
+    /// A server is polled only if the round trip is below this percentage of the mean service time; 1 to 100.
     pub poll_ratio: u32,
     /// The percentage of a request that each response subtracts from the estimated load of its endpoint above the mean
     /// (Uber, assisted balancing); 0 (nothing) to 100.
@@ -211,7 +211,7 @@ pub struct Outliers {
     pub first: Duration,
     /// The longest ejection time; up to 1 h.
     pub longest: Duration,
-    /// The most candidates that are ejected, in percent; if more would be, none is (panic mode); 0 to 100.
+    /// The most candidates that are ejected, in percent. If more would be, none is (panic mode); 0 to 100.
     pub most_percent: u32,
 }
 

@@ -1,9 +1,9 @@
 use super::{Locality, Policy, Ring};
 
 impl Policy {
-    /// Why the rings of the planner of region tables contradict the locality of the policy, in words; `None` if they do not.
+    /// Why the planner's rings contradict the policy's locality, as a message; `None` if they agree.
     ///
-    /// Tables divide calls by the planner's rings. Where no table has force, the rings of the locality do.
+    /// Tables divide calls by the planner's rings. Without a table in force, the rings of the locality divide them.
     pub fn ring_conflict(&self) -> Option<String> {
         let traffic = self.traffic.as_ref().filter(|traffic| traffic.is_planned())?;
         if self.locality.local_only {

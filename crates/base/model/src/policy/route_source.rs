@@ -9,7 +9,7 @@ const MAX_ROUTE_SOURCES: usize = 256;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouteSource {
     tenant: Tenant,
-    /// `None`: every service of the tenant.
+    /// `None` means every service of the tenant.
     service: Option<Label>,
 }
 
@@ -17,7 +17,7 @@ impl RouteSource {
     /// Parses `TENANT/SERVICE` or `TENANT/*`.
     ///
     /// # Errors
-    /// When it is neither.
+    /// When the text has neither form.
     pub fn new(text: &str) -> Result<Self, Invalid> {
         let parsed = match text.strip_suffix("/*") {
             Some(tenant) => Tenant::new(tenant).map(|tenant| Self { tenant, service: None }),
@@ -44,8 +44,8 @@ impl fmt::Display for RouteSource {
 }
 
 impl Policy {
-    /// Whether routes of the service `from` may send calls to the service `own`, whose policy this is. Services of one tenant
-    /// need no consent.
+    /// Whether routes of the service `from` may send calls to the service `own`, which has this policy. Services of one
+    /// tenant need no consent.
     pub fn accepts_routes_from(&self, own: &ServiceName, from: &ServiceName) -> bool {
         own.tenant == from.tenant || self.accept_routes_from.iter().any(|source| source.covers(from))
     }

@@ -5,8 +5,8 @@ use crate::Invalid;
 /// Timeouts of a call. `docs/proxy-http.md` has the table of all timeouts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timeouts {
-    /// The whole call, including attempts and waits, to the end of the response; if `None`, only idle timeouts bound
-    /// it. The caller's own deadline may shorten it.
+    /// Bounds the whole call, including attempts and waits, to the end of the response. If `None`, only idle timeouts
+    /// bound the call. The caller's own deadline may be shorter.
     pub total: Option<Duration>,
     /// From the end of the request to the response headers; `None` is the default of the call's [`CallKind`].
     pub response_header: Option<Duration>,
@@ -18,9 +18,9 @@ pub struct Timeouts {
 /// The kind of a call, which determines its default timeouts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallKind {
-    /// With a deadline by the caller or the policy: it may be idle until then.
+    /// A call with a deadline by caller or policy: it may be idle until then.
     Bounded,
-    /// A gRPC call or an event stream: idle while there is no event.
+    /// A gRPC call or an event stream: idle between events.
     Stream,
     /// Any other call.
     Other,
@@ -31,10 +31,10 @@ impl Timeouts {
     pub const RESPONSE_HEADER: Duration = Duration::from_secs(90);
     /// The default idle timeout in the middle of a body.
     pub const IDLE: Duration = Duration::from_secs(15);
-    /// The default of both for streams: the idle timeout of tunnels.
+    /// The default of both timeouts for streams: the idle timeout of tunnels.
     pub const STREAM: Duration = Duration::from_secs(3600);
 
-    /// These, with `others` for those that are not set.
+    /// These timeouts, completed by `others`.
     #[inline]
     #[must_use]
     pub fn or(&self, others: &Self) -> Self {

@@ -1,4 +1,4 @@
-//! Equal parts up to the demand, and the rest in proportion.
+//! Divides a limit: equal parts up to the demand, and the rest in proportion.
 
 use super::{ALL_PARTS, RESERVED};
 
@@ -15,13 +15,13 @@ pub(super) struct Division {
     whole: u64,
     callers: u64,
     demanded: u64,
-    /// The rest after equal parts, and the demand above equal parts.
+    /// The rest after equal parts, and the sum of demands above equal parts.
     left: u64,
     over: u64,
 }
 
 impl Division {
-    /// The division for these demands, in thousandths of calls per second as `whole`.
+    /// The division for these demands; `whole` and demands are in thousandths of calls per second.
     pub(super) fn of(demands: impl Iterator<Item = u64> + Clone, whole: u64) -> Self {
         let parts = demands.map(|demand| padded(demand, whole));
         let (callers, demanded) = parts.clone().fold((0, 0), |(n, sum), part| (n + 1, sum + part));
@@ -50,7 +50,7 @@ impl Division {
         share.min(DIVISIBLE)
     }
 
-    /// The same of a part of the limit, which is divided as a whole.
+    /// The share of a demand in one part of the limit, which is divided as a whole.
     pub(super) fn share_of(&self, demand: u64, part: u64) -> u64 {
         proportion(part, self.share(demand), DIVISIBLE)
     }
@@ -60,7 +60,7 @@ impl Division {
     }
 }
 
-/// The part for a demand, with an eighth added since calls do not arrive evenly; at most the whole.
+/// The part for a demand, plus an eighth because calls arrive unevenly; at most the whole.
 fn padded(demand: u64, whole: u64) -> u64 {
     let all = u128::from(ALL_PARTS);
     // At most ALL_PARTS.

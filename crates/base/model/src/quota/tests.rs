@@ -9,7 +9,7 @@ fn claim(caller: u64, demand: u64) -> Claim {
 /// The limit: 200 calls a second.
 const WHOLE: u64 = 200_000;
 
-/// All callers claim every two seconds, `times` times, and receive their parts; returns the final parts in percent.
+/// All callers claim every two seconds, `times` times, and use their grants. Returns the final parts in percent.
 fn claim_repeatedly(quota: &mut Quota, now: &mut u64, times: u32, demands: &[(u64, u64)]) -> Vec<u32> {
     let mut parts = Vec::new();
     for _ in 0..times {
@@ -20,7 +20,7 @@ fn claim_repeatedly(quota: &mut Quota, now: &mut u64, times: u32, demands: &[(u6
     parts
 }
 
-/// The part of a caller that holds its last grant.
+/// Claims again for a caller that holds its last grant.
 fn claim_again(quota: &mut Quota, now: u64, (caller, demand): (u64, u64)) -> u32 {
     let held = quota.callers.get(&caller).map(|known| known.parts);
     quota.claim(Claim { caller, identity: caller, demand, held }, WHOLE, now).unwrap()
@@ -31,13 +31,13 @@ fn parts_follow_demand_and_the_last_caller_gets_all() {
     let (mut quota, mut now) = (Quota::default(), 0);
     let parts = claim_repeatedly(&mut quota, &mut now, 5, &[(1, 120_000), (2, 40_000)]);
     assert!((70..=75).contains(&parts[0]) && (23..=27).contains(&parts[1]), "{parts:?}");
-    // It is present with zero demand.
+    // The second caller is present with zero demand.
     let parts = claim_repeatedly(&mut quota, &mut now, 5, &[(1, 120_000), (2, 0)]);
     assert!(parts[0] >= 93 && parts[1] <= 3, "{parts:?}");
-    // It has left.
+    // The second caller has left.
     let parts = claim_repeatedly(&mut quota, &mut now, 5, &[(1, 300_000)]);
     assert!(parts[0] >= 93 && quota.callers() == 1, "{parts:?}");
-    // It returns, and the total demand exceeds the limit.
+    // The second caller returns, and the total demand exceeds the limit.
     let parts = claim_repeatedly(&mut quota, &mut now, 5, &[(1, 300_000), (2, 600_000)]);
     assert!(parts.iter().all(|part| (46..=50).contains(part)), "{parts:?}");
 }
@@ -56,9 +56,9 @@ fn many_callers_of_one_identity_share_its_part() {
         }
         assert!(quota.granted() <= ALL_PARTS.into());
     }
-    // It asks for half of the limit, and there are two identities.
+    // The honest caller asks for half of the limit, and there are two identities.
     assert!(honest >= ALL_PARTS / 100 * 45, "{honest}");
-    // Without identities each of them is one.
+    // Without identities, each caller counts as an identity.
     let (mut quota, mut now) = (Quota::default(), 0);
     let demands: Vec<_> = (1..2 + INVENTED).map(|caller| (caller, WHOLE)).collect();
     assert!(claim_repeatedly(&mut quota, &mut now, 20, &demands)[0] <= 2);
@@ -230,7 +230,7 @@ proptest! {
         let mut lost = std::collections::BTreeMap::<u64, u32>::new();
         for (caller, demand, arrives, after) in claims {
             now += after;
-            // Fewer losses in a row than take the time to return a part.
+            // Fewer consecutive losses than the time to return a part allows.
             let lost = lost.entry(caller).or_default();
             *lost = if arrives || *lost == 2 { 0 } else { *lost + 1 };
             let arrives = *lost == 0;
@@ -258,7 +258,7 @@ proptest! {
         prop_assert!(quota.granted() >= u64::from(ALL_PARTS) * 85 / 100, "little stays unused: {}", quota.granted());
         for (one, (_, less)) in parts.iter().zip(&demands) {
             for (other, (_, more)) in parts.iter().zip(&demands) {
-                // Up to the change that is too small to be granted.
+                // Changes too small to be granted are tolerated.
                 prop_assert!(
                     less > more || f64::from(*one) <= f64::from(*other) * 1.12 + 1e6,
                     "{parts:?} {demands:?}"

@@ -1,4 +1,4 @@
-//! Kinds of records, and the rules of each.
+//! Record kinds, and the rules of each.
 
 use crate::ServiceName;
 
@@ -9,63 +9,63 @@ use super::Prefix;
 pub struct KindRules {
     /// Whether earlier values are kept.
     pub history: KindHistory,
-    /// Who reads them.
+    /// Who reads the records.
     pub readers: Readers,
-    /// Who writes them.
+    /// Who writes the records.
     pub writers: Writers,
-    /// Whether they are configuration, which `Admin/Apply` writes.
+    /// Whether the records are configuration, written by `Admin/Apply`.
     pub is_applied: bool,
-    /// How the log of writes has them.
+    /// How the audit log lists writes of the records.
     pub audit: Audit,
 }
 
-/// Where earlier values of a record are. Kinds with a history have a name, by which the admin API and keys of history call it.
+/// Where earlier values of a record are kept. A kind with history has a name for the admin API and history keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KindHistory {
-    /// In records of history.
+    /// In history records.
     Kept(&'static str),
-    /// In the log of writes alone; the history of a record is its current value.
+    /// Only in the audit log; the record itself has just the current value.
     InAudit(&'static str),
-    /// Nowhere, or in the log of writes alone.
+    /// Nowhere, or only in the audit log.
     No,
 }
 
-/// Who reads the records of a kind, beside those who view everything.
+/// Who reads a kind's records, besides callers that may view everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readers {
-    /// Every caller with an identity: each router needs them, or they explain what routers do.
+    /// Every caller with an identity: routers need the records, or the records explain routing.
     Everyone,
-    /// Who views the service, and machines that may call it.
+    /// Callers that may view the service, and machines that may call it.
     Callers,
-    /// Who views the service; for records of the mesh, who views everything.
+    /// Callers that may view the service; for mesh records, callers that may view everything.
     Viewers,
 }
 
-/// Who writes the records of a kind.
+/// Who writes a kind's records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writers {
     /// Operators of the tenant.
     Operators,
     /// Authorizers of the tenant.
     Authorizers,
-    /// Administrators, and operators to whom they delegate it.
+    /// Administrators, and operators with a delegation.
     Delegates,
     /// Administrators.
     Admins,
 }
 
-/// How the log of writes has the records of a kind.
+/// How the audit log lists a kind's writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Audit {
-    /// Among the writes of configuration, roles and identities.
+    /// With writes of configuration, roles and identities.
     Security,
-    /// Among the writes that happen often, such as registrations.
+    /// With frequent writes, such as registrations.
     Activity,
-    /// Not at all: measurements, and copies of values that are logged themselves.
+    /// Not listed: measurements, and copies of values that are listed themselves.
     Omitted,
 }
 
-/// To whom the records of a kind belong.
+/// What a kind's records belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KindScope {
     /// To services, below `/t/`.
@@ -92,7 +92,7 @@ macro_rules! kinds {
         pub enum RecordKind {
             $($(#[$service_doc])* $service_kind,)*
             $($(#[$doc])* $kind,)*
-            /// The shard map of a service, in parts that hold no [`Record`](crate::Record) of their own.
+            /// A service's shard map, stored in parts without a [`Record`](crate::Record) of their own.
             ShardMap,
             /// An earlier value of a record of a service.
             History,
@@ -106,7 +106,7 @@ macro_rules! kinds {
                 $(Self::$service_kind,)* $(Self::$kind,)* Self::ShardMap, Self::History, Self::MeshHistory,
             ];
 
-            /// The rules for its records.
+            /// The rules of the kind.
             pub const fn rules(self) -> KindRules {
                 use {Audit::*, KindHistory::*, Readers::*, Writers::*};
                 match self {
@@ -115,14 +115,14 @@ macro_rules! kinds {
                     Self::ShardMap => KindRules {
                         history: No, readers: Callers, writers: Operators, is_applied: false, audit: Activity,
                     },
-                    // The control plane writes them together with the change that they record.
+                    // The control plane writes history together with the recorded change.
                     Self::History | Self::MeshHistory => KindRules {
                         history: No, readers: Viewers, writers: Admins, is_applied: false, audit: Omitted,
                     },
                 }
             }
 
-            /// To whom its records belong.
+            /// What the kind's records belong to.
             pub const fn scope(self) -> KindScope {
                 match self {
                     $(Self::$service_kind)|* | Self::ShardMap | Self::History => KindScope::Service,
@@ -130,7 +130,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// Its segments of keys, without a slash at either end: `services`, `topology/regions`.
+            /// The kind's segments of keys, without a slash at either end: `services`, `topology/regions`.
             pub const fn path(self) -> &'static str {
                 match self {
                     $(Self::$service_kind => $folder,)*
@@ -165,8 +165,8 @@ macro_rules! kinds {
 crate::record_kinds!(kinds);
 
 impl RecordKind {
-    /// The kind of the record at a key, which is not parsed otherwise. `None` for kinds of newer releases. Names of tenants and
-    /// services may be the same words as kinds.
+    /// The kind of the record at a key, without parsing the rest. `None` for kinds of newer releases. Tenants and services may
+    /// have the same names as kinds.
     pub fn of(key: &str) -> Option<Self> {
         if let Some(of_tenant) = key.strip_prefix("/t/") {
             return Self::in_folder(of_tenant.split('/').nth(1)?);
@@ -175,7 +175,7 @@ impl RecordKind {
         Self::ALL.iter().copied().find(|kind| kind.scope() == KindScope::Mesh && kind.contains(path))
     }
 
-    /// Whether the key `/g/{path}` is one of its records.
+    /// Whether the key `/g/{path}` belongs to the kind.
     fn contains(self, path: &str) -> bool {
         path.strip_prefix(self.path()).is_some_and(|rest| match self.is_single() {
             true => rest.is_empty(),
@@ -188,7 +188,7 @@ impl RecordKind {
         Self::ALL.iter().copied().find(|kind| kind.history_name() == Some(name))
     }
 
-    /// The name by which the admin API calls its history, if it has one.
+    /// The name of the kind's history in the admin API, if it has one.
     pub const fn history_name(self) -> Option<&'static str> {
         match self.rules().history {
             KindHistory::Kept(name) | KindHistory::InAudit(name) => Some(name),
@@ -196,7 +196,7 @@ impl RecordKind {
         }
     }
 
-    /// The name of the kind in records of history, if earlier values of its records are kept.
+    /// The name of the kind in history records, if earlier values are kept.
     pub const fn kept_name(self) -> Option<&'static str> {
         match self.rules().history {
             KindHistory::Kept(name) => Some(name),
@@ -204,13 +204,13 @@ impl RecordKind {
         }
     }
 
-    /// The first segment of its path: kinds of the mesh that belong together share one, such as `topology`.
+    /// The first segment of the path; related kinds of the mesh share one, such as `topology`.
     pub fn group(self) -> &'static str {
         let path = self.path();
         path.split_once('/').map_or(path, |(group, _)| group)
     }
 
-    /// All its records of a service: one key, or a folder.
+    /// All records of the kind for a service: one key, or a folder.
     pub fn prefix_of(self, service: &ServiceName) -> Prefix {
         Prefix::of_service(self, service)
     }

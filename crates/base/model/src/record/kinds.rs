@@ -1,9 +1,9 @@
-//! The table of kinds of records.
+//! The table of record kinds.
 //!
-//! A row has the key, the value and the rules of a kind. Keys, access control, history and the log of writes follow the table;
-//! `wire` passes a macro to [`record_kinds`](crate::record_kinds) and gets a codec for each kind, and `fuzz` a key of each. A
-//! row without a part does not compile. A trait for each kind was rejected: readers match on one enum of keys, and a trait
-//! cannot list its implementors.
+//! A row holds a kind's key, value and rules. Keys, access control, history and audit log follow the table. `wire` passes a
+//! macro to [`record_kinds`](crate::record_kinds) and gets a codec for each kind; `fuzz` gets a key for each kind. A row with
+//! a missing part does not compile. A trait for each kind was rejected: readers match on one enum of keys, and a trait cannot
+//! list its implementors.
 
 use crate::{
     Authorization, DefaultAuthorization, ElectedChecker, Endpoint, FederatedDomains, Hosts, JoinedAgent, MeasuredDistances,
@@ -13,8 +13,8 @@ use crate::{
 
 /// Calls a macro with the rows of all kinds.
 ///
-/// A row of `service` is a record of a service, at `/t/{tenant}/{folder}/{service}` and the fields of its key; a row of `mesh`
-/// is one of the whole mesh, at `/g/`. The value has the name of its protobuf message.
+/// A `service` row is a record of a service, at `/t/{tenant}/{folder}/{service}` and the fields of its key. A `mesh` row is a
+/// record of the whole mesh, at `/g/`. The value has the name of its protobuf message.
 #[macro_export]
 macro_rules! record_kinds {
     ($rows:ident) => {
@@ -36,7 +36,7 @@ macro_rules! record_kinds {
                 Policy at "policies" => Policy(Policy) {
                     history: Kept("policies"), readers: Callers, writers: Operators, is_applied: true, audit: Security
                 }
-                /// A move of a shard; outside `shards/`, since routers do not need it.
+                /// A move of a shard. Stored outside `shards/`, since routers do not need it.
                 Move(shard: ShardId) at "moves" => Move(ShardMove) {
                     history: No, readers: Viewers, writers: Operators, is_applied: false, audit: Activity
                 }
@@ -48,7 +48,7 @@ macro_rules! record_kinds {
                 Workload at "workloads" => Workload(WorkloadEntry) {
                     history: Kept("workloads"), readers: Viewers, writers: Delegates, is_applied: true, audit: Security
                 }
-                /// Who may call a service; outside what routers and servers read, since the policy has a copy.
+                /// Who may call a service. Routers and servers do not read this record, since the policy has a copy.
                 Authorization at "authorizations" => Authorization(Authorization) {
                     history: Kept("authorizations"), readers: Viewers, writers: Authorizers, is_applied: true,
                     audit: Security
@@ -71,7 +71,7 @@ macro_rules! record_kinds {
                 Hosts at ["topology", "hosts"] => Hosts(Hosts) {
                     history: Kept("hosts"), readers: Everyone, writers: Admins, is_applied: true, audit: Security
                 }
-                /// A drain of a whole region; outside `topology/`, since routers do not need it.
+                /// A drain of a whole region. Stored outside `topology/`, since routers do not need it.
                 RegionDrain(region: Region) at ["drains"] => RegionDrain(RegionDrain) {
                     history: No, readers: Everyone, writers: Admins, is_applied: false, audit: Security
                 }

@@ -12,7 +12,7 @@ use super::{RecordKey, RecordKind, ShardPart};
 pub struct Prefix(Arc<str>);
 
 impl Prefix {
-    /// Validates a prefix that starts with `/`; if it ends in `/` it is a folder, otherwise one key.
+    /// Validates a prefix that starts with `/`. A prefix that ends in `/` is a folder, any other one key.
     pub fn new(text: impl Into<String>) -> Result<Self, Invalid> {
         let text = text.into();
         if text.starts_with('/') && text.len() <= 512 && !text.contains("//") {
@@ -40,7 +40,7 @@ impl Prefix {
         Self(format!("/t/{tenant}/{}/", kind.path()).into())
     }
 
-    /// The record of a service at this kind's key, or the folder of the kind's records of the service.
+    /// The key of a service's single record of this kind, or the folder of the service's records.
     pub(super) fn of_service(kind: RecordKind, service: &ServiceName) -> Self {
         let ServiceName { tenant, service } = service;
         let end = if kind.is_single() { "" } else { "/" };
@@ -72,13 +72,13 @@ impl Prefix {
         RecordKind::RegionTable.prefix_of(service)
     }
 
-    /// The earlier values of the record of a service, oldest first, of a kind whose earlier values are kept.
+    /// Earlier values of a service's record, oldest first; for kinds that keep them.
     pub fn history(kind: RecordKind, service: &ServiceName) -> Self {
         let ServiceName { tenant, service } = service;
         Self(format!("/t/{tenant}/history/{}/{service}/", kind.kept_name().unwrap_or_default()).into())
     }
 
-    /// The earlier values of the record of the mesh, oldest first, of a kind whose earlier values are kept.
+    /// Earlier values of a mesh record, oldest first; for kinds that keep them.
     pub fn mesh_history(kind: RecordKind) -> Self {
         Self(format!("/g/history/{}/", kind.kept_name().unwrap_or_default()).into())
     }
@@ -108,18 +108,18 @@ impl Prefix {
         Self("/g/identity/agents/".into())
     }
 
-    /// A kind's records of a service, below a region or another field of their keys, or all.
+    /// A service's records of a kind: below a region or another field of their keys, or all.
     fn below(kind: RecordKind, service: &ServiceName, field: Option<impl fmt::Display>) -> Self {
         let all = kind.prefix_of(service);
         field.map_or_else(|| all.clone(), |field| Self(format!("{all}{field}/").into()))
     }
 
-    /// Whether it is a folder rather than one key.
+    /// Whether the prefix is a folder rather than one key.
     pub fn is_folder(&self) -> bool {
         self.0.ends_with('/')
     }
 
-    /// Whether it includes a key.
+    /// Whether the prefix includes a key.
     pub fn covers(&self, key: &str) -> bool {
         if self.is_folder() { key.starts_with(&*self.0) } else { *key == *self.0 }
     }

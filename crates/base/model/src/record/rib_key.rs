@@ -44,18 +44,19 @@ macro_rules! keys {
             ///
             /// `/t/{tenant}/shards/{service}/{part}/chunks/{hash}`
             ShardChunk(ServiceName, ShardPart, ChunkHash),
-            /// An earlier value; outside the prefixes that routers read. Of a kind of services whose earlier values are kept.
+            /// An earlier value of a service's record, for kinds that keep them. Outside the prefixes that routers
+            /// read.
             ///
             /// `/t/{tenant}/history/{kind}/{service}/{revision}`
             History(RecordKind, ServiceName, u64),
-            /// An earlier value of a record that belongs to no service. Of a kind of the mesh whose earlier values are kept.
+            /// An earlier value of a mesh record, for kinds that keep them.
             ///
             /// `/g/history/{kind}/{revision}`
             MeshHistory(RecordKind, u64),
         }
 
         impl RecordKey {
-            /// The kind of its record.
+            /// The kind of the record.
             pub const fn kind(&self) -> RecordKind {
                 match self {
                     $(Self::$service_key(..) => RecordKind::$service_key,)*
@@ -139,10 +140,10 @@ macro_rules! keys {
 crate::record_kinds!(keys);
 
 impl RecordKey {
-    /// The key of a record with history, of a kind as the admin API names it; `name` is a service, or a role binding.
+    /// The key of a record with history. `kind` is the admin API's name; `name` is a service or a role binding.
     ///
     /// # Errors
-    /// When the kind has no history, or the name is none.
+    /// When the kind has no history, or `name` is malformed.
     pub fn with_history(kind: &str, name: &str) -> Result<Self, Invalid> {
         let Some(kind) = RecordKind::with_history(kind) else {
             let names: Vec<_> = RecordKind::ALL.iter().filter_map(|kind| kind.history_name()).collect();
@@ -188,7 +189,7 @@ impl RecordKey {
     }
 }
 
-/// The kind whose records of history have this name.
+/// The kind whose history records have this name.
 fn kept_kind(scope: KindScope, name: &str) -> Option<RecordKind> {
     RecordKind::with_history(name).filter(|kind| kind.scope() == scope && kind.kept_name().is_some())
 }

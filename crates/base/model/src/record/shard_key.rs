@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::Region;
 
-/// A part of a shard map. Maps are stored in parts, so that a caller may read the copies of one region only
+/// A part of a shard map. Maps are stored in parts so that a caller may read the copies of a single region
 /// (ServiceRouter §3.2).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ShardPart {

@@ -22,16 +22,16 @@ pub struct Actions {
     pub request_headers: HeaderEdits,
     /// Edits of the response headers.
     pub response_headers: HeaderEdits,
-    /// The timeout of one attempt up to its response headers; then another is started, if repeating is safe.
+    /// Timeout of one attempt up to its response headers. Afterwards another attempt starts if a retry is safe.
     pub attempt_timeout: Option<Duration>,
     /// The longest deadline that is sent to a server (ServiceRouter §4.1).
     pub server_timeout: Option<Duration>,
-    /// The time without a response after which a call that may be repeated is sent a second time (hedging).
+    /// Time without a response after which a repeatable call is sent a second time (hedging).
     pub hedge_after: Option<Duration>,
     /// The service that receives copies of calls.
     pub mirror: Option<Mirror>,
-    /// Where the key is read that keeps its backend of the split; the first source that has one. Calls without a key, and
-    /// all calls of a route without sources, draw a backend each.
+    /// Sources of a key that fixes the split's backend; the first source with a value counts. Without a key or without
+    /// sources, each call draws a backend.
     pub split_key: Vec<KeySource>,
 }
 
@@ -51,10 +51,10 @@ pub struct RateLimit {
 /// The callers that share a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scope {
-    /// Each caller separately: every calling program or proxy has the whole limit and counts its own calls.
+    /// Each caller separately: every calling program or proxy has the whole limit for its own calls.
     #[default]
     Caller,
-    /// All callers together: each has a part of the limit, by its demand.
+    /// All callers together: each gets a part of the limit according to its demand.
     Mesh,
 }
 
@@ -123,7 +123,7 @@ impl Actions {
     }
 }
 
-/// A prefix can only be replaced if the route matches one.
+/// Checks that a prefix is replaced only if the route matches one.
 fn check_prefix(path: Option<&PathRewrite>, matches: &Match) -> Result<(), Invalid> {
     match (path, &matches.path) {
         (Some(PathRewrite::Prefix(_)), Some(PathMatch::Prefix(_)))

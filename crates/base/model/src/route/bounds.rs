@@ -9,8 +9,8 @@ use crate::Invalid;
 pub const MAX_ROUTES: usize = 2_000;
 /// Clients, hosts, methods, headers and parameters in the conditions of all routes of a policy.
 pub const MAX_CONDITIONS: usize = 10_000;
-/// Memory of the compiled expressions of one policy, in bytes; equal ones count once. An expression such as
-/// `/users/[0-9]+` takes some thousands of bytes, one with large repetition counts hundreds of thousands.
+/// Memory of a policy's compiled expressions, in bytes; equal ones count once. `/users/[0-9]+` takes some thousands
+/// of bytes; large repetition counts take hundreds of thousands.
 pub const MAX_EXPRESSION_BYTES: usize = 16 << 20;
 
 /// Totals so far.
@@ -21,11 +21,10 @@ struct Totals {
     bytes: usize,
 }
 
-/// Collects the routes of a policy, up to the first error or the first route beyond a bound: later routes are not
-/// compiled.
+/// Collects a policy's routes up to the first error or the first route beyond a bound. Later routes are not compiled.
 ///
 /// # Errors
-/// Those of `routes`, and the bound that is exceeded with the route that exceeds it.
+/// Errors of `routes`, or the exceeded bound with the first route beyond it.
 pub fn within_bounds(routes: impl Iterator<Item = Result<Route, Invalid>>) -> Result<Vec<Route>, Invalid> {
     let (mut gathered, mut totals) = (Vec::new(), Totals::default());
     for (i, route) in routes.enumerate() {
@@ -68,7 +67,7 @@ impl Totals {
         of_path.into_iter().chain(of_texts).try_for_each(|(at, pattern)| self.add_expression(at, pattern))
     }
 
-    /// `at` says where in the conditions of a route the expression stands.
+    /// `at` is the position of the expression in the route's conditions.
     fn add_expression(&mut self, at: String, pattern: &Pattern) -> Result<(), Invalid> {
         if self.expressions.insert(pattern.as_str().to_owned()) {
             self.bytes += pattern.memory();

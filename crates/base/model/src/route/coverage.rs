@@ -1,9 +1,9 @@
-//! Whether one condition matches every call that another matches: a route behind such a one is never reached.
+//! Whether one condition matches every call that another one matches. A route behind such a condition is never reached.
 
 use super::{ClientMatch, GrpcMatch, HostMatch, Match, PathMatch, Segment, Template, TextMatch};
 
 impl Match {
-    /// Whether this matches every call that `other` matches. `false` where that cannot be told, as of two regular expressions.
+    /// Whether this matches every call that `other` matches. `false` if undecidable, as for two regular expressions.
     pub fn covers(&self, other: &Self) -> bool {
         any_of(&self.clients, &other.clients, client_covers)
             && any_of(&self.hosts, &other.hosts, host_covers)
@@ -28,7 +28,7 @@ impl Match {
     }
 }
 
-/// Of lists of which any entry has to match; an empty one matches all.
+/// Coverage of lists whose entries are alternatives; an empty list matches all.
 fn any_of<T>(ours: &[T], theirs: &[T], covers: impl Fn(&T, &T) -> bool) -> bool {
     let is_covered = |other: &T| ours.iter().any(|one| covers(one, other));
     ours.is_empty() || (!theirs.is_empty() && theirs.iter().all(is_covered))
@@ -65,7 +65,7 @@ fn path_covers(ours: &PathMatch, theirs: Option<&PathMatch>) -> bool {
     }
 }
 
-/// By segments, as a prefix matches.
+/// Whether a path lies below a prefix, compared by segments.
 fn is_below(path: &str, prefix: &str) -> bool {
     path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }

@@ -57,9 +57,9 @@ impl HeaderEdits {
     }
 }
 
-/// Checks that a header may be edited: not if it belongs to one connection or frames the message (RFC 9110 7.6.1, RFC
-/// 9112 6), since readers that disagree on the end of a message allow request smuggling; and not if Fairmesh itself
-/// uses it.
+/// Checks that a header may be edited. Headers of one connection or of message framing are refused (RFC 9110 7.6.1,
+/// RFC 9112 6): readers that disagree on the end of a message allow request smuggling. Headers used by Fairmesh
+/// itself are refused too.
 fn check_name(name: &str) -> Result<(), Invalid> {
     if !is_token(name) || name.bytes().any(|b| b.is_ascii_uppercase()) {
         return Err(Invalid::new(
@@ -104,7 +104,7 @@ fn check_value(value: &str) -> Result<(), Invalid> {
     Err(Invalid::new("", "is not a header value", hint))
 }
 
-/// The `token` of RFC 9110 section 5.6.2, of which methods and header names consist.
+/// Whether a text is a `token` (RFC 9110 section 5.6.2), the form of methods and header names.
 pub(crate) fn is_token(text: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
     !text.is_empty() && text.chars().all(allowed)

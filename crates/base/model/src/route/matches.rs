@@ -89,7 +89,7 @@ pub struct HeaderMatch {
     pub value: TextMatch,
 }
 
-/// A query parameter condition; of several with one name the first counts.
+/// A query parameter condition. If a name occurs repeatedly, its first value counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueryMatch {
     /// Its name, compared after percent-decoding.

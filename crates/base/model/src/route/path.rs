@@ -157,7 +157,7 @@ impl PathRewrite {
 pub(crate) fn check_path(path: &str) -> Result<(), Invalid> {
     let plain =
         path.bytes().all(|b| b.is_ascii_graphic() && !matches!(b, b'?' | b'#' | b'\\' | b'"' | b'<' | b'>'));
-    // A path that begins with `//` would be read as a host where it is used as a reference, as in a redirect.
+    // As a reference, such as in a redirect, a path that begins with `//` would be read as a host.
     if path.starts_with('/') && !path.starts_with("//") && plain {
         return Ok(());
     }

@@ -20,9 +20,8 @@ const MAX_TEXT_BYTES: usize = 1024;
 
 /// A regular expression that must match a whole text, over bytes: `\w`, `\d` and case are ASCII.
 ///
-/// The engine searches in time linear in the text, so that no path can make it slow. For that reason it has neither
-/// look-around nor back-references. Equal expressions share their compiled form, across all policies of a process, as
-/// long as any of them is in use.
+/// Search time is linear in the text, so that no path can make it slow. Therefore look-around and back-references are
+/// not supported. Equal expressions of all policies share one compiled form while any of them is in use.
 #[derive(Clone)]
 pub struct Pattern(Arc<Compiled>);
 
@@ -31,8 +30,7 @@ struct Compiled {
     regex: Regex,
 }
 
-/// The cache of compiled expressions by text. It does not make decisions impure: the result is the same with and
-/// without it.
+/// The cache of compiled expressions by text. Decisions stay pure: the result is the same without the cache.
 static CACHE: Mutex<PatternCache> = Mutex::new(PatternCache(BTreeMap::new(), 0));
 
 /// Weak references to compiled expressions, and the number at which unused entries are removed.
@@ -64,7 +62,7 @@ impl Pattern {
     /// Compiles an expression, which need not be anchored; costly ones take milliseconds.
     ///
     /// # Errors
-    /// When it is no expression, or too costly, or this program is built without the feature `regex`.
+    /// When the text is not an expression, too costly to compile, or the program is built without the feature `regex`.
     pub fn new(text: impl Into<String>) -> Result<Self, Invalid> {
         let text = text.into();
         if text.is_empty() || text.len() > MAX_TEXT_BYTES {
@@ -88,7 +86,7 @@ impl Pattern {
         self.0.regex.is_match(text.as_ref())
     }
 
-    /// Its memory in bytes, without the caches of searches: at most as much again for each searching thread.
+    /// Memory in bytes without search caches. Each searching thread adds at most as much again.
     pub fn memory(&self) -> usize {
         self.0.regex.memory_usage()
     }

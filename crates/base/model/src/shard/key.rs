@@ -54,23 +54,23 @@ impl From<u32> for ShardKey {
     }
 }
 
-/// Of signed ids and of literals without a suffix. A negative number is counted from the end of the key space: −1 is
-/// [`ShardKey::MAX`], for numbers of either width.
+/// Converts signed ids and literals without a suffix. Negative numbers count from the end of the key space: −1 is
+/// [`ShardKey::MAX`] for either width.
 impl From<i64> for ShardKey {
     fn from(key: i64) -> Self {
         Self(i128::from(key).cast_unsigned())
     }
 }
 
-/// As of an `i64`.
+/// Converts as for `i64`.
 impl From<i32> for ShardKey {
     fn from(key: i32) -> Self {
         i64::from(key).into()
     }
 }
 
-/// An interval of keys. Stored with its last key, since the exclusive end of the whole key space does not fit into 128
-/// bits; displayed with an exclusive end, as in the paper: `[500, 900)`.
+/// An interval of keys. The last key is stored, because the exclusive end of the whole key space does not fit into 128
+/// bits. The display shows an exclusive end, as in the paper: `[500, 900)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KeyRange {
     /// The first key.

@@ -99,7 +99,7 @@ impl<'de> Deserialize<'de> for KeySpecs {
     }
 }
 
-/// An untagged enumeration would lose which field is wrong.
+/// An untagged enumeration would not name the wrong field in errors.
 struct KeySpecsVisitor;
 
 impl<'de> de::Visitor<'de> for KeySpecsVisitor {

@@ -186,7 +186,7 @@ fn read_host(text: &str) -> Result<HostMatch, Invalid> {
             "write a host name without port, such as cart.example.org or *.example.org",
         ));
     }
-    // Compared with hosts without their trailing dot.
+    // Hosts are compared without their trailing dot.
     let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
     Ok(if star { HostMatch::Suffix(format!(".{name}")) } else { HostMatch::Exact(name) })
 }

@@ -37,7 +37,7 @@ pub enum Resource {
 }
 
 impl Resource {
-    /// The kind of its document, and its name, which is empty for what the mesh has once.
+    /// The document's kind and name. The name is empty for singletons of the mesh.
     pub fn kind_and_name(&self) -> (&'static str, String) {
         match self {
             Self::Service(name, _) => ("Service", name.to_string()),
@@ -53,7 +53,7 @@ impl Resource {
         }
     }
 
-    /// The records that it is written as, with their keys. Empty for shard maps and endpoints, which the registry writes.
+    /// The records of the resource, with their keys. Empty for shard maps and endpoints, which the registry writes.
     pub fn records(&self) -> Vec<(RecordKey, Record)> {
         match self {
             Self::Service(name, service) => vec![(RecordKey::Service(name.clone()), service.clone().into())],

@@ -109,7 +109,7 @@ fn timeouts(ms: u64) -> Timeouts {
     Timeouts { total: after(0), response_header: after(1), idle: after(2) }
 }
 
-/// A resource in which no field has its default.
+/// A policy without default values.
 fn full_policy() -> Policy {
     let route = Route {
         name: Label::new("read").unwrap(),
@@ -305,14 +305,14 @@ fn omitted_fields_have_defaults() {
     assert_eq!(PolicySpec::of(&cart(), &Policy::default()), spec);
 }
 
-/// The field of the error of a spec.
+/// The error's field for a spec.
 fn refused<T: std::fmt::Debug>(resource: Result<T, Invalid>) -> String {
     let refusal = resource.unwrap_err();
     assert!(!refusal.hint.is_empty(), "{refusal}");
     refusal.field
 }
 
-/// The field of the error of a policy after an edit.
+/// The error's field for an edited policy.
 fn policy(edit: fn(&mut PolicySpec)) -> String {
     let mut spec = PolicySpec::of(&cart(), &full_policy());
     edit(&mut spec);

@@ -33,7 +33,7 @@ impl schemars::JsonSchema for KeyText {
 
 impl Serialize for KeyText {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        // Readers that store numbers as 64-bit floats represent whole numbers exactly up to 2^53.
+        // 64-bit floats represent whole numbers exactly up to 2^53.
         match self.0.parse::<u64>() {
             Ok(number) if number <= 1 << 53 => serializer.serialize_u64(number),
             _ => serializer.serialize_str(&self.0),
@@ -113,7 +113,7 @@ pub(super) fn weight<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, 
     deserializer.deserialize_any(WeightVisitor)
 }
 
-/// Parses the text of `field`; the error of the value itself names no field.
+/// Parses the text of `field`. The value's own error names no field.
 pub(super) fn read<T: FromStr<Err = Invalid>>(field: &str, text: &str) -> Result<T, Invalid> {
     text.parse().map_err(|e: Invalid| e.within(field))
 }

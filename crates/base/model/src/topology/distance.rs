@@ -1,4 +1,4 @@
-//! Distances between regions as they are measured: filters of samples, and the record of their results.
+//! Measured distances between regions: filters of samples, and the recorded results.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -7,24 +7,24 @@ use std::{
 
 use crate::{Invalid, Region};
 
-/// The longest round trip that counts as one; the time of a signal around the earth is a fiftieth of it.
+/// The longest plausible round trip, fifty times a signal's way around the earth.
 pub const MAX_ROUND_TRIP: Duration = Duration::from_secs(10);
 
 /// The most regions to which one region measures distances.
 pub const MAX_MEASURED_REGIONS: usize = 256;
 
-/// Rounds of which the median is taken.
+/// Number of rounds in a median.
 const ROUNDS: usize = 5;
-/// The fewest rounds of which a median is reported.
+/// The fewest rounds for a reported median.
 const MIN_ROUNDS: usize = 3;
-/// Consecutive reports by which a distance must differ from the recorded one before it replaces that.
+/// Consecutive differing reports before a recorded distance is replaced.
 const LASTING_REPORTS: u32 = 3;
-/// The smallest change of a recorded distance: this part of it, and at least [`MIN_CHANGE`].
+/// The smallest relative change of a recorded distance, as a divisor; the change must also reach [`MIN_CHANGE`].
 const CHANGE_DIVISOR: u32 = 10;
-/// The smallest change of a recorded distance in absolute terms.
+/// The smallest absolute change of a recorded distance.
 const MIN_CHANGE: Duration = Duration::from_millis(1);
 
-/// Distances from one region, as its health checker measured them: the value of one record.
+/// Distances measured by one region's health checker: the value of one record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MeasuredDistances {
     /// Distance by the other region; at most [`MAX_MEASURED_REGIONS`].
@@ -36,7 +36,7 @@ pub struct MeasuredDistances {
 pub struct MeasuredDistance {
     /// The round trip, in whole microseconds: above zero, and at most [`MAX_ROUND_TRIP`].
     pub round_trip: Duration,
-    /// Time of the measurement that the record took over, in milliseconds since 1970.
+    /// Time of the recorded measurement, in milliseconds since 1970.
     pub measured_at_ms: u64,
 }
 
@@ -58,21 +58,21 @@ impl MeasuredDistances {
     }
 }
 
-/// Whether a measured round trip between regions can be true: a microsecond to [`MAX_ROUND_TRIP`].
+/// Whether a round trip between regions is plausible: a microsecond to [`MAX_ROUND_TRIP`].
 pub fn is_plausible(round_trip: Duration) -> bool {
     round_trip >= Duration::from_micros(1) && round_trip <= MAX_ROUND_TRIP
 }
 
-/// The last rounds of measurements to one region. A round is the least of several samples, since whatever delays a
-/// sample adds to it; the median of rounds ignores rounds in which all samples were delayed.
+/// The last rounds of measurements to one region. A round is the minimum of several samples, since delays only add to
+/// a sample. The median ignores rounds with only delayed samples.
 #[derive(Clone, Debug, Default)]
 pub struct DistanceRounds {
     rounds: VecDeque<Duration>,
 }
 
 impl DistanceRounds {
-    /// Adds a round; returns the median of the last rounds once there are enough. A round without a plausible sample
-    /// counts for nothing.
+    /// Adds a round. Returns the median of the last rounds once there are enough. A round without a plausible sample
+    /// is ignored.
     pub fn add(&mut self, samples: impl IntoIterator<Item = Duration>) -> Option<Duration> {
         let least = samples.into_iter().filter(|sample| is_plausible(*sample)).min()?;
         if self.rounds.len() == ROUNDS {
@@ -85,8 +85,8 @@ impl DistanceRounds {
     }
 }
 
-/// Decides when a reported distance replaces the recorded one: only when it has changed lastingly, since every change
-/// of a record compiles the tables of routers anew.
+/// Decides when a reported distance replaces the recorded one: only after a lasting change, since every change makes
+/// routers compile their tables again.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DistanceFilter {
     /// Consecutive reports that differ from the record in the same direction.
@@ -96,8 +96,8 @@ pub struct DistanceFilter {
 }
 
 impl DistanceFilter {
-    /// Takes a report; returns whether it is to be recorded. The first distance of a pair is, and later ones after
-    /// three consecutive reports that are 10 % and 1 ms above the record, or as much below it.
+    /// Takes a report and returns whether to record it. The first distance of a pair is recorded at once. Later ones
+    /// need three consecutive reports that are 10 % and 1 ms above, or below, the record.
     pub fn observe(&mut self, recorded: Option<Duration>, reported: Duration) -> bool {
         if !is_plausible(reported) {
             return false;
@@ -146,7 +146,7 @@ mod tests {
         }
     }
 
-    /// The numbers, from 1, of the reports that are recorded, each replacing the record before.
+    /// The numbers, from 1, of the recorded reports.
     fn recorded(reports: &[u64]) -> Vec<usize> {
         let (mut filter, mut record) = (DistanceFilter::default(), None);
         let mut recorded = Vec::new();

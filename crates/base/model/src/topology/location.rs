@@ -14,7 +14,7 @@ pub struct Location {
 }
 
 impl Location {
-    /// A location of which only the region is known.
+    /// A location with only a region.
     pub fn in_region(region: Region) -> Self {
         Self { region, zone: None, cluster: None, host_type: None }
     }

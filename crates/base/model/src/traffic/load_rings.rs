@@ -1,18 +1,18 @@
-//! What a policy tells the planner of tables: rings with thresholds, the order of classes, the measure of load.
+//! Planner settings in a policy: rings with thresholds, the order of classes, the load metric.
 
 use std::{collections::BTreeSet, time::Duration};
 
 use super::{Traffic, TrafficMode};
 use crate::{Invalid, Label, LoadSignal, Ring, Share};
 
-/// The most classes that a planner tells apart from the others.
+/// The most classes that a planner distinguishes.
 pub const MAX_PLANNED_CLASSES: usize = 7;
 /// The most rings with thresholds.
 const MAX_RINGS: usize = 16;
-/// The lowest first threshold: the planner aims a few percent below it.
+/// The lowest possible first threshold. The planner aims a few percent below the threshold.
 const LOWEST: u32 = 100_000;
 
-/// A ring with the utilisation of its regions up to which it is used before the next ring opens (ServiceRouter §3.4.1).
+/// A ring with a threshold: once its regions reach this utilisation, the next ring opens (ServiceRouter §3.4.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadRing {
     /// The regions.
@@ -21,12 +21,12 @@ pub struct LoadRing {
     pub load: Share,
 }
 
-/// A metric of servers that is their load, and its value at a server that is full.
+/// A server metric used as load, with its value at a full server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadMetric {
     /// Its name in load reports.
     pub name: String,
-    /// At least 1.
+    /// The metric's value at a full server; at least 1.
     pub full_scale: u32,
 }
 

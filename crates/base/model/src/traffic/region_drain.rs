@@ -5,20 +5,21 @@ use crate::{Invalid, Share};
 /// The longest drain.
 const MAX_DRAIN: Duration = Duration::from_secs(24 * 3_600);
 
-/// A drain of a whole region, or its way back, as far as it has come. A control plane continues it from this alone.
+/// Progress of a whole region's drain or return. A control plane can continue from this record alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionDrain {
-    /// The share of the calls of its own callers that the region keeps by now. Below all, it gets no calls of others.
+    /// Share of its own callers' calls that the region still keeps. Below 100 %, the region gets no calls from other
+    /// regions.
     pub keep: Share,
-    /// Whether the region gets its calls back.
+    /// Whether the region is being undrained: it gets its calls back.
     pub returns: bool,
-    /// How long the whole way takes if nothing holds it; zero is as fast as steps are seen in reports.
+    /// Duration of a whole drain if nothing delays it. Zero means as fast as reports show each step.
     pub over: Duration,
-    /// When the whole way would have begun for the present share to be due, in milliseconds since 1970.
+    /// When a whole drain would have begun if the present share were exactly on schedule, in milliseconds since 1970.
     pub began_at_ms: u64,
 }
 
-/// How far a drain has come.
+/// Phase of a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainPhase {
     /// Calls leave the region.
@@ -33,7 +34,7 @@ impl RegionDrain {
     /// The number of steps of a whole drain.
     pub const STEPS: u32 = 10;
 
-    /// How far it has come.
+    /// The present phase.
     pub fn phase(&self) -> DrainPhase {
         match self.returns {
             true => DrainPhase::Returning,
@@ -42,21 +43,21 @@ impl RegionDrain {
         }
     }
 
-    /// The steps that were made, of [`Self::STEPS`]: of a way back, those that brought calls back or left them there.
+    /// Completed steps of [`Self::STEPS`]. For a return, steps that brought calls back or never took them away.
     pub fn steps_made(&self) -> u32 {
         let step = Share::ALL.millionths() / Self::STEPS;
         let kept = self.keep.millionths() / step;
         if self.returns { kept } else { Self::STEPS.saturating_sub(self.keep.millionths().div_ceil(step)) }
     }
 
-    /// When it arrives if nothing holds it, in milliseconds since 1970; `None` where it arrives as fast as its steps are
-    /// seen.
+    /// When the drain completes if nothing delays it, in milliseconds since 1970; `None` if it runs as fast as its steps
+    /// are seen.
     pub fn due_at_ms(&self) -> Option<u64> {
         let over = u64::try_from(self.over.as_millis()).unwrap_or(u64::MAX);
         (over > 0).then(|| self.began_at_ms.saturating_add(over))
     }
 
-    /// A drain or its way back that starts at `now_ms`, from what the region keeps at present.
+    /// Starts a drain or return at `now_ms` from the region's present share.
     pub fn begin(before: Option<Self>, returns: bool, over: Duration, now_ms: u64) -> Self {
         let keep = before.map_or(Share::ALL, |before| before.keep);
         let done = f64::from(keep.millionths()) / f64::from(Share::ALL.millionths());
@@ -66,7 +67,7 @@ impl RegionDrain {
         Self { keep, returns, over, began_at_ms }
     }
 
-    /// Whether it has arrived.
+    /// Whether the drain or return is complete.
     pub fn is_done(&self) -> bool {
         self.keep == if self.returns { Share::ALL } else { Share::NONE }
     }
@@ -74,7 +75,7 @@ impl RegionDrain {
     /// Checks the numbers.
     ///
     /// # Errors
-    /// If it would take longer than a day.
+    /// If the drain would take longer than a day.
     pub fn validate(&self) -> Result<(), Invalid> {
         match self.over > MAX_DRAIN {
             true => Err(Invalid::new("over", "is longer than a day", "write at most 24h")),

@@ -21,71 +21,73 @@ pub const SMALLEST_SHARE: u32 = 10_000;
 pub struct RegionTable {
     /// The shares.
     pub shares: TrafficShares,
-    /// How calls that stay in the region are divided among its zones, by the zone of the caller. Callers of zones that are
-    /// not listed use all of the region. At most [`MAX_TABLE_ZONES`], with as many shares each.
+    /// Shares among the region's zones for calls that stay, by the caller's zone. Callers in unlisted zones use the whole
+    /// region. At most [`MAX_TABLE_ZONES`] zones, with as many shares each.
     pub zones: BTreeMap<Zone, ZoneShares>,
-    /// Who wrote it, and when it was last confirmed.
+    /// The table's author, and its last confirmation.
     pub origin: TableOrigin,
 }
 
-/// The zones that callers of one zone use, with their shares: at least [`SMALLEST_SHARE`] millionths each, 100 % together.
+/// The zones used by callers of one zone, with their shares: at least [`SMALLEST_SHARE`] millionths each, 100 %
+/// together.
 pub type ZoneShares = BTreeMap<Zone, Share>;
 
-/// Who wrote a table.
+/// The author of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableOrigin {
-    /// A person, in a policy. It applies until it is changed.
+    /// A person, in a policy. The table applies until changed.
     ByHand,
-    /// A planner, which writes it again while it stands by it. It loses its force when that ends.
+    /// A planner, which confirms the table periodically. Without confirmations the table loses its force.
     Planned(Confirmation),
 }
 
-/// A planner's last confirmation of a table. Each is another value of the record, by which followers know that it is new.
+/// A planner's last confirmation of a table. Each confirmation changes the record, so that followers notice it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Confirmation {
     /// The number of the planning round, which grows.
     pub round: u64,
-    /// Its time, in milliseconds since 1970, for display: no decision depends on it.
+    /// Time of the round, in milliseconds since 1970; only for display.
     pub at_ms: u64,
 }
 
 /// Shares by traffic class.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TrafficShares {
-    /// Of calls without a class, and of classes that are not listed. Without it, rings decide these calls.
+    /// Shares of calls without a class or with an unlisted class; `None` lets rings decide.
     pub default: Option<RegionShares>,
-    /// Of the calls of these classes; at most [`MAX_TABLE_CLASSES`]. All classes together have at most [`MAX_TABLE_REGIONS`].
+    /// Shares of the listed classes; at most [`MAX_TABLE_CLASSES`]. All classes together have at most
+    /// [`MAX_TABLE_REGIONS`] regions.
     pub classes: BTreeMap<Label, RegionShares>,
 }
 
-/// How the calls of one class are divided. All shares together are 100 %.
+/// Shares of one class. They add up to 100 %.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionShares {
-    /// By the region that they go to: at least [`SMALLEST_SHARE`] millionths each, and at most [`MAX_TABLE_REGIONS`]
+    /// Shares by destination region: at least [`SMALLEST_SHARE`] millionths each, and at most [`MAX_TABLE_REGIONS`]
     /// regions.
     pub to: BTreeMap<Region, Share>,
-    /// Calls that fail at once, so that the others can be served.
+    /// Share of calls that fail at once, so that the others can be served.
     pub dropped: Share,
 }
 
-/// What is left of the force of a table.
+/// The remaining force of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableForce {
-    /// It was confirmed lately, or does not have to be.
+    /// Confirmed recently, or written by hand.
     Full,
-    /// Not for a minute: nothing is dropped any more, and the other shares divide all calls.
+    /// Not confirmed for a minute: nothing is dropped, and the other shares divide all calls.
     WithoutDrops,
-    /// Not for a quarter of an hour: rings decide.
+    /// Not confirmed for a quarter of an hour: rings decide.
     Lapsed,
 }
 
 impl RegionTable {
-    /// The age from which on nothing is dropped: what is dropped may be served by now.
+    /// Age at which drops end, since the servers may have capacity again.
     pub const DROPS_LAST: Duration = Duration::from_secs(60);
-    /// The age from which on it has no force.
+    /// Age at which the table loses its force.
     pub const LASTS: Duration = Duration::from_secs(15 * 60);
 
-    /// Its force where it was last confirmed this long ago.
+    /// The table's force, given the time since its last confirmation.
     pub fn force(&self, age: Duration) -> TableForce {
         match self.origin {
             TableOrigin::ByHand => TableForce::Full,
@@ -95,7 +97,7 @@ impl RegionTable {
         }
     }
 
-    /// The age at which its force changes next.
+    /// The age at which the force changes next.
     pub fn weakens_at(&self, age: Duration) -> Option<Duration> {
         match self.force(age) {
             _ if self.origin == TableOrigin::ByHand => None,
@@ -133,7 +135,7 @@ fn validate_zone(to: &ZoneShares) -> Result<(), Invalid> {
 }
 
 impl TrafficShares {
-    /// The shares of each class, first those of calls without one.
+    /// The shares of each class, beginning with calls without a class.
     pub fn iter(&self) -> impl Iterator<Item = (Option<&Label>, &RegionShares)> {
         let default = self.default.iter().map(|shares| (None, shares));
         default.chain(self.classes.iter().map(|(class, shares)| (Some(class), shares)))
@@ -170,7 +172,7 @@ impl RegionShares {
             return Err(Invalid::new(format!("to.{region}"), format!("{share} is too small"), hint));
         }
         let shares = self.to.values().chain([&self.dropped]);
-        // At most 65 numbers up to a million.
+        // At most 65 numbers of at most a million.
         let sum: u32 = shares.map(|share| share.millionths()).sum();
         match Share::of_millionths(sum) {
             Ok(Share::ALL) => Ok(()),

@@ -1,11 +1,11 @@
 //! Reports of calls and servers, as one process sends them for itself or as the sum of those below it.
 //!
-//! All numbers are rates over the interval of the counting process. Rates of processes add up whenever each of them began and
-//! ended its interval, and a report that is lost or sent twice changes nothing once the next one arrives. Growing
-//! counters and counts of an interval were rejected: each loss, repetition and restart on the way becomes a spike.
+//! All numbers are rates over the reporting process's interval. Rates of processes add up even if their intervals differ, and
+//! a lost or repeated report has no effect once the next one arrives. Growing counters and counts by interval were rejected:
+//! each loss, repetition and restart becomes a spike.
 //!
-//! Sums have the mean age of their data, weighted by what they are of. The greatest age was rejected: one program that
-//! hangs would make the data of its whole region look old.
+//! A sum has the mean age of its data, weighted by amount. The greatest age was rejected: one hanging program would
+//! make its whole region look outdated.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,11 +22,11 @@ pub const MAX_SERVER_GROUPS: usize = 1_024;
 /// The most regions of a report.
 pub const MAX_REPORTED_REGIONS: usize = 256;
 
-/// The most services that a report names as incomplete. One that names as many had no room for further names.
+/// The most services that a report can name as incomplete. A report with this many may have omitted further ones.
 pub const MAX_INCOMPLETE_SERVICES: usize = 1_024;
 
-/// The largest rate of a report: a billion per second, in thousandths. Sums stay at it, so that a process above takes the sum
-/// of all that it would take one by one.
+/// The largest rate in a report: a billion per second, in thousandths. Sums are capped at this rate, so that a parent accepts
+/// every sum.
 pub const MAX_RATE: u64 = 1_000_000_000_000;
 
 /// What one process reports.
@@ -34,52 +34,52 @@ pub const MAX_RATE: u64 = 1_000_000_000_000;
 pub struct TrafficReport {
     /// A random number of the process, the same in all its reports.
     pub reporter: u64,
-    /// The time until its next report: this one is void after a few of them.
+    /// Time until the next report; this report expires after a few of them.
     pub interval: Duration,
-    /// The regions of all processes that it is of. One that is named and has no calls has none.
+    /// Regions of all covered processes. A region named here without calls has none.
     pub regions: BTreeSet<Region>,
     /// Calls of services that are planned for.
     pub calls: BTreeMap<CallPath, CallRates>,
     /// Servers, by service and region.
     pub servers: BTreeMap<(ServiceName, Region), ServerRates>,
-    /// Paths and groups that had no room, in this report or in those that it is the sum of.
+    /// Paths and groups that did not fit into this report or into the summed reports.
     pub left_out: u32,
-    /// The services of which these are: what is reported of them is not all.
+    /// Services with missing paths or groups: their reported data is incomplete.
     pub incomplete: BTreeSet<ServiceName>,
-    /// Whether there are further ones, whose names had no room: of any service, what is reported may not be all.
+    /// Whether further incomplete services did not fit: any service's data may be incomplete.
     pub all_incomplete: bool,
 }
 
 impl TrafficReport {
-    /// Whether what is reported of a service may not be all.
+    /// Whether a service's data may be incomplete.
     pub fn is_incomplete(&self, service: &ServiceName) -> bool {
         self.all_incomplete || self.incomplete.contains(service)
     }
 }
 
-/// Where calls come from and go to.
+/// Source and destination of calls.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CallPath {
     /// The called service.
     pub service: ServiceName,
     /// The region of the callers.
     pub from: Region,
-    /// The region of the servers; `None` of calls for which no server was picked.
+    /// The servers' region; `None` if no server was picked.
     pub to: Option<Region>,
-    /// The traffic class that the route of the call sets.
+    /// The traffic class set by the call's route.
     pub class: Option<Label>,
-    /// The calling service, if the callers are one.
+    /// The calling service, if known.
     pub caller: Option<ServiceName>,
-    /// The zone of the callers, of services that prefer it.
+    /// The callers' zone, for services that prefer zones.
     pub from_zone: Option<Zone>,
-    /// The zone of the servers, of such services and where the servers are of the callers' region.
+    /// The servers' zone, for services that prefer zones and servers in the callers' region.
     pub to_zone: Option<Zone>,
 }
 
 /// Calls of one path: thousandths per second, unless stated otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallRates {
-    /// Calls by their first attempt, or without any.
+    /// First attempts, and calls without any attempt.
     pub offered: u64,
     /// Attempts, retries and hedges included.
     pub attempts: u64,
@@ -89,13 +89,14 @@ pub struct CallRates {
     pub shed: u64,
     /// Time until responses began, in microseconds per second.
     pub time_us: u64,
-    /// Bytes of the bodies of responses, per second. Those of requests are not counted.
+    /// Bytes of response bodies, per second. Request bodies are not counted.
     pub bytes: u64,
     /// The age of the data, see [`Self::age`].
     pub aged: SummedAge,
 }
 
-/// Ages in milliseconds, each times the amount of the data that has it: a sum, from which a mean follows.
+/// A sum of ages in milliseconds, each weighted by the amount of its data. Divided by the total amount, it gives the
+/// mean age.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SummedAge(u64);
 
@@ -104,17 +105,17 @@ pub struct SummedAge(u64);
 pub struct ServerRates {
     /// Number of servers.
     pub servers: u32,
-    /// Those of them that count calls.
+    /// Number of servers that count calls.
     pub counting: u32,
-    /// Calls that arrived, in thousandths per second, with those that were refused.
+    /// Calls received, in thousandths per second, including refused ones.
     pub received: u64,
     /// Calls refused because of overload, in thousandths per second.
     pub refused: u64,
-    /// Those of the servers whose CPU and limit are known.
+    /// Number of servers with known CPU usage and limit.
     pub measured: u32,
-    /// CPU in use, in thousandths of a core, of those.
+    /// CPU usage of these servers, in thousandths of a core.
     pub cpu_millicores: u64,
-    /// Their limits.
+    /// CPU limits of these servers, in thousandths of a core.
     pub limit_millicores: u64,
     /// Metrics of the program, by name.
     pub metrics: BTreeMap<String, MetricSum>,
@@ -125,13 +126,13 @@ pub struct ServerRates {
 /// The sum of one metric.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MetricSum {
-    /// The sum; not necessarily a sensible number.
+    /// The sum; not necessarily finite.
     pub sum: f64,
-    /// The servers that report it.
+    /// Number of servers that report the metric.
     pub servers: u32,
 }
 
-/// The greatest age that is told apart from a greater one: data of this age is of no use.
+/// The greatest age that is recorded; data of this age or more is useless.
 pub const MAX_REPORT_AGE: Duration = Duration::from_secs(600);
 
 impl SummedAge {
@@ -145,19 +146,19 @@ impl SummedAge {
     }
 
     fn mean(self, amount: u64) -> Duration {
-        // Nothing is of no age.
+        // No data has age zero.
         let mean = self.0.checked_div(amount).unwrap_or_default();
         Duration::from_millis(mean).min(MAX_REPORT_AGE)
     }
 }
 
 impl CallRates {
-    /// The time since the counting of these calls ended, as a mean over [`Self::offered`] and [`Self::attempts`].
+    /// Mean time since counting ended, over [`Self::offered`] and [`Self::attempts`].
     pub fn age(&self) -> Duration {
         self.aged.mean(self.amount())
     }
 
-    /// Notes that these rates were kept for some time.
+    /// Adds the time for which these rates were held.
     pub fn grow_older(&mut self, by: Duration) {
         self.aged.grow_older(by, self.amount());
     }
@@ -171,12 +172,12 @@ impl ServerRates {
     /// The most metrics of a program.
     pub const MAX_METRICS: usize = 8;
 
-    /// The time since the counters of these servers were read, as a mean over them.
+    /// Mean time since the servers' counters were read.
     pub fn age(&self) -> Duration {
         self.aged.mean(self.servers.into())
     }
 
-    /// Notes that these rates were kept for some time.
+    /// Adds the time for which these rates were held.
     pub fn grow_older(&mut self, by: Duration) {
         self.aged.grow_older(by, self.servers.into());
     }

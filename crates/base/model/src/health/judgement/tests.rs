@@ -7,7 +7,7 @@ use crate::{InstanceId, Location};
 /// Endpoints by region, state and number of consecutive failed probes; a lost one's lease expired.
 type Fleet<'a> = &'a [(&'a str, EndpointState, u32)];
 
-/// Judged by a caller in `eu`, whose next ring has all other regions.
+/// Judged by a caller in `eu` whose next ring has all other regions.
 fn judged(fleet: Fleet<'_>, evidence: &[Option<bool>]) -> Judgement {
     let mut verdicts = Verdicts::default();
     let endpoint = |(i, (region, state, failures)): (usize, &(&str, EndpointState, u32))| {

@@ -17,7 +17,7 @@ const MAX_AUTOMATON_BYTES: usize = 256 * 1024;
 pub(super) fn compile(text: &str) -> Result<Regex, Invalid> {
     let config = Config::new()
         .nfa_size_limit(Some(MAX_AUTOMATON_BYTES))
-        // Only needed for captures, of which there are none.
+        // Only captures need the one-pass engine.
         .onepass(false)
         .hybrid_cache_capacity(MAX_AUTOMATON_BYTES)
         .which_captures(WhichCaptures::None)
@@ -27,7 +27,7 @@ pub(super) fn compile(text: &str) -> Result<Regex, Invalid> {
         let built = Regex::builder().configure(config.clone()).syntax(syntax).build(expression);
         built.map_err(|error| refused(text, &error))
     };
-    // Compiled by itself first, so that an unbalanced group cannot escape the anchors.
+    // The expression is parsed by itself first, so that an unbalanced group cannot escape the anchors.
     if syntax::parse_with(text, &syntax).is_err() {
         return build(text);
     }

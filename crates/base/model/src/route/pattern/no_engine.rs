@@ -1,8 +1,8 @@
-//! In place of the engine, where the feature `regex` is off: no expression compiles.
+//! Stands in for the engine without the feature `regex`: no expression compiles.
 
 use crate::Invalid;
 
-/// There is none.
+/// Cannot be constructed.
 pub(super) enum Regex {}
 
 impl Regex {
