@@ -1,36 +1,36 @@
 //! The adaptive concurrency limit of a server: how many requests it accepts at once, derived from their latency
 //! (ServiceRouter §5).
 //!
-//! Requests beyond what a server can process wait, and each wait lengthens the latency. So the latency, compared with
-//! the latency without queueing, shows whether too many requests are in flight. The limit follows `limit × 2 × min
-//! latency ÷ latency + √limit`: at the limit, requests take about twice their minimum latency, which keeps every worker
-//! busy; the square root is headroom to discover whether a higher limit would work.
+//! Requests beyond what a server can process wait, and waiting lengthens the latency. So latency relative to latency
+//! without queueing shows whether too many requests are in flight. The limit follows `limit × 2 × min latency ÷ latency
+//! + √limit`. At the limit, requests take about twice their minimum latency, which keeps every worker busy. The square
+//! root is headroom to discover whether a higher limit would work.
 //!
 //! The form is that of Netflix's Gradient2 and of Envoy's adaptive concurrency; the reference latency differs.
-//! Gradient2 compares with a long-term mean, which a lasting overload becomes part of, so that the limit rises without
+//! Gradient2 compares with a long-term mean. A lasting overload becomes part of that mean, so the limit rises without
 //! bound. Envoy measures the minimum RTT by admitting three requests at a time every minute, and so refuses requests of
 //! a healthy server. Here
 //!
-//! - the limit falls **only while it is saturated**, that is while it refuses. Longer latency without refusals, as when
-//!   a database is slow, is no overload: the limit then only falls to the concurrency in use;
-//! - the minimum latency is probed, at a quarter of the limit, only **while requests are refused anyway**, at random
-//!   times, so that the servers of a service do not probe at the same time, or when a lower limit did not help. Where
-//!   fewer concurrent requests turn out to take as long, there was no overload, and the limit rises again;
+//! - the limit falls **only while it is saturated**, that is while it refuses. Longer latency without refusals, such as
+//!   from a slow database, is no overload: the limit then falls only to the concurrency in use;
+//! - the minimum latency is probed, at a quarter of the limit, only **while requests are refused anyway** or when a
+//!   lower limit did not help. Probe times are random, so that the servers of a service do not probe together. If
+//!   fewer concurrent requests take as long, there was no overload, and the limit rises again;
 //! - **the limit never moves on few samples**, and the result of too few samples is discarded;
-//! - latencies are averaged by their logarithms, so that a single outlier of a thousand times the latency counts as ten
-//!   doublings and no more, and a factor has the same weight at every latency.
+//! - latencies are averaged by their logarithms. A factor has the same weight at every latency, and an outlier of a
+//!   thousand times the latency counts as only ten doublings.
 //!
 //! It calculates in floating point, unlike picks: no other implementation has to reproduce the result.
 //!
-//! Rejected as well: additive increase and multiplicative decrease against a target latency, which an operator would
-//! have to know and to adapt with every release; and CPU utilisation as the signal, since many servers wait for other
-//! resources.
+//! Rejected as well: additive increase and multiplicative decrease against a target latency, because an operator
+//! would have to know the target and adapt it with every release; and CPU utilisation as the signal, because many
+//! servers wait for other resources.
 
 use fairmesh_model::arith::mix64;
 
 /// Minimum duration of a sample window, in nanoseconds.
 const MIN_WINDOW: u64 = 100_000_000;
-/// A window that takes longer than this to fill says nothing about the present; in nanoseconds.
+/// A window that takes longer to fill is outdated; in nanoseconds.
 const MAX_WINDOW: u64 = 10_000_000_000;
 /// The limit is saturated when more than one request is refused for this many that complete.
 const SATURATION_DIVISOR: u32 = 20;
@@ -40,9 +40,9 @@ const TOLERANCE: f64 = 1.0;
 const GRADIENT_RANGE: (f64, f64) = (0.25, 2.0);
 /// By how many doublings the limit must be cut for the effect to stand out from noise.
 const DEEP_CUT: f64 = 0.8;
-/// The least part of a cut that must show in the latency; all of it shows where requests queue.
+/// The least part of a cut that must show in the latency. If requests queue, the whole cut shows.
 const MIN_EFFECT: f64 = 0.3;
-/// Fraction of the limit that is admitted during a probe: below what keeps all workers busy when the limit is right.
+/// Fraction of the limit admitted during a probe: too few to keep all workers busy at a correct limit.
 const PROBE_LIMIT_SHARE: f64 = 0.25;
 /// How long requests are refused before the first probe, in nanoseconds; doubles with each probe.
 const MIN_PROBE_INTERVAL: u64 = 1_000_000_000;
@@ -70,13 +70,13 @@ impl Default for ConcurrencyConfig {
 /// A request that has completed.
 #[derive(Clone, Copy, Debug)]
 pub struct CompletedRequest {
-    /// Its latency, in nanoseconds.
+    /// Latency of the request, in nanoseconds.
     pub latency: u64,
     /// Requests in flight, this one included.
     pub in_flight: u32,
     /// Requests refused since the previous one completed.
     pub refused: u32,
-    /// When it completed, in nanoseconds of any monotonic clock.
+    /// Time of completion, in nanoseconds of any monotonic clock.
     pub now: u64,
 }
 
@@ -90,15 +90,15 @@ pub struct AdaptiveConcurrency {
     min_latency: Option<f64>,
     window: SampleWindow,
     probes: ProbeSchedule,
-    /// The latency before the last deep cut of the limit, and by how many doublings the limit was cut.
+    /// The latency before the last deep cut of the limit, and the size of the cut in doublings.
     last_cut: Option<(f64, f64)>,
 }
 
 /// Samples since the limit last moved.
 #[derive(Clone, Copy, Debug, Default)]
 struct SampleWindow {
-    /// Requests still to complete that were admitted under the previous limit, and so say nothing about the present
-    /// one.
+    /// Requests in flight that were admitted under the previous limit. They are skipped, because their latency does
+    /// not reflect the present limit.
     skip: u32,
     started_at: Option<u64>,
     samples: u32,
@@ -113,7 +113,7 @@ struct SampleWindow {
 struct ProbeSchedule {
     interval: u64,
     due_at: Option<u64>,
-    /// Number of probes so far, from which the next jitter is drawn.
+    /// Number of probes so far; seeds the next jitter.
     count: u64,
     /// When the present probe began.
     started_at: Option<u64>,
@@ -142,7 +142,7 @@ impl AdaptiveConcurrency {
         }
     }
 
-    /// How many requests may be in flight now.
+    /// The number of requests that may be in flight now.
     pub fn limit(&self) -> u32 {
         let limit = if self.probes.started_at.is_some() {
             (self.limit * PROBE_LIMIT_SHARE).max(1.0)
@@ -153,8 +153,8 @@ impl AdaptiveConcurrency {
         limit as u32
     }
 
-    /// Records a request that failed or was cancelled. It counts only if it was already too slow by then: without the
-    /// failure it might have taken longer.
+    /// Records a request that failed or was cancelled. It counts only if it was already too slow: without the failure
+    /// it might have taken longer.
     pub fn record_failure(&mut self, completed: CompletedRequest) {
         let is_too_long = |min: f64| (completed.latency.max(1) as f64).log2() > min + TOLERANCE;
         match self.min_latency.is_some_and(is_too_long) {
@@ -187,7 +187,7 @@ impl AdaptiveConcurrency {
         }
     }
 
-    /// Ends a probe that takes too long: the excess requests have stopped, or all requests fail.
+    /// Ends a probe that takes too long: the overload has ended, or all requests fail.
     fn abandon_long_probe(&mut self, now: u64) {
         if self.probes.started_at.is_some_and(|started_at| now.saturating_sub(started_at) > MAX_WINDOW) {
             self.probes.schedule_next(now, Some(MAX_WINDOW), self.seed);
@@ -238,7 +238,7 @@ impl AdaptiveConcurrency {
         self.probes.begin_if_due(is_saturated, now, self.seed);
     }
 
-    /// Updates the minimum latency; where requests may have queued, it can only fall.
+    /// Updates the minimum latency. If requests may have queued, the minimum can only fall.
     fn update_min_latency(&mut self, latency: f64, is_uncontended: bool) {
         if let Some(known) = &mut self.min_latency
             && (is_uncontended || latency < *known)
@@ -264,7 +264,7 @@ impl ProbeSchedule {
     }
 
     /// Draws the time of the next probe: soon while probes find a lower latency, otherwise with exponential backoff,
-    /// and later where probes take long.
+    /// and later if probes take long.
     fn schedule_next(&mut self, now: u64, unchanged_after: Option<u64>, seed: u64) {
         self.count += 1;
         self.started_at = None;
@@ -274,7 +274,7 @@ impl ProbeSchedule {
         self.due_at = Some(now.saturating_add(self.jittered(self.interval, seed)));
     }
 
-    /// Three to five quarters of the interval.
+    /// A random time of three to five quarters of the interval.
     fn jittered(&self, interval: u64, seed: u64) -> u64 {
         let half = (interval / 2).max(1);
         (interval - half / 2).saturating_add(mix64(seed ^ self.count) % half)

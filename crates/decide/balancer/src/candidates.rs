@@ -1,14 +1,14 @@
 use fairmesh_model::arith::Generator;
 
-/// A list of this many indices is stored inline in the snapshot: a pick reads it without another cache miss.
+/// A list of up to this many indices is stored inline in the snapshot, which saves a pick a cache miss.
 const INLINE_INDICES: usize = 24;
 
-/// The endpoints that a pick chooses among, as compiled into a snapshot.
+/// The endpoints from which a pick chooses, as compiled into a snapshot.
 #[derive(Clone, Debug)]
 #[repr(C)]
 pub struct CandidateSet {
     len: u32,
-    /// The weight of each endpoint if all are equal, else 0.
+    /// The weight of each endpoint if all are equal, otherwise 0.
     equal_weight: u32,
     inline: [u32; INLINE_INDICES],
     /// All indices, if there are more than fit in `inline`.
@@ -153,11 +153,11 @@ impl<'a> Candidates<'a> {
             return self.equal_weight;
         }
         let start = if position == 0 { 0 } else { self.cumulative_weights[position - 1] };
-        // The difference is what `new` or `push` added: a u32.
+        // The difference is a weight that `new` or `push` added: a u32.
         (self.cumulative_weights[position] - start) as u32
     }
 
-    /// Draws a position by weight: the one whose interval of the cumulative weights holds `below(total)`.
+    /// Draws a position by weight: the position whose interval of the cumulative weights holds `below(total)`.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "else the generator goes through memory between two draws")]
     pub(crate) fn sample(&self, random: &mut Generator) -> usize {
@@ -168,7 +168,7 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// Draws by weight a position other than `excluded`: `below(total - weight)`, with the interval of `excluded` cut
+    /// Draws a position other than `excluded` by weight: `below(total - weight)`, with the interval of `excluded` cut
     /// out.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "as for `sample`")]
@@ -187,8 +187,8 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// The round-robin position: `counter mod n` if all weights are equal, else the one whose interval of the
-    /// cumulative weights holds the fraction `counter * step` of 2^64.
+    /// The round-robin position: `counter mod n` if all weights are equal. Otherwise the position whose interval of
+    /// the cumulative weights holds the fraction `counter * step` of 2^64.
     #[inline]
     pub(crate) fn round_robin_position(&self, counter: u32, step: u64) -> usize {
         match self.cumulative_weights.last() {

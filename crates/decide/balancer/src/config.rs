@@ -16,7 +16,7 @@ pub(crate) const UNIT_COST: u32 = 1 << 20;
 pub struct PickConfig {
     /// Ticks per nanosecond, times 2^64.
     ticks_per_nano: u64,
-    /// For how many ticks a cost holds without reports.
+    /// How long a cost stays valid without reports, in ticks.
     pub(crate) memory: u32,
     pub(crate) policy: BalancingPolicy,
 }
@@ -29,13 +29,13 @@ pub struct BalancerConfig {
     pub(crate) counts_requests: bool,
     pub(crate) utilisation: Utilisation,
     pub(crate) smoothing: u32,
-    /// By how much a cost moves per tick and unit of error, times 2^32.
+    /// Change of a cost per tick and unit of error, times 2^32.
     pub(crate) gain: u64,
     /// The greatest cost; the least is its reciprocal. [`UNIT_COST`] is neutral.
     pub(crate) max_cost: u32,
     /// Percentage of the mean load that a new endpoint starts with.
     pub(crate) warm_up: u32,
-    /// What a rewarded response subtracts from the excess, in units of load.
+    /// Excess subtracted by a rewarded response, in units of load.
     pub(crate) reward: i64,
     pub(crate) consecutive: u32,
     pub(crate) failure_percent: u32,
@@ -46,7 +46,7 @@ pub struct BalancerConfig {
     pub(crate) max_ejection: u64,
 }
 
-/// Which reported utilisation is equalised.
+/// The reported utilisation that is equalised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Utilisation {
     None,
@@ -92,16 +92,16 @@ impl BalancerConfig {
         }
     }
 
-    /// Greatest load of one endpoint in percent of the mean, for hashing with bounded loads.
+    /// Maximum load of one endpoint in percent of the mean, for hashing with bounded loads.
     #[inline]
     pub fn load_factor(&self) -> u32 {
         self.load_factor
     }
 
-    /// The excess that a new endpoint starts with (slow start), in units of load, given the mean load of own calls and
-    /// of `others` (Uber, assisted balancing): it counts as carrying the configured percentage of the mean, but exceeds
-    /// the mean by no more than that percentage of one request. A lead of one request decides a pick: with ten, a new
-    /// endpoint of a service with long requests would get no calls at all, for many half-lives.
+    /// The initial excess of a new endpoint (slow start), in units of load, given the mean load of own calls and of
+    /// `others` (Uber, assisted balancing). The endpoint counts as carrying the configured percentage of the mean, but
+    /// exceeds the mean by at most that percentage of one request. A lead of one request decides a pick. With an excess
+    /// of ten requests, a new endpoint of a service with long requests would get no calls for many half-lives.
     pub(crate) fn initial_excess(&self, own: u64, others: u64) -> u64 {
         let (mean, warm_up) = (own + others, u64::from(self.warm_up));
         (mean * warm_up / 100).min(mean + (warm_up << LoadEstimate::BITS) / 100).saturating_sub(others)
@@ -112,7 +112,7 @@ impl BalancerConfig {
         self.pick_config.policy
     }
 
-    /// The part that picks read.
+    /// The part of the configuration that picks read.
     pub fn pick_config(&self) -> PickConfig {
         self.pick_config
     }
@@ -130,13 +130,13 @@ impl PickConfig {
         self.ticks_per_nano
     }
 
-    /// For how many ticks the cost of an endpoint holds without reports.
+    /// How long an endpoint's cost stays valid without reports, in ticks.
     pub fn memory(&self) -> u32 {
         self.memory
     }
 
-    /// The time in ticks, never 0, which stands for "no report yet". It wraps around after 2^32 ticks: 2.6 years at the
-    /// default half-life and 19 days at the shortest. A report of that age would count as fresh, once.
+    /// The time in ticks, at least 1, because 0 means "no report yet". Ticks wrap around after 2^32: 2.6 years at the
+    /// default half-life, 19 days at the shortest. A report of that age would count as fresh once.
     #[inline]
     pub(crate) fn tick(&self, now: u64) -> u32 {
         // The low 32 bits of a monotonic count.

@@ -30,27 +30,27 @@ const FURTHER_SEGMENTS: usize = 26;
 /// Latencies are stored in units of 2^8 ns, so that 32 bits hold minutes.
 const LATENCY_SHIFT: u32 = 8;
 
-/// What a client has measured of the endpoints of one service: counts, load reports and failures by index, shared by
-/// all snapshots.
+/// A client's measurements of one service's endpoints: counts, load reports and failures by index, shared by all
+/// snapshots.
 ///
 /// The storage only grows and entries never move, so readers need neither a lock nor `unsafe`. An instance keeps its
-/// index across snapshots ([`assign_indices`](Self::assign_indices)): a call that began on one snapshot may finish on
-/// another.
+/// index across snapshots ([`assign_indices`](Self::assign_indices)), so a call may begin on one snapshot and finish
+/// on another.
 ///
-/// A program calls many services, and most of the time of a pick is cache misses. So what a pick reads of an endpoint
-/// (`HotStats`) is a quarter of a cache line, and what only responses write is stored elsewhere. Padding each count
-/// to its own cache line was rejected: it helps when many cores call one service, at the expense of calls to all other
-/// services.
+/// In a program that calls many services, cache misses dominate the cost of a pick. So the data that a pick reads of
+/// an endpoint (`HotStats`) fills a quarter of a cache line, and data that only responses write is stored elsewhere.
+/// Padding each count to its own cache line was rejected: it helps many cores that call one service, but slows down
+/// calls to all other services.
 ///
 /// Counts are relaxed atomics: each is exact by itself, and a slightly stale value makes an equally good pick.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct EndpointStats {
-    /// At the start, so that each four lie in one cache line.
+    /// First field, so that groups of four entries align with cache lines.
     first: HotBlock,
-    /// What is used instead of `first` once it is shared.
+    /// Replaces `first` once it is shared.
     shared: OnceLock<SharedMemory>,
-    /// Number of endpoints whose outlier state is not neutral, so that no pick consults it while there is none.
+    /// Number of endpoints with a non-neutral outlier state. While 0, picks skip outlier states.
     suspects: AtomicU32,
     /// Allocated with the first endpoint beyond the first segment.
     further: OnceLock<Box<FurtherSegments>>,
@@ -59,8 +59,8 @@ pub struct EndpointStats {
     outliers: OnceLock<Box<OutlierSegments>>,
     /// Allocated with the first report, since many servers send none.
     reports: OnceLock<Box<ReportSegments>>,
-    /// Configuration of the newest snapshot, applied to all responses: calls that began on an older snapshot finish
-    /// here too.
+    /// Configuration of the newest snapshot. It applies to all responses, even of calls that began on an older
+    /// snapshot.
     config: RwLock<BalancerConfig>,
     last_successes: LastSuccesses,
     pub(crate) index_allocator: Mutex<IndexAllocator>,
@@ -87,7 +87,7 @@ impl EndpointStats {
         self.outlier(index).map_or(0, OutlierState::consecutive_failures)
     }
 
-    /// Until when the endpoint is ejected for recent failures, in nanoseconds of the caller's clock; 0 if it is not.
+    /// When the endpoint's ejection for recent failures ends, in nanoseconds of the caller's clock; 0 if not ejected.
     pub fn ejected_until(&self, index: u32) -> u64 {
         self.outlier(index).map_or(0, |outlier| outlier.ejected_until(false))
     }
@@ -105,8 +105,8 @@ impl EndpointStats {
         }
     }
 
-    /// Counts one of the calls in flight at `index` as a stream from now on (Uber, assisted balancing): it then ends
-    /// with [`finish_stream`](Self::finish_stream). `false` if there are too many streams; then it stays a call.
+    /// Counts one of the calls in flight at `index` as a stream from now on (Uber, assisted balancing); end it with
+    /// [`finish_stream`](Self::finish_stream). Returns `false` and keeps it a call if there are too many streams.
     pub fn convert_to_stream(&self, index: u32) -> bool {
         self.hot(index).is_some_and(HotStats::convert_to_stream)
     }
@@ -122,7 +122,7 @@ impl EndpointStats {
     #[inline]
     pub fn finish(&self, index: u32, outcome: Outcome, now: u64) {
         let Some(hot) = self.hot(index) else { return };
-        // Before the count, since an index with calls in flight stays with its instance.
+        // The outlier is updated before the count: an index with calls in flight stays with its instance.
         self.update_outlier(hot, index, outcome, now);
         hot.finish();
     }
@@ -142,21 +142,21 @@ impl EndpointStats {
         }
     }
 
-    /// Records the load report of a successful response that arrived at `now`; an empty report, or one for an
-    /// unassigned index, is ignored.
+    /// Records the load report of a successful response that arrived at `now`. Ignores an empty report and an
+    /// unassigned index.
     #[inline]
     pub fn record_report(&self, index: u32, load: LoadReport, now: u64) {
         self.store_report(index, load, true, now);
     }
 
-    /// Like [`record_report`](Self::record_report), without a reward (Uber, assisted balancing): the report of a failed
-    /// response, or of a poll, neither of which completed a request.
+    /// Like [`record_report`](Self::record_report) without a reward (Uber, assisted balancing), for reports in failed
+    /// responses and polls: neither completed a request.
     pub fn record_unrewarded_report(&self, index: u32, load: LoadReport, now: u64) {
         self.store_report(index, load, false, now);
     }
 
-    /// Like [`record_unrewarded_report`](Self::record_unrewarded_report), for a polled server: it counts all requests
-    /// in flight, while a response excludes its own call, which the update takes into account.
+    /// Like [`record_unrewarded_report`](Self::record_unrewarded_report), for a poll. A polled report counts all
+    /// requests in flight, while a report in a response excludes its own call.
     pub fn record_polled_report(&self, index: u32, load: LoadReport, now: u64) {
         let own = u32::from(self.outstanding(index) > 0);
         let requests = load.requests.map(|requests| requests.saturating_sub(own));
@@ -184,17 +184,17 @@ impl EndpointStats {
         }
     }
 
-    /// Sets the endpoints of this client's subset, with their weights, and gives new ones an initial load (slow start;
-    /// Uber, assisted balancing): as far above the mean as configured. It decays like a report, so no slow-start window
-    /// is needed.
+    /// Sets the endpoints of this client's subset, with their weights. A new endpoint gets an initial load, as far
+    /// above the mean as configured (slow start; Uber, assisted balancing). The initial load decays like a report, so
+    /// no slow-start window is needed.
     ///
-    /// Responses are evaluated by `config` from now on. Called once per snapshot; an endpoint is new until the first
-    /// pick that considers it.
+    /// Also sets the `config` that evaluates responses from now on. Called once per snapshot. An endpoint is new
+    /// until the first pick that considers it.
     pub fn set_members(&self, members: &[(u32, u32)], config: &BalancerConfig) {
         let previous =
             std::mem::replace(&mut *self.config.write().unwrap_or_else(PoisonError::into_inner), *config);
         if previous.policy() != config.policy() {
-            // The stored load of one policy means nothing to another.
+            // Stored loads are not comparable between policies.
             self.pool_means.reset();
             members.iter().filter_map(|&(index, _)| self.hot(index)).for_each(HotStats::reset_load);
         }
@@ -240,7 +240,7 @@ impl EndpointStats {
         *self.config.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number of endpoints whose outlier state is not neutral: at least as many as are ejected.
+    /// Number of endpoints with a non-neutral outlier state: an upper bound of the ejected ones.
     #[inline]
     pub fn suspects(&self) -> u32 {
         self.suspects.load(Relaxed)
@@ -254,8 +254,8 @@ impl EndpointStats {
     /// Records the latency of a response that arrived at `now`, in nanoseconds; only [`BalancingPolicy::PeakEwma`] uses
     /// it.
     ///
-    /// A latency above the stored one replaces it; a lower one moves it in proportion to the time since the previous,
-    /// as a part of a half-life.
+    /// A higher latency replaces the stored one. A lower latency moves it in proportion to the time since the
+    /// previous response, relative to a half-life.
     pub fn record_latency(&self, index: u32, latency: u64, now: u64) {
         let Some(hot) = self.hot(index) else { return };
         let config = self.config();
@@ -298,7 +298,7 @@ impl EndpointStats {
         self.reports.get()?.get(segment)?.get()?.get(offset)
     }
 
-    /// Clears what was recorded of the previous instance at `index`.
+    /// Clears the records of the previous instance at `index`.
     pub(crate) fn reset(&self, index: u32) {
         self.clear_failures(index);
         self.last_successes.clear(index);
@@ -340,7 +340,7 @@ impl EndpointStats {
         }
         outlier.record_failure(outcome, now, config);
         if let Some(rate) = outlier.failure_rate(config) {
-            // Endpoints without failures have a failure rate of 0; their responses need not be counted.
+            // Endpoints without failures have a failure rate of 0, so their responses need not be counted.
             let segments = self.outliers.get().into_iter().flat_map(|segments| segments.iter());
             let known = segments.filter_map(OnceLock::get).flatten();
             let rates: u64 = known.filter_map(|other| other.failure_rate(config)).sum();
@@ -350,7 +350,7 @@ impl EndpointStats {
         self.share_penalty(index);
     }
 
-    /// Ejects an overloaded endpoint briefly. Otherwise a server that refuses at once would look idle.
+    /// Ejects an overloaded endpoint briefly. Otherwise a server that refuses immediately would look idle.
     #[cold]
     fn record_overload(&self, hot: &HotStats, index: u32, now: u64) {
         let Some(outlier) = self.ensure_outlier(index) else { return };
@@ -363,7 +363,7 @@ impl EndpointStats {
 
     #[inline]
     pub(crate) fn hot(&self, index: u32) -> Option<&HotStats> {
-        // First without arithmetic: the endpoints of a usual subset are there, and every pick waits for this.
+        // The first block is tried without arithmetic: it holds a typical subset, and every pick waits for this.
         self.block().hot.get(index as usize).or_else(|| {
             let (segment, offset) = segment_of(index);
             self.further.get()?.get(segment.checked_sub(1)?)?.get()?.get(offset)
@@ -375,7 +375,7 @@ impl EndpointStats {
         self.outliers.get()?.get(segment)?.get()?.get(offset)
     }
 
-    /// The same, allocated where no endpoint of its segment has failed before.
+    /// Like `outlier`, but allocates the segment before its first failure.
     fn ensure_outlier(&self, index: u32) -> Option<&OutlierState> {
         let (segment, offset) = segment_of(index);
         let segments =

@@ -27,7 +27,7 @@ pub(crate) struct IndexAllocator {
     allocated: u32,
 }
 
-/// The index of a process.
+/// A process name and its incarnation.
 #[derive(Clone, Copy, Debug)]
 struct Assigned {
     index: u32,
@@ -35,19 +35,19 @@ struct Assigned {
 }
 
 impl EndpointStats {
-    /// Assigns an index to every instance, in the order given: its present one, else an unpinned and idle one, else a
-    /// new one.
+    /// Assigns an index to every instance in the given order: its present index, else an unpinned and idle one, else
+    /// a new one.
     ///
-    /// An instance is given with its incarnation: a process that replaced another under its name has failed no call, and has
-    /// sent no report, so it gets an index of its own.
+    /// An instance is identified together with its incarnation. A restarted process gets an index of its own, because it has
+    /// neither failed a call nor sent a report.
     ///
-    /// An index is unpinned once no snapshot that knew its previous instance is left, and idle once it has no call in
-    /// flight; so a count never passes from one instance to another. `instances` is the complete new snapshot.
+    /// An index is unpinned once no snapshot with its previous instance is left, and idle once it has no call in
+    /// flight. So counts never pass from one instance to another. `instances` is the complete new snapshot.
     pub fn assign_indices<'a>(
         &self,
         instances: impl IntoIterator<Item = (&'a InstanceId, u64)>,
     ) -> (Vec<u32>, IndexPin) {
-        // After a panic with the lock held the state is consistent enough: at worst an index is never reused.
+        // After a panic with the lock held, the state is still usable: at worst an index is never reused.
         let mut index_allocator = self.index_allocator.lock().unwrap_or_else(PoisonError::into_inner);
         let snapshot_alive = index_allocator.open_snapshot();
         let mut former = std::mem::take(&mut index_allocator.indices);
@@ -69,8 +69,8 @@ impl EndpointStats {
             assigned.push(u32::MAX);
         }
         index_allocator.retired.extend(former.into_values().map(|gone| (gone.index, number)));
-        // All of them, every time, since a call that finishes late may record a failure at an index retired earlier:
-        // one failure left behind would make every pick consult outlier states.
+        // Failures of all retired indices are cleared every time, because a late call may record one at an index that
+        // was retired earlier. One leftover would make every pick consult outlier states.
         index_allocator.retired.keys().for_each(|&index| self.clear_failures(index));
         let mut reusable = index_allocator.take_reusable(self, new.len()).into_iter();
         for (position, instance, incarnation) in new {

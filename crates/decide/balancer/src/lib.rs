@@ -1,11 +1,10 @@
 //! Load balancing: a stable subset of endpoints for each client, two candidates sampled by weight, the less loaded one
 //! wins.
 //!
-//! The router supplies candidates that may all be called; their location and service are no concern of this crate.
-//! Everything is a function of (members, counts, now, seed) in integers, so that a program in the kernel and a binding
-//! in another language decide alike (`vectors/`). Weighted round robin was rejected as the default: callers that share
-//! a list move in step and herd on one endpoint (Uber, assisted balancing), while two random choices stay fair with no
-//! state shared between callers.
+//! The router supplies candidates that may all be called; location and service are unknown to this crate. Everything
+//! is a function of (members, counts, now, seed) in integers, so that kernel programs and bindings in other languages
+//! decide alike (`vectors/`). Weighted round robin was rejected as the default: callers that share a list move in step
+//! and herd on one endpoint (Uber, assisted balancing). Two random choices stay fair without shared state.
 
 mod adaptive_concurrency;
 mod candidates;

@@ -1,7 +1,7 @@
-/// The result of an attempt as far as it concerns future picks.
+/// The result of an attempt, as far as it affects future picks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// A response that is no failure.
+    /// A successful response.
     Ok,
     /// A failure of the server (such as HTTP 5xx), a broken connection, or no response in time.
     Failed,
@@ -9,6 +9,6 @@ pub enum Outcome {
     Overloaded,
     /// No connection: nothing could be sent.
     Unreachable,
-    /// The attempt says nothing about the endpoint, for example because the caller cancelled it.
+    /// The attempt does not reflect on the endpoint, for example because the caller cancelled it.
     Unknown,
 }

@@ -6,7 +6,7 @@ use crate::{BalancerConfig, Outcome};
 const WINDOW_SAMPLES: u64 = 4;
 /// Maximum number of doublings of the ejection time.
 const MAX_DOUBLINGS: u32 = 16;
-/// How long an overloaded endpoint is ejected, in nanoseconds, unless a call there finishes earlier.
+/// Duration of an ejection for overload, in nanoseconds, unless a call there finishes earlier.
 const OVERLOAD_EJECTION: u64 = 20_000_000;
 /// Doublings of the first ejection by failure rate.
 const FAILURE_RATE_DOUBLINGS: u32 = 4;
@@ -14,21 +14,21 @@ const FAILURE_RATE_DOUBLINGS: u32 = 4;
 /// Outlier detection for one endpoint. Stored apart from [`HotStats`](crate::endpoint_stats::HotStats), since few
 /// endpoints need it.
 ///
-/// Two kinds of evidence: consecutive failures, which one success refutes, and a failure rate over many responses far
-/// above the mean of the others, which one success does not refute.
+/// There are two kinds of evidence. Consecutive failures are refuted by one success. A failure rate far above the
+/// mean of the others, over many responses, is not.
 #[derive(Debug, Default)]
 pub(crate) struct OutlierState {
     /// Consecutive failures.
     consecutive_failures: AtomicU32,
-    /// Until when the endpoint is ejected because it is unreachable, which is certain evidence.
+    /// When the ejection for unreachability ends. Unreachability is certain evidence.
     unreachable_until: AtomicU64,
-    /// Until when it is ejected because of its responses, which may be the callers' fault.
+    /// When the ejection for failed responses ends. Those may be the callers' fault.
     failing_until: AtomicU64,
-    /// When the ejection in force began; meaningless while there is none.
+    /// When the current ejection began; meaningless without one.
     ejected_since: AtomicU64,
     /// Number of ejections by failure rate.
     rate_ejections: AtomicU32,
-    /// When the endpoint is to have its full share again.
+    /// When the endpoint has its full share again.
     ramp_end: AtomicU64,
     window: ResponseWindow,
 }
@@ -63,36 +63,36 @@ impl OutlierState {
         self.consecutive_failures.load(Relaxed)
     }
 
-    /// Until when the endpoint is ejected because of its responses.
+    /// When the ejection for failed responses ends.
     pub(crate) fn failing_until(&self) -> u64 {
         self.failing_until.load(Relaxed)
     }
 
-    /// When it is to have its full share again.
+    /// When the endpoint has its full share again.
     pub(crate) fn ramp_end(&self) -> u64 {
         self.ramp_end.load(Relaxed)
     }
 
-    /// Until when the endpoint is ejected; in panic, only unreachability counts.
+    /// When the ejection ends; in panic, only unreachability counts.
     pub(crate) fn ejected_until(&self, panic: bool) -> u64 {
         let unreachable_until = self.unreachable_until.load(Relaxed);
         if panic { unreachable_until } else { unreachable_until.max(self.failing_until.load(Relaxed)) }
     }
 
-    /// When the ejection in force at `now` began, and when it ends.
+    /// Start and end of the ejection in force at `now`.
     pub(crate) fn ejection(&self, now: u64) -> Option<(u64, u64)> {
         let until = self.ejected_until(false);
         (until > now).then(|| (self.ejected_since.load(Relaxed).min(now), until))
     }
 
-    /// Before a failure is counted: an ejection that it causes begins now, one in force began earlier.
+    /// Notes the start of an ejection. Called before a failure is counted: a current ejection keeps its start.
     fn note_start(&self, now: u64) {
         if self.ejected_until(false) <= now {
             self.ejected_since.store(now, Relaxed);
         }
     }
 
-    /// The part of its share, in 1/256, that the endpoint still lacks while it ramps up after an ejection.
+    /// The missing part of the endpoint's share, in 1/256, while it ramps up after an ejection.
     pub(crate) fn ramp_remaining(&self, now: u64) -> u64 {
         let (ramp_end, until) = (self.ramp_end.load(Relaxed), self.failing_until.load(Relaxed));
         let (left, duration) = (ramp_end.saturating_sub(now), ramp_end.saturating_sub(until));
@@ -104,7 +104,7 @@ impl OutlierState {
         self.consecutive_failures.store(0, Relaxed);
         self.unreachable_until.store(0, Relaxed);
         if self.rate_ejections.load(Relaxed) == 0 {
-            // The ejection was for consecutive failures, which this success ends.
+            // A success ends an ejection for consecutive failures.
             self.failing_until.store(0, Relaxed);
         }
         self.window.record(false, config.failure_window());
@@ -129,7 +129,8 @@ impl OutlierState {
         self.window.record(true, config.failure_window());
     }
 
-    /// Ejects an overloaded endpoint briefly; counts neither as a consecutive failure nor for the failure rate.
+    /// Ejects an overloaded endpoint briefly. Overload counts neither as a consecutive failure nor for the failure
+    /// rate.
     pub(crate) fn record_overload(&self, now: u64) {
         self.note_start(now);
         self.failing_until.fetch_max(now.saturating_add(OVERLOAD_EJECTION), Relaxed);
@@ -142,8 +143,8 @@ impl OutlierState {
             .then(|| (failures << 16) / responses)
     }
 
-    /// Ejects the endpoint if its failure rate exceeds the mean of the `others`, given as sum and number; without
-    /// others, it has no effect.
+    /// Ejects the endpoint if its failure rate exceeds the mean of the `others`, given as sum and number. Has no
+    /// effect without others.
     pub(crate) fn compare_failure_rate(
         &self,
         rate: u64,
@@ -156,7 +157,7 @@ impl OutlierState {
             return;
         }
         let rate_ejections = self.rate_ejections.fetch_add(1, Relaxed);
-        // A failure rate needs many responses to be measured again, so the ejection is longer than for consecutive
+        // Measuring a failure rate again needs many responses, so the ejection is longer than for consecutive
         // failures.
         let duration = config.ejection_time(rate_ejections.saturating_add(FAILURE_RATE_DOUBLINGS));
         let until = now.saturating_add(duration);
@@ -165,7 +166,7 @@ impl OutlierState {
         self.window.clear();
     }
 
-    /// Clears everything.
+    /// Resets to the neutral state.
     pub(crate) fn reset(&self) {
         self.consecutive_failures.store(0, Relaxed);
         self.unreachable_until.store(0, Relaxed);
@@ -178,7 +179,7 @@ impl OutlierState {
 }
 
 impl BalancerConfig {
-    /// Ejection time in nanoseconds, doubled that many times, at most `max_ejection`.
+    /// Ejection time in nanoseconds, doubled `doublings` times, at most `max_ejection`.
     pub(crate) fn ejection_time(&self, doublings: u32) -> u64 {
         self.base_ejection.saturating_mul(1 << doublings.min(MAX_DOUBLINGS)).min(self.max_ejection)
     }

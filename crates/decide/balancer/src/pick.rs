@@ -15,14 +15,14 @@ mod score;
 
 pub use score::SCORE_BITS;
 
-/// Up to this many endpoints are all compared: two random ones of so few are often the wrong two.
+/// Up to this many endpoints are all compared: with so few, two random ones are often the wrong two.
 pub const FULL_SCAN_MAX: usize = 4;
 
-/// What a pick depends on besides the candidates.
+/// Inputs of a pick besides the candidates.
 ///
-/// When the share of candidates ejected for their responses exceeds the configured panic threshold, none of them is
-/// ejected (panic): the others could not carry the load, and failures of so many are seldom the endpoints' own fault.
-/// A caller that has other candidates further away shares its calls with them instead
+/// Panic ignores ejections for failed responses when their share of the candidates exceeds the configured threshold.
+/// The remaining endpoints could not carry the load, and so many failures are seldom the endpoints' own fault. A
+/// caller with candidates further away shares its calls with them instead
 /// ([`keeping_ejections`](Self::keeping_ejections)).
 #[derive(Clone, Copy, Debug)]
 pub struct PickContext<'a> {
@@ -32,24 +32,24 @@ pub struct PickContext<'a> {
     attempted: &'a [u32],
     now: u64,
     panic: bool,
-    /// Whether ejections count whatever their number, so that there is no panic.
+    /// Whether all ejections count, so that there is no panic.
     keeps_ejections: bool,
 }
 
 impl<'a> PickContext<'a> {
-    /// `attempted` are the endpoints of earlier attempts of this call; `now` is in nanoseconds of the clock that
-    /// [`EndpointStats::finish`] gets.
+    /// `attempted` are the endpoints of earlier attempts of this call; `now` is in nanoseconds of the clock passed to
+    /// [`EndpointStats::finish`].
     #[inline]
     pub fn new(stats: &'a EndpointStats, pick_config: PickConfig, attempted: &'a [u32], now: u64) -> Self {
         Self { stats, pick_config, attempted, now, panic: false, keeps_ejections: false }
     }
 
-    /// The same without panic: for candidates that are only asked for what the others of them can still carry.
+    /// The same context without panic, for callers that use only the capacity of unejected candidates.
     pub fn keeping_ejections(&self) -> Self {
         Self { keeps_ejections: true, ..*self }
     }
 
-    /// How many of the candidates are not ejected, in thousandths.
+    /// The share of unejected candidates, in thousandths.
     pub fn unejected(&self, candidates: &Candidates<'_>) -> u32 {
         let ejected = |index: &&u32| self.stats.ejected_until(**index) > self.now;
         let ejected = candidates.indices().iter().filter(ejected).count();
@@ -57,16 +57,16 @@ impl<'a> PickContext<'a> {
     }
 }
 
-/// Why an endpoint should not be picked; the endpoint with the least exclusion wins, whatever the load.
+/// Why an endpoint should not be picked. The endpoint with the least exclusion wins, regardless of load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Exclusion {
     /// No reason.
     None,
     /// Ejected by outlier detection.
     Ejected,
-    /// An earlier attempt of this call went to it.
+    /// An earlier attempt of this call used the endpoint.
     Attempted,
-    /// Both.
+    /// Both attempted and ejected.
     AttemptedAndEjected,
 }
 
@@ -77,24 +77,24 @@ impl Exclusion {
     }
 }
 
-/// A candidate with all that a pick compares.
+/// A candidate with the values compared by a pick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScoredEndpoint {
     /// Index of the endpoint.
     pub index: u32,
-    /// Its weight.
+    /// Weight of the endpoint.
     pub weight: u32,
-    /// This client's calls in flight there.
+    /// This client's calls in flight at the endpoint.
     pub outstanding: u32,
-    /// Whether it is excluded.
+    /// Why the endpoint should not be picked.
     pub exclusion: Exclusion,
-    /// Whether the pick is in panic, where ejections for responses do not count.
+    /// Whether the pick is in panic and ignores ejections for failed responses.
     pub panic: bool,
     /// Its score in 2^-[`SCORE_BITS`] requests on an ordinary endpoint; 0 for policies without a score.
     pub score: i64,
 }
 
-/// Observes the candidates of a pick; `()` records nothing, at no cost.
+/// Observes the candidates of a pick; `()` records nothing at no cost.
 pub trait PickTracer {
     /// Called for each candidate that the pick compares, in order.
     #[inline]
@@ -116,8 +116,8 @@ pub fn pick<W: PickTracer>(
         BalancingPolicy::Score | BalancingPolicy::BoundedHash => {
             context.p2c_by_score(candidates, random, tracer)
         }
-        // Panic is determined before the draw, not only when an ejected endpoint is drawn, since these policies rotate
-        // or compare all. It costs a scan of the candidates only while many endpoints are suspect.
+        // Panic is determined before the draw, because these policies rotate over or compare all candidates. Scanning
+        // the candidates costs time only while many endpoints are suspect.
         _ if context.is_panic(candidates) => {
             pick_in_known_state(candidates, &PickContext { panic: true, ..*context }, random, tracer)
         }
@@ -139,9 +139,9 @@ fn pick_in_known_state<W: PickTracer>(
 }
 
 impl PickContext<'_> {
-    /// Up to [`FULL_SCAN_MAX`] endpoints: the best of all. Otherwise two different ones are drawn by weight and the
-    /// second wins only if it is strictly better (power of two choices; ServiceRouter §3.4, §3.4.2); if both are
-    /// excluded, the best of all. Ties are broken by weight.
+    /// Compares all of up to [`FULL_SCAN_MAX`] endpoints. Otherwise draws two different ones by weight; the second
+    /// wins only if strictly better (power of two choices; ServiceRouter §3.4, §3.4.2). If both are excluded,
+    /// compares all. Ties are broken by weight.
     fn p2c<W: PickTracer>(
         &self,
         candidates: &Candidates<'_>,
@@ -210,8 +210,8 @@ impl PickContext<'_> {
         }
     }
 
-    /// Whether a suspect endpoint is ejected, and by how much its score is raised while it ramps up after an ejection:
-    /// at first by one request, then by less and less.
+    /// Whether a suspect endpoint is ejected, and the increase of its score while it ramps up after an ejection. The
+    /// increase begins at one request and shrinks.
     #[cold]
     fn ejection(&self, index: u32) -> (bool, i64) {
         let Some(outlier) = self.stats.outlier(index) else { return (false, 0) };
@@ -224,7 +224,7 @@ impl PickContext<'_> {
         (outlier.ejected_until(self.panic) > self.now, ramp)
     }
 
-    /// Whether the ejections for responses among the candidates exceed the panic threshold.
+    /// Whether ejections for failed responses exceed the panic threshold among the candidates.
     #[inline]
     fn is_panic(&self, candidates: &Candidates<'_>) -> bool {
         match self.stats.suspects() {
@@ -234,7 +234,7 @@ impl PickContext<'_> {
         }
     }
 
-    /// The same with suspect endpoints. Scans the candidates only if so many could exceed the threshold.
+    /// Panic check with suspect endpoints. Scans the candidates only if enough are suspect to exceed the threshold.
     #[cold]
     fn is_panic_among(&self, candidates: &Candidates<'_>, suspects: u32) -> bool {
         let max_percent = u64::from(self.stats.config().panic_percent) * candidates.len() as u64;
@@ -258,9 +258,9 @@ impl PickContext<'_> {
             return a.exclusion < b.exclusion;
         }
         match self.pick_config.policy {
-            // Without the next call: with it, of two idle endpoints the one with the greater weight would always win,
-            // on top of being drawn more often, and a client with few calls would starve the other. a/v < b/w as a*w <
-            // b*v: exact, and below 2^64 since each factor is below 2^32.
+            // The next call is not counted. Otherwise the heavier of two idle endpoints would always win, in addition
+            // to being drawn more often, and a client with few calls would starve the other. a/v < b/w is compared
+            // exactly as a*w < b*v: products are below 2^64 since each factor is below 2^32.
             BalancingPolicy::LeastRequest => {
                 u64::from(a.outstanding) * u64::from(b.weight)
                     < u64::from(b.outstanding) * u64::from(a.weight)
@@ -272,9 +272,9 @@ impl PickContext<'_> {
         }
     }
 
-    /// The best of all candidates by position; among equals each wins by its weight (reservoir sampling: the present
-    /// one replaces the current best when `below(weights of the equals so far, its own included)` is less than its
-    /// weight).
+    /// The best candidate by position. Equal candidates win in proportion to their weights (reservoir sampling: a
+    /// candidate replaces the current best when `below(weights of the equals so far, its own included)` is less than
+    /// its weight).
     #[inline]
     fn best_candidate<W: PickTracer>(
         &self,
@@ -302,7 +302,7 @@ impl PickContext<'_> {
         best
     }
 
-    /// The same, outlined from the hot path.
+    /// Compares all candidates, outlined from the hot path.
     #[cold]
     fn best_candidate_cold<W: PickTracer>(
         &self,

@@ -1,16 +1,16 @@
-//! Polling servers for their load when there is no recent report (ServiceRouter §3.4.3), so that a program with few
-//! calls knows as much of a server that others keep busy as those do: when to poll, and which servers. The transport is
-//! the caller's matter.
+//! Polling servers for their load when there is no recent report (ServiceRouter §3.4.3): when to poll, and which
+//! servers. A program with few calls thereby knows the load that others cause on a server as well as those others. The
+//! caller provides the transport.
 //!
-//! Calls never wait for a poll; its result serves later calls. One attempt of a service in 20 ms starts a round,
-//! provided that ten attempts have paid for a poll: after its response, the round examines a window of the candidate
-//! endpoints, the next window each time, and polls the two with the oldest reports. All handles and callers of a
-//! program share rounds, budget and results. So polls are bounded by a tenth of the attempts and by a hundred per
-//! second and service, and a program without calls sends none.
+//! Calls never wait for a poll; results serve later calls. At most every 20 ms an attempt of a service starts a
+//! round, if ten attempts have paid for a poll. After its response, the round examines the next window of candidate
+//! endpoints and polls the two with the oldest reports. All handles and callers of a program share rounds, budget and
+//! results. So polls are bounded by a tenth of the attempts and by a hundred per second and service, and a program
+//! without calls sends none.
 //!
-//! Two per round, since ServiceRouter polls the two candidates of a call. Rejected: polling those two before the call,
-//! as ServiceRouter does, since the call would wait; a background task, which costs idle programs; a flag set by each
-//! pick, which would cost every call a write.
+//! A round polls two servers because ServiceRouter polls the two candidates of a call. Three alternatives were
+//! rejected: polling before the call, as ServiceRouter does, since the call would wait; a background task, since it
+//! costs idle programs; a flag set by each pick, since it would cost every call a write.
 
 mod budget;
 mod estimate;
@@ -30,23 +30,23 @@ pub use self::{
 };
 use crate::EndpointStats;
 
-/// Interval between rounds of a service, in nanoseconds: the bound on polls when attempts are so frequent that they pay
-/// for more than a hundred per second. Programs with few calls, which profit most from polls, would gain nothing from a
-/// shorter interval, since each round follows a call.
+/// Interval between rounds of a service, in nanoseconds. It bounds polls when frequent attempts would pay for more than
+/// a hundred per second. Programs with few calls profit most from polls, but would gain nothing from a shorter
+/// interval, since each round follows a call.
 pub const ROUND_INTERVAL: u64 = 20_000_000;
-/// Endpoints examined per round: more than a usual subset has, and few of a whole fleet.
+/// Endpoints examined per round: more than a typical subset has, and few of a whole fleet.
 pub const MAX_EXAMINED: usize = 32;
 /// Servers polled per round.
 const MAX_POLLS_PER_ROUND: usize = 2;
-/// Samples over which the mean service time is taken.
+/// Number of samples in the mean service time.
 const SERVICE_TIME_SAMPLES: u64 = 8;
 
 /// Timeout of a poll, in nanoseconds: a near server that takes longer is overloaded.
 pub const POLL_TIMEOUT: u64 = 250_000_000;
-/// How long a server is not polled after a poll without a response, in nanoseconds.
+/// Pause after a poll without a response, in nanoseconds.
 pub const NO_RESPONSE_BACKOFF: u64 = 5_000_000_000;
-/// How long a server is not polled after a response without a load report, in nanoseconds: it does not run Fairmesh's
-/// server layer, and only a new release of it would.
+/// Pause after a response without a load report, in nanoseconds. The server does not run Fairmesh's server layer, and
+/// only a new release of it would.
 pub const UNSUPPORTED_BACKOFF: u64 = 10 * 60 * 1_000_000_000;
 
 /// The polling constants, if the policy balances by load reports and polling is enabled.
@@ -56,22 +56,22 @@ pub fn polling_config(balancing: &Balancing) -> Option<Score> {
 
 /// Limits polls to the servers of one service; shared by all handles of a program.
 ///
-/// The fields that every attempt reads come first.
+/// Fields read by every attempt come first.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct PollLimiter {
-    /// From when on the next attempt starts a round, in nanoseconds of the clock.
+    /// When the next attempt starts a round, in nanoseconds of the clock.
     due: AtomicU64,
     budget: PollBudget,
-    /// Mean service time of requests, in nanoseconds, over the attempts that started a round. 0 before the first.
+    /// Mean service time of requests, in nanoseconds, over the attempts that started a round; 0 before the first.
     service_time: AtomicU64,
     /// Positions examined so far.
     examined: AtomicUsize,
 }
 
 impl PollLimiter {
-    /// Counts an attempt that begins at `now`. Returns whether it is to be followed by a round, as one attempt per
-    /// [`ROUND_INTERVAL`] is while the budget allows a poll.
+    /// Counts an attempt that begins at `now`. Returns whether it starts a round: one attempt per [`ROUND_INTERVAL`]
+    /// does, while the budget allows a poll.
     #[inline]
     pub fn claim_round(&self, now: u64) -> bool {
         if !self.budget.deposit() {
@@ -85,7 +85,7 @@ impl PollLimiter {
     /// Records the service time of a request, in nanoseconds, and returns the mean.
     pub fn record_service_time(&self, time: u64) -> u64 {
         let previous = self.service_time.load(Relaxed);
-        // Of two concurrent updates one is lost, as are all attempts without a round.
+        // One of two concurrent updates is lost, like all attempts without a round.
         let mean = if previous == 0 {
             time
         } else {
@@ -95,7 +95,7 @@ impl PollLimiter {
         mean
     }
 
-    /// The window of `all` that the next round examines: it continues after the previous one and wraps around.
+    /// The window of `all` that the next round examines. It continues after the previous window and wraps around.
     fn window<'a, T>(&self, all: &'a [T]) -> impl Iterator<Item = &'a T> {
         let start = self.examined.fetch_add(MAX_EXAMINED, Relaxed);
         let (before, after) = all.split_at(start % all.len().max(1));
@@ -105,22 +105,22 @@ impl PollLimiter {
 
 /// A server that may be polled.
 pub trait PollTarget {
-    /// Its polling state.
+    /// Polling state of the server.
     fn poll_state(&self) -> &Arc<PollState>;
-    /// Whether a poll could be sent at once over an open connection.
+    /// Whether an open connection could send a poll at once.
     fn is_connected(&self) -> bool;
 }
 
 /// One round of polling for a service.
 #[derive(Clone, Copy, Debug)]
 pub struct PollRound<'a> {
-    /// The limiter of the service.
+    /// The service's limiter.
     pub limiter: &'a PollLimiter,
     /// Counts and reports of the endpoints.
     pub stats: &'a EndpointStats,
-    /// The constants of the service.
+    /// The service's polling constants.
     pub score: Score,
-    /// Counts the sources of estimates.
+    /// Counters of estimate sources.
     pub estimates: &'a EstimateCounters,
     /// Mean service time of requests, in nanoseconds: see [`PollLimiter::record_service_time`].
     pub service_time: u64,
@@ -129,10 +129,10 @@ pub struct PollRound<'a> {
 }
 
 impl PollRound<'_> {
-    /// Counts the sources of the load estimates of some endpoints, and selects those of them that are to be polled.
+    /// Counts the sources of the load estimates of some endpoints, and selects the endpoints to poll.
     ///
-    /// `nearest` are the candidate endpoints, by index; `server` returns the one at an index, or `None` if it was never
-    /// called.
+    /// `nearest` are the candidate endpoints by index. `server` returns the server at an index, or `None` if it was
+    /// never called.
     pub fn select_targets<'s, S: PollTarget + 's>(
         &self,
         nearest: &[u32],
@@ -161,15 +161,15 @@ impl PollRound<'_> {
         chosen
     }
 
-    /// The source of an endpoint's load estimate; if it may be polled, also the time of its last report.
+    /// The source of an endpoint's load estimate. If the endpoint may be polled, also the time of its last report.
     fn estimate_source(&self, index: u32, server: Option<&impl PollTarget>) -> (Estimate, Option<u64>) {
         let (Some(last_report), Some(server)) = (self.stats.last_report(index), server) else {
-            // A server that never reported is not polled: most servers do not support it.
+            // Servers that never reported are not polled: most of them do not support it.
             return (Estimate::Random, None);
         };
         let poll_state = server.poll_state();
         let input = EstimateInput {
-            // A report dated later than now was stored by another thread a moment ago.
+            // Another thread stored a report dated slightly later than `now`.
             age: Some(self.now.saturating_sub(last_report.at)),
             round_trip: Some(poll_state.round_trip(self.now)),
             service_time: self.service_time,

@@ -9,16 +9,16 @@ use crate::{
 
 /// Fractional bits of a mean beyond those of its values.
 const MEAN_BITS: u32 = 12;
-/// Ticks of every endpoint that a mean spans: half a half-life.
+/// Ticks of each endpoint that a mean spans: half a half-life.
 const MEAN_TICKS: u64 = 1 << (TICK_BITS - 1);
 /// Maximum error of utilisation: an endpoint is fully busy or fully idle relative to the mean.
 const MAX_ERROR: i64 = 1 << 10;
 /// Below this utilisation, in thousandths, differences are noise.
 const MIN_UTILISATION: u64 = 20;
-/// Up to this many requests of other callers, excess is counted in requests, beyond that relative to the mean.
+/// Up to this many requests of other callers, excess counts in requests; beyond, relative to the mean.
 const ABSOLUTE_REQUESTS: i64 = 16;
 
-/// Means over the endpoints of this client's subset, against which each endpoint is compared.
+/// Means over the endpoints of this client's subset, for comparison with each endpoint.
 #[derive(Debug, Default)]
 pub(crate) struct PoolMeans {
     /// Number of endpoints in the subset.
@@ -34,15 +34,15 @@ pub(crate) struct PoolMeans {
 /// A report to apply, with its storage and context.
 pub(crate) struct ReportUpdate<'a> {
     pub(crate) report: LoadReport,
-    /// Whether it came with a successful response to a request.
+    /// Whether the report came with a successful response to a request.
     pub(crate) is_rewarded: bool,
     pub(crate) cell: &'a ReportCell,
     pub(crate) config: &'a BalancerConfig,
     pub(crate) tick: u32,
 }
 
-/// A mean over the endpoints: each counts by the time since its previous report, not by its number of reports, since a
-/// busy endpoint responds more often.
+/// A mean over the endpoints. Each counts by the time since its previous report instead of by its number of reports,
+/// since a busy endpoint responds more often.
 #[derive(Debug, Default)]
 struct Mean {
     /// The mean with [`MEAN_BITS`] more fractional bits, plus one; 0 before the first value.
@@ -54,7 +54,7 @@ impl Mean {
         self.encoded.load(Relaxed).checked_sub(1).map(|mean| mean >> MEAN_BITS)
     }
 
-    /// Adds the value of one of `members` endpoints that stands for `ticks`, and returns the mean.
+    /// Adds a value of one of `members` endpoints, weighted by `ticks`, and returns the mean.
     fn add(&self, value: u64, ticks: u32, members: u32) -> u64 {
         let value = value << MEAN_BITS;
         let Some(mean) = self.encoded.load(Relaxed).checked_sub(1) else {
@@ -89,7 +89,7 @@ impl PoolMeans {
         self.members.store(members, Relaxed);
     }
 
-    /// Mean of other callers' requests at an endpoint, in 1/256 requests; the mean latency where the policy uses
+    /// Mean of other callers' requests at an endpoint, in 1/256 requests; the mean latency if the policy uses
     /// latency.
     pub(crate) fn others(&self) -> u64 {
         self.others.get().unwrap_or(0)
@@ -105,34 +105,33 @@ impl PoolMeans {
         let ReportUpdate { report, is_rewarded, config, tick, .. } = *update;
         let reward = if is_rewarded { config.reward } else { 0 };
         let age = hot.age(tick);
-        // No single report stands for more than a half-life, however rare its caller's calls are.
+        // A single report weighs at most a half-life, however rare the caller's calls.
         let ticks = age.min(1 << TICK_BITS);
         let cost = self.update_cost(update, age, ticks);
         let known = hot.load();
         let observed = report.requests.filter(|_| config.counts_requests).map(|requests| {
             let requests = u64::from(requests) << LoadEstimate::BITS;
             let streams = u64::from(report.streams.unwrap_or(0)) << (LoadEstimate::BITS - 4);
-            // The call of this response is still counted here, and is not in the report.
+            // The response's own call is still counted here, but is not in the report.
             let own = hot.own_load().saturating_sub(1 << LoadEstimate::BITS);
             let others = (requests + streams).saturating_sub(own);
             let others = (others * u64::from(known.weight_ratio)) >> LoadEstimate::WEIGHT_RATIO_BITS;
             let others = (others * u64::from(cost)) >> LoadEstimate::COST_BITS;
-            // A value that cannot be true of one endpoint unless it nearly is of the others must not starve the
-            // endpoint.
+            // An implausible value must not starve the endpoint unless the others have nearly the same.
             let others =
                 others.min(self.others.get().map_or(u64::MAX, |mean| 2 * mean + (8 << LoadEstimate::BITS)));
             let others = others.min(u64::from(u32::MAX));
             let mean = self.others.add(others, ticks, self.members.load(Relaxed)) as i64;
-            // Of hundreds of requests, one more or less is noise: beyond a few, differences count relative to the mean.
+            // One request more or less among hundreds is noise: beyond a few, differences count relative to the mean.
             (others as i64 - mean) * (ABSOLUTE_REQUESTS << LoadEstimate::BITS)
                 / mean.max(ABSOLUTE_REQUESTS << LoadEstimate::BITS)
         });
         hot.update_load(tick, |load| {
             let decayed = decay(load.excess.into(), age);
             let excess = match observed {
-                // The throughput reward (Uber, assisted balancing): an endpoint that responds more often is preferred
-                // slightly. Smoothing decays it with later reports, so that it never adds up to more than `smoothing`
-                // rewards. A failed response or a poll completes no request and earns none.
+                // The throughput reward (Uber, assisted balancing) slightly prefers an endpoint that responds more
+                // often. Later reports decay the reward by smoothing, so it never adds up to more than `smoothing`
+                // rewards. Failed responses and polls complete no request and earn none.
                 Some(target) => decayed + rounded(target - decayed, config.smoothing.into()) - reward,
                 None => decayed,
             };
@@ -140,9 +139,9 @@ impl PoolMeans {
         });
     }
 
-    /// The slow loop: utilisation is to become equal, and it is known late and averaged. So the cost of a call at an
-    /// endpoint integrates the error of its utilisation against the mean, slowly and within bounds: callers do not herd
-    /// on a stale figure, and a wrong report moves the cost no further than the bound.
+    /// The slow loop equalises utilisation, although reports of it are late and averaged. The cost of a call integrates
+    /// the error of the endpoint's utilisation against the mean, slowly and within bounds. Callers therefore do not
+    /// herd on a stale value, and a wrong report moves the cost at most to its bound.
     fn update_cost(&self, update: &ReportUpdate<'_>, age: u32, ticks: u32) -> u16 {
         let ReportUpdate { report, cell, config, .. } = *update;
         let utilisation = match config.utilisation {
@@ -157,8 +156,8 @@ impl PoolMeans {
             let mean_cost = self.cost.add(cost.into(), ticks, members) as i64;
             let min_mean = if config.utilisation == Utilisation::Cpu { MIN_UTILISATION } else { 1 };
             let error = (utilisation as i64 - mean as i64) * MAX_ERROR / mean.max(min_mean) as i64;
-            // Only ratios of costs matter: the common part is subtracted, or one endpoint that cannot be filled would
-            // drive all others to the bound.
+            // Only ratios of costs matter, so the common part is subtracted. Otherwise one endpoint that cannot be
+            // filled would drive all others to the bound.
             let common = (mean_cost - i64::from(UNIT_COST)) * MAX_ERROR / i64::from(UNIT_COST);
             let error = error.clamp(-MAX_ERROR, MAX_ERROR) - common;
             let step =
@@ -167,7 +166,7 @@ impl PoolMeans {
                 (u64::from(UNIT_COST) * u64::from(UNIT_COST) / u64::from(config.max_cost), config.max_cost);
             cost = (i128::from(cost) + step).clamp(min_cost.into(), max_cost.into()) as u32;
         } else if utilisation.is_none() {
-            // Reports continue without utilisation.
+            // Reports continue, but without utilisation.
             let over = i64::from(cost) - i64::from(UNIT_COST);
             cost = (i64::from(cost)
                 - over * i64::from(ticks) / i64::from(config.pick_config.memory.max(1 << TICK_BITS)))
@@ -178,13 +177,13 @@ impl PoolMeans {
     }
 }
 
-/// A cost `age` ticks after its last report: unchanged within `memory`, then fading to neutral with twice the half-life
-/// of a report.
+/// A cost `age` ticks after its last report. It is unchanged within `memory`, then fades to neutral with twice a
+/// report's half-life.
 #[inline]
 pub(crate) fn fade_cost(cost: u32, age: u32, memory: u32) -> u32 {
     match age.checked_sub(memory) {
         None => cost,
-        // Between the two, so again a u32.
+        // The result lies between the two, so it is a u32.
         Some(over) => (i64::from(UNIT_COST) + decay(i64::from(cost) - i64::from(UNIT_COST), over / 2)) as u32,
     }
 }

@@ -1,10 +1,10 @@
-//! Weighted rendezvous hashing (ServiceRouter §3.4.2): every pair of a chooser (a client or key) and a node has a score
-//! independent of all other nodes, and the chooser takes the nodes with the lowest scores. Adding or removing a node
+//! Weighted rendezvous hashing (ServiceRouter §3.4.2). Every pair of a chooser (a client or key) and a node has a score
+//! independent of all other nodes. The chooser takes the nodes with the lowest scores, so adding or removing a node
 //! changes nothing between the others.
 //!
 //! Specified as: `draw = mix_pair(chooser, node)`; `cost = 2^38 - log2(draw)`, the negative logarithm of a number
-//! uniform in (0, 1]; `score = floor(cost * 2^24 / weight)`. Divided by the weight, such a cost is the lowest of all
-//! with a probability proportional to the weight. Equal scores: the greater draw, then the smaller node comes first.
+//! uniform in (0, 1]; `score = floor(cost * 2^24 / weight)`. A cost divided by the weight is the lowest of all with a
+//! probability proportional to the weight. Equal scores are ordered by the greater draw, then the smaller node.
 
 use std::cmp::Reverse;
 
@@ -30,16 +30,16 @@ impl Rank {
         Self { score: (cost << 24) / u64::from(weight.max(1)), draw: Reverse(draw), node }
     }
 
-    /// The rank without the score, which orders by the draw as equal weights do; comparable only with ranks of the same
-    /// kind.
+    /// The rank without the score. It orders by the draw, like equal weights, and is comparable only with ranks of the
+    /// same kind.
     #[inline]
     pub fn unweighted(chooser: u64, node: u64) -> Self {
         Self { score: 0, draw: Reverse(mix_pair(chooser, node)), node }
     }
 }
 
-/// The positions of the `k` nodes, each `(hash, weight)`, that `chooser` ranks first, in order of rank; all if `k` is
-/// 0.
+/// The positions of the `k` nodes, each `(hash, weight)`, with the lowest ranks for `chooser`, in order; all if `k`
+/// is 0.
 pub fn subset(chooser: u64, nodes: &[(u64, u32)], k: usize) -> Vec<usize> {
     let mut ranked: Vec<(Rank, usize)> = nodes
         .iter()

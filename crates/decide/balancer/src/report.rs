@@ -11,9 +11,9 @@ use crate::config::UNIT_COST;
 pub struct LoadReport {
     /// Requests in flight, streams excluded; `None` if not reported.
     pub requests: Option<u32>,
-    /// Long streams in flight, another kind of load (Uber, assisted balancing); `None` if not reported.
+    /// Long streams in flight, which load a server differently (Uber, assisted balancing); `None` if not reported.
     pub streams: Option<u32>,
-    /// Utilisation of its CPU limit, in thousandths, above 1000 when bursting; `None` if not reported.
+    /// Utilisation of the CPU limit, in thousandths, above 1000 when bursting; `None` if not reported.
     pub cpu: Option<u16>,
     /// The metric that the policy names as utilisation, in thousandths; `None` if not reported.
     pub metric: Option<u32>,
@@ -54,8 +54,7 @@ impl Default for ReportCell {
 }
 
 impl ReportCell {
-    /// Stores a report. Of two concurrent ones, the load of one may be stored with the time of the other: they are
-    /// equally old.
+    /// Stores a report. Two concurrent calls may store one's load with the other's time; both are equally old.
     #[inline]
     pub(crate) fn put(&self, load: LoadReport, now: u64) {
         self.load.store(pack(load), Relaxed);
@@ -96,7 +95,7 @@ fn pack(LoadReport { requests, streams, cpu, .. }: LoadReport) -> u64 {
 
 #[inline]
 fn unpack(load: u64) -> LoadReport {
-    // Each part was packed from a number of its own width.
+    // Each part was packed from a number of the same width.
     let requests = (load as u32).checked_sub(1);
     let cpu = ((load >> 32) as u16).checked_sub(1);
     let streams = ((load >> 48) as u16).checked_sub(1).map(u32::from);

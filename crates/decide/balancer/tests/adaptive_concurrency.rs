@@ -147,7 +147,7 @@ fn servers(config: ConcurrencyConfig) -> impl Iterator<Item = Server> {
     })
 }
 
-/// Runs a server at three times its capacity: returns goodput as a share of capacity, and mean latency as a multiple of
+/// Runs a server at three times its capacity. Returns goodput as a share of capacity, and mean latency as a multiple of
 /// the service time.
 fn overloaded(server: &mut Server, seconds: f64) -> (f64, f64) {
     let capacity = server.capacity();
@@ -174,8 +174,8 @@ fn at_three_times_capacity_goodput_stays_above_90_percent_and_queueing_bounded()
         let (goodput, mean) = overloaded(&mut server, 40.0);
         server.run(rate, 1, 5.0);
         let after = server.run(rate, 1, 40.0);
-        // A request that queues behind another takes twice as long, and the limit has headroom. A single worker queues
-        // requests even under normal load.
+        // With one request queued, latency doubles, and the limit has headroom. A single worker queues requests even
+        // under normal load.
         let is_normal =
             |totals: Totals| totals.refused * if server.workers == 1 { 50 } else { 1000 } <= totals.completed;
         if at_once < 0.9 || goodput < 0.9 || mean > 6.0 || !is_normal(normal) || !is_normal(after) {
@@ -198,8 +198,8 @@ fn an_overload_from_the_first_request_is_detected() {
     assert!(failures.is_empty(), "{failures:#?}");
 }
 
-/// Low traffic with widely varying service times and occasional bursts within the server's capacity: refusals per
-/// thousand responses.
+/// Refusals per thousand responses under low traffic, with widely varying service times and occasional bursts within
+/// the server's capacity.
 fn refused_of_few(config: ConcurrencyConfig) -> u64 {
     let mut sums = Totals::default();
     for seed in 0..20 {
@@ -232,7 +232,7 @@ fn a_slow_dependency_is_not_treated_as_overload() {
     for mut server in servers(ConcurrencyConfig::default()).filter(|server| server.workers == 64) {
         let rate = server.capacity() / 8.0;
         server.run(rate, 1, 20.0);
-        // Every request takes five times as long, and there are workers enough for that.
+        // Every request takes five times as long, but there are enough workers.
         server.work = match server.work {
             Work::Fixed(mean) => Work::Fixed(mean * 5),
             Work::Exponential(mean) => Work::Exponential(mean * 5),

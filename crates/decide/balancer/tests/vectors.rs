@@ -146,7 +146,7 @@ impl CallerState {
         })
     }
 
-    /// The same as stats, with the calls in flight.
+    /// The state as stats, with the calls in flight.
     fn stats(&self, config: &BalancerConfig) -> (EndpointStats, CandidateSet) {
         let stats = EndpointStats::default();
         let ids: Vec<_> =
@@ -170,7 +170,7 @@ fn config(policy: BalancingPolicy) -> BalancerConfig {
     BalancerConfig::new(&Balancing { policy, ..Balancing::default() })
 }
 
-/// The picks of the seeds 0 to 7 at a time, in nanoseconds.
+/// The picks of seeds 0 to 7 at a time, in nanoseconds.
 fn picked(
     stats: &EndpointStats,
     members: &CandidateSet,
@@ -233,7 +233,7 @@ fn up_to(random: &mut Generator, bits: u64) -> u64 {
     random.below(1 << bits)
 }
 
-/// Load reports over time, with the resulting scores and picks; without a reward and with one.
+/// Load reports over time, with resulting scores and picks, with and without a reward.
 #[test]
 fn reports() {
     let score = Score { reward: 5, ..Score::default() };

@@ -1,4 +1,4 @@
-//! Whether a caller may make a call: decided where mutual TLS ends, and by `fairmesh explain --as`.
+//! Authorization: whether a caller may make a call. Decided at the end of mutual TLS, and by `fairmesh explain --as`.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -10,7 +10,7 @@ use fairmesh_model::{
 /// The compiled authorization of a service.
 #[derive(Clone, Debug, Default)]
 pub struct AuthorizationTable {
-    /// `None`: the default of the mesh applies.
+    /// The policy's rules; `None` applies the mesh default.
     policy: Option<Authorization>,
     default: DefaultAuthorization,
     mtls: MtlsMode,
@@ -20,40 +20,40 @@ pub struct AuthorizationTable {
     checkers: BTreeSet<Label>,
 }
 
-/// A call, as far as rules see it.
+/// A call as seen by rules.
 #[derive(Clone, Copy, Debug)]
 pub struct AuthorizationRequest<'a> {
     /// The caller; `None` without an identity.
     pub caller: Option<&'a CallerId>,
-    /// The method, upper case.
+    /// The method, in upper case.
     pub method: &'a str,
     /// The path, with or without a query.
     pub path: &'a str,
 }
 
-/// Whether a call may be made.
+/// Decision on a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AuthorizationDecision<'a> {
-    /// Whether it is allowed.
+    /// Whether the call is allowed.
     pub is_allowed: bool,
-    /// Whether a call that is not allowed is made nevertheless, to find out what would be refused.
+    /// Whether a call that is not allowed is let through, to discover what enforcement would refuse.
     pub is_audit: bool,
-    /// What decided.
+    /// The reason of the decision.
     pub reason: DecisionReason<'a>,
 }
 
-/// What decided on a call.
+/// Reason of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecisionReason<'a> {
-    /// This rule of the policy.
+    /// A rule of the policy.
     Rule(&'a Label),
-    /// The policy has rules, and none allows it.
+    /// The policy has rules, but none allows the call.
     NoRule,
     /// It is the health check that the policy asks for, by an elected checker.
     HealthCheck,
-    /// The caller is of another trust domain, and no rule that names it allows it.
+    /// The caller is of another trust domain, and no rule allows it by name.
     OtherDomain,
-    /// The policy has nothing for this call, so that the default of the mesh applies.
+    /// The policy has no rules for the call, so the mesh default applies.
     Default,
 }
 
@@ -66,18 +66,18 @@ impl AuthorizationTable {
         Self { policy: policy.authorization.as_deref().cloned(), default, mtls, probe, checkers }
     }
 
-    /// Whether servers that speak mutual TLS accept plaintext as well.
+    /// Whether servers with mutual TLS also accept plaintext.
     pub fn permits_plaintext(&self) -> bool {
         self.mtls == MtlsMode::Permissive
     }
 
-    /// The callers of any trust domain that rules name by their whole id, among which are those of federated domains.
+    /// The callers that rules name by their whole id, in any trust domain.
     pub fn whole_ids(&self) -> BTreeSet<SpiffeId> {
         let rules = self.policy.iter().flat_map(|policy| &policy.rules).filter(|rule| !rule.denies);
         rules.flat_map(|rule| &rule.from).filter_map(CallerMatch::whole_id).collect()
     }
 
-    /// Whether a caller's statement of whom it calls for counts: never of one of another trust domain.
+    /// Whether a caller may state whom it calls for. Callers of other trust domains never may.
     pub fn is_intermediary(&self, caller: &CallerId) -> bool {
         if caller.is_federated() {
             return false;
@@ -119,7 +119,7 @@ impl AuthorizationTable {
         let is_federated = caller.is_some_and(CallerId::is_federated);
         match decision.reason {
             _ if !is_federated => decision,
-            // Not for audit either: who is no member may do what a rule allows, and nothing else.
+            // Audit does not apply: a caller of another domain may do only what a rule allows.
             DecisionReason::Rule(_) => AuthorizationDecision { is_audit: false, ..decision },
             _ => AuthorizationDecision {
                 is_allowed: false,
@@ -180,7 +180,7 @@ impl AuthorizationTable {
 }
 
 impl AuthorizationDecision<'_> {
-    /// Whether the call is made.
+    /// Whether the call is let through.
     pub const fn permits(&self) -> bool {
         self.is_allowed || self.is_audit
     }
@@ -209,7 +209,7 @@ impl fmt::Display for AuthorizationDecision<'_> {
 }
 
 fn matches_caller(rule: &AuthorizationRule, caller: Option<&CallerId>) -> bool {
-    // A rule without callers is for those of this mesh.
+    // A rule without callers covers only callers of this mesh.
     let is_for_all = rule.from.is_empty() && (rule.denies || !caller.is_some_and(CallerId::is_federated));
     let matches = |from: &CallerMatch, caller: &CallerId| match rule.denies {
         true => from.matches_denied(caller),
@@ -218,7 +218,8 @@ fn matches_caller(rule: &AuthorizationRule, caller: Option<&CallerId>) -> bool {
     is_for_all || caller.is_some_and(|caller| rule.from.iter().any(|from| matches(from, caller)))
 }
 
-/// Servers may read a path that is not plain as another one: rules that allow match none of these paths, rules that deny match all.
+/// Servers may read a path that is not plain differently. Rules that allow never match such a path; rules that deny
+/// always do.
 fn matches_path(rule: &AuthorizationRule, path: &str, is_plain: bool) -> bool {
     if rule.paths.is_empty() {
         return true;
@@ -235,18 +236,18 @@ fn matches_allowed_path(allowed: &PathMatch, path: &str) -> bool {
         PathMatch::Prefix(prefix) => {
             path.strip_prefix(prefix.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         }
-        // Validated policies have none.
+        // Validated policies have no such conditions.
         PathMatch::Template(_) | PathMatch::Regex(_) => false,
     }
 }
 
-/// Many servers ignore the case of a path, a slash at its end, and what follows a decoded `?` or `#`. A rule that denies does
-/// so too: it may refuse more than it names, and never less.
+/// Many servers ignore the case of a path, a final slash, and everything after a decoded `?` or `#`. So a rule that denies
+/// ignores them too: it may refuse more than it names, but never less.
 fn matches_denied_path(denied: &PathMatch, path: &str) -> bool {
     let (denied, is_prefix) = match denied {
         PathMatch::Exact(exact) => (exact.as_str(), false),
         PathMatch::Prefix(prefix) => (prefix.as_str(), true),
-        // Validated policies have none.
+        // Validated policies have no such conditions.
         PathMatch::Template(_) | PathMatch::Regex(_) => return false,
     };
     let denied = denied.trim_end_matches('/').as_bytes();
@@ -266,8 +267,8 @@ fn before_encoded_query(path: &str) -> &str {
     end.map_or(path, |end| &path[..end])
 }
 
-/// Whether every server reads the path as these segments: it has no empty or dot segments, no backslash, no path
-/// parameters, and encodes only what has to be.
+/// Whether every server splits the path into the same segments: it has no empty or dot segments, no backslash, no
+/// path parameters, and encodes only necessary bytes.
 fn is_plain(path: &str) -> bool {
     let bytes = path.as_bytes();
     let is_unambiguous = bytes.iter().enumerate().all(|(at, byte)| match byte {

@@ -12,60 +12,61 @@ use crate::{ReceivedReport, ShardTable};
 pub struct CompileInput<'a> {
     /// The service.
     pub name: &'a ServiceName,
-    /// Its kind and protocol.
+    /// Kind and protocol of the service.
     pub service: &'a Service,
-    /// Its policy.
+    /// The service's policy.
     pub policy: &'a Policy,
-    /// Its endpoints, in any order.
+    /// The service's endpoints, in any order.
     pub endpoints: &'a [Endpoint],
-    /// Its shard map: compiled once per version ([`ShardTable::compile`]), not again for each change of an endpoint.
+    /// The service's shard map. Compiled once per version ([`ShardTable::compile`]), not for each change of an
+    /// endpoint.
     pub shards: Option<&'a Arc<ShardTable>>,
     /// Where the caller runs.
     pub location: &'a Location,
     /// The regions of the fleet.
     pub regions: &'a Regions,
-    /// Round trips between them, declared and measured.
+    /// Round trips between the regions, declared and measured.
     pub round_trips: &'a RoundTrips,
-    /// The region table of the caller's region, if it has one.
+    /// The region table of the caller's region, if any.
     pub table: Option<TableInput<'a>>,
     /// Speeds of the machines of endpoints.
     pub hosts: &'a Hosts,
     /// Verdicts of active health checks.
     pub health: &'a Verdicts,
-    /// The time of the picks' clock in nanoseconds, by which this caller's own evidence is dated.
+    /// Time of the picks' clock in nanoseconds, for the age of this caller's own evidence.
     pub now: u64,
-    /// The caller's id, which routes for certain clients match.
+    /// The caller's id, for routes with a client condition.
     pub client_id: &'a str,
-    /// The caller's id, hashed by [`fairmesh_model::arith::hash_text`]; the same after a restart.
+    /// Hash of the caller's id by [`fairmesh_model::arith::hash_text`]; the same after a restart.
     pub client: u64,
-    /// Whether calls need mutual TLS, unless the policy says `mtls: permissive`: the mesh has a trust domain, as the caller
-    /// knows from its identity or from the records.
+    /// Whether calls need mutual TLS unless the policy says `mtls: permissive`. True if the mesh has a trust domain, as the
+    /// caller knows from its identity or from the records.
     pub requires_mtls: bool,
 }
 
 impl CompileInput<'_> {
-    /// Whether the caller refuses an endpoint: it speaks plaintext in a strict mesh.
+    /// Whether the caller refuses an endpoint, because it speaks plaintext in a strict mesh.
     pub(crate) fn refuses(&self, endpoint: &Endpoint) -> bool {
         self.requires_mtls && self.policy.mtls.refuses(Some(self.service), endpoint)
     }
 }
 
-/// A region table and how old it is.
+/// A region table and its age.
 #[derive(Clone, Copy, Debug)]
 pub struct TableInput<'a> {
     /// The table of the caller's region.
     pub table: &'a RegionTable,
-    /// Time since its planner confirmed it, by the age of the data. Compile it again when it
+    /// Time since the planner confirmed the table, by the age of the data. Compile again when the table
     /// [weakens](RegionTable::weakens_at).
     pub age: Duration,
 }
 
-/// Whose identity an endpoint proves by mutual TLS.
+/// The identity that an endpoint proves by mutual TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerIdentity {
-    /// That of its service.
+    /// The service's identity.
     Service(ServiceName),
-    /// An id of its own, as the service declares, which may be of a federated trust domain.
+    /// Another id declared by the service, possibly of a federated trust domain.
     Id(SpiffeId),
 }
 
@@ -78,8 +79,7 @@ impl fmt::Display for PeerIdentity {
     }
 }
 
-/// An endpoint, with all that a caller needs to connect. Shared between snapshots (the same `Arc`) while it is
-/// unchanged.
+/// An endpoint with all data that a caller needs to connect. Snapshots share the same `Arc` while it is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointTarget {
     /// Its identity.
@@ -90,23 +90,23 @@ pub struct EndpointTarget {
     pub location: Location,
     /// Its lifecycle state.
     pub state: EndpointState,
-    /// Its own weight in thousandths.
+    /// The endpoint's own weight in thousandths.
     pub weight: u32,
-    /// The speed of its machine in thousandths of an ordinary one.
+    /// The machine's speed in thousandths of an ordinary one.
     pub speed: u32,
-    /// Its capacity, by which it is picked: weight times speed, in thousandths of an ordinary instance.
+    /// The capacity used in picks: weight times speed, in thousandths of an ordinary instance.
     pub power: u32,
     /// Its application protocol.
     pub protocol: Protocol,
-    /// Whose identity it proves by mutual TLS; `None` for plaintext.
+    /// The identity that the endpoint proves by mutual TLS; `None` for plaintext.
     pub identity: Option<PeerIdentity>,
-    /// Whether the policy permits plaintext: an endpoint that proves an identity then accepts it too, from callers that have
-    /// none, and one that proves none may be called in a mesh with a trust domain.
+    /// Whether the policy permits plaintext. An endpoint with an identity then also accepts callers without one, and an
+    /// endpoint without an identity may be called in a mesh with a trust domain.
     pub accepts_plaintext: bool,
-    /// The metric of its load reports that the service is balanced by, if any.
+    /// The load report metric by which the service is balanced, if any.
     pub metric: Option<Arc<str>>,
-    /// Whether the balancing policy uses latencies, so that they have to be
-    /// [recorded](crate::EndpointRef::record_latency).
+    /// Whether the balancing policy uses latencies, which callers must then
+    /// [record](crate::EndpointRef::record_latency).
     pub by_latency: bool,
 }
 
@@ -131,7 +131,7 @@ impl EndpointTarget {
                 Some(id) => Some(PeerIdentity::Id(id.clone())),
                 None => endpoint.mtls.then(|| PeerIdentity::Service(name.clone())),
             },
-            // Who declares an id wants no other endpoint to be called.
+            // A service that declares an id must not fall back to plaintext.
             accepts_plaintext: service.identity.is_none() && mtls == MtlsMode::Permissive,
             metric: metric.cloned(),
             by_latency,
@@ -139,32 +139,32 @@ impl EndpointTarget {
     }
 }
 
-/// How far away a region is; regions are preferred in this order.
+/// Distance of a region. Regions are preferred in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionDistance {
-    /// The ring, from 0; `None` if the policy does not allow this caller to use the region.
+    /// The ring, from 0; `None` if the policy does not let this caller use the region.
     pub ring: Option<u16>,
     /// The round trip to the region, if known.
     pub round_trip: Option<Duration>,
     /// The origin of the round trip, if known.
     pub source: Option<DistanceSource>,
-    /// Whether the region is draining, and therefore comes after all others.
+    /// Whether the region is draining; it then comes after all others.
     pub draining: bool,
 }
 
-/// One endpoint of a snapshot, with this client's state of it.
+/// One endpoint of a snapshot, with this client's state.
 #[derive(Clone, Debug)]
 pub struct Candidate<'a> {
-    /// Its index.
+    /// Index of the endpoint.
     pub index: u32,
-    /// Its target.
+    /// Data for connecting.
     pub target: &'a Arc<EndpointTarget>,
-    /// The distance of its region.
+    /// Distance of the endpoint's region.
     pub distance: &'a RegionDistance,
-    /// Whether it is in this client's subset of its ring; subsets of rings that are not in use are chosen too. For
-    /// services called by key it is true of each endpoint that may be called, since the key chooses.
+    /// Whether the endpoint is in this client's subset of its ring; unused rings have subsets too. True for every
+    /// callable endpoint of a service called by key, since the key chooses.
     pub in_subset: bool,
-    /// The last verdict of active health checks, whether or not it excludes the endpoint.
+    /// The last verdict of active health checks, even if it does not exclude the endpoint.
     pub verdict: Option<&'a Verdict>,
     /// Calls in flight, without streams.
     pub outstanding: u32,
@@ -172,8 +172,8 @@ pub struct Candidate<'a> {
     pub streams: u32,
     /// Consecutive failures.
     pub consecutive_failures: u32,
-    /// When its ejection ends, in nanoseconds of the caller's clock; 0 if it is not ejected.
+    /// When the ejection ends, in nanoseconds of the caller's clock; 0 if not ejected.
     pub ejected_until: u64,
-    /// Its last load report.
+    /// Last load report of the endpoint.
     pub report: Option<ReceivedReport>,
 }

@@ -2,8 +2,8 @@
 //! for each call.
 //!
 //! The order is fixed: route, shard, region, subset, pick. Every step is a function of (snapshot, counts, request, now,
-//! seed) in integers, without allocation, lock or clock; [`ServiceTable::explain`] runs the same code with a tracer
-//! that records the reasons. One mutable table updated in place was rejected: a call could observe half of a change,
+//! seed) in integers, without allocation, lock or clock. [`ServiceTable::explain`] runs the same code with a tracer
+//! that records the reasons. Updating one mutable table in place was rejected: a call could observe half of a change,
 //! and readers would need a lock.
 
 mod authorization;

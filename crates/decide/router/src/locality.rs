@@ -4,38 +4,38 @@ use fairmesh_model::{EndpointState, Locality, Region, Regions, ReplicaState, Rin
 
 use crate::{CompileInput, RegionDistance};
 
-/// Regions as seen by one caller: their rings, and the order in which their endpoints are used.
+/// One caller's view of the regions: their rings, and the order in which their endpoints are used.
 ///
-/// The order is one number, the rank; the lowest rank that has a candidate is used (ServiceRouter §3.4.1). Ranks
-/// ascend by preference class, then regions that do not drain before those that do, then by ring.
+/// The order is a single number, the rank; the lowest rank with a candidate is used (ServiceRouter §3.4.1). Ranks
+/// ascend by preference class, then draining regions after others, then by ring.
 #[derive(Debug)]
 pub(crate) struct RegionRanks {
     home: Region,
-    /// Whether the caller's own region drains, for explanations: its callers keep using it.
+    /// Whether the caller's own region drains, for explanations. Its callers keep using it.
     is_home_draining: bool,
-    /// The zone of the caller, if calls prefer it.
+    /// The caller's zone, if calls prefer it.
     zone: Option<Zone>,
     rings: Vec<Ring>,
     /// Sorted by name.
     regions: Box<[(Region, RegionDistance)]>,
 }
 
-/// Whether an endpoint should be called, in the order of preference.
+/// Preference for calling an endpoint, in descending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum PreferenceClass {
-    /// It serves.
+    /// The endpoint serves.
     Serving,
-    /// It serves, and its copy of the shard is being moved away.
+    /// The endpoint serves, but its copy of the shard is being moved away.
     Stopping,
-    /// It serves, and active health checks report it as probably unhealthy.
+    /// The endpoint serves, but active health checks report it as probably unhealthy.
     Unhealthy,
-    /// It should not be called and may still respond.
+    /// The endpoint should not be called but may still respond.
     LastResort,
 }
 
 impl PreferenceClass {
-    /// The class of an endpoint by its state and the effect of active health checks and expired leases; `None` if it may
-    /// not be called at all.
+    /// The class of an endpoint by its state and the effect of verdicts and expired leases; `None` if it may not be
+    /// called at all.
     pub(crate) fn of(state: EndpointState, effect: VerdictEffect) -> Option<Self> {
         match state {
             EndpointState::Starting => None,
@@ -44,13 +44,13 @@ impl PreferenceClass {
                 VerdictEffect::Penalty => Self::Unhealthy,
                 VerdictEffect::Exclusion => Self::LastResort,
             }),
-            // The class of lost ones: preferring the few that drain over the many that were lost at once would overload
-            // the few.
+            // Draining endpoints share the class of lost ones. After many are lost at once, preferring the few draining
+            // ones would overload them.
             EndpointState::Draining => Some(Self::LastResort),
         }
     }
 
-    /// The class of a copy at an endpoint of this class; `None` if it may not be called at all.
+    /// The class of a shard copy at an endpoint of class `endpoint`; `None` if it may not be called at all.
     pub(crate) fn of_copy(endpoint: Self, copy: ReplicaState) -> Option<Self> {
         let class = match copy {
             ReplicaState::Starting => return None,
@@ -62,7 +62,7 @@ impl PreferenceClass {
 }
 
 impl RegionRanks {
-    /// The distance of a region without endpoints, which is never used.
+    /// Distance of a region without endpoints; never used for calls.
     pub(crate) const UNREACHABLE: RegionDistance =
         RegionDistance { ring: None, round_trip: None, source: None, draining: false };
 
@@ -109,8 +109,7 @@ impl RegionRanks {
         found.map_or(&Self::UNREACHABLE, |at| &self.regions[at].1)
     }
 
-    /// The rank of endpoints of this class and distance; `None` if the policy does not allow the caller to use the
-    /// region.
+    /// The rank of endpoints of this class and distance; `None` if the policy does not let the caller use the region.
     pub(crate) fn rank(&self, class: PreferenceClass, distance: &RegionDistance) -> Option<u32> {
         let rings = self.rings.len() as u32;
         let drained = if distance.draining { rings } else { 0 };
@@ -153,7 +152,7 @@ fn distance(input: &CompileInput<'_>, rings: &[Ring], local_only: bool, region: 
         _ => {
             let pair = (&input.location.region, region);
             let included = rings.iter().position(|ring| includes(ring, input.regions, pair, round_trip));
-            // An unknown distance counts as the farthest, so that a call that finds nothing nearer does not fail.
+            // An unknown distance counts as the farthest, so that a call without nearer candidates does not fail.
             let unknown = round_trip.is_none() && matches!(rings.last(), Some(Ring::Within(_)));
             included.or_else(|| unknown.then(|| rings.len() - 1))
         }
@@ -162,12 +161,12 @@ fn distance(input: &CompileInput<'_>, rings: &[Ring], local_only: bool, region: 
         ring: ring.map(|ring| u16::try_from(ring).unwrap_or(u16::MAX)),
         round_trip,
         source,
-        // Callers inside a draining region keep using it: they leave with it.
+        // Callers inside a draining region keep using it, because they leave with it.
         draining: !own && input.regions.regions.get(region).is_some_and(|info| info.draining),
     }
 }
 
-/// Whether a ring of a caller includes another region, at this round trip.
+/// Whether a caller's ring includes another region at this round trip.
 fn includes(
     ring: &Ring,
     regions: &Regions,

@@ -4,12 +4,12 @@ use fairmesh_model::{KeyRange, Label, Region, Role, ServiceName, ShardId, ShardK
 
 use crate::RouteActions;
 
-/// Header lookup, so that routes match any request type of the caller.
+/// Header lookup, so that routes match any request type.
 pub trait Headers {
     /// The first value of the header `name` (lower case).
     fn get(&self, name: &str) -> Option<&[u8]>;
 
-    /// Whether `matches` holds for any value of the header `name`; called for one value after the other.
+    /// Whether `matches` holds for any value of the header `name`; called for each value in turn.
     fn any(&self, name: &str, matches: &mut dyn FnMut(&[u8]) -> bool) -> bool {
         self.get(name).is_some_and(matches)
     }
@@ -38,25 +38,25 @@ impl Headers for Vec<(String, String)> {
 /// The parts of a request that routes match.
 #[derive(Debug)]
 pub struct RequestView<'a, H: Headers + ?Sized> {
-    /// The authority or `Host` as sent to the server, in any case, with or without port; empty if there is none.
+    /// The authority or `Host` as sent to the server, in any case, with or without port; empty if absent.
     pub host: &'a str,
-    /// The path, and after `?` the query.
+    /// The path, followed by `?` and the query if any.
     pub path: &'a str,
-    /// The method, upper case.
+    /// The method, in upper case.
     pub method: &'a str,
     /// The headers.
     pub headers: &'a H,
-    /// Whether it is a gRPC call.
+    /// Whether the request is a gRPC call.
     pub grpc: bool,
 }
 
 /// The decision of the first matching route.
 #[derive(Clone, Copy, Debug)]
 pub struct RouteDecision<'a> {
-    /// The service that receives the call: this one, or a backend of the route's split. The snapshot of that service
+    /// The service that receives the call: this one, or a backend of the route's split. The target's own snapshot
     /// picks.
     pub target: &'a ServiceName,
-    /// The route that matched, or `None` for the service's default.
+    /// The matching route; `None` for the service's default.
     pub route: Option<&'a Label>,
     /// The position of the route and its backend in [`ServiceTable::route_backends`](crate::ServiceTable::route_backends), plus one; 0 without a
     /// route.
@@ -67,7 +67,7 @@ pub struct RouteDecision<'a> {
     pub timeouts: Timeouts,
     /// Whether the route declares calls idempotent.
     pub idempotent: bool,
-    /// Route actions besides the choice of a backend.
+    /// Route actions other than the choice of a backend.
     pub actions: Option<&'a Arc<RouteActions>>,
 }
 
@@ -78,13 +78,13 @@ pub struct PickParams<'a> {
     pub key: Option<ShardKey>,
     /// The role that the replica must have; `None` accepts any.
     pub role: Option<&'a Role>,
-    /// Indices of earlier attempts of this call; one is picked again only if no other endpoint is left.
+    /// Indices used by earlier attempts of this call. They are picked again only if no other endpoint is left.
     pub avoid: &'a [u32],
-    /// The traffic class of the call, which selects the shares of a region table.
+    /// The call's traffic class, which selects shares of a region table.
     pub class: Option<&'a Label>,
-    /// Random, and the same for all attempts of a call: a region table draws its region from it.
+    /// A random number shared by all attempts of a call; a region table draws the call's region from it.
     pub call_seed: u64,
-    /// Whether an attempt of the call was made, so that no region table drops it any more.
+    /// Whether the call has made an attempt, so that region tables no longer drop it.
     pub admitted: bool,
     /// The service whose route sends the call here; `None` if the call is for this service itself.
     pub routed_from: Option<&'a ServiceName>,
@@ -97,32 +97,32 @@ pub struct EndpointPick {
     pub index: u32,
     /// The shard that holds the key, for sharded services.
     pub shard: Option<ShardId>,
-    /// The version of the shard map that was used; 0 if none.
+    /// The version of the shard map; 0 without one.
     pub map_version: u64,
-    /// Whether only endpoints were left that should not be called: draining or lost ones, or copies that stop. Callers
-    /// count it.
+    /// Whether only endpoints were left that should not be called: draining or lost ones, or stopping copies. Callers
+    /// count this.
     pub last_resort: bool,
-    /// Whether so many endpoints fail that ejections are ignored (panic mode). Callers count it.
+    /// Whether so many endpoints fail that ejections are ignored (panic mode). Callers count this.
     pub panic: bool,
 }
 
 /// Why no endpoint can be picked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PickError {
-    /// No endpoint is registered that may be called.
+    /// No registered endpoint may be called.
     #[error("no endpoint of the service can be called; register one, or check why all are starting")]
     NoEndpoints,
-    /// All endpoints that are registered speak plaintext, and the mesh has a trust domain.
+    /// All registered endpoints speak plaintext, but the mesh has a trust domain.
     #[error(
         "{count} plaintext endpoint{} in a strict mesh, and no other; register the service with mutual TLS, as 'fairmesh register' does without \
          --plaintext, or write 'mtls: permissive' into its policy",
         if *.count == 1 { "" } else { "s" }
     )]
     PlaintextRefused {
-        /// How many are refused.
+        /// Number of refused endpoints.
         count: usize,
     },
-    /// There are endpoints, but none in a region that the policy allows this caller to use.
+    /// Endpoints exist, but none in a region that the policy lets this caller use.
     #[error(
         "no endpoint that the policy allows for callers in {region}; add one there, or relax localOnly or the last ring"
     )]
@@ -150,17 +150,17 @@ pub enum PickError {
         /// The requested role.
         role: Option<Role>,
     },
-    /// The region table drops a share of these calls, and this is one of them.
+    /// The region table drops a share of these calls, including this one.
     #[error(
         "calls from {region} are more than can be served: {share} of them are dropped, and this is one; retry later"
     )]
     Dropped {
         /// The caller's region.
         region: Region,
-        /// The share of calls that are dropped.
+        /// The dropped share of calls.
         share: Share,
     },
-    /// A route of a service of another tenant sends the call here, and the policy does not accept that.
+    /// A route of another tenant's service sends the call here without the policy's consent.
     #[error(
         "its policy accepts no routes from {from}, a service of another tenant; its operator can permit them with \
          'acceptRoutesFrom: [{from}]'"
@@ -169,7 +169,7 @@ pub enum PickError {
         /// The service with the route.
         from: ServiceName,
     },
-    /// The service is sharded and its shard map does not exist yet.
+    /// The service is sharded, but its shard map does not exist yet.
     #[error("the service is sharded and has no shard map yet; apply one")]
     NoShardMap,
 }

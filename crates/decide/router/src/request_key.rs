@@ -5,7 +5,7 @@ use crate::{
     routes::{cookie, decoded, parameter},
 };
 
-/// The key of a request, from the first of the sources that has one.
+/// The key of a request, from the first source with a value.
 pub(crate) fn read_first<H: Headers + ?Sized>(
     sources: &[KeySource],
     request: &RequestView<'_, H>,
@@ -13,8 +13,8 @@ pub(crate) fn read_first<H: Headers + ?Sized>(
     sources.iter().find_map(|source| read(source, request))
 }
 
-/// The key of a request, from the place that the policy names: a number is the key itself, any other text is hashed,
-/// so that a session stays with its endpoint. An empty text is no key.
+/// The key of a request, from the policy's source. A number is the key itself; other text is hashed, so that a
+/// session stays with its endpoint. Empty text is no key.
 fn read<H: Headers + ?Sized>(source: &KeySource, request: &RequestView<'_, H>) -> Option<ShardKey> {
     match source {
         KeySource::Header(name) => request.headers.get(name).and_then(key_from_text),

@@ -12,7 +12,7 @@ use fairmesh_model::{
 
 use crate::{Headers, RequestView, token_bucket::TokenBucket};
 
-/// Seeds of independent random streams, also independent of those of splits and picks: `mix64(seed ^ stream)` begins
+/// Salts of independent random streams, which are also independent of splits and picks: `mix64(seed ^ stream)` begins
 /// each.
 const ABORT: u64 = 0x6162_6f72_7400_0000;
 const DELAY: u64 = 0x6465_6c61_7900_0000;
@@ -22,12 +22,12 @@ const MIRROR: u64 = 0x6d69_7272_6f72_0000;
 #[derive(Debug)]
 pub struct RouteActions {
     actions: Actions,
-    /// Length of the path prefix that the route matches.
+    /// Length of the path prefix matched by the route.
     prefix: usize,
     bucket: Option<Arc<TokenBucket>>,
 }
 
-/// A response that is generated without calling a server.
+/// A response generated without calling a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DirectResponse {
     /// A redirect.
@@ -45,7 +45,7 @@ pub enum DirectResponse {
 }
 
 impl RouteActions {
-    /// `None` if the route has no actions. A rate limit that is unchanged since `before` keeps its state.
+    /// `None` without actions. A rate limit unchanged since `before` keeps its state.
     pub(crate) fn compile(actions: &Actions, matches: &Match, before: Option<&Self>) -> Option<Self> {
         if *actions == Actions::default() {
             return None;
@@ -87,17 +87,17 @@ impl RouteActions {
         mirror.filter(|mirror| is_sampled(mirror.share, seed, MIRROR)).map(|mirror| &mirror.service)
     }
 
-    /// Where the key is read that keeps its backend of the split.
+    /// Sources of the key that fixes the split's backend.
     pub(crate) fn split_key(&self) -> &[KeySource] {
         &self.actions.split_key
     }
 
-    /// The rewritten path and query, if they are rewritten.
+    /// The rewritten path and query; `None` if unchanged.
     pub fn path(&self, path: &str) -> Option<String> {
         self.actions.rewrite.path.as_ref().map(|rewrite| rewrite_path(rewrite, path, self.prefix))
     }
 
-    /// The rewritten host, if it is rewritten.
+    /// The rewritten host; `None` if unchanged.
     pub fn host(&self) -> Option<&str> {
         self.actions.rewrite.host.as_deref()
     }
@@ -127,8 +127,8 @@ impl RouteActions {
         self.actions.hedge_after
     }
 
-    /// The target of a redirect. Parts that it does not name stay those of the request: a reference may omit the
-    /// scheme, or scheme and host (RFC 3986 4.2).
+    /// The target of a redirect. Missing parts stay those of the request: a reference may omit the scheme, or scheme
+    /// and host (RFC 3986 4.2).
     fn location<H: Headers + ?Sized>(&self, redirect: &Redirect, request: &RequestView<'_, H>) -> String {
         let path = match &redirect.path {
             Some(rewrite) => rewrite_path(rewrite, request.path, self.prefix),
@@ -188,7 +188,7 @@ impl RouteActions {
 }
 
 impl RouteActions {
-    /// What the route does to a share of its calls, whether to this one or not.
+    /// Effects of the route on shares of its calls, regardless of this call.
     fn describe_shares(&self) -> impl Iterator<Item = String> {
         let Actions { abort, delay, mirror, .. } = &self.actions;
         let abort =
@@ -202,7 +202,7 @@ impl RouteActions {
     }
 }
 
-/// The bucket of a limit: that of `before` while the limit is unchanged.
+/// The bucket of a limit; the one in `before` if the limit is unchanged.
 pub(crate) fn carry_over(
     limit: Option<RateLimit>,
     before: Option<&Arc<TokenBucket>>,
@@ -212,7 +212,7 @@ pub(crate) fn carry_over(
     Some(same.cloned().unwrap_or_else(|| Arc::new(TokenBucket::succeeding(limit, before.map(Arc::as_ref)))))
 }
 
-/// Whether this call is part of the share, by a random stream of its own.
+/// Whether this call belongs to the share, by an independent random stream.
 fn is_sampled(share: Share, seed: u64, stream: u64) -> bool {
     let all = u64::from(Share::ALL.millionths());
     Generator::new(mix64(seed ^ stream)).below(all) < u64::from(share.millionths())
@@ -229,8 +229,8 @@ fn rewrite_path(rewrite: &PathRewrite, path_and_query: &str, prefix: usize) -> S
     single_leading_slash(path + query)
 }
 
-/// A path that begins with exactly one `/`: clients would read the text after `//` as a host, so that the author of a
-/// link could choose the host of the redirect.
+/// Ensures that a path begins with exactly one `/`. Clients would read text after `//` as a host, so the author of a
+/// link could choose a redirect's host.
 fn single_leading_slash(path: String) -> String {
     let rest = path.trim_start_matches(['/', '\\']);
     match path.strip_prefix('/') {

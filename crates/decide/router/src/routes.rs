@@ -17,18 +17,17 @@ use index::Index;
 pub(crate) use parameters::{cookie, decoded, parameter};
 pub use route_numbers::{ROUTE_ARMS, ROUTE_STEPS, RouteArm, RouteNumbers, RouteStep};
 
-/// Up to this number, routes are checked in order: an index would cost more than it saves.
+/// Up to this number, routes are checked in order, since an index would cost more than it saves.
 const SCAN_UP_TO: usize = 6;
 
-/// Makes the backend of a key independent of its other uses: the bytes of `split`.
+/// Salt that makes a key's backend independent of other uses of the key: the bytes of `split`.
 const SPLIT_SALT: u64 = 0x73_706c_6974;
 
-/// The routes of a policy, compiled so that a call checks few of them.
+/// The routes of a policy, compiled so that a call checks only few.
 ///
-/// The index only excludes routes that cannot match; the others are checked in full, in order. So an error in the
-/// index could skip a route (the tests compare with an oracle), but never match a wrong one.
-/// Clones share the rules: snapshots of a service hold the same while its policy is unchanged. Each part is shared by itself and not the
-/// whole, which every call would have to load from memory of its own before the rules.
+/// The index only excludes routes that cannot match; others are checked in full, in order. So an error in the index could skip a
+/// route (tests compare with an oracle), but never match a wrong one. Clones share the rules while the policy is unchanged. Each
+/// part is shared separately, since sharing the whole would cost every call another memory load before the rules.
 #[derive(Clone, Debug)]
 pub(crate) struct Routes {
     rules: Arc<[Rule]>,
@@ -36,28 +35,28 @@ pub(crate) struct Routes {
     index: Option<Arc<Index>>,
 }
 
-/// One route of the policy without its actions, which are in [`RouteActions`]: most routes have none, and they would
-/// be most of the memory of a service.
+/// One route of the policy without its [`RouteActions`]. Most routes have no actions, and actions would take most of
+/// a service's memory.
 #[derive(Debug)]
 pub(crate) struct Rule {
     pub(crate) name: Label,
     matches: Match,
     split: Box<[Backend]>,
-    /// The position of its first backend among those of all routes.
+    /// The position of the route's first backend among all routes' backends.
     first_route_backend: u32,
     pub(crate) class: Option<Label>,
     pub(crate) timeouts: Timeouts,
     pub(crate) idempotent: bool,
-    /// Whether its client condition matches this caller.
+    /// Whether the route's client condition matches this caller.
     matches_client: bool,
     /// Cumulative weights of the split.
     cumulative_weights: Box<[u64]>,
-    /// Further actions on its calls.
+    /// Further actions on the route's calls.
     pub(crate) actions: Option<Arc<RouteActions>>,
 }
 
 impl Routes {
-    /// Compiles the routes of a valid policy; rate limits that are unchanged since `before` keep their state.
+    /// Compiles the routes of a valid policy. Rate limits unchanged since `before` keep their state.
     pub(crate) fn compile(routes: &[Route], client: &str, before: Option<&Self>) -> Self {
         let same = |route: &Route| before?.rules.iter().find(|rule| rule.name == route.name);
         let mut first_route_backend = 0;
@@ -90,7 +89,7 @@ impl Routes {
         }
     }
 
-    /// Every route with each of its backends, where it has none with the service itself.
+    /// Every route with each of its backends; a route without backends counts the service itself.
     pub(crate) fn route_backends<'a>(
         &'a self,
         own: &'a ServiceName,
@@ -102,7 +101,7 @@ impl Routes {
         })
     }
 
-    /// The rate limits of the routes for this caller, with the names of the routes.
+    /// The rate limits of this caller's routes, with the routes' names.
     pub(crate) fn buckets(&self) -> impl Iterator<Item = (&str, &Arc<TokenBucket>)> {
         let ours = self.rules.iter().filter(|rule| rule.matches_client);
         ours.filter_map(|rule| Some((rule.name.as_str(), rule.actions.as_ref()?.bucket()?)))
@@ -126,7 +125,7 @@ impl Routes {
 }
 
 impl Rule {
-    /// Whether it names CONNECT among its methods; a rule for any method does not.
+    /// Whether the route names CONNECT among its methods; a rule for any method does not.
     pub(crate) fn names_connect(&self) -> bool {
         self.matches.methods.iter().any(|method| method == "CONNECT")
     }
@@ -156,11 +155,10 @@ impl Rule {
         }
     }
 
-    /// The backend for this request and seed, `own` if the route has no split, and its position among those of all routes plus one. With
-    /// several it is the backend whose
-    /// interval of the cumulative weights contains `below(total)` of the generator seeded with `mix64(seed)`, which is
-    /// independent of the pick's. Where the route asks for a key and the request has one, the key takes the place of the
-    /// seed: changed weights then move only the keys between the old and the new ends of intervals.
+    /// The backend for this request and seed, `own` without a split, and its position among all routes' backends plus one. Among
+    /// several backends, the one whose interval of the cumulative weights contains `below(total)` of the generator seeded with
+    /// `mix64(seed)`, which is independent of the pick. If the route names key sources and the request has a key, the key
+    /// replaces the seed: changed weights then move only keys between old and new ends of intervals.
     #[inline]
     pub(crate) fn backend<'a, H: Headers + ?Sized>(
         &'a self,
@@ -180,11 +178,11 @@ impl Rule {
         (target, self.first_route_backend + position as u32 + 1)
     }
 
-    /// The seed of a key, of routes that ask for one.
+    /// The seed derived from a key, for routes with key sources.
     #[inline]
     pub(crate) fn key_seed<H: Headers + ?Sized>(&self, request: &RequestView<'_, H>) -> Option<u64> {
         let sources = self.actions.as_ref()?.split_key();
-        // Salted, or the backends would be those of the same keys in all splits and in the draws of regions.
+        // Salted, so that splits and region draws assign keys independently of each other.
         request_key::read_first(sources, request).map(|key| mix_pair(hash_key(key.0), SPLIT_SALT))
     }
 

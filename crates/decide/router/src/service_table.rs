@@ -31,7 +31,7 @@ pub use service_numbers::{CandidateNumbers, ServiceNumbers};
 
 /// The compiled routing table of one service for one caller: immutable except for the counters.
 ///
-/// Fields that every call reads come first, in this order, so that they share few cache lines.
+/// Fields read by every call come first, in this order, so that they share few cache lines.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct ServiceTable {
@@ -41,24 +41,24 @@ pub struct ServiceTable {
     /// The rate limit of the service.
     bucket: Option<Arc<TokenBucket>>,
     timeouts: Timeouts,
-    /// Ranks from this one on should not be called.
+    /// Endpoints from this rank on should not be called.
     last_resort: u32,
-    /// How calls are divided among regions or rings, if they are.
+    /// The division of calls among regions or rings, if any.
     division: Option<Box<Division>>,
     selection: Selection,
     name: ServiceName,
-    /// The caller's hash, salted with the service.
+    /// Hash of the caller, salted with the service.
     client_hash: u64,
-    /// By index; gaps are indices of removed instances.
+    /// Targets by index; gaps are indices of removed instances.
     targets: Box<[Option<Arc<EndpointTarget>>]>,
     /// Parallel to `targets`.
     statuses: Box<[EndpointStatus]>,
     policy: Policy,
     protocol: Protocol,
     locality: RegionRanks,
-    /// The endpoints that are refused, since they speak plaintext in a strict mesh.
+    /// Endpoints that are refused because they speak plaintext in a strict mesh.
     refused: Box<[InstanceId]>,
-    /// The regions where verdicts and expired leases speak against more than half of the power.
+    /// Regions where verdicts and expired leases affect more than half of the power.
     contested: Box<[(Region, Standing)]>,
     /// The error if no endpoint can be called.
     no_endpoint_error: PickError,
@@ -70,12 +70,12 @@ pub struct ServiceTable {
 enum Selection {
     /// Any of the endpoints, by rank.
     Replicated {
-        /// The lowest rank, if there is any.
+        /// The lowest rank, if any.
         nearest: Tier<CandidateSet>,
         /// The other ranks.
         further: Box<[Tier<CandidateSet>]>,
     },
-    /// The endpoint that rendezvous hashing ranks first for the key, by rank.
+    /// By rank, the endpoint that rendezvous hashing ranks first for the key.
     Hashed(Box<[Tier<Hashed>]>),
     /// The holders of the key's shard; `None` until the shard map exists.
     Sharded(Option<Sharding>),
@@ -86,7 +86,7 @@ enum Selection {
 #[repr(C)]
 struct Tier<T> {
     rank: u32,
-    /// Number of endpoints of the rank, before subsetting.
+    /// Number of endpoints of the rank before subsetting.
     total: u32,
     candidates: T,
 }
@@ -111,7 +111,7 @@ struct Node {
 #[derive(Debug)]
 struct Sharding {
     shards: Arc<ShardTable>,
-    /// By index of the holding.
+    /// Holders by index of the holding.
     holders: Box<[Holder]>,
     roles: Box<[Role]>,
     /// The endpoints of the lowest rank.
@@ -135,27 +135,27 @@ struct EndpointStatus {
     verdict: Option<Verdict>,
 }
 
-/// Why a call goes to its endpoint.
+/// Explanation of why a call goes to its endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
     /// The reasons, in the order of the decision.
     pub steps: Vec<Step>,
     /// The service that receives the call.
     pub target: ServiceName,
-    /// The key of the call: given by the caller, or read from the request as the policy says.
+    /// The call's key: from the caller, or read from the request by the policy.
     pub key: Option<ShardKey>,
-    /// The traffic class of the call, if its route sets one.
+    /// The call's traffic class, if its route sets one.
     pub class: Option<Label>,
-    /// The direct response, if no endpoint is picked because of one.
+    /// The direct response, if it replaces a pick.
     pub direct_response: Option<DirectResponse>,
-    /// The pick or its error; `None` if there is a [direct response](Self::direct_response), or if the call goes to
-    /// another service, whose snapshot explains the pick ([`ServiceTable::explain_pick`]).
+    /// The pick or its error. `None` for a [direct response](Self::direct_response), or if the call goes to another
+    /// service, whose snapshot explains the pick ([`ServiceTable::explain_pick`]).
     pub picked: Option<Result<EndpointPick, Box<PickError>>>,
 }
 
 impl ServiceTable {
-    /// Compiles the records. `endpoint_stats` hold the state of the service's endpoints across snapshots; parts that
-    /// are unchanged since `previous`, the snapshot before, are shared with it.
+    /// Compiles the records. `endpoint_stats` hold the endpoints' state across snapshots. Parts unchanged since the
+    /// previous snapshot are shared with it.
     pub fn compile(
         input: &CompileInput<'_>,
         endpoint_stats: &Arc<EndpointStats>,
@@ -166,9 +166,9 @@ impl ServiceTable {
         compile::compile(input, endpoint_stats, previous, routes)
     }
 
-    /// As [`compile`](Self::compile), after changes of other records than the policy: it shares the compiled routes of
-    /// `previous`. `input.policy` is the policy of that snapshot, and its routes are not read, so that
-    /// [`policy`](Self::policy) will do.
+    /// Like [`compile`](Self::compile), after changes of records other than the policy: shares the compiled routes of
+    /// `previous`. `input.policy` is that snapshot's policy; its routes are not read, so [`policy`](Self::policy)
+    /// suffices.
     pub fn recompile(input: &CompileInput<'_>, endpoint_stats: &Arc<EndpointStats>, previous: &Self) -> Self {
         compile::compile(input, endpoint_stats, Some(previous), previous.routes.clone())
     }
@@ -178,17 +178,17 @@ impl ServiceTable {
         &self.name
     }
 
-    /// The region of the caller that it was compiled for.
+    /// The caller's region for which the table was compiled.
     pub fn home(&self) -> &Region {
         self.locality.home()
     }
 
-    /// Its policy without the routes and the shares of regions, which are compiled.
+    /// The policy without routes and shares of regions, which are compiled.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// The application protocol of its endpoints.
+    /// The application protocol of the endpoints.
     pub fn protocol(&self) -> Protocol {
         self.protocol
     }
@@ -201,7 +201,7 @@ impl ServiceTable {
         }
     }
 
-    /// The keys that are routed as this one: an endpoint picked for it may receive calls for all of them.
+    /// The keys that are routed like this one: its endpoint may receive calls for all of them.
     pub fn equivalent_keys(&self, key: ShardKey) -> KeyRange {
         let alone = KeyRange { first: key, last: key };
         match &self.selection {
@@ -219,12 +219,12 @@ impl ServiceTable {
         self.decide_route(request, seed, &mut ())
     }
 
-    /// Every route with each of its backends, in order: the pairs that decisions give the position of.
+    /// Every route with each of its backends, in the order of positions in decisions.
     pub fn route_backends(&self) -> impl Iterator<Item = (&Label, &ServiceName)> {
         self.routes.route_backends(&self.name)
     }
 
-    /// Whether the matching route names the method CONNECT, which allows tunnels; a route for any method does not.
+    /// Whether the matching route names the method CONNECT, which allows tunnels. A route for any method does not.
     pub fn names_connect<H: Headers + ?Sized>(&self, request: &RequestView<'_, H>) -> bool {
         self.routes.find(request).is_some_and(|(_, rule)| rule.names_connect())
     }
@@ -234,8 +234,8 @@ impl ServiceTable {
         self.routes.names_host(host)
     }
 
-    /// Whether the rate limits of the service and of the route admit a call at `now`, which is then counted; the error
-    /// is the time until they would.
+    /// Admits a call at `now` by the rate limits of the service and the route, and counts it. The error is the time
+    /// until the limits would admit it.
     #[inline]
     pub fn admit(&self, routed: &RouteDecision<'_>, now: u64) -> Result<(), Duration> {
         match (&self.bucket, routed.actions) {
@@ -252,14 +252,13 @@ impl ServiceTable {
         }
     }
 
-    /// The limits of the whole mesh, with the names of their routes; the limit of the service has an empty name.
+    /// Mesh-wide limits with the names of their routes; the service's own limit has an empty name.
     pub fn mesh_limits(&self) -> impl Iterator<Item = (&str, &Arc<TokenBucket>)> {
         let own = self.bucket.iter().map(|bucket| ("", bucket));
         own.chain(self.routes.buckets()).filter(|(_, bucket)| bucket.limit().scope == Scope::Mesh)
     }
 
-    /// The key of a call without an explicit key, if the service is called by key and its policy says where to read
-    /// it.
+    /// The key of a call without an explicit key, if the service is called by key and its policy names sources.
     #[inline]
     pub fn key<H: Headers + ?Sized>(&self, request: &RequestView<'_, H>) -> Option<ShardKey> {
         match &self.selection {
@@ -270,7 +269,8 @@ impl ServiceTable {
         }
     }
 
-    /// Whether routes of the service `from` may send calls here: another tenant needs the consent of this service's policy.
+    /// Checks that routes of the service `from` may send calls here. Services of other tenants need the consent of this
+    /// service's policy.
     ///
     /// # Errors
     /// [`PickError::RouteNotAccepted`].
@@ -290,8 +290,8 @@ impl ServiceTable {
         self.decide(params, now, seed, &mut ())
     }
 
-    /// Counts an attempt that begins at `index`. Each is followed by one [`finish`](Self::finish), on this snapshot or
-    /// any later one of the service.
+    /// Counts an attempt that begins at `index`. Each attempt needs one [`finish`](Self::finish), on this or any later
+    /// snapshot of the service.
     #[inline]
     pub fn begin(&self, index: u32) {
         self.endpoint_stats.begin(index);
@@ -312,7 +312,7 @@ impl ServiceTable {
         self.endpoint_stats.record_report(index, load, now);
     }
 
-    /// As [`record_report`](Self::record_report), in a response that is a server failure: it earns no reward.
+    /// Like [`record_report`](Self::record_report), for a failed response: it earns no reward.
     pub fn record_unrewarded_report(&self, index: u32, load: LoadReport, now: u64) {
         self.endpoint_stats.record_unrewarded_report(index, load, now);
     }
@@ -341,14 +341,14 @@ impl ServiceTable {
         }
     }
 
-    /// The endpoint at an index that any snapshot of the service picked; `None` if it was removed since.
+    /// The endpoint at an index picked by any snapshot of the service; `None` if it was removed.
     #[inline]
     pub fn find_target(&self, index: u32) -> Option<&Arc<EndpointTarget>> {
         self.targets.get(index as usize)?.as_ref()
     }
 
     /// Indices of the endpoints that share calls by load while all are healthy: those of the lowest rank, or of the
-    /// regions of the region table; empty where only the key decides.
+    /// region table's regions. Empty if only the key decides.
     pub fn nearest(&self) -> &[u32] {
         if let Some(table) = self.region_table() {
             return &table.members;
@@ -360,7 +360,7 @@ impl ServiceTable {
         }
     }
 
-    /// Whether a region table divides its calls among regions.
+    /// Whether a region table divides calls among regions.
     pub fn has_region_table(&self) -> bool {
         self.region_table().is_some()
     }
@@ -372,8 +372,7 @@ impl ServiceTable {
         }
     }
 
-    /// The regions where verdicts and expired leases speak against more than half of the power, and what this caller
-    /// makes of it.
+    /// Regions where verdicts and expired leases affect more than half of the power, and how this caller treats them.
     pub fn contested_regions(&self) -> &[(Region, Standing)] {
         &self.contested
     }
@@ -384,15 +383,14 @@ impl ServiceTable {
         ignored.map(|(region, _)| region)
     }
 
-    /// Whether [`compile`](Self::compile) would judge a contested region of these records otherwise by now, since this
-    /// caller's own calls succeed or fail there. Callers that have contested regions ask every second.
+    /// Whether [`compile`](Self::compile) would now judge a contested region differently, because of this caller's own
+    /// calls there. Callers with contested regions check this every second.
     pub fn is_evidence_outdated(&self, input: &CompileInput<'_>) -> bool {
         !self.contested.is_empty()
             && *self.contested != *compile::judge(input, &self.endpoint_stats).contested
     }
 
-    /// The endpoints that are refused, whatever their records say: they speak plaintext, the mesh has a trust domain, and the
-    /// policy does not say `mtls: permissive`.
+    /// Refused endpoints: they speak plaintext in a mesh with a trust domain, and the policy does not say `mtls: permissive`.
     pub fn refused(&self) -> &[InstanceId] {
         &self.refused
     }
@@ -415,7 +413,7 @@ impl ServiceTable {
         })
     }
 
-    /// When the ejection in force of the endpoint at `index` began, and when it ends, by the clock of `now`.
+    /// Start and end of the current ejection of the endpoint at `index`, by the clock of `now`.
     pub fn ejection(&self, index: u32, now: u64) -> Option<(u64, u64)> {
         self.endpoint_stats.ejection(index, now)
     }
@@ -430,7 +428,7 @@ impl ServiceTable {
         known.filter(|(index, _)| self.ejection(*index, now).is_some()).count()
     }
 
-    /// Decides as [`route`](Self::route) and [`pick`](Self::pick) do, and records the reasons.
+    /// Decides like [`route`](Self::route) and [`pick`](Self::pick), and records the reasons.
     pub fn explain<H: Headers + ?Sized>(
         &self,
         request: &RequestView<'_, H>,
@@ -441,7 +439,7 @@ impl ServiceTable {
         explain::explain(self, request, params, now, seed)
     }
 
-    /// Decides as [`route`](Self::route) does, and records the reasons; nothing is picked.
+    /// Decides like [`route`](Self::route) and records the reasons, without a pick.
     pub fn explain_route<H: Headers + ?Sized>(
         &self,
         request: &RequestView<'_, H>,
@@ -452,8 +450,7 @@ impl ServiceTable {
         explain::explain_route(self, request, params, now, seed)
     }
 
-    /// Decides as [`pick`](Self::pick) does, and records the reasons: for a call that a route of another service sent
-    /// here.
+    /// Decides like [`pick`](Self::pick) and records the reasons, for a call sent here by another service's route.
     pub fn explain_pick(&self, params: &PickParams<'_>, now: u64, seed: u64) -> Explanation {
         explain::explain_pick(self, params, now, seed)
     }

@@ -11,20 +11,18 @@ mod tree;
 pub use holdings::{Holding, HoldingInterner, Holdings};
 pub use segment::{Segment, SegmentBuilder, SegmentMemory};
 
-/// ShardTable of a segment. A change of one shard rebuilds its segment; smaller segments would make a list that does
-/// not fit into the L1 cache. With two copies of each shard and keys of 128 bits, a segment fills one large page of
-/// two
-/// megabytes.
+/// Shards of a segment. A change of one shard rebuilds its segment, while smaller segments would make a list beyond
+/// the L1 cache. With two copies of each shard and keys of 128 bits, a segment fills one large page of two megabytes.
 pub const SEGMENT_SHARDS: usize = 86_016;
 
-/// A shard map compiled for lookups. It depends on neither endpoints nor caller: it is compiled once per version and
+/// A shard map compiled for lookups. It depends on neither endpoints nor caller: one compilation per version is
 /// shared.
 ///
-/// Sixteen consecutive shards make a block: their starts, ids and copies are adjacent, so that a lookup among millions
-/// of shards misses the cache in one place; a small tree finds the block. A binary search over one array of starts was
-/// rejected: it misses at each of its last eight steps. Blocks and trees are stored in [segments](Segment), which
-/// contain no pointers, so that one process can write them and others read them in shared memory; a new version shares
-/// the segments that did not change.
+/// Sixteen consecutive shards make a block with adjacent starts, ids and copies, so that a lookup among millions of
+/// shards misses the cache in one place. A small tree finds the block. Binary search over one array of starts was
+/// rejected: it misses at each of its last eight steps. Blocks and trees are stored in [segments](Segment) without
+/// pointers, so that one process can write them into shared memory for others. A new version shares unchanged
+/// segments.
 pub struct ShardTable {
     version: u64,
     interval: KeyRange,
@@ -49,7 +47,7 @@ pub struct ShardLocation {
     /// Its position in the map.
     pub position: u32,
     segment: u32,
-    /// The first line of its block's copies, and the position of its copies among those.
+    /// The first line of the block's copies, and the position of the shard's copies among them.
     line: u32,
     from: u32,
     len: u32,
@@ -63,7 +61,7 @@ impl ShardLocation {
     }
 }
 
-/// Order-preserving map of keys of 128 bits to words of 64: relative to the first key, without the low bits that the
+/// Order-preserving map from keys of 128 bits to words of 64: relative to the first key, without low bits that the
 /// starts do not need. The cut bits are the rest, which is compared only if words are equal.
 #[derive(Clone, Copy, Debug)]
 struct KeyScale {
@@ -72,19 +70,19 @@ struct KeyScale {
 }
 
 impl KeyScale {
-    /// Scaled by the last start, not by the interval: the interval is often the whole key space where keys are small.
+    /// Scales by the last start and not by the interval, which is often the whole key space even if keys are small.
     fn new(origin: ShardKey, last: ShardKey) -> Self {
         let bits = 128 - (last.0 - origin.0).leading_zeros();
         Self { origin: origin.0, shift: bits.saturating_sub(64) }
     }
 
-    /// The word and the rest of a key; a key above every start that fits is mapped to the greatest.
+    /// The word and the rest of a key. A key that does not fit, above every start, maps to the greatest.
     #[inline]
     fn split(self, key: ShardKey) -> (u64, u64) {
         let relative = key.0.wrapping_sub(self.origin);
         let rest = relative & ((1 << self.shift) - 1);
         match u64::try_from(relative >> self.shift) {
-            // The rest has at most 64 bits since the shift is at most 64.
+            // The rest has at most 64 bits, since the shift is at most 64.
             Ok(word) => (word, rest as u64),
             Err(_) => (u64::MAX, u64::MAX),
         }
@@ -101,7 +99,7 @@ impl KeyScale {
 }
 
 impl ShardTable {
-    /// Compiles a valid map in the memory of this process. Copies of a shard beyond the first 4,095 are ignored.
+    /// Compiles a valid map in this process's memory. Copies of a shard beyond the first 4,095 are ignored.
     ///
     /// # Panics
     /// If the map is not valid.
@@ -193,7 +191,7 @@ impl ShardTable {
     pub fn copy(&self, located: &ShardLocation, i: usize) -> u32 {
         let copy =
             self.segments[located.segment as usize].copy(located.line as usize, located.from as usize + i);
-        // It exists, as was checked when the segment was read.
+        // The copy exists; reading the segment checked it.
         copy.unwrap_or_default()
     }
 

@@ -10,25 +10,25 @@ use fairmesh_model::{
 
 /// Value of `parts` before the first grant.
 const NOT_GRANTED: u32 = u32::MAX;
-/// A grant of parts may be replaced after this time, so a caller that waits for the limit retries no later.
+/// A grant may be replaced after this time, so a caller that waits for the limit retries no later.
 const GRANT_LIFETIME: Duration = Duration::from_secs(2);
-/// Callers read their clocks before they get here, in any order: tolerated excess of the debt over its bound, in
-/// nanoseconds.
+/// Tolerated excess of the debt over its bound, in nanoseconds. Callers read their clocks earlier, and may arrive in
+/// any order.
 const CLOCK_SKEW: u64 = 100_000_000;
 
 /// A rate limiter by the generic cell rate algorithm (ITU-T I.371): a token bucket in one number.
 ///
-/// The number is the time at which the bucket is full again if no further call comes. A call advances it by the time
-/// in which one token is added; if it is then further ahead than a whole burst, the call has to wait. A bucket of
-/// tokens with the time of its last refill was rejected: the two cannot be changed at once without a lock.
+/// The number is the time at which the bucket is full again without further calls. A call advances it by the interval
+/// of one token. If it is then further ahead than a whole burst, the call has to wait. Storing tokens and the time of
+/// the last refill was rejected, since two values cannot be changed atomically without a lock.
 ///
-/// Of a limit of the whole mesh, the bucket enforces the part that was granted to this caller.
+/// For a mesh-wide limit, the bucket enforces the part granted to this caller.
 #[derive(Debug)]
 pub struct TokenBucket {
     limit: RateLimit,
     /// Time between two calls at the sustained rate, in nanoseconds.
     interval: AtomicU64,
-    /// How far ahead of now `full_at` may be, in nanoseconds.
+    /// Maximum lead of `full_at` over now, in nanoseconds.
     tolerance: AtomicU64,
     full_at: AtomicU64,
     /// Calls admitted and rejected; counted only for limits of the whole mesh.
@@ -51,7 +51,7 @@ impl TokenBucket {
         bucket
     }
 
-    /// A full bucket that keeps the part that was granted to its predecessor.
+    /// A full bucket that keeps its predecessor's granted part.
     pub(crate) fn succeeding(limit: RateLimit, before: Option<&Self>) -> Self {
         let bucket = Self::new(limit);
         if let Some(parts) = before.and_then(Self::parts).filter(|_| limit.scope == Scope::Mesh) {
@@ -65,12 +65,12 @@ impl TokenBucket {
         self.requested.load(Relaxed)
     }
 
-    /// The part of the limit that was granted to this caller, in [`ALL_PARTS`]; `None` before the first grant.
+    /// The part of the limit granted to this caller, in [`ALL_PARTS`]; `None` before the first grant.
     pub fn parts(&self) -> Option<u32> {
         Some(self.parts.load(Relaxed)).filter(|parts| *parts != NOT_GRANTED)
     }
 
-    /// Sets the part of the limit that is granted to this caller.
+    /// Sets the part of the limit granted to this caller.
     pub fn set_parts(&self, parts: u32) {
         let parts = parts.min(ALL_PARTS);
         self.parts.store(parts, Relaxed);
@@ -91,7 +91,7 @@ impl TokenBucket {
         &self.limit
     }
 
-    /// Admits a call at `now`, in nanoseconds of any monotonic clock; the error is the time until a call may pass.
+    /// Admits a call at `now`, in nanoseconds of any monotonic clock. The error is the time until a call may pass.
     pub(crate) fn try_acquire(&self, now: u64) -> Result<(), Duration> {
         if self.limit.scope == Scope::Mesh {
             self.requested.fetch_add(1, Relaxed);
@@ -99,7 +99,7 @@ impl TokenBucket {
         let (interval, tolerance) = (self.interval.load(Relaxed), self.tolerance.load(Relaxed));
         let mut full_at = self.full_at.load(Relaxed);
         loop {
-            // The debt exceeds what the present part allows: it was taken of a smaller part. It is forgiven, once.
+            // The debt was taken from a smaller part and exceeds what the present part allows. It is forgiven once.
             let most = now.saturating_add(tolerance).saturating_add(interval);
             if self.limit.scope == Scope::Mesh && full_at > most.saturating_add(CLOCK_SKEW) {
                 let _ = self.full_at.compare_exchange(full_at, most, Relaxed, Relaxed);
@@ -121,11 +121,11 @@ impl TokenBucket {
     /// Refunds the token of a call that was not made.
     pub(crate) fn refund(&self) {
         let interval = self.interval.load(Relaxed);
-        // If a larger part was granted since, the refund is less than was taken.
+        // If a larger part was granted since, the refund is less than the original cost.
         let _ = self.full_at.fetch_update(Relaxed, Relaxed, |full_at| full_at.checked_sub(interval));
     }
 
-    /// How many calls would pass at once.
+    /// The number of calls that would pass at once.
     pub(crate) fn available(&self, now: u64) -> u64 {
         let ahead = self.full_at.load(Relaxed).saturating_sub(now);
         let interval = self.interval.load(Relaxed);
@@ -200,7 +200,7 @@ mod tests {
             }
             for (i, first) in passed.iter().enumerate() {
                 for (j, last) in passed.iter().enumerate().skip(i) {
-                    // A clock that was read before counts towards the span that began before.
+                    // An earlier clock reading counts towards the span that began earlier.
                     let span = last - first + CLOCK_SKEW;
                     let most = u64::from(burst) + span / RateLimit::interval(bucket.limit());
                     prop_assert!((j - i + 1) as u64 <= most, "{} in {} ns", j - i + 1, span);

@@ -15,12 +15,12 @@ pub struct Step {
     pub detail: String,
 }
 
-/// Observes a decision while it is made; `()` observes nothing, and costs nothing.
+/// Observes a decision while it is made; `()` observes nothing at no cost.
 pub(crate) trait DecisionTracer: fairmesh_balancer::PickTracer {
-    /// Whether steps are recorded; without it, details are not searched for.
+    /// Whether steps are recorded. Otherwise details are not computed.
     const ENABLED: bool;
 
-    /// Records a step; the detail is not computed if steps are not recorded.
+    /// Records a step. The detail is not computed if steps are not recorded.
     fn record_step(&mut self, title: &'static str, detail: impl FnOnce() -> String);
 }
 
@@ -88,7 +88,7 @@ impl fairmesh_balancer::PickTracer for StepRecorder<'_> {
     }
 }
 
-/// `weight 1000`, or on a machine that is not of ordinary speed `power 1250 (weight 1000, host speed 1250)`.
+/// `weight 1000`, or `power 1250 (weight 1000, host speed 1250)` on a machine of other than ordinary speed.
 fn weight_text(EndpointTarget { weight, speed, power, .. }: &EndpointTarget) -> String {
     match *speed {
         FULL_SPEED => format!("weight {weight}"),

@@ -1,4 +1,4 @@
-//! Compares decisions on who may call with `vectors/`; its README says how to change them.
+//! Compares authorization decisions with `vectors/`; its README says how to change them.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
@@ -142,7 +142,7 @@ fn defaults() -> Vec<Value> {
     ));
     probed["healthCheck"] = json!({"tcp": {}});
     cases.push(case("deny", &probed, &json!([[AGENT, "GET", "/"]])));
-    // A rule for the agent may let it do more, and no probe passes for a rule.
+    // A rule denies agents; only their health check is still let through.
     probed =
         policy(&json!({"rules": [{"name": "no-agents", "action": "deny", "from": ["fairmesh/agent/*"]}]}));
     probed["healthCheck"] = json!({"http": {"path": "/healthz"}});
@@ -154,7 +154,7 @@ fn defaults() -> Vec<Value> {
     cases
 }
 
-/// Paths that servers may read as another one are in none that is allowed, and in all that are denied.
+/// Paths that servers may read differently: no rule allows them, and every denial covers them.
 fn paths() -> Vec<Value> {
     let spellings = [
         "/v1/a",
@@ -213,7 +213,7 @@ fn decisions_are_those_of_the_vectors() {
     support::check("authorization.json", &[("rules", rules()), ("defaults", defaults()), ("paths", paths())]);
 }
 
-/// Neither the default, nor audit, nor a rule that names members lets in who is of another trust domain.
+/// Neither the default, nor audit, nor a rule for members admits a caller of another trust domain.
 #[test]
 fn a_caller_of_another_trust_domain_may_do_what_rules_allow_its_whole_id_and_nothing_else() {
     const PARTNER: &str = "spiffe://partner/shop/web";

@@ -1,4 +1,5 @@
-//! Memory of a compiled service, of which a shared proxy holds tens of thousands, and of decisions, which need none.
+//! Memory of a compiled service, since a shared proxy holds tens of thousands; and allocations of decisions, which must
+//! be zero.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 #![allow(unsafe_code, reason = "implements a counting global allocator")]
@@ -23,17 +24,17 @@ use fairmesh_router::{
 };
 use fairmesh_test_support::endpoint;
 
-/// The most bytes of one service with two routes and one endpoint.
+/// Maximum size of a service with two routes and one endpoint, in bytes.
 const MOST: i64 = 5_000;
 const SERVICES: i64 = 1_000;
 
-/// The system's allocator, which counts the bytes in use.
+/// The system's allocator with a counter of bytes in use.
 struct Counting;
 
 static IN_USE: AtomicI64 = AtomicI64::new(0);
 
 thread_local! {
-    /// Allocations of this thread: tests may run side by side.
+    /// Allocations of this thread; tests may run in parallel.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -158,7 +159,7 @@ fn a_decision_by_a_region_table_allocates_nothing() {
                     assert_eq!(allocations, 0, "{kind:?}");
                     picked += 1;
                 }
-                // Its error is boxed, as all are.
+                // Errors are always boxed.
                 Err(why) => {
                     assert!(matches!(*why, PickError::Dropped { .. }) && allocations <= 1, "{why}");
                     dropped += 1;

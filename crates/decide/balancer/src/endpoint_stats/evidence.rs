@@ -5,7 +5,8 @@ use std::sync::{
 
 use super::{EndpointStats, FIRST_SEGMENT, FURTHER_SEGMENTS, segment_of};
 
-/// Times are noted in units of 2^33 ns, 8.6 s: so coarse that a busy endpoint is written to once per unit.
+/// Times are stored in units of 2^33 ns, 8.6 s. The coarse unit means that a busy endpoint is written only once per
+/// unit.
 const UNIT_SHIFT: u32 = 33;
 /// A success is evidence for this many further units: for 17 to 26 s.
 const MAX_AGE: u16 = 2;
@@ -14,7 +15,7 @@ const NEVER: u16 = 0;
 
 /// When a call last succeeded at each endpoint, by index.
 ///
-/// Apart from what picks read: a pick never asks, only compilation does, when others say that an endpoint is unhealthy.
+/// Stored apart from the data of picks: only compilation reads it, when health checks call an endpoint unhealthy.
 #[derive(Debug, Default)]
 pub(super) struct LastSuccesses {
     first: [AtomicU16; FIRST_SEGMENT],
@@ -39,7 +40,7 @@ impl LastSuccesses {
         }
     }
 
-    /// Whether a call succeeded lately.
+    /// Whether a call succeeded recently.
     fn is_recent(&self, index: u32, now: u64) -> bool {
         let last = self.get(index).map_or(NEVER, |cell| cell.load(Relaxed));
         last != NEVER && unit(now).wrapping_sub(last) <= MAX_AGE
@@ -61,16 +62,16 @@ impl LastSuccesses {
     }
 }
 
-/// The unit of a time, never [`NEVER`]. It wraps around after 6.5 days, after which an endpoint without calls would count
-/// as proven for half a minute.
+/// The unit of a time, never [`NEVER`]. Units wrap around after 6.5 days; an endpoint without calls would then count as
+/// proven for half a minute.
 #[inline]
 fn unit(now: u64) -> u16 {
     ((now >> UNIT_SHIFT) as u16).max(1)
 }
 
 impl EndpointStats {
-    /// What this client knows of an endpoint by its own calls: `Some(false)` if the last ones failed, `Some(true)` if
-    /// one succeeded within the last 17 s, and none failed since; `None` if it has not called the endpoint lately.
+    /// Evidence about an endpoint from this client's own calls. `Some(false)` if the last calls failed; `Some(true)`
+    /// if a call succeeded within the last 17 s and none failed since; `None` without recent calls.
     pub fn evidence(&self, index: u32, now: u64) -> Option<bool> {
         match self.consecutive_failures(index) {
             0 => self.last_successes.is_recent(index, now).then_some(true),

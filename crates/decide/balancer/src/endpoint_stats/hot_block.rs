@@ -13,8 +13,8 @@ use crate::outlier::OutlierState;
 /// Endpoints of one block.
 pub const BLOCK_ENDPOINTS: usize = 32;
 
-/// What a pick reads of the first endpoints of a service, in a layout that programs in the kernel share: for each endpoint a count of
-/// calls and streams (`u32`), a tick (`u32`) and a packed load (`u64`); then the round-robin counter.
+/// The pick data of a service's first endpoints, in a layout shared with kernel programs: for each endpoint a count of calls and
+/// streams (`u32`), a tick (`u32`) and a packed load (`u64`); then the round-robin counter.
 #[derive(Debug, Default)]
 #[repr(C, align(16))]
 pub(crate) struct HotBlock {
@@ -24,7 +24,7 @@ pub(crate) struct HotBlock {
     unused: [u32; 3],
 }
 
-/// A block that others read and change too, with what they have to know of endpoints that failed.
+/// A block that other processes read and change too, with the penalties of failed endpoints.
 #[derive(Debug, Default)]
 #[repr(C, align(16))]
 pub struct SharedStats {
@@ -32,29 +32,29 @@ pub struct SharedStats {
     penalties: [Penalty; BLOCK_ENDPOINTS],
 }
 
-/// The times of an outlier state that a pick reads.
+/// The times of an outlier state that picks read.
 #[derive(Debug, Default)]
 #[repr(C)]
 struct Penalty {
-    /// Until when the endpoint is ejected, for whatever reason.
+    /// When the ejection ends, for any reason.
     ejected_until: AtomicU64,
-    /// Until when it is, or was, ejected because of its responses.
+    /// When the ejection for failed responses ends, or ended.
     failing_until: AtomicU64,
-    /// When it is to have its full share again.
+    /// When the endpoint has its full share again.
     ramp_end: AtomicU64,
 }
 
-/// How often counts move to other memory. What they leave stays mapped, since readers take no lock.
+/// How often counts may move to other memory. Old memory stays mapped, since readers take no lock.
 const MAX_MOVES: usize = 16;
 
-/// Memory that is shared, and what is shared instead of it later.
+/// Shared memory, and the memory that later replaces it.
 #[derive(Debug)]
 pub(super) struct SharedMemory {
     memory: Box<dyn SharedBlock>,
     later: OnceLock<Box<SharedMemory>>,
 }
 
-/// Memory of this process alone, to which counts move when others take over what was shared.
+/// Memory of this process alone. Counts move here when another process takes over the shared block.
 #[derive(Debug, Default)]
 struct OwnMemory(SharedStats);
 
@@ -68,16 +68,16 @@ impl SharedBlock for OwnMemory {
     }
 }
 
-/// Memory in which others count calls too.
+/// Memory in which other processes count calls too.
 pub trait SharedBlock: Debug + Send + Sync {
-    /// The memory, the same each time.
+    /// The memory; every call returns the same.
     fn stats(&self) -> &SharedStats;
-    /// Its position among other such memory.
+    /// Position among the other blocks.
     fn position(&self) -> u32;
 }
 
 impl SharedStats {
-    /// Copies the penalty of an endpoint, for those that read only this memory.
+    /// Copies an endpoint's penalty for processes that read only this memory.
     pub(super) fn set_penalty(&self, index: u32, outlier: &OutlierState) {
         let Some(penalty) = self.penalties.get(index as usize) else { return };
         penalty.failing_until.store(outlier.failing_until(), Relaxed);
@@ -87,7 +87,7 @@ impl SharedStats {
 }
 
 impl HotBlock {
-    /// Copies everything from a block that is in use; returns the counts that were copied.
+    /// Copies everything from a block in use, and returns the copied counts.
     pub(super) fn copy(&self, from: &Self) -> [u32; BLOCK_ENDPOINTS] {
         self.round_robin.store(from.round_robin.load(Relaxed), Relaxed);
         let mut counts = [0; BLOCK_ENDPOINTS];
@@ -97,7 +97,7 @@ impl HotBlock {
         counts
     }
 
-    /// Adds calls that began or ended in the other block since these counts were copied.
+    /// Adds calls that began or ended in the other block after its counts were copied.
     pub(super) fn add_missed(&self, from: &Self, copied: &[u32; BLOCK_ENDPOINTS]) {
         for (count, (new, old)) in copied.iter().zip(self.hot.iter().zip(&from.hot)) {
             new.add_missed(old, *count);
@@ -116,8 +116,8 @@ impl SharedMemory {
 }
 
 impl EndpointStats {
-    /// Counts in this memory from now on, together with others, unless what is shared already is still in use; returns what is
-    /// shared. `None` if it cannot be had, or counts have moved too often.
+    /// Counts in this shared memory from now on and returns it. If an earlier shared block is still in use, keeps and returns
+    /// that one. `None` if the memory is unavailable or counts have moved too often.
     pub fn share(
         &self,
         is_in_use: impl Fn(&dyn SharedBlock) -> bool,
@@ -130,7 +130,8 @@ impl EndpointStats {
         self.shared().filter(|shared| is_in_use(*shared))
     }
 
-    /// Counts in memory of its own from now on where this is what it shares, so that others may use that.
+    /// Counts in private memory from now on if `is_shared` holds for the shared block, so that another process may use
+    /// that block.
     pub fn unshare(&self, is_shared: impl Fn(&dyn SharedBlock) -> bool) {
         if self.shared().is_some_and(is_shared) {
             self.move_counts(Box::new(OwnMemory::default()));
@@ -145,7 +146,7 @@ impl EndpointStats {
             None => self.shared.set(next).is_ok(),
             Some(first) => first.newest().later.set(Box::new(next)).is_ok(),
         };
-        // Else another thread moved them just now.
+        // Otherwise another thread has just moved them.
         if is_moved {
             self.block().add_missed(before, &copied);
             (0..BLOCK_ENDPOINTS as u32).for_each(|index| self.share_penalty(index));
@@ -156,7 +157,7 @@ impl EndpointStats {
         self.shared.get().map(|first| &*first.newest().memory)
     }
 
-    /// Tells those that share memory of a penalty that has changed.
+    /// Publishes an endpoint's changed penalty in the shared memory.
     pub(super) fn share_penalty(&self, index: u32) {
         if let (Some(shared), Some(outlier)) = (self.shared(), self.outlier(index)) {
             shared.stats().set_penalty(index, outlier);

@@ -5,15 +5,15 @@ use std::sync::atomic::{
 
 use crate::config::TICK_BITS;
 
-/// Bits of [`HotStats::counts`] that count calls; those above count streams.
+/// Bits of [`HotStats::counts`] for calls; the bits above count streams.
 const CALLS_BITS: u32 = 20;
 const STREAM: u32 = 1 << CALLS_BITS;
 const MAX_STREAMS: u32 = u32::MAX >> CALLS_BITS;
 
-/// By how many ticks a report may be dated in the future: one half-life.
+/// How far a report may be dated in the future: one half-life of ticks.
 const MAX_SKEW: u32 = 1 << 8;
 
-/// What a pick reads of one endpoint: 16 bytes, so that four endpoints share a cache line.
+/// The data of one endpoint that a pick reads: 16 bytes, so that four endpoints share a cache line.
 #[derive(Debug)]
 #[repr(C, align(16))]
 pub(crate) struct HotStats {
@@ -25,18 +25,17 @@ pub(crate) struct HotStats {
     load: AtomicU64,
 }
 
-/// What is known of an endpoint's load apart from this client's own calls.
+/// Estimate of an endpoint's load apart from this client's own calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LoadEstimate {
-    /// By how much other callers' requests exceed what is usual for the endpoint's capacity; in 1/256 requests on an
-    /// ordinary endpoint of the service, or in 1/256 of 1/16 of the mean where that is above 16 requests.
+    /// Other callers' requests beyond the amount usual for the endpoint's capacity. In 1/256 requests on an ordinary
+    /// endpoint of the service; if the mean exceeds 16 requests, in 1/256 of 1/16 of the mean.
     pub(crate) excess: i32,
-    /// The cost of a call relative to the mean, derived from reported utilisation, in 1/1024; the reciprocal of
-    /// capacity.
+    /// The cost of a call relative to the mean, from reported utilisation, in 1/1024; the reciprocal of capacity.
     pub(crate) cost: u16,
-    /// Mean weight over its weight, in 1/256.
+    /// Mean weight divided by the endpoint's weight, in 1/256.
     pub(crate) weight_ratio: u16,
-    /// Whether its outlier state is not neutral and must be consulted.
+    /// Whether the outlier state is not neutral and must be consulted.
     pub(crate) suspect: bool,
 }
 
@@ -94,7 +93,7 @@ impl HotStats {
         counts
     }
 
-    /// Adds by how much the other endpoint's counts differ from these by now.
+    /// Adds the difference between the other endpoint's present counts and the copied `counts`.
     pub(super) fn add_missed(&self, from: &Self, counts: u32) {
         self.counts.fetch_add(from.counts.load(Relaxed).wrapping_sub(counts), Relaxed);
     }
@@ -104,7 +103,7 @@ impl HotStats {
         self.counts.fetch_add(1, Relaxed);
     }
 
-    /// Checks first: finishing a call twice must not make the endpoint look busy for ever.
+    /// Checks the count first: finishing a call twice must not make the endpoint look busy for ever.
     #[inline]
     pub(crate) fn finish(&self) {
         if self.calls() != 0 {
@@ -112,7 +111,7 @@ impl HotStats {
         }
     }
 
-    /// Counts a call as a stream from now on; whether it does decides about [`finish_stream`](Self::finish_stream).
+    /// Counts a call as a stream from now on. If this returns true, end it with [`finish_stream`](Self::finish_stream).
     pub(crate) fn convert_to_stream(&self) -> bool {
         let convert = |counts: u32| {
             let fits = counts & (STREAM - 1) != 0 && counts >> CALLS_BITS < MAX_STREAMS;
@@ -138,7 +137,7 @@ impl HotStats {
         self.counts.load(Relaxed) == 0
     }
 
-    /// This client's own load in 1/256 calls; a stream, which mostly waits, counts as 1/16 of a call (Uber, assisted
+    /// This client's own load in 1/256 calls. A stream mostly waits and counts as 1/16 of a call (Uber, assisted
     /// balancing).
     #[inline]
     pub(crate) fn own_load(&self) -> u64 {
@@ -152,12 +151,12 @@ impl HotStats {
         self.updated_tick.load(Acquire)
     }
 
-    /// Ticks since the last report, or since a pick first considered the endpoint, which this call may be.
+    /// Ticks since the last report, or since a pick first considered the endpoint; this may be the first.
     #[inline]
     pub(crate) fn age(&self, tick: u32) -> u32 {
         let at = self.updated_tick();
         if at == 0 {
-            // The initial load of a new endpoint has no date of its own: compilation knows no time.
+            // Compilation knows no time, so the initial load of a new endpoint is dated by the first pick.
             self.updated_tick.store(tick, Release);
             return 0;
         }
@@ -180,7 +179,7 @@ impl HotStats {
         }
     }
 
-    /// Sets whether the outlier state must be consulted; returns whether that changed.
+    /// Sets whether the outlier state must be consulted; returns whether the value changed.
     pub(crate) fn set_suspect(&self, suspect: bool) -> bool {
         let change = |word| Some(LoadEstimate { suspect, ..LoadEstimate::unpack(word) }.pack());
         self.load

@@ -134,7 +134,7 @@ fn suspects_are_counted() {
     stats.clear_failures(0);
     stats.clear_failures(2);
     assert_eq!(stats.suspects(), 1);
-    // Enough responses for the failure among them to leave the window.
+    // After enough responses the failure leaves the window.
     (0..1000).for_each(|_| stats.finish(1, Outcome::Ok, 2));
     assert_eq!(stats.suspects(), 0);
     stats.finish(2, Outcome::Failed, 3);
@@ -181,7 +181,7 @@ fn counts_move_to_shared_memory_and_are_changed_there_by_both() {
     assert_eq!(stats.share(|_| true, || None).map(SharedBlock::position), None);
     assert_eq!((share(), share()), (Some(7), Some(7)));
     assert_eq!((stats.outstanding(1), stats.round_robin_counter()), (1, 1));
-    // As a program does.
+    // Counts in the shared memory, as a kernel program does.
     memory.block.hot[0].begin();
     memory.block.round_robin.fetch_add(1, Relaxed);
     assert_eq!((stats.outstanding(0), stats.round_robin_counter()), (1, 2));

@@ -8,7 +8,7 @@ fn config() -> BalancerConfig {
     BalancerConfig::new(&Balancing::default())
 }
 
-/// Records `responses` of which every `nth` is a failure, while 19 other endpoints have this sum of failure rates.
+/// Records `responses` in which every `nth` is a failure. 19 other endpoints have the sum of failure rates `others`.
 fn respond(outlier: &OutlierState, (responses, nth): (u32, u32), others: u64, now: u64) {
     for i in 0..responses {
         if i % nth != 0 {

@@ -3,9 +3,9 @@ use super::{Candidates, Exclusion, GAMMA, Generator, PickContext, PickTracer, Sc
 impl PickContext<'_> {
     /// Weighted round robin, skipping excluded endpoints.
     ///
-    /// Equal weights: position `counter mod n`. Otherwise `counter * GAMMA` (wrapping) as a fraction of 2^64 of the
-    /// cumulative weights: steps of the golden ratio reach every endpoint in proportion to its weight, spread as evenly
-    /// as possible, and need no state but the counter. Callers start at different counters, or all would move in step.
+    /// With equal weights: position `counter mod n`. Otherwise `counter * GAMMA` (wrapping) as a fraction of 2^64 of
+    /// the cumulative weights. Steps of the golden ratio reach every endpoint in proportion to its weight, as evenly as
+    /// possible, with no state but the counter. Callers start at different counters; otherwise all would move in step.
     pub(super) fn round_robin<W: PickTracer>(
         &self,
         candidates: &Candidates<'_>,

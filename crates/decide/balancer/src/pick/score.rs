@@ -6,16 +6,15 @@ use crate::endpoint_stats::HotStats;
 
 /// Fractional bits of a score: those of a load and those of a cost.
 pub const SCORE_BITS: u32 = LoadEstimate::BITS + LoadEstimate::COST_BITS;
-/// Greatest cost of the next call: of two idle endpoints, the worse one keeps some of the calls for which it is drawn
+/// Maximum cost of the next call. The worse of two idle endpoints keeps some of the calls for which it is drawn
 /// first, so that new reports of it arrive.
 const MAX_NEXT_CALL_COST: u32 = (7 << LoadEstimate::COST_BITS) / 4;
 
 impl PickContext<'_> {
     /// Power of two choices: two different endpoints are drawn by weight (ServiceRouter §3.4, §3.4.2). The second wins
-    /// with a probability that grows with its lead: `second.score + random fraction of a request < first.score`. So a
-    /// lead of one request decides, a lead of a tenth moves a tenth of the calls: small and late differences shift
-    /// shares smoothly instead of sending all calls to one endpoint, and without differences, shares follow the
-    /// weights.
+    /// if `second.score + random fraction of a request < first.score`. A lead of one request decides, and a lead of a
+    /// tenth moves a tenth of the calls. Small and late differences therefore shift shares smoothly instead of sending
+    /// all calls to one endpoint, and without differences shares follow the weights.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "as for `score_endpoint`")]
     pub(super) fn p2c_by_score<W: PickTracer>(
@@ -44,8 +43,8 @@ impl PickContext<'_> {
         self.p2c_among_least_excluded(candidates, random, tracer)
     }
 
-    /// The same if one of the two is ejected, in which case it may be panic. They are scored again, since passing them
-    /// on would place them in memory, in every other pick as well.
+    /// The pick if one of the two drawn endpoints is ejected, which may mean panic. Both are scored again: passing
+    /// scores here would place them in memory in every other pick too.
     #[cold]
     fn p2c_with_ejected<W: PickTracer>(
         &self,
@@ -66,8 +65,8 @@ impl PickContext<'_> {
         }
     }
 
-    /// Whether the second endpoint wins over the first. It does not return the winner, which would be selected between
-    /// two memory locations and copied from there.
+    /// Whether the second endpoint wins. Returning the winner itself would select between two memory locations and
+    /// copy from there.
     #[inline]
     fn second_wins(&self, second: &ScoredEndpoint, first: &ScoredEndpoint, random: &mut Generator) -> bool {
         let fraction = (random.next() >> (64 - SCORE_BITS)) as i64;
@@ -78,8 +77,8 @@ impl PickContext<'_> {
         }
     }
 
-    /// The same among the endpoints with the least exclusion. Taking the best of them was rejected: when many have
-    /// failed, all callers would pick the same one.
+    /// The pick among the endpoints with the least exclusion. Taking their best was rejected: after many failures,
+    /// all callers would pick the same one.
     #[cold]
     fn p2c_among_least_excluded<W: PickTracer>(
         &self,
@@ -98,13 +97,13 @@ impl PickContext<'_> {
         Some(b.filter(|b| self.second_wins(b, &a, random)).unwrap_or(a))
     }
 
-    /// The load that a call would queue behind, in 2^-18 requests on an ordinary endpoint: this client's calls in
-    /// flight over the weight, and the next call, both times the cost of a call there; plus the excess load of other
-    /// callers, decayed by the time since the last report (Uber, assisted balancing).
+    /// The load in front of a call, in 2^-18 requests on an ordinary endpoint. This client's calls in flight divided
+    /// by the weight, plus the next call, are multiplied by the cost of a call there. The excess load of other
+    /// callers is added, decayed by the time since the last report (Uber, assisted balancing).
     ///
-    /// The age counts from the last report, not from the last pick: while calls go to a server that has stopped
-    /// reporting, its last report would otherwise hold for ever. The next call is not divided by the weight, since
-    /// endpoints are drawn by weight already.
+    /// The age counts from the last report and not from the last pick. Otherwise the last report of a server that
+    /// stopped reporting would stay valid while calls go there. The next call is not divided by the weight, since
+    /// endpoints are already drawn by weight.
     #[inline]
     pub(super) fn load_score(&self, hot: &HotStats, load: LoadEstimate) -> i64 {
         let age = hot.age(self.pick_config.tick(self.now));
@@ -118,9 +117,9 @@ impl PickContext<'_> {
         own as i64 + (decay(load.excess.into(), age) << LoadEstimate::COST_BITS)
     }
 
-    /// The latency times the calls that would then be in flight, over the weight. An endpoint without recent responses
-    /// counts as fast, so that it is measured again, but at least as a quarter of the mean: a server that never
-    /// responds would otherwise get all calls.
+    /// The latency multiplied by the calls that would be in flight, divided by the weight. An endpoint without recent
+    /// responses counts as fast, so that it is measured again, but at least as a quarter of the mean. Otherwise a
+    /// server that never responds would get all calls.
     #[inline]
     pub(super) fn latency_score(&self, hot: &HotStats, load: LoadEstimate) -> i64 {
         let usual = self.stats.pool_means.others() as i64;

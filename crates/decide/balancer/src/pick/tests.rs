@@ -18,7 +18,7 @@ fn config_of(policy: BalancingPolicy) -> BalancerConfig {
     BalancerConfig::new(&Balancing { policy, ..Balancing::default() })
 }
 
-/// Least request, whose picks depend only on the counts that a test sets.
+/// Least request, whose picks depend only on counts set by a test.
 fn config() -> &'static BalancerConfig {
     static CONFIG: LazyLock<BalancerConfig> = LazyLock::new(|| config_of(BalancingPolicy::LeastRequest));
     &CONFIG
@@ -36,7 +36,7 @@ fn idle(stats: &EndpointStats) -> PickContext<'_> {
     PickContext::new(stats, config().pick_config(), &[], 0)
 }
 
-/// How often each endpoint is picked when every call finishes before the next begins.
+/// How often each endpoint is picked if every call finishes before the next begins.
 fn idle_shares(weights: &[u32], calls: u64) -> Vec<u64> {
     let stats = stats(weights.len());
     let members = CandidateSet::new(&members(weights));
@@ -61,7 +61,7 @@ fn idle_endpoints_are_picked_in_proportion_to_weight() {
 
 #[test]
 fn outstanding_calls_stay_close_to_the_fair_share() {
-    // Calls that never finish: the sharpest form of "most traffic to one endpoint after scaling".
+    // Calls never finish: the worst case of "most traffic to one endpoint after scaling".
     for weights in [vec![1000; 20], vec![1000; 200], [1000, 2000].repeat(10), vec![1000, 1000, 2000]] {
         let stats = stats(weights.len());
         let members = CandidateSet::new(&members(&weights));

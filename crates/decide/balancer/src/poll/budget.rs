@@ -1,14 +1,14 @@
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// Attempts per poll.
+/// Attempts that pay for one poll.
 const ATTEMPTS_PER_POLL: u32 = 10;
-/// Polls that the budget can save up: those of two rounds.
+/// Maximum of saved polls: those of two rounds.
 const MAX_SAVED_POLLS: u32 = 4;
 
 /// A token bucket that limits polls to a fraction of the attempts: one in ten, however many callers there are.
 ///
-/// It starts empty, so that the bound always holds. While it is full, an attempt writes nothing: with frequent
-/// attempts, it is full.
+/// The bucket starts empty, so that the bound always holds. While it is full, as with frequent attempts, an attempt
+/// writes nothing.
 #[derive(Debug, Default)]
 pub(super) struct PollBudget {
     attempts: AtomicU32,

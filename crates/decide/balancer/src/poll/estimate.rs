@@ -4,12 +4,12 @@ use fairmesh_model::Score;
 
 use crate::config::nanos;
 
-/// Unless the policy sets it, every report is fresh for this long, in nanoseconds: requests of less than a few
-/// milliseconds come and go in such numbers that their count is a mean already.
+/// Minimum time for which a report is fresh, in nanoseconds, unless the policy sets one. Requests of less than a few
+/// milliseconds are so numerous that their count is already a mean.
 const MIN_FRESH: u64 = 10_000_000;
 
-/// Minimum mean service time for polling, in nanoseconds: a poll costs a server about as much as a call without work,
-/// and two polls per call would be a considerable part of its load.
+/// Minimum mean service time for polling, in nanoseconds. A poll costs a server about as much as a call without work,
+/// so two polls per call would be a considerable part of its load.
 const MIN_SERVICE_TIME: u64 = 1_000_000;
 
 /// The source of an endpoint's load estimate (ServiceRouter §3.4.3).
@@ -19,11 +19,11 @@ pub enum Estimate {
     Cached,
     /// A poll: the round trip is short compared with the service time.
     Poll,
-    /// Neither: the last report is stale and polling takes too long; the pick is random.
+    /// Neither: the last report is stale and a poll would take too long. The pick is random.
     Random,
 }
 
-/// What the source of an estimate depends on; times in nanoseconds.
+/// Inputs that determine the source of an estimate; times in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EstimateInput {
     /// Age of the last report; `None` without one.
@@ -36,10 +36,10 @@ pub struct EstimateInput {
 
 /// Determines the source of an endpoint's load estimate.
 ///
-/// A report is fresh while it is younger than `pollAfter`; by default 10 ms or twice the mean service time, whichever
-/// is longer: until then most of the requests that it counted are still in flight. Polling is worthwhile where the
-/// round trip takes less than `pollRatio` (half) of the mean service time, and that is at least 1 ms. The bounds are
-/// the project's choice, since the paper gives none.
+/// A report is fresh while it is younger than `pollAfter`, by default the longer of 10 ms and twice the mean service
+/// time: until then most of the counted requests are still in flight. Polling is worthwhile if the round trip takes
+/// less than `pollRatio` (half) of a mean service time of at least 1 ms. The project chose these bounds, since the
+/// paper gives none.
 pub fn estimate(score: &Score, input: EstimateInput) -> Estimate {
     let EstimateInput { age, round_trip, service_time } = input;
     let fresh_for = score.poll_after.map_or_else(|| service_time.saturating_mul(2).max(MIN_FRESH), nanos);

@@ -8,7 +8,7 @@ use std::sync::{
 
 use crate::{EndpointStats, LoadReport, ReceivedReport};
 
-/// How long a measured round trip is valid, and the length of the window of its minimum, in nanoseconds.
+/// Validity of a measured round trip, and the window of its minimum, in nanoseconds.
 const ROUND_TRIP_WINDOW: u64 = 60_000_000_000;
 
 /// Round trip and polling state of a server (ServiceRouter §3.4.3). All times are nanoseconds of the clock.
@@ -23,7 +23,7 @@ pub struct PollState {
     last_response: AtomicU64,
     /// When the last polled report arrived; 0 before any.
     polled_at: AtomicU64,
-    /// Until when the server is not polled.
+    /// When the server may be polled again.
     suspended_until: AtomicU64,
     in_flight: AtomicBool,
 }
@@ -44,7 +44,7 @@ impl Default for PollState {
 
 impl PollState {
     /// The round trip to the server. Without a recent measurement it counts as 0, so that the server is polled and
-    /// measured again: connection times are no substitute, as programs open connections when they are busiest.
+    /// measured again. Connection times are no substitute, because programs open connections when they are busiest.
     pub fn round_trip(&self, now: u64) -> u64 {
         match self.last_response.load(Relaxed) {
             0 => 0,
@@ -53,10 +53,9 @@ impl PollState {
         }
     }
 
-    /// Records the round trip of a poll; only for the holder of the [`PollGuard`]. The minimum counts: anything longer
-    /// is processing time at either end, and a busy server is no further away. The minimum is taken over windows, since
-    /// routes change; that of the previous window counts too, so that one late response does not make a server seem
-    /// far.
+    /// Records the round trip of a poll; only for the holder of the [`PollGuard`]. The minimum counts, because the
+    /// excess is processing time and a busy server is no further away. Minimums are taken over windows, since routes
+    /// change. The previous window counts too, so that one late response does not make a server seem far.
     pub fn record_round_trip(&self, time: u64, now: u64) {
         if now.saturating_sub(self.window_start.load(Relaxed)) >= ROUND_TRIP_WINDOW {
             let is_recent = now.saturating_sub(self.last_response.load(Relaxed)) < ROUND_TRIP_WINDOW;
@@ -86,13 +85,13 @@ impl PollState {
         stats.record_polled_report(index, load, now);
     }
 
-    /// Whether a report was polled, rather than part of a response to a call.
+    /// Whether a report was polled, rather than received with a response to a call.
     pub fn is_polled_report(&self, report: &ReceivedReport) -> bool {
         self.polled_at.load(Relaxed) == report.at
     }
 }
 
-/// The right to poll a server, released when dropped, also with a cancelled poll.
+/// The right to poll a server. Dropping it, as a cancelled poll does, releases the right.
 #[derive(Debug)]
 pub struct PollGuard(Arc<PollState>);
 

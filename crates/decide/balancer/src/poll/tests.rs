@@ -6,7 +6,7 @@ use crate::LoadReport;
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
 
-/// A server that has been called.
+/// A server that was called before.
 #[derive(Default)]
 struct Server {
     poll_state: Arc<PollState>,
@@ -32,7 +32,7 @@ fn full_budget() -> PollLimiter {
     limiter
 }
 
-/// The endpoints that a round at ten seconds selects, by index, given the times of their last reports; the service time
+/// The endpoints selected by a round at ten seconds, by index, given the times of their last reports; the service time
 /// is 20 ms.
 fn select(report_times: &[u64], servers: &[Server], limiter: &PollLimiter) -> (Vec<u32>, [u64; 3]) {
     let (stats, estimates) = (EndpointStats::default(), EstimateCounters::default());

@@ -143,7 +143,7 @@ fn a_new_endpoint_slow_starts_with_and_without_reports() {
             false => 10 * SECOND,
         };
         for index in 0..N - 1 {
-            // Considered once, so that they are not new any more.
+            // A pick considers all endpoints, so that none is new any more.
             let config = config();
             let _ = PickContext::new(&stats, config.pick_config(), &[], now).score_endpoint(index, 1000);
             (0..4).for_each(|_| stats.begin(index));
@@ -182,7 +182,7 @@ fn rewards_accumulate_and_saturate() {
     let lead = |reward: u32, responses: u64| {
         let (stats, config) = (stats(), rewarding(reward));
         stats.set_members(&(0..N).map(|index| (index, 1000)).collect::<Vec<_>>(), &config);
-        // Both send the same reports; one of them responds a hundred times as often.
+        // Both send the same reports, but one responds a hundred times as often.
         let mut now = SECOND;
         for response in 0..responses {
             now += SECOND / 10;

@@ -3,16 +3,16 @@ use fairmesh_model::{GrpcMatch, HostMatch, Match, PathMatch, TextMatch, host_nam
 use super::parameters::{decoded, parameter, text_satisfies};
 use crate::{Headers, RequestView};
 
-/// A request, with its host and path reduced to what conditions compare.
+/// A request with its host and path in the form that conditions compare.
 #[derive(Debug)]
 pub(super) struct MatchInput<'a, H: Headers + ?Sized> {
-    /// Without port and trailing dot, in any case.
+    /// The host without port and trailing dot, in any case.
     pub(super) host: &'a str,
-    /// As sent: the value of the header `host` in every version of HTTP.
+    /// The authority as sent: the value of the header `host` in every version of HTTP.
     authority: &'a str,
-    /// Without the query.
+    /// The path without the query.
     pub(super) path: &'a str,
-    /// Without `?`.
+    /// The query without `?`.
     query: &'a str,
     pub(super) method: &'a str,
     headers: &'a H,
@@ -53,7 +53,7 @@ impl<'a, H: Headers + ?Sized> MatchInput<'a, H> {
             && condition.headers.iter().all(|header| {
                 let value = self.header(&header.name);
                 match &header.value {
-                    // Contiguous already, so that nothing is allocated.
+                    // The value is contiguous, so matching allocates nothing.
                     TextMatch::Regex(pattern) => value.is_some_and(|value| pattern.matches(value)),
                     other => text_satisfies(value.map(|value| value.iter().copied()), other),
                 }
@@ -87,7 +87,7 @@ pub(super) fn path_satisfies(path: &str, condition: &PathMatch) -> bool {
     }
 }
 
-/// A gRPC path is `/service/method`, and neither part holds a `/`.
+/// Whether a gRPC path satisfies a condition. The path is `/service/method`; neither part contains a `/`.
 fn grpc_satisfies(path: &str, condition: &GrpcMatch) -> bool {
     path.strip_prefix('/').and_then(|path| path.split_once('/')).is_some_and(|(service, method)| {
         service == condition.service && condition.method.as_ref().is_none_or(|name| name == method)

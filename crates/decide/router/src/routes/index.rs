@@ -20,8 +20,8 @@ pub(super) struct Index {
 /// Offset of a set.
 type Set = u32;
 
-/// Sets by text, looked up by a hash that is computed byte by byte. The set of a text contains every route that
-/// matches anything covered by the text, so that only the longest text found counts.
+/// Sets by text, looked up by a hash that is computed byte by byte. A text's set contains every route that matches
+/// anything covered by the text, so only the longest text found counts.
 #[derive(Debug)]
 struct TextSets {
     /// Sorted by hash.
@@ -38,7 +38,7 @@ fn fold(hash: u64, byte: u8) -> u64 {
     (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
 }
 
-/// Hosts are hashed from the end, where their domain is, ignoring case.
+/// Hash of a host from its end, where the domain is, ignoring case.
 fn hash_host(host: &str) -> u64 {
     host.bytes().rev().fold(FNV_START, |hash, byte| fold(hash, byte.to_ascii_lowercase()))
 }
@@ -47,7 +47,7 @@ fn hash_path(path: &str) -> u64 {
     path.bytes().fold(FNV_START, fold)
 }
 
-/// The path condition of a match; a condition on a gRPC method is a narrower condition on the path. `None` if the
+/// The path condition of a match. A condition on a gRPC method is a narrower condition on the path. `None` if the
 /// index cannot use it.
 fn path_of(condition: &Match) -> Option<PathMatch> {
     match &condition.grpc {
@@ -194,7 +194,7 @@ impl Sets {
             let text = move |path: &'a Option<PathMatch>| match path {
                 Some(PathMatch::Exact(text)) => Some(text.as_str()).filter(|_| exact),
                 Some(PathMatch::Prefix(text)) => Some(text.as_str()).filter(|_| !exact),
-                // Not indexed: see `path_of`.
+                // Not indexed; see `path_of`.
                 Some(PathMatch::Template(_) | PathMatch::Regex(_)) | None => None,
             };
             paths.iter().filter_map(text)
@@ -216,8 +216,7 @@ impl Sets {
     }
 }
 
-/// Whether a route with condition `condition` may match a host that `text` stands for: that host, or one below
-/// `.domain`.
+/// Whether a route with condition `condition` may match a host covered by `text`: that host, or one below `.domain`.
 fn covers(condition: &HostMatch, text: &str) -> bool {
     let same_domain = matches!(condition, HostMatch::Suffix(domain) if domain.eq_ignore_ascii_case(text));
     same_domain || host_satisfies(text, condition)

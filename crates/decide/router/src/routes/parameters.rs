@@ -2,7 +2,7 @@
 
 use fairmesh_model::TextMatch;
 
-/// Whether a text satisfies a condition; `None` if the request has no such text.
+/// Whether a text satisfies a condition; the text is `None` if the request lacks it.
 pub(super) fn text_satisfies(text: Option<impl Iterator<Item = u8>>, condition: &TextMatch) -> bool {
     match (condition, text) {
         (TextMatch::Absent, text) => text.is_none(),
@@ -12,7 +12,7 @@ pub(super) fn text_satisfies(text: Option<impl Iterator<Item = u8>>, condition: 
         (TextMatch::Prefix(condition), Some(mut text)) => {
             condition.bytes().all(|byte| text.next() == Some(byte))
         }
-        // The engine searches contiguous bytes: a decoded parameter has none before.
+        // The engine needs contiguous bytes, which decoding has to produce first.
         (TextMatch::Regex(condition), Some(text)) => condition.matches(text.collect::<Vec<_>>()),
     }
 }

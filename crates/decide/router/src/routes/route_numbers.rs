@@ -1,7 +1,7 @@
-//! Routes as numbers, for readers that share memory with them and no types: programs in the kernel.
+//! Routes as numbers, for kernel programs, which share memory with the proxy but no types.
 //!
-//! A route is a sequence of conditions and a step that ends it. `bpf/route.h` judges them as [`Routes::find`] does. What it cannot
-//! judge is a condition of the kind `UNKNOWN`, and what it cannot carry out ends with `LEAVE`.
+//! A route is a sequence of conditions and a final step. `bpf/route.h` evaluates them like [`Routes::find`]. A condition that it
+//! cannot evaluate has the kind `UNKNOWN`; an end that it cannot carry out is `LEAVE`.
 
 use fairmesh_model::{
     Backend, GrpcMatch, HeaderMatch, Match, PathMatch, Segment, Tenant, TextMatch, Timeouts,
@@ -9,30 +9,30 @@ use fairmesh_model::{
 
 use super::{Routes, Rule, condition::host_satisfies};
 
-/// Steps of all routes of a service at most; routes beyond them are left to another component.
+/// Maximum of steps over a service's routes; remaining routes are left to the proxy.
 pub const ROUTE_STEPS: usize = 32;
-/// Backends of all splits of a service at most.
+/// Maximum of backends over a service's splits.
 pub const ROUTE_ARMS: usize = 8;
 /// The longest text of a condition.
 const TEXT_BYTES: usize = 64;
 /// The longest name of a header in a condition.
 const NAME_BYTES: usize = 24;
 
-/// Methods that have a bit, in the order of `method_bit` in `bpf/parse.h`. The kernel sends no requests of others.
+/// Methods with a bit, in the order of `method_bit` in `bpf/parse.h`. The kernel sends no requests with other methods.
 const METHODS: [&str; 6] = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
-/// Headers that a proxy may add, change or remove before it routes, or that frame the request.
+/// Headers that a proxy may change before routing, or that frame the request.
 const CHANGED_HEADERS: [&str; 5] =
     ["host", "connection", "content-length", "x-forwarded-proto", "traceparent"];
 
-/// A condition of a route, or its end. All integers are in the byte order of the machine.
+/// A condition of a route, or its end. All integers are in the machine's byte order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(8))]
 pub struct RouteStep {
     kind: u32,
-    /// The length of `text`; of methods, their bits; of a query, 1 where all parameters
-    /// have to be absent; of a split, its first backend in the low half and the number of them above.
+    /// Length of `text`; for methods, their bits; for a query, 1 if all parameters must be absent; for a split, its
+    /// first backend in the low half and the number of backends above.
     argument: u32,
-    /// Of a header; zeros follow it, and `text`.
+    /// Name of a header, padded with zeros like `text`.
     name: [u8; NAME_BYTES],
     text: [u8; TEXT_BYTES],
 }
@@ -44,7 +44,7 @@ pub struct RouteNumbers {
     pub steps: Vec<RouteStep>,
     /// The backends of all splits, at most [`ROUTE_ARMS`].
     pub arms: Vec<RouteArm>,
-    /// Whether one of them lets requests of any method be sent twice.
+    /// Whether any route lets requests of any method be sent twice.
     pub repeats_any: bool,
 }
 
@@ -53,7 +53,7 @@ pub struct RouteNumbers {
 pub struct RouteArm {
     /// The backend.
     pub backend: Backend,
-    /// The sum of the weights of its split up to this one.
+    /// The cumulative weight within the split up to this backend.
     pub cumulative_weight: u64,
 }
 
@@ -74,7 +74,7 @@ enum StepKind {
 }
 
 impl RouteStep {
-    /// All zero, to fill arrays with.
+    /// All zero, for padding arrays.
     pub const NONE: Self = Self { kind: 0, argument: 0, name: [0; NAME_BYTES], text: [0; TEXT_BYTES] };
 
     fn new(kind: StepKind, argument: u32) -> Self {
@@ -91,7 +91,8 @@ impl RouteStep {
 }
 
 impl Routes {
-    /// The routes of requests to this host, given without port and trailing dot. Tenant and timeouts are those of the service.
+    /// The routes of requests to this host, given without port and trailing dot. `own` is the service's tenant and
+    /// timeouts.
     pub(crate) fn numbers(&self, host: &str, own: (&Tenant, &Timeouts)) -> RouteNumbers {
         let mut numbers = RouteNumbers::default();
         for rule in self.rules.iter().filter(|rule| rule.matches_client) {
@@ -99,7 +100,7 @@ impl Routes {
             numbers.repeats_any |= rule.idempotent;
             let end = numbers.end(rule, own).unwrap_or(RouteStep::new(StepKind::Leave, 0));
             steps.push(end);
-            // The last one is for what does not fit.
+            // The last step is reserved for routes that do not fit.
             if numbers.steps.len() + steps.len() >= ROUTE_STEPS {
                 numbers.steps.push(RouteStep::new(StepKind::Leave, 0));
                 break;
@@ -113,8 +114,8 @@ impl Routes {
 impl RouteNumbers {
     /// How a route ends; `None` if the kernel cannot carry it out.
     fn end(&mut self, rule: &Rule, (tenant, timeouts): (&Tenant, &Timeouts)) -> Option<RouteStep> {
-        // Names every field, so that what is added to routes is considered here. The class matters with a region table alone, and
-        // that service has no numbers.
+        // Names every field, so that new fields of routes are considered here. The class matters only with a region table, and
+        // such a service has no numbers.
         let Rule {
             name: _,
             matches: _,
@@ -127,14 +128,14 @@ impl RouteNumbers {
             cumulative_weights: _,
             actions,
         } = rule;
-        // Servers are sent the deadline of a total timeout.
+        // A total timeout requires sending its deadline to servers.
         if actions.is_some() || own.or(timeouts).total.is_some() {
             return None;
         }
         if split.is_empty() {
             return Some(RouteStep::new(StepKind::ToService, 0));
         }
-        // The consent of another tenant is in a policy that is not compiled here.
+        // Another tenant's consent is in a policy that is not compiled here.
         if split.iter().any(|backend| backend.service.tenant != *tenant) {
             return None;
         }
@@ -147,16 +148,16 @@ impl RouteNumbers {
         if arms.is_empty() || first + arms.len() > ROUTE_ARMS {
             return None;
         }
-        // Both are at most 8.
+        // Both numbers are at most 8.
         let argument = first as u32 | (arms.len() as u32) << 16;
         self.arms.extend(arms);
         Some(RouteStep::new(StepKind::ToArms, argument))
     }
 }
 
-/// The conditions of a route; `None` if no request that the kernel sends to this host meets them.
+/// The conditions of a route; `None` if no request that the kernel sends to this host can meet them.
 fn conditions(matches: &Match, host: &str) -> Option<Vec<RouteStep>> {
-    // Clients are judged before.
+    // Client conditions were evaluated at compilation.
     let Match { clients: _, hosts, path, methods, headers, query, grpc } = matches;
     if !hosts.is_empty() && !hosts.iter().any(|wanted| host_satisfies(host, wanted)) {
         return None;
@@ -195,7 +196,7 @@ fn push_path(steps: &mut Vec<RouteStep>, path: &PathMatch) {
         PathMatch::Prefix(path) => {
             steps.push(RouteStep::text(StepKind::PathPrefix, "", path).unwrap_or(unknown));
         }
-        // Paths that do not begin with its literal segments do not match.
+        // Paths that do not begin with the template's literal segments cannot match.
         PathMatch::Template(template) => {
             let literals = template.segments().iter().map_while(|segment| match segment {
                 Segment::Literal(literal) => Some(format!("/{literal}")),

@@ -10,7 +10,7 @@ use super::*;
 use oracle::{Pairs, fits};
 
 fn path() -> impl Strategy<Value = String> {
-    // Few segments, so that paths often match; sometimes with a double or trailing slash.
+    // Few distinct segments, so that paths often match; sometimes with a double or trailing slash.
     vec(select(vec!["a", "b", "ab", "v1", ""]), 0..5).prop_map(|parts| format!("/{}", parts.join("/")))
 }
 
@@ -25,7 +25,7 @@ fn a_match() -> impl Strategy<Value = Match> {
     let template = (vec(select(vec!["a", "b", "{x}"]), 0..3), vec(select(vec!["a", "{y}"]), 0..2))
         .prop_map(|(before, after)| [before, vec!["{z}"], after].concat().join("/"))
         .prop_map(|text| PathMatch::Template(Template::new(&format!("/{text}")).unwrap()));
-    // Compiled once, since compilation takes longer than the rest of the test.
+    // Patterns are compiled once, since compilation takes longer than the rest of the test.
     let patterns = ["/.*/a", "/.*/v1"].map(|text| PathMatch::Regex(Pattern::new(text).unwrap()));
     let regex = select(patterns.to_vec());
     let path = prop_oneof![

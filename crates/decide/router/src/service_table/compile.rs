@@ -35,7 +35,7 @@ pub(super) fn compile(
     let client_hash = mix_pair(input.client, hash_text(&input.name.to_string()));
     let (endpoints, callable) = partition_refused(input);
     let powers: Vec<u32> = endpoints.iter().map(|endpoint| input.hosts.power(endpoint)).collect();
-    // An endpoint that is refused is no capacity, and must not make verdicts on others be ignored.
+    // A refused endpoint is no capacity: it must not cause verdicts on others to be ignored.
     let Judgement { effects, contested, shares } =
         judge_endpoints(input, &locality, &endpoints[..callable], endpoint_stats);
     let compiler = Compiler {
@@ -51,7 +51,7 @@ pub(super) fn compile(
     let table = table_shares.as_deref().and_then(|shares| compiler.usable_table(shares));
     let preferred: Vec<&Positions> = table.iter().flat_map(UsableTable::tiers).chain(&tiers).collect();
     if previous.is_none() {
-        // Each client starts the rotation at its own position, or all would be in step.
+        // Each client starts the rotation at its own position; otherwise all would move in step.
         endpoint_stats.start_round_robin_at(client_hash as u32);
     }
     let config = BalancerConfig::new(&input.policy.balancing);
@@ -85,7 +85,7 @@ pub(super) fn compile(
     }
 }
 
-/// What this caller makes of verdicts and expired leases.
+/// How this caller treats verdicts and expired leases.
 pub(super) fn judge(input: &CompileInput<'_>, endpoint_stats: &EndpointStats) -> Judgement {
     let (endpoints, callable) = partition_refused(input);
     judge_endpoints(input, &RegionRanks::new(input), &endpoints[..callable], endpoint_stats)
@@ -105,7 +105,7 @@ fn judge_endpoints(
     input.health.judge(endpoints, input.hosts, CallerView { level: &level, evidence: &evidence })
 }
 
-/// The endpoints that share this client's calls: those of the table, or of the lowest rank.
+/// The endpoints that share this client's calls: the table's, or those of the lowest rank.
 fn members(table: Option<&UsableTable<'_>>, tiers: &[Positions], home: &Region) -> Vec<usize> {
     match table {
         Some(table) => table.members(home).into_iter().collect(),
@@ -113,8 +113,8 @@ fn members(table: Option<&UsableTable<'_>>, tiers: &[Positions], home: &Region) 
     }
 }
 
-/// The policy without its routes, which are compiled: in services with few endpoints, routes take most of the memory.
-/// And without shares of regions, which arrive as tables, and the authorization, by which servers decide.
+/// The policy without routes, which are compiled and would take most memory of a small service. Also without shares
+/// of regions, which arrive as tables, and without authorization, which servers decide.
 fn without_routes(policy: &Policy) -> Policy {
     let Policy {
         routes: _,
@@ -157,8 +157,8 @@ fn without_routes(policy: &Policy) -> Policy {
     }
 }
 
-/// Each instance once, and how many come first that the caller does not refuse. A record of one that is refused never takes
-/// the place of one that is not, under the same name in another region.
+/// Each instance once; the accepted endpoints come first, and their number is returned. A refused record never replaces an
+/// accepted one of the same name in another region.
 fn partition_refused<'a>(input: &CompileInput<'a>) -> (Vec<&'a Endpoint>, usize) {
     let mut endpoints = unique(input.endpoints.iter().filter(|endpoint| !input.refuses(endpoint)));
     let callable = endpoints.len();
@@ -169,7 +169,7 @@ fn partition_refused<'a>(input: &CompileInput<'a>) -> (Vec<&'a Endpoint>, usize)
     (endpoints, callable)
 }
 
-/// Each instance once. While an instance moves to another region it has two records: the serving one counts.
+/// Each instance once. An instance that moves to another region has two records: the serving one counts.
 fn unique<'a>(endpoints: impl Iterator<Item = &'a Endpoint>) -> Vec<&'a Endpoint> {
     let mut positions: HashMap<&InstanceId, usize> = HashMap::new();
     let mut unique: Vec<&Endpoint> = Vec::new();
@@ -184,20 +184,20 @@ fn unique<'a>(endpoints: impl Iterator<Item = &'a Endpoint>) -> Vec<&'a Endpoint
     unique
 }
 
-/// A snapshot under construction. Endpoints are positions in `endpoints` until they have indices.
+/// A snapshot under construction. Endpoints are positions in `endpoints` until they get indices.
 struct Compiler<'a> {
     input: &'a CompileInput<'a>,
     locality: &'a RegionRanks,
     client_hash: u64,
     endpoints: &'a [&'a Endpoint],
-    /// Capacity of each endpoint: weights alone would load a slow machine as much as a fast one (Uber, zone weights
+    /// Capacity of each endpoint. Weights alone would load a slow machine as much as a fast one (Uber, zone weights
     /// and host-aware balancing).
     powers: &'a [u32],
-    /// Effect of active health checks on each endpoint that may be called; those beyond are refused.
+    /// Effect of active health checks on each accepted endpoint; endpoints beyond are refused.
     effects: &'a [VerdictEffect],
 }
 
-/// Positions, by preference.
+/// Positions of one rank, by preference.
 type Positions = Tier<Vec<usize>>;
 
 impl Compiler<'_> {
@@ -210,7 +210,7 @@ impl Compiler<'_> {
         self.locality.rank(self.class(position)?, distance)
     }
 
-    /// How calls are divided among regions, where they are.
+    /// The division of calls among regions or rings, if any.
     fn division(
         &self,
         table: Option<&UsableTable<'_>>,
@@ -229,8 +229,8 @@ impl Compiler<'_> {
         hash_text(self.endpoints[position].instance.as_str())
     }
 
-    /// The endpoints that may be called, by rank; for replicated services only this client's subset of each
-    /// (ServiceRouter §3.4.2).
+    /// The callable endpoints by rank; for replicated services only this client's subset of each rank (ServiceRouter
+    /// §3.4.2).
     fn tiers(&self) -> Vec<Positions> {
         let mut ranks: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         for position in 0..self.endpoints.len() {
@@ -249,16 +249,16 @@ impl Compiler<'_> {
         ranks.into_iter().map(tier).collect()
     }
 
-    /// This client's subset of the candidates of one rank. All count alike here, and by capacity only in the draw
-    /// within the subset: weighed twice, a machine of double capacity would get four times the calls (ServiceRouter
-    /// §3.4.2 does not say where to weigh). Besides, a changed weight then moves no connection.
+    /// This client's subset of one rank's candidates. All candidates count alike; capacity counts only in the draw
+    /// within the subset. Counted twice, a machine of double capacity would get four times the calls (ServiceRouter
+    /// §3.4.2 does not say where to weigh). In addition, a changed weight then moves no connection.
     fn subset(&self, positions: &[usize], keep: usize) -> Vec<usize> {
         let node = |&position: &usize| (self.hash(position), FULL_WEIGHT);
         let nodes: Vec<_> = positions.iter().map(node).collect();
         rendezvous::subset(self.client_hash, &nodes, keep).into_iter().map(|i| positions[i]).collect()
     }
 
-    /// Assigns indices by position. Subsets come first, so that the counters that calls use are adjacent.
+    /// Assigns indices by position. Subsets come first, so that counters used by calls are adjacent.
     fn assign(
         &self,
         endpoint_stats: &EndpointStats,
@@ -284,7 +284,7 @@ impl Compiler<'_> {
         (indices, index_pin)
     }
 
-    /// Tells the statistics which endpoints share this client's calls.
+    /// Registers the endpoints that share this client's calls in the statistics.
     fn admit(
         &self,
         endpoint_stats: &EndpointStats,
@@ -389,7 +389,7 @@ impl Compiler<'_> {
         let known: HashMap<&str, usize> =
             self.endpoints.iter().enumerate().map(|(i, endpoint)| (endpoint.instance.as_str(), i)).collect();
         let roles: BTreeSet<&str> = shards.holdings().iter().map(|holding| holding.role).collect();
-        // A role that does not parse, which only a damaged list contains, matches no call.
+        // Only a damaged list contains an invalid role, which matches no call.
         let roles: Vec<Role> = roles.into_iter().filter_map(|role| Role::new(role).ok()).collect();
         let holder = |holding: crate::Holding<'_>| {
             let &position = known.get(holding.instance)?;
@@ -407,7 +407,7 @@ impl Compiler<'_> {
 }
 
 impl Holder {
-    /// A holding at an endpoint that is not registered, or may not be called by this caller.
+    /// A holding whose endpoint is not registered or may not be called by this caller.
     pub(super) const UNAVAILABLE: Self = Self { rank: u32::MAX, role: u32::MAX, index: 0, weight: 0 };
 }
 

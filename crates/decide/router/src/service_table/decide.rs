@@ -21,15 +21,15 @@ pub(super) struct AttemptParams<'a> {
     pub(super) random: Generator,
 }
 
-/// The best candidate found while ranks are searched in ascending order.
+/// The best candidate so far in a search by ascending rank.
 pub(super) struct BestCandidate {
     pub(super) scored: ScoredEndpoint,
     pub(super) rank: u32,
 }
 
 impl BestCandidate {
-    /// Considers the candidate of a rank; returns whether it has no exclusion and is not picked in panic, so that no
-    /// further rank needs to be searched.
+    /// Considers the candidate of a rank. Returns true if it has no exclusion and is not picked in panic: the search
+    /// can stop.
     #[inline]
     pub(super) fn offer(kept: &mut Option<Self>, scored: Option<ScoredEndpoint>, rank: u32) -> bool {
         let Some(scored) = scored else { return false };
@@ -107,15 +107,15 @@ impl ServiceTable {
         match self.pick_nearest(&mut attempt, tracer) {
             Ok(picked) => Ok(picked),
             Err(best) => {
-                // Unwrapped and wrapped again, so that it does not share its memory with the common case.
+                // Unwrapped and wrapped again, so that it does not share memory with the common case.
                 let picked = self.pick_slow(best, attempt, tracer)?;
                 Ok(picked)
             }
         }
     }
 
-    /// Refuses a call that a route of another tenant's service sends here without the consent of this service's policy. The
-    /// target decides: the author of the route would else choose what its callers do elsewhere, with their identities.
+    /// Refuses a call that a route of another tenant's service sends here without this policy's consent. The target
+    /// decides. Otherwise the author of a route could choose what callers do elsewhere with their identities.
     #[inline(never)]
     fn accept_route<W: DecisionTracer>(
         &self,
@@ -134,7 +134,7 @@ impl ServiceTable {
         Ok(())
     }
 
-    /// The same where calls are divided.
+    /// The slow pick if calls are divided among regions or rings.
     #[inline(never)]
     fn pick_divided<W: DecisionTracer>(
         &self,
@@ -148,8 +148,8 @@ impl ServiceTable {
         }
     }
 
-    /// Picks from the nearest rank, where any endpoint will do: nearly always one has no exclusion. The error is the
-    /// best candidate found there.
+    /// Picks from the nearest rank, where nearly always an endpoint has no exclusion. The error is the best candidate
+    /// found there.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "as for `decide`")]
     fn pick_nearest<W: DecisionTracer>(
@@ -168,8 +168,7 @@ impl ServiceTable {
         }
     }
 
-    /// The other cases, out of line: a result returned through memory here would be returned so in the common case as
-    /// well.
+    /// All other cases, out of line: a result returned through memory here would slow down the common case as well.
     #[inline(never)]
     fn pick_slow<W: DecisionTracer>(
         &self,
@@ -189,7 +188,7 @@ impl ServiceTable {
         self.pick_by_rings(best, attempt, tracer)
     }
 
-    /// Searches all ranks, where `best` is the best candidate so far.
+    /// Searches all ranks; `best` is the best candidate so far.
     pub(super) fn pick_by_rings<W: DecisionTracer>(
         &self,
         best: Option<BestCandidate>,
@@ -227,7 +226,7 @@ impl ServiceTable {
         self.best_pick(best, None, tracer).ok_or_else(|| self.no_endpoint_error.clone().into())
     }
 
-    /// The first choice of the key among all endpoints of the lowest rank, or the next one without an exclusion.
+    /// The key's first choice among all endpoints of the lowest rank, or the next one without an exclusion.
     fn pick_by_hash<W: DecisionTracer>(
         &self,
         tiers: &[Tier<Hashed>],
@@ -337,7 +336,7 @@ impl ServiceTable {
         });
     }
 
-    /// Whether a search that has a candidate stops before this rank: endpoints that should not be called are only used
+    /// Whether a search that has a candidate stops before this rank: endpoints that should not be called are used only
     /// if there is no other.
     #[inline]
     fn stops_before(&self, best: &Option<BestCandidate>, rank: u32) -> bool {
@@ -374,7 +373,7 @@ impl ServiceTable {
         }
     }
 
-    /// The node that the key ranks first among those with the least exclusion; with bounded loads, nodes below their
+    /// The node that the key ranks first among those with the least exclusion. With bounded loads, nodes below their
     /// share of this client's calls come first.
     fn first_choice(&self, hashed: &Hashed, key: u64, context: &PickContext<'_>) -> Option<ScoredEndpoint> {
         let bound = self.bound(hashed);
@@ -385,7 +384,7 @@ impl ServiceTable {
             } else {
                 Rank::new(key, node.hash, node.weight)
             };
-            // Counters are read only where the rank leads, so a few times in a thousand nodes.
+            // Counters are read only if the rank leads, a few times per thousand nodes.
             if best.as_ref().is_some_and(|(kept, full, first)| {
                 kept.exclusion == Exclusion::None && !full && *first < rank
             }) {
@@ -415,7 +414,7 @@ impl ServiceTable {
     }
 }
 
-/// The load bound of endpoints: consistent hashing with bounded loads (Mirrokni et al. 2018), by weight.
+/// The load bound of endpoints, by weight: consistent hashing with bounded loads (Mirrokni et al. 2018).
 #[derive(Clone, Copy, Debug)]
 struct Bound {
     calls: u64,

@@ -1,4 +1,4 @@
-//! How calls are divided before endpoints are picked: by a region table, or among rings by what they can carry.
+//! Division of calls before endpoints are picked: by a region table, or among rings according to their capacity.
 
 use std::iter::once;
 
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{EndpointPick, PickError, trace::DecisionTracer};
 
-/// Makes the ring of a key independent of its endpoint: the bytes of `rings`.
+/// Salt that makes a key's ring independent of its endpoint: the bytes of `rings`.
 const KEY_SALT: u64 = 0x0072_696e_6773;
 
 /// How calls are divided.
@@ -23,7 +23,7 @@ const KEY_SALT: u64 = 0x0072_696e_6773;
 pub(super) enum Division {
     /// By the table of the caller's region.
     Table(CompiledTable),
-    /// Among rings: the nearest one cannot carry all calls (Envoy: priority levels).
+    /// Among rings, because the nearest ring cannot carry all calls (Envoy: priority levels).
     Rings(RingShares),
 }
 
@@ -37,7 +37,7 @@ pub(super) struct RingShares {
 }
 
 impl RingShares {
-    /// The shares of these levels; `None` if the nearest one that has endpoints gets all calls.
+    /// The shares of these levels; `None` if the nearest level with endpoints gets all calls.
     pub(super) fn new(levels: &[(u32, u32)]) -> Option<Self> {
         let used: Vec<(u32, u32)> = levels.iter().copied().filter(|(_, share)| *share > 0).collect();
         // At most 64 rings, twice.
@@ -45,7 +45,7 @@ impl RingShares {
         (used.len() > 1).then(|| Self { ranks: used.iter().map(|(rank, _)| *rank).collect(), shares })
     }
 
-    /// The rank of a key: as its hash rises, rings further out, so that a changed share moves no other keys.
+    /// The rank of a key. Higher hashes map to rings further out, so that a changed share moves no other keys.
     fn rank_of_key(&self, hash: u64) -> Option<u32> {
         let mut point = Generator::new(mix_pair(hash, KEY_SALT)).below(ALL_CALLS.into());
         let found = self.shares.iter().find(|(_, share)| {
@@ -63,7 +63,8 @@ impl RingShares {
 }
 
 impl ServiceTable {
-    /// Draws the ring of the call, and picks there; where no endpoint can serve there, the nearest ring that has one.
+    /// Draws the call's ring and picks there. If no endpoint of that ring can serve, uses the nearest ring that has
+    /// one.
     #[cold]
     pub(super) fn pick_by_ring_shares<W: DecisionTracer>(
         &self,
@@ -87,7 +88,7 @@ impl ServiceTable {
         self.pick_by_rings(best, attempt, tracer)
     }
 
-    /// Picks an endpoint without an exclusion at a rank; else the best candidate there.
+    /// Picks an endpoint without an exclusion at a rank; otherwise returns the rank's best candidate.
     fn pick_at_rank<W: DecisionTracer>(
         &self,
         rank: u32,

@@ -28,14 +28,14 @@ impl EligibleCopies {
         self.located.shard
     }
 
-    /// Calls `visit` with each of them.
+    /// Calls `visit` with each eligible copy.
     #[inline]
     pub(super) fn visit(&self, sharding: &Sharding, visit: impl FnMut(Holder)) {
         self.holders(sharding, 0..self.located.copies()).for_each(visit);
     }
 
-    /// Collects the copies that are kept. If there are more than fit, those from a position of this client's own on: a
-    /// subset that is stable while the map is.
+    /// Collects eligible copies. If too many, takes a subset from a client-specific position; it is stable while the
+    /// map is.
     #[inline]
     pub(super) fn collect(
         &self,

@@ -5,10 +5,9 @@ use fairmesh_balancer::{EndpointStats, LoadReport, Outcome, poll::PollState};
 use super::ServiceTable;
 use crate::EndpointTarget;
 
-/// A handle to one endpoint without the snapshot that picked it: a stream that is open for hours would otherwise keep
-/// the whole table that it began with.
+/// A handle to one endpoint without its snapshot. Otherwise a stream of many hours would retain the whole table.
 ///
-/// The index stays assigned to its instance while an attempt is counted there, until [`finish`](Self::finish).
+/// The index stays assigned to its instance while an attempt is counted, until [`finish`](Self::finish).
 #[derive(Clone, Debug)]
 pub struct EndpointRef {
     endpoint_stats: Arc<EndpointStats>,
@@ -36,36 +35,36 @@ impl EndpointRef {
         &self.target
     }
 
-    /// Counts a further attempt, which has to be [finished](Self::finish) too.
+    /// Counts a further attempt, which also needs a [`finish`](Self::finish).
     pub fn begin(&self) {
         self.endpoint_stats.begin(self.index);
     }
 
-    /// Counts an attempt as a stream from now on, which is another kind of load than a call (Uber, assisted
-    /// balancing): if this returns `true`, it ends with [`finish_stream`](Self::finish_stream).
+    /// Counts an attempt as a stream from now on, since streams load a server differently (Uber, assisted balancing).
+    /// If this returns `true`, end it with [`finish_stream`](Self::finish_stream).
     #[cold]
     pub fn mark_as_stream(&self) -> bool {
         self.endpoint_stats.convert_to_stream(self.index)
     }
 
-    /// As [`finish`](Self::finish), for an attempt that counts as a stream.
+    /// Like [`finish`](Self::finish), for an attempt that counts as a stream.
     #[cold]
     pub fn finish_stream(&self, outcome: Outcome, now: u64) {
         self.endpoint_stats.finish_stream(self.index, outcome, now);
     }
 
-    /// As [`ServiceTable::record_report`].
+    /// Like [`ServiceTable::record_report`].
     #[inline]
     pub fn record_report(&self, load: LoadReport, now: u64) {
         self.endpoint_stats.record_report(self.index, load, now);
     }
 
-    /// As [`ServiceTable::record_unrewarded_report`].
+    /// Like [`ServiceTable::record_unrewarded_report`].
     pub fn record_unrewarded_report(&self, load: LoadReport, now: u64) {
         self.endpoint_stats.record_unrewarded_report(self.index, load, now);
     }
 
-    /// Records the report of a poll, as [`PollState::record_report`].
+    /// Records a polled report like [`PollState::record_report`].
     pub fn record_polled_report(&self, poll_state: &PollState, load: LoadReport, now: u64) {
         poll_state.record_report(&self.endpoint_stats, self.index, load, now);
     }
@@ -75,7 +74,7 @@ impl EndpointRef {
         self.endpoint_stats.record_latency(self.index, latency, now);
     }
 
-    /// As [`ServiceTable::finish`].
+    /// Like [`ServiceTable::finish`].
     #[inline]
     pub fn finish(&self, outcome: Outcome, now: u64) {
         self.endpoint_stats.finish(self.index, outcome, now);

@@ -80,7 +80,7 @@ pub(super) fn explain_pick(
 }
 
 impl ServiceTable {
-    /// Records the rtt_text of each region with an endpoint, and its share of the service's capacity.
+    /// Records the round trip to each region with an endpoint, and the region's share of the service's capacity.
     #[inline]
     pub(super) fn trace_regions<W: DecisionTracer>(&self, tracer: &mut W) {
         tracer.record_step("region", || {
@@ -95,7 +95,7 @@ impl ServiceTable {
         self.trace_health(tracer);
     }
 
-    /// Records the endpoints that are refused.
+    /// Records the refused endpoints.
     #[inline]
     fn trace_refused<W: DecisionTracer>(&self, tracer: &mut W) {
         if !W::ENABLED || self.refused.is_empty() {
@@ -111,7 +111,7 @@ impl ServiceTable {
         });
     }
 
-    /// Records the ring that is searched.
+    /// Records the searched ring.
     #[inline]
     pub(super) fn trace_rank<W: DecisionTracer>(&self, rank: u32, tracer: &mut W) {
         tracer.record_step("region", || format!("candidates from {}", self.locality.describe(rank)));
@@ -119,7 +119,7 @@ impl ServiceTable {
 }
 
 impl ServiceTable {
-    /// Records the endpoints that active health checks found unhealthy, and whether that is ignored.
+    /// Records the endpoints that active health checks found unhealthy, and whether the verdicts are ignored.
     #[inline]
     fn trace_health<W: DecisionTracer>(&self, tracer: &mut W) {
         if !W::ENABLED {

@@ -8,16 +8,17 @@ use super::{
 };
 use crate::{EndpointPick, PickError, service_table::Selection, trace::DecisionTracer};
 
-/// What the table decided.
+/// Decision of the table.
 enum TableChoice {
     /// An endpoint without an exclusion.
     Picked(EndpointPick),
-    /// No endpoint in the region of the call can serve, unless this one does in spite of its exclusion: rings decide.
+    /// No endpoint in the call's region can serve, so rings decide. The candidate is the best excluded endpoint, if
+    /// any.
     Rings(Option<BestCandidate>),
 }
 
 impl ServiceTable {
-    /// Draws the region of the call, and picks there; where no endpoint can serve there, rings decide.
+    /// Draws the call's region and picks there. If no endpoint there can serve, rings decide.
     #[inline(never)]
     pub(super) fn pick_by_table<W: DecisionTracer>(
         &self,
@@ -34,7 +35,7 @@ impl ServiceTable {
         tracer.record_step("table", || table.describe(class, shares, self.zone_first()));
         let mut draws = CallDraws::new(attempt.params.call_seed);
         let is_dropped = draws.is_dropped(shares);
-        // A call of which an attempt was made is not dropped any more: what it cost would be lost.
+        // A call that has made an attempt is not dropped any more, since the attempt's cost would be wasted.
         if is_dropped && !attempt.params.admitted {
             tracer.record_step("draw", || format!("in the {} that are dropped", shares.dropped));
             let region = self.home().clone();
@@ -76,7 +77,7 @@ impl ServiceTable {
         }
     }
 
-    /// Picks in the region that was drawn.
+    /// Picks in the drawn region.
     #[inline]
     fn pick_drawn<W: DecisionTracer>(
         &self,
@@ -93,7 +94,7 @@ impl ServiceTable {
         self.pick_in_region(region, None, attempt, tracer)
     }
 
-    /// Picks in a region, where `best` is the best candidate so far.
+    /// Picks in a region; `best` is the best candidate so far.
     #[inline]
     fn pick_in_region<W: DecisionTracer>(
         &self,
@@ -123,8 +124,8 @@ impl ServiceTable {
         TableChoice::Rings(best)
     }
 
-    /// Picks in another region by the planner's spare shares if the one that was drawn is lost: none of its endpoints
-    /// serves, or all are ejected that this call has not tried. Where it is only this call that failed there, the nearest ring is better.
+    /// Picks in another region by the planner's spare shares if the drawn region is lost: no endpoint there serves, or all
+    /// endpoints that this call has not tried are ejected. If only this call failed there, the nearest ring is better.
     #[cold]
     fn pick_spare<W: DecisionTracer>(
         &self,
@@ -148,7 +149,7 @@ impl ServiceTable {
         self.pick_in_region(region, best, attempt, tracer)
     }
 
-    /// Picks a copy of the key's shard in a region that is drawn among those that hold one.
+    /// Picks a copy of the key's shard in a region drawn among the regions with a copy.
     fn pick_drawn_copy<W: DecisionTracer>(
         &self,
         (table, shares, sharding): (&CompiledTable, &ClassShares, &Sharding),

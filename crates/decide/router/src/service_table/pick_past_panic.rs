@@ -1,4 +1,4 @@
-//! Where most endpoints of the nearest ring are ejected, further rings share its calls.
+//! If most endpoints of the nearest ring are ejected, further rings share its calls.
 
 use fairmesh_balancer::{CandidateSet, Candidates, Exclusion, ScoredEndpoint, pick};
 use fairmesh_model::{
@@ -12,12 +12,12 @@ use super::{
 };
 use crate::{EndpointPick, trace::DecisionTracer};
 
-/// Makes the draw of a call that stays independent of the other uses of its seed: the bytes of `stays`.
+/// Salt that makes the draw of whether a call stays independent of the seed's other uses: the bytes of `stays`.
 const STAY_SALT: u64 = 0x0073_7461_7973;
 
 impl ServiceTable {
-    /// Picks in a further ring that serves and is not in panic itself, or among the endpoints of the nearest one that are
-    /// not ejected, by what those can carry; `None` if no further ring can serve, so that panic decides.
+    /// Divides calls between the nearest ring's unejected endpoints, by their capacity, and a further ring that serves
+    /// and is not in panic. `None` if no further ring can serve, so that panic applies.
     #[cold]
     pub(super) fn pick_past_panic<W: DecisionTracer>(
         &self,
@@ -47,7 +47,7 @@ impl ServiceTable {
         None
     }
 
-    /// Draws whether the call stays, by what the candidates that are not ejected can carry; then picks among them.
+    /// Draws by the unejected candidates' capacity whether the call stays, then picks among them.
     pub(super) fn pick_unejected<W: DecisionTracer>(
         &self,
         candidates: &Candidates<'_>,
@@ -67,7 +67,7 @@ impl ServiceTable {
 }
 
 impl BestCandidate {
-    /// Whether a candidate was found, only in panic.
+    /// Whether a candidate was found, but only in panic.
     pub(super) fn is_panic(&self) -> bool {
         self.scored.exclusion == Exclusion::None && self.scored.panic
     }

@@ -8,42 +8,43 @@ use fairmesh_model::{
 
 use super::{Hashed, Tier, zones::CompiledZones};
 
-/// Makes the draws of a region independent of the other uses of a call's seed: the bytes of `region`.
+/// Salt that makes a call's region draws independent of the seed's other uses: the bytes of `region`.
 const DRAW_SALT: u64 = 0x7265_6769_6f6e;
 
-/// The table of the caller's region, compiled: the regions among which calls are divided, and their endpoints.
+/// The compiled table of the caller's region: the regions that share calls, and their endpoints.
 ///
-/// Regions that the policy does not allow, and draining ones, are left out, so that the others share their calls.
+/// Draining regions and regions forbidden by the policy are left out; the others share their calls.
 #[derive(Debug)]
 pub(super) struct CompiledTable {
-    /// The shares of calls without a class, and of classes that are not listed.
+    /// Shares of calls without a class or with an unlisted class.
     pub(super) default: Option<ClassShares>,
-    /// Sorted by class.
+    /// Shares by class, sorted.
     pub(super) classes: Box<[(Label, ClassShares)]>,
-    /// In the order of names; at most [`MAX_TABLE_REGIONS`](fairmesh_model::MAX_TABLE_REGIONS).
+    /// Regions in the order of names; at most [`MAX_TABLE_REGIONS`](fairmesh_model::MAX_TABLE_REGIONS).
     pub(super) regions: Box<[TableRegion]>,
-    /// By index of the endpoint, the position of its region or [`Self::NO_REGION`]; empty unless the service is sharded.
+    /// The position of an endpoint's region by endpoint index, or [`Self::NO_REGION`]; empty unless the service is
+    /// sharded.
     pub(super) region_of: Box<[u8]>,
     /// The endpoints that share this client's calls.
     pub(super) members: Box<[u32]>,
-    /// The zones of the caller's region, if calls are divided among them.
+    /// The zones of the caller's region, if they share calls.
     pub(super) zones: Option<Box<CompiledZones>>,
-    /// Where calls go whose region cannot serve; only of a planner's tables.
+    /// Destinations of calls whose region cannot serve; only in a planner's tables.
     pub(super) spare: Option<Box<SpareRegions>>,
-    /// Who wrote it and its force, for explanations.
+    /// Author and force, for explanations.
     pub(super) origin: &'static str,
 }
 
-/// All regions that the policy allows and that serve, for the calls of a region that cannot serve.
+/// All regions that serve and that the policy permits, for the calls of a region that cannot serve.
 ///
-/// Rings would send all of them to its nearest neighbour, which knows nothing of it and is overloaded until the planner
-/// has reacted: for ten seconds if the servers crashed, since their leases have to expire. Divided by power, the load of
-/// every other region rises by the same.
+/// Rings would send all of these calls to the nearest neighbour, which is overloaded until the planner reacts. After a
+/// crash that takes ten seconds, because leases have to expire. Divided by power, the load of every other region rises
+/// by the same factor.
 #[derive(Debug)]
 pub(super) struct SpareRegions {
-    /// The part of each region in the power of all, by position.
+    /// Each region's part of the total power, by position.
     pub(super) shares: Box<[(u8, u32)]>,
-    /// In the order of names; at most [`MAX_TABLE_REGIONS`](fairmesh_model::MAX_TABLE_REGIONS).
+    /// Regions in the order of names; at most [`MAX_TABLE_REGIONS`](fairmesh_model::MAX_TABLE_REGIONS).
     pub(super) regions: Box<[TableRegion]>,
 }
 
@@ -53,7 +54,7 @@ pub(super) struct TableRegion {
     pub(super) name: Region,
     /// The hash of the name.
     pub(super) hash: u64,
-    /// The rank of its serving endpoints; `u32::MAX` if it has no endpoint.
+    /// The rank of the region's serving endpoints; `u32::MAX` without endpoints.
     pub(super) rank: u32,
     pub(super) endpoints: RegionEndpoints,
 }
@@ -61,31 +62,31 @@ pub(super) struct TableRegion {
 /// The serving endpoints of a region.
 #[derive(Debug)]
 pub(super) enum RegionEndpoints {
-    /// This client's subset of them.
+    /// This client's subset of the region.
     Replicated(Tier<CandidateSet>),
-    /// All of them.
+    /// All serving endpoints of the region.
     Hashed(Tier<Hashed>),
-    /// The shard map has them.
+    /// The shard map lists them.
     Sharded,
 }
 
 /// The shares of one class.
 #[derive(Debug)]
 pub(super) struct ClassShares {
-    /// Calls that are dropped, in millionths of all.
+    /// Dropped calls, in millionths of all.
     pub(super) dropped: Share,
-    /// Position of the region and its share in millionths, in the order of positions.
+    /// Each region's position and share in millionths, ordered by position.
     pub(super) regions: Box<[(u8, u32)]>,
 }
 
-/// The draws of one call from its table: the same for all its attempts.
+/// The draws of one call from its table; identical for all its attempts.
 pub(super) struct CallDraws(Generator);
 
 impl CompiledTable {
-    /// The region of endpoints that are in none of the table.
+    /// Marks endpoints outside the table's regions.
     pub(super) const NO_REGION: u8 = u8::MAX;
 
-    /// The shares of calls of a class; `None` leaves them to the rings.
+    /// The shares of a class's calls; `None` leaves them to the rings.
     #[inline]
     pub(super) fn shares(&self, class: Option<&Label>) -> Option<&ClassShares> {
         let own = class.filter(|_| !self.classes.is_empty()).and_then(|class| {
@@ -95,14 +96,14 @@ impl CompiledTable {
         own.or(self.default.as_ref())
     }
 
-    /// The position of the region of an endpoint; `None` if that is not in the table.
+    /// The position of an endpoint's region; `None` if the table lacks the region.
     #[inline]
     pub(super) fn region_of(&self, index: u32) -> Option<u8> {
         self.region_of.get(index as usize).copied().filter(|region| *region != Self::NO_REGION)
     }
 
-    /// The first choice of a key among the regions: weighted rendezvous hashing, so that a changed share moves as few
-    /// keys as possible.
+    /// The key's first choice among the regions, by weighted rendezvous hashing: a changed share moves as few keys as
+    /// possible.
     pub(super) fn region_of_key(&self, shares: &ClassShares, key: u64) -> Option<u8> {
         let ranked = shares
             .regions
@@ -113,7 +114,7 @@ impl CompiledTable {
 }
 
 impl SpareRegions {
-    /// The region of a call that `lost` cannot serve: by the call's key if it has one, and drawn otherwise.
+    /// The new region of a call that `lost` cannot serve: by the call's key if it has one, otherwise drawn.
     pub(super) fn draw(
         &self,
         lost: &Region,
@@ -141,28 +142,27 @@ impl CallDraws {
         Self(Generator::new(mix_pair(call_seed, DRAW_SALT)))
     }
 
-    /// Whether the call is dropped. Drawn first, from the seed also where the key determines the region: the same keys
-    /// would otherwise always fail.
+    /// Whether the call is dropped. Drawn first, and from the seed even if a key determines the region. Otherwise the
+    /// same keys would always fail.
     #[inline]
     pub(super) fn is_dropped(&mut self, shares: &ClassShares) -> bool {
         let all = u64::from(Share::ALL.millionths());
         self.0.below(all) < u64::from(shares.dropped.millionths())
     }
 
-    /// The region of the call among those that are `eligible`, by their shares; `None` where none is.
+    /// The call's region among `eligible` ones, by their shares; `None` without any.
     #[inline]
     pub(super) fn region(&mut self, shares: &ClassShares, eligible: impl Fn(u8) -> bool) -> Option<u8> {
         self.position(&shares.regions, eligible)
     }
 
-    /// One of the eligible positions, by their shares; `None` where there is none.
+    /// One of the eligible positions, by their shares; `None` without any.
     #[inline]
     pub(super) fn position(&mut self, shares: &[(u8, u32)], eligible: impl Fn(u8) -> bool) -> Option<u8> {
         let eligible = || shares.iter().filter(|(position, _)| eligible(*position));
         let total = eligible().map(|&(_, share)| u64::from(share)).sum();
         let point = self.0.below(total);
-        // The last one that begins at or before the point. A loop that ends there would end at random, which no processor
-        // predicts.
+        // The last position that begins at or before the point. An early exit would be unpredictable for the processor.
         let (mut begins, mut chosen) = (0, None);
         for &(position, share) in eligible() {
             chosen = if begins <= point { Some(position) } else { chosen };
@@ -197,7 +197,7 @@ impl CompiledTable {
         format!("{}; {of}: {parts}{stays}", self.origin)
     }
 
-    /// Why rings decide instead.
+    /// Describes why rings decide instead.
     pub(super) fn describe_absence(&self, class: Option<&Label>) -> String {
         match class {
             Some(class) => format!("{}; it has no shares for class {class}: rings decide", self.origin),

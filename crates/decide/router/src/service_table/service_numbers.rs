@@ -1,7 +1,7 @@
-//! A compiled service as numbers, for readers that share memory with it and no types: programs in the kernel.
+//! A compiled service as numbers, for kernel programs, which share memory with the proxy but no types.
 //!
-//! All integers are in the byte order of the machine, and there is no padding. `bpf/pick.h` decides from them as
-//! [`ServiceTable::pick`] does on the nearest rank.
+//! All integers are in the machine's byte order, without padding. `bpf/pick.h` decides from them like
+//! [`ServiceTable::pick`] on the nearest rank.
 
 use fairmesh_balancer::BLOCK_ENDPOINTS;
 use fairmesh_model::BalancingPolicy;
@@ -9,19 +9,19 @@ use fairmesh_model::BalancingPolicy;
 use super::{Selection, ServiceTable};
 use crate::RouteNumbers;
 
-/// A service with one rank of candidates and no choice before the pick.
+/// A service with one rank of candidates, for which no other choice precedes the pick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct ServiceNumbers {
-    /// Ticks per nanosecond of the clock of the picks, times 2^64.
+    /// Ticks per nanosecond of the picks' clock, times 2^64.
     pub ticks_per_nano: u64,
-    /// For how many ticks the cost of an endpoint holds without reports.
+    /// How long an endpoint's cost stays valid without reports, in ticks.
     pub memory: u32,
     /// 0: score; 1: least request; 2: round robin; 3: random.
     pub policy: u32,
     /// The number of candidates, at least 1.
     pub len: u32,
-    /// The weight of each candidate if all are equal, else 0.
+    /// The weight of each candidate if all are equal, otherwise 0.
     pub equal_weight: u32,
     /// The candidates in the order of the snapshot.
     pub candidates: [CandidateNumbers; BLOCK_ENDPOINTS],
@@ -31,11 +31,11 @@ pub struct ServiceNumbers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct CandidateNumbers {
-    /// Its index in the statistics of the service, below [`BLOCK_ENDPOINTS`].
+    /// Index in the service's statistics, below [`BLOCK_ENDPOINTS`].
     pub index: u32,
-    /// Its weight.
+    /// Weight of the candidate.
     pub weight: u32,
-    /// The sum of the weights up to this one; `i64::MAX` beyond the last candidate, so that a search needs no length.
+    /// The cumulative weight up to this candidate; `i64::MAX` beyond the last one, so that a search needs no length.
     pub cumulative_weight: u64,
 }
 
@@ -51,15 +51,15 @@ impl ServiceNumbers {
 }
 
 impl ServiceTable {
-    /// The routes of the service, of which [`numbers`](Self::numbers) say nothing, for requests to this host, without port and
-    /// trailing dot.
+    /// The service's routes for requests to this host, given without port and trailing dot. [`numbers`](Self::numbers) does
+    /// not contain them.
     pub fn route_numbers(&self, host: &str) -> RouteNumbers {
         self.routes.numbers(host, (&self.name.tenant, &self.timeouts))
     }
 
-    /// The service as numbers. `None` if a call needs more than a route and a pick among the candidates of the nearest rank: a limit, a
-    /// total timeout (its deadline is sent to servers), a key, a region table, a ring that cannot carry all calls; if the policy is another one, or there are too many
-    /// candidates.
+    /// The service as numbers. `None` if a call needs more than a route and a pick on the nearest rank: a limit, a total timeout
+    /// (its deadline is sent to servers), a key, a region table, or a ring that cannot carry all calls. Also `None` for other
+    /// balancing policies, or with too many candidates.
     pub fn numbers(&self) -> Option<ServiceNumbers> {
         let Selection::Replicated { nearest, .. } = &self.selection else { return None };
         let needs_more = self.bucket.is_some()
@@ -90,7 +90,7 @@ impl ServiceTable {
             ticks_per_nano: self.pick_config.ticks_per_nano(),
             memory: self.pick_config.memory(),
             policy,
-            // 32 at most.
+            // At most 32.
             len: set.len() as u32,
             equal_weight: set.equal_weight(),
             candidates,

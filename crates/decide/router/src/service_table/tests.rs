@@ -189,7 +189,7 @@ fn a_polled_report_excludes_the_callers_own_calls() {
     assert_eq!(polled(500, 1), load(500), "all three are of other callers");
     table.begin(0);
     table.begin(0);
-    // As a response to one of the two would report it.
+    // The report that a response to one of the two calls would carry.
     assert_eq!(polled(510, 2), LoadReport { requests: Some(2), ..load(510) });
 }
 
@@ -360,7 +360,7 @@ proptest! {
             prop_assert_ne!(target.state, EndpointState::Starting);
             prop_assert!(!fleet.policy.locality.local_only || target.location.region == fleet.location.region);
             if avoid.contains(&picked.index) {
-                // Then every endpoint that the same call reaches without avoiding any must be avoided too.
+                // The endpoints that this call reaches without avoidance are avoided too.
                 for other in 0..50 {
                     let free = table.pick(&PickParams { avoid: &[], ..params }, 7, other).unwrap();
                     prop_assert!(avoid.contains(&free.index));

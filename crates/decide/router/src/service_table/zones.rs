@@ -1,4 +1,4 @@
-//! Zones of the caller's region, among which a region table divides the calls that stay there.
+//! Zones of the caller's region, for region tables that divide the calls that stay there.
 
 use fairmesh_balancer::{CandidateSet, pick};
 use fairmesh_model::Zone;
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{EndpointPick, trace::DecisionTracer};
 
-/// The zones that callers of one zone use.
+/// The zones used by callers of one zone.
 #[derive(Debug)]
 pub(super) struct CompiledZones {
     /// The position of the caller's region in its table.
@@ -22,12 +22,13 @@ pub(super) struct CompiledZones {
 }
 
 impl ServiceTable {
-    /// The zone of the caller, if calls prefer it.
+    /// The caller's zone, if calls prefer it.
     pub fn zone_first(&self) -> Option<&Zone> {
         self.locality.zone()
     }
 
-    /// Draws the zone of the call, and picks there; `None` where no endpoint there can serve, so that all of the region is used.
+    /// Draws the call's zone and picks there. `None` if no endpoint of the zone can serve, so that the whole region is
+    /// used.
     pub(super) fn pick_in_zone<W: DecisionTracer>(
         &self,
         zones: &CompiledZones,

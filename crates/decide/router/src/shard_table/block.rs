@@ -1,33 +1,33 @@
-//! A block: the starts of sixteen shards, their ids, the positions of their copies unless all have the same number,
-//! and the copies.
+//! A block: the starts, ids and copies of sixteen shards, and the positions of the copies unless all shards have the
+//! same number.
 //!
-//! All of it is adjacent, so that a lookup waits for memory once: lines can be prefetched as soon as the block is
+//! All parts are adjacent, so that a lookup waits for memory once: lines can be prefetched as soon as the block is
 //! known. The bits that the scale cuts off the starts are stored apart, since they are rarely read.
 
 use super::tree::Line;
 
-/// ShardTable of a block.
+/// Shards of a block.
 pub(super) const BLOCK_SHARDS: usize = 16;
 /// Lines of starts.
 pub(super) const STARTS: usize = 2;
 /// The line of ids.
 pub(super) const IDS: usize = STARTS;
-/// The line of spans of copies, in shapes where they differ.
+/// The line of spans of copies, in layouts with differing numbers of copies.
 const SPANS: usize = IDS + 1;
 /// The most copies of one shard that are stored.
 pub(super) const MAX_COPIES: usize = 0xfff;
 /// Numbers of 32 bits in a line.
 const U32_PER_LINE: usize = 16;
-/// Placeholder for a missing start: only the greatest key reaches it.
+/// Placeholder for a missing start; only the greatest key reaches it.
 pub(super) const NO_START: u64 = u64::MAX;
 
 /// The layout shared by all blocks of a segment.
 ///
-/// Most maps have the same number of copies for every shard and fewer holders than 16 bits count. Then sixteen shards
-/// with two copies each take four lines instead of six.
+/// Most maps have the same number of copies for every shard and fewer holders than 16 bits can count. Sixteen shards
+/// with two copies each then take four lines instead of six.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
-    /// Copies of each shard; `None` if that differs.
+    /// Copies of each shard; `None` if the number differs.
     pub(super) uniform_copies: Option<u32>,
     /// Whether indices of holders have 16 bits instead of 32.
     narrow: bool,
@@ -64,7 +64,7 @@ impl Shape {
         if self.uniform_copies.is_some() { SPANS } else { SPANS + 1 }
     }
 
-    /// Lines that this number of copies takes.
+    /// Number of lines for this number of copies.
     pub(super) fn lines_of(self, copies: usize) -> usize {
         copies.div_ceil(if self.narrow { 2 * U32_PER_LINE } else { U32_PER_LINE })
     }
@@ -129,8 +129,8 @@ pub(super) fn u32_at(lines: &[Line], i: usize) -> Option<u32> {
     Some((pair >> (32 * (i % 2))) as u32)
 }
 
-/// How many starts of a block are at or below the key; `rests` are the block's, if it has any. Counts without
-/// branches, since the position of a key is unpredictable.
+/// The number of a block's starts at or below the key; `rests` are the block's, if any. Counts without branches,
+/// since the position of a key is unpredictable.
 #[inline]
 pub(super) fn count_up_to(
     starts: &[Line; STARTS],

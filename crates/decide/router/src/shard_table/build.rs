@@ -30,10 +30,10 @@ pub(super) fn compile(map: &ShardMap) -> Result<ShardTable, InvalidTable> {
     ShardTable::new(map.version, map.interval, segments, holdings)
 }
 
-/// The store id of tables that do not leave the process.
+/// Store id of tables that do not leave the process.
 const NO_STORE: StoreId = StoreId(0);
 
-/// SegmentMemory aligned to a cache line.
+/// Words aligned to a cache line.
 struct Aligned {
     words: Vec<u64>,
     skip: usize,

@@ -43,17 +43,17 @@ pub struct Holdings {
     len: u32,
 }
 
-/// Assigns indices to combinations in the order of first use. Indices are never reassigned, so that an older table is
-/// valid with a list that has grown since.
+/// Assigns indices to combinations in the order of first use. Indices are never reassigned, so an older table stays
+/// valid with a longer list.
 #[derive(Clone, Debug, Default)]
 pub struct HoldingInterner {
     known: HashMap<InstanceId, Vec<(Role, ReplicaState, u32)>>,
-    /// By index.
+    /// Combinations by index.
     all: Vec<(InstanceId, Role, ReplicaState)>,
 }
 
 impl HoldingInterner {
-    /// The index of a combination, assigned now if it has none.
+    /// The index of a combination; assigns one if it has none.
     pub fn intern(&mut self, instance: &InstanceId, role: &Role, state: ReplicaState) -> u32 {
         let mut known = self.known.get(instance).into_iter().flatten();
         if let Some((_, _, number)) = known.find(|(r, s, _)| r == role && *s == state) {
@@ -71,7 +71,7 @@ impl HoldingInterner {
         self.all.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no combinations.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
@@ -113,7 +113,7 @@ impl Holdings {
     /// Reads a list in place after a full check.
     ///
     /// # Errors
-    /// The defect that was found.
+    /// The first defect found.
     pub fn read(bytes: Bytes) -> Result<Self, InvalidTable> {
         let header = bytes.get(..HEADER).ok_or(InvalidTable("the list of holders is truncated"))?;
         if &header[..8] != MAGIC || u32_at(header, 8) != Some(VERSION) {
@@ -142,7 +142,7 @@ impl Holdings {
         self.len as usize
     }
 
-    /// Whether there is none.
+    /// Whether there are no combinations.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

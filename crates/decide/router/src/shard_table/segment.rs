@@ -1,5 +1,5 @@
-//! A segment: the shards of an interval of keys as one array of words, read in place in memory of this process or in a
-//! mapping that another process made. It contains no address, and every offset follows from three counts, so that a
+//! A segment: the shards of a key interval as one array of words. It is read in place, in this process's memory or a
+//! mapping made by another process. It contains no address, and every offset follows from three counts, so that a
 //! damaged segment can do little harm.
 //!
 //! | lines of 64 bytes | content |
@@ -10,10 +10,9 @@
 //! | … | blocks |
 //! | 2 a block | rests, if the scale cuts off bits |
 //!
-//! The header contains: magic, format version and shift, checksum of all that follows, store id, first and last key,
-//! number of shards, lines of blocks, the bound of holder indices, shift of marks, and one more than the copies of
-//! each shard or 0.
-//! SegmentMemory are in the byte order of the machine; segments never leave it.
+//! The header contains: magic, format version and shift, checksum of all following words, store id, first and last
+//! key, number of shards, lines of blocks, the bound of holder indices, shift of marks, and one more than the copies
+//! of each shard or 0. Words are in the machine's byte order; segments never leave it.
 
 use std::{fmt, hint::black_box, sync::Arc};
 
@@ -29,7 +28,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"fairshrd");
 const VERSION: u64 = 2;
 /// Lines before the tree.
 const HEADER_LINES: usize = 2;
-/// SegmentMemory before the checksummed part.
+/// Words before the checksummed part.
 const CHECKED_FROM: usize = 3;
 
 /// The memory of a segment.
@@ -43,7 +42,7 @@ pub struct Segment {
     range: KeyRange,
     scale: KeyScale,
     len: u32,
-    /// Indices of holders are below this.
+    /// Exclusive bound of holder indices.
     holders: u32,
     shape: Shape,
     levels: Box<[Level]>,
@@ -62,7 +61,7 @@ pub struct Segment {
 pub(super) struct SegmentLocation {
     pub(super) id: ShardId,
     pub(super) place: u32,
-    /// The first line of its block's copies, and the position of its copies among those.
+    /// The first line of the block's copies, and the position of the shard's copies among them.
     pub(super) line: u32,
     pub(super) from: u32,
     pub(super) copies: u32,
@@ -90,7 +89,7 @@ impl SegmentBuilder {
         &self.copies[from..self.ends[i] as usize]
     }
 
-    /// Copies of each shard; `None` if that differs.
+    /// Copies of each shard; `None` if the number differs.
     fn uniform_copies(&self) -> Option<u32> {
         let first = self.copies(0).len();
         (1..self.shards.len()).all(|i| self.copies(i).len() == first).then_some(first as u32)
@@ -147,7 +146,7 @@ pub(super) fn write_checksum(words: &mut [u64]) {
     words[CHECKED_FROM - 1] = checksum(words);
 }
 
-/// Sixteen offsets a line.
+/// Lines of offsets, sixteen per line.
 fn offset_lines(offsets: &[u32]) -> impl Iterator<Item = Line> {
     offsets.chunks(2 * 8).map(|sixteen| {
         let mut line = [0; 8];
@@ -167,8 +166,8 @@ fn words_to_u128(words: &[u64], at: usize) -> u128 {
     u128::from(words[at]) << 64 | u128::from(words[at + 1])
 }
 
-/// Detects damage, not malice: a writer of segments could write a valid segment of a wrong map. Four lanes, since a
-/// single one would stall on its own result at each step.
+/// Detects damage, not malice: a writer of segments could write a valid segment of a wrong map. Four lanes are used,
+/// since a single one would stall on its own result at each step.
 fn checksum(segment: &[u64]) -> u64 {
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
     let words = &segment[CHECKED_FROM..];
@@ -188,14 +187,14 @@ impl Segment {
     /// inside its block.
     ///
     /// # Errors
-    /// The defect that was found.
+    /// The first defect found.
     pub fn read(words: SegmentMemory) -> Result<Self, InvalidTable> {
         let segment = Self::open(words)?;
         segment.check()?;
         Ok(segment)
     }
 
-    /// Reads the header, and checks that all parts that it describes exist.
+    /// Reads the header, and checks that all described parts exist.
     pub(super) fn open(words: SegmentMemory) -> Result<Self, InvalidTable> {
         let all: &[u64] = (*words).as_ref();
         let header = all.get(..HEADER_LINES * 8).ok_or(InvalidTable("it is truncated"))?;
@@ -294,7 +293,7 @@ impl Segment {
         if (0..count as usize).all(known) { Ok(()) } else { Err(InvalidTable("a copy has no holder")) }
     }
 
-    /// The interval of keys that it covers.
+    /// The interval of keys in the segment.
     pub fn range(&self) -> KeyRange {
         self.range
     }
@@ -319,7 +318,7 @@ impl Segment {
         self.holders
     }
 
-    /// Its shards by ascending start, each with the indices of its holders.
+    /// The shards by ascending start, each with the indices of its holders.
     pub fn shards(&self) -> impl Iterator<Item = (ShardId, ShardKey, impl Iterator<Item = u32>)> {
         let shards = move |number: usize| {
             self.block(number).into_iter().flat_map(move |block| {
@@ -372,8 +371,8 @@ impl Segment {
         })
     }
 
-    /// The last block before `number` that does not start after the key. Called only for keys whose mark equals that
-    /// of the next block's start.
+    /// The last block before `number` that does not start after the key. Called only for keys whose mark equals the
+    /// next block's mark.
     #[cold]
     fn before(&self, number: usize, split: (u64, u64)) -> usize {
         let (mut first, mut after) = (0, number);
@@ -387,7 +386,7 @@ impl Segment {
         first
     }
 
-    /// The `i`-th copy of a shard that was found, as the index of its holder.
+    /// The `i`-th copy of a located shard, as its holder's index.
     #[inline]
     pub(super) fn copy(&self, line: usize, i: usize) -> Option<u32> {
         self.shape.copy(self.lines().get(line..)?, i)
@@ -436,11 +435,11 @@ impl Segment {
 /// A block, read in place.
 #[derive(Clone, Copy)]
 struct Block<'a> {
-    /// The lines before its copies, complete for its shape.
+    /// The lines before the copies, complete for the block's layout.
     lines: &'a [Line],
     starts: &'a [Line; STARTS],
     rests: Option<&'a [Line; STARTS]>,
-    /// The first line of its copies, relative to the segment.
+    /// The first line of the copies, relative to the segment.
     copies: usize,
 }
 
@@ -451,15 +450,15 @@ impl Block<'_> {
         (block::start(self.starts, place), self.rests.map_or(0, |rests| block::start(rests, place)))
     }
 
-    /// How many of its starts are at or below the key.
+    /// The number of starts at or below the key.
     #[inline]
     fn count(&self, split: (u64, u64)) -> usize {
         block::count_up_to(self.starts, self.rests, split)
     }
 }
 
-/// Prefetches a line while the position in it is still being computed: a lookup then waits for memory once instead of
-/// twice. A plain read, since the prefetch instruction would need `unsafe` here.
+/// Prefetches a line while the position in it is still being computed, so that a lookup waits for memory once instead
+/// of twice. It is a plain read, since the prefetch instruction would need `unsafe` here.
 #[inline]
 fn prefetch(lines: &[Line], at: usize) {
     if let Some(line) = lines.get(at) {

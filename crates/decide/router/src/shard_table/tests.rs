@@ -204,8 +204,8 @@ fn rejects_truncation_and_change(words: &[u64]) {
 }
 
 proptest! {
-    /// A writer of segments can forge the checksum: any segment that is accepted must be read without an access out of
-    /// bounds, for every key.
+    /// A writer can forge the checksum. Any accepted segment must be readable for every key without an access out of
+    /// bounds.
     #[test]
     fn a_hostile_segment_is_rejected_or_read_within_bounds(
         n in 1_u128..700, wide: bool, even: bool,

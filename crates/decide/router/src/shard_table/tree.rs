@@ -1,13 +1,12 @@
-//! A static tree over the blocks of a segment, which finds the block of a key by the leading bits of the blocks'
-//! starts.
+//! A static tree over a segment's blocks, which finds the block of a key by the leading bits of the blocks' starts.
 //!
-//! A mark has 31 bits, so that 80 of them take five cache lines, two levels address six thousand blocks, and the marks
-//! of millions of shards stay in a nearer cache than the blocks. Blocks with equal marks are distinguished by their
-//! starts: the tree leads to the last of them, or to one before.
+//! A mark has 31 bits. So 80 marks take five cache lines, two levels address six thousand blocks, and the marks of
+//! millions of shards stay in a nearer cache than the blocks. Blocks with equal marks are distinguished by their
+//! starts: the tree leads to the last of them or an earlier block.
 
 /// Children of a node.
 const FAN_OUT: usize = 80;
-/// Lines of a node: two marks a word.
+/// Lines of a node, with two marks per word.
 const NODE_LINES: usize = 5;
 /// Bits of a mark. The 32nd is used to compare two marks at a time.
 const MARK_BITS: u32 = 31;
@@ -37,8 +36,8 @@ pub(super) fn mark(word: u64, shift: u32) -> u32 {
     (word >> shift).min(u64::from(MAX_MARK)) as u32
 }
 
-/// The levels of a tree over this number of blocks, from the root down, if the tree begins at `line`; and the line
-/// after it. One block needs no tree.
+/// The levels of a tree over this number of blocks, from the root down, for a tree that begins at `line`; and the
+/// line after it. One block needs no tree.
 pub(super) fn levels(blocks: usize, line: u64) -> (Vec<Level>, u64) {
     let mut lens = Vec::new();
     let mut len = blocks;
@@ -48,7 +47,7 @@ pub(super) fn levels(blocks: usize, line: u64) -> (Vec<Level>, u64) {
     }
     let mut at = line;
     let level = |&len: &usize| {
-        // The caller ensures that line numbers of a segment fit into 32 bits.
+        // The caller ensures that a segment's line numbers fit into 32 bits.
         let level = Level { len: len as u32, at: at as u32 };
         at += (NODE_LINES * len.div_ceil(FAN_OUT)) as u64;
         level
@@ -80,7 +79,7 @@ fn pair(low: u32, high: u32) -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
-/// The last block whose mark is at most this one. `None` if a level is out of the bounds of `lines`.
+/// The last block whose mark is at most `mark`. `None` if a level is out of the bounds of `lines`.
 #[inline]
 pub(super) fn find(levels: &[Level], lines: &[Line], mark: u32) -> Option<usize> {
     let mut node = 0;
@@ -91,7 +90,7 @@ pub(super) fn find(levels: &[Level], lines: &[Line], mark: u32) -> Option<usize>
     Some(node)
 }
 
-/// How many marks of a node are at most this one. Counts without branches, since the position of a key is
+/// The number of a node's marks that are at most `mark`. Counts without branches, since the position of a key is
 /// unpredictable, and two at a time: the 32nd bit of each half stays set if the subtraction does not borrow it.
 #[inline]
 fn not_above(marks: &[Line; NODE_LINES], mark: u32) -> usize {

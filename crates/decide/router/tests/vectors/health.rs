@@ -1,10 +1,10 @@
-//! Verdicts and expired leases, with what the caller's own calls say.
+//! Verdicts and expired leases, combined with the caller's own calls.
 
 use super::*;
 
 const HEALTHY: &str = "serving";
 
-/// `eu` has four endpoints and `us`, in the next ring, four.
+/// Four endpoints in `eu` and four in `us`, the next ring.
 fn regions(lost: &[&str]) -> Value {
     let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
     let list: Vec<_> = names

@@ -23,7 +23,7 @@ mod support;
 use support::{check, hex};
 
 const CLIENT: u64 = 0x0123_4567_89ab_cdef;
-/// Whose age is 0 unless a fleet has another.
+/// A confirmation for tables; the age is 0 unless a fleet sets another.
 const CONFIRMED: TableOrigin = TableOrigin::Planned(Confirmation { round: 1, at_ms: 0 });
 const CLIENT_ID: &str = "host-1/web";
 /// When tables are compiled, in nanoseconds.
@@ -33,7 +33,7 @@ fn read<T: serde::de::DeserializeOwned>(document: &Value) -> T {
     serde_json::from_value(document.clone()).unwrap()
 }
 
-/// A table that a planner wrote, of a caller's region and of its zone.
+/// A planner's table for a caller's region and zone.
 #[derive(Clone)]
 struct Planned {
     regions: &'static [(&'static str, &'static str)],
@@ -71,15 +71,15 @@ struct Fleet {
     topology: Value,
     hosts: Value,
     shard_map: Value,
-    /// Of a table with the shares of the policy, if a planner wrote it: seconds since it was confirmed.
+    /// Seconds since a planner confirmed the table with the policy's shares; `None` for shares by hand.
     confirmed: Option<u64>,
-    /// The zone of the caller.
+    /// The caller's zone.
     zone: Option<&'static str>,
-    /// How a planner divides its calls among regions, and those that stay among zones.
+    /// A planner's division of calls among regions, and among zones for calls that stay.
     planned: Option<Planned>,
-    /// Endpoints with the number of consecutive probes that failed.
+    /// Endpoints with their number of consecutive failed probes.
     failed_probes: &'static [(&'static str, u32)],
-    /// Endpoints that this caller called last, and whether that succeeded.
+    /// Endpoints that this caller called last, and whether the calls succeeded.
     called: &'static [(&'static str, bool)],
     /// Whether the mesh has a trust domain.
     requires_mtls: bool,
@@ -104,7 +104,7 @@ impl Fleet {
         }
     }
 
-    /// Unhealthy verdicts on the endpoints whose probes failed.
+    /// Unhealthy verdicts on endpoints with failed probes.
     fn verdicts(&self, endpoints: &[Endpoint]) -> Verdicts {
         let mut verdicts = Verdicts::default();
         for (instance, failures) in self.failed_probes {
@@ -165,7 +165,7 @@ impl Fleet {
         self.compile_after_calls(&input)
     }
 
-    /// The table once this caller has called.
+    /// The table compiled after this caller's own calls.
     fn compile_after_calls(&self, input: &CompileInput<'_>) -> ServiceTable {
         let stats = Arc::<EndpointStats>::default();
         let before = ServiceTable::compile(input, &stats, None);
@@ -227,7 +227,7 @@ fn topology() -> Value {
     })
 }
 
-/// The same with continents and neighbours.
+/// The topology with continents and neighbours.
 fn declared_topology() -> Value {
     let mut topology = topology();
     topology["regions"] = json!([
@@ -567,7 +567,7 @@ fn calls_by_key() {
     check("keys.json", &[("cases", cases)]);
 }
 
-/// Shares of callers in `eu`; all of class `bulk` go to `asia`.
+/// Shares of callers in `eu`; all calls of class `bulk` go to `asia`.
 fn traffic() -> Value {
     json!({"service": "shop/cart", "traffic": {"shares": [
         {"from": "eu", "to": {"eu": "50%", "near": "20%", "us": "15%", "asia": "5%"}, "dropped": "10%"},
@@ -576,7 +576,7 @@ fn traffic() -> Value {
     ]}})
 }
 
-/// Fleets whose calls a table divides, and the keys of the calls.
+/// Fleets whose calls are divided by a table, with the calls' keys.
 fn divided_fleets() -> [(Fleet, &'static [Option<u128>]); 14] {
     let list = [
         ("a", "eu", "serving", 1000),
@@ -603,7 +603,7 @@ fn divided_fleets() -> [(Fleet, &'static [Option<u128>]); 14] {
         (divided.clone(), none),
         // `us` drains.
         (Fleet { topology: topology(), ..divided.clone() }, none),
-        // Nobody serves in `near`, so that rings decide the calls that are drawn there.
+        // No endpoint serves in `near`, so rings decide the calls drawn there.
         (Fleet { endpoints: endpoints(&without("c")), ..divided.clone() }, none),
         (Fleet { policy: local, ..divided.clone() }, none),
         (Fleet { policy: near, ..divided.clone() }, none),
@@ -615,7 +615,8 @@ fn divided_fleets() -> [(Fleet, &'static [Option<u128>]); 14] {
             &[Some(1), Some(2), Some(3), Some(4), Some(5), Some(6), None],
         ),
         (keyed("sharded", map_of_regions()), &[Some(3), Some(618), Some(900), None]),
-        // Nobody serves in `near`, and a planner watches: its calls are spread over the other regions by power.
+        // No endpoint serves in `near`, and the table is a planner's: its calls are spread over the other regions by
+        // power.
         (Fleet { confirmed: Some(0), endpoints: endpoints(&without("c")), ..divided.clone() }, none),
         (
             Fleet {
@@ -626,7 +627,7 @@ fn divided_fleets() -> [(Fleet, &'static [Option<u128>]); 14] {
             &[Some(1), Some(2), Some(3), Some(4), Some(5), Some(6)],
         ),
         (by_zone("eu-a", &undrained), none),
-        // Nobody serves in the drawn zone, so that any zone of the region may.
+        // No endpoint serves in the drawn zone, so any zone of the region may.
         (by_zone("eu-c", &undrained), none),
     ]
 }
@@ -640,7 +641,7 @@ fn map_of_regions() -> Value {
     ]})
 }
 
-/// A fleet of three zones in `eu`, the last of which drains, and one region more; a planner divides the calls of a zone.
+/// Three zones in `eu`, of which the last drains, and one more region; a planner divides the calls of a zone.
 fn by_zone(zone: &'static str, topology: &Value) -> Fleet {
     let policy = json!({"service": "shop/cart", "traffic": {"planner": "rings"}, "locality": {"rings": ["zone", "any"]}});
     let list = [

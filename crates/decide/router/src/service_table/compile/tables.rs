@@ -1,4 +1,4 @@
-//! Compiling the region table of the caller's region.
+//! Compiles the region table of the caller's region.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,31 +19,31 @@ use crate::{
     },
 };
 
-/// The least endpoints of a region that are kept, so that a loaded one can be avoided.
+/// The minimum of endpoints used in a region, so that a loaded one can be avoided.
 const LEAST_SUBSET: usize = 2;
 
-/// A table that has force, and the regions that its calls may go to, each with this client's endpoints there.
+/// A table in force: the regions that its calls may reach, each with this client's endpoints.
 pub(super) struct UsableTable<'a> {
     input: TableInput<'a>,
-    /// The shares of the table, by what its regions can carry.
+    /// The table's shares, adjusted to the regions' capacity.
     shares: &'a TrafficShares,
     force: TableForce,
     regions: BTreeMap<&'a Region, Positions>,
-    /// The zones of the caller's region that its zone uses, with their shares; empty where calls do not prefer zones.
+    /// The zones that callers in the caller's zone use, with their shares; empty if calls do not prefer zones.
     zones: BTreeMap<&'a Zone, (Share, Positions)>,
-    /// Regions for the calls of one that cannot serve, with their part of all power; empty unless a planner watches them.
+    /// Regions for the calls of a region that cannot serve, with their part of all power; only in a planner's tables.
     spare: BTreeMap<&'a Region, (Share, Positions)>,
 }
 
 impl Compiler<'_> {
-    /// The table, if calls are decided by it. `localOnly` comes before it.
+    /// The table, if it decides calls. `localOnly` takes precedence.
     pub(super) fn usable_table<'t>(&'t self, shares: &'t TrafficShares) -> Option<UsableTable<'t>> {
         let input = self.input.table.filter(|_| !self.input.policy.locality.local_only)?;
         let force = input.table.force(input.age);
         if force == TableForce::Lapsed {
             return None;
         }
-        // The greatest share of each region over all classes: it decides how many connections are kept.
+        // The greatest share of each region over all classes determines the number of connections.
         let mut greatest: BTreeMap<&Region, Share> = BTreeMap::new();
         for (region, share) in shares.iter().flat_map(|(_, shares)| &shares.to) {
             let kept = greatest.entry(region).or_insert(*share);
@@ -60,8 +60,8 @@ impl Compiler<'_> {
         Some(UsableTable { input, shares, force, regions, zones, spare: self.spare_regions(input) })
     }
 
-    /// The regions that serve, by their power. Shares by hand say where calls go, and no planner corrects them: beyond them,
-    /// rings decide. A shard map says which regions hold a copy.
+    /// The serving regions by power. Empty for shares by hand, which no planner corrects: rings decide then. Also empty for
+    /// a shard map, which says which regions hold a copy.
     fn spare_regions(&self, input: TableInput<'_>) -> BTreeMap<&Region, (Share, Positions)> {
         if input.table.origin == TableOrigin::ByHand || self.input.service.kind == ServiceKind::Sharded {
             return BTreeMap::new();
@@ -81,8 +81,8 @@ impl Compiler<'_> {
         regions.map(|(region, share)| (region, (share, self.table_region(region, None, share)))).collect()
     }
 
-    /// The zones that callers of this zone use, without those that have no serving endpoint. A key or a shard map chooses
-    /// endpoints by itself.
+    /// The zones used by callers of this zone, without zones that have no serving endpoint. Keys and shard maps choose
+    /// endpoints without zones.
     fn usable_zones<'t>(&self, input: TableInput<'t>) -> BTreeMap<&'t Zone, (Share, Positions)> {
         let own = self.locality.zone().filter(|_| self.input.service.kind == ServiceKind::Replicated);
         let shares = own.and_then(|zone| input.table.zones.get(zone));
@@ -92,7 +92,7 @@ impl Compiler<'_> {
         zones.filter(|(_, (_, tier))| tier.total > 0).collect()
     }
 
-    /// Whether rings and drains leave a region to tables. Callers inside a draining region keep using it.
+    /// Whether rings and drains let tables use a region. Callers inside a draining region keep using it.
     pub(super) fn may_go_to(&self, region: &Region) -> bool {
         let topology = &self.input.regions.regions;
         let is_draining =
@@ -102,7 +102,8 @@ impl Compiler<'_> {
         !is_draining && !is_excluded
     }
 
-    /// The serving endpoints of a region, or of one of its zones; of replicated services this client's subset, which is as large as the share.
+    /// The serving endpoints of a region or of one of its zones. For replicated services this client's subset, sized by
+    /// the share.
     fn table_region(&self, region: &Region, zone: Option<&Zone>, share: Share) -> Positions {
         let serves = |position: &usize| {
             let location = &self.endpoints[*position].location;
@@ -207,7 +208,7 @@ impl Compiler<'_> {
         TableRegion { name: name.clone(), hash: hash_text(name.as_str()), rank, endpoints }
     }
 
-    /// The position of each endpoint's region, by index.
+    /// The position of each endpoint's region, by endpoint index.
     fn region_of(&self, names: &[&Region], indices: &[u32]) -> Box<[u8]> {
         if self.input.service.kind != ServiceKind::Sharded {
             return Box::default();
@@ -228,8 +229,8 @@ impl UsableTable<'_> {
         self.zones.values().map(|(_, tier)| tier).chain(self.regions.values())
     }
 
-    /// The endpoints that share calls, each once. Where zones divide the calls that stay, the others of the region get
-    /// none of them.
+    /// The endpoints that share calls, each once. If zones divide the calls that stay, the region's other endpoints
+    /// get none.
     pub(super) fn members(&self, home: &Region) -> BTreeSet<usize> {
         let divided = |region: &Region| region == home && !self.zones.is_empty();
         let regions = self.regions.iter().filter(|(region, _)| !divided(region)).map(|(_, tier)| tier);

@@ -1,4 +1,4 @@
-//! Shares of a region table for regions that cannot carry them.
+//! Adjusts a region table's shares to unhealthy regions.
 
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -10,16 +10,16 @@ use fairmesh_model::{
 use super::Compiler;
 use crate::locality::PreferenceClass;
 
-/// Power by region, of those that calls may go to.
+/// Power by region, for the regions that calls may use.
 type RegionPowers<'a> = BTreeMap<&'a Region, ServingPower>;
 
 impl<'a> Compiler<'a> {
-    /// The shares of the caller's table by what its regions can carry.
+    /// The shares of the caller's table, adjusted to the regions' capacity.
     ///
-    /// A region that is mostly unhealthy keeps what it carries, and gives the rest to the other regions of the table that
-    /// carry all their calls. Where there is none, a planner's table gives it to all regions by their power, as it does
-    /// with the calls of a lost region; for one by hand rings decide, so the nearest regions get it. A region without any
-    /// healthy endpoint keeps its share: the pick finds it lost.
+    /// A mostly unhealthy region keeps the calls that it can carry. The rest goes to the table's other regions that carry
+    /// all their calls. Without any, a planner's table divides the rest among all regions by power, like the calls of a
+    /// lost region; for a table by hand rings decide, so the nearest regions get it. A region without any healthy
+    /// endpoint keeps its share, because the pick finds it lost.
     pub(super) fn table_shares(&self) -> Option<Cow<'a, TrafficShares>> {
         let shares = &self.input.table?.table.shares;
         let powers = self.region_powers();
@@ -33,10 +33,10 @@ impl<'a> Compiler<'a> {
         }))
     }
 
-    /// The power of the regions that rings and drains leave to tables.
+    /// The power of the regions that rings and drains let tables use.
     fn region_powers(&self) -> RegionPowers<'a> {
         let mut powers = RegionPowers::new();
-        // Endpoints after those with an effect are refused.
+        // Endpoints without an entry in `effects` are refused.
         for (position, endpoint) in self.endpoints[..self.effects.len()].iter().copied().enumerate() {
             if endpoint.state == EndpointState::Serving || endpoint.is_expired() {
                 let power = u64::from(self.powers[position]);
@@ -78,7 +78,7 @@ impl<'a> Compiler<'a> {
         RegionShares { to: to.collect(), dropped: shares.dropped }
     }
 
-    /// The regions that carry all their calls, with their power; where a table was written by hand, the nearest of them.
+    /// The regions that carry all their calls, with their power; for a table by hand only the nearest of them.
     fn takers_beyond<'r>(&self, powers: &RegionPowers<'r>) -> Vec<(&'r Region, u64)> {
         let is_by_hand = self.input.table.is_some_and(|input| input.table.origin == TableOrigin::ByHand);
         let rank =

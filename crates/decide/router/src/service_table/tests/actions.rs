@@ -17,7 +17,7 @@ fn request(path: &str) -> RequestView<'_, ()> {
     RequestView { host: "", path, method: "GET", headers: &(), grpc: false }
 }
 
-/// How many of 100 simultaneous calls are admitted.
+/// The number of admitted calls out of 100 simultaneous ones.
 fn admitted(table: &ServiceTable, path: &str) -> usize {
     let routed = table.route(&request(path), 0);
     (0..100).filter(|_| table.admit(&routed, SECOND).is_ok()).count()

@@ -5,7 +5,7 @@ use fairmesh_model::{Capacities, Capacity, HostType, Zone};
 
 use super::*;
 
-/// Number of clients, with one call each, so that calls are independent of each other and of subsets.
+/// Number of clients. Each makes one call, so that calls are independent of each other and of subsets.
 const CLIENTS: u64 = 4000;
 
 /// A fleet of one ring: regions `eu` and `near`, two zones each, and machines of three types.
@@ -48,10 +48,10 @@ proptest! {
         for (place, capacity) in &wanted.zones {
             let share = capacity.power as f64 / wanted.total.power as f64;
             let found = got.zones.get(place).map_or(0.0, |got| got.power as f64) / CLIENTS as f64;
-            // One in 150,000 binomial samples lies outside.
+            // One in 150,000 binomial samples lies outside these bounds.
             let chance = 4.5 * (share * (1.0 - share) / CLIENTS as f64).sqrt();
-            // A strong endpoint is a member of every subset that it competes in, and shares with itself: of first
-            // order in 1/k.
+            // A strong endpoint belongs to every subset in which it competes, and so also competes with itself: an
+            // effect of first order in 1/k.
             let each = |capacity: &Capacity| capacity.power as f64 / capacity.endpoints as f64;
             let narrow = share * (each(capacity) / each(&wanted.total) - 1.0).abs() / f64::from(subset);
             prop_assert!(

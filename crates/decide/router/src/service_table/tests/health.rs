@@ -39,7 +39,7 @@ fn verdicts_against_more_than_half_are_ignored_without_another_ring() {
     assert_eq!(reached(&powerful), names(&["a", "b", "c"]), "capacity counts, not the number of endpoints");
 }
 
-/// How many of 1000 calls without key reach each region.
+/// How many of 1000 calls without a key reach each region.
 fn shares(table: &ServiceTable) -> BTreeMap<String, u32> {
     let mut shares = BTreeMap::new();
     for seed in 0..1000 {

@@ -1,4 +1,4 @@
-//! The order in which a caller uses regions, and endpoints that should not be called.
+//! The order in which a caller uses regions and endpoints that should not be called.
 
 use super::*;
 
@@ -76,7 +76,7 @@ fn a_bounded_last_ring_excludes_regions_known_to_be_farther() {
     assert_eq!(reached(&fleet.compile(None)), names(&["e"]));
 }
 
-/// Ring of each region that has an endpoint, by name.
+/// The ring of each region with an endpoint, by name.
 fn rings_of(fleet: &Fleet) -> Vec<(String, Option<u16>)> {
     let table = fleet.compile(None);
     table.locality.regions().map(|(region, distance)| (region.to_string(), distance.ring)).collect()

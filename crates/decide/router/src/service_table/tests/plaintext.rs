@@ -1,11 +1,11 @@
-//! Endpoints in plaintext, in meshes with a trust domain.
+//! Plaintext endpoints in meshes with a trust domain.
 
 use fairmesh_model::{MtlsMode, SpiffeId};
 
 use super::*;
 use crate::{EndpointTarget, PeerIdentity};
 
-/// A service with an endpoint that speaks mutual TLS, `honest`, and one in plaintext, `intruder`.
+/// A service with two endpoints: `honest` speaks mutual TLS, `intruder` plaintext.
 fn attacked(kind: ServiceKind) -> Fleet {
     let honest = Endpoint { mtls: true, ..endpoint("honest", "eu") };
     Fleet { requires_mtls: true, ..Fleet::new(kind, vec![endpoint("intruder", "eu"), honest]) }
@@ -17,7 +17,7 @@ fn only_intruder() -> Fleet {
     fleet
 }
 
-/// How a caller connects to an endpoint of a table, by what [`EndpointTarget`] says: with or without an identity of its own.
+/// How a caller connects to a table's endpoint according to [`EndpointTarget`], with or without an identity of its own.
 fn connects(target: &EndpointTarget, has_identity: bool) -> &'static str {
     match (&target.identity, target.accepts_plaintext) {
         (Some(_), _) if has_identity => "mtls",
@@ -28,7 +28,7 @@ fn connects(target: &EndpointTarget, has_identity: bool) -> &'static str {
 
 #[test]
 fn the_mesh_and_the_policy_decide_whether_calls_are_in_plaintext() {
-    // The mesh has no trust domain; it has one, and the policy is permissive; it is strict.
+    // Three modes: without a trust domain, permissive, and strict.
     let modes = [
         ("none", false, MtlsMode::Strict),
         ("permissive", true, MtlsMode::Permissive),
@@ -70,7 +70,7 @@ fn a_plaintext_endpoint_gets_no_call_of_any_kind_in_a_strict_mesh() {
             let picked = table.pick(&params, 0, key as u64).unwrap();
             assert_eq!(id(&table, &picked), "honest", "{kind:?}");
         }
-        // Nor load polls, nor what programs in the kernel send.
+        // Neither load polls nor kernel programs use it.
         let named = |&index: &u32| table.target(index).instance.to_string();
         let polled: Vec<_> = table.nearest().iter().map(named).collect();
         let sent = table.numbers().map(|numbers| numbers.indices().map(|index| named(&index)).collect());

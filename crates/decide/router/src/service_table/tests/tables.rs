@@ -27,7 +27,7 @@ impl Fleet {
     }
 }
 
-/// Where this many calls in 10,000 go, by region; `dropped` for those that are.
+/// The destinations of this many calls in 10,000, by region; `dropped` counts dropped calls.
 fn distribution(table: &ServiceTable, ask: &PickParams<'_>) -> BTreeMap<String, u32> {
     let mut counts = BTreeMap::new();
     for call in 0..10_000 {
@@ -106,7 +106,7 @@ fn where_nobody_can_serve_in_the_region_rings_decide() {
     assert_near(&distribution(&fleet.compile_with(&table, 0), &ask), &[("eu", 100)]);
     fleet.endpoints.retain(|endpoint| endpoint.location.region != region("us"));
     assert_near(&distribution(&fleet.compile_with(&table, 0), &ask), &[("eu", 100)]);
-    // The only endpoint there failed this call.
+    // The only endpoint in the region failed this call.
     let fleet = Fleet::replicated(&[("a", "eu"), ("c", "us")]);
     let compiled = fleet.compile_with(&table, 0);
     let first = compiled.pick(&ask, 0, 1).unwrap();
@@ -123,7 +123,7 @@ fn the_calls_of_a_lost_region_are_spread_by_power_where_a_planner_watches() {
     let ask = PickParams::default();
     let compiled = fleet.compile_with(&table, 0);
     assert_near(&distribution(&compiled, &ask), &[("eu", 100)]);
-    // Of the endpoints of the other regions two are in us, and one in asia.
+    // Two of the other regions' endpoints are in us, and one in asia.
     for index in compiled.candidates().filter(|known| known.target.location.region == region("eu")) {
         compiled.begin(index.index);
         compiled.finish(index.index, Outcome::Unreachable, 0);
