@@ -1,4 +1,4 @@
-//! Which endpoint registered an address last: the address of a dead endpoint may belong to another service by now. Pure:
+//! The last registration of each address: the address of a dead endpoint may belong to another service by now. Pure:
 //! callers pass `now`.
 
 use std::{collections::HashMap, net::SocketAddr};
@@ -7,15 +7,15 @@ use tokio::time::Instant;
 
 use crate::{InstanceClaim, InstanceRef};
 
-/// Up to this many claims are not worth a search for those that have ended.
+/// Up to this many claims, ended claims are not searched for.
 const PRUNED_FROM: usize = 1024;
 
 /// The last registration of each address, and the lost endpoints that had one.
 ///
-/// A plaintext endpoint does not prove which service it is of. While it is lost, its callers may still ask it as a last
-/// resort, and would be answered by whatever listens there. Only one process listens at an address, so a later
-/// registration for another service shows that the process before it has ended. Where one process serves both, the earlier
-/// endpoint has renewed its lease since. After a restart of the control plane, claims are those made since.
+/// A plaintext endpoint does not prove its service. While it is lost, callers may still use it as a last resort and would
+/// reach whichever process listens there. Only one process listens at an address, so a later registration for another
+/// service shows that the earlier process has ended. If one process serves both services, the earlier endpoint has renewed
+/// its lease since. After a restart, the control plane knows only claims made since.
 #[derive(Debug, Default)]
 pub(crate) struct AddressClaims {
     claims: HashMap<SocketAddr, Claim>,
@@ -31,13 +31,13 @@ struct Claim {
 #[derive(Clone, Debug)]
 struct Lost {
     instance: InstanceRef,
-    /// The last time that it was known to be alive.
+    /// When the endpoint was last known to be alive.
     renewed: Instant,
 }
 
 impl AddressClaims {
-    /// Notes a registration; returns the lost endpoints of other services that the address belonged to before. Repeating it
-    /// changes nothing.
+    /// Notes a registration. Returns the lost endpoints of other services that had the address before. Repeating a
+    /// registration changes nothing.
     pub(crate) fn claim(
         &mut self,
         address: SocketAddr,
@@ -53,7 +53,7 @@ impl AddressClaims {
         displaced.map(|lost| lost.instance.clone()).collect()
     }
 
-    /// The endpoint of another service that registered the address since this one last renewed its lease.
+    /// The endpoint of another service that registered the address after this one last renewed its lease.
     pub(crate) fn displacing(
         &self,
         address: SocketAddr,
@@ -65,7 +65,7 @@ impl AddressClaims {
         Some(&claim.holder.instance)
     }
 
-    /// Drops claims without a lease once they are most of all: removals do not search for them.
+    /// Drops claims without a lease once they are the majority; removals do not search for them.
     pub(crate) fn prune(&mut self, leases: usize, has_lease: impl Fn(&InstanceRef) -> bool) {
         if self.claims.len() > 2 * leases + PRUNED_FROM {
             self.claims.retain(|_, claim| has_lease(&claim.holder.instance));
@@ -78,7 +78,7 @@ impl AddressClaims {
         self.lost.entry(address).or_default().push(Lost { instance: instance.clone(), renewed });
     }
 
-    /// Notes an endpoint that was removed, or lives again.
+    /// Notes an endpoint that was removed or is alive again.
     pub(crate) fn note_gone(&mut self, address: SocketAddr, instance: &InstanceRef) {
         if let Some(lost) = self.lost.get_mut(&address) {
             lost.retain(|known| known.instance != *instance);

@@ -1,9 +1,9 @@
-//! Services that were declared by their first registration, and the removal of such declarations.
+//! Services declared by their first registration, and the removal of such declarations.
 //!
-//! A newcomer needs no file: registering declares an undeclared service. Such a declaration is removed some minutes
-//! after the last of its endpoints, so that names which no operator wrote do not pile up. The history of the service
-//! records that a registration declared it; applying any declaration makes it an operator's, which stays. A field of
-//! the record was rejected: every reader of services would have to know it.
+//! New services need no file: a registration declares an undeclared service. The declaration is removed some minutes
+//! after the service's last endpoint, so that names without an operator do not pile up. The service's history marks
+//! the declaration. Applying any declaration makes it an operator's, which stays. A field of the record was rejected:
+//! every reader of services would have to know it.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -22,28 +22,28 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::{Registry, RegistryError, clock::now_ms};
 
-/// How long a declaration outlives the last endpoint: longer than a program takes to restart.
+/// How long a declaration outlives its last endpoint: longer than a program takes to restart.
 pub const DECLARATION_GRACE: Duration = Duration::from_secs(5 * 60);
-/// The most services declared by registrations at a time; further ones have to be applied.
+/// The most services declared by registrations at a time; operators have to apply further ones.
 pub const MAX_AUTO_DECLARED: usize = 20_000;
 
-/// How often declarations are scanned, and how many at a time.
+/// Interval of scans, and the number of declarations per scan.
 const SCAN_INTERVAL: Duration = Duration::from_secs(10);
 const SCAN_BATCH: usize = 2_000;
 /// The most declarations removed in one batch.
 const REMOVE_BATCH: usize = 100;
-/// What authors without an identity begin with.
+/// Prefix of authors without an identity.
 const ANONYMOUS: &str = "anonymous";
-/// The author in the history entry of such a declaration.
+/// The author in a marker of a declaration by registration.
 const DECLARED_BY: &str = "its first registration";
 
 static REMOVED: LogLimiter = LogLimiter::new();
 
-/// The known ones.
+/// The known declarations by registration.
 #[derive(Debug, Default)]
 pub(crate) struct AutoDeclarations {
     known: BTreeMap<ServiceName, AutoDeclaration>,
-    /// How many each peer has.
+    /// The number of declarations of each peer.
     by_peer: HashMap<Arc<str>, usize>,
     /// The service at which the last scan ended.
     scan_cursor: Option<ServiceName>,
@@ -51,13 +51,13 @@ pub(crate) struct AutoDeclarations {
 
 #[derive(Debug, Default)]
 struct AutoDeclaration {
-    /// Since when it has no endpoints.
+    /// Since when the service has no endpoints.
     unused: Option<Instant>,
-    /// The peer whose registration declared it; `None` after a restart, and where peers have no identity.
+    /// The peer whose registration declared the service; `None` after a restart, and for peers without an identity.
     peer: Option<Arc<str>>,
 }
 
-/// The peer of an author, without the program for which it registers; `None` if it has no identity, since all such peers would be
+/// The peer in an author, without the program for which it registers. `None` without an identity, since all such peers would be
 /// one.
 pub(crate) fn peer_of(author: &str) -> Option<Arc<str>> {
     let peer = author.split(" for ").next().unwrap_or_default();
@@ -78,7 +78,7 @@ impl AutoDeclarations {
         self.release(removed);
     }
 
-    /// A declaration of a peer is gone.
+    /// Releases a removed declaration from its peer.
     fn release(&mut self, removed: Option<AutoDeclaration>) {
         let Some(peer) = removed.and_then(|removed| removed.peer) else { return };
         if let Some(count) = self.by_peer.get_mut(&peer) {
@@ -89,8 +89,8 @@ impl AutoDeclarations {
         }
     }
 
-    /// Whether a peer may declare another service, beside `more` of the same batch. It may have as many as it leaves free, so that no
-    /// peer takes all.
+    /// Whether a peer may declare another service, besides `more` in the same batch. A peer may have as many as it leaves free,
+    /// so that no peer takes all.
     pub(crate) fn admits(&self, peer: Option<&str>, more: usize) -> bool {
         let all = self.known.len() + more;
         let own = peer.map_or(0, |peer| self.by_peer.get(peer).copied().unwrap_or_default() + more);
@@ -101,7 +101,7 @@ impl AutoDeclarations {
         self.known.len()
     }
 
-    /// The services of the next scan, round robin.
+    /// The services of the next scan, in rotation.
     fn next_batch(&mut self) -> Vec<ServiceName> {
         let after = self.scan_cursor.take().map_or(Bound::Unbounded, Bound::Excluded);
         let next = self.known.range((after, Bound::Unbounded)).take(SCAN_BATCH);
@@ -154,7 +154,7 @@ impl Registry {
         }
     }
 
-    /// The declarations that had no endpoints for the grace period.
+    /// The declarations without endpoints for the grace period.
     fn expired(&self, now: Instant) -> Vec<ServiceName> {
         let batch = self.declarations().next_batch();
         let mut due = Vec::new();
@@ -183,8 +183,8 @@ impl Registry {
         self.node().get(&policy).is_some() || !self.node().read(&below).1.is_empty()
     }
 
-    /// Removes declarations that are still unused. Registrations wait meanwhile, since they would find the service
-    /// declared.
+    /// Removes declarations that are still unused. Registrations wait meanwhile, because they would still find the
+    /// service declared.
     async fn remove_declarations(&self, services: &[ServiceName]) -> Result<(), RegistryError> {
         let _registering = self.shared.registering.write().await;
         let plan = || {
@@ -218,12 +218,12 @@ impl Registry {
     }
 }
 
-/// The write that makes a declaration by registration an operator's; `None` if it is one.
+/// The write that turns a declaration by registration into an operator's; `None` if it already is an operator's.
 pub fn adopt_declaration(node: &Node, service: &ServiceName) -> Option<Op> {
     marker(node, service)
 }
 
-/// The deletion of the marker of a declaration by registration, which is the newest entry of its history.
+/// The deletion of a declaration's marker, which is the newest entry of its history.
 fn marker(node: &Node, service: &ServiceName) -> Option<Op> {
     let (_, entries) = node.read(&[Prefix::history(RecordKind::Service, service)]);
     let (key, entry) = entries.into_iter().next_back()?;
@@ -231,7 +231,7 @@ fn marker(node: &Node, service: &ServiceName) -> Option<Op> {
     Some(Op::delete(key).expecting(Expect::Revision(entry.revision)))
 }
 
-/// The service of a marker; `None` for other entries.
+/// The service of a marker; `None` for other history entries.
 fn declared_by(key: &str, entry: &Entry) -> Option<ServiceName> {
     if RecordKind::of(key) != Some(RecordKind::History) {
         return None;

@@ -1,9 +1,9 @@
 //! The load of shards, and plans of moves that prevent overload (ServiceRouter §4.3.1).
 //!
-//! The control plane plans; an operator's command or an external shard manager executes the plan by the same calls.
-//! Plans rest on reports in memory here, and one party, chosen by the owner of a service, should move its shards. A
-//! loop within the control plane was rejected: it would compete with external shard managers, out of the operators'
-//! sight.
+//! The control plane plans, but an operator's command or an external shard manager executes the plan through the same
+//! calls. Plans use reports held in memory here. The owner of a service should choose one party to move its shards. A
+//! loop within the control plane was rejected, because it would compete with external shard managers out of
+//! operators' sight.
 
 mod load_window;
 mod plan;
@@ -28,7 +28,7 @@ pub use region_pool::{Server, Work, WorkByShard};
 
 use crate::{InstanceClaim, Registry, RegistryError};
 
-/// With fewer calls a minute, the load is mostly chance.
+/// With fewer calls per minute, the load is mostly chance.
 const MIN_CALLS_PER_MINUTE: u64 = 100;
 
 /// The load of one server of a service.
@@ -44,9 +44,9 @@ pub struct ServerLoad {
     pub power: u32,
     /// Whether it serves, and may receive shards.
     pub serves: bool,
-    /// The age of its last report; `None` without a recent one: the fields below are then empty.
+    /// Age of the last report; `None` without a recent one, and then the fields below are empty.
     pub age: Option<Duration>,
-    /// Calls with keys, a minute.
+    /// Calls with keys per minute.
     pub calls: u64,
     /// The shards with most work, by id and role.
     pub shards: Vec<(ShardId, Role, Work)>,
@@ -62,7 +62,7 @@ impl ServerLoad {
 }
 
 impl Registry {
-    /// Records a report of shard work, and counts its outcome.
+    /// Records a report of shard work and counts its outcome.
     pub fn report_load(&self, claim: &InstanceClaim, report: &LoadReport) -> ReportOutcome {
         let registered = self.leases().is_held_by(claim);
         let mut windows = self.windows();
@@ -79,7 +79,7 @@ impl Registry {
         self.windows().counts()
     }
 
-    /// The number of servers with a known load by shard, and of those whose reports ceased.
+    /// The number of servers with known load by shard, and of servers whose reports ceased.
     pub fn load_servers(&self) -> (usize, usize) {
         self.windows().servers(self.now_ms())
     }
@@ -120,7 +120,7 @@ impl Registry {
         Ok(loads)
     }
 
-    /// Proposes moves that prevent overload; does not start them.
+    /// Proposes moves that prevent overload, but does not start them.
     ///
     /// # Errors
     /// `NotFound` when the service has no shard map, `Refused` without sufficient load reports.
@@ -172,7 +172,7 @@ fn at_ordinary_speed(work: Work, speed: u32) -> Work {
     work.saturating_mul(speed.into()) / Work::from(FULL_SPEED)
 }
 
-/// Refuses to plan when half of the servers do not report, or there are too few calls.
+/// Refuses to plan if half of the servers do not report or there are too few calls.
 fn check_coverage(service: &ServiceName, loads: &[ServerLoad]) -> Result<(), RegistryError> {
     let known = loads.iter().filter(|load| load.age.is_some()).count();
     if known == 0 || known * 2 < loads.len() {

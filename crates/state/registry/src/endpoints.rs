@@ -24,15 +24,15 @@ pub struct Registration {
     pub service: ServiceName,
     /// The endpoint.
     pub endpoint: Endpoint,
-    /// Whether the state was given explicitly: a repeated registration without it leaves a draining endpoint draining.
+    /// Whether the state was given explicitly. Without it, a repeated registration leaves a draining endpoint draining.
     pub explicit_state: bool,
-    /// The declaration of an undeclared service; without one it is declared as replicated, with the protocol of the
-    /// endpoint's label `fairmesh.protocol`.
+    /// The declaration for an undeclared service. Without one, the service is declared as replicated, with the
+    /// protocol in the endpoint's label `fairmesh.protocol`.
     pub declaration: Option<Service>,
 }
 
 impl Registration {
-    /// Records the agent that registers the endpoint, whatever the program says of it.
+    /// Records the agent that registers the endpoint, and overrides any value from the program.
     pub(crate) fn owned_by(&mut self, agent: Option<&Label>) {
         let labels = &mut self.endpoint.labels;
         match agent {
@@ -45,14 +45,14 @@ impl Registration {
 /// A new state for an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateReport {
-    /// The instance, and the process that reports.
+    /// The instance and the reporting process.
     pub claim: InstanceClaim,
     /// The state.
     pub state: EndpointState,
 }
 
 impl Registry {
-    /// The registered endpoints of `instances`, in that order; `None` for missing ones. Reads each service once.
+    /// The registered endpoints of `instances`, in that order; `None` for missing ones. Each service is read once.
     fn find(&self, instances: &[InstanceRef]) -> Vec<Option<StoredEndpoint>> {
         let mut wanted: BTreeMap<&ServiceName, HashSet<&str>> = BTreeMap::new();
         for instance in instances {
@@ -65,14 +65,14 @@ impl Registry {
         instances.iter().map(|instance| found.get(instance).cloned()).collect()
     }
 
-    /// The same by claim; `None` also where another process is registered.
+    /// The registered endpoints of `claims`; `None` also if another process is registered.
     fn find_claimed(&self, claims: &[InstanceClaim]) -> Vec<Option<StoredEndpoint>> {
         let instances: Vec<_> = claims.iter().map(|claim| claim.instance.clone()).collect();
         let found = self.find(&instances).into_iter().zip(claims);
         found.map(|(held, claim)| held.filter(|held| claim.matches(held.endpoint.incarnation()))).collect()
     }
 
-    /// The same, with an error unless every one is registered.
+    /// The registered endpoints of `claims`, or an error unless every one is registered.
     fn find_all(&self, field: &str, claims: &[InstanceClaim]) -> Result<Vec<StoredEndpoint>, RegistryError> {
         let missing = |i: usize| {
             let InstanceRef { service, instance } = &claims[i].instance;

@@ -2,7 +2,7 @@ use fairmesh_model::Invalid;
 use fairmesh_rib::Conflict;
 use fairmesh_store::WriteError;
 
-/// Why the registry refused a call. Nothing is changed then.
+/// Why the registry refused a call. A refused call changes nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
     /// The request is invalid.
@@ -17,7 +17,7 @@ pub enum RegistryError {
     /// Another writer changed the record concurrently.
     #[error("{0}")]
     Conflict(Invalid),
-    /// The store does not take writes at present.
+    /// The store takes no writes at present.
     #[error("{0}")]
     Unavailable(Invalid),
 }

@@ -16,20 +16,19 @@ use fairmesh_model::ServiceName;
 use crate::Registry;
 use scan::{FileState, Source};
 
-/// The label with the whole path of the file that an endpoint comes from: file names alone would collide between
-/// folders.
+/// The label with the full path of an endpoint's source file. File names alone would collide between folders.
 pub const SOURCE_LABEL: &str = "fairmesh.source";
 
-/// How often files are read.
+/// Interval of reading files.
 const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Registers the endpoints that a YAML file, or every `*.yaml` and `*.yml` of a folder, lists (documents of `kind:
 /// Endpoints` only).
 ///
-/// It owns the endpoints that it wrote, which carry [`SOURCE_LABEL`] with the file's path, and removes those that are
-/// no longer listed, also those of a file that was deleted while the process was down. Content counts once two scans in
-/// a row have found it: a file may be half written, or about to be renamed. A file that cannot be read, or is invalid,
-/// changes nothing: the last good state stays, and [`FileSource::status`] and the log show the error.
+/// The source owns the endpoints that it wrote, which carry [`SOURCE_LABEL`] with the file's path. It removes endpoints
+/// that are no longer listed, including those of files deleted while the process was down. Content is accepted once two
+/// consecutive scans find it, since a file may be half written or about to be renamed. An unreadable or invalid file
+/// changes nothing: the last valid state stays, and [`FileSource::status`] and the log show the error.
 #[derive(Debug)]
 pub struct FileSource {
     registry: Registry,
@@ -42,7 +41,7 @@ pub struct FileSource {
 pub struct FileStatus {
     /// The number of listed endpoints.
     pub endpoints: usize,
-    /// Present errors, by file; empty when everything listed is registered.
+    /// Present errors by file; empty if everything listed is registered.
     pub errors: BTreeMap<String, String>,
 }
 
@@ -51,7 +50,7 @@ pub struct FileStatus {
 struct KnownFiles {
     /// The state of every file.
     files: BTreeMap<String, FileState>,
-    /// The services in which each file may have endpoints.
+    /// Services in which each file may have endpoints.
     services: BTreeMap<String, BTreeSet<ServiceName>>,
 }
 
@@ -67,7 +66,7 @@ impl FileSource {
     /// The files that a source at this path reads: the file, or those of the folder.
     ///
     /// # Errors
-    /// There is none, or it is not readable.
+    /// When no file exists or one is unreadable.
     pub fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
         Ok(scan::files(path)?.into_values().collect())
     }
@@ -77,7 +76,7 @@ impl FileSource {
         self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Follows the files until `shutdown` is done. The endpoints stay.
+    /// Follows the files until `shutdown` completes. The endpoints stay registered.
     pub async fn run(&self, shutdown: impl Future<Output = ()> + Send) {
         tokio::select! {
             () = self.follow() => {}
@@ -98,7 +97,7 @@ impl FileSource {
     /// Reads the files and applies changes.
     async fn scan(&self, known: &mut KnownFiles) {
         let source = Source { path: self.path.clone(), known: known.files.clone() };
-        // File systems block.
+        // File system calls block, so they run on a blocking thread.
         let Ok(found) = tokio::task::spawn_blocking(move || source.read()).await else { return };
         let mut errors = BTreeMap::new();
         for (name, mut file) in found {

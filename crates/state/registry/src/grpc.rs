@@ -219,7 +219,7 @@ impl v1::registry_server::Registry for RegistryService {
         let service = service(&request.service)?;
         let options = load::options(request).map_err(RegistryError::from)?;
         let registry = self.registry.clone();
-        // Takes seconds for a map of millions of shards.
+        // Planning takes seconds for a map of millions of shards.
         let plan = spawn_blocking(move || registry.propose(&service, &options)).await;
         let plan = plan.map_err(|stopped| Status::internal(stopped.to_string()))??;
         Ok(Response::new(load::plan(plan)))

@@ -3,7 +3,7 @@
 //! | call | body | response |
 //! |---|---|---|
 //! | `POST /v1/register` | `{service, endpoints: [{instance, address, region, …}]}` | `{revision}` |
-//! | `POST /v1/renew` | `{service, instances: []}` | `{unknown: []}`: those that have to register again |
+//! | `POST /v1/renew` | `{service, instances: []}` | `{unknown: []}`: instances that have to register again |
 //! | `POST /v1/report` | `{service, reports: [{instance, state}]}` | `{revision}` |
 //! | `POST /v1/drain` | `{service, instances: [], deadline: "30s"}` | `{revision, callersMoved, behind: []}` |
 //! | `POST /v1/deregister` | `{service, instances: []}` | `{revision}` |

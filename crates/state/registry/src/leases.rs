@@ -10,10 +10,10 @@ use tokio::time::Instant;
 
 use crate::{InstanceClaim, InstanceRef};
 
-/// How long a lost endpoint is kept, so that it can return.
+/// How long a lost endpoint is retained, so that it can return.
 pub(crate) const LOST_RETENTION: Duration = Duration::from_secs(600);
 
-/// All leases, also in the order of expiry.
+/// All leases, by holder and by expiry.
 #[derive(Debug, Default)]
 pub(crate) struct Leases {
     leases: HashMap<InstanceRef, Lease>,
@@ -22,22 +22,22 @@ pub(crate) struct Leases {
 
 #[derive(Clone, Copy, Debug)]
 struct Lease {
-    /// The process that holds it.
+    /// The process that holds the lease.
     incarnation: u64,
     term: Duration,
     due: Instant,
-    /// The state before it was lost, if it is.
+    /// The state before the endpoint was lost, if it is.
     lost: Option<EndpointState>,
 }
 
 /// The result of a renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Renewal {
-    /// The lease had not expired; its term starts anew.
+    /// The lease had not expired, and its term starts anew.
     Renewed,
-    /// It had expired: the record has to be restored first, then the lease granted.
+    /// The lease had expired: restore the record first, then grant the lease.
     WasLost,
-    /// There is no lease, or it is another process's.
+    /// There is no lease, or another process holds it.
     Unknown,
 }
 
@@ -50,7 +50,7 @@ impl Leases {
         before.is_some_and(|lease| lease.lost.is_some())
     }
 
-    /// Adds an endpoint that was found lost: it is retained from now on. One that is known as lost is unchanged.
+    /// Adds an endpoint found lost and retains it from now on. A known lost endpoint is unchanged.
     pub(crate) fn adopt_lost(&mut self, holder: InstanceClaim, term: Duration, now: Instant) {
         let InstanceClaim { instance, incarnation } = holder;
         if self.is_lost(&instance) {
@@ -74,38 +74,38 @@ impl Leases {
         }
     }
 
-    /// Whether the process holds a lease, lost or not.
+    /// Whether the process holds a lease, even while lost.
     pub(crate) fn is_held_by(&self, holder: &InstanceClaim) -> bool {
         self.leases.get(&holder.instance).is_some_and(|lease| holder.matches(lease.incarnation))
     }
 
-    /// Number of leases, lost ones included.
+    /// Number of leases, including lost ones.
     pub(crate) fn len(&self) -> usize {
         self.leases.len()
     }
 
-    /// Whether it has a lease, lost or not.
+    /// Whether the instance has a lease, even while lost.
     pub(crate) fn is_known(&self, holder: &InstanceRef) -> bool {
         self.leases.contains_key(holder)
     }
 
-    /// When it was last renewed; `None` if it is lost, or there is no lease.
+    /// When the lease was last renewed; `None` if lost or without a lease.
     pub(crate) fn renewed_at(&self, holder: &InstanceRef) -> Option<Instant> {
         let lease = self.leases.get(holder).filter(|lease| lease.lost.is_none())?;
         lease.due.checked_sub(lease.term)
     }
 
-    /// Whether its term, or its retention as lost, is over.
+    /// Whether the term, or the retention of a lost endpoint, is over.
     pub(crate) fn is_due(&self, holder: &InstanceRef, now: Instant) -> bool {
         self.leases.get(holder).is_some_and(|lease| lease.due <= now)
     }
 
-    /// Whether it is lost, and only retained.
+    /// Whether the endpoint is lost and only retained.
     pub(crate) fn is_lost(&self, holder: &InstanceRef) -> bool {
         self.leases.get(holder).is_some_and(|lease| lease.lost.is_some())
     }
 
-    /// At most `most` of the due ones, the longest due first.
+    /// At most `most` due holders, the longest due first.
     pub(crate) fn due(&self, now: Instant, most: usize) -> Vec<InstanceRef> {
         self.order
             .iter()
@@ -115,12 +115,12 @@ impl Leases {
             .collect()
     }
 
-    /// When the next one is due.
+    /// When the next lease is due.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         self.order.first().map(|(due, _)| *due)
     }
 
-    /// Marks it as lost, unless it renewed meanwhile: then returns false, and its record has to be restored.
+    /// Marks the endpoint as lost. Returns false if it renewed meanwhile; then its record has to be restored.
     pub(crate) fn mark_lost(&mut self, holder: &InstanceRef, before: EndpointState, now: Instant) -> bool {
         let Some(lease) = self.leases.get(holder).copied().filter(|lease| lease.due <= now) else {
             return false;
@@ -130,7 +130,7 @@ impl Leases {
         true
     }
 
-    /// Its state before it was lost.
+    /// The endpoint's state before it was lost.
     pub(crate) fn state_before(&self, holder: &InstanceRef) -> EndpointState {
         self.leases.get(holder).and_then(|lease| lease.lost).unwrap_or_default()
     }

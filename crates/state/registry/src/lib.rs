@@ -1,12 +1,12 @@
 //! The sources of endpoints and shards: an API with leases (gRPC and HTTP/JSON), watched files, and the reconciler that
 //! moves shards (ServiceRouter §3.1, §3.2, §3.3, §4.1).
 //!
-//! It reads the RIB through a `rib` node and writes it through a `store`, beside the control plane's configuration; no
-//! router talks to it. [`manifest`] parses YAML files, for `fairmesh apply` too.
+//! The crate reads the RIB through a `rib` node and writes it through a `store`, like the control plane's
+//! configuration; no router talks to it. [`manifest`] parses YAML files, for `fairmesh apply` too.
 //!
-//! Leases are kept in memory and a renewal does not write the RIB; only a change of state does. Leases in the RIB were
-//! rejected: the renewals of 100,000 endpoints every few seconds would be most of the store's load. The price is that a
-//! restarted control plane grants every lease a full term before it may mark an endpoint as lost.
+//! Leases are kept in memory: only a change of state writes the RIB, a renewal does not. Leases in the RIB were
+//! rejected, because renewals of 100,000 endpoints every few seconds would be most of the store's load. The price is
+//! that a restarted control plane grants every lease a full term before it may mark an endpoint as lost.
 
 mod address_claims;
 mod auto_declarations;

@@ -1,6 +1,6 @@
 //! YAML files: documents, each with its `kind`.
 //!
-//! A file is accepted or refused as a whole. An error has the position (line, column, byte span) and a hint.
+//! A file is accepted or refused as a whole. An error has a position (line, column, byte span) and a hint.
 
 mod documents;
 mod error;
@@ -28,7 +28,7 @@ pub struct Document {
     pub spec: spec::Document,
     /// The validated resource.
     pub resource: Resource,
-    /// The line in the file where it starts, from 1.
+    /// The document's first line in the file, from 1.
     pub line: usize,
 }
 
@@ -48,10 +48,10 @@ pub fn errors(file: &str, text: &str) -> Vec<ManifestError> {
     documents::split(text).iter().flat_map(|piece| recovery::errors(file, text, piece)).collect()
 }
 
-/// Parses a file with one document of the caller's type, such as a scenario; `check` validates it.
+/// Parses a file with one document of the caller's type, such as a scenario. `check` validates the document.
 ///
 /// # Errors
-/// The first error, as [`parse`]; or the number of documents, if it is not one.
+/// The first error, as for [`parse`]; or the number of documents, if it is not one.
 pub fn read<T: DeserializeOwned>(
     file: &str,
     text: &str,
@@ -71,8 +71,7 @@ pub fn read<T: DeserializeOwned>(
     read.map_err(|diagnostic| ManifestError::new(file, text, piece, diagnostic))
 }
 
-/// The `kind` of the one document of a file; `None` without one, or with another number of documents, which [`read`]
-/// reports.
+/// The `kind` of a file's single document. `None` for any other number of documents, which [`read`] reports.
 ///
 /// # Errors
 /// [`ManifestError`] for invalid YAML, and for a kind that is not `known`.
@@ -137,7 +136,8 @@ fn body<'de, T: Deserialize<'de>>(piece: &DocumentText<'de>) -> Result<T, Diagno
         .map_err(|e| parse_error(&e))
 }
 
-/// Room for a shard map of about 100,000 shards; depth and aliases are bounded, so that no file exhausts memory.
+/// Parser limits: room for a shard map of about 100,000 shards, with bounded depth and aliases, so that no file
+/// exhausts memory.
 fn options() -> Options {
     serde_saphyr::options! {
         budget: serde_saphyr::budget! {

@@ -1,5 +1,5 @@
-//! Callers that reach servers in plaintext although these speak mutual TLS, as permissive policies allow: reported with
-//! renewals, and kept in memory.
+//! Callers that use plaintext with mutual TLS servers, as permissive policies allow. Servers report them with renewals;
+//! the reports are kept in memory.
 
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
@@ -8,21 +8,22 @@ use tokio::time::Instant;
 
 use crate::{InstanceRef, Registry};
 
-/// How long the report of a server counts. A server without callers in plaintext reports none, which ends it at once.
+/// How long a server's report counts. A server without such callers sends an empty report, which ends the earlier one
+/// at once.
 const RETENTION: Duration = Duration::from_secs(300);
-/// The callers of one server.
+/// Maximum of callers per server.
 const MAX_CALLERS: usize = 64;
-/// The servers with callers in plaintext.
+/// Maximum of servers with plaintext callers.
 const MAX_SERVERS: usize = 10_000;
 
-/// A caller in plaintext, as its server reports it.
+/// A plaintext caller, as reported by its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlaintextCaller {
     /// Its address.
     pub address: IpAddr,
-    /// Connections that it opened since it is listed.
+    /// Connections opened since the caller was first listed.
     pub connections: u64,
-    /// When it had one last, on the clock of this process.
+    /// Time of the caller's last connection, on this process's clock.
     pub last: Instant,
 }
 
@@ -39,10 +40,10 @@ struct Report {
 }
 
 impl PlaintextReports {
-    /// Replaces the report of a server. One that has no room is left out.
+    /// Replaces a server's report. A report without room is dropped.
     fn put(&mut self, server: &InstanceRef, callers: &[PlaintextCaller], now: Instant) {
         let report = || Report { arrived: now, callers: callers.to_vec() };
-        // Nearly every renewal ends here: one look-up, however many reports there are.
+        // Nearly every renewal ends here with one look-up, however many reports exist.
         match self.reports.get_mut(server) {
             None if callers.is_empty() => return,
             Some(known) if !callers.is_empty() => return *known = report(),
@@ -68,7 +69,7 @@ impl PlaintextReports {
 }
 
 impl Registry {
-    /// Takes over a report of servers that have renewed their leases.
+    /// Takes over reports of servers that have renewed their leases.
     ///
     /// # Errors
     /// When there are too many callers.
@@ -89,7 +90,7 @@ impl Registry {
         Ok(())
     }
 
-    /// The callers in plaintext of each server of a service that has any.
+    /// The plaintext callers of a service's servers; servers without any are left out.
     pub fn plaintext_callers(&self, service: &ServiceName) -> Vec<(InstanceId, Vec<PlaintextCaller>)> {
         self.plaintext_reports().of(service, Instant::now())
     }

@@ -23,15 +23,15 @@ use crate::{
     shards::{Readiness, UndoneMoves},
 };
 
-/// The most attempts of a change when other writers change the same records.
+/// The most attempts of a change if other writers change the same records.
 const MAX_ATTEMPTS: usize = 16;
-/// How long the node may take to apply a commit of the store; normally milliseconds.
+/// How long the node may take to apply a store commit; normally milliseconds.
 const MAX_NODE_LAG: Duration = Duration::from_secs(5);
 
 /// The endpoints, leases and shard maps of a control plane. Cheap to clone; clones share their state.
 ///
-/// Changes are planned on the records of the node and written by compare-and-set. [`Registry::run`] expires leases and
-/// executes shard moves, and has to run as long as the registry is used.
+/// Changes are planned on the node's records and written by compare-and-set. [`Registry::run`] expires leases and
+/// executes shard moves, and must run as long as the registry is used.
 #[derive(Clone, Debug)]
 pub struct Registry {
     pub(crate) shared: Arc<RegistryState>,
@@ -47,7 +47,7 @@ pub(crate) struct RegistryState {
     undone_moves: Mutex<UndoneMoves>,
     windows: Mutex<LoadWindows>,
     plaintext_reports: Mutex<PlaintextReports>,
-    /// The time that the ages of load reports refer to.
+    /// Origin of the ages of load reports.
     created: Instant,
     pub(crate) map_cache: ShardMapCache,
     declarations: Mutex<AutoDeclarations>,
@@ -61,16 +61,16 @@ pub(crate) struct RegistryState {
     pub(crate) lease_granted: Notify,
     /// Requested moves that are not started yet.
     pending_moves: Mutex<BTreeSet<RecordKey>>,
-    /// Notified when there is one.
+    /// Notified when a move is requested.
     pub(crate) move_requested: Notify,
-    /// Changes when a server reports its loaded shards.
+    /// Notified when a server reports its loaded shards.
     pub(crate) reports: watch::Sender<()>,
 }
 
 /// The result of a change.
 #[derive(Debug)]
 pub(crate) struct Committed<T> {
-    /// The revision of the change; the node's own when there was nothing to write.
+    /// The revision of the change, or the node's own if nothing had to be written.
     pub(crate) revision: u64,
     /// The output of the plan.
     pub(crate) output: T,
@@ -105,8 +105,8 @@ impl Registry {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Expires leases, executes moves and removes declarations without endpoints, until `shutdown` is done. Continues
-    /// the work of an earlier process.
+    /// Expires leases, executes moves and removes unused declarations, until `shutdown` completes. Continues the work
+    /// of an earlier process.
     pub async fn run(&self, shutdown: impl Future<Output = ()> + Send) {
         tokio::select! {
             () = self.run_lease_expiry() => {}
@@ -164,9 +164,9 @@ impl Registry {
         self.windows().forget(instance);
     }
 
-    /// Writes the change that `plan` makes of the present records, and plans again after a conflict.
+    /// Writes the change that `plan` derives from the present records, and plans again after a conflict.
     ///
-    /// When this returns, the node has the change, so that a later read sees it.
+    /// On return the node has applied the change, so later reads see it.
     pub(crate) async fn change<T>(
         &self,
         plan: impl Fn() -> Result<(Vec<Op>, T), RegistryError> + Send + Sync,
@@ -188,15 +188,15 @@ impl Registry {
         }
     }
 
-    /// Writes one batch; the node has it when this returns.
+    /// Writes one batch. On return the node has applied it.
     pub(crate) async fn write(&self, ops: Vec<Op>) -> Result<u64, WriteError> {
         let revision = self.shared.store.write(Batch { ops }).await?.number;
         self.wait_for_node(revision).await;
         Ok(revision)
     }
 
-    /// Waits until the node has a revision of the store: after a conflict, and after a write, since the store may
-    /// respond before its followers have the commit.
+    /// Waits until the node has applied a revision of the store. Needed after a conflict and after a write, because
+    /// the store may respond before its followers have the commit.
     async fn wait_for_node(&self, revision: u64) {
         if tokio::time::timeout(MAX_NODE_LAG, self.node().wait_applied(revision)).await.is_err() {
             tracing::warn!(revision, "the node does not follow the store; readers see older records");

@@ -1,5 +1,5 @@
-//! A cache of decoded shard maps: decoding a large one takes longer than the rest of a move, and a move reads it after
-//! every commit.
+//! A cache of decoded shard maps. Decoding a large map takes longer than the rest of a move, and a move reads the map
+//! after every commit.
 
 use std::{
     collections::VecDeque,
@@ -11,11 +11,11 @@ use fairmesh_rib::Entry;
 
 use crate::stored_records::StoredShardMap;
 
-/// The most cached maps: enough for all services with concurrent moves, mostly.
+/// The most cached maps: usually enough for all services with concurrent moves.
 const MAX_CACHED: usize = 8;
 
-/// Identifies a version of the records of a map. Every change writes some of them, at a new revision; a change that
-/// only deletes some leaves fewer.
+/// Identifies a version of a map's records. Every change either writes some of them at a new revision, or leaves
+/// fewer records by deletion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MapFingerprint {
     newest: u64,
@@ -29,12 +29,12 @@ impl MapFingerprint {
     }
 }
 
-/// The cached maps, the one decoded last at the end.
+/// The cached maps; the last decoded one is at the end.
 #[derive(Debug, Default)]
 pub(crate) struct ShardMapCache(Mutex<VecDeque<(ServiceName, MapFingerprint, Arc<StoredShardMap>)>>);
 
 impl ShardMapCache {
-    /// The map of a service with these records, decoded if it is not cached.
+    /// The map of a service with these records. Decodes the map if it is not cached.
     pub(crate) fn get(
         &self,
         service: &ServiceName,
@@ -44,7 +44,7 @@ impl ShardMapCache {
         if let Some((.., map)) = self.lock().iter().find(|(of, at, _)| of == service && *at == fingerprint) {
             return Ok(Some(map.clone()));
         }
-        // Not under the lock: other services need not wait.
+        // Decoding happens outside the lock, so that other services need not wait.
         let decoded = decode()?.map(Arc::new);
         let mut maps = self.lock();
         maps.retain(|(of, ..)| of != service);

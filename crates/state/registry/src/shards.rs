@@ -24,7 +24,7 @@ use crate::{InstanceClaim, InstanceRef, Registry, RegistryError, stored_records:
 /// An endpoint with this label, set to `aware`, reports its loaded shards; others count as ready at once.
 pub const AWARE_LABEL: &str = "fairmesh.shards";
 
-/// The shards that servers reported as loaded.
+/// Shards that servers reported as loaded.
 pub(crate) type Readiness = HashMap<InstanceRef, BTreeSet<ShardId>>;
 
 impl Registry {
@@ -43,12 +43,12 @@ impl Registry {
         })
     }
 
-    /// Creates or replaces a map; returns its new version. `map.version` is the version that the caller read; 0
-    /// creates. A map equal to the present one changes nothing.
+    /// Creates or replaces a map and returns its new version. `map.version` is the version that the caller read; 0
+    /// creates a map. Writing an equal map changes nothing.
     ///
     /// # Errors
     /// `Invalid` for gaps or overlaps, `NotFound` when the service is not declared, `Refused` when it is not sharded,
-    /// `Conflict` naming both versions when the present version is another one.
+    /// `Conflict` with both versions when the present version differs.
     pub async fn put_shards(&self, service: &ServiceName, map: &ShardMap) -> Result<u64, RegistryError> {
         map.validate()?;
         self.check_sharded(service)?;
@@ -133,11 +133,11 @@ impl Registry {
         self.change_map(service, edit).await
     }
 
-    /// Records the shards that a server has loaded, of those starting on it; the server repeats the report until they
-    /// serve, since it is kept in memory only.
+    /// Records the loaded shards of a server, among those starting on it. Reports are kept in memory only, so the
+    /// server repeats them until the shards serve.
     ///
     /// # Errors
-    /// `NotFound` when it is not registered, or by another process.
+    /// `NotFound` when the server is not registered, or another process is.
     pub fn report_shards(
         &self,
         claim: &InstanceClaim,
@@ -154,8 +154,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Requests a move, an added copy (without source) or a dropped one (without target), and returns at once; it is
-    /// executed in the background and survives a restart. Repeating the same request is harmless.
+    /// Requests a move, an added copy (without source) or a dropped one (without target), and returns at once. The
+    /// move is executed in the background and survives a restart. Repeating the same request is harmless.
     ///
     /// # Errors
     /// `NotFound` when the map, the shard or the target does not exist; `Refused` when the source does not hold the
@@ -175,12 +175,12 @@ impl Registry {
     }
 }
 
-/// The map existed when its edit began: another writer deleted it.
+/// Error if the map existed when its edit began but another writer deleted it.
 fn map_deleted() -> RegistryError {
     RegistryError::not_found("service", "the map has just been deleted".into(), "create it again")
 }
 
-/// Whether two maps are equal but for versions and the order of copies.
+/// Whether two maps are equal apart from versions and the order of copies.
 fn same_content(service: &ServiceName, a: &ShardMap, b: &ShardMap) -> bool {
     let content = |map: &ShardMap| {
         let mut spec = ShardMapSpec::of(service, map);

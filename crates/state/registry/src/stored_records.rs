@@ -24,13 +24,13 @@ pub(crate) struct StoredEndpoint {
 }
 
 impl StoredEndpoint {
-    /// Overwrites it, if it is unchanged since it was read.
+    /// Overwrites the record if it is unchanged since it was read.
     pub(crate) fn put(&self, endpoint: &Endpoint) -> Op {
         let value = records::encode(&Record::Endpoint(endpoint.clone()));
         Op::put(self.key.clone(), value).expecting(Expect::Revision(self.revision))
     }
 
-    /// Deletes it, if it is unchanged since it was read.
+    /// Deletes the record if it is unchanged since it was read.
     pub(crate) fn delete(&self) -> Op {
         Op::delete(self.key.clone()).expecting(Expect::Revision(self.revision))
     }
@@ -60,8 +60,8 @@ impl Registry {
         self.stored_endpoints(&Prefix::endpoints(service, None))
     }
 
-    /// The endpoints of a service with these instance ids, in any region. Only these are decoded: a service may have
-    /// 90,000 (ServiceRouter §4.1).
+    /// The endpoints of a service with these instance ids, in any region. Decodes only these, because a service may
+    /// have 90,000 (ServiceRouter §4.1).
     pub(crate) fn endpoints_of(
         &self,
         service: &ServiceName,
@@ -76,7 +76,7 @@ impl Registry {
         self.endpoints_of(service, |candidate| candidate == instance.as_str()).pop()
     }
 
-    /// The endpoints below a prefix; an unreadable record is skipped, so that it harms only itself.
+    /// The endpoints below a prefix. Unreadable records are skipped, so that they affect nothing else.
     pub(crate) fn stored_endpoints(&self, prefix: &Prefix) -> Vec<StoredEndpoint> {
         let (_, entries) = self.node().read(std::slice::from_ref(prefix));
         entries.into_iter().filter_map(|(key, entry)| decode_endpoint(key, &entry)).collect()

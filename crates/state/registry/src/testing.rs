@@ -18,7 +18,7 @@ use crate::{InstanceClaim, InstanceRef, Registration, Registry};
 pub(crate) struct MemoryStore {
     node: Node,
     pub(crate) full: AtomicBool,
-    /// Responds after its commit, as one that waits for its disk: a caller may go away in between.
+    /// Responds some time after its commit, like a store that waits for its disk; a caller may leave meanwhile.
     pub(crate) slow: AtomicBool,
 }
 
@@ -148,7 +148,7 @@ pub(crate) fn endpoint(instance: &str) -> Registration {
 
 pub(crate) const TERM: Duration = Duration::from_secs(10);
 
-/// The same with a lease of [`TERM`].
+/// A serving endpoint of `shop/cart` in `eu` with a lease of [`TERM`].
 pub(crate) fn leased(instance: &str) -> Registration {
     let mut registration = endpoint(instance);
     registration.endpoint.lease = Some(TERM);

@@ -1,4 +1,4 @@
-//! Saves changes, soon and batched, off the workers that serve.
+//! Saves changes to disk in batches, soon after they occur, on a separate task.
 
 use std::{
     collections::BTreeSet,
@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{error::ReplicaError, upstream_sink::ReplicaState};
 
-/// The least time between two writes, which batches changes.
+/// The least time between two writes; changes are batched meanwhile.
 const SAVE_INTERVAL: Duration = Duration::from_secs(1);
 /// How often an unchanged copy is marked as current.
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(60);
@@ -30,7 +30,7 @@ const SAVE_RETRY: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Disk {
     file: Arc<Mutex<ReplicaFile>>,
-    /// Keys whose entries in the file differ from those of the node.
+    /// Keys whose entries in the file differ from the node's.
     dirty: Mutex<BTreeSet<Arc<str>>>,
     wake: Notify,
     pub(crate) failures: AtomicU64,
@@ -39,7 +39,7 @@ pub(crate) struct Disk {
     pub(crate) saved: AtomicU64,
 }
 
-/// The locked dirty keys; the saver is woken when they are released.
+/// The locked dirty keys. Releasing the lock wakes the saver.
 #[derive(Debug)]
 pub(crate) struct Dirty<'a> {
     keys: MutexGuard<'a, BTreeSet<Arc<str>>>,
@@ -76,7 +76,7 @@ impl Disk {
         Ok((disk, held))
     }
 
-    /// Locked before the node, where both are.
+    /// Lock order: the dirty keys before the node.
     pub(crate) fn dirty(&self) -> Dirty<'_> {
         Dirty { keys: self.keys(), wake: &self.wake }
     }
@@ -98,7 +98,7 @@ impl ReplicaState {
             }
             let began = Instant::now();
             let wait = match self.save().await {
-                // A slow disk gets as much time as the last write took.
+                // A slow disk gets as much idle time as the last write took.
                 true => began.elapsed().max(SAVE_INTERVAL),
                 false => SAVE_RETRY,
             };
@@ -110,7 +110,7 @@ impl ReplicaState {
         self.save().await;
     }
 
-    /// Returns whether everything is on disk; the rest is retried.
+    /// Saves, and returns whether everything is on disk. Failed keys are retried.
     async fn save(&self) -> bool {
         if !self.has_copy() {
             return true;
@@ -118,7 +118,7 @@ impl ReplicaState {
         let changes = Arc::new(self.changes());
         let (file, written) = (self.disk.file.clone(), changes.clone());
         let write = move || {
-            // A panic under the lock leaves a file that is opened again for the next write.
+            // After a panic under the lock, the next write opens the file again.
             let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
             file.write(&written).map(|()| file.bytes())
         };

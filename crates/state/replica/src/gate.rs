@@ -1,4 +1,4 @@
-//! The check of calls: what the control plane refuses a caller, a replica does not do for it.
+//! Authorizes calls. A replica performs no call for a caller that the control plane would refuse.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use tonic::{Status, service::Routes};
 
 use crate::upstream_sink::ReplicaState;
 
-/// What decides on calls.
+/// Authorizes calls.
 #[derive(Clone, Debug)]
 pub(crate) struct Gate {
     pub(crate) shared: Arc<ReplicaState>,
@@ -22,7 +22,7 @@ pub(crate) struct Gate {
     pub(crate) transport: Transport,
 }
 
-/// The same services behind the check.
+/// The given services with authorization in front.
 pub(crate) fn guard_calls(routes: Routes, gate: Gate) -> Routes {
     Routes::from(routes.into_axum_router().layer(from_fn_with_state(gate, guard)))
 }
@@ -34,7 +34,7 @@ async fn guard(State(gate): State<Gate>, request: Request, next: Next) -> Respon
     }
 }
 
-/// The call, if its maker may make it.
+/// Returns the call if its maker is authorized.
 async fn check(gate: &Gate, request: Request) -> Result<Request, Status> {
     let Some(method) = METHODS.iter().find(|method| method.path == request.uri().path()) else {
         return Err(Status::unimplemented("this process does not serve the method"));

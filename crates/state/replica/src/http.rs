@@ -50,7 +50,7 @@ async fn metrics_page(State(pages): State<Pages>, headers: HeaderMap) -> impl In
     fairmesh_exposition::page("replica", &headers, |registry| metrics::register(&pages, registry))
 }
 
-/// A replica is ready when it can serve: from its upstream, or from its copy on disk.
+/// A replica is ready when it can serve, from its upstream or its copy on disk.
 async fn readiness(State(Pages { backend, .. }): State<Pages>) -> (StatusCode, String) {
     let state = backend.upstream.state().borrow().clone();
     match (state.connected, backend.shared.has_copy()) {

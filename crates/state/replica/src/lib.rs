@@ -1,14 +1,13 @@
 //! A replica: a process that holds the whole routing information base and serves it, so that a fleet's watchers are
 //! distributed over a tree of replicas and the control plane serves only its root (ServiceRouter §3.1, §4.1).
 //!
-//! It follows one upstream, the control plane or another replica, with one subscription to everything, and serves any
-//! number of watchers with `rib`'s server: bursts coalesce by key there, and a slow watcher costs a bounded set of
-//! keys. The acknowledgements of its watchers are aggregated upwards. Its copy on disk lets it serve after a restart
-//! while no upstream is reachable, and resume with the missed changes.
+//! A replica follows one upstream, the control plane or another replica, with one subscription to everything. It
+//! serves any number of watchers with `rib`'s server, which coalesces bursts by key and bounds the keys held for a
+//! slow watcher. Acknowledgements of its watchers are aggregated upwards. After a restart without a reachable
+//! upstream, it serves from its copy on disk, and later resumes with only the missed changes.
 //!
-//! Holding only the prefixes of its watchers, as agents do, was rejected: a region's agents together subscribe to
-//! nearly everything, and a replica that holds everything knows when a whole revision has arrived, which reads may wait
-//! for.
+//! Holding only the watchers' prefixes, as agents do, was rejected. A region's agents together subscribe to nearly
+//! everything. A replica that holds everything also knows when a whole revision has arrived, which reads may wait for.
 
 mod disk;
 mod error;
@@ -44,7 +43,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use upstream_sink::{ReplicaState, UpstreamSink};
 
-/// The time limit of calls in flight after the stop; watches end at once.
+/// Time limit of calls in flight after the stop; watches end at once.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The file of the copy within the state folder.
@@ -55,17 +54,17 @@ const COPY_FILE: &str = "copy.redb";
 pub struct ReplicaConfig {
     /// How connections are opened and accepted.
     pub transport: Transport,
-    /// Control planes or other replicas, attempted in turn; at least one.
+    /// Control planes or other replicas, tried in turn; at least one.
     pub upstreams: Vec<Address>,
     /// The addresses for agents and further replicas; at least one.
     pub listen: Vec<Address>,
-    /// The folder of the copy, of its own.
+    /// The folder of the copy, for this replica alone.
     pub state_dir: PathBuf,
-    /// The addresses that `fairmesh rib status` uses to reach it. Empty: those that it listens on.
+    /// Addresses at which `fairmesh rib status` reaches the replica. Empty means the addresses in `listen`.
     pub advertise: Vec<Address>,
-    /// The name of this replica, for operators.
+    /// Name of this replica, for operators.
     pub name: String,
-    /// Its region, for operators.
+    /// Region of this replica, for operators.
     pub region: Option<Region>,
     /// The address of `/metrics`, `/healthz` and `/readyz`, if any.
     pub metrics: Option<SocketAddr>,
@@ -83,7 +82,7 @@ pub struct Replica {
 }
 
 impl Replica {
-    /// Opens the copy and binds every address. An unreachable upstream is no error.
+    /// Opens the copy and binds every address. An unreachable upstream is not an error.
     ///
     /// # Errors
     /// [`ReplicaError`] naming the folder or address and the remedy.
@@ -105,12 +104,12 @@ impl Replica {
         Ok(Self { config, shared: Arc::new(ReplicaState::new(disk)), held, listeners, http, bounded })
     }
 
-    /// The addresses that it listens on, in the order of the configuration, with the ports chosen for port 0.
+    /// The listening addresses, in the order of the configuration, with the ports chosen for port 0.
     pub fn addresses(&self) -> std::io::Result<Vec<Address>> {
         self.listeners.iter().map(Listener::address).collect()
     }
 
-    /// Serves until `shutdown` completes; everything is on disk then.
+    /// Serves until `shutdown` completes. On return everything is on disk.
     ///
     /// # Errors
     /// When serving failed.
@@ -170,7 +169,7 @@ impl Replica {
 /// Runs a replica until `shutdown` completes.
 ///
 /// # Errors
-/// As [`Replica::start`] and [`Replica::run`].
+/// As for [`Replica::start`] and [`Replica::run`].
 pub async fn run(config: ReplicaConfig, shutdown: impl Future<Output = ()>) -> Result<(), ReplicaError> {
     Replica::start(config).await?.run(shutdown).await
 }

@@ -11,7 +11,7 @@ use prometheus_client::{
 
 use crate::http::Pages;
 
-/// Registers the replica's metrics as they are now.
+/// Registers the replica's present metrics.
 pub(crate) fn register(Pages { backend, rates, listeners }: &Pages, registry: &mut Registry) {
     let shared = &backend.shared;
     let connected = backend.upstream.state().borrow().connected;

@@ -38,7 +38,7 @@ impl ServedRib for ReplicaRib {
         self.software.to_string()
     }
 
-    /// A replica has no location: it is not on the machine of its callers.
+    /// A replica is not on its callers' machine, so it has no location to offer.
     fn location(&self) -> Option<Location> {
         None
     }
@@ -51,7 +51,7 @@ impl ServedRib for ReplicaRib {
     }
 
     fn permits(&self, caller: &Caller, prefix: &Prefix) -> Result<(), String> {
-        // Without records no rights are known.
+        // Without records, no rights are known.
         if matches!(caller.identity, Identity::Spiffe(_)) && !self.shared.has_copy() {
             return Err("this replica has no copy yet; it cannot tell what this caller may read".into());
         }
@@ -62,7 +62,7 @@ impl ServedRib for ReplicaRib {
         Some(self.shared.access.changes())
     }
 
-    /// Returns once there is any copy: one from disk is served at once, with its age.
+    /// Returns once there is any copy. A copy from disk is served at once, with its age.
     async fn ready(&self, _: &Prefix) -> Result<(), String> {
         let mut changes = self.shared.age_changes();
         while !self.shared.has_copy() {

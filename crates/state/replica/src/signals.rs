@@ -2,7 +2,7 @@ use fairmesh_rib::{Forwarder, ReportRelay};
 use fairmesh_wire::v1::{self, imbalance_server::Imbalance, signals_server::Signals};
 use tonic::{Request, Response, Status};
 
-/// The gRPC services `Signals` and `Imbalance`: rates are added up, and minutes of CPU are forwarded.
+/// The gRPC services `Signals` and `Imbalance`. Rates are added up here; minutes of CPU usage are forwarded.
 #[derive(Clone, Debug)]
 pub(crate) struct Reports {
     pub(crate) forward: Forwarder,
@@ -10,7 +10,7 @@ pub(crate) struct Reports {
 }
 
 impl Reports {
-    /// Takes the rates out of a report.
+    /// Removes the rates from a report and adds them up here.
     fn take_rates(
         &self,
         report: &mut v1::ReportSignalsRequest,
@@ -27,7 +27,7 @@ impl Signals for Reports {
     ) -> Result<Response<v1::ReportSignalsResponse>, Status> {
         let report = request.get_mut();
         if report.sender.is_some() && !report.usages.is_empty() {
-            // Without its rates it would not be what its maker signed.
+            // Without its rates, the report would not match its maker's signature.
             return Err(Status::invalid_argument("usages: are in a report with rates; report them apart"));
         }
         match self.take_rates(report)? {
@@ -39,7 +39,8 @@ impl Signals for Reports {
 
 #[tonic::async_trait]
 impl Imbalance for Reports {
-    /// A report of the release before. What is forwarded of it stays one: its maker signed the method.
+    /// A report of the previous release. Its remainder is forwarded by the same method, because its maker signed the
+    /// method.
     async fn report(
         &self,
         mut request: Request<v1::ReportUsageRequest>,

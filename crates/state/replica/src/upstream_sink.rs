@@ -1,4 +1,4 @@
-//! Applies the updates of the upstream to the node, and records the changed keys for the disk.
+//! Applies the upstream's updates to the node, and records changed keys for the disk.
 
 use std::{
     sync::{
@@ -21,16 +21,16 @@ use tokio::{sync::watch, time::Instant};
 
 use crate::disk::{Disk, wall_clock};
 
-/// The state that the parts of a replica share.
+/// State shared by the parts of a replica.
 #[derive(Debug)]
 pub(crate) struct ReplicaState {
     pub(crate) node: Node,
-    /// Who may read what.
+    /// Read permissions.
     pub(crate) access: AccessControl,
     /// The freshness of the only subscription.
     freshness: Mutex<Freshness>,
     pub(crate) disk: Disk,
-    /// Changes when the copy arrives, or starts or stops aging.
+    /// Notified when the copy arrives, or starts or stops aging.
     age_changes: watch::Sender<u64>,
     pub(crate) deltas: AtomicU64,
     pub(crate) snapshots: AtomicU64,
@@ -47,7 +47,7 @@ pub(crate) struct UpstreamSink {
 }
 
 impl UpstreamSink {
-    /// Applies updates to `shared`, and tells `transport` that the mesh has a trust domain once that is among the records.
+    /// Applies updates to `shared`. Reports the trust domain to `transport` once the records contain it.
     pub(crate) fn new(shared: Arc<ReplicaState>, transport: Transport) -> Self {
         let mut sink =
             Self { shared, transport, bundle: RecordKey::TrustBundle.to_string(), is_secured: false };
@@ -55,7 +55,7 @@ impl UpstreamSink {
         sink
     }
 
-    /// Where there is a trust domain, peers without a certificate are not those of before.
+    /// Requires identities of peers once the records contain a trust domain.
     fn secure(&mut self) {
         if !self.is_secured && self.shared.node.get(&self.bundle).is_some() {
             self.is_secured = true;
@@ -116,7 +116,7 @@ impl ReplicaState {
         self.access.changed();
     }
 
-    /// How old the copy may be; zero where it is followed to the source.
+    /// How old the copy may be; zero while connected to the source.
     pub(crate) fn age(&self) -> Duration {
         self.freshness().age(Instant::now())
     }
@@ -126,7 +126,7 @@ impl ReplicaState {
         *self.freshness() != Freshness::Missing
     }
 
-    /// Changes when the copy arrives, or starts or stops aging.
+    /// Notified when the copy arrives, or starts or stops aging.
     pub(crate) fn age_changes(&self) -> watch::Receiver<u64> {
         self.age_changes.subscribe()
     }
@@ -145,8 +145,7 @@ impl ReplicaState {
         let entered = snapshots.chain(update.resumed.iter().map(|resumed| resumed.age)).max();
         self.snapshots.fetch_add(update.snapshots.len() as u64, Relaxed);
         self.deltas.fetch_add(u64::from(!update.puts.is_empty() || !update.deletes.is_empty()), Relaxed);
-        // Locked during the change of the node, so that each write of the file has the state of the node at one
-        // revision.
+        // The lock is held during the node's change, so that each file write has the node's state at one revision.
         let mut dirty = self.disk.dirty();
         let concerns_access = !update.snapshots.is_empty()
             || update.puts.iter().any(|(key, _)| AccessControl::concerns(key))

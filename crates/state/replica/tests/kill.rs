@@ -1,8 +1,8 @@
-//! Kills a replica that follows a stream of writes, repeatedly on the same state, and checks that its copy opens and is
-//! exactly one revision of the upstream.
+//! Repeatedly kills a replica that follows a stream of writes, on the same state. After each kill, the replica's copy
+//! must open and equal exactly one revision of the upstream.
 //!
-//! The test runs itself as the child. After a kill the file is only read as a copy, so that the next child opens it as
-//! it was left.
+//! The test runs itself as the child. After a kill only a duplicate of the file is read, so that the next child opens
+//! the original as it was left.
 #![allow(clippy::unwrap_used, reason = "a failed precondition fails the test")]
 
 #[path = "../../rib/tests/watch/support.rs"]
@@ -29,7 +29,7 @@ use tokio::time::Instant;
 
 const ROUNDS: u64 = 20;
 const CHILD: &str = "FAIRMESH_REPLICA_KILL_TEST";
-/// The number of keys, each about a page: a write takes long enough to be hit.
+/// The number of keys, each about a page, so that a write takes long enough to be interrupted.
 const KEYS: u64 = 400;
 
 fn main() {
@@ -37,7 +37,7 @@ fn main() {
     if let Some(folder) = env::var_os(CHILD) {
         return runtime.block_on(child(&PathBuf::from(folder)));
     }
-    // As the standard harness lists its tests, of which none is ignored here.
+    // The test runner lists tests like in the standard harness; none is ignored here.
     let arguments: Vec<String> = env::args().skip(1).collect();
     if arguments.iter().any(|argument| argument == "--list") {
         if !arguments.iter().any(|argument| argument == "--ignored") {
@@ -51,7 +51,7 @@ fn main() {
     }
     let found = runtime.block_on(rounds());
     println!("{ROUNDS} kills: the copy is always one revision, at last {found}");
-    // The line of the standard harness, so that this test is counted with the others.
+    // The standard harness's line, so that this test is counted.
     println!("test result: ok. 1 passed; 0 failed");
 }
 
@@ -83,7 +83,7 @@ async fn rounds() -> u64 {
     let mut dice = 7_u64;
     for round in 0..ROUNDS {
         dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        // During the first write after a start, during later ones, and between them.
+        // Kills during the first write after a start, during later writes, and between them.
         let life = Duration::from_micros((dice >> 33) % if round % 4 == 0 { 2_500_000 } else { 150_000 });
         run_and_kill(folder.path(), &memory, life).await;
         let found = check(folder.path(), round);
@@ -95,7 +95,7 @@ async fn rounds() -> u64 {
     last
 }
 
-/// Starts a replica, writes while it watches, and kills it a while later.
+/// Starts a replica, writes while it watches, and kills it after `life`.
 async fn run_and_kill(folder: &Path, memory: &Memory, life: Duration) {
     let mut child = Reaped(Command::new(env::current_exe().unwrap()).env(CHILD, folder).spawn().unwrap());
     let started = Instant::now();
@@ -109,14 +109,14 @@ async fn run_and_kill(folder: &Path, memory: &Memory, life: Duration) {
     }
     child.0.kill().unwrap();
     child.0.wait().unwrap();
-    // Wait until its watcher is gone, so that the next replica is not mistaken for it.
+    // Waits until the watcher is gone, so that the next replica is not mistaken for it.
     let mut left = memory.node.acks();
     while !memory.node.watchers(&prefix("/")).is_empty() {
         left.changed().await.unwrap();
     }
 }
 
-/// Commits the changes of the next revision, some thousand times a second.
+/// Commits the next revision's changes, some thousand per second.
 async fn write(memory: &Memory) {
     let changes = changes(memory.node.revision().number + 1);
     memory.commit(changes.iter().map(|(key, value)| (key.as_str(), value.clone())));
@@ -132,7 +132,7 @@ fn changes(revision: u64) -> Vec<(String, Option<Bytes>)> {
     changes
 }
 
-/// Opens a copy of the file, compares it with the expected content of its revision, and returns that revision.
+/// Opens a copy of the file, compares it with the content expected at its revision, and returns the revision.
 fn check(folder: &Path, round: u64) -> u64 {
     let (file, aside) = (folder.join("state/copy.redb"), folder.join(format!("copy-{round}.redb")));
     if !file.exists() {

@@ -1,6 +1,6 @@
-//! What callers may do, by the records of a node: the same at a control plane and at replicas.
+//! Authorization by the records of a node, shared by the control plane and replicas.
 //!
-//! Only a mesh with a trust domain knows its callers; one without is open, as before.
+//! Only a mesh with a trust domain knows its callers. A mesh without one is open.
 
 mod judge;
 mod methods;
@@ -32,25 +32,25 @@ pub use methods::{METHODS, Method, MethodAccess};
 pub use needs::Need;
 pub use requests::needs_of_value;
 
-/// Who calls.
+/// A caller.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Caller {
-    /// As the connection proves it, or the signature of the call.
+    /// The identity proved by the connection, or by the signature of the call.
     pub identity: Identity,
-    /// Whether the call is one that this process passes on for another, without a proof of its content.
+    /// Whether another process forwards the call without a proof of its content.
     pub is_forwarded: bool,
-    /// Whether the connection is one of this machine, from the own user of this process or root.
+    /// Whether the connection comes from this machine, from this process's own user or root.
     pub is_beside: bool,
-    /// The user of a token.
+    /// The user of the call's token.
     pub user: Option<Arc<User>>,
 }
 
-/// The user whose token came with a call, as the issuer of the token says.
+/// A user as identified by the issuer of the call's token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
     /// Who issued the token.
     pub issuer: Arc<str>,
-    /// The name that the issuer gives the user.
+    /// Name of the user at the issuer.
     pub name: String,
     /// The groups of the user.
     pub groups: Vec<String>,
@@ -61,24 +61,24 @@ pub struct User {
 }
 
 impl fmt::Display for User {
-    /// With the issuer, since another may have a user of the same name.
+    /// Includes the issuer, since another issuer may have a user of the same name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}#{}", self.issuer, self.name)
     }
 }
 
-/// A role binding that names a caller.
+/// A role binding that applies to a caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BoundRole {
     /// The name of the binding.
     pub name: Label,
     /// The binding.
     pub binding: RoleBinding,
-    /// Which of its subjects the caller is.
+    /// The subject that matches the caller.
     pub subject: Subject,
 }
 
-/// Decides by the records of a node. Clones share their state.
+/// Authorizes callers by the records of a node. Clones share their state.
 #[derive(Clone, Debug)]
 pub struct AccessControl {
     shared: Arc<Shared>,
@@ -87,20 +87,20 @@ pub struct AccessControl {
 #[derive(Debug)]
 struct Shared {
     node: Node,
-    /// Counts changes of what decisions rest on.
+    /// Counts changes of the records behind decisions.
     changes: watch::Sender<u64>,
-    /// Whether the mesh has a trust domain, before that is recorded too.
+    /// Whether the mesh has a trust domain, even if its record is not known yet.
     is_required: AtomicBool,
     cached: Mutex<Option<(u64, Arc<Rules>)>>,
 }
 
-/// The records that decisions of many callers rest on.
+/// Records used by decisions about many callers.
 #[derive(Debug)]
 struct Rules {
     is_strict: bool,
     bindings: Vec<RoleBinding>,
     default: DefaultAuthorization,
-    /// The trust domain, as it is recorded.
+    /// The recorded trust domain.
     domain: Option<TrustDomain>,
 }
 
@@ -120,17 +120,17 @@ impl From<Identity> for Caller {
 }
 
 impl Caller {
-    /// The caller by its connection.
+    /// The caller as proved by its connection.
     pub fn of_connection(headers: &HeaderMap, extensions: &Extensions) -> Self {
         let identity = extensions.get::<Identity>().cloned().unwrap_or_default();
         let is_beside = matches!(identity, Identity::Local { uid } if is_own_user(uid));
         Self { identity, is_forwarded: headers.contains_key(ON_BEHALF_OF), is_beside, user: None }
     }
 
-    /// Which subject of a binding it is.
+    /// The subject of a binding that matches the caller.
     fn subject<'a>(&self, binding: &'a RoleBinding) -> Option<&'a Subject> {
         let user = self.user.as_ref().map(|user| (user.name.as_str(), user.groups.as_slice()));
-        // No user has this id: those for whom others call are not who the connection proves.
+        // No user has this id: forwarded calls do not prove the user of the connection.
         let unproved = Identity::Local { uid: u32::MAX };
         let identity = if self.is_forwarded { &unproved } else { &self.identity };
         binding.subjects.iter().find(|one| one.matches(identity, user))
@@ -138,42 +138,42 @@ impl Caller {
 }
 
 impl AccessControl {
-    /// Decides by the records of `node`; told of changes by [`changed`](Self::changed).
+    /// Decides by the records of `node`. The owner reports changes with [`changed`](Self::changed).
     pub fn new(node: Node) -> Self {
         let (changes, is_required) = (watch::Sender::new(0), AtomicBool::new(false));
         let shared = Shared { node, changes, is_required, cached: Mutex::default() };
         Self { shared: Arc::new(shared) }
     }
 
-    /// Whether decisions rest on a record with this key.
+    /// Whether decisions use a record with this key.
     pub fn concerns(key: &str) -> bool {
         RecordKind::of(key).is_some_and(|kind| {
             matches!(kind.group(), "roles" | "identity" | "authorization") || kind == RecordKind::Policy
         })
     }
 
-    /// Callers need grants from now on, though the trust domain is not recorded yet.
+    /// Requires grants from now on, even if the trust domain is not recorded yet.
     pub fn require(&self) {
         self.shared.is_required.store(true, Relaxed);
         self.changed();
     }
 
-    /// The node has other records that [concern](Self::concerns) decisions.
+    /// Reports that records which [concern](Self::concerns) decisions have changed.
     pub fn changed(&self) {
         self.shared.changes.send_modify(|changes| *changes += 1);
     }
 
-    /// Changes whenever a decision may have.
+    /// Notifies when decisions may have changed.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.shared.changes.subscribe()
     }
 
-    /// Whether callers need grants: the mesh has a trust domain.
+    /// Whether callers need grants, because the mesh has a trust domain.
     pub fn is_strict(&self) -> bool {
         self.rules().is_strict
     }
 
-    /// What a caller may do.
+    /// The grants of a caller.
     pub fn grants(&self, caller: &Caller) -> Grants {
         let rules = self.rules();
         if !rules.is_strict {
@@ -185,7 +185,7 @@ impl AccessControl {
         grants
     }
 
-    /// The role bindings that name a caller.
+    /// The role bindings that apply to a caller.
     pub fn roles(&self, caller: &Caller) -> Vec<BoundRole> {
         let (_, entries) = self.shared.node.read(&[Prefix::roles()]);
         let bound = |key: &str, value: &[u8]| {
@@ -224,7 +224,7 @@ impl AccessControl {
         self.admits(grants, policy.as_ref().and_then(|policy| policy.authorization.as_deref()))
     }
 
-    /// The same for a service whose policy has this authorization.
+    /// Whether programs of the caller's machine may call a service with this authorization in its policy.
     pub fn admits(&self, grants: &Grants, authorization: Option<&Authorization>) -> bool {
         let Some(machine) = &grants.machine else { return false };
         let rules = self.rules();
@@ -232,7 +232,7 @@ impl AccessControl {
         admits(authorization, rules.default, &callers)
     }
 
-    /// Whether a service whose policy has this authorization may accept some call of a caller.
+    /// Whether a service with this authorization in its policy may accept some call of a caller.
     pub fn admits_caller(&self, authorization: Option<&Authorization>, caller: &CallerId) -> bool {
         admits_caller(authorization, self.rules().default, caller)
     }
@@ -240,7 +240,7 @@ impl AccessControl {
     /// Whether a caller may read and watch a prefix.
     ///
     /// # Errors
-    /// The refusal, the same whether there is anything below the prefix.
+    /// The refusal. It is the same whether or not records exist below the prefix.
     pub fn permits(&self, caller: &Caller, prefix: &Prefix) -> Result<(), String> {
         if self.may_read(&self.grants(caller), prefix) {
             return Ok(());
@@ -248,14 +248,14 @@ impl AccessControl {
         Err(format!("there is nothing at {prefix} that {caller} may read; a role binding can permit it"))
     }
 
-    /// What the identity of a caller is for by itself.
+    /// The grants that follow from a caller's identity alone.
     fn machine_role(&self, caller: &Caller) -> Grants {
         match &caller.identity {
             Identity::Local { uid } if is_own_user(*uid) => match caller.is_forwarded {
                 false => Grants::admin(),
                 true => of_machine(Machine { agent: None, region: None, is_agent: true }, Reach::Everything),
             },
-            // What proves an id of another trust domain is no member.
+            // Identities of other trust domains are no members.
             Identity::Anonymous | Identity::Local { .. } | Identity::Federated(_) => Grants::default(),
             Identity::Spiffe(id) => match &id.path {
                 SpiffePath::Service(service) => Grants {
@@ -266,7 +266,8 @@ impl AccessControl {
                 },
                 SpiffePath::Mesh(MeshRole::Agent, name) => match self.joined(name) {
                     Some(joined) => {
-                        // The kernel vouches for an agent beside the control plane, which may move without a new token.
+                        // The kernel vouches for an agent on the control plane's machine, which may change its region
+                        // without a new token.
                         let region = joined.region.filter(|_| !caller.is_beside);
                         let machine = Machine { agent: Some(name.clone()), region, is_agent: true };
                         of_machine(machine, Reach::of(&joined.tenants))
@@ -277,13 +278,14 @@ impl AccessControl {
                     self.of_process(*role, name)
                 }
                 SpiffePath::Mesh(MeshRole::Control, _) => Grants::admin(),
-                // A key server needs what all may read, the roots and the revocations, and nothing of services.
+                // A key server needs only what everyone may read, such as roots and revocations.
                 SpiffePath::Mesh(MeshRole::Operator | MeshRole::KeyServer, _) => Grants::default(),
             },
         }
     }
 
-    /// A proxy, a lookaside or a replica reads what its agent may read, and registers nothing.
+    /// Grants of a process of a machine. A proxy, lookaside or replica reads what its agent may read, and registers
+    /// nothing.
     fn of_process(&self, role: MeshRole, name: &Label) -> Grants {
         let Some((agent, joined)) = self.agent_of(name) else { return Grants::default() };
         let view = Reach::of(&joined.tenants);
@@ -292,8 +294,8 @@ impl AccessControl {
         Grants { view, machine: Some(machine), relays_reports, ..Grants::default() }
     }
 
-    /// The agent that vouches for a process whose name begins with its own: the one with the longest name, so that no agent
-    /// can vouch for processes of one whose name continues its own.
+    /// The agent that vouches for a process: its name is a prefix of the process's name. The longest name counts, so that
+    /// no agent can vouch for processes of an agent whose name continues its own.
     pub fn agent_of(&self, name: &Label) -> Option<(Label, JoinedAgent)> {
         let ends = name.as_str().match_indices('.').map(|(at, _)| at).collect::<Vec<_>>();
         ends.into_iter().rev().find_map(|end| {
@@ -316,7 +318,7 @@ impl AccessControl {
     }
 
     fn rules(&self) -> Arc<Rules> {
-        // Read first: what changes while the records are read is read again.
+        // Read before the records, so that a change during the read causes another one.
         let at = *self.shared.changes.borrow();
         let mut cached = self.shared.cached.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((known, rules)) = cached.as_ref().filter(|(known, _)| *known == at) {
@@ -332,7 +334,7 @@ impl AccessControl {
         let (_, entries) = self.shared.node.read(&[Prefix::roles()]);
         let binding = |key: &str, value: &[u8]| match records::decode(&RecordKey::parse(key).ok()?, value) {
             Ok(Record::RoleBinding(binding)) => Some(binding),
-            // Of a newer release: it gives nothing.
+            // A record of a newer release grants nothing.
             _ => None,
         };
         let default = match self.record(&RecordKey::DefaultAuthorization) {
@@ -357,12 +359,12 @@ fn of_machine(machine: Machine, tenants: Reach) -> Grants {
     Grants { view: tenants.clone(), serve: tenants, machine: Some(machine), ..Grants::default() }
 }
 
-/// Whether a user of this machine is that of this process, or root.
+/// Whether a user of this machine is this process's own user or root.
 pub fn is_own_user(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
 
-/// The region of reports, for a caller that may not report for it.
+/// The refusal of reports for a region by a caller that may not report for it.
 pub fn region_refusal(identity: &Identity, region: &Region) -> String {
     format!(
         "{identity} does not report for the region {region}; an agent reports for the one in which it joined"

@@ -5,7 +5,7 @@ use fairmesh_model::Invalid;
 
 /// The most operations in one batch.
 pub const MAX_OPS: usize = 10_000;
-/// The most bytes of keys and values in one batch: etcd refuses requests above 1.5 MB, and a batch must fit one.
+/// The most bytes of keys and values in one batch. etcd refuses requests above 1.5 MB, and a batch must fit into one.
 pub const MAX_BATCH_BYTES: usize = 1_400_000;
 /// The most bytes of one value.
 pub const MAX_VALUE_BYTES: usize = fairmesh_wire::records::MAX_VALUE;
@@ -36,16 +36,16 @@ pub enum Expect {
     /// No precondition.
     #[default]
     Any,
-    /// No such key.
+    /// The key must not exist.
     Absent,
-    /// The key as this revision wrote it.
+    /// This revision must have written the key last.
     Revision(u64),
 }
 
-/// The changes of one batch: the unit in which changes travel. Never split.
+/// The changes of one batch, which are never split on their way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Commit {
-    /// The number that the batch got, greater than every earlier one of the store.
+    /// The number of the batch, greater than every earlier one of the store.
     pub revision: u64,
     /// The keys with their new values; `None` was deleted.
     pub changes: Vec<(Arc<str>, Option<Bytes>)>,
@@ -72,7 +72,7 @@ pub struct Conflict {
     pub key: Arc<str>,
     /// The precondition.
     pub expected: Expect,
-    /// The revision that wrote the present value; `None` where the key does not exist.
+    /// The revision that wrote the present value; `None` if the key does not exist.
     pub found: Option<u64>,
     /// The last revision of the store.
     pub current: u64,
@@ -113,7 +113,7 @@ impl Op {
 }
 
 impl Batch {
-    /// Checks the bounds above, and that no key is written twice, since the order would be ambiguous.
+    /// Checks the bounds above, and that no key is written twice: the order would be ambiguous.
     pub fn validate(&self) -> Result<(), Invalid> {
         if self.ops.is_empty() || self.ops.len() > MAX_OPS {
             let problem = format!("a batch of {} operations", self.ops.len());

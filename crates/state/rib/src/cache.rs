@@ -1,11 +1,11 @@
-//! Copies of subscriptions on disk, so that a process starts with its last state while no upstream responds
+//! Copies of subscriptions on disk, with which a process starts from its last state while no upstream responds
 //! (ServiceRouter §3.2), and the location of the process that saved them.
 //!
-//! One file for each prefix, replaced as a whole: a subscription is small, changes seldom and is read once, at the
-//! start. A database was rejected: the upstream has the data, so that a checksum and a rename protect enough.
+//! One file for each prefix, replaced as a whole: a subscription is small, changes seldom and is read only at the
+//! start. A database was rejected: the upstream has the data, so a checksum and a rename are enough protection.
 //!
-//! Chunks of shard maps are large, many, and content-addressed, so each is written once, to a file of its own beside
-//! the copy that names it; a changed chunk does not rewrite the others.
+//! Chunks of shard maps are large, numerous and content-addressed. Each is written once, to a file of its own next to
+//! the copy that names it, so that a changed chunk does not rewrite the others.
 
 mod chunks;
 mod file_format;
@@ -30,7 +30,7 @@ const LOCK: &str = "lock";
 const CHECKPOINT: &str = "checkpoint";
 /// The file with the location of the writing process.
 const LOCATION: &str = "location";
-/// From this many files on, one `syncfs` replaces an `fsync` for each file.
+/// From this many files on, a single `syncfs` replaces the `fsync` of each file.
 const SYNCFS_THRESHOLD: usize = 16;
 /// The extension of subscription files.
 const COPY: &str = "copy";
@@ -40,21 +40,21 @@ const COPY: &str = "copy";
 pub struct SavedCopy {
     /// The subscribed prefix.
     pub prefix: Prefix,
-    /// The revision that the copy is known to be current at.
+    /// A revision at which the copy is known to be current.
     pub revision: Revision,
-    /// When it was last known to be current, to the millisecond.
+    /// When the copy was last known to be current, to the millisecond.
     pub at: SystemTime,
     /// All entries below the prefix, in the order of keys.
     pub entries: Vec<(Arc<str>, Entry)>,
 }
 
 impl SavedCopy {
-    /// Encodes it as the content of a file, with a checksum.
+    /// Encodes the copy as a file with a checksum.
     pub fn encode(&self) -> Vec<u8> {
         file_format::encode(self)
     }
 
-    /// Decodes the content of such a file.
+    /// Decodes a file made by [`encode`](Self::encode).
     ///
     /// # Errors
     /// The problem: truncated, damaged, of another format version, or another kind of file.
@@ -66,7 +66,7 @@ impl SavedCopy {
 /// A folder of saved subscriptions.
 ///
 /// Files that cannot be read, because they are damaged or of another release, are moved aside with a warning and count
-/// as not saved: the follower fetches their content again.
+/// as not saved. The follower then fetches their content again.
 #[derive(Debug)]
 pub struct Cache {
     folder: PathBuf,
@@ -96,7 +96,7 @@ pub enum CacheError {
 }
 
 impl Cache {
-    /// Opens the folder for writing, making it where it is missing; one process at a time.
+    /// Opens the folder for writing and creates it if missing. One process at a time may write.
     pub fn open(folder: impl AsRef<Path>) -> Result<Self, CacheError> {
         let folder = folder.as_ref().to_owned();
         fs::create_dir_all(&folder).map_err(failed("create", &folder))?;
@@ -108,13 +108,13 @@ impl Cache {
         }
     }
 
-    /// Opens the folder for reading beside the process that writes there. Nothing is moved aside.
+    /// Opens the folder for reading while another process may write there. Never moves files aside.
     pub fn read_only(folder: impl AsRef<Path>) -> Self {
         Self { folder: folder.as_ref().to_owned(), _lock: None }
     }
 
-    /// Every copy of the store that was saved last. Copies of other stores are outdated; a writing process removes
-    /// them. Chunks of shard maps are not read: their values are empty.
+    /// Every copy of the last saved store. Copies of other stores are outdated; a writing process removes them.
+    /// Chunks of shard maps are not read: their values are empty.
     pub fn load_all(&self) -> Result<Vec<SavedCopy>, CacheError> {
         let (checkpoint, mut all) = (self.read_checkpoint()?, Vec::new());
         for file in fs::read_dir(&self.folder).map_err(failed("list", &self.folder))? {
@@ -132,7 +132,7 @@ impl Cache {
         Ok(all)
     }
 
-    /// One subscription, or `None` where it was not saved or cannot be read.
+    /// One subscription; `None` if it was not saved or cannot be read.
     pub fn load(&self, prefix: &Prefix) -> Result<Option<SavedCopy>, CacheError> {
         // Another prefix may have the same hash.
         let saved = self.read(&self.path(prefix), self.read_checkpoint()?.as_ref())?;
@@ -141,7 +141,7 @@ impl Cache {
         };
         for (key, entry) in &mut saved.entries {
             if chunks::is_chunk(key) {
-                // A missing chunk was replaced concurrently, or lost; the follower fetches it again.
+                // The missing chunk was replaced concurrently or lost; the follower fetches it again.
                 let Some(value) = self.chunk(prefix, key)? else { return Ok(None) };
                 entry.value = value;
             }
@@ -149,13 +149,13 @@ impl Cache {
         Ok(Some(saved))
     }
 
-    /// Saves one subscription: durable as a whole when this returns, or not at all. An empty value of a chunk stands
-    /// for a chunk that was saved before.
+    /// Saves one subscription, durably as a whole or not at all. An empty value stands for a chunk that was saved
+    /// before.
     pub fn save(&self, saved: &SavedCopy) -> Result<(), CacheError> {
         self.save_all(std::slice::from_ref(saved))
     }
 
-    /// The same for several, each durable as a whole or not at all.
+    /// Saves several subscriptions, each durably as a whole or not at all.
     pub fn save_all(&self, all: &[SavedCopy]) -> Result<(), CacheError> {
         all.iter().try_for_each(|saved| self.save_chunks(saved))?;
         let content = |saved: &SavedCopy| {
@@ -165,7 +165,7 @@ impl Cache {
         all.iter().try_for_each(|saved| self.sweep_chunks(saved))
     }
 
-    /// Records that every saved copy is current at this revision, so that a copy that has not changed for long resumes
+    /// Records that every saved copy is current at this revision. A copy that has long been unchanged can then resume
     /// from here.
     pub fn checkpoint(&self, revision: Revision, at: SystemTime) -> Result<(), CacheError> {
         let checkpoint = SavedCopy { prefix: Prefix::everything(), revision, at, entries: Vec::new() };
@@ -177,12 +177,12 @@ impl Cache {
         self.write(&self.folder.join(LOCATION), &file_format::encode_location(location))
     }
 
-    /// The location of the process that last wrote here, or `None` where it is missing or cannot be read.
+    /// The location of the last process that wrote here; `None` if missing or unreadable.
     pub fn location(&self) -> Result<Option<Location>, CacheError> {
         self.read_file(&self.folder.join(LOCATION), file_format::decode_location)
     }
 
-    /// Removes one subscription. A missing one is no error.
+    /// Removes one subscription. A missing one is not an error.
     pub fn remove(&self, prefix: &Prefix) -> Result<(), CacheError> {
         let path = self.path(prefix);
         match fs::remove_file(&path) {
@@ -203,7 +203,7 @@ impl Cache {
         self.read_file(&self.folder.join(CHECKPOINT), file_format::decode)
     }
 
-    /// Reads a copy and advances its revision to that of the checkpoint.
+    /// Reads a copy and advances its revision to the checkpoint's.
     fn read(&self, path: &Path, checkpoint: Option<&SavedCopy>) -> Result<Option<SavedCopy>, CacheError> {
         let Some(mut saved) = self.read_file(path, file_format::decode)? else { return Ok(None) };
         if let Some(checkpoint) = checkpoint
@@ -242,7 +242,7 @@ impl Cache {
         self.write_all([(path.to_owned(), bytes.to_owned())])
     }
 
-    /// Writes to a temporary file, then renames it: a reader or a crash finds the old file or the new one.
+    /// Writes to a temporary file, then renames it. A reader or a crash finds either the old file or the new one.
     fn write_all(&self, files: impl IntoIterator<Item = (PathBuf, Vec<u8>)>) -> Result<(), CacheError> {
         let beside = |path: &Path| path.with_extension("new");
         let mut written = Vec::new();

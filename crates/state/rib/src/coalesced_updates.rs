@@ -8,31 +8,32 @@ use fairmesh_model::Prefix;
 
 use crate::{Entry, Update};
 
-/// Updates that wait for a reader, as one: it grows with the keys that change meanwhile, and not with the number of changes.
+/// Pending updates of a reader, merged into one. The size grows with the number of changed keys, not with the number of
+/// changes.
 ///
 /// A queue of updates was rejected, as for [watchers](crate): it grows with the slowest reader and delivers outdated values.
 #[derive(Debug, Default)]
 pub struct CoalescedUpdates {
-    /// `None` while nothing waits. Without its changes, which are by key.
+    /// The pending update without its changes; `None` if nothing is pending.
     update: Option<Update>,
-    /// The last value of each changed key; `None` of a deleted one.
+    /// The last value of each changed key; `None` for a deleted key.
     changes: BTreeMap<Arc<str>, Option<Entry>>,
 }
 
 impl CoalescedUpdates {
-    /// Adds an update that follows all those before.
+    /// Adds an update that follows all earlier ones.
     pub fn add(&mut self, update: Update) {
         let Update { revision, resumed, snapshots, puts, deletes } = update;
         match &mut self.update {
             Some(waiting) => {
                 waiting.revision = revision;
-                // Sets, since an update after a reconnect has tens of thousands of prefixes.
+                // A set, because an update after a reconnect has tens of thousands of prefixes.
                 let again: HashSet<_> = resumed.iter().map(|resumed| &resumed.prefix).collect();
                 waiting.resumed.retain(|earlier| !again.contains(&earlier.prefix));
                 let again: HashSet<_> = snapshots.iter().map(|snapshot| &snapshot.prefix).collect();
                 waiting.snapshots.retain(|earlier| !again.contains(&earlier.prefix));
                 again.into_iter().for_each(|prefix| remove_below(&mut self.changes, prefix));
-                // In their order: of two snapshots, one may be of a part of the other.
+                // Snapshots keep their order: one may cover a part of another.
                 waiting.resumed.extend(resumed);
                 waiting.snapshots.extend(snapshots);
             }
@@ -42,7 +43,7 @@ impl CoalescedUpdates {
         self.changes.extend(deletes.into_iter().map(|key| (key, None)));
     }
 
-    /// Takes all that waits, as one update; `None` if nothing does.
+    /// Takes all pending changes as one update; `None` without any.
     pub fn take(&mut self) -> Option<Update> {
         let mut update = self.update.take()?;
         for (key, value) in std::mem::take(&mut self.changes) {
@@ -55,7 +56,7 @@ impl CoalescedUpdates {
     }
 }
 
-/// Removes the changes that a snapshot of this prefix contains. Their keys follow each other.
+/// Removes the changes covered by a snapshot of this prefix. Their keys are adjacent.
 fn remove_below(changes: &mut BTreeMap<Arc<str>, Option<Entry>>, prefix: &Prefix) {
     let from = (Bound::Included(prefix.as_str()), Bound::Unbounded);
     let below = changes.range::<str, _>(from).map(|(key, _)| key);
@@ -108,7 +109,7 @@ mod tests {
         Entry { value: number.to_string().into(), revision: number }
     }
 
-    /// One key, or those of all.
+    /// The prefix of one service, or of all.
     fn prefix(service: Option<u8>) -> Prefix {
         let text = service.map_or("/t/shop/services/".to_owned(), |service| key(service).to_string());
         Prefix::new(text).unwrap()
@@ -129,7 +130,7 @@ mod tests {
         assert_eq!(waiting.take(), None);
     }
 
-    /// What an update does: puts a key, deletes it, or brings a snapshot of it or of all.
+    /// An update: puts a key, deletes it, or brings a snapshot of one prefix or of all.
     #[derive(Clone, Debug)]
     enum Step {
         Put(u8),

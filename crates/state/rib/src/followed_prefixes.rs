@@ -1,4 +1,4 @@
-//! The bound on the prefixes that all watches of a node follow together.
+//! Bounds the prefixes that all watches of a node follow together.
 
 use std::{
     collections::HashMap,
@@ -10,25 +10,25 @@ use std::{
 
 use fairmesh_model::Prefix;
 
-/// The most prefixes of one watch: a shared proxy follows three for each of 50,000 services and more, and its agent
-/// those of several. Each costs about 0.5 KB here.
+/// The most prefixes of one watch: a shared proxy follows at least three for each of 50,000 services, and its agent
+/// those of several proxies. Each costs about 0.5 KB here.
 pub const MAX_PREFIXES: usize = 262_144;
-/// Memory of one followed prefix besides its text: its entries in the session, the hub and the backend.
+/// Memory of one followed prefix besides its text: entries in the session, the hub and the backend.
 const PREFIX_BYTES: usize = 448;
-/// Maximum of memory of the prefixes of all watches, in bytes.
+/// Maximum memory of all watches' prefixes, in bytes.
 pub const MAX_FOLLOWED_BYTES: usize = 512 << 20;
-/// Memory that a watch may use for prefixes regardless of most others: about twenty services.
+/// Memory for prefixes that a watch may use almost regardless of others: about twenty services.
 const MIN_PER_WATCH: usize = 32 << 10;
-/// This part of the maximum is what all watches of one peer may use.
+/// Divisor of the maximum: the part that all watches of one peer may use.
 const PER_PEER: usize = 4;
-/// This part of the maximum is reserved for watches that use no more than the minimum.
+/// Divisor of the maximum: the part reserved for watches that use no more than the minimum.
 const RESERVED: usize = 4;
 
 /// Counts the memory of followed prefixes, and refuses more than the maximum. Cheap to clone.
 ///
 /// A watch may use as much of the shared part as it leaves free (a dynamic threshold, as in shared switch buffers), and
-/// a little of the reserved part: so however many watches take their share, some is left for watches that follow less.
-/// First come, first served was rejected: a few watches would exclude all others.
+/// a little of the reserved part. However many watches take their share, some memory is left for smaller watches. First
+/// come, first served was rejected: a few watches would exclude all others.
 #[derive(Clone, Debug)]
 pub struct FollowedPrefixes(Arc<Counts>);
 
@@ -39,7 +39,7 @@ struct Counts {
     followed: AtomicUsize,
     bytes: AtomicUsize,
     refused: AtomicU64,
-    /// Bytes of each peer with an identity that has a watch.
+    /// Bytes of each peer with an identity and a watch.
     peers: Mutex<HashMap<String, Weak<AtomicUsize>>>,
 }
 
@@ -48,12 +48,12 @@ struct Counts {
 pub(crate) struct WatchPrefixes {
     all: FollowedPrefixes,
     bytes: Arc<AtomicUsize>,
-    /// Bytes of all watches of its peer.
+    /// Bytes of all watches of the same peer.
     of_peer: Arc<AtomicUsize>,
     max_of_peer: usize,
 }
 
-/// One followed prefix, counted until this is dropped.
+/// One followed prefix, counted until dropped.
 #[derive(Debug)]
 pub(crate) struct FollowedPrefix {
     watch: WatchPrefixes,
@@ -67,7 +67,7 @@ impl Default for FollowedPrefixes {
 }
 
 impl FollowedPrefixes {
-    /// Other bounds, in bytes: the maximum of all watches, and what each watch may use while others leave it.
+    /// Other bounds, in bytes: the maximum of all watches, and the minimum of each watch.
     pub fn at_most(max: usize, min_per_watch: usize) -> Self {
         let counts = Counts {
             max,
@@ -85,7 +85,7 @@ impl FollowedPrefixes {
         self.0.followed.load(Relaxed)
     }
 
-    /// Their memory, in bytes.
+    /// Memory of the followed prefixes, in bytes.
     pub fn bytes(&self) -> usize {
         self.0.bytes.load(Relaxed)
     }
@@ -95,8 +95,8 @@ impl FollowedPrefixes {
         self.0.refused.load(Relaxed)
     }
 
-    /// The prefixes of another watch. All watches of a peer share what the peer may use; those without an identity cannot be told
-    /// apart, and each counts for itself.
+    /// The prefixes of a new watch. All watches of a peer share the peer's bound. Peers without an identity cannot be
+    /// distinguished, so each of their watches counts separately.
     pub(crate) fn watch(&self, peer: Option<String>) -> WatchPrefixes {
         let max = self.0.max;
         let (of_peer, max_of_peer) =
@@ -118,7 +118,7 @@ impl FollowedPrefixes {
 }
 
 impl WatchPrefixes {
-    /// Admits one more prefix; `None` if that is refused.
+    /// Admits one more prefix; `None` if refused.
     pub(crate) fn admit(&self, prefix: &Prefix) -> Option<FollowedPrefix> {
         let (counts, bytes) = (&self.all.0, PREFIX_BYTES + prefix.as_str().len());
         counts.followed.fetch_add(1, Relaxed);

@@ -1,5 +1,5 @@
-//! Follows the routing information base of another process: a control plane, a replica or an agent; or one in this
-//! process.
+//! Follows the routing information base of another process (a control plane, a replica or an agent) or of a node in
+//! this process.
 
 mod ack_batcher;
 mod assembler;
@@ -46,22 +46,22 @@ use crate::{PeerInfo, Update};
 /// Which upstreams to follow, and how.
 #[derive(Clone, Debug)]
 pub struct FollowerConfig {
-    /// The addresses of upstreams, attempted in turn; at least one. With several, an upstream that is itself stale is
+    /// Addresses of upstreams, tried in turn; at least one. If there are several, an upstream that is itself stale is
     /// left after some seconds.
     pub addresses: Vec<Address>,
-    /// How they are connected to.
+    /// How to connect to upstreams.
     pub transport: Transport,
     /// The name of this process, for operators: `agent host-7`.
     pub software: String,
     /// How long to wait between attempts.
     pub backoff: Backoff,
-    /// Whether to leave an upstream whose revision is behind one seen before. Needed by processes that pass revisions
-    /// on; others prefer a copy that an agent found on its disk to none. A single prefix never goes backwards either
-    /// way.
+    /// Whether to leave an upstream whose revision is behind an earlier one. Processes that serve revisions to others
+    /// need this. Other processes prefer an old copy, such as from an agent's disk, to none. A single prefix never
+    /// goes backwards either way.
     pub refuse_lagging: bool,
 }
 
-/// Waits between attempts: a random time up to a bound that doubles with every failure.
+/// Pauses between attempts: a random time up to a bound that doubles with every failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {
     /// The bound after the first failure.
@@ -76,29 +76,30 @@ impl Default for Backoff {
     }
 }
 
-/// Receives the messages of an upstream. Called in order from one task; must not block.
+/// Receives the messages of an upstream, in order from one task. Must not block.
 pub trait Sink: Send + 'static {
-    /// Everything up to `update.revision`, to be applied as one change. Acknowledge it with [`FollowerHandle::ack`]
-    /// once decisions rest on it.
+    /// All changes up to `update.revision`, to be applied as one change. Acknowledge the revision with
+    /// [`FollowerHandle::ack`] once decisions use it.
     ///
-    /// A revision of another store than before invalidates everything held: later updates bring what this one does not.
+    /// A revision of another store invalidates all current data: later updates bring the parts that this update does
+    /// not.
     fn update(&mut self, update: Update);
 
-    /// The upstream does not serve this prefix; it is requested again over the next connection.
+    /// The upstream does not serve this prefix. The prefix is requested again over the next connection.
     fn refused(&mut self, prefix: &Prefix, reason: &str);
 
-    /// The upstream lost its own upstream, so that the copy is at most `age` old and ages from now on; or it is current
-    /// again, where `age` is zero.
+    /// The upstream lost its own upstream: the copy is at most `age` old and ages from now on. Zero means that it is
+    /// current again.
     fn age_update(&mut self, _age: Duration) {}
 
     /// The connection is lost: the copy ages from now on.
     fn disconnected(&mut self) {}
 
-    /// Whether [`Sink::patch_base`] returns what the upstream sent. If so, large values that change a little are sent
-    /// as patches.
+    /// Whether [`Sink::patch_base`] returns values as sent by the upstream. Large values with small changes are then
+    /// sent as patches.
     const TAKES_PATCHES: bool = false;
 
-    /// The value of a key as the upstream last sent it; `None` where there is none, or it is not available.
+    /// The value of a key as last sent by the upstream; `None` without one, or if it is unavailable.
     fn patch_base(&self, _key: &str) -> Option<Bytes> {
         None
     }
@@ -110,17 +111,17 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The state of the connection to the upstream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FollowerState {
-    /// Whether it is established, its handshake included.
+    /// Whether the connection is established, including its handshake.
     pub connected: bool,
-    /// When this last changed.
+    /// When `connected` last changed.
     pub since: Instant,
-    /// Failed attempts in a row, as of the last one that began or ended.
+    /// Consecutive failed attempts, as of the last attempt that began or ended.
     pub failures: u32,
-    /// The location of the upstream, by its last handshake; agents send theirs.
+    /// The location of the upstream, by its last handshake; only agents send theirs.
     pub location: Option<Location>,
     /// The store of the upstream, by its last handshake.
     pub store: Option<StoreId>,
-    /// The address attempted or connected last.
+    /// The address last attempted or connected.
     pub address: Option<Address>,
     /// Why the last attempt or connection ended, for operators.
     pub error: Option<String>,
@@ -142,8 +143,8 @@ pub struct FollowerHandle {
 #[derive(Debug)]
 pub struct Follower;
 
-/// The desired subscriptions, reconciled with the requested ones whenever `changed` is notified. A state and not a
-/// queue, so that an owner that is faster than the connection costs no memory.
+/// The desired subscriptions, reconciled with the requested ones whenever `changed` is notified. This is a state and
+/// not a queue, so that an owner that is faster than the connection costs no memory.
 #[derive(Debug, Default)]
 struct Desired {
     subscriptions: Mutex<DesiredSubscriptions>,
@@ -153,20 +154,20 @@ struct Desired {
 #[derive(Debug, Default)]
 struct DesiredSubscriptions {
     prefixes: BTreeMap<Prefix, DesiredSubscription>,
-    /// The prefixes that changed since the last reconciliation; `None` while the present connection has had none: it
-    /// compares all of them.
+    /// Prefixes changed since the last reconciliation; `None` if the present connection has had none and compares
+    /// all.
     changed: Option<BTreeSet<Prefix>>,
     ack: Option<Revision>,
     peer: Option<PeerInfo>,
-    /// Counts changes of the prefixes.
+    /// Number of changes of the prefixes.
     changes: u64,
 }
 
-/// A desired prefix. Subscribed again after it was unsubscribed, it gets another number: its copy is gone.
+/// A desired prefix. Subscribing again after unsubscribing gives another number, because the copy is gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct DesiredSubscription {
     number: u64,
-    /// Boxed, since most have none when they are subscribed.
+    /// Boxed, since most prefixes have no copy when they are subscribed.
     held: Option<Box<Revision>>,
 }
 
@@ -197,7 +198,7 @@ impl Follower {
     /// Follows a node of this process, which counts as an upstream that is always connected.
     #[cfg(feature = "node")]
     pub fn spawn_local(node: &Node, software: &str, sink: impl Sink) -> FollowerHandle {
-        // As after the first reconciliation: there is no other state to compare with.
+        // The first reconciliation is implied: there is no earlier state to compare with.
         let subscriptions =
             DesiredSubscriptions { changed: Some(BTreeSet::new()), ..DesiredSubscriptions::default() };
         let desired = Arc::new(Desired { subscriptions: Mutex::new(subscriptions), changed: Notify::new() });
@@ -220,13 +221,13 @@ impl Follower {
 }
 
 impl FollowerHandle {
-    /// Describes this process, over this and every later connection, until it is described otherwise.
+    /// Describes this process to upstreams, on this and every later connection, until changed.
     pub fn set_peer_info(&self, info: PeerInfo) {
         self.desired.lock().peer = Some(info);
         self.desired.changed.notify_one();
     }
 
-    /// Follows a prefix. Following it already is no error.
+    /// Follows a prefix. Following it twice is not an error.
     pub fn subscribe(&self, prefix: Prefix) {
         self.follow([(prefix, None)]);
     }
@@ -236,8 +237,8 @@ impl FollowerHandle {
         self.follow(prefixes.into_iter().map(|prefix| (prefix, None)));
     }
 
-    /// Follows prefixes from copies of these revisions. They are requested together, so that a process that passes
-    /// revisions on gets the missed changes of all of them as one change.
+    /// Follows prefixes from copies at these revisions. They are requested together, so that a process that serves
+    /// revisions to others gets the missed changes of all of them as one change.
     pub fn subscribe_from(&self, held: impl IntoIterator<Item = (Prefix, Revision)>) {
         self.follow(held.into_iter().map(|(prefix, revision)| (prefix, Some(revision))));
     }
@@ -252,26 +253,25 @@ impl FollowerHandle {
         self.desired.changed.notify_one();
     }
 
-    /// Acknowledges everything up to `revision`: decisions rest on it from now on. It is sent within a second, and at
-    /// once where the upstream requested it.
+    /// Acknowledges everything up to `revision`: decisions use it from now on. The acknowledgement is sent within a
+    /// second, or at once if the upstream requested it.
     pub fn ack(&self, revision: Revision) {
         self.desired.lock().ack = Some(revision);
         self.desired.changed.notify_one();
     }
 
-    /// Ends the connection for good, and tells the upstream that no decision rests on its records any more, so that it
-    /// does not wait for this follower to reconnect. Only for a process that passes its copy on to no other. Returns within
-    /// a second, whether the upstream could be told or not.
+    /// Ends the connection for good, and tells the upstream that no decision uses its records any more, so that it does not
+    /// wait for a reconnect. Only for a process that serves its copy to no other. Returns within a second, even if the
+    /// upstream could not be reached.
     pub async fn close(&self) {
         self.closing.cancel();
         let mut state = self.state.clone();
-        // It fails once the task has ended.
+        // The wait fails once the task has ended.
         let ended = async { while state.changed().await.is_ok() {} };
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, ended).await;
     }
 
-    /// Attempts to connect at once where it waits after a failure, since another attempt may succeed now. Without effect on a
-    /// connection that is established.
+    /// Ends a pause after a failure and connects at once. Has no effect on an established connection.
     pub fn retry(&self) {
         self.retry.send_replace(());
     }
@@ -286,17 +286,17 @@ impl FollowerHandle {
         self.state.clone()
     }
 
-    /// A connection beside the watch, for other calls to the same process; `None` while there is none.
+    /// A second connection to the same process for other calls; `None` without one.
     pub fn connection(&self) -> Option<Connection> {
         self.connection.borrow().clone()
     }
 
-    /// The connection, as soon as there is one; pending forever once the follower ended.
+    /// The connection, once there is one; pending forever after the follower ended.
     pub async fn connected(&self) -> Connection {
         let mut connection = self.connection.clone();
         match connection.wait_for(Option::is_some).await.map(|connection| connection.clone()) {
             Ok(Some(connection)) => connection,
-            // The follower ended; `None` was waited out.
+            // The follower ended; `wait_for` never returns `None`.
             Ok(None) | Err(_) => std::future::pending().await,
         }
     }
@@ -338,8 +338,8 @@ impl DesiredSubscriptions {
 }
 
 impl Backoff {
-    /// The wait after `failures` in a row: uniform up to the bound, so that a fleet that lost its upstream at one
-    /// moment does not reconnect at one moment. `random` is any number.
+    /// The pause after `failures` consecutive failures: uniform up to the bound, so that a fleet that lost its
+    /// upstream at one moment does not reconnect at one moment. `random` is any number.
     pub fn delay(&self, failures: u32, random: u64) -> Duration {
         let bound = self.first.saturating_mul(1 << failures.saturating_sub(1).min(20)).min(self.longest);
         let nanos = u64::try_from(bound.as_nanos()).unwrap_or(u64::MAX);

@@ -24,11 +24,11 @@ const TIMEOUT: &str = "grpc-timeout";
 /// A forwarded response stream.
 type ForwardedStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// Forwards the calls of the registry, the election of health checkers, reports, the imbalance indicator and mesh-wide
+/// Forwards calls of the registry, the election of health checkers, reports, the imbalance indicator and mesh-wide
 /// limits to the control plane behind an upstream.
 ///
-/// A report that the upstream does not know is not made an `Imbalance.Report` here: its maker signed the method too, and sends it
-/// again as that.
+/// A `Signals` report to an upstream without this method is not converted to `Imbalance.Report` here: its maker signed the method
+/// too, and sends the report again by the other method.
 #[derive(Clone, Debug)]
 pub struct Forwarder {
     upstream: FollowerHandle,
@@ -57,7 +57,7 @@ impl Forwarder {
         ))
     }
 
-    /// Replaces a connection failure by an error that names its cause; passes every other response on unchanged.
+    /// Replaces a connection failure by an error that names its cause. Every other response stays unchanged.
     fn forward_response<T>(&self, response: Result<Response<T>, Status>) -> Result<Response<T>, Status> {
         match response {
             Ok(response) => Ok(Response::new(response.into_inner())),
@@ -69,7 +69,7 @@ impl Forwarder {
         if is_connection_failure(status) {
             return self.unavailable();
         }
-        // The control plane refuses the version of this process, not that of the caller.
+        // The control plane refuses this process's version, not the caller's.
         if is_version_refusal(status) {
             return Status::unavailable(status.message());
         }
@@ -77,13 +77,13 @@ impl Forwarder {
     }
 }
 
-/// Whether the connection failed; a status sent by the control plane has no source here.
+/// Whether the connection failed. A status sent by the control plane has no source here.
 fn is_connection_failure(status: &Status) -> bool {
     matches!(status.code(), Code::Unavailable | Code::Unknown) && status.source().is_some()
 }
 
-/// The same message with the caller's deadline and identity, and without its other metadata. What the caller states of the
-/// call, signed, is passed on as it is.
+/// The message with the caller's deadline and identity, without its other metadata. A signed statement of the call is
+/// forwarded unchanged.
 fn forwarded_request<T>(request: Request<T>) -> Request<T> {
     let statement = request.metadata().get_bin(STATEMENT).cloned();
     let stated_for = request.metadata().get(ON_BEHALF_OF).cloned().filter(|_| statement.is_some());
@@ -167,7 +167,7 @@ forward! {
 impl Checker for Forwarder {
     type CampaignStream = ForwardedStream<v1::CampaignResponse>;
 
-    /// Leadership ends with either of the two connections of the stream.
+    /// Leadership ends when either connection of the stream ends.
     async fn campaign(
         &self,
         request: Request<v1::CampaignRequest>,

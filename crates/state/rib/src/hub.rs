@@ -1,4 +1,5 @@
-//! The watchers of a node, their subscriptions and pending changes. No async and no clock: the node wakes and waits.
+//! The watchers of a node, their subscriptions and pending changes. No async and no clock: the node wakes watchers and
+//! waits.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -16,7 +17,7 @@ mod watcher;
 
 use watcher::{SubscriptionState, Watcher};
 
-/// The most dirty keys of one watcher; beyond it, the watcher falls back to the log of the table.
+/// The most dirty keys of one watcher. Beyond this, the watcher falls back to the table's log.
 pub const MAX_DIRTY: usize = 4096;
 
 /// Identifies a watcher within its hub.
@@ -25,14 +26,14 @@ pub type WatcherId = u64;
 /// The state of one watcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatcherInfo {
-    /// Its name for operators, such as `agent host-7`; may be empty.
+    /// Name for operators, such as `agent host-7`; may be empty.
     pub software: String,
-    /// Its identity, as the transport established it.
+    /// Identity as established by the transport.
     pub identity: Identity,
-    /// The number up to which it applied its changes: the node's own where no change is pending, and a greater one where it holds
-    /// later copies than the node.
+    /// The number up to which the watcher has applied its changes. It is the node's own if no change is pending, and greater if
+    /// the watcher holds later copies than the node.
     pub applied: u64,
-    /// Its kind, region and addresses, if it sent them; programs do not.
+    /// Kind, region and addresses, if sent; programs send none.
     pub peer: Option<Arc<PeerInfo>>,
 }
 
@@ -41,7 +42,7 @@ pub struct WatcherInfo {
 pub struct PendingUpdate {
     /// The changes.
     pub update: Update,
-    /// The values that the watcher holds of changed keys, as bases of patches, if it takes patches.
+    /// Values of changed keys that the watcher holds, as bases of patches, if it takes patches.
     pub bases: Vec<(Arc<str>, Entry)>,
 }
 
@@ -49,10 +50,10 @@ pub struct PendingUpdate {
 #[derive(Debug, Default)]
 pub(crate) struct Hub {
     watchers: HashMap<WatcherId, Watcher>,
-    /// Prefix → its subscribers, so that a change costs one look-up for each folder above its key.
+    /// Subscribers by prefix. A change costs one look-up for each folder above its key.
     index: BTreeMap<Prefix, BTreeSet<WatcherId>>,
-    /// How many watchers have acknowledged up to each number and lag behind. The least is needed with every
-    /// acknowledgement; a scan over all watchers would cost their number squared after a change to all.
+    /// The number of lagging watchers by acknowledged number. Every acknowledgement needs the least number; a scan
+    /// over all watchers would cost their number squared after a change to all.
     lagging: BTreeMap<u64, usize>,
     /// Watchers whose cursor may be ahead of the table; each table change wakes them.
     ahead: BTreeSet<WatcherId>,
@@ -73,15 +74,15 @@ impl Hub {
         }
     }
 
-    /// The watcher takes patches from now on.
+    /// Sends patches to the watcher from now on.
     pub(crate) fn enable_patches(&mut self, id: WatcherId) {
         if let Some(watcher) = self.watchers.get_mut(&id) {
             watcher.patches = true;
         }
     }
 
-    /// Returns its prefixes, its state, and the number that it acknowledged; `None` for a watcher that never
-    /// acknowledged, such as a command that reads and ends.
+    /// Removes a watcher. Returns its prefixes, its state and the number that it acknowledged; `None` if it never
+    /// acknowledged, such as a command that reads once.
     pub(crate) fn leave(
         &mut self,
         id: WatcherId,
@@ -121,7 +122,7 @@ impl Hub {
         }
     }
 
-    /// Marks these keys as dirty for their subscribers; returns the watchers to wake.
+    /// Marks keys as dirty for their subscribers, and returns the watchers to wake.
     pub(crate) fn mark_dirty<'a>(
         &mut self,
         keys: impl IntoIterator<Item = &'a Arc<str>>,
@@ -141,7 +142,7 @@ impl Hub {
         woken
     }
 
-    /// The table was replaced by that of another store: every watcher starts over. Returns the watchers to wake.
+    /// Restarts every watcher, because another store's table replaced the content. Returns the watchers to wake.
     pub(crate) fn reset(&mut self) -> BTreeSet<WatcherId> {
         for watcher in self.watchers.values_mut() {
             watcher.reset();
@@ -158,17 +159,17 @@ impl Hub {
         self.watchers.keys().copied().collect()
     }
 
-    /// Whether the watcher holds copies later than the table, as of its last pull.
+    /// Whether the watcher held later copies than the table at its last pull.
     pub(crate) fn is_ahead(&self, id: WatcherId) -> bool {
         self.ahead.contains(&id)
     }
 
-    /// Whether the last pull left new subscriptions over.
+    /// Whether the last pull left new subscriptions for the next one.
     pub(crate) fn has_more(&self, id: WatcherId) -> bool {
         self.watchers.get(&id).is_some_and(|watcher| !watcher.new.is_empty())
     }
 
-    /// The pending changes of the watcher, with at most a part of its new subscriptions; `None` without any.
+    /// The watcher's pending changes, with at most a part of its new subscriptions; `None` without any.
     pub(crate) fn pull(&mut self, id: WatcherId, store: StoreId, table: &Table) -> Option<PendingUpdate> {
         let watcher = self.watchers.get_mut(&id)?;
         let pulled = watcher.pull(store, table);
@@ -181,10 +182,10 @@ impl Hub {
         pulled
     }
 
-    /// The watcher acknowledges everything up to `number`.
+    /// Acknowledges everything up to `number` for the watcher.
     pub(crate) fn ack(&mut self, id: WatcherId, number: u64) {
         if let Some(watcher) = self.watchers.get_mut(&id) {
-            // An acknowledgement of what was not sent yet would make the watcher pass for current later.
+            // Acknowledging a number that was not sent yet would make the watcher look current later.
             watcher.acked = watcher.acked.max(number.min(watcher.sent));
             watcher.recount(&mut self.lagging);
         }
@@ -196,7 +197,7 @@ impl Hub {
         ids.iter().filter_map(|id| self.watchers.get(id)).map(|watcher| watcher.info(revision)).collect()
     }
 
-    /// Those of them that have not applied `number`, with the table at `revision`.
+    /// The watchers of `prefix` that have not applied `number`, with the table at `revision`.
     pub(crate) fn behind(&self, prefix: &Prefix, number: u64, revision: u64) -> Vec<WatcherId> {
         let mut ids: Vec<_> = self.overlapping(prefix).into_iter().collect();
         ids.retain(|id| self.is_behind(*id, number, revision));

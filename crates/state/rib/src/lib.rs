@@ -1,16 +1,16 @@
 //! The routing information base: a versioned key space, and the delivery of its changes to subscribers (ServiceRouter
 //! §3.1, §3.2, §4.1).
 //!
-//! It sits above `wire` and below every crate that holds or follows records. [`Table`] is the data, [`Node`] the data
-//! with its watchers, as a control plane, a replica and an agent hold it; [`server`] serves a node, [`follower`]
-//! follows another process, a [`Mirror`] is the part of the data that it keeps, [`cache`] keeps copies on disk. `store` persists.
+//! The crate sits above `wire` and below every crate that stores or follows records. [`Table`] is the data. [`Node`] is the data
+//! with its watchers, in a control plane, a replica or an agent. [`server`] serves a node, and [`follower`] follows another
+//! process. A [`Mirror`] is the part of the data that a follower needs, and [`cache`] stores copies on disk. `store` persists.
 //!
-//! The memory of a watcher is bounded by the keys that changed, not by the changes: a node remembers the dirty keys of
-//! a watcher and reads their values when the watcher is ready, so bursts coalesce and a slow watcher costs a bounded
+//! The memory of a watcher is bounded by the number of changed keys, not of changes. A node remembers a watcher's
+//! dirty keys and reads their values when the watcher is ready. So bursts coalesce, and a slow watcher costs a bounded
 //! set of keys. A queue of changes for each watcher was rejected: it grows with the slowest reader and delivers
 //! outdated values.
 
-// What only serving uses is small.
+// Without the feature `server`, some code is unused.
 #![cfg_attr(not(feature = "server"), allow(dead_code, unreachable_pub))]
 
 #[cfg(feature = "server")]

@@ -1,7 +1,7 @@
 //! Copies of records that updates keep current.
 //!
-//! Routers, health checkers and servers of sharded services follow different prefixes and keep different parts of their
-//! records; the order in which an update takes effect, and the treatment of unknown keys, is the same for all of them.
+//! Routers, health checkers and servers of sharded services follow different prefixes and need different parts of their
+//! records. They share the order in which an update takes effect and the treatment of unknown keys.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,14 +17,14 @@ pub struct ArrivedRecord<'a> {
     pub text: &'a Arc<str>,
     /// Its value.
     pub value: &'a Bytes,
-    /// How old the value may be: the age of its snapshot; zero in a change, which is sent as it is made.
+    /// Maximum age of the value: the age of its snapshot. Zero in a change, which is sent immediately.
     pub age: Duration,
 }
 
 /// A copy of the records below some prefixes.
 pub trait Mirror {
-    /// Removes the records below the snapshot's prefix that it does not hold. The others stay until they are put, so
-    /// that a record remains in use where its replacement is invalid.
+    /// Removes the records below the snapshot's prefix that the snapshot lacks. Others stay until replaced, so that a
+    /// record remains in use if its replacement is invalid.
     fn retain(&mut self, snapshot: &Snapshot);
 
     /// Adds or replaces a record.
@@ -33,7 +33,7 @@ pub trait Mirror {
     /// Removes a record.
     fn delete(&mut self, text: &str, key: &RecordKey);
 
-    /// The copy of this prefix is current: its snapshot is complete, or the subscription resumed.
+    /// Marks the prefix as current: its snapshot is complete, or the subscription resumed.
     fn mark_current(&mut self, prefix: &Prefix);
 
     /// Applies an update: subscriptions that resumed, snapshots, then changes.

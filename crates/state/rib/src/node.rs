@@ -26,12 +26,13 @@ pub use replica::StaleUpdate;
 pub use watcher::Watcher;
 use watcher::WatcherWaker;
 
-/// The id of a store that is not known yet; no store draws it.
+/// The id of an unknown store; no store draws it.
 const NO_STORE: StoreId = StoreId(0);
 
-/// A copy of the routing information base with its watchers: a control plane's own, a replica's or an agent's part.
+/// A copy of the routing information base with its watchers: complete in a control plane or replica, partial in an
+/// agent.
 ///
-/// Cheap to clone; clones are the same node. Every call takes one short lock and none of them blocks on a watcher.
+/// Cheap to clone; clones are the same node. Every call takes one short lock, and no call blocks on a watcher.
 #[derive(Clone, Debug)]
 pub struct Node {
     shared: Arc<NodeShared>,
@@ -52,7 +53,7 @@ struct NodeInner {
     table: Table,
     hub: Hub,
     wakers: HashMap<WatcherId, Arc<WatcherWaker>>,
-    /// Watchers that disconnected lately and may reconnect.
+    /// Watchers that disconnected recently and may reconnect.
     disconnected: DisconnectedWatchers,
     progress: ProgressSchedule,
 }
@@ -60,7 +61,7 @@ struct NodeInner {
 /// Records in the order of keys.
 pub type Entries = Vec<(Arc<str>, Entry)>;
 
-/// Keys with their entries; `None` where there is none.
+/// Keys with their entries; `None` for keys that do not exist.
 pub type Values = Vec<(Arc<str>, Option<Entry>)>;
 
 /// The result of a wait for acknowledgements.
@@ -68,7 +69,7 @@ pub type Values = Vec<(Arc<str>, Option<Entry>)>;
 pub struct AckStatus {
     /// Whether every watcher has applied the revision.
     pub all: bool,
-    /// The watchers that have not.
+    /// The watchers that have not applied the revision.
     pub behind: Vec<BehindWatcher>,
 }
 
@@ -78,12 +79,12 @@ impl Node {
         Self::with_table(store, Table::default())
     }
 
-    /// A node that follows another one and does not know its store yet: watchers wait until it does.
+    /// A node that follows another one and does not know its store yet. Watchers wait until the store is known.
     pub fn replica() -> Self {
         Self::new(NO_STORE)
     }
 
-    /// A node with the content that its store had persisted at `revision`. Its earlier watchers count as disconnected.
+    /// A node with the persisted content of its store at `revision`. Its earlier watchers count as disconnected.
     pub fn load(store: StoreId, revision: u64, entries: impl IntoIterator<Item = (Arc<str>, Entry)>) -> Self {
         let mut table = Table::default();
         table.load(revision, entries);
@@ -99,7 +100,7 @@ impl Node {
         Self::bounded(store, table, FollowedPrefixes::default())
     }
 
-    /// The same, whose watches follow no more prefixes together than `followed` admits.
+    /// A node whose watches together follow no more prefixes than `followed` admits.
     pub fn bounded(store: StoreId, table: Table, followed: FollowedPrefixes) -> Self {
         let (applied, acks) = (watch::Sender::new(table.revision()), watch::Sender::new(0));
         let progress = ProgressSchedule::new(table.changes());
@@ -115,7 +116,8 @@ impl Node {
         Self { shared: Arc::new(NodeShared { inner, applied, acks, followed, terminated_watches }) }
     }
 
-    /// The folders of a kind of records of each tenant that has records. Each tenant is found by one step, whatever it has.
+    /// The folders of a record kind, one for each tenant with records. Finding a tenant takes one step, regardless of
+    /// its size.
     pub fn tenant_prefixes(&self, kind: RecordKind) -> Vec<Prefix> {
         let mut prefixes = Vec::new();
         let mut from = "/t/".to_owned();
@@ -123,19 +125,19 @@ impl Node {
             let Some((tenant, _)) = key.strip_prefix("/t/").and_then(|rest| rest.split_once('/')) else {
                 break;
             };
-            // The character after the slash: past all keys of this tenant.
+            // '0' follows '/', so this is past all keys of the tenant.
             from = format!("/t/{tenant}0");
             prefixes.extend(Tenant::new(tenant).map(|tenant| Prefix::tenant(&tenant, kind)));
         }
         prefixes
     }
 
-    /// The prefixes that all watches follow, as servers of this node count them.
+    /// The prefixes followed by all watches, as counted by this node's servers.
     pub fn followed(&self) -> &FollowedPrefixes {
         &self.shared.followed
     }
 
-    /// Watches that servers of this node terminated, by reason.
+    /// Watches terminated by this node's servers, by reason.
     pub fn terminated_watches(&self) -> &TerminatedWatches {
         &self.shared.terminated_watches
     }
@@ -145,12 +147,12 @@ impl Node {
         Some(self.lock().store).filter(|store| *store != NO_STORE)
     }
 
-    /// The last revision applied.
+    /// The last applied revision.
     pub fn revision(&self) -> Revision {
         self.lock().revision()
     }
 
-    /// Applies commits of the store, in order. A commit that was applied before is ignored: returns false.
+    /// Applies commits of the store, in order. Returns false for a commit that was applied before.
     pub fn apply(&self, commit: Commit) -> bool {
         let mut inner = self.lock();
         let keys: Vec<_> = commit.changes.iter().map(|(key, _)| key.clone()).collect();
@@ -168,7 +170,8 @@ impl Node {
         (inner.revision(), inner.table.read(prefixes))
     }
 
-    /// The same, unless it exceeds `max_bytes` of keys and values with 32 bytes each beside them: then `None`.
+    /// Everything below the prefixes, as for `read`; `None` if it exceeds `max_bytes` of keys and values plus 32 bytes
+    /// each.
     pub fn read_at_most(&self, prefixes: &[Prefix], max_bytes: usize) -> (Revision, Option<Entries>) {
         let inner = self.lock();
         let mut bytes = 0;
@@ -194,8 +197,8 @@ impl Node {
         (inner.revision(), keys.into_iter().map(value).collect())
     }
 
-    /// The present entries of the keys that changed after revision `number` and that `concerns` names, each once, with the number of
-    /// the revision now; `None` where the log does not reach back so far.
+    /// The present entries of keys that changed after revision `number` and for which `concerns` returns true, each once, with
+    /// the present revision; `None` if the log does not reach back that far.
     pub fn changes_since(&self, number: u64, concerns: impl Fn(&str) -> bool) -> Option<(u64, Values)> {
         let inner = self.lock();
         let changed = inner.table.changes_since(number)?.map(|(_, key)| key).filter(|key| concerns(key));
@@ -212,7 +215,7 @@ impl Node {
         self.lock().table.get(key).cloned()
     }
 
-    /// The first key that is not before `from`, to skip whole folders.
+    /// The first key at or after `from`, for skipping whole folders.
     pub fn key_from(&self, from: &str) -> Option<Arc<str>> {
         self.lock().table.key_from(from).cloned()
     }
@@ -220,24 +223,24 @@ impl Node {
     /// Checks the preconditions of the batch.
     ///
     /// # Errors
-    /// The first that fails.
+    /// The first failed precondition.
     pub fn check(&self, batch: &Batch) -> Result<(), Conflict> {
         self.lock().table.check(batch)
     }
 
-    /// Waits until a revision of this number or a later one is applied.
+    /// Waits until this revision or a later one is applied.
     pub async fn wait_applied(&self, at_least: u64) {
         let mut applied = self.shared.applied.subscribe();
         // The sender lives in `self`, so this cannot fail.
         let _ = applied.wait_for(|number| *number >= at_least).await;
     }
 
-    /// The number of the last revision applied, as it changes.
+    /// Notifies of the last applied revision.
     pub fn revisions(&self) -> watch::Receiver<u64> {
         self.shared.applied.subscribe()
     }
 
-    /// Changes after every acknowledgement and disconnect of a watcher.
+    /// Notifies after every acknowledgement and disconnect of a watcher.
     pub fn acks(&self) -> watch::Receiver<u64> {
         self.shared.acks.subscribe()
     }
@@ -257,12 +260,12 @@ impl Node {
         inner.hub.watchers(prefix, inner.table.revision())
     }
 
-    /// How many watchers there are.
+    /// Number of watchers.
     pub fn watcher_count(&self) -> usize {
         self.lock().hub.len()
     }
 
-    /// The revision that every watcher has applied, recently disconnected ones included; the node's own when all are
+    /// The revision that every watcher has applied, including recently disconnected ones; the node's own if all are
     /// current.
     pub fn applied_by_all(&self) -> Revision {
         let inner = self.lock();
@@ -271,8 +274,8 @@ impl Node {
         Revision { number: disconnected.map_or(present, |number| number.min(present)), ..inner.revision() }
     }
 
-    /// Waits until the grace of a disconnected watcher ends. Without one it returns now and then, so that a caller that
-    /// read the state just before the last grace ended reads it again.
+    /// Waits until the grace period of a disconnected watcher ends. Without such a watcher it returns now and then, so
+    /// that a caller that read the state just before the last period ended reads it again.
     pub async fn grace_expired(&self) {
         let next = self.lock().disconnected.next_expiry(Instant::now());
         match next {
@@ -281,9 +284,9 @@ impl Node {
         }
     }
 
-    /// Waits until every watcher of a part of `prefix` has applied `revision`, at most until `deadline`, and requests
-    /// their acknowledgements. A disconnected watcher keeps using its copy, so it counts until it reconnects or its
-    /// grace ends.
+    /// Waits up to `deadline` until every watcher of a part of `prefix` has applied `revision`, and requests their
+    /// acknowledgements. A disconnected watcher keeps using its copy, so it counts until it reconnects or its grace
+    /// period ends.
     pub async fn wait_acked(&self, prefix: &Prefix, revision: u64, deadline: Instant) -> AckStatus {
         let (mut acks, mut applied) = (self.acks(), self.revisions());
         let mut late = Vec::new();
@@ -305,15 +308,15 @@ impl Node {
         }
     }
 
-    /// Requests the acknowledgements of all watchers that have not applied `number`.
+    /// Requests acknowledgements from all watchers that have not applied `number`.
     pub fn request_ack(&self, number: u64) {
         let inner = self.lock();
         let late = inner.hub.behind(&Prefix::everything(), number, inner.table.revision());
         inner.request_ack(&late, number);
     }
 
-    /// Whether every watcher has applied `revision`. `late` caches watchers that had not at the last call: while one of
-    /// them has not, the others need not be scanned. Requests the acknowledgements of late watchers.
+    /// Whether every watcher has applied `revision`. `late` caches the late watchers of the last call: while one of
+    /// them is late, the others need not be scanned. Requests acknowledgements from late watchers.
     fn all_acked(&self, prefix: &Prefix, revision: u64, late: &mut Vec<WatcherId>) -> bool {
         let inner = self.lock();
         let current = inner.table.revision();
@@ -335,11 +338,11 @@ impl Node {
     }
 
     fn lock(&self) -> MutexGuard<'_, NodeInner> {
-        // No code under the lock panics; if it did, serving the present state beats ending the process.
+        // No code under the lock panics. If it did, serving the present state is better than ending the process.
         self.shared.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Publishes the revision of the table; called under the lock, so that it never goes backwards.
+    /// Publishes the table's revision. Called under the lock, so that it never goes backwards.
     fn announce(&self, inner: &NodeInner) {
         self.shared.applied.send_replace(inner.table.revision());
     }
@@ -350,7 +353,7 @@ impl NodeInner {
         Revision { store: self.store, partition: 0, number: self.table.revision() }
     }
 
-    /// Marks changed keys for the watchers, and sends idle ones their revision before the log drops it.
+    /// Marks changed keys for the watchers, and sends idle watchers their revision before the log drops it.
     fn notify_changes(&mut self, keys: &[Arc<str>]) {
         let mut woken = self.hub.mark_dirty(keys);
         if self.progress.due(self.table.changes()) {

@@ -33,13 +33,13 @@ impl NodeCore {
         &self.table
     }
 
-    /// Applies a commit of the store, in order; one that was applied before is ignored.
+    /// Applies commits of the store, in order. A commit that was applied before is ignored.
     pub fn apply(&mut self, commit: Commit) -> Woken {
         let keys: Vec<_> = commit.changes.iter().map(|(key, _)| key.clone()).collect();
         if self.table.apply(commit) { self.notify_changes(&keys) } else { Woken::new() }
     }
 
-    /// Applies an update of an upstream of the same store as one change; one that is older than the table is ignored.
+    /// Applies an update of an upstream of the same store as one change. An update older than the table is ignored.
     pub fn apply_update(&mut self, update: Update) -> Woken {
         if update.revision.number < self.table.revision() {
             return Woken::new();
@@ -48,8 +48,8 @@ impl NodeCore {
         self.notify_changes(&keys)
     }
 
-    /// The process ends and restarts with its copy of the table: all watchers are gone. With `remembers` it keeps the
-    /// log of changes, as replicas do on disk, so that returning watchers resume; a control plane does not.
+    /// Simulates a restart with the same table: all watchers are gone. With `remembers`, the log of changes survives,
+    /// as replicas store it on disk, so that returning watchers resume. A control plane loses the log.
     pub fn restart(&mut self, remembers: bool) {
         self.hub = Hub::default();
         if !remembers {
@@ -67,22 +67,22 @@ impl NodeCore {
         self.hub.leave(id, self.table.revision());
     }
 
-    /// Follows a prefix from the watcher's cursor, as [`crate::Watcher::subscribe`].
+    /// Follows a prefix from the watcher's cursor, like [`crate::Watcher::subscribe`].
     pub fn subscribe(&mut self, id: WatcherId, prefix: Prefix, from: Option<Cursor>) {
         self.hub.subscribe(id, prefix, from);
     }
 
-    /// Takes the pending changes, as [`crate::Watcher::pull`]; `None` without any.
+    /// Takes the pending changes, like [`crate::Watcher::pull`]; `None` without any.
     pub fn pull(&mut self, id: WatcherId) -> Option<Update> {
         self.hub.pull(id, self.store, &self.table).map(|pulled| pulled.update)
     }
 
-    /// The watcher acknowledges everything up to `number`.
+    /// Acknowledges everything up to `number` for the watcher.
     pub fn ack(&mut self, id: WatcherId, number: u64) {
         self.hub.ack(id, number);
     }
 
-    /// The number that every watcher has applied; the node's own where all are current.
+    /// The number that every watcher has applied; the node's own if all are current.
     pub fn applied_by_all(&self) -> u64 {
         self.hub.least_applied(self.table.revision())
     }

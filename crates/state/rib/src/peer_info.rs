@@ -1,27 +1,27 @@
 use fairmesh_model::{Invalid, MAX_ROOTS, Region};
 use fairmesh_wire::{transport::Address, v1};
 
-/// The most addresses that are kept of a watcher.
+/// The most addresses stored of a watcher.
 const MAX_ADDRESSES: usize = 8;
-/// The most characters that are kept of a version.
+/// The most characters stored of a version.
 const MAX_VERSION: usize = 64;
 
-/// Description of a watcher, for operators. It influences no decision.
+/// Description of a watcher for operators. No decision depends on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerInfo {
     /// The kind of process.
     pub kind: PeerKind,
-    /// Its region.
+    /// Region of the process.
     pub region: Option<Region>,
-    /// The addresses that list its own watchers.
+    /// Addresses that list the process's own watchers.
     pub addresses: Vec<Address>,
-    /// Its release; `None` of releases that do not say.
+    /// Release of the process; `None` for releases that do not send it.
     pub version: Option<String>,
-    /// The SHA-256 of each root of the trust domain that it trusts, of agents that have a certificate.
+    /// The SHA-256 of each trusted root of the trust domain; sent by agents with a certificate.
     pub roots: Vec<[u8; 32]>,
 }
 
-/// The processes that hold a part or all of the routing information base for others.
+/// Processes that serve a part or all of the routing information base to others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerKind {
     /// A machine's agent.
@@ -59,7 +59,7 @@ impl TryFrom<v1::PeerInfo> for PeerInfo {
         };
         let region = Some(message.region).filter(|region| !region.is_empty());
         let region = region.map(Region::new).transpose().map_err(|e| e.within("region"))?;
-        // An unreadable address has a newer form, and is of no use here.
+        // An unreadable address has a newer form and is useless here.
         let addresses = message.addresses.iter().take(MAX_ADDRESSES);
         let addresses = addresses.filter_map(|address| address.parse().ok()).collect();
         let version = message.version.chars().take(MAX_VERSION).collect();

@@ -1,12 +1,12 @@
-/// When to send every watcher its revision although nothing changed for it (etcd: progress notification): twice while
-/// the log of changes is replaced, so that idle watchers can resume.
+/// When to send every watcher its revision although nothing changed for it (etcd: progress notification). This
+/// happens twice while the log of changes is replaced, so that idle watchers can resume.
 #[derive(Debug)]
 pub(crate) struct ProgressSchedule {
     next: u64,
 }
 
 impl ProgressSchedule {
-    /// For a table with this many changes, of which the log holds at most `max_log`.
+    /// For a table with this many changes, whose log contains at most `max_log`.
     pub(crate) fn new((changes, max_log): (u64, usize)) -> Self {
         Self { next: changes + (max_log as u64 / 2).max(1) }
     }

@@ -1,4 +1,4 @@
-//! Serves `fairmesh.v1.Rib` and watches from a node: the same at the control plane, replicas and agents.
+//! Serves `fairmesh.v1.Rib` and watches from a node, at control planes, replicas and agents.
 
 mod decode_batch;
 mod delta_cache;
@@ -36,7 +36,7 @@ use crate::{
     access::{Caller, is_own_user},
 };
 
-/// The part of the RIB that a process serves, and what differs between control plane, replica and agent.
+/// The part of the RIB that a process serves. Control plane, replica and agent differ in these methods.
 pub trait ServedRib: Clone + Send + Sync + 'static {
     /// The served node.
     fn node(&self) -> &Node;
@@ -44,21 +44,21 @@ pub trait ServedRib: Clone + Send + Sync + 'static {
     /// The name of the server in the handshake, for operators: `control plane 0.1.0`.
     fn software(&self) -> String;
 
-    /// Its location, sent by agents to their callers.
+    /// Location of the process. Agents send theirs to their callers.
     fn location(&self) -> Option<Location>;
 
-    /// Writes a batch that is within all bounds and well formed, and returns once it is durable.
+    /// Writes a well-formed batch within all bounds, and returns once it is durable.
     fn write(
         &self,
         batch: Batch,
         identity: Identity,
     ) -> impl Future<Output = Result<Revision, WriteError>> + Send;
 
-    /// Who makes a watch: the identity that its connection proves, and the user of its token, which is empty without one. Whether
-    /// others can read the connection matters for the token.
+    /// The caller of a watch: the identity proved by its connection, and the user of its token, if any. A token is accepted only
+    /// if others cannot read the connection.
     ///
     /// # Errors
-    /// What is wrong with the token, or with the connection on which it came.
+    /// The problem with the token or its connection.
     fn watcher(
         &self,
         identity: Identity,
@@ -76,71 +76,71 @@ pub trait ServedRib: Clone + Send + Sync + 'static {
     /// Whether a caller may read and watch a prefix.
     ///
     /// # Errors
-    /// The refusal, the same whether there is anything below the prefix.
+    /// The refusal. It is the same whether or not records exist below the prefix.
     fn permits(&self, _caller: &Caller, _prefix: &Prefix) -> Result<(), String> {
         Ok(())
     }
 
-    /// Changes when [`ServedRib::permits`] may have; `None` where it never does.
+    /// Notifies when [`ServedRib::permits`] may have changed; `None` if it never does.
     fn permission_changes(&self) -> Option<watch::Receiver<u64>> {
         None
     }
 
-    /// A caller that uses `held` other prefixes starts to use this one. Each successful call is followed by one of
+    /// Acquires a prefix for a caller that uses `held` others. Each success is followed by one
     /// [`ServedRib::release`].
     ///
     /// # Errors
-    /// The limit that is reached, for the caller.
+    /// The exceeded limit, for the caller.
     fn acquire(&self, _prefix: &Prefix, _held: usize) -> Result<(), String> {
         Ok(())
     }
 
-    /// The prefixes that users of this machine have acquired, if shares are those of users: else a user could have many watches,
-    /// each with the share of a caller.
+    /// The acquired prefixes by user of this machine, if limits apply to users. Otherwise a user could have many watches, each
+    /// with a caller's share.
     fn acquired_by_users(&self) -> Option<&UserPlaces> {
         None
     }
 
-    /// Returns when the node holds an acquired prefix; at once at nodes that hold everything.
+    /// Returns when the node has an acquired prefix; at once if it has everything.
     ///
     /// # Errors
-    /// Why it cannot be served, for the caller.
+    /// Why the prefix cannot be served, for the caller.
     fn ready(&self, _prefix: &Prefix) -> impl Future<Output = Result<(), String>> + Send {
         std::future::ready(Ok(()))
     }
 
-    /// Whether reads may wait here for a revision. Nodes that hold parts never advance past changes of other parts.
+    /// Whether reads may wait here for a revision. A partial node never advances past changes of other parts.
     ///
     /// # Errors
-    /// Why not, and where to read instead.
+    /// Why reads cannot wait, and where to read instead.
     fn supports_at_least(&self) -> Result<(), String> {
         Ok(())
     }
 
-    /// Returns at a moment at which the node holds every acknowledged write, so that the next read is linearizable.
-    /// Nodes that follow another one return at once: reads there pass a revision.
+    /// Returns when the node has every acknowledged write, so that the next read is linearizable. Nodes that follow
+    /// another node return at once; reads there name a revision instead.
     ///
     /// # Errors
-    /// Why that cannot be known, and where to read instead.
+    /// Why this cannot be determined, and where to read instead.
     fn ensure_linearizable(&self) -> impl Future<Output = Result<(), String>> + Send {
         std::future::ready(Ok(()))
     }
 
-    /// The caller no longer uses the prefix.
+    /// Releases a prefix that the caller no longer uses.
     fn release(&self, _prefix: &Prefix) {}
 
-    /// How old the node's copy of the prefix may be; zero where it is current with its upstream.
+    /// Maximum age of the node's copy of the prefix; zero if it is current with its upstream.
     fn age(&self, _prefix: &Prefix) -> Duration {
         Duration::ZERO
     }
 
-    /// The greatest [`ServedRib::age`] of all prefixes. Read first, so that the age of each prefix of a watch is looked
-    /// up only where some of them age.
+    /// The greatest [`ServedRib::age`] of all prefixes. Read first, so that a watch looks up the age of each prefix
+    /// only while some of them age.
     fn max_age(&self) -> Duration {
         Duration::ZERO
     }
 
-    /// Changes when [`ServedRib::age`] of a prefix may have become zero or ceased to be; `None` where it is always zero.
+    /// Notifies when the [`ServedRib::age`] of a prefix may have become zero or nonzero; `None` if it is always zero.
     fn age_changes(&self) -> Option<watch::Receiver<u64>> {
         None
     }
@@ -155,10 +155,10 @@ pub enum WriteError {
     /// The batch is not well formed or out of bounds.
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// This process takes no writes; the text names one that does.
+    /// This process takes no writes. The text names one that does.
     #[error("{0}")]
     NotWritable(String),
-    /// The store failed; the text says how, and what to do.
+    /// The store failed. The text says how, and the remedy.
     #[error("{0}")]
     Failed(String),
 }
@@ -179,7 +179,7 @@ impl From<WriteError> for Status {
 const MAX_READ_PREFIXES: usize = 4096;
 /// The most concurrent watches: each costs a task and its dirty keys.
 const MAX_WATCHES: usize = 65_536;
-/// The longest wait for a revision to read, for callers that set no deadline.
+/// The longest wait of a read for a revision, for callers without a deadline.
 const MAX_READ_WAIT: Duration = Duration::from_secs(30);
 /// The most bytes of one read, below the limit of a message.
 const MAX_READ_BYTES: usize = rpc::MAX_MESSAGE - 512 * 1024;
@@ -194,7 +194,7 @@ pub struct RibServer<B> {
 }
 
 impl<B: ServedRib> RibServer<B> {
-    /// Serves a backend. Once `closing` is cancelled, watches end and their callers reconnect.
+    /// Serves a backend. Cancelling `closing` ends watches, and their callers reconnect.
     pub fn new(backend: B, closing: CancellationToken) -> Self {
         Self { backend, watches: Arc::new(Semaphore::new(MAX_WATCHES)), delta_cache: Arc::default(), closing }
     }
@@ -233,7 +233,7 @@ impl<B: ServedRib> RibServer<B> {
         terminated.count(&session.run(self.closing).await);
     }
 
-    /// The version of a watch, who makes it, and its place.
+    /// Negotiates a watch's version, and determines its caller and its place.
     async fn greet(
         &self,
         greeting: &v1::HelloRequest,
@@ -283,7 +283,7 @@ impl<B: ServedRib> RibServer<B> {
             self.backend.ready(prefix).await.map_err(Status::unavailable)?;
         }
         self.backend.ensure_linearizable().await.map_err(Status::unavailable)?;
-        // Who may read what is known only once there is a copy.
+        // Permissions are known only once there is a copy.
         for prefix in &prefixes {
             self.backend.permits(caller, prefix).map_err(Status::not_found)?;
         }
@@ -299,7 +299,7 @@ impl<B: ServedRib> RibServer<B> {
         Ok(v1::ReadResponse { at: Some(Cursor::at(revision).into()), entries })
     }
 
-    /// The number that a read has to wait for, if waiting can bring it.
+    /// The number that a read has to wait for, if waiting can help.
     fn number(&self, at_least: v1::Cursor) -> Result<u64, Status> {
         let at_least = Cursor::try_from(at_least).map_err(|e| refused(e.within("at_least")))?;
         self.backend.supports_at_least().map_err(Status::failed_precondition)?;
@@ -378,7 +378,7 @@ impl<B: ServedRib> v1::rib_server::Rib for RibServer<B> {
     }
 }
 
-/// The caller as a check before found it, or as its connection proves it.
+/// The caller found by an earlier check, or else proved by its connection.
 fn caller_of<T>(request: &Request<T>) -> Caller {
     request.extensions().get::<Caller>().cloned().unwrap_or_else(|| identity_of(request).into())
 }
@@ -392,8 +392,8 @@ struct PrefixGuard<B: ServedRib> {
 }
 
 impl<B: ServedRib> PrefixGuard<B> {
-    /// For a caller that uses `held` other prefixes. Users other than that of this process and root share theirs among all of
-    /// their watches.
+    /// Acquires a prefix for a caller that uses `held` others. Users other than root and this process's own share their limit
+    /// among all their watches.
     fn new(backend: &B, caller: &Caller, (prefix, held): (&Prefix, usize)) -> Result<Self, String> {
         let place = match caller.identity {
             Identity::Local { uid } if !is_own_user(uid) => {

@@ -1,4 +1,4 @@
-//! Adds up the rates that the processes below report, and reports their sum to the one above.
+//! Adds up the rates reported by downstream processes, and reports the sum upstream.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -19,13 +19,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::follower::FollowerHandle;
 
-/// Where planning is done, a relay reports twice in the interval of programs: each level would otherwise add an interval
-/// of delay.
+/// Interval of a relay while a service is planned: half of a program's interval, because each level would otherwise add
+/// a whole interval of delay.
 const RELAY_INTERVAL: Duration = Duration::from_millis(REPORT_INTERVAL_MS / 2);
 /// How long a report may take.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The reports of the processes below an agent or a replica. Clones share their state.
+/// The reports of an agent's or replica's downstream processes. Clones share their state.
 #[derive(Clone, Debug)]
 pub struct ReportRelay {
     shared: Arc<RelayState>,
@@ -34,22 +34,22 @@ pub struct ReportRelay {
 #[derive(Debug)]
 struct RelayState {
     upstream: FollowerHandle,
-    /// The region that this process itself stands for.
+    /// The region that this process itself covers.
     region: Option<Region>,
-    /// The number of this process in its reports.
+    /// Number of this process in its reports.
     id: u64,
     began: Instant,
     sums: Mutex<ReportSums>,
-    /// The interval that the process above asked for, in milliseconds.
+    /// The interval requested by the upstream, in milliseconds.
     interval_ms: AtomicU32,
-    /// The services that operators look at, as the process above said, and when.
+    /// The services watched by operators as last reported by the upstream, and when.
     watched: Mutex<Option<(Instant, Vec<String>)>>,
-    /// Reports that were left out, since there were too many.
+    /// Number of reports refused because there were too many.
     full: AtomicU64,
 }
 
 impl ReportRelay {
-    /// Reports to `upstream`. An agent gives its `region`, of which a planner then knows that it has no other calls.
+    /// Reports to `upstream`. An agent gives its `region`; a planner then knows that it has no other calls.
     pub fn new(upstream: FollowerHandle, region: Option<Region>, limits: SumLimits) -> Self {
         let began = Instant::now();
         let shared = RelayState {
@@ -58,7 +58,7 @@ impl ReportRelay {
             id: RandomState::new().hash_one(began),
             began,
             sums: Mutex::new(ReportSums::new(limits)),
-            // Until the process above has asked for less: a planned service is seen at once.
+            // Starts with the short interval, so that a planned service is noticed at once.
             interval_ms: AtomicU32::new(REPORT_INTERVAL_MS as u32),
             watched: Mutex::default(),
             full: AtomicU64::default(),
@@ -66,18 +66,18 @@ impl ReportRelay {
         Self { shared: Arc::new(shared) }
     }
 
-    /// The number of processes whose reports are added up.
+    /// Number of processes whose reports are added up.
     pub fn reporters(&self) -> usize {
         self.sums().reporters()
     }
 
-    /// Reports that were left out, since there were too many.
+    /// Number of reports refused because there were too many.
     pub fn left_out(&self) -> &AtomicU64 {
         &self.shared.full
     }
 
-    /// Takes the rates out of a report, and leaves its minutes; when its sender should report again, and of which services
-    /// besides those that are planned for. `None` of a report without rates.
+    /// Removes the rates from a report and leaves its CPU minutes. Returns when the sender should report again, and which
+    /// services it should report besides planned ones. `None` for a report without rates.
     ///
     /// # Errors
     /// If the rates are invalid.
@@ -95,8 +95,9 @@ impl ReportRelay {
         Ok(Some(v1::ReportSignalsResponse { dropped_minutes: 0, next_report_ms, watched }))
     }
 
-    /// Reports the sum until `stopping`, and then that there is nothing: the processes below report elsewhere by then, and
-    /// would be counted twice until this report is void. A report that fails is not repeated: the next one says more.
+    /// Reports the sum until `stopping`, then an empty sum. Downstream processes report elsewhere by then and would be
+    /// counted twice until this process's last report expires. A failed report is not repeated, since the next one
+    /// replaces it.
     pub async fn run(self, stopping: CancellationToken) {
         let mut ticks = tokio::time::interval(RELAY_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -119,7 +120,7 @@ impl ReportRelay {
         }
     }
 
-    /// The services that operators look at, as far as that is known lately.
+    /// The services watched by operators, if recently known.
     fn watched(&self) -> Vec<String> {
         let watched = self.shared.watched.lock().unwrap_or_else(PoisonError::into_inner);
         let lately = watched.as_ref().filter(|(at, _)| at.elapsed() < Duration::from_millis(WATCHED_FOR_MS));
@@ -134,7 +135,7 @@ impl ReportRelay {
         }
     }
 
-    /// Sends the sum; whether it was sent.
+    /// Sends the sum; returns whether this succeeded.
     async fn send(&self) -> bool {
         let Some(connection) = self.shared.upstream.connection() else { return false };
         let mut report = self.sums().sum(self.now_ms());
@@ -156,7 +157,7 @@ impl ReportRelay {
                 let mut known = self.shared.watched.lock().unwrap_or_else(PoisonError::into_inner);
                 *known = Some((Instant::now(), watched));
                 drop(known);
-                // A control plane of a release before has no wish.
+                // A control plane of the previous release requests no interval.
                 let asked = if asked == 0 { IDLE_INTERVAL_MS as u32 } else { asked };
                 self.shared.interval_ms.store(asked, Relaxed);
             }

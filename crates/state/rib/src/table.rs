@@ -16,13 +16,13 @@ use previous_values::PreviousValues;
 
 /// How many changes a table remembers at least, so that returning watchers need no snapshot.
 pub const DEFAULT_LOG_LEN: usize = 100_000;
-/// A large table remembers one change for so many entries: below that, the log costs less memory than the snapshots
-/// that it avoids cost in bandwidth, gigabytes for a watcher that was away for a minute.
+/// A large table remembers one change for this many entries. At this size the log costs less memory than the avoided
+/// snapshots cost bandwidth: gigabytes for a watcher that was away for a minute.
 const ENTRIES_PER_LOGGED_CHANGE: usize = 2;
 
-/// The content of the routing information base, and the keys that changed lately.
+/// The content of the routing information base, and the recently changed keys.
 ///
-/// The log holds keys only: a returning watcher gets the last value of each.
+/// The log contains only keys: a returning watcher gets the last value of each.
 #[derive(Clone, Debug)]
 pub struct Table {
     entries: BTreeMap<Arc<str>, Entry>,
@@ -31,7 +31,7 @@ pub struct Table {
     max_log: usize,
     /// The total number of changes.
     changes: u64,
-    /// Changes after this number are all in the log.
+    /// The log has every change after this number.
     floor: u64,
     previous: PreviousValues,
 }
@@ -43,7 +43,7 @@ impl Default for Table {
 }
 
 impl Table {
-    /// An empty table that remembers at most `max_log` changes, or half as many as it has entries where that is more.
+    /// An empty table that remembers at most `max_log` changes, or half as many as it has entries if that is more.
     pub fn new(max_log: usize) -> Self {
         Self {
             entries: BTreeMap::new(),
@@ -56,7 +56,7 @@ impl Table {
         }
     }
 
-    /// Loads the content of a store at `revision`. Watchers before it need snapshots.
+    /// Loads the content of a store at `revision`. Watchers with an earlier revision need snapshots.
     pub fn load(&mut self, revision: u64, entries: impl IntoIterator<Item = (Arc<str>, Entry)>) {
         self.restore(revision, revision, entries);
     }
@@ -93,7 +93,7 @@ impl Table {
         Ok(())
     }
 
-    /// Applies a commit. One that is not newer than the table was applied before: returns false, changes nothing.
+    /// Applies a commit. Returns false, and changes nothing, if the commit is not newer than the table.
     pub fn apply(&mut self, commit: Commit) -> bool {
         let Commit { revision, changes } = commit;
         if revision <= self.revision {
@@ -107,18 +107,18 @@ impl Table {
         true
     }
 
-    /// The first key that is not before `from`.
+    /// The first key at or after `from`.
     pub(crate) fn key_from(&self, from: &str) -> Option<&Arc<str>> {
         self.entries.range::<str, _>((Bound::Included(from), Bound::Unbounded)).next().map(|(key, _)| key)
     }
 
-    /// Everything below the prefixes in the order of keys, each key once though prefixes overlap.
+    /// Everything below the prefixes in the order of keys, each key once even if prefixes overlap.
     pub fn read(&self, prefixes: &[Prefix]) -> Vec<(Arc<str>, Entry)> {
         self.entries_below(prefixes).map(|(key, entry)| (key.clone(), entry.clone())).collect()
     }
 
-    /// The entries that [`read`](Self::read) copies. Each is visited once, so that a request for thousands of prefixes
-    /// that cover each other costs no more than one for all records.
+    /// The entries copied by [`read`](Self::read). Each is visited once, so that a request for thousands of
+    /// overlapping prefixes costs no more than one for all records.
     pub(crate) fn entries_below<'a>(
         &'a self,
         prefixes: &'a [Prefix],
@@ -131,8 +131,8 @@ impl Table {
         outermost.into_iter().flat_map(|prefix| self.below(prefix))
     }
 
-    /// Every key that changed after `cursor`, in order and as often as it changed, with the number of the change;
-    /// `None` where the log does not reach back so far or the cursor is ahead.
+    /// Every key that changed after `cursor`, in order and as often as it changed, with the change's number; `None`
+    /// if the log does not reach back that far or the cursor is ahead.
     pub(crate) fn changes_since(&self, cursor: u64) -> Option<impl Iterator<Item = &(u64, Arc<str>)>> {
         if cursor < self.floor || cursor > self.revision {
             return None;
@@ -141,7 +141,7 @@ impl Table {
         Some(self.log.range(from..))
     }
 
-    /// Drops the log up to `revision`: watchers before it need snapshots.
+    /// Drops the log up to `revision`. Watchers with an earlier revision need snapshots.
     pub fn compact_before(&mut self, revision: u64) {
         self.floor = self.floor.max(revision.min(self.revision));
         let gone = self.log.partition_point(|(revision, _)| *revision <= self.floor);
@@ -175,7 +175,7 @@ impl Table {
         }
     }
 
-    /// The total number of changes, and how many of them the log holds at most.
+    /// The total number of changes, and the maximum number in the log.
     pub(crate) fn changes(&self) -> (u64, usize) {
         (self.changes, self.max_log())
     }
@@ -199,12 +199,12 @@ impl Table {
         };
     }
 
-    /// Keeps replaced values from now on, as bases of patches.
+    /// Remembers replaced values from now on, as bases of patches.
     pub(crate) fn keep_previous_values(&mut self) {
         self.previous.keep(self.changes);
     }
 
-    /// The values after this many changes of the keys that changed since, as far as they are remembered.
+    /// The values after this many changes of keys that changed since, if remembered.
     pub(crate) fn previous(&self, changes: u64) -> HashMap<&str, Option<&Entry>> {
         self.previous.at(changes)
     }
@@ -215,12 +215,12 @@ impl Table {
         while self.log.len() > self.max_log()
             && let Some((oldest, _)) = self.log.pop_front()
         {
-            // The rest of that revision, still in the log, is incomplete.
+            // The remaining changes of that revision in the log are incomplete.
             self.floor = oldest;
         }
     }
 
-    /// Removes a key without logging it: it has no watchers.
+    /// Removes a key without watchers, and does not log the change.
     pub(crate) fn forget(&mut self, key: &str) {
         self.entries.remove(key);
     }

@@ -5,8 +5,8 @@ use std::sync::{
 
 use tonic::{Code, Status};
 
-/// Counts watches that this side terminated because their peers were silent, sent invalid data or exceeded a limit, by
-/// reason. Cheap to clone.
+/// Counts watches that this side terminated, by reason: the peer was silent, sent invalid data or exceeded a limit.
+/// Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct TerminatedWatches(Arc<[AtomicU64; 3]>);
 
@@ -18,8 +18,8 @@ impl TerminatedWatches {
         Self::REASONS.into_iter().zip(self.0.iter().map(|count| count.load(Relaxed)))
     }
 
-    /// Counts a watch that ended with this status. Peers that close the connection, and the end of this process, are
-    /// not counted.
+    /// Counts a watch that ended with this status. Connections closed by peers, and the end of this process, are not
+    /// counted.
     pub(crate) fn count(&self, status: &Status) {
         let reason = match status.code() {
             Code::DeadlineExceeded => 0,

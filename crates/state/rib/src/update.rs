@@ -4,12 +4,12 @@ use fairmesh_model::{Prefix, Revision};
 
 use crate::Entry;
 
-/// The changes between two revisions of a reader, to be applied as one change: first the snapshots, then the rest.
+/// The changes between two revisions of a reader. They are applied as one change: snapshots first, then the rest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Update {
-    /// The revision of the reader afterwards, of every prefix that it is subscribed to.
+    /// The reader's revision afterwards, for every subscribed prefix.
     pub revision: Revision,
-    /// Subscriptions that resume from the reader's revision, so that its copy of them is current afterwards.
+    /// Subscriptions that resume from the reader's revision; their copies are current afterwards.
     pub resumed: Vec<Resumed>,
     /// Snapshots of whole prefixes.
     pub snapshots: Vec<Snapshot>,
@@ -24,23 +24,23 @@ pub struct Update {
 pub struct Resumed {
     /// The subscribed prefix.
     pub prefix: Prefix,
-    /// How old its copy may be: zero where the serving node is current with its own upstream.
+    /// Maximum age of the copy; zero if the serving node is current with its own upstream.
     pub age: Duration,
 }
 
-/// Every entry below a prefix; it replaces the reader's entries there.
+/// Every entry below a prefix. A snapshot replaces the reader's entries there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     /// The subscribed prefix.
     pub prefix: Prefix,
     /// The entries in the order of keys.
     pub entries: Vec<(Arc<str>, Entry)>,
-    /// How old they may be: zero where the serving node is current with its own upstream.
+    /// Maximum age of the entries; zero if the serving node is current with its own upstream.
     pub age: Duration,
 }
 
 impl Snapshot {
-    /// Whether an entry has this key.
+    /// Whether the snapshot has an entry with this key.
     pub fn holds(&self, key: &str) -> bool {
         self.entries.binary_search_by(|(held, _)| (**held).cmp(key)).is_ok()
     }

@@ -1,5 +1,5 @@
-//! A store's node, an agent's node that follows it and forgets, restarts and restores, and a reader behind both: after
-//! any sequence of steps, the reader ends with the store's part and never sees an older value on the way.
+//! A store's node, an agent's node that follows it and forgets, restarts and restores, and a reader behind both. After
+//! any sequence of steps, the reader has the store's part and has never seen an older value on the way.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
 use std::{
@@ -50,12 +50,12 @@ type Entries = Vec<(Arc<str>, Entry)>;
 struct Chain {
     store: Node,
     agent: Node,
-    /// The agent's watch of the store, and the revision of each prefix; `None` before the first snapshot.
+    /// The agent's watch of the store, and each prefix's revision; `None` before the first snapshot.
     upstream: Watcher,
     followed: BTreeMap<Prefix, Option<Revision>>,
     saved: BTreeMap<Prefix, (Revision, Entries)>,
     reader: Watcher,
-    /// The prefixes that the reader follows, whether the agent holds them yet, and the reader's revision of each.
+    /// Prefixes that the reader follows, whether the agent has each yet, and the reader's revision of each.
     wants: BTreeSet<Prefix>,
     requested: BTreeSet<Prefix>,
     live: BTreeSet<Prefix>,
@@ -183,7 +183,7 @@ impl Chain {
         self.request();
     }
 
-    /// Follows the reader's prefixes upstream, and subscribes the reader once the agent holds them.
+    /// Follows the reader's prefixes upstream, and subscribes the reader once the agent has them.
     fn request(&mut self) {
         for prefix in &self.wants {
             match self.followed.get(prefix) {
@@ -267,7 +267,7 @@ fn copies_saved_at_different_revisions_do_not_pass_for_the_later_one() {
         Step::Commit { keys: only_b, delete: 0 },
         Step::AgentPull,
         Step::Save { prefix: b },
-        // The agent is back at the first revision with a later copy of `b`, which the reader has not seen.
+        // The agent is back at the first revision, with a later copy of `b` that the reader has not seen.
         Step::AgentRestart,
     ];
     let mut chain = Chain::new();

@@ -1,7 +1,7 @@
-//! On whose behalf a task writes, and why, for the log of writes.
+//! The author and reason of a task's writes, for the audit log.
 //!
-//! It travels with the task. A parameter of each function between a handler and the store was rejected: all of them would
-//! pass on what only the log reads.
+//! The author travels with the task. A parameter of each function between a handler and the store was rejected: all would
+//! pass on a value that only the log reads.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ tokio::task_local! {
     static MESSAGE: Arc<str>;
 }
 
-/// The author of the present task; `None` if the process writes by itself.
+/// The author of the present task; `None` if the process writes on its own behalf.
 pub fn current() -> Option<Arc<str>> {
     AUTHOR.try_with(Clone::clone).ok().flatten()
 }
@@ -20,7 +20,7 @@ pub async fn scope<F: Future>(author: Option<Arc<str>>, future: F) -> F::Output 
     AUTHOR.scope(author, future).await
 }
 
-/// Why the author of the present task writes, as it says; `None` if it says nothing.
+/// The reason of the present task's writes, if given.
 pub fn message() -> Option<Arc<str>> {
     MESSAGE.try_with(Clone::clone).ok().filter(|message| !message.is_empty())
 }

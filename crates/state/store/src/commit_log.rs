@@ -13,9 +13,9 @@ use tokio::sync::watch;
 const MAX_COMMITS: usize = 4096;
 /// Bytes of keys and values in the retained commits.
 const MAX_BYTES: usize = 32 << 20;
-/// Multiple of both bounds that is retained for a subscriber that has not read it yet. A compacted subscriber has to
-/// load the whole store, which may be gigabytes and blocks every write, so it may lag for seconds under the heaviest
-/// stream of writes before that.
+/// Factor on both bounds for commits that a subscriber has not read yet. A compacted subscriber has to load the whole
+/// store, possibly gigabytes, which blocks every write. So a subscriber may lag for seconds under the heaviest stream
+/// of writes.
 const UNREAD_FACTOR: usize = 8;
 
 /// The requested commits are no longer retained; the subscriber has to load the store and subscribe again.
@@ -28,7 +28,7 @@ pub struct Compacted {
     pub oldest: u64,
 }
 
-/// The retained commits, by ascending revision. A store may leave revisions out.
+/// The retained commits, by ascending revision. A store may skip revisions.
 #[derive(Debug)]
 struct RecentCommits {
     /// Every commit with a greater revision is retained.
@@ -65,7 +65,7 @@ impl RecentCommits {
 #[derive(Clone, Copy, Debug)]
 struct LogPosition {
     revision: u64,
-    /// No commit follows.
+    /// Whether no commit follows.
     closed: bool,
 }
 
@@ -89,7 +89,7 @@ impl CommitLog {
         self.newest.borrow().revision
     }
 
-    /// Publishes the commits that follow the newest, in order.
+    /// Publishes the commits after the newest one, in order.
     pub(crate) fn publish(&self, commits: Vec<Commit>) {
         let Some(newest) = commits.last().map(|commit| commit.revision) else { return };
         let mut recent = lock(&self.recent);
@@ -102,7 +102,7 @@ impl CommitLog {
         self.newest.send_modify(|now| now.revision = newest);
     }
 
-    /// Continues after `revision` though the commits up to it are unknown: subscribers before it are compacted.
+    /// Continues after `revision` although the commits up to it are unknown. Earlier subscribers are compacted.
     pub(crate) fn skip_to(&self, revision: u64) {
         let mut recent = lock(&self.recent);
         if revision <= self.newest() {
@@ -116,7 +116,7 @@ impl CommitLog {
         self.newest.send_modify(|now| now.revision = revision);
     }
 
-    /// Ends every subscription: nothing is published any more.
+    /// Ends every subscription. Nothing is published afterwards.
     pub(crate) fn close(&self) {
         self.newest.send_modify(|now| now.closed = true);
     }
@@ -144,12 +144,12 @@ pub struct Commits {
     recent: Arc<Mutex<RecentCommits>>,
     newest: watch::Receiver<LogPosition>,
     after: u64,
-    /// The same for the log, which retains unread commits longer.
+    /// The last read revision, shared with the log, which retains unread commits longer.
     read_up_to: Arc<AtomicU64>,
 }
 
 impl Commits {
-    /// The next commit, or `None` once the store is closed and everything is read. Cancel safe.
+    /// The next commit; `None` once the store is closed and everything is read. Cancel safe.
     ///
     /// # Errors
     /// [`Compacted`] when the next commit is no longer retained. This is permanent: load the store and subscribe again.

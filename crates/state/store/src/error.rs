@@ -35,7 +35,7 @@ pub enum StoreError {
     Foreign {
         /// Location of the store.
         location: StoreLocation,
-        /// What the file is instead.
+        /// What was found instead of a store.
         problem: String,
     },
     /// The format belongs to a later release.
@@ -131,8 +131,8 @@ pub enum WriteError {
         /// The reason, and what to do.
         problem: String,
     },
-    /// The outcome is unknown: the batch was sent and no response came. It is not acknowledged; it is stored whole or
-    /// not at all.
+    /// The outcome is unknown: the batch was sent, but no response came. It is not acknowledged, and is stored whole
+    /// or not at all.
     #[error(
         "store {location}: no response to a write ({problem}); it may have been applied: read before retrying it"
     )]

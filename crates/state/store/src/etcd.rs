@@ -1,8 +1,8 @@
 //! The store in one etcd cluster: outlives a machine and serves several control planes.
 //!
 //! Revisions are etcd's own, so that every control plane of a cluster counts alike. A batch is one transaction, and
-//! commits of all writers are received through one watch. Revisions counted by Fairmesh were rejected: they would be a
-//! key that every batch has to expect, so that of two concurrent writers one would always have to retry.
+//! one watch receives the commits of all writers. Revisions counted by Fairmesh were rejected: every batch would have
+//! to expect one shared key, so that one of two concurrent writers would always have to retry.
 
 mod call_error;
 mod client;
@@ -106,18 +106,18 @@ impl EtcdStore {
         Ok(Self { shared, watcher, lease_keeper: OnceLock::new() })
     }
 
-    /// Waits until no other process holds the writer lease, and acquires it: from then on only this process writes, of
-    /// those that use leases. `holder` is a name for people. The lease lasts `ttl` after its last renewal, after which
-    /// another process can acquire it. To be called once, before anything is written.
+    /// Waits until no other process holds the writer lease, and acquires it. From then on only this process writes,
+    /// among processes that use leases. `holder` is a name for people. Another process can acquire the lease `ttl`
+    /// after the last renewal. Call this once, before anything is written.
     ///
-    /// In an etcd that is full, no lease can be acquired. This returns then, and the lease is acquired once there is space: until
-    /// then the store can be read, possibly stale, and refuses writes.
+    /// In a full etcd no lease can be acquired. This returns then, and the lease is acquired once there is space. Until then the
+    /// store can be read, possibly stale, and refuses writes.
     ///
-    /// When the lease is lost, as after a pause longer than `ttl` in which another process acquired it, nothing more is
-    /// written and the store reports a [`fatal_error`](Store::fatal_error).
+    /// When the lease is lost, such as after a pause longer than `ttl` in which another process acquired it, nothing
+    /// more is written and the store reports a [`fatal_error`](Store::fatal_error).
     ///
     /// # Errors
-    /// As [`EtcdStore::open`].
+    /// As for [`EtcdStore::open`].
     pub async fn acquire_writer_lease(&self, holder: &str, ttl: Duration) -> Result<(), StoreError> {
         let acquired = WriterLease::acquire(&self.shared, holder, ttl).await;
         let (shared, lease_id) = (self.shared.clone(), Arc::<AtomicI64>::default());
@@ -150,11 +150,11 @@ impl EtcdStore {
         }
     }
 
-    /// Gives the store another id and returns it: once, after an older snapshot of etcd was restored. Processes that
-    /// have the store open end.
+    /// Gives the store another id and returns it. Do this once after restoring an older snapshot of etcd. Processes
+    /// that have the store open end.
     ///
     /// # Errors
-    /// As [`EtcdStore::open`]; a missing store is an error too.
+    /// As for [`EtcdStore::open`]; a missing store is an error too.
     pub async fn regenerate_id(config: &EtcdConfig) -> Result<StoreId, StoreError> {
         let (client, layout) = (Client::new(config)?, Layout::new(config.address.root()));
         let store_error =

@@ -60,11 +60,11 @@ impl RedbStore {
 
     /// Gives the store at `path` a new id and returns it. Blocks on the disk.
     ///
-    /// To be done once after a backup is restored, before it is served: readers that saw later revisions of the old id
-    /// would otherwise wait for it to catch up, and then mix two histories. With a new id they take a snapshot.
+    /// Do this once after restoring a backup, before serving it. Readers that saw later revisions of the old id would
+    /// otherwise wait for the store to catch up, and then mix two histories. With a new id they take a snapshot.
     ///
     /// # Errors
-    /// As [`RedbStore::open`]; a missing file is an error too.
+    /// As for [`RedbStore::open`]; a missing file is an error too.
     pub fn regenerate_id(path: impl Into<PathBuf>) -> Result<StoreId, StoreError> {
         let path = path.into();
         let _lock = lock::acquire(&path)?;
@@ -75,7 +75,7 @@ impl RedbStore {
         format::regenerate_id(&db).map_err(|e| open::store_error(&path, e))
     }
 
-    /// Opens or creates a store on another backend than a file, named `name` in messages: for crash tests.
+    /// Opens or creates a store on another backend than a file, named `name` in messages; for crash tests.
     #[doc(hidden)]
     pub fn with_backend(name: impl Into<PathBuf>, backend: OpenBackend) -> Result<Self, StoreError> {
         let name = name.into();

@@ -1,8 +1,8 @@
 //! Persistence of the routing information base (RIB): one trait, implemented by redb in a file on one machine, and by
 //! etcd in one cluster or several.
 //!
-//! The control plane and the registry write here; routers never see this crate. An acknowledged write is durable.
-//! Values live in the store alone: readers are served by `rib`, which follows [`Store::commits`].
+//! The control plane and the registry write here; routers never use this crate. An acknowledged write is durable.
+//! `rib` serves readers, and follows [`Store::commits`].
 //!
 //! In a file one transaction commits many queued batches, but each batch keeps its own revision and its own result. The
 //! alternative, one transaction per batch, was rejected: a disk takes some hundred syncs a second, and a thousand
@@ -44,7 +44,7 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// Identity of the revision sequence; random, chosen when the store was created.
     fn id(&self) -> StoreId;
 
-    /// The partition that contains `key` now. A batch over several partitions is one revision all the same.
+    /// The partition that contains `key` now. A batch over several partitions is still one revision.
     fn partition(&self, key: &str) -> u32;
 
     /// Writes a batch, whole or not at all, and returns its revision once it is durable.
@@ -63,18 +63,18 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// after it.
     fn commits(&self, after: u64) -> Commits;
 
-    /// Why nothing can be written any more until the process is restarted; `None` while the store works.
+    /// Why nothing can be written until the process is restarted; `None` while the store works.
     fn fatal_error(&self) -> Option<&str> {
         None
     }
 
-    /// Why the last write failed, such as for a full disk; `None` if it succeeded. Unlike [`Store::fatal_error`] it may be
+    /// Why the last write failed, such as a full disk; `None` if it succeeded. Unlike [`Store::fatal_error`] it may be
     /// temporary.
     fn write_failure(&self) -> Option<String> {
         None
     }
 
-    /// Tries whether a write would succeed now, and changes nothing; `None` if the store has no way to do so without one.
+    /// Tests whether a write would succeed now, without changing anything; `None` if the store cannot test this.
     ///
     /// # Errors
     /// Why it would fail.
@@ -85,14 +85,14 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// Reads the copy on this machine's disk and compares checksums, as at open. Writes wait meanwhile.
     ///
     /// # Errors
-    /// The damage. Nothing is changed, and reads do not come from that copy.
+    /// The damage. Nothing is changed, and reads do not use that copy.
     fn verify(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async { Ok(()) })
     }
 
-    /// Until when no other process can write to this store, by the clock of this process. It advances with every
-    /// renewal, and is in the past once another process may have written what is not seen here. `None` if no other
-    /// process ever can, or no lease was acquired.
+    /// Until when no other process can write to this store, by this process's clock. Renewals advance it. Once it is
+    /// in the past, another process may have written data that is not visible here. `None` if no other process ever
+    /// can, or no lease was acquired.
     fn lease_expiry(&self) -> Option<watch::Receiver<Instant>> {
         None
     }

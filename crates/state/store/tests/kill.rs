@@ -1,8 +1,8 @@
-//! Kills a writing process again and again on the same file, and checks that no acknowledged batch is missing, none is
-//! stored in part, and no revision is left out.
+//! Repeatedly kills a writing process on the same file. No acknowledged batch may be missing, no batch stored in part,
+//! and no revision left out.
 //!
-//! The test runs itself as the child. Only a copy of the file is read after a kill, so that each child finds it as its
-//! predecessor left it.
+//! The test runs itself as the child. Only a copy of the file is read after a kill, so that each child finds the file
+//! as its predecessor left it.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
@@ -31,7 +31,7 @@ fn main() {
     if let Some(path) = env::var_os(CHILD) {
         return child(PathBuf::from(path));
     }
-    // As the standard harness lists its tests, of which none is ignored here.
+    // The test runner lists tests like in the standard harness; none is ignored here.
     let arguments: Vec<String> = env::args().skip(1).collect();
     if arguments.iter().any(|argument| argument == "--list") {
         if !arguments.iter().any(|argument| argument == "--ignored") {
@@ -57,7 +57,7 @@ fn main() {
     }
     assert!(acknowledged.len() as u64 > ROUNDS * 5, "the kills came too early to prove anything");
     println!("{ROUNDS} kills: {} acknowledged batches are all there and whole", acknowledged.len());
-    // As the standard harness ends, so that this test is counted with the others.
+    // The standard harness's line, so that this test is counted.
     println!("test result: ok. 1 passed; 0 failed");
 }
 

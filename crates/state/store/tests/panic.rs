@@ -1,5 +1,4 @@
-//! A database that panics in the middle of a write: no caller waits forever, each gets the reason, and the file is
-//! sound.
+//! A database that panics during a write: no caller waits forever, each gets the reason, and the file is intact.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;

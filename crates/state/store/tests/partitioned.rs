@@ -1,4 +1,4 @@
-//! Behaviour specific to a partitioned store: unresponsive partitions, batches over several, takeovers in the middle of
+//! Behaviour specific to a partitioned store: unresponsive partitions, multi-partition batches, takeovers during
 //! either, and moves under concurrent writes.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

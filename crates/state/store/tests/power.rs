@@ -1,5 +1,5 @@
-//! Cuts the power of a disk that loses, keeps or tears unsynced writes, and checks that no acknowledged batch is
-//! missing, none is stored in part, and no revision is left out.
+//! Repeatedly cuts the power of a disk that loses, keeps or tears unsynced writes. No acknowledged batch may be
+//! missing, no batch stored in part, and no revision left out.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
@@ -29,7 +29,7 @@ fn cut_power(disk: &Disk, loss: Loss, rounds: u64, seed: u64) -> Result<usize, S
         let store = disk.open().map_err(|e| format!("round {round}: {e}"))?;
         let loaded = runtime().block_on(store.load()).map_err(|e| format!("round {round}: {e}"))?;
         workload::check(&loaded, &acknowledged).map_err(|e| format!("round {round}: {e}"))?;
-        // The next round starts from the state after the crash, not from a store that was closed properly.
+        // The next round starts from the state after the crash instead of a properly closed store.
         disk.cut_power_after(0);
         drop(store);
         disk.crash(loss, &mut random);

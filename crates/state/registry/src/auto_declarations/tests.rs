@@ -5,7 +5,7 @@ fn is_declared(test: &TestRegistry) -> bool {
     test.registry.service(&cart()).unwrap().is_some()
 }
 
-/// Long enough for a declaration without endpoints to be removed, scans included.
+/// Waits long enough for an unused declaration to be removed, including scans.
 async fn wait() {
     tokio::time::sleep(DECLARATION_GRACE + 3 * SCAN_INTERVAL).await;
 }

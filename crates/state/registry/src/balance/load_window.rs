@@ -1,8 +1,8 @@
 //! Reported work by shard, averaged over about the last minute. Pure: callers pass `now`.
 //!
-//! It is kept in memory only: a restarted control plane has it again within seconds, and plans need no history. At most
-//! [`MAX_REPORTED_SHARDS`] shards of a server and [`MAX_SERVERS`] servers are kept apart, so that a map of millions of shards
-//! costs no more than one of thousands.
+//! Windows are kept in memory only. A restarted control plane has them again within seconds, and plans need no history. At
+//! most [`MAX_REPORTED_SHARDS`] shards of a server and [`MAX_SERVERS`] servers are tracked separately, so that a map of
+//! millions of shards costs no more than one of thousands.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -13,23 +13,23 @@ use crate::{InstanceClaim, InstanceRef};
 
 /// The most servers with a window: about 100 MB at worst, with [`MAX_REPORTED_SHARDS`] shards each.
 pub(super) const MAX_SERVERS: usize = 20_000;
-/// Without a report for so long, the load of a server is unknown: reports are sent every 10 s.
+/// Time without a report after which a server's load is unknown; reports are sent every 10 s.
 pub(super) const SILENT_MS: u64 = 45_000;
-/// Without a report for so long, the window is dropped.
+/// Time without a report after which the window is dropped.
 const FORGOTTEN_MS: u64 = 600_000;
-/// The decay of older reports: after a minute of new ones they weigh about a third.
+/// Time constant of the decay: after a minute of new reports, older ones weigh about a third.
 const DECAY_MS: u64 = 60_000;
 /// The longest period of a report.
 const MAX_PERIOD_MS: u32 = 60_000;
-/// The most concurrent calls of one server; reports of more are refused.
+/// The most concurrent calls of one server. Reports of more are refused.
 const MAX_IN_FLIGHT: u64 = 1_000_000;
-/// The most calls a second of one server; reports of more are refused.
+/// The most calls per second of one server. Reports of more are refused.
 const MAX_CALLS: u64 = 10_000_000;
 
 /// A server's report of its calls with keys in one period.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadReport {
-    /// Counts the reports of one process, from 1.
+    /// Number of the report within its process, from 1.
     pub sequence: u64,
     /// The length of the period, in milliseconds; 1 to 60,000.
     pub period_ms: u32,
@@ -78,13 +78,13 @@ impl LoadReport {
 /// The outcome of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReportOutcome {
-    /// It was recorded.
+    /// The report was recorded.
     Counted,
-    /// A newer report of the same process, or of its successor, came first.
+    /// A newer report of the same process or its successor came first.
     Late,
     /// The server is not registered, or another process is registered.
     Unknown,
-    /// Its values are impossible.
+    /// The values are impossible.
     Absurd,
     /// The limit of servers is reached.
     Full,
@@ -106,7 +106,7 @@ impl ReportOutcome {
     }
 }
 
-/// One server's work a second, in the time of its own host.
+/// One server's work per second, in the time of its own host.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LoadWindow {
     incarnation: u64,
@@ -114,7 +114,7 @@ pub(super) struct LoadWindow {
     received_ms: u64,
     pub(super) shards: HashMap<(ShardId, Role), Work>,
     pub(super) rest: Work,
-    /// Calls in a thousand seconds.
+    /// Calls per thousand seconds.
     pub(super) calls: u64,
 }
 
@@ -124,12 +124,12 @@ impl LoadWindow {
         now_ms.saturating_sub(self.received_ms)
     }
 
-    /// Averages a report in. The first one, or the first after a gap, replaces the window.
+    /// Averages a report in. The first report, or the first after a gap, replaces the window.
     fn add(&mut self, report: &LoadReport, now_ms: u64) {
         let period = u64::from(report.period_ms);
         let fresh = self.sequence == 0 || self.age_ms(now_ms) > SILENT_MS;
         let decay = if fresh { 0 } else { DECAY_MS };
-        // Weighted by `decay` for the old and `period` for the new value.
+        // The old value weighs `decay`, the new value `period`.
         let average = |old: u64, new_sum: u64, scale: u64| {
             let new = u128::from(new_sum) * u128::from(scale);
             let all = (u128::from(old) * u128::from(decay) + new) / u128::from(decay + period);
@@ -309,7 +309,7 @@ mod tests {
         let window = &windows.of(&crate::testing::cart())["a"];
         assert_eq!(window.shards.len(), MAX_REPORTED_SHARDS);
         assert_eq!(work(&windows, 3), Some(85_714), "a minute ago they had more than the new ones have yet");
-        // The rest of both reports, and the new shards over the limit: 10 s of them in 70 s.
+        // The rest of both reports, plus the new shards over the limit: 10 s of them in 70 s.
         assert!(window.rest > 100_000 + 128 * 14_000, "{}", window.rest);
     }
 

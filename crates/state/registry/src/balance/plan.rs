@@ -1,13 +1,13 @@
 //! Plans which copies of shards to move, to add and to drop so that no server is overloaded. Pure: the same input gives
 //! the same plan.
 //!
-//! It prevents overload only and leaves other differences (ServiceRouter §4.3.1), since each move costs loading a shard
-//! twice and an update of every caller. Overload is relative: a load above `threshold` percent of the server's fair
-//! share of its region's work, by capacity. An absolute capacity was rejected: many services are not bound by CPU, and
-//! only their owners know the bound.
+//! A plan only prevents overload and leaves other differences (ServiceRouter §4.3.1), because each move loads a shard
+//! twice and updates every caller. Overload is relative: a load above `threshold` percent of the server's fair share of
+//! its region's work, by capacity. An absolute capacity was rejected: many services are not bound by CPU, and only
+//! their owners know the bound.
 //!
-//! An overloaded server is brought down to midway between the threshold and the fair share, and no server is filled
-//! beyond that, so that a moved copy does not soon move again.
+//! An overloaded server is relieved to midway between threshold and fair share, and no server is filled beyond that
+//! level, so that a moved copy does not soon move again.
 
 use std::{cmp::Reverse, collections::BTreeSet, fmt};
 
@@ -24,24 +24,24 @@ pub struct PlanInput<'a> {
     pub servers: Vec<Server>,
     /// The work of the shards that servers report separately.
     pub works: WorkByShard,
-    /// Shards with a move in flight; they stay as they are.
+    /// Shards with a move in flight; the plan does not touch them.
     pub moving: BTreeSet<ShardId>,
 }
 
 /// The options of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanOptions {
-    /// A server with more than this percentage of its fair share is overloaded; 101 to 1000.
+    /// Percentage of its fair share above which a server is overloaded; 101 to 1000.
     pub threshold: u32,
     /// The most moves to propose.
     pub max_moves: usize,
-    /// Roles whose copies may be added, and extra ones dropped. In other roles the number of copies has a meaning for
-    /// the service, such as one primary.
+    /// Roles in which copies may be added and extra ones dropped. In other roles the number of copies matters to the
+    /// service, such as a single primary.
     pub replicate: BTreeSet<Role>,
 }
 
 impl PlanOptions {
-    /// The default threshold, in percent: a service that plans a reserve of a quarter is overloaded by more.
+    /// The default threshold, in percent: more than a service with a planned reserve of a quarter can carry.
     pub const DEFAULT_THRESHOLD: u32 = 125;
     /// The default number of moves.
     pub const DEFAULT_MOVES: u32 = 10;
@@ -68,10 +68,10 @@ impl PlanOptions {
     }
 }
 
-/// Moves in order, and the loads that they lead to.
+/// Moves in order, with the resulting loads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MovePlan {
-    /// The moves, the most urgent first. Those of one shard follow one another.
+    /// The moves, the most urgent first. Moves of one shard follow one another.
     pub moves: Vec<ShardMove>,
     /// Every server with a known load, by region and instance id.
     pub servers: Vec<Forecast>,
@@ -79,7 +79,7 @@ pub struct MovePlan {
     pub notes: Vec<PlanNote>,
 }
 
-/// The load of one server.
+/// The load of one server before and after the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forecast {
     /// Its instance id.
@@ -94,10 +94,10 @@ pub struct Forecast {
     pub fair: Work,
 }
 
-/// Overload that remains, and its cause.
+/// Remaining overload and its cause.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PlanNote {
-    /// One copy of this shard exceeds what any server may have.
+    /// One copy of this shard exceeds the most that any server may have.
     Hot {
         /// The shard.
         shard: ShardId,
@@ -113,7 +113,7 @@ pub enum PlanNote {
     },
     /// More moves than allowed would help.
     More,
-    /// Servers without load reports, which the plan leaves alone.
+    /// Servers without load reports; the plan does not touch them.
     Silent {
         /// Their number.
         servers: usize,
@@ -147,7 +147,7 @@ impl fmt::Display for PlanNote {
     }
 }
 
-/// Plans region by region, the one with the most overloaded server first.
+/// Plans region by region, beginning with the region of the most overloaded server.
 pub fn plan(input: &PlanInput<'_>, options: &PlanOptions) -> MovePlan {
     let regions: BTreeSet<_> = input.servers.iter().map(|server| &server.region).collect();
     let pool = |region| RegionPool::new(region, input.map, &input.servers, &input.works, &input.moving);
@@ -173,7 +173,7 @@ impl Forecast {
 struct Planner<'a> {
     pool: RegionPool,
     options: &'a PlanOptions,
-    /// The most work that any server may have.
+    /// The most work that a server may have.
     highest: Work,
     notes: BTreeSet<PlanNote>,
 }
@@ -191,7 +191,7 @@ impl<'a> Planner<'a> {
         percent(self.pool.members[member].fair, self.options.threshold.into())
     }
 
-    /// The load to which an overloaded member is brought down, and up to which others are filled.
+    /// The load to which an overloaded member is relieved, and up to which others are filled.
     fn goal(&self, member: usize) -> Work {
         percent(self.pool.members[member].fair, (100 + u64::from(self.options.threshold)) / 2)
     }
@@ -206,7 +206,7 @@ impl<'a> Planner<'a> {
         let overloaded = (0..self.pool.members.len()).filter(|at| self.is_above(*at, Self::limit));
         let overloaded: Vec<_> = overloaded.collect();
         let mut moves = Vec::new();
-        // A dropped copy may make room.
+        // A dropped copy may make room for more moves.
         loop {
             while let Some(found) = self.relieve(&overloaded, budget - moves.len()) {
                 moves.extend(found);
@@ -224,7 +224,7 @@ impl<'a> Planner<'a> {
         self.pool.members[member].load > bound(self, member)
     }
 
-    /// The next moves that help the fullest member that can be helped.
+    /// The next moves that help the fullest member for which any move helps.
     fn relieve(&mut self, overloaded: &[usize], budget: usize) -> Option<Vec<ShardMove>> {
         if budget == 0 {
             return None;
@@ -238,7 +238,7 @@ impl<'a> Planner<'a> {
         above.into_iter().find_map(|member| self.help(member, room, budget))
     }
 
-    /// Moves the largest copy that fits elsewhere; spreads one that fits nowhere over more servers.
+    /// Moves the largest copy that fits elsewhere. If a copy fits nowhere, spreads the shard over more servers.
     fn help(&mut self, member: usize, room: Work, budget: usize) -> Option<Vec<ShardMove>> {
         let mut hot = false;
         for group in self.pool.movable(member) {
@@ -266,7 +266,7 @@ impl<'a> Planner<'a> {
         None
     }
 
-    /// The least full member that may take a copy with this work and stays below its goal.
+    /// The least full member that may take a copy of this work and stays below its goal.
     fn emptiest(&self, group: usize, from: Option<usize>, part: Work) -> Option<usize> {
         let fitting = (0..self.pool.members.len()).filter(|at| self.matches(*at, part));
         let eligible = fitting.filter(self.pool.may_take(group, from));
@@ -277,8 +277,8 @@ impl<'a> Planner<'a> {
         self.pool.members[member].load.saturating_add(part) <= self.goal(member)
     }
 
-    /// Adds the fewest copies with which a server can bear each, all of them or none: too few would only overload one
-    /// more server.
+    /// Adds the smallest number of copies at which each server can bear its copy, or none: too few would only
+    /// overload one more server.
     fn spread(&mut self, group: usize, budget: usize) -> Option<Vec<ShardMove>> {
         let (shard, role) = (self.pool.groups[group].shard, self.pool.groups[group].role.clone());
         let full = self.options.replicate.contains(&role);
@@ -300,8 +300,8 @@ impl<'a> Planner<'a> {
         None
     }
 
-    /// Drops one copy beyond the median number that is no longer needed: without it, each of the others has at most
-    /// half of the most that a server may have, so that the copy is not soon added again.
+    /// Drops one unneeded copy beyond the median number. Each remaining copy must have at most half of a server's
+    /// maximum, so that the copy is not soon added again.
     fn shrink(&mut self, budget: usize) -> Option<Vec<ShardMove>> {
         if budget == 0 {
             return None;

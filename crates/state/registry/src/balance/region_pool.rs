@@ -1,4 +1,4 @@
-//! The servers of one region and the work of their shards, while the planner moves copies. Pure.
+//! The servers of one region and their shards' work, while the planner moves copies. Pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -13,15 +13,15 @@ pub type Work = u64;
 pub struct Server {
     /// Its instance id.
     pub instance: InstanceId,
-    /// Its region; work stays in it.
+    /// The server's region; work stays in it.
     pub region: Region,
     /// The failure domain, where one is known.
     pub zone: Option<Zone>,
     /// Its relative capacity, in thousandths: its weight times the speed of its host; at least 1.
     pub power: u32,
-    /// Whether it may receive shards.
+    /// Whether the server may receive shards.
     pub accepts: bool,
-    /// Work of shards that it does not report separately; it cannot move.
+    /// Work of shards that are not reported separately and so cannot move.
     pub rest: Work,
 }
 
@@ -34,9 +34,9 @@ pub(super) struct Member {
     pub(super) server: Server,
     pub(super) before: Work,
     pub(super) load: Work,
-    /// Its share of all work, by its capacity.
+    /// The member's share of all work, by its capacity.
     pub(super) fair: Work,
-    /// The groups of which it holds a copy.
+    /// The groups of which the member holds a copy.
     groups: BTreeSet<usize>,
 }
 
@@ -46,9 +46,9 @@ pub(super) struct CopyGroup {
     pub(super) shard: ShardId,
     pub(super) role: Role,
     work: Work,
-    /// The serving members, of those with a known load.
+    /// The serving members with a known load.
     pub(super) holders: Vec<usize>,
-    /// Members that hold the shard in any role and state: a second copy on one server has no use.
+    /// Members that hold the shard in any role and state. A second copy on one server would be useless.
     holding: BTreeSet<usize>,
     /// Whether a move of the shard is in flight.
     moving: bool,
@@ -59,15 +59,15 @@ pub(super) struct CopyGroup {
 /// One region.
 #[derive(Clone, Debug)]
 pub(super) struct RegionPool {
-    /// In the order of instance ids.
+    /// Members in the order of instance ids.
     pub(super) members: Vec<Member>,
     pub(super) groups: Vec<CopyGroup>,
-    /// The members that serve in each role; a member without copies may serve in any.
+    /// The members that serve in each role. A member without copies may serve in any role.
     in_role: BTreeMap<Role, BTreeSet<usize>>,
 }
 
 impl CopyGroup {
-    /// The work of each of so many copies, rounded up.
+    /// The work of each copy if there are `copies`, rounded up.
     pub(super) fn part_of(&self, copies: usize) -> Work {
         self.work.div_ceil(copies.max(1) as u64)
     }
@@ -79,7 +79,7 @@ impl CopyGroup {
 }
 
 impl RegionPool {
-    /// The pool of `region`, of servers with a known load. `moving` are the shards with a move in flight.
+    /// The pool of `region` from servers with a known load. `moving` are the shards with a move in flight.
     pub(super) fn new(
         region: &Region,
         map: &ShardMap,
@@ -125,7 +125,7 @@ impl RegionPool {
                 *counts.entry(role.clone()).or_default().entry(holders.len()).or_default() += 1;
                 self.in_role.entry(role.clone()).or_default().extend(&holders);
                 let work = works.get(&(shard.id, role.clone(), region.clone())).copied().unwrap_or(0);
-                // A single copy without work cannot improve a plan; most of a million shards are such.
+                // A single copy without work cannot improve a plan, and most of a million shards are like this.
                 if holders.is_empty() || (work == 0 && holders.len() == 1) {
                     continue;
                 }
@@ -174,8 +174,9 @@ impl RegionPool {
         self.groups[group].moving
     }
 
-    /// Returns whether a member may take a copy of a group that leaves `from`, or is new: it serves in the role or
-    /// holds nothing, holds no other copy of the shard, and its zone has no more copies of it than the zone of `from`.
+    /// Returns whether a member may take a copy of a group that is new or leaves `from`. The member must serve in the
+    /// role or hold nothing, and hold no other copy of the shard. Its zone must have no more copies of the shard than
+    /// the zone of `from`.
     pub(super) fn may_take(&self, group: usize, from: Option<usize>) -> impl Fn(&usize) -> bool {
         let CopyGroup { role, holding, .. } = &self.groups[group];
         let serving = self.in_role.get(role);
@@ -190,7 +191,7 @@ impl RegionPool {
         };
         let allowed = match from.map(|from| (from, &self.members[from].server.zone)) {
             Some((from, Some(zone))) => beside(zone, Some(from)),
-            // With an unknown zone, another zone is no loss.
+            // From an unknown zone, any zone is acceptable.
             Some((_, None)) => usize::MAX,
             None => least(),
         };
@@ -244,8 +245,8 @@ impl RegionPool {
     }
 }
 
-/// The median number of copies, the greater of two. A plan never lowers it, since copies are dropped down to it and no
-/// further; the most frequent number could change with each plan, so that the next one would drop more.
+/// The median number of copies, the greater of two. A plan never lowers the median, since copies are dropped only down
+/// to it. The most frequent number could change with each plan, so that the next plan would drop more.
 fn median(shards_by_copies: &BTreeMap<usize, usize>) -> usize {
     let all: usize = shards_by_copies.values().sum();
     let mut passed = 0;

@@ -13,7 +13,7 @@ fn role() -> Role {
     "primary".parse().unwrap()
 }
 
-/// Three servers of four shards, all of which the first one holds.
+/// Three servers and four shards; the first server holds all shards.
 async fn test() -> TestRegistry {
     let test = TestRegistry::running();
     for server in ["a", "b", "c"] {
@@ -114,7 +114,7 @@ async fn a_plan_is_carried_out_by_moves_and_the_load_moves_with_the_shards_at_on
         test.registry.move_shard(&cart(), shard_move).await.unwrap();
         test.until(|registry| registry.moves(&cart()).is_empty()).await;
     }
-    // No report since the move: work measured at the former holder counts for the present one.
+    // No report has arrived since the move: work measured at the former holder counts for the present one.
     let after = test.registry.propose(&cart(), &options()).unwrap();
     assert_eq!((before(&after), after.moves), (vec![200_000, 100_000, 100_000], vec![]));
 }

@@ -11,9 +11,9 @@ static LOST: LogLimiter = LogLimiter::new();
 
 /// The most endpoints marked in one batch, which fits with labels of any size.
 pub(super) const EXPIRY_BATCH: usize = 100;
-/// A wake-up later than this shows that this process was suspended: renewals could not arrive either.
+/// A later wake-up shows that this process was suspended, so that renewals could not arrive either.
 const STALL: Duration = Duration::from_secs(1);
-/// The wait before the next attempt when the store did not take the writes.
+/// Pause before the next attempt after the store refused writes.
 const RETRY: Duration = Duration::from_secs(1);
 
 impl Registry {
@@ -37,7 +37,7 @@ impl Registry {
         }
     }
 
-    /// Expires due leases, unless this process woke well after `wake`: renewals then wait in its sockets.
+    /// Expires due leases, unless this process woke well after `wake`: renewals are then still waiting in its sockets.
     async fn on_wake(&self, due: Instant, wake: Instant) {
         let now = Instant::now();
         if now > wake + STALL {
@@ -48,7 +48,7 @@ impl Registry {
         }
     }
 
-    /// Grants a full term to every lease: no renewal could arrive while no control plane ran.
+    /// Grants a full term to every lease, because no renewal could arrive while no control plane ran.
     fn grant_all(&self, now: Instant) {
         for held in self.stored_endpoints(&Prefix::everything()) {
             let instance = held.claim();
@@ -71,7 +71,7 @@ impl Registry {
         }
     }
 
-    /// Whether an endpoint of another service has registered its address since it last renewed its lease.
+    /// Whether an endpoint of another service has registered the address since this endpoint last renewed its lease.
     fn is_displaced(&self, held: &StoredEndpoint) -> bool {
         let instance = held.instance_ref();
         let Some(renewed) = self.leases().renewed_at(&instance) else { return false };
@@ -79,10 +79,9 @@ impl Registry {
         by.is_some_and(|by| self.leases().renewed_at(&by).is_some())
     }
 
-    /// Marks endpoints with an expired lease as lost. Ones that drain by themselves, and those that were lost for long, are
-    /// removed; one that an operator drained is kept as any other, since its drain would be forgotten with it. An
-    /// endpoint that was reported as lost is kept as long as one with an expired lease, since a server whose probes
-    /// fail may only be overloaded.
+    /// Marks endpoints with an expired lease as lost. Removes endpoints that drain by themselves or have long been lost. An
+    /// endpoint drained by an operator is retained like others, because its removal would forget the drain. An endpoint
+    /// reported as lost is retained as long as one with an expired lease, because failed probes may only mean overload.
     async fn expire(&self, due: &[InstanceRef], now: Instant) -> Result<(), RegistryError> {
         let plan = || {
             let (mut marked, mut removed) = (Vec::new(), Vec::new());
@@ -121,7 +120,7 @@ impl Registry {
         let (marked, removed, displaced) = self.change(plan).await?.output;
         displaced.iter().for_each(|held| self.forget_displaced(held));
         let back = self.note_lost(marked, now);
-        // A lease that is still due has no record any more.
+        // A lease that is still due has lost its record.
         let gone: Vec<_> = due.iter().filter(|instance| self.leases().is_due(instance, now)).collect();
         for held in &removed {
             self.address_claims().note_gone(held.endpoint.address, &held.instance_ref());
@@ -131,7 +130,8 @@ impl Registry {
         if back.is_empty() { Ok(()) } else { self.restore_states(&back).await }
     }
 
-    /// Notes endpoints that were marked as lost, with their states before. Returns those that renewed their leases meanwhile.
+    /// Notes endpoints that were marked as lost, with their earlier states. Returns those that renewed their leases
+    /// meanwhile.
     fn note_lost(
         &self,
         marked: Vec<(StoredEndpoint, EndpointState)>,
@@ -147,7 +147,7 @@ impl Registry {
             let renewed = self.leases().renewed_at(&instance).unwrap_or(now);
             let address = held.endpoint.address;
             self.address_claims().note_lost(address, &instance, renewed);
-            // It may have renewed while it was marked.
+            // The endpoint may have renewed while it was being marked.
             if !self.leases().mark_lost(&instance, before, now) {
                 back.push((instance, before));
             }

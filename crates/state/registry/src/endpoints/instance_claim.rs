@@ -3,8 +3,8 @@ use fairmesh_model::{Endpoint, InstanceId, ServiceName};
 use super::Registration;
 use crate::stored_records::StoredEndpoint;
 
-/// How far a process's clock may be ahead, in milliseconds: within the bound a wrong clock keeps a successor out until the
-/// predecessor's lease expires.
+/// How far a process's clock may be ahead, in milliseconds. Within this bound, a wrong clock keeps a successor out until
+/// the predecessor's lease expires.
 const MAX_AHEAD_MS: u64 = 10 * 60_000;
 
 /// An endpoint by service and instance id.
@@ -16,22 +16,22 @@ pub struct InstanceRef {
     pub instance: InstanceId,
 }
 
-/// The process that acts for an instance: one of those that ran under its name, one after the other.
+/// The claim of a process to act for an instance. Several processes run under an instance's name, one after the other.
 ///
-/// A replaced process may still have a renewal, a report or a deregistration in flight, which without an incarnation
-/// would affect its successor. Processes choose increasing incarnations themselves, and the record keeps that of the
-/// last one: so neither a restart of the control plane nor a lost response confuses them. Incarnations assigned in the
+/// A replaced process may still have a renewal, report or deregistration in flight. Without an incarnation, that would
+/// affect its successor. Processes choose increasing incarnations themselves, and the record keeps the last one, so
+/// that neither a restart of the control plane nor a lost response confuses them. Incarnations assigned in the
 /// response to a registration were rejected: a process that missed the response would count as its own successor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstanceClaim {
     /// The instance.
     pub instance: InstanceRef,
-    /// The incarnation of the process; 0 stands for any, for operators and for programs without incarnations.
+    /// The incarnation of the process; 0 matches any, for operators and for programs without incarnations.
     pub incarnation: u64,
 }
 
 impl InstanceClaim {
-    /// Whether it may act for the registered process.
+    /// Whether the claimant may act for the registered process.
     pub(crate) fn matches(&self, registered: u64) -> bool {
         self.incarnation == 0 || registered == 0 || self.incarnation == registered
     }
@@ -53,8 +53,8 @@ impl Registration {
     }
 
     /// Whether an earlier process registers while a later one, `held`, is registered. An incarnation from the future,
-    /// by this process's clock in milliseconds since 1970 and by the other process, does not count as later: it would
-    /// refuse every successor until its lease expires. Where both are ahead, it is this clock that is slow.
+    /// by this process's clock in milliseconds since 1970 and by the other process, does not count as later, because
+    /// it would refuse every successor until its lease expires. If both are ahead, this clock is slow.
     pub(super) fn is_outdated(&self, held: &Endpoint, now_ms: u64) -> bool {
         let (own, held) = (self.endpoint.incarnation(), held.incarnation());
         let is_possible = held / 1_000 <= now_ms.max(own / 1_000).saturating_add(MAX_AHEAD_MS);

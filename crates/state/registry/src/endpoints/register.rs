@@ -22,7 +22,8 @@ use crate::{
 const PROTOCOL_LABEL: &str = "fairmesh.protocol";
 
 impl Registry {
-    /// Registers endpoints, all or none; returns the revision. Repeating it is harmless and renews the leases.
+    /// Registers endpoints, all or none, and returns the revision. Repeating a registration is harmless and renews the
+    /// leases.
     ///
     /// # Errors
     /// `Invalid` for more than [`super::MAX_BATCH`], a duplicate instance, or an endpoint that is invalid or has the
@@ -32,8 +33,8 @@ impl Registry {
         for (i, registration) in registrations.iter().enumerate() {
             registration.validate().map_err(|e| e.within(format!("registrations[{i}].endpoint")))?;
         }
-        // A task of its own: a caller that goes away in between would otherwise leave an endpoint without a lease, and
-        // a declared service that no limit counts.
+        // Runs in a task of its own. Otherwise a caller that leaves in between would leave an endpoint without a
+        // lease, and a declared service that no limit counts.
         let (registry, registrations) = (self.clone(), registrations.to_vec());
         let writing = async move { registry.write_and_grant(&registrations).await };
         let registering = tokio::spawn(author::scope(author::current(), writing));
@@ -47,11 +48,11 @@ impl Registry {
         }
     }
 
-    /// Refuses endpoints in plaintext that no caller would use: in a mesh with a trust domain, the policy of their service has to permit
-    /// it. Endpoints of files are only reported, since a file is registered whole.
+    /// Refuses plaintext endpoints that no caller would use: in a mesh with a trust domain, the service's policy must permit
+    /// plaintext. Endpoints from files are only reported, because a file is registered as a whole.
     ///
     /// # Errors
-    /// `Refused`, for the first of them.
+    /// `Refused` for the first refused endpoint.
     pub(crate) fn refuse_plaintext(&self, registrations: &[Registration]) -> Result<(), RegistryError> {
         let Some((i, registration)) = self.find_plaintext(registrations) else { return Ok(()) };
         let Registration { service, endpoint, .. } = registration;
@@ -136,7 +137,7 @@ impl Registry {
         Err(RegistryError::refused("service", problem, hint))
     }
 
-    /// Grants the leases of registered endpoints, and restores records that expired in between.
+    /// Grants the leases of registered endpoints, and restores records that expired meanwhile.
     async fn grant(&self, registrations: &[Registration]) -> Result<(), RegistryError> {
         let now = Instant::now();
         let mut was_lost = false;
@@ -150,7 +151,7 @@ impl Registry {
         self.shared.lease_granted.notify_one();
         self.claim_addresses(registrations, now).await;
         if was_lost {
-            // It may have been marked as lost between the write and the grant.
+            // The endpoint may have been marked as lost between the write and the grant.
             let changed = self.change(|| self.register_ops(registrations)).await?;
             changed.output.into_iter().for_each(|service| self.declarations().add(service, declaring_peer()));
         }
@@ -159,8 +160,8 @@ impl Registry {
 }
 
 impl Registry {
-    /// Notes the addresses of these endpoints, and removes lost endpoints of other services that had one before: their
-    /// callers would ask an endpoint of this service as a last resort.
+    /// Notes the addresses of these endpoints, and removes lost endpoints of other services with the same address.
+    /// Their callers would otherwise reach this service as a last resort.
     async fn claim_addresses(&self, registrations: &[Registration], now: Instant) {
         let mut displaced = Vec::new();
         {
@@ -224,7 +225,8 @@ impl Registration {
     /// The writes, given the present records of this instance, possibly in a region that it left.
     ///
     /// # Errors
-    /// `Refused` when a later process is registered; a lost one does not count, since its clock may have been wrong.
+    /// `Refused` when a later process is registered. A lost process does not count, because its clock may have been
+    /// wrong.
     fn ops(&self, before: &[&StoredEndpoint], ops: &mut Vec<Op>) -> Result<(), RegistryError> {
         let there = |held: &&&StoredEndpoint| held.endpoint.state != EndpointState::Lost;
         if before.iter().filter(there).any(|held| self.is_outdated(&held.endpoint, now_ms())) {
@@ -237,7 +239,7 @@ impl Registration {
         let (same, elsewhere): (Vec<&StoredEndpoint>, Vec<&StoredEndpoint>) =
             before.iter().partition(|held| held.endpoint.location.region == *region);
         ops.extend(elsewhere.iter().map(|held| held.delete()));
-        // A drain of a process by itself does not pass on to a successor.
+        // A successor does not inherit a drain that its process requested itself.
         let same_process = |held: &&&StoredEndpoint| self.claim().matches(held.endpoint.incarnation());
         let mut mine = before.iter().filter(same_process);
         let draining = mine.any(|held| held.endpoint.state == EndpointState::Draining);
@@ -245,7 +247,7 @@ impl Registration {
         if draining && !self.explicit_state {
             endpoint.state = EndpointState::Draining;
         }
-        // An operator's does, and only the registry says so.
+        // A successor inherits an operator's drain; only the registry sets the label.
         endpoint.labels.remove(Endpoint::LOST);
         match before.iter().find_map(|held| held.endpoint.labels.get(Endpoint::DRAINED)) {
             Some(drained) => drop(endpoint.labels.insert(Endpoint::DRAINED.into(), drained.clone())),
@@ -271,7 +273,7 @@ impl Registration {
 fn declare(service: &ServiceName, registrations: &[&Registration]) -> Result<Op, Invalid> {
     let declared_as = registrations.iter().find_map(|registration| registration.declaration.clone());
     let declaration = match (declared_as, registrations.first()) {
-        // Whose identity servers prove is for operators to say.
+        // Only operators may declare the identity that servers prove.
         (Some(declared_as), _) => Service { identity: None, ..declared_as },
         (None, first) => Service {
             kind: ServiceKind::Replicated,
@@ -284,7 +286,7 @@ fn declare(service: &ServiceName, registrations: &[&Registration]) -> Result<Op,
     Ok(Op::put(key, records::encode(&Record::Service(declaration))).expecting(Expect::Absent))
 }
 
-/// The peer for whom this task registers.
+/// The peer for which this task registers.
 fn declaring_peer() -> Option<Arc<str>> {
     author::current().and_then(|author| peer_of(&author))
 }

@@ -7,10 +7,10 @@ use tokio::time::Instant;
 use super::{InstanceClaim, InstanceRef, StateReport, check_batch, expiry::EXPIRY_BATCH};
 use crate::{Registry, RegistryError, clock::now_ms, leases::Renewal, stored_records::StoredEndpoint};
 
-/// The longest wait for callers to move that one drain may ask for.
+/// The longest wait for callers that a drain may request.
 const MAX_DRAIN_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// The most bytes of an author in a label.
+/// The most bytes of an author's name in a label.
 const MAX_AUTHOR: usize = 200;
 
 /// The result of a drain.
@@ -18,14 +18,14 @@ const MAX_AUTHOR: usize = 200;
 pub struct DrainOutcome {
     /// The revision of the drain.
     pub revision: u64,
-    /// Whether every caller has applied it: none starts another call to these endpoints.
+    /// Whether every caller has applied the drain: no caller starts another call to these endpoints.
     pub callers_moved: bool,
-    /// The watchers that have not, for operators.
+    /// Watchers that have not applied the drain, for operators.
     pub behind: Vec<String>,
 }
 
 impl Registry {
-    /// Renews leases; returns the instances that have to register again. Writes nothing, unless a lost endpoint renews.
+    /// Renews leases and returns the instances that must register again. Writes nothing unless a lost endpoint renews.
     ///
     /// # Errors
     /// `Unavailable` when a returned endpoint cannot be written; the others are renewed.
@@ -48,15 +48,15 @@ impl Registry {
         Ok(unknown)
     }
 
-    /// Adopts leases of records that another writer made; returns the instances without a record, or with another
-    /// process's.
+    /// Adopts leases of records that another writer made. Returns instances without a record, or with another
+    /// process's record.
     fn adopt(&self, unleased: Vec<InstanceClaim>, now: Instant) -> Vec<InstanceRef> {
         let found = self.find_claimed(&unleased);
         let mut unknown = Vec::new();
         for (instance, held) in unleased.into_iter().zip(found) {
             match held.map(|held| (held.endpoint.lease, held.claim())) {
                 None => unknown.push(instance.instance),
-                // Without a lease, its writer keeps it registered.
+                // The record has no lease; its writer keeps it registered.
                 Some((None, _)) => {}
                 Some((Some(term), registered)) => {
                     self.leases().grant(registered, term, now);
@@ -107,20 +107,20 @@ impl Registry {
         Ok(())
     }
 
-    /// Sets states, all or none; returns the revision. An operator's drain holds against it, also where a program without
-    /// incarnations reports.
+    /// Sets states, all or none, and returns the revision. An operator's drain prevails, even over a program without
+    /// incarnations.
     ///
     /// # Errors
-    /// `NotFound` when an instance is not registered, or by another process. `Refused` when others than the process itself
-    /// report an endpoint whose lease expired: it would be called, and nothing would mark it as lost again.
+    /// `NotFound` when an instance is not registered, or another process is. `Refused` when another process reports an
+    /// endpoint whose lease expired: callers would use it, and nothing would mark it as lost again.
     pub async fn report(&self, reports: &[StateReport]) -> Result<u64, RegistryError> {
         self.report_as(reports, false).await
     }
 
-    /// The same on behalf of an operator, which ends an operator's drain.
+    /// Sets states on behalf of an operator, which also ends an operator's drain.
     ///
     /// # Errors
-    /// As [`Self::report`].
+    /// As for [`Self::report`].
     pub async fn report_by_operator(&self, reports: &[StateReport]) -> Result<u64, RegistryError> {
         self.report_as(reports, true).await
     }
@@ -148,11 +148,11 @@ impl Registry {
         Ok(self.change(plan).await?.revision)
     }
 
-    /// The same as [`Self::drain`] on behalf of an operator: it holds until an operator ends it or the endpoint is removed,
-    /// also when the lease expires in between and when a process registers under the name.
+    /// Drains like [`Self::drain`] on behalf of an operator. The drain holds until an operator ends it or the endpoint is
+    /// removed, even if the lease expires or another process registers under the name.
     ///
     /// # Errors
-    /// As [`Self::drain`], and `Refused` for an endpoint that is lost.
+    /// As for [`Self::drain`], and `Refused` for a lost endpoint.
     pub async fn drain_by_operator(
         &self,
         instances: &[InstanceClaim],
@@ -162,11 +162,11 @@ impl Registry {
         self.drain_as(instances, Some(author), timeout).await
     }
 
-    /// Marks endpoints as draining, then waits until every caller has applied that, at most for `timeout`
-    /// (ServiceRouter §3.2), an hour at most. Dropped meanwhile, it leaves them draining.
+    /// Marks endpoints as draining, then waits up to `timeout`, an hour at most, until every caller has applied this
+    /// (ServiceRouter §3.2). If the wait is cancelled, the endpoints stay draining.
     ///
     /// # Errors
-    /// `NotFound` when an instance is not registered, or by another process; nothing is drained then.
+    /// `NotFound` when an instance is not registered, or another process is; nothing is drained then.
     pub async fn drain(
         &self,
         instances: &[InstanceClaim],
@@ -192,7 +192,7 @@ impl Registry {
                     if endpoint.state == EndpointState::Lost {
                         return Err(lost("instances", &held));
                     }
-                    // The first drain counts.
+                    // The label of the first drain is kept.
                     endpoint.labels.entry(Endpoint::DRAINED.into()).or_insert_with(|| label.clone());
                 }
                 set_state(&mut endpoint, EndpointState::Draining, "");
@@ -201,7 +201,7 @@ impl Registry {
             Ok((ops, ()))
         };
         self.change(plan).await?;
-        // Watchers acknowledge what they were sent, so each prefix is waited for with its own newest revision.
+        // Watchers acknowledge only changes sent to them, so each prefix is awaited with its own newest revision.
         let mut folders: BTreeMap<Prefix, u64> = BTreeMap::new();
         for held in self.find_claimed(instances).into_iter().flatten() {
             let newest = folders.entry(held.region_prefix()).or_default();
@@ -218,8 +218,8 @@ impl Registry {
         Ok(DrainOutcome { revision, callers_moved: behind.is_empty(), behind })
     }
 
-    /// Removes endpoints with their leases; returns the revision. Instances that are not registered, or by another
-    /// process, are skipped.
+    /// Removes endpoints with their leases and returns the revision. Skips instances that are not registered, or
+    /// whose registered process differs.
     ///
     /// # Errors
     /// `Unavailable` when the store does not take the write.
@@ -237,7 +237,7 @@ impl Registry {
         Ok(changed.revision)
     }
 
-    /// The same of endpoints that are lost, all or none: one that came back meanwhile stays.
+    /// Removes lost endpoints, all or none. An endpoint that returned meanwhile stays.
     ///
     /// # Errors
     /// `NotFound` when an instance is not registered, `Refused` when it is not lost.
@@ -263,14 +263,14 @@ fn named(claims: &[InstanceClaim]) -> impl ExactSizeIterator<Item = InstanceRef>
     claims.iter().map(|claim| claim.instance.clone())
 }
 
-/// Writes the state; `cause` is why, if it is lost.
+/// The write of a state; `cause` is the reason if the endpoint is lost.
 pub(super) fn with_state(held: &StoredEndpoint, state: EndpointState, cause: &str) -> Op {
     let mut endpoint = held.endpoint.clone();
     set_state(&mut endpoint, state, cause);
     held.put(&endpoint)
 }
 
-/// Sets the state, but for an operator's drain: what would serve drains then.
+/// Sets the state. Under an operator's drain, serving becomes draining.
 pub(super) fn set_state(endpoint: &mut Endpoint, state: EndpointState, cause: &str) {
     let is_drained = endpoint.labels.contains_key(Endpoint::DRAINED);
     let before = endpoint.state;
@@ -307,7 +307,7 @@ fn not_lost(held: &StoredEndpoint) -> RegistryError {
     RegistryError::refused("instances", problem, hint)
 }
 
-/// The beginning of an author's name that fits a label.
+/// The longest prefix of an author's name that fits a label.
 fn short(author: &str) -> &str {
     &author[..author.floor_char_boundary(MAX_AUTHOR)]
 }

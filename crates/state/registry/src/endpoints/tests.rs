@@ -131,7 +131,7 @@ async fn a_lease_that_runs_out_marks_the_endpoint_and_a_renewal_brings_it_back()
 #[tokio::test(start_paused = true)]
 async fn a_registration_whose_caller_goes_away_has_its_lease_and_counts() {
     let test = TestRegistry::running();
-    // The expiry has granted leases to all that were there at its start.
+    // The expiry loop has granted leases to all endpoints present at its start.
     tokio::task::yield_now().await;
     test.store.slow.store(true, Ordering::Relaxed);
     let registrations = [leased("a")];
@@ -162,7 +162,7 @@ async fn one_that_stays_lost_is_removed_and_has_to_register_anew() {
 
 #[tokio::test(start_paused = true)]
 async fn a_restarted_control_plane_grants_a_full_term() {
-    // The first process registers and never runs its loops: it stopped.
+    // The first process registers but never runs its loops, as if it had stopped.
     let test = TestRegistry::new();
     test.registry.register(&[leased("a")]).await.unwrap();
     tokio::time::sleep(TERM * 100).await;
@@ -212,11 +212,11 @@ async fn a_drain_of_an_operator_holds_until_an_operator_ends_it() {
     }
     assert_eq!(test.state("a"), Some(EndpointState::Draining), "its process found it well again");
 
-    // Its machine is away for longer than the lease: it comes back as it was.
+    // Its machine is away for longer than the lease, and returns in the earlier state.
     test.until(|r| state(r, "a") == Some(EndpointState::Lost)).await;
     assert_eq!(test.registry.renew(&[claim(1)]).await.unwrap(), []);
     assert_eq!(test.state("a"), Some(EndpointState::Draining));
-    // So it does to another control plane, and as another process that says that it serves.
+    // The drain also survives another control plane, and another process that reports serving.
     test.until(|r| state(r, "a") == Some(EndpointState::Lost)).await;
     let again = test.restarted();
     again.registry.register(&[process(2)]).await.unwrap();
@@ -229,7 +229,7 @@ async fn a_drain_of_an_operator_holds_until_an_operator_ends_it() {
     assert_eq!(test.state("a"), Some(EndpointState::Draining));
     assert_eq!(label(&test, Endpoint::DRAINED), drained, "since the first drain");
 
-    // Programs without incarnations report for any process; that is no operator's word.
+    // Programs without incarnations report for any process, which is not an operator's decision.
     let serving = [report(any_process("a"), EndpointState::Serving)];
     again.registry.report(&serving).await.unwrap();
     assert_eq!((test.state("a"), label(&test, Endpoint::DRAINED)), (Some(EndpointState::Draining), drained));
@@ -283,7 +283,7 @@ async fn only_what_is_lost_is_removed_as_lost() {
     test.registry.register(&[process(1), leased("b")]).await.unwrap();
     test.until(|r| state(r, "a") == Some(EndpointState::Lost) && state(r, "b") == Some(EndpointState::Lost))
         .await;
-    // One of the two is back when the request arrives, which a command that read them before cannot know.
+    // One endpoint returns before the request arrives, which the command could not know.
     assert_eq!(test.registry.renew(&[claim(1)]).await.unwrap(), []);
     let both = [any_process("a"), any_process("b")];
     let refused = test.registry.deregister_lost(&both).await.unwrap_err();
@@ -330,8 +330,7 @@ async fn a_drain_waits_for_every_caller() {
     assert!(!late.callers_moved && began.elapsed() <= Duration::from_secs(3601), "no call waits longer");
     acknowledge();
 
-    // Writes below other prefixes, which this caller is not sent, do not delay the drain of an endpoint that drains
-    // already.
+    // Writes below other prefixes, which this caller does not receive, do not delay draining an endpoint again.
     let other = Registration { service: "shop/other".parse().unwrap(), ..endpoint("x") };
     test.registry.register(&[other]).await.unwrap();
     assert!(test.registry.drain(&[any_process("a")], Duration::ZERO).await.unwrap().callers_moved);
@@ -386,7 +385,7 @@ async fn a_process_that_was_replaced_cannot_speak_for_its_successor() {
     assert!(refusal.to_string().contains("started later"), "{refusal}");
     assert_eq!(test.revision(), revision, "none of this wrote anything");
 
-    // The lease is its successor's, also for a control plane that knows it from the record only.
+    // The successor holds the lease, even for a control plane that knows it only from the record.
     tokio::time::sleep(TERM / 2).await;
     assert_eq!(test.registry.renew(&[claim(2)]).await.unwrap(), []);
     let again = test.restarted();
@@ -400,7 +399,7 @@ async fn a_process_that_was_replaced_cannot_speak_for_its_successor() {
 async fn programs_without_incarnations_are_accepted() {
     let test = TestRegistry::running();
     test.registry.register(&[process(2)]).await.unwrap();
-    // Operators, and programs of the release before.
+    // Operators and programs of the previous release use any-process claims.
     assert_eq!(test.registry.renew(&[any_process("a")]).await.unwrap(), []);
     test.registry.drain(&[any_process("a")], Duration::ZERO).await.unwrap();
     test.registry.register(&[leased("a")]).await.unwrap();
@@ -466,7 +465,7 @@ async fn one_that_is_reported_as_lost_is_kept_beyond_its_lease() {
 async fn a_control_plane_that_stood_still_grants_full_terms() {
     let test = TestRegistry::running();
     test.registry.register(&[leased("a")]).await.unwrap();
-    // The expiry loop has to wait for the term before time jumps past it.
+    // The expiry loop must be waiting for the term before time jumps past it.
     tokio::time::sleep(TERM / 2).await;
     tokio::time::advance(TERM * 10).await;
     tokio::time::sleep(TERM / 2).await;
@@ -493,7 +492,7 @@ async fn an_incarnation_from_the_future_keeps_no_successor_out() {
     }
     let refused = test.registry.register(&[process(now_us - 1)]).await.unwrap_err();
     assert!(matches!(refused, RegistryError::Refused(_)), "the earlier of two of today: {refused}");
-    // Both are in the future of a control plane whose clock is an hour slow.
+    // Both incarnations are in the future of a control plane whose clock is an hour slow.
     test.registry.register(&[process(now_us + hour_us)]).await.unwrap();
     let refused = test.registry.register(&[process(now_us + hour_us - 1)]).await.unwrap_err();
     assert!(matches!(refused, RegistryError::Refused(_)), "the earlier of two: {refused}");

@@ -16,7 +16,7 @@ enum FileContent {
     /// Not read yet.
     #[default]
     Unknown,
-    /// There is no file.
+    /// The file does not exist.
     Nothing,
     /// Its content.
     Text(String),
@@ -27,11 +27,11 @@ enum FileContent {
 pub(super) struct FileState {
     /// The content in the last scan.
     last: FileContent,
-    /// The accepted content: two scans found it.
+    /// The accepted content, which two scans found.
     accepted: FileContent,
-    /// The endpoints of its last valid content; `None` before there was one.
+    /// The endpoints of the last valid content; `None` before any was valid.
     pub(super) wanted: Option<Vec<Registration>>,
-    /// Whether they are registered.
+    /// Whether the endpoints are registered.
     pub(super) done: bool,
     /// The error of the accepted content.
     pub(super) error: Option<String>,
@@ -48,10 +48,10 @@ pub(super) struct Source {
 impl Source {
     /// Reads every file, deleted ones included.
     ///
-    /// Content is compared, not times: editors and copies keep or forge them, and files of endpoints are small.
+    /// Compares content and not times: editors and copies keep or forge times, and endpoint files are small.
     pub(super) fn read(mut self) -> BTreeMap<String, FileState> {
         let (files, read_error) = match files(&self.path) {
-            // A folder that is not mounted is empty.
+            // A folder that is not mounted looks empty.
             Ok(files) if files.is_empty() && self.lists_any() => (files, Some(emptied(&self.path))),
             Ok(files) => (files, None),
             Err(error) => (
@@ -120,7 +120,7 @@ fn label(path: &Path) -> String {
 }
 
 impl FileState {
-    /// Accepts the content of a scan if the one before found the same.
+    /// Accepts the content of a scan if the previous scan found the same.
     fn observe(&mut self, name: &str, found: FileContent) {
         self.read_error = None;
         if found == self.last && found != self.accepted {
@@ -145,11 +145,11 @@ impl FileState {
 
 fn registrations(file: &str, text: &str) -> Result<Vec<Registration>, String> {
     let mut registrations = Vec::new();
-    // The line of the document of each instance: one document lists none twice, several may.
+    // The line of each instance's document. One document lists no instance twice; several documents may.
     let mut lines = HashMap::new();
     let documents = manifest::parse(file, text).map_err(|error| error.to_string())?;
     if documents.is_empty() {
-        // An editor that saves in two steps empties a file first; that must not remove a fleet.
+        // An editor that saves in two steps empties a file first, which must not remove a fleet.
         return Err(format!(
             "{file}: it is empty; to remove all its endpoints, write 'endpoints: []', or delete it"
         ));

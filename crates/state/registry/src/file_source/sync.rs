@@ -21,7 +21,7 @@ impl FileSource {
         known
     }
 
-    /// Whether this source reads the file if it exists.
+    /// Whether this source would read the file.
     fn is_of(&self, file: &Path) -> bool {
         file == self.path || file.parent() == Some(&self.path)
     }

@@ -6,7 +6,7 @@ use crate::{
     testing::{TestRegistry, cart, endpoint, instance_ref},
 };
 
-/// A source, scanned as by `run`.
+/// A source, scanned like `run` does.
 struct Scanner {
     source: FileSource,
     known: KnownFiles,
@@ -55,7 +55,7 @@ async fn a_file_owns_the_endpoints_that_it_lists_only() {
     assert_eq!(test.revision(), revision, "nothing changed, nothing is written");
 
     fs::write(&file, list("shop/cart", &["b"])).unwrap();
-    // Another process, which finds the endpoints of the one before by their label.
+    // Another process finds the previous one's endpoints by their label.
     let mut scanner = Scanner::at(&test, &file);
     scanner.accept().await;
     assert_eq!(registered(&test), ["b", "other"]);
@@ -203,7 +203,7 @@ async fn folder_without_files_counts_as_absent() {
     fs::remove_file(&file).unwrap();
     let status = scanner.accept().await;
     assert!(status.errors.values().any(|error| error.contains("mount it again")), "{status:?}");
-    // Also of another process, which knows the files by the labels of their endpoints.
+    // The same in another process, which knows the files by their endpoints' labels.
     let mut scanner = Scanner::at(&test, folder.path());
     scanner.accept().await;
     assert_eq!(registered(&test), ["a"]);

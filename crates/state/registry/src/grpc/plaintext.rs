@@ -14,7 +14,7 @@ pub(super) fn read(message: v1::PlaintextCaller) -> Result<PlaintextCaller, Inva
         Invalid::new("address", problem, "send the address of the connection's peer")
     })?;
     let now = Instant::now();
-    // The clock of this machine may have begun later.
+    // The clock of this machine may have started later.
     let last = now.checked_sub(Duration::from_secs(message.seconds_ago.into())).unwrap_or(now);
     Ok(PlaintextCaller { address, connections: message.connections, last })
 }

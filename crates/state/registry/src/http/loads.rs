@@ -60,7 +60,7 @@ pub(super) async fn plan(
     Query(query): Query<PlanQuery>,
 ) -> Result<Json<Value>, Failure> {
     let (service, options) = (service(name)?, query.options()?);
-    // Takes seconds for a map of millions of shards.
+    // Planning takes seconds for a map of millions of shards.
     let plan = spawn_blocking(move || registry.propose(&service, &options)).await;
     let stopped = |_| RegistryError::refused("service", "planning was stopped".into(), "retry");
     let plan = plan.map_err(stopped)??;

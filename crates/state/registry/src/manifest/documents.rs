@@ -1,13 +1,13 @@
 /// The text of one document within a file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct DocumentText<'a> {
-    /// From its first line to the start of the next document.
+    /// The text from the document's first line to the start of the next document.
     pub(super) text: &'a str,
-    /// Bytes of the file before it.
+    /// Bytes of the file before the document.
     pub(super) offset: usize,
-    /// Lines of the file before it.
+    /// Lines of the file before the document.
     pub(super) lines_before: usize,
-    /// The line of the file, from 1, where its content starts.
+    /// The line of the file, from 1, where the document's content starts.
     pub(super) first_line: usize,
 }
 
@@ -45,9 +45,9 @@ struct Splitter<'a> {
     /// Where the present document starts.
     offset: usize,
     line: usize,
-    /// Whether it has a `---`.
+    /// Whether the document begins with `---`.
     marked: bool,
-    /// The line where its content starts, when it has any.
+    /// The line where the content starts, if any.
     content: Option<usize>,
 }
 

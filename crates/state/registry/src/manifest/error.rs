@@ -17,7 +17,7 @@ pub struct ManifestError {
     pub offset: usize,
     /// The length of the span; never past the end of the line.
     pub length: usize,
-    /// The problem, quoting the value, with the path of the field if there is one.
+    /// The problem, quoting the value, with the path of the field if any.
     pub message: String,
     /// The remedy.
     pub hint: String,
@@ -28,7 +28,7 @@ pub(super) struct Diagnostic {
     location: Option<Location>,
     message: String,
     hint: String,
-    /// Whether it is about a map or a list as a whole, and not about one value.
+    /// Whether the error concerns a whole map or list and not a single value.
     pub(super) is_of_whole: bool,
 }
 
@@ -38,14 +38,14 @@ impl Diagnostic {
         Self { location, message: message.into(), hint: hint.into(), is_of_whole: false }
     }
 
-    /// An error of the whole document: shown at its first line.
+    /// An error of the whole document, shown at its first line.
     pub(super) fn at_start(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { location: None, message: message.into(), hint: hint.into(), is_of_whole: false }
     }
 }
 
 impl Diagnostic {
-    /// The same with the numbers of entries as they are in the whole text, for one of a text without some of them.
+    /// Converts numbers of list entries to those of the whole text, for an error from a text with some entries removed.
     pub(super) fn in_whole(self, whole: &str) -> Self {
         let numbered = self.location.zip(self.message.split_once(": ")).and_then(|(at, (path, problem))| {
             let path = path.contains('[').then(|| locate::path_at(whole, path, at))??;
@@ -127,7 +127,7 @@ fn message_and_hint(error: &Error) -> (String, String) {
     }
 }
 
-/// The hint for most syntax errors: the parser notices them where they end.
+/// The hint for most syntax errors, which the parser notices only where they end.
 const SYNTAX_HINT: &str = "check the indentation and the quotes of this line and the one before";
 
 /// Errors about valid YAML of the wrong type.

@@ -6,7 +6,7 @@ use serde::{
     forward_to_deserialize_any,
 };
 
-/// Deserializes as the inner deserializer, but skips the key `kind` of the outermost map.
+/// Deserializes like the inner deserializer, but skips the key `kind` of the outermost map.
 pub(super) struct IgnoreKind<D>(pub(super) D);
 
 impl<'de, D: Deserializer<'de>> Deserializer<'de> for IgnoreKind<D> {
@@ -64,7 +64,7 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for SkipKind<A> {
     }
 }
 
-/// A key; the seed is returned when it was not used.
+/// A key. An unused seed is returned.
 enum Key<K, V> {
     Kind(K),
     Field(V),

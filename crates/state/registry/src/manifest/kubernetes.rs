@@ -1,10 +1,10 @@
-//! Documents of Kubernetes, which are none of the mesh's own: the error says what takes their place.
+//! Kubernetes documents, which the mesh does not accept: the error names the replacement.
 
 use serde_saphyr::Spanned;
 
 use super::Diagnostic;
 
-/// Kinds of Kubernetes and of meshes on it, and what they become.
+/// Kinds of Kubernetes and its meshes, with their replacements.
 const PLACES: [(&[&str], &str); 6] = [
     (
         &["Service", "ServiceEntry"],

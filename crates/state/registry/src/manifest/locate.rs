@@ -31,7 +31,7 @@ pub(super) fn locate(text: &str, invalid: Invalid) -> Diagnostic {
             diagnostic.is_of_whole = !matches!(found.value, Tree::Scalar(_));
             diagnostic
         }
-        // It was parsed before; only the position is missing.
+        // The text was parsed before; only the position is missing.
         Err(_) => Diagnostic::at_start(message, invalid.hint),
     }
 }
@@ -47,8 +47,8 @@ fn find<'a>(root: &'a Spanned<Tree>, path: &str) -> &'a Spanned<Tree> {
     here
 }
 
-/// The path, in this text, of what is at a position; `path` is that in a text without some of the entries of its lists. `None` if
-/// nothing with such a path is there.
+/// Maps a position to its path in this text. `path` is the path in a text with some list entries removed. `None` if no such path
+/// exists here.
 pub(super) fn path_at(text: &str, path: &str, at: Location) -> Option<String> {
     let tree = serde_saphyr::from_str_with_options::<Spanned<Tree>>(text, options()).ok()?;
     numbered(&tree, path, at)
@@ -66,7 +66,7 @@ fn numbered(here: &Spanned<Tree>, path: &str, at: Location) -> Option<String> {
 }
 
 impl Tree {
-    /// The entry of a map, or of a list by number or by the `name` of the entry.
+    /// The entry of a map, or of a list by number or by the entry's `name`.
     fn child(&self, step: &str) -> Option<&Spanned<Tree>> {
         match self {
             Self::Scalar(_) => None,

@@ -1,13 +1,14 @@
-//! Reads on behind an error, to report several at once.
+//! Continues reading after an error, to report several errors at once.
 //!
-//! The entry with the error is overwritten by spaces, so that positions stay, and the document is read again. Every further error is one
-//! that the reader itself finds. A parser that recovers by itself was rejected: it would be a second reader of every document.
+//! The entry with the error is overwritten by spaces, which preserves positions, and the document is read again. So the reader
+//! itself finds every further error. A parser that recovers by itself was rejected: it would be a second reader of every
+//! document.
 
 use super::{Diagnostic, DocumentText, document, error::ManifestError};
 
 /// The most errors of one document that are reported.
 const MAX_ERRORS: usize = 20;
-/// How often a document is read for them.
+/// How often a document is read to find them.
 const MAX_READS: usize = 4 * MAX_ERRORS;
 /// Documents above this size, such as large shard maps, are read once.
 const MAX_BYTES: usize = 256 * 1024;
@@ -32,7 +33,7 @@ pub(super) fn errors(file: &str, text: &str, piece: &DocumentText<'_>) -> Vec<Ma
         let next = next.in_whole(piece.text);
         let next = located(file, text, piece, next);
         found = next.offset;
-        // Perhaps of what was overwritten here; then the entry around it is left out too.
+        // The missing field may have been overwritten here; then the enclosing entry is left out too.
         let is_own = next.message.ends_with(" is missing")
             || next.message == "the document has no kind"
             || errors.iter().any(|error| error.offset == next.offset)
@@ -51,7 +52,7 @@ fn located(file: &str, text: &str, piece: &DocumentText<'_>, diagnostic: Diagnos
     ManifestError::new(file, text, piece, diagnostic)
 }
 
-/// The map or list that begins at a position, with the empty lines before it: its first entries may have been there.
+/// The map or list that begins at a position, with preceding empty lines: its first entries may have been overwritten.
 fn extent(text: &str, start: usize) -> std::ops::Range<usize> {
     let Some(rest) = text.get(start..) else { return start..start };
     if rest.starts_with(['{', '[']) {
@@ -85,7 +86,7 @@ fn entry_at(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
     }
 }
 
-/// The entry of the innermost `{…}` or `[…]` around a position: up to the comma behind it, or its closing bracket.
+/// The entry of the innermost `{…}` or `[…]` around a position, up to the comma after it or the closing bracket.
 fn flow_entry(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
     let mut scanner = Scanner::default();
     let mut bytes = text.bytes().enumerate();
@@ -107,12 +108,12 @@ fn flow_entry(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
 /// Follows brackets and quotes.
 #[derive(Default)]
 struct Scanner {
-    /// Where the present entry of each open bracket begins.
+    /// The start of the present entry of each open bracket.
     starts: Vec<usize>,
     quote: Option<u8>,
     in_comment: bool,
     is_escaped: bool,
-    /// The last byte that is no space, and the last one.
+    /// The last byte that is not a space, and the last byte.
     significant: u8,
     last: u8,
 }
@@ -147,7 +148,7 @@ impl Scanner {
     }
 }
 
-/// The entry whose key is on a line, with all lines that belong to its value.
+/// The entry whose key is on a line, with all lines of its value.
 fn block_entry(text: &str, line_start: usize) -> Option<std::ops::Range<usize>> {
     let line = text[line_start..].split('\n').next()?;
     let mut start = line.len() - line.trim_start().len();
@@ -172,7 +173,7 @@ fn block_entry(text: &str, line_start: usize) -> Option<std::ops::Range<usize>> 
         }
         end += 1 + next.len();
     }
-    // A list entry with this one field goes as a whole.
+    // A list entry whose only field is removed is removed as a whole.
     let from = if has_sibling { start } else { marker };
     Some(line_start + from..end.min(text.len()))
 }

@@ -92,7 +92,7 @@ fn errors_behind_the_first_one_are_found_where_they_are() {
         ];
         assert_eq!(found, expected, "by their numbers in the file");
     }
-    // What is missing once an entry is left out is no error of its own.
+    // A field missing only because its entry was left out is not an error of its own.
     assert_eq!(errors("shop.yaml", "kind: Service\nname: 'a b'\n").len(), 1);
     assert_eq!(errors("shop.yaml", "kind: Service\nname: [\n").len(), 1, "no YAML");
 }

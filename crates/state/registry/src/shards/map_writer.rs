@@ -7,13 +7,13 @@ use fairmesh_wire::shards;
 
 use crate::{Registry, RegistryError, stored_records::StoredShardMap};
 
-/// Chunks beyond this many bytes are written before their manifests, since batches are bounded.
+/// Chunks beyond this many bytes are written before their manifests, because batches are bounded.
 const MAX_INLINE_CHUNK_BYTES: usize = 1_000_000;
 
 impl Registry {
-    /// Writes the result of `edit` on the present map; returns its version. Writes nothing without a change.
+    /// Writes the result of `edit` on the present map and returns its version. Writes nothing if the map is unchanged.
     ///
-    /// Every change writes the manifest of ranges, which has the version, and is conditional on it.
+    /// Every change writes the manifest of ranges, which holds the version, and is conditional on it.
     pub(super) async fn change_map(
         &self,
         service: &ServiceName,
@@ -23,7 +23,7 @@ impl Registry {
         Ok(changed.0)
     }
 
-    /// The same with further writes in the same batch; returns version and revision.
+    /// Changes the map with further writes in the same batch; returns version and revision.
     pub(super) async fn change_map_with(
         &self,
         service: &ServiceName,
@@ -48,8 +48,8 @@ impl Registry {
         Ok((changed.output, changed.revision))
     }
 
-    /// Writes the chunks that would exceed the batch before the manifests that name them. Until then they are
-    /// unreferenced, and the next change of the map removes those that stay so.
+    /// Writes the chunks that would exceed the batch before the manifests that name them. Chunks that stay
+    /// unreferenced are removed by the next change of the map.
     async fn write_chunks_first(&self, service: &ServiceName, map: &ShardMap) -> Result<(), RegistryError> {
         let chunks = shards::encode_map(service, map).into_iter();
         let chunks = chunks.filter(|(key, _)| matches!(key, RecordKey::ShardChunk(..)));
@@ -73,7 +73,7 @@ impl Registry {
         Ok(())
     }
 
-    /// The difference between two maps in the RIB: new parts and chunks, and unreferenced ones.
+    /// The writes that turn one map into another in the RIB: new parts and chunks, and deletions of unreferenced ones.
     fn map_ops(&self, service: &ServiceName, held: Option<&StoredShardMap>, map: &ShardMap) -> Vec<Op> {
         let none = BTreeMap::<RecordKey, Bytes>::new();
         let before = held.map_or(&none, |held| &held.entries);
@@ -93,7 +93,7 @@ impl Registry {
         ops
     }
 
-    /// Whether a chunk was written before: a new map has no parts yet, and may have all its chunks.
+    /// Whether a chunk was written before. A new map has no parts yet, but may have all its chunks.
     fn is_written(&self, key: &RecordKey, text: &str, value: &Bytes) -> bool {
         matches!(key, RecordKey::ShardChunk(..))
             && self.node().get(text).is_some_and(|entry| entry.value == *value)

@@ -30,7 +30,7 @@ pub enum Phase {
     Publishing,
     /// The source is removed.
     Stopping,
-    /// It was undone for this reason; remembered until the shard is moved again, or the control plane restarts.
+    /// The move was undone for this reason. Remembered until the shard is moved again or the control plane restarts.
     Undone(&'static str),
 }
 
@@ -64,7 +64,7 @@ impl UndoneMoves {
 }
 
 impl Registry {
-    /// The moves of a service in flight, and recently undone ones.
+    /// A service's moves in flight and its recently undone ones.
     ///
     /// # Errors
     /// `Invalid` when the map cannot be decoded.
@@ -85,7 +85,7 @@ impl Registry {
         Ok(moves)
     }
 
-    /// The write that records a move; none if it is recorded already.
+    /// The write that records a move; none if the move is recorded already.
     pub(super) fn move_ops(
         &self,
         service: &ServiceName,

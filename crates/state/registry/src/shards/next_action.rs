@@ -1,14 +1,14 @@
-//! The next action of a move: a pure function of the map, the move and the state of the target. The map shows how far a
-//! move is, so that any process can continue it at any point.
+//! The next action of a move: a pure function of the map, the move and the target's state. The map shows the progress
+//! of a move, so that any process can continue the move at any point.
 
 use fairmesh_model::{InstanceId, Replica, ReplicaState, Role, Shard, ShardMap, ShardMove};
 
 /// The state of the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TargetState {
-    /// Whether it is registered and neither lost nor draining.
+    /// Whether the target is registered and neither lost nor draining.
     pub(super) target_stays: bool,
-    /// Whether it serves and has loaded the shard.
+    /// Whether the target serves and has loaded the shard.
     pub(super) target_ready: bool,
 }
 
@@ -21,9 +21,9 @@ pub(super) enum Action {
     AwaitReady,
     /// Direct calls to the target instead of the source.
     Publish,
-    /// Wait until callers have applied that, then remove the source from the map and end the move.
+    /// Wait until callers have applied the new map, then remove the source and end the move.
     Finish,
-    /// Remove the target from the map, if it is there, and end the move, for this reason.
+    /// Remove the target from the map if present, and end the move for this reason.
     Undo(&'static str),
 }
 
@@ -51,7 +51,7 @@ pub(super) fn next_action(map: Option<&ShardMap>, shard_move: &ShardMove, target
     }
 }
 
-/// The same without a target: callers leave the copy, then it is dropped.
+/// The next action without a target: callers leave the copy, then it is dropped.
 fn next_drop_action(shard: &Shard, shard_move: &ShardMove, source: Option<ReplicaState>) -> Action {
     match source {
         None => Action::Undo("another change removed the copy"),
@@ -67,7 +67,7 @@ pub(super) fn state(shard: &Shard, role: &Role, instance: &InstanceId) -> Option
     shard.replicas.iter().find(holds).map(|replica| replica.state)
 }
 
-/// Whether another copy serves in the role of the dropped one.
+/// Whether another copy serves in the dropped copy's role.
 pub(super) fn is_served_without(shard: &Shard, shard_move: &ShardMove) -> bool {
     let serves = |copy: &Replica| copy.role == shard_move.role && copy.state == ReplicaState::Serving;
     shard.replicas.iter().any(|copy| serves(copy) && Some(&copy.instance) != shard_move.from.as_ref())
@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(next(&[("x", Serving), ("y", Starting)], READY), Action::Publish);
         assert_eq!(next(&[("x", Stopping), ("y", Serving)], READY), Action::Finish);
         assert_eq!(next(&[("y", Serving)], READY), Action::Finish);
-        // The source left meanwhile: the target still gets the copy.
+        // The source left meanwhile, but the target still gets the copy.
         assert_eq!(next(&[("y", Starting)], READY), Action::Publish);
     }
 

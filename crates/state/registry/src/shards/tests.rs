@@ -38,7 +38,7 @@ fn shard_move(to: &str) -> ShardMove {
     }
 }
 
-/// `x` and `y` run, `y` reports its loaded shards, and there is a map.
+/// Prepares `x` and `y`, which run, `y` reporting its loaded shards, and a map.
 async fn prepare(test: &TestRegistry) {
     let sharded = Service {
         kind: ServiceKind::Sharded,
@@ -180,7 +180,7 @@ async fn a_move_that_cannot_be_is_refused_with_a_hint() {
     assert!(matches!(test.registry.move_shard(&cart(), &other).await, Err(RegistryError::Refused(_))));
     let refusal = test.registry.split_shard(&cart(), ShardId(1), None).await.unwrap_err();
     assert!(refusal.to_string().contains("from x to y"), "{refusal}");
-    // Nor does it merge, from either side, before any copy has been started.
+    // Before any copy has started, it cannot merge either, from either side.
     for lower in [ShardId(1), ShardId(0)] {
         let refusal = test.registry.merge_shards(&cart(), lower).await.unwrap_err();
         assert!(refusal.to_string().contains("from x to y"), "{refusal}");
@@ -233,7 +233,7 @@ async fn a_report_from_an_earlier_stay_does_not_count() {
     test.registry.move_shard(&cart(), &shard_move("y")).await.unwrap();
     test.until(|r| is_held(r, &[("x", Serving), ("y", Starting)])).await;
     let revision = test.revision();
-    // Once this write is done and another move has finished, the executor has read the state again.
+    // After this write and another finished move, the executor has read the state again.
     let other = ShardMove { shard: ShardId(0), ..shard_move("z") };
     test.registry.move_shard(&cart(), &other).await.unwrap();
     test.until(|r| r.moves(&cart()).len() == 1).await;

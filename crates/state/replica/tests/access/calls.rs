@@ -1,4 +1,4 @@
-//! Honest work through a replica, and forgeries beside it.
+//! Honest calls through a replica, and forged ones.
 
 use fairmesh_wire::v1;
 use tonic::{Code, Status};
@@ -26,7 +26,7 @@ fn registration(service: &str, instance: &str) -> v1::RegisterRequest {
     v1::RegisterRequest { registrations: vec![registration] }
 }
 
-/// A report of calls by a service, of as many a second.
+/// A service's report of `per_second` calls per second.
 fn traffic(caller: &str, service: &str, per_second: u64) -> v1::ReportSignalsRequest {
     let calls = v1::CallRates {
         service: service.into(),
@@ -46,7 +46,7 @@ fn is_refusal(status: &Status) -> bool {
     matches!(status.code(), Code::NotFound | Code::PermissionDenied)
 }
 
-/// The calls of a service in the planner's view, in thousandths a second.
+/// The planner's view of calls to a service, in thousandths per second.
 async fn offered(replica: &StrictReplica, service: &str) -> u64 {
     let request = v1::TrafficCallsRequest { service: service.into(), ..Default::default() };
     let answer = own(&replica.control).await.traffic_planner().calls(request).await.unwrap().into_inner();
@@ -83,7 +83,7 @@ async fn minutes_that_pass_through_a_replica_are_those_of_their_signer() {
     ];
     let agent = replica.connect_stating(&blue).await;
     agent.registry().register(registration("blue/vault", "vault-0")).await.unwrap();
-    // Of a minute long ago: the control plane takes the report, and drops it.
+    // A minute long ago: the control plane accepts the report and drops it.
     let usage = v1::InstanceUsage {
         service: "blue/vault".into(),
         instance: "vault-0".into(),

@@ -1,4 +1,4 @@
-//! What callers get through a replica of a mesh with a trust domain.
+//! Authorization of callers that use a replica in a mesh with a trust domain.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 #[path = "../../../../control-plane/control/tests/support/mod.rs"]

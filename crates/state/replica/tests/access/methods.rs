@@ -1,4 +1,4 @@
-//! Every method that a replica forwards, without a statement: it gives its callers none of its own rights.
+//! Every forwarded method without a statement: a replica lends its callers none of its own rights.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ fn instance() -> v1::InstanceRef {
     v1::InstanceRef { service: "blue/vault".into(), instance: "vault-0".into(), incarnation: 0 }
 }
 
-/// A request for each forwarded method that names something of the tenant blue, or the region in which no caller joined.
+/// A request for each forwarded method, about the tenant blue or the region in which no caller joined.
 fn requests() -> BTreeMap<&'static str, Vec<u8>> {
     fn of(message: impl Message) -> Vec<u8> {
         message.encode_to_vec()
@@ -112,7 +112,7 @@ async fn no_forwarded_method_gives_a_caller_the_rights_of_the_replica() {
                 "{path} by a {position}: {code:?}"
             );
         }
-        // A replica below it reads what it forwards, and vouches for nothing.
+        // A replica further down reads forwarded requests, but vouches for nothing.
         let code = status(&beside.transport(), &replica.address, path, request).await;
         let adds_up = ["Signals/Report", "Imbalance/Report"].contains(&path);
         assert!(

@@ -18,8 +18,8 @@ use crate::{
     support::{BOUND, TestControl, put},
 };
 
-/// A strict control plane in which nothing is allowed by default, and a replica with a certificate of its own. The replica
-/// signs nothing that it forwards.
+/// A strict control plane that allows nothing by default, and a replica with a certificate of its own. The replica signs
+/// nothing that it forwards.
 pub(crate) struct StrictReplica {
     pub(crate) control: TestControl,
     pub(crate) address: Address,
@@ -54,7 +54,7 @@ impl StrictReplica {
         started
     }
 
-    /// Returns once the replica judges calls.
+    /// Returns once the replica authorizes calls.
     async fn wait_for_copy(&self, member: &TestMember) {
         let ready = async {
             loop {
@@ -69,12 +69,12 @@ impl StrictReplica {
         timeout(BOUND, ready).await.expect("it follows the control plane");
     }
 
-    /// As a member that signs no statements.
+    /// Connects as a member that signs no statements.
     pub(crate) async fn connect(&self, member: &TestMember) -> Connection {
         handshake::connect(&member.transport(), &self.address, "test").await.unwrap()
     }
 
-    /// As a member that signs a statement of each call.
+    /// Connects as a member that signs a statement of each call.
     pub(crate) async fn connect_stating(&self, member: &TestMember) -> Connection {
         let transport = Transport::tls(Arc::new(Member::new(Arc::clone(&member.workload), None)));
         handshake::connect(&transport, &self.address, "test").await.unwrap()

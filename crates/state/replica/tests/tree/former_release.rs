@@ -1,4 +1,4 @@
-//! Reports through a replica to a control plane of the release before, which knows no `Signals`.
+//! Reports through a replica to a control plane of the previous release, which has no `Signals` service.
 
 use std::sync::{Arc, Mutex};
 
@@ -14,7 +14,7 @@ use crate::{
     support::{BOUND, Memory, Server},
 };
 
-/// A control plane of the release before, with the reports that it got.
+/// A control plane of the previous release, with the reports that it received.
 #[derive(Clone, Default)]
 struct Former(Arc<Mutex<Vec<v1::ReportUsageRequest>>>);
 

@@ -20,7 +20,7 @@ use support::{BOUND, Memory, Reader, copy, prefix};
 use tokio::time::{Instant, timeout};
 use tonic::Code;
 
-/// Long enough for an error to show, where nothing may happen.
+/// Long enough for an error to show in checks that nothing happens.
 const MOMENT: Duration = Duration::from_millis(100);
 
 #[tokio::test]
@@ -110,7 +110,7 @@ async fn a_lagging_upstream_does_not_revert_changes() {
     let mut reader = Reader::following(&[&replica.address], &["/a/"]).await;
     good.stop().await;
     assert!(reader.age_update().await > Duration::ZERO);
-    // The replica follows the lagging one once that has a watcher.
+    // The replica follows the lagging one once that one has a watcher.
     let found = async {
         while behind.node.watchers(&prefix("/")).is_empty() {
             tokio::task::yield_now().await;

@@ -23,7 +23,7 @@ pub(crate) struct Processes {
     folder: tempfile::TempDir,
 }
 
-/// A process that runs until it is stopped.
+/// A process that runs until stopped.
 pub(crate) struct Running<E> {
     pub(crate) address: Address,
     pub(crate) metrics: Option<SocketAddr>,
@@ -49,7 +49,7 @@ impl Processes {
         self.state(name).join("copy.redb")
     }
 
-    /// A control plane in memory, at the same address each time.
+    /// A control plane in memory, always at the same address.
     pub(crate) async fn control(&self, name: &str, memory: &Memory) -> Server {
         Server::start(memory.clone(), &self.socket(name).to_string()).await
     }
@@ -119,7 +119,7 @@ impl<E: std::fmt::Debug> Running<E> {
         timeout(BOUND, connecting).await.expect("it listens")
     }
 
-    /// The response of an HTTP page, headers and body.
+    /// The response of an HTTP page, with headers and body.
     pub(crate) async fn page(&self, path: &str) -> String {
         let requesting = async {
             let mut stream = TcpStream::connect(self.metrics.unwrap()).await.unwrap();

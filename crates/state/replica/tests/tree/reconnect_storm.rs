@@ -1,4 +1,4 @@
-//! A replica restarts under many readers: they reconnect over a while and not at once, and none is refused.
+//! A replica restarts under many readers: they reconnect spread over time, and none is refused.
 
 use std::{
     env,
@@ -21,12 +21,12 @@ use crate::{
     support::{BOUND, Memory, prefix},
 };
 
-/// The number of readers, unless the environment has another.
+/// The number of readers, unless the environment sets another.
 const READERS: usize = 200;
 const READERS_FROM: &str = "FAIRMESH_RECONNECT_READERS";
 /// The downtime of the replica.
 const DOWNTIME: Duration = Duration::from_secs(1);
-/// A window in which the reconnection of all of them would be a storm.
+/// A window in which reconnections of all readers would be a storm.
 const BURST_WINDOW: Duration = Duration::from_millis(100);
 
 /// The last state of one reader, and the number of its snapshots.
@@ -60,7 +60,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// With the backoff of production.
+    /// Starts a reader with the backoff of production.
     fn start(address: &fairmesh_wire::transport::Address, number: usize) -> Self {
         let config = FollowerConfig {
             transport: Default::default(),
@@ -94,7 +94,7 @@ async fn readers_of_a_restarted_replica_reconnect_over_a_while_and_miss_nothing(
         reader.until(|got| got.snapshots == 1).await;
     }
     replica.stop().await;
-    // As long as a restart takes: every reader fails to connect meanwhile.
+    // As long as a restart takes; meanwhile every reader fails to connect.
     sleep(DOWNTIME).await;
     memory.put(&[("/a/1", "y")]);
     let replica = processes.replica("replica", &upstream).await;

@@ -76,7 +76,7 @@ async fn a_registration_made_below_two_replicas_arrives_and_a_drain_waits_for_ca
     let root = processes.replica("root", std::slice::from_ref(&control.address)).await;
     let region = processes.replica("region", std::slice::from_ref(&root.address)).await;
     let agent = processes.agent("agent", &region.address);
-    // The arrival of the registration shows that everything is connected.
+    // The registration has arrived, so everything is connected.
     let mut caller = Reader::following(&[&agent.address], &["/t/shop/endpoints/cart/"]).await;
     let program = agent.connect().await;
     program.registry().register(registration("cart-0")).await.unwrap();

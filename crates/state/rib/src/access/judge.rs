@@ -1,8 +1,8 @@
-//! Judges calls of gRPC: the same at a control plane and at replicas.
+//! Authorizes gRPC calls at control planes and replicas.
 //!
-//! A call that another process passes on counts as its maker's if it carries the maker's [statement](STATEMENT). Without one
-//! it counts as the transport's. Only agents vouch for programs of their machine; whatever another process passes on
-//! without a statement has no rights, or a replica would lend its own to each of its callers.
+//! A forwarded call counts as its maker's if it carries the maker's [statement](STATEMENT). Without one it counts as the
+//! transport's. Only agents vouch for programs of their machine. A call that another process forwards without a statement
+//! has no rights; otherwise a replica would lend its own rights to each of its callers.
 
 use fairmesh_model::{
     Endpoint, EndpointState, Identity, InstanceId, MeshRole, Prefix, Record, RecordKey, RecordKind,
@@ -22,23 +22,23 @@ use super::{
 /// The longest body of a call, in bytes.
 pub const MAX_BODY: usize = MAX_MESSAGE + FRAME;
 
-/// A call whose body is complete.
+/// A call with its complete body.
 #[derive(Clone, Copy, Debug)]
 pub struct CompleteCall<'a> {
-    /// The path of its method.
+    /// Path of the method.
     pub path: &'a str,
-    /// Its metadata.
+    /// Metadata of the call.
     pub headers: &'a HeaderMap,
     /// The message in its frame.
     pub body: &'a [u8],
 }
 
 impl AccessControl {
-    /// The maker of a call that needs what `needs` reads from its message, if the maker may make it. `caller` is the
-    /// transport; `verify` says who signed a statement.
+    /// Authorizes a call and returns its maker. `needs` reads the call's needs from its message; `caller` is the
+    /// transport; `verify` returns the signer of a statement.
     ///
     /// # Errors
-    /// Why the call is refused; unless the maker may read what the call names, in the words for what does not exist.
+    /// The refusal. Unless the maker may read the named objects, it is worded as if they did not exist.
     pub fn judge(
         &self,
         caller: Caller,
@@ -61,10 +61,11 @@ impl AccessControl {
         }
     }
 
-    /// Whether a caller may do all of this.
+    /// Checks that a caller may do everything in `needs`.
     ///
     /// # Errors
-    /// The first that it may not, in the words for what does not exist unless the caller may read it.
+    /// The first need that is not permitted. Unless the caller may read the object, the refusal is worded as if it did
+    /// not exist.
     pub fn check(&self, caller: &Caller, needs: &[Need]) -> Result<(), Status> {
         let grants = self.grants(caller);
         needs.iter().try_for_each(|need| self.check_one(&grants, caller, need))
@@ -79,7 +80,7 @@ impl AccessControl {
                 self.lacks(grants, who, (service, "viewer of its tenant"))
             }
             Need::ViewAll if !grants.view.is_everything() => lacks_role(who, "viewer of all tenants"),
-            // The handler asks for the user of the control plane, whatever the records say.
+            // The handler requires the control plane's own user, regardless of the records.
             Need::Write(RecordKey::TrustBundle | RecordKey::JoinedAgent(_)) => return Ok(()),
             Need::Write(RecordKey::Workload(service))
                 if !grants.may_write(&RecordKey::Workload(service.clone())) =>
@@ -95,7 +96,7 @@ impl AccessControl {
                 self.lacks(grants, who, (service, "operator of its tenant"))
             }
             Need::Serve(service, instance) => return self.check_instance(grants, who, (service, instance)),
-            // An agent acts for programs, and none of these is an operator by being on its machine.
+            // An agent acts for programs, and being on its machine makes none of them an operator.
             Need::ServeAsOperator(service, _) if !grants.may_stand_in(service) => {
                 self.lacks(grants, who, (service, "operator of its tenant"))
             }
@@ -118,7 +119,7 @@ impl AccessControl {
         Err(refusal)
     }
 
-    /// Whether a caller may give the identity of a service to these programs.
+    /// Whether a caller may give a service's identity to these programs.
     fn check_workload(
         &self,
         grants: &Grants,
@@ -141,7 +142,7 @@ impl AccessControl {
         }
     }
 
-    /// The first program of a workload that a workload of another tenant claims too.
+    /// The first program of a workload that is also claimed by a workload of another tenant.
     fn claimed_elsewhere(&self, service: &ServiceName, entry: &WorkloadEntry) -> Option<usize> {
         let prefixes = self.shared.node.tenant_prefixes(RecordKind::Workload);
         let (_, entries) = self.shared.node.read(&prefixes);
@@ -174,7 +175,7 @@ impl AccessControl {
         })
     }
 
-    /// The refusal of a caller that lacks a role for a service.
+    /// The refusal of a caller without a role for a service.
     fn lacks(&self, grants: &Grants, who: &Caller, (service, role): (&ServiceName, &str)) -> Status {
         match self.may_view(grants, service) {
             true => Status::permission_denied(format!(
@@ -184,12 +185,12 @@ impl AccessControl {
         }
     }
 
-    /// The agent that registered an instance which is not lost.
+    /// The agent that registered an instance, unless the instance is lost.
     fn owner(&self, grants: &Grants, service: &ServiceName, instance: &InstanceId) -> Option<String> {
         let machine = grants.machine.as_ref()?;
         let agent = machine.agent.as_ref()?;
         let node = &self.shared.node;
-        // The common case without a search: the instance is of the agent's region, and its own.
+        // The common case needs no search: the instance is in the agent's region and its own.
         if let Some(region) = &machine.region {
             let key = RecordKey::Endpoint(service.clone(), region.clone(), instance.clone());
             let owner = node.get(&key.to_string()).and_then(|entry| registered_by(&key, &entry.value));
@@ -206,14 +207,14 @@ impl AccessControl {
 }
 
 impl Caller {
-    /// Whether it passes on the call of another without being able to vouch for it.
+    /// Whether the caller forwards another's call without being able to vouch for it.
     fn lends_nothing(&self) -> bool {
         let Identity::Spiffe(id) = &self.identity else { return false };
         self.is_forwarded && !matches!(id.path, SpiffePath::Mesh(MeshRole::Agent, _))
     }
 }
 
-/// Who made a call, through any number of intermediaries: who signed its statement, or else its transport.
+/// The maker of a call, through any number of intermediaries: the signer of its statement, or else its transport.
 fn maker(
     transport: Caller,
     call: CompleteCall<'_>,
@@ -235,8 +236,9 @@ fn maker(
     Ok(Caller { identity: Identity::Spiffe(id), is_forwarded, ..transport })
 }
 
-/// The maker of a call that an agent beside this process passes on unsigned, since it has no certificate: a program of another
-/// user has none of the agent's rights. Only that user is believed, who is stated by a process of the own user.
+/// The maker of a call that an agent on this machine forwards unsigned, because it has no certificate. A program of another
+/// user has none of the agent's rights. The stated user is trusted only if the stating process belongs to this process's own
+/// user.
 fn of_program(transport: Caller, headers: &HeaderMap) -> Caller {
     if !transport.is_forwarded || !transport.is_beside {
         return transport;
@@ -249,7 +251,7 @@ fn of_program(transport: Caller, headers: &HeaderMap) -> Caller {
     }
 }
 
-/// The agent that registered an endpoint, unless it is lost.
+/// The agent that registered an endpoint, unless the endpoint is lost.
 fn registered_by(key: &RecordKey, value: &[u8]) -> Option<String> {
     match records::decode(key, value).ok()? {
         Record::Endpoint(endpoint) if endpoint.state != EndpointState::Lost => {
@@ -259,7 +261,7 @@ fn registered_by(key: &RecordKey, value: &[u8]) -> Option<String> {
     }
 }
 
-/// The refusal of a call that came without the statement of its maker, through a process that vouches for nothing.
+/// The refusal of a call without its maker's statement, from a process that vouches for nothing.
 fn unstated(transport: &Caller) -> Status {
     Status::permission_denied(format!(
         "{transport} passes on a call without the statement of its maker, which has no rights: call through an agent, call the \
@@ -267,7 +269,7 @@ fn unstated(transport: &Caller) -> Status {
     ))
 }
 
-/// The same for services that do not exist and for those that the caller may not know.
+/// The refusal for services that do not exist, or that the caller may not know.
 fn not_found(who: &Caller, service: &ServiceName) -> Status {
     Status::not_found(format!(
         "there is no service {service} that {who} may use; a role binding can permit it"

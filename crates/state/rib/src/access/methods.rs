@@ -1,19 +1,19 @@
-//! What every method of gRPC needs of its caller.
+//! The permission that each gRPC method needs.
 
 use super::requests::{self as of, Needs};
 
-/// What a method needs.
+/// The permission that a method needs.
 #[derive(Clone, Copy, Debug)]
 pub enum MethodAccess {
-    /// Nothing: it tells nothing that others may not know, or its message proves who sends it.
+    /// None: the response is public, or the message proves its sender.
     Everyone,
-    /// To be the user of the control plane on its machine; the handler decides, without records.
+    /// The control plane's own user on its machine. The handler checks this without records.
     OwnUser,
-    /// To be permitted each prefix; `rib::server` decides, as for watches.
+    /// Permission for each prefix. `rib::server` checks it, as for watches.
     Prefixes,
-    /// Nothing; the handler is told who calls, and tells nothing but that.
+    /// None: the handler learns the caller and returns only that.
     Caller,
-    /// What the request names.
+    /// The needs of the objects named in the request.
     Of(fn(&[u8]) -> Needs),
 }
 
@@ -22,7 +22,7 @@ pub enum MethodAccess {
 pub struct Method {
     /// `/package.Service/Method`.
     pub path: &'static str,
-    /// What it needs of its caller.
+    /// The permission that the method needs.
     pub access: MethodAccess,
 }
 
@@ -30,7 +30,7 @@ const fn row(path: &'static str, access: MethodAccess) -> Method {
     Method { path, access }
 }
 
-/// All methods that control planes serve.
+/// All methods served by control planes.
 pub static METHODS: &[Method] = &[
     row("/fairmesh.v1.Rib/Hello", MethodAccess::Everyone),
     row("/fairmesh.v1.Rib/Write", MethodAccess::Of(of::write)),
@@ -108,7 +108,7 @@ mod tests {
     fn every_method_of_the_protocol_says_what_it_needs() {
         let mut listed: BTreeSet<_> = METHODS.iter().map(|method| method.path.to_owned()).collect();
         assert_eq!(listed.len(), METHODS.len(), "each once");
-        // Served by agents, to programs of their machine.
+        // Served by agents to programs of their machine.
         listed.insert("/fairmesh.v1.Workload/IssueWorkload".into());
         assert_eq!(listed, declared());
     }

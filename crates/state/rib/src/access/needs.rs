@@ -1,15 +1,15 @@
-//! What a call needs of its caller: decided by control planes from the records, and by agents for the programs of their machine.
+//! Needs of calls: control planes check them against the records, agents check them for the programs of their machine.
 
 use fairmesh_model::{InstanceId, RecordKey, Region, ServiceName, WorkloadEntry};
 
-/// What one call needs of its caller.
+/// A permission that a call needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Need {
     /// Reads the records of a service.
     View(ServiceName),
-    /// Reads the history of a service, which callers of the service need not know.
+    /// Reads the history of a service. Callers of the service need not know it.
     ViewHistory(ServiceName),
-    /// Reads what belongs to all tenants.
+    /// Reads records that belong to all tenants.
     ViewAll,
     /// Writes a record.
     Write(RecordKey),
@@ -19,7 +19,7 @@ pub enum Need {
     Operate(ServiceName),
     /// Acts for an instance.
     Serve(ServiceName, InstanceId),
-    /// Acts for an instance as an operator, against the process that is the instance.
+    /// Acts for an instance as an operator, overriding the instance's own process.
     ServeAsOperator(ServiceName, InstanceId),
     /// Reports about servers of a service.
     ServeAny(ServiceName),
@@ -31,7 +31,7 @@ pub enum Need {
     Claim(ServiceName),
     /// Is the checker of a region.
     Check(Region),
-    /// Reports what happens in a region.
+    /// Reports for a region.
     ReportFor(Region),
     /// Operates the whole mesh.
     Admin,

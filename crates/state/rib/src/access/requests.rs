@@ -1,4 +1,4 @@
-//! What the requests of gRPC name, and so need: one function for each request, from the bytes of its message.
+//! Reads the needs of gRPC requests: one function for each request, from the bytes of its message.
 
 use fairmesh_model::{InstanceId, Invalid, MAX_INCOMPLETE_SERVICES, RecordKey, Region, ServiceName};
 use fairmesh_wire::v1;
@@ -7,16 +7,16 @@ use tonic::Status;
 
 use super::needs::Need;
 
-/// What a request needs, or why it cannot be read.
+/// The needs of a request, or why it cannot be read.
 pub type Needs = Result<Vec<Need>, Status>;
 
-/// The bytes before a message: whether it is compressed, and its length.
+/// Bytes before a message: a compression flag and the length.
 pub const FRAME: usize = 5;
 
-/// Most instances of one request are of one call that the handler bounds as well; a request beyond is refused before.
+/// Maximum of instances in one request. Handlers have bounds as well; requests beyond this one are refused before.
 const MAX_NAMED: usize = 20_000;
 
-/// The one message of a request's body.
+/// The single message in a request's body.
 ///
 /// # Errors
 /// When the body is anything else.
@@ -68,7 +68,7 @@ fn refs(named: &[v1::InstanceRef], need: NeedOfInstance) -> Needs {
     instances(named.iter().map(|one| (one.service.as_str(), one.instance.as_str())), need)
 }
 
-/// By an operator, or by the process itself or what stands for it.
+/// The need of acting for an instance, as an operator or as the process itself.
 fn serving(by_operator: bool) -> NeedOfInstance {
     if by_operator { Need::ServeAsOperator } else { Need::Serve }
 }
@@ -82,15 +82,15 @@ fn ops(ops: &[v1::Op]) -> Needs {
     for op in ops {
         let key = RecordKey::parse(&op.key).map_err(invalid)?;
         let of_value = needs_of_value(&key, op.value.as_deref())?;
-        // First: who may not write the record is told nothing of what its value meets.
+        // The write comes first, so that a caller without permission learns nothing about the value.
         needs.push(Need::Write(key));
         needs.extend(of_value);
     }
     Ok(needs)
 }
 
-/// What the author of a record needs beside writing it. The author of a policy knows the services that its routes send calls
-/// to; callers that it allows, and services whose routes it accepts, may be unknown. The author of a workload may give out its
+/// Needs of a record's author besides writing the record. The author of a policy must know the services to which its routes
+/// send calls; allowed callers and accepted route sources may be unknown. The author of a workload must be allowed to give its
 /// identity to these programs.
 ///
 /// # Errors
@@ -114,7 +114,7 @@ pub fn needs_of_value(key: &RecordKey, value: Option<&[u8]>) -> Result<Vec<Need>
     }
 }
 
-/// Needs of `Rib/Write`. A policy that is written as a record brings its rules along.
+/// Needs of `Rib/Write`. Writing a policy record includes its rules.
 pub fn write(message: &[u8]) -> Needs {
     let mut needs = ops(&decode::<v1::WriteRequest>(message)?.ops)?;
     let rules = |need: &Need| match need {
@@ -156,7 +156,7 @@ pub fn administration(_: &[u8]) -> Needs {
     Ok(vec![Need::Admin])
 }
 
-/// Needs of a method that reads what belongs to all tenants.
+/// Needs of a method that reads records of all tenants.
 pub fn view_all(_: &[u8]) -> Needs {
     Ok(vec![Need::ViewAll])
 }
@@ -181,7 +181,7 @@ pub fn report_signals(message: &[u8]) -> Needs {
     rows(&decode(message)?)
 }
 
-/// Needs of `Imbalance/Report`: those of the same report as `Signals/Report` has it.
+/// Needs of `Imbalance/Report`, equal to those of the same report by `Signals/Report`.
 pub fn report_usage(message: &[u8]) -> Needs {
     rows(&decode::<v1::ReportUsageRequest>(message)?.into())
 }
@@ -200,11 +200,11 @@ fn rows(report: &v1::ReportSignalsRequest) -> Needs {
             needs.push(Need::ServeAny(service(&calls.caller)?));
         }
     }
-    // Nothing is planned for these, so it is for those who may say what is called.
+    // These services have no rows, so naming them needs permission to report their calls.
     for name in &report.incomplete {
         needs.push(Need::CallFrom(service(name)?));
     }
-    // With as many names any service may be one.
+    // A full list may stand for any service.
     if report.incomplete.len() >= MAX_INCOMPLETE_SERVICES {
         needs.push(Need::CallFromAny);
     }

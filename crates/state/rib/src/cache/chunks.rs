@@ -34,7 +34,7 @@ pub(super) fn without_chunk_values(saved: &SavedCopy) -> Cow<'_, SavedCopy> {
 }
 
 impl Cache {
-    /// The value of a saved chunk, or `None` where it is missing or empty.
+    /// The value of a saved chunk; `None` if missing or empty.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -63,7 +63,7 @@ impl Cache {
         }
         fs::create_dir_all(&folder).map_err(failed("create", &folder))?;
         for (path, value) in new {
-            // Not synced one by one: the hash of a chunk damaged by a crash does not match its name, and it is fetched
+            // Not synced one by one: a chunk damaged by a crash does not match the hash in its name and is fetched
             // again.
             let beside = path.with_extension("new");
             fs::write(&beside, value).map_err(failed("write", &beside))?;
@@ -96,7 +96,7 @@ impl Cache {
     }
 }
 
-/// The file name is a hash of the whole key, which has the part and the name of the chunk.
+/// The file name is a hash of the whole key, which includes the part and the chunk's name.
 fn file_name(key: &str) -> String {
     format!("{:032x}", xxh3_128(key.as_bytes()))
 }

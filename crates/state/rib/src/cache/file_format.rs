@@ -5,7 +5,7 @@
 //! | 8 | `fairrib\n` |
 //! | 4 | format version |
 //! | 8 | XXH3 of the rest |
-//! | 8, not of a location | when it was current, in milliseconds since 1970 |
+//! | 8, not in a location | when the copy was current, in milliseconds since 1970 |
 //! | rest | `fairmesh.v1.Snapshot`, with store id and revision; or `fairmesh.v1.Location` |
 //!
 //! Numbers are little endian.

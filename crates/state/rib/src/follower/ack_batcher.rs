@@ -4,19 +4,20 @@ use fairmesh_model::{Cursor, Revision};
 use fairmesh_wire::v1::{WatchRequest, watch_request::Kind};
 use tokio::time::Instant;
 
-/// The longest and the shortest delay of an acknowledgement, in which later ones replace it. The delay is random
-/// between them, so that a change to a whole fleet is not acknowledged at one moment.
+/// The longest and the shortest delay of an acknowledgement; later ones replace a delayed one. The delay is random,
+/// so that a change to a whole fleet is not acknowledged at one moment.
 const ACK_DELAY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_millis(500));
 
-/// When to acknowledge over one connection: within a second, and at once on request.
+/// Schedules the acknowledgements of one connection: within a second, and at once on request.
 ///
 /// Acknowledging each update at once was rejected: reading the acknowledgements was a large part of the cost of a
 /// change to ten thousand watchers.
 #[derive(Debug, Default)]
 pub struct AckBatcher {
-    /// The last acknowledgement sent, while it counts.
+    /// The last acknowledgement sent, while it is valid.
     last_sent: Option<Revision>,
-    /// Whether any was sent. The first goes at once: after a reconnect, the upstream may be waiting for it.
+    /// Whether any was sent. The first one is sent at once, because the upstream may be waiting for it after a
+    /// reconnect.
     sent_any: bool,
     /// When the delayed acknowledgement is due.
     due: Option<Instant>,
@@ -25,8 +26,8 @@ pub struct AckBatcher {
 }
 
 impl AckBatcher {
-    /// An update was received. The sender ignores acknowledgements of a revision that it had not sent: a reader ahead
-    /// of its upstream sends one when it connects, and must repeat it after the update.
+    /// Notes a received update. The upstream ignores acknowledgements of revisions that it had not sent. A reader
+    /// ahead of its upstream sends one when it connects, and must repeat it after the update.
     pub fn update_received(&mut self) {
         self.last_sent = None;
     }
@@ -36,8 +37,8 @@ impl AckBatcher {
         self.ack_requested = Some(revision);
     }
 
-    /// The acknowledgement of `applied`, if it is to be sent now; it counts as sent then. Otherwise [`AckBatcher::due`]
-    /// tells when to call again, unless more is applied or received before. `random` is any number.
+    /// The acknowledgement of `applied` if due now; it counts as sent. Otherwise [`AckBatcher::due`] returns when to
+    /// call again, unless more is applied or received before. `random` is any number.
     pub fn take(&mut self, applied: Revision, now: Instant, random: u64) -> Option<WatchRequest> {
         if self.last_sent == Some(applied) {
             // A delayed acknowledgement was sent already.

@@ -6,7 +6,7 @@ use fairmesh_wire::v1::{self, watch_response::Kind};
 
 use crate::{Entry, Resumed, Snapshot, Update};
 
-/// The event that one or more messages make up.
+/// An event assembled from one or more messages.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Event {
     /// All changes, except those in the patches.
@@ -38,7 +38,7 @@ pub(super) struct Assembler {
 }
 
 impl Assembler {
-    /// Takes one message; returns an event once it is complete.
+    /// Adds one message. Returns an event once it is complete.
     ///
     /// # Errors
     /// When the message violates the protocol.
@@ -69,7 +69,7 @@ impl Assembler {
                     request.revision.ok_or_else(|| unexpected("ack_request.revision", "is missing"))?;
                 return Ok(Some(Event::AckRequest { revision: revision.try_into()? }));
             }
-            // Handled at the start and the end of a watch.
+            // The watch handles these at its start and end.
             Some(Kind::Hello(_) | Kind::Ended(_)) | None => {
                 return Err(unexpected("kind", "is unknown to this release"));
             }
@@ -113,7 +113,7 @@ impl Assembler {
 }
 
 fn entry(entry: v1::Entry) -> (Arc<str>, Entry) {
-    // A copy: a slice would keep the memory of the whole message.
+    // Copied, because a slice would retain the memory of the whole message.
     (entry.key.into(), Entry { value: Bytes::copy_from_slice(&entry.value), revision: entry.revision })
 }
 

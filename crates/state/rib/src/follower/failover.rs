@@ -1,8 +1,9 @@
-//! When to leave an upstream that is itself stale: another address may lead to a current one.
+//! Decides when to leave a stale upstream, since another address may lead to a current one.
 //!
-//! It is followed for a while, for it may change its own upstream, and it serves prefixes that are new here. Where
-//! every upstream is stale, as when the source is down, cycling costs every follower a connection each time: so each
-//! stay is longer than the one before. Probing the other addresses was rejected: it costs as much as a connection.
+//! A stale upstream is followed for a while, because it may change its own upstream and it serves prefixes that are
+//! new here. If every upstream is stale, such as while the source is down, cycling costs every follower a connection
+//! each time. So each stay is longer than the previous one. Probing the other addresses was rejected: it costs as
+//! much as a connection.
 
 use std::time::Duration;
 
@@ -12,13 +13,14 @@ use super::Backoff;
 
 /// The shortest stay with a stale upstream.
 const MIN_STAY: Duration = Duration::from_secs(3);
-/// The random rest of a stay, so that a fleet does not leave at one moment; the bound doubles with each upstream left.
+/// Range of the random part of a stay, so that a fleet does not leave at one moment. The bound doubles with each
+/// upstream left.
 const STAY_BACKOFF: Backoff = Backoff { first: Duration::from_secs(3), longest: Duration::from_secs(300) };
 
 /// Callers pass `now` and any random number.
 #[derive(Debug, Default)]
 pub(super) struct Failover {
-    /// How many stale upstreams were left in a row.
+    /// Number of consecutive stale upstreams left.
     left: u32,
     /// When to leave; `None` while the upstream is current.
     until: Option<Instant>,
@@ -67,7 +69,7 @@ mod tests {
     const AGE: Duration = Duration::from_secs(1);
     const ANY: u64 = 7_919_000_017;
 
-    /// The longest of many stays with a stale upstream.
+    /// The longest of many random stays with a stale upstream.
     fn longest(left: u32) -> Duration {
         let now = Instant::now();
         let stay = |random| {

@@ -2,10 +2,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The least age of a copy that is not followed to the source.
+/// Minimum age of a copy that is not followed to the source.
 const MIN_AGE: Duration = Duration::from_millis(1);
 
-/// The state of the copy of a prefix, and how old it may be. Callers pass `now`.
+/// State and age of a prefix's copy. Callers pass `now`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Freshness {
     /// Nothing was received yet.
@@ -13,9 +13,9 @@ pub enum Freshness {
     Missing,
     /// A copy that was `age` old at `at` and is not followed now.
     Held {
-        /// When it had that age.
+        /// Time of the age.
         at: Instant,
-        /// Its age then.
+        /// Age at that time.
         age: Duration,
     },
     /// The upstream sends changes.
@@ -44,10 +44,10 @@ impl Freshness {
         }
     }
 
-    /// How old the copy may be; zero where it is followed to the source.
+    /// Maximum age of the copy; zero while it is followed to the source.
     pub fn age(&self, now: Instant) -> Duration {
         match self {
-            // Zero would mean that it is followed.
+            // Zero would mean that the copy is followed.
             Self::Held { at, age } => (*age + now.duration_since(*at)).max(MIN_AGE),
             Self::Followed { age, .. } if age.is_zero() => Duration::ZERO,
             Self::Followed { at, age } => *age + now.duration_since(*at),
@@ -55,7 +55,7 @@ impl Freshness {
         }
     }
 
-    /// The upstream reports that its copy is at most `age_at_upstream` old and ages, or is current where that is zero.
+    /// Sets the age that the upstream reports of its own copy, which ages from now on; zero means current.
     pub fn set_age(&mut self, age_at_upstream: Duration, now: Instant) {
         if let Self::Followed { .. } = self {
             let age =

@@ -22,7 +22,7 @@ impl<S: Sink> NodeFollower<S> {
         Self { watcher, sink, desired, subscribed: BTreeMap::new() }
     }
 
-    /// Follows until `stop` or `closing`. The state never changes, and is kept so that its receivers can wait.
+    /// Follows until `stop` or `closing`. The state never changes; its sender is held so that receivers can wait.
     pub(super) async fn run(
         mut self,
         _state: watch::Sender<FollowerState>,
@@ -44,7 +44,7 @@ impl<S: Sink> NodeFollower<S> {
         }
     }
 
-    /// Subscribes to what is desired, and acknowledges what is applied.
+    /// Subscribes to the desired prefixes, and acknowledges applied revisions.
     fn reconcile(&mut self) {
         let mut desired = self.desired.lock();
         for prefix in desired.changed.replace(Default::default()).unwrap_or_default() {

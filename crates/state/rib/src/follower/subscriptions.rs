@@ -12,24 +12,24 @@ pub(super) struct Subscriptions {
     /// The most prefixes of one watch.
     limit: usize,
     subscriptions: BTreeMap<Prefix, Subscription>,
-    /// The last revision of any subscription, of the present store.
+    /// The last revision of any subscription to the present store.
     newest: Option<Revision>,
-    /// How this process was described over the present connection.
+    /// This process's description as sent over the present connection.
     described: Option<PeerInfo>,
     /// Desired prefixes beyond the limit.
     over_limit: BTreeSet<Prefix>,
-    /// The revision of all live prefixes: each update advances all of them.
+    /// The revision of all live prefixes, which every update advances.
     live_at: Option<Revision>,
 }
 
 #[derive(Clone, Debug)]
 struct Subscription {
     desired: u64,
-    /// Whether it was requested over the present connection.
+    /// Whether the prefix was requested over the present connection.
     sent: bool,
-    /// The revision of the copy, unless it is live.
+    /// The revision of the copy, unless the prefix is live.
     held: Option<Box<Revision>>,
-    /// Whether the present connection sends its changes.
+    /// Whether the present connection sends the prefix's changes.
     live: bool,
 }
 
@@ -64,7 +64,7 @@ impl Default for Subscriptions {
 }
 
 impl Subscriptions {
-    /// A new connection has no subscriptions yet.
+    /// Resets the state of the connection: a new one has no subscriptions yet.
     pub(super) fn disconnected(&mut self) {
         for subscription in self.subscriptions.values_mut() {
             if std::mem::take(&mut subscription.live) {
@@ -76,8 +76,8 @@ impl Subscriptions {
         self.over_limit.clear();
     }
 
-    /// Requests the difference between the desired and the requested subscriptions. Returns the prefixes beyond the
-    /// limit of one watch; requesting them would end it.
+    /// Requests the difference between desired and requested subscriptions. Returns the prefixes beyond the limit of
+    /// one watch; requesting them would end the watch.
     pub(super) fn reconcile(
         &mut self,
         wanted: &mut DesiredSubscriptions,
@@ -89,7 +89,7 @@ impl Subscriptions {
             outbox.push_back(request(Kind::PeerInfo(info.into())));
         }
         let changed = wanted.changed.replace(BTreeSet::new());
-        // Everything, once for each connection.
+        // Compares everything once for each connection.
         let all = || wanted.prefixes.keys().chain(self.subscriptions.keys()).cloned().collect();
         let changed = changed.unwrap_or_else(all);
         if changed.is_empty() {
@@ -139,12 +139,12 @@ impl Subscriptions {
         over_limit
     }
 
-    /// The revision to request a prefix from; `None` where it is requested already.
+    /// The revision from which to request a prefix; `None` if it is requested already.
     fn request_from(&mut self, prefix: &Prefix, desired: &DesiredSubscription) -> Option<Option<Revision>> {
         let held = match self.subscriptions.get(prefix) {
             Some(subscription) if subscription.desired == desired.number && subscription.sent => return None,
             Some(subscription) if subscription.desired == desired.number => subscription.held.clone(),
-            // It was unsubscribed in between, so that only the copy of the new subscription counts.
+            // The prefix was unsubscribed meanwhile, so only the new subscription's copy counts.
             _ => desired.held.clone(),
         };
         let from = held.as_deref().copied();
@@ -158,7 +158,7 @@ impl Subscriptions {
         self.subscriptions.keys().map(|prefix| request(Kind::Unsubscribe(prefix.to_string())))
     }
 
-    /// The latest revision of the copies that the present connection does not send the changes of.
+    /// The latest revision of copies whose changes the present connection does not send.
     pub(super) fn latest_copy(&self) -> Option<u64> {
         self.subscriptions.values().filter_map(|one| one.held.as_deref()).map(|held| held.number).max()
     }
@@ -169,14 +169,14 @@ impl Subscriptions {
             .any(|prefix| self.subscriptions.get(prefix).is_some_and(|subscription| subscription.live))
     }
 
-    /// The upstream refused a prefix: what was held of it may be dropped, and is requested as a whole when it is again.
+    /// Notes a refused prefix. Its copy may be dropped, and the next request asks for the whole prefix.
     pub(super) fn refused(&mut self, prefix: &Prefix) {
         if let Some(subscription) = self.subscriptions.get_mut(prefix) {
             (subscription.held, subscription.live) = (None, false);
         }
     }
 
-    /// The copy of a key differs from what the upstream sent: its prefixes are requested anew over the next connection.
+    /// Requests a key's prefixes anew over the next connection, because the key's copy differs from the upstream's.
     pub(super) fn invalidate(&mut self, key: &str) {
         for prefix in covering(key) {
             if let Some(subscription) = self.subscriptions.get_mut(prefix) {
@@ -188,7 +188,7 @@ impl Subscriptions {
     /// Records the revision of an update, and removes unsubscribed prefixes from it.
     ///
     /// # Errors
-    /// When it would take the reader back on its store; nothing is recorded then.
+    /// When the update would take the reader back on its store; nothing is recorded then.
     pub(super) fn record(&mut self, update: &mut Update, refuse_lagging: bool) -> Result<(), StaleUpstream> {
         let Revision { store, number, .. } = update.revision;
         update.snapshots.retain(|snapshot| self.subscriptions.contains_key(&snapshot.prefix));
@@ -253,7 +253,7 @@ mod tests {
         Prefix::new(format!("/{number}/")).unwrap()
     }
 
-    /// The subscribes (`+`) and unsubscribes (`-`) that are sent, and the prefixes beyond the limit.
+    /// The sent subscribes (`+`) and unsubscribes (`-`), and the prefixes beyond the limit.
     fn reconciled(all: &mut Subscriptions, wanted: &mut DesiredSubscriptions) -> (Vec<String>, Vec<Prefix>) {
         let mut outbox = VecDeque::new();
         let over_limit = all.reconcile(wanted, false, &mut outbox);

@@ -25,7 +25,8 @@ use super::{
 };
 use crate::{Entry, Update, followed_prefixes::MAX_PREFIXES};
 
-/// How long an upstream may be behind the copy before that is an error: one that only lags has caught up by then.
+/// How long an upstream may be behind the copy before this is an error. An upstream that only lags has caught up by
+/// then.
 const MAX_BEHIND: Duration = Duration::from_secs(5);
 
 /// Follows one upstream after another.
@@ -38,13 +39,13 @@ pub(super) struct FollowerTask<S> {
     failover: Failover,
     /// The revision whose acknowledgement the upstream requests, for `relay_acks`.
     ack_requested: watch::Sender<Option<Revision>>,
-    /// Failed attempts in a row: a connection that is refused before its first update counts as failed.
+    /// Consecutive failed attempts. A connection that is refused before its first update counts as failed.
     failures: u32,
-    /// The revision of an upstream that is behind the copy, and when to warn of that.
+    /// The revision of an upstream behind the copy, and when to warn about it.
     behind: Option<(u64, Instant)>,
-    /// Unsubscribe and end.
+    /// Unsubscribes and ends.
     closing: CancellationToken,
-    /// Changes when the next attempt is not to wait.
+    /// Changes when the next attempt should not wait.
     retry: watch::Receiver<()>,
 }
 
@@ -116,14 +117,14 @@ impl<S: Sink> FollowerTask<S> {
             self.desired.lock().changed = None;
             if connection.send_replace(None).is_some() {
                 self.sink.disconnected();
-                // What was asked for before or during this connection is over: a fleet whose upstream restarts does not reconnect at one
-                // moment.
+                // Requests from before or during this connection are over, so that a fleet whose upstream restarts does not
+                // reconnect at one moment.
                 self.retry.mark_unchanged();
             }
             let delay = self.record_disconnect(address, &ended, &state);
             tokio::select! {
                 () = tokio::time::sleep(delay) => {}
-                // Every address is attempted again before the wait grows.
+                // Every address is tried again before the pause grows.
                 Ok(()) = self.retry.changed() => self.failures = 0,
                 () = stop.cancelled() => return,
                 () = self.closing.cancelled() => return,
@@ -131,7 +132,7 @@ impl<S: Sink> FollowerTask<S> {
         }
     }
 
-    /// Records the end of a connection; returns how long to wait.
+    /// Records the end of a connection and returns the pause.
     fn record_disconnect(
         &mut self,
         address: &Address,
@@ -141,7 +142,7 @@ impl<S: Sink> FollowerTask<S> {
         let was = state.borrow().clone();
         self.failures = self.failures.saturating_add(1);
         let failures = self.failures;
-        // Warned of once, when every address was attempted; the others are debug messages.
+        // Warns once after trying every address; other failures are debug messages.
         let all = u32::try_from(self.config.addresses.len()).unwrap_or(u32::MAX).max(1);
         match was.connected {
             true => {
@@ -162,7 +163,7 @@ impl<S: Sink> FollowerTask<S> {
             address: Some(address.clone()),
             ..was
         });
-        // Every address is attempted once before the wait grows.
+        // Every address is tried once before the pause grows.
         let rounds = failures.div_ceil(all);
         self.config.backoff.delay(rounds, random())
     }
@@ -223,7 +224,7 @@ impl<S: Sink> FollowerTask<S> {
                 () = self.desired.changed.notified() => {}
                 () = self.closing.cancelled() => {
                     self.subscriptions.unsubscribe_all().for_each(|request| watch.send(&request));
-                    // The connection may be lost; the upstream then waits for this follower as for any other.
+                    // The connection may be lost; the upstream then waits for this follower like any other.
                     let _ = watch.close().await;
                     return Err(DisconnectReason::Closed);
                 }
@@ -254,7 +255,7 @@ impl<S: Sink> FollowerTask<S> {
         }
     }
 
-    /// Says that the upstream waits to catch up with the copy, which a store restored from a backup never does.
+    /// Warns that the upstream has yet to catch up with the copy, which a store restored from a backup never does.
     fn warn_behind(&mut self, state: &watch::Sender<FollowerState>) {
         let Some((offered, _)) = self.behind.take() else { return };
         let held = self.subscriptions.latest_copy().unwrap_or_default();
@@ -304,14 +305,14 @@ impl<S: Sink> FollowerTask<S> {
     /// Adds the results of patches to an update.
     ///
     /// # Errors
-    /// Where the copy is not the base of a patch. The update must not be applied then, and the whole value is requested
-    /// anew.
+    /// When the copy is not the base of a patch. The update must not be applied then, and the whole value is requested
+    /// again.
     fn apply_patches(&mut self, update: &mut Update, patches: &[Bytes]) -> Result<(), DisconnectReason> {
         for patch in patches {
             let patch = shards::Patch::read(patch)?;
             let manifest = patch.manifest();
             if !self.subscriptions.is_live(&manifest) {
-                // It was unsubscribed, or is requested anew, while the patch was in flight.
+                // The prefix was unsubscribed or requested again while the patch was in flight.
                 continue;
             }
             let changes =

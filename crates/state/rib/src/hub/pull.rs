@@ -8,13 +8,13 @@ use super::{
 };
 use crate::{Entry, Resumed, Snapshot, Table, Update, covering};
 
-/// The most new subscriptions of one pull: reading their snapshots holds the lock of the table. Resumed subscriptions
-/// are taken all together, so that a returning watcher moves from one revision to one other.
+/// The most new subscriptions of one pull, because reading their snapshots holds the table's lock. Resumed
+/// subscriptions are taken all together, so that a returning watcher moves directly from one revision to another.
 pub(super) const MAX_NEW_PER_PULL: usize = 256;
 
 impl Watcher {
     pub(super) fn pull(&mut self, store: StoreId, table: &Table) -> Option<PendingUpdate> {
-        // An unsynced watcher may hold values later than its cursor, so that their bases are unknown.
+        // An unsynced watcher may have later values than its cursor, so the bases are unknown.
         let certain = self.patches && self.unsynced.is_empty();
         let seen = std::mem::replace(&mut self.seen, table.changes().0);
         self.admit_new();
@@ -45,8 +45,8 @@ impl Watcher {
         }
     }
 
-    /// Decides for every subscription that has a cursor or is behind whether it can resume, and marks the keys that it
-    /// missed, in one pass over the log for all of them. Reading everything below the prefixes would cost more.
+    /// Decides for every subscription with a cursor, or behind, whether it can resume, and marks its missed keys. One
+    /// pass over the log serves all subscriptions. Reading everything below the prefixes would cost more.
     fn compare_with_log(&mut self, store: StoreId, table: &Table) {
         let mut oldest = None;
         for prefix in &self.unsynced {
@@ -70,11 +70,11 @@ impl Watcher {
         }
     }
 
-    /// Takes the dirty keys of a delta: those of a live or resumed subscription that are in no snapshot.
+    /// Takes the dirty keys of live or resumed subscriptions that no snapshot contains.
     fn take_visible_keys(&mut self) -> BTreeSet<Arc<str>> {
         let dirty = std::mem::take(&mut self.dirty);
         if self.unsynced.is_empty() && self.new.is_empty() {
-            // All are live.
+            // All subscriptions are live.
             return dirty;
         }
         let subscriptions = &self.subscriptions;
@@ -94,7 +94,7 @@ impl Watcher {
         dirty.into_iter().filter(wanted).collect()
     }
 
-    /// Reads the snapshots; all subscriptions but those ahead of the table are live afterwards.
+    /// Reads the snapshots. All subscriptions except those ahead of the table are live afterwards.
     fn finish_sync(&mut self, table: &Table, update: &mut Update) {
         for prefix in std::mem::take(&mut self.unsynced) {
             let Some(state) = self.subscriptions.get_mut(&prefix) else { continue };
@@ -117,8 +117,7 @@ impl Watcher {
 }
 
 impl SubscriptionState {
-    /// Decides whether a subscription that has a cursor or is behind can resume; returns the number that it resumes
-    /// from.
+    /// Decides whether a subscription with a cursor, or behind, can resume. Returns the number from which it resumes.
     fn compare_with_log(&mut self, store: StoreId, table: &Table) -> Option<u64> {
         let (number, cursor) = match self {
             Self::From(cursor) | Self::Ahead(cursor) => (cursor.number(0), Some(cursor.clone())),
@@ -136,8 +135,7 @@ impl SubscriptionState {
     }
 }
 
-/// The values that a watcher holds of the keys of an update, which had seen `seen` changes, as far as they are
-/// remembered.
+/// The values that a watcher holds for an update's keys after `seen` changes, if remembered.
 fn patch_bases(update: &Update, seen: u64, table: &Table) -> Vec<(Arc<str>, Entry)> {
     let previous = table.previous(seen);
     let keys = update.puts.iter().map(|(key, _)| key).chain(&update.deletes);

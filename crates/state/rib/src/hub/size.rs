@@ -8,7 +8,7 @@ use super::{Hub, SubscriptionState, Watcher, WatcherId};
 const SLOTS: usize = 11;
 
 impl Hub {
-    /// The memory of its watchers, in bytes; `tests/memory.rs` compares it with the allocator.
+    /// The memory of the watchers, in bytes; `tests/memory.rs` compares it with the allocator.
     pub(crate) fn size(&self) -> u64 {
         let watchers = self.watchers.values().map(Watcher::size).sum::<usize>();
         let table = self.watchers.capacity() * (size_of::<(WatcherId, Watcher)>() + 1);
@@ -30,12 +30,12 @@ impl Watcher {
     }
 }
 
-/// A shared text: two reference counts stand before it.
+/// Memory of a shared text, which has two reference counts before it.
 fn text(prefix: &Prefix) -> usize {
     prefix.as_str().len() + 2 * size_of::<usize>()
 }
 
-/// A B-tree with this many entries: whole nodes, two thirds full once there are several.
+/// Memory of a B-tree with this many entries: whole nodes, two thirds full once there are several.
 fn tree<T>(entries: usize) -> usize {
     let node = SLOTS * size_of::<T>() + 2 * size_of::<usize>();
     match entries {

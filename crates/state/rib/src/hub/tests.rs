@@ -1,5 +1,5 @@
-//! Any interleaving of commits, subscriptions, pulls, reconnects and compactions ends with every watcher holding
-//! exactly its part of the table, having seen whole batches only and never an older revision.
+//! Any interleaving of commits, subscriptions, pulls, reconnects and compactions leaves every watcher with exactly
+//! its part of the table. Watchers only see whole batches, and never an older revision.
 
 use std::collections::BTreeMap;
 
@@ -56,12 +56,12 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The reader at the other end of a connection.
+/// A reader at the other end of a connection.
 #[derive(Default)]
 struct Reader {
     id: WatcherId,
     wants: BTreeSet<Prefix>,
-    /// The revision of each prefix that it received.
+    /// The revision of each received prefix.
     held: BTreeMap<Prefix, Revision>,
     copy: BTreeMap<Arc<str>, Entry>,
 }
@@ -181,7 +181,7 @@ impl World {
         );
     }
 
-    /// After a last pull the next one is empty, and no acknowledgement is missing.
+    /// Checks that after a last pull the next one is empty and no acknowledgement is missing.
     fn check(&mut self) {
         for i in 0..self.readers.len() {
             self.pull(i);
@@ -310,7 +310,7 @@ fn seconds(mut work: impl FnMut()) -> f64 {
     (0..3).map(took).fold(f64::INFINITY, f64::min)
 }
 
-/// A watcher with so many new subscriptions, before its first pull.
+/// A watcher with this many new subscriptions, before its first pull.
 fn subscribed_watcher(hub: &mut Hub, prefixes: usize) -> WatcherId {
     let id = hub.join(String::new(), Identity::Anonymous);
     for number in 0..prefixes {
@@ -333,7 +333,7 @@ fn the_cost_of_subscribing_is_linear_in_the_number_of_prefixes() {
         (0..prefixes).for_each(|n| hub.unsubscribe(id, &Prefix::new(format!("/{n}/")).unwrap()));
     };
     let (few, many) = (seconds(|| subscribed(1_000)), seconds(|| subscribed(16_000)));
-    // 16 and a logarithm; quadratic cost would give 256.
+    // Linear cost gives 16 and a logarithm; quadratic cost would give 256.
     assert!(many < 64.0 * few, "{few} s for 1,000, {many} s for 16,000");
 }
 

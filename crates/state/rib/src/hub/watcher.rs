@@ -12,29 +12,28 @@ use crate::{PeerInfo, covering};
 /// The state of one subscription of a watcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum SubscriptionState {
-    /// Holds nothing and waits for its first snapshot: a pull takes up to [`super::pull::MAX_NEW_PER_PULL`] of these.
+    /// Has nothing and waits for its first snapshot. A pull takes up to [`super::pull::MAX_NEW_PER_PULL`] of these.
     New,
-    /// Holds everything but the dirty keys.
+    /// Has everything except the dirty keys.
     Live,
-    /// Holds everything up to this number; more keys changed since than one watcher remembers, and the table's log has
-    /// them.
+    /// Has everything up to this number. More keys changed since than one watcher remembers; the table's log has them.
     Behind(u64),
-    /// Holds a copy as of this cursor, not yet compared with the table's log.
+    /// Has a copy as of this cursor, not yet compared with the table's log.
     From(Cursor),
-    /// Holds a copy later than the table: the node itself is behind. Waits rather than go backwards.
+    /// Has a later copy than the table, because the node itself is behind. Waits rather than going backwards.
     Ahead(Cursor),
-    /// Gets a snapshot; `held` says whether the watcher uses an older copy meanwhile.
+    /// Gets a snapshot; `held` is true if the watcher uses an older copy meanwhile.
     Snapshot { held: bool },
 }
 
 impl SubscriptionState {
-    /// Whether the watcher holds a copy of it that may be older than the table.
+    /// Whether the watcher's copy may be older than the table.
     fn may_be_stale(&self) -> bool {
         matches!(self, Self::Behind(_) | Self::From(_) | Self::Snapshot { held: true })
     }
 }
 
-/// Counts of the unsynced subscriptions by state: counting them with every change and acknowledgement would cost a
+/// Counts of unsynced subscriptions by state. Counting them with every change and acknowledgement would cost a
 /// watcher of many prefixes their number squared.
 #[derive(Debug, Default)]
 pub(super) struct StateCounts {
@@ -61,12 +60,12 @@ pub(super) struct Watcher {
     identity: Identity,
     pub(super) peer: Option<Arc<PeerInfo>>,
     pub(super) subscriptions: BTreeMap<Prefix, SubscriptionState>,
-    /// The subscriptions that are neither live nor new.
+    /// Subscriptions that are neither live nor new.
     pub(super) unsynced: BTreeSet<Prefix>,
     pub(super) counts: StateCounts,
-    /// The subscriptions that are new.
+    /// New subscriptions.
     pub(super) new: BTreeSet<Prefix>,
-    /// Changed keys below its prefixes that are yet to be sent.
+    /// Changed keys below the prefixes that still have to be sent.
     pub(super) dirty: BTreeSet<Arc<str>>,
     /// Whether the next pull returns the revision even without changes.
     pub(super) progress_due: bool,
@@ -75,9 +74,9 @@ pub(super) struct Watcher {
     pub(super) acked: u64,
     /// The change count of the table at the last pull.
     pub(super) seen: u64,
-    /// Whether it takes patches.
+    /// Whether the watcher takes patches.
     pub(super) patches: bool,
-    /// The number under which its hub counts it as lagging; `None` while it is current.
+    /// The number under which the hub counts the watcher as lagging; `None` while it is current.
     counted_at: Option<u64>,
 }
 
@@ -139,7 +138,7 @@ impl Watcher {
 
     /// Replaces the dirty keys by the revision of their prefixes.
     ///
-    /// Sending snapshots of those prefixes was rejected: a watcher of a large store that lags for a tenth of a second
+    /// Sending snapshots of those prefixes was rejected. A watcher of a large store that lags for a tenth of a second
     /// would be sent gigabytes, and lag further after each.
     fn overflow(&mut self) {
         for key in std::mem::take(&mut self.dirty) {
@@ -168,7 +167,7 @@ impl Watcher {
         self.counts.ahead > 0
     }
 
-    /// The latest copy that it holds, if that is later than the table.
+    /// The latest copy of the watcher, if later than the table.
     fn ahead_at(&self) -> Option<u64> {
         if !self.is_ahead() {
             return None;
@@ -190,13 +189,13 @@ impl Watcher {
         WatcherInfo { software, identity, applied, peer }
     }
 
-    /// The number up to which it has applied its changes. A current watcher counts as being at the table's `revision`,
-    /// since it is not sent changes of other prefixes.
+    /// The number up to which the watcher has applied its changes. A current watcher counts as being at the table's
+    /// `revision`, since it receives no changes of other prefixes.
     pub(super) fn applied(&self, revision: u64) -> u64 {
         self.lagging_from().unwrap_or(revision)
     }
 
-    /// Updates its count in the hub.
+    /// Updates the watcher's count in the hub.
     pub(super) fn recount(&mut self, lagging: &mut BTreeMap<u64, usize>) {
         self.count(lagging, self.lagging_from());
     }
@@ -219,7 +218,7 @@ impl Watcher {
         }
     }
 
-    /// The acknowledged number, where more is yet to be applied.
+    /// The acknowledged number, if changes remain to be applied.
     fn lagging_from(&self) -> Option<u64> {
         let current = self.dirty.is_empty() && self.acked >= self.sent && self.counts.stale == 0;
         (!current).then_some(self.acked)

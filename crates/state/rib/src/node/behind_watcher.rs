@@ -2,14 +2,15 @@ use std::fmt;
 
 use crate::WatcherInfo;
 
-/// A watcher that has not applied a revision, or some of which nothing is known; its [`Display`](fmt::Display) is for operators.
+/// A watcher that has not applied a revision, or a placeholder for unknown watchers; its [`Display`](fmt::Display) is
+/// for operators.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BehindWatcher {
-    /// Its software and its identity.
+    /// Software and identity of the watcher.
     pub name: String,
-    /// The revision that it has applied; `None` of those of which that is not known.
+    /// The applied revision; `None` if unknown.
     pub applied: Option<u64>,
-    /// Whether it has disconnected, and may connect again.
+    /// Whether the watcher has disconnected and may reconnect.
     pub is_disconnected: bool,
 }
 
@@ -19,7 +20,7 @@ impl BehindWatcher {
         Self { name, applied: Some(watcher.applied), is_disconnected }
     }
 
-    /// Those of a node that has just started.
+    /// The placeholder for watchers of a node that has just started.
     pub(super) fn unknown() -> Self {
         let name = "watchers from before the start, yet to reconnect".to_owned();
         Self { name, applied: None, is_disconnected: true }

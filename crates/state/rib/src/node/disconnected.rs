@@ -1,4 +1,4 @@
-//! Watchers that lost their connection and may reconnect soon, still using their copies.
+//! Watchers that lost their connection and may reconnect soon, while still using their copies.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -11,11 +11,11 @@ use tokio::time::Instant;
 use super::behind_watcher::BehindWatcher;
 use crate::WatcherInfo;
 
-/// How long a watcher takes to reconnect at most: the longest backoff, and time to connect.
+/// The longest time that a watcher takes to reconnect: the longest backoff plus time to connect.
 pub(super) const RECONNECT_GRACE: Duration = Duration::from_secs(7);
 
-/// The most remembered prefixes of disconnected watchers; beyond it, unknown watchers count as disconnected for as
-/// long.
+/// The most remembered prefixes of disconnected watchers. Beyond this, unknown watchers count as disconnected for the
+/// grace period.
 const MAX_PREFIXES: usize = 524_288;
 
 /// The recently disconnected watchers.
@@ -24,7 +24,7 @@ pub(super) struct DisconnectedWatchers {
     /// In the order of their disconnects.
     watchers: VecDeque<Disconnected>,
     prefixes: usize,
-    /// Until when watchers unknown to this node may be disconnected.
+    /// Until when watchers unknown to this node may still be disconnected.
     unknown_until: Option<Instant>,
 }
 
@@ -33,18 +33,17 @@ struct Disconnected {
     until: Instant,
     prefixes: BTreeSet<Prefix>,
     info: WatcherInfo,
-    /// The last number that it acknowledged; `info.applied` is above it where the changes between were of other
-    /// prefixes.
+    /// The last acknowledged number; `info.applied` is greater if the changes between belong to other prefixes.
     acked: u64,
 }
 
 impl DisconnectedWatchers {
-    /// The node starts with content: its earlier watchers have yet to reconnect.
+    /// Assumes that earlier watchers have yet to reconnect, because the node starts with content.
     pub(super) fn assume_unknown(&mut self, now: Instant) {
         self.unknown_until = Some(now + RECONNECT_GRACE);
     }
 
-    /// A watcher disconnected that had applied up to `info.applied` and acknowledged `acked`.
+    /// Notes a watcher that disconnected after applying up to `info.applied` and acknowledging `acked`.
     pub(super) fn leave(&mut self, prefixes: BTreeSet<Prefix>, info: WatcherInfo, acked: u64, now: Instant) {
         self.expire(now);
         self.prefixes += prefixes.len();
@@ -57,10 +56,10 @@ impl DisconnectedWatchers {
         }
     }
 
-    /// A watcher subscribes with a copy of a prefix as of `held`: from now on it counts by itself.
+    /// Notes that a watcher subscribes with a copy of a prefix as of `held`: from now on it counts by itself.
     ///
-    /// Two processes may have one name. A reconnected watcher is matched with the most advanced candidate, since no
-    /// watcher holds less than it acknowledged; one that is further behind is still waited for.
+    /// Two processes may have the same name. A reconnected watcher is matched with the most advanced candidate, since
+    /// no watcher has less than it acknowledged. A candidate that is further behind is still waited for.
     pub(super) fn reconnected(&mut self, software: &str, identity: &Identity, prefix: &Prefix, held: u64) {
         let same =
             |left: &&mut Disconnected| left.info.software == software && left.info.identity == *identity;
@@ -72,7 +71,7 @@ impl DisconnectedWatchers {
         }
     }
 
-    /// The revision numbers start anew.
+    /// Forgets everything, because revision numbers start again.
     pub(super) fn reset(&mut self) {
         self.watchers.iter_mut().for_each(|left| (left.info.applied, left.acked) = (0, 0));
     }
@@ -94,7 +93,7 @@ impl DisconnectedWatchers {
         }
     }
 
-    /// When the next grace ends.
+    /// When the next grace period ends.
     pub(super) fn next_expiry(&self, now: Instant) -> Option<Instant> {
         self.unexpired(now).map(|left| left.until).chain(self.unknown(now)).min()
     }
@@ -152,7 +151,7 @@ mod tests {
     fn a_reconnected_watcher_does_not_stand_in_for_another_of_its_name() {
         let (mut disconnected, now) = (DisconnectedWatchers::default(), Instant::now());
         disconnected.leave([prefix("/a/")].into(), info("x", 3), 3, now);
-        // The changes up to 9 were of other prefixes, so its copy is as of 5.
+        // The changes up to 9 belong to other prefixes, so the copy is as of 5.
         disconnected.leave([prefix("/a/")].into(), info("x", 9), 5, now);
         disconnected.reconnected("x", &Identity::Anonymous, &prefix("/a/"), 5);
         let late = disconnected.behind(&prefix("/a/"), 9, now);

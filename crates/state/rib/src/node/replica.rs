@@ -1,4 +1,4 @@
-//! Updates of a node that follows another one.
+//! Updates of a node that follows another node.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::{Entry, Snapshot, Update};
 
-/// An update is older than the content of the node.
+/// The update is older than the node's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the upstream is at revision {offered} and this copy at {held}; the copy is kept until an upstream catches up"
@@ -22,12 +22,12 @@ pub struct StaleUpdate {
 }
 
 impl Node {
-    /// Applies an update of a replica's upstream as one change; returns the keys that changed.
+    /// Applies an update from a replica's upstream as one change, and returns the changed keys.
     ///
     /// An update of another store replaces the whole content.
     ///
     /// # Errors
-    /// When the update is older than the node's content of this store: the caller should find a better upstream.
+    /// When the update is older than the node's content of this store; the caller should find a better upstream.
     pub fn apply_update(&self, update: Update) -> Result<Vec<Arc<str>>, StaleUpdate> {
         let mut inner = self.lock();
         let number = update.revision.number;
@@ -45,7 +45,7 @@ impl Node {
     /// Replaces the entries below `prefix` by those of another node at `revision`; returns the keys that changed.
     ///
     /// # Errors
-    /// As [`Node::apply_update`].
+    /// As for [`Node::apply_update`].
     pub fn replace(
         &self,
         prefix: Prefix,
@@ -56,9 +56,8 @@ impl Node {
         self.apply_update(Update { snapshots: vec![snapshot], ..Update::empty(revision) })
     }
 
-    /// Restores copies from disk, which may have been saved at different revisions of one store: the node takes the
-    /// earliest, `revision`, and only watchers at the latest, `floor`, or after it can resume. Its earlier watchers
-    /// count as disconnected.
+    /// Restores copies from disk, possibly saved at different revisions of one store. The node takes the earliest,
+    /// `revision`; only watchers at or after the latest, `floor`, can resume. Earlier watchers count as disconnected.
     pub fn restore(
         &self,
         revision: Revision,
@@ -68,8 +67,8 @@ impl Node {
         self.restore_with_log(revision, floor, entries, []);
     }
 
-    /// The same with a log of every key that changed after `floor`, in order, each with a number not below that of its
-    /// change: watchers after `floor` are sent the changes that they missed.
+    /// Restores with a log of every key that changed after `floor`, in order, each with a number not below its
+    /// change's. Watchers after `floor` are then sent the changes that they missed.
     pub fn restore_with_log(
         &self,
         revision: Revision,
@@ -85,7 +84,7 @@ impl Node {
         self.announce(&inner);
     }
 
-    /// Removes the entries below a prefix that is no longer followed, except for keys that `kept` accepts.
+    /// Removes the entries below a prefix that is no longer followed, except keys that `kept` accepts.
     pub fn forget(&self, prefix: &Prefix, kept: impl Fn(&str) -> bool) {
         let mut inner = self.lock();
         let gone: Vec<_> =

@@ -13,7 +13,7 @@ use fairmesh_model::{Cursor, Prefix};
 use super::Node;
 use crate::{PeerInfo, PendingUpdate, Update, hub::WatcherId};
 
-/// Wakes one watcher, outside of the lock of its node.
+/// Wakes one watcher, outside of its node's lock.
 #[derive(Debug, Default)]
 pub(super) struct WatcherWaker {
     woken: AtomicBool,
@@ -31,7 +31,7 @@ impl WatcherWaker {
         }
     }
 
-    /// Keeps the waker of the task that polls, in place of the one before.
+    /// Replaces the waker of the polling task.
     fn register(&self, waker: &Waker) {
         let mut registered = self.registered();
         match &mut *registered {
@@ -50,7 +50,7 @@ impl WatcherWaker {
         }
     }
 
-    /// The revision numbers start anew.
+    /// Forgets everything, because revision numbers start again.
     pub(super) fn reset(&self) {
         self.requested_ack.store(0, Ordering::Release);
     }
@@ -74,18 +74,18 @@ impl Watcher {
         self.node.set_peer_info(self.id, info);
     }
 
-    /// Sends patches from now on: the watcher has the values that it was sent.
+    /// Sends patches from now on; the watcher must store values as sent.
     pub fn enable_patches(&self) {
         self.node.enable_patches(self.id);
     }
 
-    /// Follows a prefix from the watcher's cursor; without one, or with one too old, it gets a snapshot first. A cursor
-    /// ahead of the node waits until the node is there. Repeating it restarts the subscription.
+    /// Follows a prefix from the watcher's cursor. Without one, or with one too old, the watcher gets a snapshot first.
+    /// A cursor ahead of the node waits until the node has caught up. A repeated call restarts the subscription.
     pub fn subscribe(&self, prefix: Prefix, from: Option<Cursor>) {
         self.node.subscribe(self.id, prefix, from);
     }
 
-    /// Whether it holds copies later than the node, as of the last pull: it waits for the node.
+    /// Whether the watcher had later copies than the node at the last pull, and waits for the node.
     pub fn is_ahead(&self) -> bool {
         self.node.is_ahead(self.id)
     }
@@ -95,14 +95,14 @@ impl Watcher {
         self.node.unsubscribe(self.id, prefix);
     }
 
-    /// Waits until there may be something to pull. Safe to drop: no wake-up is lost.
+    /// Waits until something may be pending. Safe to drop: no wake-up is lost.
     pub async fn woken(&self) {
         poll_fn(|cx| self.poll_woken(cx)).await;
     }
 
-    /// The same as a poll function. Only the last waker given is woken.
+    /// Polls for a wake-up. Only the last given waker is woken.
     pub fn poll_woken(&self, cx: &mut Context<'_>) -> Poll<()> {
-        // Mostly it is woken already, and needs no waker.
+        // Usually the watcher is woken already and needs no waker.
         if self.waker.woken.swap(false, Ordering::AcqRel) {
             return Poll::Ready(());
         }
@@ -114,23 +114,23 @@ impl Watcher {
     }
 
     /// The number up to which acknowledgements are requested, here or downstream; 0 without a request. Read it after a
-    /// pull, so that no acknowledgement is requested of a revision not yet sent.
+    /// pull, so that no unsent revision is requested.
     pub fn ack_requested(&self) -> u64 {
         self.waker.requested_ack.load(Ordering::Acquire)
     }
 
-    /// Takes every pending change, as of now; `None` without any. Each key comes once, however often it changed. At
-    /// most a part of the new subscriptions is taken, and the watcher is woken for the others. Ages are left at zero.
+    /// Takes every pending change; `None` without any. Each key comes once, however often it changed. At most a part
+    /// of the new subscriptions is taken, and the watcher is woken for the rest. Ages are left at zero.
     pub fn pull(&self) -> Option<Update> {
         self.pull_with_bases().map(|pulled| pulled.update)
     }
 
-    /// The same with the bases of patches, where they are [enabled](Watcher::enable_patches).
+    /// Pulls with the bases of patches if they are [enabled](Watcher::enable_patches).
     pub fn pull_with_bases(&self) -> Option<PendingUpdate> {
         self.node.pull(self.id)
     }
 
-    /// Acknowledges everything up to `cursor`: the decisions of the watcher rest on it from now on.
+    /// Acknowledges everything up to `cursor`: the watcher's decisions use it from now on.
     pub fn ack(&self, cursor: &Cursor) {
         self.node.ack(self.id, cursor);
     }

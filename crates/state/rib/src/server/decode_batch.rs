@@ -4,7 +4,7 @@ use fairmesh_wire::{records, v1};
 
 use crate::{Batch, Expect, Op};
 
-/// Decodes a batch and checks its bounds and the value of every key: whatever is written reaches routers.
+/// Decodes a batch, and checks its bounds and every key's value, because written values reach routers.
 pub(super) fn decode_batch(request: v1::WriteRequest) -> Result<Batch, Invalid> {
     let ops = request.ops.into_iter().enumerate();
     let ops = ops
@@ -25,13 +25,13 @@ fn decode_op(op: v1::Op) -> Result<Op, Invalid> {
         None => Expect::Any,
         Some(v1::Condition { kind: Some(Kind::Absent(true)) }) => Expect::Absent,
         Some(v1::Condition { kind: Some(Kind::Revision(revision)) }) => Expect::Revision(revision),
-        // An unknown condition of a newer release must not count as none, which would overwrite what it protects.
+        // An unknown condition of a newer release must not count as none: that would overwrite a protected value.
         Some(_) => {
             let hint = "send 'absent: true', a revision, or no condition";
             return Err(Invalid::new("condition", "is unknown to this release", hint));
         }
     };
-    // A copy: a slice would keep the memory of the whole request.
+    // Copied, because a slice would retain the memory of the whole request.
     let value = op.value.as_deref().map(Bytes::copy_from_slice);
     Ok(Op { key: op.key.into(), value, expect })
 }

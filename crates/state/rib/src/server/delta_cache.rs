@@ -9,27 +9,28 @@ use fairmesh_wire::{shards, watch};
 use super::messages::{self, Messages};
 use crate::{Entry, PendingUpdate, Update};
 
-/// Watchers of one change are served together, and few changes are in flight at one time.
+/// Number of cached deltas. Watchers of one change are served together, and few changes are in flight at a time.
 const MAX_CACHED: usize = 4;
 
-/// The most bytes of a delta that is encoded once for all its watchers.
+/// The most bytes of a delta that is encoded once for all watchers.
 const MAX_SHARED_BYTES: usize = 1024 * 1024;
 
-/// The same of deltas that are searched for differences.
+/// The most bytes of a delta that is searched for patches.
 const MAX_PATCHED_BYTES: usize = 8 * MAX_SHARED_BYTES;
 
-/// The last encoded deltas: one change is encoded once, however many watchers it has.
+/// The last encoded deltas: a change is encoded once, regardless of the number of watchers.
 ///
-/// They are compared by content. Explicit keys, such as the revision and the watched prefixes, were rejected: an update
-/// depends on everything that its watcher has yet to see, and comparing that takes less time than naming it.
+/// Deltas are compared by content. Explicit keys, such as the revision and the watched prefixes, were rejected: an
+/// update depends on everything that its watcher has yet to receive, and comparing contents is cheaper than naming
+/// that.
 #[derive(Debug, Default)]
 pub(super) struct DeltaCache {
     last: Mutex<VecDeque<(PendingUpdate, Bytes)>>,
 }
 
 impl DeltaCache {
-    /// Whether other watchers may be sent the same. Snapshots and resumptions belong to one watcher, and have ages;
-    /// a large delta belongs to one that fell behind, unless it is sent as patches.
+    /// Whether other watchers may be sent the same update. Snapshots and resumptions belong to one watcher and have
+    /// ages. A large delta belongs to a watcher that fell behind, unless it is sent as patches.
     pub(super) fn is_shareable(PendingUpdate { update, bases }: &PendingUpdate) -> bool {
         let begins = !update.snapshots.is_empty() || !update.resumed.is_empty();
         let max = if bases.is_empty() { MAX_SHARED_BYTES } else { MAX_PATCHED_BYTES };
@@ -75,7 +76,7 @@ fn extract_patches(PendingUpdate { mut update, bases }: PendingUpdate) -> (Updat
     (update, patches)
 }
 
-/// Whether two watchers are sent the same. Large values mostly share memory.
+/// Whether two watchers are sent the same update. Large values mostly share memory.
 fn is_same(a: &PendingUpdate, b: &PendingUpdate) -> bool {
     let entry = |(key, a): &(Arc<str>, Entry), (other, b): &(Arc<str>, Entry)| {
         key == other
@@ -86,7 +87,7 @@ fn is_same(a: &PendingUpdate, b: &PendingUpdate) -> bool {
     let entries = |a: &[(Arc<str>, Entry)], b: &[(Arc<str>, Entry)]| {
         a.len() == b.len() && a.iter().zip(b).all(|(a, b)| entry(a, b))
     };
-    // Neither has more: see `is_shareable`.
+    // Shareable updates have no other fields; see `is_shareable`.
     a.update.revision == b.update.revision
         && a.update.deletes == b.update.deletes
         && entries(&a.update.puts, &b.update.puts)

@@ -8,17 +8,17 @@ use bytes::Bytes;
 
 use crate::{Entry, Resumed, Snapshot, Update};
 
-/// The most bytes of entries in one part of a snapshot or of a delta; a part has at least one entry. A watch that reads
-/// slowly holds one encoded part.
+/// The most bytes of entries in one part of a snapshot or delta; a part has at least one entry. A slow watch holds one
+/// encoded part.
 const PART_BYTES: usize = 64 * 1024;
 
 type Entries = vec::IntoIter<(Arc<str>, Entry)>;
 
-/// The messages of an update, with the ages that it states: all but the last set `more`, so that the reader applies
-/// them as one change.
+/// The messages of an update, with its ages. All but the last set `more`, so that the reader applies them as one
+/// change.
 ///
-/// Each is made when the connection is ready for it. Until then the entries are those of the table: a watch that does
-/// not read holds references to them, and no copies.
+/// Each message is made when the connection is ready for it. Until then the entries are shared with the table, so a
+/// watch that does not read holds references and no copies.
 #[derive(Debug)]
 pub(super) struct Messages {
     revision: Revision,
@@ -27,7 +27,7 @@ pub(super) struct Messages {
     puts: Entries,
     deletes: vec::IntoIter<Arc<str>>,
     patches: vec::IntoIter<Bytes>,
-    /// Whether a delta follows, which may be empty.
+    /// Whether a delta follows, possibly an empty one.
     delta_follows: bool,
 }
 
@@ -39,7 +39,7 @@ struct SnapshotRest {
 }
 
 impl Messages {
-    /// The messages of `update`, and of `patches` that belong to its delta.
+    /// The messages of `update`, and of the `patches` in its delta.
     pub(super) fn new(update: Update, patches: Vec<Bytes>) -> Self {
         let Update { revision, resumed, snapshots, puts, deletes } = update;
         let begins = !resumed.is_empty() || !snapshots.is_empty();
@@ -113,7 +113,7 @@ impl SnapshotRest {
     }
 }
 
-/// Takes items into a part that has `bytes`, until it is full.
+/// Moves items into a part that already has `bytes`, until the part is full.
 fn fill<T, U>(
     items: &mut vec::IntoIter<T>,
     bytes: &mut usize,
@@ -152,7 +152,7 @@ pub(super) fn age_update(age: Duration, behind: Option<Revision>) -> v1::WatchRe
     v1::WatchResponse { kind: Some(Kind::AgeUpdate(update)), more: false }
 }
 
-/// Rounded up: zero stands for a current copy.
+/// Milliseconds, rounded up, because zero means a current copy.
 pub(super) fn milliseconds(age: Duration) -> u64 {
     u64::try_from(age.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
@@ -165,7 +165,7 @@ fn entry_size((key, entry): &(Arc<str>, Entry)) -> usize {
     key.len() + entry.value.len()
 }
 
-/// The bytes of an update on a connection: its messages, each with a length of four bytes.
+/// Size of an update on a connection in bytes: its messages, each with a length of four bytes.
 pub fn encoded_len(update: &Update) -> u64 {
     Messages::new(update.clone(), Vec::new()).map(|message| 4 + message.encoded_len() as u64).sum()
 }

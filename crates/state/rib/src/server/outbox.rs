@@ -6,15 +6,15 @@ use prost::Message;
 
 use super::messages::{self, Messages};
 
-/// Bytes of refusals above which no more requests are taken: a refused prefix is no subscription, so the limit of those
-/// does not bound it.
+/// Bytes of pending refusals above which no more requests are read. Refused prefixes are no subscriptions, so the limit
+/// of subscriptions does not bound them.
 const MAX_REFUSED_BYTES: usize = 64 * 1024;
 
-/// The messages that a watch has yet to send: the rest of the last update, then notices.
+/// Messages that a watch still has to send: the rest of the last update, then notices.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     update: Option<Messages>,
-    /// At most one age update and one acknowledgement request, and refusals.
+    /// At most one age update and one acknowledgement request, plus refusals.
     notices: VecDeque<v1::WatchResponse>,
     refused_bytes: usize,
 }
@@ -24,12 +24,12 @@ impl Outbox {
         self.update.is_none() && self.notices.is_empty()
     }
 
-    /// Whether refusals have to be sent before another request is taken.
+    /// Whether refusals must be sent before another request is read.
     pub(super) fn is_full(&self) -> bool {
         self.refused_bytes >= MAX_REFUSED_BYTES
     }
 
-    /// Adds the update of a pull. All earlier messages were sent.
+    /// Adds the update of a pull. All earlier messages must be sent.
     pub(super) fn set_update(&mut self, update: Messages) {
         self.update = Some(update);
     }

@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{PeerInfo, Update, Watcher, access::Caller};
 
-/// About how many bytes one write to the socket takes: a write for each of many small messages would be costly.
+/// Approximate size of one write to the socket, in bytes. A write for each of many small messages would be costly.
 const WRITE_BATCH_BYTES: usize = 64 * 1024;
 
 type Preparation = Pin<Box<dyn Future<Output = (Prefix, Result<(), String>)> + Send>>;
@@ -45,8 +45,8 @@ pub(super) struct Session<B: ServedRib> {
     followed: WatchPrefixes,
     /// Prefixes that the backend is preparing.
     preparing: FuturesUnordered<Preparation>,
-    /// The rest of the last pull. Nothing more is pulled before it is sent, so that a slow caller gets later values and
-    /// not a queue of all.
+    /// The rest of the last pull. Nothing more is pulled before it is sent, so that a slow caller gets later values
+    /// instead of a queue.
     outbox: Outbox,
     /// Whether changes may be pending.
     pull_due: bool,
@@ -62,9 +62,9 @@ pub(super) struct Session<B: ServedRib> {
     takes_age_updates: bool,
     /// Whether the caller may hold copies later than the node.
     may_be_ahead: bool,
-    /// Whether the caller was told that it does.
+    /// Whether the caller was told that its copies are later than the node.
     reported_ahead: bool,
-    /// The number up to which acknowledgements were requested of the caller.
+    /// The number up to which the caller was asked for acknowledgements.
     ack_requested: u64,
 }
 
@@ -75,7 +75,7 @@ struct Subscription<B: ServedRib> {
     served: bool,
 }
 
-/// Why a prefix is refused that others have no place left for.
+/// The refusal of a prefix for which no memory is left.
 fn too_many_followed() -> String {
     format!(
         "RESOURCE_EXHAUSTED: the prefixes that all watches here follow use nearly {} MB, or those of this peer a quarter of it, and a \
@@ -122,16 +122,17 @@ impl<B: ServedRib> Session<B> {
 
     /// Serves until either side ends the watch. Returns the final status.
     ///
-    /// The task that writes to the connection also makes the updates, when the connection is ready for them. A second
-    /// task and a channel were rejected: with ten thousand watchers of one change, waking another task for each costs a
-    /// fifth of the total.
+    /// The task that writes to the connection also makes the updates, when the connection is ready. A second task and a
+    /// channel were rejected: with ten thousand watchers of a change, waking another task for each costs a fifth of the
+    /// total.
     pub(super) async fn run(mut self, closing: CancellationToken) -> Status {
         let status = tokio::select! {
             biased;
             status = poll_fn(|cx| self.poll(cx)) => status,
             () = closing.cancelled() => Status::unavailable("this process is stopping; connect again"),
         };
-        // A wait for acknowledgements of this watcher ends now, not after the last message is written.
+        // Dropped now, so that a wait for this watcher's acknowledgement does not last until the final message is
+        // written.
         drop(self.watcher);
         self.watched.end(&status).await;
         status
@@ -150,7 +151,7 @@ impl<B: ServedRib> Session<B> {
             }
             let paused = self.outbox.is_full();
             match self.poll_send(cx) {
-                // Requests were left over, and there is room for their refusals now.
+                // Requests are waiting, and there is room for their refusals now.
                 Poll::Ready(Ok(())) if paused => {}
                 Poll::Ready(Ok(())) | Poll::Pending => return Poll::Pending,
                 Poll::Ready(Err(status)) => return Poll::Ready(status),
@@ -158,7 +159,7 @@ impl<B: ServedRib> Session<B> {
         }
     }
 
-    /// Takes requests, prepared prefixes and wake-ups, as long as there is room for refusals.
+    /// Reads requests, prepared prefixes and wake-ups while there is room for refusals.
     fn receive(&mut self, cx: &mut Context<'_>) -> Result<(), Status> {
         while !self.outbox.is_full()
             && let Poll::Ready(request) = self.watched.poll_request(cx)
@@ -184,7 +185,7 @@ impl<B: ServedRib> Session<B> {
         Ok(())
     }
 
-    /// Ends the subscriptions that the caller may no longer have, as far as there is room for refusals.
+    /// Ends subscriptions that the caller may no longer have, while there is room for refusals.
     fn end_forbidden(&mut self) {
         let refused =
             |prefix: &Prefix| Some((prefix.clone(), self.backend.permits(&self.caller, prefix).err()?));
@@ -201,7 +202,7 @@ impl<B: ServedRib> Session<B> {
         }
     }
 
-    /// Ready when all is sent.
+    /// Ready when everything is sent.
     fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
         loop {
             ready!(self.watched.poll_flush(cx))?;
@@ -224,7 +225,7 @@ impl<B: ServedRib> Session<B> {
         }
     }
 
-    /// Hands the next messages to the socket, if there are any. Called when all earlier ones are written.
+    /// Passes the next messages to the socket, if any. Called when all earlier ones are written.
     fn send_next(&mut self) -> bool {
         if self.outbox.is_empty() && self.pull_due && !self.more_follows && self.pull() {
             return true;
@@ -240,7 +241,7 @@ impl<B: ServedRib> Session<B> {
         bytes > 0
     }
 
-    /// Pulls the pending changes. Returns whether they are handed to the socket already; else they are in the outbox.
+    /// Pulls the pending changes. Returns true if they are with the socket already, false if they are in the outbox.
     fn pull(&mut self) -> bool {
         self.pull_due = false;
         let mut sent = false;
@@ -253,8 +254,8 @@ impl<B: ServedRib> Session<B> {
                 self.outbox.set_update(Messages::new(update, Vec::new()));
             }
         }
-        // After the data: the caller is current only once it has what it missed, and can acknowledge only what it was
-        // sent.
+        // Sent after the data: the caller is current only once it has the missed changes, and can only acknowledge
+        // data that it was sent.
         if let Some(update) = self.age_update() {
             self.outbox.notify(update);
         }
@@ -267,7 +268,7 @@ impl<B: ServedRib> Session<B> {
         sent
     }
 
-    /// States how old the copies are that the update brings.
+    /// Fills in the ages of the copies in the update.
     fn with_ages(&mut self, mut update: Update) -> Update {
         let resumed = update.resumed.iter_mut().map(|resumed| (&resumed.prefix, &mut resumed.age));
         let snapshots = update.snapshots.iter_mut().map(|snapshot| (&snapshot.prefix, &mut snapshot.age));
@@ -278,7 +279,7 @@ impl<B: ServedRib> Session<B> {
         update
     }
 
-    /// The age update that is due; `None` where the caller has it.
+    /// The age update that is due; `None` if the caller knows it.
     fn age_update(&mut self) -> Option<v1::WatchResponse> {
         if self.ages.is_none() || !self.takes_age_updates {
             return None;
@@ -294,7 +295,7 @@ impl<B: ServedRib> Session<B> {
         served.map(|(prefix, _)| self.backend.age(prefix)).max().unwrap_or_default()
     }
 
-    /// Tells the caller that it holds copies later than the node, or no more; `None` where it knows.
+    /// Reports to the caller whether its copies are later than the node; `None` if it knows.
     fn ahead_update(&mut self) -> Option<v1::WatchResponse> {
         if !self.may_be_ahead || !self.takes_age_updates {
             return None;
@@ -307,7 +308,7 @@ impl<B: ServedRib> Session<B> {
         Some(messages::age_update(self.oldest_age(), behind))
     }
 
-    /// The acknowledgement request that is due; `None` without one, or where it was sent.
+    /// The acknowledgement request that is due; `None` without one, or if it was sent.
     fn ack_request(&mut self) -> Option<v1::WatchResponse> {
         let wanted = self.watcher.ack_requested();
         if std::mem::replace(&mut self.ack_requested, wanted) == wanted || wanted == 0 {
@@ -330,14 +331,14 @@ impl<B: ServedRib> Session<B> {
                 Ok(())
             }
             Some(Kind::PeerInfo(info)) => {
-                // An unreadable description by a newer caller is no reason to refuse service.
+                // An unreadable description from a newer caller is no reason to refuse service.
                 if let Ok(info) = PeerInfo::try_from(info) {
                     self.watcher.set_peer_info(info);
                 }
                 Ok(())
             }
-            // A newer caller's message: it agreed on this version, so it can do without a response. A second hello is
-            // harmless.
+            // A message of a newer caller. The caller agreed on this version, so it can do without a response. A
+            // second hello is harmless.
             Some(Kind::Hello(_)) | None => Ok(()),
         }
     }

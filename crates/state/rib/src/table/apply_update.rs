@@ -6,10 +6,10 @@ use super::Table;
 use crate::{Entry, Update};
 
 impl Table {
-    /// Applies an update of an upstream of the same store as one change; returns the keys that changed.
+    /// Applies an update from an upstream of the same store as one change, and returns the changed keys.
     ///
-    /// A snapshot has the present entries and not their history, so the log starts anew with it: watchers that return
-    /// from before it get snapshots.
+    /// A snapshot has present entries but no history, so the log starts anew: watchers that return from before it get
+    /// snapshots.
     pub(crate) fn apply_update(&mut self, update: Update) -> Vec<Arc<str>> {
         let number = update.revision.number;
         let has_snapshot = !update.snapshots.is_empty();

@@ -12,13 +12,13 @@ const MAX_BYTES: usize = 8 * 1024 * 1024;
 /// The most remembered values.
 const MAX_VALUES: usize = 4096;
 
-/// Recently replaced values of keys that patches can express, so that watchers that hold them are sent patches.
+/// Recently replaced values of keys that support patches, so that watchers with those values are sent patches.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PreviousValues {
-    /// Change count, key and replaced value, in order.
+    /// Change number, key and replaced value, in order.
     values: VecDeque<(u64, Arc<str>, Option<Entry>)>,
     bytes: usize,
-    /// The replaced values of all changes after this one are remembered; `None` while no watcher takes patches.
+    /// Replaced values are remembered for all changes after this one; `None` while no watcher takes patches.
     since: Option<u64>,
 }
 
@@ -34,7 +34,7 @@ impl PreviousValues {
         self.since = self.since.map(|_| change);
     }
 
-    /// The change of this number replaces the value of a key.
+    /// Remembers the value of a key replaced by the change of this number.
     pub(super) fn replaced(&mut self, change: u64, key: &Arc<str>, was: Option<&Entry>) {
         if self.since.is_none() || !shards::is_patchable(key) {
             return;
@@ -49,8 +49,8 @@ impl PreviousValues {
         }
     }
 
-    /// The values after the change of this number of the keys that changed since, `None` for no value. Keys whose value
-    /// is not remembered are missing.
+    /// The values, after the change of this number, of keys that changed since; `None` for no value. Keys without a
+    /// remembered value are missing.
     pub(super) fn at(&self, change: u64) -> HashMap<&str, Option<&Entry>> {
         let known = self.since.is_some_and(|since| change >= since);
         let from = if known {
@@ -58,7 +58,7 @@ impl PreviousValues {
         } else {
             self.values.len()
         };
-        // Of several replaced values of one key, the first counts.
+        // If a key was replaced several times, its first replaced value counts.
         self.values.range(from..).rev().map(|(_, key, was)| (&**key, was.as_ref())).collect()
     }
 

@@ -10,7 +10,8 @@ const COUNTS: usize = 2 * size_of::<usize>();
 const TREE: usize = 15;
 
 impl Table {
-    /// Its memory, in bytes: keys, values, the tree and the log; `tests/memory.rs` compares it with the allocator.
+    /// The memory of the table, in bytes: keys, values, the tree and the log; `tests/memory.rs` compares it with the
+    /// allocator.
     pub(crate) fn size(&self) -> u64 {
         let slot = size_of::<(Arc<str>, Entry)>();
         let entry = |(key, entry): (&Arc<str>, &Entry)| key.len() + COUNTS + entry.value.len();

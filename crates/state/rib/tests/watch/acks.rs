@@ -156,7 +156,7 @@ async fn acknowledgements_are_batched_unless_requested() {
     }
     assert!(received <= 3, "{received} acknowledgements of {} updates in a second", last - first);
 
-    // A wait requests the delayed acknowledgement, and that of the next revision as soon as it is applied.
+    // A wait requests the delayed acknowledgement, and the next revision's as soon as it is applied.
     let held_back = reader.handle.clone();
     assert!(memory.node.wait_acked(&prefix("/"), last, later()).await.all);
     let next = memory.put(&[("/a/1", "y")]);
@@ -168,7 +168,7 @@ async fn acknowledgements_are_batched_unless_requested() {
     server.stop().await;
 }
 
-/// Applies the updates of the upstream to a node.
+/// Applies the upstream's updates to a node.
 struct ApplyToNode(Node);
 
 impl Sink for ApplyToNode {

@@ -156,7 +156,7 @@ async fn requests_wait_until_earlier_refusals_are_read() {
         let response = timeout(BOUND, watch.next()).await.unwrap().unwrap();
         assert!(matches!(response.kind, Some(watch_response::Kind::Refused(_))), "{response:?}");
         refused += 1;
-        // The bytes of at most 64 KB of refusals, and those that the socket and this reader hold.
+        // At most 64 KB of refusals, plus those held by the socket and this reader.
         let unread = node.followed().refused() - refused as u64;
         assert!(unread < 4_000, "{unread} refusals wait to be read");
     }

@@ -136,7 +136,7 @@ async fn an_unsubscribed_prefix_is_silent_and_comes_whole_when_followed_again() 
     let update = reader.update().await;
     assert_eq!(update.snapshots.len(), 1);
     reader.handle.unsubscribe(&prefix("/a/"));
-    // Followed after the unsubscribe was sent: the arrival of its snapshot shows that the server has read both.
+    // Followed after the unsubscribe: the snapshot's arrival shows that the server has read both.
     reader.handle.subscribe(prefix("/c/"));
     reader.update().await;
     memory.put(&[("/a/1", "y")]);
@@ -160,7 +160,7 @@ async fn addresses_are_attempted_in_turn() {
 #[tokio::test]
 async fn a_reader_that_waits_after_a_failure_attempts_at_once_when_it_is_told_to() {
     let (_folder, path) = socket();
-    // Nothing but the call ends the wait.
+    // Only the call can end the pause.
     let backoff = Backoff { first: Duration::MAX, longest: Duration::MAX };
     let reader = Reader::start_with(&[&path.parse().unwrap()], true, backoff);
     reader.until(|state| state.failures == 1).await;

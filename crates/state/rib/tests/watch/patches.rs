@@ -72,7 +72,7 @@ impl Source {
         source
     }
 
-    /// Writes the differences, with new chunks in a batch of their own before the rest if `ahead`.
+    /// Writes the differences. With `ahead`, new chunks are written in an earlier batch of their own.
     fn write(&mut self, ahead: bool) -> u64 {
         let after = shards::encode_map(&cart(), &self.map);
         let before = std::mem::replace(&mut self.entries, after);
@@ -156,12 +156,12 @@ fn apply_change(change: &Change, map: &mut ShardMap) {
     }
 }
 
-/// Applies the updates of the upstream to a node, which has the bases of patches.
+/// Applies the upstream's updates to a node, which has the bases of patches.
 struct ApplyToNode {
     node: Node,
     /// How often a base was looked up.
     lookups: Arc<AtomicUsize>,
-    /// For how many of the first look-ups the base is wrong.
+    /// How many of the first look-ups get a wrong base.
     wrong_bases: usize,
     snapshots: Arc<AtomicUsize>,
 }
@@ -187,7 +187,7 @@ impl Sink for ApplyToNode {
     }
 }
 
-/// A node that follows another one.
+/// A node that follows another node.
 struct FollowingNode {
     node: Node,
     lookups: Arc<AtomicUsize>,
@@ -230,7 +230,7 @@ fn part(part: ShardPart) -> Prefix {
     Prefix::shards(&cart(), Some(&part))
 }
 
-/// Applies groups of changes, each of which may arrive as one, and compares the results behind one node and two.
+/// Applies groups of changes, each of which may arrive as one, and compares the results behind one node and behind two.
 async fn run(groups: Vec<Vec<(Change, bool)>>) {
     let mut source = Source::new(map(ids(), 9));
     let server = Server::start(source.memory.clone(), "127.0.0.1:0").await;
@@ -295,7 +295,7 @@ async fn a_move_takes_two_hundred_bytes_with_patches_and_whole_values_without() 
             let message = next(watch).await;
             let Some(Kind::Delta(delta)) = &message.kind else { panic!("{message:?}") };
             assert_eq!((delta.puts.len(), delta.deletes.len(), delta.patches.len()), (0, 0, 3));
-            // The third patch is of a region that an agent in the other region does not follow.
+            // The third patch belongs to a region that an agent in the other region does not follow.
             let bytes = frame(&message).len() - delta.patches[2].len() - 2;
             assert!(bytes <= 200, "{bytes} bytes");
         }

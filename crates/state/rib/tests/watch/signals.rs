@@ -1,4 +1,4 @@
-//! Sums of reports on their way to the process above.
+//! Sums of reports on their way upstream.
 
 use fairmesh_model::{Region, TrafficReport};
 use fairmesh_rib::ReportRelay;
@@ -17,7 +17,7 @@ use crate::{
     support::{BOUND, Memory, Reader, Server},
 };
 
-/// The process above, which hands rates to the test.
+/// An upstream that passes rates to the test.
 struct Above(mpsc::UnboundedSender<TrafficReport>);
 
 impl Above {
@@ -55,7 +55,7 @@ impl Imbalance for Above {
     }
 }
 
-/// Reports to a process above that serves this, and stops.
+/// Reports to an upstream with these services, then stops.
 async fn report_and_stop(serve: fn(Above) -> Routes) {
     let ((_folder, address), (sender, mut received)) = (socket(), mpsc::unbounded_channel());
     let server = Server::start_with(Memory::new(1), &address, serve(Above(sender))).await;

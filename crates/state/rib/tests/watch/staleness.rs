@@ -154,7 +154,7 @@ async fn with_stale_upstreams_only_a_reader_cycles_through_them_unless_it_has_on
     let since = followed(&lone, &first.address).await;
     let reader = Reader::following(&[&first.address, &second.address], &["/a/"]).await;
     followed(&reader, &second.address).await;
-    // Two stays take longer than the longest first one, after which the other reader would have left too.
+    // Two stays take longer than the longest first stay, after which the other reader would have left too.
     followed(&reader, &first.address).await;
     assert_eq!(followed(&lone, &first.address).await, since);
     first.stop().await;

@@ -63,7 +63,7 @@ impl ServedRib for Memory {
     }
 }
 
-/// A server that runs until it is stopped.
+/// A server that runs until stopped.
 pub(crate) struct Server {
     pub(crate) address: Address,
     stop: CancellationToken,
@@ -75,7 +75,7 @@ impl Server {
         Self::start_with(backend, address, Routes::default()).await
     }
 
-    /// A server with services beside the RIB.
+    /// A server with services besides the RIB.
     pub(crate) async fn start_with(backend: impl ServedRib, address: &str, services: Routes) -> Self {
         let listener = Transport::default().bind(&address.parse().unwrap()).await.unwrap();
         let address = listener.address().unwrap();
@@ -157,7 +157,7 @@ impl Reader {
         reader
     }
 
-    /// The next update, applied and not acknowledged.
+    /// The next update, applied but not acknowledged.
     pub(crate) async fn update(&mut self) -> Update {
         match self.got().await {
             SinkCall::Update(update) => update,
@@ -178,7 +178,7 @@ impl Reader {
         timeout(BOUND, self.age_updates.recv()).await.expect("the upstream sends it").unwrap()
     }
 
-    /// Whether there were no age updates beyond those taken by [`Reader::age_update`].
+    /// Whether there were no age updates beyond those taken with [`Reader::age_update`].
     pub(crate) fn no_more_age_updates(&mut self) -> bool {
         self.age_updates.is_empty()
     }

@@ -9,15 +9,15 @@ use crate::{StoreError, StoreLocation, WriteError};
 /// Why a call failed.
 #[derive(Debug)]
 pub(super) enum CallError {
-    /// No member accepted it: nothing was applied, and another member may accept it.
+    /// No member accepted the call: nothing was applied, and another member may accept it.
     Unavailable(String),
-    /// It was sent and no response came: the outcome is unknown.
+    /// The call was sent, but no response came: the outcome is unknown.
     Unknown(String),
     /// The token is invalid or not valid yet: nothing was applied, and a new token may be valid.
     InvalidToken(String),
-    /// Etcd refused it: nothing was applied, and every member would refuse it.
+    /// Etcd refused the call: nothing was applied, and every member would refuse it.
     Refused(Status),
-    /// The store is not the one that was opened.
+    /// The store was replaced after it was opened.
     StoreReplaced,
 }
 
@@ -31,7 +31,7 @@ impl CallError {
         if is_connect_error(&status) {
             return Self::Unavailable(root_cause(&status));
         }
-        // Checked before etcd proposes anything, or again when it applies a proposal.
+        // Etcd checks this before it proposes anything, and again when it applies a proposal.
         if message.contains("invalid auth token") || message.contains("revision of auth store is old") {
             return Self::InvalidToken(message.into());
         }
@@ -47,7 +47,7 @@ impl CallError {
         }
     }
 
-    /// The same for a read: nothing was to be applied.
+    /// Treats an unknown outcome as unavailable, for a read: nothing was to be applied.
     pub(super) fn into_unavailable(self) -> Self {
         match self {
             Self::Unknown(problem) => Self::Unavailable(problem),

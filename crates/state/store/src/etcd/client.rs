@@ -142,14 +142,14 @@ impl Client {
         }
     }
 
-    /// Directs the next call to another member, unless another call already did.
+    /// Directs the next call to another member, unless another call already has.
     pub(super) fn fail_over_from(&self, MemberIndex(failed): MemberIndex) {
         let next = (failed + 1) % self.members.len();
         // The first of concurrent calls switches the member.
         let _ = self.current.compare_exchange(failed, next, Relaxed, Relaxed);
     }
 
-    /// Drops an invalid token: the next call requests another.
+    /// Drops an invalid token. The next call requests another.
     pub(super) fn forget_token(&self) {
         *self.token.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
@@ -207,7 +207,7 @@ impl Client {
         })
     }
 
-    /// The token that authenticates a call. Two calls that find none both log in; either token is valid.
+    /// The token that authenticates a call. Two calls without a token both log in; either token is valid.
     async fn token(&self, channel: Channel) -> Result<Token, CallError> {
         let Some(login) = &self.login else { return Ok(None) };
         let cached = self.token.lock().unwrap_or_else(PoisonError::into_inner).clone();

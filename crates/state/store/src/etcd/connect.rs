@@ -22,8 +22,8 @@ const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the files of certificates are compared with those in use.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The members of a cluster, each with a lazily connected channel. With TLS, the channels are replaced when the files of
-/// certificates change; calls and watches on the ones before go on.
+/// The members of a cluster, each with a lazily connected channel. With TLS, new channels replace the old ones when
+/// certificate files change; running calls and watches continue on the old ones.
 #[derive(Debug)]
 pub(super) struct Members {
     addresses: Vec<String>,
@@ -34,7 +34,7 @@ pub(super) struct Members {
 #[derive(Debug)]
 struct Current {
     channels: Vec<Channel>,
-    /// The files as they were read last, also if they could not be used: each content is reported once.
+    /// The last read files, even if unusable, so that each content is reported once.
     files: Option<TlsContents>,
     checked: Instant,
 }
@@ -57,7 +57,7 @@ impl Members {
         Ok(Self { addresses, tls: config.tls.clone(), current })
     }
 
-    /// How many there are.
+    /// Number of members.
     pub(super) fn len(&self) -> usize {
         self.addresses.len()
     }
@@ -74,7 +74,7 @@ impl Members {
         self.current().channels[index].clone()
     }
 
-    /// Whether the files are to be read again, by the one caller that is told so.
+    /// Whether the caller should read the files again. Only one caller gets `true`.
     fn is_due(&self) -> bool {
         let mut current = self.current();
         let is_due = current.checked.elapsed() >= RELOAD_INTERVAL;

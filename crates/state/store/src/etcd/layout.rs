@@ -16,10 +16,10 @@ const FORMAT_PARTITION: u32 = 2;
 /// Prefix of the value of `store`.
 const MAGIC: &[u8] = b"fairmesh";
 
-/// The keys of one store. Below its root are `rib` with the records, and `meta` with
+/// The keys of one store. Below its root are `rib`, with the records, and `meta`, with
 /// * `store`: format and id, written once;
-/// * `last`: written with every batch, so that its revision is the newest of *this* store, whatever else etcd contains,
-///   and a batch has a revision though it deletes only absent keys;
+/// * `last`: written with every batch. Its revision is the newest of *this* store, whatever else etcd contains, and a
+///   batch has a revision even if it deletes only absent keys;
 /// * `holder`: the process that may write, attached to its lease. The revision that created it is the fence.
 #[derive(Debug)]
 pub(super) struct Layout {
@@ -62,7 +62,7 @@ impl Layout {
     }
 
     /// The keys of a partition of a store over several clusters. Its records have a prefix of their own, so that a
-    /// store in one cluster is converted by a copy that takes effect only once it is complete.
+    /// store in one cluster can be converted by a copy that takes effect only once complete.
     pub(super) fn for_partition(root: &str) -> Self {
         Self { records: format!("{root}/records"), meta: format!("{root}/meta/") }
     }

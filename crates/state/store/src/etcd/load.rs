@@ -82,7 +82,7 @@ pub(super) fn successor(key: &[u8]) -> Bytes {
     [key, b"\0"].concat().into()
 }
 
-/// Copies a value out of its page, which it would otherwise keep in memory.
+/// Copies a value out of its page, which a slice would retain in memory.
 pub(super) fn detach_value((key, entry): (Arc<str>, Entry)) -> (Arc<str>, Entry) {
     (key, Entry { value: Bytes::copy_from_slice(&entry.value), ..entry })
 }

@@ -1,9 +1,9 @@
 //! A store over several etcd clusters, each of which holds the records of some services: a partition.
 //!
 //! One process writes, as with one cluster: the fence of its writer lease in the home partition guards every write in
-//! every partition. So it alone allocates revisions, publishes its commits without a watch, and knows the location of
-//! every record; the home partition keeps the partition map for its successor. A failing partition does not block the
-//! others.
+//! every partition. So only this process allocates revisions, publishes its commits without a watch, and knows the
+//! location of every record. The home partition stores the partition map for its successor. A failing partition does
+//! not block the others.
 
 mod cluster;
 mod conditional_write;
@@ -42,7 +42,7 @@ pub use split::{SplitEvent, SplitRequest};
 use state::PartitionedState;
 use write::WriteResponder;
 
-/// The partition in revisions: they are one sequence over all partitions.
+/// The partition number in revisions, which are one sequence over all partitions.
 const REVISION_PARTITION: u32 = 0;
 
 /// A store over several etcd clusters, whose writer lease this process holds. Lives within the tokio runtime that
@@ -56,8 +56,8 @@ pub struct PartitionedStore {
 }
 
 impl PartitionedStore {
-    /// Opens the store whose home partition `config` names, and creates it if absent: acquires the writer lease, fences
-    /// every former holder, and completes its committed batches. `holder` is a name for people; another process can
+    /// Opens the store whose home partition `config` names, and creates it if absent. Acquires the writer lease, fences
+    /// every former holder, and completes their committed batches. `holder` is a name for people. Another process can
     /// take over `ttl` after the last renewal.
     ///
     /// # Errors
@@ -83,9 +83,9 @@ impl PartitionedStore {
         Ok(Self { state, lease_id, lease_keeper, tasks })
     }
 
-    /// Makes a store in one cluster the home partition of one over several, and creates one if absent; does nothing if
-    /// it is converted already. Records keep their revisions, so that readers continue. No other process may have it
-    /// open. An interrupted conversion leaves the store unchanged.
+    /// Makes a store in one cluster the home partition of a store over several, and creates one if absent. Does
+    /// nothing if converted already. Records keep their revisions, so that readers continue. No other process may have
+    /// the store open. An interrupted conversion leaves the store unchanged.
     ///
     /// # Errors
     /// As [`PartitionedStore::open`].
@@ -93,7 +93,7 @@ impl PartitionedStore {
         convert::convert(config, holder, ttl).await
     }
 
-    /// Gives the store another id and returns it: once, after an older snapshot of etcd was restored.
+    /// Gives the store another id and returns it. Do this once after restoring an older snapshot of etcd.
     ///
     /// # Errors
     /// As [`PartitionedStore::open`]; a missing store is an error too.
@@ -101,8 +101,8 @@ impl PartitionedStore {
         open::regenerate_id(config).await
     }
 
-    /// Moves services to another partition while the store is read and written, and reports progress. Dropping the
-    /// future does not cancel the move. A failed move leaves every service where it was.
+    /// Moves services to another partition while the store is in use, and reports progress. Dropping the future does
+    /// not cancel the move. A failed move leaves every service where it was.
     ///
     /// # Errors
     /// [`StoreError`] with the partition and the reason.

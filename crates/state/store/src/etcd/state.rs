@@ -37,9 +37,9 @@ pub(super) struct EtcdState {
     fence: AtomicU64,
     /// Until when no other process can acquire the writer lease.
     pub(super) lease_expiry: watch::Sender<Instant>,
-    /// Newest revision written by this process; the watch may not have delivered it yet.
+    /// Newest revision written by this process, possibly not yet delivered by the watch.
     written: AtomicU64,
-    /// Whether acquiring the lease writes `last`, and batches do not.
+    /// Whether acquiring the lease writes `last`, while batches do not.
     pub(super) acquisition_writes_last: bool,
     /// Why nothing can be written any more.
     fatal_error: OnceLock<String>,
@@ -63,7 +63,7 @@ impl EtcdState {
         }
     }
 
-    /// The store was replaced or the lease lost: nothing is written any more, and subscriptions end.
+    /// Ends the store after it was replaced or its lease was lost: nothing is written, and subscriptions end.
     pub(super) fn fail(&self, reason: String) {
         tracing::error!(location = %self.client.location, reason, "the store is not usable any more");
         // The first reason is the cause of the later ones.
@@ -115,7 +115,7 @@ impl EtcdState {
                 Ok(revision)
             }
             TxnOutcome::Conflict(conflict) => Err(conflict.into()),
-            // The lease keeper finds out whether the lease is lost for good.
+            // The lease keeper determines whether the lease is lost for good.
             TxnOutcome::Fenced => Err(WriteError::Refused {
                 location: location(),
                 problem:

@@ -85,11 +85,11 @@ pub(super) fn write_batch(layout: &Layout, guard: Guard<'_>, batch: &Batch) -> T
     }
 }
 
-/// Tries whether etcd takes a write: a transaction whose condition never holds is proposed, and checked for space, like one that
+/// Tests whether etcd takes writes. A transaction whose condition never holds is proposed and checked for space like one that
 /// writes.
 ///
 /// # Errors
-/// Why it takes none.
+/// Why etcd takes no writes.
 pub(super) async fn probe_write(client: &Client, layout: &Layout) -> Result<(), String> {
     let never = Compare {
         result: compare::Result::Less.into(),
@@ -137,8 +137,8 @@ pub(super) fn regenerate_id(layout: &Layout, before: &[u8], after: &[u8]) -> Txn
     }
 }
 
-/// Writes the `holder` key with a lease, if no other process holds it and, where `last` is given, nothing was written
-/// since that revision.
+/// Writes the `holder` key with a lease if no other process holds it. With `last`, also requires that nothing was
+/// written since that revision.
 pub(super) fn acquire_lease(
     shared: &EtcdState,
     last: Option<u64>,

@@ -14,7 +14,7 @@ pub(super) struct WatchAssembler<'a> {
     layout: &'a Layout,
     /// First revision that is not complete yet.
     next: u64,
-    /// Its events so far.
+    /// The events of that revision so far.
     partial: Option<Commit>,
 }
 
@@ -24,7 +24,7 @@ impl<'a> WatchAssembler<'a> {
         Self { layout, next, partial: None }
     }
 
-    /// Where a new watch has to begin to lose nothing and repeat nothing.
+    /// Where a new watch must begin to lose nothing and repeat nothing.
     pub(super) fn resume_revision(&self) -> u64 {
         self.next
     }

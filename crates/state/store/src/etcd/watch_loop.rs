@@ -55,7 +55,7 @@ pub(super) async fn watch_commits(shared: Arc<EtcdState>, mut next: u64) {
     }
 }
 
-/// Publishes commits until the watch ends; `next` is then where another has to begin.
+/// Publishes commits until the watch ends. Then `next` is where another watch must begin.
 async fn watch_once(shared: &EtcdState, next: &mut u64) -> WatchEnd {
     let range = shared.layout.full_range();
     let create = WatchCreateRequest {
@@ -107,7 +107,7 @@ async fn meta(shared: &EtcdState) -> StoreMeta {
     }
 }
 
-/// Why the store below the root is not the one that was followed.
+/// Why the store below the root differs from the followed one.
 fn identity_mismatch(shared: &EtcdState, meta: &StoreMeta, next: u64) -> Option<String> {
     if meta.identity.as_ref() != Some(&shared.identity) {
         return Some("another store, or none, is below this root now; start the process again".into());

@@ -20,7 +20,7 @@ pub(super) struct WriteAdmission {
     bytes: Arc<Semaphore>,
 }
 
-/// Capacity taken by one queued batch, until dropped.
+/// Capacity used by one queued batch until dropped.
 #[derive(Debug)]
 pub(super) struct WritePermit {
     _batch: OwnedSemaphorePermit,

@@ -1,11 +1,11 @@
 //! The lease that lets one of several processes write to a store.
 //!
-//! The `holder` key is attached to the lease, and every write compares the revision that created it (a fence): a
+//! The `holder` key is attached to the lease, and every write compares the revision that created the key (a fence). A
 //! process that paused for longer than the lease, and does not know yet that another acquired it, writes nothing.
-//! Relying on the clock for writes was rejected: a process can be paused between the check and the write.
+//! Relying on the clock for writes was rejected: a process can be paused between check and write.
 //!
-//! For reads the clock suffices, as for leader leases in Raft (Ongaro 2014, 6.4.1): the state at the check, which
-//! follows the request, is a linearizable result however long the process pauses before it responds.
+//! For reads the clock suffices, as for leader leases in Raft (Ongaro 2014, 6.4.1). The check follows the request, so
+//! the state at the check is a linearizable result however long the process pauses before it responds.
 
 use std::{
     sync::{
@@ -36,7 +36,7 @@ impl WriterLease {
         self.id
     }
 
-    /// The lease of a process that could not acquire it yet.
+    /// The lease of a process that has not acquired it yet.
     pub(super) fn unheld(holder: &str, ttl: Duration) -> Self {
         Self { id: 0, seconds: seconds(ttl), holder: holder.to_owned() }
     }
@@ -63,7 +63,7 @@ impl WriterLease {
         }
     }
 
-    /// Acquires the lease if it is free and, where `last` is given, nothing was written since that revision.
+    /// Acquires the lease if it is free. With `last`, also requires that nothing was written since that revision.
     async fn try_acquire(
         shared: &EtcdState,
         (holder, seconds): (&str, u64),
@@ -85,15 +85,15 @@ impl WriterLease {
         Ok(Some(lease))
     }
 
-    /// Records that no other process can acquire the lease before it expires, a TTL after `since` at the earliest. A
-    /// tenth less, for clock drift.
+    /// Records that no other process can acquire the lease within its TTL after `since`, minus a tenth for clock
+    /// drift.
     fn extend(&self, shared: &EtcdState, since: Instant) {
         let ttl = Duration::from_secs(self.seconds);
         shared.lease_expiry.send_replace(since + (ttl - ttl / 10));
     }
 
-    /// Renews the lease until another process acquires it, which none can while etcd is unavailable. `current` is set
-    /// to the id of a reacquired lease.
+    /// Renews the lease until another process acquires it, which cannot happen while etcd is unavailable. `current`
+    /// is set to the id of a reacquired lease.
     pub(super) async fn keep_alive(mut self, shared: Arc<EtcdState>, current: Arc<AtomicI64>) {
         loop {
             sleep(Duration::from_secs(self.seconds) / 3).await;
@@ -122,7 +122,7 @@ impl WriterLease {
         }
     }
 
-    /// Acquires the lease once etcd takes writes again, and renews it. `current` is set to its id.
+    /// Acquires the lease once etcd takes writes again, and renews it. `current` is set to the lease's id.
     pub(super) async fn acquire_later(self, shared: Arc<EtcdState>, current: Arc<AtomicI64>) {
         loop {
             sleep(POLL_INTERVAL).await;
@@ -136,7 +136,7 @@ impl WriterLease {
                     let reason = "another process took over while it took no writes; start again";
                     return shared.fail(reason.into());
                 }
-                // Reported when it was found to be full.
+                // The full etcd was reported before.
                 Err(failure) => tracing::debug!(problem = failure.message(), "no writer lease yet"),
             }
         }

@@ -63,8 +63,9 @@ impl StorageBackend for ReadOnly {
 #[derive(Debug)]
 pub(super) struct Direct(pub(super) Box<dyn StorageBackend>);
 
-/// A copy-on-write overlay: the backend below is only read, changes stay in memory. redb writes even to a file that it
-/// only verifies (it marks it as in use, and repairs it), which neither a damaged file nor a full disk allows.
+/// A copy-on-write overlay: the backend below is only read, and changes stay in memory. redb writes even to a file
+/// that it only verifies (it marks the file as in use, and repairs it), which neither a damaged file nor a full disk
+/// allows.
 #[derive(Debug)]
 pub(super) struct Overlay {
     below: Box<dyn StorageBackend>,

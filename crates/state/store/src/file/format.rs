@@ -33,9 +33,9 @@ pub(super) struct Meta {
 
 /// Begins a transaction that is durable once committed.
 ///
-/// Two-phase: the pages reach the disk before the header that refers to them. So a header never refers to pages that a
-/// power failure or a failed sync lost; and when the newest state is damaged later, redb refuses the file instead of
-/// silently falling back to an older state, as it does for one-phase commits.
+/// Two-phase: pages reach the disk before the header that refers to them. So a header never refers to pages lost in a
+/// power failure or a failed sync. If the newest state is damaged later, redb refuses the file instead of silently
+/// falling back to an older state, as it does for one-phase commits.
 pub(super) fn begin(db: &Database) -> Result<WriteTransaction, Error> {
     let mut transaction = db.begin_write()?;
     transaction.set_durability(redb::Durability::Immediate)?;

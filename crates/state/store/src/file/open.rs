@@ -21,8 +21,8 @@ const CACHE_BYTES: usize = 64 << 20;
 
 /// Creates an empty store file at `path`.
 ///
-/// It has another name until it is complete: an empty or truncated file was a store once, and is never taken for a new
-/// one.
+/// The file has another name until it is complete. An empty or truncated file at `path` was a store once, and is never
+/// taken for a new one.
 pub(super) fn create_file(path: &Path) -> Result<(), StoreError> {
     let mut fresh = path.as_os_str().to_owned();
     fresh.push(".new");
@@ -32,7 +32,7 @@ pub(super) fn create_file(path: &Path) -> Result<(), StoreError> {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(system_error(&fresh, e)),
         _ => {}
     }
-    // It holds the records of all tenants, of which other users of the machine read none elsewhere.
+    // The file contains the records of all tenants, which other users of the machine must not read.
     let created = File::options().write(true).create_new(true).mode(0o600).open(&fresh);
     let backend = created.and_then(|_| of_file(&fresh)).map_err(|e| system_error(&fresh, e))?;
     initialize(path, backend)?;
@@ -45,8 +45,8 @@ pub(super) fn create_file(path: &Path) -> Result<(), StoreError> {
     durable().map_err(|e| system_error(path, e))
 }
 
-/// Takes a file from group and others, to whom a release before gave it. One that this process may not change, as a file
-/// of another user, is left, with a warning.
+/// Removes access of group and others, which a previous release granted. A file that this process may not change, such
+/// as another user's, is left with a warning.
 pub(super) fn make_private(path: &Path) {
     let of_user = |mode: u32| mode & 0o700;
     let narrow = || {

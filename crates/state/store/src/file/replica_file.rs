@@ -1,8 +1,8 @@
 //! A replica's copy of the records on disk: a store file that is written rarely, one revision at a time.
 //!
-//! It has the format of a store, and one transaction takes it from one revision of the upstream to another, so that a
-//! crash leaves one consistent revision. One transaction per change was rejected, with and without a sync: a replica
-//! can fetch everything from its upstream again, and the changes of a second are written once.
+//! The file has the format of a store. One transaction takes it from one revision of the upstream to another, so that
+//! a crash leaves one consistent revision. One transaction per change was rejected, with and without sync: a replica
+//! can fetch everything from its upstream again, and the changes of a second are written together.
 
 use std::{
     fs::{self, File},
@@ -30,35 +30,35 @@ use crate::StoreError;
 const META_CURRENT: &str = "current";
 /// The log contains all changes after this revision.
 const META_FLOOR: &str = "floor";
-/// Keys changed recently, each with the revision of the write that contained it, which is not below that of its change.
+/// Recently changed keys, each with the revision of the write that contained it, which is not below the change's own.
 const LOG: TableDefinition<'_, (u64, &str), ()> = TableDefinition::new("fairmesh.log");
 
 /// Contents of a replica file when it was opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaContents {
-    /// Revision of the upstream that it reflects.
+    /// Revision of the upstream that the file reflects.
     pub revision: Revision,
-    /// When it was last known to be current, to the millisecond.
+    /// When the copy was last known to be current, to the millisecond.
     pub at: SystemTime,
     /// All entries, by ascending key.
     pub entries: Vec<(Arc<str>, Entry)>,
     /// `log` contains all changes after this revision.
     pub floor: u64,
-    /// The changed keys, in order, each with a revision not below that of its change: reconnecting watchers are sent
-    /// the changes since then instead of a snapshot.
+    /// The changed keys in order, each with a revision not below its change's. Reconnecting watchers are sent later
+    /// changes instead of a snapshot.
     pub log: Vec<(u64, Arc<str>)>,
 }
 
 /// Takes a replica file to another revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaUpdate {
-    /// The new revision. One of another store replaces the whole contents.
+    /// The new revision. A revision of another store replaces the whole contents.
     pub revision: Revision,
-    /// When this was last known to be current.
+    /// When the copy was last known to be current.
     pub at: SystemTime,
-    /// The upstream knows all changes after this revision: the log of the file never reaches further back.
+    /// The upstream knows all changes after this revision, so the file's log never reaches further back.
     pub floor: u64,
-    /// Every key changed since the previous revision, with its entry now; `None` if deleted.
+    /// Every key changed since the previous revision, with its present entry; `None` if deleted.
     pub keys: Values,
 }
 
@@ -66,7 +66,7 @@ pub struct ReplicaUpdate {
 #[derive(Debug)]
 pub struct ReplicaFile {
     path: PathBuf,
-    /// `None` after a failed write: redb gives up a file that failed once, so it is reopened for the next.
+    /// `None` after a failed write. redb gives up a file that failed once, so the next write reopens it.
     db: Option<Database>,
     /// Declared last: released after the database is closed.
     _lock: File,
@@ -100,10 +100,10 @@ impl ReplicaFile {
         Ok((Self { path, db: Some(db), _lock: lock }, contents))
     }
 
-    /// Takes the file to another revision: whole and durable when this returns, or not at all. Blocks on the disk.
+    /// Takes the file to another revision, durably as a whole or not at all. Blocks on the disk.
     ///
     /// # Errors
-    /// When the disk fails. Retry with these changes and those that followed.
+    /// When the disk fails. Retry with these changes and later ones.
     pub fn write(&mut self, changes: &ReplicaUpdate) -> Result<(), StoreError> {
         let db = match self.db.take() {
             Some(db) => db,

@@ -101,7 +101,7 @@ impl FileState {
         WriteError::Failed { location: self.location(), source: io::Error::other(reason) }
     }
 
-    /// Verifies the file while nothing is written to it, over a view of its own: the open database is not touched.
+    /// Verifies the file while nothing is written to it, over a separate view. The open database is not touched.
     pub(super) fn verify(&self) -> Result<(), StoreError> {
         let _no_writes = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let path = self.path.clone();
@@ -143,7 +143,7 @@ impl FileState {
 
     /// Reopens the file after a failed write, and returns its durable revision.
     ///
-    /// The failed transaction may be there whole or not at all, and what is read may be in the page cache only. Another
+    /// The failed transaction may be present whole or not at all, and reads may come from the page cache only. Another
     /// synced transaction settles both before anything is acknowledged. While that fails, the file stays open for
     /// reads.
     pub(super) fn recover(&self) -> Result<u64, StoreError> {

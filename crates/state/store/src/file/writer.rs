@@ -116,8 +116,8 @@ impl Writer {
         }
     }
 
-    /// Ends the thread with the reason: after a panic the database in memory cannot be trusted and is not written
-    /// again. The file is as the last commit left it, and is verified when it is opened next.
+    /// Ends the thread with the reason. After a panic, the database in memory cannot be trusted and is not written
+    /// again. The file is as the last commit left it, and is verified when opened next.
     fn shut_down(&self, group: Vec<WriteRequest>, panic: &(dyn Any + Send)) {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
@@ -162,7 +162,7 @@ impl Writer {
         if persisted { Ok(()) } else { Err(super::open::store_error(&self.shared.path, failure)) }
     }
 
-    /// Reopens the file, and returns whether the failed transaction persisted after all; it is then published like any
+    /// Reopens the file. Returns whether the failed transaction persisted after all; it is then published like any
     /// other.
     fn recover(&mut self) -> Result<bool, StoreError> {
         let revision = self.shared.recover()?;

@@ -164,7 +164,7 @@ impl StorageBackend for Disk {
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        // Outside the lock, which would be poisoned.
+        // Panics outside the lock, which would be poisoned otherwise.
         let panics = self.0.lock().unwrap().panics;
         assert!(!panics, "page 7 is not where it should be");
         let state = &mut *self.powered()?;

@@ -1,8 +1,8 @@
 //! Several writers, each of which writes numbered batches one after the other.
 //!
-//! Batch `b` of writer `w` puts three keys of the slot `b % SLOTS`, advances the writer's mark (by compare-and-set on
-//! its former revision), and replaces one key by the next. So any state of the store shows which batches it contains,
-//! whether each is complete, and, since every batch takes one revision, whether revisions have gaps.
+//! Batch `b` of writer `w` puts three keys of the slot `b % SLOTS`, advances the writer's mark by compare-and-set on
+//! its former revision, and replaces one key by the next. So any state of the store shows which batches it contains
+//! and whether each is complete. Since every batch takes one revision, the state also shows gaps in revisions.
 
 use std::{collections::BTreeMap, sync::Arc};
 

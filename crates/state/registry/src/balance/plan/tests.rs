@@ -60,7 +60,7 @@ impl Fleet {
         plan(&input, options)
     }
 
-    /// The fleet after the moves; each has to be possible in its order.
+    /// The fleet after the moves; each move must be possible when its turn comes.
     fn after(&self, moves: &[ShardMove]) -> Self {
         let mut fleet = self.clone();
         for shard_move in moves {
@@ -114,7 +114,7 @@ fn variation(servers: &[Forecast], load: impl Fn(&Forecast) -> Work) -> u64 {
 
 #[test]
 fn an_overloaded_server_gives_its_biggest_shard_that_fits_to_the_emptiest() {
-    // 600 in all, 200 each; s0 has 340 and may have 250. The 150 fits on no other server (at most 225), the 100 does.
+    // 600 in all, 200 each; s0 has 340 and may have 250. The 150 fits on no other server (at most 225); the 100 does.
     let fleet =
         Fleet::new(&[1000, 1000, 1000], &[(150, &[0]), (100, &[0]), (90, &[0]), (140, &[1]), (120, &[2])]);
     let plan = fleet.plan(&options());
@@ -135,7 +135,7 @@ fn imbalance_below_the_threshold_causes_no_moves() {
 
 #[test]
 fn a_strong_server_counts_as_one_that_may_have_more() {
-    // 400 in all; s0 of twice the capacity may have 267.
+    // 400 in all; s0 has twice the capacity and may have 267.
     let shards: &[(Work, &[usize])] = &[(110, &[0]), (150, &[0]), (140, &[1])];
     let fleet = Fleet::new(&[2000, 1000], shards);
     assert_eq!(fleet.plan(&options()).moves, []);
@@ -187,7 +187,7 @@ fn copies_of_a_shard_keep_apart_and_in_their_roles_and_zones() {
     for (server, zone) in [(0, "a"), (1, "b"), (2, "b")] {
         fleet.servers[server].zone = Some(Zone::new(zone).unwrap());
     }
-    // Shard 0 may go neither to s1, which has it, nor to s2 beside it in zone b.
+    // Shard 0 may go neither to s1, which holds it, nor to s2, which shares zone b.
     let moves = fleet.plan(&options()).moves;
     assert!(!moves.is_empty() && moves.iter().all(|shard_move| shard_move.shard != ShardId(0)), "{moves:?}");
     // A server that serves only in another role does not receive this one.
@@ -213,7 +213,7 @@ fn moves_in_flight_stay_and_count() {
 
 #[test]
 fn a_skewed_service_comes_within_the_threshold_with_few_moves() {
-    // 20 servers and 400 shards whose work falls with their rank, assigned in blocks, so that the hot ones are
+    // 20 servers and 400 shards whose work falls with their rank, assigned in blocks, so that hot shards are
     // together.
     let shards: Vec<(Work, [usize; 1])> =
         (0..400).map(|i| (1_000_000 / (i + 10), [i as usize / 20])).collect();
@@ -286,7 +286,7 @@ proptest! {
             let limit = percent(server.fair, options.threshold.into());
             prop_assert!(server.after <= limit.max(server.before), "{server:?}");
         }
-        // One copy less may fill another server, never beyond the goal.
+        // One copy less may fill another server, but never beyond the goal.
         let goal = 10 * (100 + u64::from(options.threshold)) / 2;
         prop_assert!(worst(&made.servers, |s| s.after) <= worst(&made.servers, |s| s.before).max(goal));
     }

@@ -1,9 +1,9 @@
 //! One partition of a store: the client of its cluster, the fence of this process, and lanes.
 //!
-//! A **lane** makes every write exactly-once, as the client sessions of Raft do (Ongaro 2014, 6.3). It is a key with
-//! the number of its last batch, and a batch is written only if the lane still has the number that this process left
+//! A **lane** makes every write exactly-once, like the client sessions of Raft (Ongaro 2014, 6.3). A lane is a key
+//! with the number of its last batch. A batch is written only if the lane still has the number that this process left
 //! there. So a transaction whose response was lost is retried unchanged: the first of the two that etcd applies
-//! advances the lane, the other fails its comparison, and the value of the lane tells whether the batch is committed.
+//! advances the lane, and the other fails its comparison. The lane's value then shows whether the batch is committed.
 //! Without lanes a delayed transaction could overwrite a later one.
 
 #[cfg(test)]
@@ -49,7 +49,7 @@ pub(super) struct Cluster {
     fence: Fence,
     /// Held for reading while a batch is in flight; a write lock excludes all batches.
     pub(super) gate: Arc<RwLock<()>>,
-    /// Queue of batches of this partition alone: an unresponsive partition does not use up the capacity of others.
+    /// Queue of batches for this partition alone: an unresponsive partition does not use up the capacity of others.
     pub(super) admission: WriteAdmission,
     lane_permits: Arc<Semaphore>,
     free_lanes: Mutex<Vec<Lane>>,
@@ -64,8 +64,9 @@ pub(super) struct Cluster {
 pub(super) enum Fence {
     /// In the home partition: the `holder` key, attached to the writer lease.
     Holder(Arc<EtcdState>),
-    /// Elsewhere: the fence of this process's lease in the home, which is greater than that of every former holder. A
-    /// lease of its own was rejected: a new holder of the home would have to wait for one that a former holder renews.
+    /// Elsewhere: the fence of this process's lease in the home, which is greater than every former holder's. A
+    /// separate lease was rejected: a new holder of the home would have to wait for a lease that a former holder
+    /// renews.
     Stamped(u64),
 }
 
@@ -74,7 +75,7 @@ pub(super) enum Fence {
 pub(super) struct Lane {
     name: String,
     at: u64,
-    /// Greatest number attempted. Numbers beyond `at` may have been written, or may still be: none is reused.
+    /// Greatest number attempted. Numbers beyond `at` may have been written or may still be, so none is reused.
     highest_attempted: u64,
 }
 
@@ -151,7 +152,7 @@ impl Cluster {
         }
     }
 
-    /// Whether conditions hold now; nothing is written.
+    /// Checks whether the conditions hold now, without writing.
     pub(super) async fn check(&self, change: &ConditionalWrite) -> Result<CommitOutcome, CallError> {
         let response = self.client.txn(RetryPolicy::Repeatable, self.transaction(None, change)).await?;
         Ok(match response.succeeded {
@@ -160,8 +161,8 @@ impl Cluster {
         })
     }
 
-    /// Writes or deletes a metadata key, with retries. A late duplicate must be harmless, as for names and values that
-    /// are used once.
+    /// Writes or deletes a metadata key, with retries. A late duplicate must be harmless, as with names and values
+    /// that are used once.
     pub(super) async fn write_meta(
         &self,
         key: Bytes,
@@ -176,7 +177,7 @@ impl Cluster {
         })
     }
 
-    /// Writes a change that is no revision, as [`Cluster::commit`] does.
+    /// Writes a change without a revision, like [`Cluster::commit`].
     pub(super) async fn commit_copy(
         &self,
         change: &ConditionalWrite,
@@ -184,7 +185,7 @@ impl Cluster {
     ) -> Result<CommitOutcome, CallError> {
         let mut lane = self.copier.lock().await;
         if lane.highest_attempted > lane.at {
-            // The outcome of the last write is unknown: it was given up, or its future was dropped.
+            // The last write's outcome is unknown: it was given up, or its future was dropped.
             lane.at = self.stored_position(&lane).await.map_err(CallError::into_unavailable)?;
         }
         let number = lane.next();
@@ -202,8 +203,8 @@ impl Cluster {
         Ok(self.client.range(request).await?.kvs.into_iter().next().map(|kv| kv.value))
     }
 
-    /// Writes a change exactly once or not at all, under a number that the lane has not used. Retries until the outcome
-    /// is certain, unless `retry` gives up.
+    /// Writes a change exactly once or not at all, under an unused number of the lane. Retries until the outcome is
+    /// certain, unless `retry` gives up.
     pub(super) async fn commit(
         &self,
         lane: &mut Lane,
@@ -224,8 +225,8 @@ impl Cluster {
                     match outcome {
                         CommitOutcome::Written => lane.at = number,
                         CommitOutcome::FenceChanged => continue,
-                        // Another process has advanced the lane: whether the write preceded that cannot be determined
-                        // any more.
+                        // Another process has advanced the lane, so whether the write came before that cannot be
+                        // determined.
                         _ if uncertain && at != lane.at => {
                             return Err(CallError::Unknown("another process has written since".into()));
                         }
@@ -315,7 +316,7 @@ impl Cluster {
         let outcome = match guarded {
             Some(outcome) => outcome,
             // No other process writes here, so the write was applied and its response lost. Without the fence this
-            // would prove nothing: two processes may use the same number.
+            // would prove nothing, since two processes may use the same number.
             None if at == number => CommitOutcome::Written,
             None if at != lane.at => CommitOutcome::Replaced,
             None => change.unmet(found).map_or(CommitOutcome::FenceChanged, CommitOutcome::Conflict),
@@ -363,7 +364,7 @@ impl Cluster {
 }
 
 impl LaneGuard {
-    /// As [`Cluster::commit`].
+    /// As for [`Cluster::commit`].
     pub(super) async fn commit(
         &mut self,
         number: u64,
@@ -381,7 +382,7 @@ impl Drop for LaneGuard {
 }
 
 impl Lane {
-    /// An unused number, for changes that are no revisions.
+    /// An unused number, for changes without a revision.
     fn next(&mut self) -> u64 {
         self.highest_attempted = self.highest_attempted.max(self.at) + 1;
         self.highest_attempted

@@ -1,8 +1,7 @@
 //! Converts a store in one cluster to a partitioned one.
 //!
-//! Records are copied to another format below another prefix, and take effect with the new identity, in one
-//! transaction. Converting while the store is served was rejected: each control plane would have to read both formats
-//! meanwhile.
+//! Records are copied to another format below another prefix, and take effect with the new identity in one
+//! transaction. Converting a store in use was rejected: each control plane would have to read both formats meanwhile.
 
 use std::time::Duration;
 
@@ -130,7 +129,7 @@ impl<'a> Conversion<'a> {
         txns
     }
 
-    /// Writes only while the store is unconverted and the lease held: a delayed transaction then does nothing.
+    /// Writes only while the store is unconverted and the lease is held, so that a delayed transaction does nothing.
     async fn write(&self, success: Vec<RequestOp>) -> Result<bool, CallError> {
         let shared = &self.store.shared;
         let identity = conditional_write::value_compare(

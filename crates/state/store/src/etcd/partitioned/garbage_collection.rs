@@ -1,4 +1,4 @@
-//! Deletes records that moves left behind, which are ignored but take up space.
+//! Deletes records that moves left behind. They are ignored but use space.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! Write-ahead intents: operations of a batch in partitions other than the home.
 //!
-//! An intent is written in the home partition together with the home's own records, which commits the batch: from then
-//! on the holder of the writer lease applies it. Two-phase commit with a vote of each partition was rejected: with one
-//! writer, conditions that hold when checked hold until written.
+//! An intent is written in the home partition together with the home's own records, which commits the batch. From then
+//! on the holder of the writer lease applies the intent. Two-phase commit with votes of all partitions was rejected:
+//! with one writer, conditions that hold when checked still hold when written.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Locks of keys being written: of two batches that share a key, the second is sent when the first is done.
+//! Locks of keys being written. If two batches share a key, the second is sent when the first is done.
 
 use std::{
     collections::HashMap,
@@ -23,11 +23,11 @@ pub(super) struct KeyLockGuard<'a> {
 
 impl KeyLocks {
     /// Waits until none of the keys is locked, and locks all at once, so that no two batches deadlock. A waiting batch
-    /// holds no lock, and is woken only by the batch that it waits for.
+    /// holds no lock, and only the batch that blocks it wakes it.
     pub(super) async fn lock(&self, keys: Vec<Arc<str>>) -> KeyLockGuard<'_> {
         let released = Arc::new(Semaphore::new(0));
         while let Some(other) = self.try_lock(&keys, &released) {
-            // It has no permits: this returns an error when the other batch is done.
+            // The semaphore has no permits: this returns an error when the other batch is done.
             let _ = other.acquire().await;
         }
         KeyLockGuard { locks: self, keys, released }

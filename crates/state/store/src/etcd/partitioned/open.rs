@@ -40,7 +40,7 @@ const REPAIR_TIMEOUT: Duration = Duration::from_secs(30);
 /// Metadata keys with their values, by name.
 pub(super) type MetaKeys = HashMap<String, KeyValue>;
 
-/// Gives up at a deadline: the next process tries again.
+/// Gives up at a deadline. The next process tries again.
 pub(super) struct RetryUntil(pub(super) Instant);
 
 impl RetryControl for RetryUntil {
@@ -151,7 +151,7 @@ pub(super) async fn open(home: Arc<EtcdState>, config: EtcdConfig) -> Result<Par
     Ok(PartitionedState::new(home, config, partitions, newest))
 }
 
-/// Writes the fence of this process to a partition: former holders can write nothing there any more.
+/// Writes this process's fence to a partition, so that former holders can write nothing there.
 pub(super) async fn take_over(
     config: &EtcdConfig,
     identity: Bytes,
@@ -201,7 +201,7 @@ pub(super) async fn read_meta_keys(client: &Client, layout: &Layout) -> Result<M
     Ok(named.collect())
 }
 
-/// Completes a committed batch of a former holder, under a new revision: some readers may have received the former one,
+/// Completes a committed batch of a former holder under a new revision: some readers may have received the former one,
 /// and the others have to be sent the batch.
 async fn replay_intent(
     partitions: &Partitions,
@@ -228,8 +228,8 @@ async fn replay_intent(
         .await
 }
 
-/// Revisions were skipped and their batches not published under new ones: a reader at the newest revision may lack
-/// them, so that this process begins one revision later and readers take a snapshot.
+/// Clears recorded gaps. Revisions were skipped and their batches not published under new ones, so a reader at the
+/// newest revision may lack them. This process therefore begins one revision later, and readers take a snapshot.
 async fn clear_gaps(partitions: &Partitions, parts: &[usize], number: u64) -> Result<(), StoreError> {
     for part in parts {
         let cluster = &partitions.clusters[*part];

@@ -18,12 +18,12 @@ pub(super) const MAX_NAMED: usize = 2000;
 /// The partitions of a store, and the services of each: named services, and all others by ranges of a hash of their
 /// names.
 ///
-/// Ranges instead of a hash modulo the number of partitions, since a split then moves only what it has to.
+/// Ranges are used instead of a hash modulo the number of partitions, so that a split moves as little as possible.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PartitionMap {
     /// Number of changes.
     pub(super) version: u64,
-    /// The home first.
+    /// Partitions, the home first.
     pub(super) entries: Vec<PartitionEntry>,
     /// Start of each range, ascending from 0, with its partition.
     ranges: Vec<(u64, usize)>,
@@ -36,11 +36,11 @@ pub(super) struct PartitionMap {
 pub(super) struct PartitionEntry {
     /// Identifies the partition; part of its identity in etcd.
     pub(super) token: u64,
-    /// Address of its cluster; `None` for the home, which contains the map.
+    /// Address of the cluster; `None` for the home, which contains the map.
     pub(super) address: Option<EtcdAddress>,
 }
 
-/// What a split moves.
+/// The services that a split moves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum MoveScope {
     /// These services.
@@ -161,8 +161,8 @@ impl PartitionMap {
     }
 }
 
-/// The service of a key, as `tenant/service`: all records of a service are in one partition. Derived from the form of
-/// the key alone, so that kinds of records added by a later release map the same way.
+/// The service of a key, as `tenant/service`; all records of a service are in one partition. Derived from the key's
+/// form alone, so that record kinds of later releases map the same way.
 pub(super) fn service(key: &str) -> Option<String> {
     let mut segments = key.strip_prefix("/t/")?.split('/');
     let tenant = segments.next()?;

@@ -4,8 +4,8 @@
 //! partition keeps its revision. A revision per partition, as a vector in every cursor, was rejected: readers would
 //! have to know the partitions and follow their changes.
 //!
-//! A batch has its revision before it is sent, since its records contain it, and partitions respond out of order: a
-//! commit waits here until every smaller revision is settled, and is published in order.
+//! A batch gets its revision before it is sent, since its records contain it, and partitions respond out of order. So
+//! a commit waits here until every smaller revision is settled, and is published in order.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,7 @@ const MAX_PENDING: usize = 4096;
 /// Allocates revisions and publishes their commits.
 #[derive(Debug)]
 pub(super) struct RevisionSequence {
-    /// Has the commit log.
+    /// The home, which has the commit log.
     home: Arc<EtcdState>,
     numbers: Mutex<SequenceState>,
     permits: Arc<Semaphore>,
@@ -45,11 +45,11 @@ struct SequenceState {
 /// An allocated revision that is not published.
 #[derive(Debug)]
 struct Pending {
-    /// The partition of its batch.
+    /// The partition of the revision's batch.
     part: usize,
-    /// How long later revisions wait for it.
+    /// Until when later revisions wait for this one.
     due: Instant,
-    /// Its commit, once committed.
+    /// The revision's commit, once committed.
     commit: Option<Commit>,
     _permit: OwnedSemaphorePermit,
 }
@@ -76,7 +76,7 @@ impl RevisionSequence {
         self.lock().committed
     }
 
-    /// Allocates the next revision, for a batch of this partition; later revisions wait for it, but not beyond `due`.
+    /// Allocates the next revision for a batch of this partition. Later revisions wait for it until `due`.
     pub(super) async fn allocate(&self, part: usize, due: Instant) -> u64 {
         // Never closed; without a permit it would wait like the others.
         let Ok(permit) = self.permits.clone().acquire_owned().await else {
@@ -89,8 +89,8 @@ impl RevisionSequence {
         number
     }
 
-    /// Settles a revision with its commit, or without one. False if later revisions were published before: it cannot be
-    /// published, and the batch has to be written under another revision.
+    /// Settles a revision with its commit, or without one. Returns false if later revisions were published before; then
+    /// the batch has to be written under another revision.
     pub(super) fn settle(&self, number: u64, commit: Option<Commit>) -> bool {
         let mut numbers = self.lock();
         let Some(pending) = numbers.pending.get_mut(&number) else { return false };
@@ -116,7 +116,7 @@ impl RevisionSequence {
         self.publish(numbers);
     }
 
-    /// Waits until a revision is overdue that blocks committed ones.
+    /// Waits until an overdue revision blocks committed ones.
     pub(super) async fn overdue(&self) -> Overdue {
         loop {
             match self.first_blocking() {
@@ -139,7 +139,7 @@ impl RevisionSequence {
         Some((Overdue { number: *number, responsive: waits.part }, first.due))
     }
 
-    /// Publishes the commits before the first pending revision. Under the lock, so that revisions ascend.
+    /// Publishes the commits before the first pending revision. Called under the lock, so that revisions ascend.
     fn publish(&self, mut numbers: MutexGuard<'_, SequenceState>) {
         let mut commits = Vec::new();
         while let Some(first) = numbers.pending.first_entry() {

@@ -1,9 +1,9 @@
 //! Moves services to another partition while the store is read and written.
 //!
-//! Their records are copied, then those written meanwhile, until few are left; then writes to the source partition are
-//! paused for moments, the rest is copied, and the partition map is changed in one transaction. Records keep their
-//! revisions, so that readers notice nothing. Until the map is changed the former one is in force, whatever happens,
-//! and the copies are ignored.
+//! Records are copied while writes continue, then records written meanwhile are copied in rounds until few are left.
+//! Then writes to the source partition are paused for moments, the rest is copied, and one transaction changes the
+//! partition map. Records keep their revisions, so that readers notice nothing. Until the map changes, the former one
+//! stays in force and the copies are ignored.
 
 mod copy;
 mod plan;
@@ -46,16 +46,16 @@ const MAX_CATCH_UP_ROUNDS: usize = 16;
 pub struct SplitRequest {
     /// Cluster and root: an empty one, which becomes a partition of the store, or an existing partition.
     pub into: EtcdAddress,
-    /// The services, as `tenant/service`, all in one partition; empty for half of the range with most bytes.
+    /// The services, as `tenant/service`, all in one partition. If empty, half of the range with most bytes is moved.
     pub services: Vec<String>,
-    /// Only report what would be moved.
+    /// Whether to only report what would be moved.
     pub dry_run: bool,
 }
 
 /// Progress of a split.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SplitEvent {
-    /// The move.
+    /// The planned move.
     Planned {
         /// Source partition.
         from: u32,
@@ -65,12 +65,12 @@ pub enum SplitEvent {
         services: u64,
         /// Number of records.
         records: u64,
-        /// Bytes of their keys and values.
+        /// Bytes of keys and values.
         bytes: u64,
     },
     /// Number of copied records; omitted while the receiver is slow.
     Copied(u64),
-    /// Number of records that are equal in both partitions, except for those written since.
+    /// Number of records that are equal in both partitions, except records written since.
     Verified(u64),
     /// The partition map is changed.
     Moved {
@@ -190,8 +190,8 @@ impl PartitionedState {
         Ok(())
     }
 
-    /// Puts the new map in force. Once it is sent, nothing is written to the source until it is certain that it is in
-    /// force: the next step deletes the records that the former map refers to.
+    /// Puts the new map in force. After sending it, nothing is written to the source until the map is certainly in
+    /// force, since the next step deletes the former map's records.
     async fn activate_map(&self, plan: &PartitionMove) -> Result<(), StoreError> {
         let home = &plan.before.clusters[HOME];
         let store_error = |failure: CallError| failure.into_store_error(&home.client.location);

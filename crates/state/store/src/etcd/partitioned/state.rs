@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{StoreLocation, WriteError};
 
-/// Multi-partition batches in flight: each holds a lane in every partition it touches, and an unresponsive partition
+/// Multi-partition batches in flight. Each holds a lane in every partition it touches, and an unresponsive partition
 /// must not use up the lanes of the others.
 const MAX_MULTI_PARTITION: usize = 8;
 /// Pause before retrying to record a gap.
@@ -41,7 +41,7 @@ pub(super) struct PartitionedState {
     pub(super) multi_partition: Semaphore,
     /// Held by the one task that moves or deletes copied records.
     pub(super) move_lock: tokio::sync::Mutex<()>,
-    /// While records are copied to another partition: their writes since.
+    /// Writes to records of a move since they were copied, while records are being copied.
     pub(super) move_tracker: Mutex<Option<MoveTracker>>,
     /// The partition in which a gap is recorded.
     gap_partition: tokio::sync::Mutex<Option<Arc<Cluster>>>,
@@ -123,8 +123,8 @@ impl PartitionedState {
 
     /// Skips revisions that block later ones for too long, until dropped.
     ///
-    /// Their batches are written again under later revisions. Readers lack them in between, and if this process dies
-    /// then, its successor would not know: so the gap is recorded first, in a responsive partition.
+    /// Their batches are written again under later revisions. Until then readers lack them, and a successor of this
+    /// process would not know. So the gap is recorded first, in a responsive partition.
     pub(super) async fn skip_overdue(&self) {
         loop {
             let overdue = self.sequence.overdue().await;

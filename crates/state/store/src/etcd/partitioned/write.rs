@@ -25,8 +25,8 @@ use crate::WriteError;
 
 /// Time limit after which a caller gets an error.
 const CALLER_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long batches of other partitions wait for one to be settled. Doubled each time it was exceeded, so that a slow
-/// partition is waited for in the end.
+/// How long batches of other partitions wait for one to be settled. Doubled after each timeout, so that even a slow
+/// partition is eventually waited for.
 const PUBLISH_WAIT: Duration = Duration::from_millis(100);
 /// Upper bound of the doubled wait.
 const MAX_PUBLISH_WAIT: Duration = Duration::from_secs(10);
@@ -99,7 +99,7 @@ impl PartitionedState {
         }
         let mut wait = PUBLISH_WAIT;
         let mut locks = locks;
-        // Whether the batch will certainly be written, if not yet under which revision.
+        // Whether the batch will certainly be written, even if its revision is open.
         let mut decided = false;
         loop {
             let first = locks.lanes.keys().next().copied().unwrap_or(HOME);
@@ -123,7 +123,8 @@ impl PartitionedState {
                 }
                 Err(error) => {
                     self.settle_failed(number, &error);
-                    // The batch is written under a former revision: the caller must not get an error that denies it.
+                    // The batch is written under a former revision, so the caller must not get an error that denies the
+                    // write.
                     if !decided {
                         return Err(error);
                     }
@@ -138,8 +139,9 @@ impl PartitionedState {
         }
     }
 
-    /// Settles a revision without a commit. If the outcome is unknown the revision stays pending, and this process
-    /// ends: readers of a later revision would never receive it, and the next process does not know that they lack it.
+    /// Settles a revision without a commit. If the outcome is unknown, the revision stays pending and this process
+    /// ends: readers of a later revision would never receive the batch, and the next process does not know that they
+    /// lack it.
     fn settle_failed(&self, number: u64, error: &WriteError) {
         if let (WriteError::Unknown { problem, .. }, None) = (error, self.home.fatal_error()) {
             self.home.fail(format!("the outcome of a batch is unknown ({problem}); start the process again"));
@@ -151,8 +153,8 @@ impl PartitionedState {
 
     /// Waits until the batch can be sent: its keys are locked, there are lanes, and no move affects its partitions.
     async fn acquire(&self, batch: &Batch) -> WriteLocks<'_> {
-        // Before lanes: a batch that waits for a key of a multi-partition batch may wait for an unresponsive partition,
-        // and must not use up the lanes of a responsive one.
+        // Keys before lanes: a batch that waits for a key of a multi-partition batch may wait for an unresponsive
+        // partition, and must not use up a responsive one's lanes.
         let keys = self.key_locks.lock(batch.ops.iter().map(|op| op.key.clone()).collect()).await;
         loop {
             let partitions = self.partitions();
@@ -163,8 +165,8 @@ impl PartitionedState {
             };
             let home = multi_partition.as_ref().map(|_| HOME);
             let touched: BTreeSet<_> = home.into_iter().chain(parts.keys().copied()).collect();
-            // Partitions in order, against deadlock; and lanes before gates, so that few batches hold a gate and a
-            // waiting writer waits for these only.
+            // Partitions are taken in order, against deadlock, and lanes before gates, so that few batches hold a
+            // gate and a waiting writer waits only for these.
             let mut lanes = BTreeMap::new();
             for part in touched {
                 lanes.insert(part, partitions.clusters[part].acquire_lane().await);
@@ -275,8 +277,8 @@ impl PartitionedState {
         }
     }
 
-    /// Deletes the intent of a batch that is applied everywhere. Until then its keys stay locked: a later process would
-    /// apply it again.
+    /// Deletes the intent of a batch that is applied everywhere. Its keys stay locked until then, because a later
+    /// process would apply the batch again.
     pub(super) async fn delete_intent(&self, home: &Cluster, number: u64) {
         while self.home.fatal_error().is_none() {
             match home.write_meta(intent::key(&home.layout, number), None).await {

@@ -148,7 +148,7 @@ impl<'a> RecordScan<'a> {
         }
     }
 
-    /// Those of the next page; `None` after the last.
+    /// The moved records of the next page; `None` after the last.
     async fn page(&mut self) -> Result<Option<Vec<Record>>, CallError> {
         let Some(kvs) = self.scan.next(&self.cluster.client).await? else { return Ok(None) };
         let records = kvs.into_iter().filter_map(|kv| {

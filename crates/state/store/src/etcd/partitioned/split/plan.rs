@@ -133,7 +133,7 @@ fn source_partition(
     }
 }
 
-/// The upper half, by bytes, of the range that has most of them.
+/// The upper half, by bytes, of the range with most bytes.
 fn upper_half(
     partitions: &Partitions,
     sizes: &BTreeMap<String, RecordSize>,

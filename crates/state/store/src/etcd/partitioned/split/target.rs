@@ -67,7 +67,7 @@ impl PartitionedState {
         match layout::decode_identity(&identity, &client.location)? {
             Identity::Partition { id, token } if id == self.home.id => {
                 let known = partitions.map.entries.iter().position(|part| part.token == token);
-                // An unknown token was left by an interrupted move.
+                // An interrupted move left an unknown token.
                 let part = known.unwrap_or(is_new.part);
                 Ok(TargetPartition { part, token: Some(token), is_new: known.is_none(), ..is_new })
             }
@@ -92,7 +92,7 @@ impl PartitionedState {
         }
         let config = EtcdConfig { address: found.address.clone(), ..self.config.clone() };
         let (client, layout) = (Client::new(&config)?, Layout::for_partition(found.address.root()));
-        // The home has 0.
+        // The home has token 0.
         let token = match found.token {
             Some(token) => token,
             None => (random_id(&client)?.0 as u64).max(1),
