@@ -9,6 +9,7 @@ mod borrowed_headers;
 mod classify;
 mod completed;
 mod context;
+mod direct;
 mod execute;
 mod fast_path;
 mod fault_response;
@@ -32,6 +33,7 @@ use tracing::{Instrument as _, Span};
 
 pub use self::{
     completed::CompletedCall,
+    direct::{DirectBody, DirectClient},
     fast_path::{FastCall, SlowCall},
     sent::SentRequest,
     tunnel::ConnectResult,

@@ -1,5 +1,5 @@
-//! What a proxy needs of calls, besides what programs use: calls from its read buffer, tunnels, observed response bodies, and
-//! services as numbers for the kernel.
+//! What a proxy needs of calls, besides what programs use: calls from its read buffer, tunnels, observed response bodies,
+//! requests to one server past the mesh, and services as numbers for the kernel.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -16,7 +16,7 @@ use crate::{
 };
 pub use crate::{
     discovery::{RouteBackend, RouteBackendIndex},
-    dispatch::{CompletedCall, ConnectResult, FastCall, SentRequest, SlowCall},
+    dispatch::{CompletedCall, ConnectResult, DirectBody, DirectClient, FastCall, SentRequest, SlowCall},
     event_loops::set_event_loop,
     observe::CallInfo,
     response_body::{BodyEnd, BodyObserver, end_with_status, foreign_body, observe_body},

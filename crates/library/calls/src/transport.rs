@@ -4,6 +4,7 @@
 //! writes and reads, or the calls that share a connection do so together.
 
 mod abort_on_drop;
+mod address_pool;
 mod connection_hook;
 mod connector;
 mod endpoint_pool;
@@ -23,6 +24,7 @@ mod wait;
 
 pub use self::lent_connection::{ConnectionOwner, EndpointConnection};
 pub(crate) use self::{
+    address_pool::AddressPool,
     connector::TransportContext,
     endpoint_pool::EndpointPool,
     error::{SendError, violates_protocol},

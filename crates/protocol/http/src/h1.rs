@@ -18,7 +18,7 @@ mod write_buffer;
 #[cfg(test)]
 mod tests;
 
-use http::{HeaderMap, header};
+use http::{HeaderMap, HeaderValue, header};
 
 pub use body_decoder::{Decoder, Piece};
 pub use borrowed::{BorrowedRequest, BorrowedResponse, HeaderStorage, REMAINDER_WAIT, header_storage};
@@ -104,4 +104,16 @@ pub fn has_connection_close(headers: &HeaderMap) -> bool {
 /// Whether a request asks to switch protocols (RFC 9110 7.8).
 pub fn requests_upgrade(headers: &HeaderMap) -> bool {
     has_token(headers, header::CONNECTION, b"upgrade") && headers.contains_key(header::UPGRADE)
+}
+
+/// Joins the `cookie` fields that HTTP/2 may split into one, which HTTP/1.1 servers expect (RFC 9113 8.2.3).
+pub fn join_cookies(headers: &mut HeaderMap) {
+    if headers.get_all(header::COOKIE).iter().nth(1).is_none() {
+        return;
+    }
+    let parts: Vec<&[u8]> = headers.get_all(header::COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    // Joined valid values are a valid value.
+    if let Ok(joined) = HeaderValue::from_bytes(&parts.join(&b"; "[..])) {
+        headers.insert(header::COOKIE, joined);
+    }
 }

@@ -55,9 +55,8 @@ pub(super) fn classify(
         Err(SendError::TimedOut) => deadline_exceeded(dispatch, call.deadline(), unsent),
         Err(SendError::Idle(timeout)) => idle_timeout(timeout, input),
         Err(error) => {
-            let ErrorClass { outcome, kind, what } = error_class(&error);
-            let message = format!("{} {what}", endpoint_name(call, pool));
-            (outcome, Err(Fault::new(kind, message).caused_by(BoxError::from(error))))
+            let outcome = error_class(&error).outcome;
+            (outcome, Err(send_fault(&endpoint_name(call, pool), error)))
         }
     }
 }
@@ -66,6 +65,13 @@ pub(super) fn classify(
 pub(super) fn endpoint_name(call: &Call<'_, Arc<EndpointPool>>, pool: &EndpointPool) -> String {
     let target = pool.target();
     format!("{}: {} at {}", call.target().name(), target.instance, target.address)
+}
+
+/// The fault by which a request to `server` failed.
+#[cold]
+pub(super) fn send_fault(server: &str, error: SendError) -> Fault {
+    let ErrorClass { kind, what, .. } = error_class(&error);
+    Fault::new(kind, format!("{server} {what}")).caused_by(BoxError::from(error))
 }
 
 struct ErrorClass {

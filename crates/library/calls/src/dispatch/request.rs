@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderValue, Method, header, request::Parts, uri::Authorit
 
 use crate::{
     fault::{Fault, FaultKind},
-    service::handle::{DefaultHeaders, Handle},
+    service::handle::Handle,
     transport::{Head, PendingRequest, Replay, Request},
 };
 use fairmesh_headers::{KEY, ROLE, TRACEPARENT, is_grpc, is_grpc_web};
@@ -46,25 +46,25 @@ pub(crate) fn body_error(error: BoxError) -> Fault {
     Fault::new(FaultKind::Invalid, "the request's body failed").caused_by(error)
 }
 
-/// The host of a request, in every protocol and for routes: that of the header `host`, else of the URI, else of
-/// the handle. Credentials in the URI are the caller's own and are not sent.
+/// The host of a request, in every protocol and for routes: that of the header `host`, else of the URI, else the
+/// default. Credentials in the URI are the caller's own and are not sent.
 ///
 /// # Errors
 /// Where it is no valid host, or its port is invalid.
 pub(crate) fn request_authority(
     named: Option<&Authority>,
     headers: &HeaderMap,
-    defaults: &DefaultHeaders,
+    default: &Authority,
 ) -> Result<Authority, Fault> {
     let authority = match (headers.get(header::HOST), named) {
         // Nearly always that of the handle, which needs no parsing.
-        (Some(host), _) if *host == *defaults.authority.as_str() => return Ok(defaults.authority.clone()),
+        (Some(host), _) if *host == *default.as_str() => return Ok(default.clone()),
         (Some(host), _) => Authority::try_from(host.as_bytes()).ok(),
         (None, Some(named)) => match named.as_str().rsplit_once('@') {
             Some((_, host)) => Authority::try_from(host).ok(),
             None => Some(named.clone()),
         },
-        (None, None) => return Ok(defaults.authority.clone()),
+        (None, None) => return Ok(default.clone()),
     };
     authority.filter(|authority| HostPort::parse(authority.as_str()).is_some()).ok_or_else(|| {
         let message =
@@ -76,12 +76,9 @@ pub(crate) fn request_authority(
 impl Head {
     /// Takes the parts of a request that are sent.
     pub(super) fn take(handle: &Handle, parts: &mut Parts) -> Result<Self, Fault> {
-        // Extensions are the caller's own and are not sent.
-        let raw = mem::take(&mut parts.extensions).remove::<RawPath>();
-        let uri = mem::take(&mut parts.uri).into_parts();
-        let mut headers = mem::take(&mut parts.headers);
         let defaults = &handle.default_headers;
-        let authority = request_authority(uri.authority.as_ref(), &headers, defaults)?;
+        let mut head = Self::take_for(&defaults.authority, parts)?;
+        let headers = &mut head.headers;
         if let Some(key) = &defaults.key {
             headers.insert(KEY, key.clone());
         }
@@ -93,6 +90,16 @@ impl Head {
         {
             headers.insert(TRACEPARENT, parent.header());
         }
+        Ok(head)
+    }
+
+    /// As [`take`](Self::take), for a server of this host, without the headers of a handle.
+    pub(super) fn take_for(host: &Authority, parts: &mut Parts) -> Result<Self, Fault> {
+        // Extensions are the caller's own and are not sent.
+        let raw = mem::take(&mut parts.extensions).remove::<RawPath>();
+        let uri = mem::take(&mut parts.uri).into_parts();
+        let headers = mem::take(&mut parts.headers);
+        let authority = request_authority(uri.authority.as_ref(), &headers, host)?;
         let path = Path::of(uri.path_and_query, raw.as_ref());
         let grpc = is_grpc(&headers);
         Ok(Self { method: mem::take(&mut parts.method), authority, path, headers, grpc })

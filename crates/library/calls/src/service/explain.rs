@@ -22,7 +22,7 @@ impl ServiceHandle {
         let timeout = context.timeout.unwrap_or(DEFAULT_READY_TIMEOUT);
         let headers = HeaderMapView(request.headers());
         let defaults = &self.inner.default_headers;
-        let authority = request_authority(request.uri().authority(), request.headers(), defaults)?;
+        let authority = request_authority(request.uri().authority(), request.headers(), &defaults.authority)?;
         let path = Path::of(request.uri().path_and_query().cloned(), request.extensions().get());
         let request = RequestView {
             host: authority.as_str(),

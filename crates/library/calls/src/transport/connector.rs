@@ -69,7 +69,7 @@ impl Connector {
     /// Opens a connection for any protocol; fails after `connected_by`.
     pub(super) async fn connect_raw(&self, connected_by: Instant) -> Result<RawConnection, SendError> {
         let io = connect_by(connected_by, self.dial()).await?;
-        Ok(RawConnection { io, input: BytesMut::new(), open: Some(self.counters.open_connection()) })
+        Ok(RawConnection { io, input: BytesMut::new(), _open: Some(self.counters.open_connection()) })
     }
 
     async fn dial(&self) -> Result<Stream, SendError> {

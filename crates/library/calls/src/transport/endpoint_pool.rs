@@ -29,9 +29,9 @@ use crate::{call::Clock, discovery::EndpointTransport, event_loops::PerEventLoop
 /// All connections to one endpoint.
 pub(crate) struct EndpointPool {
     endpoint: EndpointRef,
-    pub(super) connector: Connector,
+    connector: Connector,
     h1: PerEventLoop<h1::Pool>,
-    pub(super) h2: PerEventLoop<h2::Pool>,
+    h2: PerEventLoop<h2::Pool>,
     retired: AtomicBool,
     poll_state: Arc<PollState>,
 }
@@ -153,6 +153,16 @@ impl EndpointPool {
     /// Whether the endpoint is not to be called any more.
     pub(crate) fn is_retired(&self) -> bool {
         self.retired.load(Relaxed)
+    }
+}
+
+impl h2::PoolOwner for EndpointPool {
+    fn connector(&self) -> &Connector {
+        &self.connector
+    }
+
+    fn pool(&self) -> &h2::Pool {
+        self.h2.here()
     }
 }
 

@@ -13,7 +13,7 @@ mod upload;
 #[cfg(test)]
 mod tests;
 
-pub(super) use self::pool::{Pool, receive};
+pub(super) use self::pool::{MAX_IDLE_CHECKS, Pool, receive, send_over_new};
 pub(crate) use self::{
     borrowed::{BorrowedExchange, BorrowedOutcome},
     pool::call_over,

@@ -5,7 +5,7 @@ mod pool;
 mod response_body;
 mod shared_connection;
 
-pub(super) use self::pool::Pool;
+pub(super) use self::pool::{Pool, PoolOwner};
 pub(crate) use self::{
     connection::start_uncounted as start, response_body::ResponseBody, shared_connection::SharedConnection,
 };

@@ -589,3 +589,13 @@ fn a_response_is_framed_for_the_version_of_its_client() {
         assert_eq!(told.join("\r\n").trim_end(), lines, "{text}");
     }
 }
+
+#[test]
+fn split_cookies_become_one_field() {
+    let mut headers: HeaderMap = [(header::COOKIE, HeaderValue::from_static("a=1"))].into_iter().collect();
+    join_cookies(&mut headers);
+    assert_eq!(headers[header::COOKIE], "a=1");
+    headers.append(header::COOKIE, HeaderValue::from_static("b=2; c=3"));
+    join_cookies(&mut headers);
+    assert_eq!(headers.get_all(header::COOKIE).iter().collect::<Vec<_>>(), ["a=1; b=2; c=3"]);
+}

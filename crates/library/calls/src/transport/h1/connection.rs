@@ -127,6 +127,7 @@ where
         let Some(request) = pending.as_mut() else {
             return Err(SendError::Invalid("there is no request to send".into()));
         };
+        h1::join_cookies(&mut request.head.headers);
         let framing =
             write_head(request, self.output.clear()).map_err(|error| SendError::Invalid(error.into()))?;
         let mut encoder = Encoder::new(framing);
@@ -251,7 +252,7 @@ impl<I> Connection<I> {
     /// The stream itself, which carries no messages any more.
     pub(super) fn into_raw(self) -> Option<RawConnection<I>> {
         match self.io {
-            Io::Whole(io) => Some(RawConnection { io, input: self.input.into_bytes(), open: self.open }),
+            Io::Whole(io) => Some(RawConnection { io, input: self.input.into_bytes(), _open: self.open }),
             Io::Reading(..) => None,
         }
     }

@@ -50,32 +50,32 @@ impl Pool {
         &self,
         connector: &Connector,
         pending: &mut PendingRequest,
-        mut timeouts: AttemptTimeouts,
+        timeouts: AttemptTimeouts,
     ) -> Result<Response<ResponseBody>, SendError> {
+        match self.send_over_idle(connector, pending, timeouts).await {
+            Some(sent) => sent,
+            // Boxed, as everything rare on the path of a call: it would make the future of each larger, which is moved.
+            None => Box::pin(send_over_new(connector, pending, timeouts)).await,
+        }
+    }
+
+    /// Sends a request over an idle connection; `None` where none has taken it.
+    pub(in crate::transport) async fn send_over_idle(
+        &self,
+        connector: &Connector,
+        pending: &mut PendingRequest,
+        timeouts: AttemptTimeouts,
+    ) -> Option<Result<Response<ResponseBody>, SendError>> {
         loop {
-            let (connection, reused) = match self.take() {
-                Some(idle) => (idle.connection, true),
-                // Boxed, as everything rare on the path of a call: it would make the future of each larger, which is
-                // moved.
-                None => {
-                    let connecting = connect_by(timeouts.connected_by, open(connector));
-                    let connection = Box::pin(connecting).await?;
-                    timeouts.begun = Instant::now();
-                    (connection, false)
-                }
-            };
-            match connection.exchange(pending, Some(timeouts)).await {
-                Ok(response) => {
-                    if reused {
+            match self.take()?.connection.exchange(pending, Some(timeouts)).await {
+                // The server closed it while it was idle: the next one, or a new one, is as good.
+                Err(SendError::Stale(_)) => {}
+                sent => {
+                    if sent.is_ok() {
                         connector.counters.count_reuse();
                     }
-                    return Ok(response);
+                    return Some(sent);
                 }
-                // The server closed it while it was idle: the next one, or a new one, is as good.
-                Err(SendError::Stale(_)) if reused => {}
-                // It accepted the connection and nothing on it, not even a first call.
-                Err(SendError::Stale(error)) => return Err(SendError::Refused(error)),
-                Err(error) => return Err(error),
             }
         }
     }
@@ -150,6 +150,21 @@ impl Pool {
     pub(in crate::transport) fn retire(&self) {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
+}
+
+/// Sends a request over a new connection.
+pub(in crate::transport) async fn send_over_new(
+    connector: &Connector,
+    pending: &mut PendingRequest,
+    mut timeouts: AttemptTimeouts,
+) -> Result<Response<ResponseBody>, SendError> {
+    let connection = connect_by(timeouts.connected_by, open(connector)).await?;
+    timeouts.begun = Instant::now();
+    connection.exchange(pending, Some(timeouts)).await.map_err(|error| match error {
+        // It accepted the connection and nothing on it, not even a first call.
+        SendError::Stale(error) => SendError::Refused(error),
+        error => error,
+    })
 }
 
 /// A first call over any stream.

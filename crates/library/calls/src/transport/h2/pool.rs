@@ -17,7 +17,6 @@ use super::{
 };
 use crate::transport::{
     connector::{Connector, connect_by},
-    endpoint_pool::EndpointPool,
     error::SendError,
     request::PendingRequest,
     wait::AttemptTimeouts,
@@ -41,6 +40,14 @@ pub(in crate::transport) struct Pool {
     failure: Mutex<Option<ConnectFailure>>,
 }
 
+/// The owner of a pool for each event loop, and of the connector of their connections.
+pub(in crate::transport) trait PoolOwner: Send + Sync + 'static {
+    fn connector(&self) -> &Connector;
+
+    /// The pool of this thread's event loop.
+    fn pool(&self) -> &Pool;
+}
+
 struct ConnectFailure {
     at: Instant,
     kind: io::ErrorKind,
@@ -48,10 +55,10 @@ struct ConnectFailure {
 }
 
 impl Pool {
-    /// `endpoint` owns this pool.
-    pub(in crate::transport) async fn send(
+    /// `owner` owns this pool.
+    pub(in crate::transport) async fn send<O: PoolOwner>(
         &self,
-        endpoint: &Arc<EndpointPool>,
+        owner: &Arc<O>,
         pending: &mut PendingRequest,
         mut timeouts: AttemptTimeouts,
     ) -> Result<Response<ResponseBody>, SendError> {
@@ -59,12 +66,14 @@ impl Pool {
             let (connection, is_new) = match self.least_loaded(true) {
                 Some(connection) => (connection, false),
                 None => {
-                    let connecting = self.open_or_wait(endpoint, timeouts.connected_by);
+                    let connecting = self.open_or_wait(owner, timeouts.connected_by);
                     let connected = Box::pin(connecting).await;
                     timeouts.begun = Instant::now();
                     match connected {
                         Ok(connection) => (connection, true),
-                        Err(why) => return self.send_held_back(endpoint, pending, (why, timeouts)).await,
+                        Err(why) => {
+                            return self.send_held_back(owner.connector(), pending, (why, timeouts)).await;
+                        }
                     }
                 }
             };
@@ -72,7 +81,7 @@ impl Pool {
             let begun = connection.begin(pending)?;
             match begun {
                 Begun::Call(call, stream) => {
-                    note_use(endpoint, &connection);
+                    note_use(owner.connector(), &connection);
                     let response = response(call, stream, Some(timeouts)).await;
                     return response.map_err(|error| connection.reclassify(error));
                 }
@@ -89,7 +98,7 @@ impl Pool {
     /// Sends a request without a body on a connection that the server holds back, where no other one could be opened for this reason.
     async fn send_held_back(
         &self,
-        endpoint: &EndpointPool,
+        connector: &Connector,
         pending: &mut PendingRequest,
         (why, timeouts): (SendError, AttemptTimeouts),
     ) -> Result<Response<ResponseBody>, SendError> {
@@ -98,7 +107,7 @@ impl Pool {
         drop(list);
         for connection in alive {
             if let Begun::Call(call, stream) = connection.begin_held_back(pending)? {
-                note_use(endpoint, &connection);
+                note_use(connector, &connection);
                 let response = response(call, stream, Some(timeouts)).await;
                 return response.map_err(|error| connection.reclassify(error));
             }
@@ -124,12 +133,12 @@ impl Pool {
     }
 
     /// A new connection, or one that has capacity again.
-    async fn open_or_wait(
+    async fn open_or_wait<O: PoolOwner>(
         &self,
-        endpoint: &Arc<EndpointPool>,
+        owner: &Arc<O>,
         connected_by: Instant,
     ) -> Result<Arc<SharedConnection>, SendError> {
-        let connected = connect_by(connected_by, self.connection(endpoint)).await;
+        let connected = connect_by(connected_by, self.connection(owner)).await;
         connected.map_err(|error| match error {
             SendError::ConnectTimedOut | SendError::Unreachable(_) if self.least_loaded(false).is_some() => {
                 SendError::Refused(
@@ -141,7 +150,7 @@ impl Pool {
         })
     }
 
-    async fn connection(&self, endpoint: &Arc<EndpointPool>) -> Result<Arc<SharedConnection>, SendError> {
+    async fn connection<O: PoolOwner>(&self, owner: &Arc<O>) -> Result<Arc<SharedConnection>, SendError> {
         // Limits are otherwise read when a call begins; a raised limit must not wait for one.
         self.connections.load().iter().for_each(|connection| connection.refresh_limit());
         if let Some(connection) = self.least_loaded(true) {
@@ -165,10 +174,10 @@ impl Pool {
         }
         self.shared_failure(waiting_since)?;
         // A task, since other calls wait for the connection too, even if the one that began it is cancelled.
-        let endpoint = Arc::clone(endpoint);
+        let owner = Arc::clone(owner);
         let connecting = tokio::spawn(async move {
             let _opening = opening;
-            endpoint.h2.here().open(&endpoint.connector).await
+            owner.pool().open(owner.connector()).await
         });
         connecting.await.unwrap_or_else(|error| Err(SendError::Stale(error.into())))
     }
@@ -276,10 +285,10 @@ impl Pool {
 }
 
 /// A call begins on a connection, which is not idle then.
-fn note_use(endpoint: &EndpointPool, connection: &SharedConnection) {
+fn note_use(connector: &Connector, connection: &SharedConnection) {
     connection.idle_checks.store(0, Relaxed);
     if connection.used.swap(true, Relaxed) {
-        endpoint.connector.counters.count_reuse();
+        connector.counters.count_reuse();
     }
 }
 
