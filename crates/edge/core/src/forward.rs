@@ -2,13 +2,13 @@
 
 pub(crate) mod body_limit;
 pub(crate) mod connect;
+pub(crate) mod connection_handler;
 pub mod connection_info;
 pub mod error_response;
 pub mod forwarder;
 pub mod hop_by_hop;
-pub(crate) mod host;
+pub mod host;
 pub(crate) mod http1_handler;
-pub(crate) mod http2_handler;
 pub(crate) mod loops;
 pub mod origin;
 pub(crate) mod rewrite;

@@ -1,6 +1,7 @@
 //! Accepts the connections of listeners within the connection limit, and serves them.
 
 mod connection;
+pub mod http;
 pub mod options;
 
 use std::{

@@ -2,7 +2,7 @@
 
 use std::{sync::OnceLock, time::Duration};
 
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 /// How long an HTTP/1.1 connection stays open for one more request. Only a response can announce its end; a connection
@@ -23,15 +23,24 @@ pub struct Shutdown {
 impl Shutdown {
     /// Starts the shutdown with a deadline after `drain`. Must be called within a tokio runtime.
     pub fn start(&self, drain: Duration) {
+        // At most half of the time, so that the last request can complete.
+        self.begin(Instant::now() + drain, IDLE_GRACE.min(drain / 2));
+    }
+
+    /// Starts the shutdown with this deadline, and closes idle connections at once: their clients know already that they have to
+    /// move. Must be called within a tokio runtime.
+    pub fn start_without_grace(&self, deadline: Instant) {
+        self.begin(deadline, Duration::ZERO);
+    }
+
+    fn begin(&self, deadline: Instant, idle_grace: Duration) {
         self.ends_at.get_or_init(|| {
             let over = self.idle_grace_over.clone();
-            // At most half of the time, so that the last request can complete.
-            let grace = IDLE_GRACE.min(drain / 2);
             tokio::spawn(async move {
-                sleep(grace).await;
+                sleep(idle_grace).await;
                 over.cancel();
             });
-            Instant::now() + drain
+            deadline
         });
         self.started.cancel();
     }
@@ -65,6 +74,13 @@ impl Shutdown {
         self.ends_at.get().copied().unwrap_or_else(Instant::now)
     }
 
+    /// Completes at the drain deadline; before that, wakes the task at each step of the shutdown.
+    pub async fn deadline_passed(&self) {
+        let deadline = self.deadline().await;
+        self.idle_grace_over.cancelled().await;
+        sleep_until(deadline).await;
+    }
+
     /// When long-lived streams are ended: a second before the deadline, or after three quarters of the remaining time.
     pub(crate) fn stream_drain_at(deadline: Instant) -> Instant {
         deadline - STREAM_DRAIN_LEAD.min(deadline.saturating_duration_since(Instant::now()) / 4)
@@ -93,5 +109,15 @@ mod tests {
         assert!(shutdown.is_started() && !shutdown.is_idle_grace_over());
         shutdown.idle_grace_over().cancelled().await;
         assert_eq!(began.elapsed(), Duration::from_secs(2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn shutdown_without_grace_closes_idle_connections_at_once() {
+        let (shutdown, began) = (Shutdown::default(), Instant::now());
+        shutdown.start_without_grace(began + Duration::from_secs(4));
+        shutdown.idle_grace_over().cancelled().await;
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        shutdown.deadline_passed().await;
+        assert_eq!(began.elapsed(), Duration::from_secs(4));
     }
 }

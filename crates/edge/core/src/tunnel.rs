@@ -6,11 +6,12 @@
 
 pub mod copy;
 pub(crate) mod prefixed_io;
-pub(crate) mod upgrade;
+pub mod upgrade;
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
-use fairmesh_calls::Tunnel;
+use fairmesh_calls::Body;
+use http::{Response, StatusCode, header};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::{Instant, interval_at, timeout, timeout_at},
@@ -19,13 +20,13 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     counter::{GaugeGuard, increment},
+    forward::{error_response, hop_by_hop},
     limits::Limits,
-    listen::connection_permit::ConnectionPermit,
     metrics::EdgeMetrics,
     shutdown::Shutdown,
     tunnel::{
         copy::{BidirectionalCopy, BytesCopied},
-        upgrade::ClientUpgrade,
+        upgrade::{ClientUpgrade, UpgradeRequest, set_upgrade_headers},
     },
 };
 
@@ -66,11 +67,15 @@ impl Tunnels {
     }
 
     /// Starts the tunnel after the response that `client` waits for: a task of its own, since the response is yet to be
-    /// sent, and over HTTP/2 other requests share the connection.
-    pub(crate) fn spawn(&self, client: ClientUpgrade, server: Tunnel, permit: Arc<ConnectionPermit>) {
+    /// sent, and over HTTP/2 other requests share the connection. `held` is dropped at its end.
+    pub fn spawn<S, H>(&self, client: ClientUpgrade, server: S, held: H)
+    where
+        S: AsyncRead + AsyncWrite + Send + 'static,
+        H: Send + 'static,
+    {
         let this = self.clone();
         self.tasks.spawn(async move {
-            let _permit = permit;
+            let _held = held;
             // A client that never reads the response must not hold a server.
             let idle_timeout = this.limits.idle_timeout;
             match timeout(idle_timeout, client.upgraded()).await {
@@ -78,6 +83,34 @@ impl Tunnels {
                 _ => increment(&this.metrics.tunnels.failed),
             }
         });
+    }
+
+    /// Starts the tunnel after a 101 response of the server, whose connection is `server`, and returns the response to the client.
+    /// `held` is dropped at the end of the tunnel.
+    pub fn switch_protocols<S, H>(
+        &self,
+        mut response: Response<()>,
+        (upgrade, server): (Option<UpgradeRequest>, Option<S>),
+        held: H,
+    ) -> Response<Body>
+    where
+        S: AsyncRead + AsyncWrite + Send + 'static,
+        H: Send + 'static,
+    {
+        let protocol = response.headers().get(header::UPGRADE).cloned();
+        hop_by_hop::strip_response(response.headers_mut());
+        match (upgrade, server, protocol) {
+            (Some(UpgradeRequest { client, .. }), Some(server), Some(protocol)) => {
+                set_upgrade_headers(response.headers_mut(), protocol);
+                self.spawn(client, server, held);
+                response.map(|()| Body::empty())
+            }
+            // Only upgrades that were requested are forwarded; one without a protocol is invalid.
+            _ => {
+                let message = "the server switched protocols without naming one\n".to_owned();
+                error_response::plain_text(StatusCode::BAD_GATEWAY, message)
+            }
+        }
     }
 
     /// Copies bytes between client and server until both sides close, one fails, or both are idle.

@@ -1,7 +1,9 @@
 //! The proxy in front of a server: registers a program without the library as an endpoint, and forwards its calls.
 
-mod body;
+mod caller_handler;
+mod caller_stream;
 pub(crate) mod config;
 mod local_forwarder;
 pub(crate) mod metrics;
+mod response_body;
 pub(crate) mod server;

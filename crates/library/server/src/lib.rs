@@ -89,6 +89,7 @@ pub use {
         registry_addresses::registry_addresses,
         registry_client::{RegistryClient, RegistryError},
     },
+    serve::{CallerConnection, CallerLayer, serve_connections},
     shards::ShardHooks,
     signals::SignalReports,
 };

@@ -1,12 +1,13 @@
 //! A server for hyper, axum and tonic services that stops without losing a call.
 
+mod caller_connection;
 mod guarded_service;
 pub(crate) mod incoming;
 
 use std::{error::Error, io, pin::pin, task::Context, time::Duration};
 
 use bytes::Bytes;
-use fairmesh_listen::{Acceptor, GuardedStream, Limits, Memory};
+use fairmesh_listen::{Acceptor, Limits, Memory};
 use fairmesh_wire::transport::Stream;
 use http::{Request, Response};
 use http_body::Body;
@@ -18,15 +19,14 @@ use hyper_util::{
 };
 use tokio::{
     net::TcpListener,
-    time::{timeout, timeout_at},
+    time::{Instant, timeout_at},
 };
 use tokio_util::task::TaskTracker;
 use tower_layer::Layer as _;
 use tower_service::Service;
 
-use self::guarded_service::GuardedService;
-use crate::{Caller, MeshServer, drain::Phase, identity_of, terminated};
-use fairmesh_http::socket;
+pub use self::caller_connection::{CallerConnection, CallerLayer};
+use crate::{MeshServer, drain::Phase, terminated};
 
 /// Interval of HTTP/2 keep-alive PINGs and their timeout: connections of vanished callers are closed within the sum.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(10));
@@ -60,9 +60,29 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
-    tracing::debug!(address = %listener.local_addr()?, "serving");
     server.drain_on(terminated());
     let service = server.layer().layer(service);
+    let serve = {
+        let server = server.clone();
+        move |connection| serve_connection(connection, service.clone(), server.clone())
+    };
+    serve_connections(listener, server, serve).await
+}
+
+/// Accepts connections until the server closes them, has each served by `serve` once its handshake is done, and returns when the endpoint is
+/// deregistered and all have ended. The service of each has to be within [`CallerConnection::layer`] and [`MeshServer::layer`].
+///
+/// # Errors
+/// As [`serve_http`].
+pub async fn serve_connections<F>(
+    listener: TcpListener,
+    server: &MeshServer,
+    serve: impl Fn(CallerConnection) -> F + Clone + Send + 'static,
+) -> io::Result<()>
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    tracing::debug!(address = %listener.local_addr()?, "serving");
     let connections = TaskTracker::new();
     let mut draining = pin!(server.draining());
     let acceptor = Acceptor::new("program", Limits::program(), Memory::default());
@@ -73,7 +93,13 @@ where
             stream = acceptor.accept(accept) => stream,
             () = &mut draining => break,
         };
-        connections.spawn(serve_connection(stream, service.clone(), server.clone()));
+        let (server, serve) = (server.clone(), serve.clone());
+        connections.spawn(async move {
+            match CallerConnection::establish(stream, &server).await {
+                Ok(connection) => serve(connection).await,
+                Err(error) => tracing::debug!(%error, "a connection ended before it began"),
+            }
+        });
     }
     drop(listener);
     connections.close();
@@ -82,7 +108,7 @@ where
     Ok(())
 }
 
-async fn serve_connection<S, B>(stream: GuardedStream<Stream>, service: S, server: MeshServer)
+async fn serve_connection<S, B>(connection: CallerConnection, service: S, server: MeshServer)
 where
     S: Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
     S::Future: Send,
@@ -90,13 +116,7 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
-    stream.get_ref().tcp().into_iter().for_each(socket::configure);
-    let stream = match server.inner.layer.handshake(&server.inner.transport, stream).await {
-        Ok(stream) => stream,
-        Err(error) => return tracing::debug!(%error, "a connection ended before it began"),
-    };
-    let caller = Caller::of(&identity_of(&stream));
-    let service = GuardedService::new(service, stream.connection().cloned(), caller);
+    let service = connection.layer().layer(service);
     let (interval, patience) = KEEP_ALIVE;
     let mut builder = auto::Builder::new(TokioExecutor::new());
     // The acceptor bounds the time of headers: hyper's limit also runs while a kept-alive connection is idle, and
@@ -105,21 +125,29 @@ where
     let mut http2 = builder.http2();
     http2.initial_stream_window_size(STREAM_WINDOW).initial_connection_window_size(CONNECTION_WINDOW);
     http2.timer(TokioTimer::new()).keep_alive_interval(interval).keep_alive_timeout(patience);
-    let mut connection =
-        pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), TowerToHyperService::new(service)));
+    let service = TowerToHyperService::new(service);
+    let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(connection), service));
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
-        () = server.draining() => {
+        end = server.closing() => {
             connection.as_mut().graceful_shutdown();
-            let phase = server.inner.phase.borrow().clone();
-            match phase {
-                Phase::Closing(end) => timeout_at(end, connection).await.unwrap_or(Ok(())),
-                // Nothing is in flight; GOAWAY or a close remains.
-                _ => timeout(CLOSE_TIMEOUT, connection).await.unwrap_or(Ok(())),
-            }
+            timeout_at(end, connection).await.unwrap_or(Ok(()))
         }
     };
     if let Err(error) = ended {
         tracing::debug!(error, "a connection ended early");
+    }
+}
+
+impl MeshServer {
+    /// Resolves when connections have to be closed gracefully, with the time at which those that are still open are broken off.
+    #[doc(hidden)]
+    pub async fn closing(&self) -> Instant {
+        self.draining().await;
+        match *self.inner.phase.borrow() {
+            Phase::Closing(end) => end,
+            // Nothing is in flight; GOAWAY or a close remains.
+            _ => Instant::now() + CLOSE_TIMEOUT,
+        }
     }
 }

@@ -13,9 +13,7 @@ use tokio::time::Instant;
 
 use crate::{
     counter::{GaugeGuard, increment},
-    forward::{
-        connection_info::ConnectionInfo, error_response, forwarder::Forwarder, hop_by_hop, host, rewrite,
-    },
+    forward::{connection_info::ConnectionInfo, error_response, forwarder::Forwarder, host, rewrite},
     observe::{
         access_log::entry::{AccessLogEntry, millis, seconds},
         observer::unix_time,
@@ -24,7 +22,7 @@ use crate::{
         host_name::{HostError, service_name},
         target::Target,
     },
-    tunnel::upgrade::{ClientUpgrade, UpgradeRequest, set_upgrade_headers},
+    tunnel::upgrade::ClientUpgrade,
 };
 
 /// Methods that are allowed everywhere, for `allow` in a refusal of CONNECT (RFC 9110 10.2.1).
@@ -54,29 +52,6 @@ struct TunnelAttempt {
 }
 
 impl Forwarder {
-    /// Starts the tunnel after a 101 response of the server.
-    pub(crate) fn start_upgrade(
-        &self,
-        response: &mut Response<Body>,
-        upgrade: Option<UpgradeRequest>,
-        client_info: &ConnectionInfo,
-    ) {
-        let protocol = response.headers().get(header::UPGRADE).cloned();
-        hop_by_hop::strip_response(response.headers_mut());
-        let server = std::mem::take(response.body_mut()).into_tunnel();
-        match (upgrade, server, protocol) {
-            (Some(UpgradeRequest { client, .. }), Some(server), Some(protocol)) => {
-                set_upgrade_headers(response.headers_mut(), protocol);
-                self.tunnels.spawn(client, server, Arc::clone(&client_info.permit));
-            }
-            // The library forwards only upgrades that were requested; one without a protocol is invalid.
-            _ => {
-                let message = "the server switched protocols without naming one\n".to_owned();
-                *response = error_response::plain_text(StatusCode::BAD_GATEWAY, message);
-            }
-        }
-    }
-
     /// Opens a tunnel to a server of the requested service, and to no other address: a proxy that connects anywhere
     /// would bypass every firewall of its network. Even to a service a tunnel bypasses all routes but that of the
     /// CONNECT itself, so that the listener or that route must allow it.

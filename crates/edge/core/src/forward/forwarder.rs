@@ -149,10 +149,11 @@ impl Forwarder {
         let sent = send_noted(&target.handle, Request::from_parts(parts, body), &info).await;
         let mut upgraded_region = None;
         let (mut response, fault) = match sent {
-            Ok(mut response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+            Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 upgraded_region = server_region(&response).cloned();
-                self.start_upgrade(&mut response, upgrade, client_info);
-                (response, None)
+                let (head, body) = response.into_parts();
+                let (head, permit) = (Response::from_parts(head, ()), Arc::clone(&client_info.permit));
+                (self.tunnels.switch_protocols(head, (upgrade, body.into_tunnel()), permit), None)
             }
             Ok(mut response) => {
                 prepare_response(&mut response);

@@ -31,18 +31,6 @@ pub fn strip_request(headers: &mut HeaderMap) {
     }
 }
 
-/// Joins the `cookie` fields that HTTP/2 may split, for HTTP/1.1 servers, which expect one (RFC 9113 8.2.3).
-pub fn join_cookies(headers: &mut HeaderMap) {
-    if headers.get_all(header::COOKIE).iter().nth(1).is_none() {
-        return;
-    }
-    let cut: Vec<&[u8]> = headers.get_all(header::COOKIE).iter().map(HeaderValue::as_bytes).collect();
-    // Joined valid values are a valid value.
-    if let Ok(whole) = HeaderValue::from_bytes(&cut.join(&b"; "[..])) {
-        headers.insert(header::COOKIE, whole);
-    }
-}
-
 /// Sets `x-forwarded-proto`. Without TLS an existing value stays, since a load balancer in front may have terminated
 /// TLS.
 pub(crate) fn set_forwarded_proto(headers: &mut HeaderMap, over_tls: bool) {
@@ -128,16 +116,6 @@ mod tests {
             set_forwarded_proto(&mut headers, over_tls);
             assert_eq!(headers, map(&[("x-forwarded-proto", told)]), "{over_tls} {said:?}");
         }
-    }
-
-    #[test]
-    fn cookie_fields_are_joined() {
-        let mut headers: HeaderMap = map(&[("cookie", "a=1"), ("accept", "*/*")]);
-        join_cookies(&mut headers);
-        assert_eq!(headers, map(&[("cookie", "a=1"), ("accept", "*/*")]));
-        headers.append(header::COOKIE, HeaderValue::from_static("b=2; c=3"));
-        join_cookies(&mut headers);
-        assert_eq!(headers, map(&[("cookie", "a=1; b=2; c=3"), ("accept", "*/*")]));
     }
 
     #[test]

@@ -38,7 +38,10 @@ impl Forwarder {
 
 /// The single, well-formed header `host` of a request. HTTP/1.1 requires it even with an authority in the URI (RFC 9112
 /// 3.2).
-pub(crate) fn host_header<B>(request: &Request<B>) -> Result<Option<&str>, HostError> {
+///
+/// # Errors
+/// There are several, it is malformed, or it is missing.
+pub fn host_header<B>(request: &Request<B>) -> Result<Option<&str>, HostError> {
     let header = single_host(request.headers())?;
     if header.is_none() && request.version() == Version::HTTP_11 {
         return Err(HostError::Missing);

@@ -17,6 +17,7 @@ use tokio::{
 use crate::{
     counter::GaugeGuard,
     forward::{
+        connection_handler::ConnectionHandler,
         connection_info::ConnectionInfo,
         error_response,
         forwarder::Forwarder,
@@ -37,14 +38,6 @@ const MAX_MOVED: usize = 4 * 1024;
 
 const FORWARDED_PROTO: &str = "x-forwarded-proto";
 
-/// Handles the requests of one connection.
-#[derive(Debug)]
-pub(crate) struct Http1Handler<'a, O> {
-    forwarder: &'a Forwarder,
-    client_info: &'a ConnectionInfo,
-    origin: &'a O,
-}
-
 /// A call on the fast path, or its continuation on the slow one.
 type StartedCall<'a> = Result<FastCall<'a>, Box<SlowCall<'a>>>;
 
@@ -54,11 +47,7 @@ struct CallStart<'a> {
     began: Instant,
 }
 
-impl<'a, O: Origin> Http1Handler<'a, O> {
-    pub(crate) fn new(forwarder: &'a Forwarder, client_info: &'a ConnectionInfo, origin: &'a O) -> Self {
-        Self { forwarder, client_info, origin }
-    }
-
+impl<O: Origin> ConnectionHandler<O> {
     /// Starts a call with the request at the beginning of `input`, and returns the range of its body, which ends it.
     /// `None` if the request does not qualify for the fast path or must be observed.
     #[inline]
@@ -108,14 +97,15 @@ fn with_added<'a>(
     }
 }
 
-impl<R: AsyncRead + Unpin + Send + 'static, O: Origin> RequestHandler<R> for Http1Handler<'_, O> {
+impl<R: AsyncRead + Unpin + Send + 'static, O: Origin> RequestHandler<R> for ConnectionHandler<O> {
     type Body = Body;
 
     async fn handle(&self, request: Request<IncomingBody<R>>) -> Response<Body> {
-        if let Some(target) = self.origin.offloadable(&request, self.forwarder, self.client_info) {
-            self.origin.offload(&target, self.forwarder).await;
+        let Self { forwarder, client_info, origin } = self;
+        if let Some(target) = origin.offloadable(&request, forwarder, client_info) {
+            origin.offload(&target, forwarder).await;
         }
-        self.forwarder.handle(request, self.client_info, self.origin).await
+        forwarder.handle(request, client_info, origin).await
     }
 
     fn has_fast_path(&self) -> bool {
@@ -172,7 +162,8 @@ impl<R: AsyncRead + Unpin + Send + 'static, O: Origin> RequestHandler<R> for Htt
             }
             begun.map_or_else(|apart| *apart, FastCall::into_slow)
         };
-        let (forwarder, client_info, call) = (self.forwarder, self.client_info, CallStart { target, began });
+        let (forwarder, client_info, call) =
+            (&self.forwarder, &self.client_info, CallStart { target, began });
         let handle = |request| forwarder.forward_slow(request, client_info, &call, apart);
         Box::pin(connection.parse_and_handle(handle, shutdown)).await.map(Some)
     }

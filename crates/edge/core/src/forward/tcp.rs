@@ -7,13 +7,13 @@ use tokio::io::AsyncWriteExt as _;
 use crate::{
     counter::increment,
     forward::forwarder::Forwarder,
-    listen::{client_stream::ClientStream, socket},
+    listen::{client_stream::TcpClientStream, socket},
 };
 
 /// Copies a connection to a server of the service, after the PROXY protocol `header` if there is one.
 pub(crate) async fn serve(
     forwarder: &Forwarder,
-    stream: impl ClientStream,
+    stream: impl TcpClientStream,
     service: &ServiceName,
     header: Option<Vec<u8>>,
 ) {

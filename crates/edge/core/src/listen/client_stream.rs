@@ -16,9 +16,6 @@ pub trait ClientStream: AsyncRead + AsyncWrite + Unpin + Send + Sized + 'static 
     /// The half that is written.
     type Writer: AsyncWrite + Unpin + Send + 'static;
 
-    /// The TCP connection below.
-    fn socket(&self) -> &TcpStream;
-
     /// Splits the connection into its halves.
     fn into_split(self) -> (Self::Reader, Self::Writer);
 
@@ -26,13 +23,27 @@ pub trait ClientStream: AsyncRead + AsyncWrite + Unpin + Send + Sized + 'static 
     fn reunite(reader: Self::Reader, writer: Self::Writer) -> Option<Self>;
 }
 
-impl ClientStream for TcpStream {
-    type Reader = OwnedReadHalf;
-    type Writer = OwnedWriteHalf;
+/// A connection over TCP that the proxy accepted itself.
+pub trait TcpClientStream: ClientStream {
+    /// The TCP connection below.
+    fn socket(&self) -> &TcpStream;
+}
 
+impl TcpClientStream for TcpStream {
     fn socket(&self) -> &TcpStream {
         self
     }
+}
+
+impl TcpClientStream for TlsStream<TcpStream> {
+    fn socket(&self) -> &TcpStream {
+        self.get_ref().0
+    }
+}
+
+impl ClientStream for TcpStream {
+    type Reader = OwnedReadHalf;
+    type Writer = OwnedWriteHalf;
 
     fn into_split(self) -> (OwnedReadHalf, OwnedWriteHalf) {
         TcpStream::into_split(self)
@@ -46,10 +57,6 @@ impl ClientStream for TcpStream {
 impl ClientStream for TlsStream<TcpStream> {
     type Reader = ReadHalf<Self>;
     type Writer = WriteHalf<Self>;
-
-    fn socket(&self) -> &TcpStream {
-        self.get_ref().0
-    }
 
     fn into_split(self) -> (ReadHalf<Self>, WriteHalf<Self>) {
         split(self)

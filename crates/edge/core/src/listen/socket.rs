@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 use socket2::SockRef;
 use tokio::net::TcpStream;
 
-use crate::listen::{client_stream::ClientStream, proxy_protocol::Addresses};
+use crate::listen::{client_stream::TcpClientStream, proxy_protocol::Addresses};
 
 /// The addresses of a connection according to the system.
 pub(crate) fn connection_addresses(stream: &TcpStream, caller: SocketAddr) -> Addresses {
@@ -25,7 +25,7 @@ pub fn set_user_timeout(stream: &TcpStream, time_limit: Duration) {
 }
 
 /// Makes closing send a reset, which clients cannot mistake for an empty response.
-pub fn reset(stream: impl ClientStream) {
+pub fn reset(stream: impl TcpClientStream) {
     // Fails only on a broken socket.
     let _ = stream.socket().set_zero_linger();
 }

@@ -1,37 +1,21 @@
 //! Serves one accepted connection.
 
-use std::{
-    error::Error,
-    future::poll_fn,
-    mem,
-    net::SocketAddr,
-    pin::{Pin, pin},
-    sync::Arc,
-    task::Poll,
-};
+use std::{net::SocketAddr, sync::Arc};
 
-use bytes::BytesMut;
 use futures_util::{FutureExt as _, future::BoxFuture};
-use tokio::{net::TcpStream, time::sleep_until};
+use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
 use crate::{
     counter::increment,
     forward::{
+        connection_handler::ConnectionHandler,
         connection_info::ConnectionInfo,
-        http1_handler::Http1Handler,
-        http2_handler::Http2Handler,
         origin::{Direct, Origin},
         tcp,
     },
-    http1::{
-        connection::Connection,
-        outcome::{ConnectionEnd, ConnectionParts},
-        serve,
-    },
-    http2::connection::Http2Server,
     listen::{
-        client_stream::ClientStream,
+        client_stream::{ClientStream, TcpClientStream},
         connection_permit::ConnectionPermit,
         proxy_header,
         proxy_protocol::{self, Addresses},
@@ -39,16 +23,11 @@ use crate::{
     },
     server::{
         AcceptedConnection, ConnectionServer,
+        http::HttpServer,
         options::{ServeOptions, ServedProtocol},
     },
     tls::Alpn,
-    tunnel::prefixed_io::PrefixedIo,
 };
-
-/// Reunites a connection with its unread bytes. Always succeeds, since the halves belong together.
-fn reunite<L: ClientStream>(parts: ConnectionParts<L::Reader, L::Writer>) -> Option<(L, BytesMut)> {
-    Some((L::reunite(parts.reader, parts.writer)?, parts.read))
-}
 
 impl ConnectionServer {
     /// Reads the PROXY protocol header if required, and serves the protocol of the listener. Long operations are boxed,
@@ -97,7 +76,7 @@ impl ConnectionServer {
         };
         let handshake = tokio::select! {
             handshake = tls.accept(stream, alpn, self.limits.idle_timeout, counts) => handshake,
-            () = self.drain_deadline() => {
+            () = self.shutdown.deadline_passed() => {
                 increment(&self.forwarder.metrics.connections.drain_timeouts);
                 return None;
             }
@@ -107,7 +86,7 @@ impl ConnectionServer {
     }
 
     /// Serves the protocol of the listener.
-    fn serve_protocol<'a, L: ClientStream>(
+    fn serve_protocol<'a, L: TcpClientStream>(
         &'a self,
         stream: L,
         addresses: Addresses,
@@ -136,68 +115,10 @@ impl ConnectionServer {
         client_info: ConnectionInfo,
         origin: O,
     ) -> impl Future<Output = ()> + Send {
-        let metrics = &self.forwarder.metrics;
-        let caller = client_info.caller;
-        let (reader, writer) = stream.into_split();
-        // An `async fn` would reserve space for its arguments twice.
-        async move {
-            let ended = {
-                let handler = Http1Handler::new(&self.forwarder, &client_info, &origin);
-                let (idle_timeout, offload) = (self.limits.idle_timeout, origin.take_offload());
-                let connection = Connection::with_offload(reader, writer, idle_timeout, offload);
-                let served = pin!(serve::serve(connection, &self.shutdown, &handler));
-                self.until_drain_deadline(served).await
-            };
-            let Some(ended) = ended else { return increment(&metrics.connections.drain_timeouts) };
-            match ended {
-                ConnectionEnd::Closed => {}
-                ConnectionEnd::Failed(error) => {
-                    increment(&metrics.connections.failed);
-                    tracing::debug!(error = &error as &dyn Error, %caller, "connection failed");
-                }
-                ConnectionEnd::Http2(parts) => {
-                    let Some((stream, read)) = reunite::<L>(parts) else { return };
-                    let forwarder = Arc::clone(&self.forwarder);
-                    let handler = Http2Handler { forwarder, client_info, origin };
-                    self.http2().serve(stream, read, caller, handler).boxed().await;
-                }
-                ConnectionEnd::Upgraded(parts, pending_upgrade) => {
-                    let Some((stream, read)) = reunite::<L>(parts) else { return };
-                    pending_upgrade.fulfill(PrefixedIo::new(read, stream));
-                }
-            }
-        }
-    }
-
-    fn http2(&self) -> Http2Server<'_> {
+        let (caller, offload) = (client_info.caller, origin.take_offload());
+        let handler = ConnectionHandler { forwarder: Arc::clone(&self.forwarder), client_info, origin };
         let metrics = &self.forwarder.metrics.connections;
-        Http2Server { idle_timeout: self.limits.idle_timeout, metrics, shutdown: &self.shutdown }
-    }
-
-    /// The result of serving a connection, unless the drain deadline passes first.
-    async fn until_drain_deadline<T>(&self, mut served: Pin<&mut impl Future<Output = T>>) -> Option<T> {
-        let mut drain_deadline = pin!(self.drain_deadline());
-        let mut is_polled = false;
-        poll_fn(|context| {
-            if let Poll::Ready(ended) = served.as_mut().poll(context) {
-                return Poll::Ready(Some(ended));
-            }
-            // Polled first to register the waker, which never changes; nothing can happen before the shutdown starts.
-            let was_polled = mem::replace(&mut is_polled, true);
-            let may_be_due = !was_polled || self.shutdown.is_started();
-            if may_be_due && drain_deadline.as_mut().poll(context).is_ready() {
-                Poll::Ready(None)
-            } else {
-                Poll::Pending
-            }
-        })
-        .await
-    }
-
-    /// Completes at the drain deadline; before that, wakes the task at each step of the shutdown.
-    pub async fn drain_deadline(&self) {
-        let deadline = self.shutdown.deadline().await;
-        self.shutdown.idle_grace_over().cancelled().await;
-        sleep_until(deadline).await;
+        HttpServer { idle_timeout: self.limits.idle_timeout, metrics, shutdown: &self.shutdown }
+            .serve_offloaded(stream, caller, handler, offload)
     }
 }

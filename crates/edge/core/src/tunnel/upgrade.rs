@@ -10,7 +10,10 @@ const HOP_BY_HOP_PROTOCOLS: [&str; 3] = ["h2c", "http", "tls"];
 
 /// The client side of a future tunnel.
 #[derive(Debug)]
-pub(crate) enum ClientUpgrade {
+pub struct ClientUpgrade(ClientSide);
+
+#[derive(Debug)]
+enum ClientSide {
     /// A whole connection.
     Connection(OnUpgrade),
     /// One HTTP/2 stream.
@@ -19,37 +22,37 @@ pub(crate) enum ClientUpgrade {
 
 impl ClientUpgrade {
     /// Removes it from the extensions of a request.
-    pub(crate) fn take(extensions: &mut Extensions) -> Option<Self> {
-        let connection = extensions.remove().map(Self::Connection);
-        connection.or_else(|| extensions.remove().map(Self::Stream))
+    pub fn take(extensions: &mut Extensions) -> Option<Self> {
+        let connection = extensions.remove().map(ClientSide::Connection);
+        connection.or_else(|| extensions.remove().map(ClientSide::Stream)).map(Self)
     }
 
     /// Waits until the response is sent; `None` if it was another one.
     pub(crate) async fn upgraded(self) -> Option<Box<dyn UpgradedStream>> {
-        match self {
-            Self::Connection(on_upgrade) => on_upgrade.upgraded().await,
-            Self::Stream(switch) => Some(Box::new(switch.begun().await?)),
+        match self.0 {
+            ClientSide::Connection(on_upgrade) => on_upgrade.upgraded().await,
+            ClientSide::Stream(switch) => Some(Box::new(switch.begun().await?)),
         }
     }
 }
 
 /// A request for an upgrade.
 #[derive(Debug)]
-pub(crate) struct UpgradeRequest {
+pub struct UpgradeRequest {
     protocol: HeaderValue,
     pub(crate) client: ClientUpgrade,
 }
 
 impl UpgradeRequest {
     /// Removes the upgrade from a request; `None` if it has none that can be forwarded.
-    pub(crate) fn take(parts: &mut Parts) -> Option<Self> {
-        let client = ClientUpgrade::Connection(parts.extensions.remove()?);
+    pub fn take(parts: &mut Parts) -> Option<Self> {
+        let client = ClientUpgrade(ClientSide::Connection(parts.extensions.remove()?));
         let protocol = upgrade_protocol(&parts.headers)?.clone();
         Some(Self { protocol, client })
     }
 
     /// Requests the same upgrade from the server.
-    pub(crate) fn apply(&self, headers: &mut HeaderMap) {
+    pub fn apply(&self, headers: &mut HeaderMap) {
         set_upgrade_headers(headers, self.protocol.clone());
     }
 }

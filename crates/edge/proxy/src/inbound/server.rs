@@ -4,19 +4,31 @@
 //! number of requests in flight with each response, refuses keys of shards that the instance does not hold, and limits
 //! concurrency.
 //!
-//! `serve_http` of the library (hyper) serves the connections, and not `http1` and `http2` of this crate: registration,
-//! shard checks, limits and load reports are layers of that server, which take its request type.
+//! Its listener, authorization, limits and load reports are those of the library; what is spoken on its connections is served and forwarded by
+//! the shared parts of proxies, as for the clients of the other listeners.
 
-use fairmesh_server::{MeshServer, serve_http};
+use std::{sync::Arc, time::Duration};
+
+use fairmesh_calls::forwarding::DirectClient;
+use fairmesh_edge::{
+    limits::Limits, metrics::EdgeMetrics, server::http::HttpServer, shutdown::Shutdown, tunnel::Tunnels,
+};
+use fairmesh_server::{CallerConnection, MeshServer, serve_connections};
 use tokio::{net::TcpListener, task::JoinHandle};
+use tokio_util::task::TaskTracker;
 
 use crate::{
     error::ProxyError,
     inbound::{
+        caller_handler::CallerHandler,
+        caller_stream::CallerStream,
         config::{InboundConfig, InboundEndpoint},
         local_forwarder::LocalForwarder,
     },
 };
+
+/// Idle timeout of callers' connections. Longer than callers keep one, so that none is closed that a caller is about to use.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// A running inbound server.
 #[derive(Debug)]
@@ -51,19 +63,48 @@ impl BoundInbound {
     pub async fn start(self) -> Result<InboundServer, ProxyError> {
         let Self { listener, config } = self;
         let InboundEndpoint { service, address, program } = config.inbound.clone();
-        let forward = LocalForwarder::new(program, config.protocol);
+        let client = DirectClient::start("the program", program, config.protocol);
+        let client = client.map_err(ProxyError::Inbound)?;
         let server = server_builder(config).start().await.map_err(ProxyError::Inbound)?;
         tracing::info!(%service, %address, %program, "serving in front of a program");
-        let serving = tokio::spawn({
-            let server = server.clone();
-            let forward = tower::service_fn(move |request| forward.clone().call(request));
-            async move {
-                // Fails only if the listener has no address, and it is bound.
-                let _ = serve_http(listener, forward, &server).await;
-            }
-        });
+        let serving = tokio::spawn(serve(listener, client, server.clone()));
         Ok(InboundServer { server, serving })
     }
+}
+
+/// Serves until the endpoint is deregistered and every connection and tunnel has ended.
+async fn serve(listener: TcpListener, program: DirectClient, server: MeshServer) {
+    let (metrics, shutdown) = (Arc::<EdgeMetrics>::default(), Arc::<Shutdown>::default());
+    let tasks = TaskTracker::new();
+    let limits = Limits { idle_timeout: IDLE_TIMEOUT, ..Limits::default() };
+    let tunnels = Tunnels::new(limits, Arc::clone(&metrics), Arc::clone(&shutdown), tasks.clone());
+    let forwarder = Arc::new(LocalForwarder { program, tunnels });
+    let layer = server.layer();
+    let closing = async { shutdown.start_without_grace(server.closing().await) };
+    let served = serve_connections(listener, &server, {
+        let shutdown = Arc::clone(&shutdown);
+        move |connection: CallerConnection| {
+            let (metrics, shutdown) = (Arc::clone(&metrics), Arc::clone(&shutdown));
+            let handler = CallerHandler {
+                caller: connection.layer(),
+                server: layer.clone(),
+                forwarder: Arc::clone(&forwarder),
+            };
+            async move {
+                let Some(caller) = connection.peer_address() else { return };
+                let http = HttpServer {
+                    idle_timeout: IDLE_TIMEOUT,
+                    metrics: &metrics.connections,
+                    shutdown: &shutdown,
+                };
+                http.serve(CallerStream(connection), caller, handler).await;
+            }
+        }
+    });
+    // Fails only if the listener has no address, and it is bound.
+    let _ = tokio::join!(served, closing);
+    tasks.close();
+    tasks.wait().await;
 }
 
 impl InboundServer {

@@ -101,10 +101,6 @@ impl ClientStream for CallerStream {
     type Reader = CallerReader;
     type Writer = OwnedWriteHalf;
 
-    fn socket(&self) -> &TcpStream {
-        &self.0
-    }
-
     fn into_split(self) -> (CallerReader, OwnedWriteHalf) {
         let (reader, writer) = self.0.into_split();
         (CallerReader(reader), writer)

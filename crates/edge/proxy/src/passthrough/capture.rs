@@ -97,7 +97,7 @@ impl Passthrough {
         };
         let server = tokio::select! {
             server = server => server,
-            () = self.server.drain_deadline() => {
+            () = self.server.shutdown.deadline_passed() => {
                 return increment(&forwarder.metrics.connections.drain_timeouts);
             }
         };

@@ -13,14 +13,14 @@ use crate::Caller;
 
 /// A service whose requests mark their connection as active for the acceptor, and say who calls.
 #[derive(Clone, Debug)]
-pub(crate) struct GuardedService<S> {
+pub struct GuardedService<S> {
     inner: S,
     connection: Option<Arc<Connection>>,
     caller: Option<Caller>,
 }
 
 impl<S> GuardedService<S> {
-    pub(crate) const fn new(inner: S, connection: Option<Arc<Connection>>, caller: Option<Caller>) -> Self {
+    pub(super) const fn new(inner: S, connection: Option<Arc<Connection>>, caller: Option<Caller>) -> Self {
         Self { inner, connection, caller }
     }
 }

@@ -1,4 +1,4 @@
-//! Handles the requests of an HTTP/2 connection.
+//! Handles the requests of a connection as calls of services.
 
 use std::sync::Arc;
 
@@ -11,15 +11,15 @@ use crate::{
     http2::connection::StreamHandler,
 };
 
-/// Handles the requests of one connection, which owns it: its requests are tasks of their own.
+/// Handles the requests of one connection, over either version of HTTP. It owns what they need: over HTTP/2 they are tasks of their own.
 #[derive(Debug)]
-pub(crate) struct Http2Handler<O> {
+pub(crate) struct ConnectionHandler<O> {
     pub(crate) forwarder: Arc<Forwarder>,
     pub(crate) client_info: ConnectionInfo,
     pub(crate) origin: O,
 }
 
-impl<O: Origin> StreamHandler for Http2Handler<O> {
+impl<O: Origin> StreamHandler for ConnectionHandler<O> {
     fn handle(&self, request: Request<RequestBody>) -> impl Future<Output = Response<Body>> + Send {
         self.forwarder.handle(request, &self.client_info, &self.origin)
     }

@@ -1,0 +1,65 @@
+use std::{
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use fairmesh_http::socket;
+use fairmesh_listen::{Connection, GuardedStream, forward_async_write};
+use fairmesh_wire::transport::Stream;
+use tokio::io::{AsyncRead, ReadBuf};
+use tower_layer::Layer;
+
+use super::guarded_service::GuardedService;
+use crate::{Caller, MeshServer, identity_of};
+
+/// A connection of a caller, within the limits of its listener.
+#[derive(Debug)]
+pub struct CallerConnection(GuardedStream<Stream>);
+
+/// Has the requests of a connection mark it as active for its listener, and say who calls.
+#[derive(Clone, Debug)]
+pub struct CallerLayer {
+    connection: Option<Arc<Connection>>,
+    caller: Option<Caller>,
+}
+
+impl CallerConnection {
+    /// Performs the handshake on an accepted connection.
+    pub(super) async fn establish(stream: GuardedStream<Stream>, server: &MeshServer) -> io::Result<Self> {
+        stream.get_ref().tcp().into_iter().for_each(socket::configure);
+        server.inner.layer.handshake(&server.inner.transport, stream).await.map(Self)
+    }
+
+    /// The address of the peer; `None` if the connection has broken.
+    pub fn peer_address(&self) -> Option<SocketAddr> {
+        self.0.get_ref().tcp()?.peer_addr().ok()
+    }
+
+    /// The layer around the service of its requests.
+    pub fn layer(&self) -> CallerLayer {
+        CallerLayer { connection: self.0.connection().cloned(), caller: Caller::of(&identity_of(&self.0)) }
+    }
+}
+
+impl<S> Layer<S> for CallerLayer {
+    type Service = GuardedService<S>;
+
+    fn layer(&self, inner: S) -> GuardedService<S> {
+        GuardedService::new(inner, self.connection.clone(), self.caller.clone())
+    }
+}
+
+impl AsyncRead for CallerConnection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, buf)
+    }
+}
+
+forward_async_write!(CallerConnection, 0);
