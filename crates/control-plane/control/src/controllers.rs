@@ -20,11 +20,18 @@ use crate::{
     identity::{FederationController, IdentityService},
     quotas::{QuotaController, Quotas},
     tasks::{Tasks, spawn_cancellable},
+    traffic::{DrainController, PlannerController, TrafficPlanning},
 };
 
 /// The controllers that may run in shadow mode. Without the others the mesh itself is not safe: revoked callers would stay
 /// accepted, certificates would expire, and callers of limits that are gone would fill the memory of this process.
-const SHADOW_NAMES: [&str; 3] = [TargetController::NAME, FederationController::NAME, VerdictController::NAME];
+const SHADOW_NAMES: [&str; 5] = [
+    TargetController::NAME,
+    DrainController::NAME,
+    FederationController::NAME,
+    PlannerController::NAME,
+    VerdictController::NAME,
+];
 
 /// A controller that decides and shows what it would change, and changes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,16 +60,19 @@ pub(crate) struct Controllers {
     pub(crate) checks: Checks,
     pub(crate) quotas: Quotas,
     pub(crate) identity: IdentityService,
+    pub(crate) planning: TrafficPlanning,
 }
 
 impl Controllers {
     /// Runs the controllers until `stop`.
     pub(crate) fn spawn(self, runtime: &Runtime, tasks: &mut Tasks, stop: &CancellationToken) {
-        let Self { checks, quotas, identity } = self;
+        let Self { checks, quotas, identity, planning } = self;
         spawn_cancellable(tasks, stop, runtime.run(TargetController(checks.clone())));
         spawn_cancellable(tasks, stop, runtime.run(VerdictController(checks)));
         spawn_cancellable(tasks, stop, runtime.run(QuotaController(quotas)));
         spawn_cancellable(tasks, stop, runtime.run(FederationController::default()));
+        spawn_cancellable(tasks, stop, runtime.run(PlannerController::new(planning.clone())));
+        spawn_cancellable(tasks, stop, runtime.run(DrainController(planning)));
         if let Some((revocations, trust_bundle)) = identity.controllers() {
             spawn_cancellable(tasks, stop, runtime.run(revocations));
             spawn_cancellable(tasks, stop, runtime.run(trust_bundle));
@@ -79,7 +89,10 @@ mod tests {
         assert_eq!("verdicts".parse::<ShadowController>().unwrap().name(), "verdicts");
         for name in ["revocations", "quotas", "trust-bundle", "unknown"] {
             let error = name.parse::<ShadowController>().unwrap_err();
-            assert_eq!(error.hint, "write one of distance-targets, federated-bundles, verdicts", "{name}");
+            assert_eq!(
+                error.hint, "write one of distance-targets, drains, federated-bundles, planner, verdicts",
+                "{name}"
+            );
         }
     }
 }

@@ -1,4 +1,8 @@
 //! Facts of planners, kept by commit: finding them otherwise means reading every record of every planned service.
+//!
+//! Any number of planners decide from the same facts: each subscribes, and reads snapshots when its round begins.
+
+mod lone_shards;
 
 use std::{
     collections::BTreeSet,
@@ -9,10 +13,18 @@ use fairmesh_model::{Endpoint, Hosts, Prefix, Record, RecordKey, ServiceName};
 use fairmesh_planner::{MeshFacts, PolicyFacts, ServiceFacts, StoredDrain, StoredTable, TopologyFacts};
 use fairmesh_rib::{Commit, Entry, Node};
 use fairmesh_wire::records;
+use tokio::sync::Notify;
+
+use lone_shards::LoneShardsCache;
 
 /// The facts of all services.
 #[derive(Debug, Default)]
-pub(crate) struct FactsIndex(Mutex<MeshFacts>);
+pub(crate) struct FactsIndex {
+    mesh: Mutex<MeshFacts>,
+    lone_shards: Mutex<LoneShardsCache>,
+    /// One of each planner, which lives as long as the process.
+    subscribers: Mutex<Vec<Arc<Notify>>>,
+}
 
 impl FactsIndex {
     /// Starts from all records. The reports are those of the next round.
@@ -34,6 +46,7 @@ impl FactsIndex {
     /// Indexes a commit that `node` is about to apply.
     pub(crate) fn apply(&self, commit: &Commit, node: &Node) {
         let mut facts = self.lock();
+        let before = facts.version();
         let hosts = RecordKey::Hosts.to_string();
         if let Some((_, value)) = commit.changes.iter().find(|(key, _)| **key == *hosts) {
             // One service at a time: the node serves others meanwhile.
@@ -45,6 +58,38 @@ impl FactsIndex {
                 apply(&mut facts, parsed, change, || node.get(key));
             }
         }
+        if facts.version() != before {
+            self.notify();
+        }
+    }
+
+    /// A notification for one reader of facts, whenever some have changed or reports have arrived.
+    pub(crate) fn subscribe(&self) -> Arc<Notify> {
+        let subscriber = Arc::<Notify>::default();
+        lock(&self.subscribers).push(Arc::clone(&subscriber));
+        subscriber
+    }
+
+    /// Wakes all subscribers.
+    pub(crate) fn notify(&self) {
+        lock(&self.subscribers).iter().for_each(|subscriber| subscriber.notify_one());
+    }
+
+    /// Brings the shards without a copy in another region of these services up to date, which drains ask for.
+    pub(crate) fn update_lone_shards<'a>(
+        &self,
+        services: impl IntoIterator<Item = &'a ServiceName>,
+        node: &Node,
+    ) {
+        for service in services {
+            let lone = lock(&self.lone_shards).get(node, service);
+            self.lock().set_lone_shards(service, lone);
+        }
+    }
+
+    /// Frees what [`Self::update_lone_shards`] remembers of maps: there is no drain.
+    pub(crate) fn forget_lone_shards(&self) {
+        lock(&self.lone_shards).clear();
     }
 
     /// The services whose policies ask for a planner.
@@ -64,9 +109,13 @@ impl FactsIndex {
 
     /// All of it. No commit is applied while it is locked.
     pub(crate) fn lock(&self) -> MutexGuard<'_, MeshFacts> {
-        // A panic leaves no fact half changed that the next change of its record would not set again.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.mesh)
     }
+}
+
+/// A panic leaves no fact half changed that the next change of its record would not set again.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What a commit writes at a key; no value if it is removed.
@@ -149,6 +198,8 @@ fn decode_hosts(value: Option<&[u8]>) -> Hosts {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
     use fairmesh_model::{
         HostType, Hosts, Policy, Region, RegionDrain, RoundTrips, StoreId, Traffic, TrafficPlanner,
     };
@@ -220,5 +271,19 @@ mod tests {
         }
         assert_eq!(kept.topology().round_trips, loaded.topology().round_trips);
         assert_eq!(kept.topology().hosts, loaded.topology().hosts);
+    }
+
+    #[test]
+    fn changed_fact_notifies_every_subscriber_and_other_records_none() {
+        let (index, node) = (FactsIndex::default(), Node::new(StoreId(1)));
+        let subscribers = [index.subscribe(), index.subscribe()];
+        let notified_by = |revision, key: RecordKey, record: Option<Record>| {
+            let changes = vec![(key.to_string().into(), record.map(|record| records::encode(&record)))];
+            index.apply(&Commit { revision, changes }, &node);
+            subscribers.each_ref().map(|subscriber| pin!(subscriber.notified()).enable())
+        };
+        let rings = policy_of(Some(TrafficPlanner::Rings));
+        assert_eq!(notified_by(1, RecordKey::Policy(name("shop/cart")), rings), [true, true]);
+        assert_eq!(notified_by(2, RecordKey::Service(name("shop/cart")), None), [false, false]);
     }
 }

@@ -19,7 +19,7 @@ use crate::{
     imbalance::Imbalance,
     quotas::Quotas,
     signals::TrafficReports,
-    traffic::TrafficController,
+    traffic::TrafficPlanning,
 };
 
 type Label = [(&'static str, &'static str); 1];
@@ -55,7 +55,7 @@ pub(crate) struct MetricSources {
     pub(crate) audit: AuditLog,
     pub(crate) controllers: Statuses,
     pub(crate) reports: Arc<TrafficReports>,
-    pub(crate) traffic: Arc<TrafficController>,
+    pub(crate) planning: TrafficPlanning,
     pub(crate) listeners: Listeners,
 }
 
@@ -94,7 +94,7 @@ impl Metrics {
         let help = "Writes that are missing in the log of writes";
         all.sub_registry_with_prefix("control").register("audit_entries_lost", help, lost);
         sources.reports.register(all.sub_registry_with_prefix("traffic"));
-        sources.traffic.register(all.sub_registry_with_prefix("traffic"));
+        sources.planning.register(all.sub_registry_with_prefix("traffic"));
         sources.listeners.register(all.sub_registry_with_prefix("control"));
     }
 

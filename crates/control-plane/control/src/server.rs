@@ -44,7 +44,7 @@ use crate::{
     signals::{SignalsService, TrafficReports},
     store_applier::{AppliedStore, apply_commits},
     tasks::{Tasks, join_next, spawn_cancellable, spawn_stoppable, task_ended},
-    traffic::{TrafficController, TrafficService},
+    traffic::{TrafficPlanning, TrafficService},
     user_tokens::UserTokens,
 };
 
@@ -189,8 +189,7 @@ impl Control {
         let quotas = Quotas::new(node.clone());
         let (facts, clock) = (indices.facts.clone(), MonotonicClock::start());
         let reports = Arc::new(TrafficReports::new(node.clone(), facts.clone(), clock));
-        let traffic = TrafficController::new((&node, &applied), facts, reports.clone(), clock);
-        let traffic = Arc::new(traffic);
+        let planning = TrafficPlanning::new(facts, reports.clone(), clock);
         let permissions = indices.access.clone();
         let audit = indices.audit.clone();
         let identity = IdentityService::new(issuer, (&node, &applied), (permissions.clone(), audit.clone()));
@@ -202,7 +201,7 @@ impl Control {
             controllers: runtime.statuses(),
             imbalance: imbalance.clone(),
             reports: reports.clone(),
-            traffic: traffic.clone(),
+            planning: planning.clone(),
         };
         let other_services =
             routes(&registry, &checks, closing).add_service(rpc::quota_server(quotas.clone()));
@@ -222,7 +221,7 @@ impl Control {
             registry: registry.clone(),
             quotas: quotas.clone(),
             reports,
-            traffic: traffic.clone(),
+            planning: planning.clone(),
             audit: indices.audit.clone(),
             controllers: runtime.statuses(),
             listeners,
@@ -234,8 +233,9 @@ impl Control {
         serve_pages(tasks, (http, pages, access), state);
         store_tasks.spawn(apply_until(store, node, indices, writes_ended.clone()));
         spawn_cancellable(store_tasks, writes_ended, tokens.follow_keys());
-        Controllers { checks, quotas, identity: identity.clone() }.spawn(&runtime, store_tasks, writes_ended);
-        Background { read_lease, imbalance, registry, identity, traffic }.spawn(store_tasks, writes_ended);
+        let controllers = Controllers { checks, quotas, identity: identity.clone(), planning };
+        controllers.spawn(&runtime, store_tasks, writes_ended);
+        Background { read_lease, imbalance, registry, identity }.spawn(store_tasks, writes_ended);
     }
 }
 
@@ -257,17 +257,15 @@ struct Background {
     imbalance: Arc<Imbalance>,
     registry: Registry,
     identity: IdentityService,
-    traffic: Arc<TrafficController>,
 }
 
 impl Background {
     fn spawn(self, store_tasks: &mut Tasks, writes_ended: &CancellationToken) {
-        let Self { read_lease, imbalance, registry, identity, traffic } = self;
+        let Self { read_lease, imbalance, registry, identity } = self;
         if let Some(read_lease) = read_lease {
             spawn_cancellable(store_tasks, writes_ended, read_lease.watch_expiry());
         }
         spawn_cancellable(store_tasks, writes_ended, identity.follow_issuer_file());
-        spawn_cancellable(store_tasks, writes_ended, traffic.run());
         let stop = writes_ended.clone();
         spawn_stoppable(store_tasks, async move { imbalance.run(stop).await });
         let stop = writes_ended.clone();
@@ -429,14 +427,14 @@ struct Operated {
     controllers: Statuses,
     imbalance: Arc<Imbalance>,
     reports: Arc<TrafficReports>,
-    traffic: Arc<TrafficController>,
+    planning: TrafficPlanning,
 }
 
 /// Adds `Admin`, `Signals`, `Imbalance`, `TrafficPlanner`, `Identity` and `Authority`.
 fn operator_services(routes: Routes, identity: &IdentityService, operated: Operated) -> Routes {
-    let Operated { partitions, audit, controllers, imbalance, reports, traffic } = operated;
+    let Operated { partitions, audit, controllers, imbalance, reports, planning } = operated;
     let (node, store, access) = (identity.node.clone(), identity.store.clone(), identity.access.clone());
-    let planner = TrafficService { traffic, reports: reports.clone() };
+    let planner = TrafficService { planning, node: node.clone(), store: store.clone() };
     let reporters = CallerNumbers::default();
     let signals =
         SignalsService { imbalance: imbalance.clone(), traffic: reports, node: node.clone(), reporters };

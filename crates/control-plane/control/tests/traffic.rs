@@ -15,6 +15,7 @@ use std::{
     time::Duration,
 };
 
+use fairmesh_control::ControlConfig;
 use fairmesh_model::{
     Policy, Prefix, Protocol, Record, RecordKey, Region, RegionTable, TableOrigin, Traffic, TrafficPlanner,
 };
@@ -140,7 +141,11 @@ struct World {
 
 impl World {
     async fn start(folder: &Path, load: Arc<Load>) -> Self {
-        let control = TestControl::start(config(folder.join("data"))).await;
+        Self::start_with(config(folder.join("data")), load).await
+    }
+
+    async fn start_with(config: ControlConfig, load: Arc<Load>) -> Self {
+        let control = TestControl::start(config).await;
         let connection = control.connect().await;
         let policy = Policy {
             traffic: Some(Box::new(Traffic { planner: Some(TrafficPlanner::Rings), ..Traffic::default() })),
@@ -217,6 +222,11 @@ impl World {
             Ok(share) => share,
             Err(_) => panic!("the table never keeps {bounds:?}: {:?}", self.status().await),
         }
+    }
+
+    async fn controller(&self, name: &str) -> v1::ControllerStatus {
+        let listed = self.connection.admin().list_controllers(v1::ListControllersRequest {}).await.unwrap();
+        listed.into_inner().controllers.into_iter().find(|controller| controller.name == name).unwrap()
     }
 
     async fn metric(&self, name: &str) -> u64 {
@@ -380,6 +390,38 @@ async fn a_drain_and_its_way_back_take_their_time() {
     let back = back.await;
     world.keeps(left + 0.05..1.01).await;
     assert!(back < 0.95, "it comes back step by step: {back}");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn planner_in_shadow_mode_writes_no_table_and_drains_wait_for_plans() {
+    let folder = tempfile::tempdir().unwrap();
+    let shadow_controllers = vec!["planner".parse().unwrap()];
+    let config = ControlConfig { shadow_controllers, ..config(folder.path().join("data")) };
+    let world = World::start_with(config, load([95, 20])).await;
+    let decides = async {
+        let write =
+            format!("write {}", RecordKey::RegionTable(SERVICE.parse().unwrap(), Region::new("eu").unwrap()));
+        while !world.controller("planner").await.last.is_some_and(|last| last.decided.contains(&write)) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(BOUND, decides).await.expect("the tables are shown");
+    let planner = world.controller("planner").await;
+    assert_eq!((planner.shadow, planner.writes), (true, 0));
+    assert!(tables(&world.connection).await.is_empty());
+    assert_eq!(world.status().await.refusal, "no round was made yet");
+
+    let request = v1::DrainRegionRequest { region: "eu".into(), ..Default::default() };
+    world.connection.traffic_planner().drain_region(request).await.unwrap();
+    let rounds = world.controller("drains").await.rounds;
+    let more = async {
+        while world.controller("drains").await.rounds < rounds + 3 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(BOUND, more).await.expect("drains are looked at");
+    assert_eq!(drain_of(&world.connection).await, Some(1.0));
     world.stop().await;
 }
 

@@ -19,6 +19,8 @@ pub trait Controller: Clone + Send + 'static {
     const NAME: &'static str;
     /// How long a round may take, writes included.
     const DEADLINE: Duration = Duration::from_secs(30);
+    /// The longest pause after a failed round. Pauses begin with a second, and double with each failure in a row.
+    const LONGEST_PAUSE: Duration = Duration::from_secs(60);
     /// What a round decides from.
     type Facts: Send;
     /// A change of this process or of its files, beside records. The text is for operators: `publish 3 targets in 2 regions`.
@@ -49,6 +51,9 @@ pub trait Controller: Clone + Send + 'static {
 
     /// Notes that the records of [`Write::subject`] are written.
     fn written(&mut self, _subject: &str) {}
+
+    /// Notes that the records of [`Write::subject`] are not written: another writer was faster, or the store refused them.
+    fn not_written(&mut self, _subject: &str) {}
 }
 
 /// What starts a round, beside the start of the process and the retry of a failed round.

@@ -58,9 +58,9 @@ impl RoundError {
     }
 }
 
-/// Writes batches in the name of a controller, several at a time. `written` gets the subject and the number of records of each
-/// that is written. The others do not keep it from being written. Dropped at the deadline of a round, this waits for no write any more;
-/// a write itself goes on, with its entry in the log of writes.
+/// Writes batches in the name of a controller, several at a time. `outcome` gets the subject of each, and the number of its records
+/// if it is written. The others do not keep it from being written. Dropped at the deadline of a round, this waits for no write any
+/// more; a write itself goes on, with its entry in the log of writes.
 ///
 /// # Errors
 /// The last failure of a batch, or else the last conflict.
@@ -68,7 +68,7 @@ pub(crate) async fn write_all(
     store: &Arc<dyn Store>,
     controller: &'static str,
     writes: Vec<Write>,
-    mut written: impl FnMut(&str, usize),
+    mut outcome: impl FnMut(&str, Option<usize>),
 ) -> Result<(), RoundError> {
     let (mut pending, mut writing) = (writes.into_iter(), JoinSet::new());
     let mut result = Ok(());
@@ -81,13 +81,17 @@ pub(crate) async fn write_all(
         }
         let Some(ended) = writing.join_next().await else { return result };
         match ended.and_then(|written| written) {
-            Ok((subject, Ok((_, ops)))) => written(&subject, ops),
-            Ok((_, Err(WriteError::Conflict(conflict)))) => {
-                if result.is_ok() {
-                    result = Err(RoundError::Conflict(conflict));
+            Ok((subject, Ok((_, ops)))) => outcome(&subject, Some(ops)),
+            Ok((subject, Err(problem))) => {
+                outcome(&subject, None);
+                match problem {
+                    WriteError::Conflict(conflict) if result.is_ok() => {
+                        result = Err(RoundError::Conflict(conflict));
+                    }
+                    WriteError::Conflict(_) => {}
+                    problem => result = Err(RoundError::Write { subject, problem }),
                 }
             }
-            Ok((subject, Err(problem))) => result = Err(RoundError::Write { subject, problem }),
             Err(panicked) => result = Err(RoundError::Panicked(panicked.to_string())),
         }
     }

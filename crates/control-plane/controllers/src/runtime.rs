@@ -13,8 +13,8 @@ use crate::{
     schedule::Schedule, status::StatusHandle, unwind::catch_panic,
 };
 
-/// Pauses after failed rounds: up to a bound that doubles with each in a row.
-const BACKOFF: Backoff = Backoff { first: Duration::from_secs(1), longest: Duration::from_secs(60) };
+/// The bound of the pause after a first failed round. It doubles with each in a row.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// Rounds in a row that are repeated at once since another writer was faster. Further ones are delayed like failures.
 const MAX_CONFLICTS: u32 = 8;
 
@@ -145,9 +145,12 @@ impl<C: Controller> ControllerTask<C> {
         if !self.fence.is_held() {
             return result.and(Err(RoundError::WithoutLease));
         }
-        let written = write_all(&config.store, C::NAME, decision.writes, |subject, ops| {
-            round.writes += ops;
-            controller.written(subject);
+        let written = write_all(&config.store, C::NAME, decision.writes, |subject, ops| match ops {
+            Some(ops) => {
+                round.writes += ops;
+                controller.written(subject);
+            }
+            None => controller.not_written(subject),
         });
         let written = written.await;
         result.and(written)
@@ -179,12 +182,14 @@ impl<C: Controller> ControllerTask<C> {
                     () = self.schedule.wait_for_trigger() => {}
                 }
                 self.schedule.retry_after(Duration::ZERO);
+                self.schedule.keep_gap(began);
                 ControllerState::WithoutLease
             }
             Err(_) => {
                 self.seed = mix64(self.seed);
                 let failures = self.status.failures().max(self.conflicts.saturating_sub(MAX_CONFLICTS));
-                self.schedule.retry_after(BACKOFF.delay(failures, self.seed));
+                let backoff = Backoff { first: FIRST_PAUSE, longest: C::LONGEST_PAUSE };
+                self.schedule.retry_after(backoff.delay(failures, self.seed));
                 ControllerState::BackingOff
             }
         };

@@ -65,6 +65,11 @@ impl Schedule {
     pub(crate) fn succeeded(&mut self, began: Instant) {
         self.has_changed = false;
         self.due = self.triggers.interval.map(|interval| began + interval);
+        self.keep_gap(began);
+    }
+
+    /// Keeps the least time between the round that began then and the next one.
+    pub(crate) fn keep_gap(&mut self, began: Instant) {
         self.not_before = began + self.triggers.min_gap;
     }
 

@@ -7,14 +7,14 @@ mod topology;
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use fairmesh_model::{Region, RegionTable, Traffic, Zone};
+use fairmesh_model::{Region, RegionTable, TableOrigin, Traffic, Zone};
 
 pub use endpoints::RegionEndpoints;
 pub use mesh::{MeshFacts, PolicyFacts};
 pub use reports::{CallerRates, ServiceReports, ZoneRates};
 pub use topology::{StoredDrain, TopologyFacts};
 
-use crate::{lone_shards::LoneShards, region_drains::why_not_drained};
+use crate::{lone_shards::LoneShards, region_drains::why_not_drained, service_planner::TableWrite};
 
 /// Facts of one service.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -56,6 +56,29 @@ impl ServiceFacts {
     /// Number of serving endpoints of a region.
     pub fn serving_in(&self, region: &Region) -> u32 {
         self.endpoints.get(region).map_or(0, RegionEndpoints::serving)
+    }
+
+    /// Deletes the tables that a planner wrote, for a service whose policy asks for none any more.
+    pub fn leftover_tables(&self) -> Vec<TableWrite> {
+        let delete = |(from, stored): (&Region, &StoredTable)| TableWrite {
+            from: from.clone(),
+            table: None,
+            replaces: Some(stored.revision),
+        };
+        match self.traffic.is_planned() {
+            true => Vec::new(),
+            false => self.planned_tables().map(delete).collect(),
+        }
+    }
+
+    /// The tables that a planner wrote.
+    fn planned_tables(&self) -> impl Iterator<Item = (&Region, &StoredTable)> {
+        self.tables.iter().filter(|(_, stored)| stored.table.origin != TableOrigin::ByHand)
+    }
+
+    /// Whether tables of a planner are left though the policy asks for none.
+    fn has_leftovers(&self) -> bool {
+        !self.traffic.is_planned() && self.planned_tables().next().is_some()
     }
 
     /// Whether nothing is known of the service.

@@ -66,6 +66,7 @@ impl TrafficReports {
             self.full.fetch_add(1, Relaxed);
         }
         self.taken.fetch_add(1, Relaxed);
+        self.facts.notify();
         let watched = self.watched().names(now_ms);
         let next = if is_planned || !watched.is_empty() { REPORT_INTERVAL_MS } else { IDLE_INTERVAL_MS };
         v1::ReportSignalsResponse { dropped_minutes: 0, next_report_ms: next as u32, watched }

@@ -1,46 +1,60 @@
-use std::{
-    collections::BTreeMap,
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
-};
+use std::{collections::BTreeMap, sync::atomic::AtomicU64};
 
 use fairmesh_model::Region;
+use fairmesh_planner::Refused;
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::Registry,
 };
 
-use super::{TrafficController, lock};
+use super::TrafficPlanning;
 
-impl TrafficController {
-    /// Registers the metrics of planning.
-    pub(crate) fn register(&self, control: &mut Registry) {
-        let mut crossing = BTreeMap::<Region, f64>::new();
-        let (services, refusing) = {
-            let planners = lock(&self.planners);
-            for (region, zones) in planners.values().flat_map(|planner| &planner.zones) {
-                *crossing.entry(region.clone()).or_default() += zones.crossing_bytes();
-            }
-            let refusing = planners.values().filter(|planner| planner.refused.is_some()).count();
-            (planners.len(), refusing)
+/// Totals of all services since the start. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PlanCounts {
+    planned: Counter,
+    refused: Family<[(&'static str, &'static str); 1], Counter>,
+    /// Batches of tables that were written.
+    pub(super) written: Counter,
+    /// Batches of tables that were not.
+    pub(super) write_failures: Counter,
+}
+
+impl PlanCounts {
+    /// Counts a round of the planner of a service.
+    pub(super) fn count_round(&self, refused: Option<&Refused>) {
+        match refused {
+            None => self.planned.inc(),
+            Some(refused) => self.refused.get_or_create(&[("reason", refused.reason)]).inc(),
         };
+    }
+}
+
+impl TrafficPlanning {
+    /// Registers the metrics of planning.
+    pub(crate) fn register(&self, traffic: &mut Registry) {
+        let plans = self.plans.read();
+        let mut crossing = BTreeMap::<Region, f64>::new();
+        for (region, zones) in plans.by_service.values().flat_map(|planner| &planner.zones) {
+            *crossing.entry(region.clone()).or_default() += zones.crossing_bytes();
+        }
         let bytes = Family::<[(&str, String); 1], Gauge<f64, AtomicU64>>::default();
         for (region, crossing) in crossing {
             bytes.get_or_create(&[("region", region.to_string())]).set(crossing);
         }
         let help = "Bytes of responses per second between zones of a region, of services that prefer the zone of their callers";
-        control.register("zone_bytes_per_second", help, bytes);
-        gauge(control, "planned_services", "Services whose region tables are planned", services);
-        gauge(control, "refused_services", "Services whose region tables are kept as they are now", refusing);
-        counter(control, "rounds", "Rounds that made a plan", self.counts.planned.load(Relaxed));
-        let refusals = Family::<[(&str, &str); 1], Counter>::default();
-        for (reason, count) in lock(&self.counts.refused).iter() {
-            refusals.get_or_create(&[("reason", *reason)]).inc_by(*count);
-        }
-        control.register("refusals", "Rounds that kept the tables, by reason", refusals);
-        let help = "Batches of region tables written";
-        counter(control, "table_writes", help, self.counts.written.load(Relaxed));
+        traffic.register("zone_bytes_per_second", help, bytes);
+        let help = "Services whose region tables are planned";
+        gauge(traffic, "planned_services", help, plans.by_service.len());
+        let refusing = plans.by_service.values().filter(|planner| planner.refused.is_some()).count();
+        let help = "Services whose region tables are kept as they are now";
+        gauge(traffic, "refused_services", help, refusing);
+        let PlanCounts { planned, refused, written, write_failures } = self.counts.clone();
+        traffic.register("rounds", "Rounds that made a plan", planned);
+        traffic.register("refusals", "Rounds that kept the tables, by reason", refused);
+        traffic.register("table_writes", "Batches of region tables written", written);
         let help = "Batches of region tables that could not be written";
-        counter(control, "table_write_failures", help, self.counts.write_failures.load(Relaxed));
+        traffic.register("table_write_failures", help, write_failures);
     }
 }
 
@@ -48,10 +62,4 @@ fn gauge(registry: &mut Registry, name: &str, help: &str, value: usize) {
     let gauge = Gauge::<i64>::default();
     gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
     registry.register(name, help, gauge);
-}
-
-fn counter(registry: &mut Registry, name: &str, help: &str, value: u64) {
-    let counter = Counter::<u64>::default();
-    counter.inc_by(value);
-    registry.register(name, help, counter);
 }

@@ -1,52 +1,230 @@
-use std::collections::BTreeSet;
-
-use fairmesh_model::{Revision, StoreId};
-use fairmesh_store::{BoxFuture, Commits, StoreError, StoreSnapshot, WriteError};
-use tokio::sync::Barrier;
+use fairmesh_controllers::{Controller, Decision, Wake};
+use fairmesh_model::{
+    CallPath, CallRates, Confirmation, Policy, Record, RecordKey, RegionDrain, RegionShares, RegionTable,
+    ServerRates, Share, StoreId, TableOrigin, Traffic, TrafficPlanner, TrafficReport, TrafficShares,
+};
+use fairmesh_rib::{Commit, Expect, Node};
+use fairmesh_test_support::endpoint;
+use fairmesh_wire::records;
+use tokio::time::{Instant, advance};
 
 use super::*;
 
-/// A store whose writes wait for one another.
-#[derive(Debug)]
-struct MeetingStore(Barrier);
+const REGIONS: [&str; 2] = ["eu", "us"];
 
-impl Store for MeetingStore {
-    fn id(&self) -> StoreId {
-        StoreId(1)
+fn name(name: &str) -> ServiceName {
+    ServiceName::new(name).unwrap()
+}
+
+fn region(name: &str) -> Region {
+    Region::new(name).unwrap()
+}
+
+fn policy(planner: Option<TrafficPlanner>) -> Record {
+    let traffic = planner.map(|planner| Box::new(Traffic { planner: Some(planner), ..Traffic::default() }));
+    Record::Policy(Policy { traffic, ..Policy::default() })
+}
+
+/// A table of the service `shop/cart` that keeps all calls in their region.
+fn table(from: &str, origin: TableOrigin) -> (RecordKey, Option<Record>) {
+    let home = RegionShares { to: [(region(from), Share::ALL)].into(), dropped: Share::NONE };
+    let shares = TrafficShares { default: Some(home), ..TrafficShares::default() };
+    let table = RegionTable { shares, zones: BTreeMap::new(), origin };
+    (RecordKey::RegionTable(name("shop/cart"), region(from)), Some(Record::RegionTable(table)))
+}
+
+/// Records, reports, and the controllers of a control plane without a store.
+struct World {
+    node: Node,
+    planning: TrafficPlanning,
+    planner: PlannerController,
+    drains: DrainController,
+}
+
+impl World {
+    /// A control plane that has started a while ago.
+    async fn start() -> Self {
+        let (facts, clock) = (Arc::<FactsIndex>::default(), MonotonicClock::start());
+        let node = Node::new(StoreId(1));
+        let reports = Arc::new(TrafficReports::new(node.clone(), facts.clone(), clock));
+        let planning = TrafficPlanning::new(facts, reports, clock);
+        let (planner, drains) = (PlannerController::new(planning.clone()), DrainController(planning.clone()));
+        advance(Duration::from_secs(60)).await;
+        Self { node, planning, planner, drains }
     }
 
-    fn partition(&self, _: &str) -> u32 {
-        0
+    fn commit(&self, changes: Vec<(RecordKey, Option<Record>)>) {
+        let change = |(key, record): (RecordKey, Option<Record>)| {
+            (key.to_string().into(), record.map(|record| records::encode(&record)))
+        };
+        let changes = changes.into_iter().map(change).collect();
+        let commit = Commit { revision: self.node.revision().number + 1, changes };
+        self.planning.facts.apply(&commit, &self.node);
+        self.node.apply(commit);
     }
 
-    fn write(&self, _: Batch) -> BoxFuture<'_, Result<Revision, WriteError>> {
-        Box::pin(async move {
-            self.0.wait().await;
-            Ok(Node::new(self.id()).revision())
-        })
+    /// A service with a planner and an endpoint in each region.
+    fn serve(&self, service: &ServiceName) {
+        let endpoint = |at: &str| {
+            let endpoint = endpoint("one", at);
+            let key = RecordKey::Endpoint(service.clone(), region(at), endpoint.instance.clone());
+            (key, Some(Record::Endpoint(endpoint)))
+        };
+        let policy = (RecordKey::Policy(service.clone()), Some(policy(Some(TrafficPlanner::Rings))));
+        self.commit([policy].into_iter().chain(REGIONS.map(endpoint)).collect());
     }
 
-    fn load(&self) -> BoxFuture<'_, Result<StoreSnapshot, StoreError>> {
-        unreachable!("nothing is loaded")
-    }
-
-    fn commits(&self, _: u64) -> Commits {
-        unreachable!("nothing is followed")
+    /// Calls and load of a service in both regions, all of them local.
+    fn report(&self, service: &ServiceName, calls: [u64; 2]) {
+        for (reporter, (at, calls)) in (0..).zip(REGIONS.into_iter().zip(calls)) {
+            let path = CallPath {
+                service: service.clone(),
+                from: region(at),
+                to: Some(region(at)),
+                class: None,
+                caller: None,
+                from_zone: None,
+                to_zone: None,
+            };
+            let servers = ServerRates {
+                servers: 1,
+                counting: 1,
+                measured: 1,
+                received: calls,
+                cpu_millicores: calls / 100,
+                limit_millicores: 1_000,
+                ..ServerRates::default()
+            };
+            self.planning.reports.record(TrafficReport {
+                reporter,
+                interval: Duration::from_secs(5),
+                regions: [region(at)].into(),
+                calls: [(path, CallRates { offered: calls, attempts: calls, ..CallRates::default() })].into(),
+                servers: [((service.clone(), region(at)), servers)].into(),
+                ..TrafficReport::default()
+            });
+        }
     }
 }
 
+/// A round without its writes: they are the caller's to make.
+async fn round<C: Controller>(controller: &mut C, node: &Node) -> Decision<C::Effect> {
+    let facts = controller.read_facts(node, Wake::Changed).await.unwrap();
+    let mut decision = controller.reconcile(facts, controllers::Now { at: Instant::now(), wall_ms: 1 });
+    for effect in decision.effects.drain(..) {
+        controller.apply(effect).await.unwrap();
+    }
+    decision
+}
+
 #[tokio::test(start_paused = true)]
-async fn tables_of_services_are_written_at_the_same_time() {
-    let services: BTreeSet<ServiceName> =
-        (0..MAX_WRITES).map(|n| ServiceName::new(format!("shop/s{n}")).unwrap()).collect();
-    let store: Arc<dyn Store> = Arc::new(MeetingStore(Barrier::new(MAX_WRITES)));
-    let (node, facts, clock) = (Node::new(StoreId(1)), Arc::<FactsIndex>::default(), MonotonicClock::start());
-    let reports = Arc::new(TrafficReports::new(node.clone(), facts.clone(), clock));
-    let controller = Arc::new(TrafficController::new((&node, &store), facts, reports, clock));
-    let write = || TableWrite { from: Region::new("eu").unwrap(), table: None, replaces: Some(1) };
-    let writes = services.into_iter().map(|service| (service, vec![write()])).collect();
-    let now = Now { ms: clock.now_ms(), started_ms: clock.now_ms(), wall_ms: 0 };
-    controller.write_all(writes, &BTreeMap::new(), now).await;
-    let (written, failed) = (&controller.counts.written, &controller.counts.write_failures);
-    assert_eq!((written.load(Relaxed), failed.load(Relaxed)), (MAX_WRITES as u64, 0));
+async fn planner_writes_each_service_on_condition_of_what_it_read() {
+    let mut world = World::start().await;
+    let (cart, web) = (name("shop/cart"), name("shop/web"));
+    for service in [&cart, &web] {
+        world.serve(service);
+    }
+    world.report(&cart, [40_000, 20_000]);
+    let decision = round(&mut world.planner, &world.node).await;
+    let [write] = &decision.writes[..] else { panic!("{decision:?}") };
+    assert_eq!((write.subject.as_str(), write.ops.len()), ("shop/cart", 2));
+    assert!(write.ops.iter().all(|op| op.expect == Expect::Absent), "{write:?}");
+    let [refusal] = &decision.refused[..] else { panic!("{decision:?}") };
+    assert_eq!(refusal.subject, "shop/web", "its servers have not reported: {refusal:?}");
+
+    let plans = world.planning.plans.read();
+    assert_eq!(plans.by_service[&cart].planned_rounds, 1);
+    assert_eq!(plans.by_service[&cart].confirmed_at_ms, None, "not before it is written");
+    world.planner.written("shop/cart");
+    round(&mut world.planner, &world.node).await;
+    let plans = world.planning.plans.read();
+    assert!(plans.by_service[&cart].confirmed_at_ms.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn planner_does_not_replace_a_table_written_during_its_round() {
+    let mut world = World::start().await;
+    let cart = name("shop/cart");
+    world.serve(&cart);
+    world.report(&cart, [40_000, 20_000]);
+    let facts = world.planner.read_facts(&world.node, Wake::Changed).await.unwrap();
+    // A person divides the calls by hand from now on.
+    let by_hand =
+        RegionTable { shares: TrafficShares::default(), zones: BTreeMap::new(), origin: TableOrigin::ByHand };
+    let key = RecordKey::RegionTable(cart.clone(), region("eu"));
+    let table = (key.clone(), Some(Record::RegionTable(by_hand)));
+    world.commit(vec![table, (RecordKey::Policy(cart.clone()), Some(policy(None)))]);
+    let now = controllers::Now { at: Instant::now(), wall_ms: 1 };
+    let decision = world.planner.reconcile(facts, now);
+    let batch =
+        fairmesh_rib::Batch { ops: decision.writes.into_iter().flat_map(|write| write.ops).collect() };
+    assert_eq!(batch.ops.len(), 2);
+    world.node.check(&batch).unwrap_err();
+    world.planner.not_written("shop/cart");
+
+    let decision = round(&mut world.planner, &world.node).await;
+    assert!(decision.writes.is_empty(), "{decision:?}");
+    assert!(world.planning.plans.read().by_service.is_empty(), "it has no planner any more");
+}
+
+#[tokio::test(start_paused = true)]
+async fn tables_without_a_planner_are_deleted_also_after_a_takeover() {
+    let mut world = World::start().await;
+    let confirmation = Confirmation { round: 7, at_ms: 1 };
+    world.commit(vec![
+        table("eu", TableOrigin::Planned(confirmation)),
+        table("us", TableOrigin::ByHand),
+        (RecordKey::Policy(name("shop/cart")), Some(policy(None))),
+    ]);
+    let decision = round(&mut world.planner, &world.node).await;
+    let ops: Vec<_> = decision.writes.iter().flat_map(|write| &write.ops).collect();
+    let [op] = &ops[..] else { panic!("{ops:?}") };
+    assert_eq!(*op.key, *RecordKey::RegionTable(name("shop/cart"), region("eu")).to_string());
+    assert_eq!((&op.value, op.expect), (&None, Expect::Revision(1)));
+    world.commit(vec![(RecordKey::RegionTable(name("shop/cart"), region("eu")), None)]);
+    assert!(round(&mut world.planner, &world.node).await.writes.is_empty());
+}
+
+fn drain(keep: Share) -> Record {
+    Record::RegionDrain(RegionDrain { keep, ..RegionDrain::begin(None, false, Duration::ZERO, 1) })
+}
+
+#[tokio::test(start_paused = true)]
+async fn drain_waits_for_a_plan_of_the_present_topology() {
+    let mut world = World::start().await;
+    world.commit(vec![(RecordKey::RegionDrain(region("eu")), Some(drain(Share::ALL)))]);
+    let state = |world: &World| world.planning.drains().remove(0);
+    assert!(round(&mut world.drains, &world.node).await.writes.is_empty());
+    assert_eq!(state(&world).state, "waits for the next round of the planner");
+    round(&mut world.planner, &world.node).await;
+    let decision = round(&mut world.drains, &world.node).await;
+    assert_eq!(decision.writes.len(), 1, "without planned services there is nothing to wait for");
+    assert_eq!((state(&world).state.as_str(), state(&world).services), ("makes a step", Some(0)));
+    world.commit(vec![(RecordKey::RegionDrain(region("us")), Some(drain(Share::ALL)))]);
+    assert!(round(&mut world.drains, &world.node).await.writes.is_empty(), "the plans are of before");
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_drain_makes_a_step_in_a_round() {
+    let mut world = World::start().await;
+    let drains = REGIONS.map(|at| (RecordKey::RegionDrain(region(at)), Some(drain(Share::ALL))));
+    world.commit(drains.into());
+    round(&mut world.planner, &world.node).await;
+    let decision = round(&mut world.drains, &world.node).await;
+    let subjects: Vec<_> = decision.writes.iter().map(|write| write.subject.as_str()).collect();
+    assert_eq!(subjects, ["drain of region eu"]);
+    let states: Vec<_> = world.planning.drains().into_iter().map(|drain| drain.state).collect();
+    assert_eq!(states, ["makes a step", "waits for the step of another drain"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn drain_begun_again_does_not_show_the_state_of_the_one_before() {
+    let mut world = World::start().await;
+    world.commit(vec![(RecordKey::RegionDrain(region("eu")), Some(drain(Share::NONE)))]);
+    round(&mut world.planner, &world.node).await;
+    round(&mut world.drains, &world.node).await;
+    assert_eq!(world.planning.drains()[0].state, "done");
+    let again = RegionDrain::begin(None, true, Duration::ZERO, 2);
+    world.commit(vec![(RecordKey::RegionDrain(region("eu")), Some(Record::RegionDrain(again)))]);
+    assert_eq!(world.planning.drains()[0].state, "waits for the next round of the planner");
 }

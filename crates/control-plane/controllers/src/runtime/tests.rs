@@ -88,8 +88,10 @@ struct Seen {
     panics: AtomicBool,
     /// A write of another writer, after the facts were read.
     interfering: Mutex<Option<Op>>,
-    /// A batch beside the copy.
-    further: Mutex<Option<Write>>,
+    /// Batches beside the copy.
+    further: Mutex<Vec<Write>>,
+    /// Subjects of batches, and whether they are written.
+    outcomes: Mutex<Vec<(String, bool)>>,
 }
 
 impl Controller for Copier {
@@ -128,7 +130,7 @@ impl Controller for Copier {
         let expect = output.map_or(Expect::Absent, |output| Expect::Revision(output.revision));
         let ops = vec![Op::put(OUTPUT, input.value).expecting(expect)];
         decision.writes.push(Write { subject: "x".into(), reason: "the input changed", ops });
-        decision.writes.extend(self.seen.further.lock().unwrap().take());
+        decision.writes.append(&mut self.seen.further.lock().unwrap());
         decision.effects.push("count the copy");
         decision
     }
@@ -137,14 +139,26 @@ impl Controller for Copier {
         self.seen.applied.fetch_add(1, SeqCst);
         Ok(())
     }
+
+    fn written(&mut self, subject: &str) {
+        self.seen.outcomes.lock().unwrap().push((subject.to_owned(), true));
+    }
+
+    fn not_written(&mut self, subject: &str) {
+        self.seen.outcomes.lock().unwrap().push((subject.to_owned(), false));
+    }
 }
 
 /// Copies nothing, under another name.
 #[derive(Clone, Debug)]
-struct Bystander(Arc<AtomicUsize>);
+struct Bystander {
+    rounds: Arc<AtomicUsize>,
+    fails: bool,
+}
 
 impl Controller for Bystander {
     const NAME: &'static str = "bystander";
+    const LONGEST_PAUSE: Duration = Duration::from_secs(2);
     type Facts = ();
     type Effect = std::convert::Infallible;
 
@@ -153,11 +167,11 @@ impl Controller for Bystander {
     }
 
     async fn read_facts(&mut self, _: &Node, _: Wake) -> Result<(), BoxError> {
-        Ok(())
+        if self.fails { Err("it was told to".into()) } else { Ok(()) }
     }
 
     fn reconcile(&mut self, (): (), _: Now) -> Decision<Self::Effect> {
-        self.0.fetch_add(1, SeqCst);
+        self.rounds.fetch_add(1, SeqCst);
         Decision::default()
     }
 
@@ -297,7 +311,7 @@ async fn failed_rounds_back_off_up_to_a_bound_until_one_succeeds() {
     let pauses: Vec<_> = begins.windows(2).map(|pair| pair[1] - pair[0]).collect();
     let millisecond = Duration::from_millis(1);
     for (at, pause) in pauses.iter().enumerate() {
-        let bound = BACKOFF.first.saturating_mul(1 << at.min(20)).min(BACKOFF.longest);
+        let bound = FIRST_PAUSE.saturating_mul(1 << at.min(20)).min(Copier::LONGEST_PAUSE);
         assert!(*pause <= bound + millisecond, "pause {at}: {pause:?}");
     }
     assert!((60..400).contains(&pauses.len()), "half a minute on average: {}", pauses.len());
@@ -307,10 +321,19 @@ async fn failed_rounds_back_off_up_to_a_bound_until_one_succeeds() {
     let problem = status.last.unwrap().problem.unwrap();
     assert!(problem.contains("cannot write x") && problem.contains("retry in a moment"), "{problem}");
     rig.store.fails.store(false, SeqCst);
-    sleep(BACKOFF.longest + SECOND).await;
+    sleep(Copier::LONGEST_PAUSE + SECOND).await;
     let status = rig.status("copier");
     assert_eq!((rig.output().as_deref(), status.failures), (Some("one"), 0));
     assert_eq!(status.last.unwrap().problem, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn pauses_are_as_short_as_the_controller_asks() {
+    let rig = Rig::new(None, &[]);
+    rig.run(Bystander { rounds: Arc::default(), fails: true });
+    sleep(600 * SECOND).await;
+    let failed = rig.status("bystander").totals.failed;
+    assert!(failed >= 300, "a pause is 2 s at most: {failed}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -324,7 +347,7 @@ async fn round_over_its_deadline_is_dropped_and_repeated() {
     assert_eq!((status.totals.overdue, status.state), (1, ControllerState::BackingOff));
     assert_eq!(status.last.unwrap().problem.unwrap(), "the round took longer than 5s");
     rig.store.hangs.store(false, SeqCst);
-    sleep(BACKOFF.first + SECOND).await;
+    sleep(FIRST_PAUSE + SECOND).await;
     assert_eq!(rig.output().as_deref(), Some("one"));
 }
 
@@ -382,7 +405,7 @@ async fn shadow_controller_shows_its_decisions_and_changes_nothing() {
 async fn panic_loses_the_state_of_its_controller_and_ends_no_other() {
     let rig = Rig::new(None, &[]);
     let others = Arc::<AtomicUsize>::default();
-    rig.run(Bystander(Arc::clone(&others)));
+    rig.run(Bystander { rounds: Arc::clone(&others), fails: false });
     rig.start(Duration::ZERO, Duration::ZERO);
     settle().await;
     rig.input("one");
@@ -397,7 +420,7 @@ async fn panic_loses_the_state_of_its_controller_and_ends_no_other() {
     assert!(problem.contains("it was told to"), "{problem}");
     rig.seen.panics.store(false, SeqCst);
     let before = others.load(SeqCst);
-    sleep(BACKOFF.first + 5 * SECOND).await;
+    sleep(FIRST_PAUSE + 5 * SECOND).await;
     assert_eq!(rig.output().as_deref(), Some("two"));
     assert_eq!(rig.seen.begins.lock().unwrap()[3].2, 1, "it begins anew");
     assert!(others.load(SeqCst) >= before + 5);
@@ -419,13 +442,46 @@ async fn conflict_is_followed_at_once_by_a_round_on_newer_facts() {
 async fn refused_batch_keeps_no_other_from_being_written() {
     let rig = Rig::new(None, &[]);
     let ops = vec![Op::delete("/t/shop/absent/y").expecting(Expect::Revision(3))];
-    *rig.seen.further.lock().unwrap() = Some(Write { subject: "y".into(), reason: "it is gone", ops });
+    rig.seen.further.lock().unwrap().push(Write { subject: "y".into(), reason: "it is gone", ops });
     rig.input("one");
     rig.start(Duration::ZERO, Duration::ZERO);
     settle().await;
     let status = rig.status("copier");
     assert_eq!(rig.output().as_deref(), Some("one"));
     assert_eq!((status.totals.conflicts, status.totals.done, status.totals.writes), (1, 1, 1));
+    let mut outcomes = rig.seen.outcomes.lock().unwrap().clone();
+    outcomes.sort();
+    assert_eq!(outcomes, [("x".into(), true), ("y".into(), false)], "the controller learns of both");
+}
+
+#[tokio::test(start_paused = true)]
+async fn batches_of_a_round_are_written_at_the_same_time() {
+    let rig = Rig::new(None, &[]);
+    rig.store.delay_ms.store(1_000, SeqCst);
+    let batch = |number: usize| Write {
+        subject: number.to_string(),
+        reason: "it is new",
+        ops: vec![Op::put(format!("/t/shop/further/{number}"), "new")],
+    };
+    *rig.seen.further.lock().unwrap() = (0..15).map(batch).collect();
+    rig.input("one");
+    rig.start(Duration::ZERO, Duration::ZERO);
+    sleep(SECOND + Duration::from_millis(1)).await;
+    let status = rig.status("copier");
+    assert_eq!((status.totals.done, status.totals.writes), (1, 16));
+}
+
+#[tokio::test(start_paused = true)]
+async fn rounds_without_the_lease_keep_their_gap() {
+    let (_renewal, expiry) = watch::channel(Instant::now());
+    let rig = Rig::new(Some(expiry), &[]);
+    rig.input("one");
+    rig.start(Duration::ZERO, 10 * SECOND);
+    for number in 0..30 {
+        rig.input(if number % 2 == 0 { "two" } else { "one" });
+        sleep(SECOND).await;
+    }
+    assert_eq!((rig.rounds(), rig.status("copier").totals.without_lease), (3, 3));
 }
 
 #[tokio::test(start_paused = true)]

@@ -20,6 +20,8 @@ pub struct MeshFacts {
     version: u64,
     services: BTreeMap<ServiceName, Arc<ServiceFacts>>,
     planned: Arc<BTreeSet<ServiceName>>,
+    /// Services without a planner that have tables of one.
+    left_over: BTreeSet<ServiceName>,
     topology: Arc<TopologyFacts>,
     /// Services with endpoints in a region, in whatever state.
     by_region: BTreeMap<Region, BTreeSet<ServiceName>>,
@@ -45,6 +47,16 @@ impl MeshFacts {
     /// The services whose policies ask for a planner.
     pub fn planned(&self) -> Arc<BTreeSet<ServiceName>> {
         Arc::clone(&self.planned)
+    }
+
+    /// Services whose policies ask for no planner and that have tables of one, with their facts.
+    pub fn left_over(&self) -> impl Iterator<Item = (&ServiceName, &Arc<ServiceFacts>)> {
+        self.left_over.iter().filter_map(|name| Some((name, self.services.get(name)?)))
+    }
+
+    /// The version of the last change of any fact.
+    pub fn version(&self) -> u64 {
+        self.version
     }
 
     /// Regions, distances and drains.
@@ -196,6 +208,10 @@ impl MeshFacts {
         let facts = Arc::make_mut(self.services.entry(service.clone()).or_default());
         change(facts);
         facts.version = self.version;
+        match facts.has_leftovers() {
+            true => self.left_over.insert(service.clone()),
+            false => self.left_over.remove(service),
+        };
         if facts.is_empty() {
             self.services.remove(service);
         }

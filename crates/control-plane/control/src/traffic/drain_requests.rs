@@ -1,0 +1,104 @@
+//! Drains as operators begin and see them.
+
+use std::time::Duration;
+
+use fairmesh_model::{Invalid, Record, RecordKey, Region, RegionDrain};
+use fairmesh_planner::{DrainWait, StoredDrain};
+use fairmesh_rib::{Batch, Expect, Op};
+use fairmesh_store::Store;
+use fairmesh_wire::{records, v1};
+use tokio::time::timeout;
+
+use super::{TrafficPlanning, drain_states::DrainState};
+use crate::admin::now_ms;
+
+/// How long the write of a drain may take.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The most regions that an error names.
+const MAX_NAMED: usize = 100;
+
+/// A request to drain a region, or to give its calls back.
+#[derive(Clone, Debug)]
+pub(super) struct DrainRequest {
+    pub(super) region: Region,
+    pub(super) returns: bool,
+    pub(super) over: Duration,
+}
+
+impl TrafficPlanning {
+    /// Begins a drain or its way back.
+    ///
+    /// # Errors
+    /// If it would take too long, or another writer was faster.
+    pub(super) async fn begin_drain(
+        &self,
+        store: &dyn Store,
+        DrainRequest { region, returns, over }: &DrainRequest,
+    ) -> Result<(), Invalid> {
+        let topology = self.facts.topology();
+        let before = topology.drains.get(region);
+        if !*returns {
+            self.check_region(region)?;
+        }
+        if *returns && before.is_none() {
+            self.check_region(region)?;
+            let hint = "see 'fairmesh traffic status' for drains in progress";
+            return Err(Invalid::new("region", format!("'{region}' is not drained"), hint));
+        }
+        let drain = RegionDrain::begin(before.map(|stored| stored.drain), *returns, *over, now_ms());
+        drain.validate()?;
+        match write(store, region, drain, before.map(|stored| stored.revision)).await {
+            true => Ok(()),
+            false => Err(Invalid::new("region", "was changed by another writer meanwhile", "try again")),
+        }
+    }
+
+    /// Checks that a topology, an endpoint or a caller names a region: of a misspelt one there is nothing to drain.
+    pub(super) fn check_region(&self, region: &Region) -> Result<(), Invalid> {
+        let mut known = self.facts.lock().regions();
+        let plans = self.plans.read();
+        known.extend(plans.by_service.values().flat_map(|planner| planner.regions.iter().cloned()));
+        if known.contains(region) {
+            return Ok(());
+        }
+        let names: Vec<String> = known.iter().take(MAX_NAMED).map(ToString::to_string).collect();
+        let hint = match names.is_empty() {
+            true => "declare regions with a document of kind Topology".to_owned(),
+            false => format!("name one of {}", names.join(", ")),
+        };
+        Err(Invalid::new("region", format!("'{region}' is not known"), hint))
+    }
+
+    /// The drains in progress.
+    pub(super) fn drains(&self) -> Vec<v1::RegionDrainStatus> {
+        let (topology, states) = (self.facts.topology(), self.drain_states.read());
+        let status = |(region, stored): (&Region, &StoredDrain)| {
+            let known = states.get(region).filter(|state| state.is_of(&stored.drain)).cloned();
+            let state = known.unwrap_or_else(|| {
+                DrainState::of(&stored.drain, DrainWait::new("waits for the next round of the planner"))
+            });
+            v1::RegionDrainStatus {
+                region: region.to_string(),
+                drain: Some(stored.drain.into()),
+                state: state.text,
+                is_held: state.is_held,
+                staying: state.staying,
+                services: state.services,
+            }
+        };
+        topology.drains.iter().map(status).collect()
+    }
+}
+
+/// Writes a drain, unless another writer was faster; whether it is written.
+async fn write(store: &dyn Store, region: &Region, drain: RegionDrain, replaces: Option<u64>) -> bool {
+    let key = RecordKey::RegionDrain(region.clone()).to_string();
+    let op = Op::put(key, records::encode(&Record::RegionDrain(drain)));
+    let op = op.expecting(replaces.map_or(Expect::Absent, Expect::Revision));
+    let written = timeout(WRITE_TIMEOUT, store.write(Batch { ops: vec![op] })).await;
+    let is_written = matches!(written, Ok(Ok(_)));
+    if !is_written {
+        tracing::warn!(%region, "the drain is not written");
+    }
+    is_written
+}
