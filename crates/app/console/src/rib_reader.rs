@@ -74,7 +74,7 @@ pub async fn revocations(connection: &Connection) -> Revocations {
 }
 
 /// The elected checkers. A caller that may not read them is told of none.
-pub(crate) async fn checkers(connection: &Connection) -> BTreeSet<Label> {
+pub async fn checkers(connection: &Connection) -> BTreeSet<Label> {
     let stored = read(connection, &[Prefix::checkers()]).await.unwrap_or_default();
     let decoded = stored.iter().filter_map(|stored| match records::decode(&stored.key, &stored.value) {
         Ok(Record::ElectedChecker(checker)) => Some(checker.agent),
