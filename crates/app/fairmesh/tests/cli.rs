@@ -24,6 +24,7 @@ mod cli {
     pub(crate) mod listeners;
     pub(crate) mod local_users;
     pub(crate) mod membership;
+    pub(crate) mod message_conformance;
     pub(crate) mod moves;
     pub(crate) mod permissive;
     pub(crate) mod proxies;

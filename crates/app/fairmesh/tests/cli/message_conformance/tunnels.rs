@@ -1,0 +1,47 @@
+//! Upgraded connections: bytes both ways, and each direction ends by itself.
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{Shutdown, TcpStream},
+    time::Duration,
+};
+
+use super::forms::Forms;
+
+const UPGRADE: &str =
+    "GET /chat HTTP/1.1\r\nhost: a\r\nconnection: keep-alive, Upgrade\r\nupgrade: websocket\r\n\r\n";
+
+/// Upgrades a connection, says something, closes the sending side and returns everything after the headers of the response.
+fn chat(to: &str) -> String {
+    let mut stream = TcpStream::connect(to).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.write_all(UPGRADE.as_bytes()).unwrap();
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        assert!(reader.read_line(&mut head).unwrap() > 0, "{head}");
+    }
+    let head = head.to_lowercase();
+    assert!(head.starts_with("http/1.1 101 ") && head.contains("upgrade: websocket\r\n"), "{head}");
+    stream.write_all(b"tea").unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    let mut said = String::new();
+    reader.read_to_string(&mut said).unwrap();
+    said
+}
+
+fn upgrades_are_the_same(forms: &Forms) {
+    for form in &forms.forms {
+        assert_eq!(chat(&form.address), "helloyou said tea", "{}", form.name);
+    }
+}
+
+#[test]
+fn upgrades_in_plaintext_are_the_same_in_each_form() {
+    upgrades_are_the_same(&Forms::plain());
+}
+
+#[test]
+fn upgrades_over_mutual_tls_are_the_same_in_each_form() {
+    upgrades_are_the_same(&Forms::mutual_tls());
+}
