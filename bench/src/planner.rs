@@ -228,6 +228,7 @@ fn path(service: &ServiceName, from: &Region, to: &Region) -> CallPath {
         caller: None,
         from_zone: None,
         to_zone: None,
+        parent: None,
     }
 }
 

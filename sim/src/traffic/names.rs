@@ -53,6 +53,7 @@ impl Names {
             caller: None,
             from_zone: from.zone.clone(),
             to_zone: to.and_then(|to| to.zone.clone()),
+            parent: None,
         }
     }
 }

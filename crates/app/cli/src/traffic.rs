@@ -1,6 +1,7 @@
 //! `fairmesh traffic`: the planner of region tables.
 
 mod calls;
+mod graph;
 mod hold;
 mod status;
 
@@ -23,6 +24,8 @@ pub enum TrafficCommand {
     Status(StatusArgs),
     /// Show the calls that programs report, by calling and called service, class and regions.
     Calls(CallsArgs),
+    /// Draw which calls are made for which: services and classes, calls for each call, sizes and times.
+    Graph(graph::GraphArgs),
     /// Explain the latest changes of a service's tables, one by one.
     Explain(ExplainArgs),
     /// Keep a service's tables as they are, until 'resume'.
@@ -90,6 +93,7 @@ pub async fn run(command: TrafficCommand) -> Result<ExitCode, Failure> {
     match command {
         TrafficCommand::Status(args) => status::status(args).await,
         TrafficCommand::Calls(args) => calls::calls(args).await,
+        TrafficCommand::Graph(args) => graph::graph(args).await,
         TrafficCommand::Explain(args) => status::explain(args).await,
         TrafficCommand::Hold(args) => hold::hold(args).await,
         TrafficCommand::Resume(args) => hold::resume(args).await,

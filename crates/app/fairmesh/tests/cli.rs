@@ -5,6 +5,7 @@
 
 mod cli {
     pub(crate) mod authorization;
+    pub(crate) mod call_graph;
     pub(crate) mod calls;
     pub(crate) mod changes;
     pub(crate) mod check;

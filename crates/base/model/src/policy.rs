@@ -9,8 +9,8 @@ mod timeouts;
 use std::{fmt, time::Duration};
 
 use crate::{
-    Endpoint, HealthCheck, Invalid, RateLimit, Route, Service, Traffic, duration::write_duration,
-    route::is_token,
+    Endpoint, HealthCheck, Invalid, Label, MAX_TRAFFIC_CLASSES, RateLimit, Route, Service, Traffic,
+    duration::write_duration, route::is_token,
 };
 
 pub use authorization::{
@@ -196,6 +196,20 @@ impl Policy {
 }
 
 impl Policy {
+    /// The traffic classes that reports tell apart: those that the planner knows, then those that routes set in the order of
+    /// the routes; at most [`MAX_TRAFFIC_CLASSES`].
+    pub fn traffic_classes(&self) -> Vec<Label> {
+        let planned = self.traffic.iter().flat_map(|traffic| &traffic.classes);
+        let routed = self.routes.iter().filter_map(|route| route.class.as_ref());
+        let mut classes = Vec::<Label>::new();
+        for class in planned.chain(routed) {
+            if classes.len() < MAX_TRAFFIC_CLASSES && !classes.contains(class) {
+                classes.push(class.clone());
+            }
+        }
+        classes
+    }
+
     /// Only a planner knows how many calls a zone can serve.
     fn validate_zone_first(&self) -> Result<(), Invalid> {
         let is_planned = self.traffic.as_ref().is_some_and(|traffic| traffic.is_planned());

@@ -12,14 +12,18 @@ use crate::{Invalid, Label, Region};
 pub use load_rings::{LoadMetric, LoadRing, MAX_PLANNED_CLASSES};
 pub use region_drain::{DrainPhase, RegionDrain};
 pub use report::{
-    CallPath, CallRates, MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES, MAX_RATE, MAX_REPORT_AGE,
-    MAX_REPORTED_REGIONS, MAX_SERVER_GROUPS, MetricSum, ServerRates, SummedAge, TrafficReport,
+    CallNode, CallPath, CallRates, MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES, MAX_RATE, MAX_REPORT_AGE,
+    MAX_REPORTED_REGIONS, MAX_SERVED_PATHS, MAX_SERVER_GROUPS, MetricSum, ServedPath, ServedRates,
+    ServerRates, SummedAge, TrafficReport, UTILISATION_BUCKETS,
 };
 
 pub use region_table::{
     Confirmation, MAX_TABLE_CLASSES, MAX_TABLE_REGIONS, MAX_TABLE_ZONES, RegionShares, RegionTable,
     SMALLEST_SHARE, TableForce, TableOrigin, TrafficShares, ZoneShares,
 };
+
+/// The most traffic classes of a service that reports tell apart; calls of further ones count as calls without a class.
+pub const MAX_TRAFFIC_CLASSES: usize = 16;
 
 /// How the calls to a service are divided among regions: by a planner, or by shares written by hand.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

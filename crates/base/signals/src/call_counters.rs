@@ -14,6 +14,7 @@ pub struct CallCounters {
     shed: AtomicU64,
     time_us: AtomicU64,
     bytes: AtomicU64,
+    request_bytes: AtomicU64,
 }
 
 /// Counts at one moment, in the units of [`CallCounters`]: calls, microseconds and bytes.
@@ -27,6 +28,14 @@ impl CallCounters {
             self.offered.fetch_add(1, Relaxed);
         }
         self.attempts.fetch_add(1, Relaxed);
+    }
+
+    /// Counts bytes of the body of a request.
+    #[inline]
+    pub fn record_request_bytes(&self, bytes: u64) {
+        if bytes > 0 {
+            self.request_bytes.fetch_add(bytes, Relaxed);
+        }
     }
 
     /// Counts a call without a picked server; `is_dropped` if a region table dropped it.
@@ -60,6 +69,11 @@ impl CallCounters {
         self.bytes.fetch_add(bytes, Relaxed);
     }
 
+    /// Whether nothing was counted.
+    pub(crate) fn is_zero(&self) -> bool {
+        self.read() == Counts::default()
+    }
+
     fn read(&self) -> Counts {
         let of = |counter: &AtomicU64| counter.load(Relaxed);
         Counts {
@@ -69,6 +83,7 @@ impl CallCounters {
             shed: of(&self.shed),
             time_us: of(&self.time_us),
             bytes: of(&self.bytes),
+            request_bytes: of(&self.request_bytes),
             ..Counts::default()
         }
     }
@@ -101,7 +116,10 @@ impl CallMeter {
                     rates.insert(path.clone(), rate);
                 }
             }
-            self.last.insert(path, now);
+            // One without calls is as good as forgotten.
+            if now != Counts::default() {
+                self.last.insert(path, now);
+            }
         }
         elapsed.filter(|elapsed| *elapsed > 0).map(|_| rates)
     }
@@ -119,6 +137,7 @@ fn per_second(now: Counts, since: Counts, elapsed_ms: u64) -> CallRates {
         shed: calls(now.shed, since.shed),
         time_us: amount(now.time_us, since.time_us),
         bytes: amount(now.bytes, since.bytes),
+        request_bytes: amount(now.request_bytes, since.request_bytes),
         ..CallRates::default()
     }
 }
@@ -145,6 +164,7 @@ mod tests {
             caller: None,
             from_zone: None,
             to_zone: None,
+            parent: None,
         }
     }
 
@@ -157,6 +177,7 @@ mod tests {
             counters.record_attempt(call < 200);
             counters.record_answer(4_000);
             counters.record_bytes(10);
+            counters.record_request_bytes(4);
         }
         counters.record_shed();
         let rates = meter.read([(path(None), &counters)], 7_000).unwrap()[&path(None)];
@@ -167,6 +188,7 @@ mod tests {
             shed: 500,
             time_us: 600_000,
             bytes: 1_500,
+            request_bytes: 600,
             ..CallRates::default()
         };
         assert_eq!(rates, expected);

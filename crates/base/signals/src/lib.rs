@@ -8,17 +8,29 @@
 //! rejected alternative added counts into each level's own interval: intervals of two levels never align, so sums
 //! would be a call too high or too low, and a planner would see changes of demand.
 //!
+//! Calls name their parent, the call during which they were made: [`ServedCall`] is what a server processes, and
+//! [`TraceParents`] finds it for programs behind a proxy. Sums by edge of the call graph travel, and no spans: a span for each
+//! call costs more than the call's own count, and a sample of them misses rare edges.
+//!
 //! [`TrafficReport`]: fairmesh_model::TrafficReport
 
 mod call_counters;
+mod call_node;
 mod paths;
 mod report_sums;
+mod served_call;
+mod served_counters;
 mod server_meter;
+mod trace_parents;
 
 pub use call_counters::{CallCounters, CallMeter};
-pub use paths::{Destinations, ReportedPaths};
-pub use report_sums::{ReportSums, SumLimits, Taken};
+pub use call_node::{NodeId, serves};
+pub use paths::{Destinations, ReportedAs, ReportedPaths};
+pub use report_sums::{ReportSums, SumLimits, Taken, merge_paths};
+pub use served_call::{ChildCall, Entered, ServedCall};
+pub use served_counters::{ServedCounters, ServedMeter};
 pub use server_meter::{CpuReading, ServerMeter, ServerReading};
+pub use trace_parents::TraceParents;
 
 /// Interval of reports if a service is planned, in milliseconds.
 pub const REPORT_INTERVAL_MS: u64 = 1_000;

@@ -1,13 +1,19 @@
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, OnceLock},
+};
 
-use fairmesh_model::{CallPath, Label, Location, MAX_TABLE_REGIONS, Region, ServiceName, Zone};
+use fairmesh_model::{CallNode, CallPath, Label, Location, MAX_TABLE_REGIONS, Region, ServiceName, Zone};
 
-use crate::CallCounters;
+use crate::{CallCounters, NodeId};
 
-/// The counters of calls to one service from one snapshot of its records, by class and destination.
+/// The most parents whose calls are told apart; those of further ones count as calls without a parent.
+const MAX_PARENTS: usize = 64;
+
+/// The counters of calls to one service from one snapshot of its records, by parent, class and destination.
 ///
-/// Bounded by the number of classes and by [`MAX_TABLE_REGIONS`] regions and zones. A new snapshot takes over the
-/// previous one's counters.
+/// Bounded by 64 parents, the number of classes, and [`MAX_TABLE_REGIONS`] regions and zones. A new snapshot takes over the
+/// previous one's counters. A parent has counters from its first call on, without a lock.
 #[derive(Debug)]
 pub struct ReportedPaths {
     service: ServiceName,
@@ -20,8 +26,21 @@ pub struct ReportedPaths {
     destinations: Box<[Destination]>,
     /// The destination's position by endpoint index; [`Self::NOWHERE`] without a destination.
     destination_of: Box<[u8]>,
-    /// Counters by class, then destination; the last column counts calls without a destination.
-    counters: Box<[Arc<CallCounters>]>,
+    without_parent: Counters,
+    /// The counters of each parent; the slots are taken in order.
+    by_parent: Box<[OnceLock<(NodeId, Counters)>]>,
+}
+
+/// By class, then destination; the last column counts calls without a destination.
+type Counters = Box<[Arc<CallCounters>]>;
+
+/// Which counters of a snapshot a call has.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ReportedAs<'a> {
+    /// The traffic class that the route of the call sets.
+    pub class: Option<&'a Label>,
+    /// The call during which it is made.
+    pub parent: Option<NodeId>,
 }
 
 /// A server's region, and its zone if zones are distinguished.
@@ -67,20 +86,29 @@ impl ReportedPaths {
         }
         let before = before.filter(|before| before.from_zone.as_ref() == to.zone);
         let classes: Box<[Label]> = to.classes.into();
-        let counters = std::iter::once(None).chain(classes.iter().map(Some)).flat_map(|class| {
-            let destinations = destinations.iter().map(Some).chain([None]);
-            destinations.map(move |one| before.and_then(|before| before.find(class, one)))
-        });
-        Self {
+        let mut paths = Self {
             service: to.service.clone(),
             from: to.from.clone(),
             caller: to.caller.cloned(),
             from_zone: to.zone.cloned(),
-            counters: counters.map(Option::unwrap_or_default).collect(),
+            without_parent: Box::default(),
+            by_parent: Box::default(),
             classes,
             destinations,
             destination_of: destination_of.into(),
-        }
+        };
+        paths.without_parent =
+            paths.counters(|class, to| before.and_then(|b| b.find(&b.without_parent, class, to)));
+        let known = before.iter().flat_map(|before| before.by_parent.iter().filter_map(OnceLock::get));
+        let known = known.map(|(parent, counters)| {
+            OnceLock::from(
+                paths.row_of(*parent, |class, to| before.and_then(|b| b.find(counters, class, to))),
+            )
+        });
+        let known: Vec<_> = known.collect();
+        let unused = std::iter::repeat_with(OnceLock::new);
+        paths.by_parent = known.into_iter().chain(unused).take(MAX_PARENTS).collect();
+        paths
     }
 
     /// The region of the callers.
@@ -88,26 +116,77 @@ impl ReportedPaths {
         &self.from
     }
 
-    /// The counters of calls of a class to an endpoint; `None` if the endpoint has no destination.
+    /// The counters of calls to an endpoint; `None` if the endpoint has no destination.
     #[inline]
-    pub fn to_endpoint(&self, class: Option<&Label>, index: u32) -> Option<&Arc<CallCounters>> {
+    pub fn to_endpoint(&self, call: ReportedAs<'_>, index: u32) -> Option<&Arc<CallCounters>> {
         let position = self.destination_of.get(index as usize).copied().filter(|at| *at != Self::NOWHERE)?;
-        self.counters.get(self.row(class) + usize::from(position))
+        self.of_parent(call.parent).get(self.row(call.class) + usize::from(position))
     }
 
-    /// The counters of a class's calls without a destination.
-    pub fn to_nowhere(&self, class: Option<&Label>) -> &Arc<CallCounters> {
+    /// The counters of calls without a destination.
+    pub fn to_nowhere(&self, call: ReportedAs<'_>) -> &Arc<CallCounters> {
         // The last column of each class's row.
-        &self.counters[self.row(class) + self.destinations.len()]
+        &self.of_parent(call.parent)[self.row(call.class) + self.destinations.len()]
     }
 
-    /// All paths with their counters.
+    /// All paths with their counters; with a parent only those that have calls.
     pub fn iter(&self) -> impl Iterator<Item = (CallPath, &CallCounters)> {
-        let classes = std::iter::once(None).chain(self.classes.iter().map(Some));
-        let paths = classes.flat_map(move |class| {
-            self.destinations.iter().map(Some).chain([None]).map(move |to| self.path(class, to))
+        let parents = self.by_parent.iter().filter_map(OnceLock::get);
+        let parents = parents.filter_map(|(parent, counters)| Some((self.reportable(*parent)?, counters)));
+        let with_parent = parents.flat_map(|(parent, counters)| {
+            let paths = self.paths_of(counters).filter(|(_, counters)| !counters.is_zero());
+            paths.map(move |(path, counters)| (CallPath { parent: Some(parent.clone()), ..path }, counters))
         });
-        paths.zip(self.counters.iter().map(|counters| &**counters))
+        self.paths_of(&self.without_parent).chain(with_parent)
+    }
+
+    /// The counters of a parent, which gets some with its first call.
+    #[inline]
+    fn of_parent(&self, parent: Option<NodeId>) -> &Counters {
+        let Some(parent) = parent else { return &self.without_parent };
+        let mut rows = self.by_parent.iter().map(|row| row.get_or_init(|| self.row_of(parent, |_, _| None)));
+        // The first one that is not in use becomes that of this parent.
+        rows.find(|(known, _)| *known == parent).map_or(&self.without_parent, |(_, counters)| counters)
+    }
+
+    /// The counters of one parent: those without a parent if it is not reported.
+    fn row_of(
+        &self,
+        parent: NodeId,
+        known: impl Fn(Option<&Label>, Option<&Destination>) -> Option<Arc<CallCounters>>,
+    ) -> (NodeId, Counters) {
+        match self.reportable(parent) {
+            Some(_) => (parent, self.counters(known)),
+            None => (parent, self.without_parent.clone()),
+        }
+    }
+
+    /// The node of a parent. Calls with the identity of another service have none: who reports what such a call was made for has
+    /// to be the service that processed it, and the whole report would be refused.
+    fn reportable(&self, parent: NodeId) -> Option<CallNode> {
+        parent.node().filter(|node| self.caller.as_ref().is_none_or(|caller| *caller == node.service))
+    }
+
+    /// Counters of every class and destination, new ones where `known` has none.
+    fn counters(
+        &self,
+        known: impl Fn(Option<&Label>, Option<&Destination>) -> Option<Arc<CallCounters>>,
+    ) -> Counters {
+        self.rows().map(|(class, to)| known(class, to).unwrap_or_default()).collect()
+    }
+
+    fn paths_of<'a>(
+        &'a self,
+        counters: &'a Counters,
+    ) -> impl Iterator<Item = (CallPath, &'a CallCounters)> + use<'a> {
+        let paths = self.rows().map(|(class, to)| self.path(class, to));
+        paths.zip(counters.iter().map(|counters| &**counters))
+    }
+
+    /// The class and the destination of each of [`Counters`].
+    fn rows(&self) -> impl Iterator<Item = (Option<&Label>, Option<&Destination>)> {
+        let classes = std::iter::once(None).chain(self.classes.iter().map(Some));
+        classes.flat_map(|class| self.destinations.iter().map(Some).chain([None]).map(move |to| (class, to)))
     }
 
     #[inline]
@@ -116,7 +195,12 @@ impl ReportedPaths {
         class.map_or(0, |position| position + 1) * (self.destinations.len() + 1)
     }
 
-    fn find(&self, class: Option<&Label>, to: Option<&Destination>) -> Option<Arc<CallCounters>> {
+    fn find(
+        &self,
+        counters: &Counters,
+        class: Option<&Label>,
+        to: Option<&Destination>,
+    ) -> Option<Arc<CallCounters>> {
         if class.is_some_and(|class| !self.classes.contains(class)) {
             return None;
         }
@@ -124,7 +208,7 @@ impl ReportedPaths {
             Some(to) => self.destinations.binary_search(to).ok()?,
             None => self.destinations.len(),
         };
-        self.counters.get(self.row(class) + destination).cloned()
+        counters.get(self.row(class) + destination).cloned()
     }
 
     fn path(&self, class: Option<&Label>, to: Option<&Destination>) -> CallPath {
@@ -136,6 +220,7 @@ impl ReportedPaths {
             caller: self.caller.clone(),
             from_zone: self.from_zone.clone(),
             to_zone: to.and_then(|(_, zone)| zone.clone()),
+            parent: None,
         }
     }
 }
@@ -171,16 +256,15 @@ mod tests {
     #[test]
     fn each_class_and_region_has_counters_that_later_snapshots_keep() {
         let [bulk, other] = ["bulk", "other"].map(|class| Label::new(class).unwrap());
+        let of = |class| ReportedAs { class, parent: None };
+        let [bulk, other] = [&bulk, &other].map(|class| of(Some(class)));
         let first = paths(&[(0, at("eu")), (4, at("us"))], &["bulk"], None);
-        first.to_endpoint(Some(&bulk), 4).unwrap().record_attempt(true);
-        assert!(Arc::ptr_eq(
-            first.to_endpoint(Some(&other), 4).unwrap(),
-            first.to_endpoint(None, 4).unwrap()
-        ));
-        assert!(first.to_endpoint(None, 2).is_none(), "no endpoint");
+        first.to_endpoint(bulk, 4).unwrap().record_attempt(true);
+        assert!(Arc::ptr_eq(first.to_endpoint(other, 4).unwrap(), first.to_endpoint(of(None), 4).unwrap()));
+        assert!(first.to_endpoint(of(None), 2).is_none(), "no endpoint");
         assert_eq!(first.iter().count(), 6);
         let second = paths(&[(0, at("eu")), (1, at("ap")), (4, at("us"))], &["bulk"], Some(&first));
-        for class in [None, Some(&bulk)] {
+        for class in [of(None), bulk] {
             assert!(Arc::ptr_eq(first.to_nowhere(class), second.to_nowhere(class)));
             for index in [0, 4] {
                 let of = |paths: &ReportedPaths| Arc::clone(paths.to_endpoint(class, index).unwrap());
@@ -219,10 +303,56 @@ mod tests {
     }
 
     #[test]
+    fn parents_have_counters_of_their_own_that_later_snapshots_keep() {
+        let node = |number: usize| CallNode {
+            service: ServiceName::new(format!("parents/s{number}")).unwrap(),
+            class: None,
+        };
+        let parent = |number| ReportedAs { class: None, parent: NodeId::of(&node(number)) };
+        let first = paths(&[(0, at("eu"))], &["bulk"], None);
+        for number in 0..MAX_PARENTS + 3 {
+            first.to_endpoint(parent(number), 0).unwrap().record_attempt(true);
+        }
+        let second = paths(&[(0, at("eu")), (1, at("us"))], &["bulk"], Some(&first));
+        second.to_endpoint(parent(5), 1).unwrap().record_attempt(true);
+        assert!(Arc::ptr_eq(
+            first.to_endpoint(parent(0), 0).unwrap(),
+            second.to_endpoint(parent(0), 0).unwrap()
+        ));
+        let listed: Vec<_> = second.iter().filter(|(path, _)| path.parent.is_some()).collect();
+        assert_eq!(listed.len(), MAX_PARENTS + 1, "paths without calls are not listed");
+        let of_five = listed.iter().filter(|(path, _)| path.parent == Some(node(5)));
+        assert_eq!(of_five.count(), 2);
+        let mut meter = crate::CallMeter::default();
+        meter.read([], 0);
+        let unknown = second.iter().filter(|(path, _)| path.parent.is_none());
+        let rates = meter.read(unknown, 1_000).unwrap();
+        assert_eq!(
+            rates.values().map(|rates| rates.offered).sum::<u64>(),
+            3_000,
+            "of those beyond the bound"
+        );
+
+        // A caller with the identity of a service names no other service as a parent.
+        let to = Destinations {
+            service: &ServiceName::new("shop/cart").unwrap(),
+            from: &region("eu"),
+            caller: Some(&node(1).service),
+            zone: None,
+            classes: &[],
+        };
+        let of_one = ReportedPaths::new(&to, [(0, &at("eu"))].into_iter(), None);
+        (0..3).for_each(|number| of_one.to_endpoint(parent(number), 0).unwrap().record_attempt(true));
+        let parents: Vec<_> = of_one.iter().filter_map(|(path, _)| path.parent).collect();
+        assert_eq!(parents, [node(1)]);
+    }
+
+    #[test]
     fn regions_are_bounded() {
         let many: Vec<_> = (0..100).map(|i| (i, at(&format!("r{i:03}")))).collect();
         let paths = paths(&many, &[], None);
         assert_eq!(paths.iter().count(), MAX_TABLE_REGIONS + 1);
-        assert!(paths.to_endpoint(None, 99).is_none() && paths.to_endpoint(None, 63).is_some());
+        let call = ReportedAs::default();
+        assert!(paths.to_endpoint(call, 99).is_none() && paths.to_endpoint(call, 63).is_some());
     }
 }

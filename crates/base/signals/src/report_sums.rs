@@ -4,8 +4,8 @@ use std::{
 };
 
 use fairmesh_model::{
-    CallPath, CallRates, MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES, MAX_REPORTED_REGIONS, MAX_SERVER_GROUPS,
-    ServiceName, TrafficReport,
+    CallPath, CallRates, MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES, MAX_REPORTED_REGIONS, MAX_SERVED_PATHS,
+    MAX_SERVER_GROUPS, ServiceName, TrafficReport,
 };
 
 /// Missed intervals after which a report expires.
@@ -125,22 +125,19 @@ impl ReportSums {
                 now.grow_older(kept);
                 *sum += &now;
             }
+            for (path, rates) in &report.served {
+                *sum.served.entry(path.clone()).or_default() += *rates;
+            }
         }
         sum
     }
 
-    /// The sum as one report of bounded size. With too many paths, callers are combined. Remaining excess is dropped from
+    /// The sum as one report of bounded size. With too many paths, [parents, then callers](merge_paths) are combined. Remaining excess is dropped from
     /// the end by name and counted, and its services are marked incomplete. If too many services are incomplete, all are: a
     /// service with missing data must never look like one with fewer calls.
     pub fn sum(&mut self, now_ms: u64) -> TrafficReport {
         let mut sum = self.sum_of_all(now_ms);
-        if sum.calls.len() > MAX_CALL_PATHS {
-            let mut merged = BTreeMap::<CallPath, CallRates>::new();
-            for (path, rates) in std::mem::take(&mut sum.calls) {
-                *merged.entry(CallPath { caller: None, ..path }).or_default() += rates;
-            }
-            sum.calls = merged;
-        }
+        sum.calls = merge_paths(sum.calls);
         let paths = sum.calls.keys().skip(MAX_CALL_PATHS).map(|path| &path.service);
         let groups = sum.servers.keys().skip(MAX_SERVER_GROUPS).map(|(service, _)| service);
         let mut beyond: u32 = 0;
@@ -154,6 +151,7 @@ impl ReportSums {
         sum.regions = sum.regions.into_iter().take(MAX_REPORTED_REGIONS).collect();
         sum.calls = sum.calls.into_iter().take(MAX_CALL_PATHS).collect();
         sum.servers = sum.servers.into_iter().take(MAX_SERVER_GROUPS).collect();
+        sum.served = sum.served.into_iter().take(MAX_SERVED_PATHS).collect();
         sum
     }
 
@@ -187,17 +185,33 @@ impl ReportSums {
     }
 }
 
+/// Calls with their parents and callers, as far as [`MAX_CALL_PATHS`] have room for them: planners of regions need neither.
+pub fn merge_paths(calls: BTreeMap<CallPath, CallRates>) -> BTreeMap<CallPath, CallRates> {
+    let merge = |calls: BTreeMap<CallPath, CallRates>, path: fn(CallPath) -> CallPath| {
+        if calls.len() <= MAX_CALL_PATHS {
+            return calls;
+        }
+        let mut merged = BTreeMap::<CallPath, CallRates>::new();
+        for (key, rates) in calls {
+            *merged.entry(path(key)).or_default() += rates;
+        }
+        merged
+    };
+    let calls = merge(calls, |path| CallPath { parent: None, ..path });
+    merge(calls, |path| CallPath { caller: None, ..path })
+}
+
 fn is_of_nothing(report: &TrafficReport) -> bool {
     rows(report) == 0 && report.regions.is_empty() && report.left_out == 0
 }
 
 fn rows(report: &TrafficReport) -> usize {
-    report.calls.len() + report.servers.len() + report.incomplete.len()
+    report.calls.len() + report.servers.len() + report.served.len() + report.incomplete.len()
 }
 
 #[cfg(test)]
 mod tests {
-    use fairmesh_model::{CallPath, CallRates, Region, ServerRates, ServiceName};
+    use fairmesh_model::{CallNode, CallPath, CallRates, Region, ServerRates, ServiceName};
 
     use super::*;
 
@@ -212,6 +226,7 @@ mod tests {
             caller: None,
             from_zone: None,
             to_zone: None,
+            parent: None,
         };
         let rates = CallRates { offered: calls, ..CallRates::default() };
         let servers = ServerRates { servers: 1, received: calls, ..ServerRates::default() };
@@ -273,6 +288,25 @@ mod tests {
         above.record(sum, 100);
         assert_eq!(age(&above.sum(800)), (2_200, 1_700));
         assert_eq!(age(&above.sum(1_800)), (3_200, 2_700), "the report is the same, and its data is older");
+    }
+
+    #[test]
+    fn parents_then_callers_are_merged_where_paths_have_no_room() {
+        let path = report(1, "eu", 1).calls.keys().next().unwrap().clone();
+        let rates = CallRates { offered: 1, ..CallRates::default() };
+        let calls = |parents: usize, callers: usize| {
+            let node = |service| Some(CallNode { service, class: None });
+            let parents = || named("p", parents).map(node);
+            let callers = named("c", callers).flat_map(|caller| parents().map(move |p| (caller.clone(), p)));
+            let key = |(caller, parent)| CallPath { caller: Some(caller), parent, ..path.clone() };
+            callers.map(|pair| (key(pair), rates)).collect::<BTreeMap<_, _>>()
+        };
+        assert_eq!(merge_paths(calls(64, 64)), calls(64, 64));
+        let without_parents = merge_paths(calls(65, 64));
+        assert_eq!(without_parents.len(), 64);
+        assert!(without_parents.iter().all(|(path, sum)| path.caller.is_some() && sum.offered == 65));
+        let merged = merge_paths(calls(1, MAX_CALL_PATHS + 1));
+        assert_eq!(merged.values().map(|sum| sum.offered).collect::<Vec<_>>(), [4_097]);
     }
 
     #[test]

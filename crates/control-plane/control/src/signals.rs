@@ -8,6 +8,7 @@
 //! Planners read reports, and reports know no planner. Sums within the planner were rejected: a second planner and views of
 //! operators would have to ask the first one for them.
 
+mod call_graph;
 mod calls;
 mod metrics;
 mod service;

@@ -2,12 +2,13 @@
 //!
 //! [`MeshFacts`] is an index of policies, endpoints, tables, distances and drains, changed one record at a time, with the
 //! last sum of reports. [`ServicePlanner`] makes the rounds of one service: from its [`ServiceFacts`] to the tables that are to
-//! be written, by the planner of `fairmesh-te`. [`next_keep`] says how far the drain of a region may go. No clock, no randomness, no
+//! be written, by the planner of `fairmesh-te`. [`CallGraph`] counts which calls are made for which. [`next_keep`] says how far the drain of a region may go. No clock, no randomness, no
 //! I/O: the caller applies records and reports, passes the present as [`Now`], and writes.
 //!
 //! One decision: a planner reads snapshots of facts and keeps a memory of its own, so that another planner can decide from the
 //! same facts. A planner that owns its facts was rejected: two of them would disagree on the mesh.
 
+mod call_graph;
 mod facts;
 mod lone_shards;
 mod now;
@@ -17,6 +18,7 @@ mod tables;
 
 pub use fairmesh_te::drain::Forecast;
 
+pub use call_graph::{CallGraph, GraphEdge, GraphNode, MAX_GRAPH_EDGES, MAX_GRAPH_NODES};
 pub use facts::{
     CallerRates, MeshFacts, PolicyFacts, RegionEndpoints, ServiceFacts, ServiceReports, StoredDrain,
     StoredTable, TopologyFacts, ZoneRates,

@@ -7,6 +7,7 @@
 //! and readers would need a lock.
 
 mod authorization;
+mod class_table;
 mod compile_input;
 mod locality;
 mod request;
@@ -19,6 +20,7 @@ mod token_bucket;
 mod trace;
 
 pub use authorization::{AuthorizationDecision, AuthorizationRequest, AuthorizationTable, DecisionReason};
+pub use class_table::ClassTable;
 pub use compile_input::{Candidate, CompileInput, EndpointTarget, PeerIdentity, RegionDistance, TableInput};
 pub use fairmesh_balancer::{EndpointStats, LoadReport, Outcome, ReceivedReport};
 pub use request::{EndpointPick, Headers, PickError, PickParams, RequestView, RouteDecision};

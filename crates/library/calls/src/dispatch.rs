@@ -41,7 +41,7 @@ pub use self::{
 pub(crate) use self::{
     completed::record_completed,
     fast_path::try_fast,
-    request::{HeaderMapView, body_error, request_authority},
+    request::{body_error, request_authority},
     tunnel::{connect, open_tunnel},
 };
 use crate::{

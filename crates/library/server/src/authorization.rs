@@ -25,7 +25,7 @@ pub use caller::{Caller, ConnectInfo};
 pub use connection::{ConnectionAuthorizer, identity_of};
 pub(crate) use policy_watch::PolicySubscription;
 
-use crate::RegistryClient;
+use crate::{RegistryClient, layer::processed_call::ServedClasses};
 
 /// Log lines for refused calls per second. The counters include all calls.
 const MAX_LINES: u64 = 5;
@@ -72,10 +72,15 @@ impl Authorizer {
         Self { plaintext_callers, federated_callers, ..Self::new(service, transport.is_tls()) }
     }
 
-    /// Follows the policy until the returned subscription is dropped.
-    pub(crate) fn follow(self: &Arc<Self>, registry: &RegistryClient) -> Option<PolicySubscription> {
+    /// Follows the policy until the returned subscription is dropped. Classes of calls are those of the same policy.
+    pub(crate) fn follow(
+        self: &Arc<Self>,
+        registry: &RegistryClient,
+        served: &Arc<ServedClasses>,
+    ) -> Option<PolicySubscription> {
         let service = self.service.clone()?;
-        Some(policy_watch::follow(registry, service, Arc::clone(self)))
+        let readers = (Arc::clone(self), Arc::clone(served));
+        Some(policy_watch::follow(registry, service, readers))
     }
 
     /// Waits until the policy is known.

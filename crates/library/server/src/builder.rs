@@ -7,6 +7,7 @@ use fairmesh_model::{
     EndpointState, FULL_WEIGHT, InstanceId, Invalid, KeyRange, Location, Protocol, Service, ServiceKind,
     ServiceName, ShardId, SpiffePath, arith::hash_text,
 };
+use fairmesh_signals::TraceParents;
 use fairmesh_wire::{
     environment,
     transport::{Address, Transport},
@@ -24,7 +25,10 @@ use crate::{
     cpu::sampler::CpuSampler,
     drain::Phase,
     drain_deadline,
-    layer::{LayerState, concurrency_limit::ConcurrencyLimit, server_load::ServerLoad},
+    layer::{
+        LayerState, concurrency_limit::ConcurrencyLimit, processed_call::ServedClasses,
+        server_load::ServerLoad,
+    },
     registry_addresses,
     shards::{self, shard_load::ShardLoadReports},
 };
@@ -158,6 +162,14 @@ impl ServerBuilder {
         self
     }
 
+    /// Has this process remember the trace (`traceparent`) of each request, so that it finds the parent of calls that the program
+    /// behind it makes through the process: of a proxy on both sides of a program.
+    #[doc(hidden)]
+    pub fn remember_traces(self) -> Self {
+        TraceParents::enable(Instant::now().into_std());
+        self
+    }
+
     /// A control plane to register with, where there is no agent. It does not know the location of this program: set
     /// [`location`](Self::location) or `FAIRMESH_REGION` as well.
     pub fn control(mut self, address: Address) -> Self {
@@ -236,14 +248,14 @@ impl ServerBuilder {
             check_location(&registry, started).await?;
         }
         let layer = ServerLayer { shared: Arc::new(self.shared(&registration, &transport)) };
-        let policy = layer.shared.authorizer.follow(&registry);
+        let policy = layer.shared.authorizer.follow(&registry, &layer.shared.served);
         // Callers that find this server before it knows who may call would be turned away.
         let _ = timeout_at(started, layer.shared.authorizer.ready()).await;
         let lease = Arc::new(Lease::keep(Arc::clone(&registry), registration.clone(), self.first_state()));
         let (cpu, load) = (Cpu::of_this_program(), &layer.shared.load);
         let cpu_sampler = CpuSampler::start(cpu.clone(), Arc::clone(load));
         let signals =
-            SignalReports::of_server(Arc::clone(&registry), registration.clone(), cpu, Arc::clone(load));
+            SignalReports::of_server(Arc::clone(&registry), registration.clone(), cpu, &layer.shared);
         let shared = Arc::clone(&layer.shared);
         let shard_load = ShardLoadReports::start(Arc::clone(&registry), registration.clone(), shared);
         let watching = shards::ShardWatch {
@@ -303,8 +315,10 @@ impl ServerBuilder {
         let name = format!("{}/{}", registration.service, registration.instance);
         let load = Arc::new(ServerLoad::of(&name));
         let authorizer = Arc::new(Authorizer::of_server(registration.service.clone(), transport));
+        let served = Arc::new(ServedClasses::of_server(registration.service.clone()));
         LayerState {
             load,
+            served,
             finishes_late: self.finishes_late,
             concurrency_limit,
             authorizer,

@@ -1,6 +1,7 @@
 //! The tower layer around a service.
 
 pub(crate) mod concurrency_limit;
+pub(crate) mod processed_call;
 pub(crate) mod refusal;
 mod response_body;
 pub(crate) mod server_load;
@@ -17,6 +18,7 @@ use std::{
 use bytes::Bytes;
 use fairmesh_listen::GuardedStream;
 use fairmesh_model::{Invalid, ShardKey};
+use fairmesh_signals::ServedCall;
 use fairmesh_wire::transport::{Stream, Transport};
 use hazarc::AtomicOptionArc;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
@@ -29,6 +31,7 @@ use tower_service::Service;
 pub use self::response_body::ServerBody;
 use self::{
     concurrency_limit::{ConcurrencyLimit, ConcurrencyPermit},
+    processed_call::{ProcessedCall, ServedClasses},
     refusal::Refusal,
     server_load::{CallGuard, ServerLoad},
 };
@@ -51,6 +54,7 @@ pub(crate) struct LayerState {
     pub(crate) finishes_late: bool,
     pub(crate) concurrency_limit: ConcurrencyLimit,
     pub(crate) authorizer: Arc<Authorizer>,
+    pub(crate) served: Arc<ServedClasses>,
 }
 
 /// Wraps the service of a hyper, axum or tonic server; from [`MeshServer::layer`](crate::MeshServer::layer).
@@ -187,8 +191,14 @@ where
             return self.refuse(Refusal::Overloaded, caller);
         };
         let deadline = deadline.filter(|_| !self.shared.finishes_late);
-        let call = Call { guard: Some(guard), caller, deadline };
-        ServerFuture { state: State::Calling { future: self.inner.call(request), call, timer: None, permit } }
+        let (processed, mut served) = self.shared.served.begin(&request);
+        let future = {
+            // Some services begin before their future is polled.
+            let _entered = served.enter();
+            self.inner.call(request)
+        };
+        let call = Call { guard: Some(guard), caller, deadline, served };
+        ServerFuture { state: State::Calling { future, call, timer: None, permit, processed } }
     }
 }
 
@@ -239,6 +249,8 @@ pub(crate) struct Call {
     pub(crate) caller: CallerProtocol,
     /// When the call is cancelled.
     pub(crate) deadline: Option<Deadline>,
+    /// The parent of calls made while it is polled.
+    pub(crate) served: ServedCall,
 }
 
 pin_project! {
@@ -246,7 +258,7 @@ pin_project! {
     #[project = StateProjection]
     enum State<F> {
         // The timer is made when the service is first pending, which many never are.
-        Calling { #[pin] future: F, call: Call, timer: Option<Pin<Box<Sleep>>>, permit: Option<ConcurrencyPermit> },
+        Calling { #[pin] future: F, call: Call, timer: Option<Pin<Box<Sleep>>>, permit: Option<ConcurrencyPermit>, processed: Option<ProcessedCall> },
         Refused { refusal: Refusal, caller: CallerProtocol, load: Arc<ServerLoad> },
         LoadQuery { load: Arc<ServerLoad> },
         Done,
@@ -262,22 +274,28 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut state = self.project().state;
         let response = match state.as_mut().project() {
-            StateProjection::Calling { future, call, timer, permit } => match future.poll(cx) {
-                Poll::Ready(response) => {
-                    let response = response?;
-                    if let Some(permit) = permit.take() {
-                        permit.set_outcome(response.status(), response.headers());
+            StateProjection::Calling { future, call, timer, permit, processed } => {
+                match call.poll(future, cx) {
+                    Poll::Ready(response) => {
+                        let response = response?;
+                        if let (Some(processed), Some(guard)) = (processed.take(), &call.guard) {
+                            processed.end(&call.served, guard.report().cpu);
+                        }
+                        if let Some(permit) = permit.take() {
+                            permit.set_outcome(response.status(), response.headers());
+                        }
+                        with_load_report(response, call.take())
                     }
-                    with_load_report(response, call.take())
+                    Poll::Pending => {
+                        let Some(deadline) = call.deadline else { return Poll::Pending };
+                        let timer =
+                            timer.get_or_insert_with(|| Box::pin(sleep_until(deadline.instant().into())));
+                        ready!(timer.as_mut().poll(cx));
+                        *permit = None;
+                        call.deadline_response()
+                    }
                 }
-                Poll::Pending => {
-                    let Some(deadline) = call.deadline else { return Poll::Pending };
-                    let timer = timer.get_or_insert_with(|| Box::pin(sleep_until(deadline.instant().into())));
-                    ready!(timer.as_mut().poll(cx));
-                    *permit = None;
-                    call.deadline_response()
-                }
-            },
+            }
             StateProjection::Refused { refusal, caller, load } => refusal.response(caller, load),
             StateProjection::LoadQuery { load } => load_response(load),
             // Polled after completion.
@@ -291,7 +309,19 @@ where
 
 impl Call {
     fn take(&mut self) -> Self {
-        Self { guard: self.guard.take(), caller: self.caller.clone(), deadline: self.deadline }
+        Self {
+            guard: self.guard.take(),
+            caller: self.caller.clone(),
+            deadline: self.deadline,
+            served: self.served,
+        }
+    }
+
+    /// Polls the service's future as the processing of this call.
+    #[inline]
+    fn poll<F: Future>(&mut self, future: Pin<&mut F>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let _entered = self.served.enter();
+        future.poll(cx)
     }
 
     /// The response to a call whose deadline has passed.

@@ -46,6 +46,7 @@ mod cpu;
 mod drain;
 mod layer;
 mod load_report;
+mod parent_call;
 mod registration;
 mod serve;
 mod shards;
@@ -68,6 +69,7 @@ pub use layer::{
     ServerBody, ServerFuture, ServerLayer, ServerService,
     server_load::{Admission, Outstanding},
 };
+pub use parent_call::{ParentCall, ParentScope};
 pub use registration::lease::{Drained, RegistrationState};
 pub use serve::{
     incoming::{IncomingStream, incoming},

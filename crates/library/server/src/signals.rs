@@ -8,7 +8,7 @@ use std::{
 
 use fairmesh_imbalance::{CounterReading, Minute, Moment, Usage, UsageRecorder};
 use fairmesh_model::{Location, TrafficReport};
-use fairmesh_signals::{CpuReading, REPORT_INTERVAL_MS, ServerMeter, ServerReading};
+use fairmesh_signals::{CpuReading, REPORT_INTERVAL_MS, ServedMeter, ServerMeter, ServerReading};
 use fairmesh_wire::v1;
 use tokio::{
     task::spawn_blocking,
@@ -17,7 +17,10 @@ use tokio::{
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Code;
 
-use crate::{Cpu, CpuTime, Registration, RegistryClient, RegistryError, layer::server_load::ServerLoad};
+use crate::{
+    Cpu, CpuTime, Registration, RegistryClient, RegistryError,
+    layer::{LayerState, processed_call::ServedClasses, server_load::ServerLoad},
+};
 
 /// How often the counters are read where a planner needs the load.
 const TRAFFIC_INTERVAL: Duration = Duration::from_millis(REPORT_INTERVAL_MS);
@@ -40,6 +43,7 @@ struct Reporter {
     /// Epoch of the last reading.
     epoch: Option<u32>,
     calls: Option<Calls>,
+    served: Option<Served>,
     minutes: UsageRecorder,
     /// When minutes were last sent.
     minutes_at: Option<Instant>,
@@ -54,6 +58,12 @@ struct Reporter {
     next: Instant,
 }
 
+/// Calls that the layer processed, by class.
+struct Served {
+    classes: Arc<ServedClasses>,
+    meter: ServedMeter,
+}
+
 /// Calls ever begun, from a counter that wraps around.
 struct Calls {
     load: Arc<ServerLoad>,
@@ -65,7 +75,7 @@ impl SignalReports {
     /// Starts to report the signals of a registered program that was started separately. Must be called within a tokio
     /// runtime.
     pub fn of_program(registry: Arc<RegistryClient>, registration: Registration, cpu: Cpu) -> Self {
-        Self::start(registry, registration, cpu, None)
+        Self::start(registry, registration, cpu, (None, None))
     }
 
     /// The same for this program, with the calls that its layer counts.
@@ -73,17 +83,19 @@ impl SignalReports {
         registry: Arc<RegistryClient>,
         registration: Registration,
         cpu: Cpu,
-        load: Arc<ServerLoad>,
+        layer: &LayerState,
     ) -> Self {
+        let load = Arc::clone(&layer.load);
         let calls = Calls { seen: load.begun(), load, total: 0 };
-        Self::start(registry, registration, cpu, Some(calls))
+        let served = Served { classes: Arc::clone(&layer.served), meter: ServedMeter::default() };
+        Self::start(registry, registration, cpu, (Some(calls), Some(served)))
     }
 
     fn start(
         registry: Arc<RegistryClient>,
         registration: Registration,
         cpu: Cpu,
-        calls: Option<Calls>,
+        (calls, served): (Option<Calls>, Option<Served>),
     ) -> Self {
         let (location, began) = (registration.location.clone(), Instant::now());
         let reporter = Reporter {
@@ -92,6 +104,7 @@ impl SignalReports {
             cpu,
             epoch: None,
             calls,
+            served,
             minutes: UsageRecorder::default(),
             // A first report of a second would say next to nothing.
             minutes_at: Some(began),
@@ -156,13 +169,18 @@ impl Reporter {
             cpu,
             metrics: self.calls.as_ref().map(|calls| calls.load.program_metrics()).unwrap_or_default(),
         };
+        let at_ms = reading.at_ms;
         let rates = self.meter.read(reading)?;
         let region = self.location.as_ref()?.region.clone();
+        let served = self
+            .served
+            .as_mut()
+            .and_then(|served| Some(served.meter.read(&*served.classes.counters()?, &region, at_ms)));
         Some(TrafficReport {
             reporter: self.id,
             interval: self.interval,
             regions: [region.clone()].into(),
-            calls: Default::default(),
+            served: served.unwrap_or_default(),
             servers: [((self.registration.service.clone(), region), rates)].into(),
             ..Default::default()
         })

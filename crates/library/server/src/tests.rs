@@ -6,6 +6,7 @@ mod deadlines;
 mod drain;
 #[path = "../../../protocol/headers/src/orca.rs"]
 pub(crate) mod orca;
+mod parent_calls;
 mod registration;
 mod shards;
 

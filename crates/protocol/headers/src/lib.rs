@@ -11,6 +11,7 @@ mod load;
 #[cfg(test)]
 mod orca;
 mod traceparent;
+mod view;
 
 use http::HeaderName;
 
@@ -21,6 +22,7 @@ pub use grpc::{grpc_content_type, is_grpc, is_server_error};
 pub use load::{MAX_METRIC, decode_base64, decode_binary_report};
 pub use load::{load_from_binary, load_from_text, metrics_from_binary, metrics_from_text};
 pub use traceparent::{SpanContext, TRACEPARENT, TRACESTATE};
+pub use view::HeaderMapView;
 
 /// Key of a call to a sharded service: decimal, or hexadecimal after `0x`.
 pub const KEY: HeaderName = HeaderName::from_static("x-fairmesh-key");

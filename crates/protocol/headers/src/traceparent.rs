@@ -27,9 +27,13 @@ impl SpanContext {
     /// The span of a request; `None` where there is none, or it is invalid: two of them, digits in upper case, numbers
     /// that are zero.
     pub fn read(headers: &HeaderMap) -> Option<Self> {
-        let mut values = headers.get_all(TRACEPARENT).iter();
+        Self::read_values(headers.get_all(TRACEPARENT).iter().map(HeaderValue::as_bytes))
+    }
+
+    /// The same of the values of its headers [`TRACEPARENT`].
+    pub fn read_values<'a>(mut values: impl Iterator<Item = &'a [u8]>) -> Option<Self> {
         match (values.next(), values.next()) {
-            (Some(value), None) => Self::parse(value.as_bytes()),
+            (Some(value), None) => Self::parse(value),
             _ => None,
         }
     }

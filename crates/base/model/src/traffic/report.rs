@@ -42,6 +42,8 @@ pub struct TrafficReport {
     pub calls: BTreeMap<CallPath, CallRates>,
     /// Servers, by service and region.
     pub servers: BTreeMap<(ServiceName, Region), ServerRates>,
+    /// Calls that servers processed.
+    pub served: BTreeMap<ServedPath, ServedRates>,
     /// Paths and groups that did not fit into this report or into the summed reports.
     pub left_out: u32,
     /// Services with missing paths or groups: their reported data is incomplete.
@@ -55,6 +57,15 @@ impl TrafficReport {
     pub fn is_incomplete(&self, service: &ServiceName) -> bool {
         self.all_incomplete || self.incomplete.contains(service)
     }
+}
+
+/// Calls of one class to one service: a node of the call graph (SLATE, 3.2).
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CallNode {
+    /// The called service.
+    pub service: ServiceName,
+    /// The traffic class of its calls; `None` of all calls without one.
+    pub class: Option<Label>,
 }
 
 /// Source and destination of calls.
@@ -74,6 +85,8 @@ pub struct CallPath {
     pub from_zone: Option<Zone>,
     /// The servers' zone, for services that prefer zones and servers in the callers' region.
     pub to_zone: Option<Zone>,
+    /// The call during which these calls were made, if it is known: the service that processed it, and its class there.
+    pub parent: Option<CallNode>,
 }
 
 /// Calls of one path: thousandths per second, unless stated otherwise.
@@ -89,8 +102,10 @@ pub struct CallRates {
     pub shed: u64,
     /// Time until responses began, in microseconds per second.
     pub time_us: u64,
-    /// Bytes of response bodies, per second. Request bodies are not counted.
+    /// Bytes of response bodies, per second.
     pub bytes: u64,
+    /// Bytes of the bodies of requests, per second. Bodies of unknown length count as empty.
+    pub request_bytes: u64,
     /// The age of the data, see [`Self::age`].
     pub aged: SummedAge,
 }
@@ -121,6 +136,31 @@ pub struct ServerRates {
     pub metrics: BTreeMap<String, MetricSum>,
     /// The age of the data, see [`Self::age`].
     pub aged: SummedAge,
+}
+
+/// The most utilisations that [`ServedPath`] tells apart: tenths, the last one with all above (SLATE, 4.2).
+pub const UTILISATION_BUCKETS: u8 = 10;
+/// The most rows of processed calls in a report.
+pub const MAX_SERVED_PATHS: usize = 4_096;
+
+/// Calls that servers of one region processed at about the same utilisation.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServedPath {
+    /// The service, and the class that its servers found by the routes of its policy.
+    pub node: CallNode,
+    /// The region of the servers.
+    pub region: Region,
+    /// Tenths of the CPU limit in use when the calls ended, below [`UTILISATION_BUCKETS`]; `None` where it is not known.
+    pub bucket: Option<u8>,
+}
+
+/// Calls of one [`ServedPath`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServedRates {
+    /// Calls whose response began, in thousandths per second.
+    pub calls: u64,
+    /// Their time until then without the time in which calls made for them were in flight, in microseconds per second.
+    pub exclusive_us: u64,
 }
 
 /// The sum of one metric.
@@ -193,7 +233,15 @@ impl AddAssign for CallRates {
         rate(&mut self.shed, other.shed);
         add(&mut self.time_us, other.time_us);
         add(&mut self.bytes, other.bytes);
+        add(&mut self.request_bytes, other.request_bytes);
         self.aged.add(other.aged);
+    }
+}
+
+impl AddAssign for ServedRates {
+    fn add_assign(&mut self, other: Self) {
+        self.calls = self.calls.saturating_add(other.calls).min(MAX_RATE);
+        self.exclusive_us = self.exclusive_us.saturating_add(other.exclusive_us);
     }
 }
 

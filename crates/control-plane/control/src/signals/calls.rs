@@ -34,7 +34,7 @@ impl TrafficReports {
     }
 
     /// Has the calls of a service reported; since when, and `None` if they are reported anyway.
-    fn look(&self, service: &ServiceName, now_ms: u64) -> Result<Option<u64>, Status> {
+    pub(super) fn look(&self, service: &ServiceName, now_ms: u64) -> Result<Option<u64>, Status> {
         if self.facts.planned().contains(service) {
             return Ok(None);
         }
@@ -53,7 +53,7 @@ impl TrafficReports {
     }
 }
 
-/// The paths that are asked for, without zones.
+/// The paths that are asked for, without zones and parents.
 fn selected(
     sum: TrafficReport,
     service: Option<&ServiceName>,
@@ -65,7 +65,7 @@ fn selected(
     };
     let mut calls = BTreeMap::<CallPath, CallRates>::new();
     for (path, rates) in sum.calls.into_iter().filter(|(path, _)| is_meant(path)) {
-        *calls.entry(CallPath { from_zone: None, to_zone: None, ..path }).or_default() += rates;
+        *calls.entry(CallPath { from_zone: None, to_zone: None, parent: None, ..path }).or_default() += rates;
     }
     calls
 }
@@ -96,6 +96,7 @@ mod tests {
             caller: Some(ServiceName::new(format!("shop/c{}", number % 2)).unwrap()),
             from_zone: Some(Zone::new(zone).unwrap()),
             to_zone: None,
+            parent: None,
         }
     }
 

@@ -12,7 +12,7 @@ use fairmesh_rib::Node;
 use fairmesh_signals::{IDLE_INTERVAL_MS, REPORT_INTERVAL_MS, ReportSums, SumLimits, Taken};
 use fairmesh_wire::v1;
 
-use super::watched::WatchedServices;
+use super::{call_graph::WatchedGraph, watched::WatchedServices};
 use crate::{facts::FactsIndex, monotonic_clock::MonotonicClock};
 
 /// The facts get a new sum after this time though no report has arrived: reports that stop are a change as well.
@@ -27,6 +27,7 @@ pub(crate) struct TrafficReports {
     sums: Mutex<ReportSums>,
     summed: Mutex<Summed>,
     watched: Mutex<WatchedServices>,
+    graph: Mutex<WatchedGraph>,
     taken: AtomicU64,
     full: AtomicU64,
 }
@@ -51,6 +52,7 @@ impl TrafficReports {
             sums: Mutex::new(ReportSums::new(SumLimits::TREE)),
             summed: Mutex::default(),
             watched: Mutex::default(),
+            graph: Mutex::default(),
             taken: AtomicU64::new(0),
             full: AtomicU64::new(0),
         }
@@ -67,6 +69,7 @@ impl TrafficReports {
         }
         self.taken.fetch_add(1, Relaxed);
         self.facts.notify();
+        self.observe_graph(now_ms);
         let watched = self.watched().names(now_ms);
         let next = if is_planned || !watched.is_empty() { REPORT_INTERVAL_MS } else { IDLE_INTERVAL_MS };
         v1::ReportSignalsResponse { dropped_minutes: 0, next_report_ms: next as u32, watched }
@@ -112,6 +115,10 @@ impl TrafficReports {
 
     pub(super) fn watched(&self) -> MutexGuard<'_, WatchedServices> {
         lock(&self.watched)
+    }
+
+    pub(super) fn graph(&self) -> MutexGuard<'_, WatchedGraph> {
+        lock(&self.graph)
     }
 }
 

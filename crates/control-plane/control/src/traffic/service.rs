@@ -64,6 +64,14 @@ impl TrafficPlanner for TrafficService {
         let (service, caller) = (named("service", &service)?, named("caller", &caller)?);
         Ok(Response::new(self.planning.reports.calls(service.as_ref(), caller.as_ref())?))
     }
+
+    async fn graph(
+        &self,
+        request: Request<v1::TrafficGraphRequest>,
+    ) -> Result<Response<v1::TrafficGraphResponse>, Status> {
+        let service = named("service", &request.into_inner().service)?;
+        Ok(Response::new(self.reports.call_graph(service.as_ref())?))
+    }
 }
 
 /// A service that may be named.

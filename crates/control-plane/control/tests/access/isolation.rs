@@ -173,6 +173,8 @@ async fn call_all(on: &Connection, name: &str) -> Vec<(&'static str, Result<(), 
     call!(all, on, traffic_planner.drains("TrafficPlanner/Drains", v1::DrainsRequest {}));
     let calls = v1::TrafficCallsRequest { service: name.into(), caller: String::new() };
     call!(all, on, traffic_planner.calls("TrafficPlanner/Calls", calls));
+    let graph = v1::TrafficGraphRequest { service: name.into() };
+    call!(all, on, traffic_planner.graph("TrafficPlanner/Graph", graph));
     all
 }
 

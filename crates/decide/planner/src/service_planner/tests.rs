@@ -170,6 +170,7 @@ fn path(from: &str, to: Option<&str>) -> CallPath {
         caller: None,
         from_zone: None,
         to_zone: None,
+        parent: None,
     }
 }
 

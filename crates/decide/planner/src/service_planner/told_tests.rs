@@ -37,6 +37,7 @@ fn facts() -> ServiceFacts {
         caller: None,
         from_zone: None,
         to_zone: None,
+        parent: None,
     };
     let calls = CallRates { offered: 100_000, attempts: 100_000, ..CallRates::default() };
     facts.reports.calls.push((path, calls));

@@ -138,6 +138,7 @@ fn server_builder(config: InboundConfig) -> fairmesh_server::ServerBuilder {
     let mut builder = MeshServer::builder(inbound.service.to_string())
         .address(inbound.address)
         .protocol(protocol)
+        .remember_traces()
         .at_most(requests)
         .drain_deadline(drain);
     if let Some(transport) = transport {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fairmesh_router::{EndpointPick, Outcome, PickError, PickParams, Step};
-use fairmesh_signals::ReportedPaths;
+use fairmesh_signals::{ReportedAs, ReportedPaths, ServedCall};
 
 use super::{
     clock::Clock,
@@ -61,6 +61,9 @@ impl<T: EndpointTransport> Call<'_, T> {
                 let reported =
                     ready.reported().and_then(|paths| self.report_attempt(paths, picked.index, at.now));
                 let index = picked.index;
+                if self.child.is_none() {
+                    self.child = ServedCall::begin_child(|| at.clock.instant(at.now).into_std());
+                }
                 self.note(picked, at.clock, reported);
                 Ok(Pick { index, by: state })
             }
@@ -76,8 +79,9 @@ impl<T: EndpointTransport> Call<'_, T> {
     /// Counts an attempt for reports.
     #[cold]
     fn report_attempt(&mut self, paths: &ReportedPaths, index: u32, now: u64) -> Option<ReportedAttempt> {
-        let counters = paths.to_endpoint(self.class.as_ref(), index)?;
+        let counters = paths.to_endpoint(self.reported_as(), index)?;
         counters.record_attempt(!std::mem::replace(&mut self.is_reported, true));
+        counters.record_request_bytes(self.request_bytes);
         Some(ReportedAttempt { counters: Arc::clone(counters), began: now })
     }
 
@@ -86,8 +90,12 @@ impl<T: EndpointTransport> Call<'_, T> {
     fn report_unsent(&mut self, paths: &ReportedPaths, why: &PickError) {
         if !std::mem::replace(&mut self.is_reported, true) {
             let is_dropped = matches!(why, PickError::Dropped { .. });
-            paths.to_nowhere(self.class.as_ref()).record_unsent(is_dropped);
+            paths.to_nowhere(self.reported_as()).record_unsent(is_dropped);
         }
+    }
+
+    fn reported_as(&self) -> ReportedAs<'_> {
+        ReportedAs { class: self.class.as_ref(), parent: self.parent }
     }
 
     /// Makes an attempt that another component counted at this endpoint of the snapshot, and `began` at that time of the clock, one of

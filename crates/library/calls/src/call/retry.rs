@@ -9,7 +9,7 @@ use super::{
     clock::nanos,
     context::CallContext,
     outcome::{AttemptOutcome, RetryDecision},
-    state::{Call, PendingAttempt, ReportedAttempt},
+    state::{Call, PendingAttempt, ReportedAttempt, end_child},
 };
 use crate::discovery::{EndpointTransport, ServiceState};
 
@@ -43,6 +43,7 @@ impl<T: EndpointTransport> Call<'_, T> {
             if let Some(reported) = &attempt.reported {
                 report_end(reported, outcome, attempt.clock.now());
             }
+            end_child(&mut self.child, attempt.clock);
         }
         if outcome == AttemptOutcome::Overloaded {
             self.target().has_refused.store(true, Relaxed);

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use fairmesh_model::{Label, ShardKey};
 use fairmesh_router::{EndpointPick, Outcome, RouteActions};
-use fairmesh_signals::CallCounters;
+use fairmesh_signals::{CallCounters, ChildCall, NodeId, ServedCall, TraceParents};
 use hazarc::ArcBorrow;
 
 use super::{clock::Clock, timeouts::CallTimeouts};
@@ -31,6 +31,12 @@ pub struct Call<'a, T: EndpointTransport> {
     pub(super) policy_key: Option<ShardKey>,
     /// The traffic class that its route sets.
     pub(super) class: Option<Label>,
+    /// The call that this process serves and makes this one for.
+    pub(super) parent: Option<NodeId>,
+    /// While an attempt is in flight, if it is made for a served call.
+    pub(super) child: Option<ChildCall>,
+    /// Length of the request's body; 0 if it is not known.
+    pub(super) request_bytes: u64,
     /// Its route and backend.
     pub(super) route_backend: RouteBackendIndex,
     /// Random, from its start.
@@ -78,6 +84,9 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
             actions: None,
             policy_key: None,
             class: None,
+            parent: ServedCall::current_node(),
+            child: None,
+            request_bytes: 0,
             route_backend: RouteBackendIndex::default(),
             seed: 0,
             idempotent: false,
@@ -100,6 +109,10 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
             actions: self.actions.clone(),
             policy_key: self.policy_key,
             class: self.class.clone(),
+            parent: self.parent,
+            // The parent waits for both as for one.
+            child: None,
+            request_bytes: self.request_bytes,
             route_backend: self.route_backend,
             seed: self.seed,
             idempotent: self.idempotent,
@@ -108,6 +121,20 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
             attempts: self.attempts,
             attempted: self.attempted,
         }
+    }
+
+    /// Finds the call that it is made for by the trace of its request, in a proxy on both sides of a program.
+    #[inline]
+    pub(crate) fn find_parent(&mut self, at: &Clock, now: u64, trace: impl FnOnce() -> Option<u128>) {
+        if let (None, Some(traces)) = (self.parent, TraceParents::of_this_process()) {
+            self.parent = trace().and_then(|trace| traces.find(trace, at.instant(now).into_std()));
+        }
+    }
+
+    /// Sets the length of the request's body, which reports count for each attempt.
+    #[inline]
+    pub(crate) fn set_request_bytes(&mut self, bytes: u64) {
+        self.request_bytes = bytes;
     }
 
     /// The service that gets the call.
@@ -155,6 +182,7 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
     /// [`EndpointRef`]: fairmesh_router::EndpointRef
     pub(crate) fn hand_over(&mut self) -> Option<(Outcome, Option<Arc<CallCounters>>)> {
         let attempt = self.attempt.take()?;
+        end_child(&mut self.child, attempt.clock);
         Some((attempt.outcome, attempt.reported.map(|reported| reported.counters)))
     }
 
@@ -176,7 +204,16 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
                 Outcome::Ok | Outcome::Failed | Outcome::Unreachable | Outcome::Overloaded => clock.now(),
             };
             self.target().endpoint_stats().finish(picked.index, outcome, now);
+            end_child(&mut self.child, clock);
         }
+    }
+}
+
+/// The parent does not wait for the call any more.
+#[inline]
+pub(super) fn end_child(child: &mut Option<ChildCall>, clock: Clock) {
+    if let Some(child) = child.take() {
+        child.end(clock.instant(clock.now()).into_std());
     }
 }
 

@@ -1,16 +1,13 @@
 use std::{
-    collections::BTreeSet,
     fmt,
     sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use bytes::Bytes;
-use fairmesh_model::{
-    Authorization, Label, MAX_PLANNED_CLASSES, Policy, Record, RecordKey, Region, RegionTable, ServiceName,
-};
+use fairmesh_model::{Authorization, Policy, Record, RecordKey, Region, RegionTable, ServiceName};
 use fairmesh_router::{RouteNumbers, ServiceNumbers, ServiceTable, TableInput};
-use fairmesh_signals::{CallCounters, Destinations, ReportedPaths};
+use fairmesh_signals::{CallCounters, Destinations, ReportedAs, ReportedPaths};
 use fairmesh_wire::{records, v1};
 use prost::Message as _;
 use tokio::time::Instant;
@@ -92,24 +89,12 @@ impl<T> ReadyService<T> {
                 from: self.upstream.home(),
                 caller: caller.service.as_ref(),
                 zone: self.upstream.zone_first(),
-                classes: &self.reported_classes(),
+                classes: &self.read_policy().map(|policy| policy.traffic_classes()).unwrap_or_default(),
             };
             let candidates: Vec<_> = self.upstream.candidates().collect();
             let endpoints = candidates.iter().map(|one| (one.index, &one.target.location));
             Box::new(ReportedPaths::new(&to, endpoints, before.and_then(Self::reported)))
         });
-    }
-
-    /// The classes that the planner tells apart, or else those that routes set.
-    fn reported_classes(&self) -> Vec<Label> {
-        match self.upstream.policy().traffic.as_deref().filter(|traffic| traffic.is_planned()) {
-            Some(traffic) => traffic.classes.clone(),
-            None => {
-                let routes = self.read_policy().map(|policy| policy.routes).unwrap_or_default();
-                let classes: BTreeSet<Label> = routes.into_iter().filter_map(|route| route.class).collect();
-                classes.into_iter().take(MAX_PLANNED_CLASSES).collect()
-            }
-        }
     }
 
     /// Which callers may use the service, by its policy: decoded for each call of this function, without the expressions of routes.
@@ -191,13 +176,13 @@ impl<T: EndpointTransport> ReadyService<T> {
 
     /// Where calls that other programs make to an endpoint of this snapshot are counted, if a planner needs them.
     pub fn call_counters(&self, index: u32) -> Option<Arc<CallCounters>> {
-        self.reported()?.to_endpoint(None, index).cloned()
+        self.reported()?.to_endpoint(ReportedAs::default(), index).cloned()
     }
 
     /// Counts a call of another program that no endpoint gets; `is_dropped` by a region table.
     pub fn count_unsent(&self, is_dropped: bool) {
         if let Some(paths) = self.reported() {
-            paths.to_nowhere(None).record_unsent(is_dropped);
+            paths.to_nowhere(ReportedAs::default()).record_unsent(is_dropped);
         }
     }
 

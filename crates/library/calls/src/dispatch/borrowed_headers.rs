@@ -1,5 +1,6 @@
 //! A request in its read buffer as the input of routes.
 
+use fairmesh_headers::SpanContext;
 use fairmesh_http::h1::BorrowedRequest;
 use fairmesh_router::{Headers, RequestView};
 
@@ -7,6 +8,11 @@ use fairmesh_router::{Headers, RequestView};
 pub(super) struct BorrowedHeaders<'a> {
     pub(super) request: &'a BorrowedRequest<'a>,
     pub(super) keeps_host: bool,
+}
+
+/// The trace of a request.
+pub(super) fn trace_of(request: &BorrowedRequest<'_>) -> Option<u128> {
+    SpanContext::read_values(request.values("traceparent")).map(|span| span.trace)
 }
 
 impl Headers for BorrowedHeaders<'_> {

@@ -6,7 +6,10 @@ use std::{sync::Arc, time::Duration};
 use fairmesh_http::h1::BorrowedRequest;
 use tokio::time::Instant;
 
-use super::{attempt::Attempt, borrowed_headers::BorrowedHeaders};
+use super::{
+    attempt::Attempt,
+    borrowed_headers::{BorrowedHeaders, trace_of},
+};
 use crate::{
     call::{AttemptOutcome, Call, CallStart, nanos},
     discovery::{RouteBackendIndex, ServiceState},
@@ -41,6 +44,8 @@ pub(crate) fn record_completed(
     let headers = BorrowedHeaders { request, keeps_host: false };
     let start = CallStart { now: began, limit: None, seed: completed.seed };
     let mut call = Call::new(&handle.subscription);
+    call.find_parent(&mesh.clock, start.now, || trace_of(request));
+    call.set_request_bytes(request.body.len() as u64);
     let view = headers.view(handle.default_headers.authority.as_str());
     let Ok(snapshot) = call.route(&view, &handle.context, start) else { return RouteBackendIndex::default() };
     count(&mesh.counters.calls);

@@ -2,9 +2,9 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use fairmesh_headers::TRACEPARENT;
+use fairmesh_headers::{HeaderMapView, TRACEPARENT};
 
-use super::{attempt::Attempt, request::HeaderMapView};
+use super::attempt::Attempt;
 use crate::{
     call::{Call, CallContext, CallStart, DecisionContext, Pick, nanos},
     discovery::ServiceState,

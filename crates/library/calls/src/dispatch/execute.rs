@@ -2,7 +2,7 @@
 
 use std::{mem, sync::Arc};
 
-use fairmesh_headers::WRONG_SHARD;
+use fairmesh_headers::{SpanContext, WRONG_SHARD};
 use http::{Response, request::Parts};
 
 use super::{
@@ -44,6 +44,9 @@ pub(super) async fn execute(
     let body = mem::replace(body, RequestBody::empty());
     let mut pending = Some(Request::new(Head::take(handle, parts)?, body));
     let mut call = Call::new(&handle.subscription);
+    let request = pending_request(&mut pending)?;
+    call.set_request_bytes(request.body.known_length());
+    call.find_parent(&clock, now, || SpanContext::read(&request.head.headers).map(|span| span.trace));
     let routed = route(dispatch, &mut call, &pending_request(&mut pending)?.head).await?;
     if let Some(sent) = sent {
         return execute_sent(dispatch, routed, &mut call, &mut pending, sent).await;

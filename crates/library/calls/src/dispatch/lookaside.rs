@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use fairmesh_headers::HeaderMapView;
 use tokio::time::timeout;
 
-use super::{context::DispatchContext, request::HeaderMapView, route::Routed};
+use super::{context::DispatchContext, route::Routed};
 use crate::{
     call::Call,
     discovery::ServiceState,

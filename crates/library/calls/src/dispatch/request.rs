@@ -3,7 +3,7 @@
 use std::mem;
 
 use fairmesh_model::{HostPort, ShardKey};
-use fairmesh_router::{Headers, RequestView};
+use fairmesh_router::RequestView;
 use http::{HeaderMap, HeaderValue, Method, header, request::Parts, uri::Authority};
 
 use crate::{
@@ -11,24 +11,11 @@ use crate::{
     service::handle::Handle,
     transport::{Head, PendingRequest, Replay, Request},
 };
-use fairmesh_headers::{KEY, ROLE, TRACEPARENT, is_grpc, is_grpc_web};
+use fairmesh_headers::{HeaderMapView, KEY, ROLE, TRACEPARENT, is_grpc, is_grpc_web};
 use fairmesh_http::{
     BoxError,
     path::{Path, RawPath},
 };
-
-/// Headers as the input of routes.
-pub(crate) struct HeaderMapView<'a>(pub(crate) &'a HeaderMap);
-
-impl Headers for HeaderMapView<'_> {
-    fn get(&self, name: &str) -> Option<&[u8]> {
-        self.0.get(name).map(HeaderValue::as_bytes)
-    }
-
-    fn any(&self, name: &str, sees: &mut dyn FnMut(&[u8]) -> bool) -> bool {
-        self.0.get_all(name).iter().any(|value| sees(value.as_bytes()))
-    }
-}
 
 /// A copy of a request, for further attempts.
 pub(super) struct RequestCopy {

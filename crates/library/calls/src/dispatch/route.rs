@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{context::DispatchContext, request::HeaderMapView};
+use fairmesh_headers::HeaderMapView;
+
+use super::context::DispatchContext;
 use crate::{
     call::{Call, SnapshotGuard, Unresolved},
     discovery::{DEFAULT_READY_TIMEOUT, wait_ready},

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fairmesh_headers::{FAULT, GRPC_STATUS, grpc_content_type};
+use fairmesh_headers::{FAULT, GRPC_STATUS, HeaderMapView, grpc_content_type};
 use fairmesh_http::path::Path;
 use fairmesh_model::HeaderEdits;
 use fairmesh_router::{DirectResponse, RouteActions};
@@ -12,7 +12,7 @@ use super::{
     CallFuture,
     context::{DispatchContext, NOTHING_SENT},
     mirror,
-    request::{HeaderMapView, pending_request},
+    request::pending_request,
     retry::execute_attempts,
     route::Routed,
 };

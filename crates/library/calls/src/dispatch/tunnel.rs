@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use fairmesh_headers::HeaderMapView;
 use fairmesh_http::BoxError;
 use http::{Response, request::Parts};
 
@@ -11,7 +12,6 @@ use super::{
     counted,
     lookaside::apply_lookaside,
     pick::pick_endpoint,
-    request::HeaderMapView,
     route::{Routed, route},
     route_actions,
 };

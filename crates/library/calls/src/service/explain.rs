@@ -1,4 +1,4 @@
-use fairmesh_headers::is_grpc;
+use fairmesh_headers::{HeaderMapView, is_grpc};
 use fairmesh_http::path::Path;
 use fairmesh_router::{PickParams, RequestView};
 use http::Request;
@@ -6,7 +6,7 @@ use http::Request;
 use super::ServiceHandle;
 use crate::{
     discovery::{DEFAULT_READY_TIMEOUT, ServiceState, wait_ready},
-    dispatch::{HeaderMapView, request_authority},
+    dispatch::request_authority,
     fault::Fault,
     observe::{self, CallExplanation, EndpointStatus, Question},
 };

@@ -54,6 +54,11 @@ pub(crate) struct Replay {
 }
 
 impl RequestBody {
+    /// Its length, as far as the caller declared it or it is buffered.
+    pub(crate) fn known_length(&self) -> u64 {
+        self.declared.unwrap_or_else(|| self.buffered.len())
+    }
+
     /// No body.
     pub(crate) fn empty() -> Self {
         Self { buffered: Chunks::default(), rest: None, declared: Some(0), has_body: false }

@@ -39,7 +39,7 @@ impl ConnectionAuthorizer {
     /// Follows the policy of a service through the registry.
     pub fn follow(service: ServiceName, registry: &RegistryClient) -> Self {
         let authorizer = Arc::new(Authorizer::of_server(service, registry.transport()));
-        let following = authorizer.follow(registry);
+        let following = authorizer.follow(registry, &Arc::default());
         Self { authorizer, following: Arc::new(following) }
     }
 

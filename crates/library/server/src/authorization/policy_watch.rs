@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::Authorizer;
-use crate::RegistryClient;
+use crate::{RegistryClient, layer::processed_call::ServedClasses};
 
 /// The subscription to the policy. Dropping it unsubscribes.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl PolicySubscription {
 pub(super) fn follow(
     registry: &RegistryClient,
     service: ServiceName,
-    authorizer: Arc<Authorizer>,
+    (authorizer, served): (Arc<Authorizer>, Arc<ServedClasses>),
 ) -> PolicySubscription {
     let config = FollowerConfig {
         transport: registry.transport().clone(),
@@ -58,6 +58,7 @@ pub(super) fn follow(
         default: DefaultAuthorization::default(),
         checkers: BTreeMap::new(),
         authorizer,
+        served,
         applied,
     };
     let handle = Follower::spawn(config, records);
@@ -80,6 +81,7 @@ struct PolicyRecords {
     default: DefaultAuthorization,
     checkers: BTreeMap<Region, Label>,
     authorizer: Arc<Authorizer>,
+    served: Arc<ServedClasses>,
     applied: watch::Sender<Option<Revision>>,
 }
 
@@ -87,6 +89,7 @@ impl Sink for PolicyRecords {
     fn update(&mut self, update: Update) {
         self.apply(&update);
         if self.wanted.is_subset(&self.complete) {
+            self.served.apply(&self.policy);
             let checkers = self.checkers.values().cloned().collect();
             self.authorizer.set(AuthorizationTable::compile(&self.policy, self.default, checkers));
         }

@@ -15,6 +15,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use super::{Call, refusal::Refusal, server_load::CallGuard};
 use crate::load_report;
 use fairmesh_headers::{CallerProtocol, WRONG_SHARD};
+use fairmesh_signals::ServedCall;
 
 /// A call whose response lasts longer than this after its headers is a stream. Unary responses complete with the first
 /// poll; the value only decides how long a young stream counts as a call.
@@ -48,7 +49,12 @@ impl<B> ServerBody<B> {
         Self {
             inner: None,
             text,
-            call: Call { guard: None, caller: CallerProtocol::Http, deadline: None },
+            call: Call {
+                guard: None,
+                caller: CallerProtocol::Http,
+                deadline: None,
+                served: ServedCall::NONE,
+            },
             timer: None,
         }
     }
@@ -67,7 +73,13 @@ impl<B: Body<Data = Bytes>> Body for ServerBody<B> {
             return Poll::Ready(this.text.take().map(|text| Ok(Frame::data(text))));
         };
         // A body that always has a message is cut off at its deadline as well.
-        let frame = if this.call.has_expired() { Poll::Pending } else { inner.poll_frame(cx) };
+        let frame = match this.call.has_expired() {
+            true => Poll::Pending,
+            false => {
+                let _entered = this.call.served.enter();
+                inner.poll_frame(cx)
+            }
+        };
         let Poll::Ready(frame) = frame else {
             if !this.call.is_past_deadline(this.timer, cx) {
                 return Poll::Pending;

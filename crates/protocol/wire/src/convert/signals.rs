@@ -1,6 +1,7 @@
 //! Reports; those of the release before are in [`former`].
 
 mod former;
+mod served;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,7 +10,8 @@ use std::{
 
 use fairmesh_model::{
     CallPath, CallRates, Invalid, LoadSignal, MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES, MAX_RATE,
-    MAX_REPORTED_REGIONS, MAX_SERVER_GROUPS, MetricSum, Region, ServerRates, ServiceName, TrafficReport,
+    MAX_REPORTED_REGIONS, MAX_SERVED_PATHS, MAX_SERVER_GROUPS, MetricSum, Region, ServerRates, ServiceName,
+    TrafficReport,
 };
 
 use crate::v1;
@@ -23,6 +25,7 @@ impl From<TrafficReport> for v1::ReportSignalsRequest {
         };
         let calls = report.calls.into_iter().map(|(path, rates)| write_calls(path, rates));
         let servers = report.servers.into_iter().map(|(group, rates)| write_servers(group, rates));
+        let served = report.served.into_iter().map(|(path, rates)| served::write(path, rates));
         Self {
             sender: Some(sender),
             usages: Vec::new(),
@@ -30,6 +33,7 @@ impl From<TrafficReport> for v1::ReportSignalsRequest {
             servers: servers.collect(),
             left_out: report.left_out,
             incomplete: report.incomplete.into_iter().map(String::from).collect(),
+            served: served.collect(),
         }
     }
 }
@@ -55,6 +59,7 @@ fn read_rates(sender: v1::SignalSender, rates: v1::ReportSignalsRequest) -> Resu
     bounded("regions", sender.regions.len(), MAX_REPORTED_REGIONS)?;
     bounded("calls", rates.calls.len(), MAX_CALL_PATHS)?;
     bounded("servers", rates.servers.len(), MAX_SERVER_GROUPS)?;
+    bounded("served", rates.served.len(), MAX_SERVED_PATHS)?;
     bounded("incomplete", rates.incomplete.len(), MAX_INCOMPLETE_SERVICES)?;
     let regions = sender.regions.into_iter().map(Region::try_from);
     let incomplete = rates.incomplete.into_iter().map(ServiceName::try_from);
@@ -77,6 +82,10 @@ fn read_rates(sender: v1::SignalSender, rates: v1::ReportSignalsRequest) -> Resu
         let (group, rates) = read_servers(servers).map_err(|e| e.within(format!("servers[{i}]")))?;
         *report.servers.entry(group).or_default() += &rates;
     }
+    for (i, served) in rates.served.into_iter().enumerate() {
+        let (path, rates) = served::read(served).map_err(|e| e.within(format!("served[{i}]")))?;
+        *report.served.entry(path).or_default() += rates;
+    }
     Ok(report)
 }
 
@@ -88,9 +97,10 @@ fn bounded(field: &str, count: usize, most: usize) -> Result<(), Invalid> {
 }
 
 fn write_calls(path: CallPath, rates: CallRates) -> v1::CallRates {
-    let CallPath { service, from, to, class, caller, from_zone, to_zone } = path;
-    let CallRates { offered, attempts, answered, shed, time_us, bytes, .. } = rates;
+    let CallPath { service, from, to, class, caller, from_zone, to_zone, parent } = path;
+    let CallRates { offered, attempts, answered, shed, time_us, bytes, request_bytes, .. } = rates;
     let age_ms = write_age(rates.age());
+    let (parent_service, parent_class) = parent.map(served::write_node).unwrap_or_default();
     v1::CallRates {
         service: service.to_string(),
         from: from.into(),
@@ -106,6 +116,9 @@ fn write_calls(path: CallPath, rates: CallRates) -> v1::CallRates {
         from_zone: from_zone.map(String::from).unwrap_or_default(),
         to_zone: to_zone.map(String::from).unwrap_or_default(),
         age_ms,
+        parent_service,
+        parent_class,
+        request_bytes,
     }
 }
 
@@ -129,6 +142,12 @@ fn read_calls(message: v1::CallRates) -> Result<(CallPath, CallRates), Invalid> 
         caller: optional("caller", message.caller)?,
         from_zone: optional("from_zone", message.from_zone)?,
         to_zone: optional("to_zone", message.to_zone)?,
+        parent: match message.parent_service.as_str() {
+            "" => None,
+            service => {
+                Some(served::read_node(service, message.parent_class).map_err(|e| e.within("parent"))?)
+            }
+        },
     };
     let mut rates = CallRates {
         offered: message.offered,
@@ -137,6 +156,7 @@ fn read_calls(message: v1::CallRates) -> Result<(CallPath, CallRates), Invalid> 
         shed: message.shed,
         time_us: message.time_us,
         bytes: message.bytes,
+        request_bytes: message.request_bytes,
         ..CallRates::default()
     };
     rates.grow_older(read_age(message.age_ms));
@@ -210,6 +230,7 @@ fn read_servers(message: v1::ServerRates) -> Result<((ServiceName, Region), Serv
 
 #[cfg(test)]
 mod tests {
+    use fairmesh_model::CallNode;
     use prost::Message as _;
 
     use super::*;
@@ -230,6 +251,7 @@ mod tests {
             caller: None,
             from_zone: None,
             to_zone: None,
+            parent: class.map(|_| CallNode { service: service.clone(), class: Some("web".parse().unwrap()) }),
         };
         let rates = |n| {
             let counted = CallRates {
@@ -239,6 +261,7 @@ mod tests {
                 shed: 1,
                 time_us: 7,
                 bytes: 9,
+                request_bytes: 11,
                 ..CallRates::default()
             };
             let mut rates = counted;
@@ -258,6 +281,7 @@ mod tests {
             incomplete: [ServiceName::new("shop/zoo").unwrap()].into(),
             all_incomplete: false,
             servers: [((service.clone(), us.clone()), servers)].into(),
+            served: [None, Some(0), Some(9)].map(|bucket| served::tests::row(&service, &us, bucket)).into(),
         }
     }
 
@@ -326,6 +350,10 @@ mod tests {
             refusal_of(|message| message.sender.as_mut().unwrap().regions.push("a region".into()))
                 .contains("regions")
         );
+        assert!(
+            refusal_of(|message| message.calls[0].parent_service = "web".into()).contains("parent.service")
+        );
+        assert!(refusal_of(|message| message.served[0].bucket = 11).contains("served[0].bucket"));
         assert!(refusal_of(|message| message.incomplete.push("zoo".into())).contains("incomplete"));
         let many =
             refusal_of(|message| message.incomplete = vec!["shop/zoo".into(); MAX_INCOMPLETE_SERVICES + 1]);

@@ -5886,6 +5886,9 @@ pub struct ReportSignalsRequest {
     /// of 1024, there may be further ones.
     #[prost(string, repeated, tag = "6")]
     pub incomplete: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Calls that servers processed; at most 4096. What is beyond that is left out, and `left_out` does not count it.
+    #[prost(message, repeated, tag = "7")]
+    pub served: ::prost::alloc::vec::Vec<ServedRates>,
 }
 /// A process that reports rates.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -5989,6 +5992,35 @@ pub struct CallRates {
     /// Since the interval ended, in milliseconds: the mean over `offered` and `attempts`.
     #[prost(uint32, tag = "14")]
     pub age_ms: u32,
+    /// The call during which these were made: the service that processed it, tenant/service, and its class there. Empty: unknown.
+    #[prost(string, tag = "15")]
+    pub parent_service: ::prost::alloc::string::String,
+    #[prost(string, tag = "16")]
+    pub parent_class: ::prost::alloc::string::String,
+    /// Of the bodies of requests, per second.
+    #[prost(uint64, tag = "17")]
+    pub request_bytes: u64,
+}
+/// Calls that the servers of one service and region processed at about the same utilisation.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ServedRates {
+    /// tenant/service
+    #[prost(string, tag = "1")]
+    pub service: ::prost::alloc::string::String,
+    /// By the routes of the service's policy; empty: none.
+    #[prost(string, tag = "2")]
+    pub class: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub region: ::prost::alloc::string::String,
+    /// Tenths of the CPU limit that were in use, plus 1; 0: not known. From 1 to 10.
+    #[prost(uint32, tag = "4")]
+    pub bucket: u32,
+    /// Calls whose response began, in thousandths per second.
+    #[prost(uint64, tag = "5")]
+    pub calls: u64,
+    /// Their time until then without the time in which calls made for them were in flight, in microseconds per second.
+    #[prost(uint64, tag = "6")]
+    pub exclusive_us: u64,
 }
 /// The servers of one service and region.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -8636,6 +8668,136 @@ pub struct TrafficCallsResponse {
     pub watched_ms: ::core::option::Option<u64>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TrafficGraphRequest {
+    /// The part that is called from this service, as tenant/service; empty: all that is reported at present.
+    #[prost(string, tag = "1")]
+    pub service: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TrafficGraphResponse {
+    /// By service and class.
+    #[prost(message, repeated, tag = "1")]
+    pub nodes: ::prost::alloc::vec::Vec<GraphNode>,
+    #[prost(message, repeated, tag = "2")]
+    pub edges: ::prost::alloc::vec::Vec<GraphEdge>,
+    /// Nodes and edges that the graph had no room for.
+    #[prost(uint32, tag = "3")]
+    pub left_out: u32,
+    /// The time for which calls are counted, in milliseconds: from the first look, until a minute after the last one.
+    #[prost(uint64, tag = "4")]
+    pub counted_ms: u64,
+    /// Services of the graph whose calls are not asked for, since too many services are looked at.
+    #[prost(uint32, tag = "5")]
+    pub not_watched: u32,
+    /// What calls cost, as fitted to the reports since the first look.
+    #[prost(message, repeated, tag = "6")]
+    pub pools: ::prost::alloc::vec::Vec<PoolFit>,
+}
+/// The servers of one service and region. A class waits `sensitivity × work ÷ (1 − utilisation) + base` besides the calls made for it.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PoolFit {
+    /// tenant/service
+    #[prost(string, tag = "1")]
+    pub service: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub region: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "3")]
+    pub classes: ::prost::alloc::vec::Vec<ClassFit>,
+    /// CPU without calls, in cores.
+    #[prost(double, tag = "4")]
+    pub background_cores: f64,
+    /// The error of the CPU that the fit predicts, relative to its mean, and the time since the last interval of the fit, in milliseconds;
+    /// absent: there is no fit yet.
+    #[prost(double, optional, tag = "5")]
+    pub work_error: ::core::option::Option<f64>,
+    #[prost(uint64, tag = "6")]
+    pub work_age_ms: u64,
+    /// Microseconds for each second of CPU; absent: there is no fit of latency yet.
+    #[prost(double, optional, tag = "7")]
+    pub sensitivity: ::core::option::Option<f64>,
+    /// The error of the latency, relative to its mean.
+    #[prost(double, tag = "8")]
+    pub latency_error: f64,
+    /// Since latency was fitted to all utilisations, and since it was last shifted, in milliseconds.
+    #[prost(uint64, tag = "9")]
+    pub latency_age_ms: u64,
+    #[prost(uint64, tag = "10")]
+    pub shifted_age_ms: u64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ClassFit {
+    /// Empty: calls without a class.
+    #[prost(string, tag = "1")]
+    pub class: ::prost::alloc::string::String,
+    /// CPU of a call, in microseconds, and its standard error; infinite where the rates of other classes determine that of this one.
+    #[prost(double, tag = "2")]
+    pub work_us: f64,
+    #[prost(double, tag = "3")]
+    pub work_error_us: f64,
+    /// Microseconds on an idle pool besides; absent: not known.
+    #[prost(double, optional, tag = "4")]
+    pub base_us: ::core::option::Option<f64>,
+}
+/// Calls of one class to one service.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CallNode {
+    /// tenant/service
+    #[prost(string, tag = "1")]
+    pub service: ::prost::alloc::string::String,
+    /// Empty: none.
+    #[prost(string, tag = "2")]
+    pub class: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GraphNode {
+    #[prost(message, optional, tag = "1")]
+    pub node: ::core::option::Option<CallNode>,
+    /// Calls that its servers processed, by their region.
+    #[prost(message, repeated, tag = "2")]
+    pub served: ::prost::alloc::vec::Vec<RegionCalls>,
+    /// Calls made for no known call, by the region of the callers.
+    #[prost(message, repeated, tag = "3")]
+    pub demand: ::prost::alloc::vec::Vec<RegionCalls>,
+    /// Since the last report on it, in milliseconds.
+    #[prost(uint64, tag = "4")]
+    pub age_ms: u64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RegionCalls {
+    #[prost(string, tag = "1")]
+    pub region: ::prost::alloc::string::String,
+    /// Per second.
+    #[prost(double, tag = "2")]
+    pub calls: f64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GraphEdge {
+    #[prost(message, optional, tag = "1")]
+    pub parent: ::core::option::Option<CallNode>,
+    #[prost(message, optional, tag = "2")]
+    pub child: ::core::option::Option<CallNode>,
+    /// By the region of the callers.
+    #[prost(message, repeated, tag = "3")]
+    pub from: ::prost::alloc::vec::Vec<RegionCalls>,
+    /// Calls for each call of the parent; absent: the parent's servers report none.
+    #[prost(double, optional, tag = "4")]
+    pub multiplicity: ::core::option::Option<f64>,
+    /// Bytes of the bodies, for each call.
+    #[prost(double, tag = "5")]
+    pub request_bytes: f64,
+    #[prost(double, tag = "6")]
+    pub response_bytes: f64,
+    /// Until responses began, in microseconds, for each call with a response; absent: there is none.
+    #[prost(double, optional, tag = "7")]
+    pub time_us: ::core::option::Option<f64>,
+    /// Whether the edge is cut for planning, since it closes a cycle.
+    #[prost(bool, tag = "8")]
+    pub is_cut: bool,
+    /// Since the last report on it, in milliseconds.
+    #[prost(uint64, tag = "9")]
+    pub age_ms: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ForecastDrainRequest {
     #[prost(string, tag = "1")]
     pub region: ::prost::alloc::string::String,
@@ -9061,6 +9223,32 @@ pub mod traffic_planner_client {
                 .insert(GrpcMethod::new("fairmesh.v1.TrafficPlanner", "Calls"));
             self.inner.unary(req, path, codec).await
         }
+        /// The call graph that programs report. Of a service that is named and of those called for it, programs begin to report calls,
+        /// as with `Calls`.
+        pub async fn graph(
+            &mut self,
+            request: impl tonic::IntoRequest<super::TrafficGraphRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::TrafficGraphResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codegen::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/fairmesh.v1.TrafficPlanner/Graph",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("fairmesh.v1.TrafficPlanner", "Graph"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -9113,6 +9301,15 @@ pub mod traffic_planner_server {
             request: tonic::Request<super::TrafficCallsRequest>,
         ) -> std::result::Result<
             tonic::Response<super::TrafficCallsResponse>,
+            tonic::Status,
+        >;
+        /// The call graph that programs report. Of a service that is named and of those called for it, programs begin to report calls,
+        /// as with `Calls`.
+        async fn graph(
+            &self,
+            request: tonic::Request<super::TrafficGraphRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::TrafficGraphResponse>,
             tonic::Status,
         >;
     }
@@ -9402,6 +9599,51 @@ pub mod traffic_planner_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = CallsSvc(inner);
+                        let codec = crate::codegen::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/fairmesh.v1.TrafficPlanner/Graph" => {
+                    #[allow(non_camel_case_types)]
+                    struct GraphSvc<T: TrafficPlanner>(pub Arc<T>);
+                    impl<
+                        T: TrafficPlanner,
+                    > tonic::server::UnaryService<super::TrafficGraphRequest>
+                    for GraphSvc<T> {
+                        type Response = super::TrafficGraphResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::TrafficGraphRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as TrafficPlanner>::graph(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GraphSvc(inner);
                         let codec = crate::codegen::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

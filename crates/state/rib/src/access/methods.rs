@@ -77,6 +77,7 @@ pub static METHODS: &[Method] = &[
     row("/fairmesh.v1.TrafficPlanner/DrainRegion", MethodAccess::Of(of::administration)),
     row("/fairmesh.v1.TrafficPlanner/Drains", MethodAccess::Of(of::view_all)),
     row("/fairmesh.v1.TrafficPlanner/Calls", MethodAccess::Of(of::traffic_calls)),
+    row("/fairmesh.v1.TrafficPlanner/Graph", MethodAccess::Of(of::view_all)),
 ];
 
 #[cfg(test)]

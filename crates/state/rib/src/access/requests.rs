@@ -199,6 +199,9 @@ fn rows(report: &v1::ReportSignalsRequest) -> Needs {
         if !calls.caller.is_empty() {
             needs.push(Need::ServeAny(service(&calls.caller)?));
         }
+        if !calls.parent_service.is_empty() {
+            needs.push(Need::ServeAny(service(&calls.parent_service)?));
+        }
     }
     // These services have no rows, so naming them needs permission to report their calls.
     for name in &report.incomplete {
@@ -211,6 +214,10 @@ fn rows(report: &v1::ReportSignalsRequest) -> Needs {
     for servers in &report.servers {
         needs.push(Need::ServeAny(service(&servers.service)?));
         needs.push(Need::ReportFor(region(&servers.region)?));
+    }
+    for served in &report.served {
+        needs.push(Need::ServeAny(service(&served.service)?));
+        needs.push(Need::ReportFor(region(&served.region)?));
     }
     Ok(needs)
 }

@@ -150,6 +150,7 @@ fn reports_that_have_only_grown_older_leave_the_version() {
         caller: None,
         from_zone: None,
         to_zone: None,
+        parent: None,
     };
     let report = |offered, age_ms| {
         let mut rates = CallRates { offered, attempts: offered, ..CallRates::default() };

@@ -14,7 +14,8 @@ use std::{
 use fairmesh_model::{MAX_CALL_PATHS, ServiceName, TrafficReport};
 use fairmesh_rib::follower::FollowerHandle;
 use fairmesh_signals::{
-    CallMeter, IDLE_INTERVAL_MS, MAX_WATCHED_SERVICES, REPORT_INTERVAL_MS, WATCHED_FOR_MS,
+    CallMeter, IDLE_INTERVAL_MS, MAX_WATCHED_SERVICES, REPORT_INTERVAL_MS, WATCHED_FOR_MS, merge_paths,
+    serves,
 };
 use fairmesh_wire::v1;
 use tokio::time::{Instant, MissedTickBehavior, timeout};
@@ -61,7 +62,7 @@ pub(super) async fn report_periodically<T>(
         match response {
             Some(response) => {
                 answered_at = now;
-                registry.watch(names(response.watched));
+                registry.watch(watched(&registry, names(response.watched)));
             }
             None if answered_at.elapsed() > WATCHED_FOR => registry.watch(HashSet::new()),
             None => {}
@@ -72,6 +73,15 @@ pub(super) async fn report_periodically<T>(
         reporter.interval = wait;
         next = now + wait - INTERVAL / 2;
     }
+}
+
+/// The services whose calls are reported since operators look at `names`: these, and all that this program calls while it serves
+/// one of them, which is the part of the call graph below it.
+fn watched<T>(registry: &SubscriptionRegistry<T>, mut names: HashSet<ServiceName>) -> HashSet<ServiceName> {
+    if names.iter().any(serves) {
+        names.extend(registry.by_name().keys().take(MAX_WATCHED_SERVICES).cloned());
+    }
+    names
 }
 
 /// Whether a planner needs reports of any service.
@@ -125,7 +135,7 @@ impl CallReporter {
         let (planned, others): (Vec<_>, Vec<_>) = ready.partition(|(ready, _)| ready.is_planned());
         let reported = planned.iter().chain(&others);
         // Those that are looked at no more are read too: if they are again, their counters start from here.
-        let paths = reported.flat_map(|(_, paths)| paths.iter()).take(MAX_CALL_PATHS);
+        let paths = reported.flat_map(|(_, paths)| paths.iter());
         let calls = self.meter.read(paths, now_ms);
         let is_watched = |name: &ServiceName| watched.contains(name);
         let asked_for =
@@ -142,6 +152,7 @@ impl CallReporter {
             None => return None,
         };
         calls.retain(|path, _| services.contains(&path.service));
+        let calls = merge_paths(calls).into_iter().take(MAX_CALL_PATHS).collect();
         let (reporter, interval) = (self.id, self.interval);
         Some(TrafficReport { reporter, interval, regions, calls, ..TrafficReport::default() })
     }

@@ -11,7 +11,12 @@ use super::{
 use crate::{
     call::{Call, CallStart, DecisionContext, Unresolved, nanos},
     discovery::ServiceState,
-    dispatch::{attempt::Attempt, borrowed_headers::BorrowedHeaders, pick::picked_pool, retry::FirstAttempt},
+    dispatch::{
+        attempt::Attempt,
+        borrowed_headers::{BorrowedHeaders, trace_of},
+        pick::picked_pool,
+        retry::FirstAttempt,
+    },
     fault::FaultKind,
     observe::count,
     service::handle::Handle,
@@ -39,6 +44,8 @@ pub(crate) fn try_fast<'a>(
     let view = headers.view(host);
     let start = CallStart { now: mesh.clock.at(began), limit: None, seed: mesh.seed() };
     let mut call = Call::new(&handle.subscription);
+    call.find_parent(&mesh.clock, start.now, || trace_of(request));
+    call.set_request_bytes(request.body.len() as u64);
     let slow = |call, stage| Some(Err(Box::new(SlowCall::new(handle, call, start, stage))));
     let snapshot = match call.route(&view, options, start) {
         Ok(snapshot) => snapshot,

@@ -1,0 +1,150 @@
+use std::{
+    sync::{
+        OnceLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Instant,
+};
+
+use fairmesh_model::arith::mix64;
+
+use crate::NodeId;
+
+/// Sets of slots, a power of two.
+const SETS: usize = 4_096;
+/// Traces of one set; the oldest gives way to a further one.
+const WAYS: usize = 4;
+/// How long a trace is remembered after the last request with it, in seconds.
+const REMEMBERED_S: u16 = 60;
+
+/// Which calls the programs behind this process are processing, by the traces of their requests: 16,384 at most, for a minute.
+///
+/// A proxy on both sides of a program remembers the trace of each request for the program, and finds the parent of the
+/// program's own requests by it. A trace with requests of several classes to one program belongs to the last one.
+///
+/// Each slot is one word: 32 bits of the trace's hash, the node and the second. So no lock is taken and no reader sees half
+/// of a slot. Another trace is taken for this one once in 2³⁰ lookups. A map behind a lock was rejected, since every request
+/// of the process would take it.
+#[derive(Debug)]
+pub struct TraceParents {
+    slots: Box<[AtomicU64]>,
+    began: Instant,
+}
+
+static OF_THIS_PROCESS: OnceLock<TraceParents> = OnceLock::new();
+
+impl TraceParents {
+    /// No traces; its time begins `now`.
+    pub fn new(now: Instant) -> Self {
+        Self { slots: (0..SETS * WAYS).map(|_| AtomicU64::new(0)).collect(), began: now }
+    }
+
+    /// Has this process remember traces from now on.
+    pub fn enable(now: Instant) {
+        let _ = OF_THIS_PROCESS.get_or_init(|| Self::new(now));
+    }
+
+    /// The traces of this process; `None` if it has no program behind it.
+    #[inline]
+    pub fn of_this_process() -> Option<&'static Self> {
+        OF_THIS_PROCESS.get()
+    }
+
+    /// Notes a request of a trace that is processed as a call of this node.
+    pub fn remember(&self, trace: u128, node: NodeId, now: Instant) {
+        let ((slots, tag), now_s) = (self.slots(trace), self.second(now));
+        let rank = |slot: &AtomicU64| match Slot(slot.load(Relaxed)) {
+            slot if slot.tag() == tag => u32::MAX,
+            slot if slot.0 == 0 => u32::MAX - 1,
+            slot => slot.age_s(now_s).into(),
+        };
+        // Of two requests at the same moment that take the same slot, one is forgotten.
+        if let Some(slot) = slots.iter().max_by_key(|slot| rank(slot)) {
+            slot.store(Slot::new(tag, node, now_s).0, Relaxed);
+        }
+    }
+
+    /// The node that processes a request of this trace.
+    pub fn find(&self, trace: u128, now: Instant) -> Option<NodeId> {
+        let ((slots, tag), now_s) = (self.slots(trace), self.second(now));
+        let mut slots = slots.iter().map(|slot| Slot(slot.load(Relaxed)));
+        slots.find(|slot| slot.0 != 0 && slot.tag() == tag && slot.age_s(now_s) <= REMEMBERED_S)?.node()
+    }
+
+    /// The set of a trace, and what tells it apart there.
+    fn slots(&self, trace: u128) -> (&[AtomicU64], u32) {
+        // Both halves, since some programs draw only one at random.
+        let hash = mix64((trace as u64) ^ mix64((trace >> 64) as u64));
+        let set = (hash as usize % SETS) * WAYS;
+        (&self.slots[set..set + WAYS], (hash >> 32) as u32)
+    }
+
+    fn second(&self, now: Instant) -> u64 {
+        now.saturating_duration_since(self.began).as_secs()
+    }
+}
+
+/// The hash of a trace, its node, and the second of its last request.
+#[derive(Clone, Copy)]
+struct Slot(u64);
+
+impl Slot {
+    fn new(tag: u32, node: NodeId, now_s: u64) -> Self {
+        Self(u64::from(tag) << 32 | u64::from(node.bits()) << 16 | (now_s & 0xffff))
+    }
+
+    fn tag(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    fn node(self) -> Option<NodeId> {
+        NodeId::from_bits((self.0 >> 16) as u16)
+    }
+
+    /// Modulo 18 hours.
+    fn age_s(self, now_s: u64) -> u16 {
+        (now_s as u16).wrapping_sub(self.0 as u16)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn parents() -> (TraceParents, impl Fn(u64) -> Instant) {
+        #[allow(clippy::disallowed_methods, reason = "only differences to it matter")]
+        let start = Instant::now();
+        (TraceParents::new(start), move |second| start + Duration::from_secs(second))
+    }
+
+    #[test]
+    fn trace_is_found_for_a_minute_and_later_ones_displace_it() {
+        let ((parents, at), node) = (parents(), |bits| NodeId::from_bits(bits).unwrap());
+        assert_eq!(parents.find(7, at(0)), None);
+        parents.remember(7, node(3), at(100_000));
+        assert_eq!(parents.find(7, at(100_060)), Some(node(3)));
+        assert_eq!(parents.find(7, at(100_061)), None, "it has expired");
+        assert_eq!(parents.find(8, at(100_000)), None);
+        parents.remember(7, node(4), at(100_050));
+        assert_eq!(parents.find(7, at(100_100)), Some(node(4)), "the last request counts");
+        for trace in 0..200_000_u128 {
+            parents.remember(trace << 64 | 1, node(5), at(100_051));
+        }
+        assert_eq!(parents.find(7, at(100_051)), None, "the table is bounded");
+        let found = (0..200_000_u128).filter(|trace| parents.find(trace << 64 | 1, at(100_051)).is_some());
+        assert_eq!(found.count(), SETS * WAYS);
+    }
+
+    #[test]
+    fn two_traces_in_flight_have_their_own_parents() {
+        let (parents, at) = parents();
+        let node = |trace: u128| NodeId::from_bits((trace % 1_000) as u16 + 1).unwrap();
+        for trace in 1..=2_000 {
+            parents.remember(trace, node(trace), at(5));
+        }
+        let wrong = (1..=2_000).filter(|trace| parents.find(*trace, at(6)) != Some(node(*trace)));
+        assert!(wrong.count() <= 5, "sets of four rarely overflow at an eighth of the slots");
+    }
+}

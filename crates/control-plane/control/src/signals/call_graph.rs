@@ -1,0 +1,131 @@
+//! The call graph and what calls cost, while operators look at them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fairmesh_model::{CallNode, Region, ServiceName};
+use fairmesh_planner::{CallGraph, GraphEdge, GraphNode};
+use fairmesh_wire::v1;
+use tonic::Status;
+
+use super::TrafficReports;
+
+/// How long reports are counted after a look.
+const WATCH_MS: u64 = 60_000;
+/// The time between two sums of reports.
+const STEP_MS: u64 = 1_000;
+
+/// The graph and the costs since an operator looks at them. Without a look, no sum is formed for them.
+#[derive(Debug, Default)]
+pub(super) struct WatchedGraph {
+    graph: CallGraph,
+    since_ms: u64,
+    until_ms: u64,
+    observed_at_ms: Option<u64>,
+}
+
+impl TrafficReports {
+    /// The graph of all reported calls, or of those below a service: the calls of that service, and of all services that are
+    /// called for it, are reported from now on.
+    ///
+    /// # Errors
+    /// If the service does not exist, or too many are watched.
+    pub(crate) fn call_graph(
+        &self,
+        service: Option<&ServiceName>,
+    ) -> Result<v1::TrafficGraphResponse, Status> {
+        let now_ms = self.now_ms();
+        service.map(|service| self.look(service, now_ms)).transpose()?;
+        self.graph().look(now_ms);
+        self.observe_graph(now_ms);
+        let watched = self.graph();
+        let graph = &watched.graph;
+        let below = service.map(|service| graph.below(service));
+        let is_below = |name: &ServiceName| below.as_ref().is_none_or(|below| below.contains(name));
+        let nodes = graph.nodes(now_ms).into_iter().filter(|one| is_below(&one.node.service));
+        let edges = graph.edges(now_ms).into_iter().filter(|edge| is_below(&edge.parent.service));
+        let mut response = v1::TrafficGraphResponse {
+            nodes: nodes.map(write_node).collect(),
+            edges: edges.map(write_edge).collect(),
+            left_out: u32::try_from(graph.left_out()).unwrap_or(u32::MAX),
+            counted_ms: now_ms.saturating_sub(watched.since_ms),
+            not_watched: 0,
+            pools: Vec::new(),
+        };
+        drop(watched);
+        response.not_watched = self.look_at_all(&below.unwrap_or_default(), now_ms);
+        Ok(response)
+    }
+
+    /// Counts the last reports, once a second while an operator looks at the graph.
+    pub(super) fn observe_graph(&self, now_ms: u64) {
+        if !self.graph().is_due(now_ms) {
+            return;
+        }
+        let sum = self.sums().sum_of_all(now_ms);
+        let mut watched = self.graph();
+        watched.observed_at_ms = Some(now_ms);
+        watched.graph.observe(&sum, now_ms);
+    }
+
+    /// Has the calls of services reported; the number of those for which there is no room.
+    fn look_at_all(&self, services: &BTreeSet<ServiceName>, now_ms: u64) -> u32 {
+        let refused = services.iter().filter(|service| self.look(service, now_ms).is_err());
+        u32::try_from(refused.count()).unwrap_or(u32::MAX)
+    }
+}
+
+impl WatchedGraph {
+    /// Notes a look. After a time without any, the graph begins anew.
+    fn look(&mut self, now_ms: u64) {
+        if now_ms >= self.until_ms {
+            *self = Self { since_ms: now_ms, ..Self::default() };
+        }
+        self.until_ms = now_ms.saturating_add(WATCH_MS);
+    }
+
+    fn is_due(&self, now_ms: u64) -> bool {
+        let is_new = self.observed_at_ms.is_none_or(|at| now_ms.saturating_sub(at) >= STEP_MS);
+        is_new && now_ms < self.until_ms
+    }
+}
+
+fn write_node(node: GraphNode) -> v1::GraphNode {
+    let GraphNode { node, served, demand, age_ms } = node;
+    v1::GraphNode { node: Some(name(node)), served: by_region(served), demand: by_region(demand), age_ms }
+}
+
+fn write_edge(edge: GraphEdge) -> v1::GraphEdge {
+    let GraphEdge {
+        parent,
+        child,
+        from,
+        multiplicity,
+        request_bytes,
+        response_bytes,
+        time_us,
+        is_cut,
+        age_ms,
+    } = edge;
+    v1::GraphEdge {
+        parent: Some(name(parent)),
+        child: Some(name(child)),
+        from: by_region(from),
+        multiplicity,
+        request_bytes,
+        response_bytes,
+        time_us,
+        is_cut,
+        age_ms,
+    }
+}
+
+fn name(node: CallNode) -> v1::CallNode {
+    v1::CallNode {
+        service: node.service.to_string(),
+        class: node.class.map(String::from).unwrap_or_default(),
+    }
+}
+
+fn by_region(calls: BTreeMap<Region, f64>) -> Vec<v1::RegionCalls> {
+    calls.into_iter().map(|(region, calls)| v1::RegionCalls { region: region.into(), calls }).collect()
+}

@@ -1,0 +1,206 @@
+//! The call graph of a mesh, as reports count it (SLATE, 3.2; nodes and edges as in Google's and Uber's studies of call graphs).
+//!
+//! A node is a service with a traffic class, an edge the calls that are made to one node for calls of another. Sums decay with a
+//! half-life, so that the graph follows the program within a minute, and a mean is formed of more than one report. Multiplicity
+//! is calls of the edge over calls that the parent's servers processed since the edge was first seen: both are counted by the same
+//! programs. Calls that callers sent to the parent were rejected as the divisor, since callers outside of the mesh report none.
+
+mod cycles;
+mod sums;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fairmesh_model::{CallNode, Region, ServiceName, TrafficReport};
+
+use cycles::cut_edges;
+use sums::{EdgeSums, NodeSums};
+
+/// The most nodes of a graph; calls of further ones are left out.
+pub const MAX_GRAPH_NODES: usize = 4_096;
+/// The most edges of a graph.
+pub const MAX_GRAPH_EDGES: usize = 16_384;
+
+/// The time in which a count loses half of its weight.
+const HALF_LIFE_MS: f64 = 20_000.0;
+/// Nodes and edges without a report for this long are forgotten.
+const FORGOTTEN_MS: u64 = 600_000;
+/// Reports stand for no more than this time, however late the next sum is formed.
+const MAX_STEP_MS: u64 = 5_000;
+/// Thousandths in one.
+const MILLI: f64 = 1_000.0;
+
+/// The nodes and edges of calls, with decayed sums. Bounded.
+#[derive(Clone, Debug, Default)]
+pub struct CallGraph {
+    nodes: BTreeMap<CallNode, NodeSums>,
+    edges: BTreeMap<Edge, EdgeSums>,
+    observed_at_ms: Option<u64>,
+    left_out: BTreeSet<CallNode>,
+}
+
+/// A parent and its child.
+type Edge = (CallNode, CallNode);
+
+/// Calls of one class to one service.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GraphNode {
+    /// The service and the class.
+    pub node: CallNode,
+    /// Calls per second that its servers processed, by their region.
+    pub served: BTreeMap<Region, f64>,
+    /// Calls per second that were made for no known call, by the region of the callers; those from outside of the mesh by the
+    /// region of the servers.
+    pub demand: BTreeMap<Region, f64>,
+    /// Time since the last report on it, in milliseconds.
+    pub age_ms: u64,
+}
+
+/// Calls that are made to one node for the calls of another.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GraphEdge {
+    /// The node whose calls make these.
+    pub parent: CallNode,
+    /// The called node.
+    pub child: CallNode,
+    /// Calls per second, by the region of the callers.
+    pub from: BTreeMap<Region, f64>,
+    /// Calls for each call of the parent: the mean count times the probability. `None` if the parent's servers report none.
+    pub multiplicity: Option<f64>,
+    /// Bytes of the request's body, for each call.
+    pub request_bytes: f64,
+    /// Bytes of the response's body, for each call.
+    pub response_bytes: f64,
+    /// Time until the response began, in microseconds; `None` without a response.
+    pub time_us: Option<f64>,
+    /// Whether planners cut the edge: it has the fewest calls of a cycle.
+    pub is_cut: bool,
+    /// Time since the last report on it, in milliseconds.
+    pub age_ms: u64,
+}
+
+impl CallGraph {
+    /// Counts what a sum of reports says of the time since the last one. `now_ms` is of a clock that only advances. The first
+    /// sum begins the time.
+    pub fn observe(&mut self, sum: &TrafficReport, now_ms: u64) {
+        let Some(before_ms) = self.observed_at_ms.replace(now_ms) else { return };
+        let step_ms = now_ms.saturating_sub(before_ms).min(MAX_STEP_MS);
+        if step_ms == 0 {
+            return;
+        }
+        self.decay(now_ms.saturating_sub(before_ms), now_ms);
+        let seconds = step_ms as f64 / MILLI;
+        let served = self.count_served(sum, seconds, now_ms);
+        self.count_calls(sum, seconds, now_ms);
+        self.nodes.values_mut().for_each(|node| node.seconds += seconds);
+        for ((parent, _), edge) in &mut self.edges {
+            edge.seconds += seconds;
+            edge.parent_calls += served.get(parent).copied().unwrap_or_default();
+        }
+    }
+
+    /// The nodes, in the order of their names.
+    pub fn nodes(&self, now_ms: u64) -> Vec<GraphNode> {
+        self.nodes.iter().map(|(node, sums)| sums.describe(node, now_ms)).collect()
+    }
+
+    /// The edges, in the order of their names; the smallest of each cycle are cut.
+    pub fn edges(&self, now_ms: u64) -> Vec<GraphEdge> {
+        let rates: BTreeMap<&Edge, f64> = self.edges.iter().map(|(edge, sums)| (edge, sums.rate())).collect();
+        let cut = cut_edges(&rates);
+        self.edges.iter().map(|(edge, sums)| sums.describe(edge, cut.contains(edge), now_ms)).collect()
+    }
+
+    /// All services that are called for calls of this one, and itself.
+    pub fn below(&self, service: &ServiceName) -> BTreeSet<ServiceName> {
+        let mut found = BTreeSet::from([service.clone()]);
+        let mut pending = vec![service.clone()];
+        while let Some(next) = pending.pop() {
+            for (parent, child) in self.edges.keys() {
+                if parent.service == next && found.insert(child.service.clone()) {
+                    pending.push(child.service.clone());
+                }
+            }
+        }
+        found
+    }
+
+    /// Nodes that the graph has no room for, or some of whose calls.
+    pub fn left_out(&self) -> usize {
+        self.left_out.len()
+    }
+
+    fn decay(&mut self, elapsed_ms: u64, now_ms: u64) {
+        let factor = (-(elapsed_ms as f64) / HALF_LIFE_MS).exp2();
+        self.nodes.retain(|_, node| now_ms.saturating_sub(node.at_ms) < FORGOTTEN_MS);
+        self.edges.retain(|_, edge| now_ms.saturating_sub(edge.at_ms) < FORGOTTEN_MS);
+        self.nodes.values_mut().for_each(|node| node.scale(factor));
+        self.edges.values_mut().for_each(|edge| edge.scale(factor));
+        // Said anew by each sum.
+        self.left_out.clear();
+    }
+
+    /// Counts what servers processed; the calls of each node.
+    fn count_served(&mut self, sum: &TrafficReport, seconds: f64, now_ms: u64) -> BTreeMap<CallNode, f64> {
+        let mut served = BTreeMap::<CallNode, f64>::new();
+        for (path, rates) in &sum.served {
+            let calls = rates.calls as f64 / MILLI * seconds;
+            *served.entry(path.node.clone()).or_default() += calls;
+            if let Some(node) = self.node(&path.node, now_ms) {
+                *node.served.entry(path.region.clone()).or_default() += calls;
+            }
+        }
+        served
+    }
+
+    fn count_calls(&mut self, sum: &TrafficReport, seconds: f64, now_ms: u64) {
+        for (path, rates) in &sum.calls {
+            let child = CallNode { service: path.service.clone(), class: path.class.clone() };
+            let calls = rates.offered as f64 / MILLI * seconds;
+            let Some(node) = self.node(&child, now_ms) else { continue };
+            node.offered += calls;
+            let Some(parent) = &path.parent else {
+                *node.demand.entry(path.from.clone()).or_default() += calls;
+                continue;
+            };
+            if self.node(parent, now_ms).is_none() {
+                continue;
+            }
+            let Some(edge) = self.edge((parent.clone(), child), now_ms) else { continue };
+            *edge.from.entry(path.from.clone()).or_default() += calls;
+            edge.answered += rates.answered as f64 / MILLI * seconds;
+            edge.time_us += rates.time_us as f64 * seconds;
+            edge.request_bytes += rates.request_bytes as f64 * seconds;
+            edge.response_bytes += rates.bytes as f64 * seconds;
+        }
+    }
+
+    /// The sums of a node; `None` where there is no room.
+    fn node(&mut self, node: &CallNode, now_ms: u64) -> Option<&mut NodeSums> {
+        if !self.nodes.contains_key(node) && self.nodes.len() >= MAX_GRAPH_NODES {
+            self.leave_out(node);
+            return None;
+        }
+        let sums = self.nodes.entry(node.clone()).or_default();
+        sums.at_ms = now_ms;
+        Some(sums)
+    }
+
+    fn edge(&mut self, edge: Edge, now_ms: u64) -> Option<&mut EdgeSums> {
+        if !self.edges.contains_key(&edge) && self.edges.len() >= MAX_GRAPH_EDGES {
+            self.leave_out(&edge.1);
+            return None;
+        }
+        let sums = self.edges.entry(edge).or_default();
+        sums.at_ms = now_ms;
+        Some(sums)
+    }
+
+    fn leave_out(&mut self, node: &CallNode) {
+        if self.left_out.len() < MAX_GRAPH_NODES {
+            self.left_out.insert(node.clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
