@@ -9,6 +9,7 @@
 //! same facts. A planner that owns its facts was rejected: two of them would disagree on the mesh.
 
 mod call_graph;
+mod cost_model;
 mod facts;
 mod lone_shards;
 mod now;
@@ -19,6 +20,9 @@ mod tables;
 pub use fairmesh_te::drain::Forecast;
 
 pub use call_graph::{CallGraph, GraphEdge, GraphNode, MAX_GRAPH_EDGES, MAX_GRAPH_NODES};
+pub use cost_model::{
+    ClassWork, LatencyFit, LatencyObservation, PoolCosts, PoolFit, PoolLatency, WorkFit, WorkRegression,
+};
 pub use facts::{
     CallerRates, MeshFacts, PolicyFacts, RegionEndpoints, ServiceFacts, ServiceReports, StoredDrain,
     StoredTable, TopologyFacts, ZoneRates,

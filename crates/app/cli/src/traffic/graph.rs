@@ -1,5 +1,6 @@
 //! `fairmesh traffic graph`.
 
+mod costs;
 mod drawing;
 mod tree;
 
@@ -111,7 +112,7 @@ fn text(args: &GraphArgs, graph: &TrafficGraphResponse) -> String {
             });
             String::new()
         }
-        false => output::table(&tree::HEAD, &rows),
+        false => output::table(&tree::HEAD, &rows) + &costs::table(&graph.pools),
     }
 }
 
@@ -119,6 +120,7 @@ fn document(graph: &TrafficGraphResponse) -> Value {
     json!({
         "nodes": graph.nodes.iter().map(node_document).collect::<Vec<_>>(),
         "edges": graph.edges.iter().map(edge_document).collect::<Vec<_>>(),
+        "pools": graph.pools.iter().map(costs::document).collect::<Vec<_>>(),
         "countedMs": graph.counted_ms,
         "leftOut": graph.left_out,
         "notWatched": graph.not_watched,

@@ -1,9 +1,11 @@
 //! The call graph and what calls cost, while operators look at them.
 
+mod pool_fit;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use fairmesh_model::{CallNode, Region, ServiceName};
-use fairmesh_planner::{CallGraph, GraphEdge, GraphNode};
+use fairmesh_planner::{CallGraph, GraphEdge, GraphNode, PoolCosts};
 use fairmesh_wire::v1;
 use tonic::Status;
 
@@ -18,6 +20,7 @@ const STEP_MS: u64 = 1_000;
 #[derive(Debug, Default)]
 pub(super) struct WatchedGraph {
     graph: CallGraph,
+    costs: PoolCosts,
     since_ms: u64,
     until_ms: u64,
     observed_at_ms: Option<u64>,
@@ -43,13 +46,14 @@ impl TrafficReports {
         let is_below = |name: &ServiceName| below.as_ref().is_none_or(|below| below.contains(name));
         let nodes = graph.nodes(now_ms).into_iter().filter(|one| is_below(&one.node.service));
         let edges = graph.edges(now_ms).into_iter().filter(|edge| is_below(&edge.parent.service));
+        let pools = watched.costs.fits().into_iter().filter(|pool| is_below(&pool.service));
         let mut response = v1::TrafficGraphResponse {
             nodes: nodes.map(write_node).collect(),
             edges: edges.map(write_edge).collect(),
             left_out: u32::try_from(graph.left_out()).unwrap_or(u32::MAX),
             counted_ms: now_ms.saturating_sub(watched.since_ms),
             not_watched: 0,
-            pools: Vec::new(),
+            pools: pools.map(|pool| pool_fit::write(pool, now_ms)).collect(),
         };
         drop(watched);
         response.not_watched = self.look_at_all(&below.unwrap_or_default(), now_ms);
@@ -65,6 +69,7 @@ impl TrafficReports {
         let mut watched = self.graph();
         watched.observed_at_ms = Some(now_ms);
         watched.graph.observe(&sum, now_ms);
+        watched.costs.observe(&sum, now_ms);
     }
 
     /// Has the calls of services reported; the number of those for which there is no room.

@@ -1,0 +1,162 @@
+use std::collections::BTreeMap;
+
+use fairmesh_model::{Label, Region, ServiceName, TrafficReport};
+
+use super::{LatencyFit, LatencyObservation, PoolLatency, WorkFit, WorkRegression};
+
+/// The most pools; further ones are not fitted.
+const MAX_POOLS: usize = 4_096;
+/// Pools without a report for this long are forgotten.
+const FORGOTTEN_MS: u64 = 600_000;
+/// The time between two fits of a pool.
+const FIT_INTERVAL_MS: u64 = 10_000;
+/// Reports stand for no more than this time, however late the next sum is formed.
+const MAX_STEP_MS: u64 = 5_000;
+/// Thousandths in one.
+const MILLI: f64 = 1_000.0;
+
+/// What calls cost in each pool, from reports. Bounded.
+#[derive(Clone, Debug, Default)]
+pub struct PoolCosts {
+    pools: BTreeMap<(ServiceName, Region), Pool>,
+    observed_at_ms: Option<u64>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Pool {
+    regression: WorkRegression,
+    latency: PoolLatency,
+    work: Option<WorkFit>,
+    fitted_at_ms: Option<u64>,
+    at_ms: u64,
+}
+
+/// The fits of one pool.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PoolFit {
+    /// Its service.
+    pub service: ServiceName,
+    /// Its region.
+    pub region: Region,
+    /// CPU of a call of each class; `None` until enough intervals were observed.
+    pub work: Option<WorkFit>,
+    /// Exclusive latency; `None` until enough utilisations were observed.
+    pub latency: Option<LatencyFit>,
+}
+
+impl PoolCosts {
+    /// Counts what a sum of reports says of the time since the last one. `now_ms` is of a clock that only advances. Pools of which some
+    /// servers report no CPU have no fit: their calls cost what is not measured.
+    pub fn observe(&mut self, sum: &TrafficReport, now_ms: u64) {
+        let Some(before_ms) = self.observed_at_ms.replace(now_ms) else { return };
+        let seconds = now_ms.saturating_sub(before_ms).min(MAX_STEP_MS) as f64 / MILLI;
+        self.pools.retain(|_, pool| now_ms.saturating_sub(pool.at_ms) < FORGOTTEN_MS);
+        let mut rates = BTreeMap::<(ServiceName, Region), BTreeMap<Option<Label>, f64>>::new();
+        for (path, served) in &sum.served {
+            let key = (path.node.service.clone(), path.region.clone());
+            let calls = served.calls as f64 / MILLI;
+            *rates.entry(key.clone()).or_default().entry(path.node.class.clone()).or_default() += calls;
+            if let (Some(bucket), Some(pool)) = (path.bucket, self.pool(&key, now_ms)) {
+                pool.latency.observe(LatencyObservation {
+                    class: path.node.class.clone(),
+                    bucket,
+                    calls: calls * seconds,
+                    exclusive_us: served.exclusive_us as f64 * seconds,
+                });
+            }
+        }
+        for (key, servers) in &sum.servers {
+            if servers.measured < servers.servers {
+                continue;
+            }
+            if let (Some(rates), Some(pool)) = (rates.get(key), self.pool(key, now_ms)) {
+                pool.regression.observe(rates, servers.cpu_millicores as f64 / MILLI, now_ms);
+                pool.update(now_ms);
+            }
+        }
+    }
+
+    /// The fits of all pools, in the order of their names.
+    pub fn fits(&self) -> Vec<PoolFit> {
+        let fit = |((service, region), pool): (&(ServiceName, Region), &Pool)| PoolFit {
+            service: service.clone(),
+            region: region.clone(),
+            work: pool.work.clone(),
+            latency: pool.latency.fit().cloned(),
+        };
+        self.pools.iter().map(fit).collect()
+    }
+
+    fn pool(&mut self, key: &(ServiceName, Region), now_ms: u64) -> Option<&mut Pool> {
+        if !self.pools.contains_key(key) && self.pools.len() >= MAX_POOLS {
+            return None;
+        }
+        let pool = self.pools.entry(key.clone()).or_default();
+        pool.at_ms = now_ms;
+        Some(pool)
+    }
+}
+
+impl Pool {
+    fn update(&mut self, now_ms: u64) {
+        if self.fitted_at_ms.is_some_and(|at| now_ms.saturating_sub(at) < FIT_INTERVAL_MS) {
+            return;
+        }
+        self.fitted_at_ms = Some(now_ms);
+        self.work = self.regression.fit().or_else(|| self.work.take());
+        if let Some(work) = &self.work {
+            let seconds = work.classes.iter().map(|(class, work)| (class.clone(), work.seconds)).collect();
+            self.latency.update(&seconds, now_ms);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::{CallNode, ServedPath, ServedRates, ServerRates};
+
+    use super::*;
+
+    /// Reports of a pool of ten cores whose calls take 10 ms of CPU each, at this rate, and wait as with processor sharing.
+    fn sum(rate: u64, measured: u32) -> TrafficReport {
+        let (service, region) = (ServiceName::new("shop/cart").unwrap(), Region::new("eu").unwrap());
+        let utilisation = rate as f64 * 0.01 / 10.0;
+        let node = CallNode { service: service.clone(), class: None };
+        let path = ServedPath { node, region: region.clone(), bucket: Some((utilisation * 10.0) as u8) };
+        // In the middle of the bucket, which the fit takes for the utilisation of its calls.
+        let middle = (f64::from(path.bucket.unwrap()) + 0.5) / 10.0;
+        let mean_us = 10_000.0 / (1.0 - middle) + 2_000.0;
+        let served = ServedRates { calls: rate * 1_000, exclusive_us: (rate as f64 * mean_us) as u64 };
+        let servers =
+            ServerRates { servers: 4, measured, cpu_millicores: rate * 10, ..ServerRates::default() };
+        TrafficReport {
+            served: [(path, served)].into(),
+            servers: [((service, region), servers)].into(),
+            ..TrafficReport::default()
+        }
+    }
+
+    fn observed(measured: u32) -> Vec<PoolFit> {
+        let mut costs = PoolCosts::default();
+        for second in 0..400 {
+            costs.observe(&sum(150 + 200 * (second / 20 % 4), measured), second * 1_000);
+        }
+        costs.fits()
+    }
+
+    #[test]
+    fn work_and_latency_of_a_pool_are_fitted_from_its_reports() {
+        let fits = observed(4);
+        let (work, latency) = (fits[0].work.as_ref().unwrap(), fits[0].latency.as_ref().unwrap());
+        assert!((work.classes[&None].seconds - 0.01).abs() < 1e-5, "{work:?}");
+        assert!((latency.sensitivity / 1e6 - 1.0).abs() < 0.01, "{latency:?}");
+        assert!((latency.bases[&None] - 2_000.0).abs() < 50.0 && latency.error < 0.01, "{latency:?}");
+        assert!(work.at_ms > 380_000 && latency.changed_at_ms > 300_000, "{fits:?}");
+    }
+
+    #[test]
+    fn pool_with_unmeasured_servers_has_no_fit() {
+        let fits = observed(3);
+        assert_eq!((fits[0].work.as_ref(), fits[0].latency.as_ref()), (None, None));
+    }
+}
