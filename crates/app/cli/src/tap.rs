@@ -104,7 +104,7 @@ pub async fn run(args: TapArgs) -> Result<ExitCode, Failure> {
 }
 
 /// What a proxy sent.
-enum Line {
+pub(super) enum Line {
     Request(Value),
     Ended,
     Failed(Failure),
@@ -150,13 +150,18 @@ fn query(args: &TapArgs) -> String {
         ("minMs", slower),
         ("failed", args.failed.then(|| "true".to_owned())),
     ];
-    let mut query = format!("/tap?service={}&oneIn={}", encode(&args.service.to_string()), args.one_in);
+    let mut query = query_of(&args.service, args.one_in);
     for (name, value) in given {
         if let Some(value) = value {
             query += &format!("&{name}={}", encode(&value));
         }
     }
     query
+}
+
+/// The page with one of `one_in` requests of a service.
+pub(super) fn query_of(service: &ServiceName, one_in: u64) -> String {
+    format!("/tap?service={}&oneIn={one_in}", encode(&service.to_string()))
 }
 
 /// Percent-encodes a value of a query.
@@ -168,7 +173,8 @@ fn encode(text: &str) -> String {
     text.bytes().map(byte).collect()
 }
 
-async fn read(
+/// Sends the requests of a proxy that match the query, until the proxy or the reader has gone.
+pub(super) async fn read(
     proxy: SocketAddr,
     query: &str,
     lines: &mpsc::Sender<(SocketAddr, Line)>,

@@ -1,6 +1,7 @@
 //! `fairmesh traffic`: the planner of region tables.
 
 mod calls;
+mod classes;
 mod graph;
 mod hold;
 mod status;
@@ -26,6 +27,8 @@ pub enum TrafficCommand {
     Calls(CallsArgs),
     /// Draw which calls are made for which: services and classes, calls for each call, sizes and times.
     Graph(graph::GraphArgs),
+    /// Propose routes with traffic classes: by paths that proxies see, and by what their requests cost.
+    Classes(classes::ClassesArgs),
     /// Explain the latest changes of a service's tables, one by one.
     Explain(ExplainArgs),
     /// Keep a service's tables as they are, until 'resume'.
@@ -94,6 +97,7 @@ pub async fn run(command: TrafficCommand) -> Result<ExitCode, Failure> {
         TrafficCommand::Status(args) => status::status(args).await,
         TrafficCommand::Calls(args) => calls::calls(args).await,
         TrafficCommand::Graph(args) => graph::graph(args).await,
+        TrafficCommand::Classes(args) => classes::classes(args).await,
         TrafficCommand::Explain(args) => status::explain(args).await,
         TrafficCommand::Hold(args) => hold::hold(args).await,
         TrafficCommand::Resume(args) => hold::resume(args).await,

@@ -13,6 +13,7 @@ mod cost_model;
 mod facts;
 mod lone_shards;
 mod now;
+mod path_templates;
 mod region_drains;
 mod service_planner;
 mod tables;
@@ -29,6 +30,7 @@ pub use facts::{
 };
 pub use lone_shards::LoneShards;
 pub use now::Now;
+pub use path_templates::{PathTemplate, PathTemplates, ProposedClass, propose_classes};
 pub use region_drains::{DrainWait, next_keep, why_not_drained};
 pub use service_planner::{
     DrainStep, KnownRegion, Refused, RegionZones, ServicePlanner, ShiftNote, TableWrite,
