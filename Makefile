@@ -1,7 +1,7 @@
 # What one does with a checkout. `make` lists the targets.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo release package test soak check bench fuzz fmt clean
+.PHONY: help demo demo-gateway release package test soak check bench fuzz fmt clean
 
 help: ## List these targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -10,6 +10,11 @@ demo: ## Run the shop on this machine, break it in six ways under load, and prin
 	@scripts/setup.sh build demo
 	cargo build --release --workspace --bin fairmesh
 	@"$${CARGO_TARGET_DIR:-target}/release/fairmesh" demo $(ARGS)
+
+demo-gateway: ## Run two tenants with equal addresses behind one gateway, in network namespaces (needs root), and print who reached whom
+	@scripts/setup.sh build demo hosts
+	cargo build --release --workspace --bin fairmesh
+	@python3 examples/gateway/demo.py --binary "$${CARGO_TARGET_DIR:-target}/release/fairmesh" $(ARGS)
 
 release: ## Build the binary for production, guided by a profile of what runs most, and say where it is
 	@scripts/release.sh

@@ -7,14 +7,14 @@ use fairmesh_edge::listen::proxy_protocol::{Header, InvalidHeader, Version, read
 pub fn run(sent: &[u8]) {
     match (read(sent), stepwise(sent)) {
         (Ok(Header::Incomplete(_)), Ok(None)) => {}
-        (Ok(whole @ Header::Complete { length, addresses }), Ok(Some(same))) => {
+        (Ok(whole @ Header::Complete { length, addresses, .. }), Ok(Some(same))) => {
             assert_eq!(whole, same);
             assert!(length <= sent.len());
             for version in [Version::V1, Version::V2] {
                 let Some(addresses) = addresses else { break };
                 let again = write(version, addresses);
                 assert!(
-                    matches!(read(&again), Ok(Header::Complete { length, addresses: Some(_) }) if length == again.len())
+                    matches!(read(&again), Ok(Header::Complete { length, addresses: Some(_), .. }) if length == again.len())
                 );
             }
         }

@@ -17,7 +17,9 @@ use fairmesh_cli::{
 };
 use fairmesh_console::{failure::Failure, output};
 use fairmesh_model::Invalid;
-use fairmesh_processes::{agent, control, kernel, keyserver, lookaside, proxy, register, rib};
+use fairmesh_processes::{
+    agent, control, gateway, kernel, keyserver, lookaside, node, proxy, register, rib,
+};
 
 use crate::man;
 
@@ -107,6 +109,10 @@ pub(crate) enum Command {
     Lookaside(lookaside::LookasideArgs),
     /// Run a key server: it signs TLS handshakes of proxies with private keys that never leave it.
     Keyserver(keyserver::KeyserverArgs),
+    /// Run a replica of a gateway that routes for many tenants.
+    Gateway(Box<gateway::GatewayArgs>),
+    /// Run the part of a gateway on a tenant's node: it captures the connections of pods and forwards them.
+    Node(Box<node::NodeArgs>),
     /// Run replicas of the routing information base, move it from one store to another, and show its state.
     #[command(subcommand)]
     Rib(rib::RibCommand),

@@ -7,7 +7,9 @@ use fairmesh_cli::{
     shards, sim, tap, traffic, version, wait,
 };
 use fairmesh_console::{failure::Failure, output};
-use fairmesh_processes::{agent, control, kernel, keyserver, lookaside, proxy, register, rib};
+use fairmesh_processes::{
+    agent, control, gateway, kernel, keyserver, lookaside, node, proxy, register, rib,
+};
 
 use crate::{
     cli::{self, Cli, Command},
@@ -23,6 +25,8 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Proxy(args) => proxy::run(*args).await,
         Command::Kernel(command) => kernel::run(command).await,
         Command::Keyserver(args) => keyserver::run(args).await,
+        Command::Gateway(args) => gateway::run(*args).await,
+        Command::Node(args) => node::run(*args).await,
         Command::Lookaside(args) => lookaside::run(args).await,
         Command::Rib(command) => rib::run(command).await,
         Command::Dev(args) => dev::run(args).await,

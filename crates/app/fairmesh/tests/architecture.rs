@@ -94,8 +94,12 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("client", &["model", "wire", "router", "http", "headers", "calls"]),
     // Says what it saw to a collector, and knows nothing of the mesh.
     ("otlp", &[]),
-    // What proxies have in common knows no kind of proxy: neither the kernel form nor servers in front of programs, pages and handovers.
-    ("edge", &["model", "identity", "http", "headers", "calls", "otlp"]),
+    // What proxies have in common knows no kind of proxy: neither the kernel form nor servers in front of programs and pages.
+    ("edge", &["model", "shared-memory", "wire", "identity", "http", "headers", "calls", "otlp"]),
+    // Routes for tenants that their nodes name, and knows no node.
+    ("gateway", &["model", "listen", "exposition", "wire", "rib", "headers", "calls", "edge"]),
+    // Forwards bytes: no word of routes, policies or HTTP.
+    ("node", &["model", "listen", "exposition", "wire", "server", "edge"]),
     (
         "proxy",
         &[
@@ -103,7 +107,6 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "listen",
             "exposition",
             "kernel",
-            "shared-memory",
             "identity",
             "http",
             "headers",
@@ -266,7 +269,8 @@ const LISTENS: &[&str] = &[
     // Listeners for programs, for a program's server, and for the process that takes over.
     "proxy/src/lifecycle/bind.rs",
     "proxy/src/inbound/server.rs",
-    "proxy/src/lifecycle/handover.rs",
+    "edge/src/lifecycle/handover.rs",
+    "edge/src/lifecycle/succession.rs",
     // In front of a program.
     "processes/src/register/terminator.rs",
     "demo/src/fleet.rs",

@@ -69,7 +69,7 @@ fn assert_complete(root: &Path) {
     let binary = root.join("usr/bin/fairmesh");
     let version = run(binary.to_str().unwrap(), &["version", "--client"]).unwrap();
     assert!(version.starts_with(&format!("fairmesh {VERSION}")), "{version}");
-    for unit in ["control", "agent", "proxy", "replica"] {
+    for unit in ["control", "agent", "proxy", "replica", "gateway", "node"] {
         let text =
             fs::read_to_string(root.join(format!("usr/lib/systemd/system/fairmesh-{unit}.service"))).unwrap();
         assert!(text.contains("ExecStart=/usr/bin/fairmesh ") && !text.contains("/usr/local"), "{text}");

@@ -24,9 +24,14 @@ fn words(text: &str) -> BTreeSet<String> {
 
 #[test]
 fn a_unit_names_only_options_and_variables_that_there_are() {
-    for (name, command) in
-        [("control", "control"), ("agent", "agent"), ("proxy", "proxy"), ("replica", "rib replica")]
-    {
+    for (name, command) in [
+        ("control", "control"),
+        ("agent", "agent"),
+        ("proxy", "proxy"),
+        ("replica", "rib replica"),
+        ("gateway", "gateway"),
+        ("node", "node"),
+    ] {
         let unit = deployed(&format!("fairmesh-{name}.service"));
         let start = format!("ExecStart=/usr/local/bin/fairmesh {command} ");
         assert!(unit.lines().any(|line| line.starts_with(&start)), "{unit}");
@@ -44,7 +49,8 @@ fn the_agent_is_capped_and_everything_comes_back() {
     for setting in ["CPUQuota=", "MemoryMax=", "TasksMax="] {
         assert!(agent.lines().any(|line| line.starts_with(setting)), "{setting}");
     }
-    let others = ["control", "proxy", "replica"].map(|name| deployed(&format!("fairmesh-{name}.service")));
+    let others = ["control", "proxy", "replica", "gateway", "node"]
+        .map(|name| deployed(&format!("fairmesh-{name}.service")));
     for unit in [agent].into_iter().chain(others) {
         assert!(unit.lines().any(|line| line == "Restart=always"), "{unit}");
     }

@@ -8,11 +8,13 @@
 pub mod agent;
 pub mod control;
 pub mod daemon_args;
+pub mod gateway;
 pub mod heap;
 pub mod kernel;
 pub mod keyserver;
 pub mod logging;
 pub mod lookaside;
+pub mod node;
 pub mod proxy;
 pub mod register;
 pub mod rib;

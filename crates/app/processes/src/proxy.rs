@@ -206,7 +206,7 @@ fn listeners(args: &ServeArgs) -> Result<Vec<ListenerConfig>, Failure> {
 }
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
-enum LogForm {
+pub(crate) enum LogForm {
     /// No access log.
     #[default]
     Off,

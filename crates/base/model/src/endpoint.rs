@@ -54,6 +54,9 @@ impl Endpoint {
     /// The label with the time when the endpoint was marked as lost, and the reason: [`Self::EXPIRED`] or
     /// [`Self::REPORTED`]. Set by the registry.
     pub const LOST: &str = "fairmesh.lost";
+    /// The label with the address of the pod behind the node at which the endpoint listens. Only gateways reach it: each
+    /// connection begins with a PROXY protocol header whose destination is this address.
+    pub const POD: &str = "fairmesh.pod";
     /// The endpoint is lost because its lease expired.
     pub const EXPIRED: &str = "expired";
     /// The endpoint is lost because its own process reported it.
@@ -78,6 +81,11 @@ impl Endpoint {
     fn noted(&self, label: &str) -> Option<(u64, &str)> {
         let (at_ms, what) = self.labels.get(label)?.split_once(' ')?;
         Some((at_ms.parse().ok()?, what))
+    }
+
+    /// The address of the pod, if the endpoint listens on the node in front of it. Addresses of two tenants' pods may be equal.
+    pub fn pod(&self) -> Option<SocketAddr> {
+        self.labels.get(Self::POD)?.parse().ok()
     }
 
     /// The number of the process; 0 without one.
@@ -109,6 +117,13 @@ impl Endpoint {
         if !labels_fit {
             let hint = "keep at most 32, with names up to 63 bytes and values up to 255";
             return Err(Invalid::new("labels", "too many or too long", hint));
+        }
+        if let Some(text) = self.labels.get(Self::POD)
+            && self.pod().is_none_or(|pod| pod.port() == 0)
+        {
+            let field = format!("labels.{}", Self::POD);
+            let problem = format!("'{text}' is not an IP address with a port");
+            return Err(Invalid::new(field, problem, "write the address of the pod, or leave it out"));
         }
         match self.labels.get(Self::INCARNATION) {
             Some(text) if text.parse::<u64>().is_err() => {

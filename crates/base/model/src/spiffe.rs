@@ -40,13 +40,22 @@ pub enum MeshRole {
     Proxy,
     /// A key server. It signs for proxies and does not read the records of services.
     KeyServer,
+    /// A gateway of many tenants. Nodes trust it to reach their pods.
+    Gateway,
     /// A person, or a program that calls services without being one.
     Operator,
 }
 
 impl MeshRole {
-    const ALL: [Self; 6] =
-        [Self::Agent, Self::Control, Self::Replica, Self::Proxy, Self::KeyServer, Self::Operator];
+    const ALL: [Self; 7] = [
+        Self::Agent,
+        Self::Control,
+        Self::Replica,
+        Self::Proxy,
+        Self::KeyServer,
+        Self::Gateway,
+        Self::Operator,
+    ];
 
     /// The role in ids.
     pub const fn as_str(self) -> &'static str {
@@ -56,6 +65,7 @@ impl MeshRole {
             Self::Replica => "replica",
             Self::Proxy => "proxy",
             Self::KeyServer => "keyserver",
+            Self::Gateway => "gateway",
             Self::Operator => "operator",
         }
     }
@@ -131,6 +141,7 @@ mod tests {
             "spiffe://prod/fairmesh/control/a.b",
             "spiffe://prod/fairmesh/operator/alice",
             "spiffe://prod/fairmesh/keyserver/web-1.keyserver",
+            "spiffe://prod/fairmesh/gateway/edge-1.gateway",
         ] {
             assert_eq!(text.parse::<SpiffeId>().unwrap().to_string(), text);
         }

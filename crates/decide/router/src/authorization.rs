@@ -148,11 +148,7 @@ impl AuthorizationTable {
     }
 
     fn by_default(&self) -> AuthorizationDecision<'_> {
-        AuthorizationDecision {
-            is_allowed: self.default == DefaultAuthorization::Allow,
-            is_audit: self.default == DefaultAuthorization::Audit,
-            reason: DecisionReason::Default,
-        }
+        AuthorizationDecision::by_default(self.default)
     }
 
     fn decided<'a>(&self, is_allowed: bool, reason: DecisionReason<'a>) -> AuthorizationDecision<'a> {
@@ -180,6 +176,20 @@ impl AuthorizationTable {
 }
 
 impl AuthorizationDecision<'_> {
+    /// What the default of the mesh decides.
+    pub(crate) fn by_default(default: DefaultAuthorization) -> Self {
+        Self {
+            is_allowed: default == DefaultAuthorization::Allow,
+            is_audit: default == DefaultAuthorization::Audit,
+            reason: DecisionReason::Default,
+        }
+    }
+
+    /// The same decision, by this default where no rule decided.
+    pub(crate) fn or_default(self, default: DefaultAuthorization) -> Self {
+        if self.reason == DecisionReason::Default { Self::by_default(default) } else { self }
+    }
+
     /// Whether the call is let through.
     pub const fn permits(&self) -> bool {
         self.is_allowed || self.is_audit

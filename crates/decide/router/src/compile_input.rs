@@ -103,6 +103,8 @@ pub struct EndpointTarget {
     /// Whether the policy permits plaintext. An endpoint with an identity then also accepts callers without one, and an
     /// endpoint without an identity may be called in a mesh with a trust domain.
     pub accepts_plaintext: bool,
+    /// The address of the pod, if a node listens in front of it.
+    pub pod: Option<SocketAddr>,
     /// The load report metric by which the service is balanced, if any.
     pub metric: Option<Arc<str>>,
     /// Whether the balancing policy uses latencies, which callers must then
@@ -133,6 +135,7 @@ impl EndpointTarget {
             },
             // A service that declares an id must not fall back to plaintext.
             accepts_plaintext: service.identity.is_none() && mtls == MtlsMode::Permissive,
+            pod: endpoint.pod(),
             metric: metric.cloned(),
             by_latency,
         }

@@ -2,14 +2,15 @@ use std::{sync::Arc, time::Duration};
 
 use fairmesh_balancer::{CandidateSet, EndpointStats, IndexPin, Outcome, PickConfig};
 use fairmesh_model::{
-    BalancingPolicy, InstanceId, KeyRange, Label, Policy, Protocol, Region, Role, Scope, ServiceName,
-    ShardKey, Standing, Timeouts, Verdict,
+    BalancingPolicy, CallerId, DefaultAuthorization, InstanceId, KeyRange, Label, Policy, Protocol, Region,
+    Role, Scope, ServiceName, ShardKey, Standing, Timeouts, Verdict,
 };
 
 use crate::{
-    Candidate, CompileInput, DirectResponse, EndpointPick, EndpointTarget, Headers, LoadReport, PickError,
-    PickParams, ReceivedReport, RegionDistance, RequestView, RouteDecision, ShardTable, Step,
-    locality::RegionRanks, request_key, routes::Routes, token_bucket::TokenBucket,
+    AuthorizationDecision, AuthorizationRequest, AuthorizationTable, Candidate, CompileInput, DirectResponse,
+    EndpointPick, EndpointTarget, Headers, LoadReport, PickError, PickParams, ReceivedReport, RegionDistance,
+    RequestView, RouteDecision, ShardTable, Step, locality::RegionRanks, request_key, routes::Routes,
+    token_bucket::TokenBucket,
 };
 
 mod compile;
@@ -54,6 +55,8 @@ pub struct ServiceTable {
     /// Parallel to `targets`.
     statuses: Box<[EndpointStatus]>,
     policy: Policy,
+    /// Who may call, if the policy says so: for proxies that decide for servers. Most services have no rules.
+    authorization: Option<Arc<AuthorizationTable>>,
     protocol: Protocol,
     locality: RegionRanks,
     /// Endpoints that are refused because they speak plaintext in a strict mesh.
@@ -163,14 +166,16 @@ impl ServiceTable {
     ) -> Self {
         let before = previous.map(|previous| &previous.routes);
         let routes = Routes::compile(&input.policy.routes, input.client_id, before);
-        compile::compile(input, endpoint_stats, previous, routes)
+        let authorization = compile::authorization(input.policy);
+        compile::compile(input, endpoint_stats, previous, (routes, authorization))
     }
 
-    /// Like [`compile`](Self::compile), after changes of records other than the policy: shares the compiled routes of
-    /// `previous`. `input.policy` is that snapshot's policy; its routes are not read, so [`policy`](Self::policy)
-    /// suffices.
+    /// Like [`compile`](Self::compile), after changes of records other than the policy: shares the compiled routes and rules
+    /// of `previous`. `input.policy` is that snapshot's policy; its routes and rules are not read, so
+    /// [`policy`](Self::policy) suffices.
     pub fn recompile(input: &CompileInput<'_>, endpoint_stats: &Arc<EndpointStats>, previous: &Self) -> Self {
-        compile::compile(input, endpoint_stats, Some(previous), previous.routes.clone())
+        let compiled = (previous.routes.clone(), previous.authorization.clone());
+        compile::compile(input, endpoint_stats, Some(previous), compiled)
     }
 
     /// The service.
@@ -183,7 +188,7 @@ impl ServiceTable {
         self.locality.home()
     }
 
-    /// The policy without routes and shares of regions, which are compiled.
+    /// The policy without routes, rules of who may call, and shares of regions, which are compiled.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
@@ -267,6 +272,26 @@ impl ServiceTable {
                 request_key::read_first(&self.policy.key, request)
             }
         }
+    }
+
+    /// Whether the policy allows a caller this call; `default` decides where no rule does.
+    pub fn authorize(
+        &self,
+        request: &AuthorizationRequest<'_>,
+        default: DefaultAuthorization,
+    ) -> AuthorizationDecision<'_> {
+        let decided = self.authorization.as_ref().map(|table| table.decide(request));
+        decided.unwrap_or_else(|| AuthorizationDecision::by_default(default)).or_default(default)
+    }
+
+    /// The same for all calls of a connection whose requests are not read.
+    pub fn authorize_connection(
+        &self,
+        caller: &CallerId,
+        default: DefaultAuthorization,
+    ) -> AuthorizationDecision<'_> {
+        let decided = self.authorization.as_ref().map(|table| table.decide_connection(Some(caller)));
+        decided.unwrap_or_else(|| AuthorizationDecision::by_default(default)).or_default(default)
     }
 
     /// Checks that routes of the service `from` may send calls here. Services of other tenants need the consent of this

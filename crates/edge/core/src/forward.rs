@@ -12,4 +12,4 @@ pub(crate) mod http1_handler;
 pub(crate) mod loops;
 pub mod origin;
 pub(crate) mod rewrite;
-pub(crate) mod tcp;
+pub mod tcp;

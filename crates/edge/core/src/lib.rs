@@ -3,7 +3,8 @@
 //! [`server`] accepts connections and terminates [`tls`]. `http1` and `http2` parse requests. [`forward`] finds the service of each in the table
 //! of [`services`] and sends it with the library: the same records, picks and retries as in a program that links it. It adds the duties of an
 //! intermediary: hop-by-hop headers stay on their connection, faults become responses, loops end. [`tunnel`] carries connections without
-//! messages, [`observe`] logs, counts and traces requests, and [`shutdown`] ends connections without losing one.
+//! messages, [`observe`] logs, counts and traces requests, [`shutdown`] ends connections without losing one, and [`lifecycle`] starts and stops
+//! a process, which may hand its listeners to a successor.
 //!
 //! The crate knows no kind of proxy. A proxy on top of it opens the listening sockets, decides which configuration and pages it has, and says
 //! by an [`Origin`](forward::origin::Origin) where connections come from and what they may reach. Origins are type parameters: an enum of all
@@ -15,6 +16,7 @@ pub mod forward;
 pub mod fuzzing;
 pub mod http1;
 mod http2;
+pub mod lifecycle;
 pub mod limits;
 pub mod listen;
 pub mod metrics;

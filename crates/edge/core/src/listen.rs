@@ -3,6 +3,9 @@
 pub mod client_stream;
 pub mod connection_permit;
 pub mod cores;
-pub(crate) mod proxy_header;
-pub mod proxy_protocol;
+pub mod first_bytes;
+pub mod proxy_header;
 pub mod socket;
+pub mod transparent;
+
+pub use fairmesh_wire::proxy_protocol;

@@ -5,7 +5,7 @@
 //! announce the end.
 
 pub mod copy;
-pub(crate) mod prefixed_io;
+pub mod prefixed_io;
 pub mod upgrade;
 
 use std::{pin::pin, sync::Arc, time::Duration};
@@ -79,7 +79,7 @@ impl Tunnels {
             // A client that never reads the response must not hold a server.
             let idle_timeout = this.limits.idle_timeout;
             match timeout(idle_timeout, client.upgraded()).await {
-                Ok(Some(client)) => this.carry(client, server).await,
+                Ok(Some(client)) => drop(this.carry(client, server).await),
                 _ => increment(&this.metrics.tunnels.failed),
             }
         });
@@ -113,8 +113,12 @@ impl Tunnels {
         }
     }
 
-    /// Copies bytes between client and server until both sides close, one fails, or both are idle.
-    pub async fn carry(&self, client: impl AsyncRead + AsyncWrite, server: impl AsyncRead + AsyncWrite) {
+    /// Copies bytes between client and server until both sides close, one fails, or both are idle. Returns how many were copied.
+    pub async fn carry(
+        &self,
+        client: impl AsyncRead + AsyncWrite,
+        server: impl AsyncRead + AsyncWrite,
+    ) -> BytesCopied {
         let metrics = &self.metrics;
         increment(&metrics.tunnels.opened);
         let _open = GaugeGuard::new(&metrics.tunnels.open);
@@ -134,8 +138,9 @@ impl Tunnels {
             },
         };
         counter.into_iter().for_each(increment);
-        let BytesCopied { up, down } = copy.copied();
-        metrics.tunnels.add_bytes(up, down);
+        let copied = copy.copied();
+        metrics.tunnels.add_bytes(copied.up, copied.down);
+        copied
     }
 }
 

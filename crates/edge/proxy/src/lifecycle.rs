@@ -1,6 +1,4 @@
-//! Start, stop, hot upgrade, and the service manager.
+//! Start, stop and hot upgrade of a proxy.
 
 pub(crate) mod bind;
-pub(crate) mod handover;
 pub(crate) mod run;
-mod service_manager;

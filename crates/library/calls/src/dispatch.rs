@@ -5,6 +5,7 @@
 //! could not share them.
 
 mod attempt;
+mod authorize;
 mod borrowed_headers;
 mod classify;
 mod completed;

@@ -15,6 +15,7 @@ use crate::{
     transport::RequestBody,
 };
 pub use crate::{
+    call::Principal,
     discovery::{RouteBackend, RouteBackendIndex},
     dispatch::{CompletedCall, ConnectResult, DirectBody, DirectClient, FastCall, SentRequest, SlowCall},
     event_loops::set_event_loop,

@@ -69,6 +69,20 @@ pub static PROXY_ADMIN: ListenerInfo = row("proxy", "admin", Peers::Operators);
 pub static PROXY_TRAFFIC: ListenerInfo = row("proxy", "", Peers::Clients);
 /// The process that takes over from a proxy.
 pub static PROXY_HANDOVER: ListenerInfo = row("proxy", "", Peers::Machine);
+/// Pages of a node.
+pub static NODE_ADMIN: ListenerInfo = row("node", "admin", Peers::Operators);
+/// Captured connections of a node's pods.
+pub static NODE_CAPTURED: ListenerInfo = row("node", "", Peers::Clients);
+/// Connections of gateways to the pods of a node.
+pub static NODE_PODS: ListenerInfo = row("node", "", Peers::Mesh);
+/// The process that takes over from a node.
+pub static NODE_HANDOVER: ListenerInfo = row("node", "", Peers::Machine);
+/// Pages of a gateway.
+pub static GATEWAY_ADMIN: ListenerInfo = row("gateway", "admin", Peers::Operators);
+/// Connections of nodes to a gateway.
+pub static GATEWAY_NODES: ListenerInfo = row("gateway", "", Peers::Mesh);
+/// The process that takes over from a gateway.
+pub static GATEWAY_HANDOVER: ListenerInfo = row("gateway", "", Peers::Machine);
 /// The server of a program, or of a proxy in front of one.
 pub static PROGRAM: ListenerInfo = row("a program's server", "", Peers::Mesh);
 
@@ -88,5 +102,12 @@ pub static LISTENERS: &[&ListenerInfo] = &[
     &PROXY_ADMIN,
     &PROXY_TRAFFIC,
     &PROXY_HANDOVER,
+    &NODE_ADMIN,
+    &NODE_CAPTURED,
+    &NODE_PODS,
+    &NODE_HANDOVER,
+    &GATEWAY_ADMIN,
+    &GATEWAY_NODES,
+    &GATEWAY_HANDOVER,
     &PROGRAM,
 ];

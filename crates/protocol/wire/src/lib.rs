@@ -8,7 +8,7 @@
 //! * [`records`] and [`shards`] are the encodings of values at RIB keys.
 //! * [`lock_file`] excludes other processes.
 //! * [`run_blocking`] runs expensive work off the event loops.
-//! * [`transport`] opens and accepts connections; [`handshake`] negotiates the protocol version; [`rpc`] has the
+//! * [`transport`] opens and accepts connections, which may begin with a header of the [`proxy_protocol`]; [`handshake`] negotiates the protocol version; [`rpc`] has the
 //!   clients and services with their size limits; [`watch`] is the protocol for changes of the RIB.
 //!
 //! Records of the RIB are protobuf, as the calls are: one schema language, and readers skip fields that newer writers
@@ -21,6 +21,7 @@ pub mod handshake;
 mod lock_file;
 mod log_limiter;
 mod offload;
+pub mod proxy_protocol;
 pub mod records;
 pub mod rpc;
 pub mod shards;

@@ -274,7 +274,7 @@ impl AccessControl {
                     }
                     None => Grants::default(),
                 },
-                SpiffePath::Mesh(role @ (MeshRole::Replica | MeshRole::Proxy), name) => {
+                SpiffePath::Mesh(role @ (MeshRole::Replica | MeshRole::Proxy | MeshRole::Gateway), name) => {
                     self.of_process(*role, name)
                 }
                 SpiffePath::Mesh(MeshRole::Control, _) => Grants::admin(),
@@ -284,7 +284,7 @@ impl AccessControl {
         }
     }
 
-    /// Grants of a process of a machine. A proxy, lookaside or replica reads what its agent may read, and registers
+    /// Grants of a process of a machine. A proxy, gateway, lookaside or replica reads what its agent may read, and registers
     /// nothing.
     fn of_process(&self, role: MeshRole, name: &Label) -> Grants {
         let Some((agent, joined)) = self.agent_of(name) else { return Grants::default() };

@@ -56,10 +56,11 @@ impl TlsIdentity for OneWayTls {
     fn connect(&self, peer: ExpectedPeer<'_>, stream: TcpStream) -> Handshake {
         let config = match peer {
             ExpectedPeer::Mesh | ExpectedPeer::Upstream => Ok(Arc::clone(&self.0)),
-            // Services accept only callers with an identity.
-            ExpectedPeer::Service(_) | ExpectedPeer::Id(_) | ExpectedPeer::KeyServer => {
-                Err(io::Error::other(NoIdentity))
-            }
+            // They accept only callers with an identity.
+            ExpectedPeer::Service(_)
+            | ExpectedPeer::Id(_)
+            | ExpectedPeer::KeyServer
+            | ExpectedPeer::Gateway => Err(io::Error::other(NoIdentity)),
         };
         Box::pin(async move { Ok(Box::new(TlsStream::connect(config?, stream).await?) as Box<_>) })
     }

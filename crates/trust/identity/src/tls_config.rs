@@ -29,6 +29,7 @@ pub(crate) enum Expected {
     Mesh,
     Upstream,
     KeyServer,
+    Gateway,
 }
 
 impl From<ExpectedPeer<'_>> for Expected {
@@ -39,6 +40,7 @@ impl From<ExpectedPeer<'_>> for Expected {
             ExpectedPeer::Mesh => Self::Mesh,
             ExpectedPeer::Upstream => Self::Upstream,
             ExpectedPeer::KeyServer => Self::KeyServer,
+            ExpectedPeer::Gateway => Self::Gateway,
         }
     }
 }
@@ -50,12 +52,13 @@ impl Expected {
             (Self::Id(expected), SpiffePath::Service(_)) => *expected == found,
             (Self::Service(service), SpiffePath::Service(found)) => service == found,
             (Self::Mesh, SpiffePath::Mesh(role, _)) => {
-                !matches!(role, MeshRole::Operator | MeshRole::KeyServer)
+                !matches!(role, MeshRole::Operator | MeshRole::KeyServer | MeshRole::Gateway)
             }
             (Self::Upstream, SpiffePath::Mesh(role, _)) => {
                 matches!(role, MeshRole::Control | MeshRole::Replica)
             }
             (Self::KeyServer, SpiffePath::Mesh(role, _)) => *role == MeshRole::KeyServer,
+            (Self::Gateway, SpiffePath::Mesh(role, _)) => *role == MeshRole::Gateway,
             _ => false,
         };
         if fits { Ok(()) } else { Err(Refused::Unexpected { found, expected: self.to_string() }) }
@@ -70,6 +73,7 @@ impl fmt::Display for Expected {
             Self::Mesh => f.write_str("a process of the mesh"),
             Self::Upstream => f.write_str("a control plane or a replica"),
             Self::KeyServer => f.write_str("a key server"),
+            Self::Gateway => f.write_str("a gateway"),
         }
     }
 }

@@ -130,8 +130,10 @@ impl Mirror for CheckedEndpoints {
         let Some(checked) = key.service().and_then(|name| self.services.get_mut(name)) else { return };
         match records::decode(&key, value) {
             Ok(Record::Policy(policy)) => checked.set_policy(policy),
-            // A starting endpoint reports its own readiness.
-            Ok(Record::Endpoint(endpoint)) if endpoint.state == EndpointState::Starting => {
+            // A starting endpoint reports its own readiness. A node in front of a pod accepts gateways only.
+            Ok(Record::Endpoint(endpoint))
+                if endpoint.state == EndpointState::Starting || endpoint.pod().is_some() =>
+            {
                 checked.endpoints.remove(&endpoint.instance);
             }
             Ok(Record::Endpoint(endpoint)) => {

@@ -157,14 +157,18 @@ impl Shared {
 }
 
 /// The identity that a program asks for. One that names none is an operator, named after machine and user. Proxies,
-/// replicas and operators are named after the machine.
+/// gateways, replicas and operators are named after the machine.
 pub(super) fn requested_path(path: &str, agent: &Label, uid: u32) -> Result<SpiffePath, Invalid> {
     if path.is_empty() {
         return Ok(SpiffePath::Mesh(MeshRole::Operator, Label::new(format!("{agent}.uid-{uid}"))?));
     }
     match path.parse()? {
         SpiffePath::Mesh(
-            role @ (MeshRole::Proxy | MeshRole::KeyServer | MeshRole::Operator | MeshRole::Replica),
+            role @ (MeshRole::Proxy
+            | MeshRole::KeyServer
+            | MeshRole::Gateway
+            | MeshRole::Operator
+            | MeshRole::Replica),
             name,
         ) => Ok(SpiffePath::Mesh(role, Label::new(format!("{agent}.{name}"))?)),
         path => Ok(path),
@@ -183,6 +187,7 @@ mod tests {
             ("fairmesh/proxy/edge", "fairmesh/proxy/web-1.edge"),
             ("fairmesh/replica/eu", "fairmesh/replica/web-1.eu"),
             ("fairmesh/keyserver/edge", "fairmesh/keyserver/web-1.edge"),
+            ("fairmesh/gateway/edge", "fairmesh/gateway/web-1.edge"),
             ("shop/cart", "shop/cart"),
             ("fairmesh/control/x", "fairmesh/control/x"),
         ] {

@@ -15,8 +15,16 @@ use fairmesh_console::failure::Failure;
 use serde_json::{Map, Value};
 
 /// Commands that take a configuration file, as words.
-const PROCESSES: &[&[&str]] =
-    &[&["control"], &["agent"], &["proxy"], &["lookaside"], &["keyserver"], &["rib", "replica"]];
+const PROCESSES: &[&[&str]] = &[
+    &["control"],
+    &["agent"],
+    &["proxy"],
+    &["lookaside"],
+    &["keyserver"],
+    &["gateway"],
+    &["node"],
+    &["rib", "replica"],
+];
 
 /// The option.
 const OPTION: &str = "config";

@@ -152,7 +152,7 @@ impl IdentityService {
     }
 
     /// Whether an agent may have this certificate: its own, one of a service of its tenants, or of a proxy, a
-    /// replica or an operator on its machine.
+    /// gateway, a replica or an operator on its machine.
     fn check_vouches(&self, signer: &SpiffeId, path: &SpiffePath) -> Result<(), Status> {
         let refused =
             || Err(Status::permission_denied(format!("{signer} may not have a certificate for {path}")));
@@ -169,8 +169,8 @@ impl IdentityService {
                 joined.vouches_for(&service.tenant)
             }
             SpiffePath::Mesh(MeshRole::Agent, name) => name == agent,
-            // A replica reads everything.
-            SpiffePath::Mesh(MeshRole::Replica, name) => {
+            // A replica reads everything. A gateway reaches the pods of every tenant.
+            SpiffePath::Mesh(MeshRole::Replica | MeshRole::Gateway, name) => {
                 joined.tenants.is_empty() && self.vouches(agent, name)
             }
             SpiffePath::Mesh(MeshRole::Proxy | MeshRole::KeyServer | MeshRole::Operator, name) => {

@@ -8,8 +8,8 @@ use std::{
 
 use fairmesh_balancer::{BalancerConfig, CandidateSet, EndpointStats, rendezvous};
 use fairmesh_model::{
-    BalancingPolicy, CallerView, Endpoint, EndpointState, FULL_WEIGHT, InstanceId, Judgement, LoadSignal,
-    Policy, Region, Role, ServiceKind, Traffic, VerdictEffect,
+    BalancingPolicy, CallerView, DefaultAuthorization, Endpoint, EndpointState, FULL_WEIGHT, InstanceId,
+    Judgement, LoadSignal, Policy, Region, Role, ServiceKind, Traffic, VerdictEffect,
     arith::{hash_text, mix_pair},
 };
 use tables::UsableTable;
@@ -19,7 +19,7 @@ use super::{
     division::{Division, RingShares},
 };
 use crate::{
-    CompileInput, EndpointTarget, PickError, ShardTable,
+    AuthorizationTable, CompileInput, EndpointTarget, PickError, ShardTable,
     locality::{PreferenceClass, RegionRanks},
     route_actions::carry_over,
     routes::Routes,
@@ -29,7 +29,7 @@ pub(super) fn compile(
     input: &CompileInput<'_>,
     endpoint_stats: &Arc<EndpointStats>,
     previous: Option<&ServiceTable>,
-    routes: Routes,
+    (routes, authorization): (Routes, Option<Arc<AuthorizationTable>>),
 ) -> ServiceTable {
     let locality = RegionRanks::new(input);
     let client_hash = mix_pair(input.client, hash_text(&input.name.to_string()));
@@ -73,6 +73,7 @@ pub(super) fn compile(
         selection,
         name: input.name.clone(),
         policy: without_routes(input.policy),
+        authorization,
         protocol: input.service.protocol,
         client_hash,
         targets,
@@ -114,7 +115,7 @@ fn members(table: Option<&UsableTable<'_>>, tiers: &[Positions], home: &Region) 
 }
 
 /// The policy without routes, which are compiled and would take most memory of a small service. Also without shares
-/// of regions, which arrive as tables, and without authorization, which servers decide.
+/// of regions, which arrive as tables, and without authorization, which is compiled.
 fn without_routes(policy: &Policy) -> Policy {
     let Policy {
         routes: _,
@@ -155,6 +156,12 @@ fn without_routes(policy: &Policy) -> Policy {
         mtls: *mtls,
         accept_routes_from: accept_routes_from.clone(),
     }
+}
+
+/// Who may call, if the policy has rules. The default of the mesh is not part of a policy: each decision has it as an argument.
+pub(super) fn authorization(policy: &Policy) -> Option<Arc<AuthorizationTable>> {
+    let compile = || Arc::new(AuthorizationTable::compile(policy, DefaultAuthorization::default()));
+    policy.authorization.is_some().then(compile)
 }
 
 /// Each instance once; the accepted endpoints come first, and their number is returned. A refused record never replaces an

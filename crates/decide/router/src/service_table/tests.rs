@@ -15,6 +15,7 @@ use proptest::prelude::*;
 use super::*;
 
 mod actions;
+mod authorization;
 mod capacity;
 mod health;
 mod order;

@@ -5,7 +5,9 @@ use std::{net::SocketAddr, sync::Arc};
 use fairmesh_calls::{
     Body, FaultKind, InstanceId, Region, Tunnel,
     discovery::ServiceState,
-    forwarding::{CallInfo, ConnectResult, RouteBackend, open_tunnel, route_backend_name, service_state},
+    forwarding::{
+        CallInfo, ConnectResult, Principal, RouteBackend, open_tunnel, route_backend_name, service_state,
+    },
 };
 use fairmesh_model::HostPort;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
@@ -18,10 +20,7 @@ use crate::{
         access_log::entry::{AccessLogEntry, millis, seconds},
         observer::unix_time,
     },
-    services::{
-        host_name::{HostError, service_name},
-        target::Target,
-    },
+    services::{host_name::HostError, target::Target},
     tunnel::upgrade::ClientUpgrade,
 };
 
@@ -44,6 +43,7 @@ enum TunnelRefusal {
 /// The outcome of a request for a tunnel.
 struct TunnelAttempt {
     caller: SocketAddr,
+    principal: Option<Arc<Principal>>,
     began: Instant,
     status: StatusCode,
     fault: Option<FaultKind>,
@@ -75,6 +75,7 @@ impl Forwarder {
         let client = ClientUpgrade::take(&mut parts.extensions);
         rewrite::rewrite_host(&mut parts, client_info);
         parts.extensions.clear();
+        client_info.set_principal(&mut parts.extensions);
         let call_info = CallInfo::default();
         let request = Request::from_parts(parts, ());
         let opened = open_tunnel(&target.handle, request, client_info.allows_connect, &call_info).await;
@@ -99,6 +100,7 @@ impl Forwarder {
         };
         let attempt = TunnelAttempt {
             caller: client_info.caller,
+            principal: client_info.principal.clone(),
             began,
             status: response.status(),
             fault,
@@ -116,7 +118,7 @@ impl Forwarder {
         let host = parsed.ok_or(TunnelRefusal::Malformed)?.name();
         let target = match &client_info.service {
             Some(service) => self.services.by_name(service),
-            None => self.services.by_host(host),
+            None => client_info.service_of_host(host).and_then(|name| self.services.by_name(&name)),
         };
         let target = target.map_err(|error| match error {
             HostError::TooManyServices { max } => TunnelRefusal::TooManyServices { max },
@@ -125,7 +127,7 @@ impl Forwarder {
             }
         })?;
         let is_own_host = client_info.service.is_none()
-            || service_name(host).is_ok_and(|name| name == *target.handle.name());
+            || client_info.service_of_host(host).is_ok_and(|name| name == *target.handle.name());
         let is_served = is_own_host
             || matches!(&*service_state(&target.handle), ServiceState::Ready(ready) if ready.upstream.names_host(host));
         if is_served { Ok(target) } else { Err(TunnelRefusal::not_served(client_info)) }
@@ -133,7 +135,7 @@ impl Forwarder {
 
     /// Counts and logs a request for a tunnel.
     fn record_tunnel(&self, named: &str, target: &Target, attempt: TunnelAttempt) {
-        let TunnelAttempt { caller, began, status, fault, server, call_info } = attempt;
+        let TunnelAttempt { caller, principal, began, status, fault, server, call_info } = attempt;
         let took = began.elapsed();
         let (instance, region) = server.unzip();
         target.metrics.responses.record(call_info.route_backend(), region.as_ref(), status, took);
@@ -151,6 +153,8 @@ impl Forwarder {
             ms: millis(took),
             total_ms: millis(took),
             caller: caller.to_string(),
+            identity: principal.as_ref().map(|principal| principal.caller.as_str().to_owned()),
+            connection: principal.as_ref().map(|principal| principal.connection.to_string()),
             fault: fault.map(FaultKind::label),
             instance: instance.map(|instance| instance.to_string()),
             region: region.map(|region| region.to_string()),

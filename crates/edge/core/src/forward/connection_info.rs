@@ -2,9 +2,17 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use fairmesh_calls::ServiceName;
+use fairmesh_calls::{ServiceName, forwarding::Principal};
+use fairmesh_model::SpiffePath;
+use http::Extensions;
 
-use crate::{listen::connection_permit::ConnectionPermit, services::host_cache::HostCache};
+use crate::{
+    listen::connection_permit::ConnectionPermit,
+    services::{
+        host_cache::HostCache,
+        host_name::{self, HostError},
+    },
+};
 
 /// A client connection, as its requests need it.
 #[derive(Debug)]
@@ -18,6 +26,8 @@ pub struct ConnectionInfo {
     pub(crate) over_tls: bool,
     /// Whether CONNECT is allowed without a route that names it.
     pub(crate) allows_connect: bool,
+    /// The caller that a gateway accepted: its requests reach what its tenant's records name, and what policies allow it.
+    pub(crate) principal: Option<Arc<Principal>>,
     pub(crate) host_cache: HostCache,
 }
 
@@ -25,7 +35,7 @@ impl ConnectionInfo {
     /// A client at `caller`, and the service of its listener, if that has one.
     pub fn new(caller: SocketAddr, service: Option<ServiceName>, permit: Arc<ConnectionPermit>) -> Self {
         let host_cache = HostCache::default();
-        Self { caller, service, permit, over_tls: false, allows_connect: false, host_cache }
+        Self { caller, service, permit, over_tls: false, allows_connect: false, principal: None, host_cache }
     }
 
     /// Sets [`over_tls`](Self::over_tls).
@@ -33,8 +43,30 @@ impl ConnectionInfo {
         Self { over_tls, ..self }
     }
 
+    /// Sets the caller that a gateway accepted.
+    pub fn of_principal(self, principal: Arc<Principal>) -> Self {
+        Self { principal: Some(principal), ..self }
+    }
+
     /// Allows CONNECT without a route that names it.
     pub fn allow_connect(self, allows_connect: bool) -> Self {
         Self { allows_connect, ..self }
+    }
+
+    /// The service that a host names: for a principal, one of its own tenant.
+    pub(crate) fn service_of_host(&self, host: &str) -> Result<ServiceName, HostError> {
+        match self.principal.as_ref().map(|principal| &principal.caller.id().path) {
+            None => host_name::service_name(host),
+            Some(SpiffePath::Service(caller)) => host_name::service_of_tenant(host, &caller.tenant),
+            // A process of the mesh has no tenant.
+            Some(SpiffePath::Mesh(..)) => Err(HostError::NotAService(host.to_owned())),
+        }
+    }
+
+    /// Adds to a request for whom it is made.
+    pub(crate) fn set_principal(&self, extensions: &mut Extensions) {
+        if let Some(principal) = &self.principal {
+            extensions.insert(Arc::clone(principal));
+        }
     }
 }

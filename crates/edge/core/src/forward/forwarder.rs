@@ -112,7 +112,9 @@ impl Forwarder {
     pub fn target_of(&self, host: &str, client_info: &ConnectionInfo) -> Result<Arc<Target>, HostError> {
         match &client_info.service {
             Some(service) => client_info.host_cache.get("", || self.services.by_name(service)),
-            None => client_info.host_cache.get(host, || self.services.by_host(host)),
+            None => client_info
+                .host_cache
+                .get(host, || self.services.by_name(&client_info.service_of_host(host)?)),
         }
     }
 
@@ -131,6 +133,7 @@ impl Forwarder {
         let (is_grpc, kind) = (is_grpc(&parts.headers), grpc_content_type(&parts.headers));
         // gRPC requires HTTP/2: clients over HTTP/1.1 do not read trailers.
         let has_trailers = parts.version == Version::HTTP_2;
+        client_info.set_principal(&mut parts.extensions);
         let observation = self.observer.begin(
             &mut parts,
             target,

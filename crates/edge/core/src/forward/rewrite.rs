@@ -17,6 +17,7 @@ pub(crate) fn prepare_request(parts: &mut Parts, client_info: &ConnectionInfo) {
     parts.extensions.clear();
     raw.map(|raw| parts.extensions.insert(raw));
     sent.map(|sent| parts.extensions.insert(sent));
+    client_info.set_principal(&mut parts.extensions);
 }
 
 /// Prepares a response for the client: hop-by-hop headers and version.

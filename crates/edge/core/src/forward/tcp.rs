@@ -1,6 +1,8 @@
 //! Forwards TCP connections to a service: an endpoint is picked for each, and another one if it is unreachable.
 
-use fairmesh_calls::{Fault, ServiceName, Tunnel};
+use std::sync::Arc;
+
+use fairmesh_calls::{Fault, ServiceName, Tunnel, forwarding::Principal};
 use http::{Method, Request};
 use tokio::io::AsyncWriteExt as _;
 
@@ -10,15 +12,22 @@ use crate::{
     listen::{client_stream::TcpClientStream, socket},
 };
 
-/// Copies a connection to a server of the service, after the PROXY protocol `header` if there is one.
-pub(crate) async fn serve(
-    forwarder: &Forwarder,
-    stream: impl TcpClientStream,
-    service: &ServiceName,
-    header: Option<Vec<u8>>,
-) {
-    match connect(forwarder, service, header).await {
-        Ok(server) => forwarder.tunnels.carry(stream, server).await,
+/// What a TCP connection is forwarded by.
+#[derive(Debug)]
+pub struct TcpRoute<'a> {
+    /// The service.
+    pub service: &'a ServiceName,
+    /// The PROXY protocol header that the server gets first.
+    pub header: Option<Vec<u8>>,
+    /// The caller that a gateway accepted.
+    pub principal: Option<Arc<Principal>>,
+}
+
+/// Copies a connection to a server of the service.
+pub async fn serve(forwarder: &Forwarder, stream: impl TcpClientStream, route: TcpRoute<'_>) {
+    let service = route.service;
+    match connect(forwarder, route).await {
+        Ok(server) => drop(forwarder.tunnels.carry(stream, server).await),
         Err(problem) => {
             increment(&forwarder.metrics.tunnels.tcp_refused);
             tracing::debug!(%service, problem, "no server for a TCP connection");
@@ -29,12 +38,12 @@ pub(crate) async fn serve(
 
 async fn connect(
     forwarder: &Forwarder,
-    service: &ServiceName,
-    header: Option<Vec<u8>>,
+    TcpRoute { service, header, principal }: TcpRoute<'_>,
 ) -> Result<Tunnel, String> {
     let target = forwarder.services.by_name(service).map_err(|error| error.to_string())?;
     let mut request = Request::new(());
     *request.method_mut() = Method::CONNECT;
+    principal.map(|principal| request.extensions_mut().insert(principal));
     let connected = target.handle.open_connection(request).await;
     let mut server = connected.map_err(|fault: Fault| {
         increment(&target.metrics.faults);

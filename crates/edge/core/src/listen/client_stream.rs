@@ -1,5 +1,6 @@
 //! A client connection, with or without TLS.
 
+use fairmesh_wire::transport::SecureStream;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadHalf, WriteHalf, split},
     net::{
@@ -8,6 +9,8 @@ use tokio::{
     },
 };
 use tokio_rustls::server::TlsStream;
+
+use crate::tunnel::prefixed_io::PrefixedIo;
 
 /// A connection that can be split into halves and reunited.
 pub trait ClientStream: AsyncRead + AsyncWrite + Unpin + Send + Sized + 'static {
@@ -41,6 +44,12 @@ impl TcpClientStream for TlsStream<TcpStream> {
     }
 }
 
+impl TcpClientStream for PrefixedIo<Box<dyn SecureStream>> {
+    fn socket(&self) -> &TcpStream {
+        self.get_ref().socket()
+    }
+}
+
 impl ClientStream for TcpStream {
     type Reader = OwnedReadHalf;
     type Writer = OwnedWriteHalf;
@@ -55,6 +64,20 @@ impl ClientStream for TcpStream {
 }
 
 impl ClientStream for TlsStream<TcpStream> {
+    type Reader = ReadHalf<Self>;
+    type Writer = WriteHalf<Self>;
+
+    fn into_split(self) -> (ReadHalf<Self>, WriteHalf<Self>) {
+        split(self)
+    }
+
+    fn reunite(reader: ReadHalf<Self>, writer: WriteHalf<Self>) -> Option<Self> {
+        reader.is_pair_of(&writer).then(|| reader.unsplit(writer))
+    }
+}
+
+/// A connection whose client proved an identity of the mesh, and of which the first bytes were read.
+impl ClientStream for PrefixedIo<Box<dyn SecureStream>> {
     type Reader = ReadHalf<Self>;
     type Writer = WriteHalf<Self>;
 

@@ -1,6 +1,6 @@
 //! The share of a connection in the connection limit.
 
-use std::sync::{Arc, atomic::Ordering::Relaxed};
+use std::sync::{Arc, OnceLock, atomic::Ordering::Relaxed};
 
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -12,6 +12,8 @@ use crate::{counter::increment, listen::cores::CoreGuard, metrics::EdgeMetrics};
 pub struct ConnectionPermit {
     metrics: Arc<EdgeMetrics>,
     _permit: OwnedSemaphorePermit,
+    /// A permit of a further limit.
+    further: OnceLock<OwnedSemaphorePermit>,
     _core_guard: Option<CoreGuard>,
 }
 
@@ -22,7 +24,13 @@ impl ConnectionPermit {
         core_guard: Option<CoreGuard>,
     ) -> Self {
         increment(&metrics.connections.open);
-        Self { metrics: Arc::clone(metrics), _permit: permit, _core_guard: core_guard }
+        let further = OnceLock::new();
+        Self { metrics: Arc::clone(metrics), _permit: permit, further, _core_guard: core_guard }
+    }
+
+    /// Holds a permit of a further limit too, such as that of the client's tenant. The first one stays.
+    pub fn hold(&self, permit: OwnedSemaphorePermit) {
+        let _ = self.further.set(permit);
     }
 }
 

@@ -2,20 +2,37 @@
 
 use std::{io, time::Duration};
 
-use tokio::{io::AsyncReadExt as _, net::TcpStream, time::timeout};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _},
+    time::timeout,
+};
 
-use crate::listen::proxy_protocol::{self, Addresses, Header};
+use crate::listen::proxy_protocol::{self, Addresses, ConnectionId, Header};
 
 /// Time limit of the header, which load balancers send at once.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Reads exactly the header; `None` if it has no addresses.
-pub(crate) async fn read(stream: &mut TcpStream, time_limit: Duration) -> io::Result<Option<Addresses>> {
+/// What a header says.
+#[derive(Clone, Copy, Debug)]
+pub struct ProxyHeader {
+    /// `None` if the header has none, as for health checks of a load balancer.
+    pub addresses: Option<Addresses>,
+    /// The id that its sender gave the connection.
+    pub connection_id: Option<ConnectionId>,
+}
+
+/// Reads exactly the header.
+///
+/// # Errors
+/// It is invalid, the connection broke, or the header did not arrive within `time_limit` or 5 s.
+pub async fn read(stream: &mut (impl AsyncRead + Unpin), time_limit: Duration) -> io::Result<ProxyHeader> {
     let header = async {
         let mut header = Vec::with_capacity(proxy_protocol::MIN_LENGTH);
         loop {
             match proxy_protocol::read(&header).map_err(io::Error::other)? {
-                Header::Complete { addresses, .. } => return Ok(addresses),
+                Header::Complete { addresses, connection_id, .. } => {
+                    return Ok(ProxyHeader { addresses, connection_id });
+                }
                 Header::Incomplete(missing) => {
                     // Reads no further: the next bytes are the client's.
                     let mut rest = (&mut *stream).take(missing as u64);

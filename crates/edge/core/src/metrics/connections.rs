@@ -29,7 +29,7 @@ pub struct ConnectionMetrics {
 }
 
 impl ConnectionMetrics {
-    pub(crate) fn register(&self, registry: &mut Registry) {
+    pub fn register(&self, registry: &mut Registry) {
         let open = ConstGauge::new(self.open.load(Relaxed));
         registry.register("connections_open", "Open connections of programs", open);
         let counters = [

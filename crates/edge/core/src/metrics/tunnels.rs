@@ -29,6 +29,16 @@ impl TunnelMetrics {
         self.received_bytes.fetch_add(received, Relaxed);
     }
 
+    /// Number of open tunnels.
+    pub fn open(&self) -> u64 {
+        self.open.load(Relaxed)
+    }
+
+    /// Bytes that closed tunnels have sent to servers, and received from them.
+    pub fn bytes(&self) -> (u64, u64) {
+        (self.sent_bytes.load(Relaxed), self.received_bytes.load(Relaxed))
+    }
+
     pub(crate) fn register(&self, registry: &mut Registry) {
         let open = ConstGauge::new(self.open.load(Relaxed));
         registry.register("tunnels_open", "Open tunnels: upgraded connections, CONNECT, TCP", open);

@@ -176,6 +176,7 @@ mod tests {
             protocol: Protocol::Http1,
             identity: None,
             accepts_plaintext: true,
+            pod: None,
             metric: None,
             by_latency: false,
         }

@@ -1,10 +1,10 @@
 //! Data of an observed request.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use fairmesh_calls::{
     EndpointTarget,
-    forwarding::{BodyEnd, RouteBackend},
+    forwarding::{BodyEnd, Principal, RouteBackend},
     observe::{AttemptRecord, Step},
 };
 use fairmesh_headers::{SpanContext, is_grpc};
@@ -36,6 +36,8 @@ pub struct RequestInfo {
     pub(crate) version: Version,
     pub(crate) is_grpc: bool,
     pub(crate) caller: SocketAddr,
+    /// The caller that a gateway accepted.
+    pub(crate) principal: Option<Arc<Principal>>,
     /// Length of the body, if announced.
     pub(crate) length: Option<u64>,
     /// Trace context of the client, if valid.
@@ -81,6 +83,7 @@ impl RequestInfo {
             version: parts.version,
             is_grpc: is_grpc(&parts.headers),
             caller,
+            principal: parts.extensions.get().cloned(),
             length,
             context: SpanContext::read(&parts.headers),
             began,

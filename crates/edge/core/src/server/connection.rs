@@ -12,7 +12,7 @@ use crate::{
         connection_handler::ConnectionHandler,
         connection_info::ConnectionInfo,
         origin::{Direct, Origin},
-        tcp,
+        tcp::{self, TcpRoute},
     },
     listen::{
         client_stream::{ClientStream, TcpClientStream},
@@ -42,7 +42,7 @@ impl ConnectionServer {
         let mut addresses = socket::connection_addresses(&stream, caller);
         if options.accept_proxy {
             match proxy_header::read(&mut stream, self.limits.idle_timeout).boxed().await {
-                Ok(sent) => addresses = sent.unwrap_or(addresses),
+                Ok(header) => addresses = header.addresses.unwrap_or(addresses),
                 Err(error) => {
                     increment(&self.forwarder.metrics.connections.proxy_protocol_errors);
                     tracing::debug!(%error, %caller, "refused a connection without a valid PROXY header");
@@ -103,7 +103,8 @@ impl ConnectionServer {
             }
             ServedProtocol::Tcp { service, send_proxy } => {
                 let header = send_proxy.map(|version| proxy_protocol::write(version, addresses));
-                tcp::serve(&self.forwarder, stream, service, header).boxed()
+                let route = TcpRoute { service, header, principal: None };
+                tcp::serve(&self.forwarder, stream, route).boxed()
             }
         }
     }

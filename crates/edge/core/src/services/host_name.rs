@@ -1,9 +1,9 @@
 //! Maps a host to a service name.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use fairmesh_calls::ServiceName;
-use fairmesh_model::HostPort;
+use fairmesh_model::{HostPort, Tenant};
 
 /// Why the host of a request names no service.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -42,9 +42,41 @@ pub(crate) fn service_name(host: &str) -> Result<ServiceName, HostError> {
     ServiceName::new(format!("{tenant}/{service}").to_ascii_lowercase()).map_err(|_| no_name())
 }
 
+/// The service of a host for callers of one tenant: `cart` and `cart.shop` are shop/cart for callers of shop. No host names a service of
+/// another tenant, which only a route reaches, with the consent of both.
+pub(crate) fn service_of_tenant(host: &str, tenant: &Tenant) -> Result<ServiceName, HostError> {
+    let no_name = || HostError::NotAService(host.to_owned());
+    let name = HostPort::parse(host).ok_or_else(|| HostError::Malformed(host.to_owned()))?.name();
+    if name.parse::<IpAddr>().is_ok() {
+        return Err(no_name());
+    }
+    let name = name.to_ascii_lowercase();
+    let service = name.strip_suffix(tenant.as_str()).and_then(|rest| rest.strip_suffix('.')).unwrap_or(&name);
+    ServiceName::new(format!("{tenant}/{service}")).map_err(|_| no_name())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn host_of_tenant_never_names_service_of_another() {
+        let shop = Tenant::new("shop").unwrap();
+        for (host, service) in [
+            ("cart", "shop/cart"),
+            ("Cart:80", "shop/cart"),
+            ("cart.shop.", "shop/cart"),
+            ("v2.cart", "shop/v2.cart"),
+            ("vault.blue", "shop/vault.blue"),
+            ("vault.shop.blue", "shop/vault.shop.blue"),
+            ("shop", "shop/shop"),
+        ] {
+            assert_eq!(service_of_tenant(host, &shop).unwrap().to_string(), service, "{host}");
+        }
+        for host in ["10.0.0.1:80", "[::1]:80", ".shop", "a/b", "blue/vault", ""] {
+            assert!(service_of_tenant(host, &shop).is_err(), "{host}");
+        }
+    }
 
     #[test]
     fn a_host_names_the_service_before_its_tenant() {

@@ -40,9 +40,11 @@ pin_project! {
 
 /// Bytes copied to the server and to the client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct BytesCopied {
-    pub(crate) up: u64,
-    pub(crate) down: u64,
+pub struct BytesCopied {
+    /// To the server.
+    pub up: u64,
+    /// To the client.
+    pub down: u64,
 }
 
 #[derive(Default)]

@@ -11,16 +11,22 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Returns the prefix first, and then reads from the connection.
 #[derive(Debug)]
-pub(crate) struct PrefixedIo<I> {
+pub struct PrefixedIo<I> {
     prefix: BytesMut,
     io: I,
 }
 
 impl<I> PrefixedIo<I> {
-    pub(crate) fn new(prefix: BytesMut, io: I) -> Self {
+    /// A connection of which the prefix was read.
+    pub fn new(prefix: BytesMut, io: I) -> Self {
         let mut this = Self { prefix, io };
         this.release();
         this
+    }
+
+    /// The connection.
+    pub(crate) fn get_ref(&self) -> &I {
+        &self.io
     }
 
     /// Releases an empty prefix: a connection may stay open for days.

@@ -1,13 +1,12 @@
 //! Binds listening sockets.
 
-use std::{io, net::SocketAddr};
+use std::net::SocketAddr;
 
-use socket2::SockRef;
+use fairmesh_edge::{lifecycle::handover::Inherited, listen::transparent::set_transparent};
 use tokio::net::TcpListener;
 
 use crate::{
     error::ProxyError,
-    lifecycle::handover::Inherited,
     listeners::listener_config::{ListenerConfig, ListenerKind},
 };
 
@@ -47,12 +46,4 @@ impl BoundListener {
         };
         bound.await.map_err(|source| ProxyError::Listen { address, source })
     }
-}
-
-/// Sets `IP_TRANSPARENT`, to accept connections to other addresses. An inherited socket has it already, whatever
-/// privileges this process has.
-fn set_transparent(listener: &TcpListener) -> io::Result<()> {
-    let socket = SockRef::from(listener);
-    // Covers IPv6 as well: Linux has one flag for both.
-    if socket.ip_transparent_v4()? { Ok(()) } else { socket.set_ip_transparent_v4(true) }
 }

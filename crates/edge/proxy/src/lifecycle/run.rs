@@ -11,6 +11,10 @@ use std::{
 use fairmesh_calls::{Mesh, ServiceName, forwarding::exclude_addresses};
 use fairmesh_edge::{
     forward::forwarder::Forwarder,
+    lifecycle::{
+        handover::{Handover, Inherited, Predecessor, Successor},
+        service_manager,
+    },
     listen::cores::Cores,
     observe::observer::{ObserverConfig, RequestObserver},
     server::ConnectionServer,
@@ -34,11 +38,7 @@ use crate::{
     },
     config::ProxyConfig,
     error::ProxyError,
-    lifecycle::{
-        bind::BoundListener,
-        handover::{Handover, Inherited, Predecessor, Successor},
-        service_manager,
-    },
+    lifecycle::bind::BoundListener,
     listeners::{
         acceptor::Acceptor,
         listener_config::{ListenerConfig, check_tls},

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, sync::Arc};
 use fairmesh_edge::{
     counter::increment,
     forward::connection_info::ConnectionInfo,
-    listen::socket,
+    listen::{socket, transparent::original_dst},
     server::{AcceptedConnection, ConnectionServer},
 };
 use futures_util::FutureExt as _;
@@ -22,7 +22,7 @@ use crate::{
         capture::{CapturedTraffic, Passthrough},
         http2::CapturedConnection,
         metrics::CaptureMetrics,
-        original_dst::{Destination, original_dst},
+        original_dst::Destination,
     },
 };
 

@@ -102,7 +102,7 @@ impl Passthrough {
             }
         };
         match (server, reregister(stream)) {
-            (Ok(server), Ok(stream)) => forwarder.tunnels.carry(stream, server).await,
+            (Ok(server), Ok(stream)) => drop(forwarder.tunnels.carry(stream, server).await),
             (Err(error), Ok(stream)) => {
                 increment(&self.metrics.failed);
                 tracing::debug!(%error, %original, "cannot connect to the original destination");

@@ -10,7 +10,6 @@ use std::{
     time::Duration,
 };
 
-use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -26,18 +25,6 @@ pub(crate) struct Destination {
     pub(crate) address: SocketAddr,
     /// Whether only calls of services are allowed.
     pub(crate) only_services: bool,
-}
-
-/// The original destination of a connection; `None` if it is this listener itself. `own` is the address of a
-/// transparent listener.
-pub(crate) fn original_dst(stream: &TcpStream, own: Option<SocketAddr>) -> Option<SocketAddr> {
-    let socket = SockRef::from(stream);
-    let here = stream.local_addr().ok()?;
-    if own.is_some_and(|own| own != here) {
-        return Some(here);
-    }
-    let original = if here.is_ipv4() { socket.original_dst_v4() } else { socket.original_dst_v6() };
-    original.ok()?.as_socket().filter(|original| *original != here)
 }
 
 /// Opens connections to original destinations, and recognizes them if redirection rules bring them back here. As many

@@ -6,8 +6,7 @@
 
 use std::{io, net::SocketAddr, time::Duration};
 
-use fairmesh_http::{h1::lower_version, h2::PREFACE};
-use http::Uri;
+use fairmesh_edge::listen::first_bytes::{FirstBytes, MAX_FIRST_BYTES};
 use rustix::net::{RecvFlags, recv};
 use tokio::{
     io::Interest,
@@ -22,10 +21,9 @@ const CLIENT_SILENCE: Duration = Duration::from_millis(100);
 /// How long to wait for the rest of HTTP headers. They are sent from this machine or a neighbor, usually in one piece;
 /// beyond that, a protocol is assumed in which the server responds next.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum bytes peeked, which is the maximum of request headers.
-const MAX_PEEK: usize = 64 * 1024;
+/// Maximum bytes peeked.
+const MAX_PEEK: usize = MAX_FIRST_BYTES;
 const FIRST_PEEK: usize = 4 * 1024;
-const MAX_HEADERS: usize = 128;
 
 /// The detected protocol.
 #[derive(Debug)]
@@ -130,38 +128,12 @@ fn peek(stream: &TcpStream, buffer: &mut Vec<u8>) -> io::Result<usize> {
 }
 
 /// Classifies a copy of the first bytes; `None` if more are needed.
-pub(crate) fn classify(bytes: &mut [u8]) -> Option<DetectedProtocol> {
-    let len = bytes.len().min(PREFACE.len());
-    if bytes[..len] == PREFACE[..len] {
-        return (len == PREFACE.len()).then_some(DetectedProtocol::Http2);
-    }
-    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
-    let mut request = httparse::Request::new(&mut headers);
-    match request.parse(bytes) {
-        Ok(httparse::Status::Partial) if bytes.len() < MAX_PEEK => None,
-        Ok(httparse::Status::Complete(_)) => {
-            Some(request_host(&request).map_or(DetectedProtocol::Other(None), DetectedProtocol::Http1))
-        }
-        Err(httparse::Error::Version) if lower_version(bytes) => classify(bytes),
-        _ => Some(DetectedProtocol::Other(None)),
-    }
-}
-
-/// The host of a request, from its target first (RFC 9112 3.2.2).
-fn request_host(request: &httparse::Request<'_, '_>) -> Option<String> {
-    let target: Option<Uri> = request.path.and_then(|target| authority_part(target).parse().ok());
-    if let Some(authority) = target.as_ref().and_then(Uri::authority) {
-        return Some(authority.to_string());
-    }
-    let header = request.headers.iter().find(|header| header.name.eq_ignore_ascii_case("host"))?;
-    std::str::from_utf8(header.value).ok().map(|host| host.trim().to_owned())
-}
-
-/// The target without the path of an absolute URI, which may contain bytes that `Uri` refuses.
-fn authority_part(target: &str) -> &str {
-    let begin = target.find("://").map_or(0, |at| at + 3);
-    let end = target[begin..].find(['/', '?', '#']).filter(|_| begin > 0);
-    end.map_or(target, |end| &target[..begin + end])
+fn classify(bytes: &mut [u8]) -> Option<DetectedProtocol> {
+    Some(match FirstBytes::classify(bytes)? {
+        FirstBytes::Http1(host) => DetectedProtocol::Http1(host),
+        FirstBytes::Http2 => DetectedProtocol::Http2,
+        FirstBytes::Other => DetectedProtocol::Other(None),
+    })
 }
 
 #[cfg(test)]

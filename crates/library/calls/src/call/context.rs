@@ -1,8 +1,8 @@
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use fairmesh_model::{Role, ShardKey};
 
-use super::clock::Clock;
+use super::{clock::Clock, principal::Principal};
 
 /// Parameters of a call besides the request itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,6 +16,8 @@ pub struct CallContext {
     /// Bounds the whole call, attempts and waits included. The shortest of this, the caller's deadline and the policy's
     /// timeout applies.
     pub timeout: Option<Duration>,
+    /// The caller for whom a proxy makes the call, if the proxy decides whether it is allowed.
+    pub principal: Option<Arc<Principal>>,
 }
 
 /// Time and randomness at the start of a call.

@@ -21,13 +21,17 @@ pub(super) struct Decided {
 }
 
 /// Decides the call by a lookaside from here on, where the policy of its target names one. Where there are no leases,
-/// or not within half of the time that is left, the records decide. `head`: for routes that may respond directly.
+/// or not within half of the time that is left, the records decide; and for a principal, since leases come without the policy that
+/// allows its call. `head`: for routes that may respond directly.
 pub(super) async fn apply_lookaside(
     dispatch: DispatchContext<'_>,
     call: &mut Call<'_, Arc<EndpointPool>>,
     routed: Routed,
     head: Option<&Head>,
 ) -> Decided {
+    if dispatch.options.principal.is_some() {
+        return Decided { routed, leases: None };
+    }
     let address = match &**routed.snapshot {
         ServiceState::Ready(ready) => match &ready.lookaside {
             Some(address) => Arc::clone(address),

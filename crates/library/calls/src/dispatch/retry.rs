@@ -8,6 +8,7 @@ use tracing::Instrument as _;
 use super::{
     CallFuture,
     attempt::Attempt,
+    authorize::authorize,
     classify::{AttemptInput, classify, endpoint_name, fault_kind},
     context::DispatchContext,
     fault_response::{carried_fault, fault_of},
@@ -67,6 +68,7 @@ pub(super) fn execute_attempts<'a>(
     pending: &'a mut PendingRequest,
 ) -> CallFuture<'a> {
     Box::pin(async move {
+        let routed = authorize(dispatch, call, &pending_request(pending)?.head, routed).await?;
         let needs_copy = call.may_be_sent_twice(&routed.snapshot, dispatch.options);
         let copy = RequestCopy::of(pending_request(pending)?, needs_copy);
         retry_loop(dispatch, FirstAttempt::Undecided(routed), call, pending, copy.as_ref()).await

@@ -7,6 +7,7 @@ use fairmesh_http::BoxError;
 use http::{Response, request::Parts};
 
 use super::{
+    authorize::authorize,
     classify::endpoint_name,
     context::{DispatchContext, NOTHING_SENT},
     counted,
@@ -46,6 +47,7 @@ pub(crate) async fn connect(handle: &Handle, mut parts: Parts) -> Result<Tunnel,
         let head = Head::take(handle, &mut parts)?;
         let mut call = Call::new(&handle.subscription);
         let routed = route(dispatch, &mut call, &head).await?;
+        let routed = authorize(dispatch, &call, &head, routed).await?;
         retry_loop(dispatch, &mut call, routed).await
     };
     counted(handle, connected).await
@@ -76,6 +78,7 @@ pub(crate) async fn open_tunnel(
         }
         // Time may have passed since it was routed: while the service was waited for, or by an injected delay.
         let routed = Routed { now: handle.mesh.clock.now(), snapshot: call.snapshot() };
+        let routed = authorize(dispatch, &call, &head, routed).await?;
         retry_loop(dispatch, &mut call, routed).await.map(ConnectResult::Tunnel)
     };
     counted(handle, opened).await

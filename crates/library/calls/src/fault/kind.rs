@@ -41,6 +41,8 @@ pub enum FaultKind {
     Loop,
     /// A route sends the call to a service of another tenant, whose policy does not accept it.
     RouteNotAccepted,
+    /// The policy of the service does not allow the caller for whom a gateway makes the call.
+    Unauthorized,
 }
 
 /// The cause of a fault.
@@ -69,7 +71,7 @@ pub enum Retry {
 
 impl FaultKind {
     /// Every kind.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::UnknownService,
         Self::Unavailable,
         Self::NoEndpoints,
@@ -87,6 +89,7 @@ impl FaultKind {
         Self::TooLarge,
         Self::Loop,
         Self::RouteNotAccepted,
+        Self::Unauthorized,
     ];
 
     /// The kind with this [`label`](Self::label).
@@ -114,6 +117,7 @@ impl FaultKind {
             Self::TooLarge => "too_large",
             Self::Loop => "loop",
             Self::RouteNotAccepted => "route_not_accepted",
+            Self::Unauthorized => "unauthorized",
         }
     }
 
@@ -133,7 +137,7 @@ impl FaultKind {
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             // RFC 5842 §7.2.
             Self::Loop => StatusCode::LOOP_DETECTED,
-            Self::RouteNotAccepted => StatusCode::FORBIDDEN,
+            Self::RouteNotAccepted | Self::Unauthorized => StatusCode::FORBIDDEN,
         }
     }
 
@@ -158,7 +162,7 @@ impl FaultKind {
             Self::Protocol => Code::Internal,
             // It persists until an operator has changed something.
             Self::Loop => Code::FailedPrecondition,
-            Self::RouteNotAccepted => Code::PermissionDenied,
+            Self::RouteNotAccepted | Self::Unauthorized => Code::PermissionDenied,
         }
     }
 
@@ -174,7 +178,8 @@ impl FaultKind {
             | Self::Dropped
             | Self::Deadline
             | Self::Loop
-            | Self::RouteNotAccepted => Origin::Mesh,
+            | Self::RouteNotAccepted
+            | Self::Unauthorized => Origin::Mesh,
             Self::Unreachable | Self::Reset | Self::Protocol | Self::Overloaded => Origin::Server,
         }
     }
@@ -196,7 +201,8 @@ impl FaultKind {
             | Self::Invalid
             | Self::TooLarge
             | Self::Loop
-            | Self::RouteNotAccepted => Retry::Never,
+            | Self::RouteNotAccepted
+            | Self::Unauthorized => Retry::Never,
         }
     }
 }

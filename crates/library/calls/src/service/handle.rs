@@ -10,7 +10,7 @@ use fairmesh_model::{Invalid, ServiceName};
 use http::{HeaderMap, HeaderName, HeaderValue, request::Parts, uri::Authority};
 
 use crate::{
-    call::CallContext,
+    call::{CallContext, Principal},
     discovery::Subscription,
     fault::{Fault, FaultKind},
     mesh::state::MeshState,
@@ -76,11 +76,16 @@ impl Handle {
     pub(crate) fn call_options(&self, parts: &Parts) -> Result<CallOptions<'_>, Fault> {
         let deadlines = [self.deadline, parts.extensions.get().copied()];
         let left = deadlines.into_iter().flatten().min().map(Deadline::left);
-        if !has_call_options(&parts.headers) {
+        let principal = parts.extensions.get::<Arc<Principal>>();
+        if !has_call_options(&parts.headers) && principal.is_none() {
             return Ok(CallOptions { context: Cow::Borrowed(&self.context), limit: left });
         }
         let limit = [left, read_deadline(&parts.headers)].into_iter().flatten().min();
-        Ok(CallOptions { context: self.context(&parts.headers)?, limit })
+        let mut context = self.context(&parts.headers)?;
+        if let Some(principal) = principal {
+            context.to_mut().principal = Some(Arc::clone(principal));
+        }
+        Ok(CallOptions { context, limit })
     }
 
     /// The options of the handle and the request's headers together; the handle takes precedence.

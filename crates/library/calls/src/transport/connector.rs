@@ -10,8 +10,14 @@ use std::{
 use bytes::BytesMut;
 use fairmesh_http::socket;
 use fairmesh_router::PeerIdentity;
-use fairmesh_wire::transport::{EndpointAddress, ExpectedPeer, Stream, Transport};
-use tokio::time::{Instant, timeout, timeout_at};
+use fairmesh_wire::{
+    proxy_protocol::{self, Addresses, Version},
+    transport::{EndpointAddress, ExpectedPeer, Stream, Transport},
+};
+use tokio::{
+    io::AsyncWriteExt as _,
+    time::{Instant, timeout, timeout_at},
+};
 
 use super::{
     connection_hook::ConnectionHook, error::SendError, own_addresses::OwnAddresses,
@@ -45,6 +51,8 @@ pub(crate) struct TransportContext {
 pub(crate) struct Connector {
     pub(super) transport: Transport,
     pub(super) address: SocketAddr,
+    /// The pod behind a node that listens at the address.
+    pub(super) pod: Option<SocketAddr>,
     /// Whose identity the endpoint proves by mutual TLS; `None` for plaintext.
     pub(super) identity: Option<PeerIdentity>,
     /// Whether the policy permits plaintext.
@@ -86,7 +94,13 @@ impl Connector {
             accepts_plaintext: self.accepts_plaintext,
             from: self.local,
         };
-        let connected = self.transport.connect_endpoint(endpoint);
+        let connected = async {
+            let mut stream = self.transport.connect_endpoint(endpoint).await?;
+            if let Some(pod) = self.pod {
+                name_pod(&mut stream, pod).await?;
+            }
+            Ok(stream)
+        };
         let connected = timeout(CONNECT_TIMEOUT, connected).await;
         let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection within 2 s");
         let stream = connected.unwrap_or_else(|_| Err(late())).map_err(SendError::from_connect)?;
@@ -95,6 +109,14 @@ impl Connector {
         }
         Ok(stream)
     }
+}
+
+/// Tells a node for which of its pods a connection is, after the handshake: nothing between here and the node reads or changes it.
+async fn name_pod(stream: &mut Stream, pod: SocketAddr) -> io::Result<()> {
+    let unknown = SocketAddr::new(pod.ip(), 0);
+    let source = stream.tcp().and_then(|socket| socket.local_addr().ok()).unwrap_or(unknown);
+    stream.write_all(&proxy_protocol::write(Version::V2, Addresses { source, destination: pod })).await?;
+    stream.flush().await
 }
 
 /// Waits for a connection until `deadline`.

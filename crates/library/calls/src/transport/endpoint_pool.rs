@@ -190,6 +190,7 @@ impl EndpointTransport for Arc<EndpointPool> {
             connector: Connector {
                 transport: context.transport.clone(),
                 address: target.address,
+                pod: target.pod,
                 identity: target.identity.clone(),
                 accepts_plaintext: target.accepts_plaintext,
                 local: context.local,

@@ -22,6 +22,8 @@ pub enum ExpectedPeer<'a> {
     Upstream,
     /// A key server.
     KeyServer,
+    /// A gateway of many tenants.
+    Gateway,
 }
 
 /// What a process states of a call.

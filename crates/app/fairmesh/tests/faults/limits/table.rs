@@ -79,6 +79,20 @@ async fn every_listener_of_every_process_is_in_the_table() {
     let proxy = Process::start(program(fleet.path("proxy.log"), &args, None));
     until("the proxy has pages", async || get(&admin, "/healthz").await.is_some()).await;
     let (key_server, keys_http) = fleet.start_key_server().await;
+    let [gateway, gateway_http, node, node_http] = [(); 4].map(|()| format!("127.0.0.1:{}", free_port()));
+    let start = |kind: &str, args: String| {
+        let (agent, handover) = (fleet.agent_socket(), fleet.path(&format!("{kind}-handover.sock")));
+        let args =
+            format!("{kind} --agent unix:{} --handover {} {args}", agent.display(), handover.display());
+        Process::start(program(fleet.path(&format!("{kind}.log")), &args, None))
+    };
+    let gateway_process = start("gateway", format!("--listen {gateway} --admin {gateway_http}"));
+    let pod =
+        format!("--gateway {gateway} --capture 127.0.0.1:{} --pod red/web@{node}=127.0.0.1:1", free_port());
+    let node_process = start("node", format!("{pod} --admin {node_http}"));
+    for http in [&gateway_http, &node_http] {
+        until("it has pages", async || get(http, "/healthz").await.is_some()).await;
+    }
     let mut rows = rows();
     for (name, kind, process, http) in [
         ("control plane", "control", &fleet.control, &fleet.control_http),
@@ -87,6 +101,8 @@ async fn every_listener_of_every_process_is_in_the_table() {
         ("lookaside", "lookaside", &fleet.lookaside, &fleet.lookaside_http),
         ("key server", "keyserver", &key_server, &keys_http),
         ("proxy", "proxy", &proxy, &admin),
+        ("gateway", "gateway", &gateway_process, &gateway_http),
+        ("node", "node", &node_process, &node_http),
     ] {
         let listed = rows.remove(name).unwrap_or_default();
         let labels: BTreeSet<_> =

@@ -26,6 +26,11 @@ pub(crate) struct AccessLogEntry {
     /// Milliseconds until the end of the response.
     pub(crate) total_ms: f64,
     pub(crate) caller: String,
+    /// The identity of the caller that a gateway accepted, and the id of its connection, which the node logs too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) identity: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) connection: Option<String>,
     /// The route of the service's policy; `(none)` without one.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) route: String,
@@ -79,6 +84,8 @@ impl AccessLogEntry {
             ms: millis(outcome.took),
             total_ms: millis(completed.took),
             caller: request.caller.to_string(),
+            identity: request.principal.as_ref().map(|principal| principal.caller.as_str().to_owned()),
+            connection: request.principal.as_ref().map(|principal| principal.connection.to_string()),
             fault: outcome.fault,
             injected: outcome.injected,
             ended: match completed.end {
@@ -124,6 +131,9 @@ impl fmt::Display for AccessLogEntry {
             write!(f, " ({total_ms:.1} ms in all)")?;
         }
         write!(f, " {} B from {caller}", self.bytes_out)?;
+        if let (Some(identity), Some(connection)) = (&self.identity, &self.connection) {
+            write!(f, " as {identity} on {connection}")?;
+        }
         if let (Some(instance), Some(region)) = (&self.instance, &self.region) {
             write!(f, " by {instance} in {region}")?;
         }

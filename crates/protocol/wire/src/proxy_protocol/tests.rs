@@ -28,7 +28,7 @@ fn read_stepwise(bytes: &[u8]) -> Result<Option<Header>, InvalidHeader> {
 
 fn whole(bytes: &[u8]) -> Option<Addresses> {
     match read_stepwise(bytes) {
-        Ok(Some(Header::Complete { length, addresses })) => {
+        Ok(Some(Header::Complete { length, addresses, .. })) => {
             assert_eq!(length, bytes.len());
             addresses
         }
@@ -96,6 +96,24 @@ fn version_2_headers_are_parsed() {
 }
 
 #[test]
+fn connection_id_is_read_as_written() {
+    let (four, id) = (addresses("192.0.2.1:56324", "198.51.100.2:443"), ConnectionId(u128::MAX / 3));
+    let written = write_with_id(four, id);
+    let Ok(Some(Header::Complete { length, addresses, connection_id })) = read_stepwise(&written) else {
+        panic!("{written:?}");
+    };
+    assert_eq!((length, addresses, connection_id), (written.len(), Some(four), Some(id)));
+    assert_eq!(id.to_string(), "5".repeat(32));
+    let twice = [&written[16..], &written[28..]].concat();
+    assert!(refused(&binary(0x21, 0x11, &twice)).contains("two ids"));
+    let short = [&written[16..28], &[5, 0, 1, 9]].concat();
+    assert!(matches!(
+        read_stepwise(&binary(0x21, 0x11, &short)),
+        Ok(Some(Header::Complete { connection_id: None, .. }))
+    ));
+}
+
+#[test]
 fn invalid_version_2_headers_are_refused() {
     let block = [0; 12];
     for wrong in [
@@ -134,7 +152,8 @@ proptest! {
     fn written_headers_are_parsed(source in address(), destination in address(), rest: Vec<u8>, second: bool) {
         let addresses = Addresses { source, destination };
         let head = write(if second { Version::V2 } else { Version::V1 }, addresses);
-        let expected = Header::Complete { length: head.len(), addresses: Some(addresses.same_family()) };
+        let addresses = Some(addresses.same_family());
+        let expected = Header::Complete { length: head.len(), addresses, connection_id: None };
         let sent = [&head[..], &rest].concat();
         prop_assert_eq!(read(&sent), Ok(expected));
         prop_assert_eq!(read_stepwise(&sent), Ok(Some(expected)));

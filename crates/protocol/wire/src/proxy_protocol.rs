@@ -10,7 +10,7 @@ mod text;
 #[cfg(test)]
 mod tests;
 
-use std::net::SocketAddr;
+use std::{fmt, net::SocketAddr};
 
 /// Length of the first read; no header is shorter.
 pub const MIN_LENGTH: usize = 15;
@@ -45,7 +45,20 @@ pub enum Header {
         /// `None` if the header has no TCP addresses, as for health checks of the load balancer; the connection's own
         /// addresses apply.
         addresses: Option<Addresses>,
+        /// The id of the connection, if its sender gave it one of 16 bytes.
+        connection_id: Option<ConnectionId>,
     },
+}
+
+/// Identifies a connection in the logs and metrics of all processes on its way: `PP2_TYPE_UNIQUE_ID` of the specification.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ConnectionId(pub u128);
+
+impl fmt::Display for ConnectionId {
+    /// 32 hexadecimal digits.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
 }
 
 /// Bytes that are no header, or an ambiguous one.
@@ -70,8 +83,13 @@ pub fn write(version: Version, addresses: Addresses) -> Vec<u8> {
     let addresses = addresses.same_family();
     match version {
         Version::V1 => text::write(addresses),
-        Version::V2 => binary::write(addresses),
+        Version::V2 => binary::write(addresses, None),
     }
+}
+
+/// Encodes a header of version 2 with the id of the connection.
+pub fn write_with_id(addresses: Addresses, connection_id: ConnectionId) -> Vec<u8> {
+    binary::write(addresses.same_family(), Some(connection_id))
 }
 
 impl Addresses {

@@ -48,32 +48,32 @@ const SOCKET_MODE: u32 = 0o600;
 
 /// The running proxy that will be replaced.
 #[derive(Debug)]
-pub(crate) struct Predecessor(DescriptorChannel);
+pub struct Predecessor(DescriptorChannel);
 
 /// Sockets of the predecessor. Unused ones are closed.
 #[derive(Debug, Default)]
-pub(crate) struct Inherited {
+pub struct Inherited {
     sockets: Vec<std::net::TcpListener>,
     handover: Option<StdUnixListener>,
 }
 
 /// Waits for a successor.
 #[derive(Debug)]
-pub(crate) struct Handover {
+pub struct Handover {
     listener: UnixListener,
     sockets: Vec<OwnedFd>,
 }
 
 /// A successor that serves, and waits until this proxy has stopped accepting.
 #[derive(Debug)]
-pub(crate) struct Successor {
+pub struct Successor {
     channel: DescriptorChannel,
     process: Option<Pid>,
 }
 
 impl Predecessor {
     /// Receives the sockets of the proxy that listens at `path`; `None` if there is none.
-    pub(crate) async fn find(path: &Path) -> io::Result<Option<(Self, Inherited)>> {
+    pub async fn find(path: &Path) -> io::Result<Option<(Self, Inherited)>> {
         let stream = match UnixStream::connect(path).await {
             Ok(stream) => stream,
             Err(error) if is_absent(&error) => return Ok(None),
@@ -86,7 +86,7 @@ impl Predecessor {
 
     /// Reports that this proxy serves, and waits until the predecessor has stopped accepting. A closed connection
     /// counts as stopped.
-    pub(crate) async fn take_over(mut self) {
+    pub async fn take_over(mut self) {
         let exchange = async {
             self.0.send(SERVING, &[]).await?;
             self.0.receive().await
@@ -133,7 +133,7 @@ impl Inherited {
     }
 
     /// Takes the listener that is bound to exactly this address.
-    pub(crate) fn take(&mut self, address: SocketAddr) -> Option<std::net::TcpListener> {
+    pub fn take(&mut self, address: SocketAddr) -> Option<std::net::TcpListener> {
         let is_it = |listener: &std::net::TcpListener| listener.local_addr().is_ok_and(|at| at == address);
         let index = self.sockets.iter().position(is_it)?;
         Some(self.sockets.swap_remove(index))
@@ -143,7 +143,7 @@ impl Inherited {
 impl Handover {
     /// Listens at `path` for a successor, unless that socket was `inherited`, and keeps copies of the listeners until
     /// it is dropped.
-    pub(crate) fn open<'a>(
+    pub fn open<'a>(
         path: &Path,
         inherited: Inherited,
         listeners: impl IntoIterator<Item = &'a tokio::net::TcpListener>,
@@ -160,7 +160,7 @@ impl Handover {
     }
 
     /// Waits until a successor serves. Failed attempts change nothing.
-    pub(crate) async fn wait_successor(&self) -> Successor {
+    pub async fn wait_successor(&self) -> Successor {
         loop {
             let handed = match self.listener.accept().await {
                 Ok((stream, _)) => self.hand_over(stream).await,
@@ -213,12 +213,12 @@ impl Handover {
 
 impl Successor {
     /// Process id of the successor; `None` in another PID namespace, such as another container.
-    pub(crate) fn process(&self) -> Option<Pid> {
+    pub fn process(&self) -> Option<Pid> {
         self.process
     }
 
     /// Reports that this proxy has stopped accepting.
-    pub(crate) async fn confirm_stopped(self) {
+    pub async fn confirm_stopped(self) {
         // The successor may have exited.
         let _ = self.channel.send(STOPPED, &[]).await;
     }

@@ -1,8 +1,8 @@
-//! Version 2: a signature, the family, addresses, and TLVs, which are ignored.
+//! Version 2: a signature, the family, addresses, and TLVs, which are ignored but for the id of the connection.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use super::{Addresses, Header, InvalidHeader, MIN_LENGTH};
+use super::{Addresses, ConnectionId, Header, InvalidHeader, MIN_LENGTH};
 
 pub(super) const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 /// Signature, version and command, family and transport, and length of the rest.
@@ -16,6 +16,9 @@ const UNSPECIFIED: u8 = 0x00;
 const TCP4: u8 = 0x11;
 const TCP6: u8 = 0x21;
 const UNIX: u8 = 0x31;
+
+/// The TLV with the id of the connection.
+const UNIQUE_ID: u8 = 0x05;
 
 pub(super) fn read(bytes: &[u8]) -> Result<Header, InvalidHeader> {
     let common = bytes.len().min(SIGNATURE.len());
@@ -36,19 +39,19 @@ pub(super) fn read(bytes: &[u8]) -> Result<Header, InvalidHeader> {
     if rest.len() < length {
         return Ok(Header::Incomplete(length - rest.len()));
     }
-    let addresses = match command {
-        PROXY => parse_addresses(kind, &rest[..length])?,
+    let (addresses, connection_id) = match command {
+        PROXY => parse_rest(kind, &rest[..length])?,
         // LOCAL: a connection of the load balancer itself, whose addresses must be ignored.
-        _ => None,
+        _ => (None, None),
     };
-    Ok(Header::Complete { length: FIXED_LEN + length, addresses })
+    Ok(Header::Complete { length: FIXED_LEN + length, addresses, connection_id })
 }
 
-fn parse_addresses(kind: u8, rest: &[u8]) -> Result<Option<Addresses>, InvalidHeader> {
+fn parse_rest(kind: u8, rest: &[u8]) -> Result<(Option<Addresses>, Option<ConnectionId>), InvalidHeader> {
     let short = InvalidHeader("truncated addresses");
     let (addresses, tlvs) = match kind {
         // The layout of the rest is unspecified.
-        UNSPECIFIED => return Ok(None),
+        UNSPECIFIED => return Ok((None, None)),
         TCP4 => {
             let (block, tlvs) = rest.split_first_chunk::<12>().ok_or(short)?;
             (Some(addresses_in(block, 4)), tlvs)
@@ -61,8 +64,7 @@ fn parse_addresses(kind: u8, rest: &[u8]) -> Result<Option<Addresses>, InvalidHe
         UNIX => (None, rest.split_first_chunk::<216>().ok_or(short)?.1),
         _ => return Err(InvalidHeader("a family or transport that is not a stream")),
     };
-    check_tlvs(tlvs)?;
-    Ok(addresses)
+    Ok((addresses, connection_id(tlvs)?))
 }
 
 /// Two addresses of `size` bytes, 4 or 16, and two ports fill the block.
@@ -83,18 +85,29 @@ fn socket(address: &[u8], port: &[u8]) -> SocketAddr {
     SocketAddr::new(ip, number(port) as u16)
 }
 
-/// Checks that TLVs fill the rest: a type, a length of two bytes and a value each.
-fn check_tlvs(mut tlvs: &[u8]) -> Result<(), InvalidHeader> {
+/// The id of the connection among TLVs, which fill the rest: a type, a length of two bytes and a value each.
+fn connection_id(mut tlvs: &[u8]) -> Result<Option<ConnectionId>, InvalidHeader> {
+    let mut found = None;
     while !tlvs.is_empty() {
         let cut = InvalidHeader("a truncated TLV");
-        let ([_, high, low], rest) = tlvs.split_first_chunk::<3>().ok_or(cut)?;
+        let ([kind, high, low], rest) = tlvs.split_first_chunk::<3>().ok_or(cut)?;
         let length = usize::from(u16::from_be_bytes([*high, *low]));
-        tlvs = rest.get(length..).ok_or(cut)?;
+        let (value, further) = rest.split_at_checked(length).ok_or(cut)?;
+        if *kind == UNIQUE_ID
+            && let Ok(id) = value.try_into()
+            && found.replace(ConnectionId(u128::from_be_bytes(id))).is_some()
+        {
+            return Err(InvalidHeader("two ids of the connection"));
+        }
+        tlvs = further;
     }
-    Ok(())
+    Ok(found)
 }
 
-pub(super) fn write(Addresses { source, destination }: Addresses) -> Vec<u8> {
+pub(super) fn write(
+    Addresses { source, destination }: Addresses,
+    connection_id: Option<ConnectionId>,
+) -> Vec<u8> {
     let mut block = Vec::with_capacity(FIXED_LEN + 36);
     for end in [source, destination] {
         match end.ip() {
@@ -106,7 +119,12 @@ pub(super) fn write(Addresses { source, destination }: Addresses) -> Vec<u8> {
         block.extend_from_slice(&end.port().to_be_bytes());
     }
     let kind = if source.is_ipv4() { TCP4 } else { TCP6 };
-    // 12 or 36 bytes.
+    if let Some(ConnectionId(id)) = connection_id {
+        let id = id.to_be_bytes();
+        block.extend_from_slice(&[UNIQUE_ID, 0, id.len() as u8]);
+        block.extend_from_slice(&id);
+    }
+    // At most 55 bytes.
     let length = block.len() as u8;
     [&SIGNATURE[..], &[PROXY, kind, 0, length], &block].concat()
 }

@@ -25,7 +25,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Header, InvalidHeader> {
             // The parser below accepts only ASCII.
             let line = std::str::from_utf8(&window[PREFIX.len()..end]);
             let addresses = parse_addresses(line.map_err(|_| InvalidHeader("not text"))?)?;
-            Ok(Header::Complete { length: end + 2, addresses })
+            Ok(Header::Complete { length: end + 2, addresses, connection_id: None })
         }
         [b'\r'] => incomplete(bytes, 1),
         _ => Err(InvalidHeader("the end of the line")),

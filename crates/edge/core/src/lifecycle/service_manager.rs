@@ -8,16 +8,16 @@ use sd_notify::NotifyState::{self, MainPid, Ready, Status, Stopping};
 
 /// Clients that connect from now on wait and are not refused. Ready means only this: routing information may be missing
 /// as long as no agent is reachable, and units that start after the proxy must not wait for that.
-pub(crate) fn notify_listening() {
+pub fn notify_listening() {
     notify(&[Ready, Status("waiting for routing information")]);
 }
 
-pub(crate) fn notify_serving() {
+pub fn notify_serving() {
     notify(&[Ready, Status("serving")]);
 }
 
 /// Another process serves from now on; its id is unknown in another PID namespace.
-pub(crate) fn notify_successor(by: Option<Pid>) {
+pub fn notify_successor(by: Option<Pid>) {
     match by {
         Some(pid) => notify(&[MainPid(pid.as_raw_nonzero().get().unsigned_abs())]),
         None if std::env::var_os("NOTIFY_SOCKET").is_some() => tracing::warn!(
@@ -28,7 +28,7 @@ pub(crate) fn notify_successor(by: Option<Pid>) {
     }
 }
 
-pub(crate) fn notify_draining() {
+pub fn notify_draining() {
     notify(&[Stopping, Status("draining")]);
 }
 

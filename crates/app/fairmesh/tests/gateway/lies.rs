@@ -1,0 +1,92 @@
+//! Pods and nodes that lie: about hosts, addresses, pods and who they are.
+
+use fairmesh_model::ServiceName;
+use fairmesh_test_support::eventually_async as until;
+use fairmesh_wire::transport::ExpectedPeer;
+
+use crate::mesh::{Mesh, VIRTUAL, dial, exchange, header, serve_pod};
+
+const GET: &str = "GET / HTTP/1.1\r\nhost: web\r\nconnection: close\r\n\r\n";
+
+/// A request for a host.
+fn get(host: &str) -> String {
+    format!(
+        "GET / HTTP/1.1\r\nhost: {host}\r\nx-fairmesh-caller: spiffe://prod/blue/web\r\nconnection: close\r\n\r\n"
+    )
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_reach_what_their_certificate_says_whatever_they_claim() {
+    let Some(mesh) = Mesh::start(serve_pod().await).await else { return };
+    let [red, blue] = [mesh.identity("red", "red/client").await, mesh.identity("blue", "blue/client").await];
+    until("red reaches its web", async || mesh.call(&red, VIRTUAL, GET).await.contains("red/web for")).await;
+    // By host as well, and the server learns who calls from the certificate alone.
+    for host in ["web", "web.red", "WEB.red:80"] {
+        let answer = mesh.call(&red, "10.96.9.9:80", &get(host)).await;
+        assert!(answer.ends_with("red/web for spiffe://prod/red/client"), "{host}: {answer}");
+    }
+    // Hosts and virtual addresses of another tenant name nothing, and show nothing.
+    for (destination, host) in
+        [("10.96.9.9:80", "vault.blue"), ("10.96.9.9:80", "web.blue"), ("10.96.0.7:80", "vault.blue")]
+    {
+        let answer = mesh.call(&red, destination, &get(host)).await;
+        assert!(answer.starts_with("HTTP/1.1 404 "), "{destination} {host}: {answer}");
+    }
+    // The same virtual address is another service for blue, which has no endpoint.
+    let answer = mesh.call(&blue, VIRTUAL, GET).await;
+    assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("no_endpoints"), "{answer}");
+    // The rules of the service decide at the gateway: methods, tunnels, other protocols.
+    let answer = mesh.call(&red, VIRTUAL, &GET.replace("GET", "DELETE")).await;
+    assert!(
+        answer.starts_with("HTTP/1.1 403 ") && answer.contains("x-fairmesh-fault: unauthorized"),
+        "{answer}"
+    );
+    let answer = mesh.call(&red, VIRTUAL, "\x01\x02 no HTTP\r\n\r\n").await;
+    assert!(!answer.contains("red/web"), "bytes need a rule for all methods: {answer}");
+    let web = mesh.identity("red", "red/web").await;
+    let answer = mesh.call(&web, VIRTUAL, GET).await;
+    assert!(answer.starts_with("HTTP/1.1 403 "), "red/web is in no rule: {answer}");
+    // Bytes to no virtual address go nowhere.
+    let answer = mesh.call(&red, "10.96.9.9:25", "\x01\x02 no HTTP\r\n\r\n").await;
+    assert!(answer.starts_with(" (") || answer.is_empty(), "{answer}");
+    mesh.counts(false, "fairmesh_gateway_connections_unrouted_total", "1").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn certificates_open_nothing_where_they_do_not_belong() {
+    let Some(mesh) = Mesh::start(serve_pod().await).await else { return };
+    let red = mesh.identity("red", "red/client").await;
+    until("red reaches its web", async || mesh.call(&red, VIRTUAL, GET).await.contains("red/web for")).await;
+    // A tenant's agent vouches for its own tenant, and for no gateway.
+    for path in ["blue/web", "fairmesh/gateway/false", "fairmesh/replica/false"] {
+        let refused = mesh.identity("red", path).await;
+        assert!(
+            refused.lacks_certificate().is_some_and(|problem| problem.contains("may not have")),
+            "{path}"
+        );
+    }
+    // Processes of the mesh are of no tenant.
+    let proxy = mesh.identity("edge", "fairmesh/proxy/one").await;
+    let answer = mesh.call(&proxy, VIRTUAL, GET).await;
+    assert!(!answer.contains("HTTP/1.1"), "{answer}");
+    mesh.counts(false, "fairmesh_gateway_peers_refused_total", "1").await;
+    // A node accepts gateways alone: no pod of its own tenant, and no proxy.
+    let web = ServiceName::new("red/web").unwrap();
+    for stranger in [&red, &proxy] {
+        if let Ok(mut stream) = dial(stranger, mesh.node, ExpectedPeer::Service(&web)).await {
+            let answer = exchange(&mut stream, &[header(mesh.pod), GET.into()].concat()).await;
+            assert!(!answer.contains("red/web"), "{answer}");
+        }
+    }
+    mesh.counts(true, "fairmesh_node_peers_refused_total", "2").await;
+    // A gateway reaches the pods of the listener, and nothing else behind the node.
+    let gateway = mesh.identity("edge", "fairmesh/gateway/other").await;
+    let mut stream = dial(&gateway, mesh.node, ExpectedPeer::Service(&web)).await.unwrap();
+    let answer = exchange(&mut stream, &[header(mesh.pod), GET.into()].concat()).await;
+    assert!(answer.ends_with("red/web for nobody"), "{answer}");
+    let elsewhere = serve_pod().await;
+    let mut stream = dial(&gateway, mesh.node, ExpectedPeer::Service(&web)).await.unwrap();
+    let answer = exchange(&mut stream, &[header(elsewhere), GET.into()].concat()).await;
+    assert!(!answer.contains("red/web"), "{answer}");
+    mesh.counts(true, "fairmesh_node_headers_refused_total", "1").await;
+}

@@ -1,0 +1,8 @@
+//! A gateway of two tenants, their nodes and pods as real processes: who reaches whom, and what liars reach.
+
+#![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
+
+mod demo;
+mod lies;
+mod mesh;
+mod slow;

@@ -1,0 +1,230 @@
+//! A mesh with a trust domain, an agent of the provider and one of each tenant, a gateway, and a node of the tenant red, on loopback.
+
+use std::{io, net::SocketAddr, path::PathBuf};
+
+use fairmesh_identity::{IdentityRequest, ProgramIdentity};
+use fairmesh_test_support::{
+    PATIENCE, Process, Program, Run, eventually_async as until, fairmesh, free_port, run, skipped,
+};
+use fairmesh_wire::{
+    proxy_protocol::{Addresses, ConnectionId, write_with_id},
+    transport::{Address, EndpointAddress, ExpectedPeer, Stream, Transport},
+};
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    time::timeout,
+};
+
+/// The virtual address of both tenants.
+pub(crate) const VIRTUAL: &str = "10.96.0.1:80";
+
+/// Both tenants declare a service at one virtual address; blue has one more at another.
+const RECORDS: &str = "\
+{kind: Service, name: red/web, virtualAddress: '10.96.0.1:80'}
+---
+{kind: Service, name: red/client}
+---
+{kind: Service, name: blue/web, virtualAddress: '10.96.0.1:80'}
+---
+{kind: Service, name: blue/vault, virtualAddress: '10.96.0.7:80'}
+---
+kind: Policy
+service: red/web
+authorization:
+  rules:
+    - {name: reads, from: ['red/client'], methods: [GET]}
+";
+
+/// The processes; they end with the value.
+pub(crate) struct Mesh {
+    folder: TempDir,
+    processes: Vec<Process>,
+    /// Where nodes connect to the gateway, and the gateway to the node.
+    pub(crate) gateway: SocketAddr,
+    pub(crate) node: SocketAddr,
+    /// The pod behind the node.
+    pub(crate) pod: SocketAddr,
+    gateway_pages: String,
+    node_pages: String,
+}
+
+fn local() -> SocketAddr {
+    ([127, 0, 0, 1], free_port()).into()
+}
+
+impl Mesh {
+    /// All are up, and `pod` serves. `None` where this process may not accept captured connections.
+    pub(crate) async fn start(pod: SocketAddr) -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            skipped("connections cannot be captured", "it needs CAP_NET_RAW");
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let (gateway, node) = (local(), local());
+        let [gateway_pages, node_pages] = [local(), local()].map(|address| address.to_string());
+        let mut mesh = Self { folder, processes: Vec::new(), gateway, node, pod, gateway_pages, node_pages };
+        let grpc = local();
+        let (dir, control) = (mesh.folder.path().display().to_string(), mesh.control());
+        mesh.start_process(
+            "control",
+            &format!("control --trust-domain prod --http 127.0.0.1:0 --grpc {grpc} --grpc {control} --data-dir {dir}/data"),
+        );
+        until("the control plane is up", async || mesh.cli(&["identity", "show"], "").await.code == Some(0))
+            .await;
+        mesh.agent("edge", &control).await;
+        for tenant in ["red", "blue"] {
+            let token = mesh.cli(&["identity", "token", tenant, "--tenant", tenant], "").await.ok();
+            std::fs::write(mesh.path(&format!("{tenant}.token")), token).unwrap();
+            mesh.agent(tenant, &format!("{grpc} --join-token-file {dir}/{tenant}.token")).await;
+        }
+        mesh.cli(&["apply", "-f", "-"], RECORDS).await.ok();
+        let (agent, pages) = (mesh.agent_of("edge"), &mesh.gateway_pages);
+        let args = format!("gateway --agent {agent} --listen {gateway} --admin {pages} --cores 1");
+        mesh.start_process("gateway", &args);
+        let (agent, pages, capture) = (mesh.agent_of("red"), &mesh.node_pages, local());
+        let args = format!(
+            "node --agent {agent} --gateway {gateway} --capture {capture} --admin {pages} --pod red/web@{node}={pod}"
+        );
+        mesh.start_process("node", &args);
+        for pages in [mesh.gateway_pages.clone(), mesh.node_pages.clone()] {
+            until("it is ready", async || page(&pages, "/readyz").await.ends_with("ready\n")).await;
+        }
+        Some(mesh)
+    }
+
+    fn start_process(&mut self, name: &str, args: &str) {
+        let program = Program::fairmesh(self.path(&format!("{name}.log")), args);
+        self.processes.push(Process::start(program));
+    }
+
+    async fn agent(&mut self, name: &str, control: &str) {
+        let (socket, state) = (self.agent_of(name), self.path(&format!("state-{name}")));
+        let args = format!(
+            "agent --name {name} --region eu --metrics none --listen {socket} --state-dir {} --control {control}",
+            state.display()
+        );
+        self.start_process(&format!("agent-{name}"), &args);
+        let socket = self.path(&format!("{name}.sock"));
+        until("the agent listens", async || tokio::net::UnixStream::connect(&socket).await.is_ok()).await;
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn control(&self) -> String {
+        format!("unix:{}", self.path("control.sock").display())
+    }
+
+    fn agent_of(&self, name: &str) -> String {
+        format!("unix:{}", self.path(&format!("{name}.sock")).display())
+    }
+
+    /// Runs a command against the control plane.
+    pub(crate) async fn cli(&self, args: &[&str], input: &str) -> Run {
+        run(fairmesh(&[args, &["--control", &self.control()]].concat()), input, PATIENCE).await
+    }
+
+    /// An identity from an agent.
+    pub(crate) async fn identity(&self, agent: &str, path: &str) -> Transport {
+        let request = IdentityRequest {
+            agent: Address::Unix(self.path(&format!("{agent}.sock"))),
+            workload_api: None,
+            control_planes: Vec::new(),
+            token: None,
+            path: Some(path.parse().unwrap()),
+            software: "test".into(),
+            patience: PATIENCE,
+        };
+        ProgramIdentity::of_caller(request).await.unwrap().transport()
+    }
+
+    /// A metric of the gateway or the node.
+    pub(crate) async fn counts(&self, of_node: bool, metric: &str, value: &str) {
+        let pages = if of_node { &self.node_pages } else { &self.gateway_pages };
+        let line = format!("{metric} {value}");
+        until(&line, async || page(pages, "/metrics").await.lines().any(|one| one == line)).await;
+    }
+
+    /// Says this to the gateway as a node would for a pod with this identity, which connected to `destination`; returns what comes back.
+    pub(crate) async fn call(&self, pod: &Transport, destination: &str, request: &str) -> String {
+        match self.open(pod, destination).await {
+            Ok(mut stream) => exchange(&mut stream, request.as_bytes()).await,
+            Err(error) => format!("not connected: {error}"),
+        }
+    }
+
+    /// A connection to the gateway for a pod, with its header.
+    pub(crate) async fn open(&self, pod: &Transport, destination: &str) -> io::Result<Stream> {
+        let mut stream = dial(pod, self.gateway, ExpectedPeer::Gateway).await?;
+        stream.write_all(&header(destination.parse().unwrap())).await?;
+        stream.flush().await?;
+        Ok(stream)
+    }
+}
+
+/// The header of a connection to this destination.
+pub(crate) fn header(destination: SocketAddr) -> Vec<u8> {
+    let source = ([10, 1, 1, 2], 40_000).into();
+    write_with_id(Addresses { source, destination }, ConnectionId(7))
+}
+
+/// A connection over mutual TLS.
+pub(crate) async fn dial(from: &Transport, to: SocketAddr, peer: ExpectedPeer<'_>) -> io::Result<Stream> {
+    let endpoint = EndpointAddress { address: to, peer: Some(peer), accepts_plaintext: false, from: None };
+    timeout(PATIENCE, from.connect_endpoint(endpoint)).await?
+}
+
+/// Sends bytes, and reads until the end or a failure.
+pub(crate) async fn exchange(stream: &mut Stream, request: &[u8]) -> String {
+    let mut read = Vec::new();
+    let exchanged = async {
+        stream.write_all(request).await?;
+        stream.flush().await?;
+        stream.read_to_end(&mut read).await
+    };
+    // A connection that is refused ends by a reset, which is the answer.
+    let ended = timeout(PATIENCE, exchanged).await.expect("the connection does not end");
+    let end = ended.err().map(|error| format!(" ({error})")).unwrap_or_default();
+    String::from_utf8_lossy(&read).into_owned() + &end
+}
+
+/// A page for operators.
+async fn page(address: &str, path: &str) -> String {
+    let Ok(mut stream) = TcpStream::connect(address).await else { return String::new() };
+    let request = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
+    let mut read = Vec::new();
+    let read_all = async {
+        stream.write_all(request.as_bytes()).await?;
+        stream.read_to_end(&mut read).await
+    };
+    let _ = timeout(PATIENCE, read_all).await;
+    String::from_utf8_lossy(&read).into_owned()
+}
+
+/// A pod that answers every connection's first request with its name, and with who calls.
+pub(crate) async fn serve_pod() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    let Ok(byte) = stream.read_u8().await else { return };
+                    head.push(byte);
+                }
+                let head = String::from_utf8_lossy(&head).to_ascii_lowercase();
+                let caller = head.lines().find_map(|line| line.strip_prefix("x-fairmesh-caller: "));
+                let body = format!("red/web for {}", caller.unwrap_or("nobody"));
+                let length = body.len();
+                let answer =
+                    format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}");
+                let _ = stream.write_all(answer.as_bytes()).await;
+            });
+        }
+    });
+    address
+}

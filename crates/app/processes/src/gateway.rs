@@ -1,0 +1,127 @@
+//! `fairmesh gateway`.
+
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
+
+use clap::Args;
+use fairmesh_calls::{Mesh, forwarding::with_event_loops};
+use fairmesh_console::{connect, failure::Failure, stop_signals};
+use fairmesh_gateway::GatewayConfig;
+use fairmesh_model::{Label, MeshRole, SpiffePath, spec};
+use fairmesh_proxy::{AccessLogConfig, Limits};
+use fairmesh_wire::transport::Address;
+
+use super::{
+    daemon_args::{MetricsAddress, host_name},
+    proxy::LogForm,
+};
+use crate::{logging::Logging, size::read_size};
+
+/// Arguments of `fairmesh gateway`.
+#[derive(Debug, Args)]
+pub struct GatewayArgs {
+    /// Address for nodes, over mutual TLS.
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:7440")]
+    listen: SocketAddr,
+    /// Address of /metrics, /healthz and /readyz, or 'none'.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7441")]
+    admin: MetricsAddress,
+    /// A Unix socket for hot upgrades: a gateway started with the same path takes over the listeners of the running one,
+    /// which then drains and ends.
+    #[arg(long, value_name = "PATH")]
+    handover: Option<PathBuf>,
+    /// The agent to follow, which gives the gateway its identity [default: FAIRMESH_AGENT, else the agent's default socket].
+    #[arg(long, value_name = "ADDRESS")]
+    agent: Option<Address>,
+    /// Its client id, which determines its subset of endpoints; stable, and unique among replicas [default: the names of host and
+    /// program].
+    #[arg(long, value_name = "ID")]
+    client_id: Option<String>,
+    /// Maximum number of connections of one tenant; further ones are refused.
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    max_tenant_connections: usize,
+    /// Maximum number of services that the pods of one tenant call; calls of one more get a 503 response until another one is idle.
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    max_tenant_services: u32,
+    /// Maximum number of tenants; connections of one more are refused.
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    max_tenants: usize,
+    /// Maximum number of connections of all tenants; further ones wait.
+    #[arg(long, value_name = "N", default_value_t = 65_536)]
+    max_connections: usize,
+    /// Maximum size of a request body in bytes, or with a unit, such as 1MB; larger ones get a 413 response [default:
+    /// unlimited].
+    #[arg(long, value_name = "SIZE", value_parser = read_size)]
+    max_body: Option<u64>,
+    /// The access log, to standard output.
+    #[arg(long, value_enum, default_value_t, value_name = "FORM")]
+    access_log: LogForm,
+    /// Log one of N requests; failed ones are all logged.
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    access_log_one_in: u64,
+    /// Time limit for requests in flight after SIGTERM, or once a successor serves.
+    #[arg(long, value_name = "DURATION", value_parser = spec::read_duration, default_value = "25s")]
+    drain_deadline: Duration,
+    /// Idle timeout of connections, and time limit for the headers of a request.
+    #[arg(long, value_name = "DURATION", value_parser = spec::read_duration, default_value = "75s")]
+    idle_timeout: Duration,
+    /// Idle timeout of WebSocket and TCP connections.
+    #[arg(long, value_name = "DURATION", value_parser = spec::read_duration, default_value = "1h")]
+    tunnel_idle_timeout: Duration,
+    /// How long a service without calls is followed; the next call subscribes again.
+    #[arg(long, value_name = "DURATION", value_parser = spec::read_duration, default_value = "10m")]
+    service_idle_timeout: Duration,
+    /// Threads that serve connections [default: the number of available processors].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=512))]
+    cores: Option<u16>,
+    #[command(flatten)]
+    logging: Logging,
+}
+
+/// Serves until SIGTERM or SIGINT, or until a successor serves; then drains.
+pub async fn run(args: GatewayArgs) -> Result<ExitCode, Failure> {
+    args.logging.start()?;
+    let shutdown = stop_signals::shutdown()?;
+    let agent = args.agent.clone().unwrap_or_else(connect::agent);
+    let name = Label::new("gateway").map_err(|error| Failure::refused(error, "report this"))?;
+    let path = SpiffePath::Mesh(MeshRole::Gateway, name);
+    let transport = connect::transport_of_agent(agent.clone(), Some(path), "gateway").await;
+    // Nodes and pods are known by mutual TLS only.
+    connect::require_identity(&transport)?;
+    let processors = || std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = args.cores.map_or_else(processors, usize::from);
+    let client_id = args.client_id.clone().unwrap_or_else(|| format!("{}/gateway", host_name()));
+    let mesh = with_event_loops(Mesh::builder(), cores)
+        .transport(transport.clone())
+        .agent(agent.clone())
+        .client_id(client_id)
+        .idle_timeout(args.service_idle_timeout / 10);
+    let mesh = mesh.connect().await.map_err(|error| Failure::refused(error.problem, error.hint))?;
+    let config = GatewayConfig {
+        listen: args.listen,
+        transport,
+        agent,
+        admin: args.admin.0,
+        handover: args.handover.clone(),
+        cores,
+        limits: limits(&args),
+        connections: args.max_connections,
+        tenants: args.max_tenants,
+        access_log: AccessLogConfig { form: args.access_log.into(), one_in: args.access_log_one_in },
+    };
+    fairmesh_gateway::run(config, mesh, shutdown).await.map_err(|error| Failure::stopped(&error))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The limits of one tenant.
+fn limits(args: &GatewayArgs) -> Limits {
+    Limits {
+        connections: args.max_tenant_connections,
+        body: args.max_body,
+        idle_timeout: args.idle_timeout,
+        tunnel_idle: args.tunnel_idle_timeout,
+        drain: args.drain_deadline,
+        services: args.max_tenant_services as usize,
+        service_idle: args.service_idle_timeout,
+        ..Limits::default()
+    }
+}

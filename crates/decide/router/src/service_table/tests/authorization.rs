@@ -1,0 +1,47 @@
+//! Who may call, where a proxy decides for the servers of a service.
+
+use fairmesh_model::{Authorization, AuthorizationMode, AuthorizationRule, CallerMatch, SpiffeId};
+
+use super::*;
+use crate::DecisionReason;
+
+fn caller(path: &str) -> CallerId {
+    CallerId::new(format!("spiffe://prod/{path}").parse::<SpiffeId>().unwrap())
+}
+
+fn rule(from: &str, methods: &[&str]) -> AuthorizationRule {
+    AuthorizationRule {
+        name: Label::new("reads").unwrap(),
+        denies: false,
+        from: vec![CallerMatch::new(from).unwrap()],
+        methods: methods.iter().map(|method| (*method).to_owned()).collect(),
+        paths: Vec::new(),
+    }
+}
+
+fn permits(table: &ServiceTable, caller: &CallerId, method: &str, default: DefaultAuthorization) -> bool {
+    let request = AuthorizationRequest { caller: Some(caller), method, path: "/" };
+    table.authorize(&request, default).permits()
+}
+
+#[test]
+fn rules_of_policy_decide_and_survive_other_changes() {
+    use DefaultAuthorization::{Allow, Deny};
+    let mut fleet = Fleet::replicated(&[("a", "eu")]);
+    let (client, other) = (caller("shop/client"), caller("shop/other"));
+    let open = fleet.compile(None);
+    assert!(permits(&open, &other, "GET", Allow) && !permits(&open, &other, "GET", Deny));
+    assert_eq!(open.authorize_connection(&other, Deny).reason, DecisionReason::Default);
+    let rules = vec![rule("shop/client", &["GET"])];
+    fleet.policy.authorization =
+        Some(Box::new(Authorization { mode: AuthorizationMode::Enforce, rules, intermediaries: Vec::new() }));
+    let first = fleet.compile(None);
+    fleet.endpoints.push(endpoint("b", "eu"));
+    for table in [&first, &fleet.recompile(&first)] {
+        assert!(permits(table, &client, "GET", Deny));
+        assert!(!permits(table, &client, "PUT", Allow) && !permits(table, &other, "GET", Allow));
+        assert!(!table.authorize_connection(&client, Allow).permits(), "the rule is for one method");
+    }
+    fleet.policy.authorization = None;
+    assert!(permits(&fleet.compile(Some(&first)), &other, "GET", Allow));
+}

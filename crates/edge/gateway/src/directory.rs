@@ -1,0 +1,231 @@
+//! What a gateway has to know of tenants besides their routes: virtual addresses of services, and what applies without rules.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError, RwLock},
+    time::Duration,
+};
+
+use fairmesh_model::{
+    DefaultAuthorization, Prefix, Record, RecordKey, RecordKind, Revision, ServiceName, Tenant,
+};
+use fairmesh_rib::{
+    ArrivedRecord, Mirror, Snapshot, Update,
+    follower::{Backoff, Follower, FollowerConfig, FollowerHandle, Sink},
+};
+use fairmesh_wire::{
+    records,
+    transport::{Address, Transport},
+};
+use tokio::{sync::watch, time::timeout};
+use tokio_util::task::AbortOnDropHandle;
+
+/// How long the first connection of a tenant waits for its virtual addresses.
+const FIRST_RECORDS_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Virtual addresses of a tenant's services. Two services with one address: the first by name has it.
+type VirtualAddresses = BTreeMap<SocketAddr, BTreeSet<ServiceName>>;
+
+/// The copy of the records.
+#[derive(Debug, Default)]
+struct TenantRecords {
+    addresses: BTreeMap<Tenant, VirtualAddresses>,
+    of_services: BTreeMap<ServiceName, SocketAddr>,
+}
+
+/// Follows the services of the tenants that call.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    records: Arc<RwLock<TenantRecords>>,
+    default: watch::Receiver<DefaultAuthorization>,
+    /// The prefixes that have arrived, or are refused.
+    known: watch::Receiver<BTreeSet<Prefix>>,
+    followed: Mutex<BTreeSet<Tenant>>,
+    upstream: FollowerHandle,
+    _acks: AbortOnDropHandle<()>,
+}
+
+struct DirectorySink {
+    records: Arc<RwLock<TenantRecords>>,
+    default: watch::Sender<DefaultAuthorization>,
+    known: watch::Sender<BTreeSet<Prefix>>,
+    applied: watch::Sender<Option<Revision>>,
+}
+
+impl Directory {
+    /// Follows the records of an agent.
+    pub(crate) fn follow(agent: Address, transport: Transport) -> Self {
+        let records = Arc::<RwLock<TenantRecords>>::default();
+        let (default, told) = watch::channel(DefaultAuthorization::default());
+        let (known, arrived) = watch::channel(BTreeSet::new());
+        let (applied, mut revisions) = watch::channel(None);
+        let sink = DirectorySink { records: Arc::clone(&records), default, known, applied };
+        let config = FollowerConfig {
+            addresses: vec![agent],
+            transport,
+            software: "gateway, virtual addresses".into(),
+            backoff: Backoff::default(),
+            refuse_lagging: false,
+        };
+        let upstream = Follower::spawn(config, sink);
+        upstream.subscribe(default_prefix());
+        let acknowledged = upstream.clone();
+        let acks = tokio::spawn(async move {
+            while revisions.changed().await.is_ok() {
+                let revision: Option<Revision> = *revisions.borrow_and_update();
+                revision.into_iter().for_each(|revision| acknowledged.ack(revision));
+            }
+        });
+        let acks = AbortOnDropHandle::new(acks);
+        Self { records, default: told, known: arrived, followed: Mutex::default(), upstream, _acks: acks }
+    }
+
+    /// What applies to services without rules, and its changes.
+    pub(crate) fn default_authorization(&self) -> watch::Receiver<DefaultAuthorization> {
+        self.default.clone()
+    }
+
+    /// Waits until it is known what applies to services without rules: nobody is let in before.
+    pub(crate) async fn ready(&self) {
+        self.wait_known(default_prefix()).await;
+    }
+
+    /// The service of a tenant at a virtual address. The first call for a tenant waits for its records, two seconds at most.
+    pub(crate) async fn service_at(&self, tenant: &Tenant, address: SocketAddr) -> Option<ServiceName> {
+        let prefix = Prefix::tenant(tenant, RecordKind::Service);
+        let is_new = self.followed.lock().unwrap_or_else(PoisonError::into_inner).insert(tenant.clone());
+        if is_new {
+            self.upstream.subscribe(prefix.clone());
+        }
+        if timeout(FIRST_RECORDS_TIMEOUT, self.wait_known(prefix)).await.is_err() {
+            tracing::warn!(%tenant, "the virtual addresses of a tenant are not known yet");
+        }
+        let records = self.records.read().unwrap_or_else(PoisonError::into_inner);
+        records.addresses.get(tenant)?.get(&address)?.first().cloned()
+    }
+
+    async fn wait_known(&self, prefix: Prefix) {
+        // The sender lives in the follower, which lives in `self`.
+        let _ = self.known.clone().wait_for(|known| known.contains(&prefix)).await;
+    }
+}
+
+fn default_prefix() -> Prefix {
+    Prefix::from(&RecordKey::DefaultAuthorization)
+}
+
+impl TenantRecords {
+    /// Sets the virtual address of a service, or removes it.
+    fn set(&mut self, service: &ServiceName, address: Option<SocketAddr>) {
+        if let Some(before) = self.of_services.remove(service)
+            && let Some(addresses) = self.addresses.get_mut(&service.tenant)
+            && let Some(services) = addresses.get_mut(&before)
+        {
+            services.remove(service);
+            if services.is_empty() {
+                addresses.remove(&before);
+            }
+        }
+        if let Some(address) = address {
+            self.of_services.insert(service.clone(), address);
+            let addresses = self.addresses.entry(service.tenant.clone()).or_default();
+            addresses.entry(address).or_default().insert(service.clone());
+        }
+    }
+}
+
+impl DirectorySink {
+    fn set(&self, service: &ServiceName, address: Option<SocketAddr>) {
+        self.records.write().unwrap_or_else(PoisonError::into_inner).set(service, address);
+    }
+}
+
+impl Sink for DirectorySink {
+    fn update(&mut self, update: Update) {
+        self.apply(&update);
+        self.applied.send_replace(Some(update.revision));
+    }
+
+    fn refused(&mut self, prefix: &Prefix, reason: &str) {
+        tracing::warn!(%prefix, reason, "this gateway may not read the services of a tenant: hosts name them all the same");
+        // Not that of the default: until it is known, nobody is let in.
+        if *prefix != default_prefix() {
+            self.mark_current(prefix);
+        }
+    }
+}
+
+impl Mirror for DirectorySink {
+    fn retain(&mut self, snapshot: &Snapshot) {
+        let default = RecordKey::DefaultAuthorization.to_string();
+        if snapshot.prefix.covers(&default) && !snapshot.holds(&default) {
+            self.default.send_replace(DefaultAuthorization::default());
+        }
+        let gone: Vec<ServiceName> = {
+            let records = self.records.read().unwrap_or_else(PoisonError::into_inner);
+            let is_gone = |service: &&ServiceName| {
+                let key = RecordKey::Service((*service).clone()).to_string();
+                snapshot.prefix.covers(&key) && !snapshot.holds(&key)
+            };
+            records.of_services.keys().filter(is_gone).cloned().collect()
+        };
+        gone.iter().for_each(|service| self.set(service, None));
+    }
+
+    fn put(&mut self, key: RecordKey, record: ArrivedRecord<'_>) {
+        match (records::decode(&key, record.value), &key) {
+            (Ok(Record::Service(declared)), RecordKey::Service(service)) => {
+                self.set(service, declared.virtual_address);
+            }
+            (Ok(Record::DefaultAuthorization(default)), _) => {
+                self.default.send_replace(default);
+            }
+            (Ok(_), _) => {}
+            // The last one stays in force.
+            (Err(error), _) => {
+                tracing::error!(%error, %key, "a record is not understood; keeping the last one")
+            }
+        }
+    }
+
+    fn delete(&mut self, _: &str, key: &RecordKey) {
+        match key {
+            RecordKey::Service(service) => self.set(service, None),
+            RecordKey::DefaultAuthorization => {
+                self.default.send_replace(DefaultAuthorization::default());
+            }
+            _ => {}
+        }
+    }
+
+    fn mark_current(&mut self, prefix: &Prefix) {
+        self.known.send_if_modified(|known| known.insert(prefix.clone()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn virtual_address_is_of_one_tenant_and_of_the_first_service_by_name() {
+        let mut records = TenantRecords::default();
+        let name = |text: &str| ServiceName::new(text).unwrap();
+        let at: SocketAddr = ([10, 96, 0, 1], 80).into();
+        let found = |records: &TenantRecords, tenant: &str| {
+            records.addresses.get(&Tenant::new(tenant).unwrap())?.get(&at)?.first().map(ToString::to_string)
+        };
+        for service in ["red/web", "red/api", "blue/web"] {
+            records.set(&name(service), Some(at));
+        }
+        assert_eq!(
+            (found(&records, "red"), found(&records, "blue")),
+            (Some("red/api".into()), Some("blue/web".into()))
+        );
+        records.set(&name("red/api"), Some(([10, 96, 0, 2], 80).into()));
+        assert_eq!(found(&records, "red"), Some("red/web".into()), "it moved");
+        records.set(&name("red/web"), None);
+        assert_eq!((found(&records, "red"), found(&records, "blue")), (None, Some("blue/web".into())));
+    }
+}

@@ -1,0 +1,187 @@
+//! Runs a gateway from start to drain.
+
+use std::{
+    future::Future,
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use fairmesh_calls::{Mesh, forwarding::exclude_addresses};
+use fairmesh_edge::{
+    forward::forwarder::Forwarder,
+    lifecycle::succession::{Stop, Succession, SuccessionError},
+    limits::Limits,
+    listen::cores::Cores,
+    observe::observer::{ObserverConfig, RequestObserver},
+    server::ConnectionServer,
+    services::Services,
+    shutdown::Shutdown,
+    tunnel::Tunnels,
+};
+use fairmesh_listen::Listeners;
+use tokio::{
+    net::TcpListener,
+    time::{Instant, sleep},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    config::GatewayConfig,
+    connection::Connections,
+    directory::Directory,
+    metrics::GatewayMetrics,
+    pages::{self, Pages},
+    tenants::{Shared, Tenants},
+};
+
+/// How often a gateway without a certificate looks for it.
+const READY_INTERVAL: Duration = Duration::from_millis(100);
+/// Time for the last lines of the access log.
+const LAST_LINES: Duration = Duration::from_secs(2);
+
+/// Why a gateway cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum GatewayError {
+    /// An address cannot be bound, or the running gateway not be replaced.
+    #[error(transparent)]
+    Succession(#[from] SuccessionError),
+    /// Threads cannot be started.
+    #[error(
+        "cannot start {count} threads to serve connections: {source}; lower --cores, or raise the limits of processes"
+    )]
+    Cores {
+        /// Number of threads.
+        count: usize,
+        /// Error of the operating system.
+        source: io::Error,
+    },
+}
+
+/// Runs a gateway until `stop` completes or a successor takes over, and then drains it: it accepts no more connections, responses tell
+/// clients to reconnect, and open connections have until the drain deadline.
+///
+/// # Errors
+/// An address cannot be bound, threads cannot be started, or the running gateway cannot be replaced; that one continues.
+pub async fn run(
+    config: GatewayConfig,
+    mesh: Mesh,
+    stop: impl Future<Output = ()>,
+) -> Result<(), GatewayError> {
+    let addresses: Vec<SocketAddr> = [config.listen].into_iter().chain(config.admin).collect();
+    let mut succession = Succession::bind(&addresses, config.handover.as_deref()).await?;
+    let admin = config.admin.and_then(|_| succession.listeners.pop());
+    exclude_addresses(&mesh, [config.listen]);
+    let gateway = Gateway::start(&config, mesh)?;
+    let stopping = CancellationToken::new();
+    admin.into_iter().for_each(|admin| pages::start(admin, gateway.pages(), stopping.clone()));
+    let ended = gateway.run(succession, &config.limits, stop).await;
+    stopping.cancel();
+    ended
+}
+
+struct Gateway {
+    /// Accepts connections; their requests are forwarded by the server of their tenant.
+    server: Arc<ConnectionServer>,
+    connections: Arc<Connections>,
+    observer: Arc<RequestObserver>,
+    shutdown: Arc<Shutdown>,
+    tasks: TaskTracker,
+    is_ready: Arc<AtomicBool>,
+}
+
+impl Gateway {
+    fn start(config: &GatewayConfig, mesh: Mesh) -> Result<Self, GatewayError> {
+        let (shutdown, tasks) = (Arc::new(Shutdown::default()), TaskTracker::new());
+        let observer =
+            RequestObserver::start(ObserverConfig { log: config.access_log, ..ObserverConfig::default() });
+        let metrics = Arc::new(GatewayMetrics::default());
+        let cores = Cores::start(config.cores);
+        let cores = cores.map_err(|source| GatewayError::Cores { count: config.cores, source })?;
+        let limits = Limits { connections: config.connections, ..config.limits };
+        let tunnels = Tunnels::new(limits, Arc::clone(&metrics.edge), Arc::clone(&shutdown), tasks.clone());
+        // It accepts only, and forwards nothing: no service is known before the tenant is.
+        let none = Services::start(mesh.clone(), limits);
+        let forwarder = Forwarder::new(none, Arc::clone(&metrics.edge), Arc::clone(&observer), tunnels);
+        let server = ConnectionServer::new(Arc::new(forwarder), Arc::clone(&shutdown), cores, limits);
+        let tenants = Tenants::new(Shared {
+            mesh,
+            observer: Arc::clone(&observer),
+            shutdown: Arc::clone(&shutdown),
+            connections: tasks.clone(),
+            limits: config.limits,
+            tenants: config.tenants,
+        });
+        let connections = Connections {
+            transport: config.transport.clone(),
+            tenants,
+            directory: Directory::follow(config.agent.clone(), config.transport.clone()),
+            metrics,
+            idle_timeout: config.limits.idle_timeout,
+        };
+        Ok(Self {
+            server: Arc::new(server),
+            connections: Arc::new(connections),
+            observer,
+            shutdown,
+            tasks,
+            is_ready: Arc::default(),
+        })
+    }
+
+    fn pages(&self) -> Pages {
+        Pages {
+            connections: Arc::clone(&self.connections),
+            listeners: Listeners::default(),
+            is_ready: Arc::clone(&self.is_ready),
+        }
+    }
+
+    async fn run(
+        &self,
+        succession: Succession,
+        limits: &Limits,
+        stop: impl Future<Output = ()>,
+    ) -> Result<(), GatewayError> {
+        let ends = Stop {
+            shutdown: Arc::clone(&self.shutdown),
+            drain: limits.drain,
+            ready_within: limits.handover_timeout,
+        };
+        let accept = |listeners: Vec<TcpListener>, accepting: &TaskTracker| {
+            listeners.into_iter().for_each(|listener| drop(accepting.spawn(self.accept(listener))));
+            self.is_ready.store(true, Relaxed);
+        };
+        let stop = async {
+            stop.await;
+            self.is_ready.store(false, Relaxed);
+        };
+        succession.run(self.ready(), accept, ends, stop).await?;
+        self.tasks.close();
+        self.tasks.wait().await;
+        self.observer.stop(Instant::now() + LAST_LINES).await;
+        Ok(())
+    }
+
+    /// Completes once nodes accept the gateway's certificate, and it is known what applies to services without rules.
+    async fn ready(&self) {
+        while let Some(problem) = self.connections.transport.lacks_certificate() {
+            tracing::debug!(problem, "not ready");
+            sleep(READY_INTERVAL).await;
+        }
+        self.connections.directory.ready().await;
+    }
+
+    fn accept(&self, listener: TcpListener) -> impl Future<Output = ()> + Send + use<> {
+        let (server, tasks, connections) =
+            (Arc::clone(&self.server), self.tasks.clone(), Arc::clone(&self.connections));
+        async move {
+            let serve = move |accepted| Arc::clone(&connections).serve(accepted);
+            server.accept(&listener, &tasks, serve).await;
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Connections of gateways to pods.
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, atomic::AtomicU64},
+    time::Duration,
+};
+
+use fairmesh_edge::{counter::increment, listen::proxy_header};
+use fairmesh_listen::GuardedStream;
+use fairmesh_model::{Identity, MeshRole, SpiffeId, SpiffePath};
+use fairmesh_server::identity_of;
+use fairmesh_wire::transport::Stream;
+use tokio::{net::TcpStream, time::timeout};
+
+use crate::{
+    forwarded::{Direction, Forwarded},
+    metrics::NodeMetrics,
+    pods::NodeListener,
+};
+
+/// Time limit of a handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit of a connection to a pod, which is on this machine.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Accepts the connections of one listener.
+#[derive(Debug)]
+pub(crate) struct Arriving {
+    pub(crate) listener: Arc<NodeListener>,
+    pub(crate) metrics: Arc<NodeMetrics>,
+    pub(crate) idle_timeout: Duration,
+    pub(crate) logs: bool,
+}
+
+/// Why a connection does not reach a pod.
+struct NotForwarded<'a> {
+    counter: &'a AtomicU64,
+    error: io::Error,
+}
+
+impl Arriving {
+    /// Forwards a connection until it ends.
+    pub(crate) async fn serve(&self, stream: TcpStream, peer: SocketAddr) {
+        // Fails only on a broken socket, which the first read reports.
+        let _ = stream.set_nodelay(true);
+        if let Err(NotForwarded { counter, error }) = self.forward(stream).await {
+            increment(counter);
+            tracing::debug!(%peer, %error, service = %self.listener.service, "a connection did not reach its pod");
+        }
+    }
+
+    async fn forward(&self, stream: TcpStream) -> Result<(), NotForwarded<'_>> {
+        let NodeMetrics { refused_peers, invalid_headers, .. } = &*self.metrics;
+        let mut gateway =
+            self.accept(stream).await.map_err(|error| NotForwarded { counter: refused_peers, error })?;
+        let header = proxy_header::read(&mut gateway, self.idle_timeout).await;
+        let header = header.map_err(|error| NotForwarded { counter: invalid_headers, error })?;
+        let found =
+            header.addresses.and_then(|sent| Some((sent, self.listener.pods.get(&sent.destination)?)));
+        let (sent, pod) = found.ok_or_else(|| NotForwarded {
+            counter: invalid_headers,
+            error: io::Error::other("its header names no pod of this listener"),
+        })?;
+        increment(&pod.metrics.accepted);
+        let server = connect(sent.destination).await;
+        let server = server.map_err(|error| NotForwarded { counter: &pod.metrics.refused, error })?;
+        let forwarded = Forwarded {
+            direction: Direction::ToPod,
+            source: sent.source,
+            destination: sent.destination,
+            connection: header.connection_id,
+        };
+        forwarded.carry(pod, (gateway, server), self.logs).await;
+        Ok(())
+    }
+
+    /// Accepts gateways alone: the certificate of a pod, a proxy or another node opens nothing here.
+    async fn accept(&self, stream: TcpStream) -> io::Result<GuardedStream<Stream>> {
+        let stream = GuardedStream::outgoing(Stream::Tcp(stream));
+        let stream = timeout(HANDSHAKE_TIMEOUT, self.listener.transport.accept(stream)).await??;
+        match identity_of(&stream) {
+            Identity::Spiffe(SpiffeId { path: SpiffePath::Mesh(MeshRole::Gateway, _), .. }) => Ok(stream),
+            peer => Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("{peer} is no gateway"))),
+        }
+    }
+}
+
+async fn connect(pod: SocketAddr) -> io::Result<TcpStream> {
+    let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect(pod)).await??;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}

@@ -1,0 +1,110 @@
+//! Connections that pods open: they go to a gateway, whatever their destination.
+
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use fairmesh_edge::{
+    counter::increment,
+    listen::{socket, transparent::original_dst},
+};
+use fairmesh_wire::{
+    proxy_protocol::{Addresses, ConnectionId, write_with_id},
+    transport::Stream,
+};
+use tokio::{io::AsyncWriteExt as _, net::TcpStream};
+
+use crate::{
+    forwarded::{Direction, Forwarded},
+    gateways::Gateways,
+    metrics::NodeMetrics,
+    pods::{Pod, Pods},
+};
+
+/// Forwards captured connections.
+#[derive(Debug)]
+pub(crate) struct Captured {
+    /// The listener.
+    pub(crate) at: SocketAddr,
+    pub(crate) pods: Arc<Pods>,
+    pub(crate) gateways: Gateways,
+    pub(crate) metrics: Arc<NodeMetrics>,
+    pub(crate) logs: bool,
+    pub(crate) ids: ConnectionIds,
+}
+
+/// Ids that no other connection of the mesh has: random bits of this process, and a number.
+#[derive(Debug)]
+pub(crate) struct ConnectionIds {
+    process: u64,
+    last: AtomicU64,
+}
+
+impl ConnectionIds {
+    /// Ids of a process, which begin with random bits.
+    pub(crate) fn new() -> Self {
+        Self { process: RandomState::new().hash_one(()), last: AtomicU64::new(0) }
+    }
+
+    fn next(&self) -> ConnectionId {
+        ConnectionId(u128::from(self.process) << 64 | u128::from(self.last.fetch_add(1, Relaxed)))
+    }
+}
+
+impl Captured {
+    /// Forwards a connection until it ends.
+    pub(crate) async fn serve(&self, stream: TcpStream, caller: SocketAddr) {
+        // Fails only on a broken socket, which the first read reports.
+        let _ = stream.set_nodelay(true);
+        let found = original_dst(&stream, Some(self.at)).zip(self.pods.at(caller.ip()));
+        let Some((destination, pod)) = found else {
+            increment(&self.metrics.unknown_sources);
+            tracing::debug!(%caller, "refused a connection that is of no pod of this node, or was not captured");
+            return socket::reset(stream);
+        };
+        increment(&pod.metrics.captured);
+        let connection = self.ids.next();
+        match self.open(pod, Addresses { source: caller, destination }, connection).await {
+            Ok(gateway) => {
+                let forwarded = Forwarded {
+                    direction: Direction::FromPod,
+                    source: caller,
+                    destination,
+                    connection: Some(connection),
+                };
+                forwarded.carry(pod, (stream, gateway), self.logs).await;
+            }
+            Err(error) => {
+                increment(&pod.metrics.unreachable);
+                tracing::warn!(service = %pod.service, %destination, %connection, %error, "no gateway accepts a connection");
+                socket::reset(stream);
+            }
+        }
+    }
+
+    /// Opens the connection to a gateway, and says within it what was captured.
+    async fn open(&self, pod: &Pod, addresses: Addresses, id: ConnectionId) -> io::Result<Stream> {
+        let mut gateway = self.gateways.connect(&pod.transport).await?;
+        gateway.write_all(&write_with_id(addresses, id)).await?;
+        gateway.flush().await?;
+        Ok(gateway)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connection_ids_of_two_processes_differ() {
+        let (one, other) = (ConnectionIds::new(), ConnectionIds::new());
+        assert_ne!(one.next(), one.next());
+        assert_ne!(one.next().0 >> 64, other.next().0 >> 64);
+    }
+}

@@ -1,0 +1,146 @@
+//! Counters of connections and bytes, by pod.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use fairmesh_edge::metrics::EdgeMetrics;
+use prometheus_client::{
+    encoding::{EncodeMetric, MetricEncoder, NoLabelSet},
+    metrics::{MetricType, counter::ConstCounter},
+    registry::Registry,
+};
+
+use crate::pods::{Pod, Pods};
+
+/// The counters of one pod. Both directions share the counters of open connections and bytes.
+#[derive(Debug)]
+pub(crate) struct PodMetrics {
+    edge: Arc<EdgeMetrics>,
+    /// Captured connections.
+    pub(crate) captured: AtomicU64,
+    /// Captured connections that no gateway accepted.
+    pub(crate) unreachable: AtomicU64,
+    /// Connections of gateways.
+    pub(crate) accepted: AtomicU64,
+    /// Connections of gateways that the pod did not accept.
+    pub(crate) refused: AtomicU64,
+}
+
+/// Counters of the node, for connections of no pod.
+#[derive(Debug, Default)]
+pub(crate) struct NodeMetrics {
+    /// Captured connections whose source is no pod, or that were not redirected.
+    pub(crate) unknown_sources: AtomicU64,
+    /// Connections of peers that are no gateway, or whose handshake failed.
+    pub(crate) refused_peers: AtomicU64,
+    /// Connections of gateways without a valid header, or with one that names no pod of the listener.
+    pub(crate) invalid_headers: AtomicU64,
+}
+
+impl PodMetrics {
+    pub(crate) fn new(edge: Arc<EdgeMetrics>) -> Self {
+        let zero = || AtomicU64::new(0);
+        Self { edge, captured: zero(), unreachable: zero(), accepted: zero(), refused: zero() }
+    }
+}
+
+/// Registers all metrics as they are now.
+pub(crate) fn register(registry: &mut Registry, node: &NodeMetrics, pods: &Arc<Pods>) {
+    for (name, help, counter) in [
+        (
+            "captured_unknown_sources",
+            "Captured connections whose source is no pod of the node",
+            &node.unknown_sources,
+        ),
+        (
+            "peers_refused",
+            "Connections for pods whose peer did not prove to be a gateway",
+            &node.refused_peers,
+        ),
+        (
+            "headers_refused",
+            "Connections of gateways whose PROXY protocol header names no pod there",
+            &node.invalid_headers,
+        ),
+    ] {
+        registry.register(name, help, ConstCounter::new(counter.load(Relaxed)));
+    }
+    for (name, help, series) in SERIES {
+        registry.register(*name, *help, PodFamily { series, pods: Arc::clone(pods) });
+    }
+}
+
+/// What is shown of each pod.
+type Series = (MetricType, fn(&PodMetrics) -> u64);
+
+static SERIES: &[(&str, &str, Series)] = &[
+    (
+        "pod_connections_captured",
+        "Captured connections by pod",
+        (MetricType::Counter, |pod| pod.captured.load(Relaxed)),
+    ),
+    (
+        "pod_connections_unreachable",
+        "Captured connections that no gateway accepted, by pod",
+        (MetricType::Counter, |pod| pod.unreachable.load(Relaxed)),
+    ),
+    (
+        "pod_connections_accepted",
+        "Connections of gateways by pod",
+        (MetricType::Counter, |pod| pod.accepted.load(Relaxed)),
+    ),
+    (
+        "pod_connections_refused",
+        "Connections of gateways that the pod did not accept",
+        (MetricType::Counter, |pod| pod.refused.load(Relaxed)),
+    ),
+    (
+        "pod_connections_open",
+        "Open connections of the pod, in both directions",
+        (MetricType::Gauge, |pod| pod.edge.tunnels.open()),
+    ),
+    (
+        "pod_sent_bytes",
+        "Bytes of closed connections towards their servers, by pod",
+        (MetricType::Counter, |pod| pod.edge.tunnels.bytes().0),
+    ),
+    (
+        "pod_received_bytes",
+        "Bytes of closed connections from their servers, by pod",
+        (MetricType::Counter, |pod| pod.edge.tunnels.bytes().1),
+    ),
+];
+
+/// A metric with a series for each pod: as many as the configuration has.
+#[derive(Debug)]
+struct PodFamily {
+    series: &'static Series,
+    pods: Arc<Pods>,
+}
+
+impl PodFamily {
+    fn encode_pod(&self, pod: &Pod, encoder: &mut MetricEncoder<'_>) -> fmt::Result {
+        let (service, address) = (pod.service.to_string(), pod.address.to_string());
+        let mut series = encoder.encode_family(&[("service", &*service), ("pod", &*address)])?;
+        let value = (self.series.1)(&pod.metrics);
+        match self.series.0 {
+            MetricType::Gauge => series.encode_gauge(&value),
+            _ => series.encode_counter::<NoLabelSet, _, u64>(&value, None),
+        }
+    }
+}
+
+impl EncodeMetric for PodFamily {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        self.pods.iter().try_for_each(|pod| self.encode_pod(pod, &mut encoder))
+    }
+
+    fn metric_type(&self) -> MetricType {
+        self.series.0
+    }
+}

@@ -1,0 +1,223 @@
+//! Runs a node from start to drain.
+
+use std::{
+    future::Future,
+    hash::{BuildHasher as _, RandomState},
+    io,
+    net::SocketAddr,
+    sync::Arc,
+    time::Duration,
+};
+
+use fairmesh_edge::{
+    lifecycle::succession::{Stop, Succession, SuccessionError},
+    listen::transparent::set_transparent,
+    shutdown::Shutdown,
+};
+use fairmesh_listen::Listeners;
+use fairmesh_model::Invalid;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+    time::sleep,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    arriving::Arriving,
+    captured::{Captured, ConnectionIds},
+    config::NodeConfig,
+    gateways::Gateways,
+    metrics::NodeMetrics,
+    pages::{self, Pages},
+    pods::{Ends, Pods},
+    registered::RegisteredPod,
+};
+
+/// How often a node without a certificate looks for it.
+const READY_INTERVAL: Duration = Duration::from_millis(100);
+/// Delay after a failed accept, as when file descriptors run out.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// Why a node cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// An address cannot be bound, or the running node not be replaced.
+    #[error(transparent)]
+    Succession(#[from] SuccessionError),
+    /// The listener cannot accept connections to other addresses.
+    #[error(
+        "cannot accept connections to other addresses on {address}: {source}; --capture requires CAP_NET_RAW or CAP_NET_ADMIN"
+    )]
+    Transparent {
+        /// The address.
+        address: SocketAddr,
+        /// Error of the operating system.
+        source: io::Error,
+    },
+    /// The configuration is invalid.
+    #[error("{}: {}; {}", .0.field, .0.problem, .0.hint)]
+    Invalid(Invalid),
+}
+
+/// Runs a node until `stop` completes or a successor takes over, and then drains it: callers leave its pods, it accepts no more
+/// connections, and open ones have until the drain deadline.
+///
+/// # Errors
+/// The configuration is invalid, an address cannot be bound, or the running node cannot be replaced; that one continues.
+pub async fn run(config: NodeConfig, stop: impl Future<Output = ()>) -> Result<(), NodeError> {
+    config.check().map_err(NodeError::Invalid)?;
+    let node = Node::new(&config);
+    let of_pods = node.pods.listeners.iter().map(|listener| listener.address);
+    let addresses: Vec<SocketAddr> = of_pods.chain([config.capture]).chain(config.admin).collect();
+    let mut succession = Succession::bind(&addresses, config.handover.as_deref()).await?;
+    let admin = config.admin.and_then(|_| succession.listeners.pop());
+    if let Some(capture) = succession.listeners.last() {
+        let opened = set_transparent(capture);
+        opened.map_err(|source| NodeError::Transparent { address: config.capture, source })?;
+    }
+    let served: Vec<_> =
+        config.pods.iter().filter_map(|(pod, transport)| Some((pod, pod.served?, transport))).collect();
+    let registered = served.into_iter().map(|(pod, served, transport)| {
+        RegisteredPod::new(&pod.service, served, (&config.registry, transport)).map_err(NodeError::Invalid)
+    });
+    let registered = registered.collect::<Result<Vec<_>, _>>()?;
+    let stopping = CancellationToken::new();
+    admin.into_iter().for_each(|admin| pages::start(admin, node.pages(), stopping.clone()));
+    let ended = node.run(succession, registered, &config, stop).await;
+    stopping.cancel();
+    ended
+}
+
+struct Node {
+    pods: Arc<Pods>,
+    metrics: Arc<NodeMetrics>,
+    ends: Ends,
+    permits: Arc<Semaphore>,
+}
+
+impl Node {
+    fn new(config: &NodeConfig) -> Self {
+        let (shutdown, connections) = (Arc::new(Shutdown::default()), TaskTracker::new());
+        let ends = Ends { limits: config.limits, shutdown, connections };
+        let pods = Arc::new(Pods::new(config.pods.clone(), &ends));
+        let permits = Arc::new(Semaphore::new(config.limits.connections.clamp(1, Semaphore::MAX_PERMITS)));
+        Self { pods, metrics: Arc::default(), ends, permits }
+    }
+
+    async fn run(
+        self,
+        succession: Succession,
+        registered: Vec<RegisteredPod>,
+        config: &NodeConfig,
+        stop: impl Future<Output = ()>,
+    ) -> Result<(), NodeError> {
+        let (leaving, left, leases) =
+            (CancellationToken::new(), CancellationToken::new(), TaskTracker::new());
+        let drain = config.limits.drain;
+        let ends = Stop {
+            shutdown: Arc::clone(&self.ends.shutdown),
+            drain,
+            ready_within: config.limits.handover_timeout,
+        };
+        let accept = |listeners: Vec<TcpListener>, accepting: &TaskTracker| {
+            self.accept(listeners, accepting, config);
+            for pod in registered {
+                let kept = pod.keep(leaving.clone(), drain / 2);
+                leases.spawn(left.clone().run_until_cancelled_owned(kept));
+            }
+        };
+        let stop = async {
+            stop.await;
+            // Callers leave before connections are refused.
+            leaving.cancel();
+            leases.close();
+            leases.wait().await;
+        };
+        let ended = succession.run(self.ready(), accept, ends, stop).await;
+        // A successor keeps the endpoints.
+        left.cancel();
+        ended?;
+        self.ends.connections.close();
+        self.ends.connections.wait().await;
+        Ok(())
+    }
+
+    fn pages(&self) -> Pages {
+        Pages {
+            metrics: Arc::clone(&self.metrics),
+            pods: Arc::clone(&self.pods),
+            listeners: Listeners::default(),
+        }
+    }
+
+    /// Completes once every pod has its certificate.
+    async fn ready(&self) {
+        while let Some(problem) = self.pods.lacks_certificate() {
+            tracing::debug!(problem, "not ready");
+            sleep(READY_INTERVAL).await;
+        }
+    }
+
+    /// Accepts the connections of gateways on all listeners but the last, where captured ones arrive.
+    fn accept(&self, mut listeners: Vec<TcpListener>, accepting: &TaskTracker, config: &NodeConfig) {
+        let Some(capture) = listeners.pop() else { return };
+        let captured = Arc::new(Captured {
+            at: config.capture,
+            pods: Arc::clone(&self.pods),
+            gateways: Gateways::new(config.gateways.clone(), RandomState::new().hash_one(()) as usize),
+            metrics: Arc::clone(&self.metrics),
+            logs: config.logs_connections,
+            ids: ConnectionIds::new(),
+        });
+        accepting.spawn(self.accept_on(capture, move |stream, peer| {
+            let captured = Arc::clone(&captured);
+            async move { captured.serve(stream, peer).await }
+        }));
+        for (listener, of) in listeners.into_iter().zip(&self.pods.listeners) {
+            let arriving = Arc::new(Arriving {
+                listener: Arc::clone(of),
+                metrics: Arc::clone(&self.metrics),
+                idle_timeout: config.limits.idle_timeout,
+                logs: config.logs_connections,
+            });
+            accepting.spawn(self.accept_on(listener, move |stream, peer| {
+                let arriving = Arc::clone(&arriving);
+                async move { arriving.serve(stream, peer).await }
+            }));
+        }
+    }
+
+    /// Accepts connections within the limit until the shutdown starts. Those beyond it wait in the accept queue.
+    fn accept_on<S, F>(&self, listener: TcpListener, serve: S) -> impl Future<Output = ()> + Send + use<S, F>
+    where
+        S: Fn(TcpStream, SocketAddr) -> F + Send + 'static,
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let (permits, ends) = (Arc::clone(&self.permits), self.ends.clone());
+        async move {
+            let stopped = ends.shutdown.started().clone();
+            let accepting = async move {
+                loop {
+                    // The semaphore is never closed.
+                    let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
+                    match listener.accept().await {
+                        Ok((stream, peer)) => {
+                            let served =
+                                serve(stream, SocketAddr::new(peer.ip().to_canonical(), peer.port()));
+                            ends.connections.spawn(async move {
+                                let _permit = permit;
+                                served.await;
+                            });
+                        }
+                        Err(error) => {
+                            tracing::warn!(%error, "cannot accept; check the limit of open files");
+                            sleep(ACCEPT_RETRY).await;
+                        }
+                    }
+                }
+            };
+            let _: Option<()> = stopped.run_until_cancelled(accepting).await;
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! The caller for whom a proxy makes calls.
+
+use fairmesh_model::{CallerId, DefaultAuthorization};
+use fairmesh_wire::proxy_protocol::ConnectionId;
+use tokio::sync::watch;
+
+/// The caller for whom a proxy makes calls, where the proxy decides whether they are allowed and no server behind it does.
+///
+/// It is an extension of requests, as `Arc<Principal>`. The policy of the service that gets a call decides, with the rewritten path, as its
+/// servers would. A call without a principal is decided on by the server.
+#[derive(Clone, Debug)]
+pub struct Principal {
+    /// The identity that the caller has proved.
+    pub caller: CallerId,
+    /// What applies where no rule decides: the mesh's default at the time of each call.
+    pub default: watch::Receiver<DefaultAuthorization>,
+    /// The connection on which the calls arrive.
+    pub connection: ConnectionId,
+}
+
+impl PartialEq for Principal {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.caller, self.connection) == (&other.caller, other.connection)
+    }
+}
+
+impl Eq for Principal {}
