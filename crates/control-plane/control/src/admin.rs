@@ -55,7 +55,8 @@ impl AdminService {
         }
     }
 
-    /// Executes a plan, with the reason of its author. Its writes are conditional on the records read, so a concurrent change wins.
+    /// Executes a plan, with its author's reason. Writes are conditional on the records read, so a concurrent change
+    /// wins.
     async fn execute(
         &self,
         plan: PlannedWrite,
@@ -165,7 +166,7 @@ impl v1::admin_server::Admin for AdminService {
             .await?
             .map_err(|missing| Status::not_found(missing.to_string()))?;
         self.access.check(&caller, &needs_of_value(&key, value.as_deref())?)?;
-        // The rules of a service have a history of their own.
+        // A service's rules have a separate history.
         let value = match &key {
             RecordKey::Policy(_) => value.and_then(|value| records::with_rules(Some(&value), None)),
             _ => value,

@@ -1,10 +1,10 @@
-//! The log of writes: who wrote what, and what was there before. Append-only, chained by hashes, bounded in size.
+//! The audit log: who wrote which records, and their earlier values. Append-only, chained by hashes, bounded in size.
 //!
-//! It is a file of this control plane, `audit.log` in its data directory, and not in the store: what may write records
-//! could otherwise rewrite what it wrote. What happens often, such as registrations, has a file and a chain of its own, so that
-//! it takes no space from the rest ([`Log`]); and each author has a quota, for the same reason. Each line has the SHA-256 of its content, which names that of the line before, so
-//! that a change, an insertion and a removal in between show; the end of the log has to be kept elsewhere to show that it
-//! was cut.
+//! It is a file of this control plane, `audit.log` in its data directory, and not part of the store: a writer of records could
+//! otherwise rewrite its own entries. Frequent events, such as registrations, have a separate file and chain, so that they take
+//! no space from the rest ([`Log`]); and each author has a quota for the same reason. Each line has the SHA-256 of its content,
+//! which includes the previous line's, so that changes, insertions and removals inside the log are detected. To detect a cut-off
+//! end, its hash has to be stored elsewhere.
 
 mod changes;
 mod entry;
@@ -35,17 +35,17 @@ pub(crate) use entry::hex;
 pub use entry::{AuditChange, AuditEntry, AuditEvent, AuditValue, BrokenChain, ChainReader};
 use file::AuditFile;
 
-/// Least time between two entries that say that the same caller has read the log.
+/// Least time between two entries about the same reader of the log.
 const READ_INTERVAL_MS: u64 = 600_000;
 /// The longest reason of a refusal, in bytes.
 const MAX_REASON: usize = 300;
 
-/// A log, with its files and its chain.
+/// One of the logs, with its own files and chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Log {
-    /// Writes of configuration, roles and identities; tokens that were made.
+    /// Writes of configuration, roles and identities, and created tokens.
     Security,
-    /// Writes of endpoints and shard maps; refused calls, issued certificates, reads of the logs.
+    /// Writes of endpoints and shard maps, refused calls, issued certificates, and reads of the logs.
     Activity,
 }
 
@@ -53,7 +53,7 @@ impl Log {
     /// Both logs.
     pub const ALL: [Self; 2] = [Self::Security, Self::Activity];
 
-    /// Its name.
+    /// Name of the log.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Security => "security",
@@ -69,7 +69,7 @@ impl Log {
         }
     }
 
-    /// The file before it.
+    /// The previous file.
     const fn former(self) -> &'static str {
         match self {
             Self::Security => "audit.1.log",
@@ -78,14 +78,14 @@ impl Log {
     }
 }
 
-/// Entries that wait for the disk. Writers wait for room, so that a slow disk loses none.
+/// Entries waiting for the disk. Writers wait for room, so that a slow disk loses no entry.
 const QUEUE: usize = 1024;
-/// How long a reader waits for entries of writes before it.
+/// How long a reader waits for entries of earlier writes.
 const READ_WAIT: Duration = Duration::from_secs(2);
 /// The most bytes of entries in one response.
 const MAX_PAGE: usize = 2 << 20;
 
-/// The log of writes. Clones share it.
+/// The audit log. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct AuditLog {
     shared: Arc<Shared>,
@@ -100,15 +100,15 @@ struct Shared {
     lost: Arc<AtomicU64>,
 }
 
-/// What waits for the disk.
+/// An item waiting for the disk.
 #[derive(Debug)]
 enum Queued {
     Draft(Draft),
-    /// A reader, which is told by the end of this that all before is written.
+    /// A reader. Dropping the sender signals that all earlier items are written.
     Reader(oneshot::Sender<()>),
 }
 
-/// An entry that has no number yet.
+/// An entry without a number yet.
 #[derive(Clone, Debug)]
 struct Draft {
     at_ms: u64,
@@ -126,7 +126,7 @@ impl Draft {
         Self { at_ms, who, revision: 0, store, message: None, changes, event: Some(event) }
     }
 
-    /// The log that it belongs to.
+    /// The log to which the entry belongs.
     fn log(&self) -> Log {
         match &self.event {
             Some(AuditEvent::Denied { .. } | AuditEvent::Certificate { .. } | AuditEvent::Read { .. }) => {
@@ -143,11 +143,11 @@ fn is_active(key: &str) -> bool {
     RecordKind::of(key).is_some_and(|kind| kind.rules().audit == Audit::Activity)
 }
 
-/// The last revision of a store that the logs in a folder have, if their last entries are of that store. A store that is behind
-/// it was restored from a copy.
+/// The last revision of a store in a folder's logs, if their last entries belong to that store. A store behind this revision
+/// was restored from a copy.
 pub(crate) async fn last_revision(folder: &Path, store: StoreId) -> Option<u64> {
     let (folder, store) = (folder.to_owned(), store.to_string());
-    // A log that cannot be read is no reason not to start.
+    // An unreadable log does not prevent the start.
     let last = move |log| file::last_entry(&folder, log).ok().flatten();
     let last = spawn_blocking(move || Log::ALL.map(last)).await.ok()?;
     let of_store = last.into_iter().flatten().filter(|entry| entry.store.as_ref() == Some(&store));
@@ -155,7 +155,7 @@ pub(crate) async fn last_revision(folder: &Path, store: StoreId) -> Option<u64> 
 }
 
 impl AuditLog {
-    /// Continues the log in a folder. A log that cannot be read is an error in the process's own log, and no reason not to
+    /// Continues the log in a folder. An unreadable log is an error in the process's own log and does not prevent the
     /// start.
     pub(crate) fn open(folder: &Path) -> Self {
         let (queue, queued) = mpsc::channel(QUEUE);
@@ -171,7 +171,7 @@ impl AuditLog {
         self.shared.changes.observe(commit, node);
     }
 
-    /// Logs a write of this process, once the node has it, with its author and the reason that this one gave.
+    /// Logs a write of this process once the node has it, with its author and reason.
     pub(crate) async fn record(
         &self,
         (author, message): (Option<Arc<str>>, Option<Arc<str>>),
@@ -193,7 +193,7 @@ impl AuditLog {
         }
     }
 
-    /// Logs an event of the caller for whom this task works.
+    /// Logs an event for the caller of this task.
     pub(crate) async fn note(&self, event: AuditEvent) {
         self.send(Draft::of_event(crate::admin::now_ms(), caller(), event)).await;
     }
@@ -205,12 +205,12 @@ impl AuditLog {
         self.note_at_once(who.to_owned(), event);
     }
 
-    /// Logs a certificate for the caller for whom this task works.
+    /// Logs a certificate for the caller of this task.
     pub(crate) fn note_certificate(&self, identity: String) {
         self.note_at_once(caller(), AuditEvent::Certificate { identity });
     }
 
-    /// Never waits: while the disk is behind, the entry is left out and counted as lost.
+    /// Logs without waiting. While the disk is behind, the entry is dropped and counted as lost.
     fn note_at_once(&self, who: String, event: AuditEvent) {
         let draft = Draft::of_event(crate::admin::now_ms(), who, event);
         if self.shared.queue.try_send(Queued::Draft(draft)).is_err() {
@@ -229,14 +229,14 @@ impl AuditLog {
         self.shared.lost.load(Relaxed)
     }
 
-    /// Lines after the entry with this number, oldest first, and whether none follows: all writes that were acknowledged
-    /// before, unless the disk is too slow.
+    /// Lines after the entry with this number, oldest first, and whether these are the last. Includes all writes
+    /// acknowledged before, unless the disk is too slow.
     pub(crate) async fn read(&self, log: Log, after: u64) -> std::io::Result<(Vec<String>, bool)> {
         self.note(AuditEvent::Read { log: log.as_str().into() }).await;
         let (told, written) = oneshot::channel();
         let flushed = async {
             if self.shared.queue.send(Queued::Reader(told)).await.is_ok() {
-                // The other end is dropped, and sends nothing.
+                // The other end is dropped without sending.
                 let _ = written.await;
             }
         };
@@ -283,7 +283,7 @@ fn write_all(folder: &Path, mut queue: mpsc::Receiver<Queued>, lost: &AtomicU64)
     writers.iter_mut().for_each(|writer| writer.sync(true, lost));
 }
 
-/// Whether an entry says again that a caller has read a log. One that follows the log reads it every second.
+/// Whether an entry repeats that a caller has read a log. A follower of the log reads it every second.
 fn is_repeated_read(draft: &Draft, reads: &mut HashMap<(String, String), u64>) -> bool {
     let Some(AuditEvent::Read { log }) = &draft.event else { return false };
     reads.retain(|_, at_ms| draft.at_ms.abs_diff(*at_ms) < READ_INTERVAL_MS);
@@ -296,7 +296,7 @@ fn is_repeated_read(draft: &Draft, reads: &mut HashMap<(String, String), u64>) -
     }
 }
 
-/// The file of a log, which is opened again after an error.
+/// The file of a log. It is opened again after an error.
 struct Writer<'a> {
     folder: &'a Path,
     log: Log,
@@ -316,7 +316,7 @@ impl Writer<'_> {
         self.check(written, lost);
     }
 
-    /// Brings entries to the disk, with how many were counted if somebody reads them.
+    /// Syncs entries to disk, including pending counts if a reader waits.
     fn sync(&mut self, with_counted: bool, lost: &AtomicU64) {
         let Ok(file) = &mut self.file else { return };
         let counted = file.write_counted(crate::admin::now_ms(), with_counted);
@@ -328,7 +328,7 @@ impl Writer<'_> {
         if let Err(error) = written {
             lost.fetch_add(1, Relaxed);
             tracing::error!(%error, "a write is missing in the log of writes; free space on its disk");
-            // A line may be there in part, which opening removes.
+            // A line may be partially written; opening removes it.
             self.file = AuditFile::open(self.folder, self.log);
         }
     }

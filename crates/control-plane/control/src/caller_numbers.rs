@@ -1,11 +1,11 @@
-//! Numbers by which callers name themselves.
+//! Numbers that callers choose for themselves.
 
 use std::hash::{BuildHasher as _, RandomState};
 
 use fairmesh_model::Identity;
 
-/// Makes the numbers that processes choose for themselves those of their machine or service: one that names the number of
-/// another is not taken for it. A keyed hash, so that no two can be made to meet.
+/// Binds the numbers that processes choose to their machine or service, so that no caller can use another's number. A
+/// keyed hash, so that nobody can construct a collision.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CallerNumbers(RandomState);
 

@@ -11,8 +11,8 @@ use fairmesh_wire::records;
 pub(crate) const STATES: [EndpointState; 4] =
     [EndpointState::Starting, EndpointState::Serving, EndpointState::Draining, EndpointState::Lost];
 
-/// Counts of endpoints by state, updated by commits: reading all endpoints for every scrape of the metrics would delay
-/// readers in a large fleet.
+/// Counts of endpoints by state, updated by commits. Reading all endpoints for every scrape would delay readers in a
+/// large fleet.
 #[derive(Debug, Default)]
 pub(crate) struct EndpointCounts(Mutex<HashMap<Arc<str>, EndpointSummary>>);
 

@@ -36,13 +36,13 @@ pub enum ControlError {
     /// The certificate authority cannot be opened.
     #[error("certificate authority: {0}")]
     Identity(#[from] IdentityError),
-    /// The keys of the issuer of tokens cannot be read.
+    /// The token issuer's keys cannot be read.
     #[error("the keys of the issuer of tokens (--oidc-jwks): {problem}")]
     Jwks {
-        /// The file, and what is wrong with it.
+        /// The file and its problem.
         problem: String,
     },
-    /// The store is older than what was written to it.
+    /// The store is older than writes that the audit log recorded.
     #[error(
         "the store {place} is at revision {revision}, and audit.log has a write of revision {logged}: if it was restored from a \
          copy, start once with --new-store-id, so that readers of later revisions take a snapshot of it; if it is the wrong \
@@ -53,7 +53,7 @@ pub enum ControlError {
         place: StoreLocation,
         /// Its revision.
         revision: u64,
-        /// The last revision in the log of writes.
+        /// The last revision in the audit log.
         logged: u64,
     },
     /// The store belongs to another trust domain.
@@ -74,7 +74,7 @@ pub enum ControlError {
     NoIntermediate {
         /// The trust domain.
         domain: TrustDomain,
-        /// Where the files belong.
+        /// Folder for the files.
         folder: PathBuf,
     },
     /// A task of the server ended unexpectedly.

@@ -47,7 +47,7 @@ pub(crate) fn router(shared: Arc<HttpState>, registry: Router) -> Router {
     own.merge(registry)
 }
 
-/// Serves until `closing` is cancelled, and then lets requests in flight finish for at most `drain`.
+/// Serves until `closing` is cancelled, then lets requests in flight finish within `drain`.
 pub(crate) async fn serve(
     router: Router,
     (listener, transport): (PageListener, Transport),
@@ -65,14 +65,14 @@ pub(crate) async fn serve(
     }
 }
 
-/// TLS, where the client begins it and the mesh has a trust domain. Monitoring goes on in plaintext.
+/// Uses TLS if the client begins it and the mesh has a trust domain. Monitoring continues in plaintext.
 fn secure(stream: GuardedStream<TcpStream>, transport: Transport) -> Securing<Stream> {
     Box::pin(async move {
         let stream = transport.accept_pages(stream).await?;
         let mut peer = Extensions::new();
         if let Stream::Tls(secured) = stream.get_ref() {
             match secured.peer() {
-                // A token that it shows is read by this process alone.
+                // Only this process reads a token on this connection.
                 Identity::Anonymous => drop(peer.insert(WithoutCertificate { takes_tokens: true })),
                 identity => drop(peer.insert(identity)),
             }

@@ -1,7 +1,7 @@
-//! The certificate authority of the mesh: who may have which certificate.
+//! The certificate authority of the mesh, and the rules for issuing certificates.
 //!
-//! Keys are in files of this control plane and never in the store. The roots, and the agents that joined, are records,
-//! so that every control plane of a store decides alike.
+//! Keys are in files of this control plane and never in the store. Roots and joined agents are records, so that every
+//! control plane of a store decides alike.
 
 mod bundle_endpoints;
 mod operate;
@@ -36,7 +36,7 @@ use workload_index::WorkloadIndex;
 
 use crate::{ControlConfig, ControlError, audit::AuditLog};
 
-/// The folder of the authority within the data directory, and of the tokens within that.
+/// The authority's folder within the data directory, and the tokens' folder within that.
 const CA_FOLDER: &str = "ca";
 const TOKEN_FOLDER: &str = "tokens";
 
@@ -58,9 +58,9 @@ pub(crate) struct CertificateIssuer {
     tokens: Tokens,
     /// Secures connections, and signs responses.
     workload: Arc<Workload>,
-    /// The revision of the record of revocations that is in force.
+    /// The revision of the revocations in force.
     revoked_at: Mutex<Option<u64>>,
-    /// Secures the pages, for clients that know this control plane by the names of hosts.
+    /// Secures the HTTP pages, for clients that know this control plane by host names.
     pages: (Arc<HostCertificate>, Vec<String>),
     clock: Arc<dyn Clock>,
 }
@@ -98,14 +98,14 @@ impl CertificateIssuer {
         Ok(Some(Self { authority, tokens, workload, revoked_at: Mutex::default(), pages, clock }))
     }
 
-    /// The roots of the domain: those that are recorded, and others of this control plane that were not retired.
+    /// The roots of the domain: recorded ones, and unretired ones of this control plane.
     fn bundle(&self, node: &Node) -> TrustBundle {
         self.authority.complete(recorded_bundle(node))
     }
 
-    /// What verifies those who ask for certificates.
+    /// The verifier of processes that request certificates.
     fn trust(&self, node: &Node) -> Result<Trust, IdentityError> {
-        // A revocation holds for what is issued from its write on.
+        // A revocation applies to certificates issued after its write.
         self.apply_revocations(node);
         Ok(Trust::new(self.bundle(node))?.with_revocations(self.workload.revocations().clone()))
     }
@@ -136,8 +136,8 @@ impl CertificateIssuer {
         }
     }
 
-    /// Replaces what was made while the clock was ahead: others refuse it as not valid yet. The root is replaced only as long as no
-    /// agent has joined, since those that did trust no other. Returns whether anything was replaced.
+    /// Replaces files made while the clock was ahead, since others refuse them as not valid yet. The root is replaced only while
+    /// no agent has joined, because joined agents trust no other root. Returns whether anything was replaced.
     fn replace_future(&self, node: &Node) -> Result<bool, IdentityError> {
         let now = self.clock.now();
         let agents = Prefix::new(JOINED_AGENTS).ok();
@@ -185,7 +185,7 @@ impl CertificateIssuer {
 }
 
 impl IdentityService {
-    /// Issues what `issuer` may, by the records of `node`, and writes to `store`.
+    /// Issues certificates of `issuer` by the records of `node`, and writes to `store`.
     pub(crate) fn new(
         issuer: Option<Arc<CertificateIssuer>>,
         (node, store): (&Node, &Arc<dyn Store>),
@@ -241,12 +241,12 @@ impl IdentityService {
     }
 }
 
-/// Whether a certificate of this control plane that begins then needs no other yet.
+/// Whether a certificate of this control plane that began at `begin` still needs no renewal.
 fn is_fresh(begin: Duration, now: Duration) -> bool {
     (begin..begin + OWN_RENEWAL).contains(&now)
 }
 
-/// The hosts in the certificate of the pages: what was given, this machine, and the address.
+/// The hosts in the pages' certificate: the configured names, this machine, and the address.
 fn page_hosts(config: &ControlConfig) -> Vec<String> {
     let own = ["localhost", "127.0.0.1", "::1"].map(str::to_owned);
     let listen = Some(config.http.ip()).filter(|ip| !ip.is_unspecified()).map(|ip| ip.to_string());
@@ -259,13 +259,13 @@ fn page_hosts(config: &ControlConfig) -> Vec<String> {
     hosts
 }
 
-/// The name of this control plane: that of its machine, as far as it is a name.
+/// The name of this control plane: the machine's name if it is valid.
 fn own_name() -> Label {
     let host = host_name().and_then(|host| Label::new(host.to_ascii_lowercase()).ok());
     host.unwrap_or_else(|| Label::new("control").expect("it is a name"))
 }
 
-/// Why there is no certificate, to those who ask for one.
+/// The refusal of certificate requests without a trust domain.
 fn no_domain() -> Status {
     Status::failed_precondition(
         "this control plane issues no certificates; start one of the mesh with --trust-domain NAME",

@@ -1,10 +1,10 @@
-//! Collects CPU usage reports of servers, keeps their sums for years, and computes how much CPU is wasted, and where.
+//! Collects CPU usage reports of servers, stores their sums for years, and computes how much CPU is wasted, and where.
 //!
-//! Minutes stay open for 15 minutes, since agents report late after an outage; then they are closed: a service's minute
-//! becomes a row, which is added to its hour and its day in the same write. Open minutes are saved once a minute too,
-//! so that a restart loses less than a minute and counts nothing twice: a row is made once, of all that is known of its
-//! minute. Differences of growing counters were rejected: each delay and restart on the way becomes a spike, and a p99
-//! finds spikes.
+//! Minutes stay open for 15 minutes, because agents report late after an outage. When a minute is closed, each
+//! service's minute becomes a row, which is added to its hour and day in the same write. Open minutes are saved once a
+//! minute too, so that a restart loses less than a minute and counts nothing twice: a row is made once, from everything
+//! known of its minute. Differences of growing counters were rejected: each delay and restart becomes a spike, and a
+//! p99 finds spikes.
 //!
 //! No failure here stops the control plane: without its file the indicator continues with the last hour, in memory.
 
@@ -45,10 +45,10 @@ use trusted_clock::{TrustedClock, TrustedTime};
 
 /// Interval of saving changed minutes and closing due ones.
 const WRITE_INTERVAL: Duration = Duration::from_mins(1);
-/// Time for the last write after a stop request. Agents report again some of what is not written then.
+/// Time for the last write after a stop request. Agents report unwritten minutes again in part.
 const FINAL_WRITE_TIMEOUT: Duration = Duration::from_millis(700);
 
-/// Maximum of minutes of services handed to the file at once.
+/// Maximum of services in one write.
 const MAX_SERVICES_PER_WRITE: usize = 1_000;
 
 /// The imbalance indicator of a control plane.
@@ -57,7 +57,7 @@ pub(crate) struct Imbalance {
     open: Mutex<OpenMinutes>,
     /// `None` if the file cannot be used.
     history: Option<HistoryFile>,
-    /// Locked for writing while a minute is closed, when it is neither open nor in the file for a moment.
+    /// Write-locked while a minute is being closed, when it is briefly neither open nor in the file.
     closing: RwLock<()>,
     report_cache: ReportCache,
     counts: Counts,
@@ -200,8 +200,8 @@ impl Imbalance {
             Some(history) => self.write(history, now).await,
             None => Ok(()),
         };
-        // Bounds memory where minutes cannot be closed. Only existing minutes are closed: a temporarily wrong clock
-        // must not close future ones.
+        // Bounds memory if minutes cannot be closed. Only existing minutes are closed: a temporarily wrong clock must
+        // not close future ones.
         let mut open = self.open();
         if let Some(last) =
             open.minutes().into_iter().rfind(|minute| *minute <= now.before(MAX_WRITE_DELAY + 1))

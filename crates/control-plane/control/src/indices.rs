@@ -9,8 +9,8 @@ use crate::{
     health_checks::{CheckIndex, Woken},
 };
 
-/// What is kept up to date beside the node, commit by commit, for parts that would have to search all records for it.
-/// Clones share their state.
+/// Indices that commits update besides the node, for parts that would otherwise search all records. Clones share
+/// their state.
 #[derive(Clone, Debug)]
 pub(crate) struct Indices {
     pub(crate) endpoint_counts: Arc<EndpointCounts>,
@@ -21,13 +21,13 @@ pub(crate) struct Indices {
 }
 
 impl Indices {
-    /// Empty ones, beside a node.
+    /// Empty indices for a node.
     pub(crate) fn new(node: &Node, audit: AuditLog) -> Self {
         let (endpoint_counts, checks, facts) = Default::default();
         Self { endpoint_counts, checks, facts, access: AccessControl::new(node.clone()), audit }
     }
 
-    /// Starts from all records.
+    /// Builds the indices from all records.
     pub(crate) fn load(&self, entries: &[(Arc<str>, Entry)]) {
         self.endpoint_counts.load(entries);
         self.checks.load(entries);
@@ -35,13 +35,13 @@ impl Indices {
         self.access.changed();
     }
 
-    /// Whether decisions on callers rest on what a commit changes.
+    /// Whether a commit changes records behind decisions about callers.
     pub(crate) fn concerns_access(commit: &Commit) -> bool {
         commit.changes.iter().any(|(key, _)| AccessControl::concerns(key))
     }
 
-    /// Takes a commit that the node does not have yet. The tasks that it wakes are to be woken once the node has it, which
-    /// they read.
+    /// Indexes a commit that the node does not have yet. Wake the returned tasks once the node has it, because they read
+    /// the node.
     pub(crate) fn apply(&self, commit: &Commit, node: &Node) -> Woken {
         self.endpoint_counts.apply(commit);
         self.facts.apply(commit, node);

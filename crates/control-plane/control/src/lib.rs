@@ -1,9 +1,9 @@
 //! The control plane: the routing information base, the registry and administration as one server.
 //!
-//! It owns the store, so it sits above everything but the binary. Only one control plane at a time writes a store; with
-//! etcd, others stand by. It serves gRPC (`Rib`, `Registry`, `Admin` and others) on every configured address, and the
-//! registry as JSON, metrics and health over HTTP. No call of a user's program ever waits for it: agents keep their
-//! copy while it is down.
+//! The crate owns the store, so it sits above everything but the binary. Only one control plane at a time writes a
+//! store; with etcd, others stand by. It serves gRPC (`Rib`, `Registry`, `Admin` and others) on every configured
+//! address, and the registry as JSON, metrics and health over HTTP. No call of a user's program ever waits for the
+//! control plane: agents have a copy while it is down.
 //!
 //! Every write goes through `AppliedStore`, which returns once the change is on disk *and* served to readers, so that
 //! writers read their own writes. Returning at the commit was rejected: each caller would have to wait for the revision
@@ -52,20 +52,20 @@ pub use server::{Control, partition_store, renew_store_id};
 pub use user_tokens::{JwksLocation, OidcConfig};
 pub use web::{WebUrl, fetch};
 
-/// Which trust domain the mesh of a store has. One that the store has already is kept.
+/// The trust domain of a store's mesh. A store with a trust domain keeps it.
 #[derive(Clone, Debug, Default)]
 pub enum TrustDomainChoice {
-    /// That of the store, if it has one.
+    /// The store's own domain, if any.
     #[default]
     Stored,
-    /// This one, if the store is new.
+    /// This domain, if the store is new.
     OfNewStore(TrustDomain),
-    /// This one.
+    /// This domain.
     Given(TrustDomain),
 }
 
 impl TrustDomainChoice {
-    /// The domain to have from now on, beside that of the store.
+    /// The domain to use from now on, unless the store has one already.
     pub(crate) fn told(&self, is_new: bool, recorded: Option<&TrustDomain>) -> Option<TrustDomain> {
         match self {
             Self::Given(domain) => Some(domain.clone()),
@@ -90,17 +90,17 @@ pub struct ControlConfig {
     pub grpc: Vec<Address>,
     /// Listening address of HTTP.
     pub http: SocketAddr,
-    /// Names of hosts by which clients of the web know it, beside those of this machine.
+    /// Host names by which web clients know this control plane, besides this machine's.
     pub http_names: Vec<String>,
-    /// Whose tokens say who a user is; without it, tokens are refused.
+    /// The issuer of user tokens; without one, tokens are refused.
     pub oidc: Option<OidcConfig>,
     /// YAML files of endpoints, and directories of such files, to watch.
     pub sources: Vec<PathBuf>,
-    /// Controllers that show what they would change, and change nothing.
+    /// Controllers that show their changes without making them.
     pub shadow_controllers: Vec<ShadowController>,
 }
 
-/// Runs a control plane until `shutdown` completes, and then finishes calls in flight.
+/// Runs a control plane until `shutdown` completes, then finishes calls in flight.
 ///
 /// # Errors
 /// [`ControlError`] when it cannot start, or cannot continue.
@@ -108,7 +108,7 @@ pub async fn run(config: ControlConfig, shutdown: impl Future<Output = ()>) -> R
     let mut shutdown = pin!(shutdown);
     let control = tokio::select! {
         started = Control::start(config) => started?,
-        // A start may wait for a store held by another control plane.
+        // The start may wait for a store held by another control plane.
         () = &mut shutdown => return Ok(()),
     };
     control.run(shutdown).await

@@ -78,7 +78,7 @@ impl Metrics {
         }
     }
 
-    /// Registers all metrics as they are now.
+    /// Registers the present values of all metrics.
     pub(crate) fn register(&self, sources: &MetricSources, all: &mut Registry) {
         self.read(sources);
         self.register_own(all.sub_registry_with_prefix("control"));
@@ -183,7 +183,7 @@ fn register_declarations(registry: &fairmesh_registry::Registry, control: &mut R
     control.register("self_declarations", help, counts);
 }
 
-/// Endpoints with a verdict against them, by region.
+/// Unhealthy endpoints by region.
 fn register_unhealthy(checks: &Checks, control: &mut Registry) {
     let unhealthy = Family::<[(&'static str, String); 1], Gauge>::default();
     for (region, count) in checks.unhealthy_endpoints() {

@@ -1,10 +1,10 @@
 //! Divides mesh-wide rate limits among their callers.
 //!
-//! State is in memory and exchanged by request and response: a value that changes every few seconds and concerns one
-//! caller should not be a record, which would be written to disk and sent to every watcher. Only limits declared by a
-//! policy are divided. After a restart callers report the parts that they hold, and for a few seconds none is
-//! assigned. A caller claims every two seconds, or less often where callers are many, so that there are at most
-//! [`MAX_CLAIMS_PER_SECOND`] claims a second.
+//! State is kept in memory and exchanged by request and response. A value that changes every few seconds and concerns
+//! one caller should not be a record, which would be written to disk and sent to every watcher. Only limits declared
+//! by a policy are divided. After a restart callers report the parts that they hold, and for a few seconds no part is
+//! assigned. A caller claims every two seconds, or less often with many callers, so that there are at most
+//! [`MAX_CLAIMS_PER_SECOND`] claims per second.
 
 mod declared;
 mod sweep;
@@ -35,8 +35,8 @@ pub(crate) use sweep::QuotaController;
 const CLAIM_INTERVAL: Duration = Duration::from_secs(2);
 /// Target maximum of claims per second.
 const MAX_CLAIMS_PER_SECOND: u64 = 1_000;
-/// Time after a start in which no part is assigned; with many callers, which claim seldom, up to the second value,
-/// which is longer than the interval of any caller.
+/// Time after a start in which no part is assigned. With many callers, which claim seldom, up to the second value,
+/// which exceeds every caller's interval.
 const STARTUP_GRACE: Duration = Duration::from_secs(6);
 const MAX_STARTUP_GRACE: Duration = Duration::from_secs(12);
 /// The most limits in use.
@@ -117,7 +117,7 @@ impl Quotas {
     }
 
     /// Whether callers may hold parts that they have not reported yet. Callers of a limit claim evenly over the
-    /// longest interval sent to them: after half of it more than half have claimed, which determines the interval.
+    /// longest interval sent to them. After half of it more than half have claimed, which determines the interval.
     fn is_starting(&self) -> bool {
         let longest = Duration::from_millis(2 * self.shared.longest.load(Relaxed));
         self.shared.began.elapsed() < longest.clamp(STARTUP_GRACE, MAX_STARTUP_GRACE)
@@ -152,8 +152,8 @@ impl Quotas {
         Ok(v1::ClaimResponse { parts, next_claim_ms })
     }
 
-    /// The part of one limit; `None` if the caller keeps what it has. `max_callers` is the maximum of callers of any
-    /// limit so far.
+    /// The part of one limit; `None` if the caller keeps its present part. `max_callers` is the maximum of callers of
+    /// any limit so far.
     fn claim_one(
         &self,
         limits: &mut Limits,

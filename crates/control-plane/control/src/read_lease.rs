@@ -1,4 +1,4 @@
-//! Whether this control plane may still serve linearizable reads, or another one may have written since.
+//! Decides whether this control plane may still serve linearizable reads, or another one may have written since.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Minimum age of possibly stale data.
 const MIN_AGE: Duration = Duration::from_millis(1);
 
-/// Validity of reads, from the writer lease of a store that other control planes stand by for.
+/// Validity of reads, by the writer lease of a store with standby control planes.
 #[derive(Clone, Debug)]
 pub(crate) struct ReadLease {
     /// Until when no other process can write.
     expiry: watch::Receiver<Instant>,
-    /// Ticks when the lease expires, and when it is renewed after that.
+    /// Ticks when the lease expires, and when it is renewed afterwards.
     ticks: watch::Sender<u64>,
 }
 
@@ -32,12 +32,12 @@ impl ReadLease {
         if now < expiry { Duration::ZERO } else { (now - expiry).max(MIN_AGE) }
     }
 
-    /// Ticks when the age becomes or ceases to be zero, while [`watch_expiry`](Self::watch_expiry) runs.
+    /// Ticks when the age becomes zero or nonzero, while [`watch_expiry`](Self::watch_expiry) runs.
     pub(crate) fn ages(&self) -> watch::Receiver<u64> {
         self.ticks.subscribe()
     }
 
-    /// Waits expiry the lease is held, so that no other process can have written.
+    /// Waits until the lease is held, so that no other process can have written.
     ///
     /// # Errors
     /// After [`READ_TIMEOUT`] without the lease: the message for the caller.
@@ -54,7 +54,7 @@ impl ReadLease {
         }
     }
 
-    /// Drives the ticks of [`ages`](Self::ages), expiry the store is dropped.
+    /// Drives the ticks of [`ages`](Self::ages) until the store is dropped.
     pub(crate) async fn watch_expiry(self) {
         let mut expiry = self.expiry.clone();
         let mut known = true;

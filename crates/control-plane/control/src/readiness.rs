@@ -12,18 +12,18 @@ use tokio::{sync::Mutex, task::spawn_blocking, time::Instant};
 
 use crate::imbalance::Imbalance;
 
-/// Lifetime of a probe's result: it bounds the writes that readers of `/readyz` cause.
+/// Lifetime of a probe's result. It bounds the writes caused by readers of `/readyz`.
 const PROBE_TTL: Duration = Duration::from_secs(1);
-/// The same of a store that is not on this machine's disk.
+/// Lifetime for a store that is not on this machine's disk.
 const REMOTE_PROBE_TTL: Duration = Duration::from_secs(5);
-/// The same on this machine's disk while no write has failed: a control plane without writers reports a full disk after this time.
+/// Lifetime for this machine's disk while no write has failed: a control plane without writers reports a full disk
+/// after this time.
 const IDLE_PROBE_TTL: Duration = Duration::from_secs(60);
-/// File that the probe writes and removes in the data directory; as large as a growth step of the store's file.
+/// File that the probe writes and removes in the data directory. It is as large as a growth step of the store's file.
 const PROBE_FILE: &str = ".readyz";
 const PROBE_BYTES: usize = 1 << 20;
 
-/// Interval of checksum verification, after the one at the start. Writes wait meanwhile: some milliseconds for each
-/// megabyte.
+/// Interval of checksum verification after the start's. Writes wait meanwhile: some milliseconds per megabyte.
 const VERIFY_INTERVAL: Duration = Duration::from_secs(6 * 60 * 60);
 
 /// Known damage of the store's file.
@@ -66,14 +66,14 @@ impl Integrity {
     }
 }
 
-/// Probes the disk after a failed write and now and then: otherwise a control plane without writers would not notice that its disk
-/// is full, nor become ready again.
+/// Probes the disk after a failed write and now and then. Otherwise a control plane without writers would neither notice a full
+/// disk nor become ready again.
 #[derive(Debug)]
 pub(crate) struct Readiness {
     /// Known damage of the store's file.
     pub(crate) integrity: Integrity,
     data_dir: PathBuf,
-    /// When it was probed, and why writes fail.
+    /// Time of the last probe, and why writes fail.
     probed: Mutex<Option<(Instant, Option<String>)>>,
 }
 

@@ -27,7 +27,7 @@ pub(crate) struct ControlRib {
 }
 
 impl ControlRib {
-    /// Serves `node`, and writes by `store`.
+    /// Serves `node` and writes with `store`.
     pub(crate) fn new(
         (node, store): (&Node, &Arc<dyn Store>),
         read_lease: Option<ReadLease>,
@@ -78,7 +78,7 @@ impl ServedRib for ControlRib {
         Some(self.access.changes())
     }
 
-    /// Writes of this process are in the node before they are acknowledged, so the node is current while no other
+    /// This process's writes are in the node before they are acknowledged, so the node is current while no other
     /// process can write.
     async fn ensure_linearizable(&self) -> Result<(), String> {
         match &self.read_lease {

@@ -138,14 +138,14 @@ impl Control {
         self.http.local_addr()
     }
 
-    /// Serves until `shutdown` completes: then no connections are accepted, calls in flight have five seconds to
+    /// Serves until `shutdown` completes. Then no connections are accepted, calls in flight have five seconds to
     /// finish, and the store is closed.
     ///
     /// # Errors
     /// [`ControlError::Ended`] when a task ended unexpectedly.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), ControlError> {
         let closing = CancellationToken::new();
-        // Outlives `closing`, since calls in flight still write.
+        // Outlives `closing`, because calls in flight still write.
         let writes_ended = CancellationToken::new();
         let mut store_tasks = Tasks::new();
         let mut tasks = Tasks::new();
@@ -165,7 +165,7 @@ impl Control {
             result = result.and(join_next(&mut store_tasks).await);
         }
         stores.0.close().await;
-        // Dropping the last handle waits for the writer thread of the store, which would block this thread.
+        // Dropping the last handle waits for the store's writer thread, which would block this thread.
         let _ = spawn_blocking(move || drop(stores)).await;
         result
     }
@@ -239,7 +239,7 @@ impl Control {
     }
 }
 
-/// What controllers run on. `applied` writes to `store`, and returns once the node has the write.
+/// Environment of the controllers. `applied` writes to `store` and returns once the node has the write.
 fn runtime(config: &ControlConfig, store: &dyn Store, (node, applied): (&Node, &Arc<dyn Store>)) -> Runtime {
     Runtime::new(RuntimeConfig {
         node: node.clone(),
@@ -251,7 +251,8 @@ fn runtime(config: &ControlConfig, store: &dyn Store, (node, applied): (&Node, &
     })
 }
 
-/// Tasks of the control plane that are no controllers: they keep leases, files and clocks, or have a schedule of their own.
+/// Tasks of the control plane that are not controllers: they maintain leases, files and clocks, or have their own
+/// schedule.
 struct Background {
     read_lease: Option<ReadLease>,
     imbalance: Arc<Imbalance>,
@@ -273,7 +274,7 @@ impl Background {
     }
 }
 
-/// Refuses a store that is behind what this control plane wrote to it: readers would mix two histories.
+/// Refuses a store that is behind this control plane's earlier writes: readers would mix two histories.
 async fn refuse_restored(
     config: &ControlConfig,
     store: &dyn Store,
@@ -341,10 +342,10 @@ fn log_addresses(grpc: &[Listener], http: &PageListener) {
     }
 }
 
-/// The addresses of gRPC, and the socket for users of this machine.
+/// The gRPC addresses, including the socket for users of this machine.
 fn with_own_socket(config: &ControlConfig) -> Vec<Address> {
     let path = config.data_dir.join(CONTROL_SOCKET);
-    // Without a current directory the path remains as it was given.
+    // Without a current directory the path stays as given.
     let own = Address::Unix(std::path::absolute(&path).unwrap_or(path));
     let others = config.grpc.iter().filter(|address| **address != own);
     others.cloned().chain([own.clone()]).collect()
@@ -376,10 +377,10 @@ async fn on_file<T: Send + 'static>(
         .unwrap_or_else(|stopped| Err(StoreError::Io { location: place, source: io::Error::other(stopped) }))
 }
 
-/// Converts the etcd store of a control plane into one that can have several partitions, unless it is one.
+/// Converts the etcd store of a control plane to one that can have several partitions, unless it already is.
 ///
 /// # Errors
-/// When etcd does not respond, or holds something else.
+/// When etcd does not respond or holds other data.
 pub async fn partition_store(config: &ControlConfig) -> Result<(), ControlError> {
     match &config.etcd {
         Some(etcd) => Ok(PartitionedStore::convert(etcd, &holder_name(config), LEASE_TTL).await?),
@@ -387,8 +388,8 @@ pub async fn partition_store(config: &ControlConfig) -> Result<(), ControlError>
     }
 }
 
-/// Gives the store of a control plane a new id: once, after a backup is restored. See [`RedbStore::regenerate_id`] and
-/// [`fairmesh_store::EtcdStore::regenerate_id`].
+/// Gives the store of a control plane a new id. Do this once after restoring a backup. See
+/// [`RedbStore::regenerate_id`] and [`fairmesh_store::EtcdStore::regenerate_id`].
 ///
 /// # Errors
 /// When there is no valid store, or another process has its file open.
@@ -419,7 +420,7 @@ fn serve_pages(
     spawn_stoppable(tasks, http::serve(pages, (listener, transport), closing, DRAIN));
 }
 
-/// What operators see and change by `Admin`, beside records.
+/// Objects that operators see and change through `Admin`, besides records.
 struct Operated {
     /// The store, if it can have several partitions.
     partitions: Option<Arc<PartitionedStore>>,

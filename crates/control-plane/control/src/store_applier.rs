@@ -11,7 +11,7 @@ use crate::{audit::AuditLog, health_checks::Woken, indices::Indices, metrics::Me
 /// Pause after a failed load.
 const LOAD_RETRY: Duration = Duration::from_secs(1);
 
-/// The store as this process writes it: a write returns once the node has applied it.
+/// The store as written by this process: a write returns once the node has applied it.
 #[derive(Debug)]
 pub(crate) struct AppliedStore {
     store: Arc<dyn Store>,
@@ -21,7 +21,7 @@ pub(crate) struct AppliedStore {
 }
 
 impl AppliedStore {
-    /// [`apply_commits`] must run for as long as there are writes.
+    /// [`apply_commits`] must run while there are writes.
     pub(crate) fn new(store: Arc<dyn Store>, node: Node, metrics: Arc<Metrics>, audit: AuditLog) -> Self {
         Self { store, node, metrics, audit }
     }
@@ -90,7 +90,7 @@ async fn reload(store: &dyn Store, node: &Node, indices: &Indices) -> Result<(),
     indices.load(&entries);
     let revision = Revision { store: store.id(), partition: 0, number };
     if let Err(behind) = node.replace(Prefix::everything(), entries, revision) {
-        // Only this task applies commits, and its revision is below every commit that the store keeps.
+        // Only this task applies commits, and its revision is below every commit retained by the store.
         tracing::error!(%behind, "store returned an older state than the node has");
     }
     indices.access.changed();

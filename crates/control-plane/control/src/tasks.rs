@@ -18,7 +18,7 @@ pub(crate) fn spawn_stoppable(store_tasks: &mut Tasks, task: impl Future<Output 
     });
 }
 
-/// Spawns a task that may be cancelled at any await, once calls in flight no longer write.
+/// Spawns a task that may be cancelled at any await once calls in flight no longer write.
 pub(crate) fn spawn_cancellable(
     store_tasks: &mut Tasks,
     writes_ended: &CancellationToken,

@@ -1,12 +1,12 @@
-//! Tokens of users, as an identity provider issues them (OpenID Connect Core 1.0): who a caller is beside what its connection
-//! proves.
+//! Tokens of users from an identity provider (OpenID Connect Core 1.0). They identify a caller in addition to its connection.
 //!
-//! A token is a JWT (RFC 7519) that the provider signed with one of the keys of its JWKS (RFC 7517). This module verifies it
-//! and takes the user and the groups from its claims; what these may do, role bindings say. It keeps no token, and none is in
-//! an error or a log.
+//! A token is a JWT (RFC 7519) signed by the provider with a key of its JWKS (RFC 7517). This module verifies the token and
+//! reads user and groups from its claims; role bindings define their permissions. It stores no token, and no error or log
+//! contains one.
 //!
-//! Tokens of one issuer only: names of users are then unambiguous, and nothing in a token decides whom to ask for keys.
-//! Opaque tokens, which the provider is asked about at each call, were rejected: no call may wait for another company's service.
+//! Only tokens of one issuer are accepted: user names are then unambiguous, and nothing in a token decides where to fetch keys.
+//! Opaque tokens, which need a request to the provider for each call, were rejected: no call may wait for another company's
+//! service.
 
 mod claims;
 mod config;
@@ -29,8 +29,8 @@ use key_source::{KeySource, NoKey};
 
 use crate::ControlError;
 
-/// The algorithms of signatures that prove an issuer. Those with a shared secret (HS256 …) are not among them: with a public
-/// key as their secret, everyone could sign.
+/// The accepted signature algorithms. Algorithms with a shared secret (HS256 …) are excluded: with a public key as the
+/// secret, everyone could sign.
 const ALGORITHMS: [Algorithm; 9] = [
     Algorithm::RS256,
     Algorithm::RS384,
@@ -54,7 +54,7 @@ struct Verifier {
     clock: Arc<dyn Clock>,
 }
 
-/// Why a token is refused. Nothing in it is of the token.
+/// Why a token is refused. The text contains nothing from the token.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error("it has more than {} bytes", BearerToken::MAX)]
@@ -94,10 +94,10 @@ impl UserTokens {
         }
     }
 
-    /// The user of a token that came over a connection which others cannot read, if that `is_secret`.
+    /// The user of a token. `is_secret` tells whether others cannot read the token's connection.
     ///
     /// # Errors
-    /// Why it is refused, without anything of the token.
+    /// Why the token is refused, without any of its content.
     pub(crate) async fn user(&self, is_secret: bool, token: &str) -> Result<Arc<User>, Status> {
         if !is_secret {
             return Err(Status::unauthenticated(
@@ -140,20 +140,20 @@ fn no_key(why: NoKey) -> Status {
     }
 }
 
-/// The user of a token by these keys; `None` if it is refused.
+/// The user of a token by these keys; `None` if refused.
 pub(crate) fn verify(token: &str, keys: &KeySet, expected: &Expected, now: Duration) -> Option<User> {
     let (algorithm, key_id) = read_header(token).ok()?;
     let key = keys.find(key_id.as_deref(), algorithm)?;
     expected.user(&read_claims(token, algorithm, key).ok()?, now).ok()
 }
 
-/// The claims of a token that this key signed.
+/// The claims of a token signed by this key.
 fn read_claims(token: &str, algorithm: Algorithm, key: &DecodingKey) -> Result<Map<String, Value>, Refusal> {
     let read: Result<TokenData<_>, _> = decode(token, key, &of_signature(algorithm));
     read.map(|token| token.claims).map_err(|_| Refusal::Signature)
 }
 
-/// The algorithm and the id of the key of a token, which nothing has verified yet.
+/// The algorithm and key id of a token, both unverified.
 fn read_header(token: &str) -> Result<(Algorithm, Option<String>), Refusal> {
     if token.len() > BearerToken::MAX {
         return Err(Refusal::TooLong);
@@ -168,7 +168,7 @@ fn read_header(token: &str) -> Result<(Algorithm, Option<String>), Refusal> {
     }
 }
 
-/// Verifies the signature alone: claims are compared here, by an injected clock and with errors that name them.
+/// Verifies only the signature. Claims are compared here, by an injected clock and with errors that name them.
 fn of_signature(algorithm: Algorithm) -> Validation {
     let mut validation = Validation::new(algorithm);
     validation.required_spec_claims.clear();

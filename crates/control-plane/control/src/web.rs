@@ -1,4 +1,4 @@
-//! Fetches keys and roots that others serve over HTTP.
+//! Fetches keys and roots that other servers publish over HTTP.
 
 use std::{error::Error, fmt, net::IpAddr, path::PathBuf, str::FromStr, time::Duration};
 
@@ -19,13 +19,14 @@ use tokio::{
 /// Time limit of a fetch, from the look-up of the name to the last byte.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// The URL of keys or roots: over TLS, or of this machine, since others could replace them on their way.
+/// The URL of keys or roots: over TLS, or on this machine, because others could otherwise replace the content in
+/// transit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WebUrl {
     is_tls: bool,
     host: String,
     port: u16,
-    /// With the query.
+    /// Path with the query.
     path: String,
 }
 
@@ -123,7 +124,7 @@ impl fmt::Display for WebUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.is_tls { "https" } else { "http" };
         let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
-        // Without the query, which may have a key of its own.
+        // Without the query, which may contain a secret.
         let path = self.path.split('?').next().unwrap_or_default();
         write!(f, "{scheme}://{host}:{}{path}", self.port)
     }

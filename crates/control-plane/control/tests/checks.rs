@@ -16,7 +16,7 @@ async fn campaign(connection: &Connection, region: &str) -> Streaming<v1::Campai
     connection.checker().campaign(request).await.unwrap().into_inner()
 }
 
-/// The next message to a candidate, which means that it is elected.
+/// The candidate's next message, which shows that it is elected.
 async fn next_response(leadership: &mut Streaming<v1::CampaignResponse>) -> v1::CampaignResponse {
     timeout(BOUND, leadership.message()).await.unwrap().unwrap().unwrap()
 }

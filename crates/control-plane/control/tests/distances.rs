@@ -1,4 +1,4 @@
-//! Targets of measured distances, and the records that reports of checkers become.
+//! Targets of measured distances, and the records made from checkers' reports.
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
@@ -16,7 +16,7 @@ async fn campaign(connection: &Connection, region: &str) -> Streaming<v1::Campai
     connection.checker().campaign(request).await.unwrap().into_inner()
 }
 
-/// The first message whose targets are these, as `region port`; those of HTTP/2 are marked.
+/// Waits for a message with these targets, as `region port`; HTTP/2 targets are marked.
 async fn targets_become(leadership: &mut Streaming<v1::CampaignResponse>, wanted: &[&str]) -> u64 {
     let become_wanted = async {
         loop {

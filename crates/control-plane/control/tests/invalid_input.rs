@@ -1,4 +1,4 @@
-//! Invalid and excessive input of programs, beside well-behaved ones.
+//! Invalid and excessive input from programs, next to well-behaved ones.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
@@ -32,7 +32,7 @@ async fn register(connection: &Connection, service: &str, instance: &str) {
     connection.registry().register(request).await.unwrap();
 }
 
-/// A whole minute of one core, the one before this.
+/// A whole minute of one core, ending with the present minute.
 fn usage(service: String, instance: &str) -> v1::InstanceUsage {
     #[allow(clippy::disallowed_methods, reason = "the control plane goes by the wall clock")]
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() / 60;
@@ -158,7 +158,7 @@ async fn a_policy_of_costly_expressions_is_refused_while_others_read() {
     assert_eq!(refused.code(), Code::InvalidArgument);
     let text = refused.message();
     assert!(text.contains("routes[") && text.contains("path.regex") && text.contains("KiB"), "{text}");
-    // On a busy machine, both take longer.
+    // Both take longer on a busy machine.
     assert!(
         slowest < (took / 2).max(Duration::from_secs(1)),
         "a read took {slowest:?} of the {took:?} of the refusal"

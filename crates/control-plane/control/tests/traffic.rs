@@ -1,5 +1,5 @@
-//! Planning from the reports of agents, over real sockets: the agents are this test, with servers that have the load that
-//! the stored tables give them.
+//! Planning from agents' reports over real sockets. This test plays the agents; their servers have the load that the
+//! stored tables give them.
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
@@ -32,20 +32,20 @@ const REGIONS: [&str; 2] = ["eu", "us"];
 const FULL: f64 = 100.0;
 /// Bytes of a response.
 const BYTES: f64 = 500.0;
-/// What a region with 95 calls per second keeps: no distance is known, so that the other region is in the last of the default
-/// rings, which opens at 85 %, and a shift aims 3 % below that.
+/// The share that a region with 95 calls per second keeps. No distance is known, so the other region is in the last default
+/// ring, which opens at 85 %, and a shift aims 3 % below that.
 const SETTLED: Range<f64> = 0.85..0.87;
 /// Thousandths in one.
 const MILLI: f64 = 1000.0;
 
-/// What the agents report.
+/// The load that the agents report.
 #[derive(Default)]
 struct Load {
     /// Calls per second of the callers in each region.
     demand: [AtomicU64; 2],
-    /// Whether reports are as of the release before: only what it knows of servers and calls.
+    /// Whether reports have only the fields of the previous release.
     old: AtomicBool,
-    /// Whether the servers of the first region claim that their CPU is ten times what it can be.
+    /// Whether servers of the first region report ten times their possible CPU.
     lies: AtomicBool,
     silent: AtomicBool,
 }
@@ -103,7 +103,7 @@ async fn report(connection: &Connection, load: &Load) {
             received: (received * MILLI) as u64,
             cpu_millicores: (received / FULL * MILLI * lie) as u64,
             limit_millicores: 1000,
-            // A release before does not say of how many servers these are.
+            // The previous release does not report the number of measured servers.
             measured: u32::from(!is_old),
             ..Default::default()
         };
@@ -259,7 +259,7 @@ async fn tables_pass_from_one_control_plane_to_the_next_and_stay_while_nothing_i
     let world = World::start(folder.path(), silent).await;
     let before = tables(&world.connection).await;
     assert!((kept(&before, "eu") - share).abs() < 0.1, "{before:?}");
-    // It plans nothing before it has heard the regions, for ten seconds at most; then it says why.
+    // The planner first waits up to ten seconds to hear from all regions, then explains why it does not plan.
     world.becomes("a refusal", |status| status.refusal.contains("not reported")).await;
     assert_eq!(tables(&world.connection).await, before, "the last good table stays");
     assert!(world.metric("fairmesh_traffic_refusals_total{reason=\"callers_missing\"}").await > 0);
@@ -292,13 +292,13 @@ async fn an_agent_of_a_release_before_reports_nothing_and_is_served() {
     let silent = load([95, 20]);
     silent.silent.store(true, Relaxed);
     let world = World::start(folder.path(), silent).await;
-    // It reports usage as ever, and knows of no traffic.
+    // This agent reports usage but knows no traffic reports.
     let request = v1::ReportUsageRequest { usages: Vec::new(), traffic: None };
     world.connection.imbalance().report(request).await.unwrap();
     let status = world.becomes("a refusal", |status| status.refusal.contains("not reported")).await;
     assert!(status.refused_rounds > 0, "{status:?}");
     assert!(tables(&world.connection).await.is_empty(), "without reports there is no table");
-    // A table or a policy as that release would write it has none of the newer fields.
+    // A table or policy written by the previous release has none of the newer fields.
     let shares = v1::RegionShares {
         to: vec![v1::RegionShare { region: "us".into(), share: 1_000_000 }],
         ..Default::default()
@@ -319,7 +319,7 @@ async fn a_lie_is_refused_and_counted_and_the_tables_stay() {
     world.load.lies.store(true, Relaxed);
     let refused = world.becomes("a refusal", |status| !status.refusal.is_empty()).await;
     let before = kept(&tables(&world.connection).await, "eu");
-    // A load above 1.5 is none.
+    // A utilisation above 1.5 is implausible.
     let counted = async || world.metric("fairmesh_traffic_refusals_total{reason=\"absurd\"}").await;
     world.becomes("more", |status| status.refused_rounds > refused.refused_rounds + 1).await;
     assert!(counted().await > 1, "refusals are counted by their reasons");
@@ -331,13 +331,13 @@ async fn a_lie_is_refused_and_counted_and_the_tables_stay() {
     world.stop().await;
 }
 
-/// What a region keeps of its calls, by the record of its drain.
+/// The share of its calls that a region keeps, by its drain record.
 async fn drain_of(connection: &Connection) -> Option<f64> {
     let drains = connection.traffic_planner().drains(v1::DrainsRequest {}).await.unwrap().into_inner().drains;
     drains.first().map(|drain| f64::from(drain.drain.as_ref().unwrap().keep) / 1e6)
 }
 
-/// Follows a drain for a while; `due` is what the region keeps when time alone decides.
+/// Follows a drain for a while. `due` is the share that the region keeps if only time matters.
 async fn follow(
     (world, begun): (&World, Instant),
     until: impl Fn(f64) -> bool,

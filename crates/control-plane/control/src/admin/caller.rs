@@ -1,4 +1,4 @@
-//! What a caller may do.
+//! Permissions of a caller.
 
 use fairmesh_rib::access::{AccessControl, BoundRole, Caller, User};
 use fairmesh_wire::v1::{
@@ -6,7 +6,7 @@ use fairmesh_wire::v1::{
     describe_caller_response::{Role, User as DescribedUser},
 };
 
-/// Who a caller is, and what it may do.
+/// Identity and permissions of a caller.
 pub(super) fn describe(access: &AccessControl, caller: &Caller) -> DescribeCallerResponse {
     DescribeCallerResponse {
         identity: caller.identity.to_string(),

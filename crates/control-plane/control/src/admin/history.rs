@@ -1,12 +1,11 @@
 //! Earlier values of configuration, stored in the RIB under keys that routers do not read.
 //!
 //! A value is stored under the revision that wrote it. A period without the record is stored too, so that a rollback
-//! over a creation deletes; it has no revision of its own, and is stored under the store's revision at which it ended,
-//! which lies between the revisions of the values around it.
+//! over a creation deletes the record. Such a period has no revision of its own; it is stored under the store's
+//! revision at its end, which lies between the revisions around it.
 //!
-//! Keys of one record ascend in the order of its values. After an import the revisions of this store begin below those that
-//! the imported history is stored under: its next value is stored under the number after the last one, until the store's
-//! revisions have passed it.
+//! Keys of one record ascend in the order of its values. After an import the store's revisions begin below the imported
+//! history. Then the next value is stored under the number after the last one, until the store's revisions have passed it.
 
 use std::sync::Arc;
 
@@ -23,7 +22,7 @@ use super::{planned_write::Author, rules};
 /// Number of earlier values kept for a record.
 pub const HISTORY_KEPT: usize = 20;
 
-/// The writes that save `current` before it is replaced, and drop the oldest values. None for records without history.
+/// The writes that save `current` before its replacement and drop the oldest values. None for records without history.
 pub(super) fn save_ops(
     node: &Node,
     key: &RecordKey,
@@ -75,7 +74,7 @@ pub(super) fn changes(node: &Node, key: &RecordKey) -> Vec<v1::Change> {
     [now].into_iter().chain(then).collect()
 }
 
-/// The number of a value that revision `revision` wrote, after the values up to number `last`.
+/// The history number of a value written at `revision`, after earlier values up to number `last`.
 fn number(revision: u64, last: Option<u64>) -> u64 {
     revision.max(last.map_or(0, |last| last.saturating_add(1)))
 }
@@ -97,11 +96,10 @@ pub(super) enum MissingValue {
     NotKept { record: String, revision: u64, kept: String },
 }
 
-/// The value that the record had at `revision`, or before the current one where that is 0; `None` when it did not
-/// exist.
+/// The value of the record at `revision`, or before the current one if 0; `None` if it did not exist.
 ///
 /// # Errors
-/// When no such value is kept.
+/// When no such value is stored.
 pub(super) fn value_at(node: &Node, key: &RecordKey, revision: u64) -> Result<Option<Bytes>, MissingValue> {
     let earlier = earlier(node, key);
     let last = earlier.last().map(|(number, _)| *number);
@@ -123,7 +121,7 @@ pub(super) fn value_at(node: &Node, key: &RecordKey, revision: u64) -> Result<Op
     })
 }
 
-/// The record in words, for messages.
+/// Description of the record for messages.
 pub(super) fn describe(key: &RecordKey) -> String {
     match (key.kind().kept_name(), key.service()) {
         (Some(kind), Some(service)) => format!("the record {kind} of {service}"),
@@ -132,15 +130,15 @@ pub(super) fn describe(key: &RecordKey) -> String {
     }
 }
 
-/// Where the earlier values of a record are.
+/// Location of a record's earlier values.
 struct Folder<'a> {
     kind: RecordKind,
-    /// `None`: the record is one of the mesh.
+    /// `None` for records of the mesh.
     service: Option<&'a ServiceName>,
 }
 
 impl<'a> Folder<'a> {
-    /// The folder of a record; `None` if no earlier values of it are kept.
+    /// The history folder of a record; `None` if the kind keeps no earlier values.
     fn of(key: &'a RecordKey) -> Option<Self> {
         let kind = key.kind();
         kind.kept_name().map(|_| Self { kind, service: key.service() })

@@ -20,7 +20,7 @@ pub(super) struct DesiredRecord {
     /// `None` deletes it.
     pub(super) value: Option<Bytes>,
     pub(super) expect: Expect,
-    /// Whether it follows from another record, and was not requested.
+    /// Whether the value follows from another record and was not requested.
     pub(super) is_implied: bool,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Author {
     pub(super) by: String,
     /// Milliseconds since 1970.
     pub(super) at_ms: u64,
-    /// Why, as the author said.
+    /// Reason given by the author.
     pub(super) message: String,
 }
 
@@ -48,7 +48,7 @@ impl DesiredRecord {
     }
 }
 
-/// Validates the whole request; slow where policies have costly expressions.
+/// Validates the whole request; slow if policies have costly expressions.
 pub(super) fn parse_ops(ops: Vec<v1::Op>) -> Result<Vec<DesiredRecord>, Invalid> {
     let mut seen = BTreeSet::new();
     let mut desired = Vec::with_capacity(ops.len());
@@ -73,7 +73,7 @@ fn parse_op(op: v1::Op) -> Result<DesiredRecord, Invalid> {
     // Canonical encoding, so that equal bytes mean an unchanged record.
     let value = op.value.map(|value| {
         let record = records::decode(&key, &value)?;
-        // While the record is alive, so that its expressions are compiled once.
+        // Checked while the record is alive, so that its expressions are compiled once.
         records::check(&op.key, &value)?;
         Ok(records::encode(&record))
     });
@@ -132,7 +132,7 @@ pub(super) fn plan(
     Ok(plan)
 }
 
-/// Returns the conflict that the store would report, where the writer saw another state than the node has.
+/// Returns the conflict that the store would report, if the writer saw another state than the node.
 fn check_condition(
     wanted: &DesiredRecord,
     key: &str,

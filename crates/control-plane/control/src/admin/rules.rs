@@ -1,8 +1,8 @@
-//! Rules of a service: a record of their own, and a copy in the policy.
+//! Rules of a service: a separate record, and a copy in the policy.
 //!
-//! Servers, agents and replicas read the policy alone, and those of the release before know no other place: so each write of
-//! one of the two records writes the other in the same batch, and no moment has a policy without the rules. Rules that a
-//! policy got from a release before have no record yet; they stay in force, and get one when they change.
+//! Servers, agents and replicas read only the policy, and previous releases know no other place. So each write of one of the
+//! two records also writes the other in the same batch, and the policy is never without the rules. Rules in a policy of a
+//! previous release have no record yet. They stay in force, and get one when they change.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use fairmesh_wire::records;
 
 use super::planned_write::DesiredRecord;
 
-/// The current value of a record; of the rules of a service without a record, those in its policy.
+/// The current value of a record. For a service's rules without a record, the rules in its policy.
 pub(super) fn current(node: &Node, key: &RecordKey) -> Option<Entry> {
     let stored = node.get(&key.to_string());
     let RecordKey::Authorization(service) = key else { return stored };
@@ -23,11 +23,11 @@ pub(super) fn current(node: &Node, key: &RecordKey) -> Option<Entry> {
     })
 }
 
-/// Adds the writes that keep policies and rules together. A policy without rules keeps those in force: files of policies
-/// are written by others than rules, and one that leaves them out must not open a service.
+/// Adds the writes that keep policies and rules consistent. A policy without rules keeps those in force: policy files
+/// and rules have different authors, and a file without rules must not open a service.
 ///
 /// # Errors
-/// When a policy and a document of its own give a service different rules.
+/// When a policy and a separate document give a service different rules.
 pub(super) fn join(node: &Node, desired: Vec<DesiredRecord>) -> Result<Vec<DesiredRecord>, Invalid> {
     let of = |one: &DesiredRecord| match &one.key {
         RecordKey::Policy(service) | RecordKey::Authorization(service) => Some(service.clone()),
@@ -72,13 +72,13 @@ fn set(
     }
 }
 
-/// The rules that servers read now: those in the policy.
+/// The rules that servers read now, in the policy.
 fn in_force(node: &Node, rules: &RecordKey) -> Option<Bytes> {
     let policy = RecordKey::Policy(rules.service()?.clone());
     records::rules_of(&node.get(&policy.to_string())?.value)
 }
 
-/// The rules that policies would change, by their keys.
+/// The rules that policies would change, by key.
 pub(super) fn changed_by_policies<'a>(
     node: &'a Node,
     desired: &'a [DesiredRecord],

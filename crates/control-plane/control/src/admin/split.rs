@@ -12,7 +12,7 @@ use tonic::Status;
 /// Progress messages and the final error, if any.
 pub(super) type Progress = ReceiverStream<Result<v1::SplitStoreProgress, Status>>;
 
-/// Buffered progress messages; when the caller reads slowly, the move waits too.
+/// Buffered progress messages. If the caller reads slowly, the move waits too.
 const PROGRESS_BUFFER: usize = 16;
 
 pub(super) fn parse_request(request: v1::SplitStoreRequest) -> Result<SplitRequest, Invalid> {

@@ -1,4 +1,4 @@
-//! The region tables that a policy writes by hand: they change in the batch that changes the policy.
+//! Region tables written by hand in a policy. They change in the same batch as the policy.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use fairmesh_model::{Prefix, Record, RecordKey, ServiceName, TableOrigin, Traffi
 use fairmesh_rib::{Node, Op};
 use fairmesh_wire::records;
 
-/// The writes that leave a service with the tables of its policy, whose value this is; `None` is no policy.
+/// The writes that make a service's tables match its policy; `None` is no policy.
 ///
 /// They are unconditional: the policy decides about its tables, whatever a planner has written meanwhile.
 pub(super) fn ops(node: &Node, service: &ServiceName, policy: Option<&[u8]>) -> Vec<Op> {

@@ -9,14 +9,15 @@ use fairmesh_rib::{Commit, Node};
 
 use super::{AuditChange, AuditValue};
 
-/// Commits that wait for their writer. Each is taken as soon as the node has it; others are of another control plane.
+/// Commits waiting for their writer. Each is taken as soon as the node has it; the rest belong to another control
+/// plane.
 const MAX_COMMITS: usize = 1024;
 
 /// A key with its values before and after.
 type Changed = (String, Option<Bytes>, Option<Bytes>);
 
-/// What commits changed, by revision, until their writers log them. Taken from the order of commits, since between a read
-/// and a write another writer may come first.
+/// Changes by commit revision, until their writers log them. They are taken from the sequence of commits, because another
+/// writer may come between a read and a write.
 #[derive(Debug, Default)]
 pub(super) struct CommittedChanges(Mutex<BTreeMap<u64, Vec<Changed>>>);
 

@@ -2,7 +2,7 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use fairmesh_identity::sha256;
 use serde::{Deserialize, Serialize};
 
-/// The largest value that the log has in full, in bytes.
+/// The largest value logged in full, in bytes.
 const MAX_VALUE: usize = 4096;
 
 /// One write, or another event.
@@ -10,11 +10,11 @@ const MAX_VALUE: usize = 4096;
 pub struct AuditEntry {
     /// Counts the entries of the log, from 1.
     pub number: u64,
-    /// Milliseconds since 1970.
+    /// Number of the entry, from 1.
     pub at_ms: u64,
     /// The caller, as its connection, its signature or its token proves it.
     pub who: String,
-    /// The revision of the store.
+    /// The caller, as proved by its connection, signature or token.
     pub revision: u64,
     /// The id of the store; absent from entries of earlier releases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -22,22 +22,22 @@ pub struct AuditEntry {
     /// Why, as the caller says; absent if it says nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// The records that it changed.
+    /// The reason given by the caller; absent without one.
     pub changes: Vec<AuditChange>,
-    /// What happened, if it is no write.
+    /// The changed records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub event: Option<AuditEvent>,
     /// The hash of the entry before; zeros in the first one.
     pub previous: String,
 }
 
-/// An event that is no write.
+/// The event, if the entry is not a write.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum AuditEvent {
-    /// A call was refused.
+    /// The hash of the previous entry; zeros in the first one.
     Denied {
-        /// Its method or path.
+        /// An event that is not a write.
         method: String,
         /// Why.
         reason: String,
@@ -47,7 +47,7 @@ pub enum AuditEvent {
         /// The agent or the service that may join with it.
         joins: String,
     },
-    /// A certificate was issued.
+    /// A join token was made.
     Certificate {
         /// The identity in it.
         identity: String,
@@ -57,11 +57,11 @@ pub enum AuditEvent {
         /// The log.
         log: String,
     },
-    /// Entries of the author beyond its quota.
+    /// The log itself was read.
     Counted {
         /// The kind of their records.
         kind: String,
-        /// Their number.
+        /// The entries of an author beyond its quota were counted.
         count: u64,
         /// The hash of their lines, each with the hash before it.
         sha256: String,
@@ -70,13 +70,13 @@ pub enum AuditEvent {
     Checkpoint {
         /// The number of the last of them.
         number: u64,
-        /// Its hash.
+        /// Older entries were removed because the log was full.
         hash: String,
     },
 }
 
 impl AuditEvent {
-    /// The name of its kind.
+    /// Number of the last removed entry.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Denied { .. } => "denied",
@@ -97,7 +97,7 @@ pub struct AuditChange {
     /// The value before; absent: there was none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<AuditValue>,
-    /// The value after; absent: it was deleted.
+    /// The previous value; absent if there was none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<AuditValue>,
 }
@@ -108,25 +108,25 @@ pub struct AuditChange {
 pub enum AuditValue {
     /// The value in base64.
     Base64(String),
-    /// The SHA-256 of a value above 4 KB.
+    /// The new value; absent if deleted.
     Sha256(String),
 }
 
-/// Where a chain is broken.
+/// Where a hash chain is broken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BrokenChain {
-    /// The line is not as it was written.
+    /// A line was altered.
     #[error("the line after entry {0} was altered")]
     Altered(u64),
-    /// The entry does not follow the one before.
+    /// An entry does not follow the previous one.
     #[error("entry {found} does not follow entry {before}: entries were removed, inserted or altered")]
     NotNext {
-        /// The number of the entry before.
+        /// Number of the previous entry.
         before: u64,
         /// The number found.
         found: u64,
     },
-    /// The first entry is not the first one of the log, and no checkpoint says that the others were removed for space.
+    /// The log does not begin with its first entry, and no checkpoint accounts for the missing ones.
     #[error("entries before {first} are missing, and no checkpoint of the log accounts for them")]
     Gap {
         /// The number of the first entry.
@@ -134,12 +134,12 @@ pub enum BrokenChain {
     },
 }
 
-/// Reads lines of a log in order, and verifies that they are a chain.
+/// Reads lines of a log in order and verifies their hash chain.
 #[derive(Clone, Debug, Default)]
 pub struct ChainReader {
     /// The number and the hash of the last entry.
     last: Option<(u64, String)>,
-    /// What the first entry says of the one before it.
+    /// Number and hash of the entry before the first one read, as the first one states them.
     before_first: Option<(u64, String)>,
     /// The last checkpoint.
     checkpoint: Option<(u64, String)>,
@@ -181,7 +181,7 @@ impl AuditEntry {
 }
 
 impl ChainReader {
-    /// The entry in a line, if the line is as it was written and follows the one before.
+    /// The entry in a line, if the line is unaltered and follows the previous one.
     ///
     /// # Errors
     /// Where the chain is broken.
@@ -210,11 +210,11 @@ impl ChainReader {
         Ok(entry)
     }
 
-    /// The number of the first entry from which the log is complete, after all were read that follow the entry with the number
-    /// `after`; 1 if it has all, and `None` if it has none.
+    /// The number from which the log is complete, once all entries after number `after` were read; 1 if it has all, `None` if
+    /// it has none.
     ///
     /// # Errors
-    /// When entries are missing for which no checkpoint accounts.
+    /// When entries are missing without a checkpoint.
     pub fn complete_from(&self, after: u64) -> Result<Option<u64>, BrokenChain> {
         let Some((number, _)) = &self.before_first else { return Ok(None) };
         match *number == after || self.checkpoint == self.before_first {
@@ -223,18 +223,18 @@ impl ChainReader {
         }
     }
 
-    /// The number and the hash of the last entry, to be kept elsewhere.
+    /// The number and hash of the last entry, for storing elsewhere.
     pub fn head(&self) -> Option<(u64, &str)> {
         self.last.as_ref().map(|(number, hash)| (*number, hash.as_str()))
     }
 }
 
-/// What the first entry names as the hash before it.
+/// The hash that the first entry of a log states for its predecessor.
 pub(super) fn first_hash() -> String {
     hex(&[0; 32])
 }
 
-/// Bytes as digits.
+/// Bytes in hexadecimal.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

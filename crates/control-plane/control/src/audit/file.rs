@@ -11,7 +11,7 @@ use super::{
     quota::{Logged, Quotas},
 };
 
-/// The size at which a file becomes the former one: a log has at most twice this.
+/// The size at which the current file replaces the previous one. A log has at most twice this size.
 const MAX_BYTES: u64 = 64 << 20;
 
 /// The end of the log.
@@ -24,16 +24,16 @@ pub(super) struct AuditFile {
     is_synced: bool,
     number: u64,
     hash: String,
-    /// Revision and store of the last write, which events of no store name.
+    /// Revision and store of the last write, for events without a store.
     written: (u64, Option<String>),
-    /// What the first entry of the current file says of the one before it.
+    /// Number and hash of the entry before the current file's first one, as stated there.
     before_first: Option<(u64, String)>,
     quotas: Quotas,
     max_bytes: u64,
 }
 
 impl AuditFile {
-    /// Continues the log in a folder. A last line that is not whole, since the machine stopped, is removed.
+    /// Continues the log in a folder. An incomplete last line, left when the machine stopped, is removed.
     pub(super) fn open(folder: &Path, log: Log) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
         let path = folder.join(log.current());
@@ -67,7 +67,7 @@ impl AuditFile {
         Ok(opened)
     }
 
-    /// Accounts for entries that an earlier release has removed without a checkpoint.
+    /// Accounts for entries that an earlier release removed without a checkpoint.
     fn adopt(&mut self) -> io::Result<()> {
         let oldest = match before_first(&self.folder.join(self.log.former()))? {
             Some(oldest) => Some(oldest),
@@ -84,7 +84,7 @@ impl AuditFile {
         self.write(Draft::of_event(crate::admin::now_ms(), "control plane".into(), event))
     }
 
-    /// Appends an entry, within the quota of its author.
+    /// Appends an entry within its author's quota.
     pub(super) fn append(&mut self, draft: Draft) -> io::Result<()> {
         let at_ms = draft.at_ms;
         let is_over = self.quotas.is_over(at_ms);
@@ -104,7 +104,7 @@ impl AuditFile {
         }
     }
 
-    /// Writes how many entries were counted: all of them, or those that have waited.
+    /// Writes the numbers of counted entries: all, or those that waited long enough.
     pub(super) fn write_counted(&mut self, at_ms: u64, all: bool) -> io::Result<()> {
         self.quotas.take_counted(at_ms, all).into_iter().try_for_each(|draft| self.write(draft))
     }
@@ -124,7 +124,7 @@ impl AuditFile {
         Ok(())
     }
 
-    /// Replaces the former file by the current one. A checkpoint accounts for the entries that go.
+    /// Replaces the previous file by the current one. A checkpoint accounts for the removed entries.
     fn rotate(&mut self) -> io::Result<()> {
         self.sync()?;
         let [current, former] = [self.log.current(), self.log.former()].map(|name| self.folder.join(name));
@@ -157,10 +157,10 @@ impl AuditFile {
     }
 }
 
-/// The bytes up to the end of the last whole line, and that line.
+/// The number of bytes up to the end of the last complete line, and that line.
 fn whole_lines(file: &mut File) -> io::Result<(u64, Option<String>)> {
     let length = file.metadata()?.len();
-    // A line has at most one batch, whose values are short or hashes.
+    // A line holds at most one batch, whose values are short or hashed.
     let tail = length.min(16 << 20);
     file.seek(SeekFrom::Start(length - tail))?;
     let mut text = Vec::new();
@@ -171,7 +171,7 @@ fn whole_lines(file: &mut File) -> io::Result<(u64, Option<String>)> {
     Ok((length - tail + end as u64 + 1, Some(line)))
 }
 
-/// The last whole line of a file; `None` without one.
+/// The last complete line of a file; `None` without one.
 fn last_line(path: &Path) -> io::Result<Option<String>> {
     match open_existing(path)? {
         Some(mut file) => Ok(whole_lines(&mut file)?.1),
@@ -179,7 +179,7 @@ fn last_line(path: &Path) -> io::Result<Option<String>> {
     }
 }
 
-/// The last entry of a log in a folder. Changes nothing there.
+/// The last entry of a log in a folder. Changes nothing.
 pub(super) fn last_entry(folder: &Path, log: Log) -> io::Result<Option<AuditEntry>> {
     let line = match last_line(&folder.join(log.current()))? {
         Some(line) => Some(line),
@@ -188,7 +188,7 @@ pub(super) fn last_entry(folder: &Path, log: Log) -> io::Result<Option<AuditEntr
     Ok(line.and_then(|line| serde_json::from_str(line.split_once(' ')?.1).ok()))
 }
 
-/// What the first entry of a file says of the one before it.
+/// Number and hash of the entry before a file's first one, as stated there.
 fn before_first(path: &Path) -> io::Result<Option<(u64, String)>> {
     let Some(file) = open_existing(path)? else { return Ok(None) };
     let line = BufReader::new(file).lines().next().transpose()?;
@@ -223,14 +223,14 @@ fn head_of(line: &str) -> Option<(u64, String)> {
     Some((entry.number, hash.to_owned()))
 }
 
-/// Lines after the entry with this number, up to about `max_bytes`, and whether none follows.
+/// Lines after the entry with this number, up to about `max_bytes`, and whether these are the last.
 pub(super) fn read(folder: &Path, log: Log, after: u64, max_bytes: usize) -> io::Result<(Vec<String>, bool)> {
     let (mut lines, mut bytes) = (Vec::new(), 0);
     for name in [log.former(), log.current()] {
         let Some(file) = open_existing(&folder.join(name))? else { continue };
         for line in BufReader::new(file).lines() {
             let line = line?;
-            // What cannot be read is for the reader to see.
+            // Unreadable lines are returned for the reader to see.
             if head_of(&line).is_some_and(|(number, _)| number <= after) {
                 continue;
             }
@@ -258,7 +258,7 @@ mod tests {
         AuditFile::open(folder, Log::Security).unwrap()
     }
 
-    /// All entries, and from where they are complete.
+    /// All entries, and the number from which they are complete.
     fn verified(folder: &Path) -> (Vec<AuditEntry>, Result<Option<u64>, BrokenChain>) {
         let mut chain = ChainReader::default();
         let (lines, _) = read(folder, Log::Security, 0, usize::MAX).unwrap();

@@ -1,4 +1,5 @@
-//! The share of the log that one author may take, so that no flood of writes pushes the entries of others out, or the author's own.
+//! Quotas of authors in the audit log, so that a flood of writes pushes out neither others' entries nor the author's
+//! own.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -7,29 +8,29 @@ use fairmesh_model::RecordKind;
 
 use super::{AuditEvent, AuditValue, Draft, entry::hex};
 
-/// Bytes of entries with values that an author may write in [`PERIOD`], for each kind of record.
+/// Bytes of entries with values per author and record kind in [`PERIOD`].
 const MAX_BYTES: usize = 2 << 20;
-/// Bytes of entries with the hashes of their values that it may write beyond that. Further ones are counted.
+/// Bytes of entries with hashed values beyond that. Further entries are only counted.
 const MAX_HASHED_BYTES: usize = 4 << 20;
 const PERIOD: Duration = Duration::from_secs(3600);
-/// Least time between two entries that count others.
+/// Least time between two entries that state counts.
 const SUMMARY_INTERVAL: Duration = Duration::from_secs(10);
-/// Authors and kinds that are told apart; others share one quota for each kind.
+/// Maximum of tracked authors and kinds. Others share one quota for each kind.
 const MAX_SHARES: usize = 4096;
-/// The author of those others.
+/// The author name for the others.
 const OTHERS: &str = "others";
 
 /// How an entry is logged.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Logged {
     InFull,
-    /// With the hashes of its values.
+    /// With hashes of its values.
     Hashed,
-    /// As one of many.
+    /// As one of a counted number.
     Counted,
 }
 
-/// An author, without the program for which it writes, which it chooses itself; and a kind of record.
+/// An author and a record kind. The author is taken without its program, whose name it could choose freely.
 type ShareKey = (String, &'static str);
 
 #[derive(Debug, Default)]
@@ -39,15 +40,15 @@ struct Share {
     counted: Counted,
 }
 
-/// Entries that are not logged one by one.
+/// Entries that are only counted.
 #[derive(Debug, Default)]
 struct Counted {
     count: u64,
     revision: u64,
     store: String,
-    /// Of the hash before and the entry.
+    /// Hash over the previous hash and the entry.
     hash: [u8; 32],
-    /// When the last were logged, in milliseconds since 1970.
+    /// When counts were last logged, in milliseconds since 1970.
     logged_ms: u64,
 }
 
@@ -59,7 +60,7 @@ pub(super) struct Quotas {
 }
 
 impl Quotas {
-    /// Whether the period is over. Counted entries have to be taken then, before the next one is admitted.
+    /// Whether the period is over. Counted entries must then be taken before the next entry is admitted.
     pub(super) fn is_over(&self, at_ms: u64) -> bool {
         at_ms.abs_diff(self.began_ms) > millis(PERIOD)
     }
@@ -69,7 +70,7 @@ impl Quotas {
         (self.began_ms, self.shares) = (at_ms, HashMap::new());
     }
 
-    /// How an entry with this line is logged. `hashed_line` makes the line with the hashes of its values.
+    /// How an entry with this line is logged. `hashed_line` makes the line with hashed values.
     pub(super) fn admit<E>(
         &mut self,
         draft: &Draft,
@@ -99,7 +100,7 @@ impl Quotas {
         Ok(Logged::Counted)
     }
 
-    /// Entries that state how many were counted: of all authors, or of those for which the last one is old enough.
+    /// Entries that state the counts: of all authors, or of those whose last one is old enough.
     pub(super) fn take_counted(&mut self, at_ms: u64, all: bool) -> Vec<Draft> {
         let due = |counted: &Counted| {
             counted.count > 0 && (all || at_ms.abs_diff(counted.logged_ms) > millis(SUMMARY_INTERVAL))
@@ -132,7 +133,7 @@ fn share_key(draft: &Draft) -> ShareKey {
 }
 
 impl Draft {
-    /// The same with the hashes of its values.
+    /// The entry with hashes of its values.
     pub(super) fn hashed(mut self) -> Self {
         for change in &mut self.changes {
             for value in [&mut change.before, &mut change.after].into_iter().flatten() {

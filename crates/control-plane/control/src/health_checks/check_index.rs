@@ -11,20 +11,20 @@ use tokio::sync::{Notify, watch};
 
 use super::distance_targets::{DistanceTargets, ServingEndpoints};
 
-/// Index of checked services and of verdicts, updated by commits: finding them otherwise means reading every record of
-/// every tenant.
+/// Index of checked services and verdicts, updated by commits. Otherwise every record of every tenant would have to be
+/// read.
 #[derive(Debug, Default)]
 pub(crate) struct CheckIndex {
     state: Mutex<IndexState>,
-    /// Every service whose policy has a health check, whenever that changes.
+    /// Every service whose policy has a health check; notifies of changes.
     services: watch::Sender<Arc<BTreeSet<ServiceName>>>,
-    /// Woken when there may be verdicts on endpoints that are gone or no longer checked.
+    /// Notified when there may be verdicts on endpoints that are gone or no longer checked.
     pub(super) stale_verdicts: Arc<Notify>,
-    /// Woken when other endpoints may be targets of measured distances.
+    /// Notified when other endpoints may become targets of measured distances.
     pub(super) targets_changed: Arc<Notify>,
 }
 
-/// Tasks that a commit wakes, once the node has applied it.
+/// Tasks to wake once the node has applied a commit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Woken {
     pub(super) stale_verdicts: bool,
@@ -35,13 +35,13 @@ pub(crate) struct Woken {
 struct IndexState {
     services: BTreeSet<ServiceName>,
     verdicts: BTreeMap<Region, BTreeSet<RecordKey>>,
-    /// Those of them that found their endpoint unhealthy.
+    /// Verdicts that found their endpoint unhealthy.
     unhealthy: BTreeMap<Region, BTreeSet<RecordKey>>,
     serving: ServingEndpoints,
 }
 
 impl CheckIndex {
-    /// Rebuilds the index; the caller wakes everything ([`Woken::ALL`]) once the node has these entries.
+    /// Rebuilds the index. The caller wakes everything ([`Woken::ALL`]) once the node has these entries.
     pub(crate) fn load(&self, entries: &[(Arc<str>, Entry)]) {
         let mut state = IndexState::default();
         for (key, entry) in entries {
@@ -51,7 +51,7 @@ impl CheckIndex {
         self.publish();
     }
 
-    /// Indexes a commit that `node` is about to apply; returns what to [`wake`](Self::wake) then.
+    /// Indexes a commit that `node` is about to apply. Returns what to [`wake`](Self::wake) afterwards.
     pub(crate) fn apply(&self, commit: &Commit, node: &Node) -> Woken {
         let (mut checked, mut gone, mut targets) = (false, false, false);
         let mut state = self.state();
@@ -136,12 +136,12 @@ fn has_endpoint(node: &Node, verdict: &str) -> bool {
 }
 
 impl Woken {
-    /// After a load.
+    /// Everything, after a load.
     pub(crate) const ALL: Self = Self { stale_verdicts: true, targets: true };
 }
 
 impl IndexState {
-    /// Indexes one record; returns whether the set of checked services, or that of serving endpoints, changed.
+    /// Indexes one record. Returns whether the checked services or the serving endpoints changed.
     fn index(&mut self, text: &Arc<str>, value: Option<&[u8]>) -> bool {
         // Other records need no decoding.
         match RecordKind::of(text) {
@@ -153,7 +153,7 @@ impl IndexState {
         }
         match RecordKey::parse(text) {
             Ok(RecordKey::Policy(service)) => {
-                // Decodes the message only: validation would compile its expressions, in the task that applies commits.
+                // Decodes only the message: validation would compile expressions in the task that applies commits.
                 let policy = value.and_then(|value| v1::Policy::decode(value).ok());
                 let checked = policy.is_some_and(|policy| policy.health_check.is_some());
                 if checked { self.services.insert(service) } else { self.services.remove(&service) }
@@ -162,12 +162,12 @@ impl IndexState {
                 let RecordKey::Health(_, region, _) = &key else { return false };
                 let verdict = value.and_then(|value| v1::Verdict::decode(value).ok());
                 let unhealthy = self.unhealthy.entry(region.clone()).or_default();
-                // A stale verdict is outdated and has no effect.
+                // A stale verdict has no effect.
                 match verdict.is_some_and(|verdict| !verdict.healthy && !verdict.stale) {
                     true => unhealthy.insert(key.clone()),
                     false => unhealthy.remove(&key),
                 };
-                // A region is a label of a metric as long as it has something to show.
+                // A region stays a metric label only while it has something to show.
                 if unhealthy.is_empty() {
                     self.unhealthy.remove(region);
                 }

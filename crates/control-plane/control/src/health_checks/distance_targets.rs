@@ -16,9 +16,9 @@ use fairmesh_wire::records;
 
 use super::Checks;
 
-/// The most targets in a region: one that is slow or restarts must not count alone.
+/// The most targets in a region, so that a slow or restarting one does not count alone.
 const MAX_TARGETS: usize = 3;
-/// The most services of a region among which targets are sought.
+/// The most services of a region considered for targets.
 const MAX_SERVICES: usize = 64;
 /// The shortest interval between two choices of targets.
 const CHOICE_INTERVAL: Duration = Duration::from_secs(1);
@@ -28,7 +28,7 @@ const CHOICE_INTERVAL: Duration = Duration::from_secs(1);
 pub(crate) struct DistanceTarget {
     pub(super) address: SocketAddr,
     pub(super) http2: bool,
-    /// The service whose identity it proves by mutual TLS; `None` for plaintext.
+    /// The service whose identity the endpoint proves by mutual TLS; `None` for plaintext.
     pub(super) service: Option<ServiceName>,
 }
 
@@ -42,12 +42,12 @@ pub(super) struct ServingEndpoints {
 }
 
 impl ServingEndpoints {
-    /// Indexes a change of the endpoint at a key; returns whether the targets may change.
+    /// Indexes a change of an endpoint. Returns whether the targets may change.
     pub(super) fn index(&mut self, key: &Arc<str>, serving: bool) -> bool {
         let Ok(RecordKey::Endpoint(_, region, _)) = RecordKey::parse(key) else { return false };
         if serving {
             self.by_region.entry(region).or_default().insert(key.clone());
-            // Known or not, its address may be new.
+            // Even a known endpoint may have a new address.
             return true;
         }
         let Some(keys) = self.by_region.get_mut(&region) else { return false };
@@ -58,7 +58,7 @@ impl ServingEndpoints {
         removed
     }
 
-    /// Chooses the targets of every region. The choice depends on the records alone, so that it changes seldom.
+    /// Chooses the targets of every region. The choice depends only on records, so it changes seldom.
     pub(super) fn choose(&self, node: &Node) -> DistanceTargets {
         let regions = self.by_region.iter().take(MAX_MEASURED_REGIONS);
         let chosen = regions.map(|(region, keys)| (region.clone(), choose_in(keys, node)));
@@ -66,7 +66,7 @@ impl ServingEndpoints {
     }
 }
 
-/// Chooses endpoints of different services, as far as there are some: they are on different machines more often.
+/// Chooses endpoints of different services if possible, since those are more often on different machines.
 fn choose_in(keys: &BTreeSet<Arc<str>>, node: &Node) -> Vec<DistanceTarget> {
     let mut candidates = Vec::new();
     let mut after = String::new();
@@ -93,18 +93,18 @@ fn choose_in(keys: &BTreeSet<Arc<str>>, node: &Node) -> Vec<DistanceTarget> {
         if candidates.iter().filter(|(rank, _)| *rank == 0).count() >= MAX_TARGETS {
             break;
         }
-        // Behind the folder: '0' is the character that follows '/'.
+        // Past the folder: '0' follows '/'.
         after = format!("{}0", folder.as_str().trim_end_matches('/'));
     }
     candidates.sort_by_key(|(rank, _)| *rank);
     candidates.into_iter().take(MAX_TARGETS).map(|(_, target)| target).collect()
 }
 
-/// Whether the endpoints of a service speak HTTP/2; `None` where no caller of another region may reach them.
+/// Whether the endpoints of a service speak HTTP/2; `None` if no caller of another region may reach them.
 fn protocol(service: &ServiceName, node: &Node) -> Option<bool> {
     let policy = RecordKey::Policy(service.clone());
     if let Some(entry) = node.get(&policy.to_string())
-        // Decodes the message only: validation would compile its expressions.
+        // Decodes only the message: validation would compile its expressions.
         && records::is_local_only(&entry.value)
     {
         return None;
@@ -116,7 +116,7 @@ fn protocol(service: &ServiceName, node: &Node) -> Option<bool> {
     }
 }
 
-/// Whether callers refuse endpoints of the service in plaintext.
+/// Whether callers refuse plaintext endpoints of the service.
 fn requires_mtls(service: &ServiceName, node: &Node) -> bool {
     let policy = node.get(&RecordKey::Policy(service.clone()).to_string());
     node.get(&RecordKey::TrustBundle.to_string()).is_some()
@@ -130,11 +130,11 @@ fn endpoint(key: &str, node: &Node) -> Option<Endpoint> {
     }
 }
 
-/// Keeps the targets of measured distances, which checkers are sent.
+/// Publishes the targets of measured distances, which checkers receive.
 #[derive(Clone, Debug)]
 pub(crate) struct TargetController(pub(crate) Checks);
 
-/// The publication of other targets.
+/// The publication of changed targets.
 #[derive(Debug)]
 pub(crate) struct PublishTargets(DistanceTargets);
 
@@ -147,7 +147,7 @@ impl fmt::Display for PublishTargets {
 
 impl Controller for TargetController {
     const NAME: &'static str = "distance-targets";
-    /// The targets that the records give.
+    /// The targets that follow from the records.
     type Facts = DistanceTargets;
     type Effect = PublishTargets;
 

@@ -22,7 +22,7 @@ static IMPLAUSIBLE: LogLimiter = LogLimiter::new();
 pub(super) struct DistanceFilters(Mutex<BTreeMap<(Region, Region), DistanceFilter>>);
 
 impl DistanceFilters {
-    /// The reported distances that are to be recorded.
+    /// The reported distances to record.
     fn observe(
         &self,
         from: &Region,
@@ -31,7 +31,7 @@ impl DistanceFilters {
         targets: &DistanceTargets,
     ) -> BTreeMap<Region, Duration> {
         let mut filters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Bounded by the regions that have targets, whatever a checker reports.
+        // Bounded by the regions with targets, whatever a checker reports.
         filters.retain(|(_, to), _| targets.contains_key(to));
         let known = reported.iter().filter(|(to, _)| to != from && targets.contains_key(to));
         let lasting = known.filter(|(to, round_trip)| {
@@ -43,7 +43,7 @@ impl DistanceFilters {
 }
 
 impl Checks {
-    /// Takes the distances that the checker of a region measured, and records those that have changed lastingly.
+    /// Takes the distances measured by a region's checker, and records those that changed lastingly.
     pub(super) async fn report_distances(
         &self,
         from: &Region,
@@ -74,7 +74,7 @@ impl Checks {
         self.write(|| vec![self.record_op(from, &changed, at_ms)]).await
     }
 
-    /// Whether a topology declares the region. A region that only a checker names would otherwise be recorded for good.
+    /// Whether a topology declares the region. Otherwise a region named only by a checker would be recorded forever.
     fn declares_region(&self, region: &Region) -> bool {
         let key = RecordKey::Regions;
         let entry = self.node.get(&key.to_string());
@@ -84,7 +84,7 @@ impl Checks {
         }
     }
 
-    /// The write that records changed distances beside the others of the region.
+    /// The write that records changed distances along with the region's others.
     fn record_op(&self, from: &Region, changed: &BTreeMap<Region, Duration>, measured_at_ms: u64) -> Op {
         let (mut distances, revision) = self.recorded_distances(from);
         for (to, round_trip) in changed {
@@ -101,7 +101,7 @@ impl Checks {
             .expecting(revision.map_or(Expect::Absent, Expect::Revision))
     }
 
-    /// The recorded distances of a region and the revision of the record, if there is one.
+    /// The recorded distances of a region, and the record's revision if it exists.
     fn recorded_distances(&self, from: &Region) -> (MeasuredDistances, Option<u64>) {
         let key = RecordKey::MeasuredDistances(from.clone());
         let Some(entry) = self.node.get(&key.to_string()) else { return Default::default() };

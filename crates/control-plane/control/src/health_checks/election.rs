@@ -21,9 +21,9 @@ pub(super) const MAX_CANDIDATES: usize = 65_536;
 pub(super) struct Elections {
     by_region: Mutex<HashMap<Region, RegionElection>>,
     places: Arc<Semaphore>,
-    /// Terms count from here. It is random, so that a report to a previous process is not accepted by this one; a
-    /// process id would not do, since every process in a container may have the same. The standard library's hash seeds
-    /// are random enough.
+    /// Start of term numbers. It is random, so that this process accepts no report for a previous one. A process id
+    /// would not suffice, since every process in a container may have the same. The standard library's hash seeds are
+    /// random enough.
     first_term: u64,
     began: Instant,
 }
@@ -57,7 +57,7 @@ impl Default for Elections {
 }
 
 impl Elections {
-    /// Admits another candidate, for as long as it holds this; `None` if there are [`MAX_CANDIDATES`].
+    /// Admits another candidate while the permit lives; `None` if there are [`MAX_CANDIDATES`].
     pub(super) fn admit(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.places).try_acquire_owned().ok()
     }
@@ -91,7 +91,7 @@ impl Elections {
         self.lock().get(region).is_some_and(|election| election.term == Some(term))
     }
 
-    /// How long a region has had no leader; zero where it has one.
+    /// How long a region has had no leader; zero with a leader.
     pub(super) fn leaderless_for(&self, region: &Region, now: Instant) -> Duration {
         match self.lock().get(region) {
             Some(RegionElection { term: Some(_), .. }) => Duration::ZERO,
@@ -110,7 +110,7 @@ impl Elections {
     }
 }
 
-/// Forgets the region that has been without leader and candidates longest, where there are too many.
+/// Forgets the region that has longest been without leader and candidates, if there are too many.
 fn make_room(elections: &mut HashMap<Region, RegionElection>) {
     if elections.len() < MAX_REGIONS {
         return;
@@ -195,7 +195,7 @@ mod tests {
         assert!(new.holds(&region("eu"), after.term) && !new.holds(&region("eu"), before.term));
     }
 
-    /// The future, which has been polled once and is not ready.
+    /// The future after one poll that did not complete.
     async fn waiting<F: Future>(future: F) -> std::pin::Pin<Box<F>> {
         let mut future = Box::pin(future);
         assert!(tokio::time::timeout(Duration::from_millis(1), &mut future).await.is_err());

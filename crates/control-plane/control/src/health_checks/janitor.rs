@@ -23,7 +23,7 @@ const MAX_OPS_PER_BATCH: usize = 1000;
 pub(crate) struct CheckHealth {
     /// Regions with endpoints to check and no checker.
     pub(crate) unchecked_regions: usize,
-    /// Pairs of service and region whose verdicts callers ignore, since no other region can carry the calls (panic).
+    /// Pairs of service and region whose verdicts callers ignore, because no other region can carry the calls (panic).
     pub(crate) panics: usize,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct VerdictFacts {
     region: Region,
     key: RecordKey,
     stored: StoredVerdict,
-    /// Whether its endpoint exists and its service has a health check.
+    /// Whether the endpoint exists and its service has a health check.
     is_checked: bool,
     /// Whether the region has had no checker for too long.
     is_leaderless: bool,
@@ -58,7 +58,7 @@ impl VerdictFacts {
         if !self.is_checked {
             return Some(Op::delete(key.to_string()).expecting(Expect::Revision(stored.revision)));
         }
-        // A healthy verdict has no force to lose.
+        // A healthy verdict has no effect to lose.
         let loses = self.is_leaderless && !stored.verdict.healthy && !stored.verdict.stale;
         loses.then(|| write::put(key, Some(stored), Verdict { stale: true, ..stored.verdict.clone() }))
     }
@@ -74,7 +74,7 @@ impl Controller for VerdictController {
         Triggers { notify, interval: Some(SWEEP_INTERVAL), ..Triggers::default() }
     }
 
-    /// Without a change, only the verdicts of leaderless regions can need a write.
+    /// Without a change, only verdicts of leaderless regions can need a write.
     async fn read_facts(&mut self, _: &Node, wake: Wake) -> Result<Self::Facts, BoxError> {
         let (mut verdicts, now) = (Vec::new(), Instant::now());
         for (region, keys) in self.0.check_index.verdicts() {
@@ -110,7 +110,7 @@ impl Controller for VerdictController {
 }
 
 impl Checks {
-    /// What decides about the verdict at a key; `None` if there is none any more.
+    /// The facts about the verdict at a key; `None` if the verdict is gone.
     fn verdict_facts(&self, key: RecordKey, is_leaderless: bool) -> Option<VerdictFacts> {
         let RecordKey::Health(service, region, instance) = &key else { return None };
         let stored = self.stored(&key)?;

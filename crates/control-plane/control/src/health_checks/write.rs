@@ -23,7 +23,7 @@ impl Checks {
         self.write(|| findings.iter().filter_map(|finding| self.write_op(region, finding)).collect()).await
     }
 
-    /// The write for a finding; none on a removed endpoint, or if the stored verdict says the same.
+    /// The write for a finding; none for a removed endpoint or an equal stored verdict.
     fn write_op(&self, region: &Region, Finding { service, instance, verdict }: &Finding) -> Option<Op> {
         let endpoint = RecordKey::Endpoint(service.clone(), region.clone(), instance.clone());
         self.node.get(&endpoint.to_string())?;

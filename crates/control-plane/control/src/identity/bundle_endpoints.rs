@@ -1,4 +1,4 @@
-//! Keeps the roots of federated trust domains current that serve them at a URL (SPIFFE Federation, 5.2.1: `https_web`).
+//! Updates the roots of federated trust domains that serve them at a URL (SPIFFE Federation, 5.2.1: `https_web`).
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -16,30 +16,30 @@ use tokio::time::Instant;
 use super::recorded_bundle;
 use crate::web::{WebUrl, fetch};
 
-/// How often the record is looked at.
+/// How often the record is checked.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// Time between two fetches of a document that does not name it, as SPIFFE recommends, and the bounds of one that does.
+/// Time between two fetches if the document names none, as SPIFFE recommends, and bounds for named ones.
 const REFRESH: Duration = Duration::from_secs(300);
 const REFRESH_BOUNDS: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(3600));
-/// The same after one that failed.
+/// Time until the next fetch after a failed one.
 const RETRY: Duration = Duration::from_secs(60);
-/// How long an older document is refused after a newer one: servers of an endpoint may differ for a while, but one that was restored
-/// begins anew.
+/// How long an older document is refused after a newer one. Servers of an endpoint may differ for a while, but a restored server
+/// begins with older numbers.
 const SUPERSEDED: Duration = Duration::from_secs(3600);
 
 /// An endpoint whose documents are fetched.
 #[derive(Clone, Debug)]
 struct FollowedEndpoint {
-    /// When its document is fetched next.
+    /// When the document is next fetched.
     due: Instant,
     newest: NewestDocument,
-    /// Roots that were fetched and are not in the records yet.
+    /// Fetched roots that are not in the records yet.
     unrecorded: Option<TrustBundle>,
     /// Why the last document is not used.
     problem: Option<String>,
 }
 
-/// The number of the newest document that an endpoint served, and when it did so last.
+/// The number of the newest document of an endpoint, and when it was last served.
 #[derive(Clone, Copy, Debug, Default)]
 struct NewestDocument(Option<(u64, Instant)>);
 
@@ -65,10 +65,10 @@ pub(crate) struct FederationController {
     followed: HashMap<BundleEndpoint, FollowedEndpoint>,
 }
 
-/// A document, or why there is none.
+/// A document, or why it could not be fetched.
 type Fetched = Result<(TrustBundle, BundleHints), String>;
 
-/// The records, and the documents that were due.
+/// The record, and the documents that were due.
 pub(crate) struct FederationFacts {
     /// The record, and the revision that wrote it.
     domains: Option<(FederatedDomains, u64)>,
@@ -79,7 +79,7 @@ pub(crate) struct FederationFacts {
 
 impl Controller for FederationController {
     const NAME: &'static str = "federated-bundles";
-    /// For many servers that do not respond: they are asked one after the other.
+    /// Long enough for many unresponsive servers, which are tried in sequence.
     const DEADLINE: Duration = Duration::from_secs(600);
     type Facts = FederationFacts;
     type Effect = Infallible;
@@ -130,7 +130,7 @@ impl Controller for FederationController {
 }
 
 impl FederationController {
-    /// Notes what an endpoint served.
+    /// Notes the result of fetching from an endpoint.
     fn note(&mut self, endpoint: BundleEndpoint, fetched: Fetched, own: Option<&TrustBundle>, now: Instant) {
         let unknown =
             FollowedEndpoint { due: now, newest: NewestDocument::default(), unrecorded: None, problem: None };
@@ -150,14 +150,14 @@ impl FederationController {
         }
     }
 
-    /// The write of the record with the roots that are not in it yet. They stay unrecorded until it succeeds.
+    /// The write of the record with unrecorded roots. They stay unrecorded until it succeeds.
     fn writes(&mut self, mut domains: FederatedDomains, revision: u64) -> Vec<Write> {
         let mut changed = Vec::new();
         for endpoint in &domains.endpoints {
             let Some(followed) = self.followed.get_mut(endpoint) else { continue };
             let known = domains.bundles.iter_mut().find(|known| known.domain == endpoint.domain);
             let (Some(known), Some(fetched)) = (known, &followed.unrecorded) else { continue };
-            // In whatever order: a server may give another one each time, and all processes would begin new sessions.
+            // Order is ignored: a server may change it each time, and all processes would begin new sessions.
             if known.roots.iter().collect::<BTreeSet<_>>() == fetched.roots.iter().collect() {
                 followed.unrecorded = None;
                 continue;
@@ -209,7 +209,7 @@ mod tests {
         assert!(error.contains("document 4") && error.contains("served 5"), "{error}");
         newest.accept(Some(5), begin + SUPERSEDED / 2).unwrap();
         newest.accept(Some(4), begin + SUPERSEDED).unwrap_err();
-        // It serves 4 alone by now.
+        // The endpoint now serves only number 4.
         newest.accept(Some(4), begin + 2 * SUPERSEDED).unwrap();
         newest.accept(None, begin + 2 * SUPERSEDED).unwrap();
     }
@@ -218,7 +218,7 @@ mod tests {
         TrustBundle::new(TrustDomain::new("other.example").unwrap(), vec![vec![root]])
     }
 
-    /// A round on a record with the root 1, in which the endpoint serves this.
+    /// A round on a record with the root 1, in which the endpoint serves `fetched`.
     fn reconcile(controller: &mut FederationController, fetched: Option<Fetched>) -> Decision<Infallible> {
         let domain = TrustDomain::new("other.example").unwrap();
         let endpoint = BundleEndpoint { domain, url: "https://other.example/bundle".into() };

@@ -15,7 +15,7 @@ use super::{
     service::is_own_user,
 };
 
-/// How often roots are recorded anew whose record changes meanwhile.
+/// Attempts to record roots while the record changes concurrently.
 const PUBLISH_ATTEMPTS: usize = 5;
 
 #[tonic::async_trait]
@@ -105,7 +105,7 @@ impl authority_server::Authority for IdentityService {
 }
 
 impl IdentityService {
-    /// Records the roots, also where the record changes meanwhile.
+    /// Records the roots, even if the record changes concurrently.
     async fn publish(&self, issuer: &CertificateIssuer) -> Result<(), Status> {
         for _ in 1..PUBLISH_ATTEMPTS {
             match issuer.publish(&self.node, &*self.store).await {

@@ -1,4 +1,4 @@
-//! Roots that are trusted no longer.
+//! Retirement of roots.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -12,11 +12,11 @@ use tonic::Status;
 use super::{CertificateIssuer, IdentityService, RecordedBundle, failed, operate::on_disk};
 use crate::{admin::read_message, audit::hex};
 
-/// The most processes that a refusal names.
+/// The most processes named in a refusal.
 const MAX_NAMED: usize = 5;
 
 impl IdentityService {
-    /// Takes a root out of the records, and out of the file of this control plane.
+    /// Removes a root from the records and from this control plane's file.
     pub(super) async fn retire(
         &self,
         issuer: &Arc<CertificateIssuer>,
@@ -49,7 +49,7 @@ impl IdentityService {
         Ok(retired)
     }
 
-    /// Refuses while processes may have certificates beneath a root, or not trust the one that signs instead.
+    /// Refuses while processes may have certificates under the root, or may not trust the root that signs instead.
     fn check_unpresented(&self, issuer: &CertificateIssuer, root: &[u8]) -> Result<(), Status> {
         let mut problems = Vec::new();
         match issuer.authority.check_expired_beneath(root, issuer.clock.now()) {
@@ -75,7 +75,7 @@ impl IdentityService {
         )))
     }
 
-    /// Agents that follow this control plane and say of themselves that they trust other roots only.
+    /// Agents that follow this control plane and report that they trust only other roots.
     fn agents_without(&self, root: &[u8]) -> BTreeSet<String> {
         let root = sha256(root);
         let watchers = self.node.watchers(&Prefix::everything());
@@ -87,7 +87,7 @@ impl IdentityService {
     }
 }
 
-/// The first of these, and how many more there are.
+/// The first names, and the number of further ones.
 fn named(all: &BTreeSet<String>) -> String {
     let first: Vec<&str> = all.iter().take(MAX_NAMED).map(String::as_str).collect();
     match all.len().saturating_sub(MAX_NAMED) {

@@ -13,10 +13,10 @@ use fairmesh_wire::records;
 
 use super::CertificateIssuer;
 
-/// How often the record is compared with what is in force, beside each change of it.
+/// How often the record is compared with the revocations in force, besides each change.
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// What the record says; `None` if there is none.
+/// The recorded revocations; `None` without a record.
 fn read(entry: Option<&Entry>) -> Result<Revocations, Invalid> {
     let Some(entry) = entry else { return Ok(Revocations::default()) };
     match records::decode(&RecordKey::Revocations, &entry.value)? {
@@ -26,9 +26,10 @@ fn read(entry: Option<&Entry>) -> Result<Revocations, Invalid> {
 }
 
 impl CertificateIssuer {
-    /// Puts the record of revocations in force. One that is not understood leaves the revocations before in force.
+    /// Applies the record of revocations. An unreadable record leaves the earlier revocations in force.
     pub(super) fn apply_revocations(&self, node: &Node) {
-        // Held from the look on, so that no older record replaces a newer one, and no caller goes on before it is in force.
+        // Held from the comparison on, so that no older record replaces a newer one and no caller proceeds before it is
+        // applied.
         let mut applied = self.revoked_at.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = node.get(&RecordKey::Revocations.to_string());
         let revision = entry.as_ref().map(|entry| entry.revision);
@@ -42,24 +43,23 @@ impl CertificateIssuer {
     }
 }
 
-/// Puts revocations in force as soon as they are written. Callers that are not revoked yet are refused by then, and their
-/// connections closed.
+/// Applies revocations as soon as they are written. Callers are then refused and their connections closed.
 #[derive(Clone, Debug)]
 pub(crate) struct RevocationController {
     pub(super) issuer: Arc<CertificateIssuer>,
     pub(super) node: Node,
 }
 
-/// The record of revocations, and what is in force.
+/// The record of revocations, and those in force.
 #[derive(Debug)]
 pub(crate) struct RevocationFacts {
     revision: Option<u64>,
     in_force: Option<u64>,
-    /// Why the record is not understood.
+    /// Why the record is unreadable.
     problem: Option<String>,
 }
 
-/// The record of revocations is put in force.
+/// Applies the record of revocations.
 #[derive(Debug)]
 pub(crate) struct PutInForce {
     revision: Option<u64>,
@@ -126,7 +126,7 @@ mod tests {
     }
 
     fn decide(facts: RevocationFacts) -> (Vec<String>, Vec<String>) {
-        // The decision rests on the facts alone.
+        // The decision depends only on the facts.
         let decision = super::decide(facts);
         let effects = decision.effects.iter().map(ToString::to_string).collect();
         (effects, decision.refused.into_iter().map(|refusal| refusal.reason).collect())

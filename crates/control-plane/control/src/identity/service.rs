@@ -23,12 +23,12 @@ use tonic::{Request, Response, Status};
 use super::{CertificateIssuer, WorkloadIndex, failed, no_domain};
 use crate::{audit::AuditLog, served_rib::write_error};
 
-/// How old a signed request may be, beside the skew of clocks.
+/// Maximum age of a signed request, apart from clock skew.
 const MAX_AGE: Duration = Duration::from_secs(60);
 
 static REFUSED: LogLimiter = LogLimiter::new();
 
-/// Upper bound of the services that one program may be.
+/// Upper bound of the services of one program.
 const MAX_SELECTED: usize = 64;
 
 /// The services `Identity` and `Authority`.
@@ -54,7 +54,7 @@ impl identity_server::Identity for IdentityService {
             return self.join_program(&service, &csr, (&token, &proof)).map(Response::new);
         }
         let agent = Label::new(agent).map_err(|error| Status::invalid_argument(error.to_string()))?;
-        // Before it uses up its token.
+        // Checked before the token is used up.
         self.refuse_revoked(issuer, &SpiffePath::Mesh(MeshRole::Agent, agent.clone()))?;
         let tenants = if token.is_empty() {
             if !is_local {
@@ -111,7 +111,8 @@ impl identity_server::Identity for IdentityService {
 }
 
 impl IdentityService {
-    /// The first certificate of a program that runs without an agent, which its token permits, whatever agents may vouch for.
+    /// The first certificate of a program without an agent. Its token permits the certificate, whatever agents may
+    /// vouch for.
     fn join_program(
         &self,
         service: &str,
@@ -122,14 +123,14 @@ impl IdentityService {
         let service =
             ServiceName::new(service).map_err(|error| Status::invalid_argument(error.to_string()))?;
         let path = SpiffePath::Service(service.clone());
-        // Before it uses up its token.
+        // Checked before the token is used up.
         self.refuse_revoked(issuer, &path)?;
         redeem(issuer, token, (&Joining::Service(service), "", csr), proof)?;
         tracing::info!(%path, "a program joins without an agent");
         self.certify(csr, path, true)
     }
 
-    /// Records an agent, which is what permits it to ask for certificates.
+    /// Records an agent, which permits it to request certificates.
     async fn record(
         &self,
         agent: &Label,
@@ -181,7 +182,7 @@ impl IdentityService {
         if may { Ok(()) } else { refused() }
     }
 
-    /// An agent that has joined, with what it joined for.
+    /// A joined agent, with its record.
     fn joined<'a>(&self, signer: &'a SpiffeId) -> Option<(&'a Label, JoinedAgent)> {
         let SpiffePath::Mesh(MeshRole::Agent, agent) = &signer.path else { return None };
         let key = RecordKey::JoinedAgent(agent.clone());
@@ -192,7 +193,7 @@ impl IdentityService {
         }
     }
 
-    /// A signed response with the services that a program on the machine of an agent may be.
+    /// A signed response with the services of a program on an agent's machine.
     fn select_for(
         &self,
         csr: &[u8],
@@ -207,12 +208,12 @@ impl IdentityService {
         self.sign(csr, v1::IssueResponse { services, ..Default::default() })
     }
 
-    /// Whether a process with this name is of the machine of an agent.
+    /// Whether a process with this name belongs to an agent's machine.
     fn vouches(&self, agent: &Label, name: &Label) -> bool {
         self.access.agent_of(name).is_some_and(|(found, _)| found == *agent)
     }
 
-    /// A signed response with a certificate, by which a program that joined by itself may ask for the next one.
+    /// A signed response with a certificate. With `joined`, the program may renew it by itself.
     fn certify(&self, csr: &[u8], path: SpiffePath, joined: bool) -> Result<v1::SignedMessage, Status> {
         let issuer = self.issuer.as_ref().ok_or_else(no_domain)?;
         self.refuse_revoked(issuer, &path)?;
@@ -229,7 +230,7 @@ impl IdentityService {
         self.sign(csr, v1::IssueResponse { chain, bundle: Some(bundle.into()), ..Default::default() })
     }
 
-    /// An identity that is revoked as a whole gets no certificate.
+    /// Refuses certificates for an identity that is revoked as a whole.
     fn refuse_revoked(&self, issuer: &CertificateIssuer, path: &SpiffePath) -> Result<(), Status> {
         issuer.apply_revocations(&self.node);
         if !issuer.workload.revocations().current().revokes_identity(path) {

@@ -1,4 +1,4 @@
-//! The roots of the mesh in the records.
+//! The recorded roots of the mesh.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -21,15 +21,15 @@ pub(crate) fn recorded_bundle(node: &Node) -> Option<TrustBundle> {
     RecordedBundle::read(node).ok()?.bundle
 }
 
-/// The trust bundle in the records, which may change before it is replaced.
+/// The recorded trust bundle, with the condition for replacing it.
 pub(crate) struct RecordedBundle {
     pub(super) bundle: Option<TrustBundle>,
-    /// What the record was when it was read.
+    /// The record's state when it was read.
     expect: Expect,
 }
 
 impl RecordedBundle {
-    /// Fails where a later release wrote the record.
+    /// Fails if a later release wrote the record.
     pub(super) fn read(node: &Node) -> Result<Self, Status> {
         let Some(entry) = node.get(&RecordKey::TrustBundle.to_string()) else {
             return Ok(Self { bundle: None, expect: Expect::Absent });
@@ -43,13 +43,13 @@ impl RecordedBundle {
         }
     }
 
-    /// Fails where the record has changed since.
+    /// Fails if the record has changed since.
     pub(super) async fn replace(&self, bundle: TrustBundle, store: &dyn Store) -> Result<(), Status> {
         store.write(Batch { ops: vec![self.op(bundle)] }).await.map_err(write_error)?;
         Ok(())
     }
 
-    /// The write that replaces it, unless the record has changed since.
+    /// The write that replaces the record, unless it has changed since.
     fn op(&self, bundle: TrustBundle) -> Op {
         let value = records::encode(&Record::TrustBundle(bundle));
         Op::put(RecordKey::TrustBundle.to_string(), value).expecting(self.expect)
@@ -75,9 +75,10 @@ impl CertificateIssuer {
 pub(crate) struct TrustBundleController {
     issuer: Arc<CertificateIssuer>,
     node: Node,
-    /// When the intermediate and the own certificates are renewed next; `None` before the first round. A renewal that fails stays due.
+    /// When the intermediate and the own certificates are next renewed; `None` before the first round. A failed renewal
+    /// stays due.
     due: Option<[Instant; 2]>,
-    /// When what is renewed in this round is due again.
+    /// When certificates renewed in this round are due again.
     next: Option<Instant>,
 }
 
@@ -87,10 +88,10 @@ impl TrustBundleController {
     }
 }
 
-/// A certificate is renewed.
+/// Renewal of a certificate.
 #[derive(Debug)]
 pub(crate) enum Renewal {
-    /// The intermediate, if little of its time is left.
+    /// The intermediate, if it expires soon.
     Intermediate,
     /// The certificates of this process.
     Own,
@@ -107,7 +108,7 @@ impl fmt::Display for Renewal {
 
 impl Controller for TrustBundleController {
     const NAME: &'static str = "trust-bundle";
-    /// The bundle in the records, and the same with all roots of this control plane; or why it is not understood.
+    /// The recorded bundle, and the bundle with all roots of this control plane; or why it is unreadable.
     type Facts = Result<(RecordedBundle, TrustBundle), Status>;
     type Effect = Renewal;
 
@@ -125,7 +126,7 @@ impl Controller for TrustBundleController {
 
     fn reconcile(&mut self, facts: Self::Facts, now: Now) -> Decision<Renewal> {
         let mut decision = Decision::default();
-        // The interval counts from the begin of a round, which is a little earlier.
+        // The interval counts from the start of a round, slightly earlier.
         let next = now.at + RENEWAL_INTERVAL - RENEWAL_INTERVAL / 60;
         self.next = Some(next);
         let due = self.due.get_or_insert([next; 2]);

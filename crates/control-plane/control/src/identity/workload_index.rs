@@ -1,4 +1,4 @@
-//! The records of which programs may have the identity of a service, decoded, and found by the user of a program.
+//! Index of workload records by the user of a program: which programs may have a service's identity.
 
 use std::{
     cmp::Reverse,
@@ -12,11 +12,11 @@ use fairmesh_model::{
 use fairmesh_rib::Node;
 use fairmesh_wire::records;
 
-/// The most services of one tenant that a program may be, so that no tenant leaves no room for others.
+/// The most services of one tenant that a program may have, so that every tenant leaves room for others.
 const MAX_OF_TENANT: usize = 16;
 
-/// Answers for all agents of the mesh, each of which asks every half a minute for each program: it reads only what has changed since
-/// the last answer. Clones share their state.
+/// Answers for all agents of the mesh, each of which asks every half a minute for each program. So each answer reads only changes
+/// since the last one. Clones share their state.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkloadIndex {
     node: Node,
@@ -25,12 +25,12 @@ pub(crate) struct WorkloadIndex {
 
 #[derive(Debug, Default)]
 struct Cached {
-    /// The number of the revision of the records in here; `None` before they were read.
+    /// The revision of the indexed records; `None` before they were read.
     at: Option<u64>,
     by_service: HashMap<ServiceName, Arc<WorkloadEntry>>,
     /// The services with a selector for this user.
     by_uid: HashMap<u32, BTreeSet<ServiceName>>,
-    /// Those with a selector for any user.
+    /// The services with a selector for any user.
     of_any_user: BTreeSet<ServiceName>,
 }
 
@@ -39,9 +39,9 @@ impl WorkloadIndex {
         Self { node, cached: Arc::default() }
     }
 
-    /// The services that a program on the machine of an agent may be, at most `limit`, and [`MAX_OF_TENANT`] of each tenant; of all
-    /// tenants if none is given. Those with the most conditions on the program come first, and then the order is that of names: a
-    /// record that says less of a program is not its first identity.
+    /// The services of a program on an agent's machine: at most `limit`, and [`MAX_OF_TENANT`] of each tenant; an empty list of
+    /// tenants means all. Sorted by the number of conditions on the program, most first, then by name, so that an unspecific
+    /// record does not give the first identity.
     pub(crate) fn select(
         &self,
         (agent, tenants): (&Label, &[Tenant]),
@@ -77,7 +77,7 @@ impl Cached {
         let changed = self.at.and_then(|at| node.changes_since(at, is_workload));
         let (at, values) = changed.unwrap_or_else(|| {
             *self = Self::default();
-            // What is written meanwhile is read again as a change.
+            // Later writes are read again as changes.
             let at = node.revision().number;
             let entries = node.read(&node.tenant_prefixes(RecordKind::Workload)).1;
             (at, entries.into_iter().map(|(key, entry)| (key, Some(entry))).collect())
@@ -88,7 +88,7 @@ impl Cached {
             let RecordKey::Workload(service) = &key else { continue };
             let entry = match entry.map(|entry| records::decode(&key, &entry.value)) {
                 Some(Ok(Record::Workload(entry))) => Some(entry),
-                // One that is not understood selects nothing.
+                // An unreadable record selects nothing.
                 _ => None,
             };
             self.set(service, entry);
@@ -179,7 +179,7 @@ mod tests {
         rig.write("shop/web", Some(entry(&[uid(7)])));
         assert_eq!(rig.select("web-1", &[], 7), ["shop/web"]);
         let before = rig.held("shop/web");
-        // Of a tenant that had no records, of any user, and for one agent.
+        // A tenant without earlier records, any user, and one agent.
         rig.write("bank/cart", Some(entry(&[uid(7), uid(8)])));
         rig.write("shop/any", Some(entry(&[ProgramSelector { gid: Some(9), ..ProgramSelector::default() }])));
         let agents = vec![Label::new("web-2").unwrap()];

@@ -22,7 +22,7 @@ pub(super) fn row(row: &Row) -> v1::ImbalanceRow {
     }
 }
 
-/// `None` if it is no valid row.
+/// `None` if the bytes are not a valid row.
 pub(super) fn read_row(bytes: &[u8]) -> Option<Row> {
     let row = v1::ImbalanceRow::decode(bytes).ok()?;
     let slices = row.slices.into_iter().filter_map(|slice| {
@@ -69,7 +69,7 @@ pub(super) fn open_usages(usages: &[(InstanceId, Arc<Location>, Usage)]) -> v1::
     message
 }
 
-/// The same back; invalid entries are skipped.
+/// The inverse of [`open_usages`]; invalid entries are skipped.
 pub(super) fn read_open(usages: v1::OpenUsages) -> Vec<(InstanceId, Location, Usage)> {
     let locations: Vec<Option<Location>> =
         usages.locations.into_iter().map(|location| location.try_into().ok()).collect();

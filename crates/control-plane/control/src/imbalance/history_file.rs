@@ -1,4 +1,4 @@
-//! The file beside the store: `imbalance.redb`.
+//! The file `imbalance.redb`, next to the store.
 //!
 //! | key | value |
 //! |---|---|
@@ -6,8 +6,8 @@
 //! | `minute/<minute>/<tenant>/<service>` | `ImbalanceRow` of a closed minute |
 //! | `hour/…`, `day/…` | the same of all closed minutes of an hour or a day, by its first minute |
 //!
-//! A service's minute is closed in one batch: its row, the sums that it is added to, and the deletion of its open
-//! parts. So it is counted once, whenever the power fails.
+//! A service's minute is closed in one batch: its row, the sums to which it is added, and the deletion of its open
+//! parts. So it is counted exactly once, whenever the power fails.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -160,13 +160,13 @@ impl HistoryFile {
 
     /// Closes a minute. Services closed before a crash are not in `rows` any more.
     pub(super) async fn close(&self, minute: Minute, rows: Rows) -> Result<(), HistoryError> {
-        // The remaining parts are of services without a row.
+        // The remaining parts belong to services without a row.
         let left = self.close_services(minute, rows).await?;
         self.delete(left).await
     }
 
-    /// Closes a minute of some services; returns the open parts of others. A service that has its row already is not
-    /// counted again: if one write fails, the minute of all services stays open and is closed again later.
+    /// Closes a minute of some services and returns the open parts of others. A service with a row is not counted
+    /// again: if one write fails, the minute stays open for all services and is closed again later.
     pub(super) async fn close_services(
         &self,
         minute: Minute,
@@ -199,7 +199,7 @@ impl HistoryFile {
         Ok(parts.into_values().flatten().collect())
     }
 
-    /// The services with a row of this minute. Read from the file, since a failed write may have reached it.
+    /// The services with a row of this minute. Read from the file, because a failed write may have reached it.
     pub(super) async fn closed(&self, minute: Minute) -> Result<HashSet<ServiceName>, HistoryError> {
         let entries = self.store.range(between(Tier::Minute.name(), minute, minute)).await?;
         let services = entries.iter().filter_map(|(key, _)| ServiceName::new(split(key)?.1).ok());
@@ -268,7 +268,7 @@ impl HistoryFile {
     }
 }
 
-/// Groups writes into few batches: each batch waits for the disk.
+/// Groups writes into few batches, because each batch waits for the disk.
 struct BatchWriter<'a> {
     history: &'a HistoryFile,
     ops: Vec<Op>,

@@ -21,7 +21,7 @@ struct QueryParams {
     window: String,
 }
 
-/// Error body, as the registry's.
+/// Error body, as in the registry.
 #[derive(Serialize)]
 struct ErrorBody {
     error: String,

@@ -8,8 +8,8 @@ use fairmesh_wire::v1;
 use super::{Imbalance, convert, now};
 
 impl Imbalance {
-    /// Takes the minutes of an instance; returns how many of them were refused. `node` has the services and endpoints that
-    /// exist: minutes of others are refused.
+    /// Takes an instance's minutes and returns how many were refused. Minutes of services and endpoints unknown to `node`
+    /// are refused.
     ///
     /// # Errors
     /// If a name or the location is invalid.
@@ -35,8 +35,8 @@ impl Imbalance {
         Ok(dropped)
     }
 
-    /// Admits declared services only, and instances that are registered or reported before: the last minute of an
-    /// instance arrives after it has left.
+    /// Admits only declared services, and instances that are registered or reported before: an instance's last minute
+    /// arrives after it has left.
     ///
     /// # Errors
     /// The counter of this kind of refusal.

@@ -12,9 +12,9 @@ use prometheus_client::{
 
 use super::{Imbalance, now};
 
-/// Maximum of services with their own series, the most wasteful ones; the others share one.
+/// Maximum of services with their own series, the most wasteful first; the others share one series.
 const MAX_SERVICES: usize = 20;
-/// Label of that series; not a service's name, which has a tenant.
+/// Label of the shared series; not a service's name, which has a tenant.
 const OTHER: &str = "other";
 
 type Label = [(&'static str, String); 1];

@@ -35,7 +35,7 @@ impl ReportQuery {
         Self::of(service, by, window)
     }
 
-    /// The same with the window in minutes; 0 means the default.
+    /// Parses a query with the window in minutes; 0 means the default.
     pub(super) fn of(service: &str, by: &str, window: u32) -> Result<Self, Invalid> {
         let service = match service {
             "" => None,
@@ -63,7 +63,7 @@ impl ReportQuery {
 }
 
 impl Imbalance {
-    /// The waste of the window up to `now`, which starts with a whole hour or day where only those are kept.
+    /// The waste of the window up to `now`. The window starts with a whole hour or day if only those are stored.
     pub(super) async fn report(
         &self,
         query: &ReportQuery,
@@ -83,7 +83,7 @@ impl Imbalance {
         }
         let open = self.open().minutes();
         for minute in open.into_iter().filter(|minute| *minute >= from) {
-            // Some of its services may be closed, if the write of another one failed.
+            // Some services may be closed already, if another's write failed.
             let closed = match &self.history {
                 Some(history) => history.closed(minute).await?,
                 None => HashSet::new(),

@@ -1,4 +1,4 @@
-//! Cache of reports: many readers cost as much as one.
+//! Cache of reports, so that many readers cost as much as one.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -12,14 +12,14 @@ const MAX_REPORT_AGE: Duration = Duration::from_secs(5);
 /// Maximum of cached reports.
 const MAX_CACHED: usize = 64;
 
-/// Reports by query. The lock is held while one is computed, so that they take one core at most.
+/// Reports by query. The lock is held during a computation, so that computations use at most one core.
 #[derive(Debug, Default)]
 pub(super) struct ReportCache(Arc<Mutex<Reports>>);
 
 type Reports = HashMap<ReportQuery, (Instant, Arc<ImbalanceReport>)>;
 
 impl Imbalance {
-    /// A report that is at most [`MAX_REPORT_AGE`] old, computed on a thread of its own if there is none.
+    /// A report that is at most [`MAX_REPORT_AGE`] old, computed on a separate thread if there is none.
     ///
     /// # Errors
     /// Why it could not be computed.
@@ -33,7 +33,7 @@ impl Imbalance {
             return Ok(report.clone());
         }
         let (this, wanted, handle) = (self.clone(), query.clone(), Handle::current());
-        // If its reader leaves, the report is still computed to its end, and holds the lock until then.
+        // If the reader leaves, the report is still completed and holds the lock until then.
         let computing = spawn_blocking(move || (handle.block_on(this.report(&wanted, now())), cache));
         let (computed, mut cache) = computing.await.map_err(|stopped| stopped.to_string())?;
         let report = Arc::new(computed.map_err(|error| error.to_string())?);

@@ -11,13 +11,13 @@ use crate::signals::SignalsService;
 #[derive(Clone, Debug)]
 pub(crate) struct ImbalanceService {
     pub(crate) imbalance: Arc<Imbalance>,
-    /// Takes reports of the release before.
+    /// Handles reports of the previous release.
     pub(crate) signals: SignalsService,
 }
 
 #[tonic::async_trait]
 impl Service for ImbalanceService {
-    /// A report of the release before.
+    /// A report of the previous release.
     async fn report(
         &self,
         request: Request<v1::ReportUsageRequest>,

@@ -5,7 +5,7 @@ use fairmesh_model::{HostType, Region};
 
 use super::{query::ReportQuery, *};
 
-/// A minute inside an hour and a day, so that these are longer than the minutes recorded here.
+/// A minute inside an hour and a day, so that both are longer than the recorded minutes.
 const START: Minute = Minute(28_000_000);
 
 fn later(minutes: u32) -> Minute {
@@ -58,7 +58,7 @@ async fn a_restart_keeps_saved_minutes_and_counts_nothing_twice() {
     assert_eq!(wasted(&first, 60, later(3)).await.0, 4);
     drop(first);
 
-    // Unsaved minutes are lost; the agent sends them again, and some of the saved ones.
+    // Unsaved minutes are lost; the agent sends them again, with some of the saved ones.
     let second = Imbalance::start(&path).await;
     assert_eq!(wasted(&second, 60, later(3)).await, (3, pair(3)));
     assert_eq!(report_usage(&second, "b", later(2), 1_000, later(3)), AddOutcome::Known);
@@ -66,7 +66,7 @@ async fn a_restart_keeps_saved_minutes_and_counts_nothing_twice() {
     assert_eq!(report_usage(&second, "b", later(3), 1_000, later(3)), AddOutcome::Counted);
     assert_eq!(wasted(&second, 60, later(3)).await, (4, pair(4)));
 
-    // Closed after the restart, in every tier, once.
+    // Closed after the restart, once in every tier.
     second.save_and_close(later(40)).await.unwrap();
     second.save_and_close(later(40)).await.unwrap();
     drop(second);
@@ -75,7 +75,7 @@ async fn a_restart_keeps_saved_minutes_and_counts_nothing_twice() {
     for window in [60, 24 * 60, 30 * 24 * 60] {
         assert_eq!(wasted(&third, window, later(41)).await, (4, pair(4)), "window of {window} minutes");
     }
-    // Also by a clock that was set back.
+    // A clock that was set back gives the same result.
     assert_eq!(report_usage(&third, "a", later(3), 2_000, later(3)), AddOutcome::Late);
     assert_eq!(wasted(&third, 24 * 60, later(41)).await, (4, pair(4)));
 }
@@ -122,7 +122,7 @@ async fn a_write_that_fails_in_the_middle_of_closing_a_minute_counts_each_servic
     let usage = Usage { cpu_us: 60_000_000, covered_ms: 60_000, ..Usage::default() };
     imbalance.record((&other, &InstanceId::new("p").unwrap(), &place), (later(0), usage), later(0));
     imbalance.save_and_close(later(0)).await.unwrap();
-    // State after such a failure: one service is closed, and the minute of both is still open.
+    // State after such a failure: one service is closed, but the minute of both is still open.
     let rows = imbalance.open().rows(later(0)).into_iter().filter(|(name, _)| *name == service()).collect();
     imbalance.history.as_ref().unwrap().close_services(later(0), rows).await.unwrap();
     let sum = async |now: u32, window: u32| {

@@ -2,11 +2,11 @@
 
 use fairmesh_imbalance::{Minute, Moment};
 
-/// Gain of the wall clock between two readings that is not a jump, in milliseconds: adjustments are smaller.
+/// Maximum difference between the clocks' progress that is an adjustment and not a jump, in milliseconds.
 const TOLERANCE_MS: u64 = 2 * 60_000;
-/// Time without a jump, in milliseconds, before anything is deleted by the wall clock, and before a jump ahead is
-/// trusted. A wrong clock is usually corrected sooner; one that stays is right, such as after a machine was suspended.
-/// Never trusting it was rejected: no minute would be closed until a restart.
+/// Time without a jump, in milliseconds, before data is deleted by the wall clock and before a jump ahead is trusted.
+/// A wrong clock is usually corrected sooner; a lasting jump is right, such as after a machine was suspended. Never
+/// trusting it was rejected: no minute would be closed until a restart.
 const STEADY_MS: u64 = 60 * 60_000;
 
 /// Tracks the wall clock.
@@ -29,7 +29,7 @@ struct ClockState {
 pub(super) struct TrustedTime {
     /// The current minute of trusted time.
     pub(super) now: Minute,
-    /// Whether it may be used to delete expired data.
+    /// Whether the time may be used to delete expired data.
     pub(super) steady: bool,
     /// A jump ahead since the last reading, in milliseconds.
     pub(super) jumped_ms: Option<u64>,
@@ -68,7 +68,7 @@ mod tests {
     const DECADE: u64 = 10 * 366 * 24 * 60;
     const START: u64 = 28_000_000;
 
-    /// Reads at this minute since the start, with a wall clock that is `ahead` minutes ahead.
+    /// Reads at this minute since the start, with a wall clock `ahead` minutes ahead.
     fn read(clock: &mut TrustedClock, minute: u64, ahead: u64) -> (u64, bool, bool) {
         let at = Moment { elapsed_ms: minute * MINUTE, clock_ms: (START + minute + ahead) * MINUTE };
         let trusted = clock.read(at);

@@ -9,7 +9,7 @@ use prost::Message as _;
 
 use super::LimitName;
 
-/// Limits of decoded policies, by service. Only services with a policy are stored, so that invented names take no
+/// Limits of decoded policies by service. Only services with a policy are stored, so that invented names use no
 /// memory.
 #[derive(Debug, Default)]
 pub(super) struct Declared {
@@ -42,7 +42,7 @@ impl Declared {
         }
     }
 
-    /// Whether it was declared at the last refresh.
+    /// Whether the limit was declared at the last refresh.
     pub(super) fn holds(&self, (service, route): &LimitName) -> bool {
         self.policies.get(service).is_some_and(|policy| policy.limits.contains_key(route))
     }
@@ -55,7 +55,7 @@ impl Declared {
         if self.policies.get(service).is_some_and(|policy| policy.revision == entry.revision) {
             return;
         }
-        // Decodes the message only: validation would compile its expressions.
+        // Decodes only the message: validation would compile its expressions.
         let message = v1::Policy::decode(entry.value.as_ref()).unwrap_or_default();
         let routes = message.routes.into_iter();
         let routes = routes.map(|route| (route.name, route.actions.and_then(|actions| actions.limit)));

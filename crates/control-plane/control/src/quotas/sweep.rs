@@ -10,7 +10,7 @@ use super::{LimitName, Limits, Quotas, STARTUP_GRACE};
 #[derive(Clone, Debug)]
 pub(crate) struct QuotaController(pub(crate) Quotas);
 
-/// Forgets what has expired of some limits.
+/// Forgets the expired callers of some limits.
 #[derive(Debug)]
 pub(crate) struct ForgetClaims(Vec<LimitName>);
 

@@ -1,4 +1,4 @@
-//! What the claims of a verified token say.
+//! Reads the claims of a verified token.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -8,16 +8,16 @@ use tokio::time::Instant;
 
 use super::{OidcConfig, Refusal};
 
-/// How far the clock of the issuer may be ahead of or behind this one.
+/// Maximum clock difference between the issuer and this machine.
 const LEEWAY: Duration = Duration::from_secs(60);
 /// The most groups of a user.
 const MAX_GROUPS: usize = 256;
-/// The longest name of a user or a group in bytes, as role bindings have it.
+/// The longest name of a user or group in bytes, as in role bindings.
 const MAX_NAME: usize = 512;
-/// The claim with an address of mail, which counts only where the issuer has verified it.
+/// The claim with an email address, which counts only if the issuer has verified it.
 const EMAIL: &str = "email";
 
-/// What tokens have to say.
+/// Required claims of tokens.
 #[derive(Debug)]
 pub(crate) struct Expected {
     issuer: Arc<str>,
@@ -38,7 +38,7 @@ impl From<&OidcConfig> for Expected {
 }
 
 impl Expected {
-    /// The user of a token whose signature is verified.
+    /// The user of a token with a verified signature.
     pub(crate) fn user(&self, claims: &Map<String, Value>, now: Duration) -> Result<User, Refusal> {
         if claims.get("iss").and_then(Value::as_str) != Some(&*self.issuer) {
             return Err(Refusal::claim("iss", format_args!("is not {}", self.issuer)));
@@ -80,7 +80,7 @@ impl Expected {
         name(claim, claims.get(claim).ok_or_else(|| Refusal::claim(claim, "is missing"))?)
     }
 
-    /// The groups: a list, or one alone.
+    /// The groups: a list or a single one.
     fn groups(&self, claims: &Map<String, Value>) -> Result<Vec<String>, Refusal> {
         let claim = &*self.groups_claim;
         match claims.get(claim) {
@@ -95,7 +95,7 @@ impl Expected {
     }
 }
 
-/// The longest watch with one token, whatever its claims: the sum of a time and of this has to be one.
+/// The longest watch with one token, whatever its claims. The bound keeps sums of times representable.
 const MAX_VALIDITY: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// The latest time in a claim: the year 9999.
@@ -110,7 +110,7 @@ fn time(claims: &Map<String, Value>, claim: &str) -> Result<Option<Duration>, Re
     }
 }
 
-/// A name that logs can show on a line.
+/// A name that fits on a log line.
 fn name(claim: &str, value: &Value) -> Result<String, Refusal> {
     match value.as_str() {
         Some(name) if name.is_empty() || name.len() > MAX_NAME || name.contains(char::is_control) => {

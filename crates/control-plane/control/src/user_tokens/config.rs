@@ -4,16 +4,16 @@ use fairmesh_model::Invalid;
 
 use crate::WebUrl;
 
-/// Whose tokens say who a user is. The names are those of kube-apiserver.
+/// Configuration of the issuer of user tokens. The names follow kube-apiserver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OidcConfig {
-    /// The issuer, as tokens have it (`iss`).
+    /// The issuer as stated in tokens (`iss`).
     pub issuer: String,
-    /// The audience of tokens for this mesh (`aud`): the id of the client that gets them.
+    /// The audience of tokens for this mesh (`aud`): the client id for which they are issued.
     pub client_id: String,
     /// The keys of the issuer.
     pub jwks: JwksLocation,
-    /// The authorities that vouch for the server of the keys, in PEM; absent: those of the system.
+    /// The authorities that vouch for the key server, in PEM; absent means the system's.
     pub ca_file: Option<PathBuf>,
     /// The claim with the name of the user.
     pub username_claim: String,
@@ -22,16 +22,16 @@ pub struct OidcConfig {
 }
 
 impl OidcConfig {
-    /// The claim with the name of a user, by default.
+    /// The default claim with a user's name.
     pub const USERNAME_CLAIM: &str = "sub";
-    /// The claim with the groups of a user, by default.
+    /// The default claim with a user's groups.
     pub const GROUPS_CLAIM: &str = "groups";
 }
 
 /// Where the keys of an issuer are, as a JWKS (RFC 7517, 5).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JwksLocation {
-    /// A file, which is read again when it changes.
+    /// A file. It is read again when it changes.
     File(PathBuf),
     /// A server.
     Url(WebUrl),

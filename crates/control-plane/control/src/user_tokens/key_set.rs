@@ -19,12 +19,12 @@ pub(crate) struct KeySet {
 #[derive(Debug)]
 struct Key {
     id: Option<String>,
-    /// The only algorithm, if the set says so or the key fits no other.
+    /// The only permitted algorithm, if the set names one or the key fits no other.
     algorithm: Option<Algorithm>,
     key: DecodingKey,
 }
 
-/// A JWKS. Each key is read by itself, so that one of a new kind does not hide the others.
+/// A JWKS. Keys are parsed separately, so that a key of a new kind does not hide the others.
 #[derive(Deserialize)]
 struct Document {
     keys: Vec<Value>,
@@ -55,7 +55,7 @@ impl KeySet {
         self.keys.len()
     }
 
-    /// The key of a token. One that names none has to fit exactly one.
+    /// The key of a token. A token without a key id needs exactly one fitting key.
     pub(crate) fn find(&self, id: Option<&str>, algorithm: Algorithm) -> Option<&DecodingKey> {
         let mut fitting = self.keys.iter().filter(|key| {
             key.key.family() == algorithm.family()

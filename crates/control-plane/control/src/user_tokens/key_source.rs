@@ -18,36 +18,36 @@ use crate::web::{self, WebUrl};
 
 /// The largest JWKS, in bytes: a hundred keys with their certificates.
 const MAX_DOCUMENT: usize = 512 * 1024;
-/// How often a file is compared with what was read.
+/// How often a file is compared with its last content.
 const FILE_INTERVAL: Duration = Duration::from_secs(1);
-/// How often keys are fetched: with the interval of looks, a key that the issuer withdraws is in use for a minute at most.
+/// How often keys are fetched. Together with the check interval, a withdrawn key is used for at most a minute.
 const FETCH_INTERVAL: Duration = Duration::from_secs(50);
-/// The same after one that failed.
+/// Time until the next fetch after a failed one.
 const RETRY_INTERVAL: Duration = Duration::from_secs(30);
-/// The least time between two fetches, whatever keys tokens name, and the interval while there are none.
+/// The least time between two fetches, whatever keys tokens name, and the interval without any keys.
 const FETCH_PAUSE: Duration = Duration::from_secs(10);
 
-/// The last good keys of an issuer.
+/// The last valid keys of an issuer.
 #[derive(Debug)]
 pub(super) struct KeySource {
     location: JwksLocation,
     ca_file: Option<PathBuf>,
     keys: Mutex<Arc<KeySet>>,
-    /// One reads at a time; the others wait for what it finds.
+    /// One task reads at a time; others wait for its result.
     reading: AsyncMutex<Reading>,
 }
 
 #[derive(Debug, Default)]
 struct Reading {
-    /// The file that was read last, also if it could not be used: each content is reported once.
+    /// The last read file, even if unusable, so that each content is reported once.
     file: Option<FileState>,
     fetched: Option<Instant>,
     has_failed: bool,
-    /// The document that was fetched last and is in use.
+    /// The last fetched document in use.
     document: Bytes,
 }
 
-/// What tells one content of a file from the next.
+/// Identifies the content of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct FileState {
     modified: Option<SystemTime>,
@@ -58,9 +58,9 @@ struct FileState {
 /// Why there is no key for a token.
 #[derive(Debug)]
 pub(super) enum NoKey {
-    /// None of the issuer's.
+    /// The issuer has no such key.
     Unknown,
-    /// No keys could be read so far.
+    /// No keys have been read yet.
     NotLoaded,
 }
 
@@ -80,7 +80,7 @@ impl KeySource {
         }
     }
 
-    /// The key of a token. For one that is not known, the keys are read again: an issuer may use a new key at once.
+    /// The key of a token. For an unknown key, the keys are read again, because an issuer may use a new key at once.
     pub(super) async fn key(&self, id: Option<&str>, algorithm: Algorithm) -> Result<DecodingKey, NoKey> {
         if let Some(key) = self.current().find(id, algorithm) {
             return Ok(key.clone());
@@ -88,8 +88,8 @@ impl KeySource {
         self.reread_key(id, algorithm).await
     }
 
-    /// The key of a token that the known key did not sign, after the keys are read again: an issuer may have replaced a key
-    /// without another id.
+    /// The key of a token that the known key did not sign, after reading the keys again: an issuer may replace a key under
+    /// the same id.
     pub(super) async fn reread_key(
         &self,
         id: Option<&str>,
@@ -114,7 +114,7 @@ impl KeySource {
         }
     }
 
-    /// Reads a file that has changed, or fetches unless that was done within `age`.
+    /// Reads a changed file, or fetches unless this was done within `age`.
     async fn refresh(&self, age: Duration) {
         let read = match &self.location {
             JwksLocation::File(path) => self.read_file(path).await,
@@ -140,7 +140,7 @@ impl KeySource {
                 self.replace(&document).map_err(|problem| format!("{} {problem}", self.location))
             }
             Err(problem) => {
-                // One that is replaced is missing for a moment: it is reported once.
+                // A file that is being replaced is briefly missing; this is reported once.
                 match reading.file.take() {
                     Some(_) => Err(problem),
                     None if self.current().len() == 0 => Err(problem),

@@ -30,7 +30,7 @@ use tonic::Code;
 
 use super::*;
 
-/// The time at which all tests are, since 1970.
+/// The time of all tests, since 1970.
 const NOW: u64 = 1_800_000_000;
 const ISSUER: &str = "https://idp.example";
 
@@ -92,7 +92,7 @@ impl Key {
         }
     }
 
-    /// As a JWKS has it.
+    /// The key as a JWKS entry.
     fn jwk(&self, id: &str) -> Value {
         let public = self.public();
         match self {
@@ -128,7 +128,7 @@ fn set(keys: &[Value]) -> String {
     json!({ "keys": keys }).to_string()
 }
 
-/// The claims of a good token, with others in place of some.
+/// The claims of a valid token, overridden by `others`.
 fn claims(others: Value) -> Value {
     let mut claims = json!({
         "iss": ISSUER, "aud": "fairmesh", "sub": "alice", "groups": ["sre", "oncall"], "exp": NOW + 300, "nbf": NOW - 10,
@@ -156,7 +156,7 @@ async fn verifier(config: &OidcConfig) -> Verifier {
     Verifier { expected: config.into(), keys, clock: Arc::new(Stopped) }
 }
 
-/// A verifier by a file of these keys.
+/// A verifier with a file of these keys.
 async fn with_keys(keys: &[Value]) -> (tempfile::TempDir, PathBuf, Verifier) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("jwks.json");
@@ -184,10 +184,10 @@ async fn a_token_of_each_kind_of_key_names_its_user() {
             (user.to_string(), user.groups.join(" ")),
             (format!("{ISSUER}#alice"), "sre oncall".into())
         );
-        // Without the id of a key, the only one that fits counts.
+        // Without a key id, the only fitting key counts.
         let header = json!({ "alg": key.algorithm() });
         verifier.user(&assemble(&header, &claims(json!({})), |message| key.sign(message))).await.unwrap();
-        // Another's id.
+        // Another key's id.
         let other = ids.iter().find(|other| **other != id).unwrap();
         assert!(refused(&verifier, &key.token(other, &claims(json!({})))).await.contains("'kid'"));
     }
@@ -243,12 +243,12 @@ async fn what_no_key_of_the_issuer_signed_is_refused() {
     let good = claims(json!({}));
     let token = key.token("one", &good);
     let with_header = |header: Value| assemble(&header, &good, |message| key.sign(message));
-    // Without a signature, in each way of writing it.
+    // Without a signature, in each spelling of the algorithm.
     for none in ["none", "None", "NONE", ""] {
         let unsigned = assemble(&json!({ "alg": none, "kid": "one" }), &good, |_| Vec::new());
         assert!(refused(&verifier, &unsigned).await.contains("'alg'"), "{none}");
     }
-    // With what everyone knows as the secret: the public key.
+    // With public information as the shared secret: the public key.
     for secret in [key.public(), key.jwk("one").to_string().into_bytes(), Vec::new()] {
         let sign = |message: &[u8]| {
             hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &secret), message).as_ref().to_vec()
@@ -261,13 +261,13 @@ async fn what_no_key_of_the_issuer_signed_is_refused() {
     assert!(
         refused(&verifier, &with_header(json!({ "alg": "ES256", "kid": "one" }))).await.contains("'kid'")
     );
-    // The key says RS256.
+    // The key requires RS256.
     assert!(
         refused(&verifier, &with_header(json!({ "alg": "RS512", "kid": "one" }))).await.contains("'kid'")
     );
     let critical = json!({ "alg": "RS256", "kid": "one", "crit": ["b64"], "b64": false });
     assert!(refused(&verifier, &with_header(critical)).await.contains("'crit'"));
-    // A key that the token brings along.
+    // A key embedded in the token.
     let brought = json!({ "alg": "RS256", "kid": "one", "jwk": other.jwk("one") });
     let brought = assemble(&brought, &good, |message| other.sign(message));
     assert!(refused(&verifier, &brought).await.contains("signature"));
@@ -318,7 +318,7 @@ async fn keys_that_are_not_for_signatures_are_left_out_and_others_hide_none() {
     for wrong in ["", "[]", "{}", r#"{"keys":{}}"#, &set(&vec![ed.jwk("two"); 101])] {
         assert!(key_set::KeySet::parse(wrong.as_bytes()).is_err(), "{wrong}");
     }
-    // Too short a key proves nothing.
+    // The key is too short.
     let short = Key::rsa(KeySize::Rsa2048);
     let mut jwk = short.jwk("short");
     jwk["n"] = json!(BASE64.encode([0xff; 128]));
@@ -362,7 +362,7 @@ async fn a_file_is_read_again_when_it_changes_and_a_broken_one_changes_nothing()
     assert!(missing.load_file().await.unwrap_err().contains("give a JWKS"));
 }
 
-/// Serves a JWKS over HTTP, each response the next of the list and then the last one; counts requests.
+/// Serves JWKS documents over HTTP, one per request, repeating the last; counts requests.
 async fn serve(responses: Vec<String>) -> (JwksLocation, Arc<AtomicUsize>, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/keys?of=mesh", listener.local_addr().unwrap());
@@ -389,7 +389,7 @@ fn response(status: &str, body: &str) -> String {
     format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\nlocation: http://127.0.0.1:1/\r\n\r\n{body}")
 }
 
-/// As if this time had passed.
+/// Advances the clock by `time`.
 async fn pass(time: Duration) {
     tokio::time::pause();
     tokio::time::advance(time).await;
@@ -457,7 +457,7 @@ async fn a_withdrawn_key_is_in_use_for_a_minute_at_most() {
     verifier.user(&old).await.unwrap();
     let following = Arc::clone(&verifier);
     let following = tokio::spawn(async move { following.keys.follow().await });
-    // The steps in which the task looks.
+    // Small steps let the task check at each of its intervals.
     for _ in 0..6 {
         pass(Duration::from_secs(10)).await;
         tokio::task::yield_now().await;

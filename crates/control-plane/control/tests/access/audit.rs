@@ -1,4 +1,4 @@
-//! The log of writes.
+//! The audit log.
 
 use std::fs;
 
@@ -28,7 +28,7 @@ async fn logged(connection: &Connection, activity: bool) -> Vec<AuditEntry> {
     }
 }
 
-/// Who changed a record, and its values before and after.
+/// The author of a change, and the record's values before and after.
 type Logged = (String, Option<Vec<u8>>, Option<Vec<u8>>);
 
 #[tokio::test]
@@ -47,7 +47,7 @@ async fn every_write_is_logged_with_its_caller_and_the_values_before_and_after()
     apply(&alice, vec![put(policy_key("shop/cart"), policy(6))]).await.unwrap();
     apply(&alice, vec![delete(policy_key("shop/cart"))]).await.unwrap();
     assert!(apply(&alice, vec![put(service_key("bank/vault"), service(Protocol::Http1))]).await.is_err());
-    // Its name is a kind of records that are not logged.
+    // The name equals a kind of records that are not logged.
     apply(&alice, vec![put(service_key("shop/tables"), service(Protocol::Http1))]).await.unwrap();
     for (service, instance) in [("shop/cart", "cart-0"), ("shop/tables", "tables-0")] {
         agent.connect(&control).await.registry().register(registration(service, instance)).await.unwrap();
@@ -98,7 +98,7 @@ async fn every_write_is_logged_with_its_caller_and_the_values_before_and_after()
     assert!(entries.iter().all(|entry| entry.changes.iter().all(|it| !it.key.contains("/endpoints/"))));
     control.stop().await;
 
-    // The chain goes on after a restart, and shows what was changed.
+    // The chain continues after a restart and reveals changes.
     let control = start_strict(folder.path()).await;
     apply(&own(&control).await, vec![put(policy_key("shop/cart"), policy(7))]).await.unwrap();
     let after = logged(&own(&control).await, false).await;

@@ -1,4 +1,4 @@
-//! Two tenants of one control plane: an agent of one reads, writes and names nothing of the other.
+//! Two tenants of one control plane: an agent of one tenant reads, writes and names nothing of the other.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -21,8 +21,8 @@ use super::{
     support::{BOUND, named, policy, policy_key, put, service, service_key},
 };
 
-/// Methods that every member may call, since they tell nothing of tenants or prove their caller themselves; those of the
-/// user of the control plane; and one that only agents serve.
+/// Methods that every member may call, because they reveal nothing of tenants or verify their caller themselves; methods
+/// for the control plane's user; and one that only agents serve.
 const OPEN: [&str; 9] = [
     "Rib/Hello",
     "Identity/Join",
@@ -71,7 +71,7 @@ fn keys(name: &str) -> Vec<RecordKey> {
     ]
 }
 
-/// Prefixes from a key up to everything.
+/// All prefixes of a key.
 fn prefixes(key: &RecordKey) -> Vec<String> {
     let text = key.to_string();
     let folders = text.match_indices('/').map(|(at, _)| text[..=at].to_owned());
@@ -84,7 +84,7 @@ macro_rules! call {
     };
 }
 
-/// Every method with a request that names a service, or what belongs to all tenants.
+/// Every method with a request that names a service, or objects of all tenants.
 #[allow(clippy::too_many_lines, clippy::cognitive_complexity, reason = "one call per method")]
 async fn call_all(on: &Connection, name: &str) -> Vec<(&'static str, Result<(), Status>)> {
     let mut all = Vec::new();
@@ -224,7 +224,7 @@ async fn no_method_reads_writes_or_names_what_belongs_to_another_tenant() {
         watch_nothing(&connection).await;
     }
     assert_eq!(number(&operator).await, revision, "nothing was written");
-    // Of its own tenant an agent reads everything.
+    // The agent reads everything of its own tenant.
     let connection = agent.connect(&control).await;
     for key in keys("shop/cart") {
         let read = v1::ReadRequest { prefixes: vec![key.to_string()], at_least: None };
@@ -236,7 +236,7 @@ async fn no_method_reads_writes_or_names_what_belongs_to_another_tenant() {
 async fn number(operator: &Connection) -> u64 {
     let read = v1::ReadRequest { prefixes: vec!["/g/authorization".into()], at_least: None };
     let at = operator.rib().read(read).await.unwrap().into_inner().at.unwrap();
-    // The control plane writes measurements and roots of its own accord, not below tenants.
+    // The control plane writes measurements and roots by itself, outside of tenants.
     at.numbers.values().copied().max().unwrap_or_default()
 }
 

@@ -1,4 +1,4 @@
-//! What agents, and the programs for which they vouch, may do for others.
+//! Rights of agents, and of the programs for which they vouch, to act for others.
 
 use std::time::Duration;
 
@@ -109,7 +109,7 @@ async fn a_server_acts_for_its_own_instances_only() {
     for (call, result) in act(&one, "bank/vault", "vault-0").await {
         assert!(is_refusal(&result.expect_err(call)), "{call} for a tenant of others");
     }
-    // Nothing of it had an effect.
+    // None of the calls had an effect.
     let prefixes = vec!["/t/shop/endpoints/".into(), "/t/bank/".into()];
     let read = v1::ReadRequest { prefixes, at_least: None };
     let entries = operator.rib().read(read).await.unwrap().into_inner().entries;
@@ -122,7 +122,7 @@ async fn a_server_acts_for_its_own_instances_only() {
     for caller in [&own_server, &one, &operator] {
         one.registry().register(registration("shop/cart", "cart-0")).await.unwrap();
         for (call, result) in act(caller, "shop/cart", "cart-0").await {
-            // Instances without a shard map have nothing to report of it.
+            // Instances without a shard map have nothing to report about one.
             assert!(
                 !matches!(&result, Err(status) if status.message().contains("fairmesh/")),
                 "{call}: {result:?}"
@@ -169,7 +169,7 @@ async fn unsigned_call_for_a_program_of_another_user_has_no_rights_of_its_agent(
     control.stop().await;
 }
 
-/// What a caller may not read does not exist for it; what it may read, it may still not do.
+/// Whether a status is a refusal. Unreadable objects look as if they did not exist; readable ones may still be refused.
 pub(crate) fn is_refusal(status: &Status) -> bool {
     matches!(status.code(), Code::NotFound | Code::PermissionDenied)
 }
@@ -252,7 +252,7 @@ async fn reports_of_load_are_those_of_the_reporters_region_and_tenants() {
     assert_eq!(refused.code(), Code::PermissionDenied, "as the release before reports it: {refused}");
     let refused = agent.signals().report(report("eu", "bank/vault")).await.unwrap_err();
     assert!(is_refusal(&refused), "{refused}");
-    // Of a service that it may not call, this would stop the planning.
+    // Marking a service incomplete stops its planning, so it needs permission to call the service.
     let incomplete = |service: &str| {
         let mut request = report("eu", "shop/cart");
         request.incomplete.push(service.into());
@@ -275,7 +275,7 @@ async fn reports_of_load_are_those_of_the_reporters_region_and_tenants() {
     assert!(is_refusal(&refused), "{refused}");
     agent.signals().report(incomplete("shop/stock")).await.unwrap();
     relay.signals().report(report("us", "bank/vault")).await.unwrap();
-    // As many names as there is room for stop the planning for all tenants.
+    // A full list of names stops planning for all tenants.
     let full = || {
         let mut request = report("eu", "shop/cart");
         let names = (0..MAX_INCOMPLETE_SERVICES).map(|n| format!("shop/s{n}"));
@@ -309,7 +309,7 @@ async fn a_caller_has_its_own_part_of_a_quota_whatever_number_it_names() {
             held,
         }],
     };
-    // Both name 7. Were they one caller, the last claim would be all that counts.
+    // Both callers choose 7. If they counted as one caller, only the last claim would count.
     let parts = async {
         loop {
             let a = one.quota().claim(claim(None)).await.unwrap().into_inner().parts[0].parts;
@@ -336,19 +336,19 @@ async fn a_program_without_an_agent_joins_once_as_its_service_and_renews_only_it
     let cart = join_program(&control, &token, "shop/cart").await.unwrap();
     let refused = join_program(&control, &token, "shop/cart").await.unwrap_err();
     assert!(refused.message().contains("was used already"), "{refused}");
-    // Each certificate is good for the next one, and for none of another identity.
+    // Each certificate renews only its own identity.
     let cart = cart.issue(&control, "shop/cart").await.unwrap();
     let cart = cart.issue(&control, "shop/cart").await.unwrap();
     for other in ["shop/web", "fairmesh/agent/cart", "fairmesh/operator/cart.uid-0"] {
         let refused = cart.issue(&control, other).await.unwrap_err();
         assert_eq!(refused.code(), Code::PermissionDenied, "{other}: {refused}");
     }
-    // What an agent vouches for is good for nothing without it.
+    // A certificate that an agent vouched for cannot renew itself.
     let agent = join(&control, "web-1", &[], "eu").await;
     let vouched = agent.issue(&control, "shop/cart").await.unwrap();
     let refused = vouched.issue(&control, "shop/cart").await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
-    // It acts as any program of its service.
+    // The program acts like any program of its service.
     let connection = cart.connect(&control).await;
     connection.registry().register(registration("shop/cart", "cart-0")).await.unwrap();
     let refused = connection.registry().register(registration("bank/vault", "vault-0")).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! Who may do what at a control plane with a trust domain.
+//! Authorization at a control plane with a trust domain.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 #[path = "../support/mod.rs"]

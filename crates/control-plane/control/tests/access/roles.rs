@@ -1,4 +1,4 @@
-//! Roles that are bound by records.
+//! Roles bound by records.
 
 use fairmesh_model::{
     Authorization, AuthorizationRule, Backend, CallerMatch, Mirror, Policy, ProgramSelector, Protocol,
@@ -121,7 +121,7 @@ async fn pages_need_a_role_for_callers_without_an_identity() {
     control.stop().await;
 }
 
-/// A policy whose only route splits calls to a service, or mirrors them.
+/// A policy whose only route splits or mirrors calls to a service.
 fn routed(to: &str, mirrors: bool) -> Vec<u8> {
     let mut route = Route::new("all".parse().unwrap());
     match mirrors {
@@ -151,7 +151,7 @@ async fn an_author_names_only_services_that_it_may_read() {
         assert_eq!(refused.code(), Code::NotFound, "{refused}");
         apply(&connection, named_by("red/next", mirrors)).await.unwrap();
     }
-    // Who lost the right to read it does not bring the route back either.
+    // A caller that lost the right to read the service cannot restore the route either.
     bind(&control, "blue", binding(AccessRole::Viewer, &["blue"], &[], subject)).await;
     apply(&connection, named_by("blue/vault", false)).await.unwrap();
     let history = v1::GetHistoryRequest { kind: "policies".into(), service: "red/api".into() };
@@ -223,7 +223,7 @@ async fn an_operator_registers_workloads_within_its_delegation_only() {
         let written = v1::WriteRequest { ops: claim(name, uid) };
         assert!(connection.rib().write(written).await.is_err(), "{name} {uid}");
     }
-    // An administrator may let a program be of several tenants.
+    // An administrator may assign a program to several tenants.
     apply(&own(&control).await, claim("red/y", 1500)).await.unwrap();
     apply(&connection, vec![delete(key("red/x"))]).await.unwrap();
     control.stop().await;
@@ -248,7 +248,7 @@ fn policy_with(rules: Option<Authorization>) -> Vec<u8> {
     records::encode(&Record::Policy(policy)).to_vec()
 }
 
-/// The rules that servers read: those in the policy.
+/// The rules that servers read, in the policy.
 async fn in_force(connection: &Connection, service: &str) -> Option<Authorization> {
     let request = v1::ReadRequest { prefixes: vec![policy_key(service)], at_least: None };
     let entries = connection.rib().read(request).await.unwrap().into_inner().entries;
@@ -265,7 +265,7 @@ async fn policy_without_rules_leaves_those_in_force_alone() {
     let control = start_strict(folder.path()).await;
     let owner = own(&control).await;
     let web = || Some(rules("shop/web"));
-    // As of the release before, whose policies have the rules.
+    // A policy of the previous release contains the rules.
     apply(&owner, vec![put(policy_key("shop/cart"), policy_with(web()))]).await.unwrap();
     apply(&owner, vec![put(policy_key("shop/cart"), policy_with(None))]).await.unwrap();
     assert_eq!(in_force(&owner, "shop/cart").await, web());

@@ -1,4 +1,4 @@
-//! Calls that a replica passes on.
+//! Calls forwarded by a replica.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use super::{
 const REGISTER: &str = "/fairmesh.v1.Registry/Register";
 const PROGRAM: &str = "local uid 7";
 
-/// A registration with what a member states of it at a time.
+/// A registration with a member's statement about it at a given time.
 fn stated(
     member: &TestMember,
     (path, on_behalf_of): (&str, &str),
@@ -77,14 +77,14 @@ async fn a_replica_passes_on_what_an_agent_signed_and_can_forge_nothing() {
     unsigned.metadata_mut().insert(ON_BEHALF_OF, "spiffe://prod/fairmesh/agent/web-1".parse().unwrap());
     let refused = registry.register(unsigned).await.unwrap_err();
     assert!(is_refusal(&refused), "by its word alone it registers nothing: {refused}");
-    // What a replica may do itself, it does not do for others.
+    // A replica does not use its own rights for others.
     let moves = || v1::ListMovesRequest { service: "shop/cart".into() };
     registry.list_moves(moves()).await.unwrap();
     let mut passed_on = Request::new(moves());
     passed_on.metadata_mut().insert(ON_BEHALF_OF, "spiffe://prod/shop/cart".parse().unwrap());
     let refused = registry.list_moves(passed_on).await.unwrap_err();
     assert!(refused.message().contains("without the statement of its maker"), "{refused}");
-    // What an agent signed is judged by its rights.
+    // A call signed by an agent is judged by the agent's rights.
     let bank = registration("bank/vault", "vault-0");
     let signed = stated(&agent, (REGISTER, PROGRAM), &bank, now);
     assert!(is_refusal(&registry.register(call(bank, &signed, PROGRAM)).await.unwrap_err()));

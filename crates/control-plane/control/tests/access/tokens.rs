@@ -1,4 +1,4 @@
-//! Tokens of users, over the connections on which they may come.
+//! User tokens over the connections that may carry them.
 
 use std::{path::Path, time::Duration};
 
@@ -31,7 +31,7 @@ use super::{
 struct Issuer(Ed25519KeyPair);
 
 impl Issuer {
-    /// A control plane that takes its tokens.
+    /// A control plane that accepts the issuer's tokens.
     async fn start(folder: &Path) -> (Self, TestControl) {
         let key = Ed25519KeyPair::generate().unwrap();
         let jwk = json!({ "kty": "OKP", "crv": "Ed25519", "kid": "one", "x": BASE64.encode(key.public_key().as_ref()) });
@@ -51,9 +51,9 @@ impl Issuer {
         (Self(key), TestControl::start(control).await)
     }
 
-    /// A token of alice, who is in the group `sre`, that is accepted for so long from now.
+    /// A token of alice, in the group `sre`, that is accepted for this long from now.
     fn token(&self, accepted_for: Duration) -> BearerToken {
-        // Clocks may differ by a minute.
+        // The verifier accepts clocks that differ by a minute.
         let expires = (SystemClock.now() + accepted_for).as_secs_f64() - 60.0;
         let claims = json!({
             "iss": "https://idp.example", "aud": "fairmesh", "sub": "alice", "groups": ["sre"], "exp": expires,
@@ -97,7 +97,7 @@ async fn a_user_has_the_roles_of_its_groups_beside_what_its_connection_proves() 
         own(&control).await.admin().describe_caller(DescribeCallerRequest {}).await.unwrap().into_inner();
     assert!(described.admin && described.user.is_none() && described.roles.is_empty(), "{described:?}");
 
-    // A bad token is an error, whatever the connection may do by itself.
+    // A bad token is an error, whatever the connection alone permits.
     let late = connect(machine.with_token(issuer.token(Duration::ZERO))).await;
     let refused = late.admin().describe_caller(DescribeCallerRequest {}).await.unwrap_err();
     assert!(refused.code() == Code::Unauthenticated && refused.message().contains("'exp'"), "{refused}");

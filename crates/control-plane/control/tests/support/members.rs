@@ -23,7 +23,7 @@ pub(crate) async fn start_strict(folder: &Path) -> TestControl {
     TestControl::start(ControlConfig { trust_domain, ..config(folder.into()) }).await
 }
 
-/// A member: how it connects.
+/// A member and its transport.
 #[derive(Clone, Debug)]
 pub(crate) struct TestMember {
     pub(crate) workload: Arc<Workload>,
@@ -38,7 +38,7 @@ impl TestMember {
         handshake::connect(&self.transport(), &control.grpc[0], "test").await.unwrap()
     }
 
-    /// A certificate for another identity of the machine of this agent.
+    /// A certificate for another identity of this agent's machine.
     pub(crate) async fn issue(&self, control: &TestControl, path: &str) -> Result<Self, tonic::Status> {
         let (key, own) = (PrivateKey::generate().unwrap(), self.workload.credentials().unwrap());
         let request = v1::IssueRequest {
@@ -68,7 +68,7 @@ pub(crate) async fn own(control: &TestControl) -> Connection {
     control.connect_at(control.grpc.len() - 1).await
 }
 
-/// A program that runs without an agent, and joins with a token for its service.
+/// A program without an agent that joins with a token for its service.
 pub(crate) async fn join_program(
     control: &TestControl,
     token: &JoinToken,
@@ -88,7 +88,7 @@ pub(crate) async fn join_program(
     Ok(install(key, &connection.identity().join(request).await?.into_inner()))
 }
 
-/// A token for such a program.
+/// A join token for a program of the service.
 pub(crate) async fn token_for(control: &TestControl, service: &str) -> JoinToken {
     let request = v1::CreateTokenRequest { service: service.into(), ttl_seconds: 600, ..Default::default() };
     let made = own(control).await.authority().create_token(request).await.unwrap();

@@ -55,7 +55,7 @@ impl TestControl {
         Self { grpc, http, stop, ended }
     }
 
-    /// Stops it as SIGTERM does, and waits for its end.
+    /// Stops the control plane as SIGTERM does, and waits for its end.
     pub(crate) async fn stop(self) {
         self.stop.send(()).unwrap();
         timeout(BOUND, self.ended).await.unwrap().unwrap().unwrap();
@@ -69,7 +69,7 @@ impl TestControl {
         handshake::connect(&Default::default(), &self.grpc[address], "test").await.unwrap()
     }
 
-    /// Status line and body of a request, with a JSON body where one is given.
+    /// Status line and body of a response; `body` is sent as JSON unless empty.
     pub(crate) async fn http(&self, method: &str, path: &str, body: &str) -> (String, String) {
         let mut stream = TcpStream::connect(self.http).await.unwrap();
         let length = body.len();
