@@ -1,11 +1,11 @@
-//! Active health checks: the agents of a region elect one checker, which probes every endpoint there for all callers
-//! (Canal Mesh §6.1 measures the cost of probes from every caller).
+//! Active health checks. The agents of a region elect one checker, which probes every endpoint of the region for all
+//! callers (Canal Mesh §6.1 measures the cost of probes from every caller).
 //!
-//! The checker also times round trips to endpoints of other regions, which the control plane names; they become the
-//! distances that routers use where none is declared (ServiceRouter §3.4.1).
+//! The checker also times round trips to endpoints of other regions, which the control plane names. Routers use the
+//! results as distances if none is declared (ServiceRouter §3.4.1).
 //!
-//! The checker follows the checked services and the endpoints of its region by a watch of its own, which ends with its
-//! term. Using subscriptions of the agent was rejected: every machine would keep these records on disk.
+//! A separate watch follows the checked services and the endpoints of the region, and ends with the checker's term.
+//! Using the agent's subscriptions was rejected: every machine would store these records on disk.
 
 mod checked_endpoints;
 mod distance_probe;
@@ -25,13 +25,13 @@ pub use probe::probe_once;
 pub(crate) struct Counts {
     /// 1 while this agent is the elected checker.
     pub(crate) elected: AtomicU64,
-    /// Endpoints that it probes.
+    /// Number of probed endpoints.
     pub(crate) endpoints: AtomicU64,
     pub(crate) probes: AtomicU64,
     pub(crate) failures: AtomicU64,
-    /// Changes of verdicts that the control plane has taken.
+    /// Changes of verdicts accepted by the control plane.
     pub(crate) verdicts: AtomicU64,
-    /// Endpoints of other regions to which it times round trips.
+    /// Endpoints of other regions whose round trips are timed.
     pub(crate) distance_targets: AtomicU64,
     pub(crate) distance_probes: AtomicU64,
     pub(crate) distance_failures: AtomicU64,

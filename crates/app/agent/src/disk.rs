@@ -25,7 +25,7 @@ use crate::{error::AgentError, state::AgentState};
 
 /// Minimum time between two rounds of saving: a burst of changes is written once.
 const SAVE_INTERVAL: Duration = Duration::from_millis(200);
-/// Pause after a round, as a multiple of its duration: saving takes at most a twentieth of the time.
+/// Pause after a round as a multiple of its duration, so that saving takes at most a twentieth of the time.
 const SAVE_PAUSE_FACTOR: u32 = 19;
 /// Pause after a round that failed.
 const SAVE_RETRY: Duration = Duration::from_secs(5);
@@ -48,7 +48,7 @@ enum Job {
     Remove,
 }
 
-/// The locked list of pending jobs; the saver is woken when it is released.
+/// The locked list of pending jobs. Releasing it wakes the saver.
 #[derive(Debug)]
 pub(crate) struct Jobs<'a> {
     jobs: MutexGuard<'a, BTreeMap<Prefix, Job>>,
@@ -92,7 +92,7 @@ impl Disk {
             }
             Ok::<_, CacheError>((cache, saved))
         };
-        // Joining fails only when `open` panics, which then goes on here.
+        // Joining fails only if `open` panicked; the panic continues here.
         let (cache, saved) = tokio::task::spawn_blocking(open).await.unwrap_or_else(|panicked| {
             std::panic::resume_unwind(panicked.into_panic());
         })?;
@@ -152,7 +152,7 @@ impl AgentState {
         self.save_round(connected()).await;
     }
 
-    /// Returns whether the whole round is on disk; failed jobs are queued again.
+    /// Returns whether the whole round is on disk. Failed jobs are queued again.
     async fn save_round(&self, connected: bool) -> bool {
         let round = self.round(connected);
         let cache = self.disk.cache.clone();
@@ -203,8 +203,8 @@ impl AgentState {
     }
 }
 
-/// Pause after a round of this duration. Whole prefixes are written, so that large prefixes that change constantly
-/// would otherwise keep the disk busy.
+/// Pause after a round of this duration. Whole prefixes are written, so large prefixes that change constantly would
+/// otherwise keep the disk busy.
 fn pause(took: Duration) -> Duration {
     (took * SAVE_PAUSE_FACTOR).max(SAVE_INTERVAL)
 }

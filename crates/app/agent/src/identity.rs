@@ -1,7 +1,7 @@
 //! The identity of this agent, and certificates for the programs of its machine.
 //!
-//! An agent is a member of the trust domain from its join on: with a token, or over the Unix socket of a control plane on
-//! its machine. It keeps its certificate on disk, so that a restart needs no other token.
+//! An agent becomes a member of the trust domain when it joins: with a token, or over the Unix socket of a control plane
+//! on its machine. It saves its certificate on disk, so that a restart needs no other token.
 
 mod rejoin;
 mod source;
@@ -37,14 +37,14 @@ use crate::{AgentConfig, description};
 
 /// The folder of the agent's key and certificate within the state directory.
 const FOLDER: &str = "identity";
-/// How long a program waits for an agent that just started to learn whether there is a trust domain.
+/// How long a program waits for a starting agent to learn whether there is a trust domain.
 const KNOWN_TIMEOUT: Duration = Duration::from_millis(800);
-/// Within which time the agents of a mesh ask for its roots when these have changed.
+/// Time over which the agents of a mesh spread their requests for changed roots.
 const ROOTS_SPREAD: Duration = Duration::from_secs(10);
-/// How long an agent that got no response waits, about.
+/// Approximate pause of an agent that got no response.
 const ROOTS_RETRY: Duration = Duration::from_secs(30);
 
-/// This agent's part in the trust domain.
+/// This agent's membership of the trust domain.
 #[derive(Clone, Debug)]
 pub(crate) struct AgentIdentity {
     shared: Arc<Shared>,
@@ -56,47 +56,48 @@ struct Shared {
     name: Label,
     /// The region for which this agent reports.
     region: Region,
-    /// Why the certificate that was kept could not be used.
+    /// Why the saved certificate could not be used.
     unusable: Option<String>,
     upstream: FollowerHandle,
     token: Option<JoinToken>,
-    /// What gives this agent its certificate instead of a control plane.
+    /// The Workload API that gives this agent its certificate instead of a control plane.
     workload_api: Option<WorkloadApi>,
-    /// The control planes or replicas, and how they are connected to.
+    /// The control planes or replicas, and the transport to them.
     control_planes: (Transport, Vec<Address>),
-    /// How they are connected to by an agent that joins.
+    /// The transport of an agent that joins.
     joining: Transport,
     folder: PathBuf,
-    /// Where this agent reads its own copy of the records, as programs do, so that it is subscribed and kept on disk.
+    /// Where this agent reads its own copy of the records, like a program, so that they are subscribed and saved on
+    /// disk.
     own_copy: RevocationSource,
-    /// Whether this agent is, or is about to become, a member; not while there is no way in. `None` before a control plane was
-    /// reached: until then it is not known whether the mesh has a trust domain.
+    /// Whether this agent is, or is about to become, a member; false while it cannot join. `None` until a control plane was
+    /// reached, since the mesh may have no trust domain.
     is_member: watch::Sender<Option<bool>>,
-    /// When it has joined, last.
+    /// When the agent last joined.
     joined_at: Mutex<Option<Instant>>,
 }
 
-/// What an agent starts with.
+/// Identity of an agent at its start.
 #[derive(Debug)]
 pub(crate) struct Kept {
     /// The name of the agent in ids.
     name: Label,
-    /// Why the certificate on disk cannot be used, if there is one that cannot. The agent was a member of a trust domain,
-    /// and does not return to plaintext.
+    /// Why the certificate on disk cannot be used, if so. The agent was a member of a trust domain and does not return to
+    /// plaintext.
     unusable: Option<String>,
 }
 
 impl Kept {
-    /// Whether connections have to be secured though there is no certificate.
+    /// Whether connections must be secured although there is no certificate.
     pub(crate) fn is_unusable(&self) -> bool {
         self.unusable.is_some()
     }
 }
 
-/// Reads the certificate that was kept. `None` if the agent cannot have an identity.
+/// Reads the saved certificate. `None` if the agent cannot have an identity.
 ///
 /// # Errors
-/// When a token is given and the name of the agent cannot be in an id.
+/// When a token is given, but the agent's name cannot be part of an id.
 pub(crate) fn load(config: &AgentConfig, workload: &Workload) -> Result<Option<Kept>, Invalid> {
     let name = match Label::new(config.name.to_ascii_lowercase()) {
         Ok(name) => name,
@@ -124,7 +125,7 @@ pub(crate) fn load(config: &AgentConfig, workload: &Workload) -> Result<Option<K
 }
 
 impl AgentIdentity {
-    /// The identity of an agent, whose certificate is in `workload` if it was kept and is valid.
+    /// The identity of an agent. `workload` holds the saved certificate if it is valid.
     pub(crate) fn new(
         config: &AgentConfig,
         kept: Kept,
@@ -143,7 +144,7 @@ impl AgentIdentity {
             addresses: vec![config.listen.clone()],
             transport: transport.clone(),
             software: format!("agent {name}"),
-            // Those of a Workload API come from there.
+            // A Workload API provides its own roots.
             with_roots: workload_api.is_none(),
         };
         let joining = joining_transport(config, &transport);
@@ -200,8 +201,8 @@ pub(crate) async fn keep_fresh(identity: Option<AgentIdentity>, stop: Cancellati
     }
 }
 
-/// Connects to the upstream with a new certificate at once where it was refused without it, and not after the wait for that.
-/// Never returns.
+/// Connects to the upstream at once after getting a certificate, instead of waiting out the pause after a refusal. Never
+/// returns.
 async fn connect_with_new(shared: &Shared) {
     let mut changes = shared.workload.installations();
     // The sender lives in the identity, which this borrows.
@@ -210,7 +211,7 @@ async fn connect_with_new(shared: &Shared) {
     }
 }
 
-/// Tells the upstream which roots this agent trusts, for operators who rotate them. Never returns.
+/// Reports to the upstream which roots this agent trusts, for operators who rotate them. Never returns.
 async fn tell_roots(shared: &Shared) {
     let mut changes = shared.workload.installations();
     loop {
@@ -225,7 +226,7 @@ async fn tell_roots(shared: &Shared) {
     }
 }
 
-/// Trusts the roots of the domain soon after they change, not only with the next renewal. Never returns.
+/// Trusts the domain's roots soon after they change, not only with the next renewal. Never returns.
 async fn follow_roots(shared: &Shared) {
     let mut changes = shared.workload.root_changes();
     // The sender lives in the identity, which this borrows.
@@ -239,7 +240,7 @@ async fn follow_roots(shared: &Shared) {
                 Err(status) => {
                     let reason = status.message();
                     tracing::warn!(reason, "the new roots of the trust domain are not known yet");
-                    // A control plane of the release before does not tell them: the next renewal does.
+                    // A control plane of the previous release does not report them; the next renewal does.
                     if status.code() != Code::Unavailable {
                         break;
                     }
@@ -252,12 +253,12 @@ async fn follow_roots(shared: &Shared) {
 
 /// A random time below `range`, so that a fleet does not act in step.
 fn below(range: Duration) -> Duration {
-    // Less than 1000: the seeds of the standard library's hashes are random enough for that.
+    // Less than 1000; the standard library's hash seeds are random enough.
     range / 1000 * (RandomState::new().hash_one(()) % 1000) as u32
 }
 
-/// The same for an agent whose certificate comes from a Workload API. It has to join still, once: that is what permits it to
-/// vouch for programs.
+/// Renews an agent's certificate from a Workload API. The agent still has to join once, which permits it to vouch for
+/// programs.
 async fn follow_workload_api(shared: &Arc<Shared>, api: WorkloadApi, stop: CancellationToken) {
     let revocations = follow_revocations(Arc::clone(&shared.workload), shared.own_copy.clone());
     tokio::select! {
@@ -270,7 +271,7 @@ async fn follow_workload_api(shared: &Arc<Shared>, api: WorkloadApi, stop: Cance
 }
 
 impl Shared {
-    /// Whether this agent is a member, for a program that waits; `None` if that is not known in time.
+    /// Whether this agent is a member, for a waiting program; `None` if this is not known in time.
     async fn is_member(&self) -> Option<bool> {
         let mut known = self.is_member.subscribe();
         let known = timeout(KNOWN_TIMEOUT, known.wait_for(Option::is_some)).await.ok()?;
@@ -282,12 +283,12 @@ impl Shared {
         self.is_member.send_replace(Some(is_member));
     }
 
-    /// Whether this agent has been a member of a trust domain, so that it never is without one again.
+    /// Whether this agent was ever a member of a trust domain; it then never works without one again.
     fn was_member(&self) -> bool {
         self.unusable.is_some() || self.workload.is_ready()
     }
 
-    /// What this agent lacks, and the way back.
+    /// The missing certificate and the way to get one, as a message.
     fn no_certificate(&self) -> String {
         let problem = match (&self.unusable, self.workload.is_ready()) {
             (_, true) if self.workload.is_revoked() => "its certificate is revoked",
@@ -305,7 +306,7 @@ impl Shared {
         format!("the agent {} has to join again: {problem}; {}", self.name, self.way_in())
     }
 
-    /// What people do for an agent that cannot join.
+    /// Instructions for an agent that cannot join.
     fn way_in(&self) -> String {
         format!(
             "make a token with `fairmesh identity token {}` on the control plane's machine, and start the agent with \
@@ -318,7 +319,7 @@ impl Shared {
         self.joined_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The certificate, if it is still accepted.
+    /// The certificate, if peers still accept it.
     fn valid_credentials(&self) -> Option<Arc<Credentials>> {
         if self.workload.is_revoked() {
             return None;
@@ -331,8 +332,8 @@ impl Shared {
     }
 }
 
-/// How an agent connects to join with its token: whatever certificate it has, which is of no use then. One whose certificate
-/// comes from elsewhere joins by that.
+/// The transport for joining with a token. It ignores the agent's certificate, which is useless then, except one from a
+/// Workload API.
 fn joining_transport(config: &AgentConfig, transport: &Transport) -> Transport {
     match &config.join_token {
         Some(token) if !config.transport.is_tls() && config.workload_api.is_none() => {

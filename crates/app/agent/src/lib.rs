@@ -1,13 +1,13 @@
-//! The agent: one process a machine that holds the part of the routing information base that the machine's programs use
+//! The agent: one process per machine with the part of the routing information base that the machine's programs use
 //! (ServiceRouter §3.2).
 //!
-//! It follows a control plane or a replica, and serves its copy on one Unix socket, where it also forwards calls to the
-//! registry. Copies on disk let it serve after a restart without a control plane.
+//! It follows a control plane or replica, serves its copy on a Unix socket, and forwards calls to the registry. Copies
+//! on disk let it serve after a restart without a control plane.
 //!
 //! Large shard maps are not forwarded as records: the agent builds tables of them in shared memory (`shard_maps.rs`).
 //!
-//! The agent subscribes to a prefix on first use. Holding the whole RIB, so that first calls never wait, was rejected:
-//! a million machines would spend memory on services that they never call.
+//! The agent subscribes to a prefix on first use. Following the whole RIB, so that first calls never wait, was
+//! rejected: a million machines would spend memory on services that they never call.
 
 mod checker;
 mod disk;
@@ -59,23 +59,23 @@ use tonic::service::Routes;
 /// Time for calls in flight to finish after a stop request; watches end at once.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// Connections of one user of the machine to the agent's socket: a few for each of a thousand programs, and about 100 MB.
+/// Connections of one user to the agent's socket: a few for each of a thousand programs, about 100 MB.
 const MAX_CONNECTIONS_OF_USER: usize = 4096;
 
 /// Configuration of an agent.
 #[derive(Clone, Debug)]
 pub struct AgentConfig {
-    /// Control planes or replicas, attempted in this order; at least one.
+    /// Control planes or replicas, tried in this order; at least one.
     pub upstreams: Vec<Address>,
     /// How connections are opened and accepted.
     pub transport: Transport,
     /// Listening address for the machine's programs.
     pub listen: Address,
-    /// Directory for copies of subscriptions; one agent each.
+    /// Directory for copies of subscriptions, for this agent alone.
     pub state_dir: PathBuf,
     /// Location of the machine; sent to its programs.
     pub location: Location,
-    /// The address from which this agent measures distances to other regions; by default the system chooses.
+    /// Local address for measuring distances to other regions; by default the system chooses.
     pub local_address: Option<IpAddr>,
     /// Display name of this agent, usually the machine's name.
     pub name: String,
@@ -87,11 +87,11 @@ pub struct AgentConfig {
     pub metrics: Option<SocketAddr>,
 }
 
-/// Runs an agent until `shutdown` completes; its copy is on disk then.
+/// Runs an agent until `shutdown` completes. On return its copy is on disk.
 ///
 /// # Errors
 /// When it cannot start: the directory, the socket or the port is in use or not accessible. An unreachable control
-/// plane is no error.
+/// plane is not an error.
 pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Result<(), AgentError> {
     check(&config)?;
     let (disk, saved) = Disk::open(config.state_dir.clone(), config.location.clone()).await?;
@@ -137,7 +137,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     stopping.cancel();
     // The runtime has already reported a panic of one of these tasks.
     let _ = saving.await;
-    // Its last report matters for seconds only.
+    // The last report matters only for seconds.
     let _ = timeout(DRAIN, reporting).await;
     for task in [http, maps].into_iter().flatten() {
         let _ = task.await;
@@ -183,14 +183,14 @@ fn candidate(config: &AgentConfig, counts: Arc<checker::Counts>) -> checker::Can
     }
 }
 
-/// Listens for shard map sessions beside a Unix socket; a TCP listener has none.
+/// Listens for shard map sessions next to a Unix socket; a TCP listener has none.
 async fn bind_maps(config: &AgentConfig, listeners: &Listeners) -> Result<Option<Listener>, BindError> {
     let Some(address) = config.listen.maps() else { return Ok(None) };
     let maps = listeners.acceptor(&table::AGENT_MAPS, shard_maps::limits());
     Ok(Some(config.transport.bind(&address).await?.within(maps)))
 }
 
-/// How this agent opens and accepts connections: with its own identity, for probes of endpoints too.
+/// How this agent opens and accepts connections: with its own identity, including probes of endpoints.
 fn mesh_transport(
     config: &AgentConfig,
     workload: &Arc<Workload>,
@@ -229,7 +229,7 @@ fn follow(
     upstream
 }
 
-/// An agent, as it describes itself to its upstream.
+/// This agent's description for its upstream.
 fn description(region: &Region, roots: Vec<[u8; 32]>) -> PeerInfo {
     PeerInfo {
         kind: PeerKind::Agent,

@@ -85,7 +85,8 @@ impl AgentRib {
         }
     }
 
-    /// Adds a follower of a map. Returns the prefixes claimed for it, to pass to [`leave_map`](Self::leave_map).
+    /// Adds a follower of a map. Returns the prefixes claimed for it, which must be passed to
+    /// [`leave_map`](Self::leave_map).
     pub(crate) fn join_map(&self, name: &MapName) -> Vec<Prefix> {
         let mut subscriptions = self.shared.subscriptions();
         let mut held = name.prefixes();
@@ -138,10 +139,10 @@ impl AgentRib {
         state.connected.then_some(state.since)
     }
 
-    /// Whether a prefix can be served: `None` if so, else the notification of its next change.
+    /// Whether a prefix can be served: `None` if so, otherwise the notification of its next change.
     ///
     /// # Errors
-    /// The reason, where waiting does not help.
+    /// The reason, if waiting does not help.
     fn poll_ready(&self, prefix: &Prefix, may_wait: bool) -> Result<Option<OwnedNotified>, String> {
         let mut subscriptions = self.shared.subscriptions();
         match subscriptions.freshness(prefix) {
@@ -158,7 +159,7 @@ impl AgentRib {
             }
             Some(Freshness::Held { .. } | Freshness::Missing) => {}
             Some(Freshness::Refused(reason)) => return Err(reason.clone()),
-            // In use, it would not have been removed.
+            // A used prefix would not have been removed.
             None => return Err("this agent no longer follows this prefix; subscribe again".to_owned()),
         }
         // The lock is held, so no change is missed.

@@ -2,12 +2,12 @@
 //! §3.3).
 //!
 //! A program follows a map over a socket of its own and receives its tables as file descriptors, again whenever they
-//! change. The chunks from which tables are built stay on disk and are read for each build: holding them in memory
-//! beside the tables was rejected, since it would double a map's cost, and so would following a map through the node.
+//! change. The chunks for building tables stay on disk and are read for each build. Keeping them in memory was
+//! rejected, since it would double a map's cost, and so would following a map through the node.
 //!
-//! A change rebuilds the tables that it concerns, and versions share the others: copying the whole map for each move
-//! would write tens of megabytes. A list of recent moves over a table that absorbs them now and then was rejected:
-//! every look-up would search both.
+//! A change rebuilds only the affected tables, and versions share the others: copying the whole map for each move
+//! would write tens of megabytes. A list of recent moves that is merged into a table now and then was rejected,
+//! because every look-up would search both.
 
 mod build;
 mod build_loop;
@@ -41,14 +41,14 @@ pub(crate) use sessions::{limits, serve};
 
 use crate::state::AgentState;
 
-/// Builds at a time, for all maps: each takes a core and memory for a while.
+/// Concurrent builds over all maps: each needs a core and memory for a while.
 const MAX_CONCURRENT_BUILDS: usize = 2;
-/// Time that a map stays after its last follower left, so that a program that reconnects does not cause a rebuild.
+/// How long a map stays after its last follower left, so that a reconnecting program causes no rebuild.
 const LINGER: Duration = Duration::from_secs(5);
 /// Maximum of maps kept without a follower.
 const MAX_LINGERING: usize = 16;
 
-/// A map: of one service, with the copies of one region or of all.
+/// A map of one service, with the copies of one region or all.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct MapName {
     pub(crate) service: ServiceName,
@@ -70,23 +70,23 @@ impl MapName {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MapStatus {
     pub(crate) built: Option<Arc<BuiltMap>>,
-    /// Why the version after it cannot be used: that version, 0 if unknown, and the reason.
+    /// Why the next version cannot be used: its number, 0 if unknown, and the reason.
     pub(crate) failure: Option<(u64, String)>,
 }
 
-/// The maps that programs of this machine follow, and their records.
+/// The maps followed by programs of this machine, and their records.
 #[derive(Debug)]
 pub(crate) struct ShardMaps {
     inner: Mutex<Inner>,
     cache: Arc<Cache>,
-    /// Builds and sessions. They use the state directory, which is unlocked only after they ended.
+    /// Builds and sessions. They use the state directory, which is unlocked only after they end.
     tasks: TaskTracker,
     /// Ticks when a map was built or its build failed.
     build_results: watch::Sender<u64>,
-    /// The next table id; a session uses ids to send each table once.
+    /// The next table id. Sessions use ids to send each table once.
     tables: Arc<AtomicU64>,
     builds: Arc<Semaphore>,
-    /// Cancelled at shutdown: maps without a follower are dropped at once.
+    /// Cancelled at shutdown: maps without followers are dropped at once.
     ending: CancellationToken,
 }
 
@@ -113,7 +113,7 @@ struct MapSignals {
     gone: CancellationToken,
 }
 
-/// Adds a follower of a map; the first starts its tasks.
+/// Adds a follower of a map. The first follower starts the map's tasks.
 pub(crate) fn follow(shared: &Arc<AgentState>, upstream: &FollowerHandle, name: &MapName) {
     if let Some(followed) = shared.maps.join(name) {
         let run_signals = (Arc::clone(&followed.changed), followed.gone.clone());
@@ -184,8 +184,8 @@ impl ShardMaps {
         self.lock().stores.remove(prefix);
     }
 
-    /// Applies an update to the maps' prefixes, and removes from it the records that `in_node` excludes. Returns the
-    /// prefixes that changed here.
+    /// Applies an update to the maps' prefixes, and removes records excluded by `in_node` from the update. Returns
+    /// the prefixes that changed here.
     pub(crate) fn apply(&self, update: &mut Update, in_node: impl Fn(&str) -> bool) -> Vec<Prefix> {
         let mut inner = self.lock();
         let inner = &mut *inner;
@@ -226,7 +226,7 @@ impl ShardMaps {
         self.lock().stores.get(prefix).filter(|store| store.is_complete()).map(PrefixRecords::entries)
     }
 
-    /// Drops chunk values that are on disk now. Returns how many bytes were freed.
+    /// Drops chunk values that are on disk now. Returns the number of freed bytes.
     pub(crate) fn drop_saved_values(&self, prefix: &Prefix, entries: &[(Arc<str>, Entry)]) -> usize {
         self.lock().stores.get_mut(prefix).map_or(0, |store| store.drop_saved_values(entries))
     }
@@ -244,7 +244,7 @@ impl ShardMaps {
         entries.into_iter().map(fill).collect()
     }
 
-    /// The value at a key, from memory or disk; `None` unless it belongs to a complete prefix held here.
+    /// The value at a key, from memory or disk; `None` unless it belongs to a complete prefix.
     pub(crate) fn value(&self, key: &str) -> Option<Bytes> {
         let (prefix, entry) = {
             let inner = self.lock();
@@ -320,8 +320,8 @@ impl ShardMaps {
         }
     }
 
-    /// Publishes the result of a build, unless the map of that `changed` was dropped meanwhile, since a stale build must not
-    /// overwrite the status of its successor, or its records were, as those are that may no longer be read.
+    /// Publishes the result of a build. Skipped if the map or its records were dropped meanwhile: a stale build must not
+    /// overwrite its successor's status, and records that may no longer be read must not be published.
     fn publish(&self, name: &MapName, changed: &Arc<Notify>, update: impl FnOnce(&mut MapStatus)) {
         let mut inner = self.lock();
         let is_held = |prefix| inner.stores.get(prefix).is_some_and(PrefixRecords::is_complete);
@@ -337,8 +337,8 @@ impl ShardMaps {
         self.build_results.send_modify(|ticks| *ticks += 1);
     }
 
-    /// Drops what is held of a prefix that the upstream refused: nothing that this machine may no longer read is given to another
-    /// program. One that has the map keeps its tables.
+    /// Drops the records of a prefix that the upstream refused, so that no further program gets data that this machine may no
+    /// longer read. Programs with the map keep their tables.
     pub(crate) fn refused(&self, prefix: &Prefix, reason: &str) {
         let mut inner = self.lock();
         if let Some(held) = inner.stores.get_mut(prefix) {
@@ -426,7 +426,7 @@ mod tests {
         assert!(maps.latest(&name()).failure.is_none());
         maps.publish(&name(), &own, fails(2));
         assert_eq!(maps.latest(&name()).failure, Some((2, String::new())));
-        // No program gets a build of records that may no longer be read.
+        // No program gets a build of forbidden records.
         maps.refused(&name().prefixes()[0], "refused");
         maps.publish(&name(), &own, fails(3));
         assert_eq!(maps.latest(&name()).failure, Some((0, "refused".to_owned())));

@@ -1,5 +1,5 @@
-//! Takes the reports of local programs: minutes of CPU are queued and forwarded, and rates are added up, since only the last
-//! ones count.
+//! Takes the reports of local programs. Minutes of CPU usage are queued and forwarded. Rates are added up, since only the
+//! last ones count.
 
 mod usage_forwarder;
 
@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 use usage_forwarder::UsageForwarder;
 
-/// The gRPC services `Signals` and `Imbalance` of the agent, and the loops that report upwards.
+/// The gRPC services `Signals` and `Imbalance` of the agent, and the loops that report upstream.
 #[derive(Clone, Debug)]
 pub(crate) struct Reports {
     pub(crate) usages: UsageForwarder,
@@ -21,7 +21,7 @@ pub(crate) struct Reports {
 }
 
 impl Reports {
-    /// Reports to `upstream`, which messages call `upstreams`, for programs in `region`.
+    /// Reports to `upstream` for programs in `region`. Messages name the addresses in `upstreams`.
     pub(crate) fn new(upstream: FollowerHandle, upstreams: String, region: Region) -> Self {
         let rates = ReportRelay::new(upstream.clone(), Some(region), SumLimits::AGENT);
         Self { usages: UsageForwarder::new(upstream), rates, upstreams }
@@ -54,7 +54,7 @@ impl Signals for Reports {
 
 #[tonic::async_trait]
 impl Imbalance for Reports {
-    /// A report of the release before.
+    /// Handles a report of the previous release.
     async fn report(
         &self,
         request: Request<v1::ReportUsageRequest>,

@@ -1,4 +1,4 @@
-//! State of the agent: applies updates of the upstream to the node, from which programs and disk get them.
+//! State of the agent: applies upstream updates to the node, which serves programs and the disk.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,7 +31,7 @@ pub(crate) struct AgentState {
     subscriptions: Mutex<Subscriptions>,
     pub(crate) disk: Disk,
     pub(crate) maps: ShardMaps,
-    /// Ticks when something may have begun or ceased to age.
+    /// Ticks when something may have started or stopped aging.
     ages: watch::Sender<u64>,
     pub(crate) deltas: AtomicU64,
     pub(crate) snapshots: AtomicU64,
@@ -64,7 +64,7 @@ impl Sink for UpstreamSink {
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
         tracing::warn!(%prefix, reason, "upstream refused the subscription");
         self.shared.subscriptions().set(prefix, Freshness::Refused(reason.to_owned()));
-        // The progress mark on disk covers all copies, and this one is no longer current.
+        // The progress mark on disk covers all copies, but this one is no longer current.
         self.shared.disk.jobs().remove(prefix);
         self.shared.maps.refused(prefix, reason);
     }
@@ -99,13 +99,13 @@ impl AgentState {
         self.subscriptions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ticks when something may have begun or ceased to age.
+    /// Ticks when something may have started or stopped aging.
     pub(crate) fn ages(&self) -> watch::Receiver<u64> {
         self.ages.subscribe()
     }
 
-    /// Restores saved copies, all of one store. Copies saved at different revisions are restored at the earliest of
-    /// them, the only one that holds for all.
+    /// Restores saved copies of one store. Copies saved at different revisions are restored at the earliest, which is
+    /// valid for all.
     pub(crate) fn restore(&self, mut saved: Vec<SavedCopy>) {
         let numbers = saved.iter().map(|saved| saved.revision.number);
         let (Some(earliest), Some(latest)) = (numbers.clone().min(), numbers.max()) else { return };
@@ -118,7 +118,7 @@ impl AgentState {
         let mut subscriptions = self.subscriptions();
         for copy in saved {
             let age = today.duration_since(copy.at).unwrap_or_default();
-            // Their values stay on disk until a watcher subscribes to the raw records.
+            // The values stay on disk until a watcher subscribes to the raw records.
             let for_maps = copy.entries.iter().any(|(key, entry)| shard_maps::is_value_on_disk(key, entry));
             subscriptions.restore(copy.prefix.clone(), now, age, !for_maps);
             match for_maps {
@@ -137,7 +137,7 @@ impl AgentState {
         self.node.forget(prefix, |key| subscriptions.in_node(key));
     }
 
-    /// Loads a prefix into the node that only the shard maps held so far.
+    /// Loads a prefix into the node that only shard maps held so far.
     pub(crate) fn hold_in_node(
         &self,
         subscriptions: &mut Subscriptions,
@@ -145,7 +145,7 @@ impl AgentState {
         upstream: &FollowerHandle,
     ) {
         if !subscriptions.freshness(prefix).is_some_and(Freshness::has_copy) {
-            // Its snapshot has not arrived, and goes to the node when it does.
+            // The snapshot has not arrived yet, and will go to the node.
             return;
         }
         let whole = self
@@ -179,10 +179,10 @@ impl AgentState {
     fn update(&self, mut update: Update) {
         let now = Instant::now();
         let mut subscriptions = self.subscriptions();
-        // A prefix dropped while this update was in flight must not come back: nothing would keep it current.
+        // A prefix dropped while this update was in flight must not return: nothing would update it.
         update.snapshots.retain(|snapshot| subscriptions.freshness(&snapshot.prefix).is_some());
         update.puts.retain(|(key, _)| subscriptions.covering_prefixes(key).next().is_some());
-        // Held while the node changes, so that a progress mark on disk never runs ahead of the jobs.
+        // Held while the node changes, so that a progress mark on disk is never ahead of the jobs.
         let mut jobs = self.disk.jobs();
         let mut freshness_updates: Vec<(Prefix, Duration)> =
             update.snapshots.iter().map(|snapshot| (snapshot.prefix.clone(), snapshot.age)).collect();

@@ -9,14 +9,14 @@ use tokio::{sync::Notify, time::Instant};
 /// Time that a prefix stays subscribed after its last user left, so that a restarted program finds it.
 const LINGER: Duration = Duration::from_secs(600);
 
-/// At the limit, one in so many idle subscriptions is evicted.
+/// At the limit, the reciprocal of the fraction of idle subscriptions that is evicted.
 const EVICTION_DIVISOR: usize = 64;
 
-/// A caller may use this many times the prefixes that are left to others: alone four fifths of them, which is three for
-/// each of the 65,536 services of a proxy. A dynamic threshold, as in shared switch buffers: first come, first served
-/// would let one caller take all from the others.
+/// Multiple of the remaining prefixes that one caller may use. Alone it gets four fifths, which is three for each of a
+/// proxy's 65,536 services. A dynamic threshold, as in shared switch buffers; first come, first served would let one
+/// caller exclude all others.
 const SHARE: usize = 4;
-/// Prefixes that are left to callers that use at most [`MIN_OF_CALLER`].
+/// Prefixes reserved for callers that use at most [`MIN_OF_CALLER`].
 const RESERVED: usize = MAX_PREFIXES / 16;
 const MIN_OF_CALLER: usize = 64;
 
@@ -26,21 +26,21 @@ pub(crate) struct Subscriptions {
     all: BTreeMap<Prefix, Subscription>,
     /// Number of subscriptions without a user.
     idle: usize,
-    /// Number of subscriptions that age; while it is zero, [`oldest`](Self::oldest) need not scan.
+    /// Number of aging subscriptions. While zero, [`oldest`](Self::oldest) need not scan.
     aging: usize,
 }
 
 #[derive(Debug, Default)]
 struct Subscription {
     users: usize,
-    /// Number of shard maps built from it.
+    /// Number of shard maps built from the prefix.
     maps: usize,
-    /// Whether the node holds it, for watchers.
+    /// Whether the node has the prefix, for watchers.
     in_node: bool,
-    /// Since when it has no user.
+    /// Since when the prefix has no user.
     idle: Option<Instant>,
     freshness: Freshness,
-    /// Woken when the freshness changes, if a watcher waits for that.
+    /// Woken when the freshness changes, if a watcher waits for this.
     changed: Option<Arc<Notify>>,
 }
 
@@ -49,11 +49,11 @@ struct Subscription {
 pub(crate) enum Claimed {
     /// The prefix was already subscribed.
     Known,
-    /// It was subscribed for shard maps only; the caller loads it into the node.
+    /// The prefix was subscribed only for shard maps; the caller loads it into the node.
     MapsOnly,
-    /// The caller subscribes to it, and drops the evicted prefixes.
+    /// The caller subscribes to the prefix, and drops the evicted ones.
     New { evicted: Vec<Prefix> },
-    /// [`MAX_PREFIXES`] are in use, or the caller's share of them.
+    /// All [`MAX_PREFIXES`] are used, or the caller's share of them.
     LimitReached,
 }
 
@@ -74,13 +74,13 @@ impl Subscriptions {
         self.claim_new(prefix, new)
     }
 
-    /// Whether a caller that uses `held` prefixes may use one that is not in use.
+    /// Whether a caller that uses `held` prefixes may use an unused one.
     fn may_use_another(&self, held: usize) -> bool {
         let left = MAX_PREFIXES.saturating_sub(self.all.len() - self.idle);
         held < SHARE * left.saturating_sub(RESERVED) || held < MIN_OF_CALLER && left > 0
     }
 
-    /// Claims a prefix to build a shard map from.
+    /// Claims a prefix for building a shard map.
     pub(crate) fn claim_for_map(&mut self, prefix: &Prefix) -> Claimed {
         if let Some(known) = self.all.get_mut(prefix) {
             known.maps += 1;
@@ -102,10 +102,10 @@ impl Subscriptions {
         Claimed::New { evicted }
     }
 
-    /// The longest idle subscriptions: several at once, since finding them scans all.
+    /// The longest idle subscriptions; several at once, since finding them scans all.
     fn longest_idle_prefixes(&self) -> Vec<Prefix> {
         let idle = self.all.iter().filter_map(|(prefix, known)| {
-            // First those without a copy: a copy may be irreplaceable.
+            // Subscriptions without a copy come first, since a copy may be irreplaceable.
             Some((known.freshness.has_copy(), known.idle?, prefix))
         });
         let mut idle: Vec<_> = idle.collect();
@@ -114,7 +114,7 @@ impl Subscriptions {
         idle.into_iter().take(some).map(|(_, _, prefix)| prefix.clone()).collect()
     }
 
-    /// Removes a user; returns whether only shard maps use the prefix, so that the node may drop it.
+    /// Removes a user. Returns whether only shard maps use the prefix, so that the node may drop it.
     pub(crate) fn release(&mut self, prefix: &Prefix, now: Instant) -> bool {
         // A refused claim left no subscription.
         let Some(known) = self.all.get_mut(prefix) else { return false };
@@ -156,8 +156,8 @@ impl Subscriptions {
         }
     }
 
-    /// Prefixes idle for [`LINGER`]. Those with a copy count only from when the upstream connected (`None`: it is
-    /// disconnected), because a dropped copy could not be fetched again.
+    /// Prefixes idle for [`LINGER`]. For prefixes with a copy, idle time counts only from when the upstream connected
+    /// (`None`: disconnected), because a dropped copy could not be fetched again.
     pub(crate) fn expired(&self, now: Instant, upstream: Option<Instant>) -> Vec<Prefix> {
         let is_old = |known: &Subscription| {
             let from = if known.freshness.has_copy() { upstream } else { known.idle };
@@ -170,8 +170,8 @@ impl Subscriptions {
         self.all.iter().filter(expired).map(|(prefix, _)| prefix.clone()).collect()
     }
 
-    /// Whether users of a prefix moved to a narrower one: programs first ask for all endpoints of a service, and learn
-    /// from its policy that those of their region suffice.
+    /// Whether users of a prefix moved to a narrower one. Programs first request all endpoints of a service, then
+    /// learn from its policy that their region suffices.
     fn is_narrowed(&self, prefix: &Prefix) -> bool {
         let after = (Bound::Excluded(prefix.as_str()), Bound::Unbounded);
         let mut below =
@@ -192,18 +192,18 @@ impl Subscriptions {
         }
     }
 
-    /// Notified at the next change of a prefix's freshness; never for a prefix that is not subscribed.
+    /// Notified at the next change of a prefix's freshness; never for an unsubscribed prefix.
     pub(crate) fn changes(&mut self, prefix: &Prefix) -> Arc<Notify> {
         let known = self.all.get_mut(prefix).map(|known| known.changed.get_or_insert_default());
         known.cloned().unwrap_or_default()
     }
 
-    /// The upstream's own data is `upstream_age` old and ages, or is current where that is zero.
+    /// Notes that the upstream's data is `upstream_age` old and ages; zero means current.
     pub(crate) fn contact(&mut self, upstream_age: Duration, now: Instant) {
         self.change_all(|freshness| freshness.set_age(upstream_age, now));
     }
 
-    /// The upstream disconnected: its data ages from now on, and its refusals expire.
+    /// Notes a lost upstream: its data ages from now on, and its refusals expire.
     pub(crate) fn disconnected(&mut self, now: Instant) {
         self.change_all(|freshness| freshness.disconnected(now));
     }
@@ -220,7 +220,7 @@ impl Subscriptions {
         self.freshness(prefix).map_or(Duration::ZERO, |freshness| freshness.age(now))
     }
 
-    /// Whether any of them ages.
+    /// Whether any subscription ages.
     pub(crate) fn any_ages(&self) -> bool {
         self.aging > 0
     }
@@ -244,7 +244,7 @@ impl Subscriptions {
 }
 
 impl Subscription {
-    /// Marks it idle unless it has a user; returns whether that is new.
+    /// Marks the subscription idle unless it has a user. Returns whether that is new.
     fn mark_idle(&mut self, now: Instant) -> bool {
         self.users + self.maps == 0 && self.idle.replace(now).is_none()
     }

@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 /// One endpoint, by service and instance.
 pub(super) type EndpointId = (ServiceName, InstanceId);
 
-/// The services that are checked and their endpoints in the region.
+/// The checked services and their endpoints in the region.
 #[derive(Debug)]
 pub(super) struct CheckedEndpoints {
     region: Region,
@@ -30,11 +30,11 @@ struct Checked {
     check: Option<HealthCheck>,
     /// Whether the policy permits plaintext.
     accepts_plaintext: bool,
-    /// Their addresses, and whether they speak mutual TLS.
+    /// Addresses of the endpoints, and whether they speak mutual TLS.
     endpoints: BTreeMap<InstanceId, (SocketAddr, bool)>,
 }
 
-/// How an endpoint is connected to.
+/// How to connect to an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CheckedAddress {
     pub(super) address: SocketAddr,
@@ -63,7 +63,7 @@ impl CheckedEndpoints {
         Self { region, handle, services: BTreeMap::new() }
     }
 
-    /// Follows these services and no others.
+    /// Follows exactly these services.
     pub(super) fn follow(&mut self, services: BTreeSet<ServiceName>) {
         let gone: Vec<_> = self.services.keys().filter(|name| !services.contains(*name)).cloned().collect();
         for name in gone {

@@ -15,7 +15,7 @@ use tokio::{
 
 /// Timeout of a connection and of each round trip; greater distances are not measured.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// The longest body of a response that is read to keep its connection.
+/// The longest response body that is read to reuse its connection.
 const MAX_BODY: usize = 64 * 1024;
 /// The connection preface of HTTP/2 with empty SETTINGS (RFC 9113 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00";
@@ -31,12 +31,12 @@ const MAX_FRAME: usize = 16 * 1024;
 /// The most frames read while waiting for an acknowledgement.
 const MAX_FRAMES: usize = 100;
 
-/// A kept connection to an endpoint, to time round trips on.
+/// A reused connection to an endpoint, for timing round trips.
 ///
-/// A round trip is one of the application protocol rather than of TCP, so that it includes whatever forwards bytes on
-/// the way, as it does for callers. Over HTTP/1.1 it is `OPTIONS *` (a "ping" by RFC 9110 9.3.7), up to the response
-/// headers. Over HTTP/2 it is empty SETTINGS, which the server acknowledges at once (RFC 9113 6.5.3); PING would do as
-/// well, but gRPC servers close connections whose clients send several without a call.
+/// Round trips are timed on the application protocol rather than on TCP, so that they include everything that forwards
+/// bytes on the way, as for callers. Over HTTP/1.1 a round trip is `OPTIONS *` (a "ping" by RFC 9110 9.3.7), up to the
+/// response headers. Over HTTP/2 it is empty SETTINGS, which the server acknowledges at once (RFC 9113 6.5.3). PING
+/// would also work, but gRPC servers close connections whose clients send several without a call.
 pub(super) enum KeptConnection {
     Http1 { sender: SendRequest<Empty<Bytes>>, host: String, driver: AbortHandle },
     Http2(Stream),
@@ -65,7 +65,7 @@ impl KeptConnection {
         timeout(TIMEOUT, open).await?
     }
 
-    /// Times one round trip. After an error the connection is of no more use.
+    /// Times one round trip. After an error the connection cannot be used any more.
     pub(super) async fn round_trip(&mut self) -> io::Result<Duration> {
         let round_trip = async {
             match self {
@@ -100,12 +100,12 @@ async fn options(sender: &mut SendRequest<Empty<Bytes>>, host: &str) -> io::Resu
     let start = Instant::now();
     let response = sender.send_request(request).await.map_err(io::Error::other)?;
     let elapsed = start.elapsed();
-    // Read, so that the connection can be used again. One that is closed instead fails at its next use.
+    // The body is read so that the connection can be reused. A closed connection fails at its next use.
     let _ = Limited::new(response.into_body(), MAX_BODY).collect().await;
     Ok(elapsed)
 }
 
-/// Reads frames up to the acknowledgement of SETTINGS, and acknowledges those of the server.
+/// Reads frames up to the acknowledgement of SETTINGS, and acknowledges the server's SETTINGS.
 async fn await_ack(stream: &mut Stream) -> io::Result<()> {
     let mut payload = [0; MAX_FRAME];
     for _ in 0..MAX_FRAMES {
@@ -152,7 +152,7 @@ mod tests {
         EndpointAddress { address, peer: None, accepts_plaintext: true, from: None }
     }
 
-    /// A server of both versions, and the number of its connections so far.
+    /// A server for both versions, and its number of connections.
     async fn server() -> (SocketAddr, Arc<AtomicUsize>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, connections) = (listener.local_addr().unwrap(), Arc::<AtomicUsize>::default());

@@ -22,11 +22,11 @@ use super::{Counts, distance_probe::KeptConnection};
 
 /// Interval between rounds: each target is probed once in a round.
 const ROUND_INTERVAL: Duration = Duration::from_secs(3);
-/// Round trips of a probe, one after the other.
+/// Round trips of a probe, in sequence.
 const SAMPLES: usize = 3;
 /// The most targets that are probed; the control plane names a few for each region.
 const MAX_TARGETS: usize = 768;
-/// The most probes in flight: more would delay one another.
+/// The most probes in flight: more would delay each other.
 const MAX_CONCURRENT: usize = 16;
 /// Timeout of a report.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -37,7 +37,7 @@ pub(super) struct DistanceTarget {
     region: Region,
     address: SocketAddr,
     http2: bool,
-    /// The service whose identity it proves by mutual TLS; `None` for plaintext.
+    /// The service whose identity the endpoint proves by mutual TLS; `None` for plaintext.
     service: Option<ServiceName>,
 }
 
@@ -60,7 +60,7 @@ impl DistanceTarget {
 pub(super) struct DistanceProber {
     pub(super) region: Region,
     pub(super) term: u64,
-    /// The address to connect from, if given.
+    /// The local address to connect from, if given.
     pub(super) local_address: Option<IpAddr>,
     pub(super) connection: Connection,
     pub(super) counts: Arc<Counts>,
@@ -99,7 +99,7 @@ impl DistanceProber {
         }
     }
 
-    /// Probes every target once; returns the samples by region.
+    /// Probes every target once and returns the samples by region.
     async fn probe_all(&self, connections: &mut Connections) -> BTreeMap<Region, Vec<Duration>> {
         let mut waiting = std::mem::take(connections).into_iter();
         let mut probes = JoinSet::new();
@@ -121,14 +121,14 @@ impl DistanceProber {
                     samples.entry(target.region.clone()).or_default().extend(measured);
                     connections.insert(target, kept);
                 }
-                // A panic was reported; its target is probed again with a new connection.
+                // The panic was reported; the target is probed again with a new connection.
                 Some(Err(_)) => {}
             }
         }
     }
 
-    /// Reports distances; false when the leadership is lost. A report that fails is not repeated, since the next
-    /// replaces it.
+    /// Reports distances. Returns false when the leadership is lost. A failed report is not repeated, since the next
+    /// one replaces it.
     async fn report(&self, distances: Vec<ReportedDistance>, refusal: &mut LastRefusal) -> bool {
         let request = ReportDistancesRequest { region: self.region.to_string(), term: self.term, distances };
         let mut checker = self.connection.checker();
@@ -151,24 +151,24 @@ impl DistanceProber {
     }
 }
 
-/// Why the control plane refused the last report: logged once and not every few seconds.
+/// Why the control plane refused the last report; logged only when it changes.
 #[derive(Debug, Default)]
 struct LastRefusal(Option<(Code, String)>);
 
 impl LastRefusal {
-    /// Takes a refusal; whether it is another than the one before.
+    /// Notes a refusal and returns whether it differs from the previous one.
     fn is_new(&mut self, status: &Status) -> bool {
         let refusal = Some((status.code(), status.message().to_owned()));
         std::mem::replace(&mut self.0, refusal.clone()) != refusal
     }
 
-    /// Takes an accepted report; whether the one before was refused.
+    /// Notes an accepted report and returns whether the previous one was refused.
     fn clear(&mut self) -> bool {
         self.0.take().is_some()
     }
 }
 
-/// Times a few round trips to a target, on its connection if it still has one.
+/// Times a few round trips to a target, on its existing connection if any.
 async fn probe(
     transport: Transport,
     target: DistanceTarget,

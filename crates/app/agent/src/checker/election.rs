@@ -27,7 +27,7 @@ use super::{
 
 /// Pause before this agent stands for election again.
 const CAMPAIGN_RETRY: Duration = Duration::from_millis(500);
-/// The same at a control plane without this election, with too many candidates, or that does not permit this agent.
+/// Pause if the control plane has no election, has too many candidates, or does not permit this agent.
 const REFUSED_RETRY: Duration = Duration::from_secs(60);
 
 /// This agent as a candidate, and the upstreams from which it would follow the checked endpoints.
@@ -36,7 +36,7 @@ pub(crate) struct Candidate {
     pub(crate) region: Region,
     pub(crate) name: String,
     pub(crate) upstreams: Vec<Address>,
-    /// The address from which distances are measured, if given.
+    /// The local address for measuring distances, if given.
     pub(crate) local_address: Option<IpAddr>,
     pub(crate) counts: Arc<Counts>,
 }
@@ -70,7 +70,7 @@ pub(crate) async fn campaign(candidate: Candidate, upstream: FollowerHandle, sto
 }
 
 impl Candidate {
-    /// One campaign; returns when the leadership is lost, or the call fails.
+    /// One campaign. Returns when the leadership is lost or the call fails.
     async fn campaign_once(&self, upstream: &FollowerHandle) -> Result<(), Status> {
         let connection = upstream.connected().await;
         let request = CampaignRequest { region: self.region.to_string(), name: self.name.clone() };
@@ -114,7 +114,7 @@ impl Candidate {
     }
 }
 
-/// The lists that the control plane keeps current for a leader.
+/// Lists that the control plane updates for a leader.
 struct Lists {
     services: watch::Sender<BTreeSet<ServiceName>>,
     targets: watch::Sender<BTreeSet<DistanceTarget>>,

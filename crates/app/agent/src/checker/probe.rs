@@ -43,7 +43,7 @@ pub async fn probe_once(
     let probe_once = async {
         let connecting = transport.connect_endpoint(endpoint).await;
         let stream = connecting.map_err(|error| format!("cannot connect: {error}"))?;
-        // Fails only on a broken socket, which the first read reports.
+        // This fails only on a broken socket, which the first read reports.
         let _ = stream.tcp().map(|socket| socket.set_nodelay(true));
         match probe {
             Probe::Tcp => Ok(()),
@@ -68,8 +68,8 @@ async fn get(stream: Stream, address: SocketAddr, path: &str, wanted: Option<u16
         if passes(status, wanted) { Ok(()) } else { Err(format!("status {status}")) }
     };
     let (mut response, mut connection) = (pin!(response), pin!(connection));
-    // The connection makes progress only while it is polled. An HTTP/1.0 server closes it with the response, which is
-    // then ready to be read.
+    // The connection only makes progress while polled. An HTTP/1.0 server closes it with the response, which can be
+    // read then.
     tokio::select! {
         response = response.as_mut() => return response,
         _ = connection.as_mut() => {}
@@ -84,7 +84,7 @@ fn passes(status: StatusCode, wanted: Option<u16>) -> bool {
 async fn grpc(stream: Stream, address: SocketAddr, service: &str) -> Result<(), String> {
     let uri = Uri::builder().scheme("http").authority(address.to_string()).path_and_query("/").build();
     let uri = uri.map_err(|error| error.to_string())?;
-    // Connects once: a probe is over when its connection is.
+    // Connects only once: a probe ends with its connection.
     let mut stream = Some(TokioIo::new(stream));
     let connector = service_fn(move |_: Uri| {
         ready(stream.take().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)))

@@ -183,7 +183,7 @@ impl ProbeScheduler {
         });
     }
 
-    /// Records the result of a probe and schedules the next.
+    /// Records the result of a probe and schedules the next one.
     fn take(&mut self, ProbeResult { id, number, began, outcome }: ProbeResult) {
         if outcome.is_err() {
             self.counts.failures.fetch_add(1, Relaxed);
@@ -225,7 +225,7 @@ impl ProbeScheduler {
         });
     }
 
-    /// Handles the outcome of a report; false when the leadership is lost.
+    /// Handles the outcome of a report. Returns false when the leadership is lost.
     fn on_reported(&mut self, report: BTreeMap<EndpointId, Verdict>, response: Result<(), Status>) -> bool {
         match response {
             Ok(()) => _ = self.counts.verdicts.fetch_add(report.len() as u64, Relaxed),
@@ -257,7 +257,7 @@ impl Target {
         Verdict { healthy, since_ms: self.since_ms, confidence, cause, stale: false }
     }
 
-    /// From the start of a probe to the start of the next: the interval with jitter.
+    /// Time between the starts of two probes: the interval with jitter.
     fn wait(&self, id: &EndpointId) -> Duration {
         let jitter = self.check.jitter_percent;
         let percent = 100 - jitter + (chance(id, self.begun) % u64::from(2 * jitter + 1)) as u32;

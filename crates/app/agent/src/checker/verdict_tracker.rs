@@ -1,12 +1,12 @@
 use fairmesh_model::{HealthCheck, Verdict, VerdictEffect};
 
-/// Turns the probes of one endpoint into verdicts. Pure.
+/// Derives verdicts from the probes of one endpoint. Pure.
 #[derive(Clone, Debug, Default)]
 pub(super) struct VerdictTracker {
     samples: u32,
     last: bool,
     consecutive: u32,
-    /// The current verdict, once there is one: whether the endpoint is healthy, and with how much force.
+    /// The current verdict, if any: whether the endpoint is healthy, and the effect on picks.
     found: Option<(bool, VerdictEffect)>,
 }
 
@@ -16,12 +16,12 @@ pub(super) struct Finding {
     pub(super) healthy: bool,
     /// Confidence, in thousandths.
     pub(super) confidence: u32,
-    /// Whether health changed, and not only the confidence.
+    /// Whether the health changed, and not only the confidence.
     pub(super) turned: bool,
 }
 
 impl VerdictTracker {
-    /// Adds the result of one probe; returns the change of verdict that it causes, if any.
+    /// Adds the result of one probe. Returns the resulting change of the verdict, if any.
     pub(super) fn sample(&mut self, good: bool, check: &HealthCheck) -> Option<Finding> {
         self.consecutive = if good == self.last { self.consecutive.saturating_add(1) } else { 1 };
         self.last = good;

@@ -1,6 +1,5 @@
-//! What an agent that kept a certificate finds out when it starts: whether that is still accepted. An agent that was revoked, or that
-//! was away while the root of the mesh was replaced, knows of neither, since nothing is told to it any more: it joins anew, if
-//! it has a way to.
+//! Checks a saved certificate when an agent starts. An agent that was revoked or missed a replacement of the mesh's root is not
+//! told, because nobody accepts its connections. Such an agent joins anew if it can.
 
 use std::time::Duration;
 
@@ -16,25 +15,25 @@ use super::{Shared, below};
 /// Pauses while no control plane responds.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// What came of a certificate that was kept.
+/// Result of trying a saved certificate.
 enum Tried {
     Accepted,
-    /// Whatever responds, it may be for another reason.
+    /// The attempt failed, possibly for another reason.
     Unknown(String),
-    /// A control plane refuses it, or cannot be verified with it.
+    /// A control plane refuses the certificate, or cannot be verified with it.
     Refused(String),
 }
 
 impl Shared {
-    /// Whether this agent has a certificate of an earlier start, and a way to get another one if that is of no use.
+    /// Whether this agent has a certificate from an earlier start, and a way to get another one.
     pub(super) fn has_to_try_kept(&self) -> bool {
         self.workload.is_ready() && self.workload_api.is_none() && (self.token.is_some() || self.is_beside())
     }
 
-    /// Tries the certificate that was kept, and joins anew if it is refused.
+    /// Tries the saved certificate, and joins anew if it is refused.
     pub(super) async fn try_kept(&self) {
         let mut pause = PAUSE.0;
-        // One that is known to be of no use is replaced by what renews it.
+        // Renewal replaces a certificate that is known to be useless.
         while let Some(own) = self.valid_credentials() {
             let problem = match self.try_credentials(&own).await {
                 Tried::Accepted => return self.say_accepted(),
@@ -71,7 +70,7 @@ impl Shared {
         }
     }
 
-    /// Asks the first control plane or replica that responds for what needs the certificate on both sides.
+    /// Makes a call that needs the certificate on both sides, to the first control plane or replica that responds.
     async fn try_credentials(&self, own: &Credentials) -> Tried {
         let (transport, addresses) = &self.control_planes;
         let mut failed = String::new();
@@ -82,8 +81,8 @@ impl Shared {
             }
         }
         match self.token {
-            // The refusal of a certificate may be seen as the end of a connection only. Where no control plane is there at all,
-            // joining fails as well, and the token is still of use.
+            // A refused certificate may look like a closed connection. If no control plane is reachable, joining fails as well
+            // and the token stays usable.
             Some(_) => Tried::Refused(failed),
             None => Tried::Unknown(failed),
         }
@@ -124,7 +123,7 @@ impl Shared {
     }
 }
 
-/// Whether asking again changes nothing.
+/// Whether a retry would be refused again.
 fn is_final(code: Code) -> bool {
     matches!(code, Code::Unauthenticated | Code::PermissionDenied)
 }

@@ -1,4 +1,4 @@
-//! Certificates from a control plane, through whatever lies in between.
+//! Certificates from a control plane, through any intermediate processes.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -21,14 +21,14 @@ use tonic::{Code, Status};
 
 use super::{Shared, own_path};
 
-/// How long one request for a certificate may take.
+/// Time limit of one request for a certificate.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a program waits for its agent to reach a control plane.
 const RECONNECT_WAIT: Duration = Duration::from_secs(2);
-/// How long an agent that cannot join waits before it looks whether it can by now.
+/// How long an agent that cannot join waits before it checks again.
 const OUTSIDE_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Certificates of this agent itself.
+/// This agent's source of its own certificates.
 #[derive(Debug)]
 pub(super) struct ControlSource {
     pub(super) shared: Arc<Shared>,
@@ -78,14 +78,13 @@ impl Shared {
         self.was_member() && self.token.is_none() && !self.is_beside()
     }
 
-    /// Whether a control plane is given by a Unix socket, on this machine.
+    /// Whether a control plane is given by a Unix socket on this machine.
     pub(super) fn is_beside(&self) -> bool {
         let (_, addresses) = &self.control_planes;
         addresses.iter().any(|address| matches!(address, Address::Unix(_)))
     }
 
-    /// A connection on which to join. Without a certificate there are no watches, so that a joining agent does not follow
-    /// anything yet.
+    /// A connection for joining. Without a certificate there are no watches, so a joining agent follows nothing yet.
     pub(super) async fn connect_to_join(&self) -> Result<Connection, String> {
         if self.token.is_none() {
             return Ok(tokio::select! {
@@ -104,7 +103,7 @@ impl Shared {
         Err(failed)
     }
 
-    /// Says what this agent lacks once an upstream accepts no connection without a certificate. Never returns.
+    /// Explains the missing certificate once an upstream accepts no connection without one. Never returns.
     async fn explain_refusal(&self) -> Infallible {
         // The sender lives as long as the follower.
         let _ = self.upstream.state().wait_for(|state| state.error.is_some()).await;
@@ -122,7 +121,7 @@ impl Shared {
         let (transport, addresses) = &self.control_planes;
         for address in addresses.iter().filter(|address| matches!(address, Address::Tcp(_))) {
             let connected = handshake::connect(transport, address, &format!("agent {}", self.name)).await;
-            // Something is there, and ends connections before it responds.
+            // A server is there, but ends connections before it responds.
             if matches!(connected, Err(ConnectError::NoHello { .. })) {
                 return true;
             }
@@ -130,10 +129,10 @@ impl Shared {
         false
     }
 
-    /// Joins, if the control planes do not know this agent yet, whose certificate comes from elsewhere.
+    /// Joins an agent with an external certificate, if the control planes do not know it yet.
     pub(super) async fn enroll(&self) {
         self.workload.ready().await;
-        // With the certificate, since one before it may be that of a client that joins.
+        // Uses the certificate, because an earlier connection may be that of a joining client.
         self.upstream.connected().await;
         let mut pause = Duration::from_secs(1);
         while let Err(error) = self.try_enroll().await {
@@ -146,7 +145,7 @@ impl Shared {
     async fn try_enroll(&self) -> Result<(), String> {
         let failed = |error: IdentityError| error.to_string();
         let csr = PrivateKey::generate().and_then(|key| key.signing_request()).map_err(failed)?;
-        // The certificate is not used: that it is issued shows that this agent has joined.
+        // The certificate is not used; that it is issued shows that the agent has joined.
         match self.issue(own_path(&self.name), csr.clone()).await {
             Ok(_) => return Ok(()),
             Err(status) if status.code() == Code::PermissionDenied => {}
@@ -181,7 +180,7 @@ impl Shared {
         };
         let certified =
             issue_response::certified(&trust.map_err(refused)?, &csr, &response, self.workload.now())?;
-        // Before it is installed, which is what those wait for that then wait for a connection.
+        // Set before the installation, because programs waiting for the installation wait for a connection next.
         *self.joined_at() = Some(Instant::now());
         Ok(certified)
     }
@@ -194,8 +193,8 @@ impl Shared {
         issue_response::certified(own.trust(), &csr, &response, self.workload.now())
     }
 
-    /// The record of the programs that may have the identity of a service, if there is one. It comes from a control plane,
-    /// signed: a replica can alter nothing.
+    /// The record of programs that may have a service's identity, if any. A control plane signs it, so that replicas
+    /// cannot alter it.
     pub(super) async fn workload_of(
         &self,
         service: &ServiceName,
@@ -210,11 +209,11 @@ impl Shared {
         decoded.workload.map(WorkloadEntry::try_from).transpose().map_err(refused)
     }
 
-    /// The services whose records select a program, of those that this agent may vouch for. Control planes decide, who have all
-    /// records, and sign the answer.
+    /// The services whose records select a program, among those that this agent may vouch for. Control planes, which have all
+    /// records, decide and sign the response.
     pub(super) async fn services_of(&self, program: &ProgramFacts) -> Result<Vec<ServiceName>, Status> {
         let failed = |error: IdentityError| Status::internal(error.to_string());
-        // Of it nothing is certified: it binds the response to this request.
+        // The key is never certified; it only binds the response to this request.
         let csr = PrivateKey::generate().and_then(|key| key.signing_request()).map_err(failed)?;
         let select_for = Some(program.into());
         let request = v1::IssueRequest { csr: csr.clone().into(), select_for, ..Default::default() };
@@ -223,7 +222,7 @@ impl Shared {
         services.iter().map(ServiceName::new).collect::<Result<_, _>>().map_err(refused)
     }
 
-    /// Trusts the roots that a control plane has now, signed for this request.
+    /// Trusts the roots of a control plane, signed for this request.
     pub(super) async fn refresh_roots(&self) -> Result<(), Status> {
         let failed = |error: IdentityError| Status::internal(error.to_string());
         let own = self.credentials_to_ask().await?;
@@ -239,14 +238,14 @@ impl Shared {
         Ok(())
     }
 
-    /// The roots that a control plane has now, which it signs for this request.
+    /// The present roots of a control plane, signed for this request.
     pub(super) async fn ask_for_roots(
         &self,
         connection: &Connection,
         own: &Credentials,
     ) -> Result<TrustBundle, Status> {
         let failed = |error: IdentityError| Status::internal(error.to_string());
-        // Of it nothing is certified: it binds the response to this request.
+        // The key is never certified; it only binds the response to this request.
         let csr = PrivateKey::generate().and_then(|key| key.signing_request()).map_err(failed)?;
         let path = own_path(&self.name).to_string();
         let request =
@@ -276,7 +275,7 @@ impl Shared {
     }
 
     async fn credentials_to_ask(&self) -> Result<Arc<Credentials>, Status> {
-        // One that is about to join gets its own first.
+        // An agent that is about to join gets its own certificate first.
         let _ = timeout(RECONNECT_WAIT, self.workload.ready()).await;
         self.valid_credentials().ok_or_else(|| Status::unavailable(self.no_certificate()))
     }
@@ -287,8 +286,8 @@ impl Shared {
         })
     }
 
-    /// How long to wait for a control plane: an agent that just joined connects again, as does one whose control plane starts
-    /// again. Where none responds for longer, programs that start would only start later.
+    /// How long to wait for a control plane. An agent that just joined, or whose control plane restarts, soon reconnects. If
+    /// no control plane responds for longer, waiting would only delay programs that start.
     fn reconnect_wait(&self) -> Duration {
         let state = self.upstream.state();
         let state = state.borrow();

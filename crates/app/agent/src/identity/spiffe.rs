@@ -1,8 +1,8 @@
-//! The SPIFFE Workload API, for programs that know nothing of Fairmesh: each gets the identities of the services whose records
-//! select it, and one of the agent's own user that none selects is an operator, as in `workloads.rs`.
+//! The SPIFFE Workload API, for programs unaware of Fairmesh. Each program gets the identities of the services whose records
+//! select it. An unselected program of the agent's own user is an operator, as in `workloads.rs`.
 //!
-//! The specification has the server make the keys, so that they travel over the Unix socket, to the program that the kernel
-//! names and no further. Each stream has its own.
+//! By the specification the server makes the keys, so they travel over the Unix socket to the program that the kernel
+//! identifies, and no further. Each stream has keys of its own.
 
 use std::{collections::HashMap, pin::Pin, sync::Arc, time::Duration};
 
@@ -23,13 +23,13 @@ use tonic::{Code, Request, Response, Status};
 
 use super::{AgentIdentity, Shared, below, workloads};
 
-/// What each call has to carry, so that no program can be led to make one by a request to a URL.
+/// A metadata key required on each call, so that a request to a URL cannot make a program call by accident.
 const HEADER: &str = "workload.spiffe.io";
-/// How often a program's identities are compared with the records, and with the time, about.
+/// Approximate interval at which a program's identities are compared with the records and the time.
 const RECHECK: Duration = Duration::from_secs(30);
-/// When they are compared again where a certificate could not be replaced at once, about.
+/// Approximate pause if a certificate could not be replaced.
 const RETRY: Duration = Duration::from_secs(1);
-/// Upper bound of the open streams of a user.
+/// Upper bound of a user's open streams.
 const MAX_STREAMS: usize = 256;
 
 type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -43,18 +43,18 @@ pub(crate) struct SpiffeService {
     streams: UserPlaces,
 }
 
-/// A stream of a program, and what it was told.
+/// A program's stream and the identities last sent on it.
 struct Told {
     shared: Arc<Shared>,
     program: ProgramFacts,
     /// Each identity with its key and certificate.
     held: Vec<(SpiffePath, Credentials)>,
     bundle: TrustBundle,
-    /// The roots that the agent itself trusted then.
+    /// The roots that the agent trusted when it last sent.
     own_roots: Vec<Vec<u8>>,
     installations: watch::Receiver<bool>,
     revocations: watch::Receiver<u64>,
-    /// When its identities are compared with the records next.
+    /// When the identities are next compared with the records.
     due: Instant,
     _place: UserPlace,
 }
@@ -64,7 +64,7 @@ impl SpiffeService {
         Self { identity, stopping, streams: UserPlaces::new(MAX_STREAMS) }
     }
 
-    /// The program that calls, if it may have a stream.
+    /// The calling program, if it may open a stream.
     async fn admit<T>(&self, request: &Request<T>) -> Result<(Arc<Shared>, ProgramFacts, UserPlace), Status> {
         if request.metadata().get(HEADER).is_none_or(|value| value != "true") {
             return Err(Status::invalid_argument(format!(
@@ -89,7 +89,7 @@ impl SpiffeService {
         Ok((Arc::clone(shared), program, place))
     }
 
-    /// The same until this agent stops.
+    /// Ends the stream when this agent stops.
     fn until_stopped<T: 'static>(
         &self,
         all: impl Stream<Item = Result<T, Status>> + Send + 'static,
@@ -174,13 +174,13 @@ fn bundles(bundle: &TrustBundle) -> spiffe::X509BundlesResponse {
     spiffe::X509BundlesResponse { bundles: [(id, bundle.roots.concat().into())].into(), ..Default::default() }
 }
 
-/// With jitter, since the streams of a fleet begin together after an outage.
+/// With jitter, because the streams of a fleet begin together after an outage.
 fn next_check() -> Instant {
     Instant::now() + RECHECK * 9 / 10 + below(RECHECK / 5)
 }
 
 impl Told {
-    /// The identities of a program, at its first request.
+    /// The identities of a program at its first request.
     async fn begin(shared: Arc<Shared>, program: ProgramFacts, place: UserPlace) -> Result<Self, Status> {
         let paths = shared.identities_of(&program).await?;
         let (installations, revocations) =
@@ -202,7 +202,7 @@ impl Told {
         spiffe::X509svidResponse { svids: svids.collect(), ..Default::default() }
     }
 
-    /// Waits until there is something else to tell.
+    /// Waits until there are changes to send.
     ///
     /// # Errors
     /// When the program has no identity any more.
@@ -211,7 +211,7 @@ impl Told {
             // The senders live in the agent's identity, which this holds.
             let is_due = tokio::select! {
                 () = sleep_until(self.due) => true,
-                // Most revocations are of others: those cost no request.
+                // Most revocations are of others and cost no request.
                 _ = self.revocations.changed() => self.holds_revoked(),
                 // Roots come with the certificate of the agent.
                 _ = self.installations.changed() => false,
@@ -232,7 +232,7 @@ impl Told {
         self.held.iter().any(|(_, held)| revocations.revokes(held))
     }
 
-    /// Takes over the roots that the agent trusts, if these are others than before.
+    /// Takes over the agent's roots if they changed.
     fn refresh_roots(&mut self) -> bool {
         let changed = self.shared.trusted().filter(|bundle| bundle.roots != self.own_roots);
         let Some(bundle) = changed else { return false };
@@ -241,8 +241,8 @@ impl Told {
         true
     }
 
-    /// Replaces certificates that are due or revoked, and follows the records. While no control plane can be reached, what is
-    /// held stays.
+    /// Replaces certificates that are due or revoked, and follows the records. While no control plane is reachable, present
+    /// certificates stay.
     async fn refresh_identities(&mut self) -> Result<bool, Status> {
         let paths = match self.shared.identities_of(&self.program).await {
             Ok(paths) => paths,
@@ -259,7 +259,7 @@ impl Told {
             let is_current = held.as_ref().is_some_and(|held| !self.shared.is_outdated(held));
             let issued = if is_current { None } else { self.renew(&path).await };
             changed |= issued.is_some();
-            // One that is due and not renewed is as good as before, one that was revoked is not.
+            // A due certificate is as good as before if not renewed, but a revoked one is not.
             let usable = held.filter(|held| !self.shared.workload.revocations().revokes(held));
             if !is_current && issued.is_none() && usable.is_none() {
                 self.due = self.due.min(Instant::now() + RETRY + below(RETRY));
@@ -267,15 +267,15 @@ impl Told {
             let held = issued.or(usable);
             self.held.extend(held.map(|held| (path, held)));
         }
-        // What is left was withdrawn.
+        // The remaining identities were withdrawn.
         Ok(changed || !before.is_empty())
     }
 
-    /// A certificate in the place of one; `None` where that fails, as while no control plane can be reached.
+    /// A replacement of a certificate; `None` if it cannot be issued, such as while no control plane is reachable.
     async fn renew(&mut self, path: &SpiffePath) -> Option<Credentials> {
         let refused = |reason: &str| tracing::warn!(%path, reason, "a program's certificate is not renewed");
         match self.issue(path).await {
-            // The clock of the control plane is behind that of the command that revoked those before.
+            // The control plane's clock is behind the clock of the revoking command.
             Ok(issued) if self.shared.workload.revocations().revokes(&issued) => {
                 refused("the new one is revoked too");
                 None
@@ -288,7 +288,7 @@ impl Told {
         }
     }
 
-    /// A certificate with a key of its own.
+    /// A certificate with a new key.
     async fn issue(&mut self, path: &SpiffePath) -> Result<Credentials, Status> {
         let failed = |error: IdentityError| Status::internal(error.to_string());
         let key = PrivateKey::generate().map_err(failed)?;

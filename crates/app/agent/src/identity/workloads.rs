@@ -1,4 +1,4 @@
-//! Certificates for programs of this machine: to those of the agent's own user, and to those that a record selects. The same
+//! Certificates for programs of this machine: those of the agent's own user, and those selected by a record. The same rule
 //! decides for whom the agent forwards writes (`gate.rs`).
 
 use bytes::Bytes;
@@ -66,28 +66,28 @@ fn log_refusal(path: &SpiffePath, refused: &Status) {
     }
 }
 
-/// Whether this agent vouches for every program of a user: its own, and root.
+/// Whether this agent vouches for every program of a user: its own user's and root's.
 pub(crate) fn is_own_user(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
 
 impl AgentIdentity {
-    /// Whether this agent is a member of a trust domain; `None` if that is not known in time.
+    /// Whether this agent is a member of a trust domain; `None` if this is not known in time.
     pub(crate) async fn is_member(&self) -> Option<bool> {
         self.shared.is_member().await
     }
 
-    /// Whether this agent would issue the identity of a service to a program of another user.
+    /// Whether this agent would issue a service's identity to a program of another user.
     ///
     /// # Errors
-    /// Why not; `Unavailable` while no control plane says.
+    /// Why not; `Unavailable` while no control plane answers.
     pub(crate) async fn check_program(
         &self,
         service: &ServiceName,
         program: &ProgramFacts,
     ) -> Result<(), Status> {
         let failed = |error: IdentityError| Status::internal(error.to_string());
-        // Of it nothing is certified: it binds the response to this request.
+        // The key is never certified; it only binds the response to this request.
         let csr = PrivateKey::generate().and_then(|key| key.signing_request()).map_err(failed)?;
         self.shared.check_selected(&SpiffePath::Service(service.clone()), Some(program), &csr).await
     }
@@ -95,7 +95,7 @@ impl AgentIdentity {
     /// The identities of a program of another user that are not revoked, at least one.
     ///
     /// # Errors
-    /// As [`check_program`](Self::check_program).
+    /// As for [`check_program`](Self::check_program).
     pub(crate) async fn identities_of(&self, program: &ProgramFacts) -> Result<Vec<SpiffeId>, Status> {
         let own =
             self.shared.workload.id().ok_or_else(|| Status::unavailable(self.shared.no_certificate()))?;
@@ -106,7 +106,7 @@ impl AgentIdentity {
     /// Whether an identity is still issued.
     ///
     /// # Errors
-    /// That it is revoked.
+    /// When the identity is revoked.
     pub(crate) fn check_not_revoked(&self, path: &SpiffePath) -> Result<(), Status> {
         self.shared.check_not_revoked(path)
     }

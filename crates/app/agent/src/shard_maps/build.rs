@@ -17,9 +17,9 @@ use super::map_records::{BuildError, Manifests, MapRecords};
 
 /// Marks a holder seen in several regions.
 const MULTIPLE_REGIONS: u16 = u16::MAX;
-/// The holder list is rebuilt when it has twice its original length and this many more.
+/// The holder list is rebuilt when it exceeds twice its original length plus this number.
 const MAX_SPARE_HOLDERS: usize = 4096;
-/// The widest span of shard ids indexed by an array and not by a hash map.
+/// The widest span of shard ids indexed by an array instead of a hash map.
 const MAX_DENSE_SPAN: u32 = 1 << 22;
 
 /// The tables of one version of a map.
@@ -52,8 +52,8 @@ pub(super) struct Builder {
     /// The region of each holder, as an index into `regions`.
     holder_regions: Vec<u16>,
     regions: Vec<Region>,
-    /// Number of holders at the last full rebuild; `None` before the first, and after a failed one, when holder numbers
-    /// differ from those of the previous version.
+    /// Number of holders at the last full rebuild. `None` before the first and after a failed one, when holder numbers
+    /// differ from the previous version's.
     holders_at_rebuild: Option<usize>,
     /// First and last shard of each chunk of copies.
     spans: HashMap<ChunkHash, (ShardId, ShardId)>,
@@ -69,7 +69,7 @@ struct SegmentDraft {
 
 /// Changes between two versions: start keys of shards, and copies in each region.
 struct Changes {
-    /// First and last start key of removed chunks, all of whose shards are removed.
+    /// First and last start key of removed chunks; all their shards are removed.
     gone: Vec<(ShardKey, ShardKey)>,
     /// The shards of new chunks.
     new: Vec<(ShardId, ShardKey)>,
@@ -85,7 +85,7 @@ struct CopyChange {
 }
 
 impl BuiltMap {
-    /// Whether it was built from these parts.
+    /// Whether the tables were built from these parts.
     pub(super) fn is(&self, source: &MapRecords, parts: &Manifests) -> bool {
         let regions = parts.regions.iter().map(|(region, part)| (region, &part.chunks));
         (self.version, self.store, self.interval) == (parts.version, source.store, parts.interval)
@@ -203,7 +203,7 @@ impl Builder {
         Ok(segments)
     }
 
-    /// Rebuilds the changed segments only; `None` where a full rebuild is better.
+    /// Rebuilds only the changed segments; `None` if a full rebuild is better.
     ///
     /// Splits may grow a segment to twice its original size.
     fn update_segments(
@@ -262,7 +262,7 @@ impl Builder {
         })
     }
 
-    /// Changes since `before`; `None` where a full rebuild is better.
+    /// Changes since `before`; `None` if a full rebuild is better.
     fn changes(
         &mut self,
         source: &MapRecords,

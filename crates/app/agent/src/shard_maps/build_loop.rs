@@ -19,12 +19,12 @@ use crate::state::AgentState;
 
 /// Minimum pause between builds: a burst of moves becomes one version.
 const MIN_BUILD_PAUSE: Duration = Duration::from_millis(20);
-/// Pause after a build, as a multiple of its duration, so that constant moves leave most of the machine to others.
+/// Pause after a build as a multiple of its duration, so that constant moves leave most of the machine to others.
 const BUILD_PAUSE_FACTOR: u32 = 4;
 /// Pause for a missing chunk to be fetched again.
 const CHUNK_RETRY: Duration = Duration::from_secs(1);
 
-/// Builds the tables of each version of a map, until it is dropped.
+/// Builds the tables of each version of a map until the map is dropped.
 pub(super) async fn run(
     shared: Arc<AgentState>,
     upstream: FollowerHandle,
@@ -33,12 +33,12 @@ pub(super) async fn run(
 ) {
     let (service, numbers) = (name.service.clone(), Arc::clone(&shared));
     let mut builder = Builder::new(move || numbers.maps.next_table());
-    // Builders number holders independently, so tables of another one must not be mixed with these.
+    // Builders number holders independently, so tables of two builders must not be mixed.
     let mut latest: Option<Arc<BuiltMap>> = None;
     loop {
         let next = async {
             changed.notified().await;
-            // Never closed.
+            // The semaphore is never closed.
             Arc::clone(&shared.maps.builds).acquire_owned().await
         };
         let permit = tokio::select! {
@@ -57,7 +57,7 @@ pub(super) async fn run(
             drop(permit);
             (builder, version, built)
         });
-        // On a panic, which the runtime has reported, the map stays as it is.
+        // After a panic, which the runtime has reported, the map stays unchanged.
         let Ok((returned, version, built)) = work.await else { return };
         builder = returned;
         let took = began.elapsed();
@@ -67,7 +67,7 @@ pub(super) async fn run(
                 latest.clone_from(&built);
                 shared.maps.publish(&name, &changed, |latest| (latest.built, latest.failure) = (built, None));
             }
-            // Replaced meanwhile; the new chunk is there.
+            // The chunk was replaced meanwhile, and the new one is there.
             Err(ChunkMissing(hash)) if !shared.maps.has_chunk(&name, hash) => changed.notify_one(),
             Err(ChunkMissing(hash)) => {
                 tracing::warn!(%service, %hash, "chunk of a shard map is missing on disk; fetching it");
@@ -85,7 +85,7 @@ pub(super) async fn run(
     }
 }
 
-/// Builds the tables of the current records; returns them with their version.
+/// Builds the tables of the current records, and returns them with their version.
 fn build_current(
     builder: &mut Builder,
     source: &MapRecords,

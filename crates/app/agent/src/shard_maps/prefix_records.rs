@@ -3,7 +3,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use fairmesh_model::RecordKey;
 use fairmesh_rib::Entry;
 
-/// Records below a prefix of a map. A chunk that is on disk has an empty value here.
+/// Records below a prefix of a map. A chunk on disk has an empty value here.
 #[derive(Debug, Default)]
 pub(super) struct PrefixRecords {
     entries: BTreeMap<Arc<str>, Entry>,
@@ -28,7 +28,7 @@ impl PrefixRecords {
         };
     }
 
-    /// The record at a key, if the prefix is complete; an empty value is on disk.
+    /// The record at a key, if the prefix is complete. An empty value means on disk.
     pub(super) fn get(&self, key: &str) -> Option<&Entry> {
         self.entries.get(key).filter(|_| self.complete)
     }
@@ -45,8 +45,8 @@ impl PrefixRecords {
         self.entries.iter().map(|(key, entry)| (Arc::clone(key), entry.clone())).collect()
     }
 
-    /// Drops the values of chunks that are on disk now; returns how many bytes they had. A chunk never changes, because
-    /// its key is the hash of its value.
+    /// Drops the values of chunks that are on disk now. Returns the number of their bytes. A chunk never changes,
+    /// because its key is the hash of its value.
     pub(super) fn drop_saved_values(&mut self, saved: &[(Arc<str>, Entry)]) -> usize {
         let mut bytes = 0;
         for (key, entry) in saved.iter().filter(|(_, entry)| !entry.value.is_empty()) {

@@ -48,7 +48,7 @@ pub(crate) async fn serve(listener: Listener, backend: AgentRib, stopping: Cance
     let users = UserPlaces::new(MAX_SESSIONS_PER_USER);
     loop {
         let Some(accepted) = stopping.run_until_cancelled(listener.accept()).await else { return };
-        // Immediate on a Unix socket.
+        // This is immediate on a Unix socket.
         let Ok(socket) = accepted.handshake().await else { continue };
         // Sessions have time limits of their own.
         if let Some(connection) = socket.connection() {
@@ -81,7 +81,7 @@ struct Session {
     follows: BTreeMap<MapName, SentMap>,
     /// Ids of the tables sent to the program.
     sent: HashSet<u64>,
-    /// Since when it has followed no map, if it follows none.
+    /// Since when the program has followed no map.
     idle: Instant,
 }
 
@@ -95,7 +95,7 @@ struct SentMap {
 struct MapClaim {
     backend: AgentRib,
     name: MapName,
-    /// Prefixes claimed for it: fewer than the map has where claims were refused.
+    /// Prefixes claimed for the map; fewer than it has if claims were refused.
     held: Vec<Prefix>,
 }
 

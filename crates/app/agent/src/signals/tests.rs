@@ -7,7 +7,7 @@ use fairmesh_wire::transport::Address;
 
 use super::*;
 
-/// Discards updates: reports go to the test.
+/// Discards updates; reports go to the test.
 struct DiscardUpdates;
 
 impl Sink for DiscardUpdates {
@@ -15,7 +15,7 @@ impl Sink for DiscardUpdates {
     fn refused(&mut self, _: &Prefix, _: &str) {}
 }
 
-/// An upstream that is away.
+/// An unreachable upstream.
 pub(super) fn absent() -> FollowerHandle {
     let config = FollowerConfig {
         transport: Default::default(),
@@ -31,7 +31,7 @@ fn reports() -> Reports {
     Reports::new(absent(), "nowhere".to_owned(), Region::new("eu").unwrap())
 }
 
-/// A report of one minute, and of the load of a server.
+/// A report of one minute and of a server's load.
 fn report() -> v1::ReportSignalsRequest {
     let minute = v1::MinuteUsage { minute: 5, cpu_us: 1, covered_ms: 60_000, ..Default::default() };
     let usage = v1::InstanceUsage {

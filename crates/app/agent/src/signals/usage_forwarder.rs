@@ -1,5 +1,5 @@
-//! Queues minutes of CPU of local programs and forwards them in batches: the control plane has one client per machine, and a
-//! restart of it loses no minutes.
+//! Queues minutes of CPU usage of local programs and forwards them in batches. So the control plane has one client per
+//! machine, and its restart loses no minutes.
 
 use std::{
     collections::{BTreeMap, btree_map},
@@ -31,7 +31,7 @@ const MAX_BATCH: usize = 2_000;
 /// A queued report.
 type Entry = (Key, Location, v1::MinuteUsage);
 
-/// A minute of an instance. Ordered by minute, so that the oldest are dropped first.
+/// A minute of an instance, ordered by minute, so that the oldest are dropped first.
 type Key = (Minute, ServiceName, InstanceId);
 
 /// Reports not yet forwarded.
@@ -48,14 +48,14 @@ pub(crate) struct UsageForwarder {
 struct ForwarderState {
     upstream: FollowerHandle,
     queue: Mutex<UsageQueue>,
-    /// Dropped because the queue was full.
+    /// Number dropped because the queue was full.
     dropped: AtomicU64,
-    /// Dropped because the control plane rejected them as invalid.
+    /// Number rejected by the control plane as invalid.
     refused: AtomicU64,
 }
 
 impl UsageQueue {
-    /// Keeps the report with the longest coverage of each minute; returns how many of the oldest were dropped for it.
+    /// Stores the report with the longest coverage of each minute. Returns how many of the oldest were dropped.
     fn put(&mut self, key: Key, location: Location, usage: v1::MinuteUsage) -> u64 {
         match self.0.entry(key) {
             btree_map::Entry::Occupied(known) if known.get().1.covered_ms >= usage.covered_ms => return 0,
@@ -115,7 +115,7 @@ impl UsageForwarder {
     /// Queues the minutes of an instance.
     ///
     /// # Errors
-    /// If one is invalid.
+    /// If a minute is invalid.
     pub(super) fn put(&self, usage: v1::InstanceUsage) -> Result<(), Invalid> {
         let service: ServiceName = usage.service.try_into().map_err(|e: Invalid| e.within("service"))?;
         let instance: InstanceId = usage.instance.try_into().map_err(|e: Invalid| e.within("instance"))?;
@@ -147,7 +147,7 @@ impl UsageForwarder {
                 _ = ticks.tick() => {}
                 () = stopping.cancelled() => return,
             }
-            // A full batch is followed by the next at once.
+            // A full batch is followed by the next one at once.
             while self.forward_batch().await {}
         }
     }
@@ -175,7 +175,7 @@ impl UsageForwarder {
         full && passed.is_ok()
     }
 
-    /// Sends a batch. A rejected one would be rejected forever and block all that follow: it is sent again in halves,
+    /// Sends a batch. A rejected batch would be rejected forever and block later ones. So it is sent again in halves,
     /// down to the invalid minute, which is dropped.
     async fn send_all<Sent>(
         &self,
@@ -188,7 +188,7 @@ impl UsageForwarder {
         let mut parts = vec![batch];
         while let Some(mut part) = parts.pop() {
             match send(request(&part)).await {
-                // A control plane of a release without this service: keeping the reports helps no one.
+                // A control plane without this service never accepts the reports.
                 Err(status) if status.code() != Code::Unimplemented => {
                     if !is_final(status.code()) {
                         return Err(status);
@@ -222,7 +222,7 @@ fn request(batch: &[Entry]) -> v1::ReportSignalsRequest {
     v1::ReportSignalsRequest { usages: usages.collect(), ..Default::default() }
 }
 
-/// Whether a control plane would refuse the report again: it is invalid, or of an instance that another agent registered.
+/// Whether a control plane would refuse the report again: it is invalid, or another agent registered the instance.
 fn is_final(code: Code) -> bool {
     matches!(code, Code::InvalidArgument | Code::NotFound | Code::PermissionDenied)
 }

@@ -64,7 +64,7 @@ async fn registry_calls_are_forwarded_and_fail_as_unavailable_without_a_control_
     let control = fixture.control(&Memory::new(1)).await;
     let forwarded = async {
         loop {
-            // Until the agent has connected, which it tries less and less often.
+            // Until the agent has connected; attempts become less frequent.
             match connection.registry().renew(v1::RenewRequest::default()).await.unwrap_err() {
                 away if away.code() == Code::Unavailable => {}
                 other => return other,

@@ -96,7 +96,7 @@ async fn readers_are_notified_once_of_each_loss_and_return_of_the_control_plane(
         while reader.copy["/a/1"] != round.to_string() {
             reader.update().await;
         }
-        // A change arrives after all messages sent before it.
+        // A change arrives after all earlier messages.
         memory.put(&[("/b/1", &round.to_string())]);
         while reader.copy["/b/1"] != round.to_string() {
             reader.update().await;

@@ -66,7 +66,7 @@ impl Agent {
         self.ended().await.unwrap();
     }
 
-    /// Waits until it ends by itself.
+    /// Waits until the agent ends by itself.
     pub(crate) async fn ended(self) -> Result<(), AgentError> {
         timeout(BOUND, self.task).await.expect("the agent ends").unwrap()
     }

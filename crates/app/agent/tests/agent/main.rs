@@ -46,7 +46,7 @@ async fn the_agent_acknowledges_a_revision_once_its_last_reader_has() {
     let agent = fixture.agent();
     let mut quick = Reader::following(&[&fixture.socket], &["/a/"]).await;
     let mut slow = Reader::following(&[&fixture.socket], &["/a/"]).await;
-    // Applied its snapshot and gets no further update: it must not delay acknowledgements.
+    // Has applied its snapshot and gets no further update, but must not delay acknowledgements.
     let mut quiet = Reader::start(&[&fixture.socket], true);
     quiet.handle.subscribe(prefix("/quiet/"));
     let revision = quiet.update().await.revision;

@@ -26,7 +26,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// Bound of every wait: long, because it only decides when a broken test fails.
+/// Bound of every wait. It is long because it only matters when a test fails.
 pub(crate) const BOUND: Duration = Duration::from_secs(60);
 
 #[derive(Clone)]
@@ -227,7 +227,7 @@ impl Program {
         }
     }
 
-    /// Waits until the program uses this version of the map or a later one, and compares all of it.
+    /// Waits until the program uses this or a later version of the map, and compares all of it.
     pub(crate) async fn wait_for_map(&self, map: &ShardMap) {
         let reached = self.subscription.map_reaches(map.version);
         timeout(BOUND, reached).await.unwrap_or_else(|_| panic!("it has {:?}", self.subscription.state()));

@@ -17,10 +17,10 @@ use fixture::{BOUND, Fixture, cart, mapped_segments, replica, wait_for_mapped_se
 use prost::Message;
 use tokio::sync::Mutex;
 
-/// Tests count the memory mappings of this process, so they run one at a time.
+/// Runs tests one at a time, because they count the memory mappings of this process.
 static EXCLUSIVE: Mutex<()> = Mutex::const_new(());
 
-/// Number of shards for two segments; a table of holders comes on top.
+/// Number of shards for two segments; the table of holders is a third mapping.
 const TWO_SEGMENTS: u32 = 90_000;
 /// Splits a shard in two.
 fn split(map: &mut ShardMap, place: usize) {
@@ -53,7 +53,7 @@ async fn every_change_reaches_every_program_and_old_tables_are_freed() {
     }
     wait_for_mapped_segments(6).await;
     fixture.acknowledged().await;
-    // A move to a server without copies so far, a removed copy, an added copy.
+    // A move to a server without copies, a removed copy and an added copy.
     fixture.change(|map| map.shards[TWO_SEGMENTS as usize / 2].replicas[0] = replica(99, "eu"));
     fixture.change(|map| drop(map.shards[5].replicas.remove(1)));
     fixture.change(|map| map.shards[TWO_SEGMENTS as usize - 1].replicas.push(replica(3, "ap")));
@@ -76,8 +76,7 @@ async fn every_change_reaches_every_program_and_old_tables_are_freed() {
     for program in &programs {
         program.assert_map(&fixture.map);
     }
-    // Splits on both sides of the boundary of two segments and in a chunk across it, a merge inside, and one of the
-    // first shard of a segment.
+    // Splits next to a segment boundary and in a chunk across it, and merges inside a segment and of its first shard.
     let next = SEGMENT_SHARDS;
     for place in [next - 1, next, next + 4, 40_000] {
         fixture.change(|map| split(map, place));
@@ -144,7 +143,7 @@ async fn a_program_keeps_its_map_while_the_agent_is_stopped_and_follows_the_next
     agent.stop().await.unwrap();
     program.assert_map(&fixture.map);
     assert_eq!(mapped_segments(), 1, "the program's mapping");
-    // Built from the copy on disk, without a control plane.
+    // Built from the copy on disk without a control plane.
     source.stop().await;
     let agent = fixture.agent();
     let newcomer = fixture.program("b");
@@ -170,7 +169,7 @@ async fn a_program_without_an_agent_follows_the_records_itself() {
     assert_eq!(mapped_segments(), 0);
     fixture.change(|map| map.shards[77].replicas[1] = replica(99, "us"));
     program.wait_for_map(&fixture.map).await;
-    // A program that starts after the agent stopped uses its saved copy, and the agent once it is back.
+    // A program started after the agent stopped uses the saved copy, and later the returned agent.
     let agent = fixture.agent();
     fixture.program("a").wait_for_map(&fixture.map).await;
     agent.stop().await.unwrap();
