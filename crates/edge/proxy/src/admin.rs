@@ -1,4 +1,4 @@
-//! The admin pages: configuration, readiness, metrics, and why requests went where they went.
+//! The admin pages: configuration, readiness, metrics, and explanations of routing decisions.
 
 mod endpoints_page;
 pub(crate) mod metrics;

@@ -17,11 +17,11 @@ pub struct ProxyConfig {
     pub listen: Vec<ListenerConfig>,
     /// Certificate of listeners with TLS; required if there is one.
     pub tls: Option<TlsFiles>,
-    /// The key of that certificate on a key server, preferred to the one in a file.
+    /// The certificate's key on a key server, preferred to the key in a file.
     pub key_server: Option<Arc<RemoteKey>>,
     /// Address of the admin pages; `/` lists them.
     pub admin: Option<SocketAddr>,
-    /// Unix socket for hot upgrades: this proxy takes over from the one that runs there, and later hands over to its
+    /// Unix socket for hot upgrades: this proxy takes over from the proxy running there, and later hands over to its
     /// successor.
     pub handover: Option<PathBuf>,
     /// Threads that serve connections, each with an event loop. With 0, connections are served on the runtime that runs

@@ -1,10 +1,11 @@
-//! Connections that eBPF programs redirect to a listener `kernel:IP:PORT`, and requests on them that these programs send themselves.
+//! Connections that eBPF programs redirect to a listener `kernel:IP:PORT`, and requests on them that the programs send
+//! themselves.
 //!
-//! The kernel sends a plain request on a pooled connection (`pooled`) to an endpoint (`endpoint`) of a service (`published`), which it
-//! picks as the router does, and leaves a copy of it. The response arrives here. If it is plain, it goes to the caller as it is (`relay`),
-//! and the call is recorded afterwards (`completed`), as that of a server on this machine whose response the kernel sends to the caller
-//! itself. Otherwise the task of the caller's connection (`caller`) handles the copy as if it had read it there: the same routes, counters,
-//! timeouts and retries, except that the first attempt was sent.
+//! The kernel sends a plain request on a pooled connection (`pooled`) to an endpoint (`endpoint`) of a service (`published`),
+//! which it picks like the router, and leaves a copy here. The proxy receives the response. A plain response is relayed to the
+//! caller unchanged (`relay`), and the call is recorded afterwards (`completed`); so are calls to local servers whose responses
+//! the kernel sends itself. Otherwise the task of the caller's connection (`caller`) handles the copy as if it had read the
+//! request: with the same routes, counters, timeouts and retries, except that the first attempt was sent.
 
 pub(crate) mod attached;
 pub(crate) mod caller;

@@ -1,9 +1,9 @@
 //! The client library behind a listener, for programs that cannot link it (ServiceRouter §2.1).
 //!
-//! `fairmesh_edge` serves connections and forwards requests. This crate has what is a sidecar's: its listeners and their configuration
-//! (`listeners`), captured connections, which go on to their original destination where they are for no service (`passthrough`), connections and
-//! requests that eBPF programs redirect (`kernel`), a server in front of a program (`inbound`), the admin pages (`admin`), start, stop and hot
-//! upgrade (`lifecycle`).
+//! `fairmesh_edge` serves connections and forwards requests. This crate adds the parts of a sidecar: listeners and their
+//! configuration (`listeners`), captured connections, which continue to their original destination if they are for no service
+//! (`passthrough`), connections and requests redirected by eBPF programs (`kernel`), a server in front of a program (`inbound`),
+//! the admin pages (`admin`), and start, stop and hot upgrade (`lifecycle`).
 
 mod admin;
 mod config;

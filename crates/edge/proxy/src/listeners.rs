@@ -1,4 +1,4 @@
-//! The listeners of a proxy: what they are configured as, and who serves the connections of each kind.
+//! The listeners of a proxy: their configuration, and the server of each kind's connections.
 
 pub(crate) mod acceptor;
 pub(crate) mod listener_config;

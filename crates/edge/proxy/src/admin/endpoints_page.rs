@@ -21,12 +21,12 @@ struct EndpointRow {
     zone: Option<String>,
     /// `starting`, `serving`, `draining`, `lost`, `unhealthy` or `ejected`.
     state: &'static str,
-    /// Who decided on `unhealthy` or `ejected`, and why.
+    /// Which component decided on `unhealthy` or `ejected`, and why.
     reason: Option<String>,
-    /// Seconds since an ejection began, and until it ends.
+    /// Seconds since the ejection began, and until it ends.
     ejected_seconds: Option<f64>,
     returns_in_seconds: Option<f64>,
-    /// Start of a state that health checks found, in milliseconds since 1970.
+    /// When health checks found the state, in milliseconds since 1970.
     unhealthy_since_ms: Option<u64>,
     nearest: bool,
     in_subset: bool,

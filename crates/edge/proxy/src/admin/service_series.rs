@@ -97,7 +97,7 @@ struct ServiceView<'a> {
     route_backend_name: &'a dyn Fn(RouteBackendIndex) -> RouteBackend,
 }
 
-/// Those of one of its routes and backends.
+/// Counters of a route and backend.
 struct BackendView<'a> {
     service: &'a str,
     home: &'a str,

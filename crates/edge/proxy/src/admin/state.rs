@@ -82,7 +82,7 @@ impl AdminState {
 
     pub(crate) fn set_ready(&self, ready: bool) {
         self.ready.store(ready, Relaxed);
-        // It is ready for good, or until it ends.
+        // Once ready, the proxy stays ready until it ends.
         self.draining.store(!ready, Relaxed);
     }
 }

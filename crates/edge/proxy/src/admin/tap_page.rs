@@ -1,4 +1,4 @@
-//! The page `/tap`: requests of a service as they complete, a line of JSON each.
+//! The page `/tap`: requests of a service as they complete, one JSON line each.
 
 use axum::{
     body::Body,
@@ -13,7 +13,7 @@ use http::StatusCode;
 
 use crate::admin::state::AdminState;
 
-/// Serves requests until the reader goes.
+/// Streams requests until the reader disconnects.
 pub(super) async fn tap(
     extract::State(state): extract::State<AdminState>,
     filter: Result<Query<TapFilter>, QueryRejection>,

@@ -1,4 +1,4 @@
-//! What the proxy shares with the eBPF programs while these are attached.
+//! State shared with the eBPF programs while they are attached.
 
 use std::{
     collections::HashMap,
@@ -23,53 +23,54 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::kernel::{endpoint::PublishedEndpoint, published::Publication, served_caller::ServedCaller};
 
-/// How long a request waits for its response before its caller's connection applies timeouts to it.
+/// How long a request waits for its response before the caller's connection applies timeouts.
 const OVERDUE: Duration = Duration::from_millis(100);
 
-/// How long the maps are kept after the last request: a program that was preempted may still use what it read of them.
+/// How long the maps are held after the last request: a preempted program may still use what it read from them.
 const RELEASE_AFTER: Duration = Duration::from_secs(1);
 
-/// A request that the kernel sent, for the connection of its caller.
+/// A request that the kernel sent, for its caller's connection.
 #[derive(Debug)]
 pub(crate) struct KernelRequest {
-    /// All of it, as the caller sent it; zeros for a body that is at the server, which is sent to no other.
+    /// The whole request as the caller sent it. A body that is only at the server is zeros, and is never sent
+    /// elsewhere.
     pub(crate) bytes: Vec<u8>,
     pub(crate) sent: SentRequest,
 }
 
-/// Callers by the cookies of their sockets.
+/// Callers by their sockets' cookies.
 type Callers = HashMap<u64, Arc<ServedCaller>>;
 
-/// The maps, and the tables by which their contents are understood.
+/// The maps, and tables that give their contents meaning.
 #[derive(Debug)]
 pub(crate) struct Attached {
     maps: ProxyMaps,
-    /// What calls are recorded with.
+    /// Records calls.
     pub(super) forwarder: Arc<Forwarder>,
     sender: OnceLock<KernelSender>,
     callers: Mutex<Callers>,
-    /// The addresses of callers that have disconnected, by cookies, until their last calls are recorded.
+    /// Addresses of disconnected callers by cookie, until their last calls are recorded.
     departed: Mutex<HashMap<u64, SocketAddr>>,
     published: Mutex<HashMap<ServiceName, Publication>>,
-    /// Changes with every service that is published or withdrawn: splits of others may lead to it.
+    /// Notifies when a service is published or withdrawn, since splits of others may use it.
     pub(super) services_changed: watch::Sender<()>,
-    /// Wakes pooled connections with requests that wait for a response.
+    /// Wakes pooled connections whose requests wait for a response.
     pub(super) overdue: Notify,
-    /// By blocks of statistics, and indices in these.
+    /// Endpoints by block of statistics and index.
     endpoints: Mutex<HashMap<(u32, u32), Weak<PublishedEndpoint>>>,
-    /// Of services that count in shared memory.
+    /// Statistics of services that count in shared memory.
     sharing: Mutex<Vec<Weak<EndpointStats>>>,
-    /// Services that are published, and pooled connections.
+    /// Tasks of published services and pooled connections.
     pub(super) tasks: TaskTracker,
     stopped: CancellationToken,
-    /// Records the calls whose responses the kernel has sent.
+    /// Records calls whose responses the kernel sent.
     pub(super) recorder: TaskTracker,
-    /// Cancelled once the kernel sends nothing for this proxy any more.
+    /// Cancelled once the kernel sends nothing more for this proxy.
     pub(super) released: CancellationToken,
 }
 
 impl Attached {
-    /// Has connections redirected to this listener.
+    /// Redirects connections to this listener.
     pub(super) fn register(
         pins: &Path,
         listener: &TcpListener,
@@ -94,17 +95,18 @@ impl Attached {
         })
     }
 
-    /// Has the kernel send requests too, unless another proxy, as one that drains, still does; whether it begins to.
+    /// Lets the kernel send requests too, unless another proxy, such as a draining one, still uses it. Returns whether
+    /// it begins to.
     pub(super) fn open_sender(&self, pins: &Path) -> Result<bool, KernelError> {
         if self.sender.get().is_some() {
             return Ok(false);
         }
         let Some(sender) = KernelSender::open(pins)? else { return Ok(false) };
-        // Set by this task alone.
+        // Only this task sets the value.
         Ok(self.sender.set(sender).is_ok())
     }
 
-    /// The maps by which the kernel sends requests. `None` until this proxy has them.
+    /// The maps through which the kernel sends requests; `None` until this proxy has them.
     pub(super) fn sender(&self) -> Option<&KernelSender> {
         self.sender.get()
     }
@@ -114,7 +116,7 @@ impl Attached {
         self.maps.take(caller)
     }
 
-    /// Hands requests without a response over to the connections of their callers.
+    /// Hands unanswered requests over to their callers' connections.
     pub(super) fn wake_overdue(&self) {
         let is_overdue = |publication: &Publication| publication.has_waiting(OVERDUE);
         if self.published().values().any(is_overdue) {
@@ -122,13 +124,13 @@ impl Attached {
         }
     }
 
-    /// Has the kernel send no further requests. Those in flight get their responses.
+    /// Stops the kernel from sending further requests. Those in flight get their responses.
     pub(super) fn stop(&self) {
         self.stopped.cancel();
         self.callers().values().for_each(|caller| caller.link.withdraw());
     }
 
-    /// Lets another proxy have the maps once the last request that the kernel sent has its response. To be called after
+    /// Releases the maps to another proxy once the kernel's last request has its response. Call this after
     /// [`stop`](Self::stop).
     pub(super) async fn release(self: Arc<Self>) {
         let Some(sender) = self.sender() else { return };
@@ -149,7 +151,7 @@ impl Attached {
         self.sharing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The endpoint that the kernel knows by this block and index.
+    /// The endpoint at this block and index.
     pub(super) fn endpoint(&self, key: (u32, u32)) -> Option<Arc<PublishedEndpoint>> {
         self.endpoints.lock().unwrap_or_else(PoisonError::into_inner).get(&key)?.upgrade()
     }

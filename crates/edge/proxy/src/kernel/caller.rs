@@ -29,50 +29,52 @@ use crate::kernel::{
     served_caller::ServedCaller,
 };
 
-/// How often it is looked whether a caller that pipelines has read what was moved to it: at first, and for one that reads nothing.
+/// How often to check whether a pipelining caller has read the moved responses: at first, and for a caller that reads
+/// nothing.
 const LOOK_INTERVALS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(64)];
 
 /// A caller whose connection was redirected.
 #[derive(Debug)]
 pub(crate) struct KernelCaller {
     attached: Arc<Attached>,
-    /// Whether its cgroup may reach services alone.
+    /// Whether the caller's cgroup may reach only services.
     pub(crate) only_services: bool,
-    /// Whether its data passes TCP alone.
+    /// Whether all data of the caller passes TCP.
     by_tcp: bool,
-    /// Until its connection is served; `None` where its data passes TCP alone.
+    /// State until the connection is served; `None` if all data passes TCP.
     unlinked: Mutex<Option<Box<UnlinkedCaller>>>,
 }
 
-/// A caller whose requests the kernel does not send yet: the proxy that is being replaced has the maps until its last one has its response.
+/// A caller whose requests the kernel does not send yet, because the predecessor holds the maps until its last request
+/// is answered.
 #[derive(Debug)]
 pub(crate) struct UnlinkedCaller {
     attached: Arc<Attached>,
     cookie: u64,
     address: SocketAddr,
-    /// Its connection, for responses that do not come from the task that serves it.
+    /// The caller's connection, for responses sent outside of its task.
     socket: Option<OwnedFd>,
-    /// Bytes that were sent to it; `None` while some were not counted.
+    /// Bytes sent to the caller; `None` if some were not counted.
     sent: Option<u64>,
 }
 
-/// The requests that the kernel sends of one caller, while its connection is served. One is in flight at most.
+/// The kernel's requests of one caller while its connection is served. At most one is in flight.
 #[derive(Debug)]
 pub(crate) struct CallerLink {
     attached: Arc<Attached>,
     caller: Arc<ServedCaller>,
     requests: mpsc::Receiver<KernelRequest>,
-    /// The request that is handled once the caller has read what was moved to it.
+    /// The request to handle once the caller has read the moved responses.
     next: Option<KernelRequest>,
-    /// Until it is looked again whether it has, and for how long.
+    /// Timer of the next such check, and its interval.
     look: Option<(Pin<Box<Sleep>>, Duration)>,
     is_withdrawn: bool,
-    /// The request that is handled now, if the kernel sent it.
+    /// The request being handled, if the kernel sent it.
     pub(crate) current: Option<SentRequest>,
 }
 
 impl UnlinkedCaller {
-    /// Has the kernel send further requests of this connection. `None` while it sends none for this proxy.
+    /// Lets the kernel send further requests of this connection. `None` while it sends none for this proxy.
     pub(crate) fn link(&mut self) -> Option<Box<CallerLink>> {
         let attached = Arc::clone(&self.attached);
         let sender = attached.sender().filter(|_| !attached.stopped().is_cancelled())?;
@@ -91,13 +93,13 @@ impl UnlinkedCaller {
         }))
     }
 
-    /// Counts bytes that the proxy has sent; `None` for a number that it does not know.
+    /// Counts bytes sent by the proxy; `None` is an unknown number.
     pub(crate) fn note_sent(&mut self, bytes: Option<usize>) {
         add_sent(&mut self.sent, bytes);
     }
 }
 
-/// Counts bytes; `None` for a number that is not known.
+/// Counts bytes; `None` is an unknown number.
 pub(super) fn add_sent(sent: &mut Option<u64>, bytes: Option<usize>) {
     *sent = sent.zip(bytes).map(|(sent, bytes)| sent + bytes as u64);
 }
@@ -114,7 +116,7 @@ impl KernelCaller {
             attached: Arc::clone(&attached),
             cookie,
             address,
-            // Without it, all responses come from the task.
+            // Without a second descriptor, all responses come from the task.
             socket: stream.as_fd().try_clone_to_owned().ok(),
             sent: Some(0),
         };
@@ -122,12 +124,12 @@ impl KernelCaller {
         Self { attached, only_services, by_tcp, unlinked }
     }
 
-    /// What has the kernel send requests of the connection, for the task that serves it.
+    /// State for the task that serves the connection, with which the kernel may send its requests.
     pub(crate) fn take_unlinked(&self) -> Option<Box<UnlinkedCaller>> {
         self.unlinked.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// The service of a request that the kernel left to the proxy, if the kernel may send requests like it.
+    /// The service of a request that the kernel left to the proxy, if the kernel may send similar requests.
     pub(crate) fn target<B>(
         &self,
         request: &Request<B>,
@@ -142,7 +144,7 @@ impl KernelCaller {
         forwarder.target_of(host, client_info).ok()
     }
 
-    /// Has the kernel send further requests to this service, and to the backends of its splits.
+    /// Lets the kernel send further requests to this service and to its splits' backends.
     pub(crate) async fn publish(&self, target: &Target, forwarder: &Forwarder) {
         self.attached.publish(&target.handle).await;
         for backend in self.attached.backends(target.handle.name()) {
@@ -154,11 +156,12 @@ impl KernelCaller {
 }
 
 impl CallerLink {
-    /// Waits for the next request that the kernel sent, whose response has begun or is overdue, until the one before has its response.
+    /// Waits for the next kernel request whose response has begun or is overdue, until the previous request is
+    /// answered.
     pub(crate) fn poll_request(&mut self, context: &mut Context<'_>) -> Poll<Vec<u8>> {
         ready!(self.caller.poll_not_relaying(context));
         if self.next.is_none() {
-            // The sender is kept until the link is dropped.
+            // The sender lives until the link is dropped.
             self.next = ready!(self.requests.poll_recv(context));
         }
         if self.next.is_some() {
@@ -170,14 +173,15 @@ impl CallerLink {
         Poll::Ready(bytes)
     }
 
-    /// Pending while the kernel has sent a request that has no response, or has moved one that the caller has not read. What the caller
-    /// sent to the proxy comes after it.
+    /// Pending while a kernel request is unanswered, or while a moved response is unread. Data that the caller sent to the proxy
+    /// comes afterwards.
     pub(crate) fn poll_none_in_flight(&mut self, context: &mut Context<'_>) -> Poll<()> {
         ready!(self.caller.poll_none_in_flight(context));
         self.poll_read_moved(context)
     }
 
-    /// Ready once the caller has read all responses that were moved to it. Pending at most once for a caller, which pipelines then.
+    /// Ready once the caller has read all moved responses. Pending at most once per caller, which then counts as
+    /// pipelining.
     fn poll_read_moved(&mut self, context: &mut Context<'_>) -> Poll<()> {
         while !self.caller.link.has_read_moved() {
             let [first, longest] = LOOK_INTERVALS;
@@ -190,40 +194,40 @@ impl CallerLink {
         Poll::Ready(())
     }
 
-    /// The proxy handles no request besides those in the first `bytes` of the connection: the kernel may send the next one. `length` is
-    /// that of the response that is about to be sent, if it is known.
+    /// Reports that the proxy has served the first `bytes` of the connection, so that the kernel may send the next request.
+    /// `length` is the length of the response about to be sent, if known.
     pub(crate) fn set_served(&mut self, bytes: u64, length: Option<u64>) {
         if self.attached.stopped().is_cancelled() {
             return;
         }
         self.caller.settle(length);
         self.caller.link.set_served(bytes);
-        // The other order would miss a stop in between.
+        // The opposite order would miss a stop in between.
         if self.attached.stopped().is_cancelled() {
             self.caller.link.withdraw();
         }
         self.is_withdrawn = false;
     }
 
-    /// As [`set_served`](Self::set_served) after the last response, unless the connection is about to be closed.
+    /// Like [`set_served`](Self::set_served) after the last response, unless the connection is about to be closed.
     pub(crate) fn note_idle(&mut self, bytes: u64) {
         if !self.is_withdrawn {
             self.set_served(bytes, Some(0));
         }
     }
 
-    /// Counts bytes that the proxy has sent; `None` for a number that it does not know.
+    /// Counts bytes sent by the proxy; `None` is an unknown number.
     pub(crate) fn note_sent(&mut self, bytes: Option<usize>) {
         self.caller.note_sent(bytes);
     }
 
-    /// When the last call ended whose response did not come from the task of this connection.
+    /// When the last call ended whose response bypassed this connection's task.
     pub(crate) fn last_completed(&self) -> Option<Instant> {
         self.caller.last_completed()
     }
 
-    /// Whether the idle connection may be closed. The first time it may not: the kernel may have begun to send a request before it
-    /// was withdrawn.
+    /// Whether the idle connection may be closed. Returns false the first time, because the kernel may have begun a request
+    /// before the withdrawal.
     pub(crate) fn may_close(&mut self) -> bool {
         self.caller.link.withdraw();
         mem::replace(&mut self.is_withdrawn, true) && !self.caller.is_in_flight()
@@ -234,7 +238,7 @@ impl Drop for CallerLink {
     fn drop(&mut self) {
         self.caller.link.withdraw();
         let cookie = self.caller.link.cookie();
-        // Before it is missed, unless none of its calls will be recorded any more.
+        // Noted before its removal, unless no more of its calls will be recorded.
         if !self.attached.released.is_cancelled() {
             self.attached.departed().insert(cookie, self.caller.address);
         }

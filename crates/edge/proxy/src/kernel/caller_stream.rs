@@ -1,8 +1,8 @@
-//! The connection of a caller whose requests may come past TCP.
+//! The connection of a caller whose requests may bypass TCP.
 //!
-//! They lie in a queue of their own beside that of TCP, and a read takes from one of them alone. tokio's streams take a read that does not
-//! fill the buffer as the end of what has arrived, and would leave what is in the other queue until something else arrives. These read
-//! until the system says that there is nothing.
+//! Such requests arrive in a queue next to TCP's, and a read takes data from only one of them. tokio treats a short read as the
+//! end of the available data, and would leave the other queue's data until more arrives. This stream reads until the system
+//! reports that nothing is available.
 
 use std::{
     io,
@@ -19,11 +19,11 @@ use tokio::{
     },
 };
 
-/// The connection.
+/// The connection of a caller.
 #[derive(Debug)]
 pub(crate) struct CallerStream(TcpStream);
 
-/// What reads it.
+/// The reading half.
 #[derive(Debug)]
 pub(crate) struct CallerReader(OwnedReadHalf);
 

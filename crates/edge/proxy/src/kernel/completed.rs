@@ -1,4 +1,5 @@
-//! Calls whose responses have gone to the callers as they came, from the kernel or relayed: recorded here as if the proxy had made them.
+//! Records calls whose responses reached the callers unchanged, from the kernel or relayed, as if the proxy had made
+//! them.
 
 use std::{collections::HashMap, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -20,18 +21,19 @@ use tokio::time::{Instant, timeout};
 
 use crate::kernel::attached::Attached;
 
-/// How often the ring is read while there are such calls: 200 wake-ups a second, and endpoints are picked by reports of that age.
+/// How often the ring is read while there are such calls: 200 wake-ups per second; picks use reports of that age.
 const BUSY_INTERVAL: Duration = Duration::from_millis(5);
-/// And while there are none. The ring has room for what a fast machine sends meanwhile; the rest takes the sidecar.
+/// How often the ring is read while there are none. The ring has room for a fast machine's calls meanwhile; further
+/// calls use the sidecar.
 const IDLE_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Records calls until the kernel sends no more for this proxy, and the last ones then.
+/// Records calls until the kernel sends no more for this proxy, including the last ones.
 pub(super) async fn record_completed(attached: Arc<Attached>) {
     let Some(sender) = attached.sender() else { return };
     let hosts = HostCache::default();
     let mut departed = HashMap::new();
     loop {
-        // Before the last look.
+        // Read before the last look at the ring.
         let is_over = attached.released.is_cancelled();
         // Their last calls were in the ring before they disconnected.
         departed.extend(attached.departed().drain());
@@ -40,7 +42,7 @@ pub(super) async fn record_completed(attached: Arc<Attached>) {
                 caller.note_completed();
                 caller.address
             });
-            // One that disconnects now is noted as departed before it is missing there.
+            // A disconnecting caller is noted as departed before it is removed here.
             let gone = || attached.departed().get(&call.cookie).copied();
             let caller = caller.or_else(|| departed.get(&call.cookie).copied()).or_else(gone);
             record(&attached, &hosts, &call, caller);
@@ -52,12 +54,12 @@ pub(super) async fn record_completed(attached: Arc<Attached>) {
             departed.clear();
         }
         let interval = if taken > 0 { BUSY_INTERVAL } else { IDLE_INTERVAL };
-        // Sooner once the last ones may be there.
+        // The wait ends early once the last calls may be there.
         let _ = timeout(interval, attached.released.cancelled()).await;
     }
 }
 
-/// Records a call of this caller whose response has gone to it as it came.
+/// Records a call of this caller whose response was forwarded unchanged.
 pub(super) fn record(
     attached: &Attached,
     hosts: &HostCache,
@@ -66,11 +68,11 @@ pub(super) fn record(
 ) {
     let forwarder = &attached.forwarder;
     let mut storage = header_storage();
-    // The kernel is as strict as this.
+    // The kernel's parser is as strict as this one.
     let Some(request) = BorrowedRequest::read_head(call.head, &mut storage, |_| false) else { return };
     let Ok(target) = hosts.get(request.host, || forwarder.services.by_host(request.host)) else { return };
     let Ok(status) = StatusCode::from_u16(call.status) else { return };
-    // Not another one that has got its place since.
+    // A later endpoint at the same position does not count.
     let endpoint = attached.endpoint(call.endpoint).filter(|endpoint| endpoint.published_at <= call.sent);
     let Some(endpoint) = endpoint else {
         return target.metrics.responses.record(RouteBackendIndex::default(), None, status, call.took);

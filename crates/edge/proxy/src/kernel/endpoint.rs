@@ -1,4 +1,4 @@
-//! Endpoints that the kernel sends requests to.
+//! Endpoints to which the kernel sends requests.
 
 use std::{
     sync::{
@@ -22,7 +22,7 @@ use crate::kernel::{attached::Attached, pooled::PooledConnection, published::RET
 #[derive(Debug)]
 pub(super) struct ServiceConnections {
     open: AtomicUsize,
-    /// Cancelled when the service is not published any more.
+    /// Cancelled when the service is no longer published.
     pub(super) withdrawn: CancellationToken,
 }
 
@@ -31,12 +31,12 @@ pub(super) struct ServiceConnections {
 pub(super) struct PublishedEndpoint {
     pub(super) endpoint: ExportedEndpoint,
     pub(super) slots: Arc<EndpointSlots>,
-    /// By the clock of the programs.
+    /// Time of publication, by the programs' clock.
     pub(super) published_at: Duration,
     connections: Arc<ServiceConnections>,
     /// Whether a connection is being opened.
     is_opening: AtomicBool,
-    /// Cancelled when it is no longer an endpoint of the service, and with the service.
+    /// Cancelled when the endpoint leaves the service, and with the service.
     pub(super) withdrawn: CancellationToken,
 }
 
@@ -66,10 +66,10 @@ impl PublishedEndpoint {
         }
     }
 
-    /// Opens a connection; `None` where the endpoint cannot be connected to, or has enough connections.
+    /// Opens a connection; `None` if the endpoint cannot be reached or has enough connections.
     pub(super) async fn open(self: &Arc<Self>, attached: &Arc<Attached>) -> Option<()> {
         let connection = self.endpoint.connect().await.ok()?;
-        // Refused where the endpoint has closed it at once.
+        // Fails if the endpoint has closed the connection at once.
         let ends = [connection.stream.local_addr().ok()?, connection.stream.peer_addr().ok()?];
         let slot = self.slots.add(&connection.stream, ends).ok().flatten()?;
         self.connections.open.fetch_add(1, AcqRel);
@@ -78,24 +78,24 @@ impl PublishedEndpoint {
         Some(())
     }
 
-    /// Opens a further connection in the background, if the kernel found none idle. Also where one is idle by now: requests that come in
-    /// bursts would else take the sidecar at each of them.
+    /// Opens a further connection in the background if the kernel found none idle, even if one is idle by now. Otherwise each
+    /// burst of requests would use the sidecar.
     pub(super) fn open_if_wanted(self: &Arc<Self>, attached: &Arc<Attached>) {
         if self.slots.take_wanted() && !self.is_opening.swap(true, AcqRel) {
             let (endpoint, attached) = (Arc::clone(self), Arc::clone(attached));
             tokio::spawn(async move {
                 if endpoint.open(&attached).await.is_none() {
-                    // It requires TLS, say: each request would try again.
+                    // For example, the endpoint requires TLS: without a pause each request would try again.
                     let _ = timeout(RETRY_AFTER, endpoint.withdrawn.cancelled()).await;
                 }
-                // Requests that came meanwhile may have wanted the same one.
+                // Requests that arrived meanwhile may have wanted the same connection.
                 endpoint.slots.take_wanted();
                 endpoint.is_opening.store(false, Release);
             });
         }
     }
 
-    /// A pooled connection has ended; with the last one, the service is no longer published.
+    /// Notes that a pooled connection has ended. With the last one, the service is no longer published.
     pub(super) fn closed(&self) {
         if self.connections.open.fetch_sub(1, AcqRel) == 1 {
             self.connections.withdrawn.cancel();

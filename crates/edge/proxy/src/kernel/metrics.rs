@@ -12,12 +12,12 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// What the programs count, while connections are redirected to this proxy.
+/// Counters of the programs, while connections are redirected to this proxy.
 #[derive(Debug, Default)]
 pub(crate) struct KernelMetrics(Mutex<Option<Counters>>);
 
 impl KernelMetrics {
-    /// Shows these from now on.
+    /// Shows these counters from now on.
     pub(super) fn set(&self, counters: Option<Counters>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = counters;
     }

@@ -28,10 +28,10 @@ pub(crate) struct RedirectedConnection {
     caller: KernelCaller,
 }
 
-/// The requests that the kernel sends of one connection.
+/// The kernel's requests on one connection.
 #[derive(Debug)]
 pub(crate) enum KernelRequests {
-    /// None yet: the proxy that is being replaced still has the maps.
+    /// Not available yet, because the predecessor still holds the maps.
     Unlinked(Box<UnlinkedCaller>),
     Linked(Box<CallerLink>),
 }
@@ -87,7 +87,7 @@ impl Offload for KernelRequests {
         has_input: bool,
         context: &mut Context<'_>,
     ) -> Poll<Option<Vec<u8>>> {
-        // Looked for before each request: a predecessor may have had the maps when the connection was accepted.
+        // Checked before each request, because a predecessor may have held the maps when the connection was accepted.
         if let Self::Unlinked(caller) = self
             && let Some(link) = caller.link()
         {

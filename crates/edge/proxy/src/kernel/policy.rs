@@ -1,4 +1,4 @@
-//! What the kernel decides from, made of the records of a service.
+//! Builds the kernel's policy from the records of a service.
 
 use fairmesh_calls::{ServiceName, forwarding::ExportedService};
 use fairmesh_kernel::{ArmTarget, KernelSender, Policy, program_clock};
@@ -6,7 +6,7 @@ use fairmesh_kernel::{ArmTarget, KernelSender, Policy, program_clock};
 use crate::kernel::{attached::Attached, published::Publication};
 
 impl Attached {
-    /// Other services that the splits of this one lead to, if it is published.
+    /// Other services used by this one's splits, if it is published.
     pub(super) fn backends(&self, name: &ServiceName) -> Vec<ServiceName> {
         match self.published().get(name) {
             Some(Publication::Published(service)) => service.backends().clone(),
@@ -23,7 +23,7 @@ impl Attached {
     }
 }
 
-/// The policy by which the kernel routes and picks. `None` if all memory for counts is in use.
+/// The policy by which the kernel routes and picks. `None` if all memory for counts is used.
 pub(super) fn policy_of<'a>(
     attached: &Attached,
     sender: &KernelSender,

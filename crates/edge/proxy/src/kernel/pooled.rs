@@ -25,19 +25,19 @@ use crate::kernel::{
     relay::{MAX_RESPONSE, relay},
 };
 
-/// How long a connection stays without a request.
+/// How long a connection stays open without a request.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How soon after a request a server closes an idle connection that closes each one after a response: no timeout of idle connections is as
-/// short.
+/// Maximum time after a request for a close that marks a server which closes every connection after a response. No idle timeout
+/// is this short.
 const CLOSES_SOON: Duration = Duration::from_millis(100);
 
 thread_local! {
-    /// What was read last by a connection of this event loop.
+    /// Buffer of the last read on this event loop.
     static RECEIVED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A pooled connection while no response is read from it.
+/// A pooled connection while no response is being read from it.
 #[derive(Debug)]
 pub(super) struct PooledConnection {
     attached: Arc<Attached>,
@@ -48,14 +48,14 @@ pub(super) struct PooledConnection {
     hosts: HostCache,
 }
 
-/// What a pooled connection waited for.
+/// The event for which a pooled connection waited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
     /// A response has begun, or the endpoint has closed the connection.
     Readable,
     /// A response has been relayed.
     Relayed,
-    /// Some request has been waiting for its response.
+    /// A request has waited too long for its response.
     Overdue,
     /// The connection is not needed any more.
     Unneeded,
@@ -72,7 +72,7 @@ struct Lease {
 
 impl ConnectionOwner for Lease {
     fn take_back(self: Box<Self>, connection: EndpointConnection) {
-        // At once, so that the kernel finds it while the caller reads the response.
+        // Released at once, so that the kernel finds it while the caller reads the response.
         self.slot.release();
         // The task is gone only if the event loop has stopped.
         let _ = self.returned.send((self.slot, connection));
@@ -89,7 +89,7 @@ impl PooledConnection {
         Self { attached, endpoint, slot, connection, hosts: HostCache::default() }
     }
 
-    /// Hands requests over to the connections of their callers until it is closed or not needed any more.
+    /// Hands requests over to their callers' connections until the connection is closed or unneeded.
     pub(super) async fn run(self) {
         let endpoint = Arc::clone(&self.endpoint);
         let mut kept = Some(self);
@@ -115,7 +115,7 @@ impl PooledConnection {
             }
             let unused_for = self.slot.unused_for();
             if event == Event::Idle && unused_for < IDLE_TIMEOUT {
-                // Responses to its requests have been sent past it or relayed.
+                // Responses on this connection bypassed it or were relayed.
                 idle_at = Instant::now() + (IDLE_TIMEOUT - unused_for);
                 continue;
             }
@@ -140,12 +140,12 @@ impl PooledConnection {
         }
     }
 
-    /// Reads what has arrived, and relays it. Else the request is to be handed over, with what was read.
+    /// Reads available data and relays it. Otherwise the request and the data are to be handed over.
     fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<Event> {
         RECEIVED.with_borrow_mut(|received| {
             received.resize(MAX_RESPONSE, 0);
             let mut buffer = ReadBuf::new(received);
-            // At its end, and after an error, the next read says so again.
+            // After the end or an error, the next read reports it again.
             if ready!(Pin::new(&mut self.connection.stream).poll_read(context, &mut buffer)).is_err() {
                 return Poll::Ready(Event::Readable);
             }
@@ -160,7 +160,7 @@ impl PooledConnection {
         })
     }
 
-    /// Hands a request over to the connection of its caller, and waits until the response has been read.
+    /// Hands a request over to its caller's connection, and waits until the response has been read.
     async fn hand_over(self, request: SentRequest) -> Option<Self> {
         let SentRequest { cookie, age, seed, mut bytes, gone, .. } = request;
         let Self { attached, endpoint, slot, connection, hosts } = self;
@@ -171,7 +171,7 @@ impl PooledConnection {
         let sent = if gone > 0 { sent.without_body() } else { sent };
         bytes.resize(bytes.len() + gone, 0);
         let caller = attached.callers().get(&cookie).cloned();
-        // Without its caller, or with the wrong one, the connection is closed, as when a caller of the sidecar disconnects.
+        // Without the right caller, the connection is closed, as when a sidecar's caller disconnects.
         caller?.requests.try_send(KernelRequest { bytes, sent }).ok()?;
         let (slot, connection) = wait.await.ok()?;
         Some(Self { attached, endpoint, slot, connection, hosts })

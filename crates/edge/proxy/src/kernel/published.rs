@@ -1,4 +1,4 @@
-//! Services whose requests the kernel sends.
+//! Services to which the kernel sends requests.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
@@ -20,17 +20,18 @@ use crate::kernel::{
     pooled::IDLE_TIMEOUT,
 };
 
-/// How long a request may wait until its service is published: an endpoint that takes longer to connect to is published later.
+/// How long a request may wait for its service to be published. If connecting takes longer, the service is published
+/// later.
 const PUBLISH_WAIT: Duration = Duration::from_millis(250);
-/// How long a service that could not be published, or an endpoint that could not be connected to, is left alone.
+/// Pause after a service could not be published or an endpoint could not be reached.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(10);
 
 /// The entry of a service.
 #[derive(Clone, Debug)]
 pub(super) enum Publication {
-    /// It is published, or about to be.
+    /// The service is published or about to be.
     Published(Arc<PublishedService>),
-    /// It could not be published, at this time.
+    /// Publishing failed at this time.
     Failed(Instant),
 }
 
@@ -39,15 +40,15 @@ pub(super) enum Publication {
 pub(super) struct PublishedService {
     /// The candidates of its policy.
     endpoints: Mutex<Vec<Arc<PublishedEndpoint>>>,
-    /// Other services that its splits lead to.
+    /// Other services used by the service's splits.
     backends: Mutex<Vec<ServiceName>>,
-    /// Where its policy lies, once it is published.
+    /// Location of the policy, once published.
     pub(super) key: OnceLock<PolicyKey>,
     connections: Arc<ServiceConnections>,
 }
 
 impl Publication {
-    /// Whether a request of the service has been waiting for its response for this long.
+    /// Whether a request of the service has waited this long for its response.
     pub(super) fn has_waiting(&self, at_least: Duration) -> bool {
         let Self::Published(service) = self else { return false };
         service.endpoints().iter().any(|endpoint| endpoint.slots.has_waiting(at_least))
@@ -55,7 +56,8 @@ impl Publication {
 }
 
 impl Attached {
-    /// Has the kernel send requests to this service, where they need only a pick; opens further connections where all are in use.
+    /// Lets the kernel send requests to this service if they need only a pick. Opens further connections if all are in
+    /// use.
     pub(super) async fn publish(self: &Arc<Self>, handle: &ServiceHandle) {
         if self.stopped().is_cancelled() {
             return;
@@ -73,7 +75,7 @@ impl Attached {
     async fn begin(self: &Arc<Self>, handle: &ServiceHandle) {
         let Some(sender) = self.sender() else { return };
         let Some(exported) = ExportedService::of(handle) else { return };
-        // All memory is in use by other services.
+        // Other services use all memory.
         let Some(policy) = policy_of(self, sender, &exported) else { return };
         let service = Arc::new(PublishedService::new(self.stopped().child_token()));
         service.take_over(self, &exported, &policy);
@@ -88,7 +90,7 @@ impl Attached {
                 return service.connections.withdrawn.cancel();
             };
             attached.services_changed.send_replace(());
-            // The request may not wait any more.
+            // The request may have stopped waiting.
             let _ = published.send(());
             service.follow(&attached, &handle, exported, &entry).await;
             drop(entry);
@@ -96,11 +98,11 @@ impl Attached {
             attached.published().remove(handle.name());
             attached.services_changed.send_replace(());
         });
-        // It is published later if it takes longer.
+        // If it takes longer, the service is published later.
         let _ = timeout(PUBLISH_WAIT, wait).await;
     }
 
-    /// Makes the entry of a service, unless another task just did.
+    /// Claims the entry of a service, unless another task just did.
     fn claim(&self, handle: &ServiceHandle, service: &Arc<PublishedService>) -> bool {
         let mut published = self.published();
         if matches!(published.get(handle.name()), Some(Publication::Published(_))) {
@@ -130,8 +132,8 @@ impl PublishedService {
         self.endpoints.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Connects to the only endpoint, if there is but one, and publishes the policy. Of several endpoints, each is connected to when
-    /// the kernel has picked it.
+    /// Connects to a single endpoint, and publishes the policy. Of several endpoints, each is connected when the kernel has
+    /// picked it.
     async fn insert(&self, attached: &Arc<Attached>, exported: &ExportedService) -> Option<PublishedPolicy> {
         let only = match &self.endpoints()[..] {
             [only] => Some(Arc::clone(only)),
@@ -147,7 +149,7 @@ impl PublishedService {
         Some(entry)
     }
 
-    /// Keeps the policy current, until requests need more than a pick, no connection is left, or the kernel is to send none.
+    /// Updates the policy until requests need more than a pick, no connection is left, or the kernel should send none.
     async fn follow(
         &self,
         attached: &Attached,
@@ -180,7 +182,7 @@ impl PublishedService {
         }
     }
 
-    /// Takes the candidates and backends over; connections to endpoints that are none any more are closed when they are idle.
+    /// Replaces candidates and backends. Connections to former candidates are closed when idle.
     fn take_over(&self, attached: &Attached, exported: &ExportedService, policy: &Policy<'_>) {
         let backends = exported.routes.arms.iter().map(|arm| arm.backend.service.clone());
         *self.backends() = backends.filter(|backend| backend != exported.name()).collect();

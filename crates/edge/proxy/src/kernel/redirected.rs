@@ -19,8 +19,8 @@ use crate::kernel::{
     attached::Attached, caller::KernelCaller, completed::record_completed, metrics::KernelMetrics,
 };
 
-/// Interval at which the pins are looked for, since `fairmesh kernel attach` and `detach` come and go while the proxy runs, and at
-/// which requests without a response are.
+/// Interval for checking the pins, because `fairmesh kernel attach` and `detach` may run at any time, and for checking unanswered
+/// requests.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The maps shared with the eBPF programs, while these are attached.
@@ -35,7 +35,7 @@ impl RedirectedConnections {
         Self { attached: Arc::default(), metrics }
     }
 
-    /// Has connections redirected to this listener whenever programs are attached. Never completes.
+    /// Redirects connections to this listener whenever programs are attached. Never completes.
     pub(crate) async fn follow(
         &self,
         pins: &Path,
@@ -59,11 +59,11 @@ impl RedirectedConnections {
                     Some(Ok(attached)) => {
                         tracing::info!(pins = %pins.display(), "connections are redirected here");
                         self.set(Some(attached));
-                        // Without, the page lacks them.
+                        // Without counters, the page omits them.
                         self.metrics.set(Counters::open(pins).ok());
                         registered = found;
                     }
-                    // In the middle of an `attach` as well; then the next attempt succeeds.
+                    // This also happens during an `attach`; the next attempt then succeeds.
                     Some(Err(error)) => report(&error, &mut reported),
                     None => {}
                 }
@@ -80,7 +80,7 @@ impl RedirectedConnections {
         }
     }
 
-    /// Has the kernel know the connections on which this proxy sends requests, too.
+    /// Registers this proxy's connections for forwarded requests with the kernel too.
     fn follow_connections(&self, forwarder: &Forwarder) {
         let attached = Arc::clone(&self.attached);
         on_connection(&forwarder.services.mesh, move |stream| {
@@ -104,7 +104,7 @@ impl RedirectedConnections {
         Some((destination.address.into(), KernelCaller::new(attached, destination, caller, stream)))
     }
 
-    /// Has the kernel send no further requests, since the proxy stops, and lets its successor have the maps.
+    /// Stops the kernel from sending further requests because the proxy stops, and releases the maps to a successor.
     pub(crate) fn stop(&self) {
         self.set(None);
     }
@@ -123,7 +123,7 @@ impl RedirectedConnections {
     }
 }
 
-/// Logs an error when it changes.
+/// Logs an error only when it changes.
 fn report(error: &KernelError, reported: &mut String) {
     let text = error.to_string();
     if text != *reported && !matches!(error, KernelError::NotAttached(_)) {

@@ -1,8 +1,8 @@
-//! Responses that are relayed as they came, from the pooled connection to the caller's socket.
+//! Relays responses unchanged from the pooled connection to the caller's socket.
 //!
-//! What qualifies is what the kernel sends to callers itself, where the server is on this machine: a plain response that arrived whole, to a
-//! caller that has received and read all earlier ones. Through the task of the caller's connection it would take a second wake-up, often on
-//! another core, and a request and a response in their general form.
+//! A response qualifies under the kernel's own conditions for local servers: it is plain, arrived whole, and its caller has
+//! received and read all earlier ones. The task of the caller's connection would cost a second wake-up, often on another core,
+//! and a request and response in their general form.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::kernel::{
 /// The longest response that is relayed.
 pub(super) const MAX_RESPONSE: usize = 64 * 1024;
 
-/// Relays the response to the request that the kernel sent on the connection with this slot; whether it did.
+/// Relays the response to the kernel's request on the connection with this slot. Returns whether it was relayed.
 pub(super) fn relay(
     attached: &Arc<Attached>,
     endpoint: &PublishedEndpoint,
@@ -38,7 +38,7 @@ pub(super) fn relay(
     }
     let Some(request) = slot.take_request() else { return false };
     caller.begin_relay(response.len());
-    // Before the caller reads: its next request finds the connection idle.
+    // Done before the caller reads, so that its next request finds the connection idle.
     endpoint.endpoint.uncount();
     slot.release();
     let (rest, address) = (caller.relay(response), caller.address);
@@ -62,12 +62,12 @@ pub(super) fn relay(
     true
 }
 
-/// Strict readers take no other end of a line, which the general way would write.
+/// Whether every line ends with CRLF. Strict readers accept nothing else, and the general path would write it.
 fn ends_lines_with_crlf(head: &[u8]) -> bool {
     !head.starts_with(b"\n") && head.windows(2).all(|pair| pair[1] != b'\n' || pair[0] == b'\r')
 }
 
-/// Whether no field says anything to the proxy.
+/// Whether no header concerns the proxy.
 fn is_plain(response: &BorrowedResponse<'_>) -> bool {
     response.names().all(|name| {
         let is_own = name.get(..9).is_some_and(|begin| begin.eq_ignore_ascii_case("fairmesh-"))
@@ -76,7 +76,7 @@ fn is_plain(response: &BorrowedResponse<'_>) -> bool {
     })
 }
 
-/// In a task of its own: the connection on which the response came has others to bring meanwhile.
+/// Sends the rest in a separate task, because the response's connection may carry others meanwhile.
 fn relay_rest(attached: &Attached, caller: Arc<ServedCaller>, rest: Vec<u8>) {
     attached.tasks.spawn(async move {
         caller.relay_rest(&rest).await;

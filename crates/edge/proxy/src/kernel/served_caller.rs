@@ -1,4 +1,4 @@
-//! What the tasks of one caller share: that of its connection, and those of the pooled connections on which its responses arrive.
+//! State shared by the tasks of one caller: its connection's, and those of pooled connections with its responses.
 
 use std::{
     io,
@@ -21,7 +21,7 @@ use tokio::{
 
 use crate::kernel::{attached::KernelRequest, caller::add_sent};
 
-/// How long a caller may read nothing of the rest of a response.
+/// How long a caller may stop reading the rest of a response.
 const REST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A caller whose connection is served.
@@ -33,26 +33,27 @@ pub(super) struct ServedCaller {
     /// The caller's connection, for responses that are relayed.
     socket: Option<OwnedFd>,
     counts: Mutex<Counts>,
-    /// Wakes the task of the connection when no request that the kernel sent is in flight any more.
+    /// Wakes the connection's task when no kernel request is in flight any more.
     waker: AtomicWaker,
-    /// When the last call ended whose response did not pass the task of the connection.
+    /// When the last call ended whose response bypassed the connection's task.
     last_completed: Mutex<Option<Instant>>,
 }
 
-/// What the proxy has sent to a caller. Under one lock: the kernel must never be told of an answered request without its bytes.
+/// What the proxy has sent to a caller. One lock protects both numbers: the kernel must never see an answered request
+/// without its bytes.
 #[derive(Debug)]
 struct Counts {
-    /// Bytes, with those that are about to be sent; `None` while some were not counted.
+    /// Bytes, including those about to be sent; `None` if some were not counted.
     sent: Option<u64>,
-    /// Requests that the kernel sent and that the proxy has answered, or is about to.
+    /// Kernel requests that the proxy has answered or is about to answer.
     answered: u64,
-    /// Responses that are being relayed: the task of the connection may send nothing before. Two, for a moment, if the caller has read the
-    /// first before its end was noted.
+    /// Responses being relayed; the connection's task may send nothing meanwhile. Briefly two, if the caller has read the first
+    /// before its end was noted.
     relaying: u32,
 }
 
 impl ServedCaller {
-    /// `sent` are the bytes that were sent to it before; unknown, no response takes another way.
+    /// `sent` are the bytes sent to the caller before. If unknown, no response bypasses the task.
     pub(super) fn new(
         link: Link,
         address: SocketAddr,
@@ -71,7 +72,7 @@ impl ServedCaller {
         }
     }
 
-    /// Notes that a call ended whose response did not pass the task of the connection.
+    /// Notes that a call ended whose response bypassed the connection's task.
     pub(super) fn note_completed(&self) {
         *self.last_completed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         self.waker.wake();
@@ -85,17 +86,17 @@ impl ServedCaller {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a request that the task of the connection answers.
+    /// Counts a request answered by the connection's task.
     pub(super) fn note_taken(&self) {
         self.counts().answered += 1;
     }
 
-    /// Counts bytes that the task of the connection sends; `None` for a number that it does not know.
+    /// Counts bytes sent by the connection's task; `None` is an unknown number.
     pub(super) fn note_sent(&self, bytes: Option<usize>) {
         add_sent(&mut self.counts().sent, bytes);
     }
 
-    /// Tells the kernel what the caller will have received with a response of this length, if that is known.
+    /// Reports to the kernel the caller's totals after a response of this length, if known.
     pub(super) fn settle(&self, length: Option<u64>) {
         self.settle_counted(&self.counts(), length);
     }
@@ -106,13 +107,13 @@ impl ServedCaller {
         self.link.settle(length.unwrap_or(0), settled);
     }
 
-    /// Whether the kernel has sent a request whose response has neither been received here nor sent by the kernel.
+    /// Whether a kernel request is unanswered: its response was neither received here nor sent by the kernel.
     pub(super) fn is_in_flight(&self) -> bool {
         let counts = self.counts();
         counts.relaying > 0 || self.link.sent() > counts.answered
     }
 
-    /// Ready once none is in flight.
+    /// Ready once no kernel request is in flight.
     pub(super) fn poll_none_in_flight(&self, context: &Context<'_>) -> Poll<()> {
         self.poll_not(Self::is_in_flight, context)
     }
@@ -127,7 +128,7 @@ impl ServedCaller {
             return Poll::Ready(());
         }
         self.waker.register(context.waker());
-        // The other order would miss an end in between.
+        // The opposite order would miss an end in between.
         if holds(self) { Poll::Pending } else { Poll::Ready(()) }
     }
 
@@ -135,7 +136,7 @@ impl ServedCaller {
         self.counts().relaying > 0
     }
 
-    /// Whether responses may be relayed to it.
+    /// Whether responses may be relayed to the caller.
     pub(super) fn may_relay(&self) -> bool {
         self.socket.is_some() && self.counts().sent.is_some()
     }
@@ -149,7 +150,7 @@ impl ServedCaller {
         counts.sent = counts.sent.map(|sent| sent + length as u64);
     }
 
-    /// Sends the response; returns what the socket does not take at once.
+    /// Sends the response, and returns the part that the socket does not take at once.
     pub(super) fn relay<'a>(&self, response: &'a [u8]) -> &'a [u8] {
         let Some(socket) = &self.socket else { return response };
         let sent = send(socket, response, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).unwrap_or(0);
@@ -161,14 +162,14 @@ impl ServedCaller {
         if self.try_relay_rest(rest).await.is_err()
             && let Some(socket) = &self.socket
         {
-            // It has a part of the response. Fails only if it is closed.
+            // The caller has a part of the response. This fails only if the socket is closed.
             let _ = shutdown(socket, Shutdown::Both);
         }
     }
 
     async fn try_relay_rest(&self, mut rest: &[u8]) -> io::Result<()> {
         let Some(socket) = &self.socket else { return Err(io::ErrorKind::NotConnected.into()) };
-        // A descriptor of its own: an event loop takes each one once.
+        // Uses a separate descriptor, because an event loop registers each only once.
         let mut stream = TcpStream::from_std(socket.try_clone()?.into())?;
         while !rest.is_empty() {
             let sent = timeout(REST_TIMEOUT, stream.write(rest)).await??;
@@ -177,7 +178,7 @@ impl ServedCaller {
         Ok(())
     }
 
-    /// The response has been sent.
+    /// Notes that the response has been sent.
     pub(super) fn end_relay(&self) {
         self.counts().relaying -= 1;
         self.note_completed();

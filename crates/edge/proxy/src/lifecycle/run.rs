@@ -45,7 +45,7 @@ use crate::{
     },
 };
 
-/// How often a proxy that is not ready says what it waits for.
+/// How often an unready proxy logs what it waits for.
 const WARN_INTERVAL: Duration = Duration::from_secs(10);
 /// Time for the last spans and lines of the access log: until the drain deadline, but within these bounds.
 const MIN_LAST_EXPORT: Duration = Duration::from_millis(500);
@@ -57,7 +57,7 @@ const MAX_LAST_EXPORT: Duration = Duration::from_secs(5);
 /// A listener accepts connections once its routing information is known, from the agent or from the agent's copy on
 /// disk, so that programs that start at the same time find their services. If a proxy already runs at
 /// [`ProxyConfig::handover`], this one takes over its sockets, accepts once all routing information is known, and only
-/// then lets it stop.
+/// then stops the old one.
 ///
 /// # Errors
 /// An address cannot be bound, or the running proxy cannot be replaced; it then continues.
@@ -70,7 +70,7 @@ pub async fn run(
     bound.run(config, mesh, shutdown).await
 }
 
-/// A proxy whose addresses are bound, and that does not accept connections yet.
+/// A proxy with bound addresses that does not accept connections yet.
 ///
 /// A process binds before it connects to the mesh and registers an endpoint: an address in use is then reported at once, and
 /// leaves nothing behind.
@@ -87,7 +87,7 @@ impl BoundProxy {
     /// Binds the listeners and the address of the admin pages, or takes them over.
     ///
     /// # Errors
-    /// As [`run`].
+    /// As for [`run`].
     pub async fn bind(config: &ProxyConfig) -> Result<Self, ProxyError> {
         let metrics = Arc::new(ProxyMetrics::default());
         check_tls(&config.listen, config.tls.is_some())?;
@@ -101,16 +101,16 @@ impl BoundProxy {
         };
         let sockets = Sockets { listeners, admin };
         let all = sockets.listeners.iter().map(|bound| &bound.listener).chain(&sockets.admin);
-        // From here on a successor finds the addresses in use, and has to find this proxy too.
+        // From here on a successor finds the addresses in use, so it must find this proxy too.
         let handover =
             config.handover.as_deref().map(|path| open_handover(path, inherited, all)).transpose()?;
         Ok(Self { metrics, tls, sockets, handover, predecessor })
     }
 
-    /// As [`run`], with the configuration that it was bound by.
+    /// As for [`run`], with the configuration that was bound.
     ///
     /// # Errors
-    /// As [`run`], but for addresses.
+    /// As for [`run`], except for addresses.
     pub async fn run(
         self,
         config: ProxyConfig,
@@ -240,7 +240,7 @@ impl RunningProxy {
         if let Some(predecessor) = predecessor {
             self.wait_informed(time_limit).await?;
             self.accept(listeners);
-            // Before the predecessor stops, so that the admin pages are always available.
+            // Done before the predecessor stops, so that the admin pages are always available.
             self.state.set_ready(true);
             *served = start_admin();
             predecessor.take_over().await;
@@ -259,7 +259,7 @@ impl RunningProxy {
         Ok(succeeded.await)
     }
 
-    /// The services that have listeners of their own.
+    /// The services with listeners of their own.
     fn named(&self) -> impl Iterator<Item = &ServiceName> {
         self.listen.iter().filter_map(ListenerConfig::service)
     }
@@ -271,7 +271,7 @@ impl RunningProxy {
         known.map_err(|_| ProxyError::Uninformed { waited: time_limit })
     }
 
-    /// Says again and again what the proxy waits for, forever: connections that wait for it look like a hang.
+    /// Logs repeatedly, forever, what the proxy waits for: connections that wait look like a hang.
     async fn warn_while_waiting(&self) {
         let mut ticks = interval_at(Instant::now() + WARN_INTERVAL, WARN_INTERVAL);
         loop {
@@ -280,7 +280,7 @@ impl RunningProxy {
         }
     }
 
-    /// Waits until all connections have ended, at the latest at the deadline.
+    /// Waits until all connections have ended, up to the deadline.
     async fn wait_drained(&self, deadline: Instant) {
         self.connections.close();
         self.connections.wait().await;

@@ -71,7 +71,7 @@ impl Acceptor {
         let accepted = self.server.accept(&listener, &connections, serve);
         let ListenerKind::Kernel { only_services, pins } = &listen.kind else { return accepted.await };
         tokio::select! {
-            // First: connections that wait here already were redirected, which is known from the maps alone.
+            // Before the others: connections waiting here were redirected, which only the maps show.
             biased;
             () = self.redirected.follow(pins, &listener, *only_services, &self.server.forwarder) => {}
             () = accepted => self.redirected.stop(),
@@ -102,7 +102,7 @@ impl Acceptor {
                 }
             }
             CapturedTraffic::Other(server) => {
-                // It holds a descriptor of the connection.
+                // Frees its descriptor of the connection.
                 drop(kernel);
                 self.passthrough.pass_through(stream, destination.address, server).await;
             }

@@ -21,7 +21,7 @@ pub struct ListenerConfig {
     pub accept_proxy: bool,
     /// Terminate TLS, after that header.
     pub tls: bool,
-    /// Allow CONNECT to every HTTP client; otherwise only where a route names the method.
+    /// Allow CONNECT to every HTTP client; otherwise only if a route names the method.
     pub connect: bool,
 }
 
@@ -30,18 +30,18 @@ pub struct ListenerConfig {
 pub enum ListenerKind {
     /// HTTP.
     Http {
-        /// The service of all requests; without one, the host of each request names it.
+        /// The service of all requests; without one, each request's host names it.
         service: Option<ServiceName>,
     },
-    /// TCP connections, whatever their protocol.
+    /// TCP connections of any protocol.
     Tcp {
         /// The service of all connections.
         service: ServiceName,
         /// Send a PROXY protocol header to the server on each connection.
         send_proxy: Option<Version>,
     },
-    /// Connections to other addresses that the system redirects here: HTTP to services is routed by host, and other
-    /// traffic is passed through to its original destination.
+    /// Connections to other addresses that the system redirects here. HTTP to services is routed by host; other
+    /// traffic continues to its original destination.
     Captured {
         /// Refuse traffic to anything but services.
         only_services: bool,
@@ -81,7 +81,7 @@ impl ListenerConfig {
         }
     }
 
-    /// How connections are served; `None` for those that the system redirects here.
+    /// How connections are served; `None` for redirected connections.
     pub(crate) fn serve_options(&self) -> Option<ServeOptions> {
         let protocol = match self.kind.clone() {
             ListenerKind::Http { service } => ServedProtocol::Http { service },
@@ -106,7 +106,7 @@ impl ListenerConfig {
 /// Checks that a certificate is configured if, and only if, a listener uses TLS.
 ///
 /// # Errors
-/// It is missing or unused.
+/// A certificate is missing or unused.
 pub fn check_tls(listen: &[ListenerConfig], has_certificate: bool) -> Result<(), TlsError> {
     match (listen.iter().any(|listen| listen.tls), has_certificate) {
         (true, false) => Err(TlsError::Missing),

@@ -1,8 +1,8 @@
 //! Routes requests on captured connections.
 //!
-//! Over HTTP/1.1 the first request of a connection determines its destination, so that other traffic does not get here.
-//! Over HTTP/2 the destination is unknown until both sides have exchanged settings, so that each request is routed or
-//! passed through individually.
+//! Over HTTP/1.1 a connection's first request determines its destination, so other traffic does not get here. Over
+//! HTTP/2 the destination is unknown until both sides have exchanged settings, so each request is routed or passed
+//! through individually.
 
 use std::{future::ready, sync::Arc};
 
@@ -38,7 +38,7 @@ impl Origin for CapturedConnection {
         }
         // Tunnels cannot be passed through to the original destination.
         if request.version() == Version::HTTP_2 && request.method() != Method::CONNECT {
-            // Boxed: most requests are to services, and would reserve the space as well.
+            // Boxed: most requests are to services and would reserve the space as well.
             return Err(Box::pin(self.pass_through(request)).await);
         }
         increment(&self.passthrough.metrics.refused);

@@ -1,4 +1,4 @@
-//! Judges captured connections, and passes those to no service through to their original destination.
+//! Classifies captured connections, and passes those to no service through to their original destination.
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -22,13 +22,13 @@ pub(crate) struct Passthrough {
 /// What a captured connection carries.
 #[derive(Debug)]
 pub(crate) enum CapturedTraffic {
-    /// HTTP to a service, or HTTP/2, whose requests are judged one by one.
+    /// HTTP to a service, or HTTP/2, whose requests are classified individually.
     Service,
-    /// Something else; with the connection to the original destination if the server there spoke first.
+    /// Other traffic, with the connection to the original destination if the server there spoke first.
     Other(Option<PassthroughConnection>),
-    /// Something else where only services are allowed, or a connection of the proxy's own.
+    /// Other traffic while only services are allowed, or a connection of the proxy's own.
     Refused,
-    /// Nothing: it failed, or the proxy stops.
+    /// Nothing: the connection failed, or the proxy stops.
     Ended,
 }
 
@@ -37,7 +37,7 @@ impl Passthrough {
         Self { server, metrics, connector: PassthroughConnector::default() }
     }
 
-    /// Finds out what a captured connection carries, and counts it. No byte is consumed.
+    /// Determines what a captured connection carries, and counts it. No byte is consumed.
     pub(crate) async fn detect(
         &self,
         stream: &TcpStream,
@@ -50,8 +50,7 @@ impl Passthrough {
             seen = protocol_detect::detect(stream, caller, address, connector, idle_timeout) => seen,
             () = server.shutdown.idle_grace_over().cancelled() => return CapturedTraffic::Ended,
         };
-        // Checked after detection: by the time that one of the proxy's own connections has sent data, it is registered
-        // as such.
+        // Checked after detection: by the time one of the proxy's own connections has sent data, it is registered.
         if connector.is_own(caller) {
             increment(&metrics.loops);
             let problem = "the proxy's own connection was redirected to it; except the proxy from capture";
@@ -81,7 +80,7 @@ impl Passthrough {
         }
     }
 
-    /// Carries a connection to its original destination, over `to` if that is given.
+    /// Carries a connection to its original destination, over `to` if given.
     pub(crate) async fn pass_through(
         &self,
         stream: TcpStream,

@@ -14,7 +14,7 @@ use crate::passthrough::{capture::Passthrough, original_dst::Destination};
 
 type BoxedBody = UnsyncBoxBody<Bytes, BoxError>;
 
-/// A captured connection, whose requests to no service go to its original destination.
+/// A captured connection. Its requests to no service go to its original destination.
 #[derive(Debug)]
 pub(crate) struct CapturedConnection {
     pub(crate) destination: Destination,

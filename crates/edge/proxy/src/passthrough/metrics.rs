@@ -7,7 +7,7 @@ use prometheus_client::{metrics::counter::ConstCounter, registry::Registry};
 /// Connections that the system redirected to a capturing listener.
 #[derive(Debug, Default)]
 pub(crate) struct CaptureMetrics {
-    /// Connections to services, or of HTTP/2, whose requests are routed one by one.
+    /// Connections to services, or of HTTP/2, whose requests are routed individually.
     pub(crate) served: AtomicU64,
     /// Connections passed through to their original destination.
     pub(crate) passed_through: AtomicU64,
@@ -15,7 +15,7 @@ pub(crate) struct CaptureMetrics {
     pub(crate) failed: AtomicU64,
     /// HTTP/2 requests passed through to the original destination of their connection.
     pub(crate) requests_passed_through: AtomicU64,
-    /// Connections and requests to no service where only services are allowed.
+    /// Connections and requests to no service while only services are allowed.
     pub(crate) refused: AtomicU64,
     /// Connections that were not redirected, or were the proxy's own.
     pub(crate) loops: AtomicU64,

@@ -1,6 +1,6 @@
 //! Detects the protocol of a captured connection without consuming any byte.
 //!
-//! Bytes are peeked, so that HTTP to a service is then served like a direct connection. If the client sends nothing at
+//! Bytes are peeked, so that HTTP to a service is then served like a direct connection. If the client is silent at
 //! first, the server may have to speak first: the proxy connects to it, and the side that speaks first decides. So no
 //! list of ports of such protocols is needed.
 
@@ -18,8 +18,8 @@ use crate::passthrough::original_dst::{PassthroughConnection, PassthroughConnect
 
 /// How long to wait for the client before connecting to the server.
 const CLIENT_SILENCE: Duration = Duration::from_millis(100);
-/// How long to wait for the rest of HTTP headers. They are sent from this machine or a neighbor, usually in one piece;
-/// beyond that, a protocol is assumed in which the server responds next.
+/// How long to wait for the rest of HTTP headers. They come from this machine or a neighbour, usually in one piece.
+/// Beyond this time the client's protocol counts as one in which the server responds next.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum bytes peeked.
 const MAX_PEEK: usize = MAX_FIRST_BYTES;
@@ -31,12 +31,12 @@ pub(crate) enum DetectedProtocol {
     /// HTTP/1.1; the host of the first request.
     Http1(String),
     Http2,
-    /// Another protocol; with the connection to the server if that spoke first.
+    /// Another protocol, with the connection to the server if the server spoke first.
     Other(Option<PassthroughConnection>),
 }
 
 /// Detects the protocol, within `time_limit` if both sides are silent. Connections of other protocols must be
-/// registered again with the runtime, whose readiness is consumed here.
+/// registered again with the runtime, because their readiness is consumed here.
 ///
 /// # Errors
 /// The connection broke.
@@ -55,13 +55,13 @@ pub(crate) async fn detect(
         detected = &mut detected => return detected,
         () = sleep(CLIENT_SILENCE) => {}
     }
-    // One of the proxy's own connections is registered by now, and another one would come back here as well.
+    // The proxy's own connection is registered by now; another one would come back here as well.
     if connector.is_own(caller) {
         return Ok(DetectedProtocol::Other(None));
     }
     let server = async {
         let server = connector.connect(original).await?;
-        // A broken connection is reported by its next user.
+        // The next user reports a broken connection.
         let _ = server.wait_readable().await;
         Ok::<_, io::Error>(server)
     };

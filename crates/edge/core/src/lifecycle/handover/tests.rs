@@ -58,7 +58,7 @@ async fn an_invalid_peer_changes_nothing_and_a_file_is_not_replaced() {
         let mut stream = UnixStream::connect(&path).await.unwrap();
         stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
         let mut response = Vec::new();
-        // Closed or reset, without any data.
+        // The connection is closed or reset without any data.
         let _ = stream.read_to_end(&mut response).await;
         assert!(response.is_empty());
     };

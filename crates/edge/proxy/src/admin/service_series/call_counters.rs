@@ -1,4 +1,4 @@
-//! Counters of the calls that the library makes for the proxy, by service.
+//! Counters of the library's calls for the proxy, by service.
 
 use std::{fmt, sync::Arc};
 
@@ -40,7 +40,7 @@ const COUNTERS: [Counter; 14] = [
     }),
 ];
 
-/// Registers them.
+/// Registers the counters.
 pub(super) fn register(registry: &mut Registry, services: &Arc<Services>) {
     for (name, help, value) in COUNTERS {
         registry.register(name, help, CallFamily { value, services: Arc::clone(services) });

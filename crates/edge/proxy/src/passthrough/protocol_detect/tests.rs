@@ -67,7 +67,7 @@ const PIECES: [&str; 8] = [
     "PRI * HTTP/2.0\r\n",
 ];
 
-/// Input of clients: those parts in any order, and random bytes.
+/// Input of clients: these parts in any order, and random bytes.
 fn said() -> impl Strategy<Value = Vec<u8>> {
     let piece = proptest::sample::select(&PIECES[..]).prop_map(|piece| piece.as_bytes().to_vec());
     let piece = prop_oneof![4 => piece, 1 => proptest::collection::vec(any::<u8>(), 1..4)];
@@ -82,7 +82,7 @@ proptest! {
     }
 }
 
-/// A client, its captured connection, and the server that it called.
+/// A client, its captured connection, and the called server.
 async fn between() -> (TcpStream, TcpStream, TcpListener) {
     let [captures, server] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0"));
     let (captures, server) = (captures.await.unwrap(), server.await.unwrap());
@@ -136,7 +136,7 @@ async fn a_client_of_another_protocol_is_not_kept_waiting() {
     client.write_all(b"HELO").await.unwrap();
     let detected = detect_with(&captured, &server, 2 * CLIENT_SILENCE).await;
     assert!(matches!(detected, DetectedProtocol::Other(_)), "{detected:?}");
-    // Registered again, as its user does; otherwise the read would wait for more bytes.
+    // Registered again, as the connection's user does; otherwise the read would wait for more bytes.
     let mut captured = TcpStream::from_std(captured.into_std().unwrap()).unwrap();
     let mut message = [0; 4];
     timeout(TIMEOUT, captured.read_exact(&mut message)).await.unwrap().unwrap();
