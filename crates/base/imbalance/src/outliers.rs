@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn two_of_ten_do_not_hide_each_other_and_the_furthest_comes_first() {
+    fn two_outliers_of_ten_are_found_furthest_first() {
         let mut costs = vec![(1_000_000, 1_000); 8];
         costs.extend([(1_500_000, 1_000), (600_000, 1_000)]);
         assert_eq!(named(&costs), [("i8".into(), 500), ("i9".into(), -400)]);

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_minute_is_sent_until_received_and_kept_while_accepted() {
+    fn unsent_minute_is_repeated_until_received() {
         let mut minutes = UsageRecorder::default();
         minutes.record(at(0), reading(0, 0));
         minutes.record(at(40_000), reading(40, 0));

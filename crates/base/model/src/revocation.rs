@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_revocation_is_of_one_identity_and_of_the_certificates_that_it_names() {
+    fn revocation_covers_only_its_identity_and_named_certificates() {
         let of = |path: &str, certificates| Revocation { path: path.parse().unwrap(), certificates, at: 9 };
         let entries = vec![
             of("shop/cart", RevokedCertificates::All),

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn replaced_process_does_not_inherit_the_state_of_the_one_before() {
+    fn replaced_process_does_not_inherit_earlier_state() {
         let stats = EndpointStats::default();
         let a = InstanceId::new("a").unwrap();
         let (first, pin) = stats.assign_indices([(&a, 1)]);

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_reads_back_with_what_it_leaves_out() {
+    fn partial_load_report_reads_back() {
         let cell = ReportCell::default();
         assert_eq!(cell.get(), None);
         for requests in [None, Some(0), Some(7), Some(u32::MAX - 1)] {

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_instance_that_renews_while_it_is_marked_is_not_lost() {
+    async fn renewal_during_marking_prevents_loss() {
         let (mut leases, start) = (Leases::default(), Instant::now());
         leases.grant(claim("a"), TERM, start);
         let now = start + TERM;

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reports_replace_each_other_and_end() {
+    fn plaintext_report_replaces_the_last_and_expires() {
         let (mut reports, start) = (PlaintextReports::default(), Instant::now());
         let service = ServiceName::new("shop/cart").unwrap();
         let server =

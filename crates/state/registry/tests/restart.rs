@@ -84,7 +84,7 @@ fn map() -> ShardMap {
 }
 
 #[tokio::test]
-async fn a_wish_outlives_the_process_that_took_it() {
+async fn requested_move_survives_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     let first = Process::start(&path, false).await;
@@ -110,7 +110,7 @@ async fn a_wish_outlives_the_process_that_took_it() {
 }
 
 #[tokio::test]
-async fn a_fleet_that_registers_at_once_is_registered_whole() {
+async fn fleet_registering_concurrently_is_registered_completely() {
     let folder = tempfile::tempdir().unwrap();
     let process = Process::start(&folder.path().join("store"), true).await;
     let mut fleet = JoinSet::new();

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn updates_that_wait_take_the_room_of_their_keys() {
+    fn waiting_updates_use_memory_only_for_their_keys() {
         let mut waiting = CoalescedUpdates::default();
         for number in 1..=10_000 {
             let change = (key((number % 3) as u8), entry(number));
@@ -149,7 +149,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn coalesced_updates_have_the_effect_of_all(steps in prop::collection::vec(step(), 0..40)) {
+        fn coalesced_updates_equal_their_sequence(steps in prop::collection::vec(step(), 0..40)) {
             let (mut one_by_one, mut at_once, mut waiting) =
                 (Copy::default(), Copy::default(), CoalescedUpdates::default());
             for (number, step) in (1..).zip(steps) {

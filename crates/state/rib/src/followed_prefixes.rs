@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn watches_that_take_all_they_get_leave_memory_to_others() {
+    fn greedy_watches_leave_memory_to_others() {
         const MAX: usize = 16 << 20;
         let followed = FollowedPrefixes::at_most(MAX, 8 << 10);
         let long = Prefix::new(format!("/{}/", "a".repeat(500))).unwrap();

@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guard_that_acquired_nothing_releases_nothing() {
+    fn refused_prefix_guard_releases_nothing() {
         let backend = OnePrefix::new();
         let prefix = Prefix::new("/a/").unwrap();
         let first = PrefixGuard::new(&backend, &Caller::default(), (&prefix, 0));

@@ -245,7 +245,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_reader_behind_an_agent_ends_with_the_stores_part(steps in prop::collection::vec(step(), 1..80)) {
+    fn reader_behind_an_agent_converges_to_the_store(steps in prop::collection::vec(step(), 1..80)) {
         let mut chain = Chain::new();
         for step in &steps {
             chain.step(step);
@@ -255,7 +255,7 @@ proptest! {
 }
 
 #[test]
-fn copies_saved_at_different_revisions_do_not_pass_for_the_later_one() {
+fn copies_of_different_revisions_count_as_the_earliest() {
     let (a, b, all, only_b) = (0, 2, 63, 0b1000);
     let steps = [
         Step::Commit { keys: all, delete: 0 },

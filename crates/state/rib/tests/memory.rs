@@ -50,7 +50,7 @@ fn key(record: usize) -> String {
 }
 
 #[test]
-fn a_node_reports_what_it_allocates() {
+fn reported_memory_matches_allocations() {
     let empty = IN_USE.load(Relaxed);
     let entry = |record: usize| {
         let value = Bytes::from(vec![1; 300 + record % 200]);

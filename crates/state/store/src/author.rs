@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_author_is_that_of_the_task_and_passed_on_by_hand() {
+    async fn author_belongs_to_its_task_and_is_passed_explicitly() {
         assert_eq!(current(), None);
         let seen = scope(Some("alice".into()), async {
             let (here, author) = (current(), current());

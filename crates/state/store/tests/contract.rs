@@ -100,12 +100,12 @@ mod queue {
     use super::{Backend, Etcd, batches_beyond_the_queue_are_refused_and_queued_ones_are_written as full};
 
     #[tokio::test]
-    async fn of_a_file_refuses_batches_beyond_its_capacity() {
+    async fn file_queue_refuses_batches_beyond_its_capacity() {
         full(Backend::File(tempfile::tempdir().unwrap())).await;
     }
 
     #[tokio::test]
-    async fn of_an_etcd_refuses_batches_beyond_its_capacity() {
+    async fn etcd_queue_refuses_batches_beyond_its_capacity() {
         full(Backend::Etcd(Etcd::start())).await;
     }
 }

@@ -126,7 +126,7 @@ fn an_interrupted_creation_is_started_over() {
 }
 
 #[test]
-fn bits_that_flip_in_the_file_of_an_open_store_are_found_by_verifying_it() {
+fn verify_finds_flipped_bits_in_an_open_store() {
     use std::os::unix::fs::FileExt as _;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");

@@ -458,7 +458,7 @@ async fn mutual_tls_accepts_only_the_configured_authority() {
 }
 
 #[tokio::test]
-async fn certificates_that_were_replaced_are_used_for_new_connections() {
+async fn replaced_certificates_apply_to_new_connections() {
     let folder = tempfile::tempdir().unwrap();
     certificates(folder.path(), "ca", "node");
     let file = |name: &str| folder.path().join(name);

@@ -60,7 +60,7 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[test]
-fn a_file_that_others_may_read_is_private_once_it_is_opened() {
+fn opened_store_file_becomes_private() {
     let folder = Folder::new();
     let copy = folder.0.path().join("copy");
     for path in [folder.file(), copy] {

@@ -220,7 +220,7 @@ fn intents(etcd: &Etcd) -> usize {
 }
 
 #[tokio::test]
-async fn a_process_killed_at_any_stage_of_a_move_leaves_every_record_and_the_next_can_repeat_it() {
+async fn killed_partition_move_keeps_records_and_is_repeatable() {
     let (home, part) = (Etcd::start(), Etcd::start());
     let process = Process::start(&home.client()).await;
     for service in 0..300 {
@@ -323,7 +323,7 @@ fn etcd_revision(etcd: &Etcd) -> u64 {
 }
 
 #[tokio::test]
-async fn partitions_are_written_without_the_home_and_the_home_again_when_it_returns() {
+async fn partitions_accept_writes_during_a_home_outage() {
     let (mut home, part) = (Etcd::start(), Etcd::start());
     let (store, _way) = partitioned_store(&home, &part).await;
     let (began, mut seen) = rows(&store).await;
@@ -355,7 +355,7 @@ async fn partitions_are_written_without_the_home_and_the_home_again_when_it_retu
 }
 
 #[tokio::test]
-async fn readers_of_commits_published_without_a_partition_have_to_load_from_the_next_process() {
+async fn next_process_makes_readers_with_gaps_load_again() {
     let (home, part) = (Etcd::start(), Etcd::start());
     let (store, link) = partitioned_store(&home, &part).await;
     store.close().await;

@@ -78,7 +78,7 @@ fn acknowledged_batches_survive_torn_unsynced_writes() {
 }
 
 #[test]
-fn without_syncs_the_same_run_finds_a_lost_acknowledgement() {
+fn without_syncs_a_lost_acknowledgement_is_detected() {
     let disk = Disk::default();
     drop(disk.open().unwrap());
     disk.ignore_syncs();

@@ -75,7 +75,7 @@ fn minutes_add_up_with_the_busy_ones_weighing_more() {
 }
 
 #[test]
-fn each_cause_alone_gets_all_of_the_waste() {
+fn single_cause_gets_the_whole_waste() {
     let spread = |places: [Location; 2]| {
         let [a, b] = places;
         row(&[(a.clone(), 4_000), (a, 4_000), (b.clone(), 2_000), (b, 2_000)]).causes
@@ -92,7 +92,7 @@ fn each_cause_alone_gets_all_of_the_waste() {
 }
 
 #[test]
-fn causes_nest_and_the_formula_holds_by_hand() {
+fn nested_causes_match_a_manual_calculation() {
     let row = row(&[
         (place("eu", "c", Some("old")), 10),
         (place("eu", "c", Some("old")), 8),

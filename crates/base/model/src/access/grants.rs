@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_reads_its_tenants_what_they_may_call_and_what_all_need() {
+    fn agent_reads_its_tenants_callable_services_and_shared_records() {
         let (agent, callable) = (agent(&["shop"]), service("bank/rates"));
         for (prefix, may) in [
             ("/t/shop/services/", true),
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_checks_its_region_and_only_if_it_may_know_all_services() {
+    fn only_agents_of_all_tenants_check_their_region() {
         let [eu, us] = ["eu", "us"].map(|name| Region::new(name).unwrap());
         assert!(agent(&[]).may_check(&eu) && !agent(&[]).may_check(&us));
         assert!(!agent(&["shop"]).may_check(&eu));

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn no_capacity_has_no_share() {
+    fn share_of_zero_capacity_is_zero() {
         assert_eq!(Capacity::default().thousandths_of(Capacity::default()), 0);
     }
 }

@@ -211,7 +211,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_own_host_type_wins_over_the_longest_prefix() {
+    fn explicit_host_type_wins_over_address_prefixes() {
         let hosts = hosts(
             &[("old", 700), ("new", 1400)],
             &[("10.0.0.0/8", "old"), ("10.1.0.0/16", "new"), ("fd00::/8", "new"), ("0.0.0.0/0", "old")],

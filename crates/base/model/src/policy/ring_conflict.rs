@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn rings_that_are_written_twice_must_be_the_same() {
+    fn planner_rings_must_agree_with_locality_rings() {
         let near = Ring::Within(Duration::from_millis(35));
         assert_eq!(policy(&[Ring::Region, near, Ring::Any], &[near, Ring::Any]).ring_conflict(), None);
         assert_eq!(policy(&[Ring::Region, Ring::Any], &Locality::default_rings()).ring_conflict(), None);

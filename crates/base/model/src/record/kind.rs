@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kind_of_key_is_no_name_in_it() {
+    fn record_kind_ignores_names_within_the_key() {
         use RecordKind::{DefaultAuthorization, Endpoint, History, JoinedAgent, MeasuredDistances, Policy};
         for (key, kind) in [
             ("/t/history/policies/tables", Some(Policy)),

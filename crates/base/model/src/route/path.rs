@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_template_has_as_many_segments_as_its_paths() {
+    fn path_template_matches_equal_segment_counts() {
         let orders = Template::new("/users/{id}/orders").unwrap();
         assert_eq!(
             (orders.to_string().as_str(), orders.literal_prefix().as_str()),

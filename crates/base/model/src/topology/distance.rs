@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_round_is_its_least_sample_and_a_report_the_median_of_rounds() {
+    fn distance_is_the_median_of_minimum_samples() {
         let mut rounds = DistanceRounds::default();
         assert_eq!(rounds.add([ms(90), ms(20), ms(30)]), None);
         assert_eq!(rounds.add([ms(22)]), None, "two rounds say little");
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn small_distances_change_by_a_millisecond_at_least() {
+    fn small_distances_need_a_change_of_a_millisecond() {
         let mut filter = DistanceFilter::default();
         let us = Duration::from_micros;
         for _ in 0..9 {
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_that_could_not_be_written_is_offered_again() {
+    fn unwritten_distance_change_is_offered_again() {
         let mut filter = DistanceFilter::default();
         let offered = [30; 5].map(|to| filter.observe(Some(ms(20)), ms(to)));
         assert_eq!(offered, [false, false, true, true, true]);

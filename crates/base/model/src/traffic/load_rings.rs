@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_of_the_planner_need_one() {
+    fn planner_settings_require_a_planner() {
         let metric = |name: &str, full_scale| Some(LoadMetric { name: name.to_owned(), full_scale });
         let with = |load| Traffic { load, ..planned(&[]) };
         assert_eq!(with(metric("queue", 100)).validate(), Ok(()));

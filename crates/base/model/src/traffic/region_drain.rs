@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_drain_that_turns_back_halfway_has_half_of_the_way_behind_it() {
+    fn reversed_drain_continues_from_its_present_share() {
         let over = Duration::from_secs(100);
         let begun = RegionDrain::begin(None, false, over, 1_000_000);
         assert_eq!((begun.keep, begun.began_at_ms, begun.is_done()), (Share::ALL, 1_000_000, false));
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drain_tells_its_direction_and_its_steps() {
+    fn region_drain_reports_phase_and_steps() {
         let begun = RegionDrain::begin(None, false, Duration::ZERO, 0);
         let at = |millionths, returns| {
             let drain = RegionDrain { keep: Share::of_millionths(millionths).unwrap(), returns, ..begun };

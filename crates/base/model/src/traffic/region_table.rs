@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_all_calls_together_and_none_is_tiny() {
+    fn table_shares_must_total_all_calls_and_not_be_tiny() {
         for right in [
             shares(&[("eu", "70%"), ("us", "30%")], "0%"),
             shares(&[("eu", "99%"), ("us", "1%")], "0%"),

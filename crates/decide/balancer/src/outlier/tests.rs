@@ -64,7 +64,7 @@ fn in_panic_only_unreachable_endpoints_are_ejected() {
 }
 
 #[test]
-fn an_ejection_has_a_beginning_that_further_failures_do_not_move() {
+fn further_failures_keep_the_start_of_an_ejection() {
     let outlier = OutlierState::default();
     outlier.record_failure(Outcome::Unreachable, SECOND, &config());
     let (since, until) = outlier.ejection(SECOND).unwrap();

@@ -78,7 +78,7 @@ fn routes(matches: Vec<Match>) -> Vec<Route> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
     #[test]
-    fn compiled_routes_match_as_the_oracle(
+    fn compiled_routes_match_like_the_oracle(
         matches in vec(a_match(), 0..90),
         host in host(), port in select(vec!["", ":80", ".", ".:80"]), shout: bool,
         path in path(), query in select(vec!["", "?", "?x=/a/b", "?x=x&y", "?y=xy&x="]),
@@ -170,7 +170,7 @@ fn query_expression_matches_the_decoded_value() {
 }
 
 #[test]
-fn routes_know_the_hosts_and_methods_that_they_name() {
+fn routes_report_named_hosts_and_methods() {
     let hosts = vec![HostMatch::Exact("a.org".into()), HostMatch::Suffix(".b.org".into())];
     let named = |clients: &[&str], methods: &[&str]| Match {
         clients: clients.iter().map(|text| ClientMatch::new(*text).unwrap()).collect(),

@@ -127,7 +127,7 @@ fn names(names: &[&str]) -> BTreeSet<String> {
 }
 
 #[test]
-fn a_client_keeps_to_its_subset_of_20() {
+fn client_calls_only_its_subset_of_20() {
     let table = Fleet::many(ServiceKind::Replicated, 300).compile(None);
     let kept: BTreeSet<_> =
         table.candidates().filter(|c| c.in_subset).map(|c| c.target.instance.to_string()).collect();
@@ -139,7 +139,7 @@ fn a_client_keeps_to_its_subset_of_20() {
 }
 
 #[test]
-fn other_records_than_the_policy_change_without_compiling_its_routes() {
+fn recompile_shares_the_routes_of_an_unchanged_policy() {
     let mut fleet = Fleet::replicated(&[("a", "eu")]);
     let route = |number| Route::new(Label::new(format!("r{number}")).unwrap());
     fleet.policy.routes = (0..20).map(route).collect();
@@ -213,7 +213,7 @@ fn a_polled_report_earns_no_reward() {
 }
 
 #[test]
-fn an_instance_in_two_records_counts_once_and_where_it_serves() {
+fn moving_instance_counts_once_where_it_serves() {
     let mut fleet = Fleet::replicated(&[("a", "us"), ("a", "eu"), ("b", "eu")]);
     fleet.endpoints[0].state = EndpointState::Lost;
     let table = fleet.compile(None);
@@ -222,7 +222,7 @@ fn an_instance_in_two_records_counts_once_and_where_it_serves() {
 }
 
 #[test]
-fn a_service_whose_calls_need_only_a_pick_has_numbers() {
+fn only_services_that_need_just_a_pick_have_numbers() {
     let numbers = |fleet: &Fleet| fleet.compile(None).numbers();
     let one = || Fleet::replicated(&[("a", "us")]);
     assert_eq!(numbers(&Fleet::replicated(&[])), None);

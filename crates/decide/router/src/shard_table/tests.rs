@@ -69,7 +69,7 @@ fn the_papers_example_finds_key_618_in_shard_5() {
 }
 
 #[test]
-fn every_size_around_a_full_node_works() {
+fn shard_table_works_at_sizes_around_a_full_node() {
     for n in [1, 2, 15, 16, 17, 31, 32, 33, 255, 256, 257, 4096, 4097, 5000] {
         agrees_around(&map(KeyRange::ALL, (0..n).map(|i| i * 1000)));
         agrees_around(&map(KeyRange::ALL, (0..n).map(|i| i << 100)));
@@ -77,7 +77,7 @@ fn every_size_around_a_full_node_works() {
 }
 
 #[test]
-fn as_many_copies_of_each_shard_and_numbers_of_holders_of_any_width_work() {
+fn shard_table_accepts_any_copy_count() {
     for n in [1, 16, 17, 300] {
         for copies in [|_| 0, |_| 1, |_| 2, |_| 33] {
             agrees_around(&map_of(KeyRange::ALL, (0..n).map(|i| i << 90), copies, 50));

@@ -11,7 +11,7 @@ async fn wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_declaration_by_registration_goes_minutes_after_the_last_endpoint_and_leaves_nothing() {
+async fn automatic_declaration_expires_after_its_last_endpoint() {
     let test = TestRegistry::running();
     test.registry.register(&[endpoint("a")]).await.unwrap();
     wait().await;
@@ -64,7 +64,7 @@ async fn registrations_declare_a_bounded_number_of_services() {
 }
 
 #[test]
-fn a_peer_declares_as_many_services_as_it_leaves_free_and_others_go_on() {
+fn peer_cannot_exhaust_automatic_declarations() {
     let mut declarations = AutoDeclarations::default();
     let name = |number: usize| format!("shop/s{number}").parse::<ServiceName>().unwrap();
     let greedy = peer_of("spiffe://prod/fairmesh/agent/a for local uid 7");

@@ -55,7 +55,7 @@ fn before(plan: &MovePlan) -> Vec<Work> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_proposed_while_loads_are_unknown_or_chance() {
+async fn no_moves_are_proposed_without_significant_loads() {
     let test = test().await;
     let refusal = |test: &TestRegistry| match test.registry.propose(&cart(), &options()) {
         Err(RegistryError::Refused(reason)) => reason.problem,
@@ -86,7 +86,7 @@ async fn nothing_is_proposed_while_loads_are_unknown_or_chance() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn reports_of_strangers_and_of_earlier_processes_are_counted_and_ignored() {
+async fn load_reports_of_unregistered_processes_are_ignored() {
     let test = test().await;
     let mut newer = leased("a");
     newer.endpoint.labels.insert(Endpoint::INCARNATION.into(), "7".into());
@@ -102,7 +102,7 @@ async fn reports_of_strangers_and_of_earlier_processes_are_counted_and_ignored()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_plan_is_carried_out_by_moves_and_the_load_moves_with_the_shards_at_once() {
+async fn executed_plan_moves_the_load_with_its_shards() {
     let test = test().await;
     for (server, shards) in [("a", &[0, 1, 2, 3][..]), ("b", &[]), ("c", &[])] {
         test.registry.report_load(&any_process(server), &report(1, shards));

@@ -33,7 +33,7 @@ async fn the_first_registration_declares_the_service_and_repeating_it_writes_not
 }
 
 #[tokio::test]
-async fn a_registration_may_bring_the_declaration() {
+async fn registration_may_contain_the_declaration() {
     let test = TestRegistry::new();
     let sharded = Service {
         kind: ServiceKind::Sharded,
@@ -96,7 +96,7 @@ async fn a_batch_is_registered_whole_or_not_at_all() {
 }
 
 #[tokio::test]
-async fn an_instance_that_moved_is_replaced() {
+async fn instance_in_a_new_region_replaces_its_record() {
     let test = TestRegistry::new();
     test.registry.register(&[endpoint("a")]).await.unwrap();
     let mut moved = endpoint("a");
@@ -108,7 +108,7 @@ async fn an_instance_that_moved_is_replaced() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_runs_out_marks_the_endpoint_and_a_renewal_brings_it_back() {
+async fn expired_lease_marks_the_endpoint_until_renewal() {
     let test = TestRegistry::running();
     let mut starting = leased("b");
     starting.endpoint.state = EndpointState::Starting;
@@ -129,7 +129,7 @@ async fn a_lease_that_runs_out_marks_the_endpoint_and_a_renewal_brings_it_back()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_registration_whose_caller_goes_away_has_its_lease_and_counts() {
+async fn cancelled_registration_still_gets_its_lease() {
     let test = TestRegistry::running();
     // The expiry loop has granted leases to all endpoints present at its start.
     tokio::task::yield_now().await;
@@ -146,7 +146,7 @@ async fn a_registration_whose_caller_goes_away_has_its_lease_and_counts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_stays_lost_is_removed_and_has_to_register_anew() {
+async fn endpoint_lost_for_long_is_removed() {
     let test = TestRegistry::running();
     test.registry.register(&[leased("a"), endpoint("forever")]).await.unwrap();
     test.until(|r| state(r, "a") == Some(EndpointState::Lost)).await;
@@ -201,7 +201,7 @@ async fn drain_by_operator(test: &TestRegistry) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_drain_of_an_operator_holds_until_an_operator_ends_it() {
+async fn operator_drain_holds_until_an_operator_ends_it() {
     let test = TestRegistry::running();
     test.registry.register(&[process(1)]).await.unwrap();
     drain_by_operator(&test).await;
@@ -238,7 +238,7 @@ async fn a_drain_of_an_operator_holds_until_an_operator_ends_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_drain_of_an_operator_ends_with_the_endpoint() {
+async fn operator_drain_ends_with_its_endpoint() {
     let test = TestRegistry::running();
     test.registry.register(&[process(1)]).await.unwrap();
     drain_by_operator(&test).await;
@@ -257,7 +257,7 @@ async fn a_drain_of_an_operator_ends_with_the_endpoint() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_operator_can_neither_drain_nor_undrain_what_is_lost() {
+async fn lost_endpoint_can_be_neither_drained_nor_undrained() {
     let test = TestRegistry::running();
     test.registry.register(&[process(1)]).await.unwrap();
     test.until(|r| state(r, "a") == Some(EndpointState::Lost)).await;
@@ -278,7 +278,7 @@ async fn an_operator_can_neither_drain_nor_undrain_what_is_lost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_what_is_lost_is_removed_as_lost() {
+async fn only_lost_endpoints_are_removed_as_lost() {
     let test = TestRegistry::running();
     test.registry.register(&[process(1), leased("b")]).await.unwrap();
     test.until(|r| state(r, "a") == Some(EndpointState::Lost) && state(r, "b") == Some(EndpointState::Lost))
@@ -367,7 +367,7 @@ fn claim(nth: u16) -> InstanceClaim {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_process_that_was_replaced_cannot_speak_for_its_successor() {
+async fn replaced_process_cannot_act_for_its_successor() {
     let test = TestRegistry::running();
     test.registry.register(&[process(1)]).await.unwrap();
     test.registry.register(&[process(2)]).await.unwrap();
@@ -414,7 +414,7 @@ async fn programs_without_incarnations_are_accepted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_successor_of_a_process_from_the_future_takes_over_once_that_is_lost() {
+async fn successor_replaces_a_lost_process_from_the_future() {
     let test = TestRegistry::running();
     test.registry.register(&[process(9)]).await.unwrap();
     assert!(test.registry.register(&[process(3)]).await.is_err());
@@ -425,7 +425,7 @@ async fn a_successor_of_a_process_from_the_future_takes_over_once_that_is_lost()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_successor_does_not_drain_because_the_one_before_it_did() {
+async fn successor_does_not_inherit_its_predecessors_own_drain() {
     let test = TestRegistry::running();
     test.registry.register(&[process(1)]).await.unwrap();
     test.registry.drain(&[claim(1)], Duration::ZERO).await.unwrap();
@@ -450,7 +450,7 @@ async fn concurrent_registrations_of_one_service_all_succeed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_is_reported_as_lost_is_kept_beyond_its_lease() {
+async fn endpoint_reported_lost_is_retained_beyond_its_lease() {
     let test = TestRegistry::running();
     test.registry.register(&[leased("a")]).await.unwrap();
     let report = StateReport { claim: any_process("a"), state: EndpointState::Lost };
@@ -462,7 +462,7 @@ async fn one_that_is_reported_as_lost_is_kept_beyond_its_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_control_plane_that_stood_still_grants_full_terms() {
+async fn suspended_control_plane_grants_full_terms() {
     let test = TestRegistry::running();
     test.registry.register(&[leased("a")]).await.unwrap();
     // The expiry loop must be waiting for the term before time jumps past it.
@@ -475,7 +475,7 @@ async fn a_control_plane_that_stood_still_grants_full_terms() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_incarnation_from_the_future_keeps_no_successor_out() {
+async fn future_incarnation_does_not_block_successors() {
     let test = TestRegistry::running();
     let process = |incarnation: u64| {
         let mut one = leased("a");

@@ -105,7 +105,7 @@ async fn an_invalid_edit_keeps_the_last_good_state_and_shows_an_error() {
 }
 
 #[tokio::test]
-async fn files_of_a_folder_come_and_go() {
+async fn folder_source_follows_added_and_removed_files() {
     let (test, folder) = (TestRegistry::new(), tempfile::tempdir().unwrap());
     let mut scanner = Scanner::at(&test, folder.path());
     assert_eq!(scanner.accept().await, FileStatus::default());
@@ -133,14 +133,14 @@ async fn a_failed_write_is_retried() {
 }
 
 #[tokio::test]
-async fn a_path_that_is_not_there_is_named() {
+async fn missing_source_path_is_named() {
     let test = TestRegistry::new();
     let status = Scanner::at(&test, Path::new("/nowhere/shop.yaml")).accept().await;
     assert!(status.errors["/nowhere/shop.yaml"].contains("create it"), "{status:?}");
 }
 
 #[tokio::test]
-async fn content_found_by_one_scan_only_does_not_count() {
+async fn file_content_needs_two_equal_scans() {
     let (test, folder) = (TestRegistry::new(), tempfile::tempdir().unwrap());
     let file = folder.path().join("one.yaml");
     fs::write(&file, list("shop/cart", &["a", "b"])).unwrap();
@@ -161,7 +161,7 @@ async fn content_found_by_one_scan_only_does_not_count() {
 }
 
 #[tokio::test]
-async fn files_of_one_name_in_two_folders_do_not_quarrel() {
+async fn files_of_equal_name_in_two_folders_are_independent() {
     let test = TestRegistry::new();
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let mut sources = Vec::new();

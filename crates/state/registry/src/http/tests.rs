@@ -33,7 +33,7 @@ fn endpoints(instance: &str) -> Value {
 }
 
 #[tokio::test]
-async fn an_endpoint_lives_its_life_over_http() {
+async fn endpoint_lifecycle_works_over_http() {
     let test = TestRegistry::new();
     assert_eq!(post(&test, "/v1/register", endpoints("a")).await, (200, json!({"revision": 1})));
     let named = |instance: &str| json!({"service": "shop/cart", "instances": [instance]});
@@ -51,7 +51,7 @@ async fn an_endpoint_lives_its_life_over_http() {
 }
 
 #[tokio::test]
-async fn a_report_over_http_ends_no_drain_of_an_operator() {
+async fn http_report_does_not_end_an_operators_drain() {
     let test = TestRegistry::new();
     post(&test, "/v1/register", endpoints("a")).await;
     let drained = [crate::testing::any_process("a")];
@@ -62,7 +62,7 @@ async fn a_report_over_http_ends_no_drain_of_an_operator() {
 }
 
 #[tokio::test]
-async fn a_map_lives_its_life_over_http() {
+async fn shard_map_lifecycle_works_over_http() {
     let test = TestRegistry::new();
     test.registry
         .register(&[

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn brackets_within_texts_open_nothing() {
+    fn brackets_within_strings_are_ignored() {
         assert_eq!(entry("path: /a{b\nhint: it's [x # {\nc: 9", "9"), "c: 9");
         assert_eq!(entry("a: \"{\\\"\"\nb: 1", "1"), "b: 1");
     }

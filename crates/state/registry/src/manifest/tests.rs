@@ -45,7 +45,7 @@ endpoints:
 ";
 
 #[test]
-fn a_file_of_every_kind_is_read() {
+fn manifest_reads_documents_of_every_kind() {
     let documents = parse("shop.yaml", GOOD).unwrap();
     let kinds: Vec<_> = documents.iter().map(|d| (d.spec.kind(), d.line)).collect();
     assert_eq!(kinds, [("Service", 2), ("Policy", 7), ("ShardMap", 19), ("Topology", 29), ("Endpoints", 36)]);
@@ -58,7 +58,7 @@ fn a_file_of_every_kind_is_read() {
 }
 
 #[test]
-fn errors_behind_the_first_one_are_found_where_they_are() {
+fn further_errors_are_found_at_their_positions() {
     let text = "kind: Policy\nservice: shop/a\ntimout: 5s\nroutes:\n  - name: one\n    splt: []\n  - {name: two, \
         mtch: {}, timeout: 7}\n---\nkind: Service\nname: shop/b\ntyp: sharded\n";
     assert!(parse("shop.yaml", text).is_err());
@@ -185,7 +185,7 @@ fn malformed_yaml_is_refused_at_its_line() {
 }
 
 #[test]
-fn the_wrong_sort_of_thing_is_refused_with_the_right_sort() {
+fn wrong_yaml_type_is_refused_with_the_expected_one() {
     let cases = [
         ("kind: Policy\nservice: a/b\nroutes: {name: a}\n", "{", "'- '"),
         ("kind: Policy\nservice: a/b\nretries: 3\n", "3", "name: value"),

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_move_makes_before_it_breaks() {
+    fn move_adds_the_target_before_removing_the_source() {
         use ReplicaState::{Serving, Starting, Stopping};
         let loading = TargetState { target_ready: false, ..READY };
         assert_eq!(next(&[("x", Serving)], loading), Action::Start);
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_leaves_before_it_serves_undoes_the_move() {
+    fn leaving_target_undoes_the_move() {
         use ReplicaState::{Serving, Starting, Stopping};
         let gone = TargetState { target_stays: false, target_ready: true };
         for holders in [&[("x", Serving)][..], &[("x", Serving), ("y", Starting)]] {
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_that_others_changed_ends_the_move() {
+    fn foreign_map_change_ends_the_move() {
         use ReplicaState::{Serving, Stopping};
         assert!(matches!(next_action(None, &shard_move(), READY), Action::Undo(_)));
         assert!(matches!(next(&[("z", Serving)], READY), Action::Undo(_)));

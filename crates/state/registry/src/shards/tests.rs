@@ -123,7 +123,7 @@ async fn a_shard_splits_and_merges_and_leaves_no_chunk_behind() {
 }
 
 #[tokio::test]
-async fn shards_that_are_held_differently_do_not_merge() {
+async fn shards_with_different_holders_do_not_merge() {
     let test = TestRegistry::new();
     prepare(&test).await;
     let mut map = ShardMap { version: 1, ..map([0, 500, 900]) };
@@ -152,7 +152,7 @@ async fn a_map_larger_than_a_batch_is_created_and_replaced() {
 }
 
 #[tokio::test]
-async fn a_move_that_cannot_be_is_refused_with_a_hint() {
+async fn impossible_move_is_refused_with_a_hint() {
     let test = TestRegistry::new();
     prepare(&test).await;
     let stranger = ShardMove { from: Some("z".parse().unwrap()), ..shard_move("y") };
@@ -188,7 +188,7 @@ async fn a_move_that_cannot_be_is_refused_with_a_hint() {
 }
 
 #[tokio::test]
-async fn a_move_makes_on_the_target_before_it_breaks_on_the_source() {
+async fn move_starts_the_target_before_it_stops_the_source() {
     use ReplicaState::{Serving, Starting, Stopping};
     let test = TestRegistry::running();
     prepare(&test).await;
@@ -218,7 +218,7 @@ async fn a_move_makes_on_the_target_before_it_breaks_on_the_source() {
 }
 
 #[tokio::test]
-async fn a_report_from_an_earlier_stay_does_not_count() {
+async fn readiness_report_of_an_earlier_stay_is_ignored() {
     use ReplicaState::{Serving, Starting};
     let test = TestRegistry::running();
     prepare(&test).await;
@@ -241,7 +241,7 @@ async fn a_report_from_an_earlier_stay_does_not_count() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_hangs_does_not_hold_a_move_up_for_ever() {
+async fn hanging_caller_delays_a_move_only_until_the_timeout() {
     use ReplicaState::{Serving, Stopping};
     let test = TestRegistry::running();
     prepare(&test).await;
@@ -276,7 +276,7 @@ async fn a_move_whose_target_leaves_is_listed_as_undone() {
 }
 
 #[tokio::test]
-async fn callers_are_not_sent_to_a_target_that_does_not_serve_yet() {
+async fn move_publishes_its_target_only_once_serving() {
     use ReplicaState::{Serving, Starting};
     let test = TestRegistry::running();
     prepare(&test).await;
@@ -296,7 +296,7 @@ async fn callers_are_not_sent_to_a_target_that_does_not_serve_yet() {
 }
 
 #[tokio::test]
-async fn a_restarted_control_plane_carries_a_move_on() {
+async fn restarted_control_plane_continues_a_move() {
     use ReplicaState::Serving;
     let test = TestRegistry::new();
     prepare(&test).await;
@@ -323,7 +323,7 @@ async fn many_shards_of_one_map_move_at_once() {
 }
 
 #[tokio::test]
-async fn commits_that_leave_a_map_alone_do_not_have_it_decoded_again() {
+async fn unrelated_commits_do_not_decode_a_map_again() {
     let test = TestRegistry::new();
     prepare(&test).await;
     let held = || test.registry.shard_map(&cart()).unwrap().unwrap();

@@ -74,7 +74,7 @@ async fn a_stated_call_through_a_replica_is_judged_by_its_maker() {
 }
 
 #[tokio::test]
-async fn minutes_that_pass_through_a_replica_are_those_of_their_signer() {
+async fn forwarded_minutes_match_their_signer() {
     let folder = tempfile::tempdir().unwrap();
     let replica = StrictReplica::start(folder.path()).await;
     let [blue, red] = [

@@ -10,7 +10,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn without_an_upstream_it_serves_from_disk_with_its_age_and_then_resumes() {
+async fn replica_without_upstream_serves_from_disk_and_resumes() {
     let processes = Processes::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x"), ("/a/2", "x")]);
@@ -102,7 +102,7 @@ async fn a_stop_leaves_the_last_revision_on_disk() {
 }
 
 #[tokio::test]
-async fn a_copy_that_is_wiped_damaged_or_of_another_store_is_fetched_again() {
+async fn unusable_replica_copy_is_fetched_again() {
     let processes = Processes::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x"), ("/a/2", "x")]);

@@ -37,7 +37,7 @@ impl Imbalance for Former {
 }
 
 #[tokio::test]
-async fn minutes_reach_a_control_plane_of_the_release_before_through_a_replica() {
+async fn replica_forwards_minutes_to_a_previous_release() {
     let (processes, former) = (Processes::new(), Former::default());
     let services = Routes::new(ImbalanceServer::new(former.clone()));
     let address = processes.socket("control").to_string();

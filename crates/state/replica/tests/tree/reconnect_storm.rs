@@ -81,7 +81,7 @@ impl Reader {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn readers_of_a_restarted_replica_reconnect_over_a_while_and_miss_nothing() {
+async fn readers_of_a_restarted_replica_reconnect_spread_out() {
     let readers = env::var(READERS_FROM).ok().and_then(|text| text.parse().ok()).unwrap_or(READERS);
     let processes = Processes::new();
     let memory = Memory::new(1);

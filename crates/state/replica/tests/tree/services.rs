@@ -70,7 +70,7 @@ fn cart(instance: &str) -> v1::InstanceRef {
 }
 
 #[tokio::test]
-async fn a_registration_made_below_two_replicas_arrives_and_a_drain_waits_for_callers_there() {
+async fn registration_and_drain_work_below_two_replicas() {
     let processes = Processes::new();
     let control = Root::start(&processes).await;
     let root = processes.replica("root", std::slice::from_ref(&control.address)).await;
@@ -100,7 +100,7 @@ async fn a_registration_made_below_two_replicas_arrives_and_a_drain_waits_for_ca
 }
 
 #[tokio::test]
-async fn the_election_of_checkers_and_the_imbalance_indicator_are_reached_through_a_replica() {
+async fn replica_forwards_elections_and_usage_reports() {
     let processes = Processes::new();
     let control = Root::start(&processes).await;
     let replica = processes.replica("replica", std::slice::from_ref(&control.address)).await;

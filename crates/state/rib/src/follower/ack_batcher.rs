@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_due_once_the_last_sent_revision_holds_again() {
+    fn no_ack_is_due_after_returning_to_the_sent_revision() {
         let (mut acks, now) = (AckBatcher::default(), Instant::now());
         assert!(sends(&mut acks, at(10), now, 0));
         assert!(!sends(&mut acks, at(0), now, 0), "held back");

@@ -197,7 +197,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn readers_end_with_the_tables_part(steps in prop::collection::vec(step(), 1..60)) {
+    fn readers_converge_to_their_part_of_the_table(steps in prop::collection::vec(step(), 1..60)) {
         let mut world = World::new();
         for step in steps {
             world.step(step);
@@ -282,7 +282,7 @@ fn a_reader_ahead_of_the_table_waits_until_the_table_is_there() {
 }
 
 #[test]
-fn an_idle_watcher_counts_as_current_and_others_once_they_acknowledge() {
+fn idle_watcher_counts_as_current_without_acknowledging() {
     let (mut world, id) = live_reader(&["/a/"]);
     put(&mut world, ["/b/1".to_owned()], 1);
     let applied =

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_an_update_are_made_one_at_a_time_and_only_the_last_has_no_more() {
+    fn update_parts_are_built_lazily_and_only_the_last_ends() {
         let revision = Revision { store: StoreId(1), partition: 0, number: 3 };
         let (prefix, age) = (Prefix::new("/a/").unwrap(), Duration::from_micros(1500));
         let snapshot = Snapshot { prefix, entries: entries(0..10, PART_BYTES / 4), age };

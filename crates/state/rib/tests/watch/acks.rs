@@ -182,7 +182,7 @@ impl Sink for ApplyToNode {
 }
 
 #[tokio::test]
-async fn a_requested_acknowledgement_is_requested_of_downstream_watchers() {
+async fn acknowledgement_request_is_forwarded_downstream() {
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x")]);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;

@@ -50,7 +50,7 @@ async fn a_reader_gets_a_snapshot_then_deltas_over_a_unix_socket() {
 }
 
 #[tokio::test]
-async fn a_returning_reader_gets_what_it_missed_as_one_change_and_no_snapshot() {
+async fn returning_reader_gets_missed_changes_without_a_snapshot() {
     let (_folder, path) = socket();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "old"), ("/b/1", "old"), ("/c/1", "old")]);
@@ -158,7 +158,7 @@ async fn addresses_are_attempted_in_turn() {
 }
 
 #[tokio::test]
-async fn a_reader_that_waits_after_a_failure_attempts_at_once_when_it_is_told_to() {
+async fn retry_ends_the_pause_after_a_failure() {
     let (_folder, path) = socket();
     // Only the call can end the pause.
     let backoff = Backoff { first: Duration::MAX, longest: Duration::MAX };

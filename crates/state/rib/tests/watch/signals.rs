@@ -95,11 +95,11 @@ async fn report_and_stop(serve: fn(Above) -> Routes) {
 }
 
 #[tokio::test]
-async fn relay_that_stops_takes_its_sums_back() {
+async fn stopping_relay_withdraws_its_sums() {
     report_and_stop(|above| Routes::new(SignalsServer::new(above))).await;
 }
 
 #[tokio::test]
-async fn relay_reports_to_a_process_of_the_release_before() {
+async fn relay_reports_to_a_previous_release() {
     report_and_stop(|above| Routes::new(ImbalanceServer::new(above))).await;
 }

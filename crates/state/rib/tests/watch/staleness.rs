@@ -143,7 +143,7 @@ async fn a_stale_upstream_is_left_for_a_current_one() {
 }
 
 #[tokio::test]
-async fn with_stale_upstreams_only_a_reader_cycles_through_them_unless_it_has_one_address() {
+async fn reader_cycles_only_through_several_stale_upstreams() {
     let (one, other) = (Edge::new(), Edge::new());
     for edge in [&one, &other] {
         edge.ages(Duration::from_secs(1));
@@ -177,7 +177,7 @@ async fn a_watcher_without_age_updates_is_sent_none() {
 }
 
 #[tokio::test]
-async fn an_upstream_that_stays_behind_the_copy_is_an_error_with_the_remedy_until_it_is_there() {
+async fn lagging_upstream_is_an_error_with_a_remedy() {
     let (current, restored) = (Memory::new(1), Memory::new(1));
     for value in ["x", "y", "z"] {
         current.put(&[("/a/1", value)]);

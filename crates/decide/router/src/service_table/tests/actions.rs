@@ -24,7 +24,7 @@ fn admitted(table: &ServiceTable, path: &str) -> usize {
 }
 
 #[test]
-fn limits_of_service_and_route_both_hold_and_outlive_other_changes() {
+fn service_and_route_limits_apply_and_survive_other_changes() {
     let mut fleet = Fleet::new(ServiceKind::Replicated, vec![endpoint("a", "eu")]);
     let first = fleet.compile(None);
     assert_eq!(admitted(&first, "/"), 100, "there is no limit");
@@ -73,7 +73,7 @@ fn the_policy_reads_the_key_of_services_called_by_key() {
 }
 
 #[test]
-fn explaining_lists_the_actions_and_counts_no_call() {
+fn explain_lists_actions_without_counting_a_call() {
     let mut fleet = Fleet::new(ServiceKind::Replicated, vec![endpoint("a", "eu")]);
     let abort = Some(Abort { share: Share::ALL, status: 503 });
     fleet.policy.routes =

@@ -160,7 +160,7 @@ fn lost_and_draining_endpoints_serve_only_when_nothing_else_is_left_anywhere() {
 }
 
 #[test]
-fn a_call_leaves_its_ring_when_everything_there_has_just_failed() {
+fn call_leaves_its_ring_after_all_endpoints_failed() {
     let mut fleet = Fleet::replicated(&[("a", "eu"), ("b", "eu"), ("c", "us"), ("d", "eu")]);
     fleet.endpoints[3].state = EndpointState::Lost;
     let table = fleet.compile(None);

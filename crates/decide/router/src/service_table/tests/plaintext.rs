@@ -27,7 +27,7 @@ fn connects(target: &EndpointTarget, has_identity: bool) -> &'static str {
 }
 
 #[test]
-fn the_mesh_and_the_policy_decide_whether_calls_are_in_plaintext() {
+fn trust_domain_and_policy_decide_about_plaintext() {
     // Three modes: without a trust domain, permissive, and strict.
     let modes = [
         ("none", false, MtlsMode::Strict),
@@ -86,7 +86,7 @@ fn a_plaintext_endpoint_gets_no_call_of_any_kind_in_a_strict_mesh() {
 }
 
 #[test]
-fn an_endpoint_that_is_refused_takes_the_place_of_no_other_instance() {
+fn refused_endpoint_replaces_no_other_instance() {
     let mut fleet = attacked(ServiceKind::Replicated);
     fleet.endpoints[1].state = EndpointState::Draining;
     fleet.endpoints[0] = Endpoint { instance: fleet.endpoints[1].instance.clone(), ..endpoint("x", "us") };
@@ -97,7 +97,7 @@ fn an_endpoint_that_is_refused_takes_the_place_of_no_other_instance() {
 }
 
 #[test]
-fn endpoints_that_are_refused_do_not_make_verdicts_on_others_be_ignored() {
+fn refused_endpoints_do_not_weaken_verdicts_on_others() {
     let mut fleet = attacked(ServiceKind::Replicated);
     fleet.endpoints.extend([endpoint("second", "eu"), endpoint("third", "eu")]);
     fleet.endpoints.push(Endpoint { mtls: true, ..endpoint("other", "eu") });
@@ -112,7 +112,7 @@ fn endpoints_that_are_refused_do_not_make_verdicts_on_others_be_ignored() {
 }
 
 #[test]
-fn an_endpoint_of_a_service_with_an_identity_of_its_own_has_to_prove_it() {
+fn endpoint_must_prove_its_services_declared_identity() {
     let mut fleet = only_intruder();
     let id: SpiffeId = "spiffe://partner/shop/cart".parse().unwrap();
     fleet.service.identity = Some(id.clone());

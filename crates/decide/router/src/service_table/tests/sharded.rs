@@ -81,7 +81,7 @@ fn a_key_goes_to_the_copies_of_its_shard_with_the_role() {
 }
 
 #[test]
-fn the_nearest_copy_is_used_and_a_far_one_when_only_that_has_the_role() {
+fn nearest_copy_with_the_role_is_used() {
     let copies =
         [(5, "a", "secondary", Serving), (5, "b", "secondary", Serving), (5, "c", "primary", Serving)];
     let table = fleet(&[("a", "eu"), ("b", "us"), ("c", "asia")], &copies).compile(None);
@@ -90,7 +90,7 @@ fn the_nearest_copy_is_used_and_a_far_one_when_only_that_has_the_role() {
 }
 
 #[test]
-fn a_move_is_followed_copy_by_copy() {
+fn picks_follow_a_shard_move_copy_by_copy() {
     let endpoints = [("x", "eu"), ("y", "eu")];
     let at = |x: Option<ReplicaState>, y: Option<ReplicaState>| {
         let copies: Vec<_> = [("x", x), ("y", y)]
@@ -140,7 +140,7 @@ fn endpoints_come_and_go_under_one_compiled_map() {
 }
 
 #[test]
-fn of_very_many_copies_a_client_uses_a_subset() {
+fn client_uses_a_subset_of_very_many_copies() {
     let names: Vec<String> = (0..200).map(|i| format!("i{i}")).collect();
     let endpoints: Vec<_> = names.iter().map(|name| (name.as_str(), "eu")).collect();
     let copies: Vec<_> = names.iter().map(|name| (5, name.as_str(), "cache", Serving)).collect();

@@ -74,7 +74,7 @@ fn calls_are_divided_by_the_shares_of_their_class() {
 }
 
 #[test]
-fn all_attempts_of_a_call_go_to_its_region_and_an_admitted_one_is_not_dropped() {
+fn call_attempts_share_a_region_and_are_not_dropped_later() {
     let compiled = fleet().compile_with(&by_hand(&[("eu", "40%"), ("us", "10%")], "50%"), 0);
     let mut retried_drops = 0;
     for call in 0..1000 {
@@ -96,7 +96,7 @@ fn all_attempts_of_a_call_go_to_its_region_and_an_admitted_one_is_not_dropped() 
 }
 
 #[test]
-fn where_nobody_can_serve_in_the_region_rings_decide() {
+fn rings_decide_when_the_drawn_region_cannot_serve() {
     let table = by_hand(&[("us", "100%")], "0%");
     let mut fleet = fleet();
     for endpoint in fleet.endpoints.iter_mut().filter(|endpoint| endpoint.location.region == region("us")) {
@@ -117,7 +117,7 @@ fn where_nobody_can_serve_in_the_region_rings_decide() {
 }
 
 #[test]
-fn the_calls_of_a_lost_region_are_spread_by_power_where_a_planner_watches() {
+fn planned_table_spreads_calls_of_a_lost_region_by_power() {
     let table = planned(&[("eu", "100%")], "0%");
     let mut fleet = fleet();
     let ask = PickParams::default();
@@ -142,7 +142,7 @@ fn the_calls_of_a_lost_region_are_spread_by_power_where_a_planner_watches() {
 }
 
 #[test]
-fn a_call_that_failed_in_a_region_that_serves_goes_to_the_nearest_other_one() {
+fn failed_call_moves_to_the_nearest_other_region() {
     let fleet = Fleet::replicated(&[("a", "eu"), ("c", "us"), ("e", "asia")]);
     let compiled = fleet.compile_with(&planned(&[("eu", "100%")], "0%"), 0);
     for call in 0..100 {
@@ -154,7 +154,7 @@ fn a_call_that_failed_in_a_region_that_serves_goes_to_the_nearest_other_one() {
 }
 
 #[test]
-fn the_keys_of_a_lost_region_are_spread_and_stay_where_they_went() {
+fn keys_of_a_lost_region_spread_and_stay() {
     let mut fleet = fleet();
     fleet.service.kind = ServiceKind::ConsistentHash;
     for endpoint in fleet.endpoints.iter_mut().filter(|endpoint| endpoint.location.region == region("eu")) {
@@ -173,7 +173,7 @@ fn the_keys_of_a_lost_region_are_spread_and_stay_where_they_went() {
 }
 
 #[test]
-fn drains_and_the_policy_come_before_the_table() {
+fn drains_and_policy_take_precedence_over_tables() {
     let table = by_hand(&[("eu", "40%"), ("us", "40%"), ("asia", "20%")], "0%");
     let ask = PickParams::default();
     let mut fleet = fleet();

@@ -113,7 +113,7 @@ fn variation(servers: &[Forecast], load: impl Fn(&Forecast) -> Work) -> u64 {
 }
 
 #[test]
-fn an_overloaded_server_gives_its_biggest_shard_that_fits_to_the_emptiest() {
+fn overloaded_server_gives_its_largest_fitting_shard_away() {
     // 600 in all, 200 each; s0 has 340 and may have 250. The 150 fits on no other server (at most 225); the 100 does.
     let fleet =
         Fleet::new(&[1000, 1000, 1000], &[(150, &[0]), (100, &[0]), (90, &[0]), (140, &[1]), (120, &[2])]);
@@ -134,7 +134,7 @@ fn imbalance_below_the_threshold_causes_no_moves() {
 }
 
 #[test]
-fn a_strong_server_counts_as_one_that_may_have_more() {
+fn stronger_server_may_hold_more_load() {
     // 400 in all; s0 has twice the capacity and may have 267.
     let shards: &[(Work, &[usize])] = &[(110, &[0]), (150, &[0]), (140, &[1])];
     let fleet = Fleet::new(&[2000, 1000], shards);
@@ -164,7 +164,7 @@ fn a_shard_too_hot_for_any_server_gets_copies_only_where_that_is_allowed() {
 }
 
 #[test]
-fn extra_copies_go_when_they_are_needed_no_more() {
+fn unneeded_extra_copies_are_dropped() {
     let shards: &[(Work, &[usize])] = &[(60, &[0, 1, 2]), (100, &[0]), (100, &[1]), (100, &[2])];
     let fleet = Fleet::new(&[1000; 3], shards);
     assert_eq!(fleet.plan(&options()).moves, [], "how many copies there are is the service's own affair");
@@ -180,7 +180,7 @@ fn extra_copies_go_when_they_are_needed_no_more() {
 }
 
 #[test]
-fn copies_of_a_shard_keep_apart_and_in_their_roles_and_zones() {
+fn copies_keep_separate_servers_roles_and_zones() {
     let shards: &[(Work, &[usize])] =
         &[(40, &[0, 1]), (20, &[0]), (20, &[0]), (20, &[0]), (20, &[0]), (0, &[1])];
     let mut fleet = Fleet::new(&[1000; 3], shards);
@@ -203,7 +203,7 @@ fn copies_of_a_shard_keep_apart_and_in_their_roles_and_zones() {
 }
 
 #[test]
-fn moves_in_flight_stay_and_count() {
+fn moves_in_flight_are_kept_and_counted() {
     let fleet = Fleet::new(&[1000; 2], &[(100, &[0]), (90, &[0]), (10, &[1])]);
     let moving = BTreeSet::from([ShardId(0)]);
     let input =
@@ -263,7 +263,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
-    fn a_plan_can_be_carried_out_keeps_its_budget_and_comes_true(fleet in fleets(), options in any_terms()) {
+    fn plan_is_executable_within_budget_and_matches_its_forecast(fleet in fleets(), options in any_terms()) {
         let made = fleet.plan(&options);
         prop_assert!(made.moves.len() <= options.max_moves);
         // Every move is possible, and leads to the forecast loads.
@@ -277,7 +277,7 @@ proptest! {
     }
 
     #[test]
-    fn no_server_becomes_overloaded_and_the_worst_does_not_become_worse(
+    fn plan_overloads_no_server(
         fleet in fleets(),
         options in any_terms(),
     ) {

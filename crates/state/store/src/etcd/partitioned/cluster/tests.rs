@@ -28,7 +28,7 @@ async fn partition_behind_proxy(server: &Etcd) -> (Cluster, proxy::Proxy) {
 }
 
 #[tokio::test]
-async fn a_write_after_one_whose_response_was_lost_is_not_mistaken_for_it() {
+async fn write_after_a_lost_response_is_distinguished() {
     let server = Etcd::start();
     let (cluster, proxy) = partition_behind_proxy(&server).await;
     let commit = async |value: &'static str| {
