@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_given_stays_as_it_was() {
+    fn attach_keeps_earlier_options_that_are_not_given() {
         let networks = || vec![(Ipv4Addr::new(127, 96, 0, 0), 16)];
         let first = Selection { networks: networks(), ports: Vec::new() }.value(None).unwrap();
         assert_eq!((first.networks(), first.ports()), (networks(), vec![80]));

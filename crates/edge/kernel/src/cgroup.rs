@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hierarchy_is_the_mount_of_version_2() {
+    fn cgroup_hierarchy_is_found_among_mounts() {
         let mounts =
             "cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
         assert_eq!(mounted(mounts), Some("/sys/fs/cgroup/unified".into()));

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cgroup_keeps_its_position() {
+    fn attached_cgroup_keeps_its_count_position() {
         let entry = |group, roles| AttachmentValue { group, ..AttachmentValue::new("/a", 1, roles).unwrap() };
         let attachments = [(7, entry(0, CALLERS)), (8, entry(2, CALLERS)), (9, entry(1, 2))];
         assert_eq!([7, 8, 9, 10].map(|id| position(&attachments, id)), [Some(0), Some(2), Some(1), Some(1)]);

@@ -258,7 +258,7 @@ fn refused(clang: &str, assertions: &[String]) -> String {
 }
 
 #[test]
-fn structures_and_constants_are_those_of_the_programs() {
+fn rust_layout_matches_the_c_headers() {
     let Some(clang) = option_env!("KERNEL_CLANG") else {
         return skipped("both sides of shared memory are compared by clang", "clang is missing");
     };
@@ -283,7 +283,7 @@ fn structures_and_constants_are_those_of_the_programs() {
 }
 
 #[test]
-fn a_host_that_is_too_long_is_no_key() {
+fn host_beyond_the_limit_has_no_key() {
     assert!(HostKey::new(&"a".repeat(HOST_BYTES)).is_some());
     assert!(HostKey::new(&"a".repeat(HOST_BYTES + 1)).is_none());
 }

@@ -7,7 +7,7 @@ use fairmesh_kernel::{Attachments, Counter, KernelError, Selection, attach, deta
 use crate::place::{Place, callers, counted, folder_of};
 
 #[test]
-fn a_repeated_attach_keeps_what_it_is_not_given() {
+fn repeated_attach_keeps_options_that_are_not_given() {
     let Some(place) = Place::new("repeated") else { return };
     let networks = || vec![([127, 96, 0, 0].into(), 16)];
     let first = Attachments {
@@ -103,7 +103,7 @@ mod exclusive {
 }
 
 #[test]
-fn a_repeated_attach_that_fails_leaves_what_was_attached() {
+fn failed_attach_leaves_the_earlier_attachment() {
     let Some(place) = Place::new("fails") else { return };
     let inner = format!("{}/inner", place.cgroup);
     let guarded = Attachments {
@@ -126,7 +126,7 @@ fn a_repeated_attach_that_fails_leaves_what_was_attached() {
 }
 
 #[test]
-fn the_short_cut_is_not_taken_from_cgroups_that_use_it() {
+fn short_cut_in_use_cannot_be_switched_off() {
     let Some(place) = Place::new("short") else { return };
     place.attach(&place.cgroup, Selection::default(), None).unwrap();
     let without = |cgroup| Attachments { short_cut: Some(false), ..callers(cgroup, Selection::default()) };

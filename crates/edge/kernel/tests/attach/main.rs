@@ -23,7 +23,7 @@ use fairmesh_router::{CandidateNumbers, RouteNumbers, ServiceNumbers};
 use crate::place::{Place, callers, counted, enter, folder_of, greet};
 
 #[test]
-fn connections_are_redirected_while_the_proxy_listens_and_nothing_is_left_after_detach() {
+fn connections_are_redirected_until_the_proxy_closes_or_detach() {
     let Some(place) = Place::new("redirect") else { return };
     let server = TcpListener::bind("127.96.7.1:0").unwrap();
     let to = server.local_addr().unwrap();
@@ -62,7 +62,7 @@ fn connections_are_redirected_while_the_proxy_listens_and_nothing_is_left_after_
 }
 
 #[test]
-fn cgroups_that_were_created_are_removed_and_those_that_stay_are_named() {
+fn detach_removes_created_cgroups_and_names_the_others() {
     let Some(place) = Place::new("created") else { return };
     let inner = format!("{}/a/b", place.cgroup);
     let elsewhere = tempfile::tempdir().unwrap();
@@ -107,7 +107,7 @@ fn maps_of_another_release_are_refused_until_they_are_detached() {
 }
 
 #[test]
-fn where_only_services_may_be_reached_connections_are_refused_while_no_proxy_listens() {
+fn only_services_refuses_connections_without_a_proxy() {
     let Some(place) = Place::new("only") else { return };
     let server = TcpListener::bind("127.96.7.2:0").unwrap();
     let to = server.local_addr().unwrap();
@@ -156,7 +156,7 @@ fn where_only_services_may_be_reached_connections_are_refused_while_no_proxy_lis
 }
 
 #[test]
-fn programs_of_others_stay_attached() {
+fn attach_keeps_other_programs_attached() {
     let (Some(first), Some(mut second)) = (Place::new("others"), Place::new("others-2")) else { return };
     second.cgroup.clone_from(&first.cgroup);
     let selection = |port| Selection { ports: vec![port], ..Selection::default() };

@@ -10,7 +10,7 @@ use fairmesh_kernel::{Attachments, Counter, ProxyMaps, Selection, attach};
 use crate::place::{Place, callers, counted, greet};
 
 #[test]
-fn a_cgroup_within_another_one_has_its_own_programs() {
+fn nested_cgroup_has_its_own_programs() {
     let Some(place) = Place::new("within") else { return };
     let server = TcpListener::bind("127.96.7.3:0").unwrap();
     let to = server.local_addr().unwrap();
@@ -33,7 +33,7 @@ fn a_cgroup_within_another_one_has_its_own_programs() {
 
 /// For nested cgroups, each one's `only_services` applies to its own programs, regardless of the other's.
 #[test]
-fn of_cgroups_within_others_the_inner_one_decides_whether_only_services_may_be_reached() {
+fn nested_cgroup_decides_its_own_only_services() {
     let Some(place) = Place::new("nested") else { return };
     let to = SocketAddr::from(([127, 96, 7, 4], 80));
     let inner = format!("{}/inner", place.cgroup);

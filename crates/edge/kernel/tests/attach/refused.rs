@@ -18,7 +18,7 @@ const PROXY_PINS: &str = "FAIRMESH_TEST_PROXY_PINS";
 const PROXY_CGROUP: &str = "FAIRMESH_TEST_PROXY_CGROUP";
 
 #[test]
-fn the_root_cgroup_and_those_of_the_proxy_and_the_agent_are_refused() {
+fn attach_refuses_root_proxy_and_agent_cgroups() {
     if let Some(pins) = std::env::var_os(PROXY_PINS).map(PathBuf::from) {
         return be_proxy_in_its_cgroup(&pins, &std::env::var(PROXY_CGROUP).unwrap());
     }
@@ -32,11 +32,7 @@ fn the_root_cgroup_and_those_of_the_proxy_and_the_agent_are_refused() {
     place.attach(&place.cgroup, selection, None).unwrap();
     let own = format!("{}-proxy", place.cgroup);
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([
-        "--exact",
-        "refused::the_root_cgroup_and_those_of_the_proxy_and_the_agent_are_refused",
-        "--nocapture",
-    ]);
+    command.args(["--exact", "refused::attach_refuses_root_proxy_and_agent_cgroups", "--nocapture"]);
     command.env(PROXY_PINS, place.pins()).env(PROXY_CGROUP, &own);
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

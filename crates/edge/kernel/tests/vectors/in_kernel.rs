@@ -68,7 +68,7 @@ fn program<'a>(programs: &'a mut Ebpf, kind: &str) -> &'a mut SchedClassifier {
 
 /// Maps are pinned by name unless the object says otherwise. Each test run would then leave all maps on the machine.
 #[test]
-fn maps_of_the_kernel_form_are_pinned_in_no_shared_folder() {
+fn vector_tests_leave_no_pinned_maps() {
     let Some(_decider) = Decider::in_kernel() else { return };
     let pin = Path::new("/sys/fs/bpf/links");
     assert!(

@@ -92,7 +92,7 @@ fn compare(request: &[u8], words: &[usize]) {
 }
 
 #[test]
-fn requests_that_the_kernel_accepts_are_read_in_the_same_way_by_the_proxy() {
+fn kernel_and_proxy_read_accepted_requests_alike() {
     let Some(mut decider) = Decider::native() else { return };
     let mut dice = Generator::new(7);
     let requests: Vec<_> = (0..INPUTS).map(|_| mutated(&mut dice, &REQUESTS)).collect();
@@ -127,7 +127,7 @@ fn compare_response(response: &[u8], words: &[usize]) {
 }
 
 #[test]
-fn responses_that_the_kernel_sends_to_callers_are_read_in_the_same_way_by_the_proxy() {
+fn kernel_and_proxy_read_relayed_responses_alike() {
     let Some(mut decider) = Decider::native() else { return };
     let mut dice = Generator::new(11);
     let responses: Vec<_> = (0..INPUTS).map(|_| mutated(&mut dice, &RESPONSES)).collect();
@@ -171,7 +171,7 @@ fn taken(decider: &mut Decider, kind: &str, length: usize, messages: &[String]) 
 }
 
 #[test]
-fn what_readers_take_differently_or_the_zero_copy_parser_refuses_is_left_to_the_proxy() {
+fn ambiguous_messages_are_left_to_the_proxy() {
     let Some(mut decider) = Decider::native() else { return };
     let request = |fields: &str| format!("GET / HTTP/1.1\r\nhost: cart.shop\r\n{fields}\r\n");
     let response = |fields: &str| format!("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n{fields}\r\n");

@@ -136,7 +136,7 @@ fn compare(mut decider: Decider) {
 }
 
 #[test]
-fn what_cannot_be_judged_or_carried_out_is_left_to_the_proxy_where_it_may_match() {
+fn possibly_matching_unsupported_routes_are_left_to_the_proxy() {
     let Some(mut decider) = Decider::native() else { return };
     let policy = json!({"service": SERVICE, "routes": [
         {"name": "pattern", "match": {"path": {"regex": "/x[0-9]+"}, "headers": [{"name": "x-one", "exact": "1"}]}},
@@ -176,7 +176,7 @@ fn what_cannot_be_judged_or_carried_out_is_left_to_the_proxy_where_it_may_match(
 }
 
 #[test]
-fn routes_beyond_those_that_fit_are_left_to_the_proxy() {
+fn routes_beyond_the_table_size_are_left_to_the_proxy() {
     let Some(mut decider) = Decider::native() else { return };
     let routes: Vec<_> = (0..40)
         .map(|i| {

@@ -47,7 +47,7 @@ mod tests {
     const DAY: Duration = Duration::from_secs(86_400);
 
     #[test]
-    fn an_authority_from_the_future_is_replaced_and_its_root_only_if_told() {
+    fn future_authority_is_replaced_and_its_root_only_on_request() {
         let folder = tempfile::tempdir().unwrap();
         let domain = TrustDomain::new("prod").unwrap();
         let authority = Authority::open(folder.path(), &domain, NOW + 10 * DAY).unwrap();

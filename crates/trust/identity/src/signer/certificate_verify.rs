@@ -24,7 +24,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_handshake_of_tls_1_3_has_a_message() {
+    fn certificate_verify_message_exists_only_for_tls_1_3() {
         for length in [32, 48] {
             let hash = vec![7; length];
             let message = certificate_verify(&hash).unwrap();

@@ -22,7 +22,7 @@ fn keys_are_readable_by_their_owner_alone_and_survive_a_restart() {
 }
 
 #[test]
-fn the_root_may_be_kept_elsewhere() {
+fn authority_works_without_the_root_key() {
     let ca = Ca::default();
     let folder = ca.folder.path().join("ca");
     let vault = ca.folder.path().join("vault");
@@ -104,7 +104,7 @@ fn a_new_root_signs_once_all_programs_have_renewed() {
 }
 
 #[test]
-fn an_intermediate_is_not_replaced_by_itself_under_a_root_that_programs_do_not_trust() {
+fn intermediate_renewal_waits_until_its_root_is_trusted() {
     let ca = Ca::default();
     let (before, begin) = (ca.authority.issuer(), now() + 150 * 24 * HOUR);
     let open = |now| Authority::open(&ca.folder.path().join("ca"), &domain(), now).unwrap();
@@ -169,7 +169,7 @@ fn a_certificate_for_another_key_is_not_used() {
 }
 
 #[test]
-fn an_intermediate_that_was_put_there_is_used_if_the_roots_lead_to_it() {
+fn installed_intermediate_is_used_if_roots_lead_to_it() {
     let ca = Ca::default();
     let (own, elsewhere) = (ca.folder.path().join("ca"), ca.folder.path().join("elsewhere"));
     fs::create_dir(&elsewhere).unwrap();

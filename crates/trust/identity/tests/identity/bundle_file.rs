@@ -20,7 +20,7 @@ async fn pass(time: Duration) {
 }
 
 #[tokio::test]
-async fn roots_on_disk_are_trusted_when_they_change_unless_they_would_cut_the_process_off() {
+async fn changed_bundle_file_is_trusted_unless_it_excludes_itself() {
     let (ca, next) = (Ca::default(), Ca::default());
     let folder = tempfile::tempdir().unwrap();
     let own = ca.credentials("fairmesh/agent/web-1", now());

@@ -92,7 +92,7 @@ async fn a_caller_of_another_domain_is_accepted_once_it_is_federated_and_named()
 }
 
 #[tokio::test]
-async fn connections_end_with_the_root_that_vouches_for_them_and_no_others() {
+async fn connections_end_when_their_root_is_gone() {
     let (prod, old, new) = (Ca::default(), partner(), partner());
     let (cart, web) = (prod.workload("shop/cart"), old.workload("bank/web"));
     let cart_id = "spiffe://prod/shop/cart";
@@ -152,7 +152,7 @@ async fn a_client_ends_connections_with_servers_whose_root_is_gone_too() {
 }
 
 #[tokio::test]
-async fn the_roots_of_a_domain_vouch_for_no_other_and_for_no_member() {
+async fn federated_roots_vouch_only_for_their_domain() {
     let (prod, partner) = (Ca::default(), partner());
     let (cart, web) = (prod.workload("shop/cart"), partner.workload("bank/web"));
     cart.federate(federated(&partner));

@@ -37,7 +37,7 @@ async fn both_sides_of_a_mesh_connection_are_authenticated() {
 }
 
 #[tokio::test]
-async fn a_service_or_an_operator_is_no_process_of_the_mesh() {
+async fn services_and_operators_are_not_mesh_processes() {
     let ca = Ca::default();
     for impostor in ["shop/cart", "fairmesh/operator/alice"] {
         let listener = ca.transport(impostor).bind(&free_port()).await.unwrap();
@@ -80,7 +80,7 @@ async fn upstream_is_a_control_plane_or_a_replica_and_no_other_process() {
 }
 
 #[tokio::test]
-async fn an_expired_certificate_is_refused_where_a_session_is_resumed_too() {
+async fn expired_certificate_is_refused_on_session_resumption() {
     let ca = Ca::default();
     for expired in ["fairmesh/agent/web-1", "fairmesh/control/one"] {
         let clock = Arc::<SetClock>::default();
@@ -192,7 +192,7 @@ async fn plaintext_and_strangers_fail_the_handshake() {
 }
 
 #[tokio::test]
-async fn a_caller_in_plaintext_is_listed_for_as_long_as_its_connection_lasts() {
+async fn plaintext_caller_is_listed_while_connected() {
     let ca = Ca::default();
     let server = ca.transport("shop/cart").of_server();
     let callers = server.plaintext_callers().unwrap();

@@ -127,7 +127,7 @@ impl Rig {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_certificate_is_renewed_for_days_through_rotations_and_an_outage() {
+async fn certificate_renewal_survives_rotations_and_an_outage() {
     let rig = Rig::start();
     assert!(!rig.workload.is_ready());
     rig.workload.ready().await;
@@ -186,7 +186,7 @@ async fn the_log_warns_of_failed_renewals_and_alarms_twelve_hours_before_the_cer
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_disk_costs_the_copy_of_a_certificate_and_not_the_certificate() {
+async fn full_disk_loses_only_the_saved_copy_of_a_certificate() {
     let (log, _guard) = Log::begin();
     let rig = Rig::start();
     rig.workload.ready().await;
@@ -206,7 +206,7 @@ async fn a_full_disk_costs_the_copy_of_a_certificate_and_not_the_certificate() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_that_began_together_come_back_spread_out() {
+async fn renewals_of_processes_started_together_are_spread() {
     let rigs: Vec<_> = (0..200).map(|_| Rig::start()).collect();
     for rig in &rigs {
         rig.workload.ready().await;
@@ -221,7 +221,7 @@ async fn those_that_began_together_come_back_spread_out() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_that_missed_their_renewals_come_back_spread_out() {
+async fn missed_renewals_are_retried_spread_out() {
     let rigs: Vec<_> = (0..200).map(|_| Rig::start()).collect();
     for rig in &rigs {
         rig.workload.ready().await;

@@ -23,7 +23,7 @@ fn open(folder: &Path, begin: Duration) -> Authority {
 }
 
 #[test]
-fn a_root_is_retired_once_nothing_hangs_from_it() {
+fn root_is_retired_once_no_certificate_is_under_it() {
     let ca = Ca::default();
     let begin = now();
     let in_use = |root: &[u8], why: &str| {
@@ -58,7 +58,7 @@ fn a_root_is_retired_once_nothing_hangs_from_it() {
 }
 
 #[test]
-fn a_root_whose_key_is_there_to_sign_is_not_retired() {
+fn root_with_its_key_present_is_not_retired() {
     let ca = Ca::default();
     let (old, file) = (ca.authority.signing_root(), ca.folder.path().join("ca/root.key"));
     let key = fs::read(&file).unwrap();
@@ -96,7 +96,7 @@ fn a_recorded_bundle_is_completed_with_roots_that_were_not_retired() {
 }
 
 #[test]
-fn what_another_control_plane_did_with_roots_holds_where_this_one_becomes_active() {
+fn new_active_control_plane_adopts_recorded_roots() {
     let ca = Ca::default();
     let second = ca.folder.path().join("other");
     drop(other(&ca, now()));
@@ -132,7 +132,7 @@ fn what_another_control_plane_did_with_roots_holds_where_this_one_becomes_active
 }
 
 #[test]
-fn the_time_for_which_a_root_issues_goes_on_with_its_next_intermediate() {
+fn new_intermediate_keeps_the_issuing_start_of_its_root() {
     let ca = Ca::default();
     let begin = now();
     let root = ca.authority.signing_root();
@@ -141,7 +141,7 @@ fn the_time_for_which_a_root_issues_goes_on_with_its_next_intermediate() {
 }
 
 #[tokio::test]
-async fn peers_are_known_by_the_root_beneath_which_their_certificates_are() {
+async fn peers_are_listed_by_the_root_above_them() {
     let ca = Ca::default();
     let old = ca.authority.signing_root();
     let agent = ca.workload("fairmesh/agent/web-1");

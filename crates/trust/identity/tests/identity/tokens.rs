@@ -66,7 +66,7 @@ fn a_proof_is_for_one_name_and_one_key() {
 }
 
 #[test]
-fn what_is_no_token_is_refused() {
+fn malformed_token_is_refused() {
     let folder = tempdir().unwrap();
     let made =
         Tokens::open(folder.path()).unwrap().create(grant("web-1"), b"root", now()).unwrap().0.reveal();
@@ -76,7 +76,7 @@ fn what_is_no_token_is_refused() {
 }
 
 #[test]
-fn a_token_is_for_one_region_and_the_proof_covers_the_one_that_is_named() {
+fn token_proof_covers_its_region() {
     let folder = tempfile::tempdir().unwrap();
     let tokens = Tokens::open(folder.path()).unwrap();
     let agent = joining("web-1");
@@ -91,7 +91,7 @@ fn a_token_is_for_one_region_and_the_proof_covers_the_one_that_is_named() {
 }
 
 #[test]
-fn a_token_for_a_service_is_for_no_other_and_for_no_agent() {
+fn service_token_fits_only_its_service() {
     let folder = tempdir().unwrap();
     let tokens = Tokens::open(folder.path()).unwrap();
     let (cart, _) = tokens.create(grant("shop/cart"), b"root", now()).unwrap();
@@ -113,7 +113,7 @@ fn a_token_for_a_service_is_for_no_other_and_for_no_agent() {
 }
 
 #[test]
-fn a_token_of_the_release_before_is_still_used() {
+fn token_of_a_previous_release_is_accepted() {
     let folder = tempdir().unwrap();
     let tokens = Tokens::open(folder.path()).unwrap();
     let (made, _) = tokens.create(grant("web-1"), b"root", now()).unwrap();
