@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn their_number_and_their_size_are_bounded() {
+    fn informational_responses_are_bounded_in_number_and_size() {
         let mut budget = Budget::default();
         assert!((0..MAX_RESPONSES).all(|_| budget.admits(10)) && !budget.admits(10));
         let mut budget = Budget::default();

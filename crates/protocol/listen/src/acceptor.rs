@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_an_accept_error_for_lack_of_descriptors_displaces_connections() {
+    async fn only_descriptor_exhaustion_displaces_connections() {
         let acceptor = pages(1000);
         let (_quiet, _far) = accepted(&acceptor).await;
         for (error, expected) in [

@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_of_new_streams_are_counted_wherever_reads_split_them() {
+    fn new_stream_headers_are_counted_across_split_reads() {
         let frames = [
             frame(4, 0, 6),
             frame(1, 1, 7),

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn an_identity_comes_from_a_workload_api_only_if_it_is_asked_for() {
+    fn workload_api_is_used_only_if_configured() {
         let socket = "unix:///run/spire/agent.sock";
         let spire = Ok(Some(Address::Unix("/run/spire/agent.sock".into())));
         for (identity, expected) in [

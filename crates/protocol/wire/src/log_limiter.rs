@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_burst_writes_a_few_lines_and_the_next_one_counts_the_suppressed() {
+    async fn log_burst_is_limited_and_suppressed_lines_counted() {
         let (lines, start) = (LogLimiter::new(), Instant::now());
         let written = (0..100_000).filter(|_| lines.next_at(start).is_some()).count();
         assert_eq!(written, 10);

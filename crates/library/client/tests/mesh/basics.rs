@@ -16,7 +16,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn a_name_is_all_it_takes_by_either_protocol() {
+async fn call_by_name_works_over_either_protocol() {
     let rig = Rig::start().await;
     let server = Server::echo("a").await;
     for (name, protocol) in [("shop/one", Protocol::Http1), ("shop/two", Protocol::Http2)] {
@@ -126,7 +126,7 @@ async fn a_deadline_goes_from_hop_to_hop() {
 }
 
 #[tokio::test]
-async fn it_is_a_tower_service_for_any_body() {
+async fn client_is_a_tower_service_for_any_body() {
     let rig = Rig::start().await;
     let server = Server::echo("a").await;
     rig.replicated("shop/one", Protocol::Http2, &[server.address]);
@@ -147,7 +147,7 @@ async fn it_is_a_tower_service_for_any_body() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_called_says_so_at_once_and_distinctly() {
+async fn uncallable_services_fail_fast_with_distinct_errors() {
     let rig = Rig::start().await;
     rig.service("shop/empty", ServiceKind::Replicated, Protocol::Http1);
     rig.service("shop/sharded", ServiceKind::Sharded, Protocol::Http1);

@@ -94,7 +94,7 @@ async fn without_a_reachable_server_the_fault_is_unreachable_and_unsent() {
 }
 
 #[tokio::test]
-async fn a_killed_server_fails_only_calls_that_may_not_be_repeated() {
+async fn killed_server_fails_only_unrepeatable_calls() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let (dying, _gate) = waiting().await;
@@ -125,7 +125,7 @@ async fn a_killed_server_fails_only_calls_that_may_not_be_repeated() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_drain_that_is_announced_fails_nothing() {
+async fn announced_drain_fails_no_call() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let servers = [Server::echo("a").await, Server::echo("b").await];
@@ -149,7 +149,7 @@ async fn a_drain_that_is_announced_fails_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_goaway_out_of_the_blue_fails_nothing() {
+async fn unexpected_goaway_fails_no_call() {
     let rig = Rig::start().await;
     let servers = [Server::echo("a").await, Server::echo("b").await, Server::echo("c").await];
     rig.replicated("shop/one", Protocol::Http2, &servers.each_ref().map(|server| server.address));
@@ -181,7 +181,7 @@ async fn refuse_all(listener: TcpListener, connections: Arc<AtomicU32>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_goaway_is_read_on_a_connection_that_is_broken_already() {
+async fn goaway_is_read_on_a_broken_connection() {
     let rig = Rig::start().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = Server::echo("a").await;
@@ -215,7 +215,7 @@ fn load(service: &ServiceHandle, callers: usize, each: usize) -> JoinSet<Result<
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_before_a_server_says_how_many_it_allows_are_not_too_many() {
+async fn calls_before_settings_stay_within_the_default_limit() {
     let rig = Rig::start().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     rig.replicated("shop/one", Protocol::Http2, &[listener.local_addr().unwrap()]);
@@ -232,7 +232,7 @@ async fn calls_before_a_server_says_how_many_it_allows_are_not_too_many() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cancelled_calls_leave_nothing_behind() {
+async fn cancelled_calls_leave_no_counts_or_connections() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let (slow, gate) = waiting().await;
@@ -311,7 +311,7 @@ async fn a_deadline_says_which_limit_ended_the_call() {
 }
 
 #[tokio::test]
-async fn a_deadline_that_a_slow_server_missed_once_is_no_verdict() {
+async fn single_missed_deadline_ejects_no_endpoint() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let (server, _gate) = waiting().await;
@@ -329,7 +329,7 @@ async fn a_deadline_that_a_slow_server_missed_once_is_no_verdict() {
 }
 
 #[tokio::test]
-async fn a_caller_that_goes_away_says_nothing_of_the_server() {
+async fn cancelled_call_does_not_count_as_server_failure() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let gate = Arc::new(Semaphore::new(0));
@@ -377,7 +377,7 @@ async fn vanished() -> (std::net::SocketAddr, Vec<TcpStream>, TcpListener) {
 }
 
 #[tokio::test]
-async fn a_lost_host_leaves_time_for_an_attempt_at_another_one() {
+async fn lost_host_leaves_time_for_another_attempt() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let (gone, _waiting, _listener) = vanished().await;
@@ -555,7 +555,7 @@ async fn a_shard_without_a_holder_ends_with_the_servers_response() {
 }
 
 #[tokio::test]
-async fn connections_to_endpoints_that_are_gone_close() {
+async fn connections_to_removed_endpoints_close() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let servers = [Server::echo("a").await, Server::echo("b").await];

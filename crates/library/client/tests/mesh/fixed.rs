@@ -12,7 +12,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn a_mesh_of_fixed_addresses_needs_nothing_else() {
+async fn fixed_address_mesh_needs_no_agent() {
     let (one, two) = (Server::echo("one").await, Server::echo("two").await);
     let mesh = Mesh::fixed([("shop/cart", one.address), ("shop/cart", two.address)]).await.unwrap();
     let service = mesh.service("shop/cart").unwrap();
@@ -25,7 +25,7 @@ async fn a_mesh_of_fixed_addresses_needs_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_change_is_in_effect_when_it_returns() {
+async fn fixed_mesh_change_applies_before_it_returns() {
     let (one, two) = (Server::echo("one").await, Server::echo("two").await);
     let fixed = FixedMesh::new().unwrap();
     let service = fixed.mesh().service("shop/cart").unwrap();
@@ -66,7 +66,7 @@ async fn keys_choose_the_shard() {
 }
 
 #[tokio::test]
-async fn faults_statuses_and_delays_are_injected_until_they_are_not() {
+async fn injected_faults_apply_until_removed() {
     let server = Server::echo("one").await;
     let fixed = FixedMesh::new().unwrap();
     fixed.serve("shop/cart", Protocol::Http1, [server.address]).await.unwrap();

@@ -113,7 +113,7 @@ async fn a_generated_client_calls_by_name() {
 }
 
 #[tokio::test]
-async fn a_two_way_stream_goes_both_ways_at_once() {
+async fn bidirectional_stream_flows_both_ways_concurrently() {
     let rig = Rig::start().await;
     rig.replicated("shop/cart", Protocol::Grpc, &[shop().await]);
     let mut client = tonic::client::Grpc::new(rig.mesh().await.service("shop/cart").unwrap());

@@ -110,7 +110,7 @@ pub(crate) fn to(path: &str, grpc: bool) -> Request<fairmesh_client::Body> {
 }
 
 #[tokio::test]
-async fn what_servers_report_is_kept_and_shown() {
+async fn server_load_reports_are_stored_and_shown() {
     let rig = Rig::start().await;
     let cases = [
         ("shop/one", Protocol::Http1, false),
@@ -151,7 +151,7 @@ async fn what_servers_report_is_kept_and_shown() {
 }
 
 #[tokio::test]
-async fn a_long_response_stays_outstanding_but_keeps_no_old_state() {
+async fn long_response_stays_outstanding_but_frees_its_snapshot() {
     let rig = Rig::start().await;
     for (name, protocol) in [("shop/one", Protocol::Http1), ("shop/two", Protocol::Http2)] {
         let (address, frames) = streaming().await;
@@ -177,7 +177,7 @@ async fn a_long_response_stays_outstanding_but_keeps_no_old_state() {
 }
 
 #[tokio::test]
-async fn reports_that_cannot_be_true_are_counted_and_not_kept() {
+async fn implausible_load_reports_are_counted_and_dropped() {
     let rig = Rig::start().await;
     let server = Server::start(async |request: Request<Bytes>| {
         let mut answer = text(200, "");

@@ -15,7 +15,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn calls_continue_without_the_agent_and_follow_it_when_it_is_back() {
+async fn calls_continue_without_the_agent_and_follow_its_return() {
     let mut rig = Rig::start().await;
     let servers = [Server::echo("a").await, Server::echo("b").await];
     rig.replicated("shop/one", Protocol::Http1, &[servers[0].address]);
@@ -37,7 +37,7 @@ async fn calls_continue_without_the_agent_and_follow_it_when_it_is_back() {
 }
 
 #[tokio::test]
-async fn a_program_can_wait_for_the_mesh_and_is_told_that_it_was_not_reached() {
+async fn waiting_for_an_unreachable_mesh_fails_with_a_reason() {
     let mut rig = Rig::start().await;
     let server = Server::echo("a").await;
     rig.replicated("shop/one", Protocol::Http1, &[server.address]);
@@ -61,7 +61,7 @@ async fn a_program_can_wait_for_the_mesh_and_is_told_that_it_was_not_reached() {
 }
 
 #[tokio::test]
-async fn what_the_agent_left_on_disk_is_used_when_it_cannot_be_reached() {
+async fn program_uses_the_agents_saved_copy_when_the_agent_is_down() {
     let mut rig = Rig::start().await;
     let server = Server::echo("a").await;
     rig.replicated("shop/one", Protocol::Http2, &[server.address]);
@@ -81,7 +81,7 @@ async fn what_the_agent_left_on_disk_is_used_when_it_cannot_be_reached() {
 }
 
 #[tokio::test]
-async fn a_local_only_service_is_called_from_the_region_that_the_agent_left_word_of() {
+async fn local_only_call_uses_the_region_saved_by_the_agent() {
     let mut rig = Rig::start().await;
     let server = Server::echo("a").await;
     rig.replicated("shop/one", Protocol::Http1, &[server.address]);
@@ -108,7 +108,7 @@ fn leave_copy(rig: &Rig, name: &str, only: Option<Region>) {
 }
 
 #[tokio::test]
-async fn calls_fail_soon_while_the_agent_has_nothing_to_serve_and_go_once_it_has() {
+async fn calls_fail_fast_until_the_agent_has_records() {
     let rig = Rig::start().await;
     let server = Server::echo("a").await;
     rig.replicated("shop/one", Protocol::Http1, &[server.address]);
@@ -148,7 +148,7 @@ async fn without_agent_and_copy_calls_fail_soon_with_instructions() {
 }
 
 #[tokio::test]
-async fn a_route_splits_to_a_service_that_is_fetched_as_well() {
+async fn split_fetches_the_records_of_its_backends() {
     let rig = Rig::start().await;
     let servers = [Server::echo("a").await, Server::echo("b").await];
     rig.replicated("shop/one", Protocol::Http1, &[servers[0].address]);

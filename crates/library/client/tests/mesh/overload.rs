@@ -35,7 +35,7 @@ async fn full(who: &'static str) -> Server {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_call_that_one_server_has_no_room_for_goes_to_another_and_nothing_is_held_against_the_first() {
+async fn overloaded_servers_call_is_retried_elsewhere_without_penalty() {
     let rig = Rig::start().await;
     let (full, echo) = (full("shop/cart/i0").await, Server::echo("echo").await);
     rig.replicated("shop/cart", Protocol::Http1, &[full.address, echo.address]);
@@ -59,7 +59,7 @@ async fn a_call_that_one_server_has_no_room_for_goes_to_another_and_nothing_is_h
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refusal_that_a_server_hands_on_does_not_have_its_own_call_repeated() {
+async fn relayed_overload_refusal_is_not_retried() {
     // What an instance of another service said, or this one's neighbour.
     for who in ["shop/stock/i0", "shop/cart/i1", "i0"] {
         let rig = Rig::start().await;
@@ -84,7 +84,7 @@ async fn a_refusal_that_a_server_hands_on_does_not_have_its_own_call_repeated() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_gives_up_a_call_once_the_time_that_its_route_gives_it_has_passed() {
+async fn server_ends_a_call_after_its_routes_server_timeout() {
     let layer = ServerLayer::default();
     let address = serve(layer.layer(service_fn(async |_: Request<Incoming>| {
         tokio::time::sleep(Duration::from_secs(60)).await;
@@ -140,7 +140,7 @@ async fn a_timeout_on_both_sides_has_one_outcome() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_response_with_a_fault_is_that_fault_and_one_with_an_unknown_fault_is_a_response() {
+async fn known_fault_response_is_a_fault_and_unknown_one_a_response() {
     let faulty = Server::start(async |request| {
         let mut answer = text(429, "made on the way");
         let label = request.uri().path().trim_start_matches('/').to_owned();

@@ -49,7 +49,7 @@ async fn timed(service: &ServiceHandle, path: &str) -> (u16, String, Duration) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lookaside_that_is_silent_takes_half_of_a_calls_time_at_most_and_later_none() {
+async fn silent_lookaside_delays_a_call_by_half_its_deadline_once() {
     let (accepted, silent) = silent().await;
     let rig = Rig::start().await;
     let server = told().await;

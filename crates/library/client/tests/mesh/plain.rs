@@ -256,7 +256,7 @@ async fn outcomes(counts: Option<&mut FastCounts>) -> Vec<Outcome> {
 }
 
 #[tokio::test]
-async fn a_fast_call_ends_as_a_parsed_one() {
+async fn fast_path_call_has_the_outcome_of_a_parsed_call() {
     let mut counts = FastCounts::default();
     let (parsed, fast) = (outcomes(None).await, outcomes(Some(&mut counts)).await);
     for (seed, (parsed, fast)) in parsed.iter().zip(&fast).enumerate() {

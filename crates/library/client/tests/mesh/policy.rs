@@ -114,7 +114,7 @@ async fn a_redirect_is_a_direct_response() {
 }
 
 #[tokio::test]
-async fn faults_on_purpose_strike_their_share_and_are_counted() {
+async fn injected_faults_affect_their_share_and_are_counted() {
     let rig = Rig::start().await;
     let server = Server::echo("a").await;
     let half: Share = "50%".parse().unwrap();
@@ -142,7 +142,7 @@ async fn faults_on_purpose_strike_their_share_and_are_counted() {
 }
 
 #[tokio::test]
-async fn a_wait_on_purpose_lasts_at_most_until_the_deadline() {
+async fn injected_delay_ends_at_the_deadline() {
     let rig = Rig::start().await;
     let server = Server::echo("a").await;
     let delay = |time| Actions { delay: Some(Delay { share: Share::ALL, time }), ..Actions::default() };
@@ -284,7 +284,7 @@ async fn hedges_are_paid_for_by_the_retry_budget() {
 }
 
 #[tokio::test]
-async fn copies_go_to_the_mirror_and_never_hold_up_the_call() {
+async fn mirrored_requests_never_delay_the_call() {
     let rig = Rig::start().await;
     let (server, shadow) = (Server::echo("a").await, Server::echo("shadow").await);
     let mirror = |service: &str| Some(Mirror { service: named(service), share: Share::ALL });
@@ -389,7 +389,7 @@ async fn a_session_stays_with_its_endpoint() {
 }
 
 #[tokio::test]
-async fn a_split_to_an_undeclared_service_is_a_clear_fault_and_counted() {
+async fn split_to_undeclared_service_fails_clearly_and_is_counted() {
     let rig = Rig::start().await;
     let server = Server::echo("a").await;
     let (mesh, service) =

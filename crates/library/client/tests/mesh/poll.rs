@@ -109,7 +109,7 @@ fn never_asking() -> Policy {
 }
 
 #[tokio::test]
-async fn the_load_that_others_put_on_a_server_is_known_without_a_call_there() {
+async fn poll_learns_load_caused_by_other_callers() {
     for (protocol, grpc) in [(Protocol::Http1, false), (Protocol::Http2, false), (Protocol::Grpc, true)] {
         let rig = Rig::start().await;
         let stations = ["a", "b", "c"].map(Station::new);
@@ -169,7 +169,7 @@ fn assert_polls_count_as_no_calls(protocol: Protocol, stats: &Stats, stations: &
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_know_the_question_is_left_alone() {
+async fn server_without_load_polls_is_not_polled_again() {
     for protocol in [Protocol::Http1, Protocol::Http2] {
         let rig = Rig::start().await;
         let asked = Arc::new(AtomicUsize::new(0));
@@ -243,7 +243,7 @@ async fn all_handles_share_polled_reports() {
 }
 
 #[tokio::test]
-async fn no_server_is_polled_where_that_is_disabled_or_useless() {
+async fn polling_is_off_when_disabled_or_useless() {
     let rig = Rig::start().await;
     let stations = ["a", "b", "c"].map(Station::new);
     let mut addresses = Vec::new();
@@ -356,7 +356,7 @@ async fn a_failed_poll_is_no_failure_of_the_endpoint() {
 }
 
 #[tokio::test]
-async fn servers_that_die_or_drain_are_not_asked_any_more_and_nothing_is_heard_of_it() {
+async fn dead_and_draining_servers_are_not_polled() {
     let rig = Rig::start().await;
     let stations = ["a", "b"].map(Station::new);
     let dying = Server::start(|_| async {
@@ -400,7 +400,7 @@ async fn servers_that_die_or_drain_are_not_asked_any_more_and_nothing_is_heard_o
 }
 
 #[tokio::test]
-async fn a_survey_looks_at_few_of_a_large_fleet() {
+async fn poll_round_examines_few_endpoints_of_a_large_fleet() {
     let rig = Rig::start().await;
     let address = Station::new("all").serve().await;
     rig.policy(
@@ -424,7 +424,7 @@ async fn a_survey_looks_at_few_of_a_large_fleet() {
 }
 
 #[tokio::test]
-async fn questions_keep_no_connection_that_calls_do_not_use() {
+async fn polls_keep_no_idle_connection_open() {
     for protocol in [Protocol::Http1, Protocol::Http2] {
         let rig = Rig::start().await;
         let stations = ["a", "b"].map(Station::new);

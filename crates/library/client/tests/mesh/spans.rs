@@ -97,7 +97,7 @@ async fn a_call_and_each_of_its_attempts_leave_a_span() {
 }
 
 #[tokio::test]
-async fn the_parent_of_a_handle_is_sent_with_requests_that_have_none() {
+async fn handle_trace_parent_is_sent_unless_the_request_has_one() {
     let server = Server::start(async |request| {
         text(200, request.headers()["traceparent"].to_str().unwrap().to_owned())
     })
@@ -113,7 +113,7 @@ async fn the_parent_of_a_handle_is_sent_with_requests_that_have_none() {
 }
 
 #[tokio::test]
-async fn metrics_have_names_by_convention_and_the_values_of_stats() {
+async fn client_metrics_match_stats_and_naming_conventions() {
     let fixed = FixedMesh::new().unwrap();
     let service = fixed.mesh().service("shop/none").unwrap();
     ask(&service, get("/")).await.unwrap_err();

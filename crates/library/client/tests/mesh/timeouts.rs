@@ -119,7 +119,7 @@ fn failures(service: &fairmesh_client::ServiceHandle) -> u32 {
 }
 
 #[tokio::test]
-async fn a_stream_lives_for_as_long_as_it_moves_and_is_cut_when_it_falls_silent() {
+async fn stream_lives_while_active_and_ends_when_silent() {
     let (_rig, mesh) = services(Some(timeouts(None))).await;
     let both = stream::iter(ALL).for_each_concurrent(None, |protocol| {
         let service = mesh.service(name(protocol)).unwrap();
@@ -139,7 +139,7 @@ async fn a_stream_lives_for_as_long_as_it_moves_and_is_cut_when_it_falls_silent(
 }
 
 #[tokio::test]
-async fn an_upload_lives_for_as_long_as_it_moves() {
+async fn upload_lives_while_active() {
     let (_rig, mesh) = services(Some(timeouts(None))).await;
     let all = stream::iter(ALL).for_each_concurrent(None, |protocol| {
         let service = mesh.service(name(protocol)).unwrap();
@@ -162,7 +162,7 @@ async fn an_upload_lives_for_as_long_as_it_moves() {
 }
 
 #[tokio::test]
-async fn a_server_that_sends_no_headers_is_cut_and_the_call_is_not_made_again() {
+async fn missing_response_headers_time_out_without_a_retry() {
     let (_rig, mesh) = services(Some(timeouts(None))).await;
     for protocol in ALL {
         let service = mesh.service(name(protocol)).unwrap();
@@ -190,7 +190,7 @@ async fn a_total_timeout_ends_a_moving_call_and_the_shortest_applies() {
 }
 
 #[tokio::test]
-async fn a_total_timeout_cuts_a_response_that_is_read_slower_than_its_server_sends() {
+async fn total_timeout_ends_a_slowly_read_response() {
     let (_rig, mesh) = services(Some(timeouts(Some(IDLE)))).await;
     for protocol in ALL {
         let service = mesh.service(name(protocol)).unwrap();
@@ -205,7 +205,7 @@ async fn a_total_timeout_cuts_a_response_that_is_read_slower_than_its_server_sen
 }
 
 #[tokio::test]
-async fn the_end_of_a_response_counts_though_the_caller_is_late_to_look() {
+async fn response_end_counts_when_caller_polls_late() {
     let (_rig, mesh) = services(Some(timeouts(Some(IDLE)))).await;
     for protocol in ALL {
         let service = mesh.service(name(protocol)).unwrap();
@@ -221,7 +221,7 @@ async fn the_end_of_a_response_counts_though_the_caller_is_late_to_look() {
 }
 
 #[tokio::test]
-async fn a_server_is_sent_a_deadline_where_the_call_has_one() {
+async fn server_receives_the_deadline_of_the_call() {
     let (rig, mesh) = services(None).await;
     let day = Duration::from_secs(86_400);
     for protocol in ALL {

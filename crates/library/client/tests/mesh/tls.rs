@@ -188,7 +188,7 @@ async fn a_server_with_another_identity_gets_no_request() {
 }
 
 #[tokio::test]
-async fn a_call_that_a_server_rejects_for_its_certificate_is_known_to_be_unsent() {
+async fn call_refused_for_its_certificate_counts_as_unsent() {
     let domain = Domain::default();
     let address = serve("one", domain.process("shop/one")).await;
     let other = Domain::default();
@@ -236,7 +236,7 @@ fn has_connection(listener: &TcpListener) -> bool {
 }
 
 #[tokio::test]
-async fn a_plaintext_endpoint_gets_nothing_of_a_caller_with_an_identity() {
+async fn caller_with_identity_sends_nothing_to_plaintext_endpoints() {
     let domain = Domain::default();
     let honest = serve("one", domain.process("shop/one")).await;
     for protocol in PROTOCOLS {
@@ -266,7 +266,7 @@ async fn a_plaintext_endpoint_gets_nothing_of_a_caller_with_an_identity() {
 }
 
 #[tokio::test]
-async fn a_caller_that_gets_its_identity_late_connects_to_no_plaintext_endpoint() {
+async fn late_identity_caller_uses_no_plaintext_endpoint() {
     let domain = Domain::default();
     let rig = Rig::start().await;
     rig.service("shop/one", ServiceKind::Replicated, Protocol::Http1);
@@ -283,7 +283,7 @@ async fn a_caller_that_gets_its_identity_late_connects_to_no_plaintext_endpoint(
 }
 
 #[tokio::test]
-async fn a_tls_server_responds_to_no_plaintext() {
+async fn tls_server_answers_no_plaintext() {
     let domain = Domain::default();
     let (one, server) = start("one", domain.process("shop/one")).await;
     let mut stream = TcpStream::connect(one).await.unwrap();

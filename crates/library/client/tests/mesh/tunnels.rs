@@ -63,7 +63,7 @@ async fn said_again(mut stream: TcpStream) {
 }
 
 #[tokio::test]
-async fn a_connection_that_was_upgraded_is_the_callers_and_counts_as_a_stream() {
+async fn upgraded_connection_belongs_to_the_caller_as_a_stream() {
     let rig = Rig::start().await;
     let (address, mut heads) = echo(SWITCH).await;
     rig.replicated("shop/chat", Protocol::Http1, &[address]);
@@ -90,7 +90,7 @@ async fn a_connection_that_was_upgraded_is_the_callers_and_counts_as_a_stream() 
 }
 
 #[tokio::test]
-async fn a_connection_is_upgraded_only_where_both_sides_say_so() {
+async fn connection_upgrades_only_if_both_sides_agree() {
     let rig = Rig::start().await;
     let (switching, _heads) = echo(SWITCH).await;
     rig.replicated("shop/pushy", Protocol::Http1, &[switching]);
@@ -115,7 +115,7 @@ async fn a_connection_is_upgraded_only_where_both_sides_say_so() {
 }
 
 #[tokio::test]
-async fn who_connects_is_taken_to_a_server_that_can_be_reached() {
+async fn connect_is_sent_to_a_reachable_server() {
     let rig = Rig::start().await;
     let (there, mut heads) = echo("").await;
     rig.replicated("shop/db", Protocol::Http2, &[nobody().await, nobody().await, there]);

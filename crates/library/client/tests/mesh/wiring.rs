@@ -133,7 +133,7 @@ async fn a_server_that_fails_at_once_does_not_look_idle() {
 }
 
 #[tokio::test]
-async fn where_all_fail_all_are_called_and_a_metric_says_panic() {
+async fn panic_calls_all_failing_endpoints_and_is_counted() {
     let rig = Rig::start().await;
     let mut servers = Vec::new();
     for _ in 0..3 {
@@ -163,7 +163,7 @@ async fn until_called(servers: &[Server], least: usize, call: impl AsyncFn()) {
 }
 
 #[tokio::test]
-async fn verdicts_against_all_are_ignored_and_a_metric_says_so() {
+async fn verdicts_against_all_endpoints_are_ignored_and_counted() {
     let rig = Rig::start().await;
     let server = Server::echo("only").await;
     rig.replicated("shop/one", Protocol::Http1, &[server.address]);
@@ -187,7 +187,7 @@ async fn verdicts_against_all_are_ignored_and_a_metric_says_so() {
 }
 
 #[tokio::test]
-async fn latencies_are_learnt_where_picks_go_by_them() {
+async fn latency_policy_records_latencies() {
     for protocol in [Protocol::Http1, Protocol::Http2] {
         let rig = Rig::start().await;
         let takes = async |ms| {

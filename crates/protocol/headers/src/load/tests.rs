@@ -23,7 +23,7 @@ fn binary(value: &[u8]) -> Option<LoadReport> {
 }
 
 #[test]
-fn the_short_forms_are_those_of_the_own_server() {
+fn short_load_forms_match_the_servers() {
     let own = base64(&OrcaReport::of_outstanding(3).to_binary());
     assert_eq!(
         own.strip_prefix(SHORT_BINARY).map(<[u8]>::len),
@@ -136,7 +136,7 @@ fn streams_and_the_metric_of_the_policy_are_read() {
 }
 
 #[test]
-fn metrics_that_a_policy_may_name_are_given_in_both_forms() {
+fn metrics_are_written_in_both_forms() {
     let named = BTreeMap::from([
         ("queue".to_owned(), 7.5),
         ("negative".to_owned(), -1.0),

@@ -262,7 +262,7 @@ fn informational_responses_are_delivered_except_100() {
 }
 
 #[test]
-fn a_truncated_response_is_none() {
+fn truncated_response_is_incomplete() {
     for text in [
         "HTTP/1.1 200 O",
         "HTTP/1.1 100 Continue\r\n\r\n",

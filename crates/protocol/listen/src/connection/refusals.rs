@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusals_of_a_minute_close_a_connection_and_of_unknown_peers_fewer() {
+    fn repeated_refusals_close_a_connection_sooner_for_strangers() {
         for (is_known, max) in [(true, MAX_REFUSALS), (false, MAX_UNKNOWN_REFUSALS)] {
             let refusals = Refusals::default();
             assert!((0..max).all(|_| !refusals.exceed(is_known, 1)));

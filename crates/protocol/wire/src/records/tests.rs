@@ -126,7 +126,7 @@ fn only_canonical_keys_are_accepted() {
 }
 
 #[test]
-fn expressions_of_a_policy_are_found_wherever_a_route_has_them() {
+fn policy_expressions_are_found_in_every_route_field() {
     let has = |matches: Match| {
         let route = Route { matches, ..Route::new(Label::new("r").unwrap()) };
         has_expressions(&encode(&Policy { routes: vec![route], ..Default::default() }.into()))

@@ -269,7 +269,7 @@ fn changes(before: &Entries, after: &Entries) -> BTreeMap<Arc<str>, Change> {
 }
 
 #[test]
-fn a_move_and_a_split_are_patched_and_a_new_chunk_is_not() {
+fn moves_and_splits_are_patched_but_new_chunks_are_not() {
     let mut map = large(20_000);
     let before = encode_map(&cart(), &map);
     map.version = 2;

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_one_word_of_bounded_length_that_is_never_shown() {
+    fn bearer_token_is_a_bounded_word_and_never_printed() {
         let token = BearerToken::new(" ey.J-_.w==\n").unwrap();
         assert_eq!((token.secret(), format!("{token:?}")), ("ey.J-_.w==", "BearerToken".into()));
         assert!(token.header().is_sensitive());
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_shown_to_control_planes_only_and_never_in_plaintext() {
+    fn bearer_token_is_sent_only_to_control_planes_over_tls() {
         let address = "10.0.0.1:7400".parse().unwrap();
         let shown = |peer: &Identity| BearerToken::may_be_shown_to(peer, &address);
         let spiffe = |path: &str| Identity::Spiffe(format!("spiffe://prod/{path}").parse().unwrap());

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_program_is_known_by_its_socket() {
+    async fn peer_program_is_identified_by_its_socket() {
         let (one, _other) = UnixStream::pair().unwrap();
         let facts = facts(&one).unwrap();
         let own = std::env::current_exe().unwrap().to_string_lossy().into_owned();
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cgroup_of_version_2_counts() {
+    fn peer_program_uses_its_cgroup_of_version_2() {
         let text = "12:cpu:/other\n0::/system.slice/cart.service\n";
         assert_eq!(unified_cgroup(text).as_deref(), Some("/system.slice/cart.service"));
         assert_eq!(unified_cgroup("1:cpu:/x\n"), None);

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_is_remembered_while_it_has_a_connection_and_for_a_while_after_it() {
+    fn plaintext_caller_is_listed_until_after_its_last_connection() {
         let callers = PlaintextCallers::default();
         let (start, caller) = (Instant::now(), IpAddr::V4(Ipv4Addr::LOCALHOST));
         let [first, second] = [(); 2].map(|()| callers.note_address(caller, start));
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_with_a_connection_makes_no_room_for_those_that_have_none() {
+    fn connected_plaintext_caller_is_never_evicted_for_others() {
         let callers = PlaintextCallers::default();
         let (start, address) = (Instant::now(), |n: usize| IpAddr::V4(Ipv4Addr::from_bits(n as u32)));
         let connected = callers.note_address(address(0), start);

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn other_fields_stay_as_they_are() {
+    fn unix_authority_rewrite_keeps_other_fields() {
         let huffman = [&[0x41, 0x83][..], b"%%%"].concat();
         for field in [field(0x40, Some(":authorize"), "a%2Fb"), field(0x40, Some(":auth"), "a%b"), huffman] {
             let original = sent(&field);

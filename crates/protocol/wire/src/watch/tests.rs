@@ -88,7 +88,7 @@ async fn the_client_gets_the_final_status() {
 }
 
 #[tokio::test]
-async fn an_unsupported_version_is_distinguished_from_a_foreign_server() {
+async fn unsupported_version_differs_from_a_foreign_server() {
     let over = async |server: fn(WatchServer<DuplexStream>) -> tokio::task::JoinHandle<()>| {
         let (near, far) = duplex(1024);
         let serving = tokio::spawn(async move { server(accept(far).await).await.unwrap() });
@@ -227,7 +227,7 @@ async fn a_watcher_that_only_sends_ends_the_watch() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_large_request_claims_memory_of_its_connection_until_it_is_complete() {
+async fn large_request_claims_connection_memory_until_complete() {
     const MAX: usize = 16 << 20;
     let acceptor = Acceptor::new("test", Limits::calls(), Memory::default());
     let stream = acceptor.accept(|_| Poll::Ready(Ok(duplex(1).0))).await;

@@ -71,7 +71,7 @@ impl Streams {
 }
 
 #[test]
-fn a_stream_that_has_sent_takes_no_wake_up_of_a_waiting_one() {
+fn finished_stream_steals_no_wake_up() {
     let mut streams = Streams::begin(18);
     assert!(!streams.says(0, vec![b'x'; 100_000]), "more than is kept at once");
     for index in 1..18 {
@@ -86,7 +86,7 @@ fn a_stream_that_has_sent_takes_no_wake_up_of_a_waiting_one() {
 }
 
 #[test]
-fn an_empty_end_does_not_wait() {
+fn empty_end_of_stream_does_not_wait() {
     let mut streams = Streams::begin(2);
     assert!(!streams.says(0, vec![b'x'; 100_000]));
     let context = Context::from_waker(Waker::noop());

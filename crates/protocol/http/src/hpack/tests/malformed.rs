@@ -9,7 +9,7 @@ fn why(block: &[u8]) -> &'static str {
 }
 
 #[test]
-fn indices_lie_in_the_table() {
+fn indices_outside_the_table_are_refused() {
     assert_eq!(why(&hex("80")), "index 0");
     assert_eq!(why(&hex("be")), "an index beyond the tables");
     assert_eq!(why(&hex("7f00 00")), "an index beyond the tables");
@@ -29,7 +29,7 @@ fn integers_are_bounded() {
 }
 
 #[test]
-fn blocks_end_with_a_field() {
+fn truncated_header_block_is_refused() {
     assert_eq!(decode(&mut Decoder::default(), b""), Ok(vec![]));
     for short in ["ff", "ff80", "40", "4001", "400161", "0161"] {
         assert!(why(&hex(short)).starts_with("the block ends within a"), "{short}");
@@ -39,7 +39,7 @@ fn blocks_end_with_a_field() {
 }
 
 #[test]
-fn strings_are_padded_by_few_ones() {
+fn invalid_huffman_padding_is_refused() {
     // "0" takes 5 bits, 00000, and "a" as many, 00011.
     for good in ["81 07", "82 001f", "82 1fff"] {
         let block = hex(&format!("0f00 {good}"));

@@ -68,7 +68,7 @@ async fn every_kind_of_flood_ends_the_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_does_not_read_is_not_read() {
+async fn server_stops_reading_a_client_that_does_not_read() {
     let mut client = Client::new().await;
     let _asked = client.request(&post(1, &[])).await;
     // Far more than both directions of the pipe hold.

@@ -172,7 +172,7 @@ async fn too_large_headers_get_a_431() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_header_limits_are_those_of_http1_and_a_split_cookie_counts_once() {
+async fn header_limits_equal_http1_and_split_cookies_count_once() {
     let mut client = Client::new().await;
     let with = |stream, count: usize| {
         let fields = [&GET[..], &[("x-a", "b")].repeat(count), &[("cookie", "c=d")].repeat(200)].concat();
@@ -236,7 +236,7 @@ async fn late_frames_on_a_stream_that_was_reset_long_ago_are_ignored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_length_is_forwarded_as_one_number() {
+async fn duplicate_equal_lengths_are_forwarded_once() {
     let mut client = Client::new().await;
     let fields = [("content-length", "3, 3"), ("content-length", " 3")];
     let dispatched =
