@@ -52,7 +52,7 @@ replays! {
 }
 
 #[test]
-fn every_target_is_replayed_and_given_to_libfuzzer() {
+fn every_fuzz_target_is_replayed_and_built_for_libfuzzer() {
     let targets: BTreeSet<_> = TARGETS.iter().map(|(name, _)| (*name).to_owned()).collect();
     assert_eq!(targets, REPLAYED.iter().map(|name| (*name).to_owned()).collect());
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("libfuzzer/fuzz_targets");

@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_grid_is_every_combination_and_the_baseline() {
+    fn sweep_grid_has_every_combination_and_the_baseline() {
         let grid: Grid = serde_json::from_value(serde_json::json!({
             "name": "subsets",
             "fleets": {"from": 0, "count": 2},

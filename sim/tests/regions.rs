@@ -33,7 +33,7 @@ fn shifts_begin_at_the_threshold() {
 }
 
 #[test]
-fn a_drain_ends_where_the_others_have_no_room() {
+fn drain_stops_when_other_regions_are_full() {
     let report = play("region-drain-full");
     // The end of the last interval is that of the simulation, before anything is planned from it.
     let last_keep = |report: &TrafficReport| report.rounds.iter().rev().find_map(|round| round.keep);
@@ -80,7 +80,7 @@ fn no_table_changes_while_reports_are_wrong() {
 }
 
 #[test]
-fn late_reports_are_planned_with_until_they_are_stale() {
+fn late_reports_are_used_until_stale() {
     let scenario = scenario("region-late-reports");
     let [late, stale] = &scenario.traffic.as_ref().unwrap().faults[..] else { panic!("two faults") };
     let report = play_scenario(&scenario);
@@ -96,7 +96,7 @@ fn late_reports_are_planned_with_until_they_are_stale() {
 }
 
 #[test]
-fn calls_of_a_region_that_crashes_are_spread_at_once_and_by_rings_alone_they_fill_the_neighbour() {
+fn crashed_regions_calls_are_spread_instead_of_filling_a_neighbour() {
     let scenario = scenario("region-crash");
     let of_others = |report: &TrafficReport| {
         let from_crash = rounds_within(report, 61.0, 80.0);
@@ -111,7 +111,7 @@ fn calls_of_a_region_that_crashes_are_spread_at_once_and_by_rings_alone_they_fil
 }
 
 #[test]
-fn no_zone_is_loaded_above_the_others_and_as_many_calls_stay_as_that_allows() {
+fn zones_are_loaded_equally_and_keep_possible_calls() {
     let report = play("region-zones");
     // Of 35 callers 10, 20 and 5; of 12 servers 6, 3 and 3.
     let (calls, power) = ([10.0, 20.0, 5.0].map(|n| n / 35.0), [0.5, 0.25, 0.25]);
@@ -130,7 +130,7 @@ fn no_zone_is_loaded_above_the_others_and_as_many_calls_stay_as_that_allows() {
 }
 
 #[test]
-fn a_region_that_vanishes_with_its_callers_takes_no_room_and_is_called_as_soon_as_it_returns() {
+fn vanished_region_uses_no_capacity_and_is_called_on_return() {
     let report = play("region-dark");
     let dark: Vec<&Round> = rounds_within(&report, 64.0, 161.0).collect();
     assert!(dark.len() > 40);

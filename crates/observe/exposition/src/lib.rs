@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_asks_for_nothing_gets_the_text_of_prometheus() {
+    fn metrics_default_to_prometheus_text() {
         for accept in [None, Some("text/plain"), Some("*/*"), Some("text/html,*/*;q=0.8")] {
             let (form, text) = read(accept);
             assert_eq!(form, PROMETHEUS_TEXT, "{accept:?}");
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_prefers_openmetrics_gets_it_with_the_metrics_of_the_process() {
+    fn openmetrics_is_served_on_request_with_process_metrics() {
         let prometheus = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,\
             application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=0.0.4;q=0.2,*/*;q=0.1";
         let (form, text) = read(Some(prometheus));

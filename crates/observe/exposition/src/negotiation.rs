@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_preference_of_the_reader_decides() {
+    fn metrics_format_follows_the_accept_header() {
         for (accept, expected) in [
             ("application/openmetrics-text", true),
             ("Application/OpenMetrics-Text; Version=\"1.0.0\"; charset=utf-8", true),

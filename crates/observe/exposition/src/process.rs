@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_with_spaces_and_parentheses_moves_no_field() {
+    fn process_name_with_parentheses_shifts_no_field() {
         let stat = format!("7 (a) b (c) S {}", (1..=30).map(|n| n.to_string()).collect::<Vec<_>>().join(" "));
         // The state is the field before the first number.
         assert_eq!((field(&stat, THREADS), field(&stat, START_TICKS)), (Some(17), Some(19)));

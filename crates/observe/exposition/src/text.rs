@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn comments_have_the_names_of_samples() {
+    fn metric_comments_use_sample_names() {
         let open_metrics = "# HELP a_b Bytes.\n# TYPE a_b gauge\n# UNIT a_b b\na_b{l=\"# x\"} 1\n\
             # HELP c Calls.\n# TYPE c counter\nc_total 2\n# HELP d D.\n# TYPE d histogram\nd_bucket{le=\"+Inf\"} 0\n# EOF\n";
         let expected = "# HELP a_b Bytes\n# TYPE a_b gauge\na_b{l=\"# x\"} 1\n\

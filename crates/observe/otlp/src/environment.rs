@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn samplers_are_those_of_the_specification() {
+    fn samplers_match_the_opentelemetry_specification() {
         let sampler = |name, argument: &str| {
             read(&[("OTEL_TRACES_SAMPLER", name), ("OTEL_TRACES_SAMPLER_ARG", argument)]).sampler
         };

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_is_taken_by_the_trace_id() {
+    fn sampler_decides_by_trace_id() {
         let taken = |share| {
             let ids = (0..1_000_u128).map(|n| n * (u128::from(u64::MAX) / 1_000));
             ids.filter(|id| RootSampler::share(share).takes(*id, || 0)).count()

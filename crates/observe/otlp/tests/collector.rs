@@ -111,7 +111,7 @@ async fn spans_arrive_over_grpc_and_rejected_ones_are_counted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unavailable_collector_costs_spans_and_nothing_else() {
+async fn unavailable_collector_loses_only_spans() {
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let exporter = exporter(&format!("http://{closed}"));
     exporter.export((1..=10_000).map(span));

@@ -88,14 +88,14 @@ mod tests {
     }
 
     #[test]
-    fn binaries_are_called_by_package_and_target() {
+    fn test_binaries_are_named_by_package_and_target() {
         let id = |kind, name| read(&message(kind, name, Some("/w/target/x"))).unwrap().id;
         assert_eq!(id("lib", "fairmesh_client"), "client");
         assert_eq!(id("test", "mesh"), "client::mesh");
     }
 
     #[test]
-    fn only_what_can_be_run_as_a_test_is_one() {
+    fn only_runnable_artifacts_count_as_tests() {
         assert!(read(&message("lib", "fairmesh_client", None)).is_none());
         let mut library = message("bin", "fairmesh", Some("/w/target/fairmesh"));
         library["profile"]["test"] = json!(false);

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_counted() {
+    fn every_documentation_test_is_counted() {
         let output = "running 3 tests\ntest src/lib.rs - A (line 3) ... ok\ntest src/lib.rs - B (line 9) ... FAILED\n\
                       test src/lib.rs - C (line 12) - compile ... ok\ntest src/a.rs - D (line 1) ... ignored\n\
                       test result: FAILED. 2 passed; 1 failed; 1 ignored\n";

@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_are_parts_of_names() {
+    fn filter_matches_part_of_a_name() {
         let some = options(&["tls::", "mesh::poll"]);
         assert!(some.selects("fairmesh::faults::tls::a") && some.selects("client::mesh::poll::b"));
         assert!(!some.selects("client::mesh::policy::c"));

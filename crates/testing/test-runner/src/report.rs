@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_succeeds_when_something_ran_and_nothing_failed() {
+    fn run_succeeds_if_tests_ran_and_none_failed() {
         assert!(close(&[Outcome::Passed], true));
         assert!(!close(&[], false), "nothing ran");
         assert!(!close(&[Outcome::Passed, Outcome::Failed("exit code 101".into())], false));
@@ -184,13 +184,13 @@ mod tests {
     }
 
     #[test]
-    fn failed_tests_that_pass_alone_fail_the_run_when_they_are_three() {
+    fn three_flaky_tests_fail_the_run() {
         assert!(close_repeated(&[Outcome::Passed, Outcome::Passed]));
         assert!(!close_repeated(&[Outcome::Passed, Outcome::Passed, Outcome::Passed]));
     }
 
     #[test]
-    fn failed_test_that_does_not_pass_alone_fails_the_run() {
+    fn repeatedly_failing_test_fails_the_run() {
         for again in [
             Outcome::Failed("exit code 101".into()),
             Outcome::Skipped("no etcd".into()),
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_skipped_test_fails_the_run_only_where_none_may_be() {
+    fn skipped_test_fails_the_run_only_if_forbidden() {
         let outcomes = [Outcome::Passed, Outcome::Skipped("no etcd".into())];
         assert!(close(&outcomes, false));
         assert!(!close(&outcomes, true));

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_outcome_is_how_the_process_ended_and_what_it_said() {
+    async fn test_outcome_follows_exit_status_and_output() {
         assert_eq!(sh("echo fine").await, Outcome::Passed);
         assert_eq!(sh("echo 'skipped: no disk' >&2").await, Outcome::Skipped("no disk".into()));
         assert_eq!(sh("echo 'skipped: no disk'; exit 101").await, Outcome::Failed("exit code 101".into()));
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_run_that_is_given_up_takes_its_processes_along() {
+    async fn cancelled_run_kills_its_processes() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("pid");
         let mut command = Command::new("sh");

@@ -163,7 +163,7 @@ mod tests {
     use crate::build::Binary;
 
     #[test]
-    fn the_longest_begin_first() {
+    fn longest_tests_are_scheduled_first() {
         let test = |id: &str, name: &str| Test {
             binary: Arc::new(Binary { id: id.into(), path: "x".into(), package: "y".into() }),
             name: name.into(),

@@ -27,7 +27,7 @@ const FILES: [&str; 15] = [
 ];
 
 #[test]
-fn the_generated_types_are_those_of_the_protocol() {
+fn generated_types_match_the_protocol() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
     let descriptors = protox::compile(FILES, [root.join("proto")]).unwrap();
     let out = tempfile::tempdir().unwrap();
