@@ -85,14 +85,14 @@ enum NotIssued {
 pub struct ProgramIdentity {
     workload: Arc<Workload>,
     progress: Arc<Progress>,
-    following: Following,
+    following: RevocationTask,
     states_calls: bool,
     _tasks: Arc<[AbortOnDropHandle<()>; 2]>,
 }
 
 /// The task that follows revocations.
 #[derive(Clone, Debug, Default)]
-struct Following {
+struct RevocationTask {
     stop: CancellationToken,
     ended: CancellationToken,
 }
@@ -293,9 +293,9 @@ impl ProgramIdentity {
 fn follow_revocations(
     workload: &Arc<Workload>,
     source: RevocationSource,
-) -> (Following, impl Future<Output = ()> + Send + 'static) {
-    let following = Following::default();
-    let Following { stop, ended } = following.clone();
+) -> (RevocationTask, impl Future<Output = ()> + Send + 'static) {
+    let following = RevocationTask::default();
+    let RevocationTask { stop, ended } = following.clone();
     let followed = revocations::follow_until(Arc::clone(workload), source, stop);
     // The guard is dropped with the task, even if the task never ran: `close` never waits for an aborted task.
     let ended = ended.drop_guard();
