@@ -75,7 +75,7 @@ pub(crate) struct Tracked {
 
 /// Which half of a connection is waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Half {
+pub(crate) enum StreamHalf {
     Read,
     Write,
 }
@@ -272,10 +272,10 @@ impl Tracked {
     }
 
     /// Registers the task of a waiting half, which a revocation of the peer wakes.
-    pub(crate) fn wait(&self, half: Half, cx: &Context<'_>) -> io::Result<()> {
+    pub(crate) fn wait(&self, half: StreamHalf, cx: &Context<'_>) -> io::Result<()> {
         match half {
-            Half::Read => self.open.reader.register(cx.waker()),
-            Half::Write => self.open.writer.register(cx.waker()),
+            StreamHalf::Read => self.open.reader.register(cx.waker()),
+            StreamHalf::Write => self.open.writer.register(cx.waker()),
         }
         self.check()
     }

@@ -20,7 +20,7 @@ use tokio_rustls::{
 
 use crate::{
     Trust, Usage,
-    connections::{CertificateFacts, Connections, Half, Tracked},
+    connections::{CertificateFacts, Connections, StreamHalf, Tracked},
     trust,
 };
 
@@ -103,7 +103,7 @@ impl TlsStream {
     fn or_revoked<T>(
         &self,
         polled: Poll<io::Result<T>>,
-        half: Half,
+        half: StreamHalf,
         cx: &Context<'_>,
     ) -> Poll<io::Result<T>> {
         if let (Poll::Pending, Some(tracked)) = (&polled, &self.tracked) {
@@ -188,7 +188,7 @@ impl AsyncRead for TlsStream {
             return Poll::Ready(Err(error));
         }
         let polled = Pin::new(&mut self.stream).poll_read(cx, buf).map_err(as_refusal);
-        self.or_revoked(polled, Half::Read, cx)
+        self.or_revoked(polled, StreamHalf::Read, cx)
     }
 }
 
@@ -196,7 +196,7 @@ impl AsyncWrite for TlsStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         self.check()?;
         let polled = Pin::new(&mut self.stream).poll_write(cx, buf);
-        self.or_revoked(polled, Half::Write, cx)
+        self.or_revoked(polled, StreamHalf::Write, cx)
     }
 
     fn poll_write_vectored(
@@ -206,7 +206,7 @@ impl AsyncWrite for TlsStream {
     ) -> Poll<io::Result<usize>> {
         self.check()?;
         let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
-        self.or_revoked(polled, Half::Write, cx)
+        self.or_revoked(polled, StreamHalf::Write, cx)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -215,7 +215,7 @@ impl AsyncWrite for TlsStream {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let polled = Pin::new(&mut self.stream).poll_flush(cx);
-        self.or_revoked(polled, Half::Write, cx)
+        self.or_revoked(polled, StreamHalf::Write, cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
