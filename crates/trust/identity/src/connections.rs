@@ -53,12 +53,12 @@ pub(crate) struct Connections {
 #[derive(Debug, Default)]
 struct OpenConnections {
     next: u64,
-    by_number: HashMap<u64, Arc<Open>>,
+    by_number: HashMap<u64, Arc<OpenConnection>>,
 }
 
 /// A connection that another task can end.
 #[derive(Debug)]
-struct Open {
+struct OpenConnection {
     peer: CertificateFacts,
     is_revoked: AtomicBool,
     reader: AtomicWaker,
@@ -68,7 +68,7 @@ struct Open {
 /// Keeps a connection listed as open while it lives.
 #[derive(Debug)]
 pub(crate) struct Tracked {
-    open: Arc<Open>,
+    open: Arc<OpenConnection>,
     number: u64,
     connections: Arc<Connections>,
 }
@@ -236,7 +236,7 @@ impl Connections {
     /// Adds a connection after its handshake. A resumed handshake verified nothing, so the peer is checked here.
     pub(crate) fn track(self: &Arc<Self>, peer: CertificateFacts) -> Result<Tracked, Refused> {
         let (reader, writer) = (AtomicWaker::new(), AtomicWaker::new());
-        let open = Arc::new(Open { peer, is_revoked: AtomicBool::new(false), reader, writer });
+        let open = Arc::new(OpenConnection { peer, is_revoked: AtomicBool::new(false), reader, writer });
         let mut all = self.open();
         let number = all.next;
         all.next += 1;
