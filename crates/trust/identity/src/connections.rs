@@ -67,7 +67,7 @@ struct OpenConnection {
 
 /// Keeps a connection listed as open while it lives.
 #[derive(Debug)]
-pub(crate) struct Tracked {
+pub(crate) struct TrackedConnection {
     open: Arc<OpenConnection>,
     number: u64,
     connections: Arc<Connections>,
@@ -234,7 +234,7 @@ impl Connections {
     }
 
     /// Adds a connection after its handshake. A resumed handshake verified nothing, so the peer is checked here.
-    pub(crate) fn track(self: &Arc<Self>, peer: CertificateFacts) -> Result<Tracked, Refused> {
+    pub(crate) fn track(self: &Arc<Self>, peer: CertificateFacts) -> Result<TrackedConnection, Refused> {
         let (reader, writer) = (AtomicWaker::new(), AtomicWaker::new());
         let open = Arc::new(OpenConnection { peer, is_revoked: AtomicBool::new(false), reader, writer });
         let mut all = self.open();
@@ -242,7 +242,7 @@ impl Connections {
         all.next += 1;
         all.by_number.insert(number, Arc::clone(&open));
         drop(all);
-        let tracked = Tracked { open, number, connections: Arc::clone(self) };
+        let tracked = TrackedConnection { open, number, connections: Arc::clone(self) };
         // The check follows the insertion, so that a later revocation finds the connection.
         tracked.open.peer.check_all(&self.revocations.current(), &self.federation)?;
         Ok(tracked)
@@ -253,7 +253,7 @@ impl Connections {
     }
 }
 
-impl Tracked {
+impl TrackedConnection {
     /// Fails if the peer is revoked.
     pub(crate) fn check(&self) -> io::Result<()> {
         match self.open.is_revoked.load(Ordering::Acquire) {
@@ -281,7 +281,7 @@ impl Tracked {
     }
 }
 
-impl Drop for Tracked {
+impl Drop for TrackedConnection {
     fn drop(&mut self) {
         self.connections.open().by_number.remove(&self.number);
     }

@@ -20,7 +20,7 @@ use tokio_rustls::{
 
 use crate::{
     Trust, Usage,
-    connections::{CertificateFacts, Connections, StreamHalf, Tracked},
+    connections::{CertificateFacts, Connections, StreamHalf, TrackedConnection},
     trust,
 };
 
@@ -33,7 +33,7 @@ const MAX_DISCARDED: u64 = 64 * 1024;
 pub(crate) struct TlsStream {
     stream: tokio_rustls::TlsStream<TcpStream>,
     /// `None` if the peer sent no certificate, or none that was verified.
-    tracked: Option<Tracked>,
+    tracked: Option<TrackedConnection>,
     /// Whether the peer is of another trust domain than this process.
     is_foreign: bool,
 }
@@ -96,7 +96,7 @@ impl TlsStream {
 
     /// Fails if the peer is revoked.
     fn check(&self) -> io::Result<()> {
-        self.tracked.as_ref().map_or(Ok(()), Tracked::check)
+        self.tracked.as_ref().map_or(Ok(()), TrackedConnection::check)
     }
 
     /// Registers a waiting half to be woken by a revocation.
