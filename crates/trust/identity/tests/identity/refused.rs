@@ -36,7 +36,7 @@ const CART: &str = "spiffe://prod/shop/cart";
 
 /// Which side must refuse the certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum By {
+enum RefusingSide {
     Both,
     /// Only clients: another identity of the domain may call, but is not the expected service.
     Clients,
@@ -123,8 +123,8 @@ fn authority_as_process() -> CertificateParams {
     params
 }
 
-fn cases(ca: &Ca) -> Vec<(&'static str, By, Shown)> {
-    use By::{Both, Clients, Nobody, Servers};
+fn cases(ca: &Ca) -> Vec<(&'static str, RefusingSide, Shown)> {
+    use RefusingSide::{Both, Clients, Nobody, Servers};
     let other = Ca::default();
     let signed = |names: &[&str], usages: &[Eku], validity| signed_by(ca, &params(names, usages, validity));
     let named = |names: &[&str]| signed(names, &BOTH, VALID);
@@ -264,10 +264,10 @@ async fn no_bad_certificate_is_accepted() {
     for (case, by, shown) in cases(&ca) {
         let resolver: Arc<dyn ResolvesClientCert> = resolver(&shown);
         let as_client = server_accepts(&ca, client_config().with_client_cert_resolver(resolver)).await;
-        let accepted = matches!(by, By::Nobody | By::Clients);
+        let accepted = matches!(by, RefusingSide::Nobody | RefusingSide::Clients);
         assert_eq!(as_client.is_ok(), accepted, "{case}, of a client: {as_client:?}");
         let as_server = client_accepts(&ca, &shown).await;
-        let accepted = matches!(by, By::Nobody | By::Servers);
+        let accepted = matches!(by, RefusingSide::Nobody | RefusingSide::Servers);
         assert_eq!(as_server.is_ok(), accepted, "{case}, of a server: {as_server:?}");
     }
     server_accepts(&ca, client_config().with_no_client_auth()).await.unwrap_err();
