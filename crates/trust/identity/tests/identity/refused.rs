@@ -44,7 +44,7 @@ enum RefusingSide {
     Nobody,
 }
 
-struct Shown {
+struct PresentedCertificate {
     chain: Vec<CertificateDer<'static>>,
     key: KeyPair,
 }
@@ -80,39 +80,39 @@ fn issuer(ca: &Ca) -> (CertificateDer<'static>, Issuer<'static, KeyPair>) {
     (certificate, issuer)
 }
 
-fn signed_by(ca: &Ca, params: &CertificateParams) -> Shown {
+fn signed_by(ca: &Ca, params: &CertificateParams) -> PresentedCertificate {
     let (above, issuer) = issuer(ca);
     let key = key();
     let chain = vec![params.signed_by(&key, &issuer).unwrap().der().clone(), above];
-    Shown { chain, key }
+    PresentedCertificate { chain, key }
 }
 
-fn self_signed(params: &CertificateParams) -> Shown {
+fn self_signed(params: &CertificateParams) -> PresentedCertificate {
     let key = key();
-    Shown { chain: vec![params.self_signed(&key).unwrap().der().clone()], key }
+    PresentedCertificate { chain: vec![params.self_signed(&key).unwrap().der().clone()], key }
 }
 
 /// Issued by a process with a valid certificate that is no authority.
-fn signed_by_a_process(ca: &Ca) -> Shown {
+fn signed_by_a_process(ca: &Ca) -> PresentedCertificate {
     let above = params(&[CART], &BOTH, VALID);
     let process = signed_by(ca, &above);
     let issuer = Issuer::from_params(&above, &process.key);
     let key = key();
     let leaf = params(&[CART], &BOTH, VALID).signed_by(&key, &issuer).unwrap().der().clone();
-    Shown { chain: [vec![leaf], process.chain].concat(), key }
+    PresentedCertificate { chain: [vec![leaf], process.chain].concat(), key }
 }
 
-fn without_intermediate(mut shown: Shown) -> Shown {
+fn without_intermediate(mut shown: PresentedCertificate) -> PresentedCertificate {
     shown.chain.truncate(1);
     shown
 }
 
 /// A certificate shown without its key.
-fn stolen(shown: Shown) -> Shown {
-    Shown { key: key(), ..shown }
+fn stolen(shown: PresentedCertificate) -> PresentedCertificate {
+    PresentedCertificate { key: key(), ..shown }
 }
 
-fn padded(mut shown: Shown) -> Shown {
+fn padded(mut shown: PresentedCertificate) -> PresentedCertificate {
     shown.chain.extend(std::iter::repeat_n(shown.chain[1].clone(), 5));
     shown
 }
@@ -123,7 +123,7 @@ fn authority_as_process() -> CertificateParams {
     params
 }
 
-fn cases(ca: &Ca) -> Vec<(&'static str, RefusingSide, Shown)> {
+fn cases(ca: &Ca) -> Vec<(&'static str, RefusingSide, PresentedCertificate)> {
     use RefusingSide::{Both, Clients, Nobody, Servers};
     let other = Ca::default();
     let signed = |names: &[&str], usages: &[Eku], validity| signed_by(ca, &params(names, usages, validity));
@@ -200,7 +200,7 @@ impl ServerCertVerifier for Anyone {
     }
 }
 
-fn resolver(shown: &Shown) -> Arc<SingleCertAndKey> {
+fn resolver(shown: &PresentedCertificate) -> Arc<SingleCertAndKey> {
     let der = PrivatePkcs8KeyDer::from(shown.key.serialized_der().to_vec()).into();
     let certified = CertifiedKey::new(shown.chain.clone(), any_ecdsa_type(&der).unwrap());
     Arc::new(SingleCertAndKey::from(certified))
@@ -243,7 +243,7 @@ async fn server_accepts(ca: &Ca, config: ClientConfig) -> io::Result<()> {
 }
 
 /// Whether a correct client that expects `shop/cart` sends data to this server.
-async fn client_accepts(ca: &Ca, shown: &Shown) -> io::Result<()> {
+async fn client_accepts(ca: &Ca, shown: &PresentedCertificate) -> io::Result<()> {
     let (near, far) = pair().await;
     let cart = "shop/cart".parse().unwrap();
     let client = ca.workload("shop/checkout");
