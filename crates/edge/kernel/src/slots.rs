@@ -54,11 +54,11 @@ pub(crate) struct SlotTable {
     /// Slots by their connections to servers on this machine.
     local: Mutex<HashMap<MapData, LocalConnection, u32>>,
     /// Which slots this process uses.
-    uses: Mutex<Vec<Use>>,
+    uses: Mutex<Vec<SlotUse>>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Use {
+enum SlotUse {
     Free,
     Used,
     /// Free since this time of the programs' clock.
@@ -124,8 +124,8 @@ impl SlotTable {
             slot.length.store(0, Relaxed);
             groups.end_request(slot);
             match slot.owner.swap(SLOT_ABSENT, AcqRel) {
-                SLOT_ABSENT => Use::Free,
-                _ => Use::FreeSince(now),
+                SLOT_ABSENT => SlotUse::Free,
+                _ => SlotUse::FreeSince(now),
             }
         });
         let uses = Mutex::new(uses.collect());
@@ -224,15 +224,15 @@ impl EndpointSlots {
     /// A free slot, bound to a free entry of the endpoint.
     fn take_free(&self) -> Option<(u32, usize)> {
         let mut uses = self.table.uses.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_free = |slot: &Use| match *slot {
-            Use::Free => true,
-            Use::Used => false,
-            Use::FreeSince(since) => program_clock().saturating_sub(since) >= QUARANTINE,
+        let is_free = |slot: &SlotUse| match *slot {
+            SlotUse::Free => true,
+            SlotUse::Used => false,
+            SlotUse::FreeSince(since) => program_clock().saturating_sub(since) >= QUARANTINE,
         };
         let at = uses.iter().position(is_free)?;
         let entries = &self.value().slots;
         let entry = entries.iter().position(|entry: &AtomicU32| entry.load(Relaxed) == 0)?;
-        uses[at] = Use::Used;
+        uses[at] = SlotUse::Used;
         // There are fewer than 2^32.
         let at = at as u32;
         entries[entry].store(at + 1, Release);
@@ -313,7 +313,7 @@ impl Drop for Slot {
         // The kernel removes closed connections by itself.
         let _ = table.sockets.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.at);
         let mut uses = table.uses.lock().unwrap_or_else(PoisonError::into_inner);
-        uses[self.at as usize] = Use::FreeSince(program_clock());
+        uses[self.at as usize] = SlotUse::FreeSince(program_clock());
     }
 }
 
