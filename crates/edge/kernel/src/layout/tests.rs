@@ -14,7 +14,7 @@ use fairmesh_test_support::skipped;
 use super::*;
 
 /// A structure declared on both sides.
-struct Compared {
+struct SharedStructure {
     /// Name in C.
     name: &'static str,
     size: usize,
@@ -31,7 +31,7 @@ struct Field {
 /// Lists all fields in order, with their C members if these have other names.
 macro_rules! compared {
     ($type:ty, $name:literal, [$($($field:tt).+ $(= $first:literal $(..= $last:literal)?)?),* $(,)?]) => {
-        Compared {
+        SharedStructure {
             name: $name,
             size: size_of::<$type>(),
             fields: vec![$(Field {
@@ -56,7 +56,7 @@ fn members(names: &[&'static str]) -> (&'static str, &'static str) {
     }
 }
 
-impl Compared {
+impl SharedStructure {
     /// Whether the fields are contiguous: then none is missing here or on one side.
     fn has_all_fields(&self) -> bool {
         let end = |at: usize, field: &Field| (field.offset == at).then_some(at + field.size);
@@ -77,7 +77,7 @@ impl Compared {
 }
 
 /// The shared structures.
-fn structures() -> Vec<Compared> {
+fn structures() -> Vec<SharedStructure> {
     vec![
         compared!(SelectionValue, "selection", [networks, ports, address, mask, port, only_services]),
         compared!(AttachmentValue, "attachment", [was_created, roles, group, short_cut, selection, path]),
@@ -98,7 +98,7 @@ fn structures() -> Vec<Compared> {
     ]
 }
 
-fn policy() -> Compared {
+fn policy() -> SharedStructure {
     compared!(
         PolicyValue,
         "policy",
@@ -121,7 +121,7 @@ fn policy() -> Compared {
     )
 }
 
-fn link() -> Compared {
+fn link() -> SharedStructure {
     compared!(
         LinkValue,
         "link",
@@ -129,7 +129,7 @@ fn link() -> Compared {
     )
 }
 
-fn slot() -> Compared {
+fn slot() -> SharedStructure {
     compared!(
         SlotValue,
         "slot",
@@ -152,7 +152,7 @@ fn slot() -> Compared {
 }
 
 /// A [`CompletedValue`] is the start of a slot.
-fn completed() -> Compared {
+fn completed() -> SharedStructure {
     compared!(
         CompletedValue,
         "slot",
@@ -272,7 +272,7 @@ fn rust_layout_matches_the_c_headers() {
     }
     let counters = (0..).zip(Counter::ALL);
     let counters = counters.map(|(at, counter): (u32, _)| format!("{} == {at}", constant_of(counter)));
-    let fields = structures.iter().flat_map(Compared::assertions);
+    let fields = structures.iter().flat_map(SharedStructure::assertions);
     // The total size is dropped, since a slot is larger.
     let completed = completed().assertions().split_off(1);
     let all: Vec<_> = fields.chain(completed).chain(constants()).chain(counters).collect();
