@@ -56,7 +56,7 @@ struct Pending {
 
 /// A revision that blocks later ones for too long.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Overdue {
+pub(super) struct OverdueRevision {
     /// The revision.
     pub(super) number: u64,
     /// A partition that has responded since.
@@ -117,7 +117,7 @@ impl RevisionSequence {
     }
 
     /// Waits until an overdue revision blocks committed ones.
-    pub(super) async fn overdue(&self) -> Overdue {
+    pub(super) async fn overdue(&self) -> OverdueRevision {
         loop {
             match self.first_blocking() {
                 Some((overdue, due)) if due <= Instant::now() => return overdue,
@@ -132,11 +132,11 @@ impl RevisionSequence {
         }
     }
 
-    fn first_blocking(&self) -> Option<(Overdue, Instant)> {
+    fn first_blocking(&self) -> Option<(OverdueRevision, Instant)> {
         let numbers = self.lock();
         let (number, first) = numbers.pending.first_key_value()?;
         let waits = numbers.pending.values().find(|pending| pending.commit.is_some())?;
-        Some((Overdue { number: *number, responsive: waits.part }, first.due))
+        Some((OverdueRevision { number: *number, responsive: waits.part }, first.due))
     }
 
     /// Publishes the commits before the first pending revision. Called under the lock, so that revisions ascend.
