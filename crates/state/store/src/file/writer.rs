@@ -85,7 +85,7 @@ struct Writer {
 
 /// A transaction being prepared.
 #[derive(Default)]
-struct Staged {
+struct StagedTransaction {
     /// The revision of each batch, or its conflict.
     results: Vec<Result<u64, Conflict>>,
     commits: Vec<Commit>,
@@ -95,7 +95,7 @@ impl Writer {
     fn run(&mut self) {
         while let Some(first) = self.queue.blocking_recv() {
             let group = self.collect_group(first);
-            let mut staged = Staged::default();
+            let mut staged = StagedTransaction::default();
             match catch_unwind(AssertUnwindSafe(|| self.write(&group, &mut staged))) {
                 Ok(Ok(())) => {
                     if self.shared.set_write_failure(None).is_some() {
@@ -140,7 +140,7 @@ impl Writer {
     }
 
     /// Commits a group and publishes its commits. On a failure the file contains all of the group or none of it.
-    fn write(&mut self, group: &[WriteRequest], staged: &mut Staged) -> Result<(), StoreError> {
+    fn write(&mut self, group: &[WriteRequest], staged: &mut StagedTransaction) -> Result<(), StoreError> {
         let shared = Arc::clone(&self.shared);
         // A panic under the lock has ended the writer; verification may go on.
         let _writing = shared.writing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -188,7 +188,7 @@ fn commit(
     db: &redb::Database,
     group: &[WriteRequest],
     newest: u64,
-    staged: &mut Staged,
+    staged: &mut StagedTransaction,
 ) -> Result<(), Error> {
     let transaction = format::begin(db)?;
     let mut revision = newest;
