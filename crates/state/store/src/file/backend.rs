@@ -61,7 +61,7 @@ impl StorageBackend for ReadOnly {
 
 /// A backend behind a pointer.
 #[derive(Debug)]
-pub(super) struct Direct(pub(super) Box<dyn StorageBackend>);
+pub(super) struct BoxedBackend(pub(super) Box<dyn StorageBackend>);
 
 /// A copy-on-write overlay: the backend below is only read, and changes stay in memory. redb writes even to a file
 /// that it only verifies (it marks the file as in use, and repairs it), which neither a damaged file nor a full disk
@@ -182,7 +182,7 @@ fn parts(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops:
     })
 }
 
-impl StorageBackend for Direct {
+impl StorageBackend for BoxedBackend {
     fn len(&self) -> io::Result<u64> {
         self.0.len()
     }

@@ -11,7 +11,7 @@ use std::{
 use redb::{Builder, Database, Error, StorageBackend};
 
 use super::{
-    backend::{Direct, OpenBackend, Overlay, of_file},
+    backend::{BoxedBackend, OpenBackend, Overlay, of_file},
     format::{self, FORMAT, Meta},
 };
 use crate::{StoreError, StoreLocation};
@@ -122,7 +122,7 @@ pub(super) fn open_read_only(path: &Path, backend: &OpenBackend) -> Result<Datab
 /// Opens a verified store for writing.
 pub(super) fn writable(path: &Path, backend: &OpenBackend) -> Result<Database, StoreError> {
     let backend = backend().map_err(|e| system_error(path, e))?;
-    open_database(path, Direct(backend))
+    open_database(path, BoxedBackend(backend))
 }
 
 fn open_database(path: &Path, backend: impl StorageBackend) -> Result<Database, StoreError> {
@@ -135,7 +135,7 @@ fn open_database(path: &Path, backend: impl StorageBackend) -> Result<Database, 
 }
 
 fn database(backend: Box<dyn StorageBackend>) -> Result<Database, Error> {
-    Ok(builder().create_with_backend(Direct(backend))?)
+    Ok(builder().create_with_backend(BoxedBackend(backend))?)
 }
 
 fn builder() -> Builder {
