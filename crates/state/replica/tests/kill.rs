@@ -97,7 +97,8 @@ async fn rounds() -> u64 {
 
 /// Starts a replica, writes while it watches, and kills it after `life`.
 async fn run_and_kill(folder: &Path, memory: &Memory, life: Duration) {
-    let mut child = Reaped(Command::new(env::current_exe().unwrap()).env(CHILD, folder).spawn().unwrap());
+    let mut child =
+        KilledOnDrop(Command::new(env::current_exe().unwrap()).env(CHILD, folder).spawn().unwrap());
     let started = Instant::now();
     while memory.node.watchers(&prefix("/")).is_empty() {
         assert!(started.elapsed() < BOUND, "the replica follows");
@@ -165,9 +166,9 @@ fn check(folder: &Path, round: u64) -> u64 {
     copied.revision.number
 }
 
-struct Reaped(Child);
+struct KilledOnDrop(Child);
 
-impl Drop for Reaped {
+impl Drop for KilledOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();

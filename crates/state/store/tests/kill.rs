@@ -72,7 +72,7 @@ fn runtime() -> tokio::runtime::Runtime {
 
 /// Starts a child, kills it shortly after a random number of acknowledgements, and records all that it reported.
 fn run_and_kill(path: &Path, random: &mut Random, acknowledged: &mut Vec<Acknowledged>) {
-    let mut child = Reaped(
+    let mut child = KilledOnDrop(
         Command::new(env::current_exe().unwrap()).env(CHILD, path).stdout(Stdio::piped()).spawn().unwrap(),
     );
     let (report, reports) = mpsc::channel();
@@ -97,9 +97,9 @@ fn run_and_kill(path: &Path, random: &mut Random, acknowledged: &mut Vec<Acknowl
     acknowledged.extend(reports.try_iter());
 }
 
-struct Reaped(Child);
+struct KilledOnDrop(Child);
 
-impl Drop for Reaped {
+impl Drop for KilledOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
