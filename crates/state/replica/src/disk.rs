@@ -41,18 +41,18 @@ pub(crate) struct Disk {
 
 /// The locked dirty keys. Releasing the lock wakes the saver.
 #[derive(Debug)]
-pub(crate) struct Dirty<'a> {
+pub(crate) struct DirtyKeysGuard<'a> {
     keys: MutexGuard<'a, BTreeSet<Arc<str>>>,
     wake: &'a Notify,
 }
 
-impl Dirty<'_> {
+impl DirtyKeysGuard<'_> {
     pub(crate) fn add(&mut self, keys: impl IntoIterator<Item = Arc<str>>) {
         self.keys.extend(keys);
     }
 }
 
-impl Drop for Dirty<'_> {
+impl Drop for DirtyKeysGuard<'_> {
     fn drop(&mut self) {
         self.wake.notify_one();
     }
@@ -77,8 +77,8 @@ impl Disk {
     }
 
     /// Lock order: the dirty keys before the node.
-    pub(crate) fn dirty(&self) -> Dirty<'_> {
-        Dirty { keys: self.keys(), wake: &self.wake }
+    pub(crate) fn dirty(&self) -> DirtyKeysGuard<'_> {
+        DirtyKeysGuard { keys: self.keys(), wake: &self.wake }
     }
 
     fn keys(&self) -> MutexGuard<'_, BTreeSet<Arc<str>>> {
