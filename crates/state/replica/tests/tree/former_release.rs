@@ -16,10 +16,10 @@ use crate::{
 
 /// A control plane of the previous release, with the reports that it received.
 #[derive(Clone, Default)]
-struct Former(Arc<Mutex<Vec<v1::ReportUsageRequest>>>);
+struct FormerControlPlane(Arc<Mutex<Vec<v1::ReportUsageRequest>>>);
 
 #[tonic::async_trait]
-impl Imbalance for Former {
+impl Imbalance for FormerControlPlane {
     async fn report(
         &self,
         request: Request<v1::ReportUsageRequest>,
@@ -38,7 +38,7 @@ impl Imbalance for Former {
 
 #[tokio::test]
 async fn replica_forwards_minutes_to_a_previous_release() {
-    let (processes, former) = (Processes::new(), Former::default());
+    let (processes, former) = (Processes::new(), FormerControlPlane::default());
     let services = Routes::new(ImbalanceServer::new(former.clone()));
     let address = processes.socket("control").to_string();
     let control = Server::start_with(Memory::new(1), &address, services).await;
