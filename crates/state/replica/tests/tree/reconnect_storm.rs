@@ -31,13 +31,13 @@ const BURST_WINDOW: Duration = Duration::from_millis(100);
 
 /// The last state of one reader, and the number of its snapshots.
 #[derive(Clone, Copy, Debug, Default)]
-struct Got {
+struct ReaderState {
     revision: u64,
     snapshots: usize,
     returned: bool,
 }
 
-struct Recorder(watch::Sender<Got>);
+struct Recorder(watch::Sender<ReaderState>);
 
 impl Sink for Recorder {
     fn update(&mut self, update: Update) {
@@ -56,7 +56,7 @@ impl Sink for Recorder {
 
 struct Reader {
     handle: FollowerHandle,
-    got: watch::Receiver<Got>,
+    got: watch::Receiver<ReaderState>,
 }
 
 impl Reader {
@@ -69,13 +69,13 @@ impl Reader {
             backoff: Backoff::default(),
             refuse_lagging: true,
         };
-        let (sender, got) = watch::channel(Got::default());
+        let (sender, got) = watch::channel(ReaderState::default());
         let handle = Follower::spawn(config, Recorder(sender));
         handle.subscribe(prefix("/a/"));
         Self { handle, got }
     }
 
-    async fn until(&self, wanted: impl Fn(&Got) -> bool) -> Got {
+    async fn until(&self, wanted: impl Fn(&ReaderState) -> bool) -> ReaderState {
         *timeout(3 * BOUND, self.got.clone().wait_for(wanted)).await.expect("the state is reached").unwrap()
     }
 }
