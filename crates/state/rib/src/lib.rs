@@ -55,7 +55,7 @@ pub use mirror::{ArrivedRecord, Mirror};
 #[cfg(feature = "node")]
 pub use node::{AckStatus, BehindWatcher, Entries, Node, StaleUpdate, Values, Watcher};
 #[cfg(feature = "node")]
-pub use node_core::{NodeCore, Woken};
+pub use node_core::{NodeCore, WokenWatchers};
 pub use peer_info::{PeerInfo, PeerKind};
 pub use prefixes::covering;
 #[cfg(feature = "node")]

@@ -19,7 +19,7 @@ pub struct NodeCore {
 }
 
 /// Watchers that may have something to pull.
-pub type Woken = BTreeSet<WatcherId>;
+pub type WokenWatchers = BTreeSet<WatcherId>;
 
 impl NodeCore {
     /// A node of this store without watchers.
@@ -34,15 +34,15 @@ impl NodeCore {
     }
 
     /// Applies commits of the store, in order. A commit that was applied before is ignored.
-    pub fn apply(&mut self, commit: Commit) -> Woken {
+    pub fn apply(&mut self, commit: Commit) -> WokenWatchers {
         let keys: Vec<_> = commit.changes.iter().map(|(key, _)| key.clone()).collect();
-        if self.table.apply(commit) { self.notify_changes(&keys) } else { Woken::new() }
+        if self.table.apply(commit) { self.notify_changes(&keys) } else { WokenWatchers::new() }
     }
 
     /// Applies an update of an upstream of the same store as one change. An update older than the table is ignored.
-    pub fn apply_update(&mut self, update: Update) -> Woken {
+    pub fn apply_update(&mut self, update: Update) -> WokenWatchers {
         if update.revision.number < self.table.revision() {
-            return Woken::new();
+            return WokenWatchers::new();
         }
         let keys = self.table.apply_update(update);
         self.notify_changes(&keys)
@@ -92,7 +92,7 @@ impl NodeCore {
         (self.table.size(), self.hub.size())
     }
 
-    fn notify_changes(&mut self, keys: &[Arc<str>]) -> Woken {
+    fn notify_changes(&mut self, keys: &[Arc<str>]) -> WokenWatchers {
         let mut woken = self.hub.mark_dirty(keys);
         if self.progress.due(self.table.changes()) {
             woken.append(&mut self.hub.notify_progress());
