@@ -18,9 +18,9 @@ use crate::{
 };
 
 /// An upstream that passes rates to the test.
-struct Above(mpsc::UnboundedSender<TrafficReport>);
+struct ReportingUpstream(mpsc::UnboundedSender<TrafficReport>);
 
-impl Above {
+impl ReportingUpstream {
     fn take(&self, mut report: v1::ReportSignalsRequest) -> v1::ReportSignalsResponse {
         let _ = self.0.send(report.take_rates().unwrap().unwrap());
         let watched = vec!["shop/cart".to_owned()];
@@ -29,7 +29,7 @@ impl Above {
 }
 
 #[tonic::async_trait]
-impl Signals for Above {
+impl Signals for ReportingUpstream {
     async fn report(
         &self,
         request: Request<v1::ReportSignalsRequest>,
@@ -39,7 +39,7 @@ impl Signals for Above {
 }
 
 #[tonic::async_trait]
-impl Imbalance for Above {
+impl Imbalance for ReportingUpstream {
     async fn report(
         &self,
         request: Request<v1::ReportUsageRequest>,
@@ -56,9 +56,9 @@ impl Imbalance for Above {
 }
 
 /// Reports to an upstream with these services, then stops.
-async fn report_and_stop(serve: fn(Above) -> Routes) {
+async fn report_and_stop(serve: fn(ReportingUpstream) -> Routes) {
     let ((_folder, address), (sender, mut received)) = (socket(), mpsc::unbounded_channel());
-    let server = Server::start_with(Memory::new(1), &address, serve(Above(sender))).await;
+    let server = Server::start_with(Memory::new(1), &address, serve(ReportingUpstream(sender))).await;
     let reader = Reader::following(&[&server.address], &["/a/"]).await;
     let region = Region::new("eu").unwrap();
     let relay = ReportRelay::new(reader.handle.clone(), Some(region), SumLimits::AGENT);
