@@ -21,13 +21,13 @@ use crate::support::{BOUND, Memory, Reader, Server, prefix};
 
 /// A node whose data ages at the test's command.
 #[derive(Clone, Debug)]
-struct Edge {
+struct AgingNode {
     memory: Memory,
     age: watch::Sender<Duration>,
     ages: watch::Sender<u64>,
 }
 
-impl Edge {
+impl AgingNode {
     fn new() -> Self {
         Self { memory: Memory::new(1), age: watch::Sender::new(Duration::ZERO), ages: watch::Sender::new(0) }
     }
@@ -38,7 +38,7 @@ impl Edge {
     }
 }
 
-impl ServedRib for Edge {
+impl ServedRib for AgingNode {
     fn node(&self) -> &Node {
         &self.memory.node
     }
@@ -74,7 +74,7 @@ impl ServedRib for Edge {
 
 #[tokio::test]
 async fn a_watcher_is_notified_when_its_data_starts_and_stops_aging() {
-    let edge = Edge::new();
+    let edge = AgingNode::new();
     edge.memory.put(&[("/a/1", "x")]);
     let server = Server::start(edge.clone(), "127.0.0.1:0").await;
     let mut reader = Reader::following(&[&server.address], &["/a/"]).await;
@@ -104,7 +104,7 @@ async fn a_watcher_is_notified_when_its_data_starts_and_stops_aging() {
 
 #[tokio::test]
 async fn a_backend_that_cannot_serve_linearizable_reads_refuses_them() {
-    let edge = Edge::new();
+    let edge = AgingNode::new();
     edge.memory.put(&[("/a/1", "x")]);
     let server = Server::start(edge.clone(), "127.0.0.1:0").await;
     let mut rib = handshake::connect(&Default::default(), &server.address, "test").await.unwrap().rib();
@@ -125,7 +125,7 @@ async fn followed(reader: &Reader, address: &Address) -> Instant {
 
 #[tokio::test]
 async fn a_stale_upstream_is_left_for_a_current_one() {
-    let (old, new) = (Edge::new(), Edge::new());
+    let (old, new) = (AgingNode::new(), AgingNode::new());
     for edge in [&old, &new] {
         edge.memory.put(&[("/a/1", "x")]);
     }
@@ -144,7 +144,7 @@ async fn a_stale_upstream_is_left_for_a_current_one() {
 
 #[tokio::test]
 async fn reader_cycles_only_through_several_stale_upstreams() {
-    let (one, other) = (Edge::new(), Edge::new());
+    let (one, other) = (AgingNode::new(), AgingNode::new());
     for edge in [&one, &other] {
         edge.ages(Duration::from_secs(1));
     }
@@ -163,7 +163,7 @@ async fn reader_cycles_only_through_several_stale_upstreams() {
 
 #[tokio::test]
 async fn a_watcher_without_age_updates_is_sent_none() {
-    let edge = Edge::new();
+    let edge = AgingNode::new();
     let server = Server::start(edge.clone(), "127.0.0.1:0").await;
     let mut watch = Watch::open(&Default::default(), &server.address, "of an earlier release").await.unwrap();
     let subscribe = v1::Subscribe { prefix: "/a/".into(), ..Default::default() };
