@@ -19,7 +19,7 @@ const PRUNED_FROM: usize = 1024;
 #[derive(Debug, Default)]
 pub(crate) struct AddressClaims {
     claims: HashMap<SocketAddr, Claim>,
-    lost: HashMap<SocketAddr, Vec<Lost>>,
+    lost: HashMap<SocketAddr, Vec<LostClaim>>,
 }
 
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ struct Claim {
 }
 
 #[derive(Clone, Debug)]
-struct Lost {
+struct LostClaim {
     instance: InstanceRef,
     /// When the endpoint was last known to be alive.
     renewed: Instant,
@@ -60,7 +60,7 @@ impl AddressClaims {
         instance: &InstanceRef,
         renewed: Instant,
     ) -> Option<&InstanceRef> {
-        let lost = Lost { instance: instance.clone(), renewed };
+        let lost = LostClaim { instance: instance.clone(), renewed };
         let claim = self.claims.get(&address).filter(|claim| claim.displaces(&lost))?;
         Some(&claim.holder.instance)
     }
@@ -75,7 +75,7 @@ impl AddressClaims {
     /// Notes an endpoint whose lease expired.
     pub(crate) fn note_lost(&mut self, address: SocketAddr, instance: &InstanceRef, renewed: Instant) {
         self.note_gone(address, instance);
-        self.lost.entry(address).or_default().push(Lost { instance: instance.clone(), renewed });
+        self.lost.entry(address).or_default().push(LostClaim { instance: instance.clone(), renewed });
     }
 
     /// Notes an endpoint that was removed or is alive again.
@@ -90,7 +90,7 @@ impl AddressClaims {
 }
 
 impl Claim {
-    fn displaces(&self, lost: &Lost) -> bool {
+    fn displaces(&self, lost: &LostClaim) -> bool {
         self.holder.instance.service != lost.instance.service && self.since > lost.renewed
     }
 }
