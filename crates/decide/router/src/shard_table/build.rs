@@ -34,12 +34,12 @@ pub(super) fn compile(map: &ShardMap) -> Result<ShardTable, InvalidTable> {
 const NO_STORE: StoreId = StoreId(0);
 
 /// Words aligned to a cache line.
-struct Aligned {
+struct AlignedWords {
     words: Vec<u64>,
     skip: usize,
 }
 
-impl AsRef<[u64]> for Aligned {
+impl AsRef<[u64]> for AlignedWords {
     fn as_ref(&self) -> &[u64] {
         &self.words[self.skip..]
     }
@@ -51,5 +51,5 @@ fn aligned(words: Vec<u64>) -> SegmentMemory {
     let skip = if into_line == 0 { 0 } else { 8 - into_line };
     shifted.resize(skip, 0);
     shifted.extend_from_slice(&words);
-    Arc::new(Aligned { words: shifted, skip })
+    Arc::new(AlignedWords { words: shifted, skip })
 }
