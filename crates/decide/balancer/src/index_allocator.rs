@@ -16,7 +16,7 @@ pub struct IndexPin {
 /// The index of every instance. Only compilation reads it, never a call.
 #[derive(Debug, Default)]
 pub(crate) struct IndexAllocator {
-    indices: HashMap<InstanceId, Assigned>,
+    indices: HashMap<InstanceId, AssignedIndex>,
     /// Indices that a snapshot removed, with the number of that snapshot.
     retired: BTreeMap<u32, u64>,
     /// Snapshots that may still be in use, oldest first.
@@ -29,7 +29,7 @@ pub(crate) struct IndexAllocator {
 
 /// A process name and its incarnation.
 #[derive(Clone, Copy, Debug)]
-struct Assigned {
+struct AssignedIndex {
     index: u32,
     incarnation: u64,
 }
@@ -128,7 +128,7 @@ impl IndexAllocator {
         });
         stats.ensure(index);
         stats.reset(index);
-        self.indices.insert(instance.clone(), Assigned { index, incarnation });
+        self.indices.insert(instance.clone(), AssignedIndex { index, incarnation });
         index
     }
 }
