@@ -10,7 +10,7 @@ const SECOND: u64 = 1_000 * MS;
 
 /// Distribution of service times.
 #[derive(Clone, Copy, Debug)]
-enum Work {
+enum ServiceTime {
     Fixed(u64),
     /// Exponential with this mean.
     Exponential(u64),
@@ -18,7 +18,7 @@ enum Work {
     Mixed(u64),
 }
 
-impl Work {
+impl ServiceTime {
     fn draw(self, random: &mut Generator) -> u64 {
         match self {
             Self::Fixed(time) => time,
@@ -51,7 +51,7 @@ struct Totals {
 
 struct Server {
     workers: usize,
-    work: Work,
+    work: ServiceTime,
     random: Generator,
     limit: AdaptiveConcurrency,
     now: u64,
@@ -62,7 +62,7 @@ struct Server {
 }
 
 impl Server {
-    fn new(workers: usize, work: Work, config: ConcurrencyConfig, seed: u64) -> Self {
+    fn new(workers: usize, work: ServiceTime, config: ConcurrencyConfig, seed: u64) -> Self {
         Self {
             workers,
             work,
@@ -139,8 +139,12 @@ impl Server {
 }
 
 fn servers(config: ConcurrencyConfig) -> impl Iterator<Item = Server> {
-    let works =
-        [Work::Fixed(10 * MS), Work::Exponential(10 * MS), Work::Mixed(20 * MS), Work::Exponential(MS)];
+    let works = [
+        ServiceTime::Fixed(10 * MS),
+        ServiceTime::Exponential(10 * MS),
+        ServiceTime::Mixed(20 * MS),
+        ServiceTime::Exponential(MS),
+    ];
     let kinds = works.into_iter().flat_map(|work| [1, 4, 16, 64].map(|workers| (workers, work)));
     kinds.flat_map(move |(workers, work)| {
         (0..2).map(move |seed| Server::new(workers, work, config, seed * 7919 + workers as u64))
@@ -203,7 +207,7 @@ fn an_overload_from_the_first_request_is_detected() {
 fn refused_of_few(config: ConcurrencyConfig) -> u64 {
     let mut sums = Totals::default();
     for seed in 0..20 {
-        let mut server = Server::new(64, Work::Mixed(100 * MS), config, seed);
+        let mut server = Server::new(64, ServiceTime::Mixed(100 * MS), config, seed);
         for _ in 0..20 {
             for totals in [server.run(20.0, 1, 30.0), server.run(50.0, 24, 1.0)] {
                 sums.completed += totals.completed;
@@ -234,9 +238,9 @@ fn a_slow_dependency_is_not_treated_as_overload() {
         server.run(rate, 1, 20.0);
         // Every request takes five times as long, but there are enough workers.
         server.work = match server.work {
-            Work::Fixed(mean) => Work::Fixed(mean * 5),
-            Work::Exponential(mean) => Work::Exponential(mean * 5),
-            Work::Mixed(mean) => Work::Mixed(mean * 5),
+            ServiceTime::Fixed(mean) => ServiceTime::Fixed(mean * 5),
+            ServiceTime::Exponential(mean) => ServiceTime::Exponential(mean * 5),
+            ServiceTime::Mixed(mean) => ServiceTime::Mixed(mean * 5),
         };
         let totals = [10.0, 60.0].map(|seconds| server.run(rate, 1, seconds));
         let [at_once, later] =
@@ -251,7 +255,7 @@ fn a_slow_dependency_is_not_treated_as_overload() {
 
 #[test]
 fn a_probe_ends_when_every_request_fails() {
-    let mut server = Server::new(4, Work::Fixed(10 * MS), ConcurrencyConfig::default(), 1);
+    let mut server = Server::new(4, ServiceTime::Fixed(10 * MS), ConcurrencyConfig::default(), 1);
     // The limit is below its minimum only during a probe.
     let probes = |limit: &AdaptiveConcurrency| limit.limit() < ConcurrencyConfig::default().min_limit;
     let rate = server.capacity() * 3.0;
