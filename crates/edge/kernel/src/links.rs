@@ -21,7 +21,7 @@ use crate::{
     KernelError,
     free_positions::FreePositions,
     layout::{CallerAddress, LINKS, LinkValue, UNKNOWN, WITHDRAWN},
-    looker::Looker,
+    looker::CallerReadProbe,
     mapped::{Mapped, SharedValue},
     slots::program_clock,
 };
@@ -34,7 +34,7 @@ pub(crate) struct LinkTable {
     links: Mapped<LinkValue>,
     maps: Mutex<Maps>,
     free: Mutex<FreePositions>,
-    looker: Looker,
+    probe: CallerReadProbe,
 }
 
 /// Maps in which the programs find a link.
@@ -67,7 +67,7 @@ pub struct Settled {
 
 impl LinkTable {
     /// Opens the maps `link_positions`, `proxy_links` and `proxy_sockets`, and drops an earlier proxy's links.
-    pub(crate) fn open(maps: [Map; 3], links: &Map, looker: Looker) -> Result<Self, KernelError> {
+    pub(crate) fn open(maps: [Map; 3], links: &Map, probe: CallerReadProbe) -> Result<Self, KernelError> {
         let refused = |error| KernelError::refused("a map of links", &error);
         let [positions, by_address, sockets] = maps;
         let mut maps = Maps {
@@ -80,7 +80,7 @@ impl LinkTable {
         // Programs may still use links that an earlier proxy used until its end.
         let was_used = |at: u32| links[at as usize].cookie.swap(0, AcqRel) != 0;
         let free = FreePositions::new(0..LINKS, was_used, program_clock());
-        Ok(Self { links, maps: Mutex::new(maps), free: Mutex::new(free), looker })
+        Ok(Self { links, maps: Mutex::new(maps), free: Mutex::new(free), probe })
     }
 
     /// Adds a link for the caller with this cookie, with nothing served yet, and the proxy's socket of the connection. `None`
@@ -184,7 +184,7 @@ impl Link {
         if own.read.load(Acquire) == moved {
             return true;
         }
-        self.table.looker.look(self.cookie);
+        self.table.probe.look(self.cookie);
         let has_read = own.read.load(Acquire) == moved;
         if !has_read {
             own.pipelines.store(1, Release);

@@ -14,7 +14,7 @@ use crate::KernelError;
 
 /// A connection of the proxy to itself. Data sent on it runs the program `look`, which writes its result into the caller's link.
 /// `BPF_PROG_RUN` was rejected, because the proxy would need a capability.
-pub(crate) struct Looker {
+pub(crate) struct CallerReadProbe {
     asking: TcpStream,
     /// Receives and discards the questions.
     asked: TcpStream,
@@ -23,7 +23,7 @@ pub(crate) struct Looker {
     sockets: Mutex<Option<SockHash<MapData, u64>>>,
 }
 
-impl Looker {
+impl CallerReadProbe {
     /// Takes the map `asking_sockets`.
     pub(crate) fn open(sockets: Map) -> Result<Self, KernelError> {
         let refused = |error: &dyn std::error::Error| KernelError::refused("map asking_sockets", error);
@@ -66,8 +66,8 @@ fn connection_to_self() -> io::Result<(TcpStream, TcpStream)> {
     }
 }
 
-impl fmt::Debug for Looker {
+impl fmt::Debug for CallerReadProbe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Looker").finish_non_exhaustive()
+        f.debug_struct("CallerReadProbe").finish_non_exhaustive()
     }
 }

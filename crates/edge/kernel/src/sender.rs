@@ -16,7 +16,7 @@ use crate::{
     forwarding_sockets::ForwardingSockets,
     layout::ENDPOINTS,
     links::LinkTable,
-    looker::Looker,
+    looker::CallerReadProbe,
     pins,
     policies::PolicyTable,
     slots::{EndpointSlots, SlotTable},
@@ -55,7 +55,8 @@ impl KernelSender {
             map("local_slots")?,
         )?;
         let of_links = [map("link_positions")?, map("proxy_links")?, map("proxy_sockets")?];
-        let links = LinkTable::open(of_links, &map("links")?, Looker::open(map("asking_sockets")?)?)?;
+        let links =
+            LinkTable::open(of_links, &map("links")?, CallerReadProbe::open(map("asking_sockets")?)?)?;
         Ok(Some(Self {
             slots: Arc::new(slots),
             policies: Arc::new(policies),
