@@ -31,7 +31,7 @@ events:
 }
 
 #[test]
-fn one_seed_gives_one_result_and_another_seed_another() {
+fn results_depend_only_on_the_seed() {
     let json = |scenario: &Scenario| serde_json::to_string(&play(scenario).report).unwrap();
     let mut scenario = small();
     let first = json(&scenario);
@@ -52,7 +52,7 @@ fn arrivals_are_independent_of_the_policy() {
 }
 
 #[test]
-fn near_servers_are_polled_and_far_ones_are_not() {
+fn only_near_servers_are_polled() {
     let mut scenario = small();
     scenario.events.clear();
     let near = play(&scenario).report;

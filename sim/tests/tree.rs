@@ -78,7 +78,7 @@ fn every_program_converges_to_the_root_and_every_byte_is_counted() {
 }
 
 #[test]
-fn one_seed_gives_one_result_and_another_seed_another() {
+fn results_depend_only_on_the_seed() {
     let scenario = read(TREE);
     let report = run(&scenario, |_| {}).unwrap();
     assert_eq!(run(&scenario, |_| {}).unwrap(), report);
@@ -99,7 +99,7 @@ fn simulated_processes_represent_the_others() {
 }
 
 #[test]
-fn a_slow_link_gets_coalesced_values() {
+fn slow_link_receives_coalesced_values() {
     // 40 kB per second for 200 kB written: of repeated changes only the last is sent.
     let services = "count: 60\n  sizes: [{servers: 1, share: 1}, {servers: 40, share: 0.1}, {servers: 300, share: 0.01}]";
     let few = "count: 2\n  sizes: [{servers: 1, share: 1}, {servers: 20, share: 0.5}]";

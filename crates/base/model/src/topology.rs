@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_declared_round_trip_comes_before_a_measured_one_and_that_before_the_reverse() {
+    fn declared_round_trip_precedes_measured_and_reverse_ones() {
         let [eu, us] = ["eu", "us"].map(region);
         let ms = Duration::from_millis;
         let mut trips = RoundTrips::default();

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn duplicate_instances_share_an_index_and_returning_ones_get_their_own() {
+    fn duplicate_instances_share_an_index_and_indices_stay_distinct() {
         let stats = EndpointStats::default();
         let (assigned, _) = assign(&stats, &["a", "a", "b"]);
         assert_eq!(assigned, [0, 0, 1]);

@@ -168,7 +168,7 @@ fn overloaded(server: &mut Server, seconds: f64) -> (f64, f64) {
 }
 
 #[test]
-fn at_three_times_capacity_goodput_stays_above_90_percent_and_queueing_bounded() {
+fn triple_overload_keeps_goodput_above_90_percent_with_bounded_queues() {
     let mut failures = Vec::new();
     for mut server in servers(ConcurrencyConfig::default()) {
         let name = format!("{} workers, {:?}", server.workers, server.work);

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_read_where_the_policy_says() {
+    fn key_is_read_from_the_source_of_the_policy() {
         let headers =
             [("x-user", "618"), ("cookie", "a=1; sid=tea")].map(|(n, v)| (n.to_owned(), v.to_owned()));
         let request = RequestView {

@@ -97,7 +97,7 @@ async fn spans_arrive_over_http_unchanged() {
 }
 
 #[tokio::test]
-async fn spans_arrive_over_grpc_and_rejected_ones_are_counted() {
+async fn spans_are_exported_over_grpc_and_rejected_spans_are_counted() {
     let (sender, mut received) = mpsc::unbounded_channel();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

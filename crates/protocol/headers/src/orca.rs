@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_forms_read_back() {
+    fn orca_reports_round_trip_in_both_formats() {
         let report = OrcaReport {
             cpu_utilization: 0.3,
             request_cost: BTreeMap::from([("rows".to_owned(), 12.0)]),
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_of_other_implementations_are_read_and_malformed_ones_are_not() {
+    fn foreign_reports_parse_and_malformed_ones_are_rejected() {
         let report =
             OrcaReport::from_text("cpu=0.5, named_metrics.concurrent_requests=7, new_thing=1").unwrap();
         assert_eq!((report.cpu_utilization, report.outstanding()), (0.5, Some(7)));

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_collects_its_own_responses_and_others_are_dropped() {
+    fn informational_responses_reach_only_their_own_call() {
         deliver(hints(&[("link", "outside")]));
         let (polled, seen) = collect(|| {
             deliver(hints(&[("link", "outer")]));

@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn no_more_connections_are_displaced_while_displaced_ones_are_being_dropped() {
+    async fn displacement_waits_for_displaced_connections_to_drop() {
         let acceptor = pages(128);
         let max_open = acceptor.shared.max_open;
         let part = (acceptor.shared.displace_above / DISPLACED_DIVISOR + 1) as u64;
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn unknown_peers_displace_each_other_and_no_known_one() {
+    async fn unknown_peers_displace_only_unknown_peers() {
         let acceptor = Acceptor::new("test", Limits::calls(), Memory::default());
         let (known, _far) = accepted(&acceptor).await;
         let mut unknown = Vec::new();

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_complete_or_too_long_message_claims_nothing() {
+    fn complete_and_oversized_messages_claim_no_memory() {
         assert_eq!(Framing::message(1000).read(&[0, 0, 0, 0, 2, 1, 2]), Some(0));
         assert_eq!(Framing::message(1000).read(&[0, 0, 0, 0, 0]), Some(0));
         let mut long = Framing::message(1000);

@@ -279,7 +279,7 @@ async fn an_unreachable_etcd_is_named_in_the_error() {
 }
 
 #[tokio::test]
-async fn a_user_logs_in_again_after_its_token_expires_and_accesses_only_its_root() {
+async fn etcd_user_logs_in_again_and_accesses_only_its_root() {
     let mut etcd = Etcd::start();
     let login = |user: &str, password: &str, root: &str| EtcdConfig {
         login: Some(EtcdLogin { user: user.into(), password: password.into() }),
@@ -325,7 +325,7 @@ async fn a_user_logs_in_again_after_its_token_expires_and_accesses_only_its_root
 }
 
 #[tokio::test]
-async fn a_writer_paused_past_its_lease_writes_nothing_and_fails_when_another_took_over() {
+async fn paused_writer_writes_nothing_and_fails_after_takeover() {
     let ttl = Duration::from_secs(3);
     let etcd = Etcd::start();
     let proxy = Proxy::to(etcd.client()).await;

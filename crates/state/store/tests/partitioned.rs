@@ -280,7 +280,7 @@ async fn partitioned_store(home: &Etcd, part: &Etcd) -> (PartitionedStore, Proxy
 }
 
 #[tokio::test]
-async fn an_unresponsive_partition_blocks_no_other_and_its_writes_are_published_later() {
+async fn unresponsive_partition_blocks_no_other_and_publishes_later() {
     let (home, part) = (Etcd::start(), Etcd::start());
     let (store, link) = partitioned_store(&home, &part).await;
     let store = Arc::new(store);
@@ -559,7 +559,7 @@ async fn converting_a_store_keeps_its_id_records_and_revisions() {
 }
 
 #[tokio::test]
-async fn an_impossible_move_is_refused_with_the_reason_and_a_dry_run_changes_nothing() {
+async fn impossible_split_is_refused_and_dry_run_changes_nothing() {
     let (home, part, other) = (Etcd::start(), Etcd::start(), Etcd::start());
     let (store, _way) = partitioned_store(&home, &part).await;
     let stranger = EtcdStore::open(&etcd_config(&[&other.client()], "")).await.unwrap();

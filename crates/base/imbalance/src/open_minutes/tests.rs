@@ -70,7 +70,7 @@ fn closed_minutes_stay_closed_when_the_clock_is_set_back() {
 }
 
 #[test]
-fn short_usage_is_no_container_and_implausible_usage_is_rejected() {
+fn short_usage_counts_no_container_and_implausible_is_rejected() {
     let mut open = OpenMinutes::default();
     assert_eq!(take(&mut open, "a", 1_000, usage(1, 4_999)), AddOutcome::Counted);
     assert_eq!(open.rows(NOW), [], "known, but too short to count");

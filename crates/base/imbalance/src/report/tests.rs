@@ -29,7 +29,7 @@ fn lines_add_up_to_the_total_in_every_breakdown() {
 }
 
 #[test]
-fn the_most_wasteful_comes_first_and_cores_are_averages_over_the_minutes() {
+fn lines_sort_by_waste_and_average_cores_over_minutes() {
     let view = ImbalanceReport::of(Breakdown::Service, &rows(), Vec::new()).view();
     let names: Vec<_> = view.lines.iter().map(|line| line.name.as_str()).collect();
     assert_eq!(names, ["shop/admin", "shop/cart"]);

@@ -75,7 +75,7 @@ fn minutes_add_up_with_the_busy_ones_weighing_more() {
 }
 
 #[test]
-fn single_cause_gets_the_whole_waste() {
+fn single_cause_accounts_for_all_waste() {
     let spread = |places: [Location; 2]| {
         let [a, b] = places;
         row(&[(a.clone(), 4_000), (a, 4_000), (b.clone(), 2_000), (b, 2_000)]).causes

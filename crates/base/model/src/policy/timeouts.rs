@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn explicit_timeouts_apply_to_every_kind_and_defaults_to_calls_without_a_deadline() {
+    fn explicit_timeouts_apply_always_and_defaults_without_a_deadline() {
         let none = Timeouts::default();
         assert_eq!(none.response_header_timeout(CallKind::Other), Some(Timeouts::RESPONSE_HEADER));
         assert_eq!(none.idle_timeout(CallKind::Other), Some(Timeouts::IDLE));

@@ -27,7 +27,7 @@ fn claim_again(quota: &mut Quota, now: u64, (caller, demand): (u64, u64)) -> u32
 }
 
 #[test]
-fn parts_follow_demand_and_the_last_caller_gets_all() {
+fn quota_parts_follow_demand_and_a_single_caller_gets_all() {
     let (mut quota, mut now) = (Quota::default(), 0);
     let parts = claim_repeatedly(&mut quota, &mut now, 5, &[(1, 120_000), (2, 40_000)]);
     assert!((70..=75).contains(&parts[0]) && (23..=27).contains(&parts[1]), "{parts:?}");
@@ -139,7 +139,7 @@ fn an_excess_that_is_not_returned_expires() {
 }
 
 #[test]
-fn after_a_restart_held_parts_are_accepted_up_to_the_whole_and_small_ones_first() {
+fn held_parts_are_accepted_after_restart_smallest_first() {
     let mut quota = Quota::default();
     let held = |caller, held| Claim { held: Some(held), ..claim(caller, 100_000) };
     quota.record(held(1, 200_000_000), 0);

@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_matches_exactly_or_by_either_end() {
+    fn client_matches_exactly_or_by_wildcard() {
         let fits = |text: &str| {
             let wanted = ClientMatch::new(text).unwrap();
             ["batch-1", "web/checkout", "web/checkout-2"].map(|id| wanted.matches(id))

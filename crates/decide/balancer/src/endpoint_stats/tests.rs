@@ -192,7 +192,7 @@ fn counts_move_to_shared_memory_and_are_changed_there_by_both() {
 }
 
 #[test]
-fn counts_move_on_when_the_shared_memory_is_no_longer_in_use_and_not_for_ever() {
+fn counts_leave_unused_shared_memory_a_bounded_number_of_times() {
     let stats = stats(1);
     let share = |memory: &std::sync::Arc<SharedStats>| {
         let is_in_use = |shared: &dyn SharedBlock| std::ptr::eq(shared.stats(), &raw const **memory);

@@ -23,7 +23,7 @@ fn respond(outlier: &OutlierState, (responses, nth): (u32, u32), others: u64, no
 }
 
 #[test]
-fn too_few_samples_give_no_failure_rate() {
+fn failure_rate_needs_enough_samples() {
     let outlier = OutlierState::default();
     respond(&outlier, (config().min_samples - 1, 2), 0, 1);
     assert_eq!(outlier.ejected_until(false), 0);

@@ -79,7 +79,7 @@ fn adding_a_node_moves_keys_only_to_it() {
 }
 
 #[test]
-fn k_zero_ranks_all_nodes_and_k_takes_a_prefix() {
+fn top_k_is_a_prefix_of_the_full_ranking() {
     let nodes = nodes(50, &[1000, 700]);
     let all = subset(9, &nodes, 0);
     assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), 50);

@@ -159,7 +159,7 @@ fn holdings(n: usize) -> Holdings {
 }
 
 #[test]
-fn a_segment_is_read_in_place_and_only_with_its_own_list() {
+fn segment_is_read_in_place_only_with_its_own_list() {
     let sizes = [(1, false), (1000, false), (5000, true)];
     for words in sizes.into_iter().flat_map(|(n, wide)| [true, false].map(|even| segment(n, wide, even))) {
         let segment = read(&[&words[..], &[0; 99]].concat()).expect("memory may be larger than the segment");

@@ -33,7 +33,7 @@ fn nested_cgroup_has_its_own_programs() {
 
 /// For nested cgroups, each one's `only_services` applies to its own programs, regardless of the other's.
 #[test]
-fn nested_cgroup_decides_its_own_only_services() {
+fn nested_cgroup_has_its_own_only_services_option() {
     let Some(place) = Place::new("nested") else { return };
     let to = SocketAddr::from(([127, 96, 7, 4], 80));
     let inner = format!("{}/inner", place.cgroup);

@@ -426,7 +426,7 @@ async fn a_protocol_violation_differs_from_a_broken_connection() {
 }
 
 #[tokio::test]
-async fn a_call_that_was_not_sent_in_time_says_so() {
+async fn call_that_times_out_while_connecting_counts_as_unsent() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let (gone, _waiting, _listener) = vanished().await;

@@ -140,7 +140,7 @@ async fn a_timeout_on_both_sides_has_one_outcome() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn known_fault_response_is_a_fault_and_unknown_one_a_response() {
+async fn only_known_fault_headers_turn_a_response_into_a_fault() {
     let faulty = Server::start(async |request| {
         let mut answer = text(429, "made on the way");
         let label = request.uri().path().trim_start_matches('/').to_owned();

@@ -303,7 +303,7 @@ async fn a_program_without_calls_polls_no_server() {
 }
 
 #[tokio::test]
-async fn a_failed_poll_is_no_failure_of_the_endpoint() {
+async fn failed_poll_does_not_count_as_endpoint_failure() {
     let rig = Rig::start().await;
     let silent = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&silent);

@@ -165,7 +165,7 @@ async fn idle_connections_to_a_revoked_server_are_closed_at_once() {
 }
 
 #[tokio::test]
-async fn a_server_with_another_identity_gets_no_request() {
+async fn server_with_wrong_identity_receives_no_request() {
     let domain = Domain::default();
     let (wrong, right) =
         tokio::join!(serve("wrong", domain.process("shop/two")), serve("right", domain.process("shop/one")),);

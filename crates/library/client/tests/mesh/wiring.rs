@@ -28,7 +28,7 @@ fn in_flight(service: &ServiceHandle) -> (u32, u32) {
 }
 
 #[tokio::test]
-async fn a_response_that_continues_counts_as_a_stream_even_while_it_is_silent() {
+async fn long_response_counts_as_a_stream_while_silent() {
     let rig = Rig::start().await;
     for (name, protocol, grpc) in [
         ("shop/one", Protocol::Http1, false),

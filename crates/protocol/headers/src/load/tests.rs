@@ -35,7 +35,7 @@ fn short_load_forms_match_the_servers() {
 }
 
 #[test]
-fn both_forms_of_any_report_read_back() {
+fn load_reports_round_trip_in_both_formats() {
     let named = |name: &str| BTreeMap::from([(name.to_owned(), 9.0), (OUTSTANDING.to_owned(), 1_024.0)]);
     let reports = [
         (OrcaReport::of_outstanding(0), load(Some(0), None)),

@@ -353,7 +353,7 @@ fn a_body_of_wrong_length_is_an_error() {
 }
 
 #[test]
-fn chunks_and_trailers_read_back() {
+fn chunks_and_trailers_round_trip() {
     let mut encoder = Encoder::new(Framing::Chunked);
     let mut out = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n".to_vec();
     for size in [1, 15, 16, 4096] {

@@ -92,7 +92,7 @@ fn chunks_are_short_and_named_by_their_content() {
 }
 
 #[test]
-fn a_caller_may_read_its_own_region_only() {
+fn caller_may_read_only_its_own_region() {
     let map = large(3000);
     let mut entries = encode_map(&cart(), &map);
     entries.retain(|key, _| {
@@ -293,7 +293,7 @@ fn moves_and_splits_are_patched_but_new_chunks_are_not() {
 }
 
 #[test]
-fn a_damaged_patch_gives_no_wrong_value() {
+fn damaged_patch_never_yields_a_wrong_value() {
     let mut map = large(5_000);
     let before = encode_map(&cart(), &map);
     map.version = 2;

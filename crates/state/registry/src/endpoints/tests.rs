@@ -19,7 +19,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn the_first_registration_declares_the_service_and_repeating_it_writes_nothing() {
+async fn first_registration_declares_the_service_and_repetition_is_no_op() {
     let test = TestRegistry::new();
     let mut first = endpoint("a");
     first.endpoint.labels.insert("fairmesh.protocol".into(), "grpc".into());
@@ -337,7 +337,7 @@ async fn a_drain_waits_for_every_caller() {
 }
 
 #[tokio::test]
-async fn an_unregistered_instance_cannot_report_or_drain_but_may_be_deregistered() {
+async fn unregistered_instance_may_deregister_but_not_report_or_drain() {
     let test = TestRegistry::new();
     let revision = test.registry.register(&[endpoint("a")]).await.unwrap();
     let report = |instance| StateReport { claim: any_process(instance), state: EndpointState::Starting };

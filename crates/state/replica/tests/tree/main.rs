@@ -60,7 +60,7 @@ async fn two_layers_carry_changes_down_and_acknowledgements_up() {
 }
 
 #[tokio::test]
-async fn a_replica_that_loses_its_upstream_fails_over_and_never_goes_back_in_revision() {
+async fn replica_fails_over_without_going_back_in_revision() {
     let processes = Processes::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "0")]);
@@ -129,7 +129,7 @@ async fn a_lagging_upstream_does_not_revert_changes() {
 }
 
 #[tokio::test]
-async fn a_read_can_wait_for_a_revision_and_a_refused_write_names_the_control_plane() {
+async fn reads_wait_for_a_revision_and_refused_writes_name_the_control_plane() {
     let processes = Processes::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x")]);
@@ -168,7 +168,7 @@ async fn a_read_can_wait_for_a_revision_and_a_refused_write_names_the_control_pl
 }
 
 #[tokio::test]
-async fn a_burst_of_changes_reaches_a_slow_watcher_as_the_last_value_of_each_key() {
+async fn slow_watcher_gets_the_last_value_of_each_key_after_a_burst() {
     let processes = Processes::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "0"), ("/a/2", "0")]);

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn requested_acknowledgements_are_sent_at_once_until_the_requested_revision() {
+    fn requested_acknowledgements_are_sent_at_once_up_to_the_revision() {
         let (mut acks, now) = (AckBatcher::default(), Instant::now());
         assert!(sends(&mut acks, at(1), now, 0));
         assert!(!sends(&mut acks, at(2), now, 0), "held back");

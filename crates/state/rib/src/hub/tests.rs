@@ -226,7 +226,7 @@ fn live_reader(prefixes: &[&str]) -> (World, WatcherId) {
 }
 
 #[test]
-fn dirty_keys_beyond_the_bound_come_from_the_log_or_else_as_a_snapshot() {
+fn keys_beyond_the_dirty_bound_come_from_log_or_snapshot() {
     for (log, as_snapshot) in [(100_000, false), (100, true)] {
         let (mut world, id) = live_reader(&["/a/", "/b/"]);
         world.table = Table::new(log);

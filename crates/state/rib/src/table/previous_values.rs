@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn replaced_values_are_known_as_long_as_they_are_remembered() {
+    fn previous_values_are_available_within_the_retained_history() {
         let mut previous = PreviousValues::default();
         previous.replaced(1, &key(1), Some(&entry(1)));
         assert_eq!(at(&previous, 0, &key(1)), None, "not enabled");

@@ -126,7 +126,7 @@ async fn a_batch_across_two_subscriptions_arrives_whole() {
 }
 
 #[tokio::test]
-async fn an_unsubscribed_prefix_is_silent_and_comes_whole_when_followed_again() {
+async fn unsubscribed_prefix_sends_nothing_and_resumes_with_a_snapshot() {
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x"), ("/b/1", "x")]);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;

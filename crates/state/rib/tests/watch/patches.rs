@@ -314,7 +314,7 @@ async fn a_move_takes_two_hundred_bytes_with_patches_and_whole_values_without() 
 }
 
 #[tokio::test]
-async fn a_mismatched_patch_base_brings_a_new_snapshot() {
+async fn mismatched_patch_base_causes_a_snapshot() {
     let mut source = Source::new(map(ids(), 9));
     let server = Server::start(source.memory.clone(), "127.0.0.1:0").await;
     let follower = FollowingNode::start(&server.address, &[prefix("/")], 1).await;

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn events_of_one_revision_are_one_commit_and_foreign_keys_are_ignored() {
+    fn events_of_a_revision_form_one_commit_without_foreign_keys() {
         let layout = Layout::new("/m");
         let mut assembler = WatchAssembler::new(&layout, 5);
         let events = vec![
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fragmented_revision_is_emitted_when_complete_and_repeated_by_a_new_watch() {
+    fn fragmented_revision_is_emitted_whole_and_resumes_from_its_start() {
         let layout = Layout::new("/m");
         let mut assembler = WatchAssembler::new(&layout, 1);
         assert_eq!(

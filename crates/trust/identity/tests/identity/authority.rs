@@ -39,7 +39,7 @@ fn authority_works_without_the_root_key() {
 }
 
 #[test]
-fn another_control_plane_makes_its_own_intermediate_of_the_same_root() {
+fn second_control_plane_makes_its_own_intermediate() {
     let ca = Ca::default();
     let (first, second) = (ca.folder.path().join("ca"), ca.folder.path().join("second"));
     fs::create_dir(&second).unwrap();
@@ -202,7 +202,7 @@ fn installed_intermediate_is_used_if_roots_lead_to_it() {
 }
 
 #[test]
-fn an_intermediate_from_an_authority_elsewhere_is_used() {
+fn intermediate_of_an_external_authority_is_used() {
     let folder = tempfile::tempdir().unwrap();
     let made = |arguments: &str| {
         let run = Command::new("openssl").args(arguments.split(' ')).current_dir(folder.path()).output();

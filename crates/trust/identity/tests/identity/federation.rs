@@ -132,7 +132,7 @@ async fn connections_end_when_their_root_is_gone() {
 }
 
 #[tokio::test]
-async fn a_client_ends_connections_with_servers_whose_root_is_gone_too() {
+async fn client_ends_connections_to_servers_whose_root_is_gone() {
     let (prod, other, partner) = (Ca::default(), Ca::default(), partner());
     let (cart, web) = (prod.workload("shop/cart"), partner.workload("bank/web"));
     let cart_id = "spiffe://prod/shop/cart";

@@ -211,7 +211,7 @@ async fn plaintext_caller_is_listed_while_connected() {
 }
 
 #[tokio::test]
-async fn a_read_sends_what_an_earlier_write_buffered() {
+async fn read_flushes_buffered_writes() {
     const SIZE: usize = 8 << 20;
     let ca = Ca::default();
     let server = ca.transport("shop/cart");

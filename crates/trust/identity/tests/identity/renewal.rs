@@ -159,7 +159,7 @@ async fn an_outage_past_expiry_ends_with_the_first_response() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_log_warns_of_failed_renewals_and_alarms_twelve_hours_before_the_certificate_expires() {
+async fn failed_renewals_log_errors_twelve_hours_before_expiry() {
     const ALARM: &str = "the certificate cannot be renewed, and expires soon";
     let (log, _guard) = Log::begin();
     let rig = Rig::start();

@@ -56,7 +56,7 @@ async fn exchange((dialled, accepted): &mut Ends) -> io::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rotation_ends_none_of_thousands_of_open_connections() {
+async fn rotation_ends_none_of_thousands_of_open_connections() {
     let ca = Ca::default();
     let (cart, web) = (ca.workload("shop/cart"), ca.workload("shop/web"));
     let many = usize::try_from(many()).unwrap();

@@ -37,7 +37,7 @@ fn a_token_works_once() {
 }
 
 #[test]
-fn a_token_does_not_work_late_or_elsewhere() {
+fn token_is_refused_after_expiry_and_elsewhere() {
     let (folder, other) = (tempdir().unwrap(), tempdir().unwrap());
     let (tokens, elsewhere) = (Tokens::open(folder.path()).unwrap(), Tokens::open(other.path()).unwrap());
     let (made, _) = tokens.create(grant("web-1"), b"root", now()).unwrap();

@@ -30,7 +30,7 @@ fn the_nearest_endpoints_share_calls_while_all_are_healthy() {
 }
 
 #[test]
-fn draining_regions_come_last_and_not_for_their_own_callers() {
+fn draining_regions_rank_last_except_for_their_own_callers() {
     let mut fleet = Fleet::replicated(&[("a", "eu"), ("b", "near"), ("c", "asia")]);
     let drain = |fleet: &mut Fleet, name| {
         fleet.regions.regions.insert(region(name), RegionInfo { draining: true, ..RegionInfo::default() });
@@ -83,7 +83,7 @@ fn rings_of(fleet: &Fleet) -> Vec<(String, Option<u16>)> {
 }
 
 #[test]
-fn named_rings_are_those_of_the_topology() {
+fn named_rings_come_from_the_topology() {
     let mut fleet =
         Fleet::replicated(&[("a", "eu"), ("b", "near"), ("c", "us"), ("d", "asia"), ("e", "moon")]);
     let info = |continent: &str, neighbours: &[&str]| RegionInfo {
@@ -143,7 +143,7 @@ fn measured_distances_are_used_where_none_is_declared() {
 }
 
 #[test]
-fn lost_and_draining_endpoints_serve_only_when_nothing_else_is_left_anywhere() {
+fn lost_and_draining_endpoints_serve_only_as_last_resort() {
     let mut fleet = Fleet::replicated(&[("a", "eu"), ("b", "eu"), ("c", "eu"), ("d", "asia")]);
     fleet.endpoints[0].state = EndpointState::Lost;
     fleet.endpoints[1].state = EndpointState::Draining;

@@ -62,7 +62,7 @@ fn trust_domain_and_policy_decide_about_plaintext() {
 }
 
 #[test]
-fn a_plaintext_endpoint_gets_no_call_of_any_kind_in_a_strict_mesh() {
+fn plaintext_endpoint_gets_no_call_in_a_strict_mesh() {
     for kind in [ServiceKind::Replicated, ServiceKind::ConsistentHash] {
         let table = attacked(kind).compile(None);
         for key in 0..500 {
@@ -123,7 +123,7 @@ fn endpoint_must_prove_its_services_declared_identity() {
 }
 
 #[test]
-fn an_explanation_says_why_a_plaintext_endpoint_is_not_used() {
+fn explanation_names_why_a_plaintext_endpoint_is_skipped() {
     let table = attacked(ServiceKind::Replicated).compile(None);
     let explained = table.explain_pick(&PickParams::default(), 0, 1);
     let why = explained.steps.iter().find(|step| step.title == "security").unwrap();

@@ -128,7 +128,7 @@ fn pick_errors_name_their_cause() {
 }
 
 #[test]
-fn endpoints_come_and_go_under_one_compiled_map() {
+fn endpoint_changes_keep_the_compiled_map() {
     let copies = [(5, "a", "primary", Serving), (5, "b", "primary", Serving)];
     let mut fleet = fleet(&[("a", "eu")], &copies);
     let first = fleet.compile(None);

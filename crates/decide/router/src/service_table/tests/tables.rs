@@ -247,7 +247,7 @@ fn a_key_stays_in_its_region_and_few_move_with_the_shares() {
 }
 
 #[test]
-fn shares_of_sharded_services_are_divided_among_the_regions_that_hold_a_copy() {
+fn sharded_shares_are_divided_among_regions_with_a_copy() {
     let endpoints = ["eu", "us", "asia"].map(|place| endpoint(&format!("in-{place}"), place));
     let mut fleet = Fleet::new(ServiceKind::Sharded, endpoints.to_vec());
     let copy = |place: &str| Replica {

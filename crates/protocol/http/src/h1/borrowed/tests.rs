@@ -236,7 +236,7 @@ fn compare(seeds: u64) -> (usize, usize) {
 }
 
 #[test]
-fn malformed_hosts_are_not_borrowed_and_raw_paths_are() {
+fn only_valid_hosts_and_paths_are_borrowed() {
     let is_borrowed = |target: &str, host: &str| {
         let text = format!("GET {target} HTTP/1.1\r\nhost: {host}\r\n\r\n");
         let mut storage = header_storage();

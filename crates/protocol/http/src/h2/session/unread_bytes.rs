@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connection_gives_way_only_beyond_its_part_of_an_exhausted_budget() {
+    fn only_connections_beyond_their_share_yield_when_budget_is_exhausted() {
         static SMALL: Budget = Budget { used: AtomicU64::new(0), max: 4 << 20 };
         let connection = || UnreadBytes { budget: &SMALL, bytes: 0 };
         let (mut large, mut small) = (connection(), connection());

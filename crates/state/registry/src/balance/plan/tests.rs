@@ -144,7 +144,7 @@ fn stronger_server_may_hold_more_load() {
 }
 
 #[test]
-fn a_shard_too_hot_for_any_server_gets_copies_only_where_that_is_allowed() {
+fn too_hot_shard_gets_copies_only_if_allowed() {
     // 480 in all, 96 each; no server may have more than 120, or be filled beyond 107.
     let shards: &[(Work, &[usize])] = &[(400, &[0]), (20, &[1]), (20, &[2]), (20, &[3]), (20, &[4])];
     let fleet = Fleet::new(&[1000; 5], shards);
@@ -212,7 +212,7 @@ fn moves_in_flight_are_kept_and_counted() {
 }
 
 #[test]
-fn a_skewed_service_comes_within_the_threshold_with_few_moves() {
+fn skewed_service_is_balanced_within_threshold_by_few_moves() {
     // 20 servers and 400 shards whose work falls with their rank, assigned in blocks, so that hot shards are
     // together.
     let shards: Vec<(Work, [usize; 1])> =

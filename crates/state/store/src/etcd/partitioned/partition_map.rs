@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn all_records_of_a_service_share_a_partition_and_other_records_stay_in_the_home() {
+    fn service_records_share_a_partition_and_others_stay_home() {
         for key in [
             "/t/shop/services/cart",
             "/t/shop/endpoints/cart/eu/a",

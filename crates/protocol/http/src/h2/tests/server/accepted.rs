@@ -40,7 +40,7 @@ async fn a_frame_may_arrive_in_any_pieces() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_is_dispatched_however_it_is_framed() {
+async fn request_is_dispatched_with_any_framing() {
     let mut client = Client::new().await;
     let fields = [&GET[..], &[("te", "trailers"), ("cookie", "a=b"), ("cookie", "c=d")]].concat();
     let header_block = header_block(&fields);
