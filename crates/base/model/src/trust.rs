@@ -42,8 +42,8 @@ impl TrustBundle {
 /// Upper bound of trust domains that a mesh is federated with.
 pub const MAX_FEDERATED_DOMAINS: usize = 32;
 
-/// Federated trust domains whose certificates are verified. A policy names their callers by whole id, and a service names their
-/// servers so. Their processes are not members of this mesh.
+/// Federated trust domains whose certificates are verified. Policies name their callers by whole id, and services name their
+/// servers by whole id. Their processes are not members of this mesh.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FederatedDomains {
     /// At most [`MAX_FEDERATED_DOMAINS`], each once.

@@ -17,7 +17,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// For a process that stores its certificate in `workload`.
+    /// The member of a process that stores its certificate in `workload`.
     pub fn new(workload: Arc<Workload>, token: Option<JoinToken>) -> Self {
         Self { workload, token, is_secured: false }
     }

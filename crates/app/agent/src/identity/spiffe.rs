@@ -259,7 +259,7 @@ impl Told {
             let is_current = held.as_ref().is_some_and(|held| !self.shared.is_outdated(held));
             let issued = if is_current { None } else { self.renew(&path).await };
             changed |= issued.is_some();
-            // A due certificate is as good as before if not renewed, but a revoked one is not.
+            // A certificate that is due but not renewed stays usable; a revoked one does not.
             let usable = held.filter(|held| !self.shared.workload.revocations().revokes(held));
             if !is_current && issued.is_none() && usable.is_none() {
                 self.due = self.due.min(Instant::now() + RETRY + below(RETRY));

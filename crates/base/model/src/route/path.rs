@@ -99,7 +99,7 @@ pub struct Rewrite {
 pub enum PathRewrite {
     /// This path.
     Full(String),
-    /// This path in place of the prefix that the route matches; stored without a trailing `/`, so `/` is empty.
+    /// This path replaces the prefix that the route matches. Stored without a trailing `/`, so `/` is empty.
     Prefix(String),
 }
 
