@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use fairmesh_rib::{Update, Woken, server::encoded_len};
+use fairmesh_rib::{Update, WokenWatchers, server::encoded_len};
 
 use super::{Engine, Event, ROOT};
 use crate::replica_tree::process::{Message, ProcessId};
 
 impl Engine<'_> {
     /// Watchers of a process may have something to pull.
-    pub(super) fn wake(&mut self, parent: ProcessId, woken: Woken) {
+    pub(super) fn wake(&mut self, parent: ProcessId, woken: WokenWatchers) {
         for watcher in woken {
             if let Some(&child) = self.processes[parent].children.get(&watcher) {
                 let connection = &mut self.processes[child].connection;
