@@ -156,8 +156,11 @@ impl World {
         let began = own_cpu();
         let planned = self.facts.planned();
         if has_reports {
-            let sum = self.sums.sum_of_all(now.ms);
-            self.facts.set_reports(ServiceReports::by_service(sum, &planned, now.ms));
+            let sums = self.sums.sums_by_service(&planned, now.ms);
+            let heard = sums.heard().clone();
+            for (service, sum) in sums {
+                self.facts.set_reports(service, ServiceReports::new(sum, heard.clone(), now.ms));
+            }
         }
         let topology = self.facts.topology();
         let mut batches = Vec::new();

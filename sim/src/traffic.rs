@@ -197,9 +197,11 @@ impl Traffic {
             powers.iter().for_each(|power| endpoints.add(place.zone.as_ref(), Some(*power)));
         }
         let service = &self.names.service;
-        let sum = self.sums.sum_of_all(now_ms);
-        let mut reports = ServiceReports::by_service(sum, &[service.clone()].into(), now_ms);
-        self.facts.reports = reports.remove(service).unwrap_or_default();
+        let services = [service.clone()].into();
+        let mut sums = self.sums.sums_by_service(&services, now_ms);
+        let heard = sums.heard().clone();
+        let sum = sums.next().map(|(_, sum)| sum).unwrap_or_default();
+        self.facts.reports = ServiceReports::new(sum, heard, now_ms);
     }
 
     /// Writes are in force at once, and none fails.

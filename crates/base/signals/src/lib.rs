@@ -21,6 +21,7 @@ mod report_sums;
 mod served_call;
 mod served_counters;
 mod server_meter;
+mod service_sums;
 mod trace_parents;
 
 pub use call_counters::{CallCounters, CallMeter};
@@ -30,6 +31,7 @@ pub use report_sums::{ReportSums, SumLimits, Taken, merge_paths};
 pub use served_call::{ChildCall, Entered, ServedCall};
 pub use served_counters::{ServedCounters, ServedMeter};
 pub use server_meter::{CpuReading, ServerMeter, ServerReading};
+pub use service_sums::{ServiceSum, ServiceSums};
 pub use trace_parents::TraceParents;
 
 /// Interval of reports if a service is planned, in milliseconds.

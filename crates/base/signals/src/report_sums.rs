@@ -1,5 +1,5 @@
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     time::Duration,
 };
 
@@ -7,6 +7,8 @@ use fairmesh_model::{
     CallPath, CallRates, MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES, MAX_REPORTED_REGIONS, MAX_SERVED_PATHS,
     MAX_SERVER_GROUPS, ServiceName, TrafficReport,
 };
+
+use crate::service_sums::ServiceSums;
 
 /// Missed intervals after which a report expires.
 const MISSED_INTERVALS: u64 = 3;
@@ -130,6 +132,24 @@ impl ReportSums {
             }
         }
         sum
+    }
+
+    /// The sums of all reports that are not void, of each of these services by itself.
+    pub fn sums_by_service<'a>(
+        &'a mut self,
+        services: &'a BTreeSet<ServiceName>,
+        now_ms: u64,
+    ) -> ServiceSums<'a> {
+        self.expire(now_ms);
+        let live = self.by_reporter.values();
+        let reports =
+            live.map(|live| (&live.report, Duration::from_millis(now_ms.saturating_sub(live.at_ms))));
+        let mut sums = ServiceSums::group(reports, services);
+        self.not_taken.keys().for_each(|service| sums.note_incomplete(service));
+        if self.not_taken.len() >= MAX_INCOMPLETE_SERVICES {
+            sums.note_all_incomplete();
+        }
+        sums
     }
 
     /// The sum as one report of bounded size. With too many paths, [parents, then callers](merge_paths) are combined. Remaining excess is dropped from

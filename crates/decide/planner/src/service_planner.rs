@@ -282,7 +282,7 @@ impl ServicePlanner {
             let callers = known.callers.as_ref().map(|(at_ms, rates)| CallerReport {
                 at_ms: *at_ms,
                 offered: rates.offered.clone(),
-                sent: self.regions.iter().map(|to| rates.sent.get(to).copied().unwrap_or_default()).collect(),
+                sent: self.regions.iter().map(|to| rates.sent_to(to)).collect(),
                 pinned: 0.0,
             });
             RegionObservation {

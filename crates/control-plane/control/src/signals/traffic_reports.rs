@@ -79,14 +79,22 @@ impl TrafficReports {
     /// time, and none can have become void.
     pub(crate) fn update_facts(&self) {
         let (now_ms, planned, taken) = (self.now_ms(), self.facts.planned(), self.taken());
+        if planned.is_empty() {
+            return;
+        }
         let mut summed = lock(&self.summed);
         let is_known = summed.taken == taken && Arc::ptr_eq(&summed.planned, &planned);
         if is_known && now_ms.saturating_sub(summed.at_ms) < SILENCE_MS {
             return;
         }
         *summed = Summed { taken, planned: Arc::clone(&planned), at_ms: now_ms };
-        let sum = self.sums().sum_of_all(now_ms);
-        self.facts.lock().set_reports(ServiceReports::by_service(sum, &planned, now_ms));
+        let mut reports = self.sums();
+        let sums = reports.sums_by_service(&planned, now_ms);
+        let heard = sums.heard().clone();
+        for (service, sum) in sums {
+            // Commits are applied meanwhile.
+            self.facts.lock().set_reports(service, ServiceReports::new(sum, heard.clone(), now_ms));
+        }
     }
 
     /// Paths of calls and groups of servers that reports had no room for.

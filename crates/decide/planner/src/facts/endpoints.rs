@@ -1,5 +1,3 @@
-use std::collections::BTreeMap;
-
 use fairmesh_model::Zone;
 
 /// Thousandths in one.
@@ -12,8 +10,9 @@ const MILLI: f64 = 1_000.0;
 pub struct RegionEndpoints {
     /// Number of all endpoints, in whatever state.
     registered: u32,
-    /// Serving endpoints by zone; `None` stands for endpoints without a zone.
-    zones: BTreeMap<Option<Zone>, ZoneEndpoints>,
+    /// Serving endpoints by zone, in the order of names; `None` stands for endpoints without a zone. No map: most regions have one
+    /// entry for each service, and there are many of both.
+    zones: Vec<(Option<Zone>, ZoneEndpoints)>,
 }
 
 /// The serving endpoints of a service in one zone.
@@ -27,12 +26,12 @@ struct ZoneEndpoints {
 impl RegionEndpoints {
     /// Number of serving endpoints.
     pub fn serving(&self) -> u32 {
-        self.zones.values().fold(0, |sum, zone| sum.saturating_add(zone.serving))
+        self.zones.iter().fold(0, |sum, (_, zone)| sum.saturating_add(zone.serving))
     }
 
     /// Power of the serving endpoints: weight times speed, 1 for an ordinary host.
     pub fn power(&self) -> f64 {
-        let sum = self.zones.values().fold(0, |sum: u64, zone| sum.saturating_add(zone.power));
+        let sum = self.zones.iter().fold(0, |sum: u64, (_, zone)| sum.saturating_add(zone.power));
         sum as f64 / MILLI
     }
 
@@ -50,7 +49,12 @@ impl RegionEndpoints {
     pub fn add(&mut self, zone: Option<&Zone>, power: Option<u32>) {
         self.registered = self.registered.saturating_add(1);
         if let Some(power) = power {
-            let sums = self.zones.entry(zone.cloned()).or_default();
+            let at = self.position(zone).unwrap_or_else(|at| {
+                self.zones.reserve_exact(1);
+                self.zones.insert(at, (zone.cloned(), ZoneEndpoints::default()));
+                at
+            });
+            let (_, sums) = &mut self.zones[at];
             sums.serving = sums.serving.saturating_add(1);
             sums.power = sums.power.saturating_add(power.into());
         }
@@ -59,14 +63,19 @@ impl RegionEndpoints {
     /// Removes an endpoint that was added with the same zone and power.
     pub fn remove(&mut self, zone: Option<&Zone>, power: Option<u32>) {
         self.registered = self.registered.saturating_sub(1);
-        let zone = zone.cloned();
-        if let (Some(power), Some(sums)) = (power, self.zones.get_mut(&zone)) {
+        if let (Some(power), Ok(at)) = (power, self.position(zone)) {
+            let (_, sums) = &mut self.zones[at];
             sums.serving = sums.serving.saturating_sub(1);
             sums.power = sums.power.saturating_sub(power.into());
             if sums.serving == 0 {
-                self.zones.remove(&zone);
+                self.zones.remove(at);
             }
         }
+    }
+
+    /// Where a zone is, or would be.
+    fn position(&self, zone: Option<&Zone>) -> Result<usize, usize> {
+        self.zones.binary_search_by(|(known, _)| known.as_ref().cmp(&zone))
     }
 }
 

@@ -186,14 +186,15 @@ impl MeshFacts {
         }
     }
 
-    /// Takes the reports of a round. A service whose reports are those of before, and only older, keeps its version.
-    pub fn set_reports(&mut self, reports: BTreeMap<ServiceName, ServiceReports>) {
-        let planned = self.planned();
-        for (service, reports) in reports.into_iter().filter(|(service, _)| planned.contains(service)) {
-            match self.services.get_mut(&service) {
-                Some(facts) if reports.repeats(&facts.reports) => Arc::make_mut(facts).reports = reports,
-                _ => self.change(&service, |facts| facts.reports = reports),
-            }
+    /// Takes the reports on a service, unless it has no planner. If they are those of before, and only older, it keeps its
+    /// version.
+    pub fn set_reports(&mut self, service: &ServiceName, reports: ServiceReports) {
+        if !self.planned.contains(service) {
+            return;
+        }
+        match self.services.get_mut(service) {
+            Some(facts) if reports.repeats(&facts.reports) => Arc::make_mut(facts).reports = reports,
+            _ => self.change(service, |facts| facts.reports = reports),
         }
     }
 

@@ -3,9 +3,8 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{
-    CallPath, CallRates, Region, RoundTrips, ServerRates, ServiceName, TrafficReport, Zone,
-};
+use fairmesh_model::{CallPath, CallRates, Region, RoundTrips, ServerRates, Zone};
+use fairmesh_signals::ServiceSum;
 use fairmesh_te::MAX_LOAD;
 
 use super::ServiceFacts;
@@ -35,8 +34,16 @@ pub struct ServiceReports {
 pub struct CallerRates {
     /// By class.
     pub offered: Vec<f64>,
-    /// Attempts by destination.
-    pub sent: BTreeMap<Region, f64>,
+    /// Attempts by destination, in the order of names. No map: planners keep one of each region, with few entries.
+    pub sent: Vec<(Region, f64)>,
+}
+
+impl CallerRates {
+    /// Attempts to a region.
+    pub fn sent_to(&self, region: &Region) -> f64 {
+        let found = self.sent.binary_search_by(|(to, _)| to.cmp(region));
+        found.map_or(0.0, |at| self.sent[at].1)
+    }
 }
 
 /// What callers of one zone send to another.
@@ -53,16 +60,21 @@ impl ServiceFacts {
     pub fn callers_in(&self, region: &Region) -> Option<CallerRates> {
         self.reports.heard.contains(region).then(|| {
             let mut rates =
-                CallerRates { offered: vec![0.0; self.traffic.classes.len() + 1], sent: BTreeMap::new() };
+                CallerRates { offered: vec![0.0; self.traffic.classes.len() + 1], sent: Vec::new() };
             let mut attempts = rates.offered.clone();
-            for (path, calls) in self.reports.calls.iter().filter(|(path, _)| path.from == *region) {
+            for (path, calls) in self.calls_from(region) {
                 let class = path.class.as_ref();
                 let class = class.and_then(|class| self.traffic.classes.iter().position(|c| c == class));
                 let class = class.map_or(0, |at| at + 1);
                 rates.offered[class] += calls.offered as f64 / MILLI;
                 attempts[class] += calls.attempts as f64 / MILLI;
                 if let Some(to) = &path.to {
-                    *rates.sent.entry(to.clone()).or_default() += calls.attempts as f64 / MILLI;
+                    let attempts = calls.attempts as f64 / MILLI;
+                    // Calls to a region follow one another.
+                    match rates.sent.last_mut() {
+                        Some((last, sent)) if last == to => *sent += attempts,
+                        _ => rates.sent.push((to.clone(), attempts)),
+                    }
                 }
             }
             // Servers work on attempts, of which hedges and retries make more than one a call.
@@ -73,15 +85,19 @@ impl ServiceFacts {
         })
     }
 
+    /// Calls of callers in a region. The order of paths has them beside one another.
+    fn calls_from(&self, region: &Region) -> &[(CallPath, CallRates)] {
+        let calls = &self.reports.calls;
+        let first = calls.partition_point(|(path, _)| path.from < *region);
+        let count = calls[first..].partition_point(|(path, _)| path.from == *region);
+        &calls[first..first + count]
+    }
+
     /// How old the data of [`Self::callers_in`] is, on average; zero without calls, since reports
     /// that name a region without any are void soon.
     pub fn age_of_callers(&self, region: &Region) -> Duration {
         let mut sum = CallRates::default();
-        self.reports
-            .calls
-            .iter()
-            .filter(|(path, _)| path.from == *region)
-            .for_each(|(_, calls)| sum += *calls);
+        self.calls_from(region).iter().for_each(|(_, calls)| sum += *calls);
         sum.age()
     }
 
@@ -92,14 +108,13 @@ impl ServiceFacts {
 
     /// Whether calls are made in a region that has serving endpoints for them.
     pub fn has_local_calls(&self, region: &Region) -> bool {
-        let mut calls = self.reports.calls.iter().filter(|(path, _)| path.from == *region);
-        self.serving_in(region) > 0 && calls.any(|(_, rates)| rates.offered > 0)
+        self.serving_in(region) > 0 && self.calls_from(region).iter().any(|(_, rates)| rates.offered > 0)
     }
 
     /// Calls per second that callers in a region offer, by their zone. Each zone sends the same part of them to other regions.
     pub fn zone_demand(&self, region: &Region) -> BTreeMap<Zone, f64> {
         let mut demand = BTreeMap::new();
-        for (path, calls) in self.reports.calls.iter().filter(|(path, _)| path.from == *region) {
+        for (path, calls) in self.calls_from(region) {
             if let Some(zone) = &path.from_zone {
                 *demand.entry(zone.clone()).or_default() += calls.offered as f64 / MILLI;
             }
@@ -110,7 +125,7 @@ impl ServiceFacts {
     /// What is sent between zones of a region.
     pub fn zone_rates(&self, region: &Region) -> BTreeMap<(Zone, Zone), ZoneRates> {
         let mut rates = BTreeMap::<_, ZoneRates>::new();
-        for (path, calls) in self.reports.calls.iter().filter(|(path, _)| path.from == *region) {
+        for (path, calls) in self.calls_from(region) {
             if let (Some(from), Some(to)) = (&path.from_zone, &path.to_zone) {
                 let sent = rates.entry((from.clone(), to.clone())).or_default();
                 sent.attempts += calls.attempts as f64 / MILLI;
@@ -122,8 +137,8 @@ impl ServiceFacts {
 
     /// The mean time until responses began, of calls from a region to another; `None` without any.
     pub fn response_time(&self, from: &Region, to: &Region) -> Option<Duration> {
-        let calls = self.reports.calls.iter().filter(|(path, _)| path.from == *from);
-        mean_time(calls.filter(|(path, _)| path.to.as_ref() == Some(to)).map(|(_, rates)| rates))
+        let calls = self.calls_from(from).iter().filter(|(path, _)| path.to.as_ref() == Some(to));
+        mean_time(calls.map(|(_, rates)| rates))
     }
 
     /// What the mean time of calls from a region to another will be, as things are: as it is; or else the time of the servers
@@ -153,7 +168,7 @@ impl ServiceFacts {
 
     /// Bytes per call of callers in a region.
     pub fn bytes_per_call(&self, region: &Region) -> f64 {
-        let calls = self.reports.calls.iter().filter(|(path, _)| path.from == *region);
+        let calls = self.calls_from(region).iter();
         let (bytes, offered) = calls.fold((0, 0), |(bytes, offered): (u64, u64), (_, rates)| {
             (bytes.saturating_add(rates.bytes), offered.saturating_add(rates.offered))
         });
@@ -210,31 +225,10 @@ fn mean_time<'a>(calls: impl Iterator<Item = &'a CallRates>) -> Option<Duration>
 }
 
 impl ServiceReports {
-    /// The parts of a sum of reports, added up at `at_ms`, that are of these services: of each of them, and in one pass.
-    pub fn by_service(
-        sum: TrafficReport,
-        services: &BTreeSet<ServiceName>,
-        at_ms: u64,
-    ) -> BTreeMap<ServiceName, Self> {
-        let none = |service: &ServiceName| Self {
-            at_ms,
-            heard: sum.regions.clone(),
-            is_incomplete: sum.is_incomplete(service),
-            ..Self::default()
-        };
-        let mut all: BTreeMap<ServiceName, Self> =
-            services.iter().map(|service| (service.clone(), none(service))).collect();
-        for (path, rates) in sum.calls {
-            if let Some(reports) = all.get_mut(&path.service) {
-                reports.calls.push((path, rates));
-            }
-        }
-        for ((service, region), rates) in sum.servers {
-            if let Some(reports) = all.get_mut(&service) {
-                reports.servers.insert(region, rates);
-            }
-        }
-        all
+    /// A sum of reports, added up at `at_ms`, of which any named these regions.
+    pub fn new(sum: ServiceSum, heard: BTreeSet<Region>, at_ms: u64) -> Self {
+        let ServiceSum { calls, servers, is_incomplete } = sum;
+        Self { at_ms, heard, calls, servers, is_incomplete }
     }
 
     /// Whether these are the reports of before, and only older.

@@ -169,9 +169,8 @@ impl ServicePlanner {
     /// The share of their calls that callers in a region report to stay there; `None` of too few calls.
     fn staying(&self, region: &Region) -> Option<f64> {
         let (_, rates) = self.known.get(region)?.callers.as_ref()?;
-        let all: f64 = rates.sent.values().sum();
-        let home = rates.sent.get(region).copied().unwrap_or_default();
-        (all >= FEW_CALLS).then(|| home / all)
+        let all: f64 = rates.sent.iter().map(|(_, sent)| sent).sum();
+        (all >= FEW_CALLS).then(|| rates.sent_to(region) / all)
     }
 }
 

@@ -455,7 +455,7 @@ fn the_time_of_calls_after_a_drain_is_that_of_the_servers_and_the_distance() {
     assert_eq!((time(&world, &eu, &eu), time(&world, &eu, &us)), (ms(8), ms(28)), "as fast as those at home");
     world.facts.reports.calls.push((path("us", Some("us")), timed(50.0, 4.0)));
     assert_eq!(time(&world, &eu, &us), ms(24), "by what callers there see");
-    world.facts.reports.calls.push((path("eu", Some("us")), timed(1.0, 30.0)));
+    world.facts.reports.calls.insert(1, (path("eu", Some("us")), timed(1.0, 30.0)));
     assert_eq!((time(&world, &eu, &us), world.facts.response_time(&eu, &us)), (ms(30), ms(30)), "as it is");
     assert_eq!((time(&world, &eu, &ap), time(&world, &ap, &eu)), (None, None), "at an unknown distance");
 }

@@ -1,8 +1,7 @@
 use std::{net::SocketAddr, time::Duration};
 
-use fairmesh_model::{
-    CallPath, CallRates, HostType, InstanceId, Location, TrafficPlanner, TrafficReport, Zone,
-};
+use fairmesh_model::{CallPath, CallRates, HostType, InstanceId, Location, TrafficPlanner, Zone};
+use fairmesh_signals::ServiceSum;
 use proptest::prelude::*;
 
 use super::*;
@@ -155,12 +154,11 @@ fn reports_that_have_only_grown_older_leave_the_version() {
     let report = |offered, age_ms| {
         let mut rates = CallRates { offered, attempts: offered, ..CallRates::default() };
         rates.grow_older(Duration::from_millis(age_ms));
-        let calls = [(path(1), rates), (path(2), rates)].into();
-        TrafficReport { calls, regions: [region(1)].into(), ..TrafficReport::default() }
+        let calls = vec![(path(1), rates), (path(2), rates)];
+        ServiceSum { calls, ..ServiceSum::default() }
     };
     let mut version_after = |report, at_ms| {
-        let planned = facts.planned();
-        facts.set_reports(ServiceReports::by_service(report, &planned, at_ms));
+        facts.set_reports(&service(1), ServiceReports::new(report, [region(1)].into(), at_ms));
         let facts = facts.service(&service(1)).unwrap();
         (facts.version, facts.reports.at_ms)
     };
