@@ -12,7 +12,10 @@ use std::{
 use fairmesh_model::Protocol;
 use http::{Request, Response};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
-use hyper_util::rt::TokioIo;
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto,
+};
 use rustix::process::Signal;
 use serde_json::Value;
 use tokio::{
@@ -283,4 +286,54 @@ async fn inbound_proxy_without_listeners_serves_its_program() {
     world.serves("shop/one", "alone").await;
     let answer = raw(&address, "/", "").await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
+/// A server of hyper, whose URIs cannot hold some of the bytes that clients send; where it listens.
+async fn strict_program() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let respond = service_fn(async |_| Ok::<_, Infallible>(Response::new("hello".to_owned())));
+            tokio::spawn(async move {
+                let server = auto::Builder::new(TokioExecutor::new());
+                // It ends with the client.
+                let _ = server.serve_connection(TokioIo::new(stream), respond).await;
+            });
+        }
+    });
+    address
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_programs_reject_eject_no_endpoint() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    for (service, protocol) in [("shop/one", "http1"), ("shop/two", "http2")] {
+        let mut endpoints = Vec::new();
+        for instance in ["first", "second"] {
+            let program =
+                Plain { address: strict_program().await, under_way: Arc::default(), go_on: Arc::default() };
+            let more = format!(" --inbound-protocol {protocol}");
+            let instance = format!("{protocol}-{instance}");
+            endpoints.push(in_front(&world, &program, service, &instance, &more).await);
+        }
+        let listen = format!("127.0.0.1:{}", free_port());
+        let proxy = Proxy::with(&world, &format!("--listen {listen}={service}")).await;
+        let curl = async |version: &str, target: &str| {
+            let mut curl = tokio::process::Command::new("curl");
+            curl.args(["-sS", "-o", "/dev/null", "-w", "%{http_code}", "--globoff", version]);
+            let output = curl.arg(format!("http://{listen}{target}")).output().await;
+            String::from_utf8(output.expect("this test needs curl").stdout).unwrap()
+        };
+        for version in ["--http1.1", "--http2-prior-knowledge"] {
+            for _ in 0..20 {
+                assert_eq!(curl(version, "/?q={\"a\":1}").await, "400", "{service} {version}");
+            }
+        }
+        assert_eq!(proxy.metric("attempts_total").await, 40.0, "{service}: none is repeated");
+        let seen = Proxy::endpoints(&proxy.admin, service).await.ok();
+        assert!(!seen.contains("ejected"), "{seen}");
+        assert_eq!(curl("--http1.1", "/").await, "200");
+    }
 }
