@@ -11,6 +11,7 @@ pub mod observer;
 pub mod recent_requests;
 pub mod request_info;
 pub mod response_metrics;
+pub mod served;
 pub mod service_metrics;
 pub mod spans;
 pub mod tap;

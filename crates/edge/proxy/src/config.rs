@@ -6,9 +6,8 @@ use fairmesh_edge::{
     tls::files::TlsFiles,
 };
 use fairmesh_identity::RemoteKey;
-use fairmesh_server::MeshServer;
 
-use crate::listeners::listener_config::ListenerConfig;
+use crate::{inbound::server::ServedEndpoint, listeners::listener_config::ListenerConfig};
 
 /// Configuration of a proxy.
 #[derive(Clone, Debug)]
@@ -38,6 +37,6 @@ pub struct ProxyConfig {
     pub endpoints: Option<Arc<EndpointMetrics>>,
     /// Further options for the page `/config`; must not contain secrets.
     pub options: BTreeMap<&'static str, String>,
-    /// The endpoint that the proxy serves for a local program, for the admin pages.
-    pub inbound: Option<MeshServer>,
+    /// The endpoint that the proxy serves for a local program: for the admin pages, and to log and trace its requests.
+    pub inbound: Option<ServedEndpoint>,
 }

@@ -1,9 +1,12 @@
 //! The proxy in front of a server: registers a program without the library as an endpoint, and forwards its calls.
 
 mod caller_handler;
+mod caller_headers;
+mod caller_metrics;
 mod caller_stream;
 pub(crate) mod config;
 mod local_forwarder;
 pub(crate) mod metrics;
+mod observation;
 mod response_body;
 pub(crate) mod server;

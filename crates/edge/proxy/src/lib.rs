@@ -30,7 +30,7 @@ pub use fairmesh_edge::{
 pub use fairmesh_otlp::{Collector, Environment, RootSampler, Sampler};
 pub use inbound::{
     config::{InboundConfig, InboundEndpoint},
-    server::{BoundInbound, InboundServer},
+    server::{BoundInbound, InboundServer, ServedEndpoint},
 };
 pub use lifecycle::run::{BoundProxy, run};
 pub use listeners::listener_config::{ListenerConfig, ListenerKind, check_tls};

@@ -337,3 +337,32 @@ async fn requests_that_programs_reject_eject_no_endpoint() {
         assert_eq!(curl("--http1.1", "/").await, "200");
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn inbound_requests_are_counted_logged_and_traced() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let program = Plain::start("plain").await;
+    let address = format!("127.0.0.1:{}", free_port());
+    let inbound = format!(
+        "--inbound shop/two@{address}={} --inbound-instance plain --trace-one-in 1 --trace-to http://127.0.0.1:{}",
+        program.address,
+        free_port()
+    );
+    let proxy = Proxy::with(&world, &inbound).await;
+    world.serves("shop/two", "plain").await;
+    let answer = raw(&address, "/seen", "").await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let series = r#"inbound_responses_total{service="shop/two",caller="(none)",class="2xx"} 1"#;
+    until("it is counted", async || proxy.page("/metrics").await.contains(series)).await;
+    assert_eq!(proxy.metric("inbound_response_headers_duration_seconds_count").await, 1.0);
+    let logged = |log: &str| {
+        let line = log.lines().find(|line| line.contains(r#""path":"/seen""#))?;
+        serde_json::from_str::<Value>(line).ok()
+    };
+    until("it is logged", async || logged(&proxy.process.log()).is_some()).await;
+    let line = logged(&proxy.process.log()).unwrap();
+    assert_eq!((&line["direction"], &line["status"]), (&"inbound".into(), &200.into()), "{line}");
+    assert_eq!((&line["service"], &line["bytes_out"]), (&"shop/two".into(), &5.into()), "{line}");
+    assert!(line["trace_id"].is_string(), "{line}");
+}

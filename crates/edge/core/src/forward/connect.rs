@@ -153,7 +153,7 @@ impl Forwarder {
             ms: millis(took),
             total_ms: millis(took),
             caller: caller.to_string(),
-            identity: principal.as_ref().map(|principal| principal.caller.as_str().to_owned()),
+            caller_id: principal.as_ref().map(|principal| principal.caller.as_str().to_owned()),
             connection: principal.as_ref().map(|principal| principal.connection.to_string()),
             fault: fault.map(FaultKind::label),
             instance: instance.map(|instance| instance.to_string()),

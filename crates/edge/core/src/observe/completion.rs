@@ -6,7 +6,10 @@ use std::sync::{
 };
 
 use bytes::Bytes;
-use fairmesh_calls::forwarding::{BodyEnd, BodyObserver};
+use fairmesh_calls::{
+    ServiceName,
+    forwarding::{BodyEnd, BodyObserver},
+};
 use fairmesh_headers::GRPC_STATUS;
 use http::{HeaderMap, header::CONTENT_LENGTH};
 use http_body::Frame;
@@ -18,14 +21,14 @@ use crate::{
         request_info::{CompletedRequest, RequestInfo, RequestOutcome},
         spans::ActiveSpan,
     },
-    services::target::{GrpcStatusWatch, Target},
+    services::target::GrpcStatusWatch,
 };
 
 /// An observed request.
 #[derive(Debug)]
 pub(crate) struct ObservedRequest {
     pub(crate) observer: Arc<RequestObserver>,
-    pub(crate) target: Arc<Target>,
+    pub(crate) service: ServiceName,
     pub(crate) request: RequestInfo,
     pub(crate) span: Option<ActiveSpan>,
 }
@@ -97,7 +100,7 @@ impl BodyObserver for CompletionWatch {
             watch.ended(end);
         }
         let completed = CompletedRequest {
-            service: observed.target.handle.name().to_string(),
+            service: observed.service.to_string(),
             outcome,
             grpc_status: self.grpc_status.get().copied(),
             bytes_out,
@@ -105,7 +108,7 @@ impl BodyObserver for CompletionWatch {
             took: observed.request.began.elapsed(),
         };
         let trace = observed.span.as_ref().map(|span| span.own).or(observed.request.context);
-        let (observer, name) = (&observed.observer, observed.target.handle.name());
+        let (observer, name) = (&observed.observer, &observed.service);
         let is_tapped = observer.taps.wants(name);
         if self.is_logged || is_tapped {
             let entry = AccessLogEntry::of(&observed.request, &completed, trace);

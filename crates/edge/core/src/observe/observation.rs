@@ -15,11 +15,11 @@ use crate::{
         explain_header,
         request_info::RequestOutcome,
     },
-    services::target::GrpcStatusWatch,
+    services::target::{GrpcStatusWatch, Target},
 };
 
 /// Status of requests whose client disconnected before the response, used only in logs and records, as in nginx.
-const CLIENT_CLOSED_REQUEST: u16 = 499;
+pub(crate) const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 /// The observation of a request until its response begins. If it is dropped before, the client has disconnected, which
 /// is reported.
@@ -27,6 +27,7 @@ const CLIENT_CLOSED_REQUEST: u16 = 499;
 pub(crate) struct Observation {
     /// `None` once the response has begun.
     pub(crate) observed: Option<ObservedRequest>,
+    pub(crate) target: Arc<Target>,
     pub(crate) trace: Option<Trace>,
     /// Whether the client requested the explain headers.
     pub(crate) explain: bool,
@@ -59,21 +60,16 @@ impl Observation {
         let outcome = self.outcome_of(&observed, http_response, call);
         if self.explain {
             let RequestOutcome { attempt_log, attempts, .. } = &outcome;
-            explain_header::write(
-                observed.target.handle.name(),
-                attempt_log,
-                *attempts,
-                http_response.headers_mut(),
-            );
+            explain_header::write(&observed.service, attempt_log, *attempts, http_response.headers_mut());
         }
         if let Some(recent_requests) = observed.observer.recent_requests.as_ref().filter(|_| self.is_recorded)
         {
-            let target = &observed.target;
+            let target = &self.target;
             let last = target.is_labelled.then_some(&target.last);
             recent_requests.insert(target.handle.name(), last, &observed.request, &outcome);
         }
         let is_logged = observed.observer.access.selects(outcome.failed());
-        let is_tapped = observed.observer.taps.wants(observed.target.handle.name());
+        let is_tapped = observed.observer.taps.wants(&observed.service);
         let watch: Arc<dyn BodyObserver> = match is_logged || is_tapped || observed.span.is_some() {
             true => Arc::new(CompletionWatch::new(
                 observed,
@@ -103,7 +99,7 @@ impl Observation {
         let last = tried.last().filter(|tried| tried.outcome.is_ok()).map(|tried| &tried.endpoint);
         RequestOutcome {
             status: http_response.status(),
-            route_backend: Some(route_backend_name(&observed.target.handle, call_info.route_backend())),
+            route_backend: Some(route_backend_name(&self.target.handle, call_info.route_backend())),
             injected: call_info.injected(),
             fault: fault.map(|fault| fault.kind().label()),
             message: fault.map(ToString::to_string),
@@ -143,7 +139,7 @@ impl Drop for Observation {
         };
         if let Some(recent_requests) = observed.observer.recent_requests.as_ref().filter(|_| self.is_recorded)
         {
-            let target = &observed.target;
+            let target = &self.target;
             let last = target.is_labelled.then_some(&target.last);
             recent_requests.insert(target.handle.name(), last, &observed.request, &outcome);
         }

@@ -100,9 +100,14 @@ impl RequestObserver {
             None => explain.then(Trace::new),
         };
         let request = RequestInfo::new(parts, arrival, unix_time());
-        let observed =
-            ObservedRequest { observer: Arc::clone(self), target: Arc::clone(target), request, span };
-        Some(Box::new(Observation { observed: Some(observed), trace, explain, is_recorded }))
+        let observed = ObservedRequest {
+            observer: Arc::clone(self),
+            service: target.handle.name().clone(),
+            request,
+            span,
+        };
+        let target = Arc::clone(target);
+        Some(Box::new(Observation { observed: Some(observed), target, trace, explain, is_recorded }))
     }
 
     /// Records a request that the kernel sent, and whose response has gone to the caller as it came, where it is due, or the access log or
@@ -124,7 +129,7 @@ impl RequestObserver {
         if is_logged || self.taps.wants(target.handle.name()) {
             let observed = ObservedRequest {
                 observer: Arc::clone(self),
-                target: Arc::clone(target),
+                service: target.handle.name().clone(),
                 request,
                 span: None,
             };

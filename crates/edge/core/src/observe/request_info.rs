@@ -45,6 +45,15 @@ pub struct RequestInfo {
     pub(crate) began: Instant,
     /// Arrival since the Unix epoch.
     pub(crate) time: Duration,
+    /// Set for a request to the program that the proxy stands in front of.
+    pub(crate) served: Option<ServedCaller>,
+}
+
+/// The caller of a request to the program that the proxy stands in front of.
+#[derive(Debug, Default)]
+pub(crate) struct ServedCaller {
+    /// The identity that it proved.
+    pub(crate) id: Option<String>,
 }
 
 /// The outcome when the response begins.
@@ -88,7 +97,14 @@ impl RequestInfo {
             context: SpanContext::read(&parts.headers),
             began,
             time,
+            served: None,
         }
+    }
+
+    /// The identity that the caller proved.
+    pub(crate) fn caller_id(&self) -> Option<String> {
+        let accepted = self.principal.as_ref().map(|principal| principal.caller.as_str().to_owned());
+        accepted.or_else(|| self.served.as_ref()?.id.clone())
     }
 
     /// The path without the query, which may contain secrets, up to [`MAX_PATH`] bytes.

@@ -25,7 +25,7 @@ const MAX_REGIONS: usize = 16;
 const NO_SERVER: &str = "(none)";
 const OVERFLOW: &str = "(other)";
 
-/// Responses of one region.
+/// Responses of one region, or to one caller.
 #[derive(Debug, Default)]
 pub struct RegionMetrics {
     /// By status class: 1xx to 5xx.
@@ -54,8 +54,9 @@ pub struct BackendMetrics {
 }
 
 impl RegionMetrics {
+    /// Counts a response, and the time to its headers.
     #[inline]
-    fn record(&self, status: StatusCode, took: Duration) {
+    pub fn record(&self, status: StatusCode, took: Duration) {
         if let Some(class) = self.classes.get(usize::from(status.as_u16() / 100).wrapping_sub(1)) {
             increment(class);
         }

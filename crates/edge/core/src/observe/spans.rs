@@ -164,6 +164,8 @@ fn request_span(span: &ActiveSpan, request: &RequestInfo, completed: &CompletedR
         attributes.push(("fairmesh.route", pair.route.as_str().into()));
         attributes.push(("fairmesh.backend", pair.backend.as_str().into()));
     }
+    let caller = request.served.as_ref().and_then(|served| served.id.as_deref());
+    attributes.extend(caller.map(|id| ("fairmesh.caller", id.into())));
     attributes.extend(outcome.fault.map(|fault| ("fairmesh.fault", fault.into())));
     attributes.extend(outcome.injected.map(|injected| ("fairmesh.injected_fault", injected.into())));
     attributes.push(("fairmesh.attempts", i64::try_from(outcome.attempts).unwrap_or(i64::MAX).into()));

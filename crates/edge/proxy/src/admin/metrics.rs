@@ -31,8 +31,8 @@ pub(crate) fn register(state: &AdminState, registry: &mut Registry) {
     state.metrics.kernel.register(registry);
     calls(registry, &state.mesh.stats());
     service_series::register(registry, &state.services, &state.observer);
-    if let Some(server) = &state.inbound {
-        inbound::metrics::register(registry, &server.admission());
+    if let Some(endpoint) = &state.inbound {
+        inbound::metrics::register(registry, endpoint);
     }
     if let Some(key) = &state.key_server {
         let up = ConstGauge::new(u64::from(key.problem().is_none()));

@@ -9,9 +9,11 @@ use fairmesh_calls::Mesh;
 use fairmesh_edge::{observe::observer::RequestObserver, services::Services};
 use fairmesh_identity::RemoteKey;
 use fairmesh_listen::Listeners;
-use fairmesh_server::MeshServer;
 
-use crate::admin::{metrics::ProxyMetrics, proxy_info::ProxyInfo};
+use crate::{
+    admin::{metrics::ProxyMetrics, proxy_info::ProxyInfo},
+    inbound::server::ServedEndpoint,
+};
 
 /// Shared by all handlers.
 #[derive(Clone, Debug)]
@@ -23,7 +25,7 @@ pub(crate) struct AdminState {
     pub(crate) about: Arc<ProxyInfo>,
     pub(crate) ready: Arc<AtomicBool>,
     pub(crate) draining: Arc<AtomicBool>,
-    pub(crate) inbound: Option<MeshServer>,
+    pub(crate) inbound: Option<ServedEndpoint>,
     pub(crate) key_server: Option<Arc<RemoteKey>>,
     pub(crate) listeners: Listeners,
 }
@@ -52,7 +54,7 @@ impl AdminState {
     }
 
     /// Adds the endpoint of `--inbound`.
-    pub(crate) fn with_inbound(self, inbound: Option<MeshServer>) -> Self {
+    pub(crate) fn with_inbound(self, inbound: Option<ServedEndpoint>) -> Self {
         Self { inbound, ..self }
     }
 

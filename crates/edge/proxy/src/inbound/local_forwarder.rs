@@ -1,5 +1,7 @@
 //! Forwards requests to the local program.
 
+use std::net::IpAddr;
+
 use bytes::Bytes;
 use fairmesh_calls::{
     Body, BoxError, Deadline, Fault, FaultKind,
@@ -13,7 +15,7 @@ use fairmesh_headers::grpc_content_type;
 use fairmesh_http::path::RawPath;
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header, request::Parts};
 
-use crate::inbound::response_body::ResponseBody;
+use crate::inbound::{caller_headers, response_body::ResponseBody};
 
 /// Methods that are forwarded, for `allow` in a refusal of CONNECT (RFC 9110 10.2.1).
 const ALLOWED: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, PUT, DELETE, OPTIONS, TRACE, PATCH");
@@ -27,7 +29,7 @@ pub(crate) struct LocalForwarder {
 
 impl LocalForwarder {
     /// Responds to any request, with an error response if necessary.
-    pub(crate) async fn forward<B>(&self, request: Request<B>) -> Response<ResponseBody>
+    pub(crate) async fn forward<B>(&self, request: Request<B>, peer: IpAddr) -> Response<ResponseBody>
     where
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
     {
@@ -41,7 +43,7 @@ impl LocalForwarder {
         }
         let (mut parts, body) = request.into_parts();
         let upgrade = UpgradeRequest::take(&mut parts);
-        prepare_request(&mut parts, upgrade.as_ref());
+        prepare_request(&mut parts, upgrade.as_ref(), peer);
         match self.program.send(Request::from_parts(parts, body)).await {
             Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 self.switch_protocols(response, upgrade).map(ResponseBody::Own)
@@ -52,7 +54,12 @@ impl LocalForwarder {
                 *response.version_mut() = Version::default();
                 response.map(ResponseBody::Program)
             }
-            Err(fault) => error_response::from_fault(&fault, grpc).map(ResponseBody::Own),
+            Err(fault) => {
+                let mut response = error_response::from_fault(&fault, grpc).map(ResponseBody::Own);
+                // For the access log.
+                response.extensions_mut().insert(fault.kind());
+                response
+            }
         }
     }
 
@@ -67,8 +74,9 @@ impl LocalForwarder {
     }
 }
 
-/// Prepares a request for the program: one host, no hop-by-hop headers but those of the upgrade, and none of the connection's extensions.
-fn prepare_request(parts: &mut Parts, upgrade: Option<&UpgradeRequest>) {
+/// Prepares a request for the program: one host, no hop-by-hop headers but those of the upgrade, those that say who calls from where, and
+/// none of the connection's extensions.
+fn prepare_request(parts: &mut Parts, upgrade: Option<&UpgradeRequest>, peer: IpAddr) {
     // The authority of the URI takes precedence (RFC 9112 3.2.2, RFC 9113 8.3.1).
     if parts.uri.authority().is_some() {
         parts.headers.remove(header::HOST);
@@ -77,6 +85,9 @@ fn prepare_request(parts: &mut Parts, upgrade: Option<&UpgradeRequest>) {
     if let Some(upgrade) = upgrade {
         upgrade.apply(&mut parts.headers);
     }
+    caller_headers::set_identity(&mut parts.headers, parts.extensions.get());
+    caller_headers::add_address(&mut parts.headers, peer);
+    caller_headers::ensure_request_id(&mut parts.headers);
     let (raw, deadline) = (parts.extensions.remove::<RawPath>(), parts.extensions.remove::<Deadline>());
     parts.extensions.clear();
     raw.map(|raw| parts.extensions.insert(raw));

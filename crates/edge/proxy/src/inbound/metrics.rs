@@ -6,8 +6,15 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// Registers the state of the concurrency limit.
-pub(crate) fn register(registry: &mut Registry, admission: &Admission) {
+use crate::inbound::{caller_metrics, server::ServedEndpoint};
+
+/// Registers the state of the concurrency limit, and the responses by caller.
+pub(crate) fn register(registry: &mut Registry, endpoint: &ServedEndpoint) {
+    caller_metrics::register(registry, &endpoint.observation.callers);
+    register_admission(registry, &endpoint.server.admission());
+}
+
+fn register_admission(registry: &mut Registry, admission: &Admission) {
     let limit = ConstGauge::new(u64::from(admission.limit.unwrap_or(u32::MAX)));
     registry.register("inbound_concurrency_limit", "Current concurrency limit of the program", limit);
     let in_flight = ConstGauge::new(u64::from(admission.outstanding.calls));

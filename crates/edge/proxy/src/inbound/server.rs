@@ -20,10 +20,11 @@ use tokio_util::task::TaskTracker;
 use crate::{
     error::ProxyError,
     inbound::{
-        caller_handler::CallerHandler,
+        caller_handler::{CallerHandler, RequestHandler},
         caller_stream::CallerStream,
         config::{InboundConfig, InboundEndpoint},
         local_forwarder::LocalForwarder,
+        observation::InboundObservation,
     },
 };
 
@@ -33,8 +34,22 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(180);
 /// A running inbound server.
 #[derive(Debug)]
 pub struct InboundServer {
-    server: MeshServer,
+    endpoint: ServedEndpoint,
     serving: JoinHandle<()>,
+}
+
+/// The registered endpoint, and what is seen of its requests. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct ServedEndpoint {
+    pub(crate) server: MeshServer,
+    pub(crate) observation: Arc<InboundObservation>,
+}
+
+impl ServedEndpoint {
+    /// Drains and deregisters the endpoint.
+    pub async fn shutdown(&self) {
+        self.server.shutdown().await;
+    }
 }
 
 /// The address of an inbound server, bound and not registered yet.
@@ -67,31 +82,30 @@ impl BoundInbound {
         let client = client.map_err(ProxyError::Inbound)?;
         let server = server_builder(config).start().await.map_err(ProxyError::Inbound)?;
         tracing::info!(%service, %address, %program, "serving in front of a program");
-        let serving = tokio::spawn(serve(listener, client, server.clone()));
-        Ok(InboundServer { server, serving })
+        let endpoint = ServedEndpoint { server, observation: Arc::new(InboundObservation::new(service)) };
+        let serving = tokio::spawn(serve(listener, client, endpoint.clone()));
+        Ok(InboundServer { endpoint, serving })
     }
 }
 
 /// Serves until the endpoint is deregistered and every connection and tunnel has ended.
-async fn serve(listener: TcpListener, program: DirectClient, server: MeshServer) {
+async fn serve(listener: TcpListener, program: DirectClient, endpoint: ServedEndpoint) {
+    let ServedEndpoint { server, observation } = endpoint;
     let (metrics, shutdown) = (Arc::<EdgeMetrics>::default(), Arc::<Shutdown>::default());
     let tasks = TaskTracker::new();
     let limits = Limits { idle_timeout: IDLE_TIMEOUT, ..Limits::default() };
     let tunnels = Tunnels::new(limits, Arc::clone(&metrics), Arc::clone(&shutdown), tasks.clone());
     let forwarder = Arc::new(LocalForwarder { program, tunnels });
-    let layer = server.layer();
+    let handler = RequestHandler { server: server.layer(), forwarder, observation };
     let closing = async { shutdown.start_without_grace(server.closing().await) };
     let served = serve_connections(listener, &server, {
         let shutdown = Arc::clone(&shutdown);
         move |connection: CallerConnection| {
             let (metrics, shutdown) = (Arc::clone(&metrics), Arc::clone(&shutdown));
-            let handler = CallerHandler {
-                caller: connection.layer(),
-                server: layer.clone(),
-                forwarder: Arc::clone(&forwarder),
-            };
+            let handler = handler.clone();
             async move {
                 let Some(caller) = connection.peer_address() else { return };
+                let handler = CallerHandler { caller: connection.layer(), peer: caller, handler };
                 let http = HttpServer {
                     idle_timeout: IDLE_TIMEOUT,
                     metrics: &metrics.connections,
@@ -109,14 +123,14 @@ async fn serve(listener: TcpListener, program: DirectClient, server: MeshServer)
 
 impl InboundServer {
     /// The registered endpoint.
-    pub fn server(&self) -> MeshServer {
-        self.server.clone()
+    pub fn server(&self) -> ServedEndpoint {
+        self.endpoint.clone()
     }
 
     /// Drains: callers move away, requests in flight complete, and the endpoint is deregistered, all within the
     /// deadline.
     pub async fn stop(self) {
-        self.server.shutdown().await;
+        self.endpoint.shutdown().await;
         // Ends with the drain.
         let _ = self.serving.await;
     }

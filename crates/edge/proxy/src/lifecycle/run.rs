@@ -202,6 +202,9 @@ impl RunningProxy {
         let services = Services::start(mesh.clone(), limits);
         let observer_config = ObserverConfig { log: access_log, traces, endpoints, pages: has_admin_pages };
         let observer = RequestObserver::start(observer_config);
+        if let Some(endpoint) = &inbound {
+            endpoint.observation.set_observer(Arc::clone(&observer));
+        }
         let state =
             AdminState::new(mesh, Arc::clone(&services), Arc::clone(&metrics), Arc::clone(&observer), about)
                 .with_inbound(inbound)

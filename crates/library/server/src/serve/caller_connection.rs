@@ -44,6 +44,13 @@ impl CallerConnection {
     }
 }
 
+impl CallerLayer {
+    /// The identity that the peer has proved.
+    pub fn caller(&self) -> Option<&Caller> {
+        self.caller.as_ref()
+    }
+}
+
 impl<S> Layer<S> for CallerLayer {
     type Service = GuardedService<S>;
 

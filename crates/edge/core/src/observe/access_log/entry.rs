@@ -8,6 +8,8 @@ use serde::Serialize;
 
 use crate::observe::request_info::{CompletedRequest, RequestInfo};
 
+/// The direction of requests to the program that the proxy stands in front of.
+const INBOUND: &str = "inbound";
 /// The name of no route.
 const NO_ROUTE: &str = "(none)";
 
@@ -26,11 +28,15 @@ pub(crate) struct AccessLogEntry {
     /// Milliseconds until the end of the response.
     pub(crate) total_ms: f64,
     pub(crate) caller: String,
-    /// The identity of the caller that a gateway accepted, and the id of its connection, which the node logs too.
+    /// The identity that the caller proved to a gateway, or to the proxy in front of the program.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) identity: Option<String>,
+    pub(crate) caller_id: Option<String>,
+    /// The id of the connection to a gateway, which the node logs too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) connection: Option<String>,
+    /// `inbound` for a request to the program that the proxy stands in front of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) direction: Option<&'static str>,
     /// The route of the service's policy; `(none)` without one.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) route: String,
@@ -84,8 +90,9 @@ impl AccessLogEntry {
             ms: millis(outcome.took),
             total_ms: millis(completed.took),
             caller: request.caller.to_string(),
-            identity: request.principal.as_ref().map(|principal| principal.caller.as_str().to_owned()),
+            caller_id: request.caller_id(),
             connection: request.principal.as_ref().map(|principal| principal.connection.to_string()),
+            direction: request.served.as_ref().map(|_| INBOUND),
             fault: outcome.fault,
             injected: outcome.injected,
             ended: match completed.end {
@@ -131,8 +138,11 @@ impl fmt::Display for AccessLogEntry {
             write!(f, " ({total_ms:.1} ms in all)")?;
         }
         write!(f, " {} B from {caller}", self.bytes_out)?;
-        if let (Some(identity), Some(connection)) = (&self.identity, &self.connection) {
-            write!(f, " as {identity} on {connection}")?;
+        if let Some(id) = &self.caller_id {
+            write!(f, " as {id}")?;
+        }
+        if let Some(connection) = &self.connection {
+            write!(f, " on {connection}")?;
         }
         if let (Some(instance), Some(region)) = (&self.instance, &self.region) {
             write!(f, " by {instance} in {region}")?;
@@ -154,6 +164,9 @@ impl fmt::Display for AccessLogEntry {
         }
         if let Some(injected) = self.injected {
             write!(f, " (injected {injected})")?;
+        }
+        if let Some(direction) = self.direction {
+            write!(f, " {direction}")?;
         }
         self.trace_id.iter().try_for_each(|trace| write!(f, " trace {trace}"))
     }

@@ -1,0 +1,45 @@
+//! What a program behind `--inbound` is told of its caller, whatever the caller claims.
+
+use super::{forms::Forms, messages::curl};
+
+const CLAIMS: [&str; 6] = [
+    "-H",
+    "x-fairmesh-caller: spiffe://prod/shop/forged",
+    "-H",
+    "x-forwarded-client-cert: URI=spiffe://prod/shop/forged",
+    "-H",
+    "x-forwarded-for: 192.0.2.1",
+];
+
+/// What the program behind `--inbound` sees of a request with claims, on each way to it.
+fn seen(forms: &Forms) -> Vec<String> {
+    let inbound = forms.forms.iter().filter(|form| form.name.contains("--inbound"));
+    let versions = ["--http1.1", "--http2-prior-knowledge"];
+    inbound
+        .flat_map(|form| {
+            versions.map(|version| curl(&form.address, &[&[version], &CLAIMS[..]].concat(), "/"))
+        })
+        .collect()
+}
+
+#[test]
+fn inbound_states_the_identity_that_the_caller_proved() {
+    for seen in seen(&Forms::mutual_tls()) {
+        assert!(!seen.contains("forged"), "{seen}");
+        for header in ["x-fairmesh-caller: spiffe://prod/", "x-forwarded-client-cert: uri=spiffe://prod/"] {
+            assert!(seen.contains(header), "{seen}");
+        }
+        assert!(seen.contains("x-forwarded-for: 192.0.2.1, 127.0.0.1\r\n"), "{seen}");
+        assert!(seen.contains("x-request-id: "), "{seen}");
+    }
+}
+
+#[test]
+fn inbound_states_no_identity_of_a_caller_in_plaintext() {
+    for seen in seen(&Forms::plain()) {
+        for header in ["forged", "x-fairmesh-caller", "x-forwarded-client-cert"] {
+            assert!(!seen.contains(header), "{seen}");
+        }
+        assert!(seen.contains("x-forwarded-for: 192.0.2.1, 127.0.0.1\r\n"), "{seen}");
+    }
+}

@@ -1,0 +1,115 @@
+//! What the program is told of the caller of a request: headers that a caller cannot set.
+
+use std::{
+    collections::hash_map::RandomState,
+    hash::BuildHasher as _,
+    net::IpAddr,
+    sync::{
+        LazyLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use fairmesh_headers::CALLER;
+use fairmesh_model::arith::mix64;
+use fairmesh_server::Caller;
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+/// The certificates of the caller's side, in the form of Envoy.
+const CLIENT_CERTIFICATE: HeaderName = HeaderName::from_static("x-forwarded-client-cert");
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// A random start and a counter: mixed numbers do not repeat.
+static IDS: LazyLock<AtomicU64> = LazyLock::new(|| AtomicU64::new(RandomState::new().hash_one(0)));
+
+/// Says who calls, by the identity that the caller proved; without one, the headers that could claim one are removed.
+pub(crate) fn set_identity(headers: &mut HeaderMap, caller: Option<&Caller>) {
+    headers.remove(CALLER);
+    headers.remove(CLIENT_CERTIFICATE);
+    let Some(caller) = caller else { return };
+    let id = caller.id().to_string();
+    let certificates = match caller.via() {
+        None => format!("URI={id}"),
+        // The nearest one is last, as where proxies append theirs.
+        Some(via) => format!("URI={id},URI={via}"),
+    };
+    // SPIFFE IDs are ASCII without controls.
+    if let (Ok(id), Ok(certificates)) = (HeaderValue::try_from(id), HeaderValue::try_from(certificates)) {
+        headers.insert(CALLER, id);
+        headers.insert(CLIENT_CERTIFICATE, certificates);
+    }
+}
+
+/// Adds the address that the request came from to those that it names already, as one field.
+pub(crate) fn add_address(headers: &mut HeaderMap, address: IpAddr) {
+    let own = address.to_canonical().to_string();
+    let named = headers.get_all(FORWARDED_FOR).iter().map(HeaderValue::as_bytes);
+    let all: Vec<&[u8]> = named.chain([own.as_bytes()]).collect();
+    // Joined valid values are a valid value.
+    if let Ok(all) = HeaderValue::from_bytes(&all.join(&b", "[..])) {
+        headers.insert(FORWARDED_FOR, all);
+    }
+}
+
+/// Names a request that has no name yet, by a UUID of version 4.
+pub(crate) fn ensure_request_id(headers: &mut HeaderMap) {
+    if !headers.contains_key(REQUEST_ID) {
+        let [high, low] = [(); 2].map(|()| mix64(IDS.fetch_add(1, Relaxed)));
+        if let Ok(id) = HeaderValue::try_from(uuid(high, low)) {
+            headers.insert(REQUEST_ID, id);
+        }
+    }
+}
+
+/// The UUID of version 4 with these random bits (RFC 9562 5.4).
+fn uuid(high: u64, low: u64) -> String {
+    let (high, low) = (high & !0xf000 | 0x4000, low & !(0b11 << 62) | 0b10 << 62);
+    format!(
+        "{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
+        high >> 32,
+        high >> 16 & 0xffff,
+        high & 0xffff,
+        low >> 48,
+        low & 0xffff_ffff_ffff
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn claims_of_a_caller_without_identity_are_removed() {
+        let mut headers = HeaderMap::new();
+        headers.append(CALLER, HeaderValue::from_static("spiffe://prod/forged"));
+        headers.append(CLIENT_CERTIFICATE, HeaderValue::from_static("URI=spiffe://prod/forged"));
+        set_identity(&mut headers, None);
+        assert!(headers.is_empty(), "{headers:?}");
+    }
+
+    #[test]
+    fn address_is_added_behind_those_of_other_proxies() {
+        let mut headers = HeaderMap::new();
+        add_address(&mut headers, "::ffff:192.0.2.1".parse().unwrap());
+        assert_eq!(headers[FORWARDED_FOR], "192.0.2.1");
+        headers.append(FORWARDED_FOR, HeaderValue::from_static("192.0.2.2"));
+        add_address(&mut headers, "2001:db8::1".parse().unwrap());
+        let all: Vec<_> = headers.get_all(FORWARDED_FOR).iter().collect();
+        assert_eq!(all, ["192.0.2.1, 192.0.2.2, 2001:db8::1"]);
+    }
+
+    #[test]
+    fn request_without_an_id_gets_a_uuid_and_others_keep_theirs() {
+        assert_eq!(uuid(u64::MAX, u64::MAX), "ffffffff-ffff-4fff-bfff-ffffffffffff");
+        assert_eq!(uuid(0, 0), "00000000-0000-4000-8000-000000000000");
+        let mut headers = HeaderMap::new();
+        ensure_request_id(&mut headers);
+        let first = headers[REQUEST_ID].clone();
+        ensure_request_id(&mut headers);
+        assert_eq!(headers[REQUEST_ID], first);
+        headers.clear();
+        ensure_request_id(&mut headers);
+        assert_ne!(headers[REQUEST_ID], first);
+    }
+}
