@@ -6,6 +6,8 @@
 //! the same code. No clock, no randomness, no I/O; sums are formed in the order of regions, so the same input gives
 //! the same tables on every machine.
 //!
+//! [`optimizer`] plans whole call graphs of several services at once. It shares the crate, and not the state of the rings planner.
+//!
 //! One decision: the plan is computed from demand by source region and work per call, not from the error of measured
 //! load alone. Demand does not depend on the table in force, so reports that are seconds old do not make the planner
 //! move the same calls twice. A controller on load alone was rejected, because it has to be slower than its reports.

@@ -25,6 +25,7 @@ mod pool;
 mod pricing;
 mod problem;
 mod solver;
+mod tables;
 mod validation;
 
 pub use admission::{Admission, admit};

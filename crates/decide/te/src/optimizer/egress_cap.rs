@@ -27,8 +27,9 @@ const NEAR: f64 = 1.2;
 
 /// Plans where calls run: admits demand, then routes it.
 ///
-/// `last` is the last plan for a problem with the same services and edges, which may have other demand, servers or fits; the solution starts from
-/// it and is then not worse than it. `go_on` is called after each iteration; when it says no, the best plan so far is returned, with its gap.
+/// `last` is the last plan for a problem with the same services and edges, which may have other demand, servers or fits.
+/// The solution starts from it and is not worse. `go_on` is called after each iteration; when it says no, the best plan so
+/// far is returned, with its gap. A plan that was stopped before its price of egress was found may exceed the cap.
 ///
 /// # Errors
 /// The problem is not valid. The last plan stays in force.
@@ -53,7 +54,7 @@ pub fn optimize(
     let plan = match problem.preferences.egress_cap {
         Some(cap) if solver.egress() > cap => {
             let near = last.map_or(0.0, |last| last.ms_per_dollar);
-            Capped { problem, cap, effort, go_on }.plan(solver, near)
+            Capped { problem, cap, effort, go_on, is_stopped: false }.plan(solver, near)
         }
         _ => solver.plan(),
     };
@@ -81,6 +82,8 @@ struct Capped<'a> {
     cap: f64,
     effort: Effort,
     go_on: &'a mut dyn FnMut(&Progress) -> bool,
+    /// Whether `go_on` has said no: what is found by then is mixed.
+    is_stopped: bool,
 }
 
 impl Capped<'_> {
@@ -110,7 +113,7 @@ impl Capped<'_> {
     fn bisect(&mut self, mut low: Solver, mut high: Solver) -> Plan {
         for _ in 0..SOLUTIONS {
             let (from, to) = (low.network.ms_per_dollar, high.network.ms_per_dollar);
-            if to <= from * BRACKET {
+            if to <= from * BRACKET || self.is_stopped {
                 break;
             }
             let solved = self.solve(&high, (from.max(to * LEAST_PRICE) * to).sqrt());
@@ -135,7 +138,11 @@ impl Capped<'_> {
 
     fn solve(&mut self, from: &Solver, price: f64) -> Solver {
         let mut solver = from.with_price(price);
-        solver.run(self.effort, self.go_on);
+        let Self { go_on, is_stopped, .. } = self;
+        solver.run(self.effort, &mut |progress| {
+            *is_stopped = *is_stopped || !go_on(progress);
+            !*is_stopped
+        });
         solver
     }
 

@@ -32,6 +32,8 @@ pub struct Plan {
     pub bound: f64,
     /// Mean milliseconds of an admitted client call: work and round trips of all calls below it, one after the other.
     pub mean_latency: f64,
+    /// Milliseconds by which the mean may be off, when the errors of all pools add up: the greatest sum of their standard errors.
+    pub latency_error: f64,
     /// Dollars per second for egress.
     pub egress: f64,
     /// Utilisation by service × regions + region; 0 where it is not placed.
@@ -72,13 +74,14 @@ impl Plan {
         let count = network.services.len() * network.regions;
         let (mut loads, mut work_latencies) = (vec![0.0; count], vec![0.0; count]);
         let mut multipliers = vec![Vec::new(); count];
-        let mut waiting = 0.0;
+        let (mut waiting, mut error) = (0.0, 0.0);
         network.each_pool(|at, pool| {
             let work = flow.work[pool];
             let pool = &network.pools[pool];
             loads[at] = work / pool.capacity;
             work_latencies[at] = pool.latency(work);
             waiting += work * work_latencies[at];
+            error += pool.error * work * work_latencies[at];
             multipliers[at] = pool.multipliers();
         });
         let mut calls = vec![0.0; network.edges.len() * network.regions];
@@ -90,12 +93,14 @@ impl Plan {
                 clients += if matches!(edge.origin, Origin::Clients(_)) { rate } else { 0.0 };
             }
         }
+        let per_call = |sum: f64| if clients > 0.0 { sum / clients } else { 0.0 };
         let egress = arcs.egress(network, flow);
         let latency = flow.linear - network.ms_per_dollar * egress + waiting;
         Self {
-            shares: Shares::new(network, arcs),
+            shares: Shares::of_arcs(network, arcs),
             objective: flow.objective(network),
-            mean_latency: if clients > 0.0 { latency / clients } else { 0.0 },
+            mean_latency: per_call(latency),
+            latency_error: per_call(error),
             egress,
             loads,
             work_latencies,
@@ -131,7 +136,17 @@ impl Shares {
         }
     }
 
-    fn new(network: &Network, arcs: &Arcs) -> Self {
+    /// Shares by edge, then source region: a row for each region of each edge.
+    pub fn new(regions: usize, rows: impl IntoIterator<Item = Vec<(u16, f64)>>) -> Self {
+        let mut shares = Self { regions, offsets: vec![0], to: Vec::new() };
+        for row in rows {
+            shares.to.extend(row);
+            shares.offsets.push(shares.to.len() as u32);
+        }
+        shares
+    }
+
+    fn of_arcs(network: &Network, arcs: &Arcs) -> Self {
         let mut rows = vec![Vec::new(); network.edges.len() * network.regions];
         for edge in &network.edges {
             for (at, source) in edge.sources.iter().enumerate() {
@@ -141,12 +156,7 @@ impl Shares {
                 rows[edge.number * network.regions + usize::from(*source)] = row;
             }
         }
-        let mut shares = Self { regions: network.regions, offsets: vec![0], to: Vec::new() };
-        for row in rows {
-            shares.to.extend(row);
-            shares.offsets.push(shares.to.len() as u32);
-        }
-        shares
+        Self::new(network.regions, rows)
     }
 
     /// These shares over the regions where services are placed now.

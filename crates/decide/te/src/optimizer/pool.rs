@@ -2,8 +2,8 @@
 //! ceiling.
 //!
 //! Kinks and the ceiling are smoothed by the method of multipliers: a ramp as steep as the pool's own curvature, moved after each
-//! iteration until the load settles on the threshold (Bertsekas 1982, "Constrained Optimization and Lagrange Multiplier Methods", chapter 3). A
-//! fixed narrow ramp was rejected, because Newton's method stalls at it.
+//! iteration until the load settles on the threshold (Bertsekas 1982, "Constrained Optimization and Lagrange Multiplier
+//! Methods", chapter 3). A fixed narrow ramp was rejected, because Newton's method stalls at it.
 
 use super::problem::ServicePools;
 
@@ -25,6 +25,8 @@ const KINK_WIDTH: f64 = 1e-4;
 pub(super) struct Pool {
     pub(super) capacity: f64,
     sensitivity: f64,
+    /// Standard error, as a part of predicted times.
+    pub(super) error: f64,
     ceiling: f64,
     /// Milliseconds per unit of work over the width of the ceiling's ramp.
     ceiling_price: f64,
@@ -71,6 +73,7 @@ impl Pool {
         Self {
             capacity,
             sensitivity: pools.sensitivity,
+            error: pools.error,
             ceiling,
             ceiling_price: (5.0 * pools.sensitivity / (idle * idle)).max(farthest).max(1e-6),
             ceiling_multiplier: 0.0,
@@ -191,7 +194,7 @@ mod tests {
 
     fn pool() -> Pool {
         let kinks = vec![Kink { load: 0.5, surcharge: 20.0 }, Kink { load: 0.7, surcharge: 40.0 }];
-        let service = ServicePools { capacity: vec![100.0], sensitivity: 3.0, kinks };
+        let service = ServicePools { capacity: vec![100.0], sensitivity: 3.0, kinks, error: 0.0 };
         Pool::new(&service, 100.0, (0.9, 50.0))
     }
 

@@ -33,6 +33,9 @@ pub struct ServicePools {
     pub sensitivity: f64,
     /// Loads from which on work has a surcharge, ascending.
     pub kinks: Vec<Kink>,
+    /// Standard error of the fit, as a part of the times that it predicts. It changes no plan, and shows in
+    /// [`Plan::latency_error`](super::Plan).
+    pub error: f64,
 }
 
 /// A load above which each further unit of work has a surcharge: the threshold of a ring.

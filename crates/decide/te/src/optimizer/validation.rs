@@ -75,7 +75,8 @@ impl Problem {
             return Err(ProblemError::Size("a service"));
         }
         let are_numbers = service.capacity.iter().all(|capacity| is_number(*capacity));
-        check(are_numbers && is_number(service.sensitivity), "service", at)?;
+        let is_fit = is_number(service.sensitivity) && is_number(service.error);
+        check(are_numbers && is_fit, "service", at)?;
         let mut least = 0.0;
         for kink in &service.kinks {
             let is_valid = (least..self.preferences.ceiling).contains(&kink.load);

@@ -7,7 +7,7 @@ fn cut_point(dollars_per_ms: f64) -> Problem {
     let pool = |capacity: [f64; 2], sensitivity| ServicePools {
         capacity: capacity.to_vec(),
         sensitivity,
-        kinks: Vec::new(),
+        ..ServicePools::default()
     };
     let node = |service| Node { service, work: 1.0, latency: 0.0 };
     let mut front = clients(&[1_000.0, 0.0], 0, 0);

@@ -7,4 +7,5 @@ mod admission;
 mod cycles;
 mod egress;
 mod properties;
+mod tables;
 mod world;

@@ -33,7 +33,8 @@ fn pools(capacity: [f64; 4], sensitivity: f64, has_kink: bool) -> ServicePools {
     // A service without servers is refused.
     capacity[0] = capacity[0].max(600.0);
     let kink = Kink { load: 0.6, surcharge: 40.0 };
-    ServicePools { capacity, sensitivity, kinks: if has_kink { vec![kink] } else { Vec::new() } }
+    let kinks = if has_kink { vec![kink] } else { Vec::new() };
+    ServicePools { capacity, sensitivity, kinks, ..ServicePools::default() }
 }
 
 fn effort(iterations: usize) -> Effort {
@@ -134,6 +135,17 @@ fn plan_starts_from_one_for_other_placement() {
     let next = plan(&lost, Some(&last), 200);
     assert!(next.is_usable(0.99) && next.loads[0] == 0.0, "{:?}", next.loads);
     assert!(next.gap() <= 1e-4, "{}", next.gap());
+}
+
+#[test]
+fn errors_of_fits_show_in_the_plan_and_change_no_shares() {
+    let mut problem = paper([1325.0, 200.0, 1325.0, 200.0], 10.0);
+    let exact = solve(&problem);
+    problem.services[0].error = 0.1;
+    let plan = solve(&problem);
+    assert_eq!(plan.shares, exact.shares);
+    let trips: f64 = [548.7 * 30.0, 8.7 * 20.0, 545.9 * 35.0].iter().sum::<f64>() / 3_050.0;
+    assert!((plan.latency_error - 0.1 * (plan.mean_latency - trips)).abs() < 0.05, "{}", plan.latency_error);
 }
 
 #[test]

@@ -20,7 +20,11 @@ pub(crate) fn one_service(trips: &[Vec<f64>], demand: &[f64], capacity: f64, sen
         regions,
         round_trips: trips.concat(),
         egress_prices: vec![0.0; regions * regions],
-        services: vec![ServicePools { capacity: vec![capacity; regions], sensitivity, kinks: Vec::new() }],
+        services: vec![ServicePools {
+            capacity: vec![capacity; regions],
+            sensitivity,
+            ..ServicePools::default()
+        }],
         nodes: vec![Node { service: 0, work: 1.0, latency: 0.0 }],
         edges: vec![clients(demand, 0, 0)],
         preferences: latency_alone(),
