@@ -20,6 +20,7 @@ pub use action::{Action, FailureResponse, ReportFault, ScenarioEvent};
 pub use distribution::Distribution;
 pub use expect::Expect;
 pub use sim_time::SimTime;
+pub(crate) use traffic::rings_policy;
 pub use traffic::{
     PlannerKind, RegionDrain, RegionFault, RegionReportFault, ThresholdRing, Traffic, TrafficClass,
 };

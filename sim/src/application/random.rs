@@ -221,7 +221,8 @@ impl RandomApplication {
         capacity.iter_mut().for_each(|part| *part = *part / sum * all);
         let sensitivity = random.between(1.0, 4.0);
         let kink = |load: &f64| Kink { load: *load, surcharge: 20.0 * sensitivity };
-        ServicePools { capacity, sensitivity, kinks: self.kinks.iter().map(kink).collect() }
+        let kinks = self.kinks.iter().map(kink).collect();
+        ServicePools { capacity, sensitivity, kinks, ..ServicePools::default() }
     }
 }
 

@@ -137,25 +137,12 @@ fn report_delay() -> SimTime {
 impl Traffic {
     /// The rings and thresholds, as the planner needs them.
     pub fn policy(&self) -> Result<RingsPolicy, Invalid> {
-        let loads = self.rings.iter().map(|ring| ring.load);
-        let rings = self.router_rings()?.into_iter().zip(loads);
-        let rings = rings.map(|(ring, load)| LoadRing { ring, load }).collect();
-        let policy = RingsPolicy::new(rings, self.classes.len());
-        policy.validate()?;
-        Ok(policy)
+        rings_policy(&self.rings, self.classes.len())
     }
 
     /// The rings as production validates them.
     pub(crate) fn router_rings(&self) -> Result<Vec<Ring>, Invalid> {
-        let spec = PolicySpec {
-            service: crate::SERVICE.into(),
-            locality: LocalitySpec {
-                rings: self.rings.iter().map(|ring| ring.within.clone()).collect(),
-                ..LocalitySpec::default()
-            },
-            ..PolicySpec::default()
-        };
-        Ok(spec.validate()?.1.locality.rings)
+        router_rings(&self.rings)
     }
 
     pub(super) fn validate(&self, scenario: &Scenario) -> Result<(), Invalid> {
@@ -187,4 +174,26 @@ impl Traffic {
         }
         Ok(())
     }
+}
+
+/// Rings and thresholds as the planner needs them.
+pub(crate) fn rings_policy(rings: &[ThresholdRing], classes: usize) -> Result<RingsPolicy, Invalid> {
+    let loads = rings.iter().map(|ring| ring.load);
+    let rings = router_rings(rings)?.into_iter().zip(loads).map(|(ring, load)| LoadRing { ring, load });
+    let policy = RingsPolicy::new(rings.collect(), classes);
+    policy.validate()?;
+    Ok(policy)
+}
+
+/// Rings as production validates them.
+fn router_rings(rings: &[ThresholdRing]) -> Result<Vec<Ring>, Invalid> {
+    let spec = PolicySpec {
+        service: crate::SERVICE.into(),
+        locality: LocalitySpec {
+            rings: rings.iter().map(|ring| ring.within.clone()).collect(),
+            ..LocalitySpec::default()
+        },
+        ..PolicySpec::default()
+    };
+    Ok(spec.validate()?.1.locality.rings)
 }

@@ -1,5 +1,6 @@
 //! `fairmesh sim`: simulated fleets, as a table for people, JSON for programs, and a picture for both.
 
+mod application;
 mod show;
 mod show_traffic;
 mod sweep;
@@ -67,10 +68,12 @@ pub fn run(command: SimCommand) -> Result<ExitCode, Failure> {
 enum Loaded {
     Fleet(Box<Scenario>),
     Tree(Box<fairmesh_sim::replica_tree::Scenario>),
+    Application(Box<fairmesh_sim::application::Scenario>),
 }
 
-/// The kind of tree scenarios; fleet scenarios have none.
+/// The kinds of scenarios of trees and of applications; those of fleets have none.
 const TREE: &str = "tree";
+const APPLICATION: &str = "app";
 
 fn play_all(args: &RunArgs) -> Result<ExitCode, Failure> {
     // All files before the first simulation: an error in the last is reported at once.
@@ -80,6 +83,7 @@ fn play_all(args: &RunArgs) -> Result<ExitCode, Failure> {
         let (report, missed) = match scenario {
             Loaded::Fleet(scenario) => play_fleet(scenario, args)?,
             Loaded::Tree(scenario) => tree::play(scenario, args)?,
+            Loaded::Application(scenario) => application::play(scenario, args)?,
         };
         reports.push(report);
         met &= !missed;
@@ -102,8 +106,10 @@ fn write_figures<T: Serialize>(
 }
 
 fn load(file: &Path, args: &RunArgs) -> Result<Loaded, Failure> {
-    if manifests::kind_of(file, &[TREE])?.is_some() {
-        return tree::load(file, args);
+    match manifests::kind_of(file, &[TREE, APPLICATION])?.as_deref() {
+        Some(TREE) => return tree::load(file, args),
+        Some(_) => return application::load(file, args),
+        None => {}
     }
     let mut scenario: Scenario = manifests::load_one(file, Scenario::validate)?;
     scenario.seed = args.seed.unwrap_or(scenario.seed);

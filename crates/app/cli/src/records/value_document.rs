@@ -1,8 +1,8 @@
 //! Values of records, for display.
 
 use fairmesh_model::{
-    ElectedChecker, Endpoint, FederatedDomains, JoinedAgent, Record, RecordKey, RegionDrain, Regions, Revocation, RoundTrips,
-    ShardMove,
+    ElectedChecker, Endpoint, FederatedDomains, JoinedAgent, Record, RecordKey, RegionDrain, Regions,
+    Revocation, RoundTrips, ShardMove,
     spec::{Document, EndpointSpec, Resource},
     write_duration,
 };

@@ -80,6 +80,22 @@ grid: {subset: [5]}
     assert!(complaint.contains("file.yaml:4:") && complaint.contains("sbset"), "{complaint}");
 }
 
+#[test]
+fn an_application_is_planned_by_each_planner() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = include_str!("../../../../../scenarios/app-cut-point.yaml");
+    let json = folder.path().join("out.json").to_str().unwrap().to_owned();
+    let table = sim(&folder, "run", text, &["--report", &json]).ok();
+    for part in ["app-cut-point", "PLANNER", "waterfall", "optimizer", "MS TO", "east → west", "metrics west"]
+    {
+        assert!(table.contains(part), "{part}: {table}");
+    }
+    let reports: serde_json::Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    assert_eq!(reports[0]["planners"][3]["planner"], "optimizer");
+    let complaint = sim(&folder, "run", &text.replace("to: scan", "to: scam"), &[]).fails(2);
+    assert!(complaint.contains("file.yaml:") && complaint.contains("'scam'"), "{complaint}");
+}
+
 /// A tree that is simulated in no time.
 const TREE: &str = "\
 kind: tree

@@ -1,0 +1,226 @@
+//! An application as written in YAML: regions, services, operations and clients.
+
+mod validation;
+
+use std::collections::BTreeMap;
+
+use fairmesh_model::{Region, RoundTrips, spec::TopologySpec};
+use fairmesh_te::optimizer::{Caller, Edge, Node, Preferences, Problem, ServicePools};
+use serde::{Deserialize, Serialize};
+
+use crate::scenario::{SimTime, ThresholdRing};
+
+/// An application and its load.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Scenario {
+    /// The kind of scenario.
+    pub kind: Kind,
+    /// Its name.
+    pub name: String,
+    /// Its purpose.
+    #[serde(default)]
+    pub about: String,
+    /// Regions and round trips, as in a `Topology`. Undeclared round trips count as 0.
+    pub topology: TopologySpec,
+    /// Dollars per 10⁹ bytes between regions.
+    #[serde(default)]
+    pub egress: f64,
+    /// Prices of pairs of regions that differ from `egress`.
+    #[serde(default)]
+    pub egress_prices: Vec<EgressPrice>,
+    /// Dollars that one millisecond less of one call is worth; without it egress is not weighed.
+    #[serde(default)]
+    pub dollars_per_ms: Option<f64>,
+    /// Maximum dollars per second for egress.
+    #[serde(default)]
+    pub egress_cap: Option<f64>,
+    /// Services and their servers.
+    pub services: Vec<Service>,
+    /// Calls of one class to one service each.
+    pub operations: Vec<Operation>,
+    /// Calls from outside.
+    pub clients: Vec<Clients>,
+    /// Rings of the rings planner.
+    pub rings: Vec<ThresholdRing>,
+    /// The load up to which Waterfall fills regions.
+    #[serde(default = "waterfall")]
+    pub waterfall: f64,
+}
+
+/// Distinguishes these scenarios from those of fleets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Kind {
+    /// An application.
+    App,
+}
+
+/// A price of egress in one direction.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct EgressPrice {
+    /// The region that sends.
+    pub from: String,
+    /// The region that receives.
+    pub to: String,
+    /// Dollars per 10⁹ bytes.
+    pub price: f64,
+}
+
+/// A service and its servers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Service {
+    /// Its name.
+    pub name: String,
+    /// Cores by region.
+    pub cores: BTreeMap<String, f64>,
+}
+
+/// Calls of one class to one service.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Operation {
+    /// Its name, unique in the file.
+    pub name: String,
+    /// The service that serves it.
+    pub service: String,
+    /// Time of one core for one call.
+    pub cpu: SimTime,
+    /// Time that does not depend on load.
+    #[serde(default)]
+    pub wait: SimTime,
+    /// Calls that it makes: stages one after the other, the calls of a stage in parallel.
+    #[serde(default)]
+    pub calls: Vec<Vec<Call>>,
+}
+
+/// Calls to an operation.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Call {
+    /// The operation.
+    pub to: String,
+    /// Mean number of calls: multiplicity times probability.
+    #[serde(default = "one")]
+    pub times: f64,
+    /// Mean bytes of a request.
+    #[serde(default)]
+    pub request: f64,
+    /// Mean bytes of a response.
+    #[serde(default)]
+    pub response: f64,
+}
+
+/// Calls from outside to an operation.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Clients {
+    /// The operation.
+    pub to: String,
+    /// Calls per second by region.
+    pub rates: BTreeMap<String, f64>,
+    /// Importance: 0 is shed last.
+    #[serde(default)]
+    pub priority: u8,
+}
+
+fn waterfall() -> f64 {
+    0.8
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+/// Milliseconds of a core in a second, which capacity counts in.
+const MS_PER_SECOND: f64 = 1e3;
+
+impl Scenario {
+    /// Names of regions, in the order of positions.
+    pub(crate) fn regions(&self) -> Vec<&str> {
+        self.topology.regions.iter().map(|region| region.name.as_str()).collect()
+    }
+
+    pub(crate) fn operation(&self, name: &str) -> Option<usize> {
+        self.operations.iter().position(|operation| operation.name == name)
+    }
+
+    fn service(&self, name: &str) -> Option<usize> {
+        self.services.iter().position(|service| service.name == name)
+    }
+
+    /// Distances of a valid scenario.
+    pub(crate) fn round_trips(&self) -> RoundTrips {
+        self.topology.validate().map_or_else(|_| RoundTrips::default(), |(_, trips)| trips)
+    }
+
+    /// The problem of a valid scenario. Nodes are operations; edges are first those of clients, then the calls of operations in order. Work is
+    /// counted in milliseconds of a core, so that the sensitivity of a pool that shares its cores among calls is 1.
+    pub(crate) fn problem(&self) -> Problem {
+        let by_region = |values: &BTreeMap<String, f64>, times: f64| -> Vec<f64> {
+            self.regions().iter().map(|region| values.get(*region).copied().unwrap_or(0.0) * times).collect()
+        };
+        let pools = |service: &Service| ServicePools {
+            capacity: by_region(&service.cores, MS_PER_SECOND),
+            sensitivity: 1.0,
+            ..ServicePools::default()
+        };
+        let node = |operation: &Operation| Node {
+            service: self.service(&operation.service).unwrap_or(0),
+            work: operation.cpu.as_seconds() * MS_PER_SECOND,
+            latency: operation.wait.as_seconds() * MS_PER_SECOND,
+        };
+        let clients = self.clients.iter().map(|clients| {
+            let caller =
+                Caller::Clients { demand: by_region(&clients.rates, 1.0), priority: clients.priority };
+            edge(caller, self.operation(&clients.to), (0.0, 0.0))
+        });
+        let calls = self.operations.iter().enumerate().flat_map(|(node, operation)| {
+            let edge = move |call: &Call| {
+                let caller = Caller::Node { node, calls: call.times };
+                edge(caller, self.operation(&call.to), (call.request, call.response))
+            };
+            operation.calls.iter().flatten().map(edge)
+        });
+        let (round_trips, egress_prices) = self.matrices();
+        let preferences = Preferences {
+            dollars_per_ms: self.dollars_per_ms.unwrap_or(f64::INFINITY),
+            egress_cap: self.egress_cap,
+            ..Preferences::default()
+        };
+        Problem {
+            regions: self.topology.regions.len(),
+            round_trips,
+            egress_prices,
+            services: self.services.iter().map(pools).collect(),
+            nodes: self.operations.iter().map(node).collect(),
+            edges: clients.chain(calls).collect(),
+            preferences,
+        }
+    }
+
+    /// Round trips in milliseconds, and prices of egress.
+    fn matrices(&self) -> (Vec<f64>, Vec<f64>) {
+        let trips = self.round_trips();
+        let names = self.regions();
+        let regions: Vec<Option<Region>> = names.iter().map(|name| name.parse().ok()).collect();
+        let (mut round_trips, mut prices) = (Vec::new(), Vec::new());
+        for (from, region) in regions.iter().enumerate() {
+            for (to, other) in regions.iter().enumerate() {
+                let trip = region.as_ref().zip(other.as_ref()).and_then(|(from, to)| trips.get(from, to));
+                round_trips.push(trip.map_or(0.0, |trip| trip.as_secs_f64() * MS_PER_SECOND));
+                let is_pair = |price: &&EgressPrice| price.from == names[from] && price.to == names[to];
+                let price = self.egress_prices.iter().find(is_pair).map_or(self.egress, |pair| pair.price);
+                prices.push(if from == to { 0.0 } else { price });
+            }
+        }
+        (round_trips, prices)
+    }
+}
+
+/// Names of a valid scenario lead to operations.
+fn edge(caller: Caller, callee: Option<usize>, (request_bytes, response_bytes): (f64, f64)) -> Edge {
+    Edge { caller, callee: callee.unwrap_or(0), request_bytes, response_bytes, given: Vec::new() }
+}
