@@ -23,6 +23,7 @@ mod role_process;
 mod roles;
 mod routers;
 mod shards;
+mod te;
 mod tls;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -51,6 +52,8 @@ enum Bench {
     Rib(rib::RibArgs),
     /// A round of the planner over a thousand services, by what has changed: time and memory.
     Planner(Common),
+    /// Plans of whole call graphs: time by size, beside SLATE's, and the gap to the optimum.
+    Te(Common),
     /// A request through the proxy: CPU, throughput and latency beside Envoy, HAProxy and nginx.
     Proxy(proxy::ProxyArgs),
     /// A request of a program in a cgroup, sent by the kernel: CPU and latency beside the sidecar and no mesh.
@@ -90,6 +93,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().bench {
         Bench::Pick(common) => pick::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Planner(common) => planner::run(common.quick).and_then(|report| finish(&report, &common)),
+        Bench::Te(common) => te::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Library(common) => library::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::CallReports(common) => {
             call_reports::run(common.quick).and_then(|report| finish(&report, &common))

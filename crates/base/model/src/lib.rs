@@ -39,8 +39,8 @@ pub use endpoint::{Capacities, Capacity};
 pub use endpoint::{Endpoint, EndpointState, FULL_WEIGHT, MAX_WEIGHT};
 pub use error::Invalid;
 pub use health::{
-    ALL_CALLS, CallerView, ElectedChecker, HealthCheck, Judgement, MAX_CAUSE, Probe, ServingPower, Standing, Verdict,
-    VerdictEffect, Verdicts, bounded_cause, share_calls,
+    ALL_CALLS, CallerView, ElectedChecker, HealthCheck, Judgement, MAX_CAUSE, Probe, ServingPower, Standing,
+    Verdict, VerdictEffect, Verdicts, bounded_cause, share_calls,
 };
 pub use identity::Identity;
 pub use name::{Cluster, HostType, InstanceId, Label, Region, Role, ServiceName, Tenant, TrustDomain, Zone};

@@ -6,9 +6,9 @@
 //! list its implementors.
 
 use crate::{
-    Authorization, DefaultAuthorization, ElectedChecker, Endpoint, FederatedDomains, Hosts, JoinedAgent, MeasuredDistances,
-    Policy, RegionDrain, RegionTable, Regions, Revocations, RoundTrips, Service, ShardMove, TrustBundle,
-    Verdict, WorkloadEntry, access::RoleBinding,
+    Authorization, DefaultAuthorization, ElectedChecker, Endpoint, FederatedDomains, Hosts, JoinedAgent,
+    MeasuredDistances, Policy, RegionDrain, RegionTable, Regions, Revocations, RoundTrips, Service,
+    ShardMove, TrustBundle, Verdict, WorkloadEntry, access::RoleBinding,
 };
 
 /// Calls a macro with the rows of all kinds.

@@ -66,9 +66,7 @@ impl Checks {
             Ok(RecordKey::Checker(region)) => Some(LeaderlessChecker { region, revision: entry.revision }),
             _ => None,
         });
-        leaderless
-            .filter(|one| self.elections.leaderless_for(&one.region, now) > LEADERLESS_GRACE)
-            .collect()
+        leaderless.filter(|one| self.elections.leaderless_for(&one.region, now) > LEADERLESS_GRACE).collect()
     }
 }
 

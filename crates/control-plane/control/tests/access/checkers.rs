@@ -21,8 +21,7 @@ async fn elect(agent: &TestMember, control: &TestControl, region: &str) -> Strea
 /// The recorded checker of a region, as another agent reads it.
 async fn recorded(connection: &Connection, region: &str) -> Option<String> {
     let key = RecordKey::Checker(Region::new(region).unwrap());
-    let request =
-        v1::ReadRequest { prefixes: vec![Prefix::checkers().to_string()], ..Default::default() };
+    let request = v1::ReadRequest { prefixes: vec![Prefix::checkers().to_string()], ..Default::default() };
     let read = connection.rib().read(request).await.unwrap().into_inner();
     let entry = read.entries.into_iter().find(|entry| entry.key == key.to_string())?;
     match records::decode(&key, &entry.value).unwrap() {

@@ -48,8 +48,7 @@ pub(super) fn follow(
         backoff: Backoff::default(),
         refuse_lagging: false,
     };
-    let wanted =
-        [RecordKey::Policy(service), RecordKey::DefaultAuthorization].map(|key| Prefix::from(&key));
+    let wanted = [RecordKey::Policy(service), RecordKey::DefaultAuthorization].map(|key| Prefix::from(&key));
     let (applied, mut revisions) = watch::channel(None);
     let records = PolicyRecords {
         wanted: wanted.iter().cloned().collect(),
@@ -98,7 +97,9 @@ impl Sink for PolicyRecords {
 
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
         match *prefix == Prefix::checkers() {
-            true => tracing::warn!(%prefix, reason, "the elected checkers are not known: their probes are refused"),
+            true => {
+                tracing::warn!(%prefix, reason, "the elected checkers are not known: their probes are refused")
+            }
             false => {
                 tracing::error!(%prefix, reason, "the policy cannot be followed, so that who may call is not known");
             }
@@ -109,8 +110,7 @@ impl Sink for PolicyRecords {
 impl Mirror for PolicyRecords {
     fn retain(&mut self, snapshot: &Snapshot) {
         if snapshot.prefix == Prefix::checkers() {
-            self.checkers
-                .retain(|region, _| snapshot.holds(&RecordKey::Checker(region.clone()).to_string()));
+            self.checkers.retain(|region, _| snapshot.holds(&RecordKey::Checker(region.clone()).to_string()));
         }
         for key in &self.wanted {
             if *key == snapshot.prefix && !snapshot.holds(key.as_str()) {
