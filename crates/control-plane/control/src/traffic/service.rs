@@ -70,7 +70,7 @@ impl TrafficPlanner for TrafficService {
         request: Request<v1::TrafficGraphRequest>,
     ) -> Result<Response<v1::TrafficGraphResponse>, Status> {
         let service = named("service", &request.into_inner().service)?;
-        Ok(Response::new(self.reports.call_graph(service.as_ref())?))
+        Ok(Response::new(self.planning.reports.call_graph(service.as_ref())?))
     }
 }
 

@@ -331,6 +331,30 @@ mod tests {
     }
 
     #[test]
+    fn report_needs_the_services_that_its_rows_are_processed_by() {
+        let calls = v1::CallRates {
+            service: "shop/cart".into(),
+            from: "eu".into(),
+            parent_service: "shop/web".into(),
+            ..Default::default()
+        };
+        let served =
+            v1::ServedRates { service: "shop/api".into(), region: "us".into(), ..Default::default() };
+        let report =
+            v1::ReportSignalsRequest { calls: vec![calls], served: vec![served], ..Default::default() };
+        let name = |name: &str| ServiceName::new(name).unwrap();
+        let region = |name: &str| Need::ReportFor(Region::new(name).unwrap());
+        let expected = [
+            Need::CallFrom(name("shop/cart")),
+            region("eu"),
+            Need::ServeAny(name("shop/web")),
+            Need::ServeAny(name("shop/api")),
+            region("us"),
+        ];
+        assert_eq!(report_signals(&report.encode_to_vec()).unwrap(), expected);
+    }
+
+    #[test]
     fn a_drain_by_an_operator_needs_more_than_one_by_the_process() {
         let drain = |by_operator| {
             let one = v1::InstanceRef { service: "shop/cart".into(), instance: "a".into(), incarnation: 0 };
