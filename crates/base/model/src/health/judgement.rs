@@ -108,10 +108,10 @@ impl Verdicts {
     /// does: the region's checker, or the agents that renew leases. Three rules decide, in this order:
     ///
     /// 1. If the caller's own recent calls succeeded at more than half of the doubted endpoints that it called, the
-    /// region's verdicts are ignored.
+    ///    region's verdicts are ignored.
     /// 2. Otherwise they are believed while the caller's regions can carry all calls together.
     /// 3. Otherwise they are ignored in the regions that get calls, because the remaining endpoints could not carry
-    /// them (panic).
+    ///    them (panic).
     ///
     /// Rules 1 and 3 apply by region. Each region has its own checker, and a faulty one must not be believed because
     /// others are correct.
