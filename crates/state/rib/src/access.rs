@@ -48,7 +48,7 @@ pub struct Caller {
 /// A user as identified by the issuer of the call's token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
-    /// Who issued the token.
+    /// The issuer of the token.
     pub issuer: Arc<str>,
     /// Name of the user at the issuer.
     pub name: String,

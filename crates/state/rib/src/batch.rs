@@ -15,7 +15,7 @@ pub const MAX_KEY_BYTES: usize = 512;
 /// Writes that happen together or not at all, and get one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
-    /// What to write, each key at most once.
+    /// The writes, with each key at most once.
     pub ops: Vec<Op>,
 }
 

@@ -35,7 +35,7 @@ pub enum StoreError {
     Foreign {
         /// Location of the store.
         location: StoreLocation,
-        /// What was found instead of a store.
+        /// The content that was found instead of a store.
         problem: String,
     },
     /// The format belongs to a later release.

@@ -57,12 +57,12 @@ struct AgentSource {
     progress: Arc<Progress>,
 }
 
-/// What the agent answered last.
+/// The agent's last response.
 #[derive(Debug, Default)]
 struct Progress {
     /// Whether the mesh has a trust domain.
     is_required: AtomicBool,
-    /// Why it issued nothing at the last attempt.
+    /// Why the agent issued nothing at the last attempt.
     problem: watch::Sender<Option<String>>,
 }
 

@@ -40,10 +40,10 @@ impl fmt::Display for Joining {
     }
 }
 
-/// What a token permits.
+/// The permissions of a token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenGrant {
-    /// Who may use the token. Files of the previous release name an agent here too.
+    /// The agent or program that may use the token. Files of the previous release name an agent here too.
     #[serde(flatten)]
     pub joining: Joining,
     /// The tenants whose services the agent may vouch for; empty means all.

@@ -29,7 +29,7 @@ pub struct Machine {
     pub is_agent: bool,
 }
 
-/// What a caller may do.
+/// The permissions of a caller.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Grants {
     /// Whether all operations are allowed.

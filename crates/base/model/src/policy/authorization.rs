@@ -33,7 +33,7 @@ pub enum AuthorizationMode {
     Audit,
 }
 
-/// What applies to services without rules.
+/// The default for services without rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DefaultAuthorization {
     /// All calls are allowed.
