@@ -10,21 +10,26 @@ use fairmesh_edge::{
         connection_info::ConnectionInfo,
         tcp::{self, TcpRoute},
     },
-    listen::{first_bytes::FirstBytes, proxy_header, proxy_protocol::Addresses, socket},
+    listen::{
+        connection_permit::ConnectionPermit, first_bytes::FirstBytes, proxy_header,
+        proxy_protocol::Addresses, socket,
+    },
     server::AcceptedConnection,
     tunnel::prefixed_io::PrefixedIo,
 };
 use fairmesh_listen::GuardedStream;
-use fairmesh_model::{CallerId, Identity, ServiceName, SpiffeId, SpiffePath};
-use fairmesh_wire::{
-    proxy_protocol::ConnectionId,
-    transport::{SecureStream, Stream, Transport},
-};
+use fairmesh_model::{CallerId, Identity, ServiceName, SpiffePath};
+use fairmesh_wire::transport::{SecureStream, Stream, Transport};
 use futures_util::FutureExt as _;
 use http::HeaderValue;
 use tokio::{io::AsyncReadExt as _, net::TcpStream, time::timeout};
 
-use crate::{directory::Directory, metrics::GatewayMetrics, origin::PodConnection, tenants::Tenants};
+use crate::{
+    directory::Directory,
+    metrics::GatewayMetrics,
+    origin::PodConnection,
+    tenants::{TenantServer, Tenants},
+};
 
 /// Time limit of a handshake: two round trips and a signature on a busy node.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -48,9 +53,8 @@ pub(crate) struct Connections {
 struct PodStream {
     stream: Box<dyn SecureStream>,
     caller: ServiceName,
-    id: SpiffeId,
+    principal: Arc<Principal>,
     addresses: Addresses,
-    connection: ConnectionId,
 }
 
 /// A connection of which the first bytes were read.
@@ -78,16 +82,18 @@ impl Connections {
             return tracing::debug!(tenant = %pod.caller.tenant, "refused a connection at the limit of the tenant");
         };
         permit.hold(place);
-        let principal = Arc::new(Principal {
-            caller: CallerId::new(pod.id.clone()),
-            default: self.directory.default_authorization(),
-            connection: pod.connection,
-        });
-        let service = self.directory.service_at(&pod.caller.tenant, pod.addresses.destination).boxed().await;
-        let info = ConnectionInfo::new(pod.addresses.source, service.clone(), permit);
-        let begun = self.begin(pod.stream, service.is_some());
+        self.serve_pod(pod, &tenant, permit).boxed().await;
+    }
+
+    /// Serves a connection of a pod whose tenant has room for it.
+    async fn serve_pod(&self, pod: PodStream, tenant: &TenantServer, permit: Arc<ConnectionPermit>) {
+        let PodStream { stream, caller, principal, addresses } = pod;
+        let service = self.directory.service_at(&caller.tenant, addresses.destination).await;
+        // It holds the permit until the connection ends.
+        let info = ConnectionInfo::new(addresses.source, service.clone(), permit)
+            .of_principal(Arc::clone(&principal));
         let begun = tokio::select! {
-            begun = begun => begun,
+            begun = self.begin(stream, service.is_some()) => begun,
             // A client that has sent nothing loses nothing.
             () = tenant.server.shutdown.idle_grace_over().cancelled() => return,
         };
@@ -95,8 +101,7 @@ impl Connections {
             (Ok((FirstBytes::Http1(_) | FirstBytes::Http2, stream)), _) => {
                 // A SPIFFE id is a header value.
                 let Ok(caller) = HeaderValue::try_from(principal.caller.as_str()) else { return };
-                let (info, origin) = (info.of_principal(principal), PodConnection { caller });
-                tenant.server.serve_http(stream, info, origin).boxed().await;
+                tenant.server.serve_http(stream, info, PodConnection { caller }).boxed().await;
             }
             (Ok((FirstBytes::Other, stream)), Some(service)) => {
                 let route = TcpRoute { service: &service, header: None, principal: Some(principal) };
@@ -104,12 +109,12 @@ impl Connections {
             }
             (Ok((FirstBytes::Other, stream)), None) => {
                 increment(&self.metrics.unrouted);
-                tracing::debug!(caller = %pod.caller, destination = %pod.addresses.destination, "refused bytes to no virtual address");
+                tracing::debug!(%caller, destination = %addresses.destination, "refused bytes to no virtual address");
                 socket::reset(stream);
             }
             (Err(error), _) => {
                 increment(&tenant.server.forwarder.metrics.connections.failed);
-                tracing::debug!(caller = %pod.caller, %error, "a connection failed before its first request");
+                tracing::debug!(%caller, %error, "a connection failed before its first request");
             }
         }
     }
@@ -132,7 +137,9 @@ impl Connections {
         let header = proxy_header::read(&mut stream, self.idle_timeout).await?;
         match (header.addresses, header.connection_id) {
             (Some(addresses), Some(connection)) => {
-                Ok(PodStream { stream, caller, id, addresses, connection })
+                let default = self.directory.default_authorization();
+                let principal = Arc::new(Principal { caller: CallerId::new(id), default, connection });
+                Ok(PodStream { stream, caller, principal, addresses })
             }
             _ => Err(refused(format!("{caller} sent a header without addresses or without an id"))),
         }

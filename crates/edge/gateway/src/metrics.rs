@@ -104,7 +104,8 @@ struct TenantFamily {
 impl EncodeMetric for TenantFamily {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
         for (tenant, server) in self.connections.tenants.all() {
-            let mut series = encoder.encode_family(&[("tenant", tenant.as_str())])?;
+            let labels = [("tenant", tenant.as_str())];
+            let mut series = encoder.encode_family(&labels)?;
             let value = (self.series.1)(&server);
             match self.series.0 {
                 MetricType::Gauge => series.encode_gauge(&value)?,

@@ -14,7 +14,7 @@ use std::{
 use fairmesh_calls::{Mesh, forwarding::exclude_addresses};
 use fairmesh_edge::{
     forward::forwarder::Forwarder,
-    lifecycle::succession::{Stop, Succession, SuccessionError},
+    lifecycle::succession::{Ended, Stop, Succession, SuccessionError},
     limits::Limits,
     listen::cores::Cores,
     observe::observer::{ObserverConfig, RequestObserver},
@@ -79,7 +79,7 @@ pub async fn run(
     let gateway = Gateway::start(&config, mesh)?;
     let stopping = CancellationToken::new();
     admin.into_iter().for_each(|admin| pages::start(admin, gateway.pages(), stopping.clone()));
-    let ended = gateway.run(succession, &config.limits, stop).await;
+    let ended = gateway.run((succession, &stopping), &config.limits, stop).await;
     stopping.cancel();
     ended
 }
@@ -143,7 +143,7 @@ impl Gateway {
 
     async fn run(
         &self,
-        succession: Succession,
+        (succession, pages): (Succession, &CancellationToken),
         limits: &Limits,
         stop: impl Future<Output = ()>,
     ) -> Result<(), GatewayError> {
@@ -160,7 +160,10 @@ impl Gateway {
             stop.await;
             self.is_ready.store(false, Relaxed);
         };
-        succession.run(self.ready(), accept, ends, stop).await?;
+        if succession.run(self.ready(), accept, ends, stop).await? == Ended::Succeeded {
+            // The successor serves them from now on.
+            pages.cancel();
+        }
         self.tasks.close();
         self.tasks.wait().await;
         self.observer.stop(Instant::now() + LAST_LINES).await;

@@ -126,7 +126,8 @@ struct PodFamily {
 impl PodFamily {
     fn encode_pod(&self, pod: &Pod, encoder: &mut MetricEncoder<'_>) -> fmt::Result {
         let (service, address) = (pod.service.to_string(), pod.address.to_string());
-        let mut series = encoder.encode_family(&[("service", &*service), ("pod", &*address)])?;
+        let labels = [("service", &*service), ("pod", &*address)];
+        let mut series = encoder.encode_family(&labels)?;
         let value = (self.series.1)(&pod.metrics);
         match self.series.0 {
             MetricType::Gauge => series.encode_gauge(&value),

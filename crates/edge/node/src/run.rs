@@ -10,7 +10,7 @@ use std::{
 };
 
 use fairmesh_edge::{
-    lifecycle::succession::{Stop, Succession, SuccessionError},
+    lifecycle::succession::{Ended, Stop, Succession, SuccessionError},
     listen::transparent::set_transparent,
     shutdown::Shutdown,
 };
@@ -84,7 +84,7 @@ pub async fn run(config: NodeConfig, stop: impl Future<Output = ()>) -> Result<(
     let registered = registered.collect::<Result<Vec<_>, _>>()?;
     let stopping = CancellationToken::new();
     admin.into_iter().for_each(|admin| pages::start(admin, node.pages(), stopping.clone()));
-    let ended = node.run(succession, registered, &config, stop).await;
+    let ended = node.run((succession, &stopping), registered, &config, stop).await;
     stopping.cancel();
     ended
 }
@@ -107,7 +107,7 @@ impl Node {
 
     async fn run(
         self,
-        succession: Succession,
+        (succession, pages): (Succession, &CancellationToken),
         registered: Vec<RegisteredPod>,
         config: &NodeConfig,
         stop: impl Future<Output = ()>,
@@ -137,7 +137,10 @@ impl Node {
         let ended = succession.run(self.ready(), accept, ends, stop).await;
         // A successor keeps the endpoints.
         left.cancel();
-        ended?;
+        if ended? == Ended::Succeeded {
+            // And serves the pages.
+            pages.cancel();
+        }
         self.ends.connections.close();
         self.ends.connections.wait().await;
         Ok(())

@@ -83,6 +83,7 @@ impl World {
                 to: Some(region(at)),
                 class: None,
                 caller: None,
+                parent: None,
                 from_zone: None,
                 to_zone: None,
             };

@@ -12,6 +12,7 @@ pub fn notify_listening() {
     notify(&[Ready, Status("waiting for routing information")]);
 }
 
+/// It serves with all of its routing information.
 pub fn notify_serving() {
     notify(&[Ready, Status("serving")]);
 }
@@ -28,6 +29,7 @@ pub fn notify_successor(by: Option<Pid>) {
     }
 }
 
+/// It accepts no more, and ends once open connections have.
 pub fn notify_draining() {
     notify(&[Stopping, Status("draining")]);
 }

@@ -29,6 +29,7 @@ pub struct ConnectionMetrics {
 }
 
 impl ConnectionMetrics {
+    /// Registers all counters as they are now.
     pub fn register(&self, registry: &mut Registry) {
         let open = ConstGauge::new(self.open.load(Relaxed));
         registry.register("connections_open", "Open connections of programs", open);

@@ -14,7 +14,7 @@ pub struct RequestMetrics {
     /// Requests with bodies above the maximum size.
     pub(crate) too_large: AtomicU64,
     /// Requests that this proxy had forwarded to itself.
-    pub(crate) loops: AtomicU64,
+    pub loops: AtomicU64,
 }
 
 impl RequestMetrics {

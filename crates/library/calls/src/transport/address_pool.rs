@@ -35,6 +35,7 @@ impl AddressPool {
         let connector = Connector {
             transport: Transport::default(),
             address,
+            pod: None,
             identity: None,
             accepts_plaintext: true,
             local: None,
