@@ -42,7 +42,7 @@ impl ControlPlane {
         let data = folder.display().to_string();
         let args = ["control", "--trust-domain", trust_domain, "--data-dir", &data].map(str::to_owned);
         let args =
-            [&args[..], &["--grpc", &grpc.to_string(), "--http", &http.to_string()].map(str::to_owned)];
+            [&args[..], &["--grpc", &grpc.to_string(), "--admin", &http.to_string()].map(str::to_owned)];
         let mut process = Process::start(dir, "control", fairmesh(&args.concat())?)?;
         let connect = async || handshake::connect(&Default::default(), &upstream, "bench").await;
         process
@@ -114,8 +114,7 @@ pub(crate) async fn start_agent(
     let socket = dir.join(socket);
     let listen = format!("unix:{}", socket.display());
     let state = dir.join(format!("agent-{region}")).display().to_string();
-    let args =
-        format!("agent --control {} --region {region} --name {region} --metrics none", control.upstream);
+    let args = format!("agent --control {} --region {region} --name {region} --admin none", control.upstream);
     let mut args: Vec<String> = args.split(' ').map(str::to_owned).collect();
     args.extend(["--listen".to_owned(), listen.clone(), "--state-dir".to_owned(), state]);
     let mut agent = Process::start(dir, &format!("agent-{region}"), fairmesh(&args)?)?;

@@ -202,7 +202,7 @@ async fn fairmesh(
         "none",
         "--grpc",
         &grpc,
-        "--http",
+        "--admin",
         &http,
         "--source",
         &source,

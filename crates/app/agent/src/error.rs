@@ -1,5 +1,3 @@
-use std::net::SocketAddr;
-
 use fairmesh_model::Invalid;
 use fairmesh_rib::cache::CacheError;
 use fairmesh_wire::transport::BindError;
@@ -19,14 +17,9 @@ pub enum AgentError {
     /// The socket cannot be listened on.
     #[error(transparent)]
     Listen(#[from] BindError),
-    /// The metrics address cannot be listened on.
-    #[error("cannot listen on {address} for metrics: {source}; choose another address, or none")]
-    Metrics {
-        /// The address.
-        address: SocketAddr,
-        /// The system's error.
-        source: std::io::Error,
-    },
+    /// The address of the admin pages cannot be listened on.
+    #[error(transparent)]
+    Admin(#[from] fairmesh_pages::BindError),
     /// The gRPC server failed.
     #[error("gRPC server stopped: {0}; start the agent again, and report this if it repeats")]
     Serve(tonic::transport::Error),

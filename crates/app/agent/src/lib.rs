@@ -9,11 +9,11 @@
 //! The agent subscribes to a prefix on first use. Following the whole RIB, so that first calls never wait, was
 //! rejected: a million machines would spend memory on services that they never call.
 
+mod admin;
 mod checker;
 mod disk;
 mod error;
 mod gate;
-mod http;
 mod identity;
 mod metrics;
 mod served_rib;
@@ -30,12 +30,14 @@ use std::{
     time::Duration,
 };
 
+use admin::Pages;
 pub use checker::probe_once as probe;
 use disk::Disk;
 pub use error::AgentError;
 use fairmesh_identity::{JoinToken, Member, Workload};
 use fairmesh_listen::{Acceptor, Limits, Listeners, table};
 use fairmesh_model::{Location, Region};
+use fairmesh_pages::{AdminListener, AdminServer};
 use fairmesh_rib::{
     Forwarder, Node, PeerInfo, PeerKind,
     cache::SavedCopy,
@@ -52,7 +54,7 @@ use identity::{AgentIdentity, SpiffeService, WorkloadService};
 use served_rib::AgentRib;
 use signals::Reports;
 use state::{AgentState, UpstreamSink};
-use tokio::time::timeout;
+use tokio::{task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
@@ -102,7 +104,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let transport = mesh_transport(&config, &workload, kept.as_ref());
     let listener = listen(&config, &transport, calls).await?;
     let maps = bind_maps(&config, &listeners).await?;
-    let http = http::bind(config.metrics, &listeners).await?;
+    let admin = AdminListener::bind_optional(config.metrics, &listeners, &table::AGENT_HTTP).await?;
     let node = Node::replica();
     let shared = Arc::new(AgentState::new(node.clone(), disk));
     let upstream = follow(&config, transport.clone(), &shared, saved);
@@ -121,8 +123,9 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let reporting = tokio::spawn(reports.clone().run(stopping.clone()));
     tokio::spawn(identity::keep_fresh(identity.clone(), stopping.clone()));
     let maps = maps.map(|maps| tokio::spawn(shard_maps::serve(maps, backend.clone(), stopping.clone())));
-    let pages = http::Pages::new(backend.clone(), (reports.clone(), listeners, identity.clone()));
-    let http = http.map(|listener| tokio::spawn(http::serve(listener, pages, stopping.clone())));
+    let (reported, identified) = (reports.clone(), identity.clone());
+    let pages = Pages { backend: backend.clone(), reports: reported, listeners, identity: identified };
+    let admin = admin.map(|listener| listener.start(fairmesh_pages::router(Arc::new(pages))));
     let saving = tokio::spawn(shared.clone().save_all(upstream.state(), stopping.clone()));
 
     let gate = Gate::new(identity.clone(), upstream.clone(), region);
@@ -139,11 +142,20 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let _ = saving.await;
     // The last report matters only for seconds.
     let _ = timeout(DRAIN, reporting).await;
-    for task in [http, maps].into_iter().flatten() {
-        let _ = task.await;
-    }
+    stop_listeners(admin, maps).await;
     shared.maps.wait_stopped().await;
     served.map_err(AgentError::Serve)
+}
+
+/// Waits until the listeners beside gRPC have stopped.
+async fn stop_listeners(admin: Option<AdminServer>, maps: Option<JoinHandle<()>>) {
+    if let Some(admin) = admin {
+        admin.stop().await;
+    }
+    if let Some(maps) = maps {
+        // The runtime has already reported a panic of it.
+        let _ = maps.await;
+    }
 }
 
 /// Listens for the programs of the machine.

@@ -11,7 +11,7 @@ use prometheus_client::{
 };
 use tokio::time::Instant;
 
-use crate::{checker::Counts, http::Pages, signals::Reports};
+use crate::{admin::Pages, checker::Counts, signals::Reports};
 
 /// Registers the agent's metrics as they are now.
 pub(crate) fn register(Pages { backend, reports, listeners, identity }: &Pages, registry: &mut Registry) {

@@ -9,7 +9,7 @@ mod processes;
 mod records;
 mod subsets;
 
-use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
 use fairmesh_console::{
@@ -17,21 +17,22 @@ use fairmesh_console::{
     failure::Failure,
     output,
 };
+use fairmesh_processes::daemon_args::AdminAddress;
 
 use super::finding::{Level, Report};
 
 /// Arguments of `fairmesh check`.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// The HTTP port of the control plane, or 'none'.
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7401", value_parser = port)]
-    http: Port,
-    /// The HTTP port of the agent (its --metrics), or 'none'.
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7402", value_parser = port)]
-    metrics: Port,
+    /// The admin port of the control plane, or 'none'.
+    #[arg(long, alias = "http", value_name = "ADDRESS", default_value = "127.0.0.1:7401")]
+    control_admin: AdminAddress,
+    /// The admin port of the agent, or 'none'.
+    #[arg(long, alias = "metrics", value_name = "ADDRESS", default_value = "127.0.0.1:7402")]
+    agent_admin: AdminAddress,
     /// The admin port of a proxy, or 'none'.
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7411", value_parser = port)]
-    admin: Port,
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7411")]
+    admin: AdminAddress,
     /// A folder with data of the mesh on this machine, beside the default ones; may be repeated.
     #[arg(long, value_name = "DIR")]
     state_dir: Vec<PathBuf>,
@@ -41,19 +42,6 @@ pub struct CheckArgs {
     target: TargetArgs,
     #[command(flatten)]
     output_args: OutputArgs,
-}
-
-/// A port that is examined, unless there is none.
-#[derive(Clone, Copy, Debug)]
-struct Port(Option<SocketAddr>);
-
-fn port(text: &str) -> Result<Port, String> {
-    match text {
-        "none" => Ok(Port(None)),
-        text => {
-            text.parse().map(|address| Port(Some(address))).map_err(|_| "write ip:port, or none".to_owned())
-        }
-    }
 }
 
 /// Examines everything; exits 1 if there is a warning or an error.

@@ -29,7 +29,7 @@ use fairmesh_console::{
 use fairmesh_control::{Control, ControlConfig, TrustDomainChoice};
 use fairmesh_model::{Location, Region};
 use fairmesh_processes::{
-    daemon_args::{MetricsAddress, host_name},
+    daemon_args::{AdminAddress, host_name},
     logging::Logging,
     proxy,
 };
@@ -66,13 +66,13 @@ pub struct DevArgs {
     #[arg(long, env = "FAIRMESH_CONTROL", default_value = "127.0.0.1:7400", value_name = "ADDRESS")]
     control: Address,
     /// Address of the control plane's HTTP API, /metrics, /healthz and /readyz.
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7401")]
-    http: SocketAddr,
+    #[arg(long, alias = "http", value_name = "ADDRESS", default_value = "127.0.0.1:7401")]
+    control_admin: SocketAddr,
     #[command(flatten)]
     agent: AgentTarget,
-    /// Address of the agent's /metrics, or 'none'.
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7402")]
-    metrics: MetricsAddress,
+    /// Address of the agent's /metrics, /healthz and /readyz, or 'none'.
+    #[arg(long, alias = "metrics", value_name = "ADDRESS", default_value = "127.0.0.1:7402")]
+    agent_admin: AdminAddress,
     /// Address of the proxy for programs.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7410")]
     proxy: ListenerConfig,
@@ -171,7 +171,7 @@ fn control_config(args: &DevArgs, data: &DataFolder) -> ControlConfig {
         // All of it is one process of one user, on loopback.
         trust_domain: TrustDomainChoice::Stored,
         grpc: vec![args.control.clone()],
-        http: args.http,
+        http: args.control_admin,
         http_names: Vec::new(),
         sources: Vec::new(),
         shadow_controllers: Vec::new(),
@@ -189,7 +189,7 @@ fn agent_config(args: &DevArgs, data: &DataFolder) -> AgentConfig {
         name: host_name(),
         join_token: None,
         workload_api: None,
-        metrics: args.metrics.0,
+        metrics: args.agent_admin.0,
     }
 }
 
@@ -229,7 +229,7 @@ fn announcement(args: &DevArgs, data: &DataFolder, after: Duration) -> String {
          control plane  {}, http://{}\n  agent          {}\n  proxy          {}, http://{}\n  data           {}, {kept}\n",
         after.as_secs_f64(),
         args.control,
-        args.http,
+        args.control_admin,
         args.agent.address(),
         args.proxy,
         args.admin,

@@ -287,7 +287,7 @@ impl Fleet {
                 place.address().to_string().into(),
                 "--name".into(),
                 format!("agent-{}", place.name).into(),
-                "--metrics".into(),
+                "--admin".into(),
                 "none".into(),
             ]),
         };
@@ -372,7 +372,7 @@ fn control_program(binary: &Path, dir: &Path, address: SocketAddr, http: SocketA
             dir.join("control").into(),
             "--grpc".into(),
             address.to_string().into(),
-            "--http".into(),
+            "--admin".into(),
             http.to_string().into(),
             "--trust-domain".into(),
             identities::DOMAIN.into(),

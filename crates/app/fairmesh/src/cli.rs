@@ -4,6 +4,7 @@ pub(crate) mod completion;
 mod config_file;
 #[cfg(test)]
 mod documented;
+mod renamed;
 
 use std::error::Error as _;
 
@@ -17,9 +18,7 @@ use fairmesh_cli::{
 };
 use fairmesh_console::{failure::Failure, output};
 use fairmesh_model::Invalid;
-use fairmesh_processes::{
-    agent, control, gateway, kernel, keyserver, lookaside, node, proxy, register, rib,
-};
+use fairmesh_processes::{agent, control, gateway, kernel, keyserver, lookaside, node, proxy, register, rib};
 
 use crate::man;
 
@@ -39,6 +38,11 @@ impl Cli {
         output::select_messages(arguments.iter().filter_map(|argument| argument.to_str()));
         let mut command = command();
         let arguments = config_file::expand(&command, arguments)?;
+        for (old, new) in renamed::old_names(&command, &arguments) {
+            output::warn(format!(
+                "the option --{old} is --{new} now; the next release does not know --{old}"
+            ));
+        }
         let parsed =
             command.try_get_matches_from_mut(arguments).and_then(|matches| Self::from_arg_matches(&matches));
         parsed.map_err(|error| refused(&error).or_else(|| usage(&error)).unwrap_or_else(|| error.exit()))

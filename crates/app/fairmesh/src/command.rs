@@ -7,9 +7,7 @@ use fairmesh_cli::{
     shards, sim, tap, traffic, version, wait,
 };
 use fairmesh_console::{failure::Failure, output};
-use fairmesh_processes::{
-    agent, control, gateway, kernel, keyserver, lookaside, node, proxy, register, rib,
-};
+use fairmesh_processes::{agent, control, gateway, kernel, keyserver, lookaside, node, proxy, register, rib};
 
 use crate::{
     cli::{self, Cli, Command},

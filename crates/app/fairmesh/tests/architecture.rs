@@ -22,10 +22,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("model", &[]),
     // How connections are accepted knows nothing of what they carry.
     ("listen", &[]),
-    // The page of metrics: what is on it comes from the processes.
-    ("exposition", &[]),
     // Messages as bytes: no word of the mesh.
     ("http", &[]),
+    // The pages of every process: what is on them comes from the processes.
+    ("pages", &["model", "listen"]),
     ("wire", &["model", "listen", "http"]),
     ("balancer", &["model"]),
     ("imbalance", &["model"]),
@@ -43,13 +43,13 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("sim", &["model", "balancer", "router", "rib", "te", "planner", "signals"]),
     ("store", &["model", "wire", "rib"]),
     ("registry", &["model", "wire", "rib", "store"]),
-    ("replica", &["model", "listen", "exposition", "wire", "rib", "signals", "store"]),
+    ("replica", &["model", "listen", "pages", "wire", "rib", "signals", "store"]),
     (
         "agent",
         &[
             "model",
             "listen",
-            "exposition",
+            "pages",
             "wire",
             "identity",
             "rib",
@@ -97,28 +97,19 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // What proxies have in common knows no kind of proxy: neither the kernel form nor servers in front of programs and pages.
     ("edge", &["model", "shared-memory", "wire", "identity", "http", "headers", "calls", "otlp"]),
     // Routes for tenants that their nodes name, and knows no node.
-    ("gateway", &["model", "listen", "exposition", "wire", "rib", "headers", "calls", "edge"]),
+    ("gateway", &["model", "listen", "pages", "wire", "rib", "headers", "calls", "edge"]),
     // Forwards bytes: no word of routes, policies or HTTP.
-    ("node", &["model", "listen", "exposition", "wire", "server", "edge"]),
+    ("node", &["model", "listen", "pages", "wire", "server", "edge"]),
     (
         "proxy",
         &[
-            "model",
-            "listen",
-            "exposition",
-            "kernel",
-            "identity",
-            "http",
-            "headers",
-            "calls",
-            "server",
-            "otlp",
+            "model", "listen", "pages", "kernel", "identity", "http", "headers", "calls", "server", "otlp",
             "edge",
         ],
     ),
     // Holds keys and knows nothing of calls.
-    ("keyserver", &["model", "listen", "exposition", "wire", "identity"]),
-    ("lookaside", &["model", "listen", "exposition", "wire", "rib", "router", "signals", "calls"]),
+    ("keyserver", &["model", "listen", "pages", "wire", "identity"]),
+    ("lookaside", &["model", "listen", "pages", "wire", "rib", "router", "signals", "calls"]),
     // Runs controllers, and knows none of them.
     ("controllers", &["model", "rib", "store"]),
     (
@@ -126,7 +117,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &[
             "model",
             "listen",
-            "exposition",
+            "pages",
             "wire",
             "identity",
             "rib",

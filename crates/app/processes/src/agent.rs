@@ -17,7 +17,7 @@ use fairmesh_wire::{environment, transport::Address};
 
 use crate::logging::Logging;
 
-use super::daemon_args::{MetricsAddress, host_name};
+use super::daemon_args::{AdminAddress, host_name};
 
 /// Arguments of `fairmesh agent`.
 #[derive(Debug, Args)]
@@ -65,9 +65,9 @@ pub struct AgentArgs {
     /// joined, nor with the control plane at a Unix socket.
     #[arg(long, value_name = "FILE")]
     join_token_file: Option<PathBuf>,
-    /// Address of /metrics, or 'none'.
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7402")]
-    metrics: MetricsAddress,
+    /// Address of /metrics, /healthz and /readyz, or 'none'.
+    #[arg(long, alias = "metrics", value_name = "ADDRESS", default_value = "127.0.0.1:7402")]
+    admin: AdminAddress,
     #[command(flatten)]
     logging: Logging,
 }
@@ -91,7 +91,7 @@ pub async fn run(args: AgentArgs) -> Result<ExitCode, Failure> {
         join_token,
         // `main` has refused a malformed variable.
         workload_api: environment::workload_api().ok().flatten(),
-        metrics: args.metrics.0,
+        metrics: args.admin.0,
     };
     fairmesh_agent::run(config, stop_signals::shutdown()?).await.map_err(|error| Failure::stopped(&error))?;
     Ok(ExitCode::SUCCESS)

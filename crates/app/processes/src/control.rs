@@ -46,12 +46,12 @@ struct ServeArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7400")]
     grpc: Vec<Address>,
     /// Address of the registry's HTTP API, /metrics, /healthz and /readyz.
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7401")]
-    http: SocketAddr,
-    /// A name of this host or of a load balancer in front of it, for the certificate with which the HTTP port speaks TLS beside
+    #[arg(long, alias = "http", value_name = "ADDRESS", default_value = "127.0.0.1:7401")]
+    admin: SocketAddr,
+    /// A name of this host or of a load balancer in front of it, for the certificate with which that port speaks TLS beside
     /// plaintext in a mesh with a trust domain; may be repeated. It has localhost, the host's name and that address.
-    #[arg(long = "http-name", value_name = "HOST")]
-    http_names: Vec<String>,
+    #[arg(long = "admin-name", alias = "http-name", value_name = "HOST")]
+    admin_names: Vec<String>,
     /// A YAML file of 'kind: Endpoints', or a folder of them, to watch; may be repeated.
     #[arg(long = "source", value_name = "PATH")]
     sources: Vec<PathBuf>,
@@ -220,8 +220,8 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
         etcd: args.etcd.config()?,
         oidc: args.oidc.config(),
         grpc: args.grpc,
-        http: args.http,
-        http_names: args.http_names,
+        http: args.admin,
+        http_names: args.admin_names,
         sources: args.sources,
         shadow_controllers: args.shadow_controllers,
     };

@@ -2,20 +2,22 @@
 
 use std::{net::SocketAddr, str::FromStr};
 
+use fairmesh_model::Invalid;
 use fairmesh_wire::environment;
 
-/// Address of metrics, or none.
+/// Address of admin pages, or none.
 #[derive(Clone, Copy, Debug)]
-pub struct MetricsAddress(pub Option<SocketAddr>);
+pub struct AdminAddress(pub Option<SocketAddr>);
 
-impl FromStr for MetricsAddress {
-    type Err = String;
+impl FromStr for AdminAddress {
+    type Err = Invalid;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, Invalid> {
         match text {
             "none" => Ok(Self(None)),
             text => text.parse().map(|address| Self(Some(address))).map_err(|_| {
-                format!("'{text}' is not an address; write ip:port, such as 127.0.0.1:7402, or none")
+                let problem = format!("'{text}' is not an address");
+                Invalid::new("", problem, "write ip:port, such as 127.0.0.1:7402, or none")
             }),
         }
     }

@@ -11,7 +11,7 @@ use fairmesh_proxy::{AccessLogConfig, Limits};
 use fairmesh_wire::transport::Address;
 
 use super::{
-    daemon_args::{MetricsAddress, host_name},
+    daemon_args::{AdminAddress, host_name},
     proxy::LogForm,
 };
 use crate::{logging::Logging, size::read_size};
@@ -24,7 +24,7 @@ pub struct GatewayArgs {
     listen: SocketAddr,
     /// Address of /metrics, /healthz and /readyz, or 'none'.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7441")]
-    admin: MetricsAddress,
+    admin: AdminAddress,
     /// A Unix socket for hot upgrades: a gateway started with the same path takes over the listeners of the running one,
     /// which then drains and ends.
     #[arg(long, value_name = "PATH")]

@@ -8,7 +8,7 @@ use fairmesh_keyserver::{AllowedCaller, KeyFile, KeyServerConfig, KeyStore, prot
 use fairmesh_model::{Label, MeshRole, SpiffePath};
 use fairmesh_wire::transport::Address;
 
-use super::daemon_args::MetricsAddress;
+use super::daemon_args::AdminAddress;
 use crate::logging::Logging;
 
 /// Arguments of `fairmesh keyserver`.
@@ -29,7 +29,7 @@ pub struct KeyserverArgs {
     max_requests: usize,
     /// Address of /metrics, /healthz and /readyz, or 'none'.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7431")]
-    admin: MetricsAddress,
+    admin: AdminAddress,
     /// The agent that gives this process its identity [default: FAIRMESH_AGENT, else the agent's default socket].
     #[arg(long, value_name = "ADDRESS")]
     agent: Option<Address>,

@@ -11,7 +11,7 @@ use fairmesh_lookaside::{LeaseTerms, Limits, LookasideConfig};
 use fairmesh_model::{Label, Location, MeshRole, Region, SpiffePath, spec};
 use fairmesh_wire::transport::Address;
 
-use super::daemon_args::MetricsAddress;
+use super::daemon_args::AdminAddress;
 use crate::logging::Logging;
 
 /// Arguments of `fairmesh lookaside`.
@@ -38,7 +38,7 @@ struct ServeArgs {
     listen: Address,
     /// Address of /metrics, /healthz and /readyz, or 'none'.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7421")]
-    admin: MetricsAddress,
+    admin: AdminAddress,
     /// The agent to follow [default: FAIRMESH_AGENT, else the agent's default socket].
     #[arg(long, value_name = "ADDRESS")]
     agent: Option<Address>,

@@ -9,7 +9,7 @@ use fairmesh_node::{NodeConfig, PodConfig};
 use fairmesh_proxy::Limits;
 use fairmesh_wire::transport::{Address, Transport};
 
-use super::daemon_args::MetricsAddress;
+use super::daemon_args::AdminAddress;
 use crate::logging::Logging;
 
 /// Arguments of `fairmesh node`.
@@ -28,7 +28,7 @@ pub struct NodeArgs {
     capture: SocketAddr,
     /// Address of /metrics, /healthz and /readyz, or 'none'.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7416")]
-    admin: MetricsAddress,
+    admin: AdminAddress,
     /// A Unix socket for hot upgrades: a node started with the same path takes over the listeners of the running one, which then
     /// drains and ends.
     #[arg(long, value_name = "PATH")]

@@ -27,7 +27,7 @@ pub(crate) use capture::uids;
 use key_server::KeyServerAddress;
 pub use status::ready;
 
-use super::daemon_args::{MetricsAddress, host_name};
+use super::daemon_args::{AdminAddress, host_name};
 use crate::{logging::Logging, register, size::read_size};
 
 /// Arguments of `fairmesh proxy`.
@@ -86,7 +86,7 @@ struct ServeArgs {
     tls_key_timeout: Duration,
     /// Address of the admin pages (/ lists them), or 'none'.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7411")]
-    admin: MetricsAddress,
+    admin: AdminAddress,
     /// A Unix socket for hot upgrades: a proxy started with the same path takes over the listeners of the running one,
     /// which then drains and ends.
     #[arg(long, value_name = "PATH")]

@@ -1,4 +1,4 @@
-use std::{io, net::SocketAddr, path::PathBuf};
+use std::path::PathBuf;
 
 use fairmesh_identity::IdentityError;
 use fairmesh_model::TrustDomain;
@@ -17,22 +17,9 @@ pub enum ControlError {
     /// No gRPC address was given.
     #[error("no gRPC address is configured; give at least one, such as 127.0.0.1:7400")]
     NoAddress,
-    /// Another process listens on the HTTP address.
-    #[error("HTTP: another process already listens on {address}; stop it, or choose another address")]
-    HttpInUse {
-        /// The address.
-        address: SocketAddr,
-    },
-    /// The system refused the HTTP address.
-    #[error(
-        "HTTP: cannot listen on {address}: {source}; choose an address of this machine and a port open to this user"
-    )]
-    Http {
-        /// The address.
-        address: SocketAddr,
-        /// The system's error.
-        source: io::Error,
-    },
+    /// The address of the admin pages and the HTTP API cannot be listened on.
+    #[error(transparent)]
+    Admin(#[from] fairmesh_pages::BindError),
     /// The certificate authority cannot be opened.
     #[error("certificate authority: {0}")]
     Identity(#[from] IdentityError),

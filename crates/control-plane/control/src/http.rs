@@ -1,68 +1,60 @@
 //! The HTTP server: the registry as JSON, health, metrics.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use axum::{
-    Router,
-    extract::State,
-    http::{Extensions, HeaderMap, StatusCode},
-    response::IntoResponse,
-    routing::get,
-};
-use fairmesh_listen::{Acceptor, GuardedStream, PageListener, Securing};
-use fairmesh_model::{Identity, Probe};
+use axum::{Router, http::Extensions};
+use fairmesh_listen::{GuardedStream, Securing};
+use fairmesh_model::Identity;
+use fairmesh_pages::{AdminListener, Process, Readiness};
 use fairmesh_wire::transport::{Stream, Transport, WithoutCertificate};
+use prometheus_client::registry::Registry;
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    ControlError,
     metrics::{MetricSources, Metrics},
-    readiness::Readiness,
+    readiness::Readiness as StoreReadiness,
 };
 
-/// State of the handlers.
+/// What the pages of every process show of this one.
 pub(crate) struct HttpState {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) sources: MetricSources,
-    pub(crate) readiness: Readiness,
+    pub(crate) store_readiness: StoreReadiness,
     pub(crate) closing: CancellationToken,
 }
 
-/// Listens on `address`.
-pub(crate) async fn bind(address: SocketAddr, acceptor: Acceptor) -> Result<PageListener, ControlError> {
-    PageListener::bind(address, acceptor).await.map_err(|source| match source.kind() {
-        io::ErrorKind::AddrInUse => ControlError::HttpInUse { address },
-        _ => ControlError::Http { address, source },
-    })
-}
+impl Process for HttpState {
+    const KIND: &'static str = "control";
 
-/// All routes.
-pub(crate) fn router(shared: Arc<HttpState>, registry: Router) -> Router {
-    let own = Router::new()
-        .route("/healthz", get(async || "ok\n"))
-        .route("/readyz", get(ready))
-        .route("/metrics", get(metrics))
-        .with_state(shared);
-    own.merge(registry)
+    fn register(&self, metrics: &mut Registry) {
+        self.metrics.register(&self.sources, metrics);
+    }
+
+    /// Whether load balancers should send new callers here.
+    async fn readiness(&self) -> Readiness {
+        let problem = self.store_readiness.problem(&*self.sources.store).await;
+        match (problem, self.closing.is_cancelled()) {
+            (Some(problem), _) => Readiness::Unready(problem),
+            (None, true) => Readiness::Unready("shutting down".into()),
+            (None, false) => match self.store_readiness.integrity.damage() {
+                None => Readiness::ready(),
+                Some(damage) => Readiness::Ready(format!(
+                    "ready, serving from memory; the store's file is damaged: {damage}"
+                )),
+            },
+        }
+    }
 }
 
 /// Serves until `closing` is cancelled, then lets requests in flight finish within `drain`.
 pub(crate) async fn serve(
-    router: Router,
-    (listener, transport): (PageListener, Transport),
+    pages: Router,
+    (listener, transport): (AdminListener, Transport),
     closing: CancellationToken,
     drain: Duration,
 ) {
-    let overdue = async {
-        closing.cancelled().await;
-        tokio::time::sleep(drain).await;
-    };
-    let listener = listener.refusing(Probe::USER_AGENT);
-    tokio::select! {
-        () = listener.serve_secured(router, |stream| secure(stream, transport.clone()), closing.clone()) => {}
-        () = overdue => {}
-    }
+    listener.serve_secured(pages, |stream| secure(stream, transport.clone()), closing, drain).await;
 }
 
 /// Uses TLS if the client begins it and the mesh has a trust domain. Monitoring continues in plaintext.
@@ -78,28 +70,5 @@ fn secure(stream: GuardedStream<TcpStream>, transport: Transport) -> Securing<St
             }
         }
         Ok((stream, peer))
-    })
-}
-
-/// Whether load balancers should send new callers here.
-async fn ready(State(shared): State<Arc<HttpState>>) -> (StatusCode, String) {
-    let problem = shared.readiness.problem(&*shared.sources.store).await;
-    match (problem, shared.closing.is_cancelled()) {
-        (Some(problem), _) => (StatusCode::SERVICE_UNAVAILABLE, format!("{problem}\n")),
-        (None, true) => (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n".into()),
-        (None, false) => match shared.readiness.integrity.damage() {
-            None => (StatusCode::OK, "ready\n".into()),
-            Some(damage) => (
-                StatusCode::OK,
-                format!("ready, serving from memory; the store's file is damaged: {damage}\n"),
-            ),
-        },
-    }
-}
-
-async fn metrics(State(shared): State<Arc<HttpState>>, headers: HeaderMap) -> impl IntoResponse {
-    // Some of its parts have names of their own, such as `fairmesh_traffic_`.
-    fairmesh_exposition::page_of_mesh("control", &headers, |registry| {
-        shared.metrics.register(&shared.sources, registry);
     })
 }

@@ -8,8 +8,9 @@ use std::{
 };
 
 use fairmesh_controllers::{Runtime, RuntimeConfig, Statuses};
-use fairmesh_listen::{Limits, Listeners, PageListener, table};
+use fairmesh_listen::{Limits, Listeners, table};
 use fairmesh_model::StoreId;
+use fairmesh_pages::AdminListener;
 use fairmesh_registry::{FileSource, Registry, RegistryService};
 use fairmesh_rib::{Node, follower::random, server::RibServer};
 use fairmesh_store::{PartitionedStore, RedbStore, Store, StoreError, StoreLocation};
@@ -69,7 +70,7 @@ pub struct Control {
     issuer: Option<Arc<CertificateIssuer>>,
     tokens: UserTokens,
     grpc: Vec<Listener>,
-    http: PageListener,
+    http: AdminListener,
     listeners: Listeners,
     config: ControlConfig,
 }
@@ -108,7 +109,7 @@ impl Control {
         for address in &addresses {
             grpc.push(transport.bind(address).await?.with_users().within(calls.clone()));
         }
-        let http = http::bind(config.http, listeners.acceptor(&table::CONTROL_HTTP, Limits::pages())).await?;
+        let http = AdminListener::bind(config.http, &listeners, &table::CONTROL_HTTP).await?;
         let imbalance = Arc::new(Imbalance::start(&config.data_dir.join(IMBALANCE_FILE)).await);
         log_addresses(&grpc, &http);
         tracing::info!(store = %store.id(), revision, place = %store_location(&config), "store opened");
@@ -229,7 +230,8 @@ impl Control {
         let readiness = Readiness::of(&config.data_dir);
         let verification = readiness.integrity.clone().watch(store.clone(), imbalance.clone());
         spawn_cancellable(store_tasks, writes_ended, verification);
-        let state = http::HttpState { metrics, sources, readiness, closing: closing.clone() };
+        let state =
+            http::HttpState { metrics, sources, store_readiness: readiness, closing: closing.clone() };
         serve_pages(tasks, (http, pages, access), state);
         store_tasks.spawn(apply_until(store, node, indices, writes_ended.clone()));
         spawn_cancellable(store_tasks, writes_ended, tokens.follow_keys());
@@ -333,7 +335,7 @@ async fn open(config: &ControlConfig) -> Result<OpenStore, StoreError> {
     }
 }
 
-fn log_addresses(grpc: &[Listener], http: &PageListener) {
+fn log_addresses(grpc: &[Listener], http: &AdminListener) {
     for address in grpc.iter().filter_map(|listener| listener.address().ok()) {
         tracing::info!(%address, "serving gRPC");
     }
@@ -411,12 +413,13 @@ fn serve_grpc(tasks: &mut Tasks, listeners: Vec<Listener>, services: &Services, 
 
 fn serve_pages(
     tasks: &mut Tasks,
-    (listener, transport, access): (PageListener, Transport, Access),
+    (listener, transport, access): (AdminListener, Transport, Access),
     state: http::HttpState,
 ) {
     let (registry, closing) = (state.sources.registry.router(), state.closing.clone());
     let imbalance = imbalance::router(state.sources.imbalance.clone());
-    let pages = guard_pages(http::router(Arc::new(state), registry).merge(imbalance), access);
+    let pages = fairmesh_pages::router(Arc::new(state)).merge(registry).merge(imbalance);
+    let pages = guard_pages(pages, access);
     spawn_stoppable(tasks, http::serve(pages, (listener, transport), closing, DRAIN));
 }
 

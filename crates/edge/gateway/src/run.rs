@@ -24,11 +24,12 @@ use fairmesh_edge::{
     tunnel::Tunnels,
 };
 use fairmesh_listen::Listeners;
+use fairmesh_pages::AdminServer;
 use tokio::{
     net::TcpListener,
     time::{Instant, sleep},
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::task::TaskTracker;
 
 use crate::{
     config::GatewayConfig,
@@ -77,10 +78,11 @@ pub async fn run(
     let admin = config.admin.and_then(|_| succession.listeners.pop());
     exclude_addresses(&mesh, [config.listen]);
     let gateway = Gateway::start(&config, mesh)?;
-    let stopping = CancellationToken::new();
-    admin.into_iter().for_each(|admin| pages::start(admin, gateway.pages(), stopping.clone()));
-    let ended = gateway.run((succession, &stopping), &config.limits, stop).await;
-    stopping.cancel();
+    let mut admin = admin.map(|bound| pages::start(bound, gateway.pages()));
+    let ended = gateway.run((succession, &mut admin), &config.limits, stop).await;
+    if let Some(admin) = admin {
+        admin.stop().await;
+    }
     ended
 }
 
@@ -143,7 +145,7 @@ impl Gateway {
 
     async fn run(
         &self,
-        (succession, pages): (Succession, &CancellationToken),
+        (succession, admin): (Succession, &mut Option<AdminServer>),
         limits: &Limits,
         stop: impl Future<Output = ()>,
     ) -> Result<(), GatewayError> {
@@ -162,7 +164,9 @@ impl Gateway {
         };
         if succession.run(self.ready(), accept, ends, stop).await? == Ended::Succeeded {
             // The successor serves them from now on.
-            pages.cancel();
+            if let Some(admin) = admin.take() {
+                admin.stop().await;
+            }
         }
         self.tasks.close();
         self.tasks.wait().await;

@@ -2,48 +2,41 @@
 
 use std::sync::Arc;
 
-use axum::{Router, extract::State, response::IntoResponse, routing::get};
-use fairmesh_listen::{Limits, Listeners, PageListener, table};
-use fairmesh_model::Probe;
-use http::{HeaderMap, StatusCode};
+use fairmesh_listen::{Listeners, table};
+use fairmesh_pages::{AdminListener, AdminServer, Process, Readiness};
+use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
-use tokio_util::sync::CancellationToken;
 
 use crate::{
     metrics::{self, NodeMetrics},
     pods::Pods,
 };
 
-/// The state behind the pages.
-#[derive(Clone, Debug)]
+/// What the admin pages show.
+#[derive(Debug)]
 pub(crate) struct Pages {
     pub(crate) metrics: Arc<NodeMetrics>,
     pub(crate) pods: Arc<Pods>,
     pub(crate) listeners: Listeners,
 }
 
-/// Serves `/metrics`, `/healthz` and `/readyz` until `stopping`.
-pub(crate) fn start(listener: TcpListener, pages: Pages, stopping: CancellationToken) {
-    let listener = PageListener::new(listener, pages.listeners.acceptor(&table::NODE_ADMIN, Limits::pages()));
-    let router = Router::new()
-        .route("/metrics", get(metrics_page))
-        .route("/healthz", get(|| async { "ok\n" }))
-        .route("/readyz", get(readiness))
-        .with_state(pages);
-    tokio::spawn(listener.refusing(Probe::USER_AGENT).serve(router, stopping));
-}
+impl Process for Pages {
+    const KIND: &'static str = "node";
 
-async fn metrics_page(State(pages): State<Pages>, headers: HeaderMap) -> impl IntoResponse {
-    fairmesh_exposition::page("node", &headers, |registry| {
-        metrics::register(registry, &pages.metrics, &pages.pods);
-        pages.listeners.register(registry);
-    })
-}
-
-/// A node is ready once it has the certificate of every pod.
-async fn readiness(State(pages): State<Pages>) -> (StatusCode, String) {
-    match pages.pods.lacks_certificate() {
-        None => (StatusCode::OK, "ready\n".into()),
-        Some(problem) => (StatusCode::SERVICE_UNAVAILABLE, format!("{problem}\n")),
+    fn register(&self, metrics: &mut Registry) {
+        let registry = metrics.sub_registry_with_prefix(Self::KIND);
+        metrics::register(registry, &self.metrics, &self.pods);
+        self.listeners.register(registry);
     }
+
+    /// A node is ready once it has the certificate of every pod.
+    async fn readiness(&self) -> Readiness {
+        self.pods.lacks_certificate().map_or_else(Readiness::ready, Readiness::Unready)
+    }
+}
+
+/// Serves the pages.
+pub(crate) fn start(bound: TcpListener, pages: Pages) -> AdminServer {
+    let listener = AdminListener::of(bound, &pages.listeners, &table::NODE_ADMIN);
+    listener.start(fairmesh_pages::router(Arc::new(pages)))
 }

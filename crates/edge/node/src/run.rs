@@ -16,6 +16,7 @@ use fairmesh_edge::{
 };
 use fairmesh_listen::Listeners;
 use fairmesh_model::Invalid;
+use fairmesh_pages::AdminServer;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::Semaphore,
@@ -82,10 +83,11 @@ pub async fn run(config: NodeConfig, stop: impl Future<Output = ()>) -> Result<(
         RegisteredPod::new(&pod.service, served, (&config.registry, transport)).map_err(NodeError::Invalid)
     });
     let registered = registered.collect::<Result<Vec<_>, _>>()?;
-    let stopping = CancellationToken::new();
-    admin.into_iter().for_each(|admin| pages::start(admin, node.pages(), stopping.clone()));
-    let ended = node.run((succession, &stopping), registered, &config, stop).await;
-    stopping.cancel();
+    let mut admin = admin.map(|bound| pages::start(bound, node.pages()));
+    let ended = node.run((succession, &mut admin), registered, &config, stop).await;
+    if let Some(admin) = admin {
+        admin.stop().await;
+    }
     ended
 }
 
@@ -107,7 +109,7 @@ impl Node {
 
     async fn run(
         self,
-        (succession, pages): (Succession, &CancellationToken),
+        (succession, admin): (Succession, &mut Option<AdminServer>),
         registered: Vec<RegisteredPod>,
         config: &NodeConfig,
         stop: impl Future<Output = ()>,
@@ -139,7 +141,9 @@ impl Node {
         left.cancel();
         if ended? == Ended::Succeeded {
             // And serves the pages.
-            pages.cancel();
+            if let Some(admin) = admin.take() {
+                admin.stop().await;
+            }
         }
         self.ends.connections.close();
         self.ends.connections.wait().await;

@@ -1,11 +1,15 @@
 use std::{
     future::Future,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
 use fairmesh_calls::Mesh;
 use fairmesh_listen::{self as listen, Listeners};
+use fairmesh_pages::AdminListener;
 use fairmesh_wire::{
     grpc_lookup::route_lookup_service_server::RouteLookupServiceServer,
     lookaside::v1::lookaside_server::LookasideServer,
@@ -15,13 +19,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
 use crate::{
-    LookasideConfig, LookasideError,
-    admin::{AdminServer, PageState},
-    connections::serve,
-    grants::Grants,
-    picker::Picker,
-    rls::RouteLookups,
-    service::LookasideService,
+    LookasideConfig, LookasideError, admin::Pages, connections::serve, grants::Grants, picker::Picker,
+    rls::RouteLookups, service::LookasideService,
 };
 
 /// How often expired leases are ended.
@@ -50,12 +49,10 @@ pub async fn run(
         &listen::table::LOOKASIDE_GRPC,
         listen::Limits::calls().with_connections(limits.connections),
     );
-    let state = PageState { picker: Arc::clone(&picker), ready: Arc::default(), listeners };
-    let ready = Arc::clone(&state.ready);
-    let pages = match admin {
-        Some(address) => Some(AdminServer::start(address, state).await?),
-        None => None,
-    };
+    let ready = Arc::<AtomicBool>::default();
+    let admin = AdminListener::bind_optional(admin, &listeners, &listen::table::LOOKASIDE_HTTP).await?;
+    let pages = Pages { picker: Arc::clone(&picker), ready: Arc::clone(&ready), listeners };
+    let admin = admin.map(|listener| listener.start(fairmesh_pages::router(Arc::new(pages))));
     let stopping = CancellationToken::new();
     let served = async {
         if stopping.run_until_cancelled(picker.first_snapshot()).await.is_none() {
@@ -80,8 +77,8 @@ pub async fn run(
         }
     };
     let (served, (), ()) = tokio::join!(served, draining, expire_periodically(&picker, &stopping));
-    if let Some(pages) = pages {
-        pages.stop().await;
+    if let Some(admin) = admin {
+        admin.stop().await;
     }
     served
 }

@@ -1,5 +1,3 @@
-use std::net::SocketAddr;
-
 use fairmesh_store::StoreError;
 use fairmesh_wire::transport::BindError;
 
@@ -18,14 +16,9 @@ pub enum ReplicaError {
     /// An address cannot be listened on.
     #[error(transparent)]
     Listen(#[from] BindError),
-    /// The port of metrics cannot be listened on.
-    #[error("cannot listen on {address} for metrics: {source}; choose another address, or none")]
-    Metrics {
-        /// The address.
-        address: SocketAddr,
-        /// The error of the system.
-        source: std::io::Error,
-    },
+    /// The address of the admin pages cannot be listened on.
+    #[error(transparent)]
+    Admin(#[from] fairmesh_pages::BindError),
     /// Serving failed.
     #[error("serving ended: {0}; start the replica again, and report this if it repeats")]
     Serve(String),

@@ -9,10 +9,10 @@
 //! Holding only the watchers' prefixes, as agents do, was rejected. A region's agents together subscribe to nearly
 //! everything. A replica that holds everything also knows when a whole revision has arrived, which reads may wait for.
 
+mod admin;
 mod disk;
 mod error;
 mod gate;
-mod http;
 mod metrics;
 mod served_rib;
 mod signals;
@@ -22,8 +22,9 @@ use std::{future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Durat
 
 use disk::Disk;
 pub use error::ReplicaError;
-use fairmesh_listen::{Limits, Listeners, PageListener, table};
+use fairmesh_listen::{Limits, Listeners, table};
 use fairmesh_model::{Prefix, Region};
+use fairmesh_pages::AdminListener;
 use fairmesh_rib::{
     Forwarder, PeerInfo, PeerKind, ReportRelay,
     follower::{self, Backoff, Follower, FollowerConfig, FollowerHandle},
@@ -77,7 +78,7 @@ pub struct Replica {
     shared: Arc<ReplicaState>,
     held: Option<ReplicaContents>,
     listeners: Vec<Listener>,
-    http: Option<PageListener>,
+    admin: Option<AdminListener>,
     bounded: Listeners,
 }
 
@@ -100,8 +101,8 @@ impl Replica {
         for address in &config.listen {
             listeners.push(config.transport.bind(address).await?.with_joining().within(calls.clone()));
         }
-        let http = http::bind(config.metrics, &bounded).await?;
-        Ok(Self { config, shared: Arc::new(ReplicaState::new(disk)), held, listeners, http, bounded })
+        let admin = AdminListener::bind_optional(config.metrics, &bounded, &table::REPLICA_HTTP).await?;
+        Ok(Self { config, shared: Arc::new(ReplicaState::new(disk)), held, listeners, admin, bounded })
     }
 
     /// The listening addresses, in the order of the configuration, with the ports chosen for port 0.
@@ -114,7 +115,7 @@ impl Replica {
     /// # Errors
     /// When serving failed.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), ReplicaError> {
-        let Self { config, shared, held, listeners, http, bounded } = self;
+        let Self { config, shared, held, listeners, admin, bounded } = self;
         let upstream = follow(&config, &shared, held);
         let addresses = match config.advertise.is_empty() {
             true => listeners.iter().filter_map(|listener| listener.address().ok()).collect(),
@@ -135,9 +136,9 @@ impl Replica {
         let rates = ReportRelay::new(upstream.clone(), None, SumLimits::TREE);
         let reporting = tokio::spawn(rates.clone().run(stopping.clone()));
         let forward = Forwarder::new(upstream, "replica", stopping.clone());
-        let pages = http::Pages { backend: backend.clone(), rates: rates.clone(), listeners: bounded };
+        let pages = admin::Pages { backend: backend.clone(), rates: rates.clone(), listeners: bounded };
         let reports = Reports { forward, rates };
-        let http = http.map(|listener| tokio::spawn(http::serve(listener, pages.clone(), stopping.clone())));
+        let admin = admin.map(|listener| listener.start(fairmesh_pages::router(Arc::new(pages))));
         let saving = tokio::spawn(shared.save_all(stopping.clone()));
         let mut serving = JoinSet::new();
         let services = services(backend, reports, config.transport.clone(), &stopping);
@@ -159,8 +160,8 @@ impl Replica {
         // The runtime has reported a panic in one of these; the stop continues.
         let _ = saving.await;
         let _ = reporting.await;
-        if let Some(http) = http {
-            let _ = http.await;
+        if let Some(admin) = admin {
+            admin.stop().await;
         }
         ended
     }

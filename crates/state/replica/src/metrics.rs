@@ -9,7 +9,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use crate::http::Pages;
+use crate::admin::Pages;
 
 /// Registers the replica's present metrics.
 pub(crate) fn register(Pages { backend, rates, listeners }: &Pages, registry: &mut Registry) {

@@ -1,4 +1,4 @@
-use std::{io, net::SocketAddr, path::PathBuf};
+use std::{io, path::PathBuf};
 
 use fairmesh_model::Label;
 use fairmesh_wire::transport::BindError;
@@ -46,16 +46,9 @@ pub enum KeyServerError {
     /// The listener cannot be opened.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// The admin pages cannot be served.
-    #[error(
-        "cannot listen on {address}: {source}; choose another with --admin, or stop the process that uses it"
-    )]
-    Pages {
-        /// The address.
-        address: SocketAddr,
-        /// The error of the system.
-        source: io::Error,
-    },
+    /// The address of the admin pages cannot be listened on.
+    #[error(transparent)]
+    Admin(#[from] fairmesh_pages::BindError),
     /// Serving failed.
     #[error("cannot serve: {0}; see the log")]
     Serve(String),

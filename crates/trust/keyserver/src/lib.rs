@@ -11,8 +11,8 @@
 //! Returning the secrets of sessions, as key servers for TLS 1.2 with RSA do, was rejected: a stolen connection would reveal
 //! them, and TLS 1.3 has none to return.
 
+mod admin;
 mod error;
-mod http;
 mod key_file;
 mod key_store;
 mod metrics;

@@ -1,16 +1,17 @@
 use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
 
 use fairmesh_listen::{Limits, Listeners, table};
+use fairmesh_pages::AdminListener;
 use fairmesh_wire::{
     keys::v1::key_server_server::KeyServerServer,
     transport::{Address, Transport, serve},
 };
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
-use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
 use crate::{
-    KeyServerError, KeyStore, http,
+    KeyServerError, KeyStore,
+    admin::Pages,
     metrics::Metrics,
     service::{KeyService, MAX_MESSAGE},
 };
@@ -53,18 +54,15 @@ pub async fn run(config: KeyServerConfig, shutdown: impl Future<Output = ()>) ->
     let listeners = Listeners::default();
     let calls = listeners.acceptor(&table::KEYSERVER_GRPC, Limits::calls());
     let listener = transport.bind(&Address::Tcp(listen.to_string())).await?.within(calls);
-    let pages = http::bind(admin, &listeners).await?;
-    let state = http::Pages { metrics: Arc::clone(&metrics), listeners, transport };
-    let stopping = CancellationToken::new();
-    let pages = pages.map(|pages| tokio::spawn(http::serve(pages, state, stopping.clone())));
+    let admin = AdminListener::bind_optional(admin, &listeners, &table::KEYSERVER_HTTP).await?;
+    let pages = Pages { metrics: Arc::clone(&metrics), listeners, transport };
+    let admin = admin.map(|listener| listener.start(fairmesh_pages::router(Arc::new(pages))));
     tracing::info!(address = %listen, keys = ?keys, "the key server serves");
     let service = KeyServerServer::new(KeyService::new(keys, metrics, max_requests))
         .max_decoding_message_size(MAX_MESSAGE);
     let served = serve(Routes::new(service), listener, shutdown, DRAIN_TIMEOUT).await;
-    stopping.cancel();
-    if let Some(pages) = pages {
-        // The runtime has reported a panic; the stop continues.
-        let _ = pages.await;
+    if let Some(admin) = admin {
+        admin.stop().await;
     }
     served.map_err(|error| KeyServerError::Serve(error.to_string()))
 }

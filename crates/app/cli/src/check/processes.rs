@@ -51,20 +51,20 @@ pub(super) async fn control(args: &CheckArgs, report: &mut Report) -> Result<Opt
             None
         }
     };
-    if let Some(http) = args.http.0 {
+    if let Some(http) = args.control_admin.0 {
         let what = format!("the HTTP port {http} of the control plane");
         match fetch(http, "/readyz").await {
             Fetched::Page(page) => {
                 clock(&page, report);
                 ready("control.ready", "the control plane", &page, report);
             }
-            Fetched::Foreign => foreign("control.http", &what, "--http", report),
-            Fetched::Silent => silent("control.http", &what, "--http", report),
+            Fetched::Foreign => foreign("control.http", &what, "--control-admin", report),
+            Fetched::Silent => silent("control.http", &what, "--control-admin", report),
             Fetched::Refused => report.add(
                 "control.http",
                 Level::Note,
                 format!("nothing listens at {what}: readiness, disk and clock were not examined"),
-                "give it with --http ADDRESS, or run this command on its machine",
+                "give it with --control-admin ADDRESS, or run this command on its machine",
             ),
         }
     }
@@ -147,21 +147,21 @@ pub(super) async fn agent(args: &CheckArgs, control: Option<&Connection>, report
 
 /// Examines whether the agent is connected, and the age of what it serves.
 async fn agent_pages(args: &CheckArgs, report: &mut Report) {
-    let Some(metrics) = args.metrics.0 else { return };
+    let Some(metrics) = args.agent_admin.0 else { return };
     let page = match fetch(metrics, "/readyz").await {
         Fetched::Page(page) => page,
         Fetched::Foreign => {
             let what = format!("the HTTP port {metrics} of the agent");
-            return foreign("agent.http", &what, "--metrics", report);
+            return foreign("agent.http", &what, "--agent-admin", report);
         }
         Fetched::Silent => {
             let what = format!("the HTTP port {metrics} of the agent");
-            return silent("agent.http", &what, "--metrics", report);
+            return silent("agent.http", &what, "--agent-admin", report);
         }
         Fetched::Refused => {
             let message =
                 format!("the agent has no HTTP port at {metrics}: the age of its data was not examined");
-            return report.add("agent.http", Level::Note, message, "give it with --metrics ADDRESS");
+            return report.add("agent.http", Level::Note, message, "give it with --agent-admin ADDRESS");
         }
     };
     let remedy =

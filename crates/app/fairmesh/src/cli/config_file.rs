@@ -14,6 +14,8 @@ use clap::{Arg, ArgAction, Command};
 use fairmesh_console::failure::Failure;
 use serde_json::{Map, Value};
 
+use super::renamed::names;
+
 /// Commands that take a configuration file, as words.
 const PROCESSES: &[&[&str]] = &[
     &["control"],
@@ -64,7 +66,7 @@ pub(super) fn expand(command: &Command, arguments: Vec<OsString>) -> Result<Vec<
         let option = find(process, &name, &path)?;
         let is_set = option.get_env().is_some_and(|variable| env::var_os(variable).is_some());
         if !is_set && !is_given(own, option) {
-            added.extend(as_arguments(option, &value, &path)?);
+            added.extend(as_arguments((option, &name), &value, &path)?);
         }
     }
     let mut all = arguments[..=words.len()].to_vec();
@@ -114,7 +116,7 @@ fn read(path: &Path) -> Result<Map<String, Value>, Failure> {
 
 fn find<'a>(process: &'a Command, name: &str, path: &Path) -> Result<&'a Arg, Failure> {
     let mut options = process.get_arguments().filter(|option| option.get_id() != OPTION);
-    options.find(|option| option.get_long() == Some(name)).ok_or_else(|| {
+    options.find(|option| names(option).any(|known| known == name)).ok_or_else(|| {
         let known = process.get_arguments().filter_map(Arg::get_long).filter(|known| *known != OPTION);
         let known = known.collect::<Vec<_>>().join(", ");
         Failure::refused(
@@ -126,9 +128,10 @@ fn find<'a>(process: &'a Command, name: &str, path: &Path) -> Result<&'a Arg, Fa
 
 /// Whether the command line has the option.
 fn is_given(arguments: &[OsString], option: &Arg) -> bool {
-    let Some(long) = option.get_long() else { return false };
-    let is_long =
-        |text: &str| text.strip_prefix("--").is_some_and(|text| text.split('=').next() == Some(long));
+    let is_long = |text: &str| {
+        let written = text.strip_prefix("--").and_then(|text| text.split('=').next());
+        written.is_some_and(|written| names(option).any(|name| name == written))
+    };
     let is_short =
         |text: &str| option.get_short().is_some_and(|short| text.starts_with(&format!("-{short}")));
     let mut own =
@@ -136,9 +139,8 @@ fn is_given(arguments: &[OsString], option: &Arg) -> bool {
     own.any(|text| is_long(text) || is_short(text))
 }
 
-/// An option with its values, as arguments.
-fn as_arguments(option: &Arg, value: &Value, path: &Path) -> Result<Vec<OsString>, Failure> {
-    let name = option.get_long().unwrap_or_default();
+/// An option, by its name in the file, with its values, as arguments.
+fn as_arguments((option, name): (&Arg, &str), value: &Value, path: &Path) -> Result<Vec<OsString>, Failure> {
     let wrong = |hint: &str| {
         Err(Failure::refused(format!("{}: '{name}' does not take {value}", path.display()), hint))
     };

@@ -133,7 +133,7 @@ fn an_injected_fault_is_told_from_an_answer() {
     assert!(delayed.err.contains("* the mesh injected a fault: delay (route checkout)"), "{delayed:?}");
     delayed.ok();
     let address = mesh.path("none.sock");
-    let ports = ["--http", "none", "--admin", "none", "--metrics", "none", "--agent"];
+    let ports = ["--control-admin", "none", "--admin", "none", "--agent-admin", "none", "--agent"];
     let agent = format!("unix:{}", address.display());
     let found = mesh.run(&[&["check"], &ports[..], &[&agent]].concat()).out;
     assert!(found.contains("route checkout of shop/catalog injects a delay of 1ms for 100%"), "{found}");

@@ -72,7 +72,17 @@ impl Sound {
     /// Checks it with these pages.
     fn check(&self, http: &str, admin: &str, further: &[&str]) -> Run {
         let Self { dev, agent, .. } = self;
-        let args = ["check", "--http", http, "--admin", admin, "--agent", agent, "--metrics", &dev.metrics];
+        let args = [
+            "check",
+            "--control-admin",
+            http,
+            "--admin",
+            admin,
+            "--agent",
+            agent,
+            "--agent-admin",
+            &dev.metrics,
+        ];
         dev.run(&[&args[..], further].concat())
     }
 
@@ -119,7 +129,8 @@ fn faults_of_processes_and_of_the_machine_are_found() {
     let run = mesh.check("none", "none", &["--json", "--state-dir", open.to_str().unwrap()]);
     assert_eq!(found(&run), ["state.permissions"]);
 
-    let pages = ["check", "--json", "--http", "none", "--admin", "none", "--metrics", "none", "--agent"];
+    let pages =
+        ["check", "--json", "--control-admin", "none", "--admin", "none", "--agent-admin", "none", "--agent"];
     let none = format!("unix:{}", mesh.dev.path("none.sock").display());
     let missing = mesh.dev.run(&[&pages[..], &[&none]].concat());
     assert_eq!(found(&missing), ["agent"]);
@@ -137,11 +148,21 @@ fn an_agent_that_lost_its_control_plane_is_found() {
     let metrics = format!("127.0.0.1:{}", free_port());
     let agent = format!("unix:{}", mesh.path("agent.sock").display());
     let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
-    command.args(["agent", "--region", "eu", "--metrics", &metrics, "--listen", &agent, "--state-dir"]);
+    command.args(["agent", "--region", "eu", "--admin", &metrics, "--listen", &agent, "--state-dir"]);
     command.arg(mesh.path("agent")).args(["--control", &mesh.address()]).env_clear().stderr(Stdio::null());
     let mut child = command.spawn().unwrap();
-    let args =
-        ["check", "--json", "--http", "none", "--admin", "none", "--metrics", &metrics, "--agent", &agent];
+    let args = [
+        "check",
+        "--json",
+        "--control-admin",
+        "none",
+        "--admin",
+        "none",
+        "--agent-admin",
+        &metrics,
+        "--agent",
+        &agent,
+    ];
     let connected = || mesh.run(&args).out.contains("the agent is connected");
     wait_until("the agent is connected", connected);
     mesh.stop_control("KILL");
@@ -164,7 +185,7 @@ fn a_suspended_agent_is_no_other_program() {
     let agent = mesh.agent("eu");
     let address = agent.address();
     send(&agent.child, "STOP");
-    let ports = ["--http", "none", "--admin", "none", "--metrics", "none", "--agent", &address];
+    let ports = ["--control-admin", "none", "--admin", "none", "--agent-admin", "none", "--agent", &address];
     let told = mesh.run(&[&["check"], &ports[..]].concat()).out;
     send(&agent.child, "CONT");
     let pid = agent.child.id();
@@ -199,11 +220,11 @@ fn records_that_fail_calls_or_have_no_effect_are_found() {
         found(&mesh.run(&[
             "check",
             "--json",
-            "--http",
+            "--control-admin",
             "none",
             "--admin",
             "none",
-            "--metrics",
+            "--agent-admin",
             "none",
             "--agent",
             &address,
@@ -233,7 +254,7 @@ fn records_that_fail_calls_or_have_no_effect_are_found() {
 /// Runs a check in mount and user namespaces of its own after these commands, where the machine allows that.
 fn check_after(commands: &str, mesh: &Mesh, args: &str) -> Option<Run> {
     let binary = env!("CARGO_BIN_EXE_fairmesh");
-    let ports = "--http none --admin none --metrics none --agent unix:/nowhere.sock";
+    let ports = "--control-admin none --admin none --agent-admin none --agent unix:/nowhere.sock";
     let script = format!("{commands}\nexec {binary} check --json {ports} {args}");
     let output = Command::new("unshare")
         .args(["--user", "--map-root-user", "--mount", "sh", "-ec", &script])
@@ -291,7 +312,7 @@ fn sharded_services_without_a_map_or_with_one_that_callers_cannot_use_are_found(
     mesh.apply("kind: Service\nname: shop/parts\ntype: sharded\n").ok();
     mesh.register("shop/cart", "cart-0", "us", 7000);
     let agent = format!("unix:{}", mesh.path("none.sock").display());
-    let ports = ["--http", "none", "--admin", "none", "--metrics", "none", "--agent", &agent];
+    let ports = ["--control-admin", "none", "--admin", "none", "--agent-admin", "none", "--agent", &agent];
     let found = found(&mesh.run(&[&["check", "--json"], &ports[..]].concat()));
     for name in ["shards.missing", "shards.replicas", "agent"] {
         assert!(found.contains(&name.to_owned()), "{name} in {found:?}");

@@ -10,7 +10,7 @@ fn a_control_plane_and_an_agent_run_on_their_files() {
     let control = mesh.file(
         "control.yaml",
         &format!(
-            "# Options of 'fairmesh control'.\ndata-dir: {}\ngrpc: [{}]\nhttp: 127.0.0.1:0\ntrust-domain: none\n",
+            "# Options of 'fairmesh control'.\ndata-dir: {}\ngrpc: [{}]\nadmin: 127.0.0.1:0\ntrust-domain: none\n",
             mesh.path("data").display(),
             mesh.address()
         ),
@@ -19,7 +19,7 @@ fn a_control_plane_and_an_agent_run_on_their_files() {
     let agent = mesh.file(
         "agent.yaml",
         &format!(
-            "region: eu\nmetrics: none\ncontrol: {}\nlisten: {agent_socket}\nstate-dir: {}\n",
+            "region: eu\nadmin: none\ncontrol: {}\nlisten: {agent_socket}\nstate-dir: {}\n",
             mesh.address(),
             mesh.path("agent").display()
         ),
@@ -55,7 +55,21 @@ fn a_file_with_a_mistake_is_refused_before_anything_runs() {
         |text: &str| fairmesh("unix:/nobody.sock", &["agent", "--config", &file(text)], "").fails(2);
     assert!(refused("regoin: eu\n").contains("there is no option 'regoin' of 'fairmesh agent'"));
     assert!(refused("region: 'e u'\n").contains("--region"));
-    assert!(refused("region: eu\nmetrics: 12\n").contains("--metrics"));
+    assert!(refused("region: eu\nadmin: 12\n").contains("--admin"));
     let missing = fairmesh("unix:/nobody.sock", &["agent", "--config", "/nowhere.yaml"], "").fails(2);
     assert!(missing.contains("cannot read /nowhere.yaml"), "{missing}");
+}
+
+#[test]
+fn old_name_of_an_option_is_warned_about_on_the_command_line_and_in_a_file() {
+    let mesh = Mesh::empty();
+    // Refused by its other options, so that nothing runs.
+    let told = |args: &[&str]| fairmesh("unix:/nobody.sock", args, "").fails(2);
+    let warning = "the option --metrics is --admin now";
+    let by_hand = told(&["agent", "--region", "e u", "--metrics", "none", "--metrics=none"]);
+    assert_eq!(by_hand.matches(warning).count(), 1, "{by_hand}");
+    let file = mesh.file("old.yaml", "region: 'e u'\nmetrics: none\n");
+    let by_file = told(&["agent", "--config", &file]);
+    assert_eq!(by_file.matches(warning).count(), 1, "{by_file}");
+    assert!(!told(&["agent", "--region", "e u", "--admin", "none"]).contains(warning));
 }

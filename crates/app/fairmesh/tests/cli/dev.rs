@@ -33,7 +33,7 @@ impl Dev {
     /// Starts it in a folder, with its configuration in `config`, and waits until it says that it is ready.
     pub(crate) fn start(folder: TempDir, further: &[&str]) -> Self {
         let [proxy, http, admin, metrics] = [(); 4].map(|()| format!("127.0.0.1:{}", free_port()));
-        let pages = ["--http", &http, "--admin", &admin, "--metrics", &metrics];
+        let pages = ["--control-admin", &http, "--admin", &admin, "--agent-admin", &metrics];
         let mut child = command(&folder, &proxy).args(pages).args(further).spawn().unwrap();
         let mut out = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
@@ -139,7 +139,7 @@ fn a_mistake_in_the_folder_and_a_port_in_use_are_reported_at_once() {
     fs::write(&config, "kind: Servise\n").unwrap();
     let proxy = format!("127.0.0.1:{}", free_port());
     let [http, admin] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
-    let pages = ["--http", &http, "--admin", &admin, "--metrics", "none"];
+    let pages = ["--control-admin", &http, "--admin", &admin, "--agent-admin", "none"];
     let refused = command(&folder, &proxy).args(pages).arg("--config").arg(&config).output().unwrap();
     assert_eq!(refused.status.code(), Some(2), "{refused:?}");
     let refused = command(&folder, &format!("127.0.0.1:{}", echo())).args(pages).output().unwrap();

@@ -61,7 +61,7 @@ pub(crate) fn agent(mesh: &Mesh, name: &str, upstream: &str, token: Option<&str>
     let address = format!("unix:{}", mesh.path(&format!("{name}.sock")).display());
     let state = mesh.path(name);
     let (who, where_to) = (["agent", "--name", name, "--region", "eu"], ["--control", upstream]);
-    let listen = ["--metrics", "none", "--listen", &address, "--state-dir", state.to_str().unwrap()];
+    let listen = ["--admin", "none", "--listen", &address, "--state-dir", state.to_str().unwrap()];
     let args = [&who[..], &where_to, &listen].concat();
     let agent = start(&args, token);
     let socket = mesh.path(&format!("{name}.sock"));
@@ -199,9 +199,9 @@ fn everything_on_one_machine_finds_the_control_plane_by_itself() {
         command.args(args).env_clear().env("HOME", home).stdout(Stdio::piped()).stderr(Stdio::null());
         command
     };
-    let control = ["control", "--data-dir", &data, "--grpc", &tcp, "--http", "127.0.0.1:0"];
+    let control = ["control", "--data-dir", &data, "--grpc", &tcp, "--admin", "127.0.0.1:0"];
     let _control = Killed(run(&control).spawn().unwrap());
-    let agent = ["agent", "--name", "web-1", "--listen", &socket, "--state-dir", &state, "--metrics", "none"];
+    let agent = ["agent", "--name", "web-1", "--listen", &socket, "--state-dir", &state, "--admin", "none"];
     let _agent = Killed(run(&agent).spawn().unwrap());
     wait_until("the agent joins", || {
         let listed = run(&["identity", "list", "--json"]).output().unwrap();

@@ -103,7 +103,7 @@ fn program_without_agent_registers_through_replica_by_its_own_rights() {
     let [replica, listen, program] =
         [free_port(), free_port(), echo()].map(|port| format!("127.0.0.1:{port}"));
     let state = mesh.path("replica").to_str().unwrap().to_owned();
-    let replicating = ["rib", "replica", "--name", "eu", "--metrics", "none", "--require-identity"];
+    let replicating = ["rib", "replica", "--name", "eu", "--admin", "none", "--require-identity"];
     let addresses = ["--upstream", &tcp, "--agent", &beside, "--listen", &replica, "--state-dir", &state];
     let _replica = start(&[&replicating[..], &addresses].concat(), None);
     let token = token(&mesh, &["--service", "shop/catalog"]);
@@ -255,7 +255,7 @@ impl Logged {
         let address = format!("unix:{}", mesh.path("web-1.sock").display());
         let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
         command
-            .args(["agent", "--name", "web-1", "--region", "eu", "--control", upstream, "--metrics", "none"])
+            .args(["agent", "--name", "web-1", "--region", "eu", "--control", upstream, "--admin", "none"])
             .args(["--listen", &address, "--state-dir", mesh.path("web-1").to_str().unwrap()])
             .env_clear()
             .envs(token.map(|token| ("FAIRMESH_JOIN_TOKEN", token)))

@@ -89,7 +89,7 @@ fn names_in_shares_that_nothing_else_knows_draw_a_warning() {
     let applied = mesh.apply(shares);
     assert!(applied.err.contains(regions) && applied.err.contains(classes), "{applied:?}");
     let agent = format!("unix:{}", mesh.path("none.sock").display());
-    let pages = ["--http", "none", "--admin", "none", "--metrics", "none", "--agent", &agent];
+    let pages = ["--control-admin", "none", "--admin", "none", "--agent-admin", "none", "--agent", &agent];
     let found = mesh.run(&[&["check", "--json"], &pages[..]].concat()).out;
     assert!(found.contains("policy.unknownRegion") && found.contains("policy.unknownClass"), "{found}");
     mesh.register("shop/web", "far", "mars", 19_200);
@@ -165,7 +165,7 @@ fn apply_warns_as_lint_does_and_check_finds_what_was_applied_all_the_same() {
     );
     assert!(!applied.err.contains("in these files"), "{applied:?}");
     let agent = format!("unix:{}", mesh.path("none.sock").display());
-    let pages = ["--http", "none", "--admin", "none", "--metrics", "none", "--agent", &agent];
+    let pages = ["--control-admin", "none", "--admin", "none", "--agent-admin", "none", "--agent", &agent];
     let found = mesh.run(&[&["check", "--json"], &pages[..]].concat()).out;
     assert!(found.contains("policy.unreachableRoute"), "{found}");
     applied.ok();

@@ -69,10 +69,10 @@ fn fleet() -> Fleet {
     let text = |path: std::path::PathBuf| path.to_str().unwrap().to_owned();
     let (replica_state, agent_state) = (text(mesh.path("replica")), text(mesh.path("web-2")));
     let behind = format!("127.0.0.1:{}", echo());
-    let replicating = ["rib", "replica", "--name", "eu", "--metrics", "none", "--upstream", &control];
+    let replicating = ["rib", "replica", "--name", "eu", "--admin", "none", "--upstream", &control];
     let replicating = [&replicating[..], &["--agent", &agent, "--listen", &replica]].concat();
     let upstream = mesh.address();
-    let following = ["agent", "--name", "web-2", "--metrics", "none", "--control"];
+    let following = ["agent", "--name", "web-2", "--admin", "none", "--control"];
     let following = [&following[..], &[&upstream, "--listen", &agent_tcp]].concat();
     let picking = ["lookaside", "--listen", &lookaside, "--admin", "none", "--agent", &agent];
     // Any key will do.

@@ -57,7 +57,7 @@ fn replica(mesh: &Mesh, listen: &str, agent: &str, more: &[&str]) -> Killed {
     let log = File::options().append(true).create(true).open(mesh.path("replica.log")).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
     command
-        .args(["rib", "replica", "--name", "r", "--metrics", "none", "--listen", listen, "--agent", agent])
+        .args(["rib", "replica", "--name", "r", "--admin", "none", "--listen", listen, "--agent", agent])
         .args(["--upstream", &mesh.address(), "--state-dir"])
         .arg(mesh.path("replica"))
         .args(more)

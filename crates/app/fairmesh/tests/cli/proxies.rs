@@ -189,7 +189,17 @@ fn an_endpoint_that_a_proxy_avoids_is_found_by_check_and_logged() {
     let proxy =
         Proxy::start_logged(&mesh, ("--control", &mesh.address()), File::create(&log).unwrap().into());
     let nowhere = format!("unix:{}", mesh.path("none.sock").display());
-    let args = ["check", "--http", "none", "--metrics", "none", "--admin", &proxy.admin, "--agent", &nowhere];
+    let args = [
+        "check",
+        "--control-admin",
+        "none",
+        "--agent-admin",
+        "none",
+        "--admin",
+        &proxy.admin,
+        "--agent",
+        &nowhere,
+    ];
     wait_until("the check finds it", || {
         proxy.get("/");
         let found = mesh.run(&args).out;

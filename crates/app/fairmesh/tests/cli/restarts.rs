@@ -83,8 +83,16 @@ fn a_restored_store_is_not_taken_for_the_one_that_it_is_a_copy_of() {
     fs::rename(&log, &log_copy).unwrap();
     mesh.start_control();
     let is_behind = |mesh: &Mesh| {
-        let none =
-            ["--http", "none", "--admin", "none", "--metrics", "none", "--agent", "unix:/nowhere.sock"];
+        let none = [
+            "--control-admin",
+            "none",
+            "--admin",
+            "none",
+            "--agent-admin",
+            "none",
+            "--agent",
+            "unix:/nowhere.sock",
+        ];
         found(&mesh.run(&[&["check", "--json"][..], &none].concat())).contains(&"control.behind".to_owned())
     };
     wait_until("the reader ahead is found", || is_behind(&mesh));
@@ -150,7 +158,7 @@ fn an_agent_warns_only_when_none_of_its_control_planes_responds() {
     let of = |socket: &std::path::Path| format!("unix:{}", socket.display());
     let control_planes = format!("{},{}", of(&nowhere), mesh.address());
     let mut agent = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
-    agent.args(["agent", "--region", "eu", "--metrics", "none", "--control", &control_planes]);
+    agent.args(["agent", "--region", "eu", "--admin", "none", "--control", &control_planes]);
     agent.args(["--listen", &of(&socket), "--state-dir"]).arg(state);
     agent.env_clear().stderr(fs::File::create(&log).unwrap());
     let _agent = Killed(agent.spawn().unwrap());

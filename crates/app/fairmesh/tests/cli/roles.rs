@@ -58,7 +58,7 @@ fn an_operator_on_another_machine_needs_a_role() {
     apply(&mesh, "kind: Service\nname: shop/cart\n---\nkind: Service\nname: bank/vault\n");
     let refused = over_tcp(&tcp, &agent, &["get", "services"]).fails(1);
     assert!(refused.contains("a role binding can permit it"), "{refused}");
-    let ports = ["--http", "none", "--metrics", "none", "--admin", "none"];
+    let ports = ["--control-admin", "none", "--agent-admin", "none", "--admin", "none"];
     let check = over_tcp(&tcp, &agent, &[&["check", "--json"], &ports[..]].concat());
     assert!(check.out.contains("the records were not examined"), "{check:?}");
     assert!(check.out.contains("\"cgroup\""), "what is local is examined all the same: {check:?}");
@@ -127,7 +127,7 @@ fn an_agent_behind_a_replica_registers_under_its_own_name() {
     let (port, state) = (free_port(), mesh.path("replica").display().to_string());
     let listen = format!("127.0.0.1:{port}");
     let replica =
-        ["rib", "replica", "--name", "r", "--metrics", "none", "--listen", &listen, "--agent", &first];
+        ["rib", "replica", "--name", "r", "--admin", "none", "--listen", &listen, "--agent", &first];
     let more = ["--upstream", &tcp, "--state-dir", &state, "--region", "eu", "--require-identity"];
     let _replica = start(&[&replica[..], &more].concat(), None);
     wait_until("the replica listens", || TcpStream::connect(("127.0.0.1", port)).is_ok());

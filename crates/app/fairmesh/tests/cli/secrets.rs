@@ -233,7 +233,7 @@ impl World {
     fn start_agent(&mut self, name: &str, metrics: &str, token: &str) {
         let (control, state) = (self.control.clone(), self.path(name));
         let listen = format!("unix:{}", self.path(&format!("{name}.sock")));
-        let who = ["agent", "--name", name, "--region", "eu", "--control", &control, "--metrics", metrics];
+        let who = ["agent", "--name", name, "--region", "eu", "--control", &control, "--admin", metrics];
         let args = [&who[..], &["--listen", &listen, "--state-dir", &state]].concat();
         self.process(&format!("{name}.log"), &args, &[("FAIRMESH_JOIN_TOKEN", token)]);
     }
@@ -315,7 +315,7 @@ fn start_all(world: &mut World) -> Vec<String> {
     pages.extend(start_proxies(world));
     let (replica_state, replica, replica_page) = (world.path("replica"), local(), local());
     let replicating = ["rib", "replica", "--name", "eu", "--upstream", &control, "--agent", &agent];
-    let further = ["--listen", &replica, "--state-dir", &replica_state, "--metrics", &replica_page];
+    let further = ["--listen", &replica, "--state-dir", &replica_state, "--admin", &replica_page];
     world.process("replica.log", &[&replicating[..], &further].concat(), &[]);
     let picking_page = local();
     let lookaside = ["lookaside", "--listen", &picking, "--admin", &picking_page, "--agent", &agent];

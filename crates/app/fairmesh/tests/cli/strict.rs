@@ -169,7 +169,8 @@ fn a_call_with_plaintext_endpoints_only_says_what_to_do() {
     let listed = mesh.run(&["get", "endpoints", "shop/vault", "--json"]).json();
     assert_eq!(listed[0]["state"], "refused");
     assert!(listed[0]["why"].as_str().unwrap().starts_with(said), "{listed}");
-    let ports = ["--http", "none", "--admin", "none", "--metrics", "none", "--json", "--agent", &agent];
+    let ports =
+        ["--control-admin", "none", "--admin", "none", "--agent-admin", "none", "--json", "--agent", &agent];
     let checked = mesh.run(&[&["check"], &ports[..]].concat());
     assert!(found(&checked).contains(&"endpoint.plaintext".to_owned()), "{checked:?}");
     assert_eq!(intruder.connections(), 0);

@@ -137,7 +137,7 @@ impl Mesh {
     pub(crate) fn control_command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
         command
-            .args(["control", "--http", "127.0.0.1:0", "--grpc", &self.address(), "--data-dir"])
+            .args(["control", "--admin", "127.0.0.1:0", "--grpc", &self.address(), "--data-dir"])
             .arg(self.path("data"))
             .args(&self.arguments)
             .env_clear();
@@ -200,7 +200,7 @@ impl Mesh {
         let address = format!("unix:{}", socket.display());
         let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
         command
-            .args(["rib", "replica", "--name", name, "--metrics", "none", "--upstream", upstream])
+            .args(["rib", "replica", "--name", name, "--admin", "none", "--upstream", upstream])
             .args(["--region", "eu", "--listen", &address, "--state-dir"])
             .arg(self.path(name))
             .env_clear()
@@ -221,7 +221,7 @@ impl Mesh {
         let address = format!("unix:{}", socket.display());
         let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
         command
-            .args(["agent", "--region", region, "--metrics", "none", "--control", upstream])
+            .args(["agent", "--region", region, "--admin", "none", "--control", upstream])
             .args(["--listen", &address, "--state-dir"])
             .arg(self.path(&format!("agent-{region}")))
             .env_clear()

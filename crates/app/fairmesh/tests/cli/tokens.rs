@@ -214,7 +214,7 @@ fn a_control_plane_without_an_issuer_or_with_bad_keys_says_so() {
     let start = |jwks: &str| {
         let issuer = ["--oidc-issuer-url", ISSUER, "--oidc-client-id", "fairmesh", "--oidc-jwks", jwks];
         run(&[
-            &["control", "--data-dir", &data, "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"][..],
+            &["control", "--data-dir", &data, "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0"][..],
             &issuer,
         ]
         .concat())

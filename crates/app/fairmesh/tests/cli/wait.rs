@@ -60,7 +60,7 @@ fn a_socket_that_a_control_plane_makes_later_is_found() {
     // Over TCP it accepts nothing without an identity, which no agent gives here.
     let grpc = format!("127.0.0.1:{}", free_port());
     let arguments =
-        ["control", "--trust-domain", "prod", "--http", "127.0.0.1:0", "--grpc", &grpc, "--data-dir"];
+        ["control", "--trust-domain", "prod", "--admin", "127.0.0.1:0", "--grpc", &grpc, "--data-dir"];
     let mut control = command();
     control.args(arguments).arg(mesh.path("state/fairmesh/control"));
     let _control = Killed(control.spawn().unwrap());
@@ -84,7 +84,7 @@ fn an_agent_and_programs_without_root_and_a_folder_for_sockets_agree_on_one() {
         refused => return skipped("a user namespace cannot be made", format!("{refused:?}")),
     }
     mesh.register("shop/catalog", "catalog-0", "eu", port);
-    let arguments = ["agent", "--region", "eu", "--metrics", "none", "--control", &mesh.address()];
+    let arguments = ["agent", "--region", "eu", "--admin", "none", "--control", &mesh.address()];
     let mut agent = of_a_user(&home, &arguments);
     let _agent = Killed(agent.stderr(Stdio::null()).spawn().unwrap());
     assert!(of_a_user(&home, &["wait", "agent"]).status().unwrap().success());

@@ -207,7 +207,7 @@ fn an_agent_takes_its_identity_from_a_workload_api_and_joins_with_it() {
     let rig = Rig::start();
     let listen = format!("unix:{}", rig.path("web-2.sock").display());
     let state = rig.path("web-2").display().to_string();
-    let args = ["agent", "--name", "web-2", "--metrics", "none", "--control", &rig.tcp, "--listen", &listen];
+    let args = ["agent", "--name", "web-2", "--admin", "none", "--control", &rig.tcp, "--listen", &listen];
     let args = [&args[..], &["--state-dir", &state]].concat();
     let begin = |token: Option<&str>| {
         let mut command = rig.command(&args);

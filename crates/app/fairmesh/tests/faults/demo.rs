@@ -60,7 +60,7 @@ async fn first_call(python: &Path) -> Duration {
     let [proxy, http, admin, program] = [(); 4].map(|()| format!("127.0.0.1:{}", free_port()));
     let began = Instant::now();
     let dev = format!(
-        "dev --control {control} --agent {agent} --proxy {proxy} --http {http} --admin {admin} --metrics none"
+        "dev --control {control} --agent {agent} --proxy {proxy} --control-admin {http} --admin {admin} --agent-admin none"
     );
     let _dev = Process::start(Program::fairmesh(path("dev.log"), &dev));
     let (python, port) = (python.display(), program.rsplit_once(':').unwrap().1);

@@ -27,7 +27,7 @@ fn start(folder: &Path, port: u16, trust_domain: &str) -> Process {
     let dir = folder.display();
     let binary = env!("CARGO_BIN_EXE_fairmesh");
     let script = format!(
-        "mount -t tmpfs -o size=6m tmpfs {dir}/data && exec {binary} control --trust-domain {trust_domain} --http 127.0.0.1:{port} \
+        "mount -t tmpfs -o size=6m tmpfs {dir}/data && exec {binary} control --trust-domain {trust_domain} --admin 127.0.0.1:{port} \
          --grpc unix:{dir}/control.sock --data-dir {dir}/data"
     );
     let args = ["--mount", "--propagation", "private", "sh", "-c", &script].map(OsString::from);
@@ -161,7 +161,7 @@ fn start_agent(folder: &Path) -> Process {
     let dir = folder.display();
     let binary = env!("CARGO_BIN_EXE_fairmesh");
     let script = format!(
-        "mount -t tmpfs -o size=4m tmpfs {dir}/data && exec {binary} agent --name web-1 --metrics none --control \
+        "mount -t tmpfs -o size=4m tmpfs {dir}/data && exec {binary} agent --name web-1 --admin none --control \
          unix:{dir}/control.sock --listen unix:{dir}/agent.sock --state-dir {dir}/data"
     );
     let args = ["--mount", "--propagation", "private", "sh", "-c", &script].map(OsString::from);

@@ -30,7 +30,7 @@ impl Place {
     fn args(&self, socket: &str, data: &Path) -> String {
         let dir = self.folder.path().display();
         format!(
-            "control --trust-domain none --http 127.0.0.1:0 --grpc unix:{dir}/{socket} --data-dir {}",
+            "control --trust-domain none --admin 127.0.0.1:0 --grpc unix:{dir}/{socket} --data-dir {}",
             data.display()
         )
     }
@@ -127,7 +127,7 @@ async fn a_data_folder_that_cannot_be_written_to_is_refused() {
     fs::set_permissions(socket.path(), fs::Permissions::from_mode(0o777)).unwrap();
     let grpc = format!("unix:{}/control.sock", socket.path().display());
     command
-        .args(["control", "--trust-domain", "none", "--http", "127.0.0.1:0", "--grpc", &grpc, "--data-dir"])
+        .args(["control", "--trust-domain", "none", "--admin", "127.0.0.1:0", "--grpc", &grpc, "--data-dir"])
         .arg(&data);
     let complaint = complaint(run(command, "", Duration::from_secs(20)).await);
     says(&complaint, &[data.to_str().unwrap(), "Permission denied", "writable"]);

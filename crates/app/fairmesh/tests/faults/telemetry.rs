@@ -270,7 +270,7 @@ async fn start_dev(fleet: &Fleet) -> (Process, [String; 3]) {
     let pages @ [http, metrics, admin] = &[(); 3].map(|()| format!("127.0.0.1:{}", free_port()));
     let socket = |name: &str| format!("unix:{}", fleet.path(name).display());
     let arguments = format!(
-        "dev --control {} --agent {} --proxy 127.0.0.1:{} --http {http} --metrics {metrics} --admin {admin}",
+        "dev --control {} --agent {} --proxy 127.0.0.1:{} --control-admin {http} --agent-admin {metrics} --admin {admin}",
         socket("dev-control.sock"),
         socket("dev-agent.sock"),
         free_port()

@@ -9,7 +9,7 @@ use fairmesh_replica::ReplicaConfig;
 use fairmesh_wire::transport::{Address, Transport};
 
 use crate::{
-    daemon_args::{MetricsAddress, host_name},
+    daemon_args::{AdminAddress, host_name},
     logging::Logging,
 };
 
@@ -45,8 +45,8 @@ pub struct ReplicaArgs {
     #[arg(long, value_name = "ADDRESS")]
     advertise: Vec<Address>,
     /// Address of /metrics, /healthz and /readyz, or 'none'.
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7404")]
-    metrics: MetricsAddress,
+    #[arg(long, alias = "metrics", value_name = "ADDRESS", default_value = "127.0.0.1:7404")]
+    admin: AdminAddress,
     #[command(flatten)]
     logging: Logging,
 }
@@ -70,7 +70,7 @@ pub(super) async fn run(args: ReplicaArgs) -> Result<ExitCode, Failure> {
         state_dir: args.state_dir.map_or_else(|| default_paths::state("replica"), Ok)?,
         name,
         region: args.region,
-        metrics: args.metrics.0,
+        metrics: args.admin.0,
     };
     fairmesh_replica::run(config, stop_signals::shutdown()?)
         .await

@@ -49,7 +49,8 @@ mod tests {
     fn every_route_in_the_sources_says_what_it_needs() {
         let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
         let registry = sources.join("../../../state/registry/src/http.rs");
-        let files = [sources.join("http.rs"), sources.join("imbalance/http.rs"), registry];
+        let pages = sources.join("../../../observe/pages/src/router.rs");
+        let files = [pages, sources.join("imbalance/http.rs"), registry];
         let mut routed = BTreeSet::new();
         for text in files.map(|file| fs::read_to_string(file).unwrap()) {
             for route in text.split(".route(").skip(1) {

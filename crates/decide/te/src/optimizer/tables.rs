@@ -11,9 +11,8 @@ impl Plan {
     /// of the first edge, or leads to the nearest region. Calls that were not admitted are dropped.
     pub fn tables(&self, problem: &Problem, nodes: &[usize]) -> Tables {
         let class = |source: usize, node: usize| self.class_shares(problem, source, node);
-        let source = |source: usize| RegionTable {
-            classes: nodes.iter().map(|node| class(source, *node)).collect(),
-        };
+        let source =
+            |source: usize| RegionTable { classes: nodes.iter().map(|node| class(source, *node)).collect() };
         Tables { sources: (0..problem.regions).map(source).collect() }
     }
 
@@ -45,6 +44,7 @@ impl Plan {
 /// The nearest region with servers; a valid problem has one.
 fn nearest(problem: &Problem, source: usize, service: usize) -> usize {
     let trip = |region: usize| problem.round_trips[source * problem.regions + region];
-    let order = |a: &usize, b: &usize| (*a != source).cmp(&(*b != source)).then(trip(*a).total_cmp(&trip(*b)));
+    let order =
+        |a: &usize, b: &usize| (*a != source).cmp(&(*b != source)).then(trip(*a).total_cmp(&trip(*b)));
     problem.placed(service).min_by(order).unwrap_or(source)
 }

@@ -23,6 +23,7 @@ use fairmesh_edge::{
     tls::{LoadedTls, Tls},
     tunnel::Tunnels,
 };
+use fairmesh_pages::AdminServer;
 use tokio::{
     net::TcpListener,
     time::{Instant, interval_at, timeout},
@@ -30,12 +31,7 @@ use tokio::{
 use tokio_util::task::TaskTracker;
 
 use crate::{
-    admin::{
-        metrics::ProxyMetrics,
-        proxy_info::ProxyInfo,
-        server::{self, AdminServer},
-        state::AdminState,
-    },
+    admin::{metrics::ProxyMetrics, proxy_info::ProxyInfo, server, state::AdminState},
     config::ProxyConfig,
     error::ProxyError,
     lifecycle::bind::BoundListener,

@@ -39,7 +39,7 @@ impl World {
         let dir = folder.path().display();
         let pages = format!("127.0.0.1:{}", free_port());
         let control = format!(
-            "control --trust-domain none --http {pages} --grpc unix:{dir}/control.sock --data-dir {dir}/data"
+            "control --trust-domain none --admin {pages} --grpc unix:{dir}/control.sock --data-dir {dir}/data"
         );
         let control = Program::fairmesh(folder.path().join("control.log"), &control);
         let metrics = format!("127.0.0.1:{}", free_port());
@@ -73,7 +73,7 @@ impl World {
     ) -> ([Process; 2], Address) {
         let dir = self.folder.path().display();
         let args = format!(
-            "rib replica --name {name}-replica --region {region} --metrics none --upstream unix:{dir}/control.sock \
+            "rib replica --name {name}-replica --region {region} --admin none --upstream unix:{dir}/control.sock \
              --listen unix:{dir}/{name}-replica.sock --state-dir {dir}/{name}-replica-state"
         );
         let replica = Program::fairmesh(self.path(&format!("{name}-replica.log")), &args);
@@ -242,7 +242,7 @@ async fn metric(address: &str, name: &str) -> f64 {
 fn agent_program(folder: &TempDir, (region, name): (&str, &str), (metrics, above): (&str, &str)) -> Program {
     let dir = folder.path().display();
     let args = format!(
-        "agent --region {region} --name {name} --metrics {metrics} --control {above} \
+        "agent --region {region} --name {name} --admin {metrics} --control {above} \
          --listen unix:{dir}/{name}.sock --state-dir {dir}/{name}-state"
     );
     Program::fairmesh(folder.path().join(format!("{name}.log")), &args)

@@ -104,7 +104,7 @@ async fn the_cgroup_of_the_agent_is_refused() {
     let control = format!("unix:{}", world.path("control.sock").display());
     let state = world.path("own-state").display().to_string();
     let own = format!("{}-agent", attached.cgroup);
-    let agent = ["agent", "--name", "own", "--region", "eu", "--metrics", "none", "--control", &control];
+    let agent = ["agent", "--name", "own", "--region", "eu", "--admin", "none", "--control", &control];
     let mut agent = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
         .args(["kernel", "run", "--cgroup", &own, "--", env!("CARGO_BIN_EXE_fairmesh")])
         .args(agent)

@@ -42,14 +42,14 @@ impl Fleet {
             Process::start(program(folder.path().join(format!("{name}.log")), &args, descriptors))
         };
         let control = format!(
-            "control --trust-domain none --http {control_http} --grpc {control_grpc} --data-dir {dir}/data"
+            "control --trust-domain none --admin {control_http} --grpc {control_grpc} --data-dir {dir}/data"
         );
         let replica = format!(
-            "rib replica --upstream {control_grpc} --listen {replica_grpc} --metrics {replica_http} \
+            "rib replica --upstream {control_grpc} --listen {replica_grpc} --admin {replica_http} \
              --state-dir {dir}/replica --name replica"
         );
         let agent = format!(
-            "agent --region eu --name agent --control {control_grpc} --metrics {agent_http} \
+            "agent --region eu --name agent --control {control_grpc} --admin {agent_http} \
              --listen unix:{dir}/agent.sock --state-dir {dir}/agent"
         );
         let lookaside = format!(

@@ -157,7 +157,7 @@ async fn headers_only_streams_without_certificate_touch_no_member() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().display();
     let grpc = format!("127.0.0.1:{}", free_port());
-    let args = format!("control --trust-domain prod --http 127.0.0.1:0 --grpc {grpc} --data-dir {dir}/data");
+    let args = format!("control --trust-domain prod --admin 127.0.0.1:0 --grpc {grpc} --data-dir {dir}/data");
     let control = Process::start(program(folder.path().join("control.log"), &args, None));
     let (socket, roots) = (folder.path().join("data/control.sock"), folder.path().join("data/ca/bundle.pem"));
     until("it listens", async || {

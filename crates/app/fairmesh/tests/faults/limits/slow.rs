@@ -121,7 +121,7 @@ async fn the_soft_limit_of_descriptors_is_raised() {
     let binary = env!("CARGO_BIN_EXE_fairmesh");
     let dir = folder.path().display();
     let script = format!(
-        "ulimit -S -n 200; exec {binary} control --trust-domain none --http 127.0.0.1:0 --grpc unix:{dir}/control.sock --data-dir {dir}/data"
+        "ulimit -S -n 200; exec {binary} control --trust-domain none --admin 127.0.0.1:0 --grpc unix:{dir}/control.sock --data-dir {dir}/data"
     );
     let args = ["-c".into(), OsString::from(script)].into();
     let log = folder.path().join("log");

@@ -140,7 +140,7 @@ impl Fleet {
 fn control(folder: &Path, number: usize, host: &Host, etcd: &str) -> Daemon {
     let name = format!("control-{}", number + 1);
     let arguments = format!(
-        "control --trust-domain none --grpc {}:7400 --http {}:7401 --data-dir {} --store etcd://{etcd}/mesh",
+        "control --trust-domain none --grpc {}:7400 --admin {}:7401 --data-dir {} --store etcd://{etcd}/mesh",
         host.address,
         host.address,
         folder.join(&name).display()
@@ -152,7 +152,7 @@ impl Lone {
     fn start(host: Host, folder: &Path) -> Self {
         let data = folder.join("lone");
         let arguments = format!(
-            "control --trust-domain none --grpc {}:7400 --http {}:7401 --data-dir {}",
+            "control --trust-domain none --grpc {}:7400 --admin {}:7401 --data-dir {}",
             host.address,
             host.address,
             data.display()
@@ -171,7 +171,7 @@ impl Replica {
     fn start((name, region, upstreams): (&str, &str, &str), host: Host, folder: &Path) -> Self {
         let state = folder.join(format!("{name}-state"));
         let arguments = format!(
-            "rib replica --name {name} --region {region} --upstream {upstreams} --listen {}:7403 --metrics {}:7404 \
+            "rib replica --name {name} --region {region} --upstream {upstreams} --listen {}:7403 --admin {}:7404 \
              --state-dir {}",
             host.address,
             host.address,
@@ -219,7 +219,7 @@ impl Agent {
     fn start(region: &'static str, host: Host, upstreams: &str, folder: &Path) -> Self {
         let socket = folder.join(format!("{region}-agent.sock"));
         let arguments = format!(
-            "agent --name {region} --region {region} --control {upstreams} --metrics none --listen unix:{} --state-dir {}",
+            "agent --name {region} --region {region} --control {upstreams} --admin none --listen unix:{} --state-dir {}",
             socket.display(),
             folder.join(format!("{region}-agent")).display()
         );

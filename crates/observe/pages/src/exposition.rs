@@ -1,7 +1,5 @@
 //! The page `/metrics` of every process: its own metrics, those of the process and of the build, in the format that the reader accepts.
 //!
-//! It is independent of the mesh: agents, control planes, replicas, lookasides and proxies register what they count.
-//!
 //! Prometheus text 0.0.4 is made from OpenMetrics text, line by line. A second encoder was rejected: both formats would have to be
 //! kept equal for every type of metric.
 
@@ -17,17 +15,8 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 const PROMETHEUS_TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The page of one kind of process, such as `agent`, for a request with these headers. `register` adds its metrics, whose names
-/// begin with `fairmesh_` and that kind.
-pub fn page(
-    process: &'static str,
-    headers: &HeaderMap,
-    register: impl FnOnce(&mut Registry),
-) -> Response<String> {
-    page_of_mesh(process, headers, |mesh| register(mesh.sub_registry_with_prefix(process)))
-}
-
-/// The same, with names that begin with `fairmesh_` alone.
-pub fn page_of_mesh(
+/// begin with `fairmesh_`.
+pub(crate) fn page(
     process: &'static str,
     headers: &HeaderMap,
     register: impl FnOnce(&mut Registry),
@@ -59,7 +48,8 @@ mod tests {
 
     fn read(accept: Option<&'static str>) -> (String, String) {
         let accept = accept.map(|accept| (ACCEPT, http::HeaderValue::from_static(accept)));
-        let response = page("agent", &accept.into_iter().collect(), |agent| {
+        let response = page("agent", &accept.into_iter().collect(), |metrics| {
+            let agent = metrics.sub_registry_with_prefix("agent");
             agent.register("deltas", "Deltas received", ConstCounter::new(7_u64));
         });
         let form = response.headers()[CONTENT_TYPE].to_str().unwrap().to_owned();

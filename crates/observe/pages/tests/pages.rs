@@ -1,0 +1,119 @@
+//! What every process shows of itself, over connections.
+
+#![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use axum::routing::get;
+use fairmesh_listen::{Listeners, table};
+use fairmesh_model::Probe;
+use fairmesh_pages::{AdminListener, AdminServer, BindError, Process, Readiness};
+use prometheus_client::{metrics::counter::ConstCounter, registry::Registry};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    time::timeout,
+};
+
+#[derive(Default)]
+struct Toy {
+    ready: AtomicBool,
+}
+
+impl Process for Toy {
+    const KIND: &'static str = "agent";
+
+    fn register(&self, metrics: &mut Registry) {
+        let own = metrics.sub_registry_with_prefix(Self::KIND);
+        own.register("deltas", "Deltas received", ConstCounter::new(7_u64));
+    }
+
+    async fn readiness(&self) -> Readiness {
+        match self.ready.load(Relaxed) {
+            true => Readiness::ready(),
+            false => Readiness::Unready("not reached yet".into()),
+        }
+    }
+}
+
+async fn start(toy: &Arc<Toy>) -> (SocketAddr, AdminServer) {
+    let any = "127.0.0.1:0".parse().unwrap();
+    let listener = AdminListener::bind(any, &Listeners::default(), &table::AGENT_HTTP).await.unwrap();
+    let slow = get(async || std::future::pending::<()>().await);
+    let own = axum::Router::new().route("/ui/", get(async || "graph\n")).route("/slow", slow);
+    let pages = fairmesh_pages::router(Arc::clone(toy)).merge(own);
+    (listener.local_addr().unwrap(), listener.start(pages))
+}
+
+/// Sends a request; the response is to be read.
+async fn send(address: SocketAddr, path: &str, header: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n{header}\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    stream
+}
+
+/// The status and the body of a page.
+async fn page(address: SocketAddr, path: &str, header: &str) -> (u16, String) {
+    let mut response = String::new();
+    send(address, path, header).await.read_to_string(&mut response).await.unwrap();
+    let (head, body) = response.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+#[tokio::test]
+async fn process_shows_metrics_health_readiness_and_pages_of_its_own() {
+    let toy = Arc::<Toy>::default();
+    let (address, server) = start(&toy).await;
+    assert_eq!(page(address, "/healthz", "").await, (200, "ok\n".into()));
+    assert_eq!(page(address, "/readyz", "").await, (503, "not reached yet\n".into()));
+    toy.ready.store(true, Relaxed);
+    assert_eq!(page(address, "/readyz", "").await, (200, "ready\n".into()));
+    let (status, metrics) = page(address, "/metrics", "").await;
+    assert_eq!(status, 200);
+    for part in
+        ["fairmesh_agent_deltas_total 7\n", "fairmesh_build_info{process=\"agent\"", "process_open_fds "]
+    {
+        assert!(metrics.contains(part), "{part} in {metrics}");
+    }
+    assert_eq!(page(address, "/ui/", "").await, (200, "graph\n".into()));
+    assert_eq!(page(address, "/nothing", "").await.0, 404);
+    server.stop().await;
+    assert!(TcpStream::connect(address).await.is_err());
+}
+
+#[tokio::test]
+async fn health_check_of_an_endpoint_reads_no_page() {
+    let (address, server) = start(&Arc::default()).await;
+    let probe = format!("user-agent: {}\r\n", Probe::USER_AGENT);
+    for path in ["/healthz", "/readyz", "/metrics", "/ui/"] {
+        assert_eq!(page(address, path, &probe).await.0, 403, "{path}");
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn request_that_never_ends_does_not_delay_the_stop() {
+    let (address, server) = start(&Arc::default()).await;
+    let _unanswered = send(address, "/slow", "").await;
+    // The connection is accepted before the next one is.
+    assert_eq!(page(address, "/healthz", "").await.0, 200);
+    timeout(Duration::from_secs(10), server.stop()).await.unwrap();
+}
+
+#[tokio::test]
+async fn address_in_use_is_refused_with_the_option_to_change() {
+    let (address, server) = start(&Arc::default()).await;
+    let again = AdminListener::bind(address, &Listeners::default(), &table::AGENT_HTTP).await;
+    let error = again.unwrap_err();
+    assert!(matches!(error, BindError::InUse(_)), "{error:?}");
+    assert!(error.to_string().contains("--admin"), "{error}");
+    server.stop().await;
+}
