@@ -190,51 +190,60 @@ impl View {
         Ok(view)
     }
 
+    /// Takes a record. A kind of record without an arm does not compile.
     fn take(&mut self, stored: rib_reader::StoredRecord) -> Result<(), Invalid> {
         let rib_reader::StoredRecord { key, value, revision } = stored;
         let record = records::decode(&key, &value).map_err(|e| e.within(key.to_string()))?;
-        let of = key.service().cloned().map(|name| self.services.entry(name).or_default());
-        match (record, of) {
-            (Record::Service(value), Some(of)) => of.service = Some(At { value, revision }),
-            (Record::Policy(value), Some(of)) => of.policy = Some(At { value, revision }),
-            (Record::Authorization(value), Some(of)) => of.authorization = Some(At { value, revision }),
-            (Record::Workload(value), Some(of)) => of.workload = Some(At { value, revision }),
-            (Record::Endpoint(value), Some(of)) => of.endpoints.push(At { value, revision }),
-            (Record::Verdict(value), Some(of)) => {
-                if let RecordKey::Health(_, region, instance) = key {
-                    of.health.put(region, instance, value);
+        match record {
+            Record::Service(value) => self.set(&key, |of| of.service = Some(At { value, revision })),
+            Record::Policy(value) => self.set(&key, |of| of.policy = Some(At { value, revision })),
+            Record::Authorization(value) => {
+                self.set(&key, |of| of.authorization = Some(At { value, revision }));
+            }
+            Record::Workload(value) => self.set(&key, |of| of.workload = Some(At { value, revision })),
+            Record::Endpoint(value) => self.set(&key, |of| of.endpoints.push(At { value, revision })),
+            Record::Move(value) => self.set(&key, |of| of.moves.push(value)),
+            Record::Verdict(value) => {
+                if let RecordKey::Health(name, region, instance) = key {
+                    self.services.entry(name).or_default().health.put(region, instance, value);
                 }
             }
-            (Record::Move(value), Some(of)) => of.moves.push(value),
-            (Record::RegionTable(value), Some(of)) => {
-                if let RecordKey::RegionTable(_, from) = key {
-                    of.tables.insert(from, At { value, revision });
+            Record::RegionTable(value) => {
+                if let RecordKey::RegionTable(name, from) = key {
+                    self.services.entry(name).or_default().tables.insert(from, At { value, revision });
                 }
             }
-            (Record::Regions(value), _) => self.regions = At { value, revision },
-            (Record::RoundTrips(value), _) => self.round_trips.set_declared(value),
-            (Record::MeasuredDistances(value), _) => {
+            Record::Regions(value) => self.regions = At { value, revision },
+            Record::RoundTrips(value) => self.round_trips.set_declared(value),
+            Record::MeasuredDistances(value) => {
                 if let RecordKey::MeasuredDistances(from) = key {
                     self.round_trips.set_measured(from, Some(value));
                 }
             }
-            (Record::Hosts(value), _) => self.hosts = At { value, revision },
-            (Record::DefaultAuthorization(value), _) => self.authorization = Some(value),
-            (Record::RoleBinding(value), _) => {
+            Record::Hosts(value) => self.hosts = At { value, revision },
+            Record::DefaultAuthorization(value) => self.authorization = Some(value),
+            Record::RoleBinding(value) => {
                 if let RecordKey::RoleBinding(name) = key {
                     self.roles.insert(name, At { value, revision });
                 }
             }
-            (Record::RegionDrain(value), _) => {
+            Record::RegionDrain(value) => {
                 if let RecordKey::RegionDrain(region) = key {
                     self.drains.insert(region, value);
                 }
             }
-            (Record::TrustBundle(_), _) => self.has_trust_domain = true,
-            // Not part of routing.
-            _ => {}
+            Record::TrustBundle(_) => self.has_trust_domain = true,
+            // `fairmesh identity` reads them by themselves.
+            Record::Revocations(_) | Record::FederatedDomains(_) | Record::JoinedAgent(_) => {}
         }
         Ok(())
+    }
+
+    /// Changes what is known of the service of a key.
+    fn set(&mut self, key: &RecordKey, change: impl FnOnce(&mut ServiceView)) {
+        if let Some(name) = key.service() {
+            change(self.services.entry(name.clone()).or_default());
+        }
     }
 
     /// The records of a service; fails if there are none.

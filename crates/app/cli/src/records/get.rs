@@ -136,6 +136,34 @@ impl Kind {
     }
 }
 
+/// The list that has the records of a kind; `None` where other commands show them. A kind without an arm does not compile.
+pub(super) const fn list_of(kind: RecordKind) -> Option<Kind> {
+    Some(match kind {
+        RecordKind::Service => Kind::Services,
+        RecordKind::Endpoint => Kind::Endpoints,
+        RecordKind::Health => Kind::Health,
+        RecordKind::Policy => Kind::Policies,
+        RecordKind::ShardMap => Kind::Shards,
+        RecordKind::Move => Kind::Moves,
+        RecordKind::RegionTable => Kind::Tables,
+        RecordKind::Workload => Kind::Workloads,
+        RecordKind::Authorization | RecordKind::DefaultAuthorization => Kind::Authorization,
+        RecordKind::Regions
+        | RecordKind::RoundTrips
+        | RecordKind::MeasuredDistances
+        | RecordKind::RegionDrain => Kind::Regions,
+        RecordKind::Hosts => Kind::Hosts,
+        RecordKind::RoleBinding => Kind::Roles,
+        // `fairmesh identity`.
+        RecordKind::TrustBundle
+        | RecordKind::Revocations
+        | RecordKind::FederatedDomains
+        | RecordKind::JoinedAgent => return None,
+        // `fairmesh history`.
+        RecordKind::History | RecordKind::MeshHistory => return None,
+    })
+}
+
 impl GetArgs {
     fn scope(&self) -> Scope {
         match (&self.service, &self.tenant) {

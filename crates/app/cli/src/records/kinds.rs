@@ -8,6 +8,8 @@ use std::sync::LazyLock;
 use clap::{ValueEnum, builder::PossibleValue};
 use fairmesh_model::RecordKind;
 
+use super::get;
+
 /// A kind of configuration on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kind(&'static Argument);
@@ -18,49 +20,35 @@ struct Argument {
     name: &'static str,
     aliases: &'static [&'static str],
     help: &'static str,
-    /// The list of `fairmesh get` that has these records.
-    list: &'static str,
 }
 
-const SERVICE: Argument = Argument {
-    name: "service",
-    aliases: &["services"],
-    help: "The declaration of the service",
-    list: "services",
-};
-const POLICY: Argument = Argument {
-    name: "policy",
-    aliases: &["policies"],
-    help: "The routing policy of the service",
-    list: "policies",
-};
+const SERVICE: Argument =
+    Argument { name: "service", aliases: &["services"], help: "The declaration of the service" };
+const POLICY: Argument =
+    Argument { name: "policy", aliases: &["policies"], help: "The routing policy of the service" };
 const WORKLOAD: Argument = Argument {
     name: "workload",
     aliases: &["workloads"],
     help: "The programs that may have the identity of the service",
-    list: "workloads",
 };
 const TOPOLOGY: Argument = Argument {
     name: "topology",
     aliases: &["regions"],
     help: "Regions, and the declared round trips between them",
-    list: "regions",
 };
-const HOSTS: Argument = Argument { name: "hosts", aliases: &[], help: "Host types", list: "hosts" };
+const HOSTS: Argument = Argument { name: "hosts", aliases: &[], help: "Host types" };
 const AUTHORIZATION: Argument = Argument {
     name: "authorization",
     aliases: &[],
     help: "Who may call the service; without a service, what applies to services without rules",
-    list: "authorization",
 };
 const ROLE: Argument = Argument {
     name: "role",
     aliases: &["roles", "rolebinding"],
     help: "Who may do what with the records; the audit log has its history",
-    list: "roles",
 };
 
-/// The argument that names a kind; `None` for kinds without a history.
+/// The argument that names a kind; `None` for kinds without a history. A kind without an arm does not compile.
 const fn argument(kind: RecordKind) -> Option<&'static Argument> {
     Some(match kind {
         RecordKind::Service => &SERVICE,
@@ -70,7 +58,19 @@ const fn argument(kind: RecordKind) -> Option<&'static Argument> {
         RecordKind::Hosts => &HOSTS,
         RecordKind::Authorization | RecordKind::DefaultAuthorization => &AUTHORIZATION,
         RecordKind::RoleBinding => &ROLE,
-        _ => return None,
+        RecordKind::Endpoint
+        | RecordKind::Health
+        | RecordKind::Move
+        | RecordKind::RegionTable
+        | RecordKind::ShardMap
+        | RecordKind::MeasuredDistances
+        | RecordKind::RegionDrain
+        | RecordKind::TrustBundle
+        | RecordKind::Revocations
+        | RecordKind::FederatedDomains
+        | RecordKind::JoinedAgent
+        | RecordKind::History
+        | RecordKind::MeshHistory => return None,
     })
 }
 
@@ -113,8 +113,12 @@ impl Kind {
     }
 
     /// The list of `fairmesh get` that has its records.
-    pub(super) const fn list(self) -> &'static str {
-        self.0.list
+    pub(super) fn list(self) -> String {
+        let lists = self.records().filter_map(get::list_of).next();
+        // Every kind with an argument is in a list.
+        lists
+            .and_then(|list| list.to_possible_value())
+            .map_or_else(String::new, |list| list.get_name().to_owned())
     }
 
     /// Whether it names a kind of record.
