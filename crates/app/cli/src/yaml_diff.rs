@@ -4,9 +4,17 @@ use std::io::IsTerminal;
 
 use similar::TextDiff;
 
+/// One side of a difference.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NamedText<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) text: &'a str,
+}
+
 /// A unified diff with the names of both texts.
-pub(crate) fn unified(old: &str, new: &str, (old_name, new_name): (&str, &str)) -> String {
-    TextDiff::from_lines(old, new).unified_diff().context_radius(3).header(old_name, new_name).to_string()
+pub(crate) fn unified(old: NamedText<'_>, new: NamedText<'_>) -> String {
+    let diff = TextDiff::from_lines(old.text, new.text);
+    diff.unified_diff().context_radius(3).header(old.name, new.name).to_string()
 }
 
 /// Red and green on a terminal, unless NO_COLOR is set.

@@ -18,7 +18,7 @@ use serde_json::json;
 
 use crate::{
     manifests::{self, ManifestDocument},
-    yaml_diff,
+    yaml_diff::{self, NamedText},
 };
 
 use super::apply;
@@ -117,7 +117,8 @@ fn difference(wanted: &ManifestDocument, stored: Option<&Resource>) -> Result<Op
     }
     let (kind, name) = wanted.resource.kind_and_name();
     let before = if stored.is_some() { format!("stored {kind} {name}") } else { "/dev/null".into() };
-    let text = yaml_diff::unified(&old, &new, (before.trim_end(), &wanted.place));
+    let old = NamedText { name: before.trim_end(), text: &old };
+    let text = yaml_diff::unified(old, NamedText { name: &wanted.place, text: &new });
     Ok(Some(Difference { kind, name, text }))
 }
 

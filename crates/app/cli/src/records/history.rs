@@ -12,7 +12,10 @@ use fairmesh_console::{
 use fairmesh_model::spec::Document;
 use serde_json::json;
 
-use crate::{document_diff, yaml_diff};
+use crate::{
+    document_diff,
+    yaml_diff::{self, NamedText},
+};
 
 use super::history_key::{self, HistoryKey, Version, Written};
 
@@ -122,8 +125,10 @@ fn full_diffs(of: &HistoryKey, versions: &[Shown]) -> Result<String, Failure> {
             }
         }
         let before = versions.get(i + 1);
-        let names = (before.map_or_else(|| "/dev/null".to_owned(), name), name(shown));
-        let unified = yaml_diff::unified(&yaml(before)?, &yaml(Some(shown))?, (&names.0, &names.1));
+        let (old_name, new_name) = (before.map_or_else(|| "/dev/null".to_owned(), name), name(shown));
+        let (old, new) = (yaml(before)?, yaml(Some(shown))?);
+        let old = NamedText { name: &old_name, text: &old };
+        let unified = yaml_diff::unified(old, NamedText { name: &new_name, text: &new });
         text.push_str(&yaml_diff::coloured(&unified));
         text.push('\n');
     }

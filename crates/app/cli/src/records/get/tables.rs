@@ -23,10 +23,12 @@ pub(super) fn tables(view: &View) -> Listing {
             let state = state(&table.value);
             let policy = one.effective_policy();
             let is_served = |to: &Region| may_reach(&policy, from, to, &view.regions.value);
-            add(&mut listing, (name, from), &table.value, (state, &is_served));
+            let listed = ListedTable { service: name, from, table: &table.value, state };
+            listed.add(&mut listing, &is_served);
         }
         for (from, shadow) in shadows(one) {
-            add(&mut listing, (name, &from), &shadow, ("shadow", &|_| true));
+            let listed = ListedTable { service: name, from: &from, table: &shadow, state: "shadow" };
+            listed.add(&mut listing, &|_| true);
         }
     }
     let zones = view.services.iter().flat_map(|(name, one)| zone_rows(name, one)).collect();
@@ -76,55 +78,71 @@ fn shadows(one: &ServiceView) -> Vec<(Region, RegionTable)> {
         .collect()
 }
 
-fn add(
-    listing: &mut Listing,
-    (name, from): (&ServiceName, &Region),
-    table: &RegionTable,
-    (state, is_served): (&'static str, &dyn Fn(&Region) -> bool),
-) {
-    for (class, shares) in table.shares.iter() {
-        let unserved: Vec<&Region> = shares.to.keys().filter(|to| !is_served(to)).collect();
-        listing.add(
-            vec![
-                name.to_string(),
-                from.to_string(),
-                class.map_or_else(|| "-".into(), ToString::to_string),
-                words(shares),
-                shares.dropped.to_string(),
-                origin(table),
-                words_of_state(state, &unserved),
-            ],
-            item((name, from), (class, shares), table, (state, &unserved)),
-        );
+/// A table of a service, for the callers of one region.
+struct ListedTable<'a> {
+    service: &'a ServiceName,
+    from: &'a Region,
+    table: &'a RegionTable,
+    state: &'static str,
+}
+
+/// The shares of one class in a table.
+struct ListedShares<'a> {
+    table: &'a ListedTable<'a>,
+    class: Option<&'a Label>,
+    shares: &'a RegionShares,
+    /// The regions among them to which no call goes.
+    unserved: Vec<&'a Region>,
+}
+
+impl ListedTable<'_> {
+    fn add(&self, listing: &mut Listing, is_served: &dyn Fn(&Region) -> bool) {
+        for (class, shares) in self.table.shares.iter() {
+            let unserved = shares.to.keys().filter(|to| !is_served(to)).collect();
+            let listed = ListedShares { table: self, class, shares, unserved };
+            listing.add(listed.row(), listed.item());
+        }
     }
 }
 
-fn item(
-    (name, from): (&ServiceName, &Region),
-    (class, shares): (Option<&Label>, &RegionShares),
-    table: &RegionTable,
-    (state, unserved): (&'static str, &[&Region]),
-) -> Value {
-    let percent = |share: &Share| f64::from(share.millionths()) / 10_000.0;
-    let to = shares.to.iter().map(|(region, share)| (region.to_string(), json!(percent(share))));
-    let zone = |(from, to, share): (&Zone, &Zone, Share)| json!({ "from": from.to_string(), "to": to.to_string(), "sharePercent": percent(&share) });
-    let planned = match table.origin {
-        TableOrigin::ByHand => None,
-        TableOrigin::Planned(confirmed) => Some(confirmed),
-    };
-    json!({
-        "service": name.to_string(),
-        "from": from.to_string(),
-        "class": class.map(ToString::to_string),
-        "toPercent": to.collect::<serde_json::Map<_, _>>(),
-        "droppedPercent": percent(&shares.dropped),
-        "zones": zone_shares(table).map(zone).collect::<Vec<_>>(),
-        "byHand": planned.is_none(),
-        "confirmedRound": planned.map(|confirmed| confirmed.round),
-        "confirmedSecondsAgo": planned.map(|confirmed| age_of(confirmed.at_ms).as_secs()),
-        "state": state,
-        "notAllowed": unserved.iter().map(ToString::to_string).collect::<Vec<_>>(),
-    })
+impl ListedShares<'_> {
+    fn row(&self) -> Vec<String> {
+        let ListedTable { service, from, table, state } = self.table;
+        vec![
+            service.to_string(),
+            from.to_string(),
+            self.class.map_or_else(|| "-".into(), ToString::to_string),
+            words(self.shares),
+            self.shares.dropped.to_string(),
+            origin(table),
+            words_of_state(state, &self.unserved),
+        ]
+    }
+
+    fn item(&self) -> Value {
+        let Self { table: listed, class, shares, unserved } = self;
+        let ListedTable { service: name, from, table, state } = listed;
+        let percent = |share: &Share| f64::from(share.millionths()) / 10_000.0;
+        let to = shares.to.iter().map(|(region, share)| (region.to_string(), json!(percent(share))));
+        let zone = |(from, to, share): (&Zone, &Zone, Share)| json!({ "from": from.to_string(), "to": to.to_string(), "sharePercent": percent(&share) });
+        let planned = match table.origin {
+            TableOrigin::ByHand => None,
+            TableOrigin::Planned(confirmed) => Some(confirmed),
+        };
+        json!({
+            "service": name.to_string(),
+            "from": from.to_string(),
+            "class": class.map(ToString::to_string),
+            "toPercent": to.collect::<serde_json::Map<_, _>>(),
+            "droppedPercent": percent(&shares.dropped),
+            "zones": zone_shares(table).map(zone).collect::<Vec<_>>(),
+            "byHand": planned.is_none(),
+            "confirmedRound": planned.map(|confirmed| confirmed.round),
+            "confirmedSecondsAgo": planned.map(|confirmed| age_of(confirmed.at_ms).as_secs()),
+            "state": state,
+            "notAllowed": unserved.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        })
+    }
 }
 
 /// `eu 70%, us 30%`.

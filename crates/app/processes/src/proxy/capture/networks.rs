@@ -2,6 +2,8 @@
 
 use std::{fmt, net::IpAddr, str::FromStr};
 
+use fairmesh_model::Invalid;
+
 /// The port of HTTP.
 pub(super) const HTTP: Ports = Ports { first: 80, last: 80 };
 
@@ -64,13 +66,16 @@ impl fmt::Display for Ports {
 }
 
 impl FromStr for Ports {
-    type Err = String;
+    type Err = Invalid;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, Invalid> {
         let (first, last) = text.split_once('-').unwrap_or((text, text));
         let ports = first.parse().ok().zip(last.parse().ok()).map(|(first, last)| Self { first, last });
         let sound = ports.filter(|ports| ports.first > 0 && ports.first <= ports.last);
-        sound.ok_or_else(|| format!("'{text}' is not a port; write one as 80, or a range as 8000-8099"))
+        sound.ok_or_else(|| {
+            let problem = format!("'{text}' is not a port");
+            Invalid::new("", problem, "write one as 80, or a range as 8000-8099")
+        })
     }
 }
 
@@ -81,10 +86,13 @@ impl fmt::Display for Network {
 }
 
 impl FromStr for Network {
-    type Err = String;
+    type Err = Invalid;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("'{text}' is not a network; write 10.0.0.0/8, fd00::/8 or a single address");
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        let wrong = || {
+            let problem = format!("'{text}' is not a network");
+            Invalid::new("", problem, "write 10.0.0.0/8, fd00::/8 or a single address")
+        };
         let (address, bits) =
             text.split_once('/').map_or((text, None), |(address, bits)| (address, Some(bits)));
         let address: IpAddr = address.parse().map_err(|_| wrong())?;
