@@ -88,7 +88,7 @@ impl<B: Body> RequestBody<B> {
             let (counted, are_many) = guard.memory().pending_body();
             pending = Some(counted);
             if are_many {
-                let claim = guard.memory().claim_wait(guard.connection().id(), MIN_CLAIM);
+                let claim = guard.memory().claim_wait(guard.connection().holder(), MIN_CLAIM);
                 (has_claimed, is_refused) = (claim.is_some(), claim.is_none());
                 claim.into_iter().for_each(|claim| guard.hold(claim));
             }
@@ -128,8 +128,8 @@ impl<B: Body> RequestBody<B> {
             }
             timer.as_mut().reset(began + limit);
             if !*this.has_claimed && this.waiting.is_none() {
-                let id = this.guard.connection().id();
-                let claimed = this.guard.memory().poll_claim(id, MIN_CLAIM, &mut None, cx);
+                let holder = this.guard.connection().holder();
+                let claimed = this.guard.memory().poll_claim(holder, MIN_CLAIM, &mut None, cx);
                 if let Poll::Ready(Ok(claim)) = claimed {
                     this.guard.hold(claim);
                     *this.has_claimed = true;
@@ -182,8 +182,8 @@ where
         }
         let this = self.as_mut().project();
         if let Some((_, bytes @ 1..)) = this.held {
-            let id = this.guard.connection().id();
-            match this.guard.memory().poll_claim(id, *bytes, this.waiting, cx) {
+            let holder = this.guard.connection().holder();
+            match this.guard.memory().poll_claim(holder, *bytes, this.waiting, cx) {
                 Poll::Ready(Ok(claim)) => {
                     this.guard.hold(claim);
                     *bytes = 0;

@@ -3,13 +3,13 @@ mod unbegun_streams;
 mod waker_slot;
 
 use std::sync::{
-    Arc,
+    Arc, OnceLock,
     atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed, Ordering::SeqCst},
 };
 
 pub(crate) use self::waker_slot::WakerSlot;
 use self::{refusals::Refusals, unbegun_streams::UnbegunStreams};
-use crate::{Memory, acceptor::AcceptorState, unread_responses::UnreadResponses};
+use crate::{Memory, acceptor::AcceptorState, memory::Holder, unread_responses::UnreadResponses};
 
 /// Why this side closed a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +86,8 @@ pub struct Connection {
     unread: UnreadResponses,
     unbegun: UnbegunStreams,
     refusals: Refusals,
+    /// The user of this machine who opened it, once the kernel has said so.
+    user: OnceLock<u32>,
     /// Whether the peer has shown neither certificate nor token, where one of them is required.
     unknown: AtomicBool,
     /// The reason to close it; 0 if there is none.
@@ -109,6 +111,7 @@ impl Connection {
             unread: UnreadResponses::default(),
             unbegun: UnbegunStreams::default(),
             refusals: Refusals::default(),
+            user: OnceLock::new(),
             unknown: AtomicBool::new(false),
             closed: AtomicU8::new(0),
             waker: WakerSlot::default(),
@@ -117,6 +120,17 @@ impl Connection {
 
     pub(crate) fn id(&self) -> u64 {
         self.id
+    }
+
+    /// Charges its memory to this user of the machine, who opened it over a Unix socket.
+    pub fn set_user(&self, uid: u32) {
+        // The kernel says the same each time.
+        let _ = self.user.set(uid);
+    }
+
+    /// By whom its memory is held.
+    pub(crate) fn holder(&self) -> Holder {
+        Holder { connection: self.id, user: self.user.get().copied() }
     }
 
     pub(crate) fn shared(&self) -> &Arc<AcceptorState> {

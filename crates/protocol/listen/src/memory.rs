@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    hash::Hash,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst},
@@ -15,16 +16,19 @@ use tokio::time::Instant;
 use crate::connection::WakerSlot;
 
 /// Bounds of the peers of a process.
-const BOUNDS: Bounds = Bounds { total: 64 << 20, per_connection: 16 << 20, unclaimed: 1024 };
+const BOUNDS: Bounds =
+    Bounds { total: 64 << 20, per_user: 32 << 20, per_connection: 16 << 20, unclaimed: 1024 };
 /// Bounds of unknown peers, whose messages are those by which an agent joins.
-const UNKNOWN_BOUNDS: Bounds = Bounds { total: 4 << 20, per_connection: 128 << 10, unclaimed: 128 };
+const UNKNOWN_BOUNDS: Bounds =
+    Bounds { total: 4 << 20, per_user: 2 << 20, per_connection: 128 << 10, unclaimed: 128 };
 /// Minimum size of a claim, which bounds the number of claims: making room scans all.
 pub(crate) const MIN_CLAIM: usize = 16 * 1024;
 /// Minimum claim of a complete request that waits: its stream, its handler and timers.
 const MIN_WAIT_CLAIM: usize = 4 * 1024;
-/// Maximum of requests that wait for memory, of all connections and of one. Flow control bounds the bytes they have
-/// sent.
+/// Maximum of requests that wait for memory, of all connections, of a user and of a connection. Flow control bounds the bytes
+/// they have sent.
 const MAX_WAITING: usize = 256;
+const MAX_WAITING_PER_USER: usize = 128;
 const MAX_WAITING_PER_CONNECTION: usize = 64;
 /// Minimum age of a claim that may be revoked for a connection that holds as much.
 const REVOCABLE_AGE: Duration = Duration::from_secs(5);
@@ -32,8 +36,9 @@ const REVOCABLE_AGE: Duration = Duration::from_secs(5);
 /// The memory of incomplete requests of a process. Cheap to clone.
 ///
 /// When memory runs out, a claim revokes one of the connection that holds the most, if that is more than the
-/// claimant's; so a flooding connection loses to all others. First come, first served was rejected: a peer that
-/// withholds the ends of a few messages would block all others.
+/// claimant's; so a flooding connection loses to all others. The connections of a user of this machine count as one towards
+/// those of others. First come, first served was rejected: a peer that withholds the ends of a few messages would block all
+/// others.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     shared: Arc<MemoryState>,
@@ -44,6 +49,8 @@ pub struct Memory {
 struct Bounds {
     /// Maximum of bytes of all connections.
     total: usize,
+    /// Maximum of bytes of all connections of a user of this machine.
+    per_user: usize,
     /// Maximum of bytes of one connection.
     per_connection: usize,
     /// Number of pending bodies above which each has to claim memory at once.
@@ -71,6 +78,13 @@ impl Default for MemoryState {
     }
 }
 
+/// A connection, and the user of this machine who opened it, if the kernel says who that is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Holder {
+    pub(crate) connection: u64,
+    pub(crate) user: Option<u32>,
+}
+
 #[derive(Debug, Default)]
 struct Ledger {
     used: usize,
@@ -78,12 +92,13 @@ struct Ledger {
     /// In order of their grant.
     claims: BTreeMap<u64, Entry>,
     connections: HashMap<u64, usize>,
-    waiting: HashMap<u64, (u64, Waker)>,
+    users: HashMap<u32, usize>,
+    waiting: HashMap<u64, (Holder, Waker)>,
 }
 
 #[derive(Debug)]
 struct Entry {
-    connection: u64,
+    holder: Holder,
     bytes: usize,
     since: Instant,
     /// `None` once the request is complete: memory of a request being handled is not revoked.
@@ -157,7 +172,7 @@ impl Memory {
     /// Claims bytes for a request of a connection. A claim that has to wait is registered in `waiting`.
     pub(crate) fn poll_claim(
         &self,
-        connection: u64,
+        holder: Holder,
         bytes: usize,
         waiting: &mut Option<WaitingClaim>,
         cx: &Context<'_>,
@@ -167,42 +182,42 @@ impl Memory {
             return Poll::Ready(Err(Exhausted));
         }
         let mut ledger = self.ledger();
-        if ledger.make_room(&self.shared.bounds, connection, bytes) {
-            let claim = self.grant(&mut ledger, connection, bytes);
+        if ledger.make_room(&self.shared.bounds, holder, bytes) {
+            let claim = self.grant(&mut ledger, holder, bytes);
             drop(ledger);
             *waiting = None;
             return Poll::Ready(Ok(claim));
         }
         if let Some(WaitingClaim { id, .. }) = waiting {
-            ledger.waiting.insert(*id, (connection, cx.waker().clone()));
+            ledger.waiting.insert(*id, (holder, cx.waker().clone()));
             return Poll::Pending;
         }
-        let of_one = ledger.waiting.values().filter(|(other, _)| *other == connection).count();
-        if ledger.waiting.len() >= MAX_WAITING || of_one >= MAX_WAITING_PER_CONNECTION {
+        if !ledger.may_wait(holder) {
             return Poll::Ready(Err(Exhausted));
         }
         ledger.next += 1;
         let id = ledger.next;
-        ledger.waiting.insert(id, (connection, cx.waker().clone()));
+        ledger.waiting.insert(id, (holder, cx.waker().clone()));
         *waiting = Some(WaitingClaim { memory: self.clone(), id });
         Poll::Pending
     }
 
     /// Claims bytes for a complete request that waits; `None` if none are available now.
-    pub(crate) fn claim_wait(&self, connection: u64, bytes: usize) -> Option<Claim> {
+    pub(crate) fn claim_wait(&self, holder: Holder, bytes: usize) -> Option<Claim> {
         let bytes = bytes.max(MIN_WAIT_CLAIM);
         let mut ledger = self.ledger();
-        ledger
-            .make_room(&self.shared.bounds, connection, bytes)
-            .then(|| self.grant(&mut ledger, connection, bytes))
+        ledger.make_room(&self.shared.bounds, holder, bytes).then(|| self.grant(&mut ledger, holder, bytes))
     }
 
-    fn grant(&self, ledger: &mut Ledger, connection: u64, bytes: usize) -> Claim {
+    fn grant(&self, ledger: &mut Ledger, holder: Holder, bytes: usize) -> Claim {
         let state = Arc::<ClaimState>::default();
-        let entry = Entry { connection, bytes, since: Instant::now(), state: Some(Arc::clone(&state)) };
+        let entry = Entry { holder, bytes, since: Instant::now(), state: Some(Arc::clone(&state)) };
         ledger.next += 1;
         ledger.used += bytes;
-        *ledger.connections.entry(connection).or_default() += bytes;
+        *ledger.connections.entry(holder.connection).or_default() += bytes;
+        if let Some(user) = holder.user {
+            *ledger.users.entry(user).or_default() += bytes;
+        }
         ledger.claims.insert(ledger.next, entry);
         Claim { memory: self.clone(), id: ledger.next, state }
     }
@@ -214,14 +229,25 @@ impl Memory {
 }
 
 impl Ledger {
+    /// Whether another request of this holder may wait for memory.
+    fn may_wait(&self, holder: Holder) -> bool {
+        let waiting = |is_counted: fn(&Holder, &Holder) -> bool| {
+            self.waiting.values().filter(|(other, _)| is_counted(other, &holder)).count()
+        };
+        self.waiting.len() < MAX_WAITING
+            && waiting(|other, holder| other.connection == holder.connection) < MAX_WAITING_PER_CONNECTION
+            && waiting(Holder::is_of_same_user) < MAX_WAITING_PER_USER
+    }
+
     /// Whether the bytes fit, if necessary after revoking claims.
-    fn make_room(&mut self, bounds: &Bounds, connection: u64, bytes: usize) -> bool {
-        let (held, now) = (self.connections.get(&connection).copied().unwrap_or_default(), Instant::now());
-        if held + bytes > bounds.per_connection {
+    fn make_room(&mut self, bounds: &Bounds, holder: Holder, bytes: usize) -> bool {
+        let of_user = holder.user.map_or(0, |user| self.of_user(user));
+        if self.of_connection(holder) + bytes > bounds.per_connection || of_user + bytes > bounds.per_user {
             return false;
         }
+        let now = Instant::now();
         while self.used + bytes > bounds.total {
-            let Some(id) = self.victim(connection, held + bytes, now) else { return false };
+            let Some(id) = self.victim(holder, bytes, now) else { return false };
             if let Some(Entry { state: Some(state), .. }) = self.release(id) {
                 state.is_revoked.store(true, SeqCst);
                 state.waker.wake();
@@ -230,31 +256,65 @@ impl Ledger {
         true
     }
 
-    /// The oldest claim of the connection that holds the most; if that is no more than the claimant's, only one of
-    /// [`REVOCABLE_AGE`] age.
-    fn victim(&self, connection: u64, held: usize, now: Instant) -> Option<u64> {
-        let of_others = self.claims.iter().filter(|(_, entry)| entry.connection != connection);
+    /// The oldest claim of the connection that holds the most, of the user that holds the most; if that is no more than the
+    /// claimant's, only one of [`REVOCABLE_AGE`] age.
+    fn victim(&self, claimant: Holder, bytes: usize, now: Instant) -> Option<u64> {
+        let of_others =
+            self.claims.iter().filter(|(_, entry)| entry.holder.connection != claimant.connection);
         let takable = of_others.filter(|(_, entry)| {
             entry.state.is_some()
-                && (self.held(entry) > held || now.duration_since(entry.since) >= REVOCABLE_AGE)
+                && (self.holds_more(entry.holder, claimant, bytes)
+                    || now.duration_since(entry.since) >= REVOCABLE_AGE)
         });
-        takable.max_by_key(|(id, entry)| (self.held(entry), std::cmp::Reverse(**id))).map(|(id, _)| *id)
+        let rank = |id: u64, holder| (self.held(holder), self.of_connection(holder), std::cmp::Reverse(id));
+        takable.max_by_key(|(id, entry)| rank(**id, entry.holder)).map(|(id, _)| *id)
     }
 
-    fn held(&self, entry: &Entry) -> usize {
-        self.connections.get(&entry.connection).copied().unwrap_or_default()
+    /// Whether `other` holds more than the claimant with `bytes` more. Among connections of one user the connection counts.
+    fn holds_more(&self, other: Holder, claimant: Holder, bytes: usize) -> bool {
+        match other.is_of_same_user(&claimant) {
+            true => self.of_connection(other) > self.of_connection(claimant) + bytes,
+            false => self.held(other) > self.held(claimant) + bytes,
+        }
+    }
+
+    /// Bytes of all connections of the holder's user; without a user, of the connection.
+    fn held(&self, holder: Holder) -> usize {
+        holder.user.map_or_else(|| self.of_connection(holder), |user| self.of_user(user))
+    }
+
+    fn of_connection(&self, holder: Holder) -> usize {
+        self.connections.get(&holder.connection).copied().unwrap_or_default()
+    }
+
+    fn of_user(&self, user: u32) -> usize {
+        self.users.get(&user).copied().unwrap_or_default()
     }
 
     fn release(&mut self, id: u64) -> Option<Entry> {
         let entry = self.claims.remove(&id)?;
         self.used -= entry.bytes;
-        if let Some(held) = self.connections.get_mut(&entry.connection) {
-            *held -= entry.bytes;
-            if *held == 0 {
-                self.connections.remove(&entry.connection);
-            }
+        subtract(&mut self.connections, entry.holder.connection, entry.bytes);
+        if let Some(user) = entry.holder.user {
+            subtract(&mut self.users, user, entry.bytes);
         }
         Some(entry)
+    }
+}
+
+/// Subtracts bytes of a holder. One that holds nothing is not stored.
+fn subtract<K: Copy + Eq + Hash>(held: &mut HashMap<K, usize>, by: K, bytes: usize) {
+    if let Some(rest) = held.get_mut(&by) {
+        *rest -= bytes;
+        if *rest == 0 {
+            held.remove(&by);
+        }
+    }
+}
+
+impl Holder {
+    fn is_of_same_user(&self, other: &Self) -> bool {
+        self.user.is_some() && self.user == other.user
     }
 }
 

@@ -9,7 +9,7 @@ pub struct MessageClaim(Claim);
 impl Connection {
     /// Claims memory for an incomplete message of `bytes`; `None` if none is available.
     pub fn claim_message(&self, bytes: usize) -> Option<MessageClaim> {
-        self.shared().memory().claim_wait(self.id(), bytes).map(MessageClaim)
+        self.shared().memory().claim_wait(self.holder(), bytes).map(MessageClaim)
     }
 }
 

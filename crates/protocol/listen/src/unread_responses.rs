@@ -2,6 +2,7 @@
 //! little as it wants of each stream.
 
 use std::{
+    collections::HashMap,
     sync::{
         Arc,
         atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed},
@@ -135,7 +136,8 @@ impl AcceptorState {
         self.close_largest(MAX_UNREAD, CLOSABLE_AGE);
     }
 
-    /// Closes the connections with the most unread bytes, at least `age` seconds old, until less than `limit` is left.
+    /// Closes the connections with the most unread bytes, at least `age` seconds old, until less than `limit` is left: those of
+    /// the user of this machine first who leaves the most unread.
     fn close_largest(&self, limit: usize, age: u32) {
         let mut total = self.memory().unread().load(Relaxed);
         if total <= limit {
@@ -151,7 +153,16 @@ impl AcceptorState {
                 holders.push((bytes, connection));
             }
         }
-        holders.sort_unstable_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
+        let mut users = HashMap::<u32, usize>::new();
+        for (bytes, connection) in &holders {
+            if let Some(user) = connection.holder().user {
+                *users.entry(user).or_default() += bytes;
+            }
+        }
+        holders.sort_by_cached_key(|(bytes, connection)| {
+            let of_user = connection.holder().user.and_then(|user| users.get(&user).copied());
+            std::cmp::Reverse((of_user.unwrap_or(*bytes), *bytes))
+        });
         for (bytes, connection) in holders {
             if total <= limit {
                 return;
@@ -228,5 +239,23 @@ mod tests {
         }
         let left: usize = held.iter().filter(|(_, one)| !one.is_closed()).map(|(data, _)| data.len()).sum();
         assert!(left <= MAX_UNREAD_HARD, "{left}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn user_with_the_most_unread_loses_its_connections_first() {
+        let acceptor = calls();
+        let (mut held, mut streams) = (Vec::new(), Vec::new());
+        let flood = (0..300).map(|_| (7, MIN_UNREAD_PER_CONNECTION));
+        for (user, bytes) in [(8, MAX_UNREAD_PER_CONNECTION)].into_iter().chain(flood) {
+            let (stream, connection) = accepted(&acceptor).await;
+            drop(connection.begin_request());
+            connection.set_user(user);
+            held.push((connection.count_unread(Bytes::from(vec![0; bytes])), Arc::clone(&connection)));
+            streams.push(stream);
+        }
+        tokio::time::sleep(Duration::from_secs(7)).await;
+        assert!(!held[0].1.is_closed(), "its user leaves less unread, though the connection more");
+        let left: usize = held.iter().filter(|(_, one)| !one.is_closed()).map(|(data, _)| data.len()).sum();
+        assert!(left <= MAX_UNREAD, "{left}");
     }
 }

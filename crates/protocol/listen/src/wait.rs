@@ -70,7 +70,7 @@ impl RequestGuard {
             }
             if claim.is_none() {
                 self.release();
-                claim = self.memory().claim_wait(self.connection().id(), bytes);
+                claim = self.memory().claim_wait(self.connection().holder(), bytes);
             }
             match claim.as_ref().is_none_or(|claim| claim.poll_revoked(cx)) {
                 true => Poll::Ready(Err(WaitRefused)),
@@ -105,7 +105,7 @@ mod tests {
         let memory = Memory::default();
         let acceptor = Acceptor::new("test", Limits::calls(), memory.clone());
         let (first, second) = (request(&acceptor).await, request(&acceptor).await);
-        first.hold(memory.claim_wait(first.connection().id(), 16 << 20).unwrap());
+        first.hold(memory.claim_wait(first.connection().holder(), 16 << 20).unwrap());
         first.complete();
         assert_eq!(first.wait(0, ready(7)).await, Ok(7));
         assert_eq!(memory.used(), 16 << 20, "it did not wait");
@@ -116,19 +116,19 @@ mod tests {
         let mut others = Vec::new();
         for _ in 0..4 {
             let other = request(&acceptor).await;
-            let claim = memory.claim_wait(other.connection().id(), 15 << 20).unwrap();
+            let claim = memory.claim_wait(other.connection().holder(), 15 << 20).unwrap();
             claim.complete();
             others.push((other, claim));
         }
         // Almost all of the rest; the first one holds more than the second claims.
         assert_eq!(second.wait((3 << 20) + 1, ready(())).await, Ok(()));
-        let claim = memory.claim_wait(second.connection().id(), (3 << 20) + 1);
+        let claim = memory.claim_wait(second.connection().holder(), (3 << 20) + 1);
         assert!(claim.is_none(), "the first one holds less");
-        let claim = memory.claim_wait(second.connection().id(), 3 << 20);
+        let claim = memory.claim_wait(second.connection().holder(), 3 << 20);
         assert!(claim.is_some());
         tokio::time::advance(std::time::Duration::from_secs(5)).await;
         drop(claim);
-        let _claim = memory.claim_wait(second.connection().id(), (3 << 20) + 1).unwrap();
+        let _claim = memory.claim_wait(second.connection().holder(), (3 << 20) + 1).unwrap();
         assert_eq!(waiting.await, Err(WaitRefused));
         assert_eq!(acceptor.shared().counts.wait_refusals.load(Relaxed), 1);
     }

@@ -4,9 +4,18 @@ use super::*;
 
 const MB: usize = 1 << 20;
 
+/// A connection of no user of this machine.
+fn remote(connection: u64) -> Holder {
+    Holder { connection, user: None }
+}
+
 /// The immediate result of a claim.
 fn claim(memory: &Memory, connection: u64, bytes: usize) -> Poll<Result<Claim, Exhausted>> {
-    memory.poll_claim(connection, bytes, &mut None, &Context::from_waker(Waker::noop()))
+    claim_of(memory, remote(connection), bytes)
+}
+
+fn claim_of(memory: &Memory, holder: Holder, bytes: usize) -> Poll<Result<Claim, Exhausted>> {
+    memory.poll_claim(holder, bytes, &mut None, &Context::from_waker(Waker::noop()))
 }
 
 #[track_caller]
@@ -63,11 +72,11 @@ async fn claims_beyond_the_maximum_of_waiting_ones_are_refused() {
     let cx = Context::from_waker(Waker::noop());
     let mut waiting: Vec<_> = (0..MAX_WAITING_PER_CONNECTION).map(|_| None).collect();
     for one in &mut waiting {
-        assert!(memory.poll_claim(1, 1, one, &cx).is_pending());
+        assert!(memory.poll_claim(remote(1), 1, one, &cx).is_pending());
     }
-    assert!(matches!(memory.poll_claim(1, 1, &mut None, &cx), Poll::Ready(Err(Exhausted))));
+    assert!(matches!(memory.poll_claim(remote(1), 1, &mut None, &cx), Poll::Ready(Err(Exhausted))));
     waiting.pop();
-    assert!(memory.poll_claim(1, 1, &mut None, &cx).is_pending(), "one stopped waiting");
+    assert!(memory.poll_claim(remote(1), 1, &mut None, &cx).is_pending(), "one stopped waiting");
     let _other = granted(claim(&memory, 2, BOUNDS.per_connection));
 }
 
@@ -80,5 +89,48 @@ async fn unknown_peers_have_less_and_larger_messages_are_refused() {
     );
     let held: Vec<_> = (0..32).map(|n| granted(claim(&memory, n, UNKNOWN_BOUNDS.per_connection))).collect();
     assert_eq!((memory.used(), held.len()), (memory.total(), 32));
-    assert!(memory.claim_wait(1, 1).is_none());
+    assert!(memory.claim_wait(remote(1), 1).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn user_with_many_connections_takes_half_the_memory_at_most() {
+    let memory = Memory::default();
+    let of = |user: u32, connection: u64| Holder { connection, user: Some(user) };
+    let flood: Vec<_> = (0..1024).map(|n| granted(claim_of(&memory, of(7, n), MB / 32))).collect();
+    assert_eq!(memory.used(), BOUNDS.per_user);
+    assert!(claim_of(&memory, of(7, 2000), MB).is_pending(), "its other connections wait");
+    let honest: Vec<_> = (0..8).map(|n| granted(claim_of(&memory, of(8, 3000 + n), 4 * MB))).collect();
+    assert_eq!(memory.used(), memory.total());
+    assert!(!flood.iter().chain(&honest).any(is_revoked), "there was room for both");
+    let third = granted(claim_of(&memory, of(9, 4000), 4 * MB));
+    assert_eq!(honest.iter().filter(|claim| is_revoked(claim)).count(), 1, "it holds most of a connection");
+    assert!(!is_revoked(&third));
+}
+
+#[tokio::test(start_paused = true)]
+async fn connections_of_a_user_count_together_towards_others() {
+    let memory = Memory::default();
+    let flood = |n: u64| Holder { connection: n, user: Some(7) };
+    let small: Vec<_> = (0..512).map(|n| granted(claim_of(&memory, flood(n), MB / 32))).collect();
+    let large: Vec<_> = (0..12).map(|n| granted(claim(&memory, 1000 + n, 4 * MB))).collect();
+    assert_eq!(memory.used(), memory.total());
+    let _honest = granted(claim(&memory, 2000, MB));
+    assert_eq!(small.iter().filter(|claim| is_revoked(claim)).count(), 32);
+    assert!(!large.iter().any(is_revoked), "each connection holds more, and less than that user");
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_requests_of_a_user_leave_room_for_others() {
+    let memory = Memory::default();
+    let cx = Context::from_waker(Waker::noop());
+    let of = |user: u32, connection: u64| Holder { connection, user: Some(user) };
+    let _held: Vec<_> = (0..8).map(|n| granted(claim_of(&memory, of(7, n), 4 * MB))).collect();
+    let _others: Vec<_> = (0..8).map(|n| granted(claim_of(&memory, of(8, 10 + n), 4 * MB))).collect();
+    let mut waiting: Vec<_> = (0..MAX_WAITING_PER_USER).map(|_| None).collect();
+    for (n, one) in waiting.iter_mut().enumerate() {
+        assert!(memory.poll_claim(of(7, 100 + n as u64), MB, one, &cx).is_pending());
+    }
+    let refused = memory.poll_claim(of(7, 999), MB, &mut None, &cx);
+    assert!(matches!(refused, Poll::Ready(Err(Exhausted))));
+    assert!(memory.poll_claim(of(8, 1000), MB, &mut None, &cx).is_pending());
 }

@@ -76,6 +76,9 @@ impl Socket {
             Stream::Tls(stream) => stream.peer(),
             Stream::Tcp(_) => Identity::Anonymous,
         };
+        if let (Identity::Local { uid }, Some(connection)) = (&identity, stream.connection()) {
+            connection.set_user(*uid);
+        }
         Ok(Self {
             stream,
             identity,
