@@ -3,7 +3,7 @@
 mod caller;
 mod history;
 mod planned_write;
-mod rules;
+pub(crate) mod rules;
 mod split;
 mod tables;
 
@@ -18,7 +18,10 @@ use fairmesh_rib::{
 };
 use fairmesh_store::{PartitionedStore, Store, author::saying};
 use fairmesh_wire::{identity_of, records, run_blocking, software_of, transport::Waits, v1};
-use tokio::time::Instant;
+use tokio::{
+    sync::{Mutex, MutexGuard},
+    time::Instant,
+};
 use tonic::{Request, Response, Status};
 
 use crate::{
@@ -39,9 +42,32 @@ pub(crate) struct AdminService {
     pub(crate) audit: AuditLog,
     pub(crate) access: AccessControl,
     pub(crate) controllers: Statuses,
+    /// Held while workloads are written, from the comparison with those of other tenants until the node has them: two tenants
+    /// would else claim the same programs at the same moment.
+    pub(crate) workloads: Arc<Mutex<()>>,
 }
 
 impl AdminService {
+    /// Compares workloads with those of other tenants once no other are written; until the guard is dropped.
+    async fn claim_workloads(
+        &self,
+        caller: Option<&Caller>,
+        desired: &[DesiredRecord],
+    ) -> Result<Option<MutexGuard<'_, ()>>, Status> {
+        let is_workload = |one: &&DesiredRecord| matches!(one.key, RecordKey::Workload(_));
+        let workloads: Vec<&DesiredRecord> = desired.iter().filter(is_workload).collect();
+        if workloads.is_empty() {
+            return Ok(None);
+        }
+        let alone = self.workloads.lock().await;
+        if let Some(caller) = caller {
+            for one in workloads {
+                self.access.check(caller, &needs_of_value(&one.key, one.value.as_deref())?)?;
+            }
+        }
+        Ok(Some(alone))
+    }
+
     /// Refuses policies with other rules of callers that may not write who may call a service.
     fn check_rules(&self, caller: Option<&Caller>, desired: &[DesiredRecord]) -> Result<(), Status> {
         let Some(caller) = caller else { return Ok(()) };
@@ -130,6 +156,7 @@ impl v1::admin_server::Admin for AdminService {
         let desired = run_blocking(&waits, move || planned_write::parse_ops(ops)).await?.map_err(invalid)?;
         let desired = rules::join(&self.node, desired).map_err(invalid)?;
         self.check_rules(caller.as_ref(), &desired)?;
+        let _alone = self.claim_workloads(caller.as_ref(), &desired).await?;
         let plan = planned_write::plan(&self.node, desired, &author)?;
         self.execute(plan, author.message, dry_run).await.map(Response::new)
     }
@@ -172,6 +199,7 @@ impl v1::admin_server::Admin for AdminService {
             _ => value,
         };
         let desired = rules::join(&self.node, vec![DesiredRecord::new(key, value)]).map_err(invalid)?;
+        let _alone = self.claim_workloads(Some(&caller), &desired).await?;
         let plan = planned_write::plan(&self.node, desired, &author)?;
         self.execute(plan, author.message, false).await.map(Response::new)
     }

@@ -10,7 +10,7 @@ use fairmesh_store::{Store, WriteError as StoreWriteError};
 use tokio::sync::watch;
 use tonic::Status;
 
-use crate::{identity::is_own, read_lease::ReadLease, user_tokens::UserTokens};
+use crate::{admin::rules, identity::is_own, read_lease::ReadLease, user_tokens::UserTokens};
 
 /// Software name in the handshake.
 pub(crate) const SOFTWARE: &str = concat!("control plane ", env!("CARGO_PKG_VERSION"));
@@ -59,6 +59,7 @@ impl ServedRib for ControlRib {
                  its Unix socket"
             )));
         }
+        let batch = rules::complete(&self.node, batch).map_err(WriteError::Invalid)?;
         self.store.write(batch).await.map_err(write_error)
     }
 

@@ -444,7 +444,15 @@ fn operator_services(routes: Routes, identity: &IdentityService, operated: Opera
         SignalsService { imbalance: imbalance.clone(), traffic: reports, node: node.clone(), reporters };
     let imbalance = ImbalanceService { imbalance, signals: signals.clone() };
     routes
-        .add_service(rpc::admin_server(AdminService { node, store, partitions, audit, access, controllers }))
+        .add_service(rpc::admin_server(AdminService {
+            node,
+            store,
+            partitions,
+            audit,
+            access,
+            controllers,
+            workloads: Arc::default(),
+        }))
         .add_service(rpc::signals_server(signals))
         .add_service(rpc::imbalance_server(imbalance))
         .add_service(rpc::traffic_planner_server(planner))

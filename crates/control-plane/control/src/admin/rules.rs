@@ -4,11 +4,11 @@
 //! two records also writes the other in the same batch, and the policy is never without the rules. Rules in a policy of a
 //! previous release have no record yet. They stay in force, and get one when they change.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use bytes::Bytes;
-use fairmesh_model::{Invalid, RecordKey, ServiceName};
-use fairmesh_rib::{Entry, Expect, Node};
+use fairmesh_model::{Invalid, RecordKey, RecordKind, ServiceName};
+use fairmesh_rib::{Batch, Entry, Expect, Node, Op};
 use fairmesh_wire::records;
 
 use super::planned_write::DesiredRecord;
@@ -53,6 +53,32 @@ pub(super) fn join(node: &Node, desired: Vec<DesiredRecord>) -> Result<Vec<Desir
         set(&mut joined, rules, (rules_key, stored_rules), rules_in_force);
     }
     Ok(joined)
+}
+
+/// A batch of raw records with the writes that keep policies and rules together.
+///
+/// # Errors
+/// As [`join`].
+pub(crate) fn complete(node: &Node, batch: Batch) -> Result<Batch, Invalid> {
+    let concerned = [RecordKind::Policy, RecordKind::Authorization];
+    if !batch.ops.iter().any(|op| RecordKind::of(&op.key).is_some_and(|kind| concerned.contains(&kind))) {
+        return Ok(batch);
+    }
+    let desired = batch.ops.into_iter().map(|Op { key, value, expect }| {
+        Ok(DesiredRecord { key: RecordKey::parse(&key)?, value, expect, is_implied: false })
+    });
+    let joined = join(node, desired.collect::<Result<_, Invalid>>()?)?;
+    let op = |one: DesiredRecord| {
+        let key: Arc<str> = one.key.to_string().into();
+        if !one.is_implied {
+            return Some(Op { key, value: one.value, expect: one.expect });
+        }
+        let stored = node.get(&key);
+        let expect = stored.as_ref().map_or(Expect::Absent, |entry| Expect::Revision(entry.revision));
+        let is_changed = stored.map(|entry| entry.value) != one.value;
+        is_changed.then_some(Op { key, value: one.value, expect })
+    };
+    Ok(Batch { ops: joined.into_iter().filter_map(op).collect() })
 }
 
 /// Gives a desired record its value, and adds one that was not requested. An added record has to be as it was read: a value that

@@ -316,3 +316,60 @@ async fn operators_write_policies_and_authorizers_write_rules() {
     assert!(apply(&connection, vec![put_rules("bank/vault", rules("*"))]).await.is_err());
     control.stop().await;
 }
+
+/// The record of the rules of a service.
+async fn recorded(connection: &Connection, service: &str) -> Option<Authorization> {
+    let request = v1::ReadRequest { prefixes: vec![rules_key(service)], at_least: None };
+    let entries = connection.rib().read(request).await.unwrap().into_inner().entries;
+    let value = entries.into_iter().next()?.value;
+    match records::decode(&RecordKey::Authorization(named(service)), &value).unwrap() {
+        Record::Authorization(rules) => Some(rules),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn raw_write_of_policy_or_rules_keeps_both_records_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = start_strict(folder.path()).await;
+    let owner = own(&control).await;
+    let write = async |op: v1::Op| owner.rib().write(v1::WriteRequest { ops: vec![op] }).await.map(drop);
+    let both = async || (in_force(&owner, "shop/cart").await, recorded(&owner, "shop/cart").await);
+    let (web, api) = (rules("shop/web"), rules("shop/api"));
+    write(put(policy_key("shop/cart"), policy_with(Some(web.clone())))).await.unwrap();
+    assert_eq!(both().await, (Some(web.clone()), Some(web.clone())));
+    write(put(policy_key("shop/cart"), policy_with(None))).await.unwrap();
+    assert_eq!(both().await, (Some(web.clone()), Some(web)), "a policy without rules opens nothing");
+    write(put_rules("shop/cart", api.clone())).await.unwrap();
+    assert_eq!(both().await, (Some(api.clone()), Some(api)));
+    write(delete(rules_key("shop/cart"))).await.unwrap();
+    assert_eq!(both().await, (None, None));
+    control.stop().await;
+}
+
+#[tokio::test]
+async fn tenants_that_claim_programs_at_once_do_not_both_get_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = start_strict(folder.path()).await;
+    let agent = join(&control, "web-1", &[], "eu").await;
+    let uids = vec![UidRange::parse("1000-1999").unwrap()];
+    let mut operators = Vec::new();
+    for tenant in ["red", "blue"] {
+        let path = format!("fairmesh/operator/web-1.{tenant}");
+        let operator = agent.issue(&control, &path).await.unwrap();
+        let workloads = Some(WorkloadBounds { uids: uids.clone(), ..WorkloadBounds::default() });
+        let role = RoleBinding { workloads, ..binding(AccessRole::Operator, &[tenant], &[], &path) };
+        bind(&control, tenant, role).await;
+        operators.push(operator.connect(&control).await);
+    }
+    for uid in 1000..1040 {
+        let claim = |tenant: &str| {
+            let key = RecordKey::Workload(named(&format!("{tenant}/of-{uid}"))).to_string();
+            vec![put(key, workload(uid))]
+        };
+        let (red, blue) =
+            tokio::join!(apply(&operators[0], claim("red")), apply(&operators[1], claim("blue")));
+        assert!(red.is_ok() != blue.is_ok(), "uid {uid}: {red:?} {blue:?}");
+    }
+    control.stop().await;
+}

@@ -114,17 +114,19 @@ pub fn needs_of_value(key: &RecordKey, value: Option<&[u8]>) -> Result<Vec<Need>
     }
 }
 
-/// Needs of `Rib/Write`. Writing a policy record includes its rules.
+/// Needs of `Rib/Write`. Writing a policy record includes its rules. Workloads of others than admins are written
+/// by `Admin/Apply`, which compares them with those of other tenants as it writes.
 pub fn write(message: &[u8]) -> Needs {
     let mut needs = ops(&decode::<v1::WriteRequest>(message)?.ops)?;
-    let rules = |need: &Need| match need {
+    let further = |need: &Need| match need {
         Need::Write(RecordKey::Policy(service)) => {
             Some(Need::Write(RecordKey::Authorization(service.clone())))
         }
+        Need::Write(RecordKey::Workload(_)) => Some(Need::Admin),
         _ => None,
     };
-    let rules: Vec<Need> = needs.iter().filter_map(rules).collect();
-    needs.extend(rules);
+    let further: Vec<Need> = needs.iter().filter_map(further).collect();
+    needs.extend(further);
     Ok(needs)
 }
 

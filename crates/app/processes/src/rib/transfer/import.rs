@@ -66,7 +66,7 @@ pub(crate) async fn run(args: Import) -> Result<ExitCode, Failure> {
     let missing: BTreeSet<_> = difference.missing.iter().map(String::as_str).collect();
     let (there, file) = (file.entries.len() - missing.len(), file.entries);
     let wanted = in_order(file.into_iter().filter(|(key, _)| missing.contains(&**key)).collect());
-    let batches = batches(wanted);
+    let batches = batches(without_implied(wanted));
     if !args.dry_run {
         write(&connection, missing.len(), &batches).await?;
     }
@@ -86,6 +86,19 @@ fn in_order(mut entries: Vec<(Arc<str>, Entry)>) -> Vec<(Arc<str>, Entry)> {
         (!matches!(RecordKey::parse(key), Ok(RecordKey::ShardChunk(..))), key.clone())
     });
     entries
+}
+
+/// Leaves out rules of services whose policies are written as well: a policy brings its rules along, and the control plane makes
+/// their record.
+fn without_implied(entries: Vec<(Arc<str>, Entry)>) -> Vec<(Arc<str>, Entry)> {
+    let keys: BTreeSet<Arc<str>> = entries.iter().map(|(key, _)| Arc::clone(key)).collect();
+    let is_implied = |key: &str| match RecordKey::parse(key) {
+        Ok(RecordKey::Authorization(service)) => {
+            keys.contains(RecordKey::Policy(service).to_string().as_str())
+        }
+        _ => false,
+    };
+    entries.into_iter().filter(|(key, _)| !is_implied(key)).collect()
 }
 
 /// Writes that expect absent keys, in batches within the bounds.
