@@ -75,7 +75,13 @@ impl Registry {
     fn is_displaced(&self, held: &StoredEndpoint) -> bool {
         let instance = held.instance_ref();
         let Some(renewed) = self.leases().renewed_at(&instance) else { return false };
-        let by = self.address_claims().displacing(held.endpoint.address, &instance, renewed).cloned();
+        self.is_displaced_since(held, renewed)
+    }
+
+    /// The same for one that last renewed its lease then.
+    fn is_displaced_since(&self, held: &StoredEndpoint, renewed: Instant) -> bool {
+        let (address, instance) = (held.endpoint.address, held.instance_ref());
+        let by = self.address_claims().displacing(address, &instance, renewed).cloned();
         by.is_some_and(|by| self.leases().renewed_at(&by).is_some())
     }
 
@@ -119,8 +125,9 @@ impl Registry {
         };
         let (marked, removed, displaced) = self.change(plan).await?.output;
         displaced.iter().for_each(|held| self.forget_displaced(held));
-        let back = self.note_lost(marked, now);
-        // A lease that is still due has lost its record.
+        let (back, displaced) = self.note_lost(marked, now);
+        self.remove_displaced(&displaced).await;
+        // A lease that is still due has no record any more.
         let gone: Vec<_> = due.iter().filter(|instance| self.leases().is_due(instance, now)).collect();
         for held in &removed {
             self.address_claims().note_gone(held.endpoint.address, &held.instance_ref());
@@ -130,14 +137,14 @@ impl Registry {
         if back.is_empty() { Ok(()) } else { self.restore_states(&back).await }
     }
 
-    /// Notes endpoints that were marked as lost, with their earlier states. Returns those that renewed their leases
-    /// meanwhile.
+    /// Notes endpoints that were marked as lost, with their states before. Returns those that renewed their leases meanwhile, and
+    /// those whose addresses were claimed by endpoints of other services meanwhile.
     fn note_lost(
         &self,
         marked: Vec<(StoredEndpoint, EndpointState)>,
         now: Instant,
-    ) -> Vec<(InstanceRef, EndpointState)> {
-        let mut back = Vec::new();
+    ) -> (Vec<(InstanceRef, EndpointState)>, Vec<InstanceRef>) {
+        let (mut back, mut displaced) = (Vec::new(), Vec::new());
         for (held, before) in marked {
             let instance = held.instance_ref();
             if let Some(left_out) = LOST.next() {
@@ -150,8 +157,10 @@ impl Registry {
             // The endpoint may have renewed while it was being marked.
             if !self.leases().mark_lost(&instance, before, now) {
                 back.push((instance, before));
+            } else if self.is_displaced_since(&held, renewed) {
+                displaced.push(instance);
             }
         }
-        back
+        (back, displaced)
     }
 }

@@ -174,11 +174,16 @@ impl Registry {
             claims.note_gone(address, &claim.instance);
             displaced.extend(claims.claim(address, &claim, now));
         }
+        self.remove_displaced(&displaced).await;
+    }
+
+    /// Removes lost endpoints whose addresses belong to endpoints of other services.
+    pub(super) async fn remove_displaced(&self, displaced: &[InstanceRef]) {
         if displaced.is_empty() {
             return;
         }
         let plan = || {
-            let found = self.find(&displaced).into_iter().flatten();
+            let found = self.find(displaced).into_iter().flatten();
             let lost: Vec<_> = found.filter(|held| held.endpoint.state == EndpointState::Lost).collect();
             Ok((lost.iter().map(StoredEndpoint::delete).collect(), lost))
         };
