@@ -45,6 +45,8 @@ pub(crate) struct Disk {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Job {
     Save,
+    /// Keep it on disk for a while, though it is no longer followed.
+    Retire,
     Remove,
 }
 
@@ -64,6 +66,10 @@ impl Jobs<'_> {
     pub(crate) fn to_save(&self) -> Vec<Prefix> {
         let saves = self.jobs.iter().filter(|(_, job)| **job == Job::Save);
         saves.map(|(prefix, _)| prefix.clone()).collect()
+    }
+
+    pub(crate) fn retire(&mut self, prefix: &Prefix) {
+        self.jobs.insert(prefix.clone(), Job::Retire);
     }
 
     pub(crate) fn remove(&mut self, prefix: &Prefix) {
@@ -86,6 +92,7 @@ impl Disk {
         let open = move || {
             let cache = Cache::open(folder)?;
             let saved = cache.load_all()?;
+            cache.remove_old_retired(wall_clock())?;
             if let Err(error) = cache.save_location(&location) {
                 // Saved copies are still worth serving.
                 tracing::warn!(%error, "cannot save the location; programs started without an agent lack it");
@@ -210,8 +217,13 @@ fn pause(took: Duration) -> Duration {
 }
 
 fn write(cache: &Cache, round: &SaveRound) -> Result<(), CacheError> {
-    for (prefix, _) in round.jobs.iter().filter(|(_, job)| **job == Job::Remove) {
-        cache.remove(prefix)?;
+    let prefixes =
+        |wanted: Job| round.jobs.iter().filter(move |(_, job)| **job == wanted).map(|(prefix, _)| prefix);
+    prefixes(Job::Remove).try_for_each(|prefix| cache.remove(prefix))?;
+    // Before the next checkpoint, which is not about them.
+    prefixes(Job::Retire).try_for_each(|prefix| cache.retire(prefix))?;
+    if prefixes(Job::Retire).next().is_some() {
+        cache.remove_old_retired(wall_clock())?;
     }
     cache.save_all(&round.save)?;
     round.mark.map_or(Ok(()), |(revision, at)| cache.checkpoint(revision, at))

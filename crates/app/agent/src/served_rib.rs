@@ -213,15 +213,21 @@ impl ServedRib for AgentRib {
     }
 
     /// Returns when the prefix has arrived from the upstream. With a saved copy, returns at the latest when the
-    /// upstream is known to be disconnected or [`UPSTREAM_TIMEOUT`] has passed; without one, fails once both hold.
+    /// upstream is known to be disconnected or [`UPSTREAM_TIMEOUT`] has passed; without one, once both hold, the copy of the
+    /// last use is served from disk, or it fails.
     async fn ready(&self, prefix: &Prefix) -> Result<(), String> {
         let mut state = self.upstream.state();
         let upstream_timeout = sleep(UPSTREAM_TIMEOUT);
         tokio::pin!(upstream_timeout);
-        let mut may_wait = true;
+        let (mut may_wait, mut may_load) = (true, true);
         loop {
             state.mark_unchanged();
-            let Some(changed) = self.poll_ready(prefix, may_wait)? else { return Ok(()) };
+            let polled = self.poll_ready(prefix, may_wait);
+            if polled.is_err() && std::mem::take(&mut may_load) {
+                self.shared.serve_retired(prefix).await;
+                continue;
+            }
+            let Some(changed) = polled? else { return Ok(()) };
             tokio::select! {
                 () = changed => {}
                 Ok(()) = state.changed() => {}

@@ -129,10 +129,45 @@ impl AgentState {
         self.node.restore(revision, latest, entries);
     }
 
-    /// Drops a prefix; the caller unsubscribes at the upstream.
+    /// Serves the copy of a prefix that was followed before and has not arrived from the upstream, so that a program that uses the
+    /// prefix again while no control plane responds has its last state. Does nothing without such a copy.
+    pub(crate) async fn serve_retired(&self, prefix: &Prefix) {
+        let (cache, wanted) = (self.disk.cache(), prefix.clone());
+        match tokio::task::spawn_blocking(move || cache.load(&wanted)).await {
+            Ok(Ok(Some(copy))) => self.restore_retired(copy),
+            Ok(Ok(None)) => {}
+            Ok(Err(error)) => tracing::warn!(%prefix, %error, "the saved copy cannot be read"),
+            Err(panicked) => tracing::warn!(%prefix, %panicked, "the saved copy cannot be read"),
+        }
+    }
+
+    fn restore_retired(&self, SavedCopy { prefix, revision, at, entries }: SavedCopy) {
+        let age = wall_clock().duration_since(at).unwrap_or_default();
+        let mut subscriptions = self.subscriptions();
+        // It may have arrived meanwhile, or be used no more.
+        if subscriptions.freshness(&prefix) != Some(&Freshness::Missing) {
+            return;
+        }
+        match self.node.store() {
+            None => self.node.restore(revision, revision.number, entries),
+            Some(store) if store != revision.store => return,
+            Some(_) => {
+                if let Err(behind) = self.node.replace(prefix.clone(), entries, self.node.revision()) {
+                    tracing::debug!(%behind, %prefix, "an update arrived before the saved copy");
+                    return;
+                }
+            }
+        }
+        tracing::info!(%prefix, ?age, "serving the copy of the last use");
+        subscriptions.set(&prefix, Freshness::Held { at: Instant::now(), age });
+        drop(subscriptions);
+        self.aged();
+    }
+
+    /// Drops a prefix, of which the copy on disk stays for a while; the caller unsubscribes at the upstream.
     pub(crate) fn forget(&self, subscriptions: &mut Subscriptions, prefix: &Prefix) {
         subscriptions.remove(prefix);
-        self.disk.jobs().remove(prefix);
+        self.disk.jobs().retire(prefix);
         self.maps.forget(prefix);
         self.node.forget(prefix, |key| subscriptions.in_node(key));
     }
@@ -222,7 +257,8 @@ mod tests {
     use std::sync::Arc;
 
     use fairmesh_model::{Location, Region, StoreId};
-    use fairmesh_rib::{Entry, Snapshot};
+    use fairmesh_rib::{Entry, Snapshot, follower::FollowerState};
+    use tokio_util::sync::CancellationToken;
 
     use super::*;
 
@@ -232,6 +268,38 @@ mod tests {
         let snapshot = Snapshot { prefix: prefix.clone(), entries: vec![(key, entry)], age: Duration::ZERO };
         let revision = Revision { store: StoreId(1), partition: 0, number: 1 };
         Update { snapshots: vec![snapshot], ..Update::empty(revision) }
+    }
+
+    #[tokio::test]
+    async fn forgotten_prefix_keeps_its_copy_on_disk_and_serves_it_when_used_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let here = Location::in_region(Region::new("eu").unwrap());
+        let (disk, _) = Disk::open(folder.path().into(), here).await.unwrap();
+        let shared = Arc::new(AgentState::new(Node::replica(), disk));
+        let prefix = Prefix::new("/a/").unwrap();
+        let connected = FollowerState {
+            connected: true,
+            since: Instant::now(),
+            failures: 0,
+            location: None,
+            store: None,
+            address: None,
+            error: None,
+        };
+        let (state, stopping) = (watch::Sender::new(connected), CancellationToken::new());
+        stopping.cancel();
+        shared.subscriptions().claim(&prefix, 0);
+        shared.update(snapshot(&prefix));
+        shared.clone().save_all(state.subscribe(), stopping.clone()).await;
+        shared.forget(&mut shared.subscriptions(), &prefix);
+        shared.clone().save_all(state.subscribe(), stopping).await;
+        assert!(shared.node.get("/a/1").is_none());
+        shared.serve_retired(&prefix).await;
+        assert!(shared.node.get("/a/1").is_none(), "not used");
+        shared.subscriptions().claim(&prefix, 0);
+        shared.serve_retired(&prefix).await;
+        assert!(shared.node.get("/a/1").is_some());
+        assert!(matches!(shared.subscriptions().freshness(&prefix), Some(Freshness::Held { .. })));
     }
 
     #[tokio::test]

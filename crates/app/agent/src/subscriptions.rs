@@ -6,7 +6,8 @@ use fairmesh_model::Prefix;
 use fairmesh_rib::{covering, follower::Freshness, server::MAX_PREFIXES};
 use tokio::{sync::Notify, time::Instant};
 
-/// Time that a prefix stays subscribed after its last user left, so that a restarted program finds it.
+/// Time that a prefix stays subscribed after its last user left, so that a restarted program finds it. Its copy stays on disk
+/// for longer.
 const LINGER: Duration = Duration::from_secs(600);
 
 /// At the limit, the reciprocal of the fraction of idle subscriptions that is evicted.

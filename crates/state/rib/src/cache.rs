@@ -9,6 +9,7 @@
 
 mod chunks;
 mod file_format;
+mod retired;
 
 use std::{
     fs, io,
@@ -132,10 +133,13 @@ impl Cache {
         Ok(all)
     }
 
-    /// One subscription; `None` if it was not saved or cannot be read.
+    /// One subscription, or one that was [retired](Self::retire); `None` where neither was saved or can be read.
     pub fn load(&self, prefix: &Prefix) -> Result<Option<SavedCopy>, CacheError> {
         // Another prefix may have the same hash.
-        let saved = self.read(&self.path(prefix), self.read_checkpoint()?.as_ref())?;
+        let saved = match self.read(&self.path(prefix), self.read_checkpoint()?.as_ref())? {
+            Some(saved) => Some(saved),
+            None => self.read(&self.retired_path(prefix), None)?,
+        };
         let Some(mut saved) = saved.filter(|saved| saved.prefix == *prefix) else {
             return Ok(None);
         };
@@ -162,6 +166,7 @@ impl Cache {
             (self.path(&saved.prefix), file_format::encode(&chunks::without_chunk_values(saved)))
         };
         self.write_all(all.iter().map(content))?;
+        all.iter().try_for_each(|saved| self.remove_file(&self.retired_path(&saved.prefix)))?;
         all.iter().try_for_each(|saved| self.sweep_chunks(saved))
     }
 
@@ -184,14 +189,16 @@ impl Cache {
 
     /// Removes one subscription. A missing one is not an error.
     pub fn remove(&self, prefix: &Prefix) -> Result<(), CacheError> {
-        let path = self.path(prefix);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(failed("remove", &path)(error));
-            }
-            _ => {}
-        }
+        self.remove_file(&self.path(prefix))?;
+        self.remove_file(&self.retired_path(prefix))?;
         self.remove_chunks(prefix)
+    }
+
+    fn remove_file(&self, path: &Path) -> Result<(), CacheError> {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),
+            _ => Ok(()),
+        }
     }
 
     fn path(&self, prefix: &Prefix) -> PathBuf {

@@ -152,6 +152,31 @@ async fn saved_copies_of_another_store_are_replaced() {
 }
 
 #[tokio::test]
+async fn copy_of_the_last_use_is_served_while_the_control_plane_is_away() {
+    let fixture = AgentFixture::new();
+    save(&fixture, 1, 1, &["/a/1"]);
+    Cache::open(fixture.state()).unwrap().retire(&prefix("/a/")).unwrap();
+    let agent = fixture.agent();
+    let mut reader = Reader::start(&[&fixture.socket], true);
+    reader.handle.subscribe(prefix("/a/"));
+    let update = reader.update().await;
+    assert_eq!(reader.copy, copy(&[("/a/1", "saved")]));
+    assert!(update.snapshots[0].age >= HOUR, "{:?}", update.snapshots[0].age);
+
+    let memory = Memory::new(1);
+    memory.put(&[("/a/1", "saved")]);
+    memory.put(&[("/a/1", "new")]);
+    let control = fixture.control(&memory).await;
+    while reader.copy != copy(&[("/a/1", "new")]) {
+        reader.update().await;
+    }
+    agent.stop().await;
+    control.stop().await;
+    let saved = Cache::read_only(fixture.state()).load_all().unwrap();
+    assert_eq!(saved.len(), 1, "it is followed again");
+}
+
+#[tokio::test]
 async fn two_agents_cannot_share_a_state_directory() {
     let fixture = AgentFixture::new();
     let _other = Cache::open(fixture.state()).unwrap();

@@ -85,7 +85,12 @@ impl Cache {
     }
 
     pub(super) fn remove_chunks(&self, prefix: &Prefix) -> Result<(), CacheError> {
-        let folder = self.chunk_folder(prefix);
+        self.remove_chunks_of(&self.path(prefix))
+    }
+
+    /// Removes the chunks of the copy at this path.
+    pub(super) fn remove_chunks_of(&self, copy: &Path) -> Result<(), CacheError> {
+        let folder = copy.with_extension(CHUNKS_EXTENSION);
         let Some(files) = list(&folder)? else { return Ok(()) };
         files.iter().try_for_each(|path| remove(path))?;
         fs::remove_dir(&folder).map_err(failed("remove", &folder))

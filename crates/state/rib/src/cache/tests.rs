@@ -110,3 +110,39 @@ fn the_location_of_the_writer_is_read_beside_its_copies_and_damage_is_noticed() 
     }
     assert!(file_format::decode(whole.into()).is_err(), "nor is it taken for one");
 }
+
+#[test]
+fn retired_copy_keeps_its_age_and_is_loaded_by_name_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = Cache::open(&folder).unwrap();
+    let (a, b) = (saved("/a/", at(1, 5), 10), saved("/b/", at(1, 5), 10));
+    cache.save_all(&[a.clone(), b]).unwrap();
+    cache.checkpoint(at(1, 7), SystemTime::UNIX_EPOCH + Duration::from_secs(20)).unwrap();
+    cache.retire(&a.prefix).unwrap();
+    cache.retire(&Prefix::new("/absent/").unwrap()).unwrap();
+    cache.checkpoint(at(1, 9), SystemTime::UNIX_EPOCH + Duration::from_secs(30)).unwrap();
+    let numbers: Vec<_> = cache.load_all().unwrap().iter().map(|one| one.revision.number).collect();
+    assert_eq!(numbers, [9], "only the followed copy");
+    let retired = cache.load(&a.prefix).unwrap().unwrap();
+    let seconds = retired.at.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+    assert_eq!((retired.revision, seconds), (at(1, 7), 20), "later checkpoints are not about it");
+    cache.save(&a).unwrap();
+    assert_eq!(cache.load(&a.prefix).unwrap().unwrap().revision, at(1, 9), "followed again");
+    cache.remove(&a.prefix).unwrap();
+    assert_eq!(cache.load(&a.prefix).unwrap(), None);
+}
+
+#[test]
+#[allow(clippy::disallowed_methods, reason = "files have times of the wall clock")]
+fn retired_copy_is_removed_after_its_retention() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = Cache::open(&folder).unwrap();
+    let a = saved("/a/", at(1, 5), 10);
+    cache.save(&a).unwrap();
+    cache.retire(&a.prefix).unwrap();
+    let now = SystemTime::now();
+    cache.remove_old_retired(now + retired::RETENTION / 2).unwrap();
+    assert!(cache.load(&a.prefix).unwrap().is_some());
+    cache.remove_old_retired(now + 2 * retired::RETENTION).unwrap();
+    assert_eq!(cache.load(&a.prefix).unwrap(), None);
+}

@@ -1,0 +1,75 @@
+//! Copies that are no longer followed, and stay for a while: a process that needs one again while no upstream responds has the
+//! state of its last use.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use fairmesh_model::Prefix;
+
+use super::{COPY, Cache, CacheError, failed, file_format};
+
+/// The extension of files of retired copies. They are files of their own, since checkpoints are for copies that are followed.
+const RETIRED: &str = "retired";
+/// How long a retired copy stays.
+pub(super) const RETENTION: Duration = Duration::from_secs(24 * 3600);
+/// The most retired copies. The oldest make room.
+const MAX_RETIRED: usize = 16_384;
+
+impl Cache {
+    /// Keeps the copy of a subscription that is no longer followed, with the time when it was last known to be current. A missing
+    /// copy is no error.
+    ///
+    /// # Errors
+    /// When the folder cannot be read or written.
+    pub fn retire(&self, prefix: &Prefix) -> Result<(), CacheError> {
+        let path = self.path(prefix);
+        if let Some(saved) = self.read(&path, self.read_checkpoint()?.as_ref())? {
+            self.write(&self.retired_path(prefix), &file_format::encode(&saved))?;
+        }
+        self.remove_file(&path)
+    }
+
+    /// Removes copies that were retired more than [`RETENTION`] before `now`, and the oldest where there are too many.
+    ///
+    /// # Errors
+    /// When the folder cannot be read or written.
+    pub fn remove_old_retired(&self, now: SystemTime) -> Result<(), CacheError> {
+        let mut retired = self.retired_files()?;
+        retired.sort_unstable();
+        let excess = retired.len().saturating_sub(MAX_RETIRED);
+        for (i, (since, path)) in retired.into_iter().enumerate() {
+            let is_old = now.duration_since(since).is_ok_and(|age| age > RETENTION);
+            if i < excess || is_old {
+                self.remove_file(&path)?;
+                // A copy that is followed again has the chunks.
+                if !path.with_extension(COPY).exists() {
+                    self.remove_chunks_of(&path)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The files of retired copies, and when each was written.
+    fn retired_files(&self) -> Result<Vec<(SystemTime, PathBuf)>, CacheError> {
+        let mut found = Vec::new();
+        for file in fs::read_dir(&self.folder).map_err(failed("list", &self.folder))? {
+            let path = file.map_err(failed("list", &self.folder))?.path();
+            if path.extension().is_some_and(|end| end == RETIRED) {
+                found.push((modified(&path)?, path));
+            }
+        }
+        Ok(found)
+    }
+
+    pub(super) fn retired_path(&self, prefix: &Prefix) -> PathBuf {
+        self.path(prefix).with_extension(RETIRED)
+    }
+}
+
+fn modified(path: &Path) -> Result<SystemTime, CacheError> {
+    fs::metadata(path).and_then(|found| found.modified()).map_err(failed("read", path))
+}
