@@ -6,6 +6,8 @@ use fairmesh_model::{Prefix, Revision, StoreId};
 use fairmesh_rib::{Batch, Node};
 use fairmesh_store::{BoxFuture, Commits, Store, StoreError, StoreSnapshot, WriteError, author};
 
+use tokio::{sync::watch, time::Instant};
+
 use crate::{audit::AuditLog, health_checks::Woken, indices::Indices, metrics::Metrics};
 
 /// Pause after a failed load.
@@ -55,6 +57,26 @@ impl Store for AppliedStore {
 
     fn commits(&self, after: u64) -> Commits {
         self.store.commits(after)
+    }
+
+    fn fatal_error(&self) -> Option<&str> {
+        self.store.fatal_error()
+    }
+
+    fn write_failure(&self) -> Option<String> {
+        self.store.write_failure()
+    }
+
+    fn probe_write(&self) -> Option<BoxFuture<'_, Result<(), String>>> {
+        self.store.probe_write()
+    }
+
+    fn verify(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.store.verify()
+    }
+
+    fn lease_expiry(&self) -> Option<watch::Receiver<Instant>> {
+        self.store.lease_expiry()
     }
 }
 

@@ -35,7 +35,7 @@ pub use offload::run_blocking;
 #[cfg(feature = "server")]
 pub use transport::program_of;
 pub use transport::{
-    CallerAgent, ON_BEHALF_OF, STATEMENT, agent_of, identity_of, on_behalf_of, set_on_behalf_of,
+    CallerAgent, ON_BEHALF_OF, RELAYED, STATEMENT, agent_of, identity_of, on_behalf_of, set_on_behalf_of,
 };
 
 /// Signatures with the keys of a key server: the generated types of `proto/fairmesh/keys`, documented there.

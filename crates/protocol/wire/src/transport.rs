@@ -404,6 +404,9 @@ pub const ON_BEHALF_OF: &str = "fairmesh-on-behalf-of";
 /// The metadata with the statement of the process that made a forwarded call.
 pub const STATEMENT: &str = "fairmesh-statement-bin";
 
+/// The metadata of a call that carries the statement of a process other than the one that sends it.
+pub const RELAYED: &str = "fairmesh-relayed";
+
 /// The original caller as stated by the forwarding process, for display: an agent knows the programs of its machine.
 /// Empty if not stated. No decision may depend on it, since every client that reaches the port can claim it.
 pub fn on_behalf_of<T>(request: &tonic::Request<T>) -> &str {

@@ -3,7 +3,7 @@
 use std::{error::Error, pin::Pin};
 
 use fairmesh_wire::{
-    ON_BEHALF_OF, STATEMENT,
+    ON_BEHALF_OF, RELAYED, STATEMENT,
     handshake::{Connection, is_version_refusal},
     identity_of, set_on_behalf_of,
     transport::Waits,
@@ -14,7 +14,7 @@ use fairmesh_wire::{
 };
 use futures_util::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
-use tonic::{Code, Request, Response, Status};
+use tonic::{Code, Request, Response, Status, metadata::MetadataValue};
 
 use crate::follower::FollowerHandle;
 
@@ -93,6 +93,7 @@ fn forwarded_request<T>(request: Request<T>) -> Request<T> {
     match statement {
         Some(statement) => {
             forwarded.metadata_mut().insert_bin(STATEMENT, statement);
+            forwarded.metadata_mut().insert(RELAYED, MetadataValue::from_static("1"));
             if let Some(program) = stated_for {
                 forwarded.metadata_mut().insert(ON_BEHALF_OF, program);
             }

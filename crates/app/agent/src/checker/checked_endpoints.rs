@@ -1,6 +1,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use fairmesh_model::{
@@ -8,11 +9,11 @@ use fairmesh_model::{
     ServiceName,
 };
 use fairmesh_rib::{
-    ArrivedRecord, Mirror, Snapshot, Update,
+    ArrivedRecord, CoalescedUpdates, Mirror, Snapshot, Update,
     follower::{FollowerHandle, Sink},
 };
 use fairmesh_wire::records;
-use tokio::sync::mpsc;
+use tokio::sync::Notify;
 
 /// One endpoint, by service and instance.
 pub(super) type EndpointId = (ServiceName, InstanceId);
@@ -43,14 +44,33 @@ pub(super) struct CheckedAddress {
     pub(super) accepts_plaintext: bool,
 }
 
-/// Forwards updates from the upstream to the checker's loop.
-#[derive(Debug)]
-pub(super) struct UpdateSink(pub(super) mpsc::UnboundedSender<Update>);
+/// Updates from the upstream that wait for the checker's loop, as one: it grows with the records and not with their changes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct UpdateQueue(Arc<WaitingUpdates>);
 
-impl Sink for UpdateSink {
+#[derive(Debug, Default)]
+struct WaitingUpdates {
+    updates: Mutex<CoalescedUpdates>,
+    arrived: Notify,
+}
+
+impl UpdateQueue {
+    /// Waits for updates, and takes all of them as one.
+    pub(super) async fn next(&self) -> Update {
+        loop {
+            let waiting = self.0.updates.lock().unwrap_or_else(PoisonError::into_inner).take();
+            match waiting {
+                Some(update) => return update,
+                None => self.0.arrived.notified().await,
+            }
+        }
+    }
+}
+
+impl Sink for UpdateQueue {
     fn update(&mut self, update: Update) {
-        // The receiver is gone once the term has ended, and the update is of no use then.
-        let _ = self.0.send(update);
+        self.0.updates.lock().unwrap_or_else(PoisonError::into_inner).add(update);
+        self.0.arrived.notify_one();
     }
 
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
@@ -161,7 +181,7 @@ impl Mirror for CheckedEndpoints {
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::Arc, time::Duration};
+    use std::time::Duration;
 
     use bytes::Bytes;
     use fairmesh_model::{Probe, Revision, StoreId};
@@ -196,7 +216,7 @@ mod tests {
             backoff: Backoff::default(),
             refuse_lagging: false,
         };
-        let inbox = UpdateSink(mpsc::unbounded_channel().0);
+        let inbox = UpdateQueue::default();
         let mut checked_endpoints = CheckedEndpoints::new(eu.clone(), Follower::spawn(upstream, inbox));
         checked_endpoints.follow(BTreeSet::from([name.clone()]));
         let policy = RecordKey::Policy(name.clone());
@@ -217,5 +237,18 @@ mod tests {
         assert_eq!(wanted, ["a"], "checked as before; an endpoint missing in the snapshot is gone");
         checked_endpoints.update(&update([(Prefix::from(&policy), vec![])]));
         assert_eq!(checked_endpoints.wanted().count(), 0);
+    }
+
+    #[tokio::test]
+    async fn updates_of_one_record_wait_as_one() {
+        let (mut queue, key) = (UpdateQueue::default(), RecordKey::Regions);
+        for number in 1..=1000 {
+            let revision = Revision { store: StoreId(7), partition: 0, number };
+            let put = entry(&key, number.to_string().into());
+            queue.update(Update { puts: vec![put], ..Update::empty(revision) });
+        }
+        let update = queue.next().await;
+        assert_eq!((update.revision.number, update.puts.len()), (1000, 1));
+        assert_eq!(update.puts[0].1.value, "1000");
     }
 }

@@ -11,16 +11,13 @@ use fairmesh_wire::{
     transport::Address,
     v1::{CampaignRequest, CampaignResponse},
 };
-use tokio::{
-    sync::{mpsc, watch},
-    time::sleep,
-};
+use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status, Streaming};
 
 use super::{
     Counts,
-    checked_endpoints::{CheckedEndpoints, UpdateSink},
+    checked_endpoints::{CheckedEndpoints, UpdateQueue},
     distances::{DistanceProber, DistanceTarget},
     probe_scheduler::ProbeScheduler,
 };
@@ -87,7 +84,7 @@ impl Candidate {
             connection: connection.clone(),
             counts: self.counts.clone(),
         };
-        let (inbox, updates) = mpsc::unbounded_channel();
+        let updates = UpdateQueue::default();
         let follower = FollowerConfig {
             transport: connection.transport().clone(),
             addresses: self.upstreams.clone(),
@@ -96,7 +93,7 @@ impl Candidate {
             refuse_lagging: false,
         };
         let checked_endpoints =
-            CheckedEndpoints::new(self.region.clone(), Follower::spawn(follower, UpdateSink(inbox)));
+            CheckedEndpoints::new(self.region.clone(), Follower::spawn(follower, updates.clone()));
         let probe_scheduler = ProbeScheduler::new(
             self.region.clone(),
             term,

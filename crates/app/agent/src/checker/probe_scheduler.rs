@@ -9,14 +9,13 @@ use fairmesh_model::{
     arith::{hash_text, mix_pair},
     bounded_cause,
 };
-use fairmesh_rib::Update;
 use fairmesh_wire::{
     handshake::Connection,
     transport::{EndpointAddress, ExpectedPeer},
     v1::{JudgeRequest, Judgement},
 };
 use tokio::{
-    sync::{mpsc, watch},
+    sync::watch,
     task::JoinSet,
     time::{Instant, sleep_until, timeout},
 };
@@ -24,7 +23,7 @@ use tonic::{Code, Status};
 
 use super::{
     Counts,
-    checked_endpoints::{CheckedAddress, CheckedEndpoints, EndpointId},
+    checked_endpoints::{CheckedAddress, CheckedEndpoints, EndpointId, UpdateQueue},
     probe::probe_once,
     verdict_tracker::{Finding, VerdictTracker},
 };
@@ -99,7 +98,7 @@ impl ProbeScheduler {
     /// Probes and reports until another agent is elected.
     pub(super) async fn run(
         mut self,
-        mut updates: mpsc::UnboundedReceiver<Update>,
+        updates: UpdateQueue,
         mut services: watch::Receiver<BTreeSet<ServiceName>>,
     ) {
         let listed = services.borrow_and_update().clone();
@@ -110,7 +109,7 @@ impl ProbeScheduler {
                 self.due.first().map(|(at, _)| *at).filter(|_| self.probes.len() < MAX_CONCURRENT_PROBES);
             let waiting = !self.unreported.is_empty() && self.reporting.is_empty();
             tokio::select! {
-                Some(update) = updates.recv() => {
+                update = updates.next() => {
                     self.checked_endpoints.update(&update);
                     self.refresh();
                 }

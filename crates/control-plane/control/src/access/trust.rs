@@ -3,10 +3,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use fairmesh_identity::{Clock as _, RevocationList, SystemClock, Trust, statement};
 use fairmesh_model::{RecordKey, SpiffeId};
 use fairmesh_rib::Node;
-use fairmesh_wire::transport::StatedCall;
+use fairmesh_wire::{LogLimiter, transport::StatedCall};
 use tonic::Status;
 
 use crate::identity::recorded_bundle;
+
+static REFUSED: LogLimiter = LogLimiter::new();
 
 /// The roots in the records, by which signed calls are verified.
 #[derive(Debug)]
@@ -29,7 +31,9 @@ impl RecordedTrust {
     pub(super) fn signer(&self, signed: &[u8], call: StatedCall<'_>) -> Result<SpiffeId, Status> {
         let trust = self.trust()?;
         statement::verify(&trust, signed, call, SystemClock.now()).map_err(|refused| {
-            tracing::warn!(%refused, path = call.path, "a signed call was refused");
+            if let Some(left_out) = REFUSED.next() {
+                tracing::warn!(%refused, path = call.path, left_out, "a signed call was refused");
+            }
             Status::unauthenticated(refused.to_string())
         })
     }

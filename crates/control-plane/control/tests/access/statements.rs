@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fairmesh_identity::{Clock as _, SystemClock, statement};
 use fairmesh_model::{Record, RecordKey};
-use fairmesh_wire::{ON_BEHALF_OF, STATEMENT, records, transport::StatedCall, v1};
+use fairmesh_wire::{ON_BEHALF_OF, RELAYED, STATEMENT, records, transport::StatedCall, v1};
 use prost::Message as _;
 use tonic::{Code, Request, metadata::MetadataValue};
 
@@ -88,5 +88,31 @@ async fn a_replica_passes_on_what_an_agent_signed_and_can_forge_nothing() {
     let bank = registration("bank/vault", "vault-0");
     let signed = stated(&agent, (REGISTER, PROGRAM), &bank, now);
     assert!(is_refusal(&registry.register(call(bank, &signed, PROGRAM)).await.unwrap_err()));
+    control.stop().await;
+}
+
+/// An agent beside the control plane may check any region, since the kernel vouches for it; a remote one may not do so because a
+/// replica beside the control plane passes its calls on.
+#[tokio::test]
+async fn relayed_statement_is_not_of_an_agent_beside_the_control_plane() {
+    const JUDGE: &str = "/fairmesh.v1.Checker/Judge";
+    let folder = tempfile::tempdir().unwrap();
+    let control = start_strict(folder.path()).await;
+    let agent = join(&control, "web-1", &[], "eu").await;
+    let request = || v1::JudgeRequest { region: "us".into(), ..Default::default() };
+    let message = request().encode_to_vec();
+    let stated = StatedCall { path: JUDGE, on_behalf_of: "", message: &message };
+    let now = SystemClock.now();
+    let signed = statement::state(&agent.workload.credentials().unwrap(), stated, now).unwrap();
+    let mut checker = own(&control).await.checker();
+    for (is_relayed, expected) in [(false, Code::FailedPrecondition), (true, Code::PermissionDenied)] {
+        let mut call = Request::new(request());
+        call.metadata_mut().insert_bin(STATEMENT, MetadataValue::from_bytes(&signed));
+        if is_relayed {
+            call.metadata_mut().insert(RELAYED, MetadataValue::from_static("1"));
+        }
+        let refused = checker.judge(call).await.unwrap_err();
+        assert_eq!(refused.code(), expected, "{refused}");
+    }
     control.stop().await;
 }

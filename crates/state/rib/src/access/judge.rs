@@ -8,7 +8,7 @@ use fairmesh_model::{
     Endpoint, EndpointState, Identity, InstanceId, MeshRole, Prefix, Record, RecordKey, RecordKind,
     ServiceName, SpiffeId, SpiffePath, WorkloadEntry, access::Grants,
 };
-use fairmesh_wire::{ON_BEHALF_OF, STATEMENT, records, rpc::MAX_MESSAGE, transport::StatedCall};
+use fairmesh_wire::{ON_BEHALF_OF, RELAYED, STATEMENT, records, rpc::MAX_MESSAGE, transport::StatedCall};
 use http::HeaderMap;
 use tonic::{Status, metadata::MetadataMap};
 
@@ -233,7 +233,9 @@ fn maker(
     let id = verify(&statement, StatedCall { path: call.path, on_behalf_of, message })?;
     let vouches = matches!(id.path, SpiffePath::Mesh(MeshRole::Agent, _));
     let is_forwarded = !on_behalf_of.is_empty() && !vouches;
-    Ok(Caller { identity: Identity::Spiffe(id), is_forwarded, ..transport })
+    // A process of this machine that relays a statement says nothing of where its maker is.
+    let is_beside = transport.is_beside && !call.headers.contains_key(RELAYED);
+    Ok(Caller { identity: Identity::Spiffe(id), is_forwarded, is_beside, ..transport })
 }
 
 /// The maker of a call that an agent on this machine forwards unsigned, because it has no certificate. A program of another
