@@ -9,8 +9,8 @@ mod timeouts;
 use std::{fmt, time::Duration};
 
 use crate::{
-    Endpoint, HealthCheck, Invalid, Label, MAX_TRAFFIC_CLASSES, RateLimit, Route, Service, Traffic,
-    duration::write_duration, route::is_token,
+    Endpoint, HealthCheck, Invalid, RateLimit, Role, Route, Service, Traffic, duration::write_duration,
+    route::is_token,
 };
 
 pub use authorization::{
@@ -38,6 +38,8 @@ pub struct Policy {
     /// Sources of the key for calls without an explicit key, so that sessions stay with their endpoint. The first
     /// source with a value counts. At most [`MAX_KEY_SOURCES`]; for services called by key.
     pub key: Vec<KeySource>,
+    /// The role of the copies that get calls which name no role, of sharded services; `None`: copies of any role.
+    pub role: Option<Role>,
     /// Active health checks of endpoints; `None` disables them, so that only passive detection remains.
     pub health_check: Option<HealthCheck>,
     /// The address of the service's own lookaside, which leases endpoints to callers: `host:port`, or `unix:/path`.

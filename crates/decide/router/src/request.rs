@@ -76,7 +76,8 @@ pub struct RouteDecision<'a> {
 pub struct PickParams<'a> {
     /// The key, for sharded and consistently hashed services.
     pub key: Option<ShardKey>,
-    /// The role that the replica must have; `None` accepts any.
+    /// The role that the replica must have: that of the call, else of its route. `None` leaves it to the policy of the service,
+    /// which accepts any by default.
     pub role: Option<&'a Role>,
     /// Indices used by earlier attempts of this call. They are picked again only if no other endpoint is left.
     pub avoid: &'a [u32],

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use fairmesh_model::{
     Abort, Actions, Delay, HeaderEdits, KeySource, Match, Mirror, PathMatch, PathRewrite, RateLimit,
-    Redirect, Scope, ServiceName, Share,
+    Redirect, Role, Scope, ServiceName, Share,
     arith::{Generator, mix64},
     host_name,
     quota::ALL_PARTS,
@@ -92,7 +92,17 @@ impl RouteActions {
         &self.actions.split_key
     }
 
-    /// The rewritten path and query; `None` if unchanged.
+    /// The role of the copies that get calls which name no role.
+    pub fn role(&self) -> Option<&Role> {
+        self.actions.role.as_ref()
+    }
+
+    /// Whether a call that may be repeated is retried after a response with this status.
+    pub fn retries_on(&self, status: u16) -> bool {
+        self.actions.retry_on.contains(&status)
+    }
+
+    /// The rewritten path and query, if they are rewritten.
     pub fn path(&self, path: &str) -> Option<String> {
         self.actions.rewrite.path.as_ref().map(|rewrite| rewrite_path(rewrite, path, self.prefix))
     }
@@ -178,6 +188,8 @@ impl RouteActions {
                 (!edits.is_empty()).then(|| format!("headers of the {of}: {}", describe_edits(edits))),
             );
         }
+        words.extend(self.role().map(|role| format!("calls without a role go to copies of role '{role}'")));
+        words.extend(self.describe_retries());
         words.extend(self.mirror(seed).map(|service| format!("mirrors to {service}")));
         words.extend(self.attempt_timeout().map(|time| format!("an attempt may take {time:?}")));
         words.extend(self.server_timeout().map(|time| format!("servers get a deadline of {time:?}")));
@@ -188,7 +200,13 @@ impl RouteActions {
 }
 
 impl RouteActions {
-    /// Effects of the route on shares of its calls, regardless of this call.
+    fn describe_retries(&self) -> Option<String> {
+        let statuses: Vec<_> = self.actions.retry_on.iter().map(ToString::to_string).collect();
+        (!statuses.is_empty())
+            .then(|| format!("retries after {} too, where repeating is safe", statuses.join(", ")))
+    }
+
+    /// What the route does to a share of its calls, whether to this one or not.
     fn describe_shares(&self) -> impl Iterator<Item = String> {
         let Actions { abort, delay, mirror, .. } = &self.actions;
         let abort =

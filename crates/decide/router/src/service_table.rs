@@ -147,7 +147,9 @@ pub struct Explanation {
     pub target: ServiceName,
     /// The call's key: from the caller, or read from the request by the policy.
     pub key: Option<ShardKey>,
-    /// The call's traffic class, if its route sets one.
+    /// The role of the replica: that of the call, else of its route.
+    pub role: Option<Role>,
+    /// The traffic class of the call, if its route sets one.
     pub class: Option<Label>,
     /// The direct response, if it replaces a pick.
     pub direct_response: Option<DirectResponse>,

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use super::{HeaderEdits, Match, PathMatch, PathRewrite, Redirect, Rewrite, Share};
-use crate::{Invalid, KeySource, ServiceName, policy::check_timeout};
+use crate::{Invalid, KeySource, Role, ServiceName, policy::check_timeout};
+
+/// The most statuses after which calls of a route are retried.
+const MAX_RETRY_STATUSES: usize = 16;
 
 /// Actions on calls, in this order: limit, redirect, fault, then the request is edited, mirrored and attempted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,8 +33,14 @@ pub struct Actions {
     pub hedge_after: Option<Duration>,
     /// The service that receives copies of calls.
     pub mirror: Option<Mirror>,
-    /// Sources of a key that fixes the split's backend; the first source with a value counts. Without a key or without
-    /// sources, each call draws a backend.
+    /// The role of the copies that get calls which name no role, of sharded services; `None` leaves it to the policy of the
+    /// service.
+    pub role: Option<Role>,
+    /// Statuses of responses after which a call that may be repeated is retried, beside 503; 400 to 599, at most
+    /// 16.
+    pub retry_on: Vec<u16>,
+    /// Where the key is read that keeps its backend of the split; the first source that has one. Calls without a key, and
+    /// all calls of a route without sources, draw a backend each.
     pub split_key: Vec<KeySource>,
 }
 
@@ -109,6 +118,7 @@ impl Actions {
             let problem = format!("{} is not a failure", abort.status);
             return Err(Invalid::new("fault.abort.status", problem, "write 400 to 599"));
         }
+        self.validate_retry_statuses()?;
         if let Some(delay) = self.delay {
             check_timeout("fault.delay.time", delay.time)?;
         }
@@ -123,7 +133,21 @@ impl Actions {
     }
 }
 
-/// Checks that a prefix is replaced only if the route matches one.
+impl Actions {
+    fn validate_retry_statuses(&self) -> Result<(), Invalid> {
+        let problem = match self.retry_on.iter().find(|status| !(400..=599).contains(*status)) {
+            Some(status) => format!("{status} is not a failure"),
+            None if self.retry_on.len() > MAX_RETRY_STATUSES => {
+                format!("has {} statuses", self.retry_on.len())
+            }
+            None => return Ok(()),
+        };
+        let hint = format!("write up to {MAX_RETRY_STATUSES} statuses from 400 to 599, such as [502, 504]");
+        Err(Invalid::new("retryOn", problem, hint))
+    }
+}
+
+/// A prefix can only be replaced if the route matches one.
 fn check_prefix(path: Option<&PathRewrite>, matches: &Match) -> Result<(), Invalid> {
     match (path, &matches.path) {
         (Some(PathRewrite::Prefix(_)), Some(PathMatch::Prefix(_)))

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     KeySpecs, RouteSpec,
     policy::is_default,
-    text::{read, read_duration, read_duration_option, write_duration},
+    text::{read, read_duration, read_duration_option, read_option, write_duration},
 };
 use crate::{
     Abort, Actions, Delay, HeaderEdits, Invalid, Mirror, PathRewrite, RateLimit, Redirect, Rewrite, Scope,
@@ -194,6 +194,8 @@ impl RouteSpec {
             server_timeout: read_duration_option("serverTimeout", self.server_timeout.as_ref())?,
             hedge_after: read_duration_option("hedge.after", self.hedge.as_ref().map(|hedge| &hedge.after))?,
             mirror: validate_option("mirror", self.mirror.as_ref(), MirrorSpec::validate)?,
+            role: read_option("role", self.role.as_ref())?,
+            retry_on: self.retry_on.clone(),
             split_key: self.split_key.validate().map_err(|e| e.within("splitKey"))?,
         })
     }
@@ -223,6 +225,8 @@ impl RouteSpec {
                 service: mirror.service.to_string(),
                 share: mirror.share.to_string(),
             }),
+            role: actions.role.as_ref().map(ToString::to_string),
+            retry_on: actions.retry_on.clone(),
             split_key: KeySpecs::of(&actions.split_key),
             ..self
         }

@@ -2,7 +2,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     AuthorizationSpec, BalancingSpec, HealthCheckSpec, KeySpecs, LimitSpec, RouteSpec, TrafficSpec,
-    text::{read, read_duration, read_timeouts, write_duration},
+    text::{read, read_duration, read_option, read_timeouts, write_duration},
 };
 use crate::{
     Invalid, Locality, MtlsMode, Policy, Retries, Ring, RouteSource, ServiceName, Timeouts, within_bounds,
@@ -57,6 +57,9 @@ pub struct PolicySpec {
     /// `strict` or `permissive`: whether endpoints that speak mutual TLS accept plaintext as well.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtls: Option<String>,
+    /// The role of the copies of a shard that get calls which name no role; copies of any role by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub role: Option<String>,
     /// Services of other tenants, as `tenant/service` or `tenant/*`, whose routes may send calls to this service.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub accept_routes_from: Vec<String>,
@@ -114,6 +117,7 @@ impl PolicySpec {
             retries: self.retries.validate(),
             limit: self.limit.as_ref().map(LimitSpec::validate).transpose().map_err(|e| e.within("limit"))?,
             key: self.key.validate().map_err(|e| e.within("key"))?,
+            role: read_option("role", self.role.as_ref())?,
             health_check: self
                 .health_check
                 .as_ref()
@@ -154,6 +158,7 @@ impl PolicySpec {
             retries: RetriesSpec::of(&policy.retries),
             limit: policy.limit.as_ref().map(LimitSpec::of),
             key: KeySpecs::of(&policy.key),
+            role: policy.role.as_ref().map(ToString::to_string),
             health_check: policy.health_check.as_ref().map(HealthCheckSpec::of),
             lookaside: policy.lookaside.clone(),
             traffic: policy.traffic.as_deref().map(TrafficSpec::of),

@@ -63,6 +63,12 @@ pub struct RouteSpec {
     /// A service that receives copies of calls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mirror: Option<MirrorSpec>,
+    /// The role of the copies of a shard that get calls which name no role.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub role: Option<String>,
+    /// Statuses of responses after which a call that may be repeated is retried, beside 503.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub retry_on: Vec<u16>,
     /// Where the key is read that keeps its backend of the split.
     #[serde(default, skip_serializing_if = "KeySpecs::is_empty")]
     pub split_key: KeySpecs,

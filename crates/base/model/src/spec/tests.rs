@@ -65,6 +65,8 @@ fn full_actions() -> Actions {
     let text = |name: &str, value: &str| [(name.to_owned(), value.to_owned())].into();
     let share = |text: &str| text.parse::<Share>().unwrap();
     Actions {
+        role: Some(Role::new("primary").unwrap()),
+        retry_on: vec![502, 504],
         split_key: vec![KeySource::Header("x-user".into()), KeySource::Query("user".into())],
         limit: Some(RateLimit { calls: 5, per: Duration::from_secs(1), burst: 5, scope: Scope::Caller }),
         redirect: None,
@@ -149,6 +151,7 @@ fn full_policy() -> Policy {
         retries: Retries { attempts: 1, budget_percent: 0, budget_floor: 3 },
         limit: Some(RateLimit { calls: 10, per: Duration::from_secs(2), burst: 30, scope: Scope::Mesh }),
         key: vec![KeySource::Header("x-user".into()), KeySource::Cookie("sid".into())],
+        role: Some(Role::new("secondary").unwrap()),
         health_check: Some(full_health_check()),
         lookaside: Some("picks.shop:7420".into()),
         traffic: Some(Box::new(full_traffic())),

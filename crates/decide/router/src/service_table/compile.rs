@@ -125,6 +125,7 @@ fn without_routes(policy: &Policy) -> Policy {
         retries,
         limit,
         key,
+        role,
         health_check,
         lookaside,
         traffic,
@@ -140,6 +141,7 @@ fn without_routes(policy: &Policy) -> Policy {
         retries: retries.clone(),
         limit: *limit,
         key: key.clone(),
+        role: role.clone(),
         health_check: health_check.clone(),
         lookaside: lookaside.clone(),
         traffic: traffic.as_ref().map(|traffic| {

@@ -2,7 +2,7 @@ use std::iter::once;
 
 use fairmesh_balancer::{Exclusion, InlineCandidates, PickContext, ScoredEndpoint, pick, rendezvous::Rank};
 use fairmesh_model::{
-    BalancingPolicy, ServiceName, ShardId,
+    BalancingPolicy, Role, ServiceName, ShardId,
     arith::{Generator, hash_key},
     counted,
 };
@@ -294,8 +294,13 @@ impl ServiceTable {
         let shard = (eligible.located.shard, sharding.shards.version());
         self.best_pick(best, Some(shard), tracer).ok_or_else(|| match &self.no_endpoint_error {
             refused @ PickError::PlaintextRefused { .. } => Box::new(refused.clone()),
-            _ => Box::new(PickError::NoReplica { shard: shard.0, role: params.role.cloned() }),
+            _ => Box::new(PickError::NoReplica { shard: shard.0, role: self.wanted_role(params).cloned() }),
         })
+    }
+
+    /// The role that a copy must have: that of the call or its route, else that of the policy.
+    fn wanted_role<'a>(&'a self, params: &PickParams<'a>) -> Option<&'a Role> {
+        params.role.or(self.policy.role.as_ref())
     }
 
     /// The copies of the shard of the call's key.
@@ -313,8 +318,12 @@ impl ServiceTable {
             let copies = counted(located.copies(), "copy");
             format!("key {key} is in shard {} of map version {}, {copies}", located.shard, shards.version())
         });
-        let no_replica = || PickError::NoReplica { shard: located.shard, role: params.role.cloned() };
-        let role = match params.role {
+        let wanted = self.wanted_role(params);
+        if let (None, Some(role)) = (params.role, wanted) {
+            tracer.record_step("shard", || format!("the call names no role: '{role}', by the policy"));
+        }
+        let no_replica = || PickError::NoReplica { shard: located.shard, role: wanted.cloned() };
+        let role = match wanted {
             None => None,
             Some(role) => Some(sharding.roles.binary_search(role).map_err(|_| no_replica())? as u32),
         };

@@ -22,8 +22,9 @@ pub(super) fn explain<H: Headers + ?Sized>(
 ) -> Explanation {
     let mut explanation = explain_route(table, request, params, now, seed);
     if explanation.direct_response.is_none() && explanation.target == table.name {
-        let class = explanation.class.clone();
-        let params = PickParams { key: explanation.key, class: class.as_ref(), ..*params };
+        let (class, role) = (explanation.class.clone(), explanation.role.clone());
+        let params =
+            PickParams { key: explanation.key, role: role.as_ref(), class: class.as_ref(), ..*params };
         let pick = explain_pick(table, &params, now, seed);
         explanation.steps.extend(pick.steps);
         explanation.picked = pick.picked;
@@ -57,7 +58,8 @@ pub(super) fn explain_route<H: Headers + ?Sized>(
     {
         recorder.record_step("key", || format!("the policy reads key {key} from the request"));
     }
-    Explanation { steps: recorder.steps, target, key, class, direct_response, picked: None }
+    let role = params.role.or_else(|| actions.and_then(|actions| actions.role())).cloned();
+    Explanation { steps: recorder.steps, target, key, role, class, direct_response, picked: None }
 }
 
 pub(super) fn explain_pick(
@@ -73,6 +75,7 @@ pub(super) fn explain_pick(
         steps: recorder.steps,
         target,
         key: params.key,
+        role: params.role.cloned(),
         class: params.class.cloned(),
         direct_response: None,
         picked: Some(picked),

@@ -549,6 +549,8 @@ fn calls_by_key() {
     let replicated = Fleet::replicated(policy, endpoints(&list));
     let sharded = Fleet { kind: "sharded", topology: topology(), shard_map: map, ..replicated };
     let hashed = Fleet { kind: "consistent-hash", shard_map: Value::Null, ..sharded.clone() };
+    let of_role = json!({"service": "shop/cart", "role": "primary"});
+    let by_policy = Fleet { policy: of_role, ..sharded.clone() };
     let calls = |fleet: &Fleet, keys: &[Option<u128>], roles: &[Option<&str>]| {
         let table = fleet.compile();
         let case = |(key, role): (Option<u128>, Option<&str>)| {
@@ -562,8 +564,11 @@ fn calls_by_key() {
     };
     let roles = [None, Some("primary"), Some("secondary"), Some("unheard")];
     let keys: Vec<_> = (0..30).map(|key| Some(key * 1_000_003)).chain([None, Some(u128::MAX)]).collect();
-    let cases =
-        vec![calls(&sharded, &[Some(618), Some(3), Some(900), None], &roles), calls(&hashed, &keys, &[None])];
+    let cases = vec![
+        calls(&sharded, &[Some(618), Some(3), Some(900), None], &roles),
+        calls(&hashed, &keys, &[None]),
+        calls(&by_policy, &[Some(618), Some(3)], &roles),
+    ];
     check("keys.json", &[("cases", cases)]);
 }
 

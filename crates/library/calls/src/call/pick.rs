@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use fairmesh_model::Role;
 use fairmesh_router::{EndpointPick, Outcome, PickError, PickParams, Step};
 use fairmesh_signals::{ReportedAs, ReportedPaths, ServedCall};
 
@@ -126,13 +127,18 @@ impl<T: EndpointTransport> Call<'_, T> {
         self.attempt = Some(PendingAttempt { picked, clock, outcome: Outcome::Unknown, reported });
     }
 
+    /// The role that the call names, else that of its route.
+    pub(crate) fn role<'b>(&'b self, context: &'b CallContext) -> Option<&'b Role> {
+        context.role.as_ref().or_else(|| self.actions.as_ref()?.role())
+    }
+
     /// The inputs of the next pick.
     #[inline]
     fn params<'b>(&'b self, context: &'b CallContext) -> PickParams<'b> {
         let avoid = &self.attempted[..self.attempts];
         PickParams {
             key: context.key.or(self.policy_key),
-            role: context.role.as_ref(),
+            role: self.role(context),
             avoid,
             class: self.class.as_ref(),
             call_seed: self.seed,

@@ -34,6 +34,17 @@ impl<T: EndpointTransport> Call<'_, T> {
         }
     }
 
+    /// The same after a response; a call that may be repeated is also retried after the statuses that its route names.
+    pub fn finish_response(&mut self, outcome: AttemptOutcome, status: u16, seed: u64) -> RetryDecision {
+        let is_named =
+            self.idempotent && self.actions.as_ref().is_some_and(|actions| actions.retries_on(status));
+        if !is_named {
+            return self.finish(outcome, seed);
+        }
+        self.end(outcome);
+        self.retry(outcome, seed)
+    }
+
     /// Records how the attempt ended where no retry is possible.
     #[inline]
     pub fn end(&mut self, outcome: AttemptOutcome) {

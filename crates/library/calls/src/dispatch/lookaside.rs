@@ -7,7 +7,7 @@ use tokio::time::timeout;
 
 use super::{context::DispatchContext, route::Routed};
 use crate::{
-    call::Call,
+    call::{Call, CallContext},
     discovery::ServiceState,
     lookaside::LeaseSet,
     transport::{EndpointPool, Head},
@@ -46,7 +46,10 @@ pub(super) async fn apply_lookaside(
     drop(snapshot);
     let mesh = &dispatch.handle.mesh;
     let name = call.target().name().clone();
-    let leases = mesh.service_lookasides.for_call(&address, &name, dispatch.options, call.policy_key());
+    // Leases are for a key and a role, which the policy and the route may give.
+    let key = dispatch.options.key.or(call.policy_key());
+    let context = CallContext { key, role: call.role(dispatch.options).cloned(), ..dispatch.options.clone() };
+    let leases = mesh.service_lookasides.for_call(&address, &name, &context);
     // Boxed: few services have a lookaside, and the futures of other calls need not be as large.
     let leases = Box::pin(timeout(call.left_before_request(now) / 2, leases)).await.ok().flatten();
     match &leases {

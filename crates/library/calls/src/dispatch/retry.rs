@@ -101,7 +101,10 @@ pub(super) async fn retry_loop(
             || copy.is_some_and(RequestCopy::is_available)
             || outcome == AttemptOutcome::DeadlineExceeded;
         let decision = match can_retry {
-            true => call.finish(outcome, mesh.seed()),
+            true => match &response {
+                Ok(response) => call.finish_response(outcome, response.status().as_u16(), mesh.seed()),
+                Err(_) => call.finish(outcome, mesh.seed()),
+            },
             false => {
                 call.end(outcome);
                 RetryDecision::Done

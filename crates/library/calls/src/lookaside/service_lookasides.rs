@@ -9,7 +9,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use fairmesh_model::{ServiceName, ShardKey};
+use fairmesh_model::ServiceName;
 use fairmesh_wire::transport::{Address, Transport};
 
 use super::{lease_set::LeaseSet, leases::Leases};
@@ -31,20 +31,16 @@ impl ServiceLookasides {
         Self { by_address: Mutex::default(), client_id, transport }
     }
 
-    /// The leases for a call that begins now, of the service, for the caller's key or `policy_key`. `None` where there
+    /// The leases for a call that begins now, of the service. `None` where there
     /// never were any: the first call waits for the lookaside up to its timeout, unless it is known to be unreachable.
     pub(crate) async fn for_call(
         &self,
         address: &Arc<str>,
         name: &ServiceName,
         context: &CallContext,
-        policy_key: Option<ShardKey>,
     ) -> Option<Arc<LeaseSet>> {
         let leases = self.at(address)?;
-        let set = match context.key.or(policy_key) {
-            key if key == context.key => leases.for_call(name, context),
-            key => leases.for_call(name, &CallContext { key, ..context.clone() }),
-        };
+        let set = leases.for_call(name, context);
         let mut state = set.subscription.state();
         // The first pick of a set ends within a bound.
         while matches!(*state, ServiceState::Waiting) {

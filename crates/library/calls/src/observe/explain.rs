@@ -72,11 +72,12 @@ pub fn explain<H: Headers + ?Sized>(
     let Question { request, ask, now, seed } = question;
     let explanation = match report.decisions.is_empty() {
         true => upstream.explain(request, ask, *now, *seed),
-        // The key that the policy of the called service read in the request is kept, and the class that it set.
+        // The key that the policy of the called service read in the request is kept, and the role and class that its route set.
         false => {
-            let Decision { explanation: Explanation { key, class, .. }, service, .. } = &report.decisions[0];
-            let (class, routed_from) = (class.as_ref(), Some(service));
-            upstream.explain_pick(&PickParams { key: *key, class, routed_from, ..*ask }, *now, *seed)
+            let Decision { explanation: Explanation { key, role, class, .. }, service, .. } =
+                &report.decisions[0];
+            let (role, class, routed_from) = (role.as_ref(), class.as_ref(), Some(service));
+            upstream.explain_pick(&PickParams { key: *key, role, class, routed_from, ..*ask }, *now, *seed)
         }
     };
     if let Some(Ok(picked)) = &explanation.picked {

@@ -25,6 +25,8 @@ mod poll;
 #[cfg(test)]
 mod rig;
 #[cfg(test)]
+mod route_targets;
+#[cfg(test)]
 mod server;
 #[cfg(test)]
 mod spans;

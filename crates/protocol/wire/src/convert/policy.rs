@@ -36,6 +36,7 @@ impl From<Policy> for v1::Policy {
             limit: policy.limit.map(actions::write_limit),
             key: key.next().map(Into::into),
             further_keys: key.map(Into::into).collect(),
+            role: policy.role.map(String::from).unwrap_or_default(),
             zone_first: policy.locality.zone_first,
             routes: policy.routes.into_iter().map(Into::into).collect(),
             health_check: policy.health_check.map(Into::into),
@@ -81,6 +82,7 @@ impl TryFrom<v1::Policy> for Policy {
                 budget_floor: message.retry_budget_floor,
             },
             limit: message.limit.map(actions::read_limit),
+            role: actions::read_role(message.role)?,
             key: actions::read_sources(message.key.into_iter().chain(message.further_keys).collect())?,
             health_check: message
                 .health_check

@@ -1091,6 +1091,9 @@ pub struct Policy {
     /// Services of other tenants, tenant/service or tenant/\*, whose routes may send calls to this service.
     #[prost(string, repeated, tag = "31")]
     pub accept_routes_from: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The role of the copies of a shard that get calls which name none; empty: copies of any role.
+    #[prost(string, tag = "32")]
+    pub role: ::prost::alloc::string::String,
 }
 /// Nested message and enum types in `Policy`.
 pub mod policy {
@@ -1580,6 +1583,12 @@ pub struct Actions {
     /// Where the key is read that keeps its backend of the split, in order; empty: every call draws a backend.
     #[prost(message, repeated, tag = "13")]
     pub split_key: ::prost::alloc::vec::Vec<KeySource>,
+    /// The role of the copies that get calls which name none; empty: that of the policy of the service.
+    #[prost(string, tag = "14")]
+    pub role: ::prost::alloc::string::String,
+    /// Statuses of responses after which a call that may be repeated is retried, beside 503; 400 to 599, at most 16.
+    #[prost(uint32, repeated, tag = "15")]
+    pub retry_on: ::prost::alloc::vec::Vec<u32>,
 }
 /// A rate limit.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

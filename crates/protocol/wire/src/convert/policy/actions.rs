@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fairmesh_model::{
     Abort, Actions, Delay, HeaderEdits, Invalid, KeySource, Mirror, PathRewrite, RateLimit, Redirect,
-    Rewrite, Scope, ServiceName, Share,
+    Rewrite, Role, Scope, ServiceName, Share,
 };
 
 use super::micros;
@@ -38,6 +38,8 @@ pub(super) fn write(actions: Actions) -> Option<v1::Actions> {
         hedge_after_us: time(actions.hedge_after),
         mirror: actions.mirror.map(mirror),
         split_key: actions.split_key.into_iter().map(Into::into).collect(),
+        role: actions.role.map(String::from).unwrap_or_default(),
+        retry_on: actions.retry_on.into_iter().map(u32::from).collect(),
     })
 }
 
@@ -69,7 +71,15 @@ pub(super) fn read(message: v1::Actions) -> Result<Actions, Invalid> {
         hedge_after: time(message.hedge_after_us),
         mirror: message.mirror.map(mirror).transpose().map_err(at("mirror"))?,
         split_key: read_sources(message.split_key).map_err(at("split_key"))?,
+        role: read_role(message.role)?,
+        retry_on: message.retry_on.into_iter().map(to_u16).collect(),
     })
+}
+
+/// Parses a role; an empty one is none.
+pub(super) fn read_role(role: String) -> Result<Option<Role>, Invalid> {
+    let role = Some(role).filter(|role| !role.is_empty());
+    role.map(|role| Role::try_from(role).map_err(|e| e.within("role"))).transpose()
 }
 
 /// Parses the sources of a key.

@@ -159,9 +159,11 @@ fn actions() -> impl Strategy<Value = Actions> {
         (option::of("[a-z]{1,8}"), option::of(full_path())).prop_map(|(host, path)| Rewrite { host, path });
     let times = (option::of(time()), option::of(time()), option::of(time()));
     let faults = (option::of(limit()), option::of(abort), option::of(delay), option::of(mirror));
-    let keys = collection::vec(key_source(), 0..3);
+    let statuses = collection::vec(400..=599_u16, 0..3);
+    let keys = (collection::vec(key_source(), 0..3), option::of(name()), statuses);
     let sent = (faults, rewrite, edits(), edits(), times, keys).prop_map(
-        |((limit, abort, delay, mirror), rewrite, request_headers, response_headers, times, split_key)| {
+        |((limit, abort, delay, mirror), rewrite, request_headers, response_headers, times, keys)| {
+            let (split_key, role, retry_on) = keys;
             Actions {
                 limit,
                 redirect: None,
@@ -174,6 +176,8 @@ fn actions() -> impl Strategy<Value = Actions> {
                 server_timeout: times.1,
                 hedge_after: times.2,
                 mirror,
+                role,
+                retry_on,
                 split_key,
             }
         },
@@ -238,13 +242,14 @@ fn policy() -> impl Strategy<Value = Policy> {
     let sources = "[a-z]{1,5}/([a-z]{1,5}|[*])".prop_map(|text| RouteSource::new(&text).unwrap());
     let security = (option::of(authorization()), modes, collection::vec(sources, 0..3));
     let rest = (option::of(health_check()), lookaside, option::of(traffic()), security);
+    let key = (key, option::of(name()));
     (routes, locality(), balancing, timeouts(), (retries, option::of(limit()), key), rest).prop_map(
         |(
             routes,
             locality,
             (subset, balancing),
             timeouts,
-            (retries, limit, key),
+            (retries, limit, (key, role)),
             (health_check, lookaside, traffic, (authorization, mtls, accept_routes_from)),
         )| {
             Policy {
@@ -255,6 +260,7 @@ fn policy() -> impl Strategy<Value = Policy> {
                 retries,
                 limit,
                 key,
+                role,
                 health_check,
                 lookaside,
                 traffic: traffic.map(Box::new),
