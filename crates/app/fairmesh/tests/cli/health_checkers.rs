@@ -69,6 +69,10 @@ async fn send(transport: &Transport, service: &ServiceName, to: SocketAddr, byte
     String::from_utf8_lossy(&said).into_owned()
 }
 
+const CHECK: &str = "healthCheck: {http: {path: /healthz}, interval: 1s, fall: 1, minimumSamples: 1}";
+const RULES: &str = "authorization: {rules: [{name: web, from: [blue/web]}, \
+    {name: no-agents, action: deny, from: [fairmesh/agent/*]}]}";
+
 const END: &str = "connection: close\r\n\r\n";
 
 /// The probe `GET /healthz` and requests beyond it, and whether the checker may make the probe with them.
@@ -105,13 +109,7 @@ fn elected_checker_alone_makes_the_probe_and_no_other_request() {
     let _processes = [start(&proxy, None), start(&register, None)];
     let services = ["blue/vault", "blue/bytes"];
     for service in services {
-        let check = "healthCheck: {http: {path: /healthz}, interval: 1s, fall: 1, minimumSamples: 1}";
-        let rules =
-            "[{name: web, from: [blue/web]}, {name: no-agents, action: deny, from: [fairmesh/agent/*]}]";
-        mesh.apply(&format!(
-            "kind: Policy\nservice: {service}\n{check}\nauthorization: {{rules: {rules}}}\n"
-        ))
-        .ok();
+        mesh.apply(&format!("kind: Policy\nservice: {service}\n{CHECK}\n{RULES}\n")).ok();
     }
     let call = |service: &str| mesh.run(&["call", service, "/", "--agent", &address, "--as", "blue/web"]);
     let is_healthy = |service: &str| {

@@ -57,11 +57,7 @@ impl TryFrom<v1::Policy> for Policy {
     type Error = Invalid;
 
     fn try_from(message: v1::Policy) -> Result<Self, Invalid> {
-        // An unknown mode is strict: it opens nothing.
-        let mtls = match message.mtls() {
-            v1::policy::Mtls::Strict => MtlsMode::Strict,
-            v1::policy::Mtls::Permissive => MtlsMode::Permissive,
-        };
+        let mtls = read_mtls(message.mtls());
         let route = |(i, route): (usize, v1::Route)| {
             Route::try_from(route).map_err(|e| e.within(format!("routes[{i}]")))
         };
@@ -109,6 +105,14 @@ impl TryFrom<v1::Policy> for Policy {
         };
         policy.validate()?;
         Ok(policy)
+    }
+}
+
+/// An unknown mode is strict: it opens nothing.
+fn read_mtls(mode: v1::policy::Mtls) -> MtlsMode {
+    match mode {
+        v1::policy::Mtls::Strict => MtlsMode::Strict,
+        v1::policy::Mtls::Permissive => MtlsMode::Permissive,
     }
 }
 

@@ -1,5 +1,7 @@
 //! Arbitrary valid records, for property tests.
 
+mod trust;
+
 use std::time::Duration;
 
 use fairmesh_model::{
@@ -7,6 +9,7 @@ use fairmesh_model::{
     *,
 };
 use proptest::{collection, option, prelude::*, sample::select};
+use trust::{federated_domains, joined_agent, revocations, trust_bundle};
 
 fn name<N: std::str::FromStr<Err = Invalid> + std::fmt::Debug>() -> impl Strategy<Value = N> {
     "[a-z0-9][a-z0-9._-]{0,12}".prop_map(|text| text.parse().unwrap())
@@ -463,45 +466,6 @@ fn hosts() -> impl Strategy<Value = Hosts> {
         };
         Hosts::new(speeds, addresses.into_iter().enumerate().map(prefix).collect()).unwrap()
     })
-}
-
-fn trust_bundle() -> impl Strategy<Value = TrustBundle> {
-    let root = collection::vec(any::<u8>(), 1..MAX_CERTIFICATE);
-    let retired = collection::vec(any::<[u8; 32]>(), 0..=MAX_RETIRED_ROOTS);
-    (name(), collection::vec(root, 1..=MAX_ROOTS), retired).prop_map(|(domain, roots, retired)| TrustBundle {
-        domain,
-        roots,
-        retired,
-    })
-}
-
-fn federated_domains() -> impl Strategy<Value = FederatedDomains> {
-    (collection::vec(trust_bundle(), 0..4), any::<u8>()).prop_map(|(mut bundles, served)| {
-        bundles.sort_by(|a, b| a.domain.cmp(&b.domain));
-        bundles.dedup_by(|a, b| a.domain == b.domain);
-        let served = bundles.iter().take(usize::from(served) % 4);
-        let endpoint =
-            |one: &TrustBundle| BundleEndpoint { domain: one.domain.clone(), url: "https://partner/".into() };
-        let endpoints = served.map(endpoint).collect();
-        FederatedDomains { bundles, endpoints }
-    })
-}
-
-fn revocations() -> impl Strategy<Value = Revocations> {
-    let certificates = prop_oneof![
-        Just(RevokedCertificates::All),
-        collection::vec(1..=u8::MAX, 1..=MAX_SERIAL).prop_map(RevokedCertificates::Serial),
-        (1..u64::MAX).prop_map(RevokedCertificates::IssuedBefore),
-    ];
-    let one = (service_name(), certificates, any::<u64>()).prop_map(|(service, certificates, at)| {
-        Revocation { path: SpiffePath::Service(service), certificates, at }
-    });
-    collection::vec(one, 0..5).prop_map(|entries| Revocations { entries })
-}
-
-fn joined_agent() -> impl Strategy<Value = JoinedAgent> {
-    (collection::vec(name(), 0..5), any::<u64>(), option::of(name()))
-        .prop_map(|(tenants, joined, region)| JoinedAgent { tenants, joined, region })
 }
 
 fn workload() -> impl Strategy<Value = WorkloadEntry> {
