@@ -235,6 +235,8 @@ impl View {
             Record::TrustBundle(_) => self.has_trust_domain = true,
             // `fairmesh identity` reads them by themselves.
             Record::Revocations(_) | Record::FederatedDomains(_) | Record::JoinedAgent(_) => {}
+            // `explain` reads them by themselves.
+            Record::ElectedChecker(_) => {}
         }
         Ok(())
     }

@@ -9,8 +9,8 @@ mod timeouts;
 use std::{fmt, time::Duration};
 
 use crate::{
-    Endpoint, HealthCheck, Invalid, RateLimit, Role, Route, Service, Traffic, duration::write_duration,
-    route::is_token,
+    Endpoint, HealthCheck, Invalid, Label, MAX_TRAFFIC_CLASSES, RateLimit, Role, Route, Service, Traffic,
+    duration::write_duration, route::is_token,
 };
 
 pub use authorization::{

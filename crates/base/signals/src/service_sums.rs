@@ -174,6 +174,7 @@ mod tests {
                 to: Some(region(to)),
                 class: None,
                 caller: None,
+                parent: None,
                 from_zone: None,
                 to_zone: None,
             };

@@ -159,6 +159,8 @@ pub(super) const fn list_of(kind: RecordKind) -> Option<Kind> {
         | RecordKind::Revocations
         | RecordKind::FederatedDomains
         | RecordKind::JoinedAgent => return None,
+        // `fairmesh explain`.
+        RecordKind::Checker => return None,
         // `fairmesh history`.
         RecordKind::History | RecordKind::MeshHistory => return None,
     })

@@ -65,6 +65,7 @@ const fn argument(kind: RecordKind) -> Option<&'static Argument> {
         | RecordKind::ShardMap
         | RecordKind::MeasuredDistances
         | RecordKind::RegionDrain
+        | RecordKind::Checker
         | RecordKind::TrustBundle
         | RecordKind::Revocations
         | RecordKind::FederatedDomains

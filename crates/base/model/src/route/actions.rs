@@ -39,8 +39,8 @@ pub struct Actions {
     /// Statuses of responses after which a call that may be repeated is retried, beside 503; 400 to 599, at most
     /// 16.
     pub retry_on: Vec<u16>,
-    /// Where the key is read that keeps its backend of the split; the first source that has one. Calls without a key, and
-    /// all calls of a route without sources, draw a backend each.
+    /// Sources of a key that fixes the split's backend; the first source with a value counts. Without a key or without
+    /// sources, each call draws a backend.
     pub split_key: Vec<KeySource>,
 }
 
@@ -147,7 +147,7 @@ impl Actions {
     }
 }
 
-/// A prefix can only be replaced if the route matches one.
+/// Checks that a prefix is replaced only if the route matches one.
 fn check_prefix(path: Option<&PathRewrite>, matches: &Match) -> Result<(), Invalid> {
     match (path, &matches.path) {
         (Some(PathRewrite::Prefix(_)), Some(PathMatch::Prefix(_)))
