@@ -60,8 +60,8 @@ impl RandomApplication {
         let nodes = self.nodes(&mut random);
         let placed = self.placement(&mut random);
         let mut edges = self.client_edges(&mut random);
-        for service in self.roots..self.services {
-            self.add_call_edges(&mut random, (service, &placed[service]), &mut edges);
+        for (service, placed) in placed.iter().enumerate().skip(self.roots) {
+            self.add_call_edges(&mut random, (service, placed), &mut edges);
         }
         let works = self.works(&nodes, &edges);
         let services = placed.iter().zip(works).map(|(placed, work)| self.pools(&mut random, placed, work));

@@ -15,6 +15,7 @@ use crate::scenario::{SimTime, ThresholdRing};
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Scenario {
     /// The kind of scenario.
+    #[serde(default)]
     pub kind: Kind,
     /// Its name.
     pub name: String,
@@ -49,10 +50,11 @@ pub struct Scenario {
 }
 
 /// Distinguishes these scenarios from those of fleets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Kind {
     /// An application.
+    #[default]
     App,
 }
 
