@@ -103,6 +103,7 @@ while not os.path.exists(until):
         body = response.read().decode()
         connection.close()
         if response.status == 200:
+            open(f"{until}.{tenant}", "w").close()
             right, wrong = right + body.startswith(tenant + "/web "), wrong + (not body.startswith(tenant + "/web "))
         else:
             failed.append([began, f"{response.status} {body}"])
@@ -367,7 +368,8 @@ def who_reached_whom(demo):
 def replace_under_load(demo):
     """Kills one replica and upgrades the other while both tenants call."""
     loads = {tenant: demo.load(tenant) for tenant in TENANTS}
-    time.sleep(1)
+    for tenant in TENANTS:
+        demo.until(f"{tenant} calls", lambda: os.path.exists(demo.path(f"load.end.{tenant}")))
     killed_at = time.monotonic()
     demo.processes["gateway-1"].may_end = True
     demo.processes["gateway-1"].kill()

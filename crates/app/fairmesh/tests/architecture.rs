@@ -150,6 +150,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "lookaside",
             "kernel",
             "edge",
+            "gateway",
+            "node",
             "proxy",
             "control",
             "console",
