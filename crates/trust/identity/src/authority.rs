@@ -229,6 +229,15 @@ impl Authority {
         Ok(())
     }
 
+    /// Whether the file of the intermediate has a content that was not tried yet.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn has_other_issuer(&self) -> Result<bool, IdentityError> {
+        let found = issuer_digest(&self.folder)?;
+        Ok(found.is_some() && found != self.state().seen)
+    }
+
     /// Reads the intermediate's file again and uses its content. Each content is tried once.
     ///
     /// # Errors

@@ -31,6 +31,7 @@ mod key;
 mod member;
 mod one_way_tls;
 mod program;
+mod refused;
 pub mod renewal;
 mod revocations;
 pub mod signed;
@@ -59,6 +60,7 @@ pub use key::PrivateKey;
 pub use member::Member;
 pub use one_way_tls::OneWayTls;
 pub use program::{IdentityRequest, Membership, ProgramIdentity, ServerIdentity};
+pub use refused::Refused;
 pub use revocations::{RevocationSource, follow_revocations};
 pub use signer::{
     RemoteKey, RemoteKeyConfig, RemoteKeyError, SignatureCounts, SignedBy, Signer, certificate_verify,
@@ -66,7 +68,7 @@ pub use signer::{
 pub use tls_config::crypto_provider;
 pub use token::{JoinToken, MAX_TOKEN_TTL, digest as sha256};
 pub use tokens::{Joining, TokenGrant, TokenRefused, Tokens};
-pub use trust::{CLOCK_SKEW, Refused, Trust, Usage};
+pub use trust::{CLOCK_SKEW, Trust, Usage};
 pub use web_roots::WebRoots;
 pub use workload::Workload;
 pub use workload_api::WorkloadApi;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio_rustls::rustls::pki_types::CertificateDer;
 
-use super::{Authority, BUNDLE_FILE, ROOT_FILE, issuer_digest, make_root, new_issuer, write_pair};
+use super::{Authority, BUNDLE_FILE, ROOT_FILE, State, issuer_digest, make_root, new_issuer, write_pair};
 use crate::{IdentityError, files, trust};
 
 impl Authority {
@@ -14,16 +14,12 @@ impl Authority {
     /// # Errors
     /// When the root's key is missing, or the disk is full.
     pub fn replace_future(&self, now: Duration, with_root: bool) -> Result<bool, IdentityError> {
-        let is_future = |one: &CertificateDer<'_>| trust::validity(one).is_ok_and(|(begin, _)| begin > now);
         let mut state = self.state();
-        let root_is_future = with_root
-            && state.roots.len() == 1
-            && state.roots.iter().all(is_future)
-            && self.root_key_present();
-        if !root_is_future && !is_future(&state.issuer) {
+        let root_is_ahead = with_root && self.is_root_ahead(&state, now);
+        if !root_is_ahead && !is_ahead(&state.issuer, now) {
             return Ok(false);
         }
-        if root_is_future {
+        if root_is_ahead {
             let (key, root) = make_root(&self.domain, now)?;
             // The key is written last, as for a new root.
             files::write_public(&self.folder.join(BUNDLE_FILE), &files::pem(None, &[root.der().clone()]))?;
@@ -35,6 +31,24 @@ impl Authority {
         state.seen = issuer_digest(&self.folder)?;
         Ok(true)
     }
+
+    /// Whether [`replace_future`](Self::replace_future) would replace anything.
+    pub fn is_ahead(&self, now: Duration, with_root: bool) -> bool {
+        let state = self.state();
+        is_ahead(&state.issuer, now) || (with_root && self.is_root_ahead(&state, now))
+    }
+
+    /// Whether the only root is not valid yet, and can be replaced.
+    fn is_root_ahead(&self, state: &State, now: Duration) -> bool {
+        state.roots.len() == 1
+            && state.roots.iter().all(|root| is_ahead(root, now))
+            && self.root_key_present()
+    }
+}
+
+/// Whether a certificate is not valid yet.
+fn is_ahead(certificate: &CertificateDer<'_>, now: Duration) -> bool {
+    trust::validity(certificate).is_ok_and(|(begin, _)| begin > now)
 }
 
 #[cfg(test)]
