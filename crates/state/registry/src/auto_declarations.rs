@@ -1,43 +1,21 @@
-//! Services declared by their first registration, and the removal of such declarations.
-//!
-//! New services need no file: a registration declares an undeclared service. The declaration is removed some minutes
-//! after the service's last endpoint, so that names without an operator do not pile up. The service's history marks
-//! the declaration. Applying any declaration makes it an operator's, which stays. A field of the record was rejected:
-//! every reader of services would have to know it.
+//! Services that were declared by their first registration.
 
 use std::{
     collections::{BTreeMap, HashMap},
     ops::Bound,
-    sync::{Arc, atomic::Ordering::Relaxed},
-    time::Duration,
+    sync::Arc,
 };
 
-use fairmesh_model::{Prefix, RecordKey, RecordKind, ServiceName};
-use fairmesh_rib::{Entry, Expect, Node, Op};
-use fairmesh_wire::{
-    LogLimiter,
-    records::{self, History},
-};
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use fairmesh_model::ServiceName;
+use tokio::time::Instant;
 
-use crate::{Registry, RegistryError, clock::now_ms};
-
-/// How long a declaration outlives its last endpoint: longer than a program takes to restart.
-pub const DECLARATION_GRACE: Duration = Duration::from_secs(5 * 60);
-/// The most services declared by registrations at a time; operators have to apply further ones.
+/// The most services declared by registrations at a time; further ones have to be applied.
 pub const MAX_AUTO_DECLARED: usize = 20_000;
 
-/// Interval of scans, and the number of declarations per scan.
-const SCAN_INTERVAL: Duration = Duration::from_secs(10);
+/// How many declarations are scanned at a time.
 const SCAN_BATCH: usize = 2_000;
-/// The most declarations removed in one batch.
-const REMOVE_BATCH: usize = 100;
-/// Prefix of authors without an identity.
+/// What authors without an identity begin with.
 const ANONYMOUS: &str = "anonymous";
-/// The author in a marker of a declaration by registration.
-const DECLARED_BY: &str = "its first registration";
-
-static REMOVED: LogLimiter = LogLimiter::new();
 
 /// The known declarations by registration.
 #[derive(Debug, Default)]
@@ -73,12 +51,22 @@ impl AutoDeclarations {
         self.release(before);
     }
 
-    fn remove(&mut self, service: &ServiceName) {
+    pub(crate) fn remove(&mut self, service: &ServiceName) {
         let removed = self.known.remove(service);
         self.release(removed);
     }
 
-    /// Releases a removed declaration from its peer.
+    /// Notes that records depend on a declaration.
+    pub(crate) fn note_used(&mut self, service: ServiceName) {
+        self.known.entry(service).or_default().unused = None;
+    }
+
+    /// Since when no record depends on a declaration, which none does now.
+    pub(crate) fn unused_since(&mut self, service: ServiceName, now: Instant) -> Instant {
+        *self.known.entry(service).or_default().unused.get_or_insert(now)
+    }
+
+    /// A declaration of a peer is gone.
     fn release(&mut self, removed: Option<AutoDeclaration>) {
         let Some(peer) = removed.and_then(|removed| removed.peer) else { return };
         if let Some(count) = self.by_peer.get_mut(&peer) {
@@ -101,8 +89,8 @@ impl AutoDeclarations {
         self.known.len()
     }
 
-    /// The services of the next scan, in rotation.
-    fn next_batch(&mut self) -> Vec<ServiceName> {
+    /// The services of the next scan, round robin.
+    pub(crate) fn next_batch(&mut self) -> Vec<ServiceName> {
         let after = self.scan_cursor.take().map_or(Bound::Unbounded, Bound::Excluded);
         let next = self.known.range((after, Bound::Unbounded)).take(SCAN_BATCH);
         let next: Vec<_> = next.map(|(service, _)| service.clone()).collect();
@@ -111,135 +99,28 @@ impl AutoDeclarations {
     }
 }
 
-impl Registry {
-    /// The history entry that marks a declaration by registration.
-    pub(crate) fn declaration_marker(&self, service: &ServiceName) -> Op {
-        let at = self.node().revision().number;
-        let history = History {
-            key: RecordKey::Service(service.clone()),
-            value: None,
-            replaced_at_ms: now_ms(),
-            replaced_by: DECLARED_BY.to_owned(),
-            replaced_message: String::new(),
-            revision: 0,
-        };
-        let key = RecordKey::History(RecordKind::Service, service.clone(), at);
-        Op::put(key.to_string(), records::encode_history(&history))
-    }
-
-    /// The number of services declared by registrations, of refused and of removed declarations.
-    pub fn self_declared(&self) -> (usize, u64, u64) {
-        let (refused, removed) = (&self.shared.declarations_refused, &self.shared.declarations_removed);
-        (self.declarations().len(), refused.load(Relaxed), removed.load(Relaxed))
-    }
-
-    /// Removes declarations without endpoints; never returns.
-    pub(crate) async fn run_declaration_cleanup(&self) {
-        let (_, entries) = self.node().read(&[Prefix::everything()]);
-        let services = entries.iter().filter_map(|(key, entry)| declared_by(key, entry));
-        let services: Vec<_> = services.filter(|service| marker(self.node(), service).is_some()).collect();
-        drop(entries);
-        services.into_iter().for_each(|service| self.declarations().add(service, None));
-        let mut ticks = interval(SCAN_INTERVAL);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            ticks.tick().await;
-            let due = self.expired(Instant::now());
-            for services in due.chunks(REMOVE_BATCH) {
-                if let Err(error) = self.remove_declarations(services).await {
-                    tracing::warn!(%error, "declarations without endpoints cannot be removed; retrying");
-                    break;
-                }
-            }
-        }
-    }
-
-    /// The declarations without endpoints for the grace period.
-    fn expired(&self, now: Instant) -> Vec<ServiceName> {
-        let batch = self.declarations().next_batch();
-        let mut due = Vec::new();
-        for service in batch {
-            let stays = marker(self.node(), &service).map(|_| self.is_used(&service));
-            let mut declarations = self.declarations();
-            match stays {
-                None => declarations.remove(&service),
-                Some(true) => declarations.known.entry(service).or_default().unused = None,
-                Some(false) => {
-                    let known = declarations.known.entry(service.clone()).or_default();
-                    let since = known.unused.get_or_insert(now);
-                    if now.saturating_duration_since(*since) >= DECLARATION_GRACE {
-                        due.push(service);
-                    }
-                }
-            }
-        }
-        due
-    }
-
-    /// Whether records depend on the declaration: endpoints, a policy or a shard map.
-    fn is_used(&self, service: &ServiceName) -> bool {
-        let policy = RecordKey::Policy(service.clone()).to_string();
-        let below = [Prefix::endpoints(service, None), Prefix::shards(service, None)];
-        self.node().get(&policy).is_some() || !self.node().read(&below).1.is_empty()
-    }
-
-    /// Removes declarations that are still unused. Registrations wait meanwhile, because they would still find the
-    /// service declared.
-    async fn remove_declarations(&self, services: &[ServiceName]) -> Result<(), RegistryError> {
-        let _registering = self.shared.registering.write().await;
-        let plan = || {
-            let (mut ops, mut gone) = (Vec::new(), Vec::new());
-            for service in services.iter().filter(|service| !self.is_used(service)) {
-                let key = RecordKey::Service(service.clone()).to_string();
-                let (Some(entry), Some(marker)) = (self.node().get(&key), marker(self.node(), service))
-                else {
-                    continue;
-                };
-                ops.push(Op::delete(key).expecting(Expect::Revision(entry.revision)));
-                ops.push(marker);
-                gone.push(service.clone());
-            }
-            Ok((ops, gone))
-        };
-        let gone = self.change(plan).await?.output;
-        self.shared.declarations_removed.fetch_add(gone.len() as u64, Relaxed);
-        if let Some(left_out) = REMOVED.next().filter(|_| !gone.is_empty()) {
-            let (services, first) = (gone.len(), gone.first().map(ToString::to_string).unwrap_or_default());
-            tracing::info!(
-                services,
-                first,
-                left_out,
-                "declared by a registration, without endpoints for minutes: removed"
-            );
-        }
-        let mut declarations = self.declarations();
-        gone.iter().for_each(|service| declarations.remove(service));
-        Ok(())
-    }
-}
-
-/// The write that turns a declaration by registration into an operator's; `None` if it already is an operator's.
-pub fn adopt_declaration(node: &Node, service: &ServiceName) -> Option<Op> {
-    marker(node, service)
-}
-
-/// The deletion of a declaration's marker, which is the newest entry of its history.
-fn marker(node: &Node, service: &ServiceName) -> Option<Op> {
-    let (_, entries) = node.read(&[Prefix::history(RecordKind::Service, service)]);
-    let (key, entry) = entries.into_iter().next_back()?;
-    declared_by(&key, &entry)?;
-    Some(Op::delete(key).expecting(Expect::Revision(entry.revision)))
-}
-
-/// The service of a marker; `None` for other history entries.
-fn declared_by(key: &str, entry: &Entry) -> Option<ServiceName> {
-    if RecordKind::of(key) != Some(RecordKind::History) {
-        return None;
-    }
-    let history = records::decode_history(&entry.value).ok()?;
-    let ours = history.value.is_none() && history.replaced_by == DECLARED_BY;
-    history.key.service().filter(|_| ours).cloned()
-}
-
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_declares_as_many_services_as_it_leaves_free_and_others_go_on() {
+        let mut declarations = AutoDeclarations::default();
+        let name = |number: usize| format!("shop/s{number}").parse::<ServiceName>().unwrap();
+        let greedy = peer_of("spiffe://prod/fairmesh/agent/a for local uid 7");
+        let greedy = greedy.as_deref();
+        assert_eq!(greedy, Some("spiffe://prod/fairmesh/agent/a"));
+        let mut number = 0;
+        while declarations.admits(greedy, 0) {
+            declarations.add(name(number), greedy.map(Arc::from));
+            number += 1;
+        }
+        assert_eq!(number, MAX_AUTO_DECLARED / 2);
+        assert!(declarations.admits(Some("spiffe://prod/fairmesh/agent/b"), 0));
+        assert_eq!(peer_of("anonymous"), None);
+        assert!(declarations.admits(None, 0) && !declarations.admits(None, MAX_AUTO_DECLARED / 2));
+        declarations.remove(&name(0));
+        declarations.remove(&name(1));
+        assert!(declarations.admits(greedy, 0));
+    }
+}

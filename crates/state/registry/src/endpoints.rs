@@ -9,10 +9,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use fairmesh_model::{Endpoint, EndpointState, Invalid, Label, Prefix, Service, ServiceName};
 
-pub use instance_claim::{InstanceClaim, InstanceRef};
 pub use states::DrainOutcome;
 
-use crate::{Registry, RegistryError, stored_records::StoredEndpoint};
+use crate::{InstanceClaim, InstanceRef, Registry, RegistryError, stored_records::StoredEndpoint};
 
 /// The most registrations, reports or instances in one call.
 pub const MAX_BATCH: usize = 1000;

@@ -17,6 +17,7 @@ mod error;
 mod file_source;
 mod grpc;
 mod http;
+mod instance;
 mod leases;
 pub mod manifest;
 mod plaintext_callers;
@@ -27,15 +28,16 @@ mod stored_records;
 #[cfg(test)]
 mod testing;
 
-pub use auto_declarations::{DECLARATION_GRACE, MAX_AUTO_DECLARED, adopt_declaration};
+pub use auto_declarations::MAX_AUTO_DECLARED;
 pub use balance::{
     Forecast, LoadReport, MovePlan, PlanInput, PlanNote, PlanOptions, ReportOutcome, Server, ServerLoad,
     ShardWork, Work, WorkByShard, plan,
 };
-pub use endpoints::{DrainOutcome, InstanceClaim, InstanceRef, MAX_BATCH, Registration, StateReport};
+pub use endpoints::{DrainOutcome, MAX_BATCH, Registration, StateReport};
 pub use error::RegistryError;
 pub use file_source::{FileSource, FileStatus, SOURCE_LABEL};
 pub use grpc::RegistryService;
+pub use instance::{InstanceClaim, InstanceRef};
 pub use plaintext_callers::PlaintextCaller;
-pub use registry::Registry;
+pub use registry::{DECLARATION_GRACE, Registry, adopt_declaration};
 pub use shards::{AWARE_LABEL, MoveStatus, Phase};

@@ -3,17 +3,17 @@
 
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
-use fairmesh_model::{InstanceId, Invalid, ServiceName};
+use fairmesh_model::{InstanceId, ServiceName};
 use tokio::time::Instant;
 
-use crate::{InstanceRef, Registry};
+use crate::InstanceRef;
 
 /// How long a server's report counts. A server without such callers sends an empty report, which ends the earlier one
 /// at once.
 const RETENTION: Duration = Duration::from_secs(300);
-/// Maximum of callers per server.
-const MAX_CALLERS: usize = 64;
-/// Maximum of servers with plaintext callers.
+/// The callers of one server.
+pub(crate) const MAX_CALLERS: usize = 64;
+/// The servers with callers in plaintext.
 const MAX_SERVERS: usize = 10_000;
 
 /// A plaintext caller, as reported by its server.
@@ -40,8 +40,8 @@ struct Report {
 }
 
 impl PlaintextReports {
-    /// Replaces a server's report. A report without room is dropped.
-    fn put(&mut self, server: &InstanceRef, callers: &[PlaintextCaller], now: Instant) {
+    /// Replaces the report of a server. One that has no room is left out.
+    pub(crate) fn put(&mut self, server: &InstanceRef, callers: &[PlaintextCaller], now: Instant) {
         let report = || Report { arrived: now, callers: callers.to_vec() };
         // Nearly every renewal ends here with one look-up, however many reports exist.
         match self.reports.get_mut(server) {
@@ -55,7 +55,8 @@ impl PlaintextReports {
         }
     }
 
-    fn of(&self, service: &ServiceName, now: Instant) -> Vec<(InstanceId, Vec<PlaintextCaller>)> {
+    /// The current reports of the servers of a service.
+    pub(crate) fn of(&self, service: &ServiceName, now: Instant) -> Vec<(InstanceId, Vec<PlaintextCaller>)> {
         let current = |(server, report): &(&InstanceRef, &Report)| {
             server.service == *service && now < report.arrived + RETENTION
         };
@@ -63,36 +64,9 @@ impl PlaintextReports {
         found.map(|(server, report)| (server.instance.clone(), report.callers.clone())).collect()
     }
 
-    fn is_empty(&self) -> bool {
+    /// Whether no server has such callers.
+    pub(crate) fn is_empty(&self) -> bool {
         self.reports.is_empty()
-    }
-}
-
-impl Registry {
-    /// Takes over reports of servers that have renewed their leases.
-    ///
-    /// # Errors
-    /// When there are too many callers.
-    pub fn report_plaintext_callers(
-        &self,
-        servers: &[InstanceRef],
-        callers: &[PlaintextCaller],
-    ) -> Result<(), Invalid> {
-        if callers.len() > MAX_CALLERS {
-            let hint = format!("report {MAX_CALLERS}, those with a connection first");
-            return Err(Invalid::new("plaintext_callers", "are too many", hint));
-        }
-        let mut reports = self.plaintext_reports();
-        if callers.is_empty() && reports.is_empty() {
-            return Ok(());
-        }
-        servers.iter().for_each(|server| reports.put(server, callers, Instant::now()));
-        Ok(())
-    }
-
-    /// The plaintext callers of a service's servers; servers without any are left out.
-    pub fn plaintext_callers(&self, service: &ServiceName) -> Vec<(InstanceId, Vec<PlaintextCaller>)> {
-        self.plaintext_reports().of(service, Instant::now())
     }
 }
 

@@ -1,3 +1,7 @@
+mod declarations;
+mod plaintext_callers;
+mod records;
+
 use std::{
     collections::{BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
@@ -23,7 +27,9 @@ use crate::{
     shards::{Readiness, UndoneMoves},
 };
 
-/// The most attempts of a change if other writers change the same records.
+pub use declarations::{DECLARATION_GRACE, adopt_declaration};
+
+/// The most attempts of a change when other writers change the same records.
 const MAX_ATTEMPTS: usize = 16;
 /// How long the node may take to apply a store commit; normally milliseconds.
 const MAX_NODE_LAG: Duration = Duration::from_secs(5);

@@ -1,16 +1,11 @@
-//! Records of the node, with the revisions that a compare-and-set needs.
+//! Records with the revisions that a compare-and-set needs.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
-use fairmesh_model::{
-    Endpoint, InstanceId, Invalid, Prefix, Record, RecordKey, Service, ServiceName, ShardMap, ShardMove,
-    ShardPart,
-};
+use fairmesh_model::{Endpoint, Invalid, Record, RecordKey, ServiceName, ShardMap, ShardMove, ShardPart};
 use fairmesh_rib::{Entry, Expect, Op};
 use fairmesh_wire::{LogLimiter, records, shards};
-
-use crate::{Registry, RegistryError, shard_map_cache::MapFingerprint};
 
 static UNREADABLE: LogLimiter = LogLimiter::new();
 
@@ -46,61 +41,8 @@ pub(crate) struct StoredShardMap {
     pub(crate) revision: u64,
 }
 
-impl Registry {
-    pub(crate) fn service(&self, name: &ServiceName) -> Result<Option<Service>, RegistryError> {
-        let key = RecordKey::Service(name.clone());
-        let Some(entry) = self.node().get(&key.to_string()) else { return Ok(None) };
-        match records::decode(&key, &entry.value)? {
-            Record::Service(service) => Ok(Some(service)),
-            _ => Ok(None),
-        }
-    }
-
-    pub(crate) fn endpoints(&self, service: &ServiceName) -> Vec<StoredEndpoint> {
-        self.stored_endpoints(&Prefix::endpoints(service, None))
-    }
-
-    /// The endpoints of a service with these instance ids, in any region. Decodes only these, because a service may
-    /// have 90,000 (ServiceRouter §4.1).
-    pub(crate) fn endpoints_of(
-        &self,
-        service: &ServiceName,
-        wanted: impl Fn(&str) -> bool,
-    ) -> Vec<StoredEndpoint> {
-        let (_, entries) = self.node().read(&[Prefix::endpoints(service, None)]);
-        let named = entries.into_iter().filter(|(key, _)| key.rsplit('/').next().is_some_and(&wanted));
-        named.filter_map(|(key, entry)| decode_endpoint(key, &entry)).collect()
-    }
-
-    pub(crate) fn endpoint(&self, service: &ServiceName, instance: &InstanceId) -> Option<StoredEndpoint> {
-        self.endpoints_of(service, |candidate| candidate == instance.as_str()).pop()
-    }
-
-    /// The endpoints below a prefix. Unreadable records are skipped, so that they affect nothing else.
-    pub(crate) fn stored_endpoints(&self, prefix: &Prefix) -> Vec<StoredEndpoint> {
-        let (_, entries) = self.node().read(std::slice::from_ref(prefix));
-        entries.into_iter().filter_map(|(key, entry)| decode_endpoint(key, &entry)).collect()
-    }
-
-    pub(crate) fn shard_map(&self, service: &ServiceName) -> Result<Option<Arc<StoredShardMap>>, Invalid> {
-        let (_, read) = self.node().read(&[Prefix::shards(service, None)]);
-        self.shared.map_cache.get(service, MapFingerprint::of(&read), || decode_map(service, read))
-    }
-
-    /// The moves of a service with their keys and revisions.
-    pub(crate) fn moves(&self, service: &ServiceName) -> Vec<(RecordKey, ShardMove, u64)> {
-        let (_, entries) = self.node().read(&[Prefix::moves(service)]);
-        entries.iter().filter_map(|(key, entry)| move_record(key, entry)).collect()
-    }
-
-    pub(crate) fn move_at(&self, key: &RecordKey) -> Option<(ShardMove, u64)> {
-        let text = key.to_string();
-        let entry = self.node().get(&text)?;
-        move_record(&text, &entry).map(|(_, shard_move, revision)| (shard_move, revision))
-    }
-}
-
-fn decode_map(
+/// The shard map in records below its prefix; none without any.
+pub(crate) fn decode_map(
     service: &ServiceName,
     read: Vec<(Arc<str>, Entry)>,
 ) -> Result<Option<StoredShardMap>, Invalid> {
@@ -117,7 +59,8 @@ fn decode_map(
     Ok(map.map(|map| StoredShardMap { map, entries, revision }))
 }
 
-fn decode_endpoint(key: Arc<str>, entry: &Entry) -> Option<StoredEndpoint> {
+/// The endpoint of a record; none if it cannot be read.
+pub(crate) fn decode_endpoint(key: Arc<str>, entry: &Entry) -> Option<StoredEndpoint> {
     let parsed = RecordKey::parse(&key).ok()?;
     let RecordKey::Endpoint(service, ..) = &parsed else { return None };
     match records::decode(&parsed, &entry.value) {
@@ -134,6 +77,7 @@ fn decode_endpoint(key: Arc<str>, entry: &Entry) -> Option<StoredEndpoint> {
     }
 }
 
+/// The move of a record; none if it cannot be read.
 pub(crate) fn move_record(key: &str, entry: &Entry) -> Option<(RecordKey, ShardMove, u64)> {
     let key = RecordKey::parse(key).ok()?;
     match records::decode(&key, &entry.value) {

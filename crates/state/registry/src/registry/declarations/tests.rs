@@ -1,5 +1,8 @@
 use super::*;
-use crate::testing::{TestRegistry, any_process, cart, endpoint};
+use crate::{
+    MAX_AUTO_DECLARED,
+    testing::{TestRegistry, any_process, cart, endpoint},
+};
 
 fn is_declared(test: &TestRegistry) -> bool {
     test.registry.service(&cart()).unwrap().is_some()
@@ -61,25 +64,4 @@ async fn registrations_declare_a_bounded_number_of_services() {
     assert!(refused.to_string().contains("fairmesh apply"), "{refused}");
     test.registry.register(&[endpoint("b")]).await.expect("its service is declared");
     assert_eq!(test.registry.self_declared(), (MAX_AUTO_DECLARED, 1, 0));
-}
-
-#[test]
-fn peer_cannot_exhaust_automatic_declarations() {
-    let mut declarations = AutoDeclarations::default();
-    let name = |number: usize| format!("shop/s{number}").parse::<ServiceName>().unwrap();
-    let greedy = peer_of("spiffe://prod/fairmesh/agent/a for local uid 7");
-    let greedy = greedy.as_deref();
-    assert_eq!(greedy, Some("spiffe://prod/fairmesh/agent/a"));
-    let mut number = 0;
-    while declarations.admits(greedy, 0) {
-        declarations.add(name(number), greedy.map(Arc::from));
-        number += 1;
-    }
-    assert_eq!(number, MAX_AUTO_DECLARED / 2);
-    assert!(declarations.admits(Some("spiffe://prod/fairmesh/agent/b"), 0));
-    assert_eq!(peer_of("anonymous"), None);
-    assert!(declarations.admits(None, 0) && !declarations.admits(None, MAX_AUTO_DECLARED / 2));
-    declarations.remove(&name(0));
-    declarations.remove(&name(1));
-    assert!(declarations.admits(greedy, 0));
 }
