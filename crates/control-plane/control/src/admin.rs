@@ -7,7 +7,7 @@ pub(crate) mod rules;
 mod split;
 mod tables;
 
-use std::{sync::Arc, time::UNIX_EPOCH};
+use std::sync::Arc;
 
 use fairmesh_controllers::Statuses;
 use fairmesh_model::{Invalid, RecordKey, Revision};
@@ -26,8 +26,10 @@ use tonic::{Request, Response, Status};
 
 use crate::{
     audit::{AuditLog, Log},
+    change_message::read_message,
     controllers,
-    served_rib::write_error,
+    wall_clock::now_ms,
+    write_error::write_error,
 };
 pub use history::HISTORY_KEPT;
 use planned_write::{Author, DesiredRecord, PlannedWrite};
@@ -205,32 +207,12 @@ impl v1::admin_server::Admin for AdminService {
     }
 }
 
-/// The longest message of a change, in bytes: a history entry has room for it.
-const MAX_MESSAGE: usize = 1024;
-
-pub(crate) fn read_message(message: String) -> Result<String, Invalid> {
-    match message.len() <= MAX_MESSAGE {
-        true => Ok(message),
-        false => {
-            let problem = format!("has {} bytes", message.len());
-            Err(Invalid::new("message", problem, format!("keep it to {MAX_MESSAGE}")))
-        }
-    }
-}
-
 fn author<T>(request: &Request<T>) -> Author {
     let caller = request.extensions().get::<Caller>().map(ToString::to_string);
     let caller = caller.unwrap_or_else(|| identity_of(request).to_string());
     let software = software_of(request);
     let by = if software.is_empty() { caller } else { format!("{software} ({caller})") };
     Author { by, at_ms: now_ms(), message: String::new() }
-}
-
-/// Milliseconds since 1970, for display in the history; no decision depends on it.
-#[allow(clippy::disallowed_methods, reason = "the one reading of the wall clock in this crate")]
-pub(crate) fn now_ms() -> u64 {
-    let since = std::time::SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn invalid(problem: Invalid) -> Status {

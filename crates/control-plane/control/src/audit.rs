@@ -30,6 +30,7 @@ use tokio::{
     time::timeout,
 };
 
+use crate::wall_clock::now_ms;
 use changes::CommittedChanges;
 pub(crate) use entry::hex;
 pub use entry::{AuditChange, AuditEntry, AuditEvent, AuditValue, BrokenChain, ChainReader};
@@ -183,7 +184,7 @@ impl AuditLog {
             return;
         }
         let who = author.map_or_else(caller, |author| author.to_string());
-        let (at_ms, store) = (crate::admin::now_ms(), store.to_string());
+        let (at_ms, store) = (now_ms(), store.to_string());
         let message = message.map(|message| message.to_string());
         let (active, other): (Vec<_>, Vec<_>) =
             changes.into_iter().partition(|change| is_active(&change.key));
@@ -195,7 +196,7 @@ impl AuditLog {
 
     /// Logs an event for the caller of this task.
     pub(crate) async fn note(&self, event: AuditEvent) {
-        self.send(Draft::of_event(crate::admin::now_ms(), caller(), event)).await;
+        self.send(Draft::of_event(now_ms(), caller(), event)).await;
     }
 
     /// Logs a refusal.
@@ -212,7 +213,7 @@ impl AuditLog {
 
     /// Logs without waiting. While the disk is behind, the entry is dropped and counted as lost.
     fn note_at_once(&self, who: String, event: AuditEvent) {
-        let draft = Draft::of_event(crate::admin::now_ms(), who, event);
+        let draft = Draft::of_event(now_ms(), who, event);
         if self.shared.queue.try_send(Queued::Draft(draft)).is_err() {
             self.shared.lost.fetch_add(1, Relaxed);
         }
@@ -319,7 +320,7 @@ impl Writer<'_> {
     /// Syncs entries to disk, including pending counts if a reader waits.
     fn sync(&mut self, with_counted: bool, lost: &AtomicU64) {
         let Ok(file) = &mut self.file else { return };
-        let counted = file.write_counted(crate::admin::now_ms(), with_counted);
+        let counted = file.write_counted(now_ms(), with_counted);
         let synced = counted.and_then(|()| file.sync());
         self.check(synced, lost);
     }

@@ -17,7 +17,7 @@ pub(crate) use service::describe;
 
 use crate::{
     health_checks::{Checks, TargetController, VerdictController},
-    identity::{FederationController, IdentityService},
+    identity::{FederationController, IdentityService, IssuerControllers},
     quotas::{QuotaController, Quotas},
     tasks::{Tasks, spawn_cancellable},
     traffic::{DrainController, PlannerController, TrafficPlanning},
@@ -73,9 +73,10 @@ impl Controllers {
         spawn_cancellable(tasks, stop, runtime.run(FederationController::default()));
         spawn_cancellable(tasks, stop, runtime.run(PlannerController::new(planning.clone())));
         spawn_cancellable(tasks, stop, runtime.run(DrainController(planning)));
-        if let Some((revocations, trust_bundle)) = identity.controllers() {
+        if let Some(IssuerControllers { revocations, trust_bundle, issuer_file }) = identity.controllers() {
             spawn_cancellable(tasks, stop, runtime.run(revocations));
             spawn_cancellable(tasks, stop, runtime.run(trust_bundle));
+            spawn_cancellable(tasks, stop, runtime.run(issuer_file));
         }
     }
 }
@@ -87,7 +88,7 @@ mod tests {
     #[test]
     fn shadow_mode_is_refused_for_unsafe_and_unknown_controllers() {
         assert_eq!("verdicts".parse::<ShadowController>().unwrap().name(), "verdicts");
-        for name in ["revocations", "quotas", "trust-bundle", "unknown"] {
+        for name in ["issuer-file", "quotas", "revocations", "trust-bundle", "unknown"] {
             let error = name.parse::<ShadowController>().unwrap_err();
             assert_eq!(
                 error.hint, "write one of distance-targets, drains, federated-bundles, planner, verdicts",

@@ -4,6 +4,7 @@
 //! control plane of a store decides alike.
 
 mod bundle_endpoints;
+mod issuer_file;
 mod operate;
 mod retire;
 mod revocations;
@@ -17,17 +18,18 @@ use std::{
 };
 
 use fairmesh_identity::{
-    Authority, Clock, Credentials, HostCertificate, IdentityError, PrivateKey, Reread, RevocationList,
-    SystemClock, Tokens, Trust, Workload,
+    Authority, Clock, Credentials, HostCertificate, IdentityError, PrivateKey, RevocationList, SystemClock,
+    Tokens, Trust, Workload,
 };
 use fairmesh_model::{Label, MeshRole, Prefix, SpiffePath, TrustBundle, TrustDomain};
 use fairmesh_rib::{Node, access::AccessControl};
 use fairmesh_store::Store;
-use fairmesh_wire::{LogLimiter, environment::host_name, transport::Transport};
-use tokio::time::sleep;
+use fairmesh_wire::{environment::host_name, transport::Transport};
+use tokio::sync::Notify;
 use tonic::Status;
 
 pub(crate) use bundle_endpoints::FederationController;
+use issuer_file::IssuerFileController;
 pub(crate) use revocations::RevocationController;
 pub(crate) use service::{IdentityService, is_own};
 use trust_bundle::RecordedBundle;
@@ -43,13 +45,16 @@ const TOKEN_FOLDER: &str = "tokens";
 /// Age at which the certificate of this control plane is replaced.
 const OWN_RENEWAL: Duration = Duration::from_secs(8 * 3600);
 
-/// How often the file of the intermediate is compared with what is in use.
-const ISSUER_INTERVAL: Duration = Duration::from_secs(5);
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// The agents that joined.
 const JOINED_AGENTS: &str = "/g/identity/agents/";
 
-static NOT_REPLACED: LogLimiter = LogLimiter::new();
+/// The controllers of a control plane that issues certificates.
+pub(crate) struct IssuerControllers {
+    pub(crate) revocations: RevocationController,
+    pub(crate) trust_bundle: TrustBundleController,
+    pub(crate) issuer_file: IssuerFileController,
+}
 
 /// Issues the certificates of a trust domain: the authority, join tokens, and the certificates of this control plane.
 #[derive(Debug)]
@@ -63,6 +68,8 @@ pub(crate) struct CertificateIssuer {
     /// Secures the HTTP pages, for clients that know this control plane by host names.
     pages: (Arc<HostCertificate>, Vec<String>),
     clock: Arc<dyn Clock>,
+    /// Notified when the authority has made another root by itself.
+    roots_changed: Arc<Notify>,
 }
 
 impl CertificateIssuer {
@@ -95,7 +102,8 @@ impl CertificateIssuer {
         let workload = Arc::<Workload>::default();
         workload.note_roots_of_peers();
         let pages = (Arc::new(HostCertificate::new(Arc::clone(&workload))), page_hosts(config));
-        Ok(Some(Self { authority, tokens, workload, revoked_at: Mutex::default(), pages, clock }))
+        let (revoked_at, roots_changed) = Default::default();
+        Ok(Some(Self { authority, tokens, workload, revoked_at, pages, clock, roots_changed }))
     }
 
     /// The roots of the domain: recorded ones, and unretired ones of this control plane.
@@ -110,11 +118,10 @@ impl CertificateIssuer {
         Ok(Trust::new(self.bundle(node))?.with_revocations(self.workload.revocations().clone()))
     }
 
-    /// Trusts the roots of the records.
-    fn follow_roots(&self, node: &Node) -> Result<(), IdentityError> {
+    /// Whether the certificate of this control plane trusts other roots than those of the records.
+    fn trusts_other_roots(&self, node: &Node) -> bool {
         let roots = self.bundle(node).roots;
-        let differ = |own: Arc<Credentials>| own.trust().bundle().roots != roots;
-        if self.workload.credentials().is_some_and(differ) { self.renew_own(node).map(drop) } else { Ok(()) }
+        self.workload.credentials().is_some_and(|own| own.trust().bundle().roots != roots)
     }
 
     /// How this control plane accepts connections of the mesh.
@@ -140,10 +147,8 @@ impl CertificateIssuer {
     /// no agent has joined, because joined agents trust no other root. Returns whether anything was replaced.
     fn replace_future(&self, node: &Node) -> Result<bool, IdentityError> {
         let now = self.clock.now();
-        let agents = Prefix::new(JOINED_AGENTS).ok();
-        let has_joined = agents.is_none_or(|agents| !node.read(&[agents]).1.is_empty());
-        let authority = self.authority.replace_future(now, !has_joined)?;
-        let own = self.workload.credentials().is_some_and(|own| own.validity().0 > now);
+        let authority = self.authority.replace_future(now, !has_joined(node))?;
+        let own = self.is_own_ahead(now);
         if authority || own {
             tracing::warn!(
                 authority,
@@ -153,6 +158,17 @@ impl CertificateIssuer {
             self.renew_own(node)?;
         }
         Ok(authority || own)
+    }
+
+    /// Whether [`replace_future`](Self::replace_future) would replace anything.
+    fn is_ahead(&self, node: &Node) -> bool {
+        let now = self.clock.now();
+        self.is_own_ahead(now) || self.authority.is_ahead(now, !has_joined(node))
+    }
+
+    /// Whether the certificate of this control plane is not valid yet.
+    fn is_own_ahead(&self, now: Duration) -> bool {
+        self.workload.credentials().is_some_and(|own| own.validity().0 > now)
     }
 
     /// Issues a certificate to this control plane, under the newest intermediate and with all roots.
@@ -196,49 +212,25 @@ impl IdentityService {
     }
 
     /// The controllers of a control plane that issues certificates.
-    pub(crate) fn controllers(&self) -> Option<(RevocationController, TrustBundleController)> {
-        let issuer = self.issuer.clone()?;
-        let revocations = RevocationController { issuer: Arc::clone(&issuer), node: self.node.clone() };
-        Some((revocations, TrustBundleController::new(issuer, self.node.clone())))
+    pub(crate) fn controllers(&self) -> Option<IssuerControllers> {
+        let issuer = self.issuer.as_ref()?;
+        Some(IssuerControllers {
+            revocations: RevocationController { issuer: Arc::clone(issuer), node: self.node.clone() },
+            trust_bundle: TrustBundleController::new(Arc::clone(issuer), self.node.clone()),
+            issuer_file: IssuerFileController::new(Arc::clone(issuer), self.node.clone()),
+        })
     }
 
     /// The revocations by which this control plane refuses callers.
     pub(crate) fn revocations(&self) -> RevocationList {
         self.issuer.as_ref().map(|issuer| issuer.workload.revocations().clone()).unwrap_or_default()
     }
+}
 
-    /// Uses an intermediate that is put into the file of this control plane's, as an authority elsewhere issues it.
-    pub(crate) async fn follow_issuer_file(self) {
-        let Some(issuer) = self.issuer else { return std::future::pending().await };
-        loop {
-            sleep(ISSUER_INTERVAL).await;
-            match issuer.authority.reread_issuer(issuer.clock.now()) {
-                Ok(Reread::Unchanged) => {}
-                Ok(Reread::Replaced) => {
-                    tracing::info!("certificates are issued by the new intermediate in ca/issuer.key");
-                    if let Err(error) = issuer.renew_own(&self.node) {
-                        tracing::error!(%error, "the certificate of this control plane cannot be renewed");
-                    }
-                }
-                Err(error) => {
-                    tracing::error!(%error, "ca/issuer.key is not used; the intermediate before stays in use");
-                }
-            }
-            if let Err(error) = issuer.follow_roots(&self.node) {
-                tracing::error!(%error, "the roots of the records are not used");
-            }
-            match issuer.replace_future(&self.node) {
-                Ok(false) => {}
-                // Retried with the others, hourly.
-                Ok(true) => drop(issuer.publish(&self.node, &*self.store).await),
-                Err(error) => {
-                    if let Some(left_out) = NOT_REPLACED.next() {
-                        tracing::error!(%error, left_out, "certificates that are not valid yet cannot be replaced; check the clock");
-                    }
-                }
-            }
-        }
-    }
+/// Whether any agent has joined the mesh.
+fn has_joined(node: &Node) -> bool {
+    let agents = Prefix::new(JOINED_AGENTS).ok();
+    agents.is_none_or(|agents| !node.read(&[agents]).1.is_empty())
 }
 
 /// Whether a certificate of this control plane that began at `begin` still needs no renewal.

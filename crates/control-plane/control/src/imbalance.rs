@@ -36,7 +36,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::admin::now_ms;
+use crate::wall_clock::now_ms;
 use history_file::HistoryFile;
 pub(crate) use http::router;
 use report_cache::ReportCache;

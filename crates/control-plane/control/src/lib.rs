@@ -13,6 +13,7 @@ mod access;
 mod admin;
 pub mod audit;
 mod caller_numbers;
+mod change_message;
 mod controllers;
 mod endpoint_counts;
 mod error;
@@ -37,7 +38,9 @@ mod store_applier;
 mod tasks;
 mod traffic;
 mod user_tokens;
+mod wall_clock;
 mod web;
+mod write_error;
 
 use std::{future::Future, net::SocketAddr, path::PathBuf, pin::pin};
 
@@ -50,7 +53,10 @@ pub use error::ControlError;
 pub use fairmesh_store::{EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls};
 pub use server::{Control, partition_store, renew_store_id};
 pub use user_tokens::{JwksLocation, OidcConfig};
-pub use web::{WebUrl, fetch};
+pub use web::{FetchError, WebUrl, fetch};
+
+/// Software name in handshakes.
+pub(crate) const SOFTWARE: &str = concat!("control plane ", env!("CARGO_PKG_VERSION"));
 
 /// The trust domain of a store's mesh. A store with a trust domain keeps it.
 #[derive(Clone, Debug, Default)]

@@ -18,7 +18,6 @@ use crate::{
     health_checks::Checks,
     imbalance::Imbalance,
     quotas::Quotas,
-    signals::TrafficReports,
     traffic::TrafficPlanning,
 };
 
@@ -49,14 +48,19 @@ pub(crate) struct MetricSources {
     pub(crate) endpoint_counts: Arc<EndpointCounts>,
     pub(crate) checks: Checks,
     pub(crate) files: Vec<Arc<FileSource>>,
-    pub(crate) imbalance: Arc<Imbalance>,
     pub(crate) registry: fairmesh_registry::Registry,
     pub(crate) quotas: Quotas,
+    pub(crate) observed: Observed,
+    pub(crate) listeners: Listeners,
+}
+
+/// What operators see by calls as well as by metrics. Clones share it.
+#[derive(Clone)]
+pub(crate) struct Observed {
     pub(crate) audit: AuditLog,
     pub(crate) controllers: Statuses,
-    pub(crate) reports: Arc<TrafficReports>,
+    pub(crate) imbalance: Arc<Imbalance>,
     pub(crate) planning: TrafficPlanning,
-    pub(crate) listeners: Listeners,
 }
 
 impl Metrics {
@@ -81,20 +85,21 @@ impl Metrics {
     /// Registers the present values of all metrics.
     pub(crate) fn register(&self, sources: &MetricSources, all: &mut Registry) {
         self.read(sources);
+        let Observed { audit, controllers, imbalance, planning } = &sources.observed;
         self.register_own(all.sub_registry_with_prefix("control"));
-        sources.imbalance.register(all.sub_registry_with_prefix("imbalance"));
+        imbalance.register(all.sub_registry_with_prefix("imbalance"));
         register_load_reports(&sources.registry, all.sub_registry_with_prefix("control"));
         register_declarations(&sources.registry, all.sub_registry_with_prefix("control"));
         register_unhealthy(&sources.checks, all.sub_registry_with_prefix("control"));
         register_watches(&sources.node, all.sub_registry_with_prefix("control"));
         register_quotas(&sources.quotas, all.sub_registry_with_prefix("control"));
-        controllers::register(&sources.controllers, all.sub_registry_with_prefix("control"));
+        controllers::register(controllers, all.sub_registry_with_prefix("control"));
         let lost = Counter::<u64>::default();
-        lost.inc_by(sources.audit.lost());
+        lost.inc_by(audit.lost());
         let help = "Writes that are missing in the log of writes";
         all.sub_registry_with_prefix("control").register("audit_entries_lost", help, lost);
-        sources.reports.register(all.sub_registry_with_prefix("traffic"));
-        sources.planning.register(all.sub_registry_with_prefix("traffic"));
+        planning.reports().register(all.sub_registry_with_prefix("traffic"));
+        planning.register(all.sub_registry_with_prefix("traffic"));
         sources.listeners.register(all.sub_registry_with_prefix("control"));
     }
 

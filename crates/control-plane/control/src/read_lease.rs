@@ -21,6 +21,14 @@ pub(crate) struct ReadLease {
     ticks: watch::Sender<u64>,
 }
 
+/// The writer lease is not held. The message is for callers.
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[error(
+    "this control plane cannot reach its store in etcd, and another one may have taken over; read there, or read possibly stale \
+     data from a replica"
+)]
+pub(crate) struct LeaseNotHeld;
+
 impl ReadLease {
     pub(crate) fn new(expiry: watch::Receiver<Instant>) -> Self {
         Self { expiry, ticks: watch::Sender::new(0) }
@@ -40,17 +48,13 @@ impl ReadLease {
     /// Waits until the lease is held, so that no other process can have written.
     ///
     /// # Errors
-    /// After [`READ_TIMEOUT`] without the lease: the message for the caller.
-    pub(crate) async fn wait_held(&self) -> Result<(), String> {
+    /// After [`READ_TIMEOUT`] without the lease.
+    pub(crate) async fn wait_held(&self) -> Result<(), LeaseNotHeld> {
         let mut expiry = self.expiry.clone();
         let held = expiry.wait_for(|expiry| Instant::now() < *expiry);
         match timeout(READ_TIMEOUT, held).await {
             Ok(Ok(_)) => Ok(()),
-            _ => Err(
-                "this control plane cannot reach its store in etcd, and another one may have taken over; \
-                      read there, or read possibly stale data from a replica"
-                    .into(),
-            ),
+            _ => Err(LeaseNotHeld),
         }
     }
 
@@ -113,7 +117,7 @@ mod tests {
         let began = Instant::now();
         let refusal = read_lease.wait_held().await.unwrap_err();
         assert_eq!(began.elapsed(), READ_TIMEOUT);
-        assert!(refusal.contains("another one may have taken over"), "{refusal}");
+        assert!(refusal.to_string().contains("another one may have taken over"), "{refusal}");
         let waiting = tokio::spawn({
             let read_lease = read_lease.clone();
             async move { read_lease.wait_held().await }

@@ -6,14 +6,14 @@ use fairmesh_rib::{
     access::{AccessControl, Caller},
     server::{ServedRib, WriteError},
 };
-use fairmesh_store::{Store, WriteError as StoreWriteError};
+use fairmesh_store::Store;
 use tokio::sync::watch;
 use tonic::Status;
 
-use crate::{admin::rules, identity::is_own, read_lease::ReadLease, user_tokens::UserTokens};
-
-/// Software name in the handshake.
-pub(crate) const SOFTWARE: &str = concat!("control plane ", env!("CARGO_PKG_VERSION"));
+use crate::{
+    SOFTWARE, admin::rules, identity::is_own, read_lease::ReadLease, user_tokens::UserTokens,
+    write_error::write_error,
+};
 
 /// Serves the whole routing information base, and writes it.
 #[derive(Clone, Debug)]
@@ -83,7 +83,7 @@ impl ServedRib for ControlRib {
     /// process can write.
     async fn ensure_linearizable(&self) -> Result<(), String> {
         match &self.read_lease {
-            Some(read_lease) => read_lease.wait_held().await,
+            Some(read_lease) => read_lease.wait_held().await.map_err(|error| error.to_string()),
             None => Ok(()),
         }
     }
@@ -98,14 +98,5 @@ impl ServedRib for ControlRib {
 
     fn age_changes(&self) -> Option<watch::Receiver<u64>> {
         self.read_lease.as_ref().map(ReadLease::ages)
-    }
-}
-
-/// Converts the store's error for callers.
-pub(crate) fn write_error(error: StoreWriteError) -> WriteError {
-    match error {
-        StoreWriteError::Conflict(conflict) => WriteError::Conflict(conflict),
-        StoreWriteError::TooLarge(problem) => WriteError::Invalid(problem),
-        other => WriteError::Failed(other.to_string()),
     }
 }

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_controllers::{Runtime, RuntimeConfig, Statuses};
+use fairmesh_controllers::{Runtime, RuntimeConfig};
 use fairmesh_listen::{Limits, Listeners, table};
 use fairmesh_model::StoreId;
 use fairmesh_pages::AdminListener;
@@ -26,7 +26,7 @@ use tonic::service::Routes;
 use crate::{
     ControlConfig, ControlError,
     access::{Access, guard_calls, guard_pages},
-    admin::{AdminService, now_ms},
+    admin::AdminService,
     audit::{self, AuditLog},
     caller_numbers::CallerNumbers,
     controllers::Controllers,
@@ -35,18 +35,18 @@ use crate::{
     identity::{CertificateIssuer, IdentityService, recorded_bundle},
     imbalance::{self, Imbalance, ImbalanceService},
     indices::Indices,
-    metrics::{MetricSources, Metrics},
-    monotonic_clock::MonotonicClock,
+    metrics::{MetricSources, Metrics, Observed},
     open_store::{self, OpenStore},
     quotas::Quotas,
     read_lease::ReadLease,
     readiness::Readiness,
     served_rib::ControlRib,
-    signals::{SignalsService, TrafficReports},
+    signals::SignalsService,
     store_applier::{AppliedStore, apply_commits},
     tasks::{Tasks, join_next, spawn_cancellable, spawn_stoppable, task_ended},
     traffic::{TrafficPlanning, TrafficService},
     user_tokens::UserTokens,
+    wall_clock::now_ms,
 };
 
 /// The store file within the data directory.
@@ -182,31 +182,25 @@ impl Control {
         let pages = issuer.as_ref().map(|issuer| issuer.pages_transport()).unwrap_or_default();
         let Self { tokens, grpc, http, listeners, config, .. } = self;
         let audit = indices.audit.clone();
-        let applied = Arc::new(AppliedStore::new(store.clone(), node.clone(), metrics.clone(), audit));
-        let applied: Arc<dyn Store> = applied;
+        let applied = AppliedStore::new(store.clone(), node.clone(), metrics.clone(), audit.clone());
+        let applied: Arc<dyn Store> = Arc::new(applied);
         let runtime = runtime(&config, &*store, (&node, &applied));
         let registry = Registry::new(applied.clone(), node.clone());
         let checks = Checks::new(node.clone(), applied.clone(), indices.checks.clone());
         let quotas = Quotas::new(node.clone());
-        let (facts, clock) = (indices.facts.clone(), MonotonicClock::start());
-        let reports = Arc::new(TrafficReports::new(node.clone(), facts.clone(), clock));
-        let planning = TrafficPlanning::new(facts, reports.clone(), clock);
+        let planning = TrafficPlanning::new(node.clone(), indices.facts.clone());
         let permissions = indices.access.clone();
-        let audit = indices.audit.clone();
         let identity = IdentityService::new(issuer, (&node, &applied), (permissions.clone(), audit.clone()));
         let callers = (node.clone(), identity.revocations());
-        let access = Access::new(permissions.clone(), callers, (tokens.clone(), audit));
-        let operated = Operated {
-            partitions,
-            audit: indices.audit.clone(),
+        let access = Access::new(permissions.clone(), callers, (tokens.clone(), audit.clone()));
+        let observed = Observed {
+            audit,
             controllers: runtime.statuses(),
             imbalance: imbalance.clone(),
-            reports: reports.clone(),
             planning: planning.clone(),
         };
-        let other_services =
-            routes(&registry, &checks, closing).add_service(rpc::quota_server(quotas.clone()));
-        let other_services = operator_services(other_services, &identity, operated);
+        let other_services = routes(&registry, &checks, &quotas, closing);
+        let other_services = operator_services(other_services, &identity, partitions, observed.clone());
         let read_lease = store.lease_expiry().map(ReadLease::new);
         let backend = ControlRib::new((&node, &applied), read_lease.clone(), (permissions, tokens.clone()));
         let services = RibServer::new(backend, closing.clone()).with_services(other_services);
@@ -218,13 +212,9 @@ impl Control {
             endpoint_counts: indices.endpoint_counts.clone(),
             checks: checks.clone(),
             files,
-            imbalance: imbalance.clone(),
             registry: registry.clone(),
             quotas: quotas.clone(),
-            reports,
-            planning: planning.clone(),
-            audit: indices.audit.clone(),
-            controllers: runtime.statuses(),
+            observed,
             listeners,
         };
         let readiness = Readiness::of(&config.data_dir);
@@ -235,9 +225,9 @@ impl Control {
         serve_pages(tasks, (http, pages, access), state);
         store_tasks.spawn(apply_until(store, node, indices, writes_ended.clone()));
         spawn_cancellable(store_tasks, writes_ended, tokens.follow_keys());
-        let controllers = Controllers { checks, quotas, identity: identity.clone(), planning };
+        let controllers = Controllers { checks, quotas, identity, planning };
         controllers.spawn(&runtime, store_tasks, writes_ended);
-        Background { read_lease, imbalance, registry, identity }.spawn(store_tasks, writes_ended);
+        Background { read_lease, imbalance, registry }.spawn(store_tasks, writes_ended);
     }
 }
 
@@ -259,16 +249,14 @@ struct Background {
     read_lease: Option<ReadLease>,
     imbalance: Arc<Imbalance>,
     registry: Registry,
-    identity: IdentityService,
 }
 
 impl Background {
     fn spawn(self, store_tasks: &mut Tasks, writes_ended: &CancellationToken) {
-        let Self { read_lease, imbalance, registry, identity } = self;
+        let Self { read_lease, imbalance, registry } = self;
         if let Some(read_lease) = read_lease {
             spawn_cancellable(store_tasks, writes_ended, read_lease.watch_expiry());
         }
-        spawn_cancellable(store_tasks, writes_ended, identity.follow_issuer_file());
         let stop = writes_ended.clone();
         spawn_stoppable(store_tasks, async move { imbalance.run(stop).await });
         let stop = writes_ended.clone();
@@ -417,31 +405,23 @@ fn serve_pages(
     state: http::HttpState,
 ) {
     let (registry, closing) = (state.sources.registry.router(), state.closing.clone());
-    let imbalance = imbalance::router(state.sources.imbalance.clone());
+    let imbalance = imbalance::router(state.sources.observed.imbalance.clone());
     let pages = fairmesh_pages::router(Arc::new(state)).merge(registry).merge(imbalance);
     let pages = guard_pages(pages, access);
     spawn_stoppable(tasks, http::serve(pages, (listener, transport), closing, DRAIN));
 }
 
-/// Objects that operators see and change through `Admin`, besides records.
-struct Operated {
-    /// The store, if it can have several partitions.
-    partitions: Option<Arc<PartitionedStore>>,
-    audit: AuditLog,
-    controllers: Statuses,
-    imbalance: Arc<Imbalance>,
-    reports: Arc<TrafficReports>,
-    planning: TrafficPlanning,
-}
-
 /// Adds `Admin`, `Signals`, `Imbalance`, `TrafficPlanner`, `Identity` and `Authority`.
-fn operator_services(routes: Routes, identity: &IdentityService, operated: Operated) -> Routes {
-    let Operated { partitions, audit, controllers, imbalance, reports, planning } = operated;
+fn operator_services(
+    routes: Routes,
+    identity: &IdentityService,
+    partitions: Option<Arc<PartitionedStore>>,
+    Observed { audit, controllers, imbalance, planning }: Observed,
+) -> Routes {
     let (node, store, access) = (identity.node.clone(), identity.store.clone(), identity.access.clone());
+    let (traffic, reporters) = (planning.reports(), CallerNumbers::default());
     let planner = TrafficService { planning, node: node.clone(), store: store.clone() };
-    let reporters = CallerNumbers::default();
-    let signals =
-        SignalsService { imbalance: imbalance.clone(), traffic: reports, node: node.clone(), reporters };
+    let signals = SignalsService { imbalance: imbalance.clone(), traffic, node: node.clone(), reporters };
     let imbalance = ImbalanceService { imbalance, signals: signals.clone() };
     routes
         .add_service(rpc::admin_server(AdminService {
@@ -460,9 +440,10 @@ fn operator_services(routes: Routes, identity: &IdentityService, operated: Opera
         .add_service(rpc::authority_server(identity.clone()))
 }
 
-/// The services `Registry` and `Checker`.
-fn routes(registry: &Registry, checks: &Checks, closing: &CancellationToken) -> Routes {
+/// The services `Registry`, `Checker` and `Quota`.
+fn routes(registry: &Registry, checks: &Checks, quotas: &Quotas, closing: &CancellationToken) -> Routes {
     let checker = CheckerService { checks: checks.clone(), closing: closing.clone() };
     Routes::new(rpc::registry_server(RegistryService::new(registry.clone())))
         .add_service(rpc::checker_server(checker))
+        .add_service(rpc::quota_server(quotas.clone()))
 }

@@ -28,6 +28,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use fairmesh_controllers as controllers;
 use fairmesh_model::{Region, ServiceName};
 use fairmesh_planner::{Now, ServicePlanner};
+use fairmesh_rib::Node;
 use tokio::sync::Notify;
 
 use crate::{facts::FactsIndex, monotonic_clock::MonotonicClock, signals::TrafficReports};
@@ -67,10 +68,17 @@ pub(crate) struct TrafficPlanning {
 
 impl TrafficPlanning {
     /// Nothing is planned yet. Reports may be missing for a while from now on.
-    pub(crate) fn new(facts: Arc<FactsIndex>, reports: Arc<TrafficReports>, clock: MonotonicClock) -> Self {
+    pub(crate) fn new(node: Node, facts: Arc<FactsIndex>) -> Self {
+        let clock = MonotonicClock::start();
+        let reports = Arc::new(TrafficReports::new(node, facts.clone(), clock));
         let started_ms = clock.now_ms();
         let (plans, plans_changed, drain_states, counts) = Default::default();
         Self { facts, reports, clock, started_ms, plans, plans_changed, drain_states, counts }
+    }
+
+    /// The reports that are planned from.
+    pub(crate) fn reports(&self) -> Arc<TrafficReports> {
+        Arc::clone(&self.reports)
     }
 
     /// The time of a round, as planners have it.

@@ -81,7 +81,7 @@ impl UserTokens {
     pub(crate) async fn new(config: Option<&OidcConfig>) -> Result<Self, ControlError> {
         let Some(config) = config else { return Ok(Self(None)) };
         let keys = KeySource::new(config.jwks.clone(), config.ca_file.clone());
-        keys.load_file().await.map_err(|problem| ControlError::Jwks { problem })?;
+        keys.load_file().await.map_err(|error| ControlError::Jwks { problem: error.to_string() })?;
         let verifier = Verifier { expected: config.into(), keys, clock: Arc::new(SystemClock) };
         Ok(Self(Some(Arc::new(verifier))))
     }

@@ -32,16 +32,35 @@ pub struct WebUrl {
 
 type Failed = Box<dyn Error + Send + Sync>;
 
+/// Why a document cannot be fetched.
+#[derive(Debug, thiserror::Error)]
+pub enum FetchError {
+    /// The server cannot be reached or verified, or responds with something else.
+    #[error("{url}: {problem}")]
+    Failed {
+        /// The URL, without its query.
+        url: String,
+        /// What failed.
+        problem: Failed,
+    },
+    /// The response was not complete in time.
+    #[error("{url}: no complete response within {} s", DEADLINE.as_secs())]
+    Overdue {
+        /// The URL, without its query.
+        url: String,
+    },
+}
+
 /// The document at a URL, of so many bytes at most. Its server is verified by the authorities in a file, or those of the system.
 /// Redirections are not followed: they could lead to plaintext.
 ///
 /// # Errors
-/// Why there is none, for people.
-pub async fn fetch(url: &WebUrl, ca_file: Option<PathBuf>, most: usize) -> Result<Bytes, String> {
+/// [`FetchError`] without a complete response of the status 200.
+pub async fn fetch(url: &WebUrl, ca_file: Option<PathBuf>, most: usize) -> Result<Bytes, FetchError> {
     match timeout(DEADLINE, connect_and_get(url, ca_file, most)).await {
         Ok(Ok(document)) => Ok(document),
-        Ok(Err(error)) => Err(format!("{url}: {error}")),
-        Err(_) => Err(format!("{url}: no complete response within {} s", DEADLINE.as_secs())),
+        Ok(Err(problem)) => Err(FetchError::Failed { url: url.to_string(), problem }),
+        Err(_) => Err(FetchError::Overdue { url: url.to_string() }),
     }
 }
 
@@ -65,7 +84,7 @@ async fn exchange(
     let request = Request::get(&url.path)
         .header(header::HOST, format!("{}:{}", url.host, url.port))
         .header(header::ACCEPT, "application/json")
-        .header(header::USER_AGENT, crate::served_rib::SOFTWARE)
+        .header(header::USER_AGENT, crate::SOFTWARE)
         .body(Empty::<Bytes>::new())?;
     let response = async {
         let response = sender.send_request(request).await?;

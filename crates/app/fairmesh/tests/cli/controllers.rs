@@ -84,3 +84,19 @@ fn certificates_of_a_trust_domain_have_controllers() {
     let log = mesh.run(&["audit", "--key", "/g/identity/bundle", "--json"]).ok();
     assert!(log.contains("control plane for controller trust-bundle"), "{log}");
 }
+
+#[test]
+fn issuer_file_that_is_not_used_is_shown_until_there_is_another_one() {
+    let (mesh, _) = domain();
+    let file = mesh.path("data/ca/issuer.key");
+    let good = std::fs::read(&file).unwrap();
+    std::fs::write(&file, "half of a file").unwrap();
+    wait_until("the file is refused", || {
+        let refused = &controller(&mesh, "issuer-file")["lastRound"]["refused"][0];
+        refused["subject"] == "ca/issuer.key" && refused["reason"].as_str().unwrap().contains("is not used")
+    });
+    std::fs::write(&file, good).unwrap();
+    wait_until("the intermediate is used again", || {
+        controller(&mesh, "issuer-file")["lastRound"]["refused"] == json!([])
+    });
+}

@@ -10,6 +10,7 @@ use super::{
     entry::first_hash,
     quota::{Logged, Quotas},
 };
+use crate::wall_clock::now_ms;
 
 /// The size at which the current file replaces the previous one. A log has at most twice this size.
 const MAX_BYTES: u64 = 64 << 20;
@@ -81,7 +82,7 @@ impl AuditFile {
 
     fn write_checkpoint(&mut self, (number, hash): (u64, String)) -> io::Result<()> {
         let event = AuditEvent::Checkpoint { number, hash };
-        self.write(Draft::of_event(crate::admin::now_ms(), "control plane".into(), event))
+        self.write(Draft::of_event(now_ms(), "control plane".into(), event))
     }
 
     /// Appends an entry within its author's quota.

@@ -13,7 +13,7 @@ use fairmesh_wire::{LogLimiter, records};
 use tonic::Status;
 
 use super::{Checks, distance_targets::DistanceTargets};
-use crate::admin::now_ms;
+use crate::wall_clock::now_ms;
 
 static IMPLAUSIBLE: LogLimiter = LogLimiter::new();
 

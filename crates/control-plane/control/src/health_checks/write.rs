@@ -5,7 +5,7 @@ use fairmesh_wire::records;
 use tonic::Status;
 
 use super::{Checks, service::Finding};
-use crate::served_rib::write_error;
+use crate::write_error::write_error;
 
 /// Maximum attempts of a write after conflicts on its records.
 const MAX_ATTEMPTS: usize = 8;

@@ -178,7 +178,7 @@ impl FederationController {
 
 async fn fetch_bundle(endpoint: &BundleEndpoint) -> Fetched {
     let url: WebUrl = endpoint.url.parse().map_err(|error: fairmesh_model::Invalid| error.to_string())?;
-    let document = fetch(&url, None, MAX_BUNDLE_DOCUMENT).await?;
+    let document = fetch(&url, None, MAX_BUNDLE_DOCUMENT).await.map_err(|error| error.to_string())?;
     let bundle =
         read_bundle_document(endpoint.domain.clone(), &document).map_err(|error| error.to_string())?;
     Ok((bundle, BundleHints::of(&document)))

@@ -10,7 +10,7 @@ use fairmesh_wire::v1;
 use tonic::Status;
 
 use super::{CertificateIssuer, IdentityService, RecordedBundle, failed, operate::on_disk};
-use crate::{admin::read_message, audit::hex};
+use crate::{audit::hex, change_message::read_message};
 
 /// The most processes named in a refusal.
 const MAX_NAMED: usize = 5;

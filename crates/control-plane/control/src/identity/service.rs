@@ -21,7 +21,7 @@ use prost::Message as _;
 use tonic::{Request, Response, Status};
 
 use super::{CertificateIssuer, WorkloadIndex, failed, no_domain};
-use crate::{audit::AuditLog, served_rib::write_error};
+use crate::{audit::AuditLog, write_error::write_error};
 
 /// Maximum age of a signed request, apart from clock skew.
 const MAX_AGE: Duration = Duration::from_secs(60);

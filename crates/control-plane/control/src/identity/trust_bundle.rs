@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tonic::Status;
 
 use super::CertificateIssuer;
-use crate::served_rib::write_error;
+use crate::write_error::write_error;
 
 /// How often the intermediate is checked, and the certificate of this control plane renewed.
 const RENEWAL_INTERVAL: Duration = Duration::from_secs(3600);
@@ -113,8 +113,12 @@ impl Controller for TrustBundleController {
     type Effect = Renewal;
 
     fn triggers(&self) -> Triggers {
-        let prefixes = vec![Prefix::from(&RecordKey::TrustBundle)];
-        Triggers { prefixes, interval: Some(RENEWAL_INTERVAL), ..Triggers::default() }
+        Triggers {
+            prefixes: vec![Prefix::from(&RecordKey::TrustBundle)],
+            notify: Some(Arc::clone(&self.issuer.roots_changed)),
+            interval: Some(RENEWAL_INTERVAL),
+            ..Triggers::default()
+        }
     }
 
     async fn read_facts(&mut self, node: &Node, _: Wake) -> Result<Self::Facts, BoxError> {

@@ -10,7 +10,7 @@ use fairmesh_wire::records;
 use tokio::time::Instant;
 
 use super::{LONGEST_PAUSE, Plans, ROUND_INTERVAL, TrafficPlanning, drain_states::DrainState};
-use crate::admin::now_ms;
+use crate::wall_clock::now_ms;
 
 /// The most shards and services that a state names.
 const MAX_STAYING: usize = 100;
@@ -29,8 +29,8 @@ pub(crate) struct DrainFacts {
     /// The services with a planner.
     services: BTreeMap<ServiceName, Arc<ServiceFacts>>,
     plans: Arc<Plans>,
-    /// For regions whose plans permit a step: whether all programs follow the tables, or the name of one that does not.
-    acknowledged: BTreeMap<Region, Result<(), String>>,
+    /// For regions whose plans permit a step: the name of a program that does not follow the tables yet, if there is one.
+    behind: BTreeMap<Region, Option<String>>,
     /// What operators saw until now.
     states: Arc<BTreeMap<Region, DrainState>>,
 }
@@ -86,8 +86,8 @@ impl Controller for DrainController {
             else {
                 continue;
             };
-            let acknowledged = facts.acknowledged_by_all(&services, node).await;
-            facts.acknowledged.insert(region.clone(), acknowledged);
+            let behind = facts.program_behind(&services, node).await;
+            facts.behind.insert(region.clone(), behind);
         }
         Ok(facts)
     }
@@ -139,7 +139,7 @@ impl DrainController {
             topology: facts.topology(),
             services: services.collect(),
             plans,
-            acknowledged: BTreeMap::new(),
+            behind: BTreeMap::new(),
             states: planning.drain_states.read(),
         }
     }
@@ -170,31 +170,28 @@ impl DrainFacts {
         Judgement { services: steps.into_iter().map(|(service, _)| service).collect(), keep }
     }
 
-    /// Whether all programs follow the tables of services.
-    ///
-    /// # Errors
-    /// The name of a program that does not.
-    async fn acknowledged_by_all(&self, services: &[ServiceName], node: &Node) -> Result<(), String> {
+    /// The name of a program that does not follow the tables of services yet; `None` if all do.
+    async fn program_behind(&self, services: &[ServiceName], node: &Node) -> Option<String> {
         for (service, facts) in services.iter().filter_map(|name| Some((name, self.services.get(name)?))) {
             let revision = facts.tables.values().map(|stored| stored.revision).max().unwrap_or_default();
             let status = node.wait_acked(&Prefix::tables(service), revision, Instant::now()).await;
             if !status.all {
                 // Without the number of a revision, which says nothing to operators of a drain.
                 let behind = status.behind.first();
-                return Err(behind.map_or_else(|| "a program".to_owned(), |watcher| watcher.name.clone()));
+                return Some(behind.map_or_else(|| "a program".to_owned(), |watcher| watcher.name.clone()));
             }
         }
-        Ok(())
+        None
     }
 
     fn decide(&self, region: &Region, stored: &StoredDrain, now: Now) -> DrainDecision {
         let Judgement { services, keep } = self.judge(region, &stored.drain, now);
-        let mut decision = match (keep, self.acknowledged.get(region)) {
+        let mut decision = match (keep, self.behind.get(region)) {
             (Err(wait), _) => DrainDecision::wait(&stored.drain, wait),
-            (Ok(keep), Some(Ok(()))) => DrainDecision::step(region, stored, keep),
+            (Ok(keep), Some(None)) => DrainDecision::step(region, stored, keep),
             (Ok(_), behind) => {
                 // Without an answer, the step has become due after the acknowledgements were read.
-                let behind = behind.and_then(|all| all.as_ref().err()).map_or("programs", String::as_str);
+                let behind = behind.and_then(Option::as_deref).unwrap_or("programs");
                 let wait = DrainWait::new(format!("waits for {behind} to apply the tables"));
                 DrainDecision::wait(&stored.drain, wait)
             }

@@ -10,7 +10,7 @@ use fairmesh_wire::{records, v1};
 use tokio::time::timeout;
 
 use super::{TrafficPlanning, drain_states::DrainState};
-use crate::admin::now_ms;
+use crate::wall_clock::now_ms;
 
 /// How long the write of a drain may take.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -3,7 +3,7 @@ use fairmesh_model::{
     CallPath, CallRates, Confirmation, Policy, Record, RecordKey, RegionDrain, RegionShares, RegionTable,
     ServerRates, Share, StoreId, TableOrigin, Traffic, TrafficPlanner, TrafficReport, TrafficShares,
 };
-use fairmesh_rib::{Commit, Expect, Node};
+use fairmesh_rib::{Commit, Expect};
 use fairmesh_test_support::endpoint;
 use fairmesh_wire::records;
 use tokio::time::{Instant, advance};
@@ -44,10 +44,8 @@ struct World {
 impl World {
     /// A control plane that has started a while ago.
     async fn start() -> Self {
-        let (facts, clock) = (Arc::<FactsIndex>::default(), MonotonicClock::start());
         let node = Node::new(StoreId(1));
-        let reports = Arc::new(TrafficReports::new(node.clone(), facts.clone(), clock));
-        let planning = TrafficPlanning::new(facts, reports, clock);
+        let planning = TrafficPlanning::new(node.clone(), Arc::default());
         let (planner, drains) = (PlannerController::new(planning.clone()), DrainController(planning.clone()));
         advance(Duration::from_secs(60)).await;
         Self { node, planning, planner, drains }

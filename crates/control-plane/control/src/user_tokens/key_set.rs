@@ -30,25 +30,29 @@ struct Document {
     keys: Vec<Value>,
 }
 
+/// Why a document has no keys. The messages go on after its name.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum JwksError {
+    #[error("is no JWKS: {0}")]
+    Malformed(#[from] serde_json::Error),
+    #[error("has {0} keys, of at most {MAX_KEYS}")]
+    TooManyKeys(usize),
+    #[error("has no key that verifies tokens: RSA, EC (P-256, P-384) or OKP (Ed25519) for signatures")]
+    NoKey,
+}
+
 impl KeySet {
     /// Reads a JWKS. Keys for other uses and symmetric ones are left out.
     ///
     /// # Errors
     /// When it has none that verifies tokens.
-    pub(crate) fn parse(document: &[u8]) -> Result<Self, String> {
-        let document: Document =
-            serde_json::from_slice(document).map_err(|error| format!("is no JWKS: {error}"))?;
+    pub(crate) fn parse(document: &[u8]) -> Result<Self, JwksError> {
+        let document: Document = serde_json::from_slice(document)?;
         if document.keys.len() > MAX_KEYS {
-            return Err(format!("has {} keys, of at most {MAX_KEYS}", document.keys.len()));
+            return Err(JwksError::TooManyKeys(document.keys.len()));
         }
         let keys: Vec<_> = document.keys.iter().filter_map(Key::parse).collect();
-        match keys.is_empty() {
-            true => {
-                Err("has no key that verifies tokens: RSA, EC (P-256, P-384) or OKP (Ed25519) for signatures"
-                    .into())
-            }
-            false => Ok(Self { keys }),
-        }
+        if keys.is_empty() { Err(JwksError::NoKey) } else { Ok(Self { keys }) }
     }
 
     pub(crate) fn len(&self) -> usize {

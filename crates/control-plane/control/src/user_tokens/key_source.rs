@@ -13,8 +13,11 @@ use bytes::Bytes;
 use jsonwebtoken::{Algorithm, DecodingKey};
 use tokio::{sync::Mutex as AsyncMutex, task::spawn_blocking, time::Instant};
 
-use super::{JwksLocation, key_set::KeySet};
-use crate::web::{self, WebUrl};
+use super::{
+    JwksLocation,
+    key_set::{JwksError, KeySet},
+};
+use crate::web::{self, FetchError, WebUrl};
 
 /// The largest JWKS, in bytes: a hundred keys with their certificates.
 const MAX_DOCUMENT: usize = 512 * 1024;
@@ -55,6 +58,19 @@ struct FileState {
     inode: u64,
 }
 
+/// Why the keys cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum KeysError {
+    #[error("{}: {source}; give a JWKS as JSON", path.display())]
+    File { path: PathBuf, source: std::io::Error },
+    #[error("{} has more than {MAX_DOCUMENT} bytes", path.display())]
+    TooLarge { path: PathBuf },
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    #[error("{location} {problem}")]
+    Document { location: String, problem: JwksError },
+}
+
 /// Why there is no key for a token.
 #[derive(Debug)]
 pub(super) enum NoKey {
@@ -73,7 +89,7 @@ impl KeySource {
     ///
     /// # Errors
     /// What is wrong with the file.
-    pub(super) async fn load_file(&self) -> Result<(), String> {
+    pub(super) async fn load_file(&self) -> Result<(), KeysError> {
         match &self.location {
             JwksLocation::File(path) => self.read_file(path).await,
             JwksLocation::Url(_) => Ok(()),
@@ -122,13 +138,13 @@ impl KeySource {
         };
         if let Err(problem) = read {
             tracing::warn!(
-                problem,
+                %problem,
                 "the keys of the issuer of tokens cannot be read; the ones before stay in use"
             );
         }
     }
 
-    async fn read_file(&self, path: &Path) -> Result<(), String> {
+    async fn read_file(&self, path: &Path) -> Result<(), KeysError> {
         let mut reading = self.reading.lock().await;
         let (path, known) = (path.to_owned(), reading.file.clone());
         // Fails only when the runtime stops.
@@ -137,7 +153,7 @@ impl KeySource {
             Ok(None) => Ok(()),
             Ok(Some((state, document))) => {
                 reading.file = Some(state);
-                self.replace(&document).map_err(|problem| format!("{} {problem}", self.location))
+                self.replace(&document)
             }
             Err(problem) => {
                 // A file that is being replaced is briefly missing; this is reported once.
@@ -150,7 +166,7 @@ impl KeySource {
         }
     }
 
-    async fn fetch(&self, url: &WebUrl, age: Duration) -> Result<(), String> {
+    async fn fetch(&self, url: &WebUrl, age: Duration) -> Result<(), KeysError> {
         let mut reading = self.reading.lock().await;
         let age = if reading.has_failed { age.min(RETRY_INTERVAL) } else { age };
         if reading.fetched.is_some_and(|fetched| fetched.elapsed() < age) {
@@ -159,15 +175,16 @@ impl KeySource {
         (reading.fetched, reading.has_failed) = (Some(Instant::now()), true);
         let document = web::fetch(url, self.ca_file.clone(), MAX_DOCUMENT).await?;
         if document != reading.document {
-            self.replace(&document).map_err(|problem| format!("{url} {problem}"))?;
+            self.replace(&document)?;
             reading.document = document;
         }
         reading.has_failed = false;
         Ok(())
     }
 
-    fn replace(&self, document: &[u8]) -> Result<(), String> {
-        let keys = KeySet::parse(document)?;
+    fn replace(&self, document: &[u8]) -> Result<(), KeysError> {
+        let keys = KeySet::parse(document)
+            .map_err(|problem| KeysError::Document { location: self.location.to_string(), problem })?;
         tracing::info!(keys = keys.len(), location = %self.location, "read the keys of the issuer of tokens");
         *self.keys.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
         Ok(())
@@ -180,8 +197,8 @@ impl KeySource {
 }
 
 /// A file, unless it is the one that is known.
-fn read_changed(path: &Path, known: Option<&FileState>) -> Result<Option<(FileState, Vec<u8>)>, String> {
-    let failed = |error: std::io::Error| format!("{}: {error}; give a JWKS as JSON", path.display());
+fn read_changed(path: &Path, known: Option<&FileState>) -> Result<Option<(FileState, Vec<u8>)>, KeysError> {
+    let failed = |source| KeysError::File { path: path.to_owned(), source };
     let mut file = fs::File::open(path).map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
     let state =
@@ -193,7 +210,7 @@ fn read_changed(path: &Path, known: Option<&FileState>) -> Result<Option<(FileSt
     let bound = u64::try_from(MAX_DOCUMENT).unwrap_or(u64::MAX);
     file.by_ref().take(bound + 1).read_to_end(&mut document).map_err(failed)?;
     match document.len() > MAX_DOCUMENT {
-        true => Err(format!("{} has more than {MAX_DOCUMENT} bytes", path.display())),
+        true => Err(KeysError::TooLarge { path: path.to_owned() }),
         false => Ok(Some((state, document))),
     }
 }

@@ -1,0 +1,18 @@
+use fairmesh_model::Invalid;
+
+/// The longest message of a change, in bytes: a history entry has room for it.
+const MAX_MESSAGE: usize = 1024;
+
+/// The message of a change, if it is short enough.
+///
+/// # Errors
+/// If it is not.
+pub(crate) fn read_message(message: String) -> Result<String, Invalid> {
+    match message.len() <= MAX_MESSAGE {
+        true => Ok(message),
+        false => {
+            let problem = format!("has {} bytes", message.len());
+            Err(Invalid::new("message", problem, format!("keep it to {MAX_MESSAGE}")))
+        }
+    }
+}
