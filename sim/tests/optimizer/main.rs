@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
 use fairmesh_sim::application::RandomApplication;
-use fairmesh_te::optimizer::{Effort, optimize};
+use fairmesh_te::optimizer::{Caller, Effort, Problem, optimize};
 
 /// The optimizer's objective may differ by this part of the solver's.
 const TOLERANCE: f64 = 1e-4;
@@ -44,5 +44,53 @@ fn optimizer_matches_independent_solver_on_200_applications() {
         let differs = (plan.objective - objective).abs() / objective;
         assert!(differs <= TOLERANCE, "{seed}: {} instead of {objective}", plan.objective);
         assert!(plan.bound <= objective * (1.0 + SOLVER_TOLERANCE), "{seed}: bound {}", plan.bound);
+    }
+}
+
+/// The extreme without sensitivities.
+const LINEAR: u64 = 4;
+
+/// Changes a problem to an extreme one.
+fn exaggerate(problem: &mut Problem, extreme: u64) {
+    let mut multiply_demand = |times: f64| {
+        for edge in &mut problem.edges {
+            if let Caller::Clients { demand, .. } = &mut edge.caller {
+                demand.iter_mut().for_each(|rate| *rate *= times);
+            }
+        }
+    };
+    match extreme {
+        0 => multiply_demand(0.0),
+        1 => multiply_demand(1e-6),
+        2 => multiply_demand(5.0),
+        3 => problem.preferences.dollars_per_ms = 1e-9,
+        LINEAR => problem.services.iter_mut().for_each(|service| service.sensitivity = 0.0),
+        5 => problem.services[0].sensitivity = 1e4,
+        _ => problem.round_trips.iter_mut().for_each(|trip| *trip *= 100.0),
+    }
+}
+
+#[test]
+fn plans_of_extreme_applications_keep_to_the_ceiling() {
+    for seed in 1..=210 {
+        let application = RandomApplication {
+            regions: 1 + seed as usize % 6,
+            services: 3 + seed as usize % 11,
+            classes: 1 + seed as usize % 3,
+            roots: 1,
+            layers: 4,
+            placed: 0.6,
+            load: 0.7,
+            given: 0.0,
+            kinks: if seed % 2 == 0 { vec![0.5, 0.7] } else { Vec::new() },
+        };
+        let mut problem = application.problem(seed);
+        problem.preferences.admission = 0.85;
+        exaggerate(&mut problem, seed % 7);
+        let plan = optimize(&problem, None, Effort::default(), &mut |_| true).unwrap();
+        assert!(plan.is_usable(0.9), "{seed}: load {}", plan.greatest_load());
+        assert!(plan.mean_latency.is_finite(), "{seed}: {}", plan.mean_latency);
+        // Without any sensitivity the problem is linear, for which Newton's method is not made.
+        assert!(seed % 7 == LINEAR || plan.gap() < 0.1, "{seed}: gap {}", plan.gap());
     }
 }

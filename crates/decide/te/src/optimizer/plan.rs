@@ -7,6 +7,8 @@ use super::{
 
 /// Loads up to this far above the ceiling count as at it.
 pub(super) const CEILING_TOLERANCE: f64 = 1e-4;
+/// A pool that is above the ceiling by its tolerance lowers the objective by up to this part.
+const BOUND_TOLERANCE: f64 = 1e-3;
 /// Shares below this are not kept from a plan to the next one.
 const LEAST_SHARE: f64 = 1e-10;
 
@@ -67,7 +69,7 @@ impl Plan {
     /// Whether the plan may be put into force: its numbers are finite and no pool exceeds the ceiling. Otherwise the last one stays.
     pub fn is_usable(&self, ceiling: f64) -> bool {
         let is_within = self.greatest_load() <= ceiling + 2.0 * CEILING_TOLERANCE;
-        self.objective.is_finite() && is_within && self.bound <= self.objective * (1.0 + 1e-9)
+        self.objective.is_finite() && is_within && self.bound <= self.objective * (1.0 + BOUND_TOLERANCE)
     }
 
     pub(super) fn new(network: &Network, arcs: &Arcs, flow: &Flow) -> Self {

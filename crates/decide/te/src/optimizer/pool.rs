@@ -11,6 +11,10 @@ use super::problem::ServicePools;
 const EXTENDED: f64 = 0.99;
 /// The true cost is cut off at this load; no plan for use is near.
 const CUT_OFF: f64 = 0.999;
+/// The price above the ceiling grows by this factor while the excess is above `SETTLED_EXCESS` and does not shrink, because the
+/// way around a full pool may be dearer than the farthest trip. With a factor of 2, Newton's method stalled.
+const DEARER: f64 = 1.4;
+const SETTLED_EXCESS: f64 = 5e-5;
 /// Width of the ceiling's ramp, in units of load.
 const CEILING_WIDTH: f64 = 0.2;
 /// A multiplier settles when it moves by less than this part of its move before; otherwise its ramp is made steeper by this factor.
@@ -31,6 +35,8 @@ pub(super) struct Pool {
     /// Milliseconds per unit of work over the width of the ceiling's ramp.
     ceiling_price: f64,
     ceiling_multiplier: f64,
+    /// How far the load was above the ceiling at the last update.
+    last_excess: f64,
     kinks: Vec<Ramp>,
 }
 
@@ -77,6 +83,7 @@ impl Pool {
             ceiling,
             ceiling_price: (5.0 * pools.sensitivity / (idle * idle)).max(farthest).max(1e-6),
             ceiling_multiplier: 0.0,
+            last_excess: 0.0,
             kinks: kinks.collect(),
         }
     }
@@ -126,6 +133,11 @@ impl Pool {
         let load = work / self.capacity;
         self.kinks.iter_mut().for_each(|kink| kink.update(load));
         self.ceiling_multiplier = self.ceiling_height(load).max(0.0);
+        let excess = load - self.ceiling;
+        if excess > SETTLED_EXCESS && self.last_excess > 0.0 && excess > SETTLING * self.last_excess {
+            self.ceiling_price *= DEARER;
+        }
+        self.last_excess = excess;
     }
 
     /// Multipliers of the ceiling and of each kink, to start the next plan from.
