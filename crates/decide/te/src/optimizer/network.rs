@@ -227,7 +227,7 @@ impl Network {
         let mut places = Vec::new();
         self.each_pool(|at, pool| places.push((at, pool)));
         for (at, pool) in places {
-            self.pools[pool].set_multipliers(&multipliers[at]);
+            self.pools[pool].set_multipliers(multipliers.get(at).map_or(&[], Vec::as_slice));
         }
     }
 

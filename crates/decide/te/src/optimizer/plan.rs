@@ -117,9 +117,12 @@ impl Plan {
     /// What these shares cause when this part of each edge's demand is admitted. Rows that lead nowhere go to the nearest region.
     ///
     /// # Errors
-    /// The problem is not valid.
+    /// The problem is not valid, or `admitted` is not a part of each edge's demand.
     pub fn evaluate(problem: &Problem, shares: &Shares, admitted: &[f64]) -> Result<Self, ProblemError> {
         problem.validate()?;
+        if admitted.len() != problem.edges.len() || !admitted.iter().all(|part| (0.0..=1.0).contains(part)) {
+            return Err(ProblemError::Size("the list of admitted shares"));
+        }
         let mut network = Network::new(problem, admitted)?;
         let arcs = shares.arcs(&network);
         let mut flow = Flow::default();

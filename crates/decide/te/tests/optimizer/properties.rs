@@ -166,6 +166,9 @@ fn impossible_problems_are_refused_with_the_field() {
     );
     assert_eq!(refusal(&|p| p.services[0].capacity = vec![0.0; 4]), ProblemError::Unplaced(0));
     assert_eq!(refusal(&|p| p.edges[0].given = vec![vec![0.5, 0.4, 0.0, 0.0]]), ProblemError::GivenShares(0));
+    let plan = solve(&problem);
+    let evaluated = Plan::evaluate(&problem, &plan.shares, &[]);
+    assert_eq!(evaluated, Err(ProblemError::Size("the list of admitted shares")));
     assert_eq!(refusal(&|p| p.edges[0].callee = 1), ProblemError::Size("the callee of an edge"));
     let kinks = vec![Kink { load: 0.95, surcharge: 1.0 }];
     assert_eq!(
