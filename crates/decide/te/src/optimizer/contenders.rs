@@ -3,8 +3,7 @@
 use super::{
     admission::admit,
     arcs::{Arcs, Flow, NO_RATE},
-    egress_cap::rooms,
-    fill::{Unit, fill},
+    fill::{Unit, fill, rooms},
     network::{Network, Origin},
     plan::Plan,
     problem::{Caller, Problem},

@@ -1,19 +1,13 @@
-//! A plan from a problem, and the cap on what egress costs: a price of egress is looked for at which the plan keeps to it.
+//! The cap on what egress costs: a price of egress is looked for at which the plan keeps to it.
 
 use super::{
-    admission::admit,
     arcs::{Arcs, Flow},
-    fill::{Unit, fill},
     line_search::combine,
-    network::Network,
     plan::Plan,
     problem::Problem,
     solver::{Effort, Progress, Solver},
-    validation::ProblemError,
 };
 
-/// Pools are filled to this load at first.
-const FILL_LOAD: f64 = 0.7;
 /// Prices of the bracket end within this factor.
 const BRACKET: f64 = 1.02;
 /// Maximum number of solutions at prices within the bracket.
@@ -25,59 +19,7 @@ const LEAST_PRICE: f64 = 1e-6;
 /// How far beside the last price the next one is looked for.
 const NEAR: f64 = 1.2;
 
-/// Plans where calls run: admits demand, then routes it.
-///
-/// `last` is the last plan for a problem with the same services and edges, which may have other demand, servers or fits.
-/// The solution starts from it and is not worse. `go_on` is called after each iteration; when it says no, the best plan so
-/// far is returned, with its gap. A plan that was stopped before its price of egress was found may exceed the cap.
-///
-/// # Errors
-/// The problem is not valid. The last plan stays in force.
-pub fn optimize(
-    problem: &Problem,
-    last: Option<&Plan>,
-    effort: Effort,
-    go_on: &mut dyn FnMut(&Progress) -> bool,
-) -> Result<Plan, ProblemError> {
-    let admitted = admit(problem)?.shares;
-    let mut network = Network::new(problem, &admitted)?;
-    let last = last.filter(|last| last.loads.len() == problem.services.len() * problem.regions);
-    let arcs = match last {
-        Some(last) => {
-            network.set_multipliers(&last.multipliers);
-            last.shares.arcs(&network)
-        }
-        None => fill(&network, &mut rooms(&network, FILL_LOAD), Unit::Work),
-    };
-    let mut solver = Solver::new(network, arcs, last.is_some());
-    solver.run(effort, go_on);
-    let plan = match problem.preferences.egress_cap {
-        Some(cap) if solver.egress() > cap => {
-            let near = last.map_or(0.0, |last| last.ms_per_dollar);
-            Capped { problem, cap, effort, go_on, is_stopped: false }.plan(solver, near)
-        }
-        _ => solver.plan(),
-    };
-    Ok(Plan { admitted, ..plan })
-}
-
-/// Work per second up to a load, by pool.
-pub(super) fn rooms(network: &Network, load: f64) -> Vec<f64> {
-    network.pools.iter().map(|pool| pool.capacity * load).collect()
-}
-
-impl Solver {
-    fn egress(&self) -> f64 {
-        self.best.arcs.egress(&self.network, &self.best.flow)
-    }
-
-    fn plan(&self) -> Plan {
-        let plan = Plan::new(&self.network, &self.best.arcs, &self.best.flow);
-        Plan { bound: self.bound, iterations: self.iterations, ..plan }
-    }
-}
-
-struct Capped<'a> {
+pub(super) struct Capped<'a> {
     problem: &'a Problem,
     cap: f64,
     effort: Effort,
@@ -86,10 +28,20 @@ struct Capped<'a> {
     is_stopped: bool,
 }
 
-impl Capped<'_> {
+impl<'a> Capped<'a> {
+    /// A search for a plan with at most `cap` dollars per second.
+    pub(super) fn new(
+        problem: &'a Problem,
+        cap: f64,
+        effort: Effort,
+        go_on: &'a mut dyn FnMut(&Progress) -> bool,
+    ) -> Self {
+        Self { problem, cap, effort, go_on, is_stopped: false }
+    }
+
     /// A plan that keeps to the cap, from one that does not; `near` is the price of the last plan. If even the least egress is above
     /// the cap, the plan has that.
-    fn plan(mut self, low: Solver, near: f64) -> Plan {
+    pub(super) fn plan(mut self, low: Solver, near: f64) -> Plan {
         let lowest = low.network.ms_per_dollar;
         let objective = low.best.flow.objective(&low.network);
         let highest = ONLY_EGRESS * objective / self.cap.max(1e-3 * low.egress());

@@ -22,6 +22,11 @@ pub(super) enum Unit {
     Work,
 }
 
+/// Work per second up to a load, by pool.
+pub(super) fn rooms(network: &Network, load: f64) -> Vec<f64> {
+    network.pools.iter().map(|pool| pool.capacity * load).collect()
+}
+
 /// Fills pools up to the `room` that each has left, and takes what it uses. What finds no room stays at home, or at the nearest region.
 ///
 /// Nodes of one service at the same depth of the graph have common shares: Waterfall does not tell classes apart.
