@@ -49,6 +49,8 @@ SERVER = """
 import http.server, sys
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # One segment for each response: two would wait for each other (Nagle, delayed acknowledgement).
+    wbufsize, disable_nagle_algorithm = 65536, True
     def do_GET(self):
         body = (sys.argv[1] + " " + self.headers.get("x-fairmesh-caller", "nobody") + "\\n").encode()
         self.send_response(200)
