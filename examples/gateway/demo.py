@@ -7,7 +7,7 @@ reached whom. Then both tenants hold connections with equal 5-tuples while one r
 It needs root, ip, nft and curl, and says what is missing. Namespaces and processes end with it. The last line is a JSON object.
 """
 
-import argparse, atexit, json, os, shutil, signal, subprocess, sys, tempfile, time
+import argparse, atexit, json, os, re, shutil, signal, subprocess, sys, tempfile, time
 
 TENANTS = ["red", "blue"]
 VIRTUAL = "10.96.0.1:80"
@@ -216,9 +216,9 @@ class Demo:
         logs = "\n".join(f"== {key}\n{self.log(key)}" for key in self.processes)
         raise Failed(f"not within {PATIENCE} s: {what}\n{logs}")
 
-    def log(self, key):
+    def log(self, key, last=4000):
         with open(self.path(key + ".log")) as log:
-            return log.read()[-4000:]
+            return log.read()[-last:] if last else log.read()
 
     def start_mesh(self):
         self.fairmesh(
@@ -367,6 +367,16 @@ def who_reached_whom(demo):
     return len(rows), wrong + (not rows[-2][3])
 
 
+def joined_connections(demo):
+    """The connections that the gateway's access log and the nodes' logs both have, by their ids."""
+    def ids(pattern, keys):
+        return {found for key in keys for found in re.findall(pattern, demo.log(key, 0))}
+    requests = ids('"connection":"([0-9a-f]{32})"', ["gateway-0", "gateway-1"])
+    nodes = [f"{tenant}-node" for tenant in TENANTS]
+    demo.until("the nodes log what the gateway logs", lambda: requests <= ids("[0-9a-f]{32}", nodes))
+    return len(requests)
+
+
 def replace_under_load(demo):
     """Kills one replica and upgrades the other while both tenants call."""
     loads = {tenant: demo.load(tenant) for tenant in TENANTS}
@@ -414,9 +424,11 @@ def run(demo, count, requests):
             raise Failed(f"the client of {tenant}: {err}")
         answers[tenant] = json.loads(out)
     demo.say(f"\nWith {count} connections of equal 5-tuples each: {answers}")
+    joined = joined_connections(demo)
+    demo.say(f"{joined} connections are in the logs of a node and of the gateway, by their ids")
     replaced = replace_under_load(demo)
     demo.say(f"One replica killed, the other upgraded, under load: {replaced}")
-    return {"rows": rows, "wrong": wrong, "answers": answers, "replaced": replaced}
+    return {"rows": rows, "wrong": wrong, "answers": answers, "joined": joined, "replaced": replaced}
 
 
 def main():

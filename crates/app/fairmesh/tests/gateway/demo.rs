@@ -32,6 +32,7 @@ fn tenants_with_equal_addresses_reach_their_own_services_alone() {
         assert_eq!(result["answers"][tenant]["right"], 25 * 40, "{result}");
         assert_eq!(result["answers"][tenant]["wrong"], 0, "{result}");
     }
+    assert!(result["joined"].as_u64().unwrap() >= 50, "each connection has one id in both logs: {result}");
     let replaced = &result["replaced"];
     assert_eq!(replaced["wrong"], 0, "{result}");
     assert!(replaced["calls"].as_u64().unwrap() > 0, "{result}");
