@@ -7,7 +7,7 @@ use tokio::time::{Duration, Instant};
 use tonic::Status;
 
 use super::{Checks, LEADERLESS_GRACE, election::MAX_REGIONS};
-use crate::admin::now_ms;
+use crate::wall_clock::now_ms;
 
 /// Pause before the record of a checker is written again.
 const RETRY: Duration = Duration::from_secs(1);
