@@ -35,6 +35,8 @@ pub(crate) const READ_AHEAD: usize = 64 * 1024;
 pub(crate) const LINGER_PAUSE: Duration = Duration::from_secs(1);
 /// How long such a connection is read in all, as nginx does (`lingering_time`).
 pub(crate) const LINGER: Duration = Duration::from_secs(30);
+/// How many bytes of such a connection are read in all: a client that ignores its response must not keep a core busy.
+pub(crate) const MAX_LINGER_BYTES: u64 = 256 << 20;
 
 /// A client connection.
 pub(crate) struct Connection<R, W, O = NoOffload> {

@@ -55,21 +55,21 @@ where
                         .await
                 }
                 NextRequest::Refused(status, reason) => {
-                    connection.refuse(status, reason).await;
+                    connection.refuse((status, reason), shutdown).await;
                     return ConnectionEnd::Failed(ConnectionError::Refused(reason));
                 }
                 NextRequest::Http2 => {
                     return connection.into_parts().map_or(ConnectionEnd::Closed, ConnectionEnd::Http2);
                 }
                 NextRequest::Idle => {
-                    connection.close().await;
+                    connection.close(shutdown).await;
                     return ConnectionEnd::Closed;
                 }
                 NextRequest::Failed(reason) => return ConnectionEnd::Failed(reason),
             };
             match outcome {
                 Ok(true) => {}
-                Ok(false) => return Box::pin(connection.finish()).await,
+                Ok(false) => return Box::pin(connection.finish(shutdown)).await,
                 Err(reason) => return ConnectionEnd::Failed(reason),
             }
         }

@@ -10,12 +10,15 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-use crate::http1::{
-    connection::{Connection, LINGER, LINGER_PAUSE, ReadState},
-    offload::Offload,
-    outcome::{ConnectionEnd, ConnectionParts},
-    read_side::ReadSide,
-    upgrade::PendingUpgrade,
+use crate::{
+    http1::{
+        connection::{Connection, LINGER, LINGER_PAUSE, MAX_LINGER_BYTES, ReadState},
+        offload::Offload,
+        outcome::{ConnectionEnd, ConnectionParts},
+        read_side::ReadSide,
+        upgrade::PendingUpgrade,
+    },
+    shutdown::Shutdown,
 };
 
 impl<R, W, O> Connection<R, W, O>
@@ -49,13 +52,13 @@ where
     }
 
     /// Ends the connection after its last response.
-    pub(crate) async fn finish(mut self) -> ConnectionEnd<R, W> {
+    pub(crate) async fn finish(mut self, shutdown: &Shutdown) -> ConnectionEnd<R, W> {
         match self.pending_upgrade.take() {
             Some(pending_upgrade) => self
                 .into_parts()
                 .map_or(ConnectionEnd::Closed, |left| ConnectionEnd::Upgraded(left, pending_upgrade)),
             None => {
-                self.close().await;
+                self.close(shutdown).await;
                 ConnectionEnd::Closed
             }
         }
@@ -72,7 +75,7 @@ where
     }
 
     /// Sends an error response and closes the connection.
-    pub(crate) async fn refuse(&mut self, status: StatusCode, reason: &'static str) {
+    pub(crate) async fn refuse(&mut self, (status, reason): (StatusCode, &'static str), shutdown: &Shutdown) {
         let mut headers = HeaderMap::new();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
         let length = Some(reason.len() as u64 + 1);
@@ -87,12 +90,12 @@ where
         self.output.keep_unsent(Some(Bytes::from_static(reason.as_bytes())), b"\n", 0);
         self.stop_reading();
         if self.flush().await.is_ok() {
-            self.close().await;
+            self.close(shutdown).await;
         }
     }
 
     /// Closes the connection after its last response.
-    pub(crate) async fn close(&mut self) {
+    pub(crate) async fn close(&mut self, shutdown: &Shutdown) {
         // Fails only if the client has disconnected.
         let _ = self.writer.shutdown().await;
         if let ReadState::Lent(returned) = &mut self.source
@@ -101,19 +104,25 @@ where
             self.resume_after_body(reader);
         }
         if let ReadState::Unframed(read_side) = &mut self.source {
-            discard(read_side).await;
+            discard(read_side, shutdown).await;
         }
     }
 }
 
-/// Reads and discards what a client still sends, within bounds.
-async fn discard<R: AsyncRead + Unpin>(read_side: &mut ReadSide<R>) {
-    let end = Instant::now() + LINGER;
-    loop {
+/// Reads and discards what a client still sends, within bounds; for one more pause once the proxy stops.
+async fn discard<R: AsyncRead + Unpin>(read_side: &mut ReadSide<R>, shutdown: &Shutdown) {
+    let (mut end, mut left) = (Instant::now() + LINGER, MAX_LINGER_BYTES);
+    while left > 0 {
+        let pause_end = Instant::now() + LINGER_PAUSE;
+        if shutdown.is_started() {
+            end = end.min(pause_end);
+        }
         read_side.input.clear();
-        let read = poll_fn(|context| read_side.poll_read(0, context));
-        let read = timeout_at(end.min(Instant::now() + LINGER_PAUSE), read).await;
-        if !matches!(read, Ok(Ok(1..))) {
+        let read = timeout_at(end.min(pause_end), poll_fn(|context| read_side.poll_read(0, context))).await;
+        let Ok(Ok(read @ 1..)) = read else { return };
+        left = left.saturating_sub(read as u64);
+        // A read that is ready at once ignores the time limit.
+        if Instant::now() >= end {
             return;
         }
     }

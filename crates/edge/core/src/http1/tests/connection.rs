@@ -28,7 +28,7 @@ use tokio::{
 
 use crate::{
     http1::{
-        connection::Connection,
+        connection::{Connection, LINGER_PAUSE, MAX_LINGER_BYTES},
         handler::RequestHandler,
         offload::Offload,
         outcome::{ConnectionEnd, ConnectionError, ConnectionParts},
@@ -462,4 +462,48 @@ async fn requests_that_arrive_together_are_all_read_before_the_first_response() 
         read_until(far, "done").await;
     }
     assert_eq!(mem::take(&mut *log.lock().unwrap()), ["read a", "read b", "answer a", "answer b"]);
+}
+
+/// Responds without reading the body.
+async fn refuse(_: Request<IncomingBody<ReadHalf<DuplexStream>>>) -> Response<Full<Bytes>> {
+    Response::new("no".into())
+}
+
+/// A connection whose response was sent while its client goes on sending.
+async fn lingering(shutdown: &Arc<Shutdown>) -> (Served, DuplexStream) {
+    let (near, mut far) = ends(1 << 20);
+    let shutdown = Arc::clone(shutdown);
+    let served = tokio::spawn(async move {
+        serve(Connection::new(near.0, near.1, IDLE_TIMEOUT), &shutdown, &refuse).await
+    });
+    let length = 2 * MAX_LINGER_BYTES;
+    let head = format!("POST / HTTP/1.1\r\nhost: a\r\ncontent-length: {length}\r\n\r\n");
+    far.write_all(head.as_bytes()).await.unwrap();
+    read_until(&mut far, "\r\n\r\nno").await;
+    (served, far)
+}
+
+#[tokio::test]
+async fn lingering_connection_ends_after_its_maximum_of_bytes() {
+    let (served, mut far) = lingering(&Arc::default()).await;
+    let (piece, mut sent) = (vec![0; 1 << 20], 0);
+    while far.write_all(&piece).await.is_ok() {
+        sent += piece.len() as u64;
+    }
+    // Those in the buffers of both sides are beyond it.
+    assert!((MAX_LINGER_BYTES..MAX_LINGER_BYTES + (4 << 20)).contains(&sent), "{sent}");
+    assert!(matches!(served.await.unwrap(), ConnectionEnd::Closed));
+}
+
+#[tokio::test(start_paused = true)]
+async fn lingering_connection_ends_soon_after_the_proxy_stops() {
+    let shutdown = Arc::<Shutdown>::default();
+    let (served, mut far) = lingering(&shutdown).await;
+    let begun = Instant::now();
+    shutdown.start(Duration::from_secs(25));
+    while far.write_all(b"more").await.is_ok() {
+        sleep(Duration::from_millis(100)).await;
+    }
+    assert!(begun.elapsed() <= 2 * LINGER_PAUSE, "{:?}", begun.elapsed());
+    assert!(matches!(served.await.unwrap(), ConnectionEnd::Closed));
 }
