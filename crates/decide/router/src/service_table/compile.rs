@@ -46,8 +46,7 @@ pub(super) fn compile(
         powers: &powers,
         effects: &effects,
     };
-    let tiers = compiler.tiers();
-    let table_shares = compiler.table_shares();
+    let (tiers, table_shares) = (compiler.tiers(), compiler.table_shares());
     let table = table_shares.as_deref().and_then(|shares| compiler.usable_table(shares));
     let preferred: Vec<&Positions> = table.iter().flat_map(UsableTable::tiers).chain(&tiers).collect();
     if previous.is_none() {

@@ -66,6 +66,25 @@ async fn counted(http: &str, kind: &str) -> BTreeSet<String> {
     page.lines().filter_map(|line| Some(line.strip_prefix(&prefix)?.split('"').next()?.to_owned())).collect()
 }
 
+/// A gateway and a node, each with the address of its pages. Without a trust domain they listen, and accept nothing.
+async fn gateway_and_node(fleet: &Fleet) -> [(Process, String); 2] {
+    let [gateway, gateway_http, node, node_http, capture] =
+        [(); 5].map(|()| format!("127.0.0.1:{}", free_port()));
+    let start = |kind: &str, args: String| {
+        let (agent, handover) = (fleet.agent_socket(), fleet.path(&format!("{kind}-handover.sock")));
+        let args =
+            format!("{kind} --agent unix:{} --handover {} {args}", agent.display(), handover.display());
+        Process::start(program(fleet.path(&format!("{kind}.log")), &args, None))
+    };
+    let gateway_process = start("gateway", format!("--listen {gateway} --admin {gateway_http}"));
+    let pod = format!("--gateway {gateway} --capture {capture} --pod red/web@{node}=127.0.0.1:1");
+    let node_process = start("node", format!("{pod} --admin {node_http}"));
+    for http in [&gateway_http, &node_http] {
+        until("it has pages", async || get(http, "/healthz").await.is_some()).await;
+    }
+    [(gateway_process, gateway_http), (node_process, node_http)]
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_listener_of_every_process_is_in_the_table() {
     let _machine = beside_others().await;
@@ -79,20 +98,7 @@ async fn every_listener_of_every_process_is_in_the_table() {
     let proxy = Process::start(program(fleet.path("proxy.log"), &args, None));
     until("the proxy has pages", async || get(&admin, "/healthz").await.is_some()).await;
     let (key_server, keys_http) = fleet.start_key_server().await;
-    let [gateway, gateway_http, node, node_http] = [(); 4].map(|()| format!("127.0.0.1:{}", free_port()));
-    let start = |kind: &str, args: String| {
-        let (agent, handover) = (fleet.agent_socket(), fleet.path(&format!("{kind}-handover.sock")));
-        let args =
-            format!("{kind} --agent unix:{} --handover {} {args}", agent.display(), handover.display());
-        Process::start(program(fleet.path(&format!("{kind}.log")), &args, None))
-    };
-    let gateway_process = start("gateway", format!("--listen {gateway} --admin {gateway_http}"));
-    let pod =
-        format!("--gateway {gateway} --capture 127.0.0.1:{} --pod red/web@{node}=127.0.0.1:1", free_port());
-    let node_process = start("node", format!("{pod} --admin {node_http}"));
-    for http in [&gateway_http, &node_http] {
-        until("it has pages", async || get(http, "/healthz").await.is_some()).await;
-    }
+    let [(gateway, gateway_http), (node, node_http)] = gateway_and_node(&fleet).await;
     let mut rows = rows();
     for (name, kind, process, http) in [
         ("control plane", "control", &fleet.control, &fleet.control_http),
@@ -101,8 +107,8 @@ async fn every_listener_of_every_process_is_in_the_table() {
         ("lookaside", "lookaside", &fleet.lookaside, &fleet.lookaside_http),
         ("key server", "keyserver", &key_server, &keys_http),
         ("proxy", "proxy", &proxy, &admin),
-        ("gateway", "gateway", &gateway_process, &gateway_http),
-        ("node", "node", &node_process, &node_http),
+        ("gateway", "gateway", &gateway, &gateway_http),
+        ("node", "node", &node, &node_http),
     ] {
         let listed = rows.remove(name).unwrap_or_default();
         let labels: BTreeSet<_> =
