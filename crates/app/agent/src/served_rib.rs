@@ -282,7 +282,7 @@ mod tests {
     use crate::{disk::Disk, state::UpstreamSink};
 
     #[tokio::test]
-    async fn a_follower_whose_claims_were_refused_releases_none_of_the_others() {
+    async fn refused_map_follower_releases_no_foreign_claims() {
         let folder = tempfile::tempdir().unwrap();
         let absent = Address::Unix(folder.path().join("absent"));
         let location = Location::in_region(Region::new("eu").unwrap());

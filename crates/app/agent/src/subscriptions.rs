@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_that_takes_all_it_gets_leaves_prefixes_to_others() {
+    fn greedy_caller_leaves_prefixes_to_others() {
         let mut all = Subscriptions::default();
         let mut fill = |first: usize| {
             let claim = |held: &usize| all.claim(&prefix(first + held), *held) != Claimed::LimitReached;
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_idle_is_evicted_and_never_one_in_use() {
+    fn longest_idle_subscription_is_evicted_never_a_used_one() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
         (0..MAX_PREFIXES)
             .for_each(|i| assert_eq!(all.claim(&prefix(i), 0), Claimed::New { evicted: Vec::new() }));

@@ -241,12 +241,12 @@ mod tests {
     }
 
     #[test]
-    fn the_work_comes_to_its_result() {
+    fn calibration_work_computes_its_expected_result() {
         assert_eq!(work::round(&mut work::table()), work::RESULT);
     }
 
     #[test]
-    fn half_the_time_is_twice_the_speed() {
+    fn halved_calibration_time_doubles_the_speed() {
         let reference = REFERENCE_TIME.as_micros() as u64;
         assert_eq!(measured(reference, reference, 1000).speed(), FULL_SPEED);
         assert_eq!(measured(reference / 2, reference, 1000).speed(), 2 * FULL_SPEED);

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_and_named_items_are_told_by_their_place() {
+    fn document_diff_names_changes_by_path() {
         let old = json!({ "timeout": "5s", "subset": 3, "routes": [
             { "name": "a", "split": [{ "service": "shop/x", "weight": 1 }] }, { "name": "b" },
         ] });
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_of_routes_is_a_change() {
+    fn reordered_routes_count_as_a_change() {
         let (old, new) = (
             json!({ "routes": [{ "name": "a" }, { "name": "b" }] }),
             json!({ "routes": [{ "name": "b" }, { "name": "a" }] }),

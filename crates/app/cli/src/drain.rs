@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoints_are_named_as_lists_print_them_too() {
+    fn drain_accepts_endpoint_names_as_printed_by_lists() {
         let expected = Ok(("shop/cart".to_owned(), vec!["cart-0".to_owned(), "cart-1".to_owned()]));
         for words in [
             "shop/cart cart-0 cart-1",

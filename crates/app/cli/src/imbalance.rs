@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn cores_have_as_many_digits_as_say_something() {
+    fn cores_are_printed_with_significant_digits() {
         let shown = [0.0, 0.0042, 0.25, 10.0, 123.456, 98_765.4].map(cores);
         assert_eq!(shown, ["0.00", "0.004", "0.25", "10.00", "123.5", "98765"]);
     }

@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_tell_the_direction_the_steps_and_the_end() {
+    fn region_drain_text_names_direction_steps_and_end() {
         let keep = |millionths| Share::of_millionths(millionths).unwrap();
         let hour = Duration::from_secs(3_600);
         let due_later = u64::try_from(age_of(0).as_millis()).unwrap();

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_without_requests_is_told_from_a_backend() {
+    fn tap_distinguishes_idle_services_from_backends() {
         let rows = [
             json!({ "service": "shop/web", "state": "ready", "backends": ["shop/next"] }),
             json!({ "service": "shop/old", "state": "unknown" }),

@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_zero_has_no_sign() {
+    fn zero_is_formatted_without_a_sign() {
         let none: [f64; 0] = [];
         assert_eq!(decimal(none.iter().sum(), 1), "0.0");
         assert_eq!((decimal(-0.04, 1), decimal(-0.4, 0)), ("0.0".to_owned(), "0".to_owned()));
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_json_where_the_output_is() {
+    fn messages_are_json_with_json_output() {
         let selects = |line: &str| {
             select_messages(line.split(' '));
             has_json_messages()

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_state_of_a_process_is_read_after_its_name() {
+    fn process_state_is_parsed_after_the_name() {
         let stopped = ProcessStat::read(7, "7 (a) R (b) T 1 7 7 0").unwrap();
         assert_eq!((stopped.to_string().as_str(), stopped.is_suspended), ("process 7 (\"a) R (b\")", true));
         assert!(!ProcessStat::read(7, "7 (fairmesh) S 1 7").unwrap().is_suspended);
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_listener_of_a_socket_is_known() {
+    async fn socket_listener_process_is_found() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("agent.sock");
         assert!(ProcessStat::listening_at(&path).await.is_none());

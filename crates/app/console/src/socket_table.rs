@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_takes_what_comes_to_its_address_and_one_on_a_wildcard_all() {
+    fn wildcard_listener_covers_every_address() {
         let takes =
             |here: &str, at: &str| Listener::read(&line(here, "0A")).unwrap().takes(at.parse().unwrap());
         let (any, any_v6) = (v4([0; 4]), format!("{:032}:1CF7", 0));

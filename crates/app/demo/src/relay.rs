@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn bytes_arrive_whole_and_not_before_the_delay() {
+    async fn relay_delivers_all_bytes_after_its_delay() {
         let echo = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let target = echo.local_addr().unwrap();
         tokio::spawn(async move {

@@ -219,7 +219,7 @@ mod tests {
     use clap::{Arg, Command};
 
     #[test]
-    fn the_tree_of_commands_is_sound() {
+    fn command_tree_is_valid() {
         super::command().debug_assert();
     }
 

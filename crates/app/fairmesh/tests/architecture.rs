@@ -336,7 +336,7 @@ fn ours(dependency: &str) -> Option<&str> {
 }
 
 #[test]
-fn every_crate_uses_only_what_lies_beneath_it() {
+fn every_crate_uses_only_listed_crates() {
     let allowed: BTreeMap<_, _> = MAY_USE.iter().copied().collect();
     let mut wrong = Vec::new();
     for one in crates() {
@@ -379,7 +379,7 @@ fn the_order_of_crates_has_no_circle() {
 }
 
 #[test]
-fn what_only_some_crates_may_know_stays_with_them() {
+fn restricted_dependencies_stay_in_their_crates() {
     for one in crates() {
         for (dependency, owners) in ONLY {
             let has = one.dependencies.contains(*dependency);
@@ -390,7 +390,7 @@ fn what_only_some_crates_may_know_stays_with_them() {
 }
 
 #[test]
-fn what_decides_is_pure() {
+fn deciding_crates_are_pure() {
     for one in crates().into_iter().filter(|one| PURE.contains(&one.name.as_str())) {
         for dependency in &one.dependencies {
             let fits = ours(dependency).is_some_and(|name| PURE.contains(&name))
@@ -414,7 +414,7 @@ fn the_core_of_the_rib_is_pure() {
 }
 
 #[test]
-fn listeners_have_their_limits_from_one_place() {
+fn listener_limits_come_from_one_table() {
     for one in crates().into_iter().filter(|one| !["bench", "fuzz", "examples"].contains(&one.name.as_str()))
     {
         for file in sources(&one.folder.join("src")) {

@@ -89,7 +89,7 @@ fn assert_complete(root: &Path) {
 }
 
 #[test]
-fn packages_hold_a_binary_that_works_and_all_that_belongs_to_it() {
+fn packages_contain_a_working_binary_and_all_files() {
     let Some(folder) = packages() else { return };
     the_tarball(folder);
     the_deb(folder);

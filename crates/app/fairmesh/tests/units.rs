@@ -23,7 +23,7 @@ fn words(text: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn a_unit_names_only_options_and_variables_that_there_are() {
+fn systemd_units_name_only_existing_options_and_variables() {
     for (name, command) in [
         ("control", "control"),
         ("agent", "agent"),
@@ -44,7 +44,7 @@ fn a_unit_names_only_options_and_variables_that_there_are() {
 }
 
 #[test]
-fn the_agent_is_capped_and_everything_comes_back() {
+fn systemd_units_limit_the_agent_and_restart_processes() {
     let agent = deployed("fairmesh-agent.service");
     for setting in ["CPUQuota=", "MemoryMax=", "TasksMax="] {
         assert!(agent.lines().any(|line| line.starts_with(setting)), "{setting}");

@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_a_peak_kept_from_being_returned_is_trimmed_after_it() {
+    fn memory_held_by_a_peak_is_trimmed_afterwards() {
         let mut last = LastTrim { unused: 60 * MB, used: 100 * MB };
         assert!(last.is_due(70 * MB, 40 * MB), "what was in use is freed");
     }

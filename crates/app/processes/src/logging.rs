@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_that_is_no_level_is_found() {
+    fn invalid_log_level_is_named() {
         for filter in
             ["info", "WARN", "off", "info,fairmesh_rib=debug", "h2=trace, error", "fairmesh_calls::call", ""]
         {

@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_one_that_a_call_can_be_sent_to() {
+    fn only_callable_addresses_are_accepted() {
         let checked = |text: &str| check_address("address", text.parse().unwrap());
         for wrong in [
             "0.0.0.0:80",
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_the_callers_own_machine_or_link_are_refused_but_loopback() {
+    fn link_local_and_metadata_addresses_are_refused_but_not_loopback() {
         let checked = |text: &str| check_not_of_machine(text.parse().unwrap());
         for wrong in [
             "169.254.169.254:80",

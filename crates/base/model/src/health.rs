@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn the_effect_grows_with_consecutive_failures_and_stale_verdicts_have_none() {
+    fn verdict_effect_grows_with_failures_and_ends_when_stale() {
         let effect = |in_a_row| verdict(in_a_row).effect();
         assert_eq!(
             [0, 1, 3, 8, 9, 100].map(effect),

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn other_spellings_and_reserved_names_are_no_ids() {
+    fn other_spellings_and_reserved_names_are_rejected_as_ids() {
         for text in [
             "",
             "spiffe://",

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_that_are_made_anew_count_from_zero() {
+    fn recreated_counters_count_from_zero() {
         let (old, new) = (CallCounters::default(), CallCounters::default());
         let mut meter = CallMeter::default();
         (0..9).for_each(|_| old.record_attempt(true));

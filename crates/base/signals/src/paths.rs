@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn zones_of_the_callers_region_are_told_apart_where_calls_prefer_them() {
+    fn zone_preferring_calls_are_counted_by_zone() {
         let zoned =
             |region: &str, zone: &str| Location { zone: Some(Zone::new(zone).unwrap()), ..at(region) };
         let endpoints =

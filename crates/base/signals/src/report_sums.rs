@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_is_void_after_three_intervals() {
+    fn report_expires_after_three_intervals() {
         let mut sums = sums(10, 100);
         sums.record(report(1, "eu", 10), 0);
         sums.record(TrafficReport { interval: Duration::MAX, ..report(2, "us", 5) }, 0);
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn data_ages_wherever_it_is_kept() {
+    fn reported_data_ages_while_stored() {
         let (mut agent, mut above) = (sums(10, 100), sums(10, 100));
         agent.record(report(1, "eu", 30), 5_000);
         agent.record(report(2, "eu", 10), 7_000);
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_beyond_the_bound_are_counted_all_the_way_up() {
+    fn paths_beyond_the_bound_are_counted_at_every_level() {
         let mut sums = sums(10, 100_000);
         let mut many = report(1, "eu", 1);
         let path = many.calls.keys().next().unwrap().clone();
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn where_not_all_incomplete_services_can_be_named_all_are() {
+    fn too_many_incomplete_services_mark_all_incomplete() {
         let other = ServiceName::new("shop/zoo").unwrap();
         let path = report(1, "eu", 1).calls.keys().next().unwrap().clone();
         let full = |sums: &mut ReportSums, beyond: usize| {

@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_counted_is_not_reported() {
+    fn uncounted_values_are_not_reported() {
         let mut meter = ServerMeter::default();
         meter.read(reading(0, None, (7_000_000, 1)));
         let rates = meter.read(reading(1_000, None, (9_000_000, 2))).unwrap();

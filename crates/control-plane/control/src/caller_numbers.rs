@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_belongs_to_the_identity_that_names_it() {
+    fn caller_number_is_bound_to_its_identity() {
         let numbers = CallerNumbers::default();
         let [one, two] = ["web-1", "web-2"]
             .map(|name| Identity::Spiffe(format!("spiffe://prod/fairmesh/agent/{name}").parse().unwrap()));

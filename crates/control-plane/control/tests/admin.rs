@@ -186,7 +186,7 @@ async fn a_rollback_restores_an_earlier_value_as_a_new_change() {
 }
 
 #[tokio::test]
-async fn going_back_over_a_creation_deletes_and_over_a_deletion_restores() {
+async fn rollback_over_creation_deletes_and_over_deletion_restores() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;

@@ -107,7 +107,7 @@ fn of(pairs: &[(&str, u64)]) -> BTreeMap<String, u64> {
 }
 
 #[tokio::test]
-async fn a_checker_is_sent_a_few_endpoints_of_each_other_region() {
+async fn checker_receives_few_targets_in_each_other_region() {
     let (control, connection, mut leadership, _, _folder) = two_regions().await;
     let local_only =
         Policy { locality: Locality { local_only: true, ..Locality::default() }, ..Policy::default() };
@@ -134,7 +134,7 @@ async fn a_checker_is_sent_a_few_endpoints_of_each_other_region() {
 }
 
 #[tokio::test]
-async fn a_distance_is_recorded_when_it_is_first_known_and_when_it_changes_lastingly() {
+async fn distance_is_recorded_first_and_after_lasting_changes() {
     let (control, connection, leadership, term, _folder) = two_regions().await;
     let eu = ("eu", term);
     report(&connection, eu, &[("us", 20_000)]).await.unwrap();
@@ -151,7 +151,7 @@ async fn a_distance_is_recorded_when_it_is_first_known_and_when_it_changes_lasti
 }
 
 #[tokio::test]
-async fn nonsense_of_a_checker_is_ignored_and_reports_of_others_are_refused() {
+async fn implausible_distances_are_ignored_and_nonleaders_refused() {
     let (control, connection, leadership, term, _folder) = two_regions().await;
     let eu = ("eu", term);
     let (_, before) = recorded(&connection).await;
@@ -185,7 +185,7 @@ async fn nonsense_of_a_checker_is_ignored_and_reports_of_others_are_refused() {
 }
 
 #[tokio::test]
-async fn the_last_distance_to_a_region_stays_while_it_is_gone() {
+async fn distance_to_a_vanished_region_is_retained() {
     let (control, connection, mut leadership, term, _folder) = two_regions().await;
     let eu = ("eu", term);
     report(&connection, eu, &[("us", 20_000)]).await.unwrap();

@@ -247,7 +247,7 @@ fn load(demand: [u64; 2]) -> Arc<Load> {
 }
 
 #[tokio::test]
-async fn tables_pass_from_one_control_plane_to_the_next_and_stay_while_nothing_is_heard() {
+async fn tables_survive_takeover_and_missing_reports() {
     let folder = tempfile::tempdir().unwrap();
     let world = World::start(folder.path(), load([95, 20])).await;
     let share = world.keeps(SETTLED).await;
@@ -274,7 +274,7 @@ async fn tables_pass_from_one_control_plane_to_the_next_and_stay_while_nothing_i
 }
 
 #[tokio::test]
-async fn reports_of_a_release_before_are_planned_from() {
+async fn reports_of_a_previous_release_are_planned() {
     let folder = tempfile::tempdir().unwrap();
     let old = load([95, 20]);
     old.old.store(true, Relaxed);
@@ -287,7 +287,7 @@ async fn reports_of_a_release_before_are_planned_from() {
 }
 
 #[tokio::test]
-async fn an_agent_of_a_release_before_reports_nothing_and_is_served() {
+async fn agent_of_a_previous_release_is_served() {
     let folder = tempfile::tempdir().unwrap();
     let silent = load([95, 20]);
     silent.silent.store(true, Relaxed);
@@ -312,7 +312,7 @@ async fn an_agent_of_a_release_before_reports_nothing_and_is_served() {
 }
 
 #[tokio::test]
-async fn a_lie_is_refused_and_counted_and_the_tables_stay() {
+async fn absurd_report_is_refused_counted_and_changes_no_table() {
     let folder = tempfile::tempdir().unwrap();
     let world = World::start(folder.path(), load([95, 20])).await;
     world.keeps(SETTLED).await;
@@ -358,7 +358,7 @@ async fn follow(
 }
 
 #[tokio::test]
-async fn a_drain_and_its_way_back_take_their_time() {
+async fn drain_and_undrain_take_their_configured_time() {
     const OVER: f64 = 20.0;
     let folder = tempfile::tempdir().unwrap();
     let world = World::start(folder.path(), load([40, 20])).await;

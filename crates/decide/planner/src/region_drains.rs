@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_is_made_when_every_service_may_make_it() {
+    fn drain_step_waits_for_every_service() {
         let name = |name: &str| ServiceName::new(name).unwrap();
         let share = |millionths| Share::of_millionths(millionths).unwrap();
         let drain = RegionDrain::begin(None, false, Duration::from_secs(10), 0);
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn service_with_published_plans_is_drained_and_any_other_says_why_not() {
+    fn only_services_with_published_plans_are_drained() {
         let of = |planner, mode| Traffic { planner, mode, ..Traffic::default() };
         let rings = Some(TrafficPlanner::Rings);
         assert_eq!(why_not_drained(Some(&of(rings, TrafficMode::Active)), false), None);

@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_of_regions_that_are_gone_go_home() {
+    fn shares_of_vanished_regions_return_home() {
         let [ap, eu, us] = ["ap", "eu", "us"].map(|name| Region::new(name).unwrap());
         let share = |percent: u32| Share::of_millionths(percent * 10_000).unwrap();
         let to = [(eu.clone(), share(60)), (us, share(30))].into();

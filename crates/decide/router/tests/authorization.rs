@@ -209,13 +209,13 @@ fn paths() -> Vec<Value> {
 }
 
 #[test]
-fn decisions_are_those_of_the_vectors() {
+fn authorization_decisions_match_the_vectors() {
     support::check("authorization.json", &[("rules", rules()), ("defaults", defaults()), ("paths", paths())]);
 }
 
 /// Neither the default, nor audit, nor a rule for members admits a caller of another trust domain.
 #[test]
-fn a_caller_of_another_trust_domain_may_do_what_rules_allow_its_whole_id_and_nothing_else() {
+fn foreign_caller_is_allowed_only_by_rules_with_its_whole_id() {
     const PARTNER: &str = "spiffe://partner/shop/web";
     let caller = CallerId::federated(PARTNER.parse().unwrap());
     let decided = |default: &str, authorization: Option<Value>| {

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn its_size_is_bounded_with_many_removals() {
+    fn lease_table_stays_bounded_after_many_removals() {
         let mut leases = LeaseTable::new(3);
         let evicted: Vec<_> = (0..5).filter_map(|id| leases.insert(id, id, id)).collect();
         assert_eq!((evicted, leases.len()), (vec![0, 1], 3), "the oldest make room");

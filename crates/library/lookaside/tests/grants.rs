@@ -73,7 +73,7 @@ async fn pick(member: &TestMember, lookaside: &Address, service: &str) -> Result
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn picks_are_for_callers_that_may_read_the_service() {
+async fn lookaside_picks_only_for_callers_that_may_read_the_service() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let default = records::encode(&Record::DefaultAuthorization(DefaultAuthorization::Deny)).to_vec();

@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_empty_variable_is_none() {
+    fn empty_drain_variable_counts_as_unset() {
         assert_eq!(read_deadline(None, Some("")).unwrap(), DEFAULT_DEADLINE);
         assert_eq!(read_deadline(None, Some("7s")).unwrap(), Duration::from_secs(7));
         assert!(read_deadline(None, Some("soon")).is_err());

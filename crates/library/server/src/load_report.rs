@@ -163,7 +163,7 @@ mod tests {
     use crate::tests::orca::OrcaReport;
 
     #[test]
-    fn both_forms_round_trip() {
+    fn load_report_round_trips_in_both_forms() {
         let cpus = [None, Some(1), Some(437), Some(1500)];
         let counts = [(0, 0), (7, 0), (PREENCODED - 1, 0), (PREENCODED, 0), (3, 2), (u32::MAX, 1)];
         for ((calls, streams), cpu) in counts.into_iter().flat_map(|c| cpus.map(|cpu| (c, cpu))) {
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn the_report_of_the_service_is_merged() {
+    fn report_of_the_program_is_merged() {
         let existing = |cpu_utilization| OrcaReport {
             cpu_utilization,
             eps: 2.0,

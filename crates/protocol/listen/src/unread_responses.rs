@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn requests_wait_for_reads_and_a_connection_that_reads_nothing_is_closed() {
+    async fn requests_wait_for_reads_and_unreading_connections_close() {
         let acceptor = calls();
         let (_stream, connection) = accepted(&acceptor).await;
         drop(connection.begin_request());
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn connections_with_the_most_unread_bytes_are_closed_for_others() {
+    async fn connection_with_most_unread_bytes_is_closed_first() {
         let acceptor = calls();
         let (mut held, mut streams) = (Vec::new(), Vec::new());
         let sizes = [7 << 20; 10].into_iter().chain([1000]);

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_waiting_request_holds_little_memory_which_others_may_revoke() {
+    async fn waiting_request_memory_is_small_and_revocable() {
         let memory = Memory::default();
         let acceptor = Acceptor::new("test", Limits::calls(), memory.clone());
         let (first, second) = (request(&acceptor).await, request(&acceptor).await);

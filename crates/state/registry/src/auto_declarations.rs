@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_declares_as_many_services_as_it_leaves_free_and_others_go_on() {
+    fn peer_cannot_exhaust_automatic_declarations() {
         let mut declarations = AutoDeclarations::default();
         let name = |number: usize| format!("shop/s{number}").parse::<ServiceName>().unwrap();
         let greedy = peer_of("spiffe://prod/fairmesh/agent/a for local uid 7");

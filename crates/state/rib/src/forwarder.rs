@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_forwarded_call_carries_the_identity_of_the_caller_and_not_what_its_metadata_claims() {
+    fn forwarded_call_carries_the_verified_caller_not_its_metadata() {
         let mut request = Request::new(());
         set_on_behalf_of(&mut request, &Identity::Local { uid: 0 });
         request.extensions_mut().insert(Identity::Local { uid: 7 });
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_statement_is_passed_on_with_the_program_that_it_names() {
+    fn forwarded_statement_keeps_its_program() {
         let mut request = Request::new(());
         set_on_behalf_of(&mut request, &Identity::Local { uid: 7 });
         request.metadata_mut().insert_bin(STATEMENT, MetadataValue::from_bytes(b"signed"));

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_read_wherever_it_is_in_the_file() {
+    fn key_is_found_anywhere_in_its_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("key");
         let read = |text: &str| {

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_signs_for_those_who_may_use_it_and_is_stored_encrypted() {
+    fn key_signs_for_permitted_callers_and_is_encrypted() {
         let folder = tempfile::tempdir().unwrap();
         let pair = EcdsaKeyPair::generate(&ECDSA_P256_SHA256_ASN1_SIGNING).unwrap();
         let der = pair.to_pkcs8v1().unwrap();

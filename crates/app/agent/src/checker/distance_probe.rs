@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_closes_or_talks_nonsense_is_an_error() {
+    async fn closing_or_invalid_server_is_a_probe_error() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         for response in [&b""[..], b"HTTP/1.1 400 Bad Request\r\n\r\n"] {

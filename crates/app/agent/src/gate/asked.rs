@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_asks_for_the_services_it_acts_for_and_those_it_calls() {
+    fn gate_names_services_acted_for_and_called() {
         let cart = || service("shop/cart");
         let asked = Asked::of(&[
             Need::Serve(cart(), InstanceId::new("a").unwrap()),

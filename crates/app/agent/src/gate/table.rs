@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn every_method_of_an_agent_says_what_it_needs() {
+    fn every_agent_method_declares_its_needs() {
         let listed: BTreeSet<_> = METHODS.iter().map(|method| method.path.to_owned()).collect();
         assert_eq!(listed.len(), METHODS.len(), "each once");
         let is_served =

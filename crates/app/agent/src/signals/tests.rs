@@ -64,7 +64,7 @@ async fn report_of_a_program_is_queued_and_added_up() {
 }
 
 #[tokio::test]
-async fn report_of_a_program_of_the_release_before_is_taken() {
+async fn report_of_a_previous_release_is_accepted() {
     let reports = reports();
     let former = v1::ReportUsageRequest::from(report());
     let response = Imbalance::report(&reports, Request::new(former)).await.unwrap().into_inner();

@@ -184,7 +184,7 @@ async fn a_program_without_an_agent_follows_the_records_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watcher_of_the_raw_records_gets_them_beside_programs_that_share_the_map() {
+async fn raw_record_watchers_coexist_with_shared_maps() {
     let _alone = EXCLUSIVE.lock().await;
     let mut fixture = Fixture::new(ONE_SEGMENT);
     let source = fixture.serve(&fixture.upstream()).await;

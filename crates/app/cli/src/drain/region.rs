@@ -483,7 +483,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_step_is_told_and_of_waits_those_that_last() {
+    fn region_drain_prints_each_step_and_lasting_waits() {
         let (mut progress, start) = (Progress::default(), Instant::now());
         let mut told = |keep, line: &str, is_news, at_ms| {
             progress.is_told((keep, line.to_owned()), is_news, start + Duration::from_millis(at_ms))
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forecast_of_a_drain_that_has_begun_promises_no_first_step() {
+    fn forecast_of_a_running_drain_has_no_first_step() {
         let service = v1::ServiceForecast { of_others: 1.1, ..v1::ServiceForecast::default() };
         let forecast =
             v1::ForecastDrainResponse { services: vec![service], ..v1::ForecastDrainResponse::default() };
@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_not_left_is_named() {
+    fn region_drain_names_remaining_calls() {
         assert_eq!(done(false, true, &[]), "is drained");
         assert!(done(false, false, &[]).contains("no call has left it"));
         let stays = ["shop/plain: no planner plans for it".to_owned()];
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn a_way_back_has_not_arrived_where_its_drain_had() {
+    fn undrain_starts_unfinished_after_a_finished_drain() {
         let drain = |keep, returns| v1::RegionDrain { keep, returns, ..v1::RegionDrain::default() };
         assert!(has_arrived(&drain(0, false), "done"));
         assert!(

@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn histories_of_two_records_are_one_list() {
+    fn histories_of_two_records_are_merged_by_time() {
         let regions = vec![change(7, Some(b"r7"), 0), change(3, Some(b"r3"), 70), change(1, None, 30)];
         let round_trips = vec![change(5, Some(b"t5"), 0), change(2, None, 50)];
         let merged = merge(&[regions, round_trips]);
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deletion_in_force_is_the_newest() {
+    fn current_deletion_is_the_newest_history_entry() {
         let merged = merge(&[vec![change(0, None, 0), change(4, Some(b"v"), 90)]]);
         assert_eq!(merged.iter().map(|version| version.revision).collect::<Vec<_>>(), [0, 4]);
         assert_eq!(merged[0].written.as_ref().unwrap().by, "user 90");

@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn listeners_that_do_not_respond_are_waited_for_at_a_time() {
+    async fn silent_listeners_are_probed_concurrently() {
         let silent: Vec<_> =
             (0..MAX_LISTENERS).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()).collect();
         let addresses = silent.iter().map(|listener| listener.local_addr().unwrap());
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn responses_of_http_are_told_from_alerts_of_tls() {
+    fn http_responses_are_distinguished_from_tls_alerts() {
         assert!(is_http(*b"HTTP/") && is_http([0, 0, 24, 4, 0]) && is_http([0, 0, 0, 4, 0]));
         // An alert, a handshake, and something else.
         assert!(!is_http([21, 3, 3, 0, 2]) && !is_http([22, 3, 3, 0, 90]) && !is_http(*b"SSH-2"));

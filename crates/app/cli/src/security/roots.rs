@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn agents_that_lack_the_newest_root_and_those_that_do_not_say_are_told_apart() {
+    fn agents_without_the_newest_root_differ_from_silent_ones() {
         let watchers = [
             watcher("agent web-1", Kind::Agent, &[b"old", b"new"]),
             watcher("agent Web-2", Kind::Agent, &[b"old"]),

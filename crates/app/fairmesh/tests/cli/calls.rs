@@ -79,7 +79,7 @@ fn a_service_is_called_by_name_with_key_body_and_headers() {
 }
 
 #[test]
-fn a_call_that_nobody_answers_says_why_and_who_was_tried() {
+fn unanswered_call_states_the_reason_and_tried_endpoints() {
     let mesh = Mesh::with_shop();
     let control = mesh.address();
     let call = |args: &[&str]| mesh.run(&[&["call"], args, &["--control", &control]].concat());
@@ -97,7 +97,7 @@ fn a_call_that_nobody_answers_says_why_and_who_was_tried() {
 }
 
 #[test]
-fn a_call_by_a_lookaside_has_the_identity_of_the_agent_beside_it() {
+fn lookaside_call_uses_the_local_agents_identity() {
     let (mesh, _) = domain();
     mesh.apply("kind: Service\nname: shop/hello\n").ok();
     let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
@@ -115,7 +115,7 @@ fn a_call_by_a_lookaside_has_the_identity_of_the_agent_beside_it() {
 }
 
 #[test]
-fn an_injected_fault_is_told_from_an_answer() {
+fn injected_fault_is_distinguished_from_a_response() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/catalog", "catalog-0", "us", echo());
     let fault = |fault: &str| {
@@ -154,7 +154,7 @@ fn a_drain_does_not_wait_for_a_finished_call() {
 }
 
 #[test]
-fn a_call_by_the_copy_on_disk_says_so() {
+fn call_from_the_saved_copy_is_labelled() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/catalog", "catalog-0", "us", echo());
     let mut agent = mesh.agent("us");

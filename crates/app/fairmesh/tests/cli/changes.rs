@@ -5,7 +5,7 @@ use serde_json::json;
 use super::support::{Mesh, SHOP, fairmesh};
 
 #[test]
-fn what_is_applied_is_listed_and_described() {
+fn applied_records_are_listed_and_described() {
     let mesh = Mesh::with_shop();
     let services = mesh.run(&["get", "services", "--json"]).json();
     let cart = &services.as_array().unwrap()[0];
@@ -29,7 +29,7 @@ fn what_is_applied_is_listed_and_described() {
 }
 
 #[test]
-fn applying_twice_changes_nothing_and_what_get_prints_can_be_applied() {
+fn apply_is_idempotent_and_accepts_the_output_of_get() {
     let mesh = Mesh::with_shop();
     let unchanged = |outcomes: serde_json::Value| {
         let outcomes = outcomes.as_array().unwrap().clone();
@@ -67,7 +67,7 @@ fn diff_shows_what_apply_would_change_and_exits_3() {
 }
 
 #[test]
-fn history_keeps_what_was_replaced_and_rollback_puts_it_back() {
+fn rollback_restores_a_replaced_value_from_history() {
     let mesh = Mesh::with_shop();
     let timeout = |mesh: &Mesh| mesh.run(&["get", "policies", "--json"]).json()[0]["timeout"].clone();
     mesh.apply(&SHOP.replace("timeout: 5s", "timeout: 6s")).ok();
@@ -105,7 +105,7 @@ fn history_says_what_each_version_changed() {
 }
 
 #[test]
-fn history_tells_why_and_a_rollback_names_both_revisions() {
+fn history_shows_reasons_and_rollback_names_both_revisions() {
     let mesh = Mesh::with_shop();
     let slower = mesh.file("slower.yaml", &SHOP.replace("timeout: 5s", "timeout: 6s"));
     mesh.run(&["apply", "-f", &slower, "--message", "the catalog is slow today"]).ok();
@@ -125,7 +125,7 @@ fn history_tells_why_and_a_rollback_names_both_revisions() {
 }
 
 #[test]
-fn what_belongs_to_no_service_has_a_history_too() {
+fn mesh_wide_records_have_a_history() {
     let mesh = Mesh::with_shop();
     mesh.apply(&SHOP.replace("rtt: 20ms", "rtt: 30ms").replace("speed: 1250", "speed: 1300")).ok();
     mesh.apply(&SHOP.replace("{name: us}", "{name: us}, {name: ap}").replace("rtt: 20ms", "rtt: 30ms")).ok();
@@ -151,7 +151,7 @@ fn what_belongs_to_no_service_has_a_history_too() {
 }
 
 #[test]
-fn a_service_that_its_first_server_declared_says_so_in_its_history() {
+fn history_marks_a_service_declared_by_registration() {
     let mesh = Mesh::start();
     mesh.register("shop/new", "new-0", "eu", 7000);
     let created = |line: Option<&str>| {
@@ -167,7 +167,7 @@ fn a_service_that_its_first_server_declared_says_so_in_its_history() {
 }
 
 #[test]
-fn what_is_deleted_stays_in_history_and_comes_back() {
+fn deleted_record_is_restored_from_history() {
     let mesh = Mesh::with_shop();
     let policies = |mesh: &Mesh| mesh.run(&["get", "policies", "--json"]).json().as_array().unwrap().len();
     let dry = mesh.run(&["delete", "policy", "shop/catalog", "--dry-run", "--json"]).json();
@@ -193,7 +193,7 @@ fn what_is_deleted_stays_in_history_and_comes_back() {
 }
 
 #[test]
-fn a_folder_is_read_whole() {
+fn apply_reads_every_file_of_a_folder() {
     let mesh = Mesh::start();
     std::fs::create_dir(mesh.path("shop")).unwrap();
     mesh.file("shop/a.yaml", "kind: Service\nname: shop/a\n");
@@ -208,7 +208,7 @@ fn a_folder_is_read_whole() {
 }
 
 #[test]
-fn a_declaration_with_endpoints_is_not_rolled_back_to_nothing() {
+fn declaration_with_endpoints_is_not_deleted_by_rollback() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/catalog", "catalog-0", "us", 7010);
     let complaint = mesh.run(&["rollback", "service", "shop/catalog"]).fails(1);
@@ -219,7 +219,7 @@ fn a_declaration_with_endpoints_is_not_rolled_back_to_nothing() {
 }
 
 #[test]
-fn apply_warns_of_what_calls_would_fail_on() {
+fn apply_warns_of_records_that_fail_calls() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/cart", "cart-0", "us", 7000);
     let run = mesh.apply(SHOP);
@@ -233,7 +233,7 @@ fn apply_warns_of_what_calls_would_fail_on() {
 }
 
 #[test]
-fn a_declaration_with_endpoints_is_not_changed_under_its_callers_unasked() {
+fn declaration_with_endpoints_is_changed_only_on_request() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/catalog", "catalog-0", "us", 7010);
     let declare = |rest: &str| format!("kind: Service\nname: shop/catalog\n{rest}\n");
@@ -267,7 +267,7 @@ fn a_declaration_with_endpoints_is_not_changed_under_its_callers_unasked() {
 }
 
 #[test]
-fn a_hash_that_the_service_does_not_make_is_warned_of_and_not_shown_as_in_force() {
+fn hash_policy_without_hashed_service_draws_a_warning() {
     let mesh = Mesh::with_shop();
     let policy = "kind: Policy\nservice: shop/catalog\nbalancing: {policy: boundedHash}\n";
     let run = mesh.apply(policy);
@@ -286,7 +286,7 @@ fn a_hash_that_the_service_does_not_make_is_warned_of_and_not_shown_as_in_force(
 }
 
 #[test]
-fn rules_stay_when_an_older_policy_is_applied_and_widening_is_warned_of() {
+fn older_policy_keeps_rules_and_widening_draws_a_warning() {
     let mesh = Mesh::start();
     let rules = "authorization:\n  rules:\n    - {name: web, from: [shop/web]}\n";
     mesh.apply(&format!(

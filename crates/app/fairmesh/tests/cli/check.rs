@@ -143,7 +143,7 @@ fn faults_of_processes_and_of_the_machine_are_found() {
 }
 
 #[test]
-fn an_agent_that_lost_its_control_plane_is_found() {
+fn check_finds_an_agent_without_its_control_plane() {
     let mut mesh = Mesh::with_shop();
     let metrics = format!("127.0.0.1:{}", free_port());
     let agent = format!("unix:{}", mesh.path("agent.sock").display());
@@ -180,7 +180,7 @@ fn an_agent_that_lost_its_control_plane_is_found() {
 }
 
 #[test]
-fn a_suspended_agent_is_no_other_program() {
+fn check_recognizes_a_suspended_agent() {
     let mesh = Mesh::with_shop();
     let agent = mesh.agent("eu");
     let address = agent.address();
@@ -268,7 +268,7 @@ fn check_after(commands: &str, mesh: &Mesh, args: &str) -> Option<Run> {
 }
 
 #[test]
-fn a_full_disk_and_a_machine_without_abilities_are_found() {
+fn check_finds_full_disks_and_missing_capabilities() {
     let mesh = Mesh::with_shop();
     let disk = mesh.path("disk");
     fs::create_dir(&disk).unwrap();
@@ -307,7 +307,7 @@ fn a_full_disk_and_a_machine_without_abilities_are_found() {
 }
 
 #[test]
-fn sharded_services_without_a_map_or_with_one_that_callers_cannot_use_are_found() {
+fn check_finds_sharded_services_without_a_usable_map() {
     let mesh = Mesh::with_shop();
     mesh.apply("kind: Service\nname: shop/parts\ntype: sharded\n").ok();
     mesh.register("shop/cart", "cart-0", "us", 7000);

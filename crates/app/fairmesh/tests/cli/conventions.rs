@@ -87,7 +87,7 @@ fn json_of_every_command_is_in_camel_case() {
 }
 
 #[test]
-fn errors_are_json_objects_where_the_output_is() {
+fn errors_are_json_objects_with_json_output() {
     let mesh = Mesh::with_shop();
     let error = |args: &[&str], code| {
         let err = mesh.run(args).fails(code);
@@ -109,7 +109,7 @@ fn errors_are_json_objects_where_the_output_is() {
 }
 
 #[test]
-fn names_and_wide_tables_are_of_the_same_objects() {
+fn name_and_wide_output_list_the_same_objects() {
     let mesh = shop_with_a_server();
     assert_eq!(mesh.run(&["get", "services", "-o", "name"]).ok(), "shop/cart\nshop/catalog\n");
     assert_eq!(mesh.run(&["get", "endpoints", "-o", "name"]).ok(), "shop/catalog/catalog-0\n");
@@ -123,7 +123,7 @@ fn names_and_wide_tables_are_of_the_same_objects() {
 }
 
 #[test]
-fn a_watch_prints_what_changes() {
+fn watch_option_prints_changes() {
     let mut mesh = Mesh::with_shop();
     let mut child = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
         .args(["get", "services", "--watch", "--json"])

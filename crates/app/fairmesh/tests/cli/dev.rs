@@ -81,7 +81,7 @@ fn service(name: &str) -> String {
 }
 
 #[test]
-fn one_process_takes_a_registration_a_call_by_name_and_a_request_to_its_proxy() {
+fn dev_serves_registration_call_and_proxy_in_one_process() {
     let dev = Dev::start(tempfile::tempdir().unwrap(), &[]);
     let agent = format!("unix:{}", dev.path("agent.sock").display());
     let program = format!("127.0.0.1:{}", echo());
@@ -102,7 +102,7 @@ fn one_process_takes_a_registration_a_call_by_name_and_a_request_to_its_proxy() 
 }
 
 #[test]
-fn a_folder_is_applied_and_followed_and_a_mistake_in_it_changes_nothing() {
+fn dev_follows_its_folder_and_ignores_invalid_files() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("config");
     fs::create_dir(&config).unwrap();
@@ -121,7 +121,7 @@ fn a_folder_is_applied_and_followed_and_a_mistake_in_it_changes_nothing() {
 }
 
 #[test]
-fn data_in_a_folder_of_ones_own_is_kept() {
+fn dev_keeps_data_in_a_given_folder() {
     let folder = tempfile::tempdir().unwrap();
     let (data, config) = (folder.path().join("data"), folder.path().join("shop.yaml"));
     fs::write(&config, service("one")).unwrap();
@@ -133,7 +133,7 @@ fn data_in_a_folder_of_ones_own_is_kept() {
 }
 
 #[test]
-fn a_mistake_in_the_folder_and_a_port_in_use_are_reported_at_once() {
+fn dev_reports_invalid_files_and_used_ports_at_start() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("shop.yaml");
     fs::write(&config, "kind: Servise\n").unwrap();

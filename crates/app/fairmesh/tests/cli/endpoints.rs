@@ -26,7 +26,7 @@ fn shop_with_servers() -> Mesh {
 }
 
 #[test]
-fn endpoints_are_listed_with_where_and_how_they_are() {
+fn endpoint_list_shows_location_and_state() {
     let mesh = shop_with_servers();
     let endpoints = mesh.run(&["get", "endpoints", "shop/cart", "--json"]).json();
     assert_eq!(endpoints.as_array().unwrap().len(), 2);
@@ -55,7 +55,7 @@ fn a_drained_instance_gets_no_more_calls() {
 }
 
 #[test]
-fn explain_says_step_by_step_where_a_key_goes() {
+fn explain_shows_each_step_for_a_key() {
     let mesh = shop_with_servers();
     let explained = mesh
         .run(&["explain", "shop/cart", "--key", "618", "--role", "primary", "--region", "eu", "--json"])
@@ -100,7 +100,7 @@ fn explain_says_step_by_step_where_a_key_goes() {
 }
 
 #[test]
-fn explain_takes_the_region_of_this_machines_agent_and_refuses_unknown_ones() {
+fn explain_defaults_to_the_agents_region_and_refuses_unknown_ones() {
     let mesh = shop_with_servers();
     let assumed = mesh.run(&["explain", "shop/catalog"]);
     assert!(assumed.err.contains("as a caller in region local: no agent responds at "), "{assumed:?}");
@@ -120,7 +120,7 @@ fn explain_takes_the_region_of_this_machines_agent_and_refuses_unknown_ones() {
 }
 
 #[test]
-fn explain_names_the_zones_of_the_region_where_the_one_that_is_asked_for_is_unknown() {
+fn explain_lists_known_zones_for_an_unknown_zone() {
     let mesh = shop_with_servers();
     let at = |zone: &str| mesh.run(&["explain", "shop/catalog", "--region", "eu", "--zone", zone]);
     let none = at("eu-a");
@@ -146,7 +146,7 @@ fn explain_names_the_zones_of_the_region_where_the_one_that_is_asked_for_is_unkn
 }
 
 #[test]
-fn endpoints_of_what_nobody_declared_are_said_to_be_so() {
+fn endpoint_list_marks_undeclared_services() {
     let mesh = shop_with_servers();
     let complaint = mesh.run(&["get", "endpoints", "shop/crat"]).fails(1);
     assert!(complaint.contains("there is no service shop/crat"), "{complaint}");
@@ -181,7 +181,7 @@ fn shards_split_merge_and_move() {
 }
 
 #[test]
-fn a_shard_map_written_on_an_old_version_is_refused_with_both() {
+fn outdated_shard_map_is_refused_with_both_versions() {
     let mesh = shop_with_servers();
     mesh.run(&["shards", "split", "shop/cart", "1"]).ok();
     let stale = "\
@@ -212,7 +212,7 @@ fn a_watched_file_is_a_source_of_endpoints() {
 }
 
 #[test]
-fn whoever_watches_endpoints_is_listed() {
+fn watchers_of_endpoints_are_listed() {
     let mesh = shop_with_servers();
     assert_eq!(mesh.run(&["get", "watchers", "--json"]).json(), json!([]));
     mesh.while_watching("/t/shop/endpoints/catalog/", || {
@@ -223,7 +223,7 @@ fn whoever_watches_endpoints_is_listed() {
 }
 
 #[test]
-fn an_instance_is_undrained_and_the_last_one_is_told() {
+fn draining_the_last_endpoint_warns_and_undrain_restores_it() {
     let mesh = shop_with_servers();
     let run = mesh.run(&["drain", "shop/catalog", "catalog-0"]);
     assert!(run.err.contains("no other endpoint of shop/catalog is serving"), "{run:?}");
@@ -276,7 +276,7 @@ fn a_lost_endpoint_is_neither_drained_nor_undrained_and_can_be_deleted() {
 }
 
 #[test]
-fn a_drain_survives_that_the_server_registers_again_and_says_by_whom_it_is() {
+fn operator_drain_survives_registration_and_names_its_author() {
     let mesh = shop_with_servers();
     mesh.register("shop/catalog", "catalog-1", "us", 7011);
     mesh.run(&["drain", "shop/catalog", "catalog-0"]).ok();
@@ -290,7 +290,7 @@ fn a_drain_survives_that_the_server_registers_again_and_says_by_whom_it_is() {
 }
 
 #[test]
-fn a_drain_that_takes_long_says_whom_it_waits_for() {
+fn slow_drain_names_the_callers_it_waits_for() {
     let mesh = shop_with_servers();
     // A caller that never says that it has applied anything.
     mesh.while_watching("/t/shop/endpoints/catalog/", || {
@@ -301,7 +301,7 @@ fn a_drain_that_takes_long_says_whom_it_waits_for() {
 }
 
 #[test]
-fn a_program_is_not_started_where_somebody_else_listens() {
+fn register_does_not_start_a_program_on_a_used_address() {
     let mesh = Mesh::start();
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = other.local_addr().unwrap().to_string();
@@ -317,7 +317,7 @@ fn a_program_is_not_started_where_somebody_else_listens() {
 }
 
 #[test]
-fn a_program_ends_with_its_register_that_is_killed() {
+fn program_ends_when_its_register_is_killed() {
     let mesh = Mesh::start();
     let (to, address) = (mesh.address(), format!("127.0.0.1:{}", free_port()));
     let mut register = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
@@ -341,7 +341,7 @@ fn a_program_ends_with_its_register_that_is_killed() {
 }
 
 #[test]
-fn processes_go_on_where_nothing_reads_what_they_say() {
+fn processes_survive_a_closed_output() {
     let mesh = Mesh::empty();
     // As with `| head`, once it has its lines.
     let unread = |command: &mut Command| {
@@ -365,7 +365,7 @@ fn processes_go_on_where_nothing_reads_what_they_say() {
 }
 
 #[test]
-fn registering_what_nobody_declared_says_that_it_declares_it() {
+fn register_announces_that_it_declares_the_service() {
     let mesh = Mesh::with_shop();
     let agent = mesh.agent("eu");
     let via = agent.address();

@@ -20,7 +20,7 @@ fn on(etcd: &Etcd) -> Mesh {
 }
 
 #[test]
-fn what_was_applied_is_there_after_a_restart() {
+fn applied_records_survive_a_restart_with_etcd() {
     let etcd = Etcd::with(&["--max-txn-ops=10001"]);
     let mut mesh = on(&etcd);
     mesh.apply(SHOP).ok();
@@ -34,7 +34,7 @@ fn what_was_applied_is_there_after_a_restart() {
 }
 
 #[test]
-fn a_second_control_plane_stands_by_and_takes_over_from_one_that_stops_or_dies() {
+fn standby_control_plane_takes_over_after_stop_or_death() {
     let etcd = Etcd::with(&["--max-txn-ops=10001"]);
     let mut serving = on(&etcd);
     serving.apply(SHOP).ok();
@@ -73,7 +73,7 @@ fn a_control_plane_serves_through_an_outage_of_etcd_and_writes_after_it() {
 }
 
 #[test]
-fn what_is_served_without_etcd_for_longer_than_the_hold_is_said_to_be_old_until_it_is_back() {
+fn data_served_without_etcd_is_reported_stale_after_the_lease() {
     let mut etcd = Etcd::with(&["--max-txn-ops=10001"]);
     let mesh = on(&etcd);
     mesh.apply(SHOP).ok();
@@ -108,7 +108,7 @@ fn a_store_given_a_new_id_keeps_its_records() {
 }
 
 #[test]
-fn services_move_to_another_etcd_and_everything_goes_on_as_before() {
+fn services_move_to_another_etcd_without_interruption() {
     let (home, part) = (Etcd::with(&["--max-txn-ops=20003"]), Etcd::with(&["--max-txn-ops=20003"]));
     let into = format!("etcd://{}/shop", part.client());
     let mut mesh = on(&home);
@@ -196,7 +196,7 @@ fn fill(etcd: &Etcd) -> impl FnOnce() + use<> {
 }
 
 #[test]
-fn full_or_stopped_etcd_is_not_ready_and_is_still_read() {
+fn full_or_stopped_etcd_is_unready_but_readable() {
     let mut etcd = Etcd::with(&["--max-txn-ops=10001", "--quota-backend-bytes=3000000"]);
     let mut mesh = on(&etcd);
     mesh.apply(SHOP).ok();

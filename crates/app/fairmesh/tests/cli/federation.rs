@@ -125,7 +125,7 @@ fn refused(run: &Run) -> bool {
 }
 
 #[test]
-fn callers_of_another_trust_domain_are_accepted_by_their_whole_id_alone() {
+fn federated_callers_are_accepted_only_by_whole_id() {
     let (prod, partner, _server, port) = two_domains();
     prod.allow(WEB);
     let call = |caller: &str| partner.call("bank/cart", caller);
@@ -218,7 +218,7 @@ fn serve(path: PathBuf) -> String {
 }
 
 #[test]
-fn the_roots_of_a_partner_are_kept_as_its_bundle_endpoint_serves_them() {
+fn partner_roots_follow_their_bundle_endpoint() {
     let (prod, partner, _server, _) = two_domains();
     prod.allow(WEB);
     partner.federate("prod", &prod.bundle()).ok();
@@ -255,7 +255,7 @@ fn the_roots_of_a_partner_are_kept_as_its_bundle_endpoint_serves_them() {
 }
 
 #[test]
-fn nothing_of_another_trust_domain_is_a_member_of_the_mesh() {
+fn federated_identities_are_never_mesh_members() {
     let (prod, partner, _server, _) = two_domains();
     prod.federate("partner", &partner.bundle()).ok();
     partner.federate("prod", &prod.bundle()).ok();

@@ -70,7 +70,7 @@ fn a_machine_is_calibrated_and_the_record_can_be_applied() {
 }
 
 #[test]
-fn what_is_wrong_with_hosts_is_said_where_it_stands() {
+fn invalid_hosts_are_refused_at_their_position() {
     let mesh = Mesh::start();
     let refused = mesh.apply(&HOSTS.replace("speed: 1400", "speed: 14")).fails(2);
     assert!(refused.contains("write 100 to 10000"), "{refused}");

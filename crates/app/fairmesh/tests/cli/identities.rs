@@ -115,7 +115,7 @@ fn the_authority_is_shown_and_rotated_by_its_user() {
 }
 
 #[test]
-fn nobody_writes_roots_or_agents_over_the_network() {
+fn roots_and_agents_cannot_be_written_over_the_network() {
     let (mesh, tcp) = domain();
     let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
     wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
@@ -154,7 +154,7 @@ pub(crate) fn runtime() -> Runtime {
 }
 
 #[test]
-fn a_mesh_without_a_trust_domain_says_so() {
+fn identity_commands_report_a_missing_trust_domain() {
     let mesh = Mesh::start();
     assert!(mesh.run(&["identity", "show"]).ok().contains("has no trust domain"));
     assert!(mesh.run(&["identity", "list"]).err.contains("has no trust domain"));
@@ -167,7 +167,7 @@ fn shown_domain(mesh: &Mesh) -> serde_json::Value {
 }
 
 #[test]
-fn a_new_store_has_a_trust_domain_and_one_of_before_has_none_until_told() {
+fn new_store_has_a_trust_domain_and_older_one_only_on_request() {
     let mut new = Mesh::empty();
     new.arguments.clear();
     new.start_control();
@@ -189,7 +189,7 @@ fn a_new_store_has_a_trust_domain_and_one_of_before_has_none_until_told() {
 }
 
 #[test]
-fn everything_on_one_machine_finds_the_control_plane_by_itself() {
+fn local_processes_find_the_control_plane_by_default() {
     let folder = tempfile::tempdir().unwrap();
     let home = folder.path().to_str().unwrap();
     let (data, state) = (format!("{home}/.local/state/fairmesh/control"), format!("{home}/agent"));
@@ -210,7 +210,7 @@ fn everything_on_one_machine_finds_the_control_plane_by_itself() {
 }
 
 #[test]
-fn a_server_that_started_without_its_agent_is_not_registered_as_plaintext() {
+fn server_started_without_its_agent_is_not_plaintext() {
     let (mesh, _) = domain();
     mesh.apply("kind: Service\nname: shop/catalog\n").ok();
     let address = format!("unix:{}", mesh.path("web-1.sock").display());
@@ -260,7 +260,7 @@ fn server_before_the_control_plane(domain: &str) -> (Mesh, Killed, Killed, impl 
 }
 
 #[test]
-fn a_server_that_started_before_its_agent_reached_the_mesh_is_not_registered_as_plaintext() {
+fn server_started_before_agent_sync_is_not_plaintext() {
     let (mesh, _agent, _server, said) = server_before_the_control_plane("prod");
     wait_until("it says what to do", || {
         said("the mesh has a trust domain: it is not registered; restart it")
@@ -269,7 +269,7 @@ fn a_server_that_started_before_its_agent_reached_the_mesh_is_not_registered_as_
 }
 
 #[test]
-fn a_server_that_started_before_its_agent_reached_a_mesh_in_plaintext_is_registered() {
+fn server_started_before_sync_with_plaintext_mesh_registers() {
     let (mesh, _agent, _server, _) = server_before_the_control_plane("none");
     let endpoints = || mesh.run(&["get", "endpoints", "shop/catalog", "--json"]).json();
     wait_until("it is registered", || {
@@ -345,7 +345,7 @@ fn a_command_without_an_identity_names_the_agent_that_hangs() {
 }
 
 #[test]
-fn a_program_starts_without_its_agent_by_a_certificate_that_it_kept() {
+fn program_starts_without_its_agent_from_a_saved_certificate() {
     let (mesh, _) = domain();
     mesh.apply("kind: Service\nname: shop/catalog\n").ok();
     let (mut running, agent) = agent(&mesh, "web-1", &mesh.address(), None);

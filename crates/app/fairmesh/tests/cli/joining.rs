@@ -115,7 +115,7 @@ fn program_without_agent_registers_through_replica_by_its_own_rights() {
 }
 
 #[test]
-fn a_program_that_was_revoked_while_it_was_away_joins_again_with_a_new_token() {
+fn program_revoked_while_stopped_rejoins_with_a_new_token() {
     let (mesh, tcp) = domain();
     mesh.apply("kind: Service\nname: shop/catalog\n").ok();
     let [listen, program] = [free_port(), echo()].map(|port| format!("127.0.0.1:{port}"));
@@ -147,7 +147,7 @@ fn a_program_that_was_revoked_while_it_was_away_joins_again_with_a_new_token() {
 }
 
 #[test]
-fn a_program_that_missed_a_root_joins_again_with_a_new_token() {
+fn program_that_missed_a_root_rejoins_with_a_new_token() {
     let (mesh, tcp) = domain();
     // There is no such service: the program joins all the same.
     let call = |token: Option<&str>| call_alone(&mesh, &tcp, token, ("caller", &["--as", "shop/web"]));
@@ -198,7 +198,7 @@ fn a_token_for_a_service_is_refused_to_others_and_a_second_time() {
 }
 
 #[test]
-fn a_revoked_service_does_not_join_from_the_revocation_on_and_keeps_its_token() {
+fn revoked_service_cannot_join_and_keeps_its_token() {
     let (mesh, tcp) = domain();
     for service in ["shop/web", "shop/api", "shop/batch"] {
         let token = token(&mesh, &["--service", service]);
@@ -310,7 +310,7 @@ fn an_agent_with_a_good_certificate_does_not_use_a_token() {
 }
 
 #[test]
-fn an_agent_that_was_revoked_while_it_was_away_joins_again_with_a_new_token() {
+fn agent_revoked_while_stopped_rejoins_with_a_new_token() {
     let (mesh, tcp) = domain();
     let used = joined_agent(&mesh, &tcp);
     mesh.run(&["identity", "revoke", "fairmesh/agent/web-1", "--issued-before", "now"]).ok();
@@ -328,7 +328,7 @@ fn an_agent_that_was_revoked_while_it_was_away_joins_again_with_a_new_token() {
 }
 
 #[test]
-fn an_agent_that_was_revoked_while_it_ran_joins_again_with_a_new_token() {
+fn running_revoked_agent_rejoins_with_a_new_token() {
     let (mesh, tcp) = domain();
     let agent = Logged::start(&mesh, &tcp, Some(&token(&mesh, &["web-1"])));
     wait_until("the agent issues certificates", || agent.issues());
@@ -340,7 +340,7 @@ fn an_agent_that_was_revoked_while_it_ran_joins_again_with_a_new_token() {
 }
 
 #[test]
-fn an_agent_that_missed_a_root_joins_again_with_a_token_or_beside_its_control_plane() {
+fn agent_that_missed_a_root_rejoins_by_token_or_local_socket() {
     let (mesh, tcp) = domain();
     joined_agent(&mesh, &tcp);
     let rotate = || {
@@ -363,7 +363,7 @@ fn an_agent_that_missed_a_root_joins_again_with_a_token_or_beside_its_control_pl
 }
 
 #[test]
-fn an_agent_without_a_token_says_what_it_lacks() {
+fn agent_without_a_token_reports_the_missing_token() {
     let (mesh, tcp) = domain();
     let _agent = Logged::start(&mesh, &tcp, None);
     wait_until("it says what to do", || said(&mesh, "make a token with `fairmesh identity token web-1`"));

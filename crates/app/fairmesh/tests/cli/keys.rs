@@ -221,7 +221,7 @@ fn secrets(world: &World, name: &str) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_key_server_signs_for_a_proxy_and_holds_no_key_in_the_clear() {
+fn key_server_signs_for_a_proxy_and_stores_keys_encrypted() {
     let Some(world) = World::start() else { return };
     for kind in ["ec", "rsa"] {
         world.certificate(kind, kind);
@@ -253,7 +253,7 @@ fn a_key_server_signs_for_a_proxy_and_holds_no_key_in_the_clear() {
 }
 
 #[test]
-fn a_proxy_signs_by_itself_while_its_key_server_does_not_if_it_may() {
+fn proxy_signs_locally_while_the_key_server_fails() {
     let Some(world) = World::start() else { return };
     world.certificate("edge", "ec");
     let server = world.key_server("edge", PROXY);
@@ -300,7 +300,7 @@ fn a_wrong_signature_is_not_used() {
 }
 
 #[test]
-fn who_may_not_use_a_key_gets_no_signature() {
+fn unauthorized_caller_gets_no_signature() {
     let Some(world) = World::start() else { return };
     world.certificate("edge", "ec");
     let server = world.key_server("edge", "spiffe://prod/shop/edge");
@@ -409,7 +409,7 @@ fn other_connections_are_served_while_the_key_server_is_slow() {
 }
 
 #[test]
-fn a_replayed_connection_gets_nothing_signed() {
+fn replayed_connection_gets_no_signature() {
     let Some(world) = World::start() else { return };
     world.certificate("edge", "ec");
     let server = world.key_server("edge", PROXY);
@@ -432,7 +432,7 @@ fn a_replayed_connection_gets_nothing_signed() {
 }
 
 #[test]
-fn a_key_that_cannot_be_used_is_refused_with_what_to_do() {
+fn unusable_key_is_refused_with_a_hint() {
     let Some(world) = World::start() else { return };
     world.certificate("edge", "ec");
     let key = world.path("edge.key");

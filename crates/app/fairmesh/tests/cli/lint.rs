@@ -62,7 +62,7 @@ fn lint_needs_no_control_plane_and_exits_3_with_warnings() {
 }
 
 #[test]
-fn names_in_shares_that_nothing_else_knows_draw_a_warning() {
+fn unknown_names_in_shares_draw_a_warning() {
     let shares = "{kind: Policy, service: shop/web, traffic: {shares: [{from: eu, to: {eu: 70%, mars: 30%}}, \
         {from: eu, class: bulk, to: {eu: 100%}}]}}\n";
     let topology = "---\n{kind: Topology, regions: [{name: eu}, {name: us}]}\n";
@@ -152,7 +152,7 @@ fn all_errors_of_all_files_are_reported_at_once() {
 }
 
 #[test]
-fn apply_warns_as_lint_does_and_check_finds_what_was_applied_all_the_same() {
+fn apply_warns_like_lint_and_check_finds_the_rest() {
     let mesh = Mesh::start();
     let applied = mesh.apply(DUBIOUS);
     assert!(

@@ -306,7 +306,7 @@ fn hello() -> Vec<u8> {
 }
 
 #[test]
-fn handshakes_that_are_not_ended_are_closed_and_hold_nobody_up() {
+fn unfinished_handshakes_are_closed_and_delay_no_caller() {
     let fleet = fleet();
     let authority = fleet.mesh.path("data/ca");
     let good = signed(&authority, &params("spiffe://prod/shop/cart", (-10, 60), Eku::ClientAuth));

@@ -45,7 +45,7 @@ fn an_agent_whose_certificate_expired_says_how_to_join_again() {
 }
 
 #[test]
-fn an_agent_beside_its_control_plane_joins_again_by_itself() {
+fn local_agent_rejoins_without_a_token() {
     let (mesh, _) = domain();
     keep_expired(&mesh, "web-1");
     let (_agent, address) = agent(&mesh, "web-1", &mesh.address(), None);
@@ -68,7 +68,7 @@ fn replica(mesh: &Mesh, listen: &str, agent: &str, more: &[&str]) -> Killed {
 }
 
 #[test]
-fn a_replica_without_its_agent_serves_nobody_in_plaintext_once_it_knows_of_the_trust_domain() {
+fn replica_refuses_plaintext_once_it_knows_the_trust_domain() {
     let (mesh, _) = domain();
     mesh.apply("kind: Service\nname: shop/cart\n").ok();
     let listen = format!("127.0.0.1:{}", free_port());

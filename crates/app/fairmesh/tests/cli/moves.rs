@@ -30,7 +30,7 @@ fn line(told: &mut BufReader<ChildStderr>) -> String {
 }
 
 #[test]
-fn a_move_that_is_undone_says_what_it_waited_for_and_why_it_failed() {
+fn undone_move_states_its_wait_and_failure() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/cart", "cart-1", "us", 7001);
     let endpoint = Endpoint {
@@ -55,7 +55,7 @@ fn a_move_that_is_undone_says_what_it_waited_for_and_why_it_failed() {
 }
 
 #[test]
-fn a_move_that_waits_for_a_caller_names_it() {
+fn waiting_move_names_the_late_caller() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/cart", "cart-1", "us", 7001);
     mesh.register("shop/cart", "cart-2", "us", 7002);
@@ -88,7 +88,7 @@ fn a_copy_is_added_and_dropped_and_the_last_one_stays() {
 }
 
 #[test]
-fn shards_are_not_balanced_by_loads_that_nobody_knows() {
+fn shards_are_not_balanced_without_load_reports() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/cart", "cart-1", "us", 7001);
     let complaint = mesh.run(&["shards", "balance", "shop/cart", "--dry-run"]).fails(1);

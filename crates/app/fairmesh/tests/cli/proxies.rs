@@ -126,7 +126,7 @@ fn a_tap_prints_the_requests_that_it_selects() {
 }
 
 #[test]
-fn routes_of_a_proxy_show_shares_and_what_the_rest_gets() {
+fn proxy_routes_show_shares_and_the_remainder() {
     let mesh = mesh_with_web();
     let proxy = Proxy::start(&mesh, ("--control", &mesh.address()));
     let routes = |args: &[&str]| mesh.run(&[&["proxy", "routes", "--admin", &proxy.admin], args].concat());
@@ -181,7 +181,7 @@ fn backends_and_their_errors_are_shown() {
 }
 
 #[test]
-fn an_endpoint_that_a_proxy_avoids_is_found_by_check_and_logged() {
+fn check_finds_an_endpoint_ejected_by_a_proxy() {
     let mesh = mesh_with_web();
     // The port has no listener.
     mesh.register("shop/web", "web-1", "eu", free_port());
@@ -235,7 +235,7 @@ fn routes_of_a_proxy_show_its_region_table_without_a_control_plane() {
 }
 
 #[test]
-fn the_version_is_that_of_everything_that_responds() {
+fn version_lists_every_responding_process() {
     let mesh = mesh_with_web();
     let agent = mesh.agent("eu");
     let proxy = Proxy::start(&mesh, ("--agent", &agent.address()));

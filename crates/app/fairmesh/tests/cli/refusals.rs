@@ -38,7 +38,7 @@ const WRONG: &[(&str, &str, u32, &str)] = &[
 ];
 
 #[test]
-fn a_health_check_says_what_it_lacks() {
+fn incomplete_health_check_names_its_missing_field() {
     let mesh = Mesh::start();
     let checked =
         |check: &str| mesh.apply(&format!("kind: Policy\nservice: shop/one\nhealthCheck: {check}\n"));
@@ -74,7 +74,7 @@ fn the_same_record_twice_is_refused() {
 }
 
 #[test]
-fn a_shard_map_of_what_is_not_sharded_is_refused_with_all_that_comes_along() {
+fn shard_map_of_unsharded_service_refuses_the_whole_file() {
     let mesh = Mesh::start();
     let map = "kind: ShardMap\nservice: shop/whole\nshards:\n  - {id: 0, start: 0, replicas: []}\n";
     let whole = format!("kind: Service\nname: shop/whole\n---\n{map}");
@@ -89,14 +89,14 @@ fn a_shard_map_of_what_is_not_sharded_is_refused_with_all_that_comes_along() {
 }
 
 #[test]
-fn endpoints_are_not_applied() {
+fn apply_refuses_endpoints() {
     let mesh = Mesh::with_shop();
     let complaint = mesh.apply("kind: Endpoints\nservice: shop/cart\nendpoints: []\n").fails(2);
     assert!(complaint.contains("fairmesh register") && complaint.contains("--source"), "{complaint}");
 }
 
 #[test]
-fn a_source_with_another_kind_is_refused_where_it_is_given() {
+fn source_file_with_another_kind_is_refused_at_start() {
     let mut mesh = Mesh::empty();
     // What is refused next, where the sources are accepted.
     mesh.arguments = ["--trust-domain", "no name"].map(String::from).to_vec();
@@ -129,7 +129,7 @@ fn a_source_with_another_kind_is_refused_where_it_is_given() {
 }
 
 #[test]
-fn files_that_are_not_there_or_empty_are_refused() {
+fn missing_and_empty_files_are_refused() {
     let mesh = Mesh::start();
     let missing = mesh.path("missing.yaml");
     let complaint = mesh.run(&["apply", "-f", missing.to_str().unwrap()]).fails(2);
@@ -140,7 +140,7 @@ fn files_that_are_not_there_or_empty_are_refused() {
 }
 
 #[test]
-fn without_a_control_plane_the_address_and_what_to_start_are_said() {
+fn missing_control_plane_error_names_address_and_command() {
     let folder = tempfile::tempdir().unwrap();
     let address = format!("unix:{}/nobody.sock", folder.path().display());
     for args in [&["get", "services"][..], &["apply", "-f", "-"], &["drain", "shop/cart", "cart-0"]] {
@@ -151,7 +151,7 @@ fn without_a_control_plane_the_address_and_what_to_start_are_said() {
 }
 
 #[test]
-fn a_control_plane_that_does_not_answer_is_said_to_be_overloaded_or_stopped() {
+fn silent_control_plane_is_reported_as_overloaded_or_stopped() {
     // The kernel accepts connections to the listener; no program reads from them.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = silent.local_addr().unwrap().to_string();
@@ -162,7 +162,7 @@ fn a_control_plane_that_does_not_answer_is_said_to_be_overloaded_or_stopped() {
 }
 
 #[test]
-fn what_never_was_is_named_as_people_do_with_a_way_out() {
+fn unknown_object_error_names_it_with_a_hint() {
     let mesh = Mesh::with_shop();
     for (args, said, help) in [
         (&["rollback", "policy", "shop/nix"][..], "the policy of shop/nix never existed", "get policies"),
@@ -178,7 +178,7 @@ fn what_never_was_is_named_as_people_do_with_a_way_out() {
 }
 
 #[test]
-fn a_list_that_is_empty_for_a_known_reason_says_so() {
+fn empty_list_states_its_known_reason() {
     let mesh = Mesh::with_shop();
     for (args, said) in [
         (["get", "health", "shop/cart"], "shop/cart is not checked; add a healthCheck to its policy"),
@@ -192,7 +192,7 @@ fn a_list_that_is_empty_for_a_known_reason_says_so() {
 }
 
 #[test]
-fn what_is_typed_wrong_exits_2_and_says_what_to_type() {
+fn usage_error_exits_2_with_a_hint() {
     let typed: &[(&[&str], &str)] = &[
         (&["get", "services", "--control", "nowhere"], "--control <ADDRESS>: 'nowhere' has no port"),
         (&["register", "shop/cart", "--address", "localhost:7000"], "write 127.0.0.1:7000"),
@@ -222,7 +222,7 @@ fn programs_get_version_and_completions_without_a_control_plane() {
 }
 
 #[test]
-fn completions_end_quietly_where_the_reader_has_seen_enough() {
+fn completions_end_quietly_when_the_reader_closes() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
         .args(["completions", "bash"])
         .stdout(Stdio::piped())
@@ -248,7 +248,7 @@ const TYPED: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn what_newcomers_write_is_refused_with_what_to_write() {
+fn common_mistakes_are_refused_with_a_hint() {
     let mesh = Mesh::empty();
     for (text, hint) in TYPED {
         let yaml = format!("kind: Policy\nservice: shop/web\n{text}\n");
@@ -294,7 +294,7 @@ fn logged_http(mesh: &Mesh) -> String {
 }
 
 #[test]
-fn an_unknown_host_and_a_port_of_http_are_told_from_a_refused_connection() {
+fn connection_errors_distinguish_unknown_hosts_and_http_ports() {
     let complaint = fairmesh("nowhere.invalid:7400", &["get", "services"], "").fails(1);
     assert!(complaint.contains("no host is known by the name in nowhere.invalid:7400"), "{complaint}");
     let closed = format!("127.0.0.1:{}", fairmesh_test_support::free_port());
@@ -330,7 +330,7 @@ fn no_colours_are_written_into_files() {
 }
 
 #[test]
-fn a_program_that_does_not_listen_is_reported_within_seconds() {
+fn register_reports_a_program_that_does_not_listen() {
     let mesh = Mesh::start();
     let nothing = format!("127.0.0.1:{}", fairmesh_test_support::free_port());
     let log = mesh.path("register.log");
@@ -350,7 +350,7 @@ fn a_program_that_does_not_listen_is_reported_within_seconds() {
 
 /// Nothing is attached: each is refused before anything of the system is looked at.
 #[test]
-fn wrong_arguments_of_the_kernel_form_say_what_to_write() {
+fn invalid_kernel_arguments_are_refused_with_a_hint() {
     let folder = tempfile::tempdir().unwrap();
     let pins = folder.path().join("pins").display().to_string();
     let nine = "1,2,3,4,5,6,7,8,9";

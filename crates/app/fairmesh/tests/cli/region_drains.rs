@@ -71,7 +71,7 @@ impl Waiting {
 }
 
 #[test]
-fn a_repeated_drain_follows_the_one_under_way_and_tells_how_far_it_is_when_interrupted() {
+fn repeated_region_drain_follows_the_running_one() {
     let mesh = Mesh::with_shop();
     hold_drains(&mesh);
     mesh.run(&["drain", "--region", "eu", "--over", "1h", "--yes", "--detach"]).ok();
@@ -109,7 +109,7 @@ fn a_repeated_drain_follows_the_one_under_way_and_tells_how_far_it_is_when_inter
 }
 
 #[test]
-fn an_interrupted_drain_of_a_region_that_is_drained_says_so() {
+fn interrupted_drain_of_a_drained_region_says_drained() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/catalog", "catalog-0", "eu", 19_401);
     mesh.run(&["drain", "--region", "eu", "--over", "0s", "--yes"]).fails(4);
@@ -160,7 +160,7 @@ fn carry((mut from, mut to): (UnixStream, UnixStream), mut passes: impl FnMut(&[
 }
 
 #[test]
-fn a_drain_can_be_interrupted_while_it_asks_for_what_has_stayed() {
+fn region_drain_can_be_interrupted_while_reading_remaining_calls() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/catalog", "catalog-0", "eu", 19_402);
     // The state of a drain that has arrived; the forecast that follows gets no response.

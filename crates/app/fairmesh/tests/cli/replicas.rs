@@ -3,7 +3,7 @@
 use super::support::{Mesh, fairmesh, send, wait_until};
 
 #[test]
-fn what_is_written_at_the_control_plane_is_read_below_two_replicas_and_survives_it() {
+fn writes_are_read_below_two_replicas_and_outlive_the_control_plane() {
     let mut mesh = Mesh::with_shop();
     let mut root = mesh.replica("root", &mesh.address());
     let region = mesh.replica("region", &root.address());
@@ -31,13 +31,13 @@ fn what_is_written_at_the_control_plane_is_read_below_two_replicas_and_survives_
 }
 
 #[test]
-fn a_replica_that_is_told_to_follow_nobody_is_refused() {
+fn replica_without_an_upstream_is_refused() {
     let complaint = fairmesh("", &["rib", "replica"], "").fails(2);
     assert!(complaint.contains("--upstream"), "{complaint}");
 }
 
 #[test]
-fn the_status_of_the_tree_names_everybody_and_who_is_behind() {
+fn rib_status_names_every_process_and_lagging_ones() {
     let mesh = Mesh::with_shop();
     let root = mesh.replica("root", &mesh.address());
     let region = mesh.replica("region", &root.address());

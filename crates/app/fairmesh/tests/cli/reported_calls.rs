@@ -90,7 +90,7 @@ fn answered(listed: &Value) -> Vec<Value> {
 }
 
 #[test]
-fn calls_of_two_services_to_each_other_are_reported_while_an_operator_looks_at_them() {
+fn watched_services_report_their_calls_to_each_other() {
     let mut mesh = Mesh::start();
     mesh.apply(SERVICES).ok();
     let replica = mesh.replica("root", &mesh.address());

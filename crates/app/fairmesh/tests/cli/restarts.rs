@@ -12,7 +12,7 @@ use super::{
 };
 
 #[test]
-fn a_control_plane_that_is_asked_to_stop_ends_well_and_keeps_everything() {
+fn control_plane_stops_cleanly_and_keeps_its_records() {
     let mut mesh = Mesh::with_shop();
     let before = mesh.run(&["get", "services", "--json"]).json();
     assert_eq!(mesh.stop_control("TERM"), Some(0), "{}", mesh.control_log());
@@ -22,7 +22,7 @@ fn a_control_plane_that_is_asked_to_stop_ends_well_and_keeps_everything() {
 }
 
 #[test]
-fn what_was_acknowledged_is_there_after_a_crash() {
+fn acknowledged_writes_survive_a_crash() {
     let mut mesh = Mesh::start();
     for round in 0..3 {
         mesh.apply(&format!("kind: Service\nname: shop/s{round}\n")).ok();
@@ -54,7 +54,7 @@ fn a_copy_of_the_data_directory_is_a_backup() {
 }
 
 #[test]
-fn a_restored_store_is_not_taken_for_the_one_that_it_is_a_copy_of() {
+fn restored_store_is_distinguished_from_its_original() {
     let mut mesh = Mesh::with_shop();
     mesh.stop_control("TERM");
     let (data, copy) = (mesh.path("data"), mesh.path("rib.copy"));
@@ -151,7 +151,7 @@ fn an_agent_starts_without_a_control_plane_and_ends_when_asked() {
 }
 
 #[test]
-fn an_agent_warns_only_when_none_of_its_control_planes_responds() {
+fn agent_warns_only_if_no_control_plane_responds() {
     let mut mesh = Mesh::start();
     let [log, state, socket, nowhere] =
         ["agent.log", "agent", "agent.sock", "none.sock"].map(|name| mesh.path(name));

@@ -40,7 +40,7 @@ fn rotated_before() -> Mesh {
 }
 
 #[test]
-fn a_root_is_retired_for_good() {
+fn retired_root_stays_retired() {
     let mut mesh = rotated_before();
     let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
     wait_until("the agent joins", || has_certificate(&mesh, "web-1"));

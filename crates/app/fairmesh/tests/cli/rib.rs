@@ -31,7 +31,7 @@ fn filled() -> Mesh {
 }
 
 #[test]
-fn a_file_store_moves_to_etcd_whole_and_back() {
+fn store_export_moves_from_file_to_etcd_and_back() {
     let from = filled();
     let file = from.path("all.rib").display().to_string();
     let exported = from.run(&["rib", "export", &file, "--json"]).json();
@@ -62,7 +62,7 @@ fn a_file_store_moves_to_etcd_whole_and_back() {
 }
 
 #[test]
-fn what_was_imported_is_deleted_and_rolled_back_and_its_history_goes_on() {
+fn imported_records_keep_their_history() {
     let from = Mesh::start();
     for name in ["s1", "s2", "s3"] {
         from.apply(&format!("kind: Service\nname: shop/{name}\n")).ok();
@@ -103,7 +103,7 @@ fn what_was_imported_is_deleted_and_rolled_back_and_its_history_goes_on() {
 }
 
 #[test]
-fn a_store_that_is_not_empty_is_added_to_only_on_request_and_never_overwritten() {
+fn import_into_nonempty_store_needs_a_request() {
     let from = filled();
     let file = from.path("all.rib").display().to_string();
     from.run(&["rib", "export", &file]).ok();
@@ -147,7 +147,7 @@ fn verify_names_what_differs() {
 }
 
 #[test]
-fn a_file_that_is_damaged_there_already_or_none_is_refused() {
+fn rib_commands_refuse_existing_damaged_and_missing_files() {
     let mesh = filled();
     let file = mesh.path("all.rib").display().to_string();
     mesh.run(&["rib", "export", &file]).ok();

@@ -82,7 +82,7 @@ fn an_operator_on_another_machine_needs_a_role() {
 }
 
 #[test]
-fn writes_are_audited_and_a_changed_log_is_noticed() {
+fn writes_are_audited_and_log_tampering_is_detected() {
     let (mut mesh, _) = domain();
     apply(&mesh, "kind: Policy\nservice: shop/cart\ntimeout: 5s\n");
     apply(&mesh, "kind: Policy\nservice: shop/cart\ntimeout: 6s\n");

@@ -47,7 +47,7 @@ fn explain_names_the_route_and_what_it_does() {
 }
 
 #[test]
-fn explain_shows_what_the_route_does_to_other_calls() {
+fn explain_shows_the_route_effects_on_other_calls() {
     let mesh = Mesh::with_shop();
     mesh.apply(
         "
@@ -85,7 +85,7 @@ routes:
 }
 
 #[test]
-fn a_route_that_cannot_be_is_refused_with_what_to_write() {
+fn impossible_route_is_refused_with_a_hint() {
     let mesh = Mesh::with_shop();
     for (route, field, hint) in [
         ("match: {path: {regex: '/('}}", "path.regex", "is not an expression"),

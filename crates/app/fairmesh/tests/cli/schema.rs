@@ -49,7 +49,7 @@ fn documents(text: &str) -> Vec<Value> {
 }
 
 #[test]
-fn every_example_is_valid_and_is_applied() {
+fn every_example_file_is_valid_and_applies() {
     let (validator, examples) = (validator(), examples());
     assert!(examples.len() >= 15, "{} examples", examples.len());
     let mut wrong = Vec::new();

@@ -489,7 +489,7 @@ fn read_all(world: &mut World, pages: &[String]) {
 }
 
 #[test]
-fn nothing_that_is_said_holds_a_secret() {
+fn output_and_logs_contain_no_secret() {
     if tool("openssl").is_none() {
         return skipped("certificates of listeners cannot be made", "openssl is missing");
     }

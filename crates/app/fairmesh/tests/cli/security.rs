@@ -58,7 +58,7 @@ fn found_of(run: &Run) -> Vec<String> {
 }
 
 #[test]
-fn what_is_open_is_found_until_it_is_closed() {
+fn security_check_finds_open_access_until_closed() {
     let (mesh, _) = domain();
     mesh.apply(OPEN).ok();
     mesh.register("shop/cart", "cart-0", "eu", 7000);
@@ -106,7 +106,7 @@ fn a_mesh_without_a_trust_domain_protects_nothing() {
 }
 
 #[test]
-fn listeners_in_plaintext_and_an_agent_that_is_not_renewed_are_found() {
+fn security_check_finds_plaintext_listeners_and_unrenewed_agents() {
     let (mesh, _) = domain();
     let (process, _) = agent(&mesh, "web-1", &mesh.address(), None);
     wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
@@ -149,7 +149,7 @@ fn other_bundle() -> (Mesh, std::path::PathBuf) {
 }
 
 #[test]
-fn a_root_that_is_not_trusted_everywhere_is_found() {
+fn security_check_finds_roots_that_are_not_trusted_everywhere() {
     let (mesh, _) = domain();
     let (_agent, _) = agent(&mesh, "web-1", &mesh.address(), None);
     wait_until("the agent joins", || has_certificate(&mesh, "web-1"));

@@ -71,7 +71,7 @@ async fn follow(agent: &str, services: &[&str]) -> (BTreeMap<String, Result<u64,
 }
 
 #[test]
-fn an_agent_gives_its_machine_no_map_of_a_tenant_that_it_may_not_read() {
+fn agent_shares_no_map_of_a_forbidden_tenant() {
     let (mesh, tcp) = domain();
     mesh.apply(SHARDED).ok();
     let [shop, bank] = [("web-1", "shop"), ("web-2", "bank")].map(|(name, tenant)| {
@@ -95,7 +95,7 @@ fn an_agent_gives_its_machine_no_map_of_a_tenant_that_it_may_not_read() {
 }
 
 #[test]
-fn an_agent_gives_out_no_map_that_its_machine_may_no_longer_read() {
+fn agent_stops_sharing_a_map_after_losing_permission() {
     let (mut mesh, tcp) = domain();
     mesh.apply(SHARDED).ok();
     mesh.apply("kind: Authorization\ndefault: allow\n").ok();

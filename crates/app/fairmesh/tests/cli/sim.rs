@@ -29,7 +29,7 @@ fn sim(folder: &tempfile::TempDir, command: &str, text: &str, more: &[&str]) -> 
 }
 
 #[test]
-fn a_scenario_is_played_drawn_and_judged() {
+fn sim_runs_plots_and_judges_a_scenario() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (json, svg) = (path("out.json"), path("out.svg"));
@@ -48,7 +48,7 @@ fn a_scenario_is_played_drawn_and_judged() {
 }
 
 #[test]
-fn a_scenario_that_is_wrong_is_refused_with_file_and_line() {
+fn invalid_scenario_is_refused_with_file_and_line() {
     let folder = tempfile::tempdir().unwrap();
     for (what, text, line, hint) in [
         ("unknown field", FLEET.replace("cores: 2", "coers: 2"), 6, "cores"),
@@ -63,7 +63,7 @@ fn a_scenario_that_is_wrong_is_refused_with_file_and_line() {
 }
 
 #[test]
-fn a_grid_is_swept_and_summed_up() {
+fn sim_sweeps_a_grid_and_summarises() {
     let folder = tempfile::tempdir().unwrap();
     let csv = folder.path().join("out.csv").to_str().unwrap().to_owned();
     // A fleet of few requests.
@@ -111,7 +111,7 @@ agents: {count: 10, link: {delay: 1ms, gigabits: 1}, machine: {cores: 1, gigabit
 ";
 
 #[test]
-fn a_tree_is_played_drawn_and_judged() {
+fn sim_runs_plots_and_judges_a_replica_tree() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (json, svg) = (path("out.json"), path("out.svg"));

@@ -199,7 +199,7 @@ fn go_spiffe_calls_and_is_called_over_mutual_tls() {
 }
 
 #[test]
-fn the_workload_api_wants_its_metadata_and_has_no_tokens() {
+fn workload_api_requires_its_metadata_and_issues_no_jwt() {
     let (mesh, _) = domain();
     let (_agent, address) = agent(&mesh, "web-1", &mesh.address(), None);
     wait_until("the agent joins", || has_certificate(&mesh, "web-1"));

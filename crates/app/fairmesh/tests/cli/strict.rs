@@ -103,7 +103,7 @@ fn over_tcp(port: u16) -> String {
 }
 
 #[test]
-fn an_intruder_in_plaintext_gets_no_call_of_any_form() {
+fn plaintext_intruder_gets_no_call() {
     let (mesh, _agent, agent) = mesh_with_agent();
     let intruder = Intruder::start();
     intruder.register(&mesh, "shop/vault");
@@ -149,7 +149,7 @@ fn an_intruder_in_plaintext_gets_no_call_of_any_form() {
 }
 
 #[test]
-fn a_call_with_plaintext_endpoints_only_says_what_to_do() {
+fn call_to_plaintext_only_service_fails_with_a_hint() {
     let (mesh, _agent, agent) = mesh_with_agent();
     let intruder = Intruder::start();
     intruder.register(&mesh, "shop/vault");
@@ -214,7 +214,7 @@ fn register_speaks_mutual_tls_for_its_program_unless_told_otherwise() {
 }
 
 #[test]
-fn register_waits_until_the_agent_says_whether_there_is_a_trust_domain() {
+fn register_waits_for_the_agents_trust_domain_answer() {
     let (mesh, _) = domain();
     let address = format!("unix:{}", mesh.path("web-1.sock").display());
     let program = format!("127.0.0.1:{}", echo());

@@ -47,7 +47,7 @@ fn tables_are_listed_and_change_with_their_policy() {
 }
 
 #[test]
-fn shares_that_cannot_be_are_refused_with_what_to_write() {
+fn impossible_shares_are_refused_with_a_hint() {
     let mesh = Mesh::with_shop();
     for (traffic, problem, hint) in [
         ("{shares: [{from: eu, to: {eu: 70%, us: 20%}}]}", "the shares are 90% together", "be 100% together"),
@@ -72,7 +72,7 @@ fn shares_that_cannot_be_are_refused_with_what_to_write() {
 }
 
 #[test]
-fn a_drain_of_a_region_is_shown_wherever_regions_are() {
+fn every_region_listing_shows_its_drain() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/catalog", "catalog-0", "eu", 19_001);
     let region = |name: &str| {
@@ -115,7 +115,7 @@ fn a_drain_of_a_region_is_shown_wherever_regions_are() {
 }
 
 #[test]
-fn a_forecast_names_what_does_not_move_and_what_would_hold_the_drain() {
+fn drain_forecast_names_unmoved_calls_and_obstacles() {
     let mesh = Mesh::with_shop();
     let policies = [
         ("held", ", traffic: {planner: rings, mode: hold}"),

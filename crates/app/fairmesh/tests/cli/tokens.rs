@@ -112,7 +112,7 @@ impl Rig {
 }
 
 #[test]
-fn a_user_reads_and_writes_what_the_roles_of_its_groups_permit() {
+fn user_token_grants_the_roles_of_its_groups() {
     let key = Key::new("one");
     let rig = Rig::start(&key);
     let (mesh, token) = (&rig.mesh, key.token(600));
@@ -158,7 +158,7 @@ fn a_user_reads_and_writes_what_the_roles_of_its_groups_permit() {
 }
 
 #[test]
-fn a_token_comes_from_a_file_or_the_environment_and_a_bad_one_says_what_is_wrong() {
+fn user_token_is_read_from_file_or_environment() {
     let (old, new) = (Key::new("2026-a"), Key::new("2026-b"));
     let rig = Rig::start(&old);
     let (mesh, token) = (&rig.mesh, old.token(600));
@@ -273,7 +273,7 @@ fn a_user_logs_in_over_tcp_without_an_agent_by_the_roots_of_the_mesh() {
 }
 
 #[test]
-fn only_a_control_plane_that_ends_plaintext_makes_a_user_give_its_roots() {
+fn login_hints_at_roots_only_if_plaintext_is_refused() {
     let key = Key::new("one");
     let rig = Rig::start(&key);
     let token = key.token(600);

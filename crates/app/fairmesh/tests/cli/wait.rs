@@ -40,7 +40,7 @@ fn a_wait_for_a_policy_ends_when_it_is_applied() {
 }
 
 #[test]
-fn a_control_plane_that_starts_later_is_waited_for() {
+fn wait_covers_a_control_plane_that_starts_later() {
     let mut mesh = Mesh::empty();
     let address = mesh.address();
     let waiting = thread::spawn(move || fairmesh(&address, &["wait", "control"], ""));
@@ -49,7 +49,7 @@ fn a_control_plane_that_starts_later_is_waited_for() {
 }
 
 #[test]
-fn a_socket_that_a_control_plane_makes_later_is_found() {
+fn wait_finds_a_socket_created_later() {
     let mesh = Mesh::empty();
     let command = || {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
@@ -76,7 +76,7 @@ fn of_a_user(home: &Path, args: &[&str]) -> Command {
 }
 
 #[test]
-fn an_agent_and_programs_without_root_and_a_folder_for_sockets_agree_on_one() {
+fn unprivileged_agent_and_programs_agree_on_a_socket() {
     let (mesh, port) = (Mesh::with_shop(), echo());
     let home = mesh.path("home");
     match of_a_user(&home, &["version", "--client"]).output() {
@@ -99,7 +99,7 @@ fn an_agent_and_programs_without_root_and_a_folder_for_sockets_agree_on_one() {
 }
 
 #[test]
-fn a_wait_in_vain_fails_and_names_what_is_missing() {
+fn wait_times_out_and_names_the_missing_record() {
     let mesh = Mesh::with_shop();
     let in_vain = |args: &[&str]| mesh.run(args).fails(1);
     let listed = in_vain(&["get", "endpoints", "shop/catalog", "--wait=100ms"]);
@@ -115,7 +115,7 @@ fn a_wait_in_vain_fails_and_names_what_is_missing() {
 }
 
 #[test]
-fn a_control_plane_that_does_not_respond_is_not_waited_for_longer_than_asked() {
+fn wait_ends_on_time_with_a_silent_control_plane() {
     // It accepts connections, and says nothing.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = silent.local_addr().unwrap().to_string();

@@ -234,7 +234,7 @@ fn an_agent_takes_its_identity_from_a_workload_api_and_joins_with_it() {
 }
 
 #[test]
-fn a_command_says_what_is_wrong_with_its_identity() {
+fn command_explains_its_identity_problem() {
     let rig = Rig::start();
     for (identity, problem) in
         [("spire", "'spire' is unknown"), ("spiffe", "SPIFFE_ENDPOINT_SOCKET names no socket")]

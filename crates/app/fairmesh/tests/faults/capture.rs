@@ -146,7 +146,7 @@ async fn capturing(world: &World, more: &str) -> (Proxy, u16) {
 }
 
 #[test]
-fn unmodified_programs_reach_services_and_everybody_else_and_no_trace_is_left() {
+fn captured_programs_reach_services_and_others_without_leftovers() {
     let Some(machines) = Machines::new(&["ip", "nft", "curl", "python3", "unshare", "setpriv"]) else {
         return;
     };
@@ -244,7 +244,7 @@ async fn the_rest_goes_on(programs: &Programs, heard: &Heard) {
 }
 
 #[test]
-fn a_proxy_that_is_made_to_capture_itself_ends_the_loop() {
+fn proxy_that_captures_itself_ends_the_loop() {
     let Some(machines) = Machines::new(&["ip", "nft", "curl", "unshare", "setpriv"]) else { return };
     machines.run(|| async {
         let _machine = beside_others().await;
@@ -280,7 +280,7 @@ fn a_proxy_that_is_made_to_capture_itself_ends_the_loop() {
 }
 
 #[test]
-fn capture_that_is_watched_ends_with_the_proxy_and_what_cannot_be_is_refused() {
+fn watched_capture_ends_with_its_proxy() {
     let Some(machines) = Machines::new(&["ip", "nft", "curl", "unshare", "setpriv"]) else { return };
     machines.run(|| async {
         let _machine = beside_others().await;
@@ -323,7 +323,7 @@ fn capture_that_is_watched_ends_with_the_proxy_and_what_cannot_be_is_refused() {
 }
 
 #[test]
-fn capture_that_is_watched_and_cannot_go_on_leaves_nothing_captured() {
+fn failed_watched_capture_leaves_nothing_captured() {
     let Some(machines) = Machines::new(&["ip", "nft", "python3", "unshare", "setpriv"]) else { return };
     machines.run(|| async {
         let _machine = beside_others().await;
@@ -376,7 +376,7 @@ impl Drop for Group {
 }
 
 #[test]
-fn a_proxy_is_told_by_its_cgroup_from_programs_of_the_same_user() {
+fn capture_distinguishes_the_proxy_by_cgroup() {
     let Some(machines) = Machines::new(&["ip", "nft", "curl", "unshare", "setpriv"]) else { return };
     let Some(group) = Group::new() else {
         return skipped("a proxy cannot be told by its cgroup", "there are none of version 2");

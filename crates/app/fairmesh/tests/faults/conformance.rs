@@ -26,7 +26,7 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Inf
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn http2_is_spoken_as_its_standard_says() {
+async fn proxy_passes_http2_conformance_tests() {
     let Some(h2spec) = tool("h2spec") else {
         return skipped("HTTP/2 cannot be judged by h2spec", "`scripts/setup.sh h2spec` builds it");
     };

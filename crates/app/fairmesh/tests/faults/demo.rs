@@ -29,7 +29,7 @@ fn running_for(folder: &Path) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_demo_that_is_interrupted_and_whose_reader_is_gone_leaves_nothing_running() {
+async fn interrupted_demo_leaves_no_process_running() {
     let _machine = beside_others().await;
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("recommend.py");
@@ -77,7 +77,7 @@ async fn first_call(python: &Path) -> Duration {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn three_commands_lead_to_the_first_call_by_name_within_two_seconds() {
+async fn demo_answers_the_first_call_by_name_within_two_seconds() {
     let Some(python) = tool("python3") else {
         return skipped("a program that knows nothing of the mesh is missing", "python3");
     };
@@ -89,7 +89,7 @@ async fn three_commands_lead_to_the_first_call_by_name_within_two_seconds() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_demo_fails_no_call_but_those_under_way_on_the_server_that_it_kills() {
+async fn demo_fails_only_calls_in_flight_on_the_killed_server() {
     // Of the few calls that a busy machine makes, fewer than asserted reuse a connection.
     let _machine = alone().await;
     let folder = tempfile::tempdir().unwrap();

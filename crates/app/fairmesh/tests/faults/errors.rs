@@ -19,7 +19,7 @@ shards: [{id: 0, start: 0, replicas: [{instance: cart-0, region: eu, role: prima
 ";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_call_that_cannot_go_anywhere_says_why_at_once() {
+async fn undeliverable_calls_fail_fast_with_a_reason() {
     let _machine = beside_others().await;
     let world = World::start(YAML).await;
     let mesh = world.mesh().await;

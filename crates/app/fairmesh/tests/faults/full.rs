@@ -79,7 +79,7 @@ fn large(number: usize) -> Op {
 }
 
 #[tokio::test]
-async fn a_control_plane_whose_disk_is_full_is_not_ready_until_there_is_room() {
+async fn control_plane_with_full_disk_is_not_ready_until_space_returns() {
     let _machine = beside_others().await;
     let Some(Started { folder, port, control, connection }) = on_a_small_disk("none").await else { return };
     let mut refusal = None;
@@ -112,7 +112,7 @@ fn on_disk_of(control: &Process, folder: &Path, file: &str) -> std::path::PathBu
 }
 
 #[tokio::test]
-async fn an_authority_whose_disk_is_full_changes_nothing_and_goes_on() {
+async fn authority_with_full_disk_keeps_its_state() {
     let _machine = beside_others().await;
     let Some(Started { folder, control, connection, .. }) = on_a_small_disk("prod").await else { return };
     let describe = async || {
@@ -170,7 +170,7 @@ fn start_agent(folder: &Path) -> Process {
 }
 
 #[tokio::test]
-async fn an_agent_whose_disk_is_full_takes_its_next_certificate_into_memory_and_says_so() {
+async fn agent_with_full_disk_renews_in_memory_and_warns() {
     let _machine = beside_others().await;
     let Some(Started { folder, control: _control, .. }) = on_a_small_disk("prod").await else { return };
     let agent = start_agent(folder.path());

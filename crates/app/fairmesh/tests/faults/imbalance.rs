@@ -51,7 +51,7 @@ async fn server(world: &World, instance: &str) -> (SocketAddr, Process) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_gets_ten_times_the_work_shows_as_wasted_cores() {
+async fn overloaded_server_shows_as_wasted_cores() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let (mut servers, mut calling) = (Vec::new(), JoinSet::new());
@@ -94,7 +94,7 @@ async fn a_server_that_gets_ten_times_the_work_shows_as_wasted_cores() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_servers_used_while_the_control_plane_was_away_is_told_when_it_is_back() {
+async fn usage_during_an_outage_is_reported_afterwards() {
     let _machine = beside_others().await;
     let mut world = World::start("").await;
     let (address, mut server) = server(&world, "alone").await;

@@ -105,7 +105,7 @@ async fn raw(to: &str, path: &str, header: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_plain_program_is_called_reports_its_load_and_leaves_without_a_failed_call() {
+async fn inbound_program_serves_reports_and_leaves_without_failures() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let plain = Plain::start("plain").await;
@@ -170,7 +170,7 @@ async fn inbound_refuses_bodies_of_unknown_codings() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_region_is_planned_by_a_metric_that_a_plain_program_writes_into_its_responses() {
+async fn planner_uses_a_metric_from_program_responses() {
     let _machine = beside_others().await;
     let yaml = "{kind: Service, name: shop/one, type: replicated, protocol: http1}\n---\n\
         {kind: Topology, regions: [{name: eu}]}\n---\n\
@@ -204,7 +204,7 @@ async fn a_region_is_planned_by_a_metric_that_a_plain_program_writes_into_its_re
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_plain_program_gets_no_more_than_it_can_bear_and_no_keys_of_others() {
+async fn inbound_program_is_protected_from_overload_and_foreign_keys() {
     let _machine = beside_others().await;
     let yaml = "{kind: Service, name: shop/cart, type: sharded}\n---\n\
         {kind: ShardMap, service: shop/cart, interval: {start: 0, end: 20}, shards: [\

@@ -38,7 +38,7 @@ fn sum(samples: &openmetrics::Samples, name: &str, labels: &[(&str, &str)]) -> f
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn counters_are_told_by_service_class_and_regions_and_can_be_read() {
+async fn call_counters_are_labelled_by_service_class_and_regions() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -102,7 +102,7 @@ async fn failures_of_grpc_are_counted_by_route_and_backend() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_and_its_tries_are_spans_of_its_callers_trace() {
+async fn request_and_attempts_are_spans_of_the_callers_trace() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -149,7 +149,7 @@ async fn a_request_and_its_tries_are_spans_of_its_callers_trace() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_trace_begins_here_where_none_can_be_read_and_tells_of_failed_tries() {
+async fn trace_begins_without_a_valid_parent_and_shows_failed_attempts() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -201,7 +201,7 @@ async fn a_trace_begins_here_where_none_can_be_read_and_tells_of_failed_tries() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_pages_tell_what_runs_and_why_the_last_request_went_where_it_went() {
+async fn admin_pages_show_processes_and_last_decision() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -258,7 +258,7 @@ async fn the_pages_tell_what_runs_and_why_the_last_request_went_where_it_went() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_line_tells_who_answered_how_much_and_how_it_ended() {
+async fn access_log_line_names_server_size_and_outcome() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;

@@ -125,7 +125,7 @@ impl Drop for Attached {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_program_in_the_cgroup_calls_services_through_the_proxy_until_it_dies() {
+async fn attached_program_uses_the_proxy_until_the_proxy_dies() {
     let _machine = beside_others().await;
     let Some(attached) = Attached::new("curl").await else { return };
     let world = World::start("").await;

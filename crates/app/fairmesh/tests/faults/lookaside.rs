@@ -99,7 +99,7 @@ async fn report(caller: &mut LookasideClient<Channel>, result: Told) -> u32 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn programs_call_by_leases_and_go_on_by_them_when_the_lookaside_dies() {
+async fn leased_calls_continue_after_the_lookaside_dies() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let first = Spec::new("shop/one", "first", Protocol::Http1).here(&world).await;
@@ -126,7 +126,7 @@ async fn programs_call_by_leases_and_go_on_by_them_when_the_lookaside_dies() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_by_key_go_to_who_holds_it_by_one_lease_a_shard() {
+async fn keyed_calls_use_one_lease_per_shard() {
     let _machine = beside_others().await;
     let world = World::start(SHARDED).await;
     let spec = |name| Spec { sharded: true, ..Spec::new("shop/cart", name, Protocol::Http1) };
@@ -155,7 +155,7 @@ async fn calls_by_key_go_to_who_holds_it_by_one_lease_a_shard() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_callers_report_is_heeded_by_the_picks_of_others() {
+async fn lookaside_picks_use_reports_of_other_callers() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let mut servers = Vec::new();
@@ -211,7 +211,7 @@ async fn what_callers_report_is_heeded_by_the_picks_of_others() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn grpc_clients_look_routes_up() {
+async fn grpc_clients_look_up_routes_by_rls() {
     let _machine = beside_others().await;
     let world = World::start(SHARDED).await;
     let carts = Spec::new("shop/cart", "cart-1", Protocol::Http1).here(&world).await;
@@ -242,7 +242,7 @@ async fn grpc_clients_look_routes_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lookaside_that_knows_nothing_takes_nobody_and_one_that_stops_tells_them_to_go() {
+async fn lookaside_accepts_callers_only_between_sync_and_stop() {
     let _machine = beside_others().await;
     let mut world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;

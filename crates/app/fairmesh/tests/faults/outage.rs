@@ -49,7 +49,7 @@ async fn grows(what: &str, mut age: impl AsyncFnMut() -> f64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_go_on_while_control_plane_and_agent_are_away_and_all_converge_after() {
+async fn calls_survive_control_plane_and_agent_outages_and_converge() {
     let _machine = beside_others().await;
     let mut world = World::start(YAML).await;
     let _one = Spec::new("shop/one", "a", Protocol::Http1).here(&world).await;

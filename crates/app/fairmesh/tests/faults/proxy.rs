@@ -41,7 +41,7 @@ async fn raw(to: &str, request: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn any_program_reaches_services_by_host_whatever_either_side_speaks() {
+async fn proxy_routes_by_host_between_all_protocols() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let one = Spec::new("shop/one", "one-http1", Protocol::Http1).here(&world).await;
@@ -81,7 +81,7 @@ async fn any_program_reaches_services_by_host_whatever_either_side_speaks() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_stays_with_one_version_of_a_split_that_has_a_key() {
+async fn keyed_split_keeps_a_user_on_one_version() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let one = Spec::new("shop/one", "now", Protocol::Http1).here(&world).await;
@@ -115,7 +115,7 @@ async fn a_user_stays_with_one_version_of_a_split_that_has_a_key() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_routed_is_answered_with_why_and_counted_within_bounds() {
+async fn unroutable_requests_are_explained_and_counted() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -152,7 +152,7 @@ async fn what_cannot_be_routed_is_answered_with_why_and_counted_within_bounds() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_connects_and_says_nothing_is_not_kept() {
+async fn silent_client_is_disconnected() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -164,7 +164,7 @@ async fn who_connects_and_says_nothing_is_not_kept() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stop_lets_what_is_under_way_end_and_an_agent_that_is_gone_stops_nothing() {
+async fn stop_finishes_requests_in_flight_even_without_an_agent() {
     let _machine = beside_others().await;
     let mut world = World::start("").await;
     let work = Duration::from_secs(1);

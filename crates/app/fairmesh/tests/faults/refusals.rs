@@ -66,7 +66,7 @@ fn says(complaint: &str, words: &[&str]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_damaged_store_is_refused_with_its_path_and_a_way_out_and_stays_as_it_is() {
+async fn damaged_store_is_refused_with_a_remedy_and_left_unchanged() {
     let _machine = beside_others().await;
     let place = Place::new();
     let data = place.path("data");
@@ -97,7 +97,7 @@ async fn a_damaged_store_is_refused_with_its_path_and_a_way_out_and_stays_as_it_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_another_control_plane_has_open_is_refused() {
+async fn store_open_elsewhere_is_refused() {
     let _machine = beside_others().await;
     let place = Place::new();
     let data = place.path("data");
@@ -108,7 +108,7 @@ async fn a_store_that_another_control_plane_has_open_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_data_folder_that_cannot_be_written_to_is_refused() {
+async fn unwritable_data_folder_is_refused() {
     let _machine = beside_others().await;
     let place = Place::new();
     let data = place.path("data");

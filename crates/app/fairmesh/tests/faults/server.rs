@@ -23,7 +23,7 @@ fn dying(service: &str, protocol: Protocol) -> Spec {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_server_costs_only_what_was_under_way_on_it_and_is_lost_for_everybody() {
+async fn killed_server_fails_only_its_calls_in_flight_and_is_lost() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let mesh = world.mesh().await;

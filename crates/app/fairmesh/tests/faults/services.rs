@@ -46,7 +46,7 @@ impl Calling {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_service_that_is_not_called_is_let_go_and_the_next_call_learns_it_anew() {
+async fn idle_service_is_dropped_and_fetched_again_by_the_next_call() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -67,7 +67,7 @@ async fn a_service_that_is_not_called_is_let_go_and_the_next_call_learns_it_anew
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn names_of_no_service_push_none_out_and_one_service_too_many_is_refused_with_what_to_do() {
+async fn unknown_names_evict_no_service_and_the_limit_has_a_hint() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let mut servers = Vec::new();
@@ -92,7 +92,7 @@ async fn names_of_no_service_push_none_out_and_one_service_too_many_is_refused_w
 
 /// As the benchmark has it, with control plane, agent and proxy as processes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn thousands_of_services_all_answer_through_one_agent_and_one_proxy() {
+async fn thousands_of_services_respond_through_one_agent_and_proxy() {
     const SERVICES: usize = 2_000;
     let _machine = beside_others().await;
     let folder = tempfile::tempdir().unwrap();

@@ -65,7 +65,7 @@ async fn ask(address: SocketAddr, key: u32) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shard_moves_under_load_and_its_old_owner_refuses_it_afterwards() {
+async fn moved_shard_is_refused_by_its_former_owner() {
     let _machine = beside_others().await;
     let carts = Carts::start().await;
     let mesh = carts.world.mesh().await;
@@ -91,7 +91,7 @@ async fn a_shard_moves_under_load_and_its_old_owner_refuses_it_afterwards() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_caller_with_an_old_map_is_put_right_by_the_server_that_it_calls() {
+async fn wrong_shard_response_updates_an_outdated_caller() {
     let _machine = beside_others().await;
     let carts = Carts::start().await;
     let (agent, address) = carts.world.another_agent("frozen").await;

@@ -106,7 +106,7 @@ async fn p99(callers: &Load) -> Duration {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_do_not_feel_an_agent_that_has_hardly_any_cpu_and_memory() {
+async fn starved_agent_does_not_slow_calls() {
     let _machine = alone().await;
     let group = match Group::new() {
         Ok(group) => group,

@@ -38,7 +38,7 @@ async fn watch(world: &World, server: &mut Process, service: &str, instance: &st
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_told_to_stop_tells_the_registry_then_loses_its_callers_then_closes() {
+async fn stopping_server_drains_at_the_registry_before_it_closes() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let mesh = world.mesh().await;

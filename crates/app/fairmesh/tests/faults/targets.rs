@@ -189,7 +189,7 @@ fn get<'a>(authority: &'a str, path: &'a str) -> Vec<(&'a str, &'a str)> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bytes_of_paths_go_on_as_they_come_between_all_versions() {
+async fn path_bytes_are_preserved_between_all_versions() {
     let _machine = beside_others().await;
     let world = World::start(POLICY).await;
     let _one = Told::start(&world, "shop/one", Protocol::Http1).await;
@@ -225,7 +225,7 @@ async fn bytes_of_paths_go_on_as_they_come_between_all_versions() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_names_no_path_or_no_host_is_refused() {
+async fn request_without_path_or_host_is_refused() {
     let _machine = beside_others().await;
     let world = World::start(POLICY).await;
     let _one = Told::start(&world, "shop/one", Protocol::Http1).await;
@@ -259,7 +259,7 @@ async fn what_names_no_path_or_no_host_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rule_by_host_is_for_the_host_that_the_server_sees() {
+async fn host_rule_matches_the_host_that_the_server_sees() {
     let _machine = beside_others().await;
     let world = World::start(POLICY).await;
     let _one = Told::start(&world, "shop/one", Protocol::Http1).await;

@@ -83,7 +83,7 @@ async fn has_routes(proxy: &Proxy) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_canary_is_told_from_the_stable_version_by_its_own_series() {
+async fn canary_has_metric_series_of_its_own() {
     let _machine = beside_others().await;
     let (world, _servers) = shop().await;
     // Without an access log, so that calls are made on the fast path too.

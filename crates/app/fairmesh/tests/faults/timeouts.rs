@@ -59,7 +59,7 @@ fn silent() -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_moves_goes_on_and_what_falls_silent_is_cut() {
+async fn active_transfers_continue_and_silent_ones_time_out() {
     let _machine = beside_others().await;
     let mesh = Mesh::start(&silent()).await;
     // The code by which curl tells that the response broke off, and what it says of the reset of a stream.
@@ -79,7 +79,7 @@ async fn what_moves_goes_on_and_what_falls_silent_is_cut() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_without_a_response_is_cut_with_504_on_every_path() {
+async fn unresponsive_server_yields_504_on_every_path() {
     let _machine = beside_others().await;
     let mesh = Mesh::start(&silent()).await;
     // One that is passed on as it lies in memory, and one that is taken apart, since its header is for the proxy.
@@ -102,7 +102,7 @@ async fn a_server_without_a_response_is_cut_with_504_on_every_path() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_deadline_of_the_client_bounds_the_call_and_nothing_else_does() {
+async fn call_is_bounded_by_its_deadline_and_no_default() {
     let _machine = beside_others().await;
     let mesh = Mesh::start("").await;
     for (version, host) in [(HTTP1, "one"), (HTTP2, "two")] {
@@ -126,7 +126,7 @@ async fn a_deadline_of_the_client_bounds_the_call_and_nothing_else_does() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grpc_call_that_began_ends_with_its_status_and_the_servers_own_comes_first() {
+async fn begun_grpc_call_prefers_the_servers_status() {
     let _machine = beside_others().await;
     let mesh = Mesh::start("").await;
     let grpc = ["-H", "content-type: application/grpc", "-H", "te: trailers", "-d", "x"];

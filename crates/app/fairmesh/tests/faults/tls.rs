@@ -106,7 +106,7 @@ async fn both_versions_of_http_are_spoken_over_both_versions_of_tls() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_large_answer_arrives_whole_however_slowly_it_is_read() {
+async fn slowly_read_tls_response_arrives_complete() {
     const SIZE: usize = 6 << 20;
     let _machine = beside_others().await;
     let world = World::start("").await;
@@ -141,7 +141,7 @@ async fn a_large_answer_arrives_whole_however_slowly_it_is_read() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn servers_are_told_whether_a_program_spoke_tls() {
+async fn server_learns_whether_the_client_used_tls() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -168,7 +168,7 @@ async fn servers_are_told_whether_a_program_spoke_tls() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_certificate_is_replaced_while_programs_call_and_a_broken_one_is_not_taken() {
+async fn certificate_is_replaced_live_and_invalid_ones_ignored() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -201,7 +201,7 @@ async fn a_certificate_is_replaced_while_programs_call_and_a_broken_one_is_not_t
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_does_not_speak_tls_is_not_kept_and_balancers_are_heard_before_it() {
+async fn tls_listener_reads_proxy_protocol_and_drops_plaintext() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -224,7 +224,7 @@ async fn who_does_not_speak_tls_is_not_kept_and_balancers_are_heard_before_it() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tls_ends_here_for_what_is_no_http_too() {
+async fn tls_is_terminated_for_plain_tcp_too() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/db", "db-0").await;
@@ -252,7 +252,7 @@ async fn tls_ends_here_for_what_is_no_http_too() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tunnel_goes_through_tls_with_what_was_said_before_it_began() {
+async fn tls_tunnel_keeps_bytes_sent_before_it_began() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -316,7 +316,7 @@ async fn an_upgrade_and_a_stop_fail_no_request_over_tls() {
 }
 
 #[tokio::test]
-async fn a_certificate_that_cannot_be_shown_is_refused_with_what_to_do() {
+async fn unusable_certificate_is_refused_with_a_hint() {
     let folder = tempfile::tempdir().unwrap();
     let authority = Authority::new(folder.path());
     authority.issue("proxy", "ec");

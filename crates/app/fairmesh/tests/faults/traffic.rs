@@ -139,7 +139,7 @@ async fn hold_and_resume(world: &World) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_spike_moves_calls_to_the_other_region_and_no_call_fails_for_the_planner() {
+async fn traffic_spike_shifts_calls_without_planner_failures() {
     let _machine = beside_others().await;
     let mut world = World::start(YAML).await;
     let (_agent, there) = world.another_agent_in("us", "there").await;
@@ -216,7 +216,7 @@ async fn is_foretold(world: &World, drain: &[&str]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_region_is_drained_of_its_own_callers_step_by_step_across_a_restart() {
+async fn region_drain_continues_stepwise_across_a_restart() {
     let _machine = beside_others().await;
     let mut world = World::start(YAML).await;
     let (_agent, there) = world.another_agent_in("us", "there").await;
@@ -297,7 +297,7 @@ async fn calls_and_load_below_a_replica_are_reported_through_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_by_leases_of_a_lookaside_are_counted() {
+async fn lookaside_leased_calls_are_counted() {
     let _machine = beside_others().await;
     let world = World::start(YAML).await;
     let server = Spec::new("shop/cart", "here", Protocol::Http1).here(&world).await;

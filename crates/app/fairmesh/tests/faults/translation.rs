@@ -196,7 +196,7 @@ async fn all(world: &World) -> (Proxy, [Mirror; 2], [Program; 2]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bodies_and_trailers_arrive_as_they_were_sent_both_ways() {
+async fn bodies_and_trailers_are_preserved_between_versions() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let (_proxy, mirrors, mut programs) = all(&world).await;
@@ -243,7 +243,7 @@ async fn bodies_and_trailers_arrive_as_they_were_sent_both_ways() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_without_bodies_have_none_and_early_ones_are_not_lost() {
+async fn bodiless_and_early_responses_survive_translation() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let (proxy, mirrors, mut programs) = all(&world).await;
@@ -283,7 +283,7 @@ async fn answers_without_bodies_have_none_and_early_ones_are_not_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cookies_that_http2_cut_are_whole_again_for_servers_of_http1() {
+async fn split_http2_cookies_are_joined_for_http1() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let (_proxy, mirrors, mut programs) = all(&world).await;
@@ -324,7 +324,7 @@ async fn grpc_web(to: &str, version: &str, kind: &str, (host, path): (&str, &str
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn grpc_web_is_passed_on_and_its_callers_understand_the_faults_of_the_proxy() {
+async fn grpc_web_is_forwarded_and_gets_readable_faults() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let (proxy, mirrors, _) = all(&world).await;

@@ -39,7 +39,7 @@ async fn talk(program: &mut TcpStream, server: &mut TcpStream) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_websocket_is_passed_on_and_carries_bytes_both_ways() {
+async fn websocket_is_forwarded_in_both_directions() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -69,7 +69,7 @@ async fn a_websocket_is_passed_on_and_carries_bytes_both_ways() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_does_not_switch_is_answered_as_any_other() {
+async fn refused_upgrade_gets_the_servers_ordinary_response() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -95,7 +95,7 @@ async fn a_server_that_does_not_switch_is_answered_as_any_other() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tunnels_that_are_quiet_end_and_those_in_use_last_through_a_drain() {
+async fn idle_tunnels_end_and_active_ones_survive_a_drain() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -136,7 +136,7 @@ async fn tunnels_that_are_quiet_end_and_those_in_use_last_through_a_drain() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connect_leads_to_services_of_the_mesh_and_to_nothing_else() {
+async fn connect_reaches_only_services_of_the_mesh() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -205,7 +205,7 @@ async fn connect_over_http2_is_a_tunnel_beside_other_requests() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tcp_goes_to_a_server_that_can_be_reached_and_is_reset_where_there_is_none() {
+async fn tcp_uses_a_reachable_server_or_is_reset() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/db", "db-0").await;
@@ -228,7 +228,7 @@ async fn tcp_goes_to_a_server_that_can_be_reached_and_is_reset_where_there_is_no
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn balancers_in_front_and_servers_behind_are_told_who_connects() {
+async fn proxy_protocol_carries_the_client_address_both_ways() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/db", "db-0").await;

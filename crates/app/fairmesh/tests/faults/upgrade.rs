@@ -181,7 +181,7 @@ async fn three_upgrades_in_a_row_refuse_no_connection_and_fail_no_request() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_successor_that_fails_leaves_the_running_proxy_as_it_was() {
+async fn failed_successor_leaves_the_running_proxy_unchanged() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -222,7 +222,7 @@ async fn heard(supervisor: &UnixDatagram) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_supervisor_hears_that_it_listens_what_it_does_and_who_succeeds_it() {
+async fn supervisor_is_notified_of_listening_status_and_successor() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -251,7 +251,7 @@ async fn a_supervisor_hears_that_it_listens_what_it_does_and_who_succeeds_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_keeps_an_idle_connection_is_told_with_the_next_answer_that_it_ends() {
+async fn idle_connection_is_closed_with_its_next_response() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -277,7 +277,7 @@ async fn who_keeps_an_idle_connection_is_told_with_the_next_answer_that_it_ends(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_that_would_outlast_the_proxy_is_told_to_move() {
+async fn long_stream_is_asked_to_reconnect_before_the_drain_ends() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -312,7 +312,7 @@ async fn a_stream_that_would_outlast_the_proxy_is_told_to_move() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_cut_off_at_the_deadline_is_told_of() {
+async fn requests_cut_at_the_drain_deadline_are_logged() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -332,7 +332,7 @@ async fn what_is_cut_off_at_the_deadline_is_told_of() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_proxy_that_knows_nothing_is_not_ready_and_answers_nobody_before_it_does() {
+async fn proxy_without_records_is_not_ready_and_accepts_no_connection() {
     let _machine = beside_others().await;
     let mut world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -357,7 +357,7 @@ async fn a_proxy_that_knows_nothing_is_not_ready_and_answers_nobody_before_it_do
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_proxy_that_was_told_the_wrong_agent_is_succeeded_by_one_that_was_told_the_right_one() {
+async fn misconfigured_proxy_can_be_replaced_by_a_correct_one() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -376,7 +376,7 @@ async fn a_proxy_that_was_told_the_wrong_agent_is_succeeded_by_one_that_was_told
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_proxy_that_finds_no_agent_serves_from_what_the_agent_left_on_disk() {
+async fn proxy_without_an_agent_serves_from_its_saved_copy() {
     let _machine = beside_others().await;
     let mut world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;

@@ -121,7 +121,7 @@ fn expected(call: &Value) -> BTreeSet<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_proxy_decides_calls_by_key_as_the_vectors_do() {
+async fn proxy_matches_the_vectors_for_calls_by_key() {
     let _machine = beside_others().await;
     let vectors: Value = serde_json::from_str(include_str!("../../../../../vectors/keys.json")).unwrap();
     for case in vectors["cases"].as_array().unwrap() {

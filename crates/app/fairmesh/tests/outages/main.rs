@@ -21,7 +21,7 @@ use faults::{FAULTS, Fault, LONG_FAULTS};
 use harness::{Suite, now};
 
 #[test]
-fn no_outage_loses_a_write_takes_anybody_back_or_fails_a_call() {
+fn outages_lose_no_write_no_order_no_call() {
     let minutes: Option<u64> =
         env::var("SOAK_MINUTES").ok().map(|minutes| minutes.parse().expect("SOAK_MINUTES: a number"));
     let suite = match Suite::start(minutes.is_some()) {

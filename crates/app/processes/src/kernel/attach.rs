@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn networks_have_no_bits_beyond_their_prefix() {
+    fn network_with_bits_beyond_its_prefix_is_refused() {
         let read = |text: &str| text.parse::<Network>();
         let whole = [("10.0.0.0/8", 8), ("10.1.2.3", 32), ("0.0.0.0/0", 0), ("10.1.2.2/31", 31)];
         for (text, prefix) in whole {

@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_shows_its_age_and_what_is_left_of_its_force() {
+    fn region_table_shows_its_age_and_remaining_force() {
         let table = |force: &str, age: f64, weakens: Value| {
             json!({ "from": "eu", "byHand": false, "ageSeconds": age, "force": force, "weakensInSeconds": weakens,
                 "shares": [{ "class": null, "toPercent": { "eu": 70.0, "us": 20.5 }, "droppedPercent": 9.5 }] })

@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_type_comes_with_a_region_or_from_the_agent() {
+    fn host_type_argument_requires_a_region() {
         let host_type = || HostType::new("milan-64").unwrap();
         let eu = || Location::in_region(Region::new("eu").unwrap());
         let both = with_host_type(Some(eu()), Some(host_type())).unwrap().unwrap();

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn dropping_it_kills_descendants_of_a_shell() {
+    async fn dropping_a_child_kills_its_shells_descendants() {
         let folder = tempfile::tempdir().unwrap();
         let (child, program) = shell_with_a_program(folder.path()).await;
         drop(child);

@@ -89,7 +89,7 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn a_program_is_registered_while_it_responds_and_stopped_after_its_callers_left() {
+async fn registered_program_is_stopped_after_its_callers_left() {
     let bench = Bench::new().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -107,7 +107,7 @@ async fn a_program_is_registered_while_it_responds_and_stopped_after_its_callers
 }
 
 #[tokio::test]
-async fn a_program_that_dies_is_removed_at_once_and_its_exit_code_kept() {
+async fn dead_program_is_deregistered_and_its_exit_code_returned() {
     let bench = Bench::new().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (_terminate, ended) = bench.register(listener.local_addr().unwrap());

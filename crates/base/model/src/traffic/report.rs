@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_hangs_makes_those_beside_it_little_older() {
+    fn hanging_server_barely_ages_the_sum() {
         let mut sum = ServerRates { servers: 99, ..ServerRates::default() };
         let mut hanging = ServerRates { servers: 1, ..ServerRates::default() };
         hanging.grow_older(Duration::from_secs(20));

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_route_in_the_sources_says_what_it_needs() {
+    fn every_http_route_declares_its_needs() {
         let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
         let registry = sources.join("../../../state/registry/src/http.rs");
         let pages = sources.join("../../../observe/pages/src/router.rs");

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_with_a_planner_keeps_what_it_planned() {
+    fn policy_with_a_planner_keeps_planned_tables() {
         let before = node(&[("eu", table("us", TableOrigin::ByHand)), ("us", planned("eu"))]);
         let of =
             |mode| policy(Some(Traffic { planner: Some(TrafficPlanner::Rings), mode, ..Traffic::default() }));

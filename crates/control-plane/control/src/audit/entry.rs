@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_an_insertion_and_a_removal_show() {
+    fn audit_chain_reveals_changed_inserted_and_removed_lines() {
         let lines = chain(4);
         assert_eq!(verify(&lines), Ok(4));
         assert_eq!(verify(&lines[2..]), Ok(4), "older entries were dropped");

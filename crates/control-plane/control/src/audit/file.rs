@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_log_says_from_where_it_is_complete_and_a_removed_file_is_a_gap() {
+    fn full_audit_log_states_its_start_and_gaps() {
         let folder = tempfile::tempdir().unwrap();
         let mut log = open(folder.path());
         log.max_bytes = 1000;

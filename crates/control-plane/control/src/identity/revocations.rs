@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_record_is_put_in_force_unless_it_is_not_understood() {
+    fn changed_revocations_apply_unless_unreadable() {
         assert_eq!(decide(facts(None, None, None)), (vec![], vec![]));
         assert_eq!(decide(facts(Some(7), Some(7), None)), (vec![], vec![]));
         let (effects, _) = decide(facts(Some(8), Some(7), None));

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn records_are_found_by_user_as_they_change_and_read_once() {
+    fn workload_index_follows_changes_by_user() {
         let rig = Rig::new();
         rig.write("shop/web", Some(entry(&[uid(7)])));
         assert_eq!(rig.select("web-1", &[], 7), ["shop/web"]);

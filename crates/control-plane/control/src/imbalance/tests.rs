@@ -177,7 +177,7 @@ async fn rows_expire_by_tier_and_their_sums_stay() {
 }
 
 #[tokio::test]
-async fn a_clock_that_was_ahead_closes_no_future_minutes() {
+async fn corrected_clock_closes_no_future_minutes() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
     report_usage(&imbalance, "a", later(0), 2_000, later(0));
@@ -292,7 +292,7 @@ async fn reports_by_hour_cover_closed_and_open_minutes_within_retention() {
 }
 
 #[tokio::test]
-async fn many_services_take_few_batches() {
+async fn many_services_are_written_in_few_batches() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
     let place = Location::in_region(Region::new("eu").unwrap());

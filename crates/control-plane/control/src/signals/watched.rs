@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn one_too_many_is_refused_until_another_is_forgotten() {
+    fn watch_beyond_the_limit_waits_for_an_expired_one() {
         let mut watched = WatchedServices::default();
         for number in 0..MAX_WATCHED_SERVICES {
             assert_eq!(watched.look(&name(number), 1_000), Ok(1_000));

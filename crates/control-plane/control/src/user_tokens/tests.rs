@@ -237,7 +237,7 @@ async fn claims_that_are_wrong_are_refused_and_named() {
 }
 
 #[tokio::test]
-async fn what_no_key_of_the_issuer_signed_is_refused() {
+async fn token_not_signed_by_the_issuer_is_refused() {
     let (key, other) = (Key::rsa(KeySize::Rsa2048), Key::rsa(KeySize::Rsa2048));
     let (_folder, _, verifier) = with_keys(&[key.jwk("one")]).await;
     let good = claims(json!({}));
@@ -291,7 +291,7 @@ async fn what_no_key_of_the_issuer_signed_is_refused() {
 }
 
 #[tokio::test]
-async fn keys_that_are_not_for_signatures_are_left_out_and_others_hide_none() {
+async fn unusable_jwks_keys_are_skipped() {
     let (key, ec, ed) = (Key::rsa(KeySize::Rsa2048), Key::ec(), Key::ed());
     let with = |mut jwk: Value, parameter: &str, value: Value| {
         jwk[parameter] = value;
@@ -327,7 +327,7 @@ async fn keys_that_are_not_for_signatures_are_left_out_and_others_hide_none() {
 }
 
 #[tokio::test]
-async fn an_address_counts_once_its_issuer_has_verified_it() {
+async fn email_claim_needs_verification_by_the_issuer() {
     let key = Key::ed();
     let (_folder, path, _) = with_keys(&[key.jwk("one")]).await;
     let by_mail = OidcConfig { username_claim: "email".into(), ..config(JwksLocation::File(path)) };
@@ -342,7 +342,7 @@ async fn an_address_counts_once_its_issuer_has_verified_it() {
 }
 
 #[tokio::test]
-async fn a_file_is_read_again_when_it_changes_and_a_broken_one_changes_nothing() {
+async fn changed_key_file_is_read_again_and_invalid_one_ignored() {
     let (old, new) = (Key::ed(), Key::ed());
     let (_folder, path, verifier) = with_keys(&[old.jwk("old")]).await;
     let [old, new_token] = [old.token("old", &claims(json!({}))), new.token("new", &claims(json!({})))];
@@ -433,7 +433,7 @@ async fn keys_are_fetched_again_for_a_new_one_at_most_every_ten_seconds() {
 }
 
 #[tokio::test]
-async fn a_key_replaced_under_its_id_is_fetched_for_the_first_signature_of_it() {
+async fn replaced_key_with_the_same_id_is_fetched() {
     let (old, new) = (Key::ed(), Key::ed());
     let ok = |key: &Key| response("200 OK", &set(&[key.jwk("one")]));
     let (url, requests, _serving) = serve(vec![ok(&old), ok(&new)]).await;
@@ -468,7 +468,7 @@ async fn a_withdrawn_key_is_in_use_for_a_minute_at_most() {
 }
 
 #[tokio::test]
-async fn a_token_is_taken_over_protected_connections_only_and_where_an_issuer_is_configured() {
+async fn token_needs_a_protected_connection_and_an_issuer() {
     let key = Key::ed();
     let (_folder, _, verifier) = with_keys(&[key.jwk("one")]).await;
     let token = key.token("one", &claims(json!({})));

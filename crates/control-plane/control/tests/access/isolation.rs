@@ -190,7 +190,7 @@ async fn fill(connection: &Connection, name: &str) {
 }
 
 #[tokio::test]
-async fn no_method_reads_writes_or_names_what_belongs_to_another_tenant() {
+async fn no_method_touches_objects_of_another_tenant() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let operator = own(&control).await;
@@ -271,7 +271,7 @@ async fn watch_nothing(connection: &Connection) {
 }
 
 #[tokio::test]
-async fn an_agent_follows_what_its_machine_may_call_until_it_no_longer_may() {
+async fn agent_follows_callable_services_while_permitted() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let operator = own(&control).await;

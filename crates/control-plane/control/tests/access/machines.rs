@@ -175,7 +175,7 @@ pub(crate) fn is_refusal(status: &Status) -> bool {
 }
 
 #[tokio::test]
-async fn an_endpoint_that_was_lost_may_be_registered_on_another_machine() {
+async fn lost_endpoint_may_register_on_another_machine() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let one = join(&control, "web-1", &[], "eu").await.connect(&control).await;
@@ -235,7 +235,7 @@ fn report(region: &str, service: &str) -> v1::ReportSignalsRequest {
 }
 
 #[tokio::test]
-async fn reports_of_load_are_those_of_the_reporters_region_and_tenants() {
+async fn load_reports_are_limited_to_own_region_and_tenants() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let agent = join(&control, "web-1", &["shop"], "eu").await;
@@ -289,7 +289,7 @@ async fn reports_of_load_are_those_of_the_reporters_region_and_tenants() {
 }
 
 #[tokio::test]
-async fn a_caller_has_its_own_part_of_a_quota_whatever_number_it_names() {
+async fn caller_number_cannot_steal_another_callers_quota() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let limit = RateLimit { calls: 100, per: Duration::from_secs(1), burst: 100, scope: Scope::Mesh };
@@ -326,7 +326,7 @@ async fn a_caller_has_its_own_part_of_a_quota_whatever_number_it_names() {
 }
 
 #[tokio::test]
-async fn a_program_without_an_agent_joins_once_as_its_service_and_renews_only_itself() {
+async fn program_without_agent_joins_once_and_renews_only_itself() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let token = token_for(&control, "shop/cart").await;

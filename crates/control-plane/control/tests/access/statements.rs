@@ -36,7 +36,7 @@ fn call(request: v1::RegisterRequest, statement: &[u8], program: &str) -> Reques
 }
 
 #[tokio::test]
-async fn a_replica_passes_on_what_an_agent_signed_and_can_forge_nothing() {
+async fn replica_forwards_signed_calls_and_forges_none() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let agent = join(&control, "web-1", &["shop"], "eu").await;

@@ -68,7 +68,7 @@ impl Issuer {
 const LONG: Duration = Duration::from_secs(300);
 
 #[tokio::test]
-async fn a_user_has_the_roles_of_its_groups_beside_what_its_connection_proves() {
+async fn user_token_adds_group_roles_to_the_connection() {
     let folder = tempfile::tempdir().unwrap();
     let (issuer, control) = Issuer::start(folder.path()).await;
     let agent = join(&control, "web-1", &[], "eu").await;
@@ -111,7 +111,7 @@ async fn first_response(watch: &mut Watch, prefix: &str) -> Option<watch_respons
 }
 
 #[tokio::test]
-async fn a_watch_is_permitted_to_the_user_of_its_token_and_ends_with_it() {
+async fn watch_with_a_token_ends_when_it_expires() {
     let folder = tempfile::tempdir().unwrap();
     let (issuer, control) = Issuer::start(folder.path()).await;
     let agent = join(&control, "web-1", &[], "eu").await;

@@ -209,7 +209,7 @@ fn a_spike_moves_calls_to_the_other_region_and_back() {
 }
 
 #[test]
-fn a_start_waits_for_all_regions_and_for_more_than_their_first_reports() {
+fn planner_start_waits_for_several_reports_of_all_regions() {
     let mut world = World::new();
     world.facts.reports.heard.remove(&region("us"));
     for second in 1..10 {
@@ -234,7 +234,7 @@ impl World {
 }
 
 #[test]
-fn reports_that_stop_or_lie_leave_the_tables_as_they_are() {
+fn missing_or_absurd_reports_leave_tables_unchanged() {
     let mut world = World::started();
     world.offered[0] = 900.0;
     world.seconds(20);
@@ -280,7 +280,7 @@ impl World {
 }
 
 #[test]
-fn nothing_is_planned_of_a_service_of_which_reports_had_no_room_for_all() {
+fn service_with_incomplete_reports_is_not_planned() {
     let mut world = World::started();
     world.offered[0] = 900.0;
     world.seconds(20);
@@ -299,7 +299,7 @@ fn nothing_is_planned_of_a_service_of_which_reports_had_no_room_for_all() {
 }
 
 #[test]
-fn callers_whose_reports_stop_are_missed_and_servers_too_few_to_count_are_not_believed() {
+fn silent_callers_and_too_few_servers_stop_planning() {
     let mut world = World::started();
     for _ in 0..11 {
         world.report();
@@ -321,7 +321,7 @@ fn callers_whose_reports_stop_are_missed_and_servers_too_few_to_count_are_not_be
 }
 
 #[test]
-fn tables_are_confirmed_while_they_are_planned_and_not_while_planning_is_refused() {
+fn tables_are_confirmed_only_while_planning_succeeds() {
     let mut world = World::started();
     let written: Vec<usize> = (0..60)
         .map(|_| {
@@ -341,7 +341,7 @@ fn tables_are_confirmed_while_they_are_planned_and_not_while_planning_is_refused
 }
 
 #[test]
-fn a_control_plane_continues_where_the_one_before_it_stopped() {
+fn control_plane_continues_its_predecessors_plan() {
     let mut world = World::started();
     world.offered[0] = 900.0;
     world.seconds(20);
@@ -360,7 +360,7 @@ fn a_control_plane_continues_where_the_one_before_it_stopped() {
 }
 
 #[test]
-fn another_writer_that_was_faster_wins_and_is_continued_from() {
+fn faster_writer_wins_and_is_continued() {
     let mut world = World::started();
     world.offered[0] = 900.0;
     world.report();
@@ -377,7 +377,7 @@ fn another_writer_that_was_faster_wins_and_is_continued_from() {
 }
 
 #[test]
-fn a_queue_beyond_its_full_scale_is_that_of_a_full_region() {
+fn metric_beyond_full_scale_counts_as_full() {
     let mut world = World::started();
     world.offered[0] = 900.0;
     world.seconds(20);
@@ -418,7 +418,7 @@ fn shadow_writes_nothing_and_hold_changes_nothing() {
 }
 
 #[test]
-fn reports_that_were_held_on_their_way_are_as_old_as_their_data() {
+fn delayed_reports_keep_the_age_of_their_data() {
     let mut world = World::started();
     world.seconds(20);
     let age = |world: &mut World, seconds| {
@@ -437,7 +437,7 @@ fn reports_that_were_held_on_their_way_are_as_old_as_their_data() {
 }
 
 #[test]
-fn the_time_of_calls_after_a_drain_is_that_of_the_servers_and_the_distance() {
+fn drain_forecast_time_is_server_time_plus_distance() {
     let mut world = World::new();
     let [eu, us, ap] = ["eu", "us", "ap"].map(region);
     let ms = |ms| Some(Duration::from_millis(ms));
@@ -461,7 +461,7 @@ fn the_time_of_calls_after_a_drain_is_that_of_the_servers_and_the_distance() {
 }
 
 #[test]
-fn the_cpu_of_a_few_servers_does_not_stand_for_all() {
+fn cpu_of_few_servers_is_not_representative() {
     let mut facts = World::new().facts;
     facts.traffic.load = None;
     let rates = ServerRates {
@@ -504,7 +504,7 @@ fn local_services_and_regions_beyond_a_table_are_refused() {
 }
 
 #[test]
-fn classes_are_dropped_from_the_last_one_where_nothing_has_room() {
+fn lowest_classes_are_dropped_first_without_capacity() {
     let mut world = World::new();
     let bulk = Label::new("bulk").unwrap();
     world.facts.traffic.classes = vec![bulk.clone()];
@@ -538,7 +538,7 @@ fn zoned(world: &mut World) {
 }
 
 #[test]
-fn a_zone_keeps_no_more_than_its_power_allows_and_nothing_is_preferred_without_reports() {
+fn zone_keeps_at_most_its_power_and_needs_reports() {
     let mut world = World::new();
     world.facts.zone_first = true;
     let mut endpoints = RegionEndpoints::default();

@@ -58,7 +58,7 @@ fn planner(facts: &ServiceFacts) -> (ServicePlanner, Now) {
 }
 
 #[test]
-fn a_metric_that_no_server_reports_is_named_and_cpu_is_not_taken_for_it() {
+fn missing_load_metric_is_named_and_not_replaced_by_cpu() {
     let mut facts = facts();
     let (mut planner, now) = planner(&facts);
     assert_eq!(planner.refused, None);
@@ -100,7 +100,7 @@ fn a_round_is_due_when_facts_change_while_calls_move_and_after_a_while() {
 }
 
 #[test]
-fn the_last_changes_of_a_region_outlive_many_of_another() {
+fn changes_of_a_region_are_kept_despite_many_elsewhere() {
     let (mut planner, _) = planner(&facts());
     let note = |from: &str, at_ms| ShiftNote { at_ms, from: region(from), class: None, text: String::new() };
     planner.shifts = (0..20).map(|at| note("eu", at)).collect();

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn own_connections_are_known_while_they_are_open() {
+    async fn proxy_recognizes_its_own_open_connections() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let connector = PassthroughConnector::default();
         let server = connector.connect(listener.local_addr().unwrap()).await.unwrap();

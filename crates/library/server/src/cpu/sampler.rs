@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_is_of_the_limit_and_of_the_time_between() {
+    fn cpu_share_is_relative_to_limit_and_elapsed_time() {
         let began = Instant::now();
         let reading = |ms: u64, used_us, limit_millicores| {
             let at = began + Duration::from_millis(ms);

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_metric_holds_until_responses_come_without_it_or_no_calls_do() {
+    async fn metric_expires_without_responses_that_carry_it() {
         let report = ProgramReport::default();
         report.learn(&HeaderMap::new(), false);
         assert_eq!(values(&report, false), "");
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn new_names_take_the_place_of_those_that_are_gone_alone() {
+    async fn new_metric_replaces_only_an_expired_one() {
         let report = ProgramReport::default();
         let names = |from: usize| (from..from + MAX_METRICS).map(|at| format!("m{at}=1")).collect::<Vec<_>>();
         learn(&report, &names(0).join(","));

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_move_here_is_loaded_then_reported_and_one_away_is_released() {
+    fn arriving_shard_is_loaded_and_leaving_shard_released() {
         let mut held = HeldShards::new(InstanceId::new("a").unwrap(), true);
         assert!(held.is_empty());
         let first = map(&[(0, "a", ReplicaState::Serving), (1, "b", ReplicaState::Serving)]);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn split_and_merged_keys_stay_and_moved_ones_go() {
+    fn splits_and_merges_keep_keys_and_moves_release_them() {
         let mut held = HeldShards::new(InstanceId::new("a").unwrap(), true);
         let whole = map(&[(0, "a", ReplicaState::Serving), (5, "a", ReplicaState::Serving)]);
         held.follow(Some(&whole));

@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_load_that_ended_when_cancelled_does_not_count_for_the_next() {
+    async fn cancelled_load_does_not_count_for_the_next_one() {
         let mut running = running(&Log::default());
         running.load(SHARD, range());
         sleep(LONG * 2).await;

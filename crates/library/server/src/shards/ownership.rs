@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn only_held_keys_in_held_roles_are_served() {
+    fn server_owns_only_held_keys_in_held_roles() {
         let map = map(vec![
             vec![
                 replica("a", "primary", ReplicaState::Serving),

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn calls_are_load_of_the_shard_of_their_key() {
+    async fn call_counts_as_load_of_its_keys_shard() {
         let layer = ServerLayer::default();
         call(&layer, Some(5)).await;
         assert!(take_report(&layer.shared).is_none(), "no map is known");
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_new_map_loses_no_work() {
+    async fn shard_load_survives_a_new_map() {
         let layer = ServerLayer::default();
         layer.shared.ownership.store(Some(Arc::new(own(1))));
         call(&layer, Some(5)).await;
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_hottest_shards_are_reported_one_by_one_and_the_others_together() {
+    async fn hottest_shards_are_reported_singly_and_others_as_a_sum() {
         let layer = ServerLayer::default();
         let own = own(1000);
         for shard in 0..1000u64 {

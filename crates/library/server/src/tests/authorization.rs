@@ -63,7 +63,7 @@ fn request(by: Option<&str>, method: &str, path: &str) -> Request<String> {
 }
 
 #[tokio::test]
-async fn the_layer_decides_as_the_vectors_say() {
+async fn authorization_layer_decides_as_the_vectors() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../vectors/authorization.json");
     let vectors: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let mut refused = 0;
@@ -89,7 +89,7 @@ async fn the_layer_decides_as_the_vectors_say() {
 }
 
 #[tokio::test]
-async fn probe_carries_no_header_that_is_another_request_to_some_program() {
+async fn probe_drops_headers_that_change_the_request() {
     let probed = serde_json::json!({"service": "shop/cart", "healthCheck": {"http": {"path": "/healthz"}}});
     let layer = layer(Some(table(&probed, &"deny".into())));
     let service = layer.layer(service_fn(async |request: Request<String>| {
@@ -114,7 +114,7 @@ async fn probe_carries_no_header_that_is_another_request_to_some_program() {
 }
 
 #[tokio::test]
-async fn grpc_learns_by_its_status_and_no_retry_is_invited() {
+async fn grpc_refusal_has_a_status_that_is_not_retried() {
     let none = serde_json::json!({"service": "shop/cart", "authorization": {}});
     let layer = layer(Some(table(&none, &"allow".into())));
     let mut call = request(Some(WEB), "POST", "/shop.v1.Cart/Get");
@@ -127,7 +127,7 @@ async fn grpc_learns_by_its_status_and_no_retry_is_invited() {
 }
 
 #[tokio::test]
-async fn handlers_learn_who_calls_and_trust_no_statement_of_others() {
+async fn handlers_see_the_caller_and_ignore_untrusted_statements() {
     let policy = serde_json::json!({"service": "shop/cart", "authorization": {
         "rules": [{"name": "web", "from": ["shop/web", "shop/other"]}], "intermediaries": ["shop/gateway"],
     }});
@@ -152,7 +152,7 @@ async fn handlers_learn_who_calls_and_trust_no_statement_of_others() {
 }
 
 #[tokio::test]
-async fn no_call_is_accepted_before_the_policy_is_known_where_callers_prove_identities() {
+async fn mtls_server_accepts_no_call_before_its_policy() {
     let response = send(&layer(None), request(Some(WEB), "GET", "/")).await;
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(send(&ServerLayer::default(), request(None, "GET", "/")).await.status(), StatusCode::OK);

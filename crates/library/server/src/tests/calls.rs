@@ -94,7 +94,7 @@ async fn http_responses_report_the_other_calls_in_flight() {
 }
 
 #[tokio::test]
-async fn a_load_poll_gets_the_load_and_is_not_counted() {
+async fn load_poll_returns_the_load_and_is_not_counted() {
     let layer = ServerLayer::default();
     hold_a_hundred_keys(&layer);
     let service = layer.layer(service_fn(async |request: Request<()>| {

@@ -51,7 +51,7 @@ async fn serving(control: &Address, finish: Arc<Notify>) -> (MeshServer, SocketA
 }
 
 #[tokio::test]
-async fn callers_move_first_then_calls_finish_then_the_endpoint_goes() {
+async fn drain_moves_callers_finishes_calls_then_deregisters() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     control.registry.callers_moved.send_replace(false);
     let finish = Arc::new(Notify::new());
@@ -92,7 +92,7 @@ async fn an_unreachable_control_plane_does_not_delay_the_stop() {
 }
 
 #[tokio::test]
-async fn a_connection_that_takes_long_to_make_is_no_request_that_was_in_flight() {
+async fn pending_connection_is_not_counted_as_request_in_flight() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     // It accepts connections and never responds on them.
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -115,7 +115,7 @@ async fn a_connection_that_takes_long_to_make_is_no_request_that_was_in_flight()
 }
 
 #[tokio::test]
-async fn a_registry_that_is_lost_while_it_waits_for_callers_is_asked_again() {
+async fn drain_retries_when_the_registry_is_lost() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     control.registry.callers_moved.send_replace(false);
     let (server, _, _task) = serving(&control.address, Arc::new(Notify::new())).await;

@@ -26,7 +26,7 @@ fn registered(state: State) -> RegistryRequest {
 }
 
 #[tokio::test]
-async fn it_registers_at_the_location_of_the_agent_and_renews() {
+async fn server_registers_at_the_agents_location_and_renews() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let server = builder(&control.address).start().await.unwrap();
     control
@@ -38,7 +38,7 @@ async fn it_registers_at_the_location_of_the_agent_and_renews() {
 }
 
 #[tokio::test]
-async fn a_process_uses_its_own_incarnation() {
+async fn server_registers_with_its_own_incarnation() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let server = builder(&control.address).starting().start().await.unwrap();
     server.ready();
@@ -56,7 +56,7 @@ async fn a_process_uses_its_own_incarnation() {
 }
 
 #[tokio::test]
-async fn it_is_not_serving_before_it_is_ready() {
+async fn endpoint_is_not_serving_before_its_server_is_ready() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let server = builder(&control.address).starting().start().await.unwrap();
     server.ready();
@@ -76,7 +76,7 @@ async fn a_forgotten_endpoint_registers_again() {
 }
 
 #[tokio::test]
-async fn a_late_control_plane_is_found() {
+async fn server_registers_once_a_late_control_plane_appears() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let address = control.address.clone();
     let registry = control.stop().await;
@@ -91,7 +91,7 @@ async fn a_late_control_plane_is_found() {
 }
 
 #[tokio::test]
-async fn without_a_region_the_state_says_why() {
+async fn registration_state_explains_a_missing_region() {
     let control = FakeRegistry::new(None).serve(None).await;
     let server = builder(&control.address).start().await.unwrap();
     assert!(fails_because(&server, "FAIRMESH_REGION"));
@@ -106,7 +106,7 @@ async fn an_unusable_address_is_rejected_at_once() {
 }
 
 #[tokio::test]
-async fn once_it_drains_it_never_serves_again() {
+async fn draining_server_never_serves_again() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     control.registry.callers_moved.send_replace(false);
     let server = builder(&control.address).starting().start().await.unwrap();

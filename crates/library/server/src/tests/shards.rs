@@ -46,7 +46,7 @@ fn holds(server: &MeshServer) -> Option<(bool, bool)> {
 }
 
 #[tokio::test]
-async fn a_server_serves_by_the_map_of_its_agent() {
+async fn server_uses_the_shard_map_of_its_agent() {
     use ReplicaState::{Serving, Starting, Stopping};
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let server = builder(&control.address).start().await.unwrap();

@@ -54,7 +54,7 @@ async fn a_flooding_connection_loses_to_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn among_equals_an_old_claim_is_revoked_and_none_of_a_complete_request() {
+async fn oldest_equal_claim_is_revoked_unless_its_request_is_complete() {
     let memory = Memory::default();
     let claims: Vec<_> = (0..16).map(|n| granted(claim(&memory, n, 4 * MB))).collect();
     claims[0].complete();
@@ -66,7 +66,7 @@ async fn among_equals_an_old_claim_is_revoked_and_none_of_a_complete_request() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn claims_beyond_the_maximum_of_waiting_ones_are_refused() {
+async fn claims_beyond_the_waiting_limit_are_refused() {
     let memory = Memory::default();
     let _held = granted(claim(&memory, 1, BOUNDS.per_connection));
     let cx = Context::from_waker(Waker::noop());
@@ -81,7 +81,7 @@ async fn claims_beyond_the_maximum_of_waiting_ones_are_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unknown_peers_have_less_and_larger_messages_are_refused() {
+async fn unknown_peers_have_smaller_message_limits() {
     let memory = Memory::of_unknown_peers();
     assert!(
         matches!(claim(&memory, 1, MB), Poll::Ready(Err(Exhausted))),

@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn minutes_stay_in_a_report_whose_rates_are_taken() {
+    fn report_keeps_its_minutes_when_rates_are_removed() {
         let usages = vec![v1::InstanceUsage { service: "shop/cart".into(), ..Default::default() }];
         let mut message = v1::ReportSignalsRequest { usages: usages.clone(), ..report().into() };
         assert_eq!(message.take_rates(), Ok(Some(report())));
@@ -314,14 +314,14 @@ mod tests {
     }
 
     #[test]
-    fn a_report_without_room_for_further_names_says_that_there_may_be_some() {
+    fn full_report_marks_all_services_incomplete() {
         let names = (0..MAX_INCOMPLETE_SERVICES).map(|n| ServiceName::new(format!("shop/s{n}")).unwrap());
         let full = TrafficReport { incomplete: names.collect(), all_incomplete: true, ..report() };
         assert_eq!(read(full.clone().into()), Ok(full));
     }
 
     #[test]
-    fn the_sum_of_reports_that_are_taken_is_taken() {
+    fn sum_of_valid_reports_is_valid() {
         let mut greatest = v1::ReportSignalsRequest::from(report());
         greatest.calls.iter_mut().for_each(|calls| calls.offered = MAX_RATE);
         greatest.servers.iter_mut().for_each(|servers| {

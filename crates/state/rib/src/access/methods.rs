@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn every_method_of_the_protocol_says_what_it_needs() {
+    fn every_protocol_method_declares_its_needs() {
         let mut listed: BTreeSet<_> = METHODS.iter().map(|method| method.path.to_owned()).collect();
         assert_eq!(listed.len(), METHODS.len(), "each once");
         // Served by agents to programs of their machine.
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn every_method_has_a_row_in_the_table_of_where_calls_are_judged() {
+    fn every_method_has_a_row_in_the_security_table() {
         let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/security.md");
         let page = fs::read_to_string(page).unwrap();
         let (_, table) = page.split_once("### Where calls are judged").unwrap();

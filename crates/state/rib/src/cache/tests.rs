@@ -51,7 +51,7 @@ fn a_checkpoint_advances_unchanged_copies_within_their_store() {
 }
 
 #[test]
-fn only_the_store_saved_last_counts() {
+fn cache_loads_only_the_last_saved_store() {
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::open(&folder).unwrap();
     cache.save(&saved("/old/", at(1, 500), 10)).unwrap();
@@ -64,7 +64,7 @@ fn only_the_store_saved_last_counts() {
 }
 
 #[test]
-fn every_damaged_byte_is_noticed_and_the_file_moved_aside() {
+fn any_damaged_byte_moves_the_file_aside() {
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::open(&folder).unwrap();
     let a = saved("/a/", at(1, 5), 10);
@@ -85,7 +85,7 @@ fn every_damaged_byte_is_noticed_and_the_file_moved_aside() {
 }
 
 #[test]
-fn the_location_of_the_writer_is_read_beside_its_copies_and_damage_is_noticed() {
+fn writer_location_is_read_and_damage_is_detected() {
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::open(&folder).unwrap();
     assert_eq!(cache.location().unwrap(), None, "not saved yet");

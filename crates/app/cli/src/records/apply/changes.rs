@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn moves_since_a_file_was_written_are_named_and_can_be_kept() {
+    fn apply_names_shard_moves_newer_than_the_file() {
         let file = map(r#"{"instance": "a", "region": "eu", "role": "primary"}"#);
         let stored = map(r#"{"instance": "b", "region": "eu", "role": "primary"}"#);
         assert_eq!(moved_back(&stored, &stored), Vec::<String>::new());

@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn distances_have_their_sources_and_the_age_of_what_was_measured() {
+    fn distances_show_their_source_and_age() {
         let [eu, us] = ["eu", "us"].map(|name| Region::new(name).unwrap());
         let ms = Duration::from_micros;
         let measured = Some((ms(61_240), Duration::from_secs(14 * 60)));

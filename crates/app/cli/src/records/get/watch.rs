@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_differs_is_a_change() {
+    fn watch_prints_only_changed_rows() {
         let shown = |rows: &[(&str, &str)]| -> BTreeMap<String, Shown> {
             let one = |state: &str| Shown { row: vec![state.to_owned()], item: Value::Null };
             rows.iter().map(|(key, state)| ((*key).to_owned(), one(state))).collect()

@@ -197,7 +197,7 @@ async fn try_row(connection: &Connection, row: &str, vault: &str) -> bool {
 }
 
 #[test]
-fn every_method_of_an_agent_does_for_each_position_what_is_written() {
+fn agent_methods_match_the_access_table_for_each_caller() {
     let documented = documented();
     let methods: BTreeSet<_> =
         documented.keys().map(|row| row.split(',').next().unwrap().to_owned()).collect();

@@ -13,7 +13,7 @@ const UPLOAD: &str = "POST / HTTP/1.1\r\nhost: one.shop\r\ncontent-length: 10\r\
 const GET: &str = "GET / HTTP/1.1\r\nhost: one.shop\r\n\r\n";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_body_that_is_cut_short_is_whole_for_nobody() {
+async fn truncated_body_is_never_delivered_as_complete() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -44,7 +44,7 @@ async fn a_body_that_is_cut_short_is_whole_for_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_does_not_answer_and_a_program_that_does_not_go_on_are_given_up() {
+async fn silent_servers_and_clients_time_out() {
     let _machine = beside_others().await;
     let world = World::start(IMPATIENT).await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -66,7 +66,7 @@ async fn a_server_that_does_not_answer_and_a_program_that_does_not_go_on_are_giv
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_may_answer_early_and_close_when_it_is_idle() {
+async fn early_response_and_idle_close_are_accepted() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -98,7 +98,7 @@ async fn a_server_may_answer_early_and_close_when_it_is_idle() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_body_that_is_longer_than_it_may_be_is_refused_however_it_is_told() {
+async fn oversized_body_is_refused_in_every_framing() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Echo::start(&world, "shop/one", "one", Protocol::Http1).await;

@@ -110,7 +110,7 @@ async fn breaks_off(to: String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_answer_is_of_its_own_request_whoever_else_breaks_off() {
+async fn responses_match_their_requests_despite_aborts() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _servers = [

@@ -45,7 +45,7 @@ fn reset(stream: u32) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_program_that_takes_back_what_it_asks_is_told_to_calm_down() {
+async fn rapid_resets_get_enhance_your_calm() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -65,7 +65,7 @@ async fn a_program_that_takes_back_what_it_asks_is_told_to_calm_down() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_program_that_takes_back_one_request_after_the_other_is_cut_off() {
+async fn repeated_resets_end_the_connection() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let slow = std::time::Duration::from_secs(60);
@@ -100,7 +100,7 @@ async fn a_program_that_takes_back_one_request_after_the_other_is_cut_off() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn heads_without_an_end_are_cut_off() {
+async fn endless_header_blocks_end_the_connection() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -122,7 +122,7 @@ async fn heads_without_an_end_are_cut_off() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn frames_that_ask_for_nothing_never_pile_up_and_are_taken_for_so_long_only() {
+async fn useless_frames_use_bounded_memory_and_end_the_connection() {
     // On a machine that was busy with other tests, such a connection ended for another reason before it was cut for its
     // frames.
     let _machine = alone().await;
@@ -185,7 +185,7 @@ async fn a_flood_is_cut_off_while_the_proxy_drains_too() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_head_that_is_small_on_the_wire_and_large_in_memory_is_refused() {
+async fn header_bomb_is_refused() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -224,7 +224,7 @@ async fn a_head_that_is_small_on_the_wire_and_large_in_memory_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_that_nobody_makes_room_for_are_not_kept() {
+async fn unread_responses_are_not_buffered() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;

@@ -9,7 +9,7 @@ use super::others_are_served;
 use crate::harness::{Proxy, Spec, World, beside_others, read_to_end, say};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn heads_that_are_too_large_or_too_slow_are_refused() {
+async fn oversized_and_slow_request_heads_are_refused() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -37,7 +37,7 @@ async fn heads_that_are_too_large_or_too_slow_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_two_readers_could_frame_differently_is_refused() {
+async fn ambiguous_framing_is_refused() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -88,7 +88,7 @@ async fn what_two_readers_could_frame_differently_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_smuggled_behind_a_request_that_says_its_length_twice() {
+async fn duplicate_length_smuggles_no_request() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;

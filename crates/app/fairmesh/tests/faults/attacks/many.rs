@@ -52,7 +52,7 @@ async fn served(to: &str, count: u64) -> Vec<TcpStream> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_connections_are_kept_and_one_more_waits_until_one_has_gone() {
+async fn connection_beyond_ten_thousand_waits_for_a_free_place() {
     // Both sides of each are on this machine, in two processes with a limit each.
     let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     if descriptors < MANY + 1000 {

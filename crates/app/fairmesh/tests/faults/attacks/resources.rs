@@ -30,7 +30,7 @@ async fn pour(stream: &mut TcpStream) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_does_not_read_its_answer_fills_no_memory_and_is_not_waited_for() {
+async fn slow_reader_uses_bounded_memory_and_delays_nothing() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -52,7 +52,7 @@ async fn who_does_not_read_its_answer_fills_no_memory_and_is_not_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_proxy_without_descriptors_takes_programs_up_again_when_there_are_some() {
+async fn proxy_accepts_again_after_descriptor_exhaustion() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;

@@ -17,7 +17,7 @@ use crate::harness::{
 const POST: &str = "POST / HTTP/1.1\r\nhost: one.shop\r\ncontent-length: 0\r\n\r\n";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_no_answer_is_told_as_502_and_its_connection_is_used_no_more() {
+async fn invalid_response_yields_502_and_closes_its_connection() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -75,7 +75,7 @@ async fn asked(listener: &TcpListener) -> (TcpStream, u32) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_whose_frames_make_no_sense_fails_its_own_calls_and_no_others() {
+async fn invalid_frames_fail_only_calls_of_their_server() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let (listener, _server) = http2_server(&world).await;
@@ -108,7 +108,7 @@ async fn a_server_whose_frames_make_no_sense_fails_its_own_calls_and_no_others()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_policy_that_names_a_service_that_nobody_declared_fails_only_what_is_sent_there() {
+async fn undeclared_backend_fails_only_calls_sent_there() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;

@@ -22,7 +22,7 @@ const TO_SERVICE: [[&str; 3]; 2] = [
 const ELSEWHERE: [&str; 1] = ["http://10.78.0.2/"];
 
 #[test]
-fn what_passes_through_a_router_is_captured_and_no_trace_is_left() {
+fn forwarded_connections_are_captured_without_leftovers() {
     let Some(machines) = Machines::new(&["ip", "nft", "curl", "unshare", "setpriv"]) else { return };
     let behind = machines.behind();
     machines.run(|| async {
@@ -75,7 +75,7 @@ fn what_passes_through_a_router_is_captured_and_no_trace_is_left() {
 }
 
 #[test]
-fn what_began_before_comes_from_outside_or_is_redirected_is_as_it_was() {
+fn capture_leaves_existing_external_and_redirected_connections_alone() {
     let Some(machines) = Machines::new(&["ip", "nft", "curl"]) else { return };
     let behind = machines.behind();
     machines.run(|| async {
@@ -131,7 +131,7 @@ fn serve_echo(listener: std::net::TcpListener) {
 }
 
 #[test]
-fn what_is_under_way_when_a_watched_proxy_stops_goes_on() {
+fn connections_survive_the_stop_of_a_watched_proxy() {
     let Some(machines) = Machines::new(&["ip", "nft", "python3", "unshare", "setpriv"]) else { return };
     let behind = machines.behind();
     machines.run(|| async {

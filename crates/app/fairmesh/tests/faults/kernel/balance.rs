@@ -23,7 +23,7 @@ async fn shares(attached: &Attached) -> BTreeMap<String, usize> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_kernel_balances_by_each_policy_over_the_endpoints_of_the_moment() {
+async fn kernel_balances_by_each_policy_over_current_endpoints() {
     let _machine = beside_others().await;
     let Some(attached) = Attached::new("balance").await else { return };
     let world = World::start("").await;

@@ -35,7 +35,7 @@ async fn attached_server() -> Option<(Attached, World, LocalServer, Proxy)> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_go_to_no_server_that_closes_its_connection() {
+async fn closing_servers_get_no_kernel_requests() {
     let _machine = beside_others().await;
     let Some((attached, _world, _server, _proxy)) = attached_server().await else { return };
     assert_eq!(call(&attached, CLOSED).await, "0\n");
@@ -59,7 +59,7 @@ def stop(process):
 
 /// Stopped by the program, the proxy does not learn that the server closes its connection before it goes on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn closing_server_is_seen_while_the_proxy_is_stopped() {
+async fn closing_server_is_detected_while_the_proxy_is_stopped() {
     let _machine = alone().await;
     let Some((attached, _world, _server, proxy)) = attached_server().await else { return };
     let pid = proxy.process.pid();

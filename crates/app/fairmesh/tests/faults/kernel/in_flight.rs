@@ -53,7 +53,7 @@ async fn is_limited(attached: &Attached) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_sidecar_sends_what_is_beyond_the_limit_of_a_cgroup_also_after_a_proxy_was_killed() {
+async fn requests_beyond_the_cgroup_limit_use_the_sidecar() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("the callers are a Python program", "python3 is missing");

@@ -30,7 +30,7 @@ async fn lost(attached: &Attached, size: usize) -> (String, u64, u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn large_bodies_go_to_servers_on_this_machine_once() {
+async fn large_bodies_reach_local_servers_exactly_once() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("caller and server are Python programs", "python3 is missing");
@@ -87,7 +87,7 @@ call(b'large', b'x' * 3000)
 ";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn large_bodies_to_other_servers_claim_no_connection_and_have_none_opened() {
+async fn large_bodies_to_remote_servers_use_no_kernel_connection() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("the caller is a Python program", "python3 is missing");

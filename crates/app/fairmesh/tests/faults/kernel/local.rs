@@ -272,13 +272,13 @@ pub(super) async fn proxy_counts(proxy: &Proxy, succeeded: u64, failed: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn responses_of_servers_on_this_machine_go_from_their_sendmsg_to_the_callers() {
+async fn local_server_responses_are_moved_directly_to_callers() {
     responses_of_the_kernel("4").await;
 }
 
 /// Each call is in the access log, also of callers that disconnect before it is recorded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_access_log_has_the_calls_that_pass_the_proxy_by() {
+async fn access_log_contains_calls_that_bypass_the_proxy() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("caller and server are Python programs", "python3 is missing");
@@ -317,7 +317,7 @@ async fn servers_may_listen_on_ipv6_sockets() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn callers_that_abort_and_servers_that_die_leave_no_request_in_flight() {
+async fn aborted_callers_and_dead_servers_leave_no_request_in_flight() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("caller and server are Python programs", "python3 is missing");

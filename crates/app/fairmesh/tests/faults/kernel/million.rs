@@ -211,7 +211,7 @@ async fn measure(name: &str, number: u64) -> Option<Counted> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_byte_of_many_requests_passes_the_proxy_and_few_wake_it() {
+async fn kernel_requests_bypass_the_proxy_and_rarely_wake_it() {
     let _machine = alone().await;
     if let Some(missing) = ["python3", "ss"].into_iter().find(|name| tool(name).is_none()) {
         return skipped("bytes of requests are counted", format!("{missing} is missing"));

@@ -37,7 +37,7 @@ async fn opens(attached: &Attached, attach: &[&str]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn programs_that_may_reach_services_alone_reach_nothing_once_the_proxy_was_killed() {
+async fn only_services_programs_reach_nothing_after_proxy_kill() {
     let _machine = beside_others().await;
     let Some(attached) = Attached::new("only").await else { return };
     let world = World::start("").await;
@@ -96,7 +96,7 @@ async fn programs_that_may_reach_services_alone_reach_nothing_once_the_proxy_was
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_cgroup_of_the_agent_is_refused() {
+async fn attach_to_the_agents_cgroup_is_refused() {
     let _machine = beside_others().await;
     let Some(attached) = Attached::new("agent").await else { return };
     let world = World::start("").await;

@@ -46,7 +46,7 @@ for at in range(20):
 ";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_in_forms_that_the_kernel_does_not_take_are_the_sidecars() {
+async fn unsupported_request_forms_are_sent_by_the_sidecar() {
     let _machine = beside_others().await;
     let Some(attached) = Attached::new("forms").await else { return };
     let world = World::start("").await;
@@ -78,7 +78,7 @@ async fn requests_in_forms_that_the_kernel_does_not_take_are_the_sidecars() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn programs_see_the_addresses_that_they_gave_and_no_connection_that_the_server_closed() {
+async fn programs_see_original_addresses_and_no_closed_connection() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("caller and server are Python programs", "python3 is missing");
@@ -97,7 +97,7 @@ async fn programs_see_the_addresses_that_they_gave_and_no_connection_that_the_se
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_that_a_server_closes_since_they_are_idle_are_replaced() {
+async fn connections_closed_for_idleness_are_replaced() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("caller and server are Python programs", "python3 is missing");

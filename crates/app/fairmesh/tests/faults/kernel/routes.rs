@@ -22,7 +22,7 @@ async fn instances(attached: &Attached, path: &str, headers: &[&str]) -> Vec<Str
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_kernel_decides_routes_and_splits_and_leaves_others_to_the_sidecar() {
+async fn kernel_applies_supported_routes_and_leaves_the_rest() {
     let _machine = beside_others().await;
     let Some(attached) = Attached::new("routes").await else { return };
     let world = World::start("").await;
@@ -87,7 +87,7 @@ print("many" if number > 200 else "few: %d" % number)
 "#;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_are_decided_by_one_policy_or_the_next_while_policies_change() {
+async fn request_follows_exactly_one_policy_during_changes() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("the caller is a Python program", "python3 is missing");

@@ -118,7 +118,7 @@ async fn call_the_next_process(attached: &Attached, server: &mut LocalServer) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_of_the_sidecar_take_the_short_cut_to_servers_of_this_machine_unless_it_is_off() {
+async fn sidecar_requests_to_local_servers_take_the_short_cut() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("caller and server are Python programs", "python3 is missing");

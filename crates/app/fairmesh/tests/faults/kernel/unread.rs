@@ -69,7 +69,7 @@ async fn none_in_flight(attached: &Attached) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_whose_caller_closes_its_sending_side_is_cancelled() {
+async fn caller_half_close_cancels_its_request() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("the caller is a Python program", "python3 is missing");
@@ -99,7 +99,7 @@ async fn a_request_whose_caller_closes_its_sending_side_is_cancelled() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn callers_that_do_not_read_hold_little_up_and_no_other_caller() {
+async fn stalled_caller_blocks_no_other_caller() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("callers and server are Python programs", "python3 is missing");
@@ -121,7 +121,7 @@ async fn callers_that_do_not_read_hold_little_up_and_no_other_caller() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_does_not_read_holds_a_request_of_each_connection_and_no_other_server() {
+async fn stalled_server_blocks_only_its_own_requests() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("callers and servers are Python programs", "python3 is missing");

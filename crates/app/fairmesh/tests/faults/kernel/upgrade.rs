@@ -11,7 +11,7 @@ use crate::{
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_kernel_sends_for_the_successor_while_the_predecessor_drains() {
+async fn kernel_serves_the_successor_while_the_predecessor_drains() {
     let _machine = beside_others().await;
     let Some(attached) = Attached::new("upgrade").await else { return };
     let world = World::start("").await;
@@ -71,7 +71,7 @@ while not os.path.exists(sys.argv[1]):
 "#;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_the_successor_accepts_at_once_is_served_by_the_kernel_later() {
+async fn early_successor_connection_is_later_served_by_the_kernel() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("the caller is a Python program", "python3 is missing");

@@ -135,7 +135,7 @@ async fn is_attacked(target: Attacked<'_>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn headers_only_streams_of_peers_fill_no_memory() {
+async fn headers_only_streams_use_bounded_memory() {
     let _machine = alone().await;
     let fleet = Fleet::start(None).await;
     let agent = format!("unix:{}", fleet.agent_socket().display());
@@ -152,7 +152,7 @@ async fn headers_only_streams_of_peers_fill_no_memory() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn headers_only_streams_without_certificate_touch_no_member() {
+async fn headers_only_streams_of_strangers_affect_no_member() {
     let _machine = alone().await;
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().display();

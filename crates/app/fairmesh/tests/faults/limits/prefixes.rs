@@ -31,7 +31,7 @@ async fn watch(to: &str, number: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn memory_of_prefixes_goes_back_with_their_watches() {
+async fn closed_watches_return_the_memory_of_their_prefixes() {
     let _machine = alone().await;
     let fleet = Fleet::start(None).await;
     let idle = memory(&fleet.control);

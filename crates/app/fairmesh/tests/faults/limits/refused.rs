@@ -31,7 +31,7 @@ async fn status(to: &str, path: &str, body: &'static [u8]) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_read_is_the_callers_fault() {
+async fn unreadable_request_is_an_invalid_argument() {
     let _machine = beside_others().await;
     let fleet = Fleet::start(None).await;
     let (mesh, lookaside) = ("/fairmesh.v1.Rib/Read", "/fairmesh.lookaside.v1.Lookaside/Pick");

@@ -47,7 +47,7 @@ async fn is_closed(mut stream: Stream, what: &str, deadline: Instant) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_that_do_not_begin_are_closed_on_every_listener() {
+async fn silent_connections_are_closed_on_every_listener() {
     let _machine = beside_others().await;
     let fleet = Fleet::start(None).await;
     let agent = format!("unix:{}", fleet.agent_socket().display());
@@ -86,7 +86,7 @@ async fn connections_that_do_not_begin_are_closed_on_every_listener() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_listener_takes_no_descriptors_of_another_and_new_connections_displace_quiet_ones() {
+async fn full_listener_displaces_its_own_quiet_connections_only() {
     let _machine = beside_others().await;
     let fleet = Fleet::start(Some(256)).await;
     let honest = connection(&fleet.control_grpc).await;
@@ -137,7 +137,7 @@ async fn the_soft_limit_of_descriptors_is_raised() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_program_serves_on_beside_connections_that_say_nothing() {
+async fn program_serves_despite_silent_connections() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let few = |program: Program| {
@@ -165,7 +165,7 @@ async fn a_program_serves_on_beside_connections_that_say_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes half a minute; make soak runs it"]
-async fn bodies_that_do_not_come_are_responded_to_with_408() {
+async fn missing_bodies_get_408() {
     let _machine = beside_others().await;
     let fleet = Fleet::start(None).await;
     let mut all = Vec::new();

@@ -25,7 +25,7 @@ fn rows() -> Rows {
 }
 
 #[test]
-fn the_document_has_the_rows_of_the_table() {
+fn limits_page_matches_the_listener_table() {
     let text = fs::read_to_string(DOCUMENT).unwrap();
     let section = text.split("\n## Listeners\n").nth(1).unwrap().trim_start().split("\n\n").next().unwrap();
     let documented = section.lines().skip(2).map(|row| {

@@ -151,7 +151,7 @@ async fn attacked(what: &str, process: &Process, address: &str, http: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unfinished_messages_fill_no_memory_and_hold_nobody_up() {
+async fn unfinished_messages_use_bounded_memory_and_delay_no_caller() {
     let _machine = alone().await;
     let fleet = Fleet::start(None).await;
     let agent = format!("unix:{}", fleet.agent_socket().display());
@@ -161,7 +161,7 @@ async fn unfinished_messages_fill_no_memory_and_hold_nobody_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn large_batches_of_honest_callers_pass_at_one_time() {
+async fn concurrent_large_batches_are_accepted() {
     let _machine = beside_others().await;
     let fleet = Fleet::start(None).await;
     let applied = (0..4).map(|part| {
@@ -175,7 +175,7 @@ async fn large_batches_of_honest_callers_pass_at_one_time() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_of_watches_that_are_too_long_end_the_watch() {
+async fn oversized_watch_request_ends_the_watch() {
     let _machine = beside_others().await;
     let fleet = Fleet::start(None).await;
     let mut watches = Vec::new();

@@ -46,7 +46,7 @@ async fn call(to: &str, calls: &mut JoinSet<()>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn responses_that_are_not_taken_are_not_piled_up() {
+async fn unread_responses_use_bounded_memory() {
     let _machine = beside_others().await;
     let fleet = Fleet::start(None).await;
     let name = "n".repeat(50);

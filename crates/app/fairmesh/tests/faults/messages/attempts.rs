@@ -5,7 +5,7 @@ use tokio::io::AsyncWriteExt as _;
 use crate::harness::{Proxy, RawServer, World, beside_others, read_head, say};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_number_of_attempts_is_in_the_response_where_the_request_asks() {
+async fn response_has_the_attempt_count_on_request() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let one = RawServer::start(&world, "shop/one", "one").await;

@@ -38,7 +38,7 @@ async fn streams(to: &str, messages: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_of_no_message_is_half_closed_through_proxy_and_library() {
+async fn empty_grpc_stream_is_half_closed_end_to_end() {
     let _machine = beside_others().await;
     let Some((_go, address)) = serve().await else {
         return skipped(

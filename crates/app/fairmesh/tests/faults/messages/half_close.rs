@@ -49,7 +49,7 @@ async fn arrives_as_sent(listener: &str, endpoint: &mut Endpoint, requests: &[(&
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_ends_with_an_empty_data_frame_is_forwarded_so() {
+async fn empty_data_frame_at_request_end_is_forwarded() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let mut endpoint = Endpoint::start(&world, "shop/one", "one").await;
@@ -79,7 +79,7 @@ async fn a_request_that_ends_with_an_empty_data_frame_is_forwarded_so() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hedge_and_a_mirrored_request_end_as_the_first_one() {
+async fn hedged_and_mirrored_requests_end_like_the_original() {
     let _machine = beside_others().await;
     let declared = "kind: Service\nname: shop/one\nprotocol: http2\n---\nkind: Service\nname: shop/two\nprotocol: http2\n---\n\
         kind: Policy\nservice: shop/one\nroutes:\n  - name: all\n    hedge: {after: 50ms}\n    \
@@ -98,7 +98,7 @@ async fn a_hedge_and_a_mirrored_request_end_as_the_first_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_library_ends_a_body_that_turns_out_to_be_empty_with_data() {
+async fn library_ends_an_empty_body_with_a_data_frame() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let mut endpoint = Endpoint::start(&world, "shop/one", "one").await;
@@ -129,7 +129,7 @@ async fn the_library_ends_a_body_that_turns_out_to_be_empty_with_data() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_proxy_in_front_of_a_server_keeps_the_end_of_a_request() {
+async fn inbound_proxy_preserves_the_request_end() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     // Not registered by itself: the proxy does that.
@@ -148,7 +148,7 @@ async fn a_proxy_in_front_of_a_server_keeps_the_end_of_a_request() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_response_that_ends_with_an_empty_data_frame_means_the_same() {
+async fn empty_data_frame_at_response_end_is_equivalent() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let mut endpoint = Endpoint::start(&world, "shop/one", "one").await;

@@ -114,7 +114,7 @@ async fn early_hints_arrive_before_the_response_over_every_version() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn informational_responses_without_end_fail_their_call() {
+async fn endless_informational_responses_fail_their_call() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let one = RawServer::start(&world, "shop/one", "one").await;

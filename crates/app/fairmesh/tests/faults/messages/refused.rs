@@ -13,7 +13,7 @@ use crate::harness::{
 const TOO_LONG: &str = "9223372036854775808";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn later_versions_of_http1_are_understood_as_1_1() {
+async fn later_http1_versions_are_read_as_1_1() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let one = RawServer::start(&world, "shop/one", "one").await;
@@ -41,7 +41,7 @@ async fn later_versions_of_http1_are_understood_as_1_1() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lengths_that_others_cannot_count_and_broken_chunks_are_refused_with_a_status() {
+async fn invalid_lengths_and_chunks_get_an_error_status() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let one = RawServer::start(&world, "shop/one", "one").await;

@@ -109,7 +109,7 @@ fn is_saved(world: &World, fleet: &Value) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_proxy_and_the_lookaside_decide_by_planned_tables_of_any_age_as_the_vectors_do() {
+async fn proxy_and_lookaside_match_vectors_for_planned_tables() {
     let _machine = beside_others().await;
     for case in cases(false) {
         let fleet = fleet_of(&case);

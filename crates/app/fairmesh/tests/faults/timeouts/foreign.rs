@@ -41,7 +41,7 @@ impl Grpcio<'_> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn grpc_in_python_sees_the_deadlines_that_it_gave_and_a_status_whatever_ends_its_streams() {
+async fn python_grpc_keeps_deadlines_and_gets_a_final_status() {
     let Some(python) = python() else {
         let reason = "there is no grpcio; `scripts/setup.sh grpcio` installs it";
         return skipped("gRPC's client for Python cannot call", reason);

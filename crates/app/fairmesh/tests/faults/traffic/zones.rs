@@ -108,7 +108,7 @@ async fn tables_show_zones(world: &World) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_zone_keeps_the_calls_that_its_power_allows_also_while_its_agent_is_away() {
+async fn zone_keeps_calls_within_its_power_during_an_agent_outage() {
     let _machine = beside_others().await;
     let mut world = World::start(YAML).await;
     let (first, second) = (serve(&world, "eu-a").await, serve(&world, "eu-b").await);

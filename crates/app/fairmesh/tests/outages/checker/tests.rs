@@ -12,7 +12,7 @@ use super::{Kind, check};
 const HISTORIES: u64 = 2000;
 
 #[test]
-fn a_correct_store_is_never_accused() {
+fn correct_history_passes_the_checker() {
     let mut unknown = 0;
     for seed in 0..HISTORIES {
         let Run { history, .. } = Run::new(Dice(seed), None);
@@ -51,12 +51,12 @@ fn an_acknowledged_write_that_is_lost_is_found() {
 }
 
 #[test]
-fn an_acknowledged_batch_of_which_half_is_stored_is_found() {
+fn half_stored_acknowledged_batch_is_found() {
     caught(Bug::StoresHalf, &[Kind::Lost, Kind::WrongState]);
 }
 
 #[test]
-fn a_write_that_is_carried_out_twice_is_found() {
+fn duplicated_write_is_found() {
     caught(Bug::WritesTwice, &[Kind::Doubled]);
 }
 
@@ -86,7 +86,7 @@ fn a_refused_write_that_is_carried_out_is_found() {
 }
 
 #[test]
-fn a_value_that_nobody_wrote_is_found() {
+fn unwritten_value_is_found() {
     caught(Bug::MakesUp, &[Kind::Phantom]);
 }
 
@@ -101,7 +101,7 @@ fn an_older_state_under_a_newer_number_is_found() {
 }
 
 #[test]
-fn a_read_that_does_not_wait_for_what_was_asked_is_found() {
+fn read_below_its_requested_revision_is_found() {
     caught(Bug::ReadsTooOld, &[Kind::TooOld]);
 }
 
@@ -126,6 +126,6 @@ fn a_watch_that_falls_silent_is_found() {
 }
 
 #[test]
-fn a_watcher_that_is_put_back_to_an_older_snapshot_is_found() {
+fn watcher_reset_to_an_older_snapshot_is_found() {
     caught(Bug::GoesBack, &[Kind::Backwards]);
 }

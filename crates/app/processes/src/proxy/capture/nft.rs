@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_refusal_says_what_to_do() {
+    fn nft_errors_name_their_remedy() {
         for (complaint, hint) in [
             ("netlink: Error: cache initialization failed: Operation not permitted", "CAP_NET_ADMIN"),
             ("netlink: Error: cache initialization failed: Protocol not supported", "modprobe nf_tables"),

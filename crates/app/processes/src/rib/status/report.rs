@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn the_furthest_behind_and_unreachable_servers_are_named() {
+    fn rib_status_names_lagging_and_unreachable_servers() {
         let text = text(&tree(), By::Router, 2);
         assert!(text.contains("host-1") && !text.contains("host-2"), "{text}");
         assert!(text.contains("and 3 more"), "{text}");
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_has_the_lag_of_its_last_router() {
+    fn region_lag_is_that_of_its_slowest_router() {
         let rows = regions(&tree());
         assert_eq!(rows[0], ["eu", "2", "1", "7", "host-1"]);
         assert_eq!(rows[1], ["us", "1", "0", "0", "-"]);

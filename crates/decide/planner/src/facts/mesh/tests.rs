@@ -138,7 +138,7 @@ fn change_gives_its_service_a_new_version_and_others_keep_theirs() {
 }
 
 #[test]
-fn reports_that_have_only_grown_older_leave_the_version() {
+fn aged_reports_keep_the_version() {
     let mut facts = MeshFacts::default();
     facts.set_policy(&service(1), Some(planned()));
     let path = |to| CallPath {

@@ -9,7 +9,7 @@ use crate::{
 };
 
 #[test]
-fn a_drain_of_lone_shards_goes_on_and_names_them() {
+fn drain_continues_past_lone_shards_and_names_them() {
     let mut world = World::started();
     let drained = RegionDrain::begin(None, false, Duration::ZERO, world.now.wall_ms);
     let gone = RegionDrain { keep: Share::NONE, ..drained };
@@ -43,7 +43,7 @@ fn a_drain_of_lone_shards_goes_on_and_names_them() {
 }
 
 #[test]
-fn a_step_of_a_drain_waits_until_reports_show_it_and_not_the_step_before() {
+fn drain_step_waits_until_reports_show_the_last_one() {
     let mut world = World::started();
     let begun = RegionDrain::begin(None, false, Duration::ZERO, world.now.wall_ms);
     let drained = RegionDrain { keep: Share::of_millionths(800_000).unwrap(), ..begun };
@@ -68,7 +68,7 @@ fn a_step_of_a_drain_waits_until_reports_show_it_and_not_the_step_before() {
 }
 
 #[test]
-fn a_step_of_a_drain_waits_until_no_table_of_another_region_sends_calls_there() {
+fn drain_step_waits_for_tables_of_other_regions() {
     // There are no callers in `eu`, so that only the table of `us` has to change.
     let mut world = World::started();
     world.offered = [0.0, 800.0];
@@ -107,7 +107,7 @@ fn a_step_of_a_drain_waits_until_no_table_of_another_region_sends_calls_there() 
 }
 
 #[test]
-fn a_return_ends_once_no_more_calls_come_home() {
+fn undrain_ends_once_no_further_calls_return() {
     let mut world = World::started();
     let begun = RegionDrain::begin(None, false, Duration::ZERO, world.now.wall_ms);
     let gone = RegionDrain { keep: Share::NONE, ..begun };
@@ -135,7 +135,7 @@ fn a_return_ends_once_no_more_calls_come_home() {
 }
 
 #[test]
-fn a_step_whose_calls_would_be_dropped_elsewhere_is_held() {
+fn drain_step_that_would_drop_calls_is_held() {
     let mut world = World::started();
     let begun = RegionDrain::begin(None, false, Duration::ZERO, world.now.wall_ms);
     let half = RegionDrain { keep: Share::of_millionths(500_000).unwrap(), ..begun };
@@ -152,7 +152,7 @@ fn a_step_whose_calls_would_be_dropped_elsewhere_is_held() {
 }
 
 #[test]
-fn step_is_judged_by_the_tables_in_force_whatever_this_round_plans() {
+fn drain_step_is_judged_by_tables_in_force() {
     let mut world = World::started();
     let begun = RegionDrain::begin(None, false, Duration::ZERO, world.now.wall_ms);
     let share = |millionths| Share::of_millionths(millionths).unwrap();

@@ -20,7 +20,7 @@ impl World {
 }
 
 #[test]
-fn a_region_that_vanishes_and_returns_gets_calls_again_after_it_has_stayed() {
+fn returning_region_gets_calls_after_staying() {
     let mut world = World::started();
     let gone = world.facts.endpoints.insert(region("us"), RegionEndpoints::default()).unwrap();
     (0..30).for_each(|_| world.second_without_us());

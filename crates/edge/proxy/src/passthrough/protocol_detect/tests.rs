@@ -76,7 +76,7 @@ fn said() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn detection_does_not_depend_on_later_bytes(said in said(), cut in any::<proptest::sample::Index>()) {
+    fn protocol_detection_ignores_later_bytes(said in said(), cut in any::<proptest::sample::Index>()) {
         let early = verdict(&said[..cut.index(said.len() + 1)]);
         prop_assert!(early == "more" || early == verdict(&said), "{early}: {:?}", String::from_utf8_lossy(&said));
     }
@@ -131,7 +131,7 @@ async fn a_server_that_speaks_first_loses_no_data() {
 }
 
 #[tokio::test]
-async fn a_client_of_another_protocol_is_not_kept_waiting() {
+async fn non_http_client_is_connected_without_delay() {
     let (mut client, captured, server) = between().await;
     client.write_all(b"HELO").await.unwrap();
     let detected = detect_with(&captured, &server, 2 * CLIENT_SILENCE).await;

@@ -109,7 +109,7 @@ fn networks_without_ports_are_captured_on_every_port() {
 }
 
 #[test]
-fn a_proxy_that_would_capture_itself_or_nothing_is_refused() {
+fn capture_of_the_proxy_itself_or_of_nothing_is_refused() {
     let of = |uids: &[u32], proxy| {
         let mut rules = rules(&["127.0.0.1:7415"]);
         rules.uids = uids.iter().copied().collect();
