@@ -243,6 +243,8 @@ mod tests {
         "proxy",
         "lookaside",
         "keyserver",
+        "gateway",
+        "node",
         "rib replica",
         "dev",
         "register",

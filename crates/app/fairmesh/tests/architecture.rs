@@ -262,8 +262,8 @@ const LISTENS: &[&str] = &[
     // Listeners for programs, for a program's server, and for the process that takes over.
     "proxy/src/lifecycle/bind.rs",
     "proxy/src/inbound/server.rs",
-    "edge/src/lifecycle/handover.rs",
-    "edge/src/lifecycle/succession.rs",
+    "core/src/lifecycle/handover.rs",
+    "core/src/lifecycle/succession.rs",
     // In front of a program.
     "processes/src/register/terminator.rs",
     "demo/src/fleet.rs",
