@@ -134,11 +134,8 @@ impl Forwarder {
         // gRPC requires HTTP/2: clients over HTTP/1.1 do not read trailers.
         let has_trailers = parts.version == Version::HTTP_2;
         client_info.set_principal(&mut parts.extensions);
-        let observation = self.observer.begin(
-            &mut parts,
-            target,
-            Arrival { caller: client_info.caller, began, length: body.size_hint().exact() },
-        );
+        let arrival = Arrival { caller: client_info.caller, began, length: body.size_hint().exact() };
+        let observation = self.observer.begin(&mut parts, target, arrival);
         let (body, too_long) = LimitedBody::new(body, self.max_body);
         let upgrade = UpgradeRequest::take(&mut parts);
         prepare_request(&mut parts, client_info);
