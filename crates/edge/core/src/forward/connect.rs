@@ -74,8 +74,7 @@ impl Forwarder {
         let _in_flight = GaugeGuard::new(&target.metrics.in_flight);
         let client = ClientUpgrade::take(&mut parts.extensions);
         rewrite::rewrite_host(&mut parts, client_info);
-        parts.extensions.clear();
-        client_info.set_principal(&mut parts.extensions);
+        client_info.reset_extensions(&mut parts.extensions);
         let call_info = CallInfo::default();
         let request = Request::from_parts(parts, ());
         let opened = open_tunnel(&target.handle, request, client_info.allows_connect, &call_info).await;

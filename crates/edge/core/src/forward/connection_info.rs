@@ -63,6 +63,12 @@ impl ConnectionInfo {
         }
     }
 
+    /// Leaves of a request's extensions, which belong to the client's connection, for whom it is made alone.
+    pub(crate) fn reset_extensions(&self, extensions: &mut Extensions) {
+        extensions.clear();
+        self.set_principal(extensions);
+    }
+
     /// Adds to a request for whom it is made.
     pub(crate) fn set_principal(&self, extensions: &mut Extensions) {
         if let Some(principal) = &self.principal {

@@ -14,10 +14,9 @@ pub(crate) fn prepare_request(parts: &mut Parts, client_info: &ConnectionInfo) {
     loops::mark(&mut parts.headers);
     // Extensions belong to the client's connection, except the raw path and the connection of a request that was sent.
     let (raw, sent) = (parts.extensions.remove::<RawPath>(), parts.extensions.remove::<SentRequest>());
-    parts.extensions.clear();
+    client_info.reset_extensions(&mut parts.extensions);
     raw.map(|raw| parts.extensions.insert(raw));
     sent.map(|sent| parts.extensions.insert(sent));
-    client_info.set_principal(&mut parts.extensions);
 }
 
 /// Prepares a response for the client: hop-by-hop headers and version.
