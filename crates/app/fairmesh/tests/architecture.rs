@@ -39,7 +39,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("identity", &["model", "wire", "rib"]),
     ("te", &["model"]),
     // From facts to tables, for the control plane and the simulator: who collects facts and writes tables is none of it.
-    ("planner", &["model", "te"]),
+    ("planner", &["model", "signals", "te"]),
     ("sim", &["model", "balancer", "router", "rib", "te", "planner", "signals"]),
     ("store", &["model", "wire", "rib"]),
     ("registry", &["model", "wire", "rib", "store"]),
@@ -212,7 +212,7 @@ const PURE_FILES: &[(&str, &[&str])] = &[
             "hub/watcher.rs",
         ],
     ),
-    ("control", &["traffic/watched.rs"]),
+    ("control", &["signals/watched.rs"]),
     (
         "registry",
         &[

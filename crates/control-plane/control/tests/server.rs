@@ -31,7 +31,7 @@ async fn an_address_in_use_is_named_in_the_error() {
     let mut taken = config(folder.path().join("three"));
     taken.http = control.http;
     let text = refusal(taken).await;
-    assert!(text.contains("HTTP") && text.contains(&control.http.to_string()), "{text}");
+    assert!(text.contains("admin pages") && text.contains(&control.http.to_string()), "{text}");
     assert!(text.contains("choose another address"), "{text}");
 
     let mut foreign = config(folder.path().join("four"));
@@ -110,7 +110,7 @@ async fn controllers_are_listed_and_their_rounds_counted() {
     let names: Vec<_> = listed().await.into_iter().map(|status| status.name).collect();
     assert_eq!(
         names,
-        ["distance-targets", "federated-bundles", "quotas", "verdicts"],
+        ["distance-targets", "drains", "federated-bundles", "planner", "quotas", "verdicts"],
         "a mesh without a trust domain"
     );
     let text = control.http("GET", "/metrics", "").await.1;

@@ -162,7 +162,11 @@ fn only_intermediaries_that_the_policy_names_state_the_caller() {
     assert_eq!(stated("shop/gateway", "spiffe://other/shop/web").code, Some(1), "of another domain");
     assert_eq!(stated("shop/gateway", "shop/web").code, Some(1), "no id");
     let own = stated("shop/web", "spiffe://prod/shop/batch").ok();
-    assert!(!own.contains("x-fairmesh-caller"), "what nobody may state is removed: {own}");
+    assert!(
+        own.contains("x-fairmesh-caller: spiffe://prod/shop/web"),
+        "the program learns who called: {own}"
+    );
+    assert!(!own.contains("shop/batch"), "a statement of a caller that is no intermediary is removed: {own}");
     let refused = fairmesh(
         &service.mesh.address(),
         &["explain", "shop/cart", "--region", "eu", "--as", "shop/batch"],

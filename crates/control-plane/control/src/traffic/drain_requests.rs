@@ -5,15 +5,19 @@ use std::time::Duration;
 use fairmesh_model::{Invalid, Record, RecordKey, Region, RegionDrain};
 use fairmesh_planner::{DrainWait, StoredDrain};
 use fairmesh_rib::{Batch, Expect, Op};
-use fairmesh_store::Store;
+use fairmesh_store::{Store, WriteError};
 use fairmesh_wire::{records, v1};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::{TrafficPlanning, drain_states::DrainState};
 use crate::wall_clock::now_ms;
 
 /// How long the write of a drain may take.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The most attempts to write a drain whose steps a controller writes at the same time, and the pause between two: the facts follow a
+/// commit within milliseconds.
+const MAX_ATTEMPTS: usize = 10;
+const PAUSE: Duration = Duration::from_millis(50);
 /// The most regions that an error names.
 const MAX_NAMED: usize = 100;
 
@@ -30,11 +34,22 @@ impl TrafficPlanning {
     ///
     /// # Errors
     /// If it would take too long, or another writer was faster.
-    pub(super) async fn begin_drain(
+    pub(super) async fn begin_drain(&self, store: &dyn Store, request: &DrainRequest) -> Result<(), Invalid> {
+        for _ in 0..MAX_ATTEMPTS {
+            if self.try_begin_drain(store, request).await? {
+                return Ok(());
+            }
+            sleep(PAUSE).await;
+        }
+        Err(Invalid::new("region", "was changed by another writer meanwhile", "try again"))
+    }
+
+    /// Begins a drain as it is known to be recorded; whether no other writer was faster.
+    async fn try_begin_drain(
         &self,
         store: &dyn Store,
         DrainRequest { region, returns, over }: &DrainRequest,
-    ) -> Result<(), Invalid> {
+    ) -> Result<bool, Invalid> {
         let topology = self.facts.topology();
         let before = topology.drains.get(region);
         if !*returns {
@@ -47,10 +62,7 @@ impl TrafficPlanning {
         }
         let drain = RegionDrain::begin(before.map(|stored| stored.drain), *returns, *over, now_ms());
         drain.validate()?;
-        match write(store, region, drain, before.map(|stored| stored.revision)).await {
-            true => Ok(()),
-            false => Err(Invalid::new("region", "was changed by another writer meanwhile", "try again")),
-        }
+        write(store, region, drain, before.map(|stored| stored.revision)).await
     }
 
     /// Checks that a topology, an endpoint or a caller names a region: of a misspelt one there is nothing to drain.
@@ -91,14 +103,21 @@ impl TrafficPlanning {
 }
 
 /// Writes a drain, unless another writer was faster; whether it is written.
-async fn write(store: &dyn Store, region: &Region, drain: RegionDrain, replaces: Option<u64>) -> bool {
+async fn write(
+    store: &dyn Store,
+    region: &Region,
+    drain: RegionDrain,
+    replaces: Option<u64>,
+) -> Result<bool, Invalid> {
     let key = RecordKey::RegionDrain(region.clone()).to_string();
     let op = Op::put(key, records::encode(&Record::RegionDrain(drain)));
     let op = op.expecting(replaces.map_or(Expect::Absent, Expect::Revision));
-    let written = timeout(WRITE_TIMEOUT, store.write(Batch { ops: vec![op] })).await;
-    let is_written = matches!(written, Ok(Ok(_)));
-    if !is_written {
-        tracing::warn!(%region, "the drain is not written");
-    }
-    is_written
+    let problem = match timeout(WRITE_TIMEOUT, store.write(Batch { ops: vec![op] })).await {
+        Ok(Ok(_)) => return Ok(true),
+        Ok(Err(WriteError::Conflict(_))) => return Ok(false),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => format!("the store took more than {WRITE_TIMEOUT:?}"),
+    };
+    tracing::warn!(%region, problem, "the drain is not written");
+    Err(Invalid::new("region", format!("the drain is not written: {problem}"), "see 'fairmesh check'"))
 }
