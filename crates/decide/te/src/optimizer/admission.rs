@@ -5,13 +5,11 @@
 //! heavy calls lost to one of less importance with light ones.
 
 use super::{
-    order::{Order, order},
+    order::{Order, ROUNDS, SETTLED, order},
     problem::{Caller, Problem},
     validation::ProblemError,
 };
 
-/// Calls through cycles are followed for so many rounds.
-const ROUNDS: usize = 200;
 /// A row has no room when less than this part of what is asked of it is left.
 const FULL: f64 = 1e-9;
 
@@ -87,6 +85,7 @@ fn work(
     let mut rates = vec![0.0; problem.nodes.len()];
     let mut calls = vec![0.0; problem.edges.len()];
     for _ in 0..if order.cut.is_empty() { 1 } else { ROUNDS } {
+        let mut are_settled = true;
         for node in &order.nodes {
             for at in &inbound[*node] {
                 calls[*at] = match problem.edges[*at].caller {
@@ -95,7 +94,12 @@ fn work(
                     Caller::Node { node, calls } => calls * rates[node],
                 };
             }
-            rates[*node] = inbound[*node].iter().map(|at| calls[*at]).sum();
+            let now: f64 = inbound[*node].iter().map(|at| calls[*at]).sum();
+            are_settled &= (now - rates[*node]).abs() <= SETTLED * now;
+            rates[*node] = now;
+        }
+        if are_settled {
+            break;
         }
     }
     let mut work = vec![0.0; services + services * problem.regions];

@@ -1,12 +1,14 @@
 //! Flows: shares of each block over its arcs, in compressed rows, and what they cause.
 
-use super::network::{CallEdge, Network};
+use super::{
+    network::{CallEdge, Network},
+    order::ROUNDS,
+};
 
 /// Calls per second below this are none: shares of such a block do not matter now, and are the best response to prices.
 pub(super) const NO_RATE: f64 = 1e-9;
 
-/// Rounds of calls through cycles, and the change of rates that ends them.
-const ROUNDS: usize = 200;
+/// The change of rates that ends rounds of calls through cycles.
 const SETTLED: f64 = 1e-6;
 
 /// The arcs in use. Blocks with given shares have none.

@@ -5,10 +5,11 @@ use super::{
     validation::ProblemError,
 };
 
-/// Rounds until rates in cycles have settled: enough for a gain of 0.98.
-const ROUNDS: usize = 2_000;
+/// Rounds until rates in cycles have settled: enough for a gain of 0.98. Rounds in the order of the graph settle at least as fast as these
+/// (Stein and Rosenberg 1948), so that admission and plans follow each cycle that is accepted to its end.
+pub(super) const ROUNDS: usize = 2_000;
 /// Rates have settled when none changes by more than this share.
-const SETTLED: f64 = 1e-9;
+pub(super) const SETTLED: f64 = 1e-9;
 
 /// Nodes in the order of calls.
 #[derive(Debug)]
@@ -30,11 +31,15 @@ pub(super) fn total_rates(problem: &Problem) -> Result<Vec<f64>, ProblemError> {
                 next[edge.callee] += calls * rates[node];
             }
         }
-        let grown = rates.iter().zip(&next).position(|(before, now)| (now - before).abs() > SETTLED * now);
+        // Before the comparison, which an infinite change would pass.
+        if let Some(endless) = next.iter().position(|rate| !rate.is_finite()) {
+            return Err(ProblemError::LoopGain(endless));
+        }
+        let is_settled = |(before, now): (&f64, &f64)| (now - before).abs() <= SETTLED * now;
+        let are_settled = rates.iter().zip(&next).all(is_settled);
         rates = next;
-        let Some(grown) = grown else { return Ok(rates) };
-        if !rates[grown].is_finite() {
-            return Err(ProblemError::LoopGain(grown));
+        if are_settled {
+            return Ok(rates);
         }
     }
     let greatest = (0..rates.len()).max_by(|a, b| rates[*a].total_cmp(&rates[*b]));
