@@ -6,8 +6,8 @@ use super::{
 
 /// Whether a plan is enough better than the shares in force to be published: many plans cost nearly the same, and each new one moves connections.
 ///
-/// It is if the shares in force, at present demand, cost more by the part `band` of their own cost, exceed the ceiling, or admit other
-/// demand. 0.01 to 0.02 is a good band.
+/// It is if the shares in force, at present demand, cost more by the part `band` of their own cost, exceed the ceiling, admit other
+/// demand, or exceed the cap on egress and the plan needs less by that part. 0.01 to 0.02 is a good band.
 ///
 /// # Errors
 /// The problem is not valid.
@@ -28,7 +28,10 @@ pub fn is_worth_publishing(
     let sheds_otherwise = |(before, now): (&f64, &f64)| (before - now).abs() > band;
     let is_other = in_force.admitted.iter().zip(&plan.admitted).any(sheds_otherwise);
     let is_over = !now.is_usable(ceiling) || leads_nowhere(problem, &in_force.shares);
-    Ok(is_other || is_over || plan.objective < now.objective * (1.0 - band))
+    // A plan that keeps to a cap costs more than one that does not: its objective has egress at the price that was asked for.
+    let is_above_cap = problem.preferences.egress_cap.is_some_and(|cap| now.egress > cap);
+    let saves_egress = is_above_cap && plan.egress < now.egress * (1.0 - band);
+    Ok(is_other || is_over || saves_egress || plan.objective < now.objective * (1.0 - band))
 }
 
 /// Whether any shares lead to regions without servers.

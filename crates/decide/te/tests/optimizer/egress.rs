@@ -1,4 +1,6 @@
-use fairmesh_te::optimizer::{Effort, Node, Plan, Preferences, Problem, ServicePools, optimize, waterfall};
+use fairmesh_te::optimizer::{
+    Effort, Node, Plan, Preferences, Problem, ServicePools, is_worth_publishing, optimize, waterfall,
+};
 
 use super::world::{assert_average, assert_flow, calls, clients, flow, latency_alone, solve};
 
@@ -88,4 +90,17 @@ fn cap_on_egress_is_used_up_and_not_exceeded() {
 fn cap_below_any_plan_gives_least_egress() {
     let (_, plan) = capped(0.1, None);
     assert_average(plan.egress, 0.190);
+}
+
+#[test]
+fn plan_that_keeps_to_the_cap_replaces_one_that_exceeds_it() {
+    let (_, free) = capped(10.0, None);
+    let (problem, plan) = capped(0.6, Some(&free));
+    assert!(plan.objective > free.objective, "{} {}", plan.objective, free.objective);
+    assert!(is_worth_publishing(&problem, &free, &plan, 0.01).unwrap());
+    assert!(!is_worth_publishing(&problem, &plan, &plan, 0.01).unwrap());
+    // No plan keeps to this cap. Once the least egress is in force, nothing is left to save.
+    let (problem, least) = capped(0.1, Some(&plan));
+    assert!(is_worth_publishing(&problem, &plan, &least, 0.01).unwrap());
+    assert!(!is_worth_publishing(&problem, &least, &least, 0.01).unwrap());
 }
