@@ -131,8 +131,12 @@ impl Filling<'_> {
         self.room[pool] -= weight * rate;
     }
 
-    /// The shares of each source: own region first, then the nearest.
+    /// The shares of each source: own region first, then the nearest. Rows are empty where the service has no servers: a valid problem
+    /// has no calls to it.
     fn divide(&mut self, service: &Service, wanted: &[f64]) -> Vec<Row> {
+        if service.placed.is_empty() {
+            return vec![Row::new(); wanted.len()];
+        }
         let pools = &mut self.room[service.first_pool..service.first_pool + service.placed.len()];
         let mut rows = vec![Row::new(); wanted.len()];
         let mut left: Vec<f64> = wanted.to_vec();

@@ -7,8 +7,9 @@
 
 use super::problem::ServicePools;
 
-/// Above this load the cost goes on as a parabola, so that plans above capacity have finite derivatives.
-const EXTENDED: f64 = 0.99;
+/// Above this load the cost goes on as a parabola, so that plans above capacity have finite derivatives. No ceiling is above it: prices of a
+/// parabola give no bound.
+pub(super) const EXTENDED: f64 = 0.99;
 /// The true cost is cut off at this load; no plan for use is near.
 const CUT_OFF: f64 = 0.999;
 /// The price above the ceiling grows by this factor while the excess is above `SETTLED_EXCESS` and does not shrink, because the

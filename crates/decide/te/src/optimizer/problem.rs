@@ -102,7 +102,7 @@ pub struct Preferences {
     pub dollars_per_ms: f64,
     /// Maximum dollars per second for egress.
     pub egress_cap: Option<f64>,
-    /// Utilisation that no pool exceeds, between 0 and 1.
+    /// Utilisation that no pool exceeds, above 0 and at most 0.99.
     pub ceiling: f64,
     /// Mean utilisation of a service's pools up to which demand is admitted, at most the ceiling.
     pub admission: f64,

@@ -1,6 +1,9 @@
 use thiserror::Error;
 
-use super::problem::{Caller, Edge, Preferences, Problem, ServicePools};
+use super::{
+    pool::EXTENDED,
+    problem::{Caller, Edge, Preferences, Problem, ServicePools},
+};
 use crate::policy::MAX_REGIONS;
 
 /// Numbers above this are a fault of a fit or a report; the bound keeps sums finite.
@@ -30,7 +33,7 @@ pub enum ProblemError {
     /// Given shares do not sum to 1, or lead to regions without servers.
     #[error("the given shares of edge {0} do not sum to 1 over regions that have servers")]
     GivenShares(usize),
-    /// Calls in a cycle cause at least as many further calls.
+    /// Calls in a cycle cause at least as many further calls, or so nearly as many that their rates do not settle.
     #[error("the calls of node {0} multiply without end; check the calls per request of its cycle")]
     LoopGain(usize),
 }
@@ -126,6 +129,6 @@ fn validate_preferences(preferences: &Preferences) -> Result<(), ProblemError> {
     let ceiling = preferences.ceiling;
     let is_cap = preferences.egress_cap.is_none_or(is_number);
     check(preferences.dollars_per_ms >= 1e-12 && is_cap, "the price of latency or the cap on egress", 0)?;
-    check(ceiling > 0.0 && ceiling < 1.0, "the ceiling", 0)?;
+    check(ceiling > 0.0 && ceiling <= EXTENDED, "the ceiling", 0)?;
     check(preferences.admission > 0.0 && preferences.admission <= ceiling, "the load of admission", 0)
 }

@@ -1,6 +1,6 @@
 use fairmesh_te::optimizer::{
     Caller, Effort, Kink, Node, Plan, Problem, ProblemError, Progress, ServicePools, is_worth_publishing,
-    optimize,
+    optimize, ring_by_criticality, waterfall,
 };
 use proptest::prelude::*;
 
@@ -138,6 +138,21 @@ fn plan_starts_from_one_for_other_placement() {
 }
 
 #[test]
+fn service_without_callers_and_servers_does_not_hinder_a_plan() {
+    let problem = paper([800.0, 200.0, 200.0, 200.0], 10.0);
+    let mut idle = problem.clone();
+    idle.services.push(pools([600.0; 4], 10.0, false));
+    idle.services[1].capacity = vec![0.0; 4];
+    idle.nodes.push(Node { service: 1, work: 1.0, latency: 0.0 });
+    // What has no servers makes no calls.
+    idle.edges.push(calls(1, 1.0, 0));
+    assert_eq!(solve(&idle).objective, solve(&problem).objective);
+    let objective = |plan: Result<Plan, ProblemError>| plan.unwrap().objective;
+    assert_eq!(objective(waterfall(&idle, 0.8)), objective(waterfall(&problem, 0.8)));
+    assert_eq!(objective(ring_by_criticality(&idle, 0.8)), objective(ring_by_criticality(&problem, 0.8)));
+}
+
+#[test]
 fn errors_of_fits_show_in_the_plan_and_change_no_shares() {
     let mut problem = paper([1325.0, 200.0, 1325.0, 200.0], 10.0);
     let exact = solve(&problem);
@@ -159,7 +174,9 @@ fn impossible_problems_are_refused_with_the_field() {
     let number = |what, at| ProblemError::Number { what, at };
     assert_eq!(refusal(&|p| p.services[0].sensitivity = f64::NAN), number("service", 0));
     assert_eq!(refusal(&|p| p.nodes[0].work = -1.0), number("node", 0));
-    assert_eq!(refusal(&|p| p.preferences.ceiling = 1.0), number("the ceiling", 0));
+    for ceiling in [0.0, 0.991, 1.0] {
+        assert_eq!(refusal(&|p| p.preferences.ceiling = ceiling), number("the ceiling", 0));
+    }
     assert_eq!(
         refusal(&|p| p.preferences.dollars_per_ms = 0.0),
         number("the price of latency or the cap on egress", 0)
