@@ -15,8 +15,9 @@ const FILL_LOAD: f64 = 0.7;
 /// Plans where calls run: admits demand, then routes it.
 ///
 /// `last` is the last plan for a problem with the same services and edges, which may have other demand, servers or fits.
-/// The solution starts from it and is not worse. `go_on` is called after each iteration; when it says no, the best plan so
-/// far is returned, with its gap. A plan that was stopped before its price of egress was found may exceed the cap.
+/// The solution starts from it and is not worse; under a cap on egress or with cut cycles it may be. `go_on` is called after
+/// each iteration; when it says no, the best plan so far is returned, with its gap. A plan that was stopped before its price of
+/// egress was found may exceed the cap.
 ///
 /// # Errors
 /// The problem is not valid. The last plan stays in force.

@@ -21,7 +21,7 @@ const SETTLED: f64 = 1e-3;
 pub struct Effort {
     /// The gap between objective and bound at which it ends, as a part of the objective.
     pub gap: f64,
-    /// Maximum number of iterations.
+    /// Maximum number of iterations of one solution. A cap on egress takes up to 18 more solutions, at other prices of egress.
     pub iterations: usize,
 }
 
