@@ -108,7 +108,7 @@ fn write_figures<T: Serialize>(
 fn load(file: &Path, args: &RunArgs) -> Result<Loaded, Failure> {
     match manifests::kind_of(file, &[TREE, APPLICATION])?.as_deref() {
         Some(TREE) => return tree::load(file, args),
-        Some(_) => return application::load(file, args),
+        Some(_) => return application::load(file),
         None => {}
     }
     let mut scenario: Scenario = manifests::load_one(file, Scenario::validate)?;

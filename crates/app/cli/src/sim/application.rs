@@ -11,14 +11,7 @@ use crate::manifests;
 /// Seconds of an hour.
 const HOUR: f64 = 3600.0;
 
-pub(super) fn load(file: &Path, args: &RunArgs) -> Result<Loaded, Failure> {
-    if args.svg.is_some() {
-        let hint = "leave out --svg; --report has the figures";
-        return Err(Failure::failed_with(
-            format!("{} is an application, which has no picture", file.display()),
-            hint,
-        ));
-    }
+pub(super) fn load(file: &Path) -> Result<Loaded, Failure> {
     Ok(Loaded::Application(Box::new(manifests::load_one(file, Scenario::validate)?)))
 }
 
@@ -27,6 +20,12 @@ pub(super) fn play(scenario: &Scenario, args: &RunArgs) -> Result<(serde_json::V
     let report = plan(scenario).map_err(Failure::failed)?;
     if args.output_args.is_table() {
         output::write(&show(&report))?;
+    }
+    if args.svg.is_some() {
+        output::note(format!(
+            "{} is an application and is not drawn; --report has its figures",
+            scenario.name
+        ));
     }
     Ok((serde_json::to_value(&report).map_err(Failure::failed)?, false))
 }

@@ -92,6 +92,11 @@ fn an_application_is_planned_by_each_planner() {
     }
     let reports: serde_json::Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
     assert_eq!(reports[0]["planners"][3]["planner"], "optimizer");
+    let svg = folder.path().join("out.svg");
+    let drawn = sim(&folder, "run", text, &["--svg", svg.to_str().unwrap()]);
+    assert_eq!(drawn.code, Some(0), "{drawn:?}");
+    assert!(drawn.err.contains("app-cut-point is an application and is not drawn"), "{drawn:?}");
+    assert!(!svg.exists());
     let complaint = sim(&folder, "run", &text.replace("to: scan", "to: scam"), &[]).fails(2);
     assert!(complaint.contains("file.yaml:") && complaint.contains("'scam'"), "{complaint}");
 }
