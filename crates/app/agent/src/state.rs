@@ -141,7 +141,8 @@ impl AgentState {
         }
     }
 
-    fn restore_retired(&self, SavedCopy { prefix, revision, at, entries }: SavedCopy) {
+    /// Keys that the node has through other prefixes keep their values: those prefixes were followed for longer than this copy.
+    fn restore_retired(&self, SavedCopy { prefix, revision, at, mut entries }: SavedCopy) {
         let age = wall_clock().duration_since(at).unwrap_or_default();
         let mut subscriptions = self.subscriptions();
         // It may have arrived meanwhile, or be used no more.
@@ -152,6 +153,10 @@ impl AgentState {
             None => self.node.restore(revision, revision.number, entries),
             Some(store) if store != revision.store => return,
             Some(_) => {
+                let is_held = |key: &str| subscriptions.is_held_by_another(&prefix, key);
+                entries.retain(|(key, _)| !is_held(key));
+                let (_, held) = self.node.read(std::slice::from_ref(&prefix));
+                entries.extend(held.into_iter().filter(|(key, _)| is_held(key)));
                 if let Err(behind) = self.node.replace(prefix.clone(), entries, self.node.revision()) {
                     tracing::debug!(%behind, %prefix, "an update arrived before the saved copy");
                     return;
@@ -164,10 +169,15 @@ impl AgentState {
         self.aged();
     }
 
-    /// Drops a prefix, of which the copy on disk stays for a while; the caller unsubscribes at the upstream.
+    /// Drops a prefix, of which the copy on disk stays for a while unless its users moved to a narrower one; the caller
+    /// unsubscribes at the upstream.
     pub(crate) fn forget(&self, subscriptions: &mut Subscriptions, prefix: &Prefix) {
+        let is_narrowed = subscriptions.is_narrowed(prefix);
         subscriptions.remove(prefix);
-        self.disk.jobs().retire(prefix);
+        match is_narrowed {
+            true => self.disk.jobs().remove(prefix),
+            false => self.disk.jobs().retire(prefix),
+        }
         self.maps.forget(prefix);
         self.node.forget(prefix, |key| subscriptions.in_node(key));
     }
@@ -300,6 +310,35 @@ mod tests {
         shared.serve_retired(&prefix).await;
         assert!(shared.node.get("/a/1").is_some());
         assert!(matches!(shared.subscriptions().freshness(&prefix), Some(Freshness::Held { .. })));
+    }
+
+    #[tokio::test]
+    async fn retired_copy_leaves_fresher_records_of_a_narrower_prefix() {
+        let folder = tempfile::tempdir().unwrap();
+        let here = Location::in_region(Region::new("eu").unwrap());
+        let (disk, _) = Disk::open(folder.path().into(), here).await.unwrap();
+        let shared = AgentState::new(Node::replica(), disk);
+        let (broad, narrow) = (Prefix::new("/a/").unwrap(), Prefix::new("/a/eu/").unwrap());
+        let entry = |key: &str, revision| {
+            (Arc::<str>::from(key), Entry { value: Bytes::from_static(b"x"), revision })
+        };
+        let at = |number| Revision { store: StoreId(1), partition: 0, number };
+        shared.subscriptions().claim(&narrow, 0);
+        let entries = vec![entry("/a/eu/1", 9)];
+        let snapshot = Snapshot { prefix: narrow.clone(), entries, age: Duration::ZERO };
+        shared.update(Update { snapshots: vec![snapshot], ..Update::empty(at(9)) });
+        shared.subscriptions().claim(&broad, 0);
+        let entries = ["/a/eu/1", "/a/eu/removed", "/a/us/1"].map(|key| entry(key, 5)).into();
+        shared.restore_retired(SavedCopy {
+            prefix: broad.clone(),
+            revision: at(5),
+            at: wall_clock(),
+            entries,
+        });
+        let (_, entries) = shared.node.read(std::slice::from_ref(&broad));
+        let served: Vec<_> = entries.iter().map(|(key, entry)| (key.as_ref(), entry.revision)).collect();
+        assert_eq!(served, [("/a/eu/1", 9), ("/a/us/1", 5)]);
+        assert!(matches!(shared.subscriptions().freshness(&broad), Some(Freshness::Held { .. })));
     }
 
     #[tokio::test]

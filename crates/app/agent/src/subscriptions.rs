@@ -140,6 +140,13 @@ impl Subscriptions {
             || covering(key).any(|text| self.all.get(text).is_some_and(|known| known.in_node))
     }
 
+    /// Whether the node has a key through a copy of another prefix than this.
+    pub(crate) fn is_held_by_another(&self, prefix: &Prefix, key: &str) -> bool {
+        let mut others = self.covering_prefixes(key).filter(|other| *other != prefix);
+        others
+            .any(|other| self.all.get(other).is_some_and(|known| known.in_node && known.freshness.has_copy()))
+    }
+
     /// Restores a saved copy that is `age` old, held by the node or for shard maps.
     pub(crate) fn restore(&mut self, prefix: Prefix, now: Instant, age: Duration, in_node: bool) {
         self.remove(&prefix);
@@ -173,7 +180,7 @@ impl Subscriptions {
 
     /// Whether users of a prefix moved to a narrower one. Programs first request all endpoints of a service, then
     /// learn from its policy that their region suffices.
-    fn is_narrowed(&self, prefix: &Prefix) -> bool {
+    pub(crate) fn is_narrowed(&self, prefix: &Prefix) -> bool {
         let after = (Bound::Excluded(prefix.as_str()), Bound::Unbounded);
         let mut below =
             self.all.range::<str, _>(after).take_while(|(other, _)| prefix.covers(other.as_str()));
