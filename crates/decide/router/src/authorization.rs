@@ -16,8 +16,8 @@ pub struct AuthorizationTable {
     mtls: MtlsMode,
     /// How checkers find out whether an endpoint is healthy.
     probe: Option<Probe>,
-    /// The agents whose probes are admitted.
-    checkers: BTreeSet<Label>,
+    /// The agents whose probes are admitted; `None` admits those of all agents.
+    checkers: Option<BTreeSet<Label>>,
 }
 
 /// A call as seen by rules.
@@ -59,8 +59,13 @@ pub enum DecisionReason<'a> {
 
 impl AuthorizationTable {
     /// Compiles the authorization of a service with this policy. `checkers` are the elected checkers of all regions: a server
-    /// does not know for which region its endpoint is registered, and every checker may learn of all services.
-    pub fn compile(policy: &Policy, default: DefaultAuthorization, checkers: BTreeSet<Label>) -> Self {
+    /// does not know for which region its endpoint is registered, and every checker may learn of all services. `None` where the control plane records none, as that of
+    /// the previous release: any agent of this mesh may be a checker.
+    pub fn compile(
+        policy: &Policy,
+        default: DefaultAuthorization,
+        checkers: Option<BTreeSet<Label>>,
+    ) -> Self {
         let probe = policy.health_check.as_ref().map(|check| check.probe.clone());
         let mtls = policy.mtls;
         Self { policy: policy.authorization.as_deref().cloned(), default, mtls, probe, checkers }
@@ -163,7 +168,9 @@ impl AuthorizationTable {
 
     fn is_checker(&self, caller: &CallerId) -> bool {
         match &caller.id().path {
-            SpiffePath::Mesh(MeshRole::Agent, name) => !caller.is_federated() && self.checkers.contains(name),
+            SpiffePath::Mesh(MeshRole::Agent, name) => {
+                !caller.is_federated() && self.checkers.as_ref().is_none_or(|known| known.contains(name))
+            }
             SpiffePath::Mesh(..) | SpiffePath::Service(_) => false,
         }
     }

@@ -30,7 +30,7 @@ fn case(default: &str, policy: &Value, calls: &Value) -> Value {
     let table = AuthorizationTable::compile(
         &spec.validate().unwrap().1,
         default_spec.validate().unwrap(),
-        CHECKERS.map(|name| name.parse().unwrap()).into(),
+        Some(CHECKERS.map(|name| name.parse().unwrap()).into()),
     );
     let decide = |call: &Value| {
         let caller = call[0].as_str().map(|id| CallerId::new(id.parse().unwrap()));
@@ -223,7 +223,7 @@ fn foreign_caller_is_allowed_only_by_rules_with_its_whole_id() {
         let spec: PolicySpec = serde_json::from_value(spec).unwrap();
         let default_spec = DefaultAuthorizationSpec { default: default.into() };
         let default = default_spec.validate().unwrap();
-        let table = AuthorizationTable::compile(&spec.validate().unwrap().1, default, BTreeSet::new());
+        let table = AuthorizationTable::compile(&spec.validate().unwrap().1, default, Some(BTreeSet::new()));
         let request = AuthorizationRequest { caller: Some(&caller), method: "GET", path: "/" };
         assert!(!table.is_intermediary(&caller));
         (table.decide(&request).permits(), table.decide_connection(Some(&caller)).permits())

@@ -161,8 +161,9 @@ fn without_routes(policy: &Policy) -> Policy {
 
 /// Who may call, if the policy has rules. The default of the mesh is not part of a policy: each decision has it as an argument.
 pub(super) fn authorization(policy: &Policy) -> Option<Arc<AuthorizationTable>> {
-    let compile =
-        || Arc::new(AuthorizationTable::compile(policy, DefaultAuthorization::default(), BTreeSet::new()));
+    let compile = || {
+        Arc::new(AuthorizationTable::compile(policy, DefaultAuthorization::default(), Some(BTreeSet::new())))
+    };
     policy.authorization.is_some().then(compile)
 }
 

@@ -56,6 +56,7 @@ pub(super) fn follow(
         policy: Policy::default(),
         default: DefaultAuthorization::default(),
         checkers: BTreeMap::new(),
+        records_checkers: false,
         authorizer,
         served,
         applied,
@@ -79,6 +80,9 @@ struct PolicyRecords {
     policy: Policy,
     default: DefaultAuthorization,
     checkers: BTreeMap<Region, Label>,
+    /// Whether a checker was ever recorded. Until then, the control plane or a replica may be of the release before, which
+    /// records none.
+    records_checkers: bool,
     authorizer: Arc<Authorizer>,
     served: Arc<ServedClasses>,
     applied: watch::Sender<Option<Revision>>,
@@ -87,23 +91,39 @@ struct PolicyRecords {
 impl Sink for PolicyRecords {
     fn update(&mut self, update: Update) {
         self.apply(&update);
-        if self.wanted.is_subset(&self.complete) {
-            self.served.apply(&self.policy);
-            let checkers = self.checkers.values().cloned().collect();
-            self.authorizer.set(AuthorizationTable::compile(&self.policy, self.default, checkers));
-        }
+        self.compile();
         self.applied.send_replace(Some(update.revision));
     }
 
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
         match *prefix == Prefix::checkers() {
             true => {
-                tracing::warn!(%prefix, reason, "the elected checkers are not known: their probes are refused")
+                tracing::warn!(%prefix, reason, "the elected checkers are not known: any agent may make probes");
+                self.complete.insert(prefix.clone());
+                self.compile();
             }
             false => {
                 tracing::error!(%prefix, reason, "the policy cannot be followed, so that who may call is not known");
             }
         }
+    }
+}
+
+impl PolicyRecords {
+    /// Puts the records in force once the wanted ones are known.
+    fn compile(&self) {
+        if self.wanted.is_subset(&self.complete) {
+            self.served.apply(&self.policy);
+            let table = AuthorizationTable::compile(&self.policy, self.default, self.known_checkers());
+            self.authorizer.set(table);
+        }
+    }
+
+    /// The elected checkers; `None` once the upstream responded that it has no record of any. Probes are refused while its
+    /// response is outstanding.
+    fn known_checkers(&self) -> Option<BTreeSet<Label>> {
+        let is_unknown = !self.records_checkers && self.complete.contains(&Prefix::checkers());
+        (!is_unknown).then(|| self.checkers.values().cloned().collect())
     }
 }
 
@@ -128,6 +148,7 @@ impl Mirror for PolicyRecords {
             Ok(Record::DefaultAuthorization(default)) => self.default = default,
             Ok(Record::ElectedChecker(checker)) => {
                 if let RecordKey::Checker(region) = key {
+                    self.records_checkers = true;
                     self.checkers.insert(region, checker.agent);
                 }
             }
@@ -148,5 +169,78 @@ impl Mirror for PolicyRecords {
 
     fn mark_current(&mut self, prefix: &Prefix) {
         self.complete.insert(prefix.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use fairmesh_model::{ElectedChecker, Identity, StoreId, spec::PolicySpec};
+    use fairmesh_rib::Entry;
+    use serde_json::json;
+
+    use super::*;
+
+    /// Records as followed from an upstream that has sent the policy, which has a health check.
+    fn followed() -> PolicyRecords {
+        let service = ServiceName::new("shop/cart").unwrap();
+        let wanted = [RecordKey::Policy(service.clone()), RecordKey::DefaultAuthorization]
+            .map(|key| Prefix::from(&key));
+        let policy = json!({"service": "shop/cart", "healthCheck": {"http": {"path": "/healthz"}}});
+        let spec: PolicySpec = serde_json::from_value(policy).unwrap();
+        PolicyRecords {
+            wanted: wanted.iter().cloned().collect(),
+            complete: wanted.into(),
+            policy: spec.validate().unwrap().1,
+            default: DefaultAuthorization::Deny,
+            checkers: BTreeMap::new(),
+            records_checkers: false,
+            authorizer: Arc::new(Authorizer::new(service, true)),
+            served: Arc::default(),
+            applied: watch::Sender::new(None),
+        }
+    }
+
+    /// The checkers' snapshot, with these agents.
+    fn snapshot(agents: &[&str]) -> Update {
+        let entry = |name: &&str| {
+            let key = RecordKey::Checker(Region::new(*name).unwrap()).to_string();
+            let agent = Label::new(*name).unwrap();
+            let value = records::encode(&ElectedChecker { agent, elected_at_ms: 1 }.into());
+            (key.into(), Entry { value, revision: 1 })
+        };
+        let entries = agents.iter().map(entry).collect();
+        let snapshot = Snapshot { prefix: Prefix::checkers(), entries, age: Duration::ZERO };
+        let revision = Revision { store: StoreId(1), partition: 0, number: 1 };
+        Update { snapshots: vec![snapshot], ..Update::empty(revision) }
+    }
+
+    fn may_probe(records: &PolicyRecords, agent: &str) -> bool {
+        let id = format!("spiffe://prod/fairmesh/agent/{agent}").parse().unwrap();
+        records.authorizer.probe_for(&Identity::Spiffe(id)).is_some()
+    }
+
+    #[test]
+    fn agents_may_probe_until_the_first_checker_is_recorded() {
+        let mut records = followed();
+        records.compile();
+        assert!(!may_probe(&records, "red"), "the upstream has not responded");
+        records.update(snapshot(&[]));
+        assert!(may_probe(&records, "red"), "the upstream records no checkers");
+        records.update(snapshot(&["web"]));
+        assert_eq!(["red", "web"].map(|agent| may_probe(&records, agent)), [false, true]);
+        records.update(snapshot(&[]));
+        assert!(!may_probe(&records, "web"), "no checker is elected");
+    }
+
+    #[test]
+    fn agents_may_probe_if_the_upstream_refuses_the_checkers() {
+        let mut records = followed();
+        records.refused(&Prefix::checkers(), "unknown prefix");
+        assert!(may_probe(&records, "web"));
+        records.update(snapshot(&["web"]));
+        records.refused(&Prefix::checkers(), "unknown prefix");
+        assert_eq!(["red", "web"].map(|agent| may_probe(&records, agent)), [false, true]);
     }
 }

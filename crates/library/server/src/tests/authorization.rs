@@ -21,7 +21,7 @@ fn table(policy: &Value, default: &Value) -> AuthorizationTable {
     let spec: PolicySpec = serde_json::from_value(policy.clone()).unwrap();
     let default = DefaultAuthorizationSpec { default: default.as_str().unwrap().into() };
     let checkers = ["web-1".parse().unwrap()].into();
-    AuthorizationTable::compile(&spec.validate().unwrap().1, default.validate().unwrap(), checkers)
+    AuthorizationTable::compile(&spec.validate().unwrap().1, default.validate().unwrap(), Some(checkers))
 }
 
 /// A layer of a server whose callers prove identities, before and after its policy is known.
