@@ -241,26 +241,40 @@ impl Ledger {
 
     /// Whether the bytes fit, if necessary after revoking claims.
     fn make_room(&mut self, bounds: &Bounds, holder: Holder, bytes: usize) -> bool {
-        let of_user = holder.user.map_or(0, |user| self.of_user(user));
-        if self.of_connection(holder) + bytes > bounds.per_connection || of_user + bytes > bounds.per_user {
+        if self.of_connection(holder) + bytes > bounds.per_connection {
             return false;
         }
-        let now = Instant::now();
-        while self.used + bytes > bounds.total {
-            let Some(id) = self.victim(holder, bytes, now) else { return false };
-            if let Some(Entry { state: Some(state), .. }) = self.release(id) {
-                state.is_revoked.store(true, SeqCst);
-                state.waker.wake();
+        // Stuck connections of a program must not block the user's other programs.
+        while holder.user.is_some_and(|user| self.of_user(user) + bytes > bounds.per_user) {
+            if !self.revoke(holder, bytes, |other| other.is_of_same_user(&holder)) {
+                return false;
             }
+        }
+        while self.used + bytes > bounds.total {
+            if !self.revoke(holder, bytes, |_| true) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Revokes a claim of a candidate; `false` if none may be revoked.
+    fn revoke(&mut self, claimant: Holder, bytes: usize, is_candidate: impl Fn(&Holder) -> bool) -> bool {
+        let Some(id) = self.victim(claimant, bytes, is_candidate) else { return false };
+        if let Some(Entry { state: Some(state), .. }) = self.release(id) {
+            state.is_revoked.store(true, SeqCst);
+            state.waker.wake();
         }
         true
     }
 
     /// The oldest claim of the connection that holds the most, of the user that holds the most; if that is no more than the
     /// claimant's, only one of [`REVOCABLE_AGE`] age.
-    fn victim(&self, claimant: Holder, bytes: usize, now: Instant) -> Option<u64> {
-        let of_others =
-            self.claims.iter().filter(|(_, entry)| entry.holder.connection != claimant.connection);
+    fn victim(&self, claimant: Holder, bytes: usize, is_candidate: impl Fn(&Holder) -> bool) -> Option<u64> {
+        let now = Instant::now();
+        let of_others = self.claims.iter().filter(|(_, entry)| {
+            entry.holder.connection != claimant.connection && is_candidate(&entry.holder)
+        });
         let takable = of_others.filter(|(_, entry)| {
             entry.state.is_some()
                 && (self.holds_more(entry.holder, claimant, bytes)

@@ -128,9 +128,22 @@ async fn waiting_requests_of_a_user_leave_room_for_others() {
     let _others: Vec<_> = (0..8).map(|n| granted(claim_of(&memory, of(8, 10 + n), 4 * MB))).collect();
     let mut waiting: Vec<_> = (0..MAX_WAITING_PER_USER).map(|_| None).collect();
     for (n, one) in waiting.iter_mut().enumerate() {
-        assert!(memory.poll_claim(of(7, 100 + n as u64), MB, one, &cx).is_pending());
+        assert!(memory.poll_claim(of(7, 100 + n as u64), 4 * MB, one, &cx).is_pending());
     }
-    let refused = memory.poll_claim(of(7, 999), MB, &mut None, &cx);
+    let refused = memory.poll_claim(of(7, 999), 4 * MB, &mut None, &cx);
     assert!(matches!(refused, Poll::Ready(Err(Exhausted))));
-    assert!(memory.poll_claim(of(8, 1000), MB, &mut None, &cx).is_pending());
+    assert!(memory.poll_claim(of(8, 1000), 4 * MB, &mut None, &cx).is_pending());
+}
+
+#[tokio::test(start_paused = true)]
+async fn stuck_connections_of_a_user_lose_to_its_other_connections() {
+    let memory = Memory::default();
+    let of = |connection: u64| Holder { connection, user: Some(7) };
+    let stuck = [1, 2].map(|n| granted(claim_of(&memory, of(n), BOUNDS.per_connection)));
+    let other = granted(claim(&memory, 9, BOUNDS.per_connection));
+    let honest = granted(claim_of(&memory, of(3), MB));
+    assert_eq!(stuck.iter().filter(|claim| is_revoked(claim)).count(), 1);
+    assert!(!is_revoked(&other), "another user's");
+    let large: Vec<_> = (0..4).map(|n| claim_of(&memory, of(4 + n), 4 * MB)).collect();
+    assert!(large.iter().all(Poll::is_ready) && !is_revoked(&honest));
 }
