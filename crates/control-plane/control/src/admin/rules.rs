@@ -70,15 +70,29 @@ pub(crate) fn complete(node: &Node, batch: Batch) -> Result<Batch, Invalid> {
     let joined = join(node, desired.collect::<Result<_, Invalid>>()?)?;
     let op = |one: DesiredRecord| {
         let key: Arc<str> = one.key.to_string().into();
-        if !one.is_implied {
-            return Some(Op { key, value: one.value, expect: one.expect });
-        }
         let stored = node.get(&key);
-        let expect = stored.as_ref().map_or(Expect::Absent, |entry| Expect::Revision(entry.revision));
+        let as_read = stored.as_ref().map_or(Expect::Absent, |entry| Expect::Revision(entry.revision));
+        // The value may include rules that were read, and must not undo a concurrent change of them.
+        let has_copy = matches!(one.key, RecordKey::Policy(_) | RecordKey::Authorization(_));
+        let expect = match one.expect {
+            Expect::Any if has_copy => as_read,
+            // The policy follows from the rules; an import creates it after them.
+            Expect::Absent if stored.as_ref().is_some_and(|stored| has_only_rules(&one.key, stored)) => {
+                as_read
+            }
+            _ if one.is_implied => as_read,
+            requested => requested,
+        };
         let is_changed = stored.map(|entry| entry.value) != one.value;
-        is_changed.then_some(Op { key, value: one.value, expect })
+        (is_changed || !one.is_implied).then_some(Op { key, value: one.value, expect })
     };
     Ok(Batch { ops: joined.into_iter().filter_map(op).collect() })
+}
+
+/// Whether a record is a policy that was added for its rules.
+fn has_only_rules(key: &RecordKey, stored: &Entry) -> bool {
+    let rules = matches!(key, RecordKey::Policy(_)).then(|| records::rules_of(&stored.value)).flatten();
+    rules.is_some_and(|rules| records::with_rules(None, Some(&rules)).as_ref() == Some(&stored.value))
 }
 
 /// Gives a desired record its value, and adds one that was not requested. An added record has to be as it was read: a value that
@@ -118,4 +132,55 @@ pub(super) fn changed_by_policies<'a>(
 fn contradiction(service: &ServiceName) -> Invalid {
     let problem = format!("the policy of {service} has other rules than its document of kind Authorization");
     Invalid::new("authorization", problem, "leave 'authorization' out of the policy")
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::{Policy, StoreId, spec::PolicySpec};
+    use serde_json::json;
+
+    use super::*;
+
+    fn keys() -> [String; 2] {
+        let service = ServiceName::new("shop/cart").unwrap();
+        [RecordKey::Policy(service.clone()), RecordKey::Authorization(service)].map(|key| key.to_string())
+    }
+
+    /// A policy with these rules, and the rules.
+    fn with_rules(policy: Option<&[u8]>) -> (Bytes, Bytes) {
+        let spec = json!({"service": "shop/cart", "authorization": {"rules": [{"name": "web", "from": ["shop/web"]}]}});
+        let spec: PolicySpec = serde_json::from_value(spec).unwrap();
+        let rules = records::rules_of(&records::encode(&spec.validate().unwrap().1.into())).unwrap();
+        (records::with_rules(policy, Some(&rules)).unwrap(), rules)
+    }
+
+    /// A node that has a policy and its rules.
+    fn node(policy: Option<&[u8]>) -> Node {
+        let (policy, rules) = with_rules(policy);
+        let [policy_key, rules_key] = keys();
+        let entries = [(policy_key, policy, 3), (rules_key, rules, 2)];
+        let entries = entries.map(|(key, value, revision)| (key.into(), Entry { value, revision }));
+        Node::load(StoreId(1), 3, entries)
+    }
+
+    #[test]
+    fn raw_policy_write_fails_if_rules_change_meanwhile() {
+        let node = node(None);
+        let value = records::encode(&Policy { local_only: true, ..Policy::default() }.into());
+        let batch = complete(&node, Batch { ops: vec![Op::put(keys()[0].clone(), value)] }).unwrap();
+        let expected: Vec<_> = batch.ops.iter().map(|op| (op.key.to_string(), op.expect)).collect();
+        assert_eq!(expected, [(keys()[0].clone(), Expect::Revision(3))]);
+        assert!(records::rules_of(batch.ops[0].value.as_ref().unwrap()).is_some(), "rules stay in force");
+    }
+
+    #[test]
+    fn import_creates_a_policy_after_its_rules() {
+        let local = records::encode(&Policy { local_only: true, ..Policy::default() }.into());
+        let expect = |node: &Node| {
+            let op = Op::put(keys()[0].clone(), local.clone()).expecting(Expect::Absent);
+            complete(node, Batch { ops: vec![op] }).unwrap().ops[0].expect
+        };
+        assert_eq!(expect(&node(None)), Expect::Revision(3), "it has nothing but rules");
+        assert_eq!(expect(&node(Some(&local))), Expect::Absent, "a policy of its own stays");
+    }
 }
