@@ -2,7 +2,7 @@
 
 use fairmesh_model::{ElectedChecker, Label, Prefix, RecordKey, Region};
 use fairmesh_rib::{Expect, Op};
-use fairmesh_wire::records;
+use fairmesh_wire::{LogLimiter, records};
 use tokio::time::{Duration, Instant};
 use tonic::Status;
 
@@ -11,6 +11,8 @@ use crate::wall_clock::now_ms;
 
 /// Pause before the record of a checker is written again.
 const RETRY: Duration = Duration::from_secs(1);
+
+static NOT_RECORDED: LogLimiter = LogLimiter::new();
 
 /// The record of a region that has had no checker for too long.
 #[derive(Debug)]
@@ -38,7 +40,9 @@ impl Checks {
     pub(super) async fn record_checker(&self, region: &Region, agent: Option<&Label>) {
         let Some(agent) = agent else { return };
         while let Err(status) = self.write_checker(region, agent).await {
-            tracing::warn!(%region, checker = %agent, %status, "elected checker could not be recorded; retrying");
+            if let Some(suppressed) = NOT_RECORDED.next() {
+                tracing::warn!(%region, checker = %agent, %status, suppressed, "elected checker could not be recorded; retrying");
+            }
             tokio::time::sleep(RETRY).await;
         }
     }
