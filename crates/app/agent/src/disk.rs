@@ -30,6 +30,9 @@ const SAVE_PAUSE_FACTOR: u32 = 19;
 /// Pause after a round that failed.
 const SAVE_RETRY: Duration = Duration::from_secs(5);
 
+/// Minimum time between two sweeps of retired copies, each of which lists the folder.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
+
 /// Freed memory above this many bytes is returned to the system.
 const MIN_TRIM_BYTES: usize = 1 << 20;
 
@@ -39,6 +42,8 @@ pub(crate) struct Disk {
     cache: Arc<Cache>,
     jobs: Mutex<BTreeMap<Prefix, Job>>,
     wake: Notify,
+    /// When retired copies were last swept.
+    swept: Mutex<Instant>,
     pub(crate) failures: AtomicU64,
 }
 
@@ -107,6 +112,7 @@ impl Disk {
             cache: Arc::new(cache),
             jobs: Mutex::default(),
             wake: Notify::new(),
+            swept: Mutex::new(Instant::now()),
             failures: AtomicU64::new(0),
         };
         Ok((disk, saved))
@@ -115,6 +121,16 @@ impl Disk {
     /// The state directory.
     pub(crate) fn cache(&self) -> Arc<Cache> {
         Arc::clone(&self.cache)
+    }
+
+    /// Whether to sweep retired copies now, which counts as swept.
+    fn takes_sweep(&self, now: Instant) -> bool {
+        let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = now.duration_since(*swept) >= SWEEP_INTERVAL;
+        if is_due {
+            *swept = now;
+        }
+        is_due
     }
 
     pub(crate) fn jobs(&self) -> Jobs<'_> {
@@ -128,6 +144,8 @@ impl Disk {
 struct SaveRound {
     jobs: BTreeMap<Prefix, Job>,
     save: Vec<SavedCopy>,
+    /// Whether to remove old retired copies.
+    sweeps: bool,
     /// Revision of all copies once this round is on disk; `None` while the upstream is disconnected and the revision
     /// uncertain.
     mark: Option<(Revision, SystemTime)>,
@@ -206,7 +224,8 @@ impl AgentState {
         });
         let save = save.collect();
         let mark = (connected && self.node.store().is_some()).then_some((revision, at));
-        SaveRound { jobs, save, mark }
+        let sweeps = self.disk.takes_sweep(Instant::now());
+        SaveRound { jobs, save, sweeps, mark }
     }
 }
 
@@ -222,7 +241,7 @@ fn write(cache: &Cache, round: &SaveRound) -> Result<(), CacheError> {
     prefixes(Job::Remove).try_for_each(|prefix| cache.remove(prefix))?;
     // Before the next checkpoint, which is not about them.
     prefixes(Job::Retire).try_for_each(|prefix| cache.retire(prefix))?;
-    if prefixes(Job::Retire).next().is_some() {
+    if round.sweeps {
         cache.remove_old_retired(wall_clock())?;
     }
     cache.save_all(&round.save)?;

@@ -10,7 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_model::{Prefix, Revision};
+use fairmesh_model::{Prefix, RecordKey, Revision};
 use fairmesh_rib::{
     Node, Update,
     cache::SavedCopy,
@@ -133,7 +133,7 @@ impl AgentState {
     /// prefix again while no control plane responds has its last state. Does nothing without such a copy.
     pub(crate) async fn serve_retired(&self, prefix: &Prefix) {
         let (cache, wanted) = (self.disk.cache(), prefix.clone());
-        match tokio::task::spawn_blocking(move || cache.load(&wanted)).await {
+        match tokio::task::spawn_blocking(move || cache.load(&wanted, wall_clock())).await {
             Ok(Ok(Some(copy))) => self.restore_retired(copy),
             Ok(Ok(None)) => {}
             Ok(Err(error)) => tracing::warn!(%prefix, %error, "the saved copy cannot be read"),
@@ -172,9 +172,11 @@ impl AgentState {
     /// Drops a prefix, of which the copy on disk stays for a while unless its users moved to a narrower one; the caller
     /// unsubscribes at the upstream.
     pub(crate) fn forget(&self, subscriptions: &mut Subscriptions, prefix: &Prefix) {
-        let is_narrowed = subscriptions.is_narrowed(prefix);
+        // Without the default of the mesh a server that starts refuses calls, rather than admit callers by old rules.
+        let is_default = *prefix == Prefix::from(&RecordKey::DefaultAuthorization);
+        let is_removed = is_default || subscriptions.is_narrowed(prefix);
         subscriptions.remove(prefix);
-        match is_narrowed {
+        match is_removed {
             true => self.disk.jobs().remove(prefix),
             false => self.disk.jobs().retire(prefix),
         }

@@ -133,12 +133,15 @@ impl Cache {
         Ok(all)
     }
 
-    /// One subscription, or one that was [retired](Self::retire); `None` where neither was saved or can be read.
-    pub fn load(&self, prefix: &Prefix) -> Result<Option<SavedCopy>, CacheError> {
+    /// One subscription, or one that was [retired](Self::retire) and current in the day before `now`; `None` where neither was
+    /// saved or can be read.
+    pub fn load(&self, prefix: &Prefix, now: SystemTime) -> Result<Option<SavedCopy>, CacheError> {
         // Another prefix may have the same hash.
         let saved = match self.read(&self.path(prefix), self.read_checkpoint()?.as_ref())? {
             Some(saved) => Some(saved),
-            None => self.read(&self.retired_path(prefix), None)?,
+            None => {
+                self.read(&self.retired_path(prefix), None)?.filter(|saved| !retired::is_old(saved.at, now))
+            }
         };
         let Some(mut saved) = saved.filter(|saved| saved.prefix == *prefix) else {
             return Ok(None);

@@ -96,6 +96,13 @@ impl Cache {
         fs::remove_dir(&folder).map_err(failed("remove", &folder))
     }
 
+    /// The bytes of the chunks of the copy at this path.
+    pub(super) fn chunk_bytes_of(&self, copy: &Path) -> Result<u64, CacheError> {
+        let files = list(&copy.with_extension(CHUNKS_EXTENSION))?.unwrap_or_default();
+        let bytes = |path: &PathBuf| fs::metadata(path).map(|file| file.len()).map_err(failed("read", path));
+        files.iter().map(bytes).sum()
+    }
+
     fn chunk_folder(&self, prefix: &Prefix) -> PathBuf {
         self.path(prefix).with_extension(CHUNKS_EXTENSION)
     }

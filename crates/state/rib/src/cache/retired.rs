@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
     time::{Duration, SystemTime},
 };
 
@@ -17,6 +17,8 @@ const RETIRED: &str = "retired";
 pub(super) const RETENTION: Duration = Duration::from_secs(24 * 3600);
 /// The most retired copies. The oldest make room.
 const MAX_RETIRED: usize = 16_384;
+/// The most bytes of retired copies, with their chunks. The oldest make room.
+const MAX_RETIRED_BYTES: u64 = 1 << 30;
 
 impl Cache {
     /// Keeps the copy of a subscription that is no longer followed, with the time when it was last known to be current. A missing
@@ -32,17 +34,21 @@ impl Cache {
         self.remove_file(&path)
     }
 
-    /// Removes copies that were retired more than [`RETENTION`] before `now`, and the oldest where there are too many.
+    /// Removes copies that were retired more than [`RETENTION`] before `now`, and the oldest where they are too many or too large.
     ///
     /// # Errors
     /// When the folder cannot be read or written.
     pub fn remove_old_retired(&self, now: SystemTime) -> Result<(), CacheError> {
+        self.remove_retired_beyond(MAX_RETIRED_BYTES, now)
+    }
+
+    pub(super) fn remove_retired_beyond(&self, max_bytes: u64, now: SystemTime) -> Result<(), CacheError> {
         let mut retired = self.retired_files()?;
-        retired.sort_unstable();
-        let excess = retired.len().saturating_sub(MAX_RETIRED);
-        for (i, (since, path)) in retired.into_iter().enumerate() {
-            let is_old = now.duration_since(since).is_ok_and(|age| age > RETENTION);
-            if i < excess || is_old {
+        retired.sort_unstable_by(|one, other| other.cmp(one));
+        let mut kept_bytes = 0_u64;
+        for (i, (since, path, bytes)) in retired.into_iter().enumerate() {
+            kept_bytes = kept_bytes.saturating_add(bytes);
+            if i >= MAX_RETIRED || kept_bytes > max_bytes || is_old(since, now) {
                 self.remove_file(&path)?;
                 // A copy that is followed again has the chunks.
                 if !path.with_extension(COPY).exists() {
@@ -53,13 +59,16 @@ impl Cache {
         Ok(())
     }
 
-    /// The files of retired copies, and when each was written.
-    fn retired_files(&self) -> Result<Vec<(SystemTime, PathBuf)>, CacheError> {
+    /// The files of retired copies, when each was written, and its bytes with those of its chunks.
+    fn retired_files(&self) -> Result<Vec<(SystemTime, PathBuf, u64)>, CacheError> {
         let mut found = Vec::new();
         for file in fs::read_dir(&self.folder).map_err(failed("list", &self.folder))? {
             let path = file.map_err(failed("list", &self.folder))?.path();
             if path.extension().is_some_and(|end| end == RETIRED) {
-                found.push((modified(&path)?, path));
+                let file = fs::metadata(&path).map_err(failed("read", &path))?;
+                let since = file.modified().map_err(failed("read", &path))?;
+                let bytes = file.len() + self.chunk_bytes_of(&path)?;
+                found.push((since, path, bytes));
             }
         }
         Ok(found)
@@ -70,6 +79,7 @@ impl Cache {
     }
 }
 
-fn modified(path: &Path) -> Result<SystemTime, CacheError> {
-    fs::metadata(path).and_then(|found| found.modified()).map_err(failed("read", path))
+/// Whether a copy of this time is older than [`RETENTION`].
+pub(super) fn is_old(at: SystemTime, now: SystemTime) -> bool {
+    now.duration_since(at).is_ok_and(|age| age > RETENTION)
 }

@@ -28,7 +28,10 @@ fn saved_copies_load_and_removed_ones_do_not() {
         cache.save(&a).unwrap();
         cache.save(&b).unwrap();
         assert!(matches!(Cache::open(&folder), Err(CacheError::InUse { .. })));
-        assert_eq!(Cache::read_only(&folder).load(&a.prefix).unwrap(), Some(a.clone()));
+        assert_eq!(
+            Cache::read_only(&folder).load(&a.prefix, SystemTime::UNIX_EPOCH).unwrap(),
+            Some(a.clone())
+        );
     }
     let cache = Cache::open(&folder).unwrap();
     cache.remove(&a.prefix).unwrap();
@@ -47,7 +50,10 @@ fn a_checkpoint_advances_unchanged_copies_within_their_store() {
     numbers.sort_unstable();
     assert_eq!(numbers, [8, 9]);
     cache.checkpoint(at(2, 8), SystemTime::UNIX_EPOCH).unwrap();
-    assert_eq!(cache.load(&Prefix::new("/a/").unwrap()).unwrap().unwrap().revision.number, 5);
+    assert_eq!(
+        cache.load(&Prefix::new("/a/").unwrap(), SystemTime::UNIX_EPOCH).unwrap().unwrap().revision.number,
+        5
+    );
 }
 
 #[test]
@@ -58,9 +64,9 @@ fn cache_loads_only_the_last_saved_store() {
     let (old, new) = (Prefix::new("/old/").unwrap(), saved("/new/", at(2, 3), 20));
     cache.save(&new).unwrap();
     assert_eq!(Cache::read_only(&folder).load_all().unwrap().len(), 1);
-    assert!(cache.load(&old).unwrap().is_some(), "a reader removes nothing");
+    assert!(cache.load(&old, SystemTime::UNIX_EPOCH).unwrap().is_some(), "a reader removes nothing");
     assert_eq!(cache.load_all().unwrap(), [new]);
-    assert_eq!(cache.load(&old).unwrap(), None, "the writing process removes it");
+    assert_eq!(cache.load(&old, SystemTime::UNIX_EPOCH).unwrap(), None, "the writing process removes it");
 }
 
 #[test]
@@ -74,14 +80,14 @@ fn any_damaged_byte_moves_the_file_aside() {
         let mut damaged = whole.clone();
         damaged[i] ^= 0x10;
         fs::write(&path, &damaged).unwrap();
-        assert_eq!(cache.load(&a.prefix).unwrap(), None, "byte {i}");
+        assert_eq!(cache.load(&a.prefix, SystemTime::UNIX_EPOCH).unwrap(), None, "byte {i}");
         assert!(!path.exists() && path.with_extension("unreadable").exists());
     }
     for length in 0..whole.len() {
         assert!(file_format::decode(Bytes::copy_from_slice(&whole[..length])).is_err(), "cut to {length}");
     }
     cache.save(&a).unwrap();
-    assert_eq!(cache.load(&a.prefix).unwrap(), Some(a));
+    assert_eq!(cache.load(&a.prefix, SystemTime::UNIX_EPOCH).unwrap(), Some(a));
 }
 
 #[test]
@@ -123,13 +129,48 @@ fn retired_copy_keeps_its_age_and_is_loaded_by_name_only() {
     cache.checkpoint(at(1, 9), SystemTime::UNIX_EPOCH + Duration::from_secs(30)).unwrap();
     let numbers: Vec<_> = cache.load_all().unwrap().iter().map(|one| one.revision.number).collect();
     assert_eq!(numbers, [9], "only the followed copy");
-    let retired = cache.load(&a.prefix).unwrap().unwrap();
+    let retired = cache.load(&a.prefix, SystemTime::UNIX_EPOCH).unwrap().unwrap();
     let seconds = retired.at.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
     assert_eq!((retired.revision, seconds), (at(1, 7), 20), "later checkpoints are not about it");
     cache.save(&a).unwrap();
-    assert_eq!(cache.load(&a.prefix).unwrap().unwrap().revision, at(1, 9), "followed again");
+    assert_eq!(
+        cache.load(&a.prefix, SystemTime::UNIX_EPOCH).unwrap().unwrap().revision,
+        at(1, 9),
+        "followed again"
+    );
     cache.remove(&a.prefix).unwrap();
-    assert_eq!(cache.load(&a.prefix).unwrap(), None);
+    assert_eq!(cache.load(&a.prefix, SystemTime::UNIX_EPOCH).unwrap(), None);
+}
+
+#[test]
+fn retired_copy_is_not_loaded_a_day_after_it_was_current() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = Cache::open(&folder).unwrap();
+    let a = saved("/a/", at(1, 5), 10);
+    cache.save(&a).unwrap();
+    let day = a.at + retired::RETENTION;
+    assert!(cache.load(&a.prefix, a.at + 2 * retired::RETENTION).unwrap().is_some(), "it is followed");
+    cache.retire(&a.prefix).unwrap();
+    assert!(cache.load(&a.prefix, day).unwrap().is_some());
+    assert_eq!(cache.load(&a.prefix, day + Duration::from_secs(1)).unwrap(), None);
+}
+
+#[test]
+fn oldest_retired_copies_make_room_for_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = Cache::open(&folder).unwrap();
+    let (a, b) = (saved("/a/", at(1, 5), 10), saved("/b/", at(1, 5), 10));
+    cache.save_all(&[a.clone(), b.clone()]).unwrap();
+    for one in [&a, &b] {
+        cache.retire(&one.prefix).unwrap();
+    }
+    let path = cache.retired_path(&a.prefix);
+    let bytes = fs::metadata(&path).unwrap().len();
+    fs::File::options().append(true).open(&path).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
+    cache.remove_retired_beyond(2 * bytes, SystemTime::UNIX_EPOCH).unwrap();
+    assert!(path.exists(), "both fit");
+    cache.remove_retired_beyond(2 * bytes - 1, SystemTime::UNIX_EPOCH).unwrap();
+    assert!(!path.exists() && cache.retired_path(&b.prefix).exists());
 }
 
 #[test]
@@ -142,7 +183,7 @@ fn retired_copy_is_removed_after_its_retention() {
     cache.retire(&a.prefix).unwrap();
     let now = SystemTime::now();
     cache.remove_old_retired(now + retired::RETENTION / 2).unwrap();
-    assert!(cache.load(&a.prefix).unwrap().is_some());
+    assert!(cache.load(&a.prefix, SystemTime::UNIX_EPOCH).unwrap().is_some());
     cache.remove_old_retired(now + 2 * retired::RETENTION).unwrap();
-    assert_eq!(cache.load(&a.prefix).unwrap(), None);
+    assert_eq!(cache.load(&a.prefix, SystemTime::UNIX_EPOCH).unwrap(), None);
 }

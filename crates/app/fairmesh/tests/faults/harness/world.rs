@@ -207,7 +207,11 @@ impl World {
         // Of all regions, or by a policy that asks for no more only of the agent's.
         let endpoints = [None, Some(&eu)].map(|only| Prefix::endpoints(&name, only));
         let disk = Cache::read_only(self.path("agent-state"));
-        let saved = |prefix| disk.load(prefix).unwrap().is_some_and(|copy| copy.revision.number >= revision);
+        let saved = |prefix| {
+            disk.load(prefix, std::time::SystemTime::UNIX_EPOCH)
+                .unwrap()
+                .is_some_and(|copy| copy.revision.number >= revision)
+        };
         until(&format!("{service} is saved"), async || {
             needed.iter().all(saved) && endpoints.iter().any(saved)
         })

@@ -1,5 +1,7 @@
 //! The agent's copy on disk, while the agent is away.
 
+use std::time::SystemTime;
+
 use fairmesh_model::{Prefix, ServiceName};
 use fairmesh_rib::{Mirror, Snapshot, cache::Cache};
 use tokio::time::Instant;
@@ -51,8 +53,12 @@ impl<T: EndpointTransport> Worker<T> {
         }
     }
 
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "file ages must survive restarts, and a monotonic clock does not"
+    )]
     fn read_prefix(&mut self, cache: &Cache, prefix: Prefix) {
-        match cache.load(&prefix) {
+        match cache.load(&prefix, SystemTime::now()) {
             Ok(Some(saved)) => {
                 // A clock that was set back makes a copy look new; its age is only displayed.
                 let age = saved.at.elapsed().unwrap_or_default();
