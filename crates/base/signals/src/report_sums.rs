@@ -5,7 +5,7 @@ use std::{
 
 use fairmesh_model::{
     CallPath, CallRates, MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES, MAX_REPORTED_REGIONS, MAX_SERVED_PATHS,
-    MAX_SERVER_GROUPS, ServiceName, TrafficReport,
+    MAX_SERVER_GROUPS, ServedPath, ServedRates, ServiceName, TrafficReport,
 };
 
 use crate::service_sums::ServiceSums;
@@ -25,19 +25,22 @@ pub struct SumLimits {
     pub reporters: usize,
     /// Number of paths and groups of servers over all reporters.
     pub rows: usize,
+    /// Number of rows of processed calls over all reporters. The limit is one of its own, since planners of regions do
+    /// without these rows.
+    pub served: usize,
 }
 
 impl SumLimits {
     /// Limits of an agent: the programs of one machine.
-    pub const AGENT: Self = Self { reporters: 2_000, rows: 20_000 };
+    pub const AGENT: Self = Self { reporters: 2_000, rows: 20_000, served: 20_000 };
     /// Limits of a replica or control plane: agents and replicas.
-    pub const TREE: Self = Self { reporters: 20_000, rows: 200_000 };
+    pub const TREE: Self = Self { reporters: 20_000, rows: 200_000, served: 200_000 };
 }
 
 /// Outcome of taking a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// The report replaces its reporter's last one.
+    /// The report replaces its reporter's last one, without its processed calls if there are too many of them.
     Kept,
     /// There are too many reporters or rows.
     Full,
@@ -49,6 +52,8 @@ pub struct ReportSums {
     limits: SumLimits,
     by_reporter: HashMap<u64, LiveReport>,
     rows: usize,
+    /// Rows of processed calls.
+    served: usize,
     /// Services of refused reports, with the time when each report would have expired; all services if the map is full.
     not_taken: BTreeMap<ServiceName, u64>,
 }
@@ -63,7 +68,7 @@ struct LiveReport {
 impl ReportSums {
     /// Sums without reports.
     pub fn new(limits: SumLimits) -> Self {
-        Self { limits, by_reporter: HashMap::new(), rows: 0, not_taken: BTreeMap::new() }
+        Self { limits, by_reporter: HashMap::new(), rows: 0, served: 0, not_taken: BTreeMap::new() }
     }
 
     /// The number of reporters.
@@ -78,10 +83,10 @@ impl ReportSums {
     }
 
     /// Takes a report. An empty report takes no room. `now_ms` comes from a monotonic clock.
-    pub fn record(&mut self, report: TrafficReport, now_ms: u64) -> Taken {
+    pub fn record(&mut self, mut report: TrafficReport, now_ms: u64) -> Taken {
         if is_of_nothing(&report) {
             let before = self.by_reporter.remove(&report.reporter);
-            self.rows = self.rows.saturating_sub(before.map_or(0, |live| rows(&live.report)));
+            self.release(before);
             return Taken::Kept;
         }
         let interval = u64::try_from(report.interval.as_millis()).unwrap_or(u64::MAX);
@@ -97,9 +102,14 @@ impl ReportSums {
                 return Taken::Full;
             }
         }
-        let before =
-            self.by_reporter.insert(report.reporter, LiveReport { report, at_ms: now_ms, void_at_ms });
-        self.rows = (self.rows + new).saturating_sub(before.map_or(0, |live| rows(&live.report)));
+        let before = self.by_reporter.remove(&report.reporter);
+        self.release(before);
+        if self.served + report.served.len() > self.limits.served {
+            report.served.clear();
+        }
+        self.rows += new;
+        self.served += report.served.len();
+        self.by_reporter.insert(report.reporter, LiveReport { report, at_ms: now_ms, void_at_ms });
         Taken::Kept
     }
 
@@ -171,7 +181,7 @@ impl ReportSums {
         sum.regions = sum.regions.into_iter().take(MAX_REPORTED_REGIONS).collect();
         sum.calls = sum.calls.into_iter().take(MAX_CALL_PATHS).collect();
         sum.servers = sum.servers.into_iter().take(MAX_SERVER_GROUPS).collect();
-        sum.served = sum.served.into_iter().take(MAX_SERVED_PATHS).collect();
+        sum.served = bound_served(sum.served);
         sum
     }
 
@@ -194,14 +204,22 @@ impl ReportSums {
 
     fn expire(&mut self, now_ms: u64) {
         self.not_taken.retain(|_, void_at_ms| now_ms < *void_at_ms);
-        let rows_left = &mut self.rows;
+        let (rows_left, served_left) = (&mut self.rows, &mut self.served);
         self.by_reporter.retain(|_, live| {
             let is_live = now_ms < live.void_at_ms;
             if !is_live {
                 *rows_left = rows_left.saturating_sub(rows(&live.report));
+                *served_left = served_left.saturating_sub(live.report.served.len());
             }
             is_live
         });
+    }
+
+    /// Frees the room of a removed report.
+    fn release(&mut self, removed: Option<LiveReport>) {
+        let Some(LiveReport { report, .. }) = removed else { return };
+        self.rows = self.rows.saturating_sub(rows(&report));
+        self.served = self.served.saturating_sub(report.served.len());
     }
 }
 
@@ -221,12 +239,28 @@ pub fn merge_paths(calls: BTreeMap<CallPath, CallRates>) -> BTreeMap<CallPath, C
     merge(calls, |path| CallPath { caller: None, ..path })
 }
 
+/// Processed calls, as far as [`MAX_SERVED_PATHS`] have room for them: first without their utilisation, then without the
+/// last services by name. A service is left out as a whole, since a part of its rows would look like fewer calls.
+fn bound_served(served: BTreeMap<ServedPath, ServedRates>) -> BTreeMap<ServedPath, ServedRates> {
+    if served.len() <= MAX_SERVED_PATHS {
+        return served;
+    }
+    let mut merged = BTreeMap::<ServedPath, ServedRates>::new();
+    for (path, rates) in served {
+        *merged.entry(ServedPath { bucket: None, ..path }).or_default() += rates;
+    }
+    if let Some(path) = merged.keys().nth(MAX_SERVED_PATHS).cloned() {
+        merged.retain(|kept, _| kept.node.service < path.node.service);
+    }
+    merged
+}
+
 fn is_of_nothing(report: &TrafficReport) -> bool {
-    rows(report) == 0 && report.regions.is_empty() && report.left_out == 0
+    rows(report) == 0 && report.served.is_empty() && report.regions.is_empty() && report.left_out == 0
 }
 
 fn rows(report: &TrafficReport) -> usize {
-    report.calls.len() + report.servers.len() + report.served.len() + report.incomplete.len()
+    report.calls.len() + report.servers.len() + report.incomplete.len()
 }
 
 #[cfg(test)]
@@ -261,7 +295,17 @@ mod tests {
     }
 
     fn sums(reporters: usize, rows: usize) -> ReportSums {
-        ReportSums::new(SumLimits { reporters, rows })
+        ReportSums::new(SumLimits { reporters, rows, served: 2 })
+    }
+
+    /// Rows of one class of a service, by utilisation.
+    fn served(service: &ServiceName, buckets: u8) -> impl Iterator<Item = (ServedPath, ServedRates)> {
+        let row = move |bucket| {
+            let node = CallNode { service: service.clone(), class: None };
+            let path = ServedPath { node, region: Region::new("eu").unwrap(), bucket: Some(bucket) };
+            (path, ServedRates { calls: 1, exclusive_us: 1 })
+        };
+        (0..buckets).map(row)
     }
 
     fn offered(sums: &mut ReportSums, now_ms: u64) -> u64 {
@@ -411,5 +455,43 @@ mod tests {
         assert_eq!((small.reporters(), small.rows), (1, 2), "a report of nothing takes no room");
         small.record(TrafficReport { reporter: 1, ..TrafficReport::default() }, 0);
         assert_eq!((small.reporters(), small.rows), (0, 0), "and makes some");
+    }
+
+    #[test]
+    fn processed_calls_without_room_leave_the_rest_of_the_report() {
+        let (cart, mut sums) = (ServiceName::new("shop/cart").unwrap(), sums(10, 4));
+        let with = |reporter, buckets| TrafficReport {
+            served: served(&cart, buckets).collect(),
+            ..report(reporter, "eu", 5)
+        };
+        let taken = [with(1, 2), with(2, 2), with(1, 2)].map(|report| sums.record(report, 0));
+        assert_eq!(taken, [Taken::Kept; 3]);
+        let sum = sums.sum(0);
+        assert_eq!((offered(&mut sums, 0), sum.served.len(), sum.left_out), (10, 2, 0));
+        assert!(sum.incomplete.is_empty(), "{:?}", sum.incomplete);
+        sums.record(report(1, "eu", 5), 0);
+        sums.record(with(2, 1), 0);
+        assert_eq!((sums.sum(0).served.len(), sums.served), (1, 1), "the room of the others is free again");
+        sums.expire(60_000);
+        assert_eq!((sums.rows, sums.served), (0, 0));
+    }
+
+    #[test]
+    fn processed_calls_beyond_the_bound_lose_utilisation_then_services() {
+        let rows = |services, buckets| -> BTreeMap<_, _> {
+            let names: Vec<_> = named("s", services).collect();
+            names.iter().flat_map(|name| served(name, buckets).collect::<Vec<_>>()).collect()
+        };
+        assert_eq!(bound_served(rows(409, 10)), rows(409, 10));
+        let merged = bound_served(rows(410, 10));
+        assert_eq!(merged.len(), 410);
+        assert!(merged.iter().all(|(path, sum)| path.bucket.is_none() && sum.calls == 10));
+        let mut cut = rows(MAX_SERVED_PATHS, 1);
+        let last = cut.keys().next_back().unwrap().clone();
+        let other = ServedPath { region: Region::new("us").unwrap(), ..last.clone() };
+        cut.insert(other, ServedRates::default());
+        let kept = bound_served(cut);
+        assert_eq!(kept.len(), MAX_SERVED_PATHS - 1, "half of the last service would read as fewer calls");
+        assert!(kept.keys().all(|path| path.node.service != last.node.service));
     }
 }

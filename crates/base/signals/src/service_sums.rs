@@ -195,7 +195,7 @@ mod tests {
                 prop::collection::vec((0_usize..6, 0_usize..3, 0_usize..3, 0_u64..1_000), 0..12), 0..8),
             wanted in prop::collection::btree_set(0_usize..8, 0..6),
         ) {
-            let mut sums = ReportSums::new(SumLimits { reporters: 6, rows: 100 });
+            let mut sums = ReportSums::new(SumLimits { reporters: 6, rows: 100, served: 0 });
             for (at, rows) in reports.iter().enumerate() {
                 sums.record(report(at as u64 % 5, rows), 100 * at as u64);
             }

@@ -8,7 +8,9 @@ use std::{
 
 use fairmesh_imbalance::{CounterReading, Minute, Moment, Usage, UsageRecorder};
 use fairmesh_model::{Location, TrafficReport};
-use fairmesh_signals::{CpuReading, REPORT_INTERVAL_MS, ServedMeter, ServerMeter, ServerReading};
+use fairmesh_signals::{
+    CpuReading, IDLE_INTERVAL_MS, REPORT_INTERVAL_MS, ServedMeter, ServerMeter, ServerReading,
+};
 use fairmesh_wire::v1;
 use tokio::{
     task::spawn_blocking,
@@ -172,10 +174,12 @@ impl Reporter {
         let at_ms = reading.at_ms;
         let rates = self.meter.read(reading)?;
         let region = self.location.as_ref()?.region.clone();
+        // Read in any case, so that the next rates are those of one interval.
         let served = self
             .served
             .as_mut()
-            .and_then(|served| Some(served.meter.read(&*served.classes.counters()?, &region, at_ms)));
+            .and_then(|served| Some(served.meter.read(&*served.classes.counters()?, &region, at_ms)))
+            .filter(|_| reports_served(self.interval));
         Some(TrafficReport {
             reporter: self.id,
             interval: self.interval,
@@ -256,6 +260,12 @@ impl Calls {
         self.seen = now;
         self.total
     }
+}
+
+/// Whether reports at this interval have the processed calls: the receiver asks for a short one while a service is planned
+/// or looked at, and nothing reads them otherwise.
+fn reports_served(interval: Duration) -> bool {
+    interval < Duration::from_millis(IDLE_INTERVAL_MS)
 }
 
 fn millis(duration: Duration) -> u64 {
