@@ -170,8 +170,10 @@ fn apply(facts: &mut MeshFacts, key: RecordKey, change: Change<'_>, before: impl
 
 /// What planners need of a policy, without compiling its expressions.
 fn policy(value: &[u8]) -> PolicyFacts {
+    let traffic = records::traffic(value);
     PolicyFacts {
-        traffic: records::traffic(value).unwrap_or_default(),
+        not_understood: traffic.is_err(),
+        traffic: traffic.ok().flatten().unwrap_or_default(),
         local_only: records::is_local_only(value),
         zone_first: records::is_zone_first(value),
     }

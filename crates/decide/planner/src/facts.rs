@@ -23,6 +23,8 @@ pub struct ServiceFacts {
     pub version: u64,
     /// The part of its policy that asks for a planner; the default, which asks for none, without a policy.
     pub traffic: Traffic,
+    /// Whether its policy divides calls in a way that this release does not know.
+    pub not_understood: bool,
     /// Whether its calls may not leave their region.
     pub local_only: bool,
     /// Whether its calls prefer the zone of their caller.
@@ -65,9 +67,9 @@ impl ServiceFacts {
             table: None,
             replaces: Some(stored.revision),
         };
-        match self.traffic.is_planned() {
-            true => Vec::new(),
-            false => self.planned_tables().map(delete).collect(),
+        match self.has_leftovers() {
+            true => self.planned_tables().map(delete).collect(),
+            false => Vec::new(),
         }
     }
 
@@ -76,16 +78,18 @@ impl ServiceFacts {
         self.tables.iter().filter(|(_, stored)| stored.table.origin != TableOrigin::ByHand)
     }
 
-    /// Whether tables of a planner are left though the policy asks for none.
+    /// Whether tables of a planner are left though the policy asks for none. A policy that is not understood may ask for one of
+    /// a later release, whose tables stay.
     fn has_leftovers(&self) -> bool {
-        !self.traffic.is_planned() && self.planned_tables().next().is_some()
+        !self.traffic.is_planned() && !self.not_understood && self.planned_tables().next().is_some()
     }
 
     /// Whether nothing is known of the service.
     fn is_empty(&self) -> bool {
-        let Self { traffic, local_only, zone_first, endpoints, tables, .. } = self;
+        let Self { traffic, not_understood, local_only, zone_first, endpoints, tables, .. } = self;
         endpoints.is_empty()
             && tables.is_empty()
+            && !not_understood
             && !local_only
             && !zone_first
             && *traffic == Traffic::default()

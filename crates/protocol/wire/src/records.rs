@@ -169,10 +169,15 @@ pub fn is_zone_first(policy: &[u8]) -> bool {
     v1::Policy::decode(policy).unwrap_or_default().zone_first
 }
 
-/// How a policy divides calls among regions, without compiling its expressions; `None` also if that is invalid.
-pub fn traffic(policy: &[u8]) -> Option<Traffic> {
-    let traffic = Traffic::try_from(v1::Policy::decode(policy).ok()?.traffic?).ok()?;
-    traffic.validate().is_ok().then_some(traffic)
+/// How a policy divides calls among regions, without compiling its expressions; `None` if it does not say.
+///
+/// # Errors
+/// If that is invalid, such as a planner of a later release.
+pub fn traffic(policy: &[u8]) -> Result<Option<Traffic>, Invalid> {
+    let Some(traffic) = message::<v1::Policy>(policy)?.traffic else { return Ok(None) };
+    let traffic = Traffic::try_from(traffic)?;
+    traffic.validate()?;
+    Ok(Some(traffic))
 }
 
 /// Whether a policy has expressions, without compiling them.

@@ -11,7 +11,7 @@ use fairmesh_wire::records;
 ///
 /// They are unconditional: the policy decides about its tables, whatever a planner has written meanwhile.
 pub(super) fn ops(node: &Node, service: &ServiceName, policy: Option<&[u8]>) -> Vec<Op> {
-    let traffic = policy.and_then(records::traffic);
+    let traffic = policy.and_then(|policy| records::traffic(policy).ok().flatten());
     let wanted = traffic.iter().flat_map(Traffic::tables).map(|(from, table)| {
         let key = RecordKey::RegionTable(service.clone(), from.clone());
         (key.to_string(), records::encode(&Record::RegionTable(table)))

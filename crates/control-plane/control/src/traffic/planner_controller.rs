@@ -48,6 +48,7 @@ pub(crate) struct PlannerFacts {
     planned: BTreeMap<ServiceName, Arc<ServiceFacts>>,
     /// Tables of services that have no planner any more.
     leftovers: Vec<(ServiceName, Vec<TableWrite>)>,
+    not_understood: Vec<ServiceName>,
 }
 
 /// The publication of other plans.
@@ -138,12 +139,13 @@ impl Controller for PlannerController {
             topology: facts.topology(),
             planned: planned.collect(),
             leftovers: leftovers.collect(),
+            not_understood: facts.not_understood().cloned().collect(),
         })
     }
 
     fn reconcile(&mut self, facts: PlannerFacts, now: controllers::Now) -> Decision<PublishPlans> {
         let now = self.planning.now(now);
-        let PlannerFacts { topology, planned, leftovers } = facts;
+        let PlannerFacts { topology, planned, leftovers, not_understood } = facts;
         self.pending.clear();
         self.forget_others(&planned);
         let mut writes = Vec::new();
@@ -158,7 +160,9 @@ impl Controller for PlannerController {
         let without_planner = "its policy asks for no planner any more";
         writes.extend(leftovers.iter().map(|(service, tables)| batch(service, tables, without_planner)));
         let effects = self.publish(&topology).into_iter().collect();
-        Decision { writes, effects, refused: self.refused() }
+        let mut refused = self.refused();
+        refused.extend(not_understood.iter().map(refuse_unknown));
+        Decision { writes, effects, refused }
     }
 
     async fn apply(&mut self, PublishPlans(plans): PublishPlans) -> Result<(), BoxError> {
@@ -179,6 +183,13 @@ impl Controller for PlannerController {
     fn not_written(&mut self, _: &str) {
         self.planning.counts.write_failures.inc();
     }
+}
+
+/// Keeps the tables of a service whose policy this release does not understand, as in the middle of an upgrade.
+fn refuse_unknown(service: &ServiceName) -> Refusal {
+    let reason =
+        "its policy names a planner or a mode that this release does not know: upgrade the control plane";
+    Refusal { subject: service.to_string(), reason: reason.to_owned() }
 }
 
 /// The tables of a service in one batch, each on condition of the revision that was read.

@@ -5,7 +5,8 @@ use fairmesh_model::{
 };
 use fairmesh_rib::{Commit, Expect};
 use fairmesh_test_support::endpoint;
-use fairmesh_wire::records;
+use fairmesh_wire::{records, v1};
+use prost::Message as _;
 use tokio::time::{Instant, advance};
 
 use super::*;
@@ -182,6 +183,25 @@ async fn tables_without_a_planner_are_deleted_also_after_a_takeover() {
     assert_eq!((&op.value, op.expect), (&None, Expect::Revision(1)));
     world.commit(vec![(RecordKey::RegionTable(name("shop/cart"), region("eu")), None)]);
     assert!(round(&mut world.planner, &world.node).await.writes.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn tables_of_a_policy_that_is_not_understood_are_kept() {
+    let mut world = World::start().await;
+    let key = RecordKey::Policy(name("shop/cart"));
+    world.commit(vec![table("eu", TableOrigin::Planned(Confirmation { round: 7, at_ms: 1 }))]);
+    let traffic = v1::Traffic { planner: 99, ..v1::Traffic::default() };
+    let later = v1::Policy { traffic: Some(traffic), ..v1::Policy::from(Policy::default()) };
+    let changes = vec![(key.to_string().into(), Some(later.encode_to_vec().into()))];
+    world.planning.facts.apply(&Commit { revision: 2, changes: changes.clone() }, &world.node);
+    world.node.apply(Commit { revision: 2, changes });
+    let decision = round(&mut world.planner, &world.node).await;
+    assert!(decision.writes.is_empty(), "{decision:?}");
+    let subjects: Vec<_> = decision.refused.iter().map(|refusal| refusal.subject.as_str()).collect();
+    assert_eq!(subjects, ["shop/cart"]);
+    world.commit(vec![(key, Some(policy(None)))]);
+    let decision = round(&mut world.planner, &world.node).await;
+    assert_eq!((decision.writes.len(), decision.refused.len()), (1, 0), "a policy that asks for none");
 }
 
 fn drain(keep: Share) -> Record {

@@ -22,6 +22,7 @@ pub struct MeshFacts {
     planned: Arc<BTreeSet<ServiceName>>,
     /// Services without a planner that have tables of one.
     left_over: BTreeSet<ServiceName>,
+    not_understood: BTreeSet<ServiceName>,
     topology: Arc<TopologyFacts>,
     /// Services with endpoints in a region, in whatever state.
     by_region: BTreeMap<Region, BTreeSet<ServiceName>>,
@@ -32,6 +33,8 @@ pub struct MeshFacts {
 pub struct PolicyFacts {
     /// Who divides the calls among regions; the default, which is nobody, where it does not say.
     pub traffic: Traffic,
+    /// Whether it divides calls in a way that this release does not know; `traffic` is the default then.
+    pub not_understood: bool,
     /// Whether calls may not leave their region.
     pub local_only: bool,
     /// Whether calls prefer the zone of their caller.
@@ -52,6 +55,11 @@ impl MeshFacts {
     /// Services whose policies ask for no planner and that have tables of one, with their facts.
     pub fn left_over(&self) -> impl Iterator<Item = (&ServiceName, &Arc<ServiceFacts>)> {
         self.left_over.iter().filter_map(|name| Some((name, self.services.get(name)?)))
+    }
+
+    /// Services whose policies divide calls in a way that this release does not know.
+    pub fn not_understood(&self) -> impl Iterator<Item = &ServiceName> {
+        self.not_understood.iter()
     }
 
     /// The version of the last change of any fact.
@@ -79,7 +87,11 @@ impl MeshFacts {
 
     /// A policy is written, or removed.
     pub fn set_policy(&mut self, service: &ServiceName, policy: Option<PolicyFacts>) {
-        let PolicyFacts { traffic, local_only, zone_first } = policy.unwrap_or_default();
+        let PolicyFacts { traffic, not_understood, local_only, zone_first } = policy.unwrap_or_default();
+        match not_understood {
+            true => self.not_understood.insert(service.clone()),
+            false => self.not_understood.remove(service),
+        };
         if traffic.is_planned() != self.planned.contains(service) {
             let planned = Arc::make_mut(&mut self.planned);
             match traffic.is_planned() {
@@ -91,7 +103,8 @@ impl MeshFacts {
             if !traffic.is_planned() {
                 facts.reports = ServiceReports::default();
             }
-            (facts.traffic, facts.local_only, facts.zone_first) = (traffic, local_only, zone_first);
+            (facts.traffic, facts.not_understood) = (traffic, not_understood);
+            (facts.local_only, facts.zone_first) = (local_only, zone_first);
         });
     }
 
