@@ -112,16 +112,16 @@ impl CallGraph {
 
     /// All services that are called for calls of this one, and itself.
     pub fn below(&self, service: &ServiceName) -> BTreeSet<ServiceName> {
-        let mut found = BTreeSet::from([service.clone()]);
-        let mut pending = vec![service.clone()];
-        while let Some(next) = pending.pop() {
-            for (parent, child) in self.edges.keys() {
-                if parent.service == next && found.insert(child.service.clone()) {
-                    pending.push(child.service.clone());
-                }
-            }
+        let mut children = BTreeMap::<&ServiceName, BTreeSet<&ServiceName>>::new();
+        for (parent, child) in self.edges.keys() {
+            children.entry(&parent.service).or_default().insert(&child.service);
         }
-        found
+        let (mut found, mut pending) = (BTreeSet::from([service]), vec![service]);
+        while let Some(next) = pending.pop() {
+            let new = children.get(next).into_iter().flatten().filter(|child| found.insert(**child));
+            pending.extend(new);
+        }
+        found.into_iter().cloned().collect()
     }
 
     /// Nodes that the graph has no room for, or some of whose calls.
@@ -157,7 +157,8 @@ impl CallGraph {
             let child = CallNode { service: path.service.clone(), class: path.class.clone() };
             let calls = rates.offered as f64 / MILLI * seconds;
             let Some(node) = self.node(&child, now_ms) else { continue };
-            node.offered += calls;
+            // Servers count retries and hedges too.
+            node.sent += rates.offered.max(rates.answered) as f64 / MILLI * seconds;
             let Some(parent) = &path.parent else {
                 *node.demand.entry(path.from.clone()).or_default() += calls;
                 continue;

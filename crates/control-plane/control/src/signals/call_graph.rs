@@ -5,7 +5,7 @@ mod pool_fit;
 use std::collections::{BTreeMap, BTreeSet};
 
 use fairmesh_model::{CallNode, Region, ServiceName};
-use fairmesh_planner::{CallGraph, GraphEdge, GraphNode, PoolCosts};
+use fairmesh_planner::{CallGraph, GraphEdge, GraphNode, PoolCosts, PoolFit};
 use fairmesh_wire::v1;
 use tonic::Status;
 
@@ -40,34 +40,32 @@ impl TrafficReports {
         service.map(|service| self.look(service, now_ms)).transpose()?;
         self.graph().look(now_ms);
         self.observe_graph(now_ms);
-        let watched = self.graph();
-        let graph = &watched.graph;
+        // Copies, since reports are taken meanwhile.
+        let (graph, fits, since_ms) = self.graph().read();
         let below = service.map(|service| graph.below(service));
         let is_below = |name: &ServiceName| below.as_ref().is_none_or(|below| below.contains(name));
         let nodes = graph.nodes(now_ms).into_iter().filter(|one| is_below(&one.node.service));
         let edges = graph.edges(now_ms).into_iter().filter(|edge| is_below(&edge.parent.service));
-        let pools = watched.costs.fits().into_iter().filter(|pool| is_below(&pool.service));
+        let pools = fits.into_iter().filter(|pool| is_below(&pool.service));
         let mut response = v1::TrafficGraphResponse {
             nodes: nodes.map(write_node).collect(),
             edges: edges.map(write_edge).collect(),
             left_out: u32::try_from(graph.left_out()).unwrap_or(u32::MAX),
-            counted_ms: now_ms.saturating_sub(watched.since_ms),
+            counted_ms: now_ms.saturating_sub(since_ms),
             not_watched: 0,
             pools: pools.map(|pool| pool_fit::write(pool, now_ms)).collect(),
         };
-        drop(watched);
         response.not_watched = self.look_at_all(&below.unwrap_or_default(), now_ms);
         Ok(response)
     }
 
     /// Counts the last reports, once a second while an operator looks at the graph.
     pub(super) fn observe_graph(&self, now_ms: u64) {
-        if !self.graph().is_due(now_ms) {
+        if !self.graph().begin_step(now_ms) {
             return;
         }
         let sum = self.sums().sum_of_all(now_ms);
         let mut watched = self.graph();
-        watched.observed_at_ms = Some(now_ms);
         watched.graph.observe(&sum, now_ms);
         watched.costs.observe(&sum, now_ms);
     }
@@ -88,9 +86,19 @@ impl WatchedGraph {
         self.until_ms = now_ms.saturating_add(WATCH_MS);
     }
 
-    fn is_due(&self, now_ms: u64) -> bool {
+    /// Whether the last reports are to be counted, by the caller: another one finds nothing due any more.
+    fn begin_step(&mut self, now_ms: u64) -> bool {
         let is_new = self.observed_at_ms.is_none_or(|at| now_ms.saturating_sub(at) >= STEP_MS);
-        is_new && now_ms < self.until_ms
+        let is_due = is_new && now_ms < self.until_ms;
+        if is_due {
+            self.observed_at_ms = Some(now_ms);
+        }
+        is_due
+    }
+
+    /// The graph, the fits, and since when both are counted.
+    fn read(&self) -> (CallGraph, Vec<PoolFit>, u64) {
+        (self.graph.clone(), self.costs.fits(), self.since_ms)
     }
 }
 
@@ -133,4 +141,18 @@ fn name(node: CallNode) -> v1::CallNode {
 
 fn by_region(calls: BTreeMap<Region, f64>) -> Vec<v1::RegionCalls> {
     calls.into_iter().map(|(region, calls)| v1::RegionCalls { region: region.into(), calls }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn step_is_begun_once_in_a_second_of_a_look() {
+        let mut watched = WatchedGraph::default();
+        assert!(!watched.begin_step(5_000), "no operator looks");
+        watched.look(5_000);
+        assert_eq!([5_000, 5_000, 5_999, 6_000].map(|at| watched.begin_step(at)), [true, false, false, true]);
+        assert!(!watched.begin_step(65_000), "a minute after the look");
+    }
 }

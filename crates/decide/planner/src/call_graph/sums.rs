@@ -15,8 +15,8 @@ pub(super) struct NodeSums {
     pub(super) seconds: f64,
     pub(super) served: BTreeMap<Region, f64>,
     pub(super) demand: BTreeMap<Region, f64>,
-    /// Calls of all callers.
-    pub(super) offered: f64,
+    /// Calls of all callers, or their attempts that were answered, where these are more.
+    pub(super) sent: f64,
     pub(super) at_ms: u64,
 }
 
@@ -37,14 +37,14 @@ pub(super) struct EdgeSums {
 impl NodeSums {
     pub(super) fn scale(&mut self, factor: f64) {
         self.seconds *= factor;
-        self.offered *= factor;
+        self.sent *= factor;
         self.served.values_mut().chain(self.demand.values_mut()).for_each(|calls| *calls *= factor);
     }
 
     pub(super) fn describe(&self, node: &CallNode, now_ms: u64) -> GraphNode {
         let mut demand = self.demand.clone();
         let served: f64 = self.served.values().sum();
-        let outside = served - self.offered;
+        let outside = served - self.sent;
         if outside > served * OUTSIDE_SHARE {
             for (region, calls) in &self.served {
                 *demand.entry(region.clone()).or_default() += outside * calls / served;

@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use fairmesh_model::{Label, Region, ServiceName, TrafficReport};
+use fairmesh_model::{Label, Region, ServerRates, ServiceName, TrafficReport};
 
 use super::{LatencyFit, LatencyObservation, PoolLatency, WorkFit, WorkRegression};
 
@@ -12,6 +12,8 @@ const FORGOTTEN_MS: u64 = 600_000;
 const FIT_INTERVAL_MS: u64 = 10_000;
 /// Reports stand for no more than this time, however late the next sum is formed.
 const MAX_STEP_MS: u64 = 5_000;
+/// The share of received calls by which processed ones may differ: those that are in flight at the ends of an interval.
+const MISCOUNTED_SHARE: f64 = 0.1;
 /// Thousandths in one.
 const MILLI: f64 = 1_000.0;
 
@@ -46,10 +48,15 @@ pub struct PoolFit {
 
 impl PoolCosts {
     /// Counts what a sum of reports says of the time since the last one. `now_ms` is of a clock that only advances. Pools of which some
-    /// servers report no CPU have no fit: their calls cost what is not measured.
+    /// servers report no CPU or no calls have no fit: their calls cost what is not measured, or their CPU is that of calls that
+    /// are not counted.
     pub fn observe(&mut self, sum: &TrafficReport, now_ms: u64) {
         let Some(before_ms) = self.observed_at_ms.replace(now_ms) else { return };
-        let seconds = now_ms.saturating_sub(before_ms).min(MAX_STEP_MS) as f64 / MILLI;
+        let step_ms = now_ms.saturating_sub(before_ms).min(MAX_STEP_MS);
+        if step_ms == 0 {
+            return;
+        }
+        let seconds = step_ms as f64 / MILLI;
         self.pools.retain(|_, pool| now_ms.saturating_sub(pool.at_ms) < FORGOTTEN_MS);
         let mut rates = BTreeMap::<(ServiceName, Region), BTreeMap<Option<Label>, f64>>::new();
         for (path, served) in &sum.served {
@@ -66,10 +73,10 @@ impl PoolCosts {
             }
         }
         for (key, servers) in &sum.servers {
-            if servers.measured < servers.servers {
+            let Some(rates) = rates.get(key).filter(|rates| is_whole(servers, rates.values().sum())) else {
                 continue;
-            }
-            if let (Some(rates), Some(pool)) = (rates.get(key), self.pool(key, now_ms)) {
+            };
+            if let Some(pool) = self.pool(key, now_ms) {
                 pool.regression.observe(rates, servers.cpu_millicores as f64 / MILLI, now_ms);
                 pool.update(now_ms);
             }
@@ -97,6 +104,14 @@ impl PoolCosts {
     }
 }
 
+/// Whether the CPU of a pool is that of these calls per second: all servers report both, and nearly all of the calls that they
+/// received are among them.
+fn is_whole(servers: &ServerRates, served: f64) -> bool {
+    let received = servers.received.saturating_sub(servers.refused) as f64 / MILLI;
+    servers.measured.min(servers.counting) >= servers.servers
+        && (received - served).abs() <= received * MISCOUNTED_SHARE
+}
+
 impl Pool {
     fn update(&mut self, now_ms: u64) {
         if self.fitted_at_ms.is_some_and(|at| now_ms.saturating_sub(at) < FIT_INTERVAL_MS) {
@@ -113,7 +128,7 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
-    use fairmesh_model::{CallNode, ServedPath, ServedRates, ServerRates};
+    use fairmesh_model::{CallNode, ServedPath, ServedRates};
 
     use super::*;
 
@@ -127,8 +142,14 @@ mod tests {
         let middle = (f64::from(path.bucket.unwrap()) + 0.5) / 10.0;
         let mean_us = 10_000.0 / (1.0 - middle) + 2_000.0;
         let served = ServedRates { calls: rate * 1_000, exclusive_us: (rate as f64 * mean_us) as u64 };
-        let servers =
-            ServerRates { servers: 4, measured, cpu_millicores: rate * 10, ..ServerRates::default() };
+        let servers = ServerRates {
+            servers: 4,
+            counting: 4,
+            received: rate * 1_000,
+            measured,
+            cpu_millicores: rate * 10,
+            ..ServerRates::default()
+        };
         TrafficReport {
             served: [(path, served)].into(),
             servers: [((service, region), servers)].into(),
@@ -158,5 +179,24 @@ mod tests {
     fn pool_with_unmeasured_servers_has_no_fit() {
         let fits = observed(3);
         assert_eq!((fits[0].work.as_ref(), fits[0].latency.as_ref()), (None, None));
+    }
+
+    #[test]
+    fn pool_with_uncounted_calls_has_no_fit() {
+        let is_fitted = |change: fn(&mut ServerRates)| {
+            let mut costs = PoolCosts::default();
+            for second in 0..400 {
+                let mut sum = sum(150 + 200 * (second / 20 % 4), 4);
+                sum.servers.values_mut().for_each(change);
+                costs.observe(&sum, second * 1_000);
+            }
+            costs.fits()[0].work.is_some()
+        };
+        assert!(!is_fitted(|servers| servers.counting = 3), "one server counts no calls");
+        assert!(!is_fitted(|servers| servers.received = servers.received * 12 / 10));
+        assert!(is_fitted(|servers| servers.received = servers.received * 105 / 100));
+        assert!(is_fitted(
+            |servers| (servers.received, servers.refused) = (2 * servers.received, servers.received)
+        ));
     }
 }
