@@ -5,13 +5,15 @@
 //! the store, and one more prefix of each service would be followed for a record that is seldom there.
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     hash::{BuildHasher as _, RandomState},
     sync::Arc,
     time::Duration,
 };
 
-use fairmesh_model::{MAX_CALL_PATHS, ServiceName, TrafficReport};
+use fairmesh_model::{
+    CallPath, CallRates, MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES, ServiceName, TrafficReport,
+};
 use fairmesh_rib::follower::FollowerHandle;
 use fairmesh_signals::{
     CallMeter, IDLE_INTERVAL_MS, MAX_WATCHED_SERVICES, REPORT_INTERVAL_MS, WATCHED_FOR_MS, merge_paths,
@@ -152,10 +154,30 @@ impl CallReporter {
             None => return None,
         };
         calls.retain(|path, _| services.contains(&path.service));
-        let calls = merge_paths(calls).into_iter().take(MAX_CALL_PATHS).collect();
-        let (reporter, interval) = (self.id, self.interval);
-        Some(TrafficReport { reporter, interval, regions, calls, ..TrafficReport::default() })
+        let planned: HashSet<_> = planned.iter().map(|(ready, _)| ready.upstream.name()).collect();
+        let report = bound_paths(calls, |service| planned.contains(service));
+        Some(TrafficReport { reporter: self.id, interval: self.interval, regions, ..report })
     }
+}
+
+/// A report of these calls, with as many paths as it has room for: a look at other services takes no room from planned ones. The
+/// services of paths without room are incomplete, since a planner would take the rest for all of their calls.
+fn bound_paths(
+    calls: BTreeMap<CallPath, CallRates>,
+    is_planned: impl Fn(&ServiceName) -> bool,
+) -> TrafficReport {
+    let (planned, others): (Vec<_>, Vec<_>) =
+        merge_paths(calls).into_iter().partition(|(path, _)| is_planned(&path.service));
+    let mut paths = planned.into_iter().chain(others);
+    let calls = paths.by_ref().take(MAX_CALL_PATHS).collect();
+    let (mut left_out, mut incomplete) = (0, BTreeSet::new());
+    for (path, _) in paths {
+        left_out += 1;
+        incomplete.insert(path.service);
+    }
+    let all_incomplete = incomplete.len() >= MAX_INCOMPLETE_SERVICES;
+    let incomplete = incomplete.into_iter().take(MAX_INCOMPLETE_SERVICES).collect();
+    TrafficReport { calls, left_out, incomplete, all_incomplete, ..TrafficReport::default() }
 }
 
 /// Sends a report; the response of its receiver.
@@ -168,5 +190,37 @@ async fn send(upstream: &FollowerHandle, report: TrafficReport) -> Option<v1::Re
             None
         }
         Err(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::Region;
+
+    use super::*;
+
+    #[test]
+    fn planned_services_have_room_before_those_looked_at() {
+        let row = |service: String| {
+            let path = CallPath {
+                service: ServiceName::new(service).unwrap(),
+                from: Region::new("eu").unwrap(),
+                to: None,
+                class: None,
+                caller: None,
+                from_zone: None,
+                to_zone: None,
+                parent: None,
+            };
+            (path, CallRates { offered: 1, ..CallRates::default() })
+        };
+        let planned = ServiceName::new("shop/zoo").unwrap();
+        let looked_at = (0..=MAX_CALL_PATHS).map(|n| row(format!("shop/a{n:04}")));
+        let report =
+            bound_paths(looked_at.chain([row("shop/zoo".to_owned())]).collect(), |name| *name == planned);
+        assert_eq!((report.calls.len(), report.left_out, report.all_incomplete), (MAX_CALL_PATHS, 2, false));
+        assert!(report.calls.keys().any(|path| path.service == planned));
+        let cut: Vec<_> = report.incomplete.iter().map(ToString::to_string).collect();
+        assert_eq!(cut, ["shop/a4095", "shop/a4096"]);
     }
 }
