@@ -5,7 +5,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_model::{Authorization, Policy, Record, RecordKey, Region, RegionTable, ServiceName};
+use fairmesh_model::{Authorization, Label, Policy, Record, RecordKey, Region, RegionTable, ServiceName};
 use fairmesh_router::{RouteNumbers, ServiceNumbers, ServiceTable, TableInput};
 use fairmesh_signals::{CallCounters, Destinations, ReportedAs, ReportedPaths};
 use fairmesh_wire::{records, v1};
@@ -55,6 +55,8 @@ pub struct ReadyService<T> {
     reported: OnceLock<Box<ReportedPaths>>,
     /// The record of the policy that it was compiled from, which the compiled routes cannot be read from.
     policy_record: Option<Bytes>,
+    /// The traffic classes of the policy, which its compiled routes cannot be read from either.
+    pub(super) traffic_classes: Arc<[Label]>,
     /// The region table that it was compiled from.
     region_table: Option<Arc<ReceivedTable>>,
 }
@@ -89,7 +91,7 @@ impl<T> ReadyService<T> {
                 from: self.upstream.home(),
                 caller: caller.service.as_ref(),
                 zone: self.upstream.zone_first(),
-                classes: &self.read_policy().map(|policy| policy.traffic_classes()).unwrap_or_default(),
+                classes: &self.traffic_classes,
             };
             let candidates: Vec<_> = self.upstream.candidates().collect();
             let endpoints = candidates.iter().map(|one| (one.index, &one.target.location));
@@ -141,17 +143,18 @@ impl<T: EndpointTransport> ReadyService<T> {
             caller: None,
             reported: OnceLock::new(),
             policy_record: None,
+            traffic_classes: Arc::default(),
             region_table: None,
         }
     }
 
-    /// The same with the record of its policy, and the region table of the caller's region.
+    /// The same with the record of its policy and the traffic classes in it, and the region table of the caller's region.
     pub(super) fn with_records(
         self,
-        policy_record: Option<Bytes>,
+        (policy_record, traffic_classes): (Option<Bytes>, Arc<[Label]>),
         region_table: Option<Arc<ReceivedTable>>,
     ) -> Self {
-        Self { policy_record, region_table, ..self }
+        Self { policy_record, traffic_classes, region_table, ..self }
     }
 
     /// The region table of the callers in this region, with the time since it was last confirmed, for operators; `None` if
