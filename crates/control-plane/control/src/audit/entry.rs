@@ -8,46 +8,46 @@ const MAX_VALUE: usize = 4096;
 /// One write, or another event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuditEntry {
-    /// Counts the entries of the log, from 1.
-    pub number: u64,
     /// Number of the entry, from 1.
+    pub number: u64,
+    /// Milliseconds since 1970.
     pub at_ms: u64,
-    /// The caller, as its connection, its signature or its token proves it.
-    pub who: String,
     /// The caller, as proved by its connection, signature or token.
+    pub who: String,
+    /// The revision of the store.
     pub revision: u64,
     /// The id of the store; absent from entries of earlier releases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store: Option<String>,
-    /// Why, as the caller says; absent if it says nothing.
+    /// The reason given by the caller; absent without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// The reason given by the caller; absent without one.
-    pub changes: Vec<AuditChange>,
     /// The changed records.
+    pub changes: Vec<AuditChange>,
+    /// The event, if the entry is not a write.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub event: Option<AuditEvent>,
-    /// The hash of the entry before; zeros in the first one.
+    /// The hash of the previous entry; zeros in the first one.
     pub previous: String,
 }
 
-/// The event, if the entry is not a write.
+/// An event that is not a write.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum AuditEvent {
-    /// The hash of the previous entry; zeros in the first one.
+    /// A call was refused.
     Denied {
-        /// An event that is not a write.
+        /// Its method or path.
         method: String,
         /// Why.
         reason: String,
     },
-    /// A token to join with was made.
+    /// A join token was made.
     Token {
         /// The agent or the service that may join with it.
         joins: String,
     },
-    /// A join token was made.
+    /// A certificate was issued.
     Certificate {
         /// The identity in it.
         identity: String,
@@ -57,26 +57,26 @@ pub enum AuditEvent {
         /// The log.
         log: String,
     },
-    /// The log itself was read.
+    /// The entries of an author beyond its quota were counted.
     Counted {
         /// The kind of their records.
         kind: String,
-        /// The entries of an author beyond its quota were counted.
+        /// Their number.
         count: u64,
         /// The hash of their lines, each with the hash before it.
         sha256: String,
     },
-    /// Older entries were removed, since the log was full.
+    /// Older entries were removed because the log was full.
     Checkpoint {
-        /// The number of the last of them.
+        /// Number of the last removed entry.
         number: u64,
-        /// Older entries were removed because the log was full.
+        /// Its hash.
         hash: String,
     },
 }
 
 impl AuditEvent {
-    /// Number of the last removed entry.
+    /// The name of its kind.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Denied { .. } => "denied",
@@ -94,10 +94,10 @@ impl AuditEvent {
 pub struct AuditChange {
     /// Its key.
     pub key: String,
-    /// The value before; absent: there was none.
+    /// The previous value; absent if there was none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<AuditValue>,
-    /// The previous value; absent if there was none.
+    /// The new value; absent if deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<AuditValue>,
 }
@@ -108,7 +108,7 @@ pub struct AuditChange {
 pub enum AuditValue {
     /// The value in base64.
     Base64(String),
-    /// The new value; absent if deleted.
+    /// The SHA-256 of a value above 4 KB.
     Sha256(String),
 }
 
