@@ -277,10 +277,8 @@ where
             StateProjection::Calling { future, call, timer, permit, processed } => {
                 match call.poll(future, cx) {
                     Poll::Ready(response) => {
+                        call.end_processing(processed.take());
                         let response = response?;
-                        if let (Some(processed), Some(guard)) = (processed.take(), &call.guard) {
-                            processed.end(&call.served, guard.report().cpu);
-                        }
                         if let Some(permit) = permit.take() {
                             permit.set_outcome(response.status(), response.headers());
                         }
@@ -292,6 +290,7 @@ where
                             timer.get_or_insert_with(|| Box::pin(sleep_until(deadline.instant().into())));
                         ready!(timer.as_mut().poll(cx));
                         *permit = None;
+                        call.end_processing(processed.take());
                         call.deadline_response()
                     }
                 }
@@ -322,6 +321,13 @@ impl Call {
     fn poll<F: Future>(&mut self, future: Pin<&mut F>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let _entered = self.served.enter();
         future.poll(cx)
+    }
+
+    /// Counts the call as processed. Failed and late ones count too, since the calls made for them do.
+    fn end_processing(&self, processed: Option<ProcessedCall>) {
+        if let (Some(processed), Some(guard)) = (processed, &self.guard) {
+            processed.end(&self.served, guard.report().cpu);
+        }
     }
 
     /// The response to a call whose deadline has passed.

@@ -25,7 +25,7 @@ struct Classes {
     counters: Arc<ServedCounters>,
 }
 
-/// A call from its request to the beginning of its response.
+/// A call from its request to the beginning of its response, or to its failure.
 #[derive(Debug)]
 pub(crate) struct ProcessedCall {
     counters: Arc<ServedCounters>,

@@ -101,3 +101,24 @@ async fn exclusive_time_is_counted_by_class_without_calls_in_flight() {
     served.apply(&policy);
     assert!(Arc::ptr_eq(&before, &served.counters().unwrap()));
 }
+
+#[tokio::test(start_paused = true)]
+async fn late_and_failed_calls_are_counted_as_processed() {
+    let layer = layer("parents/stock");
+    let failing = service_fn(|request: Request<()>| async move {
+        if request.uri().path() == "/late" {
+            sleep(Duration::from_secs(60)).await;
+        }
+        Err::<Response<Full<Bytes>>, _>("no response")
+    });
+    let (mut meter, region) = (ServedMeter::default(), Region::new("eu").unwrap());
+    let served = &layer.shared.served;
+    meter.read(&served.counters().unwrap(), &region, 0);
+    layer.layer(failing).oneshot(get("/failed")).await.unwrap_err();
+    let mut late = get("/late");
+    late.headers_mut().insert(fairmesh_headers::DEADLINE, "100".parse().unwrap());
+    let response = layer.layer(failing).oneshot(late).await.unwrap();
+    assert_eq!(response.status(), 504);
+    let rates = meter.read(&served.counters().unwrap(), &region, 1_000);
+    assert_eq!(rates.values().map(|rates| rates.calls).sum::<u64>(), 2_000);
+}
