@@ -100,10 +100,12 @@ impl ReportedPaths {
         paths.without_parent =
             paths.counters(|class, to| before.and_then(|b| b.find(&b.without_parent, class, to)));
         let known = before.iter().flat_map(|before| before.by_parent.iter().filter_map(OnceLock::get));
-        let known = known.map(|(parent, counters)| {
-            OnceLock::from(
-                paths.row_of(*parent, |class, to| before.and_then(|b| b.find(counters, class, to))),
-            )
+        // Without calls to what there still is, its slot is free again.
+        let known = known.filter(|(parent, _)| paths.reportable(*parent).is_some());
+        let known = known.filter_map(|(parent, counters)| {
+            let counters = paths.counters(|class, to| before.and_then(|b| b.find(counters, class, to)));
+            let is_used = counters.iter().any(|counters| !counters.is_zero());
+            is_used.then(|| OnceLock::from((*parent, counters)))
         });
         let known: Vec<_> = known.collect();
         let unused = std::iter::repeat_with(OnceLock::new);
@@ -144,21 +146,17 @@ impl ReportedPaths {
     #[inline]
     fn of_parent(&self, parent: Option<NodeId>) -> &Counters {
         let Some(parent) = parent else { return &self.without_parent };
-        let mut rows = self.by_parent.iter().map(|row| row.get_or_init(|| self.row_of(parent, |_, _| None)));
-        // The first one that is not in use becomes that of this parent.
-        rows.find(|(known, _)| *known == parent).map_or(&self.without_parent, |(_, counters)| counters)
-    }
-
-    /// The counters of one parent: those without a parent if it is not reported.
-    fn row_of(
-        &self,
-        parent: NodeId,
-        known: impl Fn(Option<&Label>, Option<&Destination>) -> Option<Arc<CallCounters>>,
-    ) -> (NodeId, Counters) {
-        match self.reportable(parent) {
-            Some(_) => (parent, self.counters(known)),
-            None => (parent, self.without_parent.clone()),
+        for row in &self.by_parent {
+            // The first one that is not in use becomes that of this parent, unless it is not reported.
+            if row.get().is_none() && self.reportable(parent).is_none() {
+                break;
+            }
+            let (known, counters) = row.get_or_init(|| (parent, self.counters(|_, _| None)));
+            if *known == parent {
+                return counters;
+            }
         }
+        &self.without_parent
     }
 
     /// The node of a parent. Calls with the identity of another service have none: who reports what such a call was made for has
@@ -345,6 +343,22 @@ mod tests {
         (0..3).for_each(|number| of_one.to_endpoint(parent(number), 0).unwrap().record_attempt(true));
         let parents: Vec<_> = of_one.iter().filter_map(|(path, _)| path.parent).collect();
         assert_eq!(parents, [node(1)]);
+    }
+
+    #[test]
+    fn slot_of_a_parent_without_calls_is_free_in_the_next_snapshot() {
+        let node = |number: usize| CallNode {
+            service: ServiceName::new(format!("slots/s{number}")).unwrap(),
+            class: None,
+        };
+        let parent = |number| ReportedAs { class: None, parent: NodeId::of(&node(number)) };
+        let first = paths(&[(0, at("eu"))], &[], None);
+        (0..MAX_PARENTS).for_each(|number| drop(first.to_endpoint(parent(number), 0).cloned()));
+        first.to_endpoint(parent(3), 0).unwrap().record_attempt(true);
+        let second = paths(&[(0, at("eu"))], &[], Some(&first));
+        second.to_endpoint(parent(MAX_PARENTS), 0).unwrap().record_attempt(true);
+        let parents: BTreeSet<_> = second.iter().filter_map(|(path, _)| path.parent).collect();
+        assert_eq!(parents, [node(3), node(MAX_PARENTS)].into());
     }
 
     #[test]
