@@ -101,9 +101,11 @@ impl Slot {
         NodeId::from_bits((self.0 >> 16) as u16)
     }
 
-    /// Modulo 18 hours.
+    /// Modulo 18 hours. Of a request that was remembered shortly after this time it is 0: callers read the clock before they
+    /// come here.
     fn age_s(self, now_s: u64) -> u16 {
-        (now_s as u16).wrapping_sub(self.0 as u16)
+        let age_s = (now_s as u16).wrapping_sub(self.0 as u16);
+        if age_s >= u16::MAX - REMEMBERED_S { 0 } else { age_s }
     }
 }
 
@@ -127,6 +129,7 @@ mod tests {
         assert_eq!(parents.find(7, at(100_060)), Some(node(3)));
         assert_eq!(parents.find(7, at(100_061)), None, "it has expired");
         assert_eq!(parents.find(8, at(100_000)), None);
+        assert_eq!(parents.find(7, at(99_990)), Some(node(3)), "a call that began shortly before");
         parents.remember(7, node(4), at(100_050));
         assert_eq!(parents.find(7, at(100_100)), Some(node(4)), "the last request counts");
         for trace in 0..200_000_u128 {

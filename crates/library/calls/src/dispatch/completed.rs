@@ -44,7 +44,8 @@ pub(crate) fn record_completed(
     let headers = BorrowedHeaders { request, keeps_host: false };
     let start = CallStart { now: began, limit: None, seed: completed.seed };
     let mut call = Call::new(&handle.subscription);
-    call.find_parent(&mesh.clock, start.now, || trace_of(request));
+    // By the present time, since the call may have taken longer than traces are remembered.
+    call.find_parent(&mesh.clock, now, || trace_of(request));
     call.set_request_bytes(request.body.len() as u64);
     let view = headers.view(handle.default_headers.authority.as_str());
     let Ok(snapshot) = call.route(&view, &handle.context, start) else { return RouteBackendIndex::default() };
