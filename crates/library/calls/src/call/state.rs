@@ -131,6 +131,16 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
         }
     }
 
+    /// The call that it is made for.
+    pub(crate) fn parent(&self) -> Option<NodeId> {
+        self.parent
+    }
+
+    /// Sets the call that it is made for, of a call in a task of its own.
+    pub(crate) fn set_parent(&mut self, parent: Option<NodeId>) {
+        self.parent = parent;
+    }
+
     /// Sets the length of the request's body, which reports count for each attempt.
     #[inline]
     pub(crate) fn set_request_bytes(&mut self, bytes: u64) {

@@ -7,6 +7,7 @@
 use std::{sync::Arc, time::Duration};
 
 use fairmesh_model::ServiceName;
+use fairmesh_signals::NodeId;
 use http_body_util::BodyExt as _;
 use tokio::{sync::OwnedSemaphorePermit, time::timeout};
 
@@ -36,6 +37,8 @@ struct MirroredCall {
     context: CallContext,
     /// The service whose route mirrors.
     from: ServiceName,
+    /// The call that the original is made for.
+    parent: Option<NodeId>,
     head: Head,
     body: RequestBody,
     /// Held until it ends.
@@ -71,6 +74,7 @@ pub(super) fn send(
             ..Handle::new(Arc::clone(mesh), subscription)
         },
         from: dispatch.handle.subscription.name().clone(),
+        parent: call.parent(),
         context: CallContext { key, timeout: None, ..dispatch.options.clone() },
         head: head.clone(),
         body,
@@ -87,12 +91,12 @@ pub(super) fn send(
 
 impl MirroredCall {
     async fn execute(self) {
-        let Self { handle, context, from, head, body, _permit } = self;
+        let Self { handle, context, from, parent, head, body, _permit } = self;
         let start = CallStart { now: handle.mesh.clock.now(), limit: None, seed: handle.mesh.seed() };
         let call_info = CallInfo::default();
         let dispatch =
             DispatchContext { handle: &handle, options: &context, start, trace: None, call_info: &call_info };
-        match response(dispatch, &from, head, body).await {
+        match response(dispatch, &from, parent, (head, body)).await {
             Ok(body) => discard(body).await,
             Err(fault) => {
                 handle.count(|counters| &counters.mirrors_failed);
@@ -105,12 +109,13 @@ impl MirroredCall {
 async fn response(
     dispatch: DispatchContext<'_>,
     from: &ServiceName,
-    head: Head,
-    body: RequestBody,
+    parent: Option<NodeId>,
+    (head, body): (Head, RequestBody),
 ) -> Result<Body, Fault> {
     let subscription = &dispatch.handle.subscription;
     accept_mirror(subscription, from).await?;
     let mut call = Call::new(subscription);
+    call.set_parent(parent);
     let routed = route(dispatch, &mut call, &head).await?;
     let mut pending = Some(Request::new(head, body));
     Ok(execute_attempts(dispatch, routed, &mut call, &mut pending).await?.into_body())
