@@ -25,13 +25,13 @@ mod status;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use fairmesh_controllers as controllers;
+use fairmesh_controllers::{self as controllers, Controller as _};
 use fairmesh_model::{Region, ServiceName};
 use fairmesh_planner::{Now, ServicePlanner};
 use fairmesh_rib::Node;
 use tokio::sync::Notify;
 
-use crate::{facts::FactsIndex, monotonic_clock::MonotonicClock, signals::TrafficReports};
+use crate::{ShadowController, facts::FactsIndex, monotonic_clock::MonotonicClock, signals::TrafficReports};
 pub(crate) use drain_controller::DrainController;
 use drain_states::DrainState;
 use metrics::PlanCounts;
@@ -64,6 +64,8 @@ pub(crate) struct TrafficPlanning {
     plans_changed: Arc<Notify>,
     drain_states: Published<BTreeMap<Region, DrainState>>,
     counts: PlanCounts,
+    /// The controller in shadow mode without whose changes no drain goes on.
+    shadow: Option<&'static str>,
 }
 
 impl TrafficPlanning {
@@ -73,7 +75,14 @@ impl TrafficPlanning {
         let reports = Arc::new(TrafficReports::new(node, facts.clone(), clock));
         let started_ms = clock.now_ms();
         let (plans, plans_changed, drain_states, counts) = Default::default();
-        Self { facts, reports, clock, started_ms, plans, plans_changed, drain_states, counts }
+        Self { facts, reports, clock, started_ms, plans, plans_changed, drain_states, counts, shadow: None }
+    }
+
+    /// The same with these controllers in shadow mode.
+    pub(crate) fn with_shadow(mut self, shadow: &[ShadowController]) -> Self {
+        let names = [PlannerController::NAME, DrainController::NAME];
+        self.shadow = names.into_iter().find(|name| shadow.iter().any(|one| one.name() == *name));
+        self
     }
 
     /// The reports that are planned from.

@@ -9,7 +9,10 @@ use fairmesh_rib::{Expect, Node, Op};
 use fairmesh_wire::records;
 use tokio::time::Instant;
 
-use super::{LONGEST_PAUSE, Plans, ROUND_INTERVAL, TrafficPlanning, drain_states::DrainState};
+use super::{
+    LONGEST_PAUSE, Plans, ROUND_INTERVAL, TrafficPlanning,
+    drain_states::{DONE, DrainState},
+};
 use crate::wall_clock::now_ms;
 
 /// The most shards and services that a state names.
@@ -86,7 +89,12 @@ impl Controller for DrainController {
             else {
                 continue;
             };
-            let behind = facts.program_behind(&services, node).await;
+            // Programs that followed once are not asked each second for as long as the drain lasts.
+            let was_done = facts.states.get(region).is_some_and(|state| state.is_done_of(&stored.drain));
+            let behind = match was_done {
+                true => None,
+                false => facts.program_behind(&services, node).await,
+            };
             facts.behind.insert(region.clone(), behind);
         }
         Ok(facts)
@@ -149,7 +157,11 @@ impl DrainFacts {
     /// Whether there is a plan of each service for the present topology.
     fn are_planned(&self) -> bool {
         self.plans.topology == self.topology.version
-            && self.services.keys().all(|service| self.plans.by_service.contains_key(service))
+            && self.services.iter().all(|(service, facts)| {
+                let planner = self.plans.by_service.get(service);
+                // Tables of other classes are read wrongly by these.
+                planner.is_some_and(|planner| planner.classes == facts.traffic.classes)
+            })
     }
 
     /// What the plans of all services say of the next step.
@@ -222,8 +234,8 @@ impl DrainDecision {
         let drain = &stored.drain;
         let key = RecordKey::RegionDrain(region.clone()).to_string();
         let (text, op) = match (drain.is_done(), drain.returns) {
-            (true, false) => ("done", None),
-            (true, true) => ("done", Some(Op::delete(key))),
+            (true, false) => (DONE, None),
+            (true, true) => (DONE, Some(Op::delete(key))),
             (false, _) => {
                 let next = Record::RegionDrain(RegionDrain { keep, ..*drain });
                 ("makes a step", Some(Op::put(key, records::encode(&next))))

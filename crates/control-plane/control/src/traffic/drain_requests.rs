@@ -85,10 +85,12 @@ impl TrafficPlanning {
     pub(super) fn drains(&self) -> Vec<v1::RegionDrainStatus> {
         let (topology, states) = (self.facts.topology(), self.drain_states.read());
         let status = |(region, stored): (&Region, &StoredDrain)| {
-            let known = states.get(region).filter(|state| state.is_of(&stored.drain)).cloned();
-            let state = known.unwrap_or_else(|| {
-                DrainState::of(&stored.drain, DrainWait::new("waits for the next round of the planner"))
-            });
+            let wait = |text: String| DrainState::of(&stored.drain, DrainWait::new(text));
+            let known = || states.get(region).filter(|state| state.is_of(&stored.drain)).cloned();
+            let state = match self.shadow {
+                Some(name) => wait(format!("stands still, since the controller '{name}' is in shadow mode")),
+                None => known().unwrap_or_else(|| wait("waits for the next round of the planner".to_owned())),
+            };
             v1::RegionDrainStatus {
                 region: region.to_string(),
                 drain: Some(stored.drain.into()),

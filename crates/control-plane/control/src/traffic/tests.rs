@@ -224,6 +224,36 @@ async fn drain_waits_for_a_plan_of_the_present_topology() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn drain_says_that_its_controller_is_in_shadow_mode() {
+    let world = World::start().await;
+    world.commit(vec![(RecordKey::RegionDrain(region("eu")), Some(drain(Share::ALL)))]);
+    let planning = world.planning.clone().with_shadow(&["drains".parse().unwrap()]);
+    assert_eq!(planning.drains()[0].state, "stands still, since the controller 'drains' is in shadow mode");
+}
+
+#[tokio::test(start_paused = true)]
+async fn drain_waits_for_a_plan_by_the_present_classes() {
+    let mut world = World::start().await;
+    let cart = name("shop/cart");
+    world.serve(&cart);
+    world.report(&cart, [40_000, 20_000]);
+    world.commit(vec![(RecordKey::RegionDrain(region("eu")), Some(drain(Share::ALL)))]);
+    round(&mut world.planner, &world.node).await;
+    round(&mut world.drains, &world.node).await;
+    let state = |world: &World| world.planning.drains().remove(0).state;
+    assert_ne!(state(&world), "waits for the next round of the planner");
+    let traffic = Traffic {
+        planner: Some(TrafficPlanner::Rings),
+        classes: vec!["bulk".parse().unwrap()],
+        ..Traffic::default()
+    };
+    let policy = Record::Policy(Policy { traffic: Some(Box::new(traffic)), ..Policy::default() });
+    world.commit(vec![(RecordKey::Policy(cart), Some(policy))]);
+    round(&mut world.drains, &world.node).await;
+    assert_eq!(state(&world), "waits for the next round of the planner");
+}
+
+#[tokio::test(start_paused = true)]
 async fn one_drain_makes_a_step_in_a_round() {
     let mut world = World::start().await;
     let drains = REGIONS.map(|at| (RecordKey::RegionDrain(region(at)), Some(drain(Share::ALL))));
