@@ -188,8 +188,7 @@ impl Control {
         let registry = Registry::new(applied.clone(), node.clone());
         let checks = Checks::new(node.clone(), applied.clone(), indices.checks.clone());
         let quotas = Quotas::new(node.clone());
-        let planning = TrafficPlanning::new(node.clone(), indices.facts.clone());
-        let planning = planning.with_shadow(&config.shadow_controllers);
+        let planning = TrafficPlanning::new(node.clone(), indices.facts.clone(), &config.shadow_controllers);
         let permissions = indices.access.clone();
         let identity = IdentityService::new(issuer, (&node, &applied), (permissions.clone(), audit.clone()));
         let callers = (node.clone(), identity.revocations());

@@ -69,20 +69,15 @@ pub(crate) struct TrafficPlanning {
 }
 
 impl TrafficPlanning {
-    /// Nothing is planned yet. Reports may be missing for a while from now on.
-    pub(crate) fn new(node: Node, facts: Arc<FactsIndex>) -> Self {
+    /// Nothing is planned yet, and these controllers are in shadow mode. Reports may be missing for a while from now on.
+    pub(crate) fn new(node: Node, facts: Arc<FactsIndex>, shadow: &[ShadowController]) -> Self {
         let clock = MonotonicClock::start();
         let reports = Arc::new(TrafficReports::new(node, facts.clone(), clock));
         let started_ms = clock.now_ms();
         let (plans, plans_changed, drain_states, counts) = Default::default();
-        Self { facts, reports, clock, started_ms, plans, plans_changed, drain_states, counts, shadow: None }
-    }
-
-    /// The same with these controllers in shadow mode.
-    pub(crate) fn with_shadow(mut self, shadow: &[ShadowController]) -> Self {
         let names = [PlannerController::NAME, DrainController::NAME];
-        self.shadow = names.into_iter().find(|name| shadow.iter().any(|one| one.name() == *name));
-        self
+        let shadow = names.into_iter().find(|name| shadow.iter().any(|one| one.name() == *name));
+        Self { facts, reports, clock, started_ms, plans, plans_changed, drain_states, counts, shadow }
     }
 
     /// The reports that are planned from.

@@ -46,7 +46,7 @@ impl World {
     /// A control plane that has started a while ago.
     async fn start() -> Self {
         let node = Node::new(StoreId(1));
-        let planning = TrafficPlanning::new(node.clone(), Arc::default());
+        let planning = TrafficPlanning::new(node.clone(), Arc::default(), &[]);
         let (planner, drains) = (PlannerController::new(planning.clone()), DrainController(planning.clone()));
         advance(Duration::from_secs(60)).await;
         Self { node, planning, planner, drains }
@@ -227,7 +227,8 @@ async fn drain_waits_for_a_plan_of_the_present_topology() {
 async fn drain_says_that_its_controller_is_in_shadow_mode() {
     let world = World::start().await;
     world.commit(vec![(RecordKey::RegionDrain(region("eu")), Some(drain(Share::ALL)))]);
-    let planning = world.planning.clone().with_shadow(&["drains".parse().unwrap()]);
+    let facts = world.planning.facts.clone();
+    let planning = TrafficPlanning::new(world.node.clone(), facts, &["drains".parse().unwrap()]);
     assert_eq!(planning.drains()[0].state, "stands still, since the controller 'drains' is in shadow mode");
 }
 
