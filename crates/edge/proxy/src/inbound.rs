@@ -8,5 +8,6 @@ pub(crate) mod config;
 mod local_forwarder;
 pub(crate) mod metrics;
 mod observation;
+mod request_body;
 mod response_body;
 pub(crate) mod server;

@@ -13,7 +13,7 @@ mod orca;
 mod traceparent;
 mod view;
 
-use http::HeaderName;
+use http::{HeaderMap, HeaderName};
 
 pub use deadline::{Deadline, encode_grpc_timeout, grpc_timeout, read_deadline, write_deadline};
 pub use fairmesh_router::LoadReport;
@@ -77,6 +77,24 @@ pub fn has_call_options(headers: &http::HeaderMap) -> bool {
     headers.keys().any(|name| is_option(name.as_str()))
 }
 
+/// Removes all fields with one of these names, in every spelling that programs read as that name: gateway interfaces replace `-`, and
+/// some every other sign, by `_` (RFC 3875 4.1.18).
+pub fn remove_all_spellings(headers: &mut HeaderMap, names: &[HeaderName]) {
+    let is_named = |spelling: &HeaderName| names.iter().any(|name| is_spelling_of(spelling, name));
+    let found: Vec<_> = headers.keys().filter(|spelling| is_named(spelling)).cloned().collect();
+    for spelling in found {
+        headers.remove(spelling);
+    }
+}
+
+/// Whether a program may read `spelling` as `name`. Both are in lower case.
+fn is_spelling_of(spelling: &HeaderName, name: &HeaderName) -> bool {
+    let (spelling, name) = (spelling.as_str().as_bytes(), name.as_str().as_bytes());
+    let mut pairs = spelling.iter().zip(name);
+    spelling.len() == name.len()
+        && pairs.all(|(one, other)| one == other || (*other == b'-' && !one.is_ascii_alphanumeric()))
+}
+
 /// Whether a header name, in any case, is reserved for options of the mesh. A request with one is not forwarded from its
 /// read buffer. The header of loop detection is no option.
 #[inline]
@@ -84,4 +102,26 @@ pub fn is_mesh_header(name: &str) -> bool {
     const PREFIX: &str = "x-fairmesh-";
     name.get(..PREFIX.len()).is_some_and(|start| start.eq_ignore_ascii_case(PREFIX))
         && !name.eq_ignore_ascii_case(LOOP)
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn fields_are_removed_in_every_spelling_and_others_stay() {
+        let mut headers = HeaderMap::new();
+        let spellings = ["x-fairmesh-caller", "x_fairmesh_caller", "x-fairmesh_caller", "x.fairmesh-caller"];
+        let others = ["x-fairmesh-callers", "x-fairmesh-key", "xafairmesh-caller", "x_other"];
+        for name in spellings.into_iter().chain(others) {
+            headers.append(name, HeaderValue::from_static("1"));
+        }
+        headers.append(spellings[1], HeaderValue::from_static("2"));
+        remove_all_spellings(&mut headers, &[CALLER]);
+        let mut left: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
+        left.sort_unstable();
+        assert_eq!(left, ["x-fairmesh-callers", "x-fairmesh-key", "x_other", "xafairmesh-caller"]);
+    }
 }

@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use fairmesh_headers::CALLER;
+use fairmesh_headers::{CALLER, remove_all_spellings};
 use fairmesh_model::arith::mix64;
 use fairmesh_server::Caller;
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -25,8 +25,7 @@ static IDS: LazyLock<AtomicU64> = LazyLock::new(|| AtomicU64::new(RandomState::n
 
 /// Says who calls, by the identity that the caller proved; without one, the headers that could claim one are removed.
 pub(crate) fn set_identity(headers: &mut HeaderMap, caller: Option<&Caller>) {
-    headers.remove(CALLER);
-    headers.remove(CLIENT_CERTIFICATE);
+    remove_claims(headers);
     let Some(caller) = caller else { return };
     let id = caller.id().to_string();
     let certificates = match caller.via() {
@@ -39,6 +38,11 @@ pub(crate) fn set_identity(headers: &mut HeaderMap, caller: Option<&Caller>) {
         headers.insert(CALLER, id);
         headers.insert(CLIENT_CERTIFICATE, certificates);
     }
+}
+
+/// Removes the headers that could claim an identity, from headers or trailers.
+pub(crate) fn remove_claims(headers: &mut HeaderMap) {
+    remove_all_spellings(headers, &[CALLER, CLIENT_CERTIFICATE]);
 }
 
 /// Adds the address that the request came from to those that it names already, as one field.
@@ -84,6 +88,8 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.append(CALLER, HeaderValue::from_static("spiffe://prod/forged"));
         headers.append(CLIENT_CERTIFICATE, HeaderValue::from_static("URI=spiffe://prod/forged"));
+        headers.append("x_fairmesh_caller", HeaderValue::from_static("spiffe://prod/forged"));
+        headers.append("x_forwarded-client_cert", HeaderValue::from_static("URI=spiffe://prod/forged"));
         set_identity(&mut headers, None);
         assert!(headers.is_empty(), "{headers:?}");
     }

@@ -15,7 +15,7 @@ use fairmesh_headers::grpc_content_type;
 use fairmesh_http::path::RawPath;
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header, request::Parts};
 
-use crate::inbound::{caller_headers, response_body::ResponseBody};
+use crate::inbound::{caller_headers, request_body::RequestBody, response_body::ResponseBody};
 
 /// Methods that are forwarded, for `allow` in a refusal of CONNECT (RFC 9110 10.2.1).
 const ALLOWED: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, PUT, DELETE, OPTIONS, TRACE, PATCH");
@@ -44,7 +44,7 @@ impl LocalForwarder {
         let (mut parts, body) = request.into_parts();
         let upgrade = UpgradeRequest::take(&mut parts);
         prepare_request(&mut parts, upgrade.as_ref(), peer);
-        match self.program.send(Request::from_parts(parts, body)).await {
+        match self.program.send(Request::from_parts(parts, RequestBody(body))).await {
             Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 self.switch_protocols(response, upgrade).map(ResponseBody::Own)
             }

@@ -1,0 +1,64 @@
+//! Bodies of requests.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+
+use crate::inbound::caller_headers;
+
+/// The body of a request, without trailers that claim an identity: some programs merge trailers into the headers.
+#[derive(Debug)]
+pub(crate) struct RequestBody<B>(pub(crate) B);
+
+impl<B> Body for RequestBody<B>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        Pin::new(&mut self.0).poll_frame(context).map_ok(|mut frame| {
+            if let Some(trailers) = frame.trailers_mut() {
+                caller_headers::remove_claims(trailers);
+            }
+            frame
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.0.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderMap, HeaderValue};
+    use http_body_util::{BodyExt as _, Full};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn trailers_that_claim_an_identity_are_removed() {
+        let names = ["x-fairmesh-caller", "x_forwarded_client_cert", "x-checksum"];
+        let trailers: HeaderMap =
+            names.map(|name| (name.parse().unwrap(), HeaderValue::from_static("1"))).into_iter().collect();
+        let body =
+            Full::new(Bytes::from_static(b"tea")).with_trailers(std::future::ready(Some(Ok(trailers))));
+        let received = RequestBody(body).collect().await.unwrap();
+        let trailers = received.trailers().unwrap();
+        assert_eq!(trailers.keys().map(|name| name.as_str()).collect::<Vec<_>>(), ["x-checksum"]);
+        assert_eq!(received.to_bytes(), "tea");
+    }
+}
