@@ -8,7 +8,12 @@ pub mod copy;
 pub mod prefixed_io;
 pub mod upgrade;
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{
+    future::pending,
+    pin::{Pin, pin},
+    sync::Arc,
+    time::Duration,
+};
 
 use fairmesh_calls::Body;
 use http::{Response, StatusCode, header};
@@ -67,42 +72,42 @@ impl Tunnels {
     }
 
     /// Starts the tunnel after the response that `client` waits for: a task of its own, since the response is yet to be
-    /// sent, and over HTTP/2 other requests share the connection. `held` is dropped at its end.
-    pub fn spawn<S, H>(&self, client: ClientUpgrade, server: S, held: H)
+    /// sent, and over HTTP/2 other requests share the connection. The tunnel ends early when `revoked` resolves, which is dropped at
+    /// its end with all that it holds.
+    pub fn spawn<S, R>(&self, client: ClientUpgrade, server: S, revoked: R)
     where
         S: AsyncRead + AsyncWrite + Send + 'static,
-        H: Send + 'static,
+        R: Future<Output = ()> + Send + 'static,
     {
         let this = self.clone();
         self.tasks.spawn(async move {
-            let _held = held;
             // A client that never reads the response must not hold a server.
             let idle_timeout = this.limits.idle_timeout;
             match timeout(idle_timeout, client.upgraded()).await {
-                Ok(Some(client)) => drop(this.carry(client, server).await),
+                Ok(Some(client)) => drop(this.carry_until(client, server, revoked).await),
                 _ => increment(&this.metrics.tunnels.failed),
             }
         });
     }
 
     /// Starts the tunnel after a 101 response of the server, whose connection is `server`, and returns the response to the client.
-    /// `held` is dropped at the end of the tunnel.
-    pub fn switch_protocols<S, H>(
+    /// `revoked` is as for [`spawn`](Self::spawn).
+    pub fn switch_protocols<S, R>(
         &self,
         mut response: Response<()>,
         (upgrade, server): (Option<UpgradeRequest>, Option<S>),
-        held: H,
+        revoked: R,
     ) -> Response<Body>
     where
         S: AsyncRead + AsyncWrite + Send + 'static,
-        H: Send + 'static,
+        R: Future<Output = ()> + Send + 'static,
     {
         let protocol = response.headers().get(header::UPGRADE).cloned();
         hop_by_hop::strip_response(response.headers_mut());
         match (upgrade, server, protocol) {
             (Some(UpgradeRequest { client, .. }), Some(server), Some(protocol)) => {
                 set_upgrade_headers(response.headers_mut(), protocol);
-                self.spawn(client, server, held);
+                self.spawn(client, server, revoked);
                 response.map(|()| Body::empty())
             }
             // Only upgrades that were requested are forwarded; one without a protocol is invalid.
@@ -119,22 +124,37 @@ impl Tunnels {
         client: impl AsyncRead + AsyncWrite,
         server: impl AsyncRead + AsyncWrite,
     ) -> BytesCopied {
+        self.carry_until(client, server, pending()).await
+    }
+
+    /// As [`carry`](Self::carry), at most until `revoked` resolves.
+    async fn carry_until(
+        &self,
+        client: impl AsyncRead + AsyncWrite,
+        server: impl AsyncRead + AsyncWrite,
+        revoked: impl Future<Output = ()>,
+    ) -> BytesCopied {
         let metrics = &self.metrics;
         increment(&metrics.tunnels.opened);
         let _open = GaugeGuard::new(&metrics.tunnels.open);
         let mut copy = pin!(BidirectionalCopy::new(client, server));
+        let mut revoked = pin!(revoked);
         let ended = tokio::select! {
             ended = copy_until_idle(copy.as_mut(), self.limits.tunnel_idle) => Ok(ended),
+            () = revoked.as_mut() => Ok(TunnelEnd::Closed),
             deadline = self.shutdown.deadline() => Err(deadline),
         };
         let counter = match ended {
             Ok(TunnelEnd::Closed) => None,
             Ok(TunnelEnd::Failed) => Some(&metrics.tunnels.failed),
             Ok(TunnelEnd::Idle) => Some(&metrics.tunnels.idle_timeouts),
-            Err(deadline) => match timeout_at(deadline, copy_until_idle(copy.as_mut(), DRAIN_IDLE)).await {
-                Ok(TunnelEnd::Closed | TunnelEnd::Idle) => None,
-                Ok(TunnelEnd::Failed) => Some(&metrics.tunnels.failed),
-                Err(_) => Some(&metrics.connections.drain_timeouts),
+            Err(deadline) => tokio::select! {
+                drained = timeout_at(deadline, copy_until_idle(copy.as_mut(), DRAIN_IDLE)) => match drained {
+                    Ok(TunnelEnd::Closed | TunnelEnd::Idle) => None,
+                    Ok(TunnelEnd::Failed) => Some(&metrics.tunnels.failed),
+                    Err(_) => Some(&metrics.connections.drain_timeouts),
+                },
+                () = revoked => None,
             },
         };
         counter.into_iter().for_each(increment);
@@ -144,9 +164,14 @@ impl Tunnels {
     }
 }
 
+/// Holds a value until a tunnel ends that nothing revokes.
+pub(crate) async fn hold<H>(_held: H) {
+    pending().await
+}
+
 /// Copies until both sides have closed or no byte was copied for `idle_timeout`.
 async fn copy_until_idle<A, B>(
-    mut copy: std::pin::Pin<&mut BidirectionalCopy<A, B>>,
+    mut copy: Pin<&mut BidirectionalCopy<A, B>>,
     idle_timeout: Duration,
 ) -> TunnelEnd
 where
@@ -169,5 +194,30 @@ where
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn tunnel_ends_when_its_caller_is_no_longer_allowed() {
+        let tunnels = Tunnels::new(Limits::default(), Arc::default(), Arc::default(), TaskTracker::new());
+        let ((mut client, near), (far, mut server)) = (duplex(64), duplex(64));
+        let (revoke, revoked) = tokio::sync::oneshot::channel::<()>();
+        let carried = tunnels.carry_until(near, far, async { drop(revoked.await) });
+        let traffic = async {
+            client.write_all(b"tea").await.unwrap();
+            let mut read = [0; 3];
+            server.read_exact(&mut read).await.unwrap();
+            revoke.send(()).unwrap();
+            // Both sides stay open here, so that only the tunnel can end.
+            (client.read(&mut read).await.unwrap(), server.read(&mut [0; 3]).await.unwrap())
+        };
+        let (copied, ended) = tokio::join!(carried, traffic);
+        assert_eq!((copied.up, ended), (3, (0, 0)));
     }
 }

@@ -1,5 +1,6 @@
 //! Authorization of calls. The policy of the service decides for each request, and the server follows the policy.
 
+mod accepted_call;
 mod caller;
 mod connection;
 mod forwarded_probe;
@@ -21,6 +22,7 @@ use hazarc::AtomicOptionArc;
 use http::{HeaderMap, HeaderName, Method, Request, header, uri::PathAndQuery};
 use tokio::{sync::watch, time::Instant};
 
+pub use accepted_call::AcceptedCall;
 pub use caller::{Caller, ConnectInfo};
 pub use connection::{ConnectionAuthorizer, identity_of};
 pub(crate) use policy_watch::PolicySubscription;
@@ -146,6 +148,33 @@ impl Authorizer {
             request.extensions_mut().insert(caller);
         }
         if permits { Ok(()) } else { Err(NotAccepted::Refused) }
+    }
+
+    /// Resolves when an accepted call would no longer be allowed.
+    pub(crate) async fn call_revoked(&self, call: &AcceptedCall) {
+        let mut changes = self.changes();
+        while self.still_accepts_call(call) {
+            // The sender lives in `self`.
+            let _ = changes.changed().await;
+        }
+    }
+
+    /// Whether an accepted call would be allowed now. A health check opens no connection that outlives it.
+    fn still_accepts_call(&self, call: &AcceptedCall) -> bool {
+        let table = self.table.load();
+        let Some(table) = table.as_ref() else { return !self.waits_for_policy };
+        let caller = call.caller.as_ref();
+        let is_stated_by_other =
+            caller.and_then(Caller::intermediary).is_some_and(|via| !table.is_intermediary(via));
+        if is_stated_by_other || (caller.is_none() && self.requires_identity(table)) {
+            return false;
+        }
+        let decision = table.decide(&AuthorizationRequest {
+            caller: caller.map(Caller::caller),
+            method: call.method.as_str(),
+            path: call.path(),
+        });
+        decision.permits() && decision.reason != DecisionReason::HealthCheck
     }
 
     /// Authorizes a connection whose requests are not parsed.

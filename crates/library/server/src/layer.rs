@@ -37,7 +37,7 @@ use self::{
 };
 use crate::{
     Admission, Outstanding,
-    authorization::Authorizer,
+    authorization::{AcceptedCall, Authorizer},
     load_report,
     shards::{ownership::Ownership, shard_load::KeyedCall},
 };
@@ -124,6 +124,12 @@ impl ServerLayer {
     ) -> io::Result<GuardedStream<Stream>> {
         let accepted = transport.accept(stream).await;
         accepted.inspect_err(|_| self.shared.load.refusals().count_failed_handshake())
+    }
+
+    /// Resolves when the policy would no longer allow this call, so that the connection that it opened has to end.
+    #[doc(hidden)]
+    pub async fn revoked(&self, call: &AcceptedCall) {
+        self.shared.authorizer.call_revoked(call).await;
     }
 
     /// Reports a metric of the program's own, such as the length of its queue, in every response, until it is set

@@ -80,7 +80,7 @@ pub use shards::HookResult;
 // What `fairmesh register` and the proxy are built on, beside the public API: no promise is made for it.
 #[doc(hidden)]
 pub use {
-    authorization::{ConnectionAuthorizer, identity_of},
+    authorization::{AcceptedCall, ConnectionAuthorizer, identity_of},
     builder::{ServerTransport, default_instance, transport_of_agent},
     cpu::{Cpu, CpuTime},
     drain::drain_deadline,

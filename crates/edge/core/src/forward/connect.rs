@@ -21,7 +21,7 @@ use crate::{
         observer::unix_time,
     },
     services::{host_name::HostError, target::Target},
-    tunnel::upgrade::ClientUpgrade,
+    tunnel::{hold, upgrade::ClientUpgrade},
 };
 
 /// Methods that are allowed everywhere, for `allow` in a refusal of CONNECT (RFC 9110 10.2.1).
@@ -83,7 +83,7 @@ impl Forwarder {
             Ok(ConnectResult::Tunnel(tunnel)) => {
                 server = Some(server_of(&tunnel));
                 if let Some(client) = client {
-                    self.tunnels.spawn(client, tunnel, Arc::clone(&client_info.permit));
+                    self.tunnels.spawn(client, tunnel, hold(Arc::clone(&client_info.permit)));
                 }
                 (Response::new(Body::empty()), None)
             }

@@ -31,7 +31,7 @@ use crate::{
         host_name::HostError,
         target::{GrpcStatusWatch, Target},
     },
-    tunnel::{Tunnels, upgrade::UpgradeRequest},
+    tunnel::{Tunnels, hold, upgrade::UpgradeRequest},
 };
 
 /// Forwards the requests of all connections.
@@ -153,7 +153,7 @@ impl Forwarder {
                 upgraded_region = server_region(&response).cloned();
                 let (head, body) = response.into_parts();
                 let (head, permit) = (Response::from_parts(head, ()), Arc::clone(&client_info.permit));
-                (self.tunnels.switch_protocols(head, (upgrade, body.into_tunnel()), permit), None)
+                (self.tunnels.switch_protocols(head, (upgrade, body.into_tunnel()), hold(permit)), None)
             }
             Ok(mut response) => {
                 prepare_response(&mut response);

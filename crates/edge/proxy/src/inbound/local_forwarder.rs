@@ -13,6 +13,7 @@ use fairmesh_edge::{
 };
 use fairmesh_headers::grpc_content_type;
 use fairmesh_http::path::RawPath;
+use fairmesh_server::{AcceptedCall, ServerLayer};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header, request::Parts};
 
 use crate::inbound::{caller_headers, request_body::RequestBody, response_body::ResponseBody};
@@ -25,6 +26,8 @@ const ALLOWED: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, PUT, DEL
 pub(crate) struct LocalForwarder {
     pub(crate) program: DirectClient,
     pub(crate) tunnels: Tunnels,
+    /// Judges tunnels anew when the policy changes.
+    pub(crate) layer: ServerLayer,
 }
 
 impl LocalForwarder {
@@ -41,12 +44,13 @@ impl LocalForwarder {
         if request.method() == Method::CONNECT {
             return connect_refused().map(ResponseBody::Own);
         }
+        let call = AcceptedCall::of(&request);
         let (mut parts, body) = request.into_parts();
         let upgrade = UpgradeRequest::take(&mut parts);
         prepare_request(&mut parts, upgrade.as_ref(), peer);
         match self.program.send(Request::from_parts(parts, RequestBody(body))).await {
             Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                self.switch_protocols(response, upgrade).map(ResponseBody::Own)
+                self.switch_protocols(response, upgrade, call).map(ResponseBody::Own)
             }
             Ok(mut response) => {
                 hop_by_hop::strip_response(response.headers_mut());
@@ -67,10 +71,13 @@ impl LocalForwarder {
         &self,
         response: Response<DirectBody>,
         upgrade: Option<UpgradeRequest>,
+        call: AcceptedCall,
     ) -> Response<Body> {
         let (head, body) = response.into_parts();
         // The stream of the caller holds its place at the listener.
-        self.tunnels.switch_protocols(Response::from_parts(head, ()), (upgrade, body.into_tunnel()), ())
+        let layer = self.layer.clone();
+        let revoked = async move { layer.revoked(&call).await };
+        self.tunnels.switch_protocols(Response::from_parts(head, ()), (upgrade, body.into_tunnel()), revoked)
     }
 }
 

@@ -95,7 +95,7 @@ async fn serve(listener: TcpListener, program: DirectClient, endpoint: ServedEnd
     let tasks = TaskTracker::new();
     let limits = Limits { idle_timeout: IDLE_TIMEOUT, ..Limits::default() };
     let tunnels = Tunnels::new(limits, Arc::clone(&metrics), Arc::clone(&shutdown), tasks.clone());
-    let forwarder = Arc::new(LocalForwarder { program, tunnels });
+    let forwarder = Arc::new(LocalForwarder { program, tunnels, layer: server.layer() });
     let handler = RequestHandler { server: server.layer(), forwarder, observation };
     let closing = async { shutdown.start_without_grace(server.closing().await) };
     let served = serve_connections(listener, &server, {

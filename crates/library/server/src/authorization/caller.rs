@@ -38,6 +38,10 @@ impl Caller {
         self.via.as_ref().map(|via| via.id())
     }
 
+    pub(super) fn intermediary(&self) -> Option<&CallerId> {
+        self.via.as_deref()
+    }
+
     pub(super) fn caller(&self) -> &CallerId {
         &self.caller
     }

@@ -1,18 +1,23 @@
 //! Who may call a server of the library, as `vectors/` says.
 
-use std::{convert::Infallible, path::Path, sync::Arc};
+use std::{convert::Infallible, path::Path, pin::pin, sync::Arc};
 
 use fairmesh_model::{
     Identity, ServiceName,
     spec::{DefaultAuthorizationSpec, PolicySpec},
 };
 use fairmesh_router::AuthorizationTable;
+use futures_util::FutureExt as _;
 use http::{HeaderValue, Request, Response, StatusCode, header::CONTENT_TYPE};
 use serde_json::Value;
 use tonic::transport::server::TcpConnectInfo;
 use tower::{Layer as _, ServiceExt as _, service_fn};
 
-use crate::{Caller, ConnectInfo, ServerLayer, authorization::Authorizer, layer::LayerState};
+use crate::{
+    Caller, ConnectInfo, ServerLayer,
+    authorization::{AcceptedCall, Authorizer},
+    layer::LayerState,
+};
 use fairmesh_headers::{CALLER, FAULT, GRPC_STATUS};
 
 const WEB: &str = "spiffe://prod/shop/web";
@@ -156,4 +161,22 @@ async fn mtls_server_accepts_no_call_before_its_policy() {
     let response = send(&layer(None), request(Some(WEB), "GET", "/")).await;
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(send(&ServerLayer::default(), request(None, "GET", "/")).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn accepted_call_is_revoked_when_the_policy_refuses_it() {
+    let allow = |caller: &str| {
+        let rule = serde_json::json!({"name": "chat", "from": [caller], "paths": [{"exact": "/chat"}]});
+        let policy = serde_json::json!({"service": "shop/cart", "authorization": {"rules": [rule]}});
+        table(&policy, &"deny".into())
+    };
+    let layer = layer(Some(allow("shop/web")));
+    let call = AcceptedCall::of(&request(Some(WEB), "GET", "/chat"));
+    let mut revoked = pin!(layer.revoked(&call));
+    assert!(revoked.as_mut().now_or_never().is_none());
+    // A change that still allows the call ends nothing.
+    layer.shared.authorizer.set(allow("shop/web"));
+    assert!(revoked.as_mut().now_or_never().is_none());
+    layer.shared.authorizer.set(allow("shop/other"));
+    assert!(revoked.now_or_never().is_some());
 }
