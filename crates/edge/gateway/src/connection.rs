@@ -2,27 +2,21 @@
 
 use std::{io, sync::Arc, time::Duration};
 
-use bytes::BytesMut;
 use fairmesh_calls::forwarding::Principal;
 use fairmesh_edge::{
     counter::increment,
-    forward::{
-        connection_info::ConnectionInfo,
-        tcp::{self, TcpRoute},
-    },
-    listen::{
-        connection_permit::ConnectionPermit, first_bytes::FirstBytes, proxy_header,
-        proxy_protocol::Addresses, socket,
-    },
+    forward::connection_info::ConnectionInfo,
+    listen::{connection_permit::ConnectionPermit, proxy_header, proxy_protocol::Addresses, socket},
     server::AcceptedConnection,
-    tunnel::prefixed_io::PrefixedIo,
 };
 use fairmesh_listen::GuardedStream;
 use fairmesh_model::{CallerId, Identity, ServiceName, SpiffePath};
-use fairmesh_wire::transport::{SecureStream, Stream, Transport};
+use fairmesh_wire::{
+    LogLimiter,
+    transport::{SecureStream, Stream, Transport},
+};
 use futures_util::FutureExt as _;
-use http::HeaderValue;
-use tokio::{io::AsyncReadExt as _, net::TcpStream, time::timeout};
+use tokio::{net::TcpStream, time::timeout};
 
 use crate::{
     directory::Directory,
@@ -33,11 +27,9 @@ use crate::{
 
 /// Time limit of a handshake: two round trips and a signature on a busy node.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a client at a virtual address may be silent before its connection is forwarded as bytes: its server may speak first.
-const CLIENT_SILENCE: Duration = Duration::from_secs(1);
-/// Time limit of the rest of HTTP headers.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
-const FIRST_READ: usize = 4 * 1024;
+
+/// Connections of tenants whose virtual addresses are not known.
+static NOT_KNOWN: LogLimiter = LogLimiter::new();
 
 /// Serves the connections of nodes.
 #[derive(Debug)]
@@ -56,9 +48,6 @@ struct PodStream {
     principal: Arc<Principal>,
     addresses: Addresses,
 }
-
-/// A connection of which the first bytes were read.
-type BegunStream = PrefixedIo<Box<dyn SecureStream>>;
 
 impl Connections {
     /// Serves a connection until it ends. Long operations are boxed, since every connection would else reserve space for the largest.
@@ -85,38 +74,20 @@ impl Connections {
         self.serve_pod(pod, &tenant, permit).boxed().await;
     }
 
-    /// Serves a connection of a pod whose tenant has room for it.
+    /// Serves a connection of a pod whose tenant has room for it. It is HTTP, whatever its bytes are: bytes that are carried unread could
+    /// be a request that states any caller, on a connection that its server takes for the gateway's.
     async fn serve_pod(&self, pod: PodStream, tenant: &TenantServer, permit: Arc<ConnectionPermit>) {
         let PodStream { stream, caller, principal, addresses } = pod;
-        let service = self.directory.service_at(&caller.tenant, addresses.destination).await;
-        // It holds the permit until the connection ends.
-        let info = ConnectionInfo::new(addresses.source, service.clone(), permit)
-            .of_principal(Arc::clone(&principal));
-        let begun = tokio::select! {
-            begun = self.begin(stream, service.is_some()) => begun,
-            // A client that has sent nothing loses nothing.
-            () = tenant.server.shutdown.idle_grace_over().cancelled() => return,
+        let Ok(service) = self.directory.service_at(&caller.tenant, addresses.destination).await else {
+            increment(&self.metrics.unrouted);
+            if let Some(suppressed) = NOT_KNOWN.next() {
+                tracing::warn!(tenant = %caller.tenant, suppressed, "closed a connection: the tenant's virtual addresses are not known yet");
+            }
+            return;
         };
-        match (begun, service) {
-            (Ok((FirstBytes::Http1(_) | FirstBytes::Http2, stream)), _) => {
-                // A SPIFFE id is a header value.
-                let Ok(caller) = HeaderValue::try_from(principal.caller.as_str()) else { return };
-                tenant.server.serve_http(stream, info, PodConnection { caller }).boxed().await;
-            }
-            (Ok((FirstBytes::Other, stream)), Some(service)) => {
-                let route = TcpRoute { service: &service, header: None, principal: Some(principal) };
-                tcp::serve(&tenant.server.forwarder, stream, route).boxed().await;
-            }
-            (Ok((FirstBytes::Other, stream)), None) => {
-                increment(&self.metrics.unrouted);
-                tracing::debug!(%caller, destination = %addresses.destination, "refused bytes to no virtual address");
-                socket::reset(stream);
-            }
-            (Err(error), _) => {
-                increment(&tenant.server.forwarder.metrics.connections.failed);
-                tracing::debug!(%caller, %error, "a connection failed before its first request");
-            }
-        }
+        // It holds the permit until the connection ends.
+        let info = ConnectionInfo::new(addresses.source, service, permit).of_principal(principal);
+        tenant.server.serve_http(stream, info, PodConnection).boxed().await;
     }
 
     /// Verifies who connects. Tenant and service are what the certificate says; addresses and the id are what the node says, and name
@@ -143,31 +114,6 @@ impl Connections {
             }
             _ => Err(refused(format!("{caller} sent a header without addresses or without an id"))),
         }
-    }
-
-    /// Reads until the protocol is known.
-    async fn begin(
-        &self,
-        mut stream: Box<dyn SecureStream>,
-        is_virtual: bool,
-    ) -> io::Result<(FirstBytes, BegunStream)> {
-        let mut read = BytesMut::with_capacity(FIRST_READ);
-        let mut time_limit = if is_virtual { CLIENT_SILENCE } else { self.idle_timeout };
-        let seen = loop {
-            match timeout(time_limit, stream.read_buf(&mut read)).await {
-                Ok(Ok(0)) if read.is_empty() => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Err(late) if read.is_empty() && !is_virtual => return Err(late.into()),
-                Ok(Ok(0)) | Err(_) => break FirstBytes::Other,
-                Ok(Ok(_)) => {}
-                Ok(Err(error)) => return Err(error),
-            }
-            // It changes what it reads.
-            if let Some(seen) = FirstBytes::classify(&mut read.clone()) {
-                break seen;
-            }
-            time_limit = HEAD_TIMEOUT;
-        };
-        Ok((seen, PrefixedIo::new(read, stream)))
     }
 }
 

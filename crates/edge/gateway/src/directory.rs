@@ -18,7 +18,10 @@ use fairmesh_wire::{
     records,
     transport::{Address, Transport},
 };
-use tokio::{sync::watch, time::timeout};
+use tokio::{
+    sync::watch,
+    time::{error::Elapsed, timeout},
+};
 use tokio_util::task::AbortOnDropHandle;
 
 /// How long the first connection of a tenant waits for its virtual addresses.
@@ -91,18 +94,23 @@ impl Directory {
         self.wait_known(default_prefix()).await;
     }
 
-    /// The service of a tenant at a virtual address. The first call for a tenant waits for its records, two seconds at most.
-    pub(crate) async fn service_at(&self, tenant: &Tenant, address: SocketAddr) -> Option<ServiceName> {
+    /// The service of a tenant at a virtual address, if one has it. The first call for a tenant waits for its records, two seconds at most.
+    ///
+    /// # Errors
+    /// The records have not arrived. The address may then be a service's, so that no host may decide in its place.
+    pub(crate) async fn service_at(
+        &self,
+        tenant: &Tenant,
+        address: SocketAddr,
+    ) -> Result<Option<ServiceName>, Elapsed> {
         let prefix = Prefix::tenant(tenant, RecordKind::Service);
         let is_new = self.followed.lock().unwrap_or_else(PoisonError::into_inner).insert(tenant.clone());
         if is_new {
             self.upstream.subscribe(prefix.clone());
         }
-        if timeout(FIRST_RECORDS_TIMEOUT, self.wait_known(prefix)).await.is_err() {
-            tracing::warn!(%tenant, "the virtual addresses of a tenant are not known yet");
-        }
+        timeout(FIRST_RECORDS_TIMEOUT, self.wait_known(prefix)).await?;
         let records = self.records.read().unwrap_or_else(PoisonError::into_inner);
-        records.addresses.get(tenant)?.get(&address)?.first().cloned()
+        Ok(records.addresses.get(tenant).and_then(|addresses| addresses.get(&address)?.first().cloned()))
     }
 
     async fn wait_known(&self, prefix: Prefix) {

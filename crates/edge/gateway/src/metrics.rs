@@ -26,7 +26,7 @@ pub(crate) struct GatewayMetrics {
     pub(crate) refused_peers: AtomicU64,
     /// Connections of tenants beyond the maximum.
     pub(crate) tenants_refused: AtomicU64,
-    /// Connections of other protocols to no virtual address.
+    /// Connections of tenants whose virtual addresses are not known yet.
     pub(crate) unrouted: AtomicU64,
 }
 
@@ -70,7 +70,11 @@ pub(crate) fn register(registry: &mut Registry, connections: &Arc<Connections>) 
             &metrics.refused_peers,
         ),
         ("tenants_refused", "Connections of tenants beyond the maximum of tenants", &metrics.tenants_refused),
-        ("connections_unrouted", "Connections that are no HTTP, to no virtual address", &metrics.unrouted),
+        (
+            "connections_unrouted",
+            "Connections of tenants whose virtual addresses are not known yet",
+            &metrics.unrouted,
+        ),
     ] {
         registry.register(name, help, ConstCounter::new(counter.load(Relaxed)));
     }

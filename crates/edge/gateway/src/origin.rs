@@ -11,15 +11,11 @@ use fairmesh_edge::{
     metrics::requests::RequestMetrics,
     services::{Services, target::Target},
 };
-use fairmesh_headers::CALLER;
-use http::{HeaderValue, Request, Response};
+use http::{Request, Response};
 
 /// A connection that a node opened for one of its pods. All requests are for services.
 #[derive(Debug)]
-pub(crate) struct PodConnection {
-    /// The identity of the pod, for the servers of its calls.
-    pub(crate) caller: HeaderValue,
-}
+pub(crate) struct PodConnection;
 
 impl Origin for PodConnection {
     type Offload = NoOffload;
@@ -27,16 +23,15 @@ impl Origin for PodConnection {
     // The fast path knows no principal.
     const ADMITS_ALL: bool = false;
 
-    /// States who calls, whatever the request states.
+    /// All requests: each call is judged by the policy of the service that gets it.
     fn admit<B>(
         &self,
-        mut request: Request<B>,
+        request: Request<B>,
         _: &Services,
     ) -> impl Future<Output = Result<Request<B>, Response<Body>>> + Send
     where
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
-        request.headers_mut().insert(CALLER, self.caller.clone());
         ready(Ok(request))
     }
 

@@ -42,14 +42,20 @@ async fn pods_reach_what_their_certificate_says_whatever_they_claim() {
         "{answer}"
     );
     let answer = mesh.call(&red, VIRTUAL, "\x01\x02 no HTTP\r\n\r\n").await;
-    assert!(!answer.contains("red/web"), "bytes need a rule for all methods: {answer}");
+    assert!(answer.starts_with("HTTP/1.1 400 "), "bytes are not carried unread: {answer}");
     let web = mesh.identity("red", "red/web").await;
     let answer = mesh.call(&web, VIRTUAL, GET).await;
     assert!(answer.starts_with("HTTP/1.1 403 "), "red/web is in no rule: {answer}");
-    // Bytes to no virtual address go nowhere.
+    // What is no HTTP goes nowhere, and CONNECT opens no tunnel.
     let answer = mesh.call(&red, "10.96.9.9:25", "\x01\x02 no HTTP\r\n\r\n").await;
-    assert!(answer.starts_with(" (") || answer.is_empty(), "{answer}");
-    mesh.counts(false, "fairmesh_gateway_connections_unrouted_total", "1").await;
+    assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
+    let connect = "CONNECT web.red:80 HTTP/1.1\r\nhost: web.red:80\r\nconnection: close\r\n\r\n";
+    let answer = mesh.call(&red, VIRTUAL, connect).await;
+    assert!(answer.starts_with("HTTP/1.1 405 "), "{answer}");
+    // The caller is stated all the same.
+    let request = GET.replace("connection: close", "connection: close, x-fairmesh-caller");
+    let answer = mesh.call(&red, VIRTUAL, &request).await;
+    assert!(answer.ends_with("red/web for spiffe://prod/red/client"), "{answer}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

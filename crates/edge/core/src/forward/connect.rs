@@ -5,9 +5,7 @@ use std::{net::SocketAddr, sync::Arc};
 use fairmesh_calls::{
     Body, FaultKind, InstanceId, Region, Tunnel,
     discovery::ServiceState,
-    forwarding::{
-        CallInfo, ConnectResult, Principal, RouteBackend, open_tunnel, route_backend_name, service_state,
-    },
+    forwarding::{CallInfo, ConnectResult, RouteBackend, open_tunnel, route_backend_name, service_state},
 };
 use fairmesh_model::HostPort;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
@@ -33,6 +31,8 @@ enum TunnelRefusal {
     Malformed,
     /// Neither the listener nor a route allows CONNECT.
     NotAllowed,
+    /// The client is a pod behind a gateway.
+    ByPrincipal,
     /// The target is not a service of this listener.
     NotServed,
     TooManyServices {
@@ -43,7 +43,6 @@ enum TunnelRefusal {
 /// The outcome of a request for a tunnel.
 struct TunnelAttempt {
     caller: SocketAddr,
-    principal: Option<Arc<Principal>>,
     began: Instant,
     status: StatusCode,
     fault: Option<FaultKind>,
@@ -66,6 +65,10 @@ impl Forwarder {
         }
         let (mut parts, _) = request.into_parts();
         let named = parts.uri.authority().map(ToString::to_string).unwrap_or_default();
+        // The server would take the requests in the tunnel, and the caller that they state, for the gateway's.
+        if client_info.principal.is_some() {
+            return self.refuse(&TunnelRefusal::ByPrincipal, &named);
+        }
         let target = match self.tunnel_target(&named, client_info) {
             Ok(target) => target,
             Err(refusal) => return self.refuse(&refusal, &named),
@@ -99,7 +102,6 @@ impl Forwarder {
         };
         let attempt = TunnelAttempt {
             caller: client_info.caller,
-            principal: client_info.principal.clone(),
             began,
             status: response.status(),
             fault,
@@ -134,7 +136,7 @@ impl Forwarder {
 
     /// Counts and logs a request for a tunnel.
     fn record_tunnel(&self, named: &str, target: &Target, attempt: TunnelAttempt) {
-        let TunnelAttempt { caller, principal, began, status, fault, server, call_info } = attempt;
+        let TunnelAttempt { caller, began, status, fault, server, call_info } = attempt;
         let took = began.elapsed();
         let (instance, region) = server.unzip();
         target.metrics.responses.record(call_info.route_backend(), region.as_ref(), status, took);
@@ -152,8 +154,6 @@ impl Forwarder {
             ms: millis(took),
             total_ms: millis(took),
             caller: caller.to_string(),
-            caller_id: principal.as_ref().map(|principal| principal.caller.as_str().to_owned()),
-            connection: principal.as_ref().map(|principal| principal.connection.to_string()),
             fault: fault.map(FaultKind::label),
             instance: instance.map(|instance| instance.to_string()),
             region: region.map(|region| region.to_string()),
@@ -187,6 +187,11 @@ impl TunnelRefusal {
             Self::NotAllowed => {
                 let message = "CONNECT is not allowed here: start the listener with +connect, or name CONNECT \
                                in match.methods of a route";
+                (StatusCode::METHOD_NOT_ALLOWED, message.to_owned())
+            }
+            Self::ByPrincipal => {
+                let message = "CONNECT is not allowed through a gateway, since no policy sees what is in a tunnel; \
+                               send the requests themselves";
                 (StatusCode::METHOD_NOT_ALLOWED, message.to_owned())
             }
             Self::NotServed => (

@@ -1,8 +1,9 @@
 //! Rewrites headers of requests and responses.
 
 use fairmesh_calls::{Body, Region, forwarding::SentRequest};
+use fairmesh_headers::CALLER;
 use fairmesh_http::path::RawPath;
-use http::{Response, Uri, Version, header, request::Parts};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, Uri, Version, header, request::Parts};
 
 use crate::forward::{connection_info::ConnectionInfo, hop_by_hop, loops};
 
@@ -10,6 +11,10 @@ use crate::forward::{connection_info::ConnectionInfo, hop_by_hop, loops};
 pub(crate) fn prepare_request(parts: &mut Parts, client_info: &ConnectionInfo) {
     rewrite_host(parts, client_info);
     hop_by_hop::strip_request(&mut parts.headers);
+    // After the removal of what `connection` names, which could be the caller.
+    if let Some(principal) = &client_info.principal {
+        state_caller(&mut parts.headers, principal.caller.as_str());
+    }
     hop_by_hop::set_forwarded_proto(&mut parts.headers, client_info.over_tls);
     loops::mark(&mut parts.headers);
     // Extensions belong to the client's connection, except the raw path and the connection of a request that was sent.
@@ -17,6 +22,24 @@ pub(crate) fn prepare_request(parts: &mut Parts, client_info: &ConnectionInfo) {
     client_info.reset_extensions(&mut parts.extensions);
     raw.map(|raw| parts.extensions.insert(raw));
     sent.map(|sent| parts.extensions.insert(sent));
+}
+
+/// Says who calls, in place of all headers that could claim it.
+fn state_caller(headers: &mut HeaderMap, caller: &str) {
+    let claims: Vec<HeaderName> = headers.keys().filter(|name| claims_caller(name)).cloned().collect();
+    for name in claims {
+        headers.remove(name);
+    }
+    // SPIFFE ids are ASCII without controls.
+    if let Ok(caller) = HeaderValue::try_from(caller) {
+        headers.insert(CALLER, caller);
+    }
+}
+
+/// Whether a server may read the name as one that says who calls. CGI reads `_` and `-` as one (RFC 3875 4.1.18).
+fn claims_caller(name: &HeaderName) -> bool {
+    let name = name.as_str().replace('_', "-");
+    name == CALLER.as_str() || name == "x-forwarded-client-cert"
 }
 
 /// Prepares a response for the client: hop-by-hop headers and version.
@@ -41,5 +64,30 @@ pub(crate) fn rewrite_host(parts: &mut Parts, client_info: &ConnectionInfo) {
     }
     if by_host {
         parts.uri = parts.uri.path_and_query().map_or_else(Uri::default, |path| Uri::from(path.clone()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stated_caller_replaces_every_claim_and_outlives_connection() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [
+            ("connection", "x-fairmesh-caller"),
+            ("x-fairmesh-caller", "spiffe://prod/red/admin"),
+            ("x_fairmesh_caller", "spiffe://prod/red/admin"),
+            ("x-forwarded-client-cert", "URI=spiffe://prod/red/admin"),
+            ("accept", "text/html"),
+        ] {
+            headers.insert(name, HeaderValue::from_static(value));
+        }
+        hop_by_hop::strip_request(&mut headers);
+        state_caller(&mut headers, "spiffe://prod/red/client");
+        let mut left: Vec<_> =
+            headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
+        left.sort_unstable();
+        assert_eq!(left, [("accept", &b"text/html"[..]), ("x-fairmesh-caller", b"spiffe://prod/red/client")]);
     }
 }

@@ -1,8 +1,6 @@
 //! Forwards TCP connections to a service: an endpoint is picked for each, and another one if it is unreachable.
 
-use std::sync::Arc;
-
-use fairmesh_calls::{Fault, ServiceName, Tunnel, forwarding::Principal};
+use fairmesh_calls::{Fault, ServiceName, Tunnel};
 use http::{Method, Request};
 use tokio::io::AsyncWriteExt as _;
 
@@ -19,8 +17,6 @@ pub struct TcpRoute<'a> {
     pub service: &'a ServiceName,
     /// The PROXY protocol header that the server gets first.
     pub header: Option<Vec<u8>>,
-    /// The caller that a gateway accepted.
-    pub principal: Option<Arc<Principal>>,
 }
 
 /// Copies a connection to a server of the service.
@@ -38,12 +34,11 @@ pub async fn serve(forwarder: &Forwarder, stream: impl TcpClientStream, route: T
 
 async fn connect(
     forwarder: &Forwarder,
-    TcpRoute { service, header, principal }: TcpRoute<'_>,
+    TcpRoute { service, header }: TcpRoute<'_>,
 ) -> Result<Tunnel, String> {
     let target = forwarder.services.by_name(service).map_err(|error| error.to_string())?;
     let mut request = Request::new(());
     *request.method_mut() = Method::CONNECT;
-    principal.map(|principal| request.extensions_mut().insert(principal));
     let connected = target.handle.open_connection(request).await;
     let mut server = connected.map_err(|fault: Fault| {
         increment(&target.metrics.faults);

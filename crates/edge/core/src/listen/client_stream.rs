@@ -10,8 +10,6 @@ use tokio::{
 };
 use tokio_rustls::server::TlsStream;
 
-use crate::tunnel::prefixed_io::PrefixedIo;
-
 /// A connection that can be split into halves and reunited.
 pub trait ClientStream: AsyncRead + AsyncWrite + Unpin + Send + Sized + 'static {
     /// The half that is read.
@@ -44,12 +42,6 @@ impl TcpClientStream for TlsStream<TcpStream> {
     }
 }
 
-impl TcpClientStream for PrefixedIo<Box<dyn SecureStream>> {
-    fn socket(&self) -> &TcpStream {
-        self.get_ref().socket()
-    }
-}
-
 impl ClientStream for TcpStream {
     type Reader = OwnedReadHalf;
     type Writer = OwnedWriteHalf;
@@ -76,8 +68,8 @@ impl ClientStream for TlsStream<TcpStream> {
     }
 }
 
-/// A connection whose client proved an identity of the mesh, and of which the first bytes were read.
-impl ClientStream for PrefixedIo<Box<dyn SecureStream>> {
+/// A connection whose client proved an identity of the mesh.
+impl ClientStream for Box<dyn SecureStream> {
     type Reader = ReadHalf<Self>;
     type Writer = WriteHalf<Self>;
 

@@ -103,7 +103,7 @@ impl ConnectionServer {
             }
             ServedProtocol::Tcp { service, send_proxy } => {
                 let header = send_proxy.map(|version| proxy_protocol::write(version, addresses));
-                let route = TcpRoute { service, header, principal: None };
+                let route = TcpRoute { service, header };
                 tcp::serve(&self.forwarder, stream, route).boxed()
             }
         }

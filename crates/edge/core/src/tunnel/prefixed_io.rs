@@ -24,11 +24,6 @@ impl<I> PrefixedIo<I> {
         this
     }
 
-    /// The connection.
-    pub(crate) fn get_ref(&self) -> &I {
-        &self.io
-    }
-
     /// Releases an empty prefix: a connection may stay open for days.
     fn release(&mut self) {
         if self.prefix.is_empty() {
