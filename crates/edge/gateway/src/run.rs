@@ -11,7 +11,10 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_calls::{Mesh, forwarding::exclude_addresses};
+use fairmesh_calls::{
+    Mesh,
+    forwarding::{exclude_addresses, exclude_loopback},
+};
 use fairmesh_edge::{
     forward::forwarder::Forwarder,
     lifecycle::succession::{Ended, Stop, Succession, SuccessionError},
@@ -76,7 +79,11 @@ pub async fn run(
     let addresses: Vec<SocketAddr> = [config.listen].into_iter().chain(config.admin).collect();
     let mut succession = Succession::bind(&addresses, config.handover.as_deref()).await?;
     let admin = config.admin.and_then(|_| succession.listeners.pop());
-    exclude_addresses(&mesh, [config.listen]);
+    exclude_addresses(&mesh, addresses);
+    // A gateway on loopback is of a mesh on one machine, where pods are there as well.
+    if !config.listen.ip().is_loopback() {
+        exclude_loopback(&mesh);
+    }
     let gateway = Gateway::start(&config, mesh)?;
     let mut admin = admin.map(|bound| pages::start(bound, gateway.pages()));
     let ended = gateway.run((succession, &mut admin), &config.limits, stop).await;

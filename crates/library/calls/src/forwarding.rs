@@ -39,6 +39,18 @@ pub fn exclude_addresses(mesh: &Mesh, addresses: impl IntoIterator<Item = Socket
     mesh.state.transport.own_addresses.add(addresses);
 }
 
+/// Excludes all loopback addresses, where processes trust their machine: an endpoint at one of them counts as unreachable.
+pub fn exclude_loopback(mesh: &Mesh) {
+    mesh.state.transport.own_addresses.add_loopback();
+}
+
+/// Has calls made by mutual TLS alone, whatever policies permit: an endpoint in plaintext proves nothing, so that its record could lead calls
+/// for tenants to any address.
+#[must_use]
+pub fn with_identities_only(builder: MeshBuilder) -> MeshBuilder {
+    builder.identities_only()
+}
+
 /// Has this told of each plaintext connection over HTTP/1.1 that calls make, before its first request. The first such hook stays.
 pub fn on_connection(mesh: &Mesh, hook: impl Fn(&TcpStream) + Send + Sync + 'static) {
     mesh.state.transport.connection_hook.set(hook);

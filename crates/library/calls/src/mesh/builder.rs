@@ -34,6 +34,7 @@ pub struct MeshBuilder {
     local_address: Option<IpAddr>,
     observer: Option<Arc<dyn Observer>>,
     event_loops: usize,
+    identities_only: bool,
     idle_timeout: Option<Duration>,
 }
 
@@ -124,6 +125,12 @@ impl MeshBuilder {
         self
     }
 
+    /// See [`with_identities_only`](crate::forwarding::with_identities_only).
+    pub(crate) fn identities_only(mut self) -> Self {
+        self.identities_only = true;
+        self
+    }
+
     /// How long services are followed that are not called and have no handle; 10 min by default. One
     /// that is called again after that is subscribed to again, and its connections are opened again.
     #[must_use]
@@ -166,6 +173,7 @@ impl MeshBuilder {
             own_addresses: Default::default(),
             connection_hook: Default::default(),
             event_loops: self.event_loops,
+            identities_only: self.identities_only,
         };
         let mut state = MeshState::new(source, client_id, transport, self.observer);
         state.shares_identity = is_shared;

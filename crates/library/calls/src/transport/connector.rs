@@ -45,6 +45,8 @@ pub(crate) struct TransportContext {
     pub(crate) connection_hook: ConnectionHook,
     /// The number of event loops that make calls.
     pub(crate) event_loops: usize,
+    /// Whether no connection is made in plaintext, whatever policies permit.
+    pub(crate) identities_only: bool,
 }
 
 /// Opens connections to one endpoint.

@@ -192,7 +192,7 @@ impl EndpointTransport for Arc<EndpointPool> {
                 address: target.address,
                 pod: target.pod,
                 identity: target.identity.clone(),
-                accepts_plaintext: target.accepts_plaintext,
+                accepts_plaintext: target.accepts_plaintext && !context.identities_only,
                 local: context.local,
                 multiplexed,
                 counters: Arc::clone(&context.counters),

@@ -7,17 +7,29 @@ use std::{
 
 /// Shared by all endpoint pools of a mesh, and checked once for each new connection.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct OwnAddresses(Arc<RwLock<Vec<SocketAddr>>>);
+pub(crate) struct OwnAddresses(Arc<RwLock<Own>>);
+
+#[derive(Debug, Default)]
+struct Own {
+    listeners: Vec<SocketAddr>,
+    /// Whether all loopback addresses count.
+    has_loopback: bool,
+}
 
 impl OwnAddresses {
     pub(crate) fn add(&self, addresses: impl IntoIterator<Item = SocketAddr>) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).extend(addresses);
+        self.0.write().unwrap_or_else(PoisonError::into_inner).listeners.extend(addresses);
+    }
+
+    pub(crate) fn add_loopback(&self) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).has_loopback = true;
     }
 
     /// Whether a connection to this address would reach this process.
     pub(crate) fn contains(&self, address: SocketAddr) -> bool {
         let own = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        own.iter().any(|own| own.port() == address.port() && covers(own.ip(), address.ip()))
+        own.has_loopback && address.ip().to_canonical().is_loopback()
+            || own.listeners.iter().any(|own| own.port() == address.port() && covers(own.ip(), address.ip()))
     }
 }
 
@@ -52,5 +64,15 @@ mod tests {
         ] {
             assert_eq!(own.contains(address.parse().unwrap()), is_own, "{address}");
         }
+    }
+
+    #[test]
+    fn loopback_is_excluded_once_it_is_added() {
+        let own = OwnAddresses::default();
+        let addresses = ["127.0.0.1:7441", "[::1]:80", "[::ffff:127.0.0.2]:80", "192.0.2.1:7441"];
+        let excluded = |own: &OwnAddresses| addresses.map(|address| own.contains(address.parse().unwrap()));
+        assert_eq!(excluded(&own), [false; 4]);
+        own.add_loopback();
+        assert_eq!(excluded(&own), [true, true, true, false]);
     }
 }
