@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fairmesh_router::{AuthorizationDecision, AuthorizationRequest};
+use fairmesh_router::AuthorizationRequest;
 use fairmesh_wire::LogLimiter;
 use http::Method;
 
@@ -38,6 +38,10 @@ pub(super) async fn authorize(
     let ServiceState::Ready(ready) = &*state else {
         return Err(Fault::new(FaultKind::Unavailable, format!("{} is not known yet; retry", target.name())));
     };
+    // First, so that the rules of another tenant are not asked for callers that it does not consent to.
+    ready.upstream.accept_routes_from(dispatch.handle.subscription.name()).map_err(|error| {
+        Fault::new(FaultKind::from(&error), format!("{} does not accept the route", target.name()))
+    })?;
     let default = *principal.default.borrow();
     let decision = match head.method == Method::CONNECT {
         true => ready.upstream.authorize_connection(&principal.caller, default),
@@ -51,7 +55,7 @@ pub(super) async fn authorize(
         tracing::info!(caller, service = %name, %connection, suppressed, "a call is {decision}");
     }
     if !decision.permits() {
-        return Err(refused(caller, &name.to_string(), &decision));
+        return Err(refused(caller, &name.to_string()));
     }
     Ok(Routed { now: dispatch.handle.mesh.clock.now(), snapshot: call.snapshot() })
 }
@@ -64,9 +68,10 @@ fn asked<'a>(principal: &'a Principal, head: &'a Head) -> AuthorizationRequest<'
     }
 }
 
-fn refused(caller: &str, name: &str, decision: &AuthorizationDecision<'_>) -> Fault {
+/// Without the rule, which may be of another tenant: the log has it.
+fn refused(caller: &str, name: &str) -> Fault {
     let message = format!(
-        "{name}: the call of {caller} is {decision}; 'fairmesh explain {name} --as CALLER' says why, and its operator can allow it"
+        "{name}: its policy does not allow the call of {caller}; 'fairmesh explain {name} --as CALLER' says why, and its operator can allow it"
     );
     Fault::new(FaultKind::Unauthorized, message)
 }

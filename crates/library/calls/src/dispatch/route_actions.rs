@@ -10,6 +10,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 
 use super::{
     CallFuture,
+    authorize::authorize,
     context::{DispatchContext, NOTHING_SENT},
     mirror,
     request::pending_request,
@@ -47,6 +48,8 @@ async fn execute_actions(
     inject_delay(dispatch, actions, call).await?;
     rewrite(head, actions)?;
     if let Some(service) = actions.mirror(seed) {
+        // A call that is refused is not mirrored either.
+        authorize(dispatch, call, head, Routed { now: mesh.clock.now(), snapshot: call.snapshot() }).await?;
         mirror::send(dispatch, call, service, head, body);
     }
     let routed = Routed { now: mesh.clock.now(), snapshot: call.snapshot() };
