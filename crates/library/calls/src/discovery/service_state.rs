@@ -247,6 +247,7 @@ impl<T: EndpointTransport> ReadyService<T> {
             let was = before.upstream.target(candidate.index);
             let same = (was.address, was.protocol) == (candidate.target.address, candidate.target.protocol)
                 && was.instance == candidate.target.instance
+                && was.pod == candidate.target.pod
                 && was.identity == candidate.target.identity
                 && was.accepts_plaintext == candidate.target.accepts_plaintext
                 && was.metric == candidate.target.metric
