@@ -8,7 +8,7 @@ use std::{
 
 use fairmesh_calls::{
     Trace,
-    forwarding::{BodyEnd, BodyObserver as _},
+    forwarding::{BodyEnd, BodyObserver as _, Principal},
     observe::trace_with_reasons,
 };
 use fairmesh_otlp::Counts;
@@ -83,7 +83,9 @@ impl RequestObserver {
         target: &Arc<Target>,
         arrival: Arrival,
     ) -> Option<Box<Observation>> {
-        let explain = explain_header::take_request(&mut parts.headers);
+        // Not for the caller of a gateway, whom addresses of other tenants do not concern.
+        let explain = explain_header::take_request(&mut parts.headers)
+            && parts.extensions.get::<Arc<Principal>>().is_none();
         let is_recorded = self
             .recent_requests
             .as_ref()
