@@ -23,7 +23,7 @@ pub struct NodeArgs {
     /// The address of a replica of the gateway. May be repeated.
     #[arg(long = "gateway", value_name = "IP:PORT", required = true)]
     gateways: Vec<SocketAddr>,
-    /// Address for captured connections: 'fairmesh proxy capture --at ADDRESS --from INTERFACE' redirects them.
+    /// Address for captured connections: 'fairmesh proxy capture --at ADDRESS --from NETWORK' redirects them.
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:7415")]
     capture: SocketAddr,
     /// Address of /metrics, /healthz and /readyz, or 'none'.
