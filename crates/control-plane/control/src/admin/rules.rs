@@ -136,7 +136,7 @@ fn contradiction(service: &ServiceName) -> Invalid {
 
 #[cfg(test)]
 mod tests {
-    use fairmesh_model::{Policy, StoreId, spec::PolicySpec};
+    use fairmesh_model::{MtlsMode, Policy, StoreId, spec::PolicySpec};
     use serde_json::json;
 
     use super::*;
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn raw_policy_write_fails_if_rules_change_meanwhile() {
         let node = node(None);
-        let value = records::encode(&Policy { local_only: true, ..Policy::default() }.into());
+        let value = records::encode(&Policy { mtls: MtlsMode::Permissive, ..Policy::default() }.into());
         let batch = complete(&node, Batch { ops: vec![Op::put(keys()[0].clone(), value)] }).unwrap();
         let expected: Vec<_> = batch.ops.iter().map(|op| (op.key.to_string(), op.expect)).collect();
         assert_eq!(expected, [(keys()[0].clone(), Expect::Revision(3))]);
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn import_creates_a_policy_after_its_rules() {
-        let local = records::encode(&Policy { local_only: true, ..Policy::default() }.into());
+        let local = records::encode(&Policy { mtls: MtlsMode::Permissive, ..Policy::default() }.into());
         let expect = |node: &Node| {
             let op = Op::put(keys()[0].clone(), local.clone()).expecting(Expect::Absent);
             complete(node, Batch { ops: vec![op] }).unwrap().ops[0].expect

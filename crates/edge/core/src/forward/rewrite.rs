@@ -1,11 +1,14 @@
 //! Rewrites headers of requests and responses.
 
 use fairmesh_calls::{Body, Region, forwarding::SentRequest};
-use fairmesh_headers::CALLER;
+use fairmesh_headers::{CALLER, remove_all_spellings};
 use fairmesh_http::path::RawPath;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, Uri, Version, header, request::Parts};
 
 use crate::forward::{connection_info::ConnectionInfo, hop_by_hop, loops};
+
+/// Headers by which servers learn who calls.
+const CLAIMS: [HeaderName; 2] = [CALLER, HeaderName::from_static("x-forwarded-client-cert")];
 
 /// Prepares a request for the server: host, hop-by-hop headers and extensions.
 pub(crate) fn prepare_request(parts: &mut Parts, client_info: &ConnectionInfo) {
@@ -26,20 +29,11 @@ pub(crate) fn prepare_request(parts: &mut Parts, client_info: &ConnectionInfo) {
 
 /// Says who calls, in place of all headers that could claim it.
 fn state_caller(headers: &mut HeaderMap, caller: &str) {
-    let claims: Vec<HeaderName> = headers.keys().filter(|name| claims_caller(name)).cloned().collect();
-    for name in claims {
-        headers.remove(name);
-    }
+    remove_all_spellings(headers, &CLAIMS);
     // SPIFFE ids are ASCII without controls.
     if let Ok(caller) = HeaderValue::try_from(caller) {
         headers.insert(CALLER, caller);
     }
-}
-
-/// Whether a server may read the name as one that says who calls. CGI reads `_` and `-` as one (RFC 3875 4.1.18).
-fn claims_caller(name: &HeaderName) -> bool {
-    let name = name.as_str().replace('_', "-");
-    name == CALLER.as_str() || name == "x-forwarded-client-cert"
 }
 
 /// Prepares a response for the client: hop-by-hop headers and version.
