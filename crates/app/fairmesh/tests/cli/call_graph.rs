@@ -214,7 +214,10 @@ fn call_cart(sidecar: &str, path: &str, trace: &str) {
 }
 
 /// A proxy on both sides of a program, until it is dropped.
-struct Sidecar(Child);
+struct Sidecar {
+    process: Child,
+    admin: String,
+}
 
 impl Sidecar {
     fn start(mesh: &Mesh, agent: &str, listen: &str, (service, program): (&str, u16)) -> Self {
@@ -229,14 +232,14 @@ impl Sidecar {
             .spawn()
             .unwrap();
         mesh.run(&["wait", "proxy", "--admin", &admin]).ok();
-        Self(child)
+        Self { process: child, admin }
     }
 }
 
 impl Drop for Sidecar {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 
@@ -248,7 +251,7 @@ fn graph_of_a_program_between_two_sides_of_a_proxy_is_that_of_its_source() {
     let [of_web, of_cart] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
     let _cart = Sidecar::start(&mesh, &agent.address(), &of_cart, ("shop/cart", echo()));
     let program = unmodified_program(of_web.clone());
-    let _web = Sidecar::start(&mesh, &agent.address(), &of_web, ("shop/web", program));
+    let web = Sidecar::start(&mesh, &agent.address(), &of_web, ("shop/web", program));
     let runtime = Runtime::new().unwrap();
     runtime.block_on(async {
         let of_user = library(&agent.address().parse().unwrap(), "user").await;
@@ -256,5 +259,10 @@ fn graph_of_a_program_between_two_sides_of_a_proxy_is_that_of_its_source() {
     });
     let expected = [("shop/web", "shop/cart", 2.0), ("shop/web bulk", "shop/cart bulk", 1.0)];
     expect_graph(&mesh, &expected);
+    let proposed = mesh.run(&["traffic", "classes", "shop/cart", "--admin", &web.admin, "--for", "2s"]).ok();
+    assert!(
+        proposed.contains("/item") && proposed.contains("/bulk"),
+        "the paths of forwarded requests: {proposed}"
+    );
     runtime.shutdown_background();
 }

@@ -13,9 +13,8 @@ use tokio::{
 
 use crate::harness::{BURN, Process, Spec, World, beside_others, until};
 
-/// CPU steps of a call to the hot server and of one to the others: enough that the start of a server, which its first minute includes,
-/// is little beside them.
-const HOT: u64 = 30_000_000;
+/// What a call to the hot server burns, and what one to the others does.
+const HOT: u64 = 10_000_000;
 const COOL: u64 = HOT / 10;
 
 /// Between the starts of two calls: figures are made once a minute, and what counts is how much each server burns of all. Other tests
