@@ -2,8 +2,8 @@
 //! (ServiceRouter §5).
 //!
 //! Requests beyond what a server can process wait, and waiting lengthens the latency. So latency relative to latency
-//! without queueing shows whether too many requests are in flight. The limit follows `limit × 2 × min latency ÷ latency
-//! + √limit`. At the limit, requests take about twice their minimum latency, which keeps every worker busy. The square
+//! without queueing shows whether too many requests are in flight. The limit follows `limit × 2 × min latency ÷
+//! latency + √limit`. At the limit, requests take about twice their minimum latency, which keeps every worker busy. The square
 //! root is headroom to discover whether a higher limit would work.
 //!
 //! The form is that of Netflix's Gradient2 and of Envoy's adaptive concurrency; the reference latency differs.

@@ -110,6 +110,17 @@ fn expect_graph(mesh: &Mesh, expected: &[(&str, &str, f64)]) -> Value {
     graph
 }
 
+/// Waits until both classes of the web alone are demand of the region.
+fn expect_roots(mesh: &Mesh) {
+    // Reports of callers and of servers end at different moments: the shorter the time counted, the more of a difference is left.
+    wait_until("both classes of the web alone are demand of the region", || {
+        let graph = mesh.run(&["traffic", "graph", "shop/web", "--json"]).json();
+        let roots = graph["nodes"].as_array().unwrap().iter();
+        let mut roots = roots.filter(|node| node["demandPerSecond"]["eu"].as_f64() > Some(10.0));
+        roots.clone().count() == 2 && roots.all(|root| root["node"]["service"] == "shop/web")
+    });
+}
+
 #[test]
 fn graph_counted_by_the_library_is_that_of_the_source() {
     let mesh = Mesh::start();
@@ -152,13 +163,7 @@ fn graph_counted_by_the_library_is_that_of_the_source() {
         ("shop/cart", "shop/stock", 1.0),
     ];
     expect_graph(&mesh, &expected);
-    // Reports of callers and of servers end at different moments: the shorter the time counted, the more of a difference is left.
-    wait_until("both classes of the web alone are demand of the region", || {
-        let graph = mesh.run(&["traffic", "graph", "shop/web", "--json"]).json();
-        let roots = graph["nodes"].as_array().unwrap().iter();
-        let mut roots = roots.filter(|node| node["demandPerSecond"]["eu"].as_f64() > Some(10.0));
-        roots.clone().count() == 2 && roots.all(|root| root["node"]["service"] == "shop/web")
-    });
+    expect_roots(&mesh);
 
     let tree = mesh.run(&["traffic", "graph", "shop/web"]).ok();
     for line in ["├─ shop/cart", "└─ shop/cart [bulk]", "└─ shop/stock"] {

@@ -65,10 +65,6 @@ impl Forwarder {
         }
         let (mut parts, _) = request.into_parts();
         let named = parts.uri.authority().map(ToString::to_string).unwrap_or_default();
-        // The server would take the requests in the tunnel, and the caller that they state, for the gateway's.
-        if client_info.principal.is_some() {
-            return self.refuse(&TunnelRefusal::ByPrincipal, &named);
-        }
         let target = match self.tunnel_target(&named, client_info) {
             Ok(target) => target,
             Err(refusal) => return self.refuse(&refusal, &named),
@@ -115,6 +111,10 @@ impl Forwarder {
     /// The service of a tunnel, from the request target alone: other servers might trust a different header. On a
     /// listener for one service the target must be a host of it: its own name, or one that its routes match.
     fn tunnel_target(&self, named: &str, client_info: &ConnectionInfo) -> Result<Arc<Target>, TunnelRefusal> {
+        // The server would take the requests in the tunnel, and the caller that they state, for the gateway's.
+        if client_info.principal.is_some() {
+            return Err(TunnelRefusal::ByPrincipal);
+        }
         let parsed = HostPort::parse(named).filter(|parsed| parsed.port.is_some_and(|port| port > 0));
         let host = parsed.ok_or(TunnelRefusal::Malformed)?.name();
         let target = match &client_info.service {

@@ -65,7 +65,7 @@ async fn handlers_bodies_and_scoped_tasks_have_the_call_as_parent() {
         Ok::<_, Infallible>(Response::new(StreamBody::new(Box::pin(body))))
     });
     for (path, class) in [("/page", None), ("/bulk/1", Some("bulk"))] {
-        let response = layer.layer(seen.clone()).oneshot(get(path)).await.unwrap();
+        let response = layer.layer(seen).oneshot(get(path)).await.unwrap();
         let body = response.into_body().collect().await.unwrap().to_bytes();
         assert_eq!(body, format!("{:?}", node(class).class));
         assert_eq!(parent(), None, "outside of the call");
@@ -89,7 +89,7 @@ async fn exclusive_time_is_counted_by_class_without_calls_in_flight() {
     let served = &layer.shared.served;
     meter.read(&served.counters().unwrap(), &region, 0);
     for path in ["/page", "/bulk", "/bulk"] {
-        layer.layer(slow.clone()).oneshot(get(path)).await.unwrap();
+        layer.layer(slow).oneshot(get(path)).await.unwrap();
     }
     let rates = meter.read(&served.counters().unwrap(), &region, 1_000);
     let rows = rates.iter().map(|(path, rates)| (path.node.class.is_some(), rates.calls, rates.exclusive_us));
