@@ -22,7 +22,7 @@ const CHANGE: f64 = 0.1;
 /// Number of plans; their median counts.
 const RUNS: usize = 5;
 
-/// SLATE's scalability graph: a service calls three, of which the first calls three again.
+/// SLATE's scalability graph: a service calls three, and the first of them calls three again.
 fn slate() -> RandomApplication {
     RandomApplication {
         regions: 10,

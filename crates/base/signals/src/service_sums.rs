@@ -74,7 +74,7 @@ impl<'a> ServiceSums<'a> {
         Self { heard, incomplete, all_incomplete, rows: names.into_iter().zip(rows) }
     }
 
-    /// Notes a service of which a part is missing.
+    /// Notes a service that lacks a part.
     pub(crate) fn note_incomplete(&mut self, service: &'a ServiceName) {
         self.incomplete.insert(service);
     }

@@ -58,7 +58,7 @@ impl TraceParents {
             slot if slot.0 == 0 => u32::MAX - 1,
             slot => slot.age_s(now_s).into(),
         };
-        // Of two requests at the same moment that take the same slot, one is forgotten.
+        // Two requests may take the same slot at the same moment: one is forgotten.
         if let Some(slot) = slots.iter().max_by_key(|slot| rank(slot)) {
             slot.store(Slot::new(tag, node, now_s).0, Relaxed);
         }

@@ -89,7 +89,7 @@ impl Directory {
         self.default.clone()
     }
 
-    /// Waits until it is known what applies to services without rules: nobody is let in before.
+    /// Waits for the rule of services without rules. Before, no caller is let in.
     pub(crate) async fn ready(&self) {
         self.wait_known(default_prefix()).await;
     }
@@ -157,7 +157,7 @@ impl Sink for DirectorySink {
 
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
         tracing::warn!(%prefix, reason, "this gateway may not read the services of a tenant: hosts name them all the same");
-        // Not that of the default: until it is known, nobody is let in.
+        // Not that of the default: until it is known, no caller is let in.
         if *prefix != default_prefix() {
             self.mark_current(prefix);
         }

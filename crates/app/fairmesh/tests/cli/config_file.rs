@@ -61,7 +61,7 @@ fn a_file_with_a_mistake_is_refused_before_anything_runs() {
 }
 
 #[test]
-fn old_name_of_an_option_is_warned_about_on_the_command_line_and_in_a_file() {
+fn old_option_name_is_warned_about_in_arguments_and_files() {
     let mesh = Mesh::empty();
     // Refused by its other options, so that nothing runs.
     let told = |args: &[&str]| fairmesh("unix:/nobody.sock", args, "").fails(2);

@@ -17,7 +17,7 @@ pub struct PrefixedIo<I> {
 }
 
 impl<I> PrefixedIo<I> {
-    /// A connection of which the prefix was read.
+    /// A connection whose prefix was read.
     pub fn new(prefix: BytesMut, io: I) -> Self {
         let mut this = Self { prefix, io };
         this.release();

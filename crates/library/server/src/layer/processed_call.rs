@@ -29,7 +29,7 @@ struct Classes {
 #[derive(Debug)]
 pub(crate) struct ProcessedCall {
     counters: Arc<ServedCounters>,
-    /// Of its class.
+    /// The counters of its class.
     position: usize,
     began: Instant,
 }
