@@ -6,7 +6,7 @@ use crate::{Invalid, Label, WorkloadEntry, workload::is_within};
 const MAX_BOUNDS: usize = 1000;
 
 /// Bounds on the programs to which an operator may give identities of its services. Without bounds only administrators
-/// register workloads, as in SPIRE: whoever claims a program's user takes over its identity.
+/// register workloads, as in SPIRE: a claim of a program's user takes over its identity.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkloadBounds {
     /// Users of programs.

@@ -29,7 +29,7 @@ struct Classes {
 #[derive(Debug)]
 pub(crate) struct ProcessedCall {
     counters: Arc<ServedCounters>,
-    /// The counters of its class.
+    /// The position of its class.
     position: usize,
     began: Instant,
 }
