@@ -34,7 +34,7 @@ impl Cache {
         self.remove_file(&path)
     }
 
-    /// Removes copies that were retired more than [`RETENTION`] before `now`, and the oldest where they are too many or too large.
+    /// Removes copies that were retired more than 24 hours before `now`, and the oldest where they are too many or too large.
     ///
     /// # Errors
     /// When the folder cannot be read or written.
