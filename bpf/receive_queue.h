@@ -104,16 +104,17 @@ INLINE void begin_move(struct caller_ends *ends, struct link *link, struct sk_ms
 	__sync_fetch_and_add(&link->moved, 1);
 }
 
-/* It is not moved after all. */
-INLINE void cancel_move(struct caller_ends *ends, struct link *link)
+/* It is not moved after all. It stays counted: a look that has just seen the count notes all of it as read, and would hide the next move
+ * from all later looks if that reached the same count. */
+INLINE void cancel_move(struct caller_ends *ends)
 {
 	ends->message = 0;
-	__sync_fetch_and_add(&link->moved, -1);
 }
 
 /* Whether the last message to be moved to the caller has not been moved yet: it lies on the stack of the task that sends it, and has the
- * size that it had until it is moved. Afterwards something else lies there: for a moment it may be the next message of the same socket, of
- * the same size, and then this says so wrongly. */
+ * size and the data that it had until it is moved. Afterwards something else lies there: for a moment it may be a message of the same
+ * size at the same place, and then this says so wrongly. Some kernels (6.18.44) clear `sk` when the program returns, before the move;
+ * others keep it. */
 OWN_FRAME int is_moving(struct caller_ends *ends)
 {
 	struct sk_msg *message = (struct sk_msg *)ends->message;
@@ -123,7 +124,7 @@ OWN_FRAME int is_moving(struct caller_ends *ends)
 	if (!message || probe_read_kernel(&size, sizeof(size), &message->sg.size) ||
 	    probe_read_kernel(&data, sizeof(data), &message->data) || probe_read_kernel(&sender, sizeof(sender), &message->sk))
 		return 0;
-	return size == ends->size && data == ends->data && sender == ends->sender;
+	return size == ends->size && data == ends->data && (!sender || sender == ends->sender);
 }
 
 /* Whether the socket with this cookie, if it still lies at this address, has something that was moved to it and not read. */

@@ -186,14 +186,14 @@ SEC("sk_msg") int respond(struct sk_msg_md *message)
 	count_call(slot, link, -1);
 	if (!record_call(http, slot, message->size)) {
 		count_call(slot, link, 1);
-		cancel_move(ends, link);
+		cancel_move(ends);
 		__sync_lock_test_and_set(&slot->length, length);
 		return leave_response(server, slot);
 	}
 	end_request(slot);
 	if (msg_redirect_hash(message, &caller_sockets, &cookie, F_INGRESS) != SK_PASS) {
 		/* The caller is gone; the proxy closes a connection with a response that it did not expect. */
-		cancel_move(ends, link);
+		cancel_move(ends);
 		slot->owner = SLOT_ABSENT;
 		return SK_PASS;
 	}

@@ -220,7 +220,7 @@ struct link {
 	u64 diverted; /* bytes of responses that took the short cut; the others pass TCP */
 	u32 length; /* of the response that the proxy is about to send, if it is whole, as part of `received`; 0 before it knows */
 	u32 pipelines; /* a request was sent before the response to an earlier one had been read: nothing is moved to the caller any more */
-	u64 moved; /* responses that were moved to the caller, or are about to be: counted before */
+	u64 moved; /* responses that were moved to the caller, are about to be, or could not be: counted before */
 	u64 read;  /* how many of them it had read when that was last looked at. While it is fewer, the proxy sends nothing */
 };
 

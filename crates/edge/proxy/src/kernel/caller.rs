@@ -159,11 +159,12 @@ impl CallerLink {
     /// Waits for the next kernel request whose response has begun or is overdue, until the previous request is
     /// answered.
     pub(crate) fn poll_request(&mut self, context: &mut Context<'_>) -> Poll<Vec<u8>> {
-        ready!(self.caller.poll_not_relaying(context));
         if self.next.is_none() {
             // The sender lives until the link is dropped.
             self.next = ready!(self.requests.poll_recv(context));
         }
+        // Only now: this request may have been sent after the relay of the response before it had begun.
+        ready!(self.caller.poll_not_relaying(context));
         if self.next.is_some() {
             ready!(self.poll_read_moved(context));
         }
@@ -176,8 +177,14 @@ impl CallerLink {
     /// Pending while a kernel request is unanswered, or while a moved response is unread. Data that the caller sent to the proxy
     /// comes afterwards.
     pub(crate) fn poll_none_in_flight(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        ready!(self.caller.poll_none_in_flight(context));
-        self.poll_read_moved(context)
+        loop {
+            ready!(self.caller.poll_none_in_flight(context));
+            ready!(self.poll_read_moved(context));
+            // A response that the kernel could not move after all is in flight again.
+            if !self.caller.is_in_flight() {
+                return Poll::Ready(());
+            }
+        }
     }
 
     /// Ready once the caller has read all moved responses. Pending at most once per caller, which then counts as
