@@ -31,6 +31,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("imbalance", &["model"]),
     ("router", &["model", "balancer"]),
     ("headers", &["model", "router"]),
+    // Connections know endpoints and their statistics, and neither records nor routes.
+    ("connections", &["wire", "balancer", "router", "http", "headers"]),
     ("shared-memory", &[]),
     // eBPF programs and their maps: no word of HTTP. They decide from what these two lay out.
     ("kernel", &["balancer", "router"]),
@@ -88,6 +90,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "shared-memory",
             "http",
             "headers",
+            "connections",
         ],
     ),
     // Names what programs use.

@@ -28,6 +28,7 @@ mod tunnel;
 
 use std::{pin::Pin, sync::Arc};
 
+use fairmesh_connections::RequestBody;
 use fairmesh_headers::WRONG_SHARD;
 use http::{Response, request::Parts};
 use tracing::{Instrument as _, Span};
@@ -51,7 +52,6 @@ use crate::{
     observe::{CallInfo, count, span},
     response_body::Body,
     service::handle::Handle,
-    transport::RequestBody,
 };
 
 /// A part of a call that is boxed: because it is rare or large, and each future around it is moved. Functions that return one

@@ -189,7 +189,7 @@ mod tests {
     use tonic::Code;
 
     use super::*;
-    use crate::transport::SendError;
+    use fairmesh_connections::SendError;
 
     #[test]
     fn a_fault_says_every_cause_once() {

@@ -4,6 +4,7 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
+use fairmesh_connections::RequestBody;
 use fairmesh_http::{BoxError, h1::BorrowedRequest};
 use http::{Request, Response};
 use tokio::{net::TcpStream, time::Instant};
@@ -12,18 +13,16 @@ use crate::{
     Body, Fault, Mesh, MeshBuilder, ServiceHandle,
     discovery::{EndpointTransport, ServiceState},
     dispatch,
-    transport::RequestBody,
 };
 pub use crate::{
     call::Principal,
     discovery::{RouteBackend, RouteBackendIndex},
     dispatch::{CompletedCall, ConnectResult, DirectBody, DirectClient, FastCall, SentRequest, SlowCall},
-    event_loops::set_event_loop,
     observe::CallInfo,
     response_body::{BodyEnd, BodyObserver, end_with_status, foreign_body, observe_body},
     service::exported_service::{ExportedEndpoint, ExportedService},
-    transport::{ConnectionOwner, EndpointConnection},
 };
+pub use fairmesh_connections::{ConnectionOwner, EndpointConnection, set_event_loop};
 pub use fairmesh_router::{EndpointStats, ServiceNumbers};
 
 /// The number of event loops that make calls, each run by a thread of its own that has declared its number by

@@ -3,17 +3,14 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use fairmesh_connections::{EndpointResponse, Head, Request, RequestBody, SharedConnection};
 use http::{
     HeaderMap, Method, Response,
     uri::{Authority, PathAndQuery},
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::{
-    BoxError,
-    response_body::Body,
-    transport::{self, EndpointResponse, Head, Request, RequestBody, SharedConnection},
-};
+use crate::{BoxError, response_body::Body};
 
 /// The time limit of a call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
@@ -33,7 +30,7 @@ impl Http2 {
     where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        Self(transport::start(stream))
+        Self(fairmesh_connections::start(stream))
     }
 
     /// Makes a call; `None` where the connection accepts no more.
@@ -62,7 +59,7 @@ where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
-    Ok(transport::call_over(stream, &mut Some(request(path, body).await?)).await?)
+    Ok(fairmesh_connections::call_over(stream, &mut Some(request(path, body).await?)).await?)
 }
 
 async fn request<B>(path: &'static str, body: B) -> Result<Request, BoxError>

@@ -1,8 +1,8 @@
 //! Calls of a mesh: what the client library, proxies and lookasides are built on.
 //!
-//! It is built on `rib` (records from the agent), `router` (routing and balancing) and [`fairmesh_http`] (HTTP as
-//! bytes). [`discovery`] follows records and publishes the state of each service; [`call`] is the state machine that every form of
-//! Fairmesh runs around an attempt, without a transport; `dispatch` and `transport` send the attempts. [`Mesh`] and
+//! It is built on `rib` (records from the agent), `router` (routing and balancing) and [`fairmesh_connections`] (pooled connections to
+//! endpoints). [`discovery`] follows records and publishes the state of each service; [`call`] is the state machine that every form of
+//! Fairmesh runs around an attempt, without a transport; `dispatch` sends the attempts. [`Mesh`] and
 //! [`ServiceHandle`] are what programs call by, and [`forwarding`] is what a proxy needs besides.
 //!
 //! Decision: `fairmesh-client` names what programs use, so that everything here may change between releases. Rejected: one crate
@@ -13,16 +13,15 @@
 pub mod call;
 pub mod discovery;
 mod dispatch;
-mod event_loops;
 mod fault;
 pub mod forwarding;
 pub mod fuzzing;
+mod load_report;
 mod lookaside;
 mod mesh;
 pub mod observe;
 mod response_body;
 mod service;
-mod transport;
 
 pub use fairmesh_headers::{Deadline, SpanContext};
 pub use fairmesh_http::BoxError;

@@ -12,6 +12,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use fairmesh_connections::{EndpointPool, RequestBody};
 use fairmesh_model::{Invalid, Role, ServiceName, ShardKey};
 use http::{HeaderValue, Request, Response};
 
@@ -23,7 +24,6 @@ use crate::{
     mesh::state::MeshState,
     observe::{CallInfo, ServiceStats},
     response_body::{Body, Tunnel},
-    transport::{EndpointPool, RequestBody},
 };
 use fairmesh_headers::{Deadline, SpanContext, is_grpc};
 use fairmesh_http::BoxError;

@@ -1,3 +1,6 @@
+use std::sync::Arc;
+
+use fairmesh_connections::{EndpointPool, TransportContext};
 use fairmesh_router::EndpointRef;
 
 /// The transport to one endpoint: usually a handle to its connections. `()` is the transport of programs that
@@ -30,4 +33,24 @@ impl EndpointTransport for () {
     fn close_idle(&self) {}
 
     fn close_ended(&self) {}
+}
+
+impl EndpointTransport for Arc<EndpointPool> {
+    type Context = TransportContext;
+
+    fn open(context: &TransportContext, endpoint: EndpointRef) -> Self {
+        Self::new(EndpointPool::new(context, endpoint))
+    }
+
+    fn retire(&self) {
+        EndpointPool::retire(self);
+    }
+
+    fn close_idle(&self) {
+        EndpointPool::close_idle(self);
+    }
+
+    fn close_ended(&self) {
+        EndpointPool::close_ended(self);
+    }
 }

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use fairmesh_connections::{AttemptTimeouts, EndpointPool};
+
 use super::load_poll;
 use crate::{
     call::{Call, nanos},
     mesh::state::MeshState,
     service::handle::Handle,
-    transport::{AttemptTimeouts, EndpointPool},
 };
 
 /// An attempt that was begun.
@@ -46,10 +47,13 @@ impl Attempt {
         *other = Self { polls_load_since: other.polls_load_since, ..self };
     }
 
-    /// Records the latency of the response, where there is one.
+    /// Records the latency of the response, where there is one and picks depend on it.
     #[inline]
     pub(super) fn record_latency(&self, mesh: &MeshState, is_response: bool) {
-        self.pool.record_latency(is_response, self.began, mesh.clock);
+        if is_response && self.pool.target().by_latency {
+            let now = mesh.clock.now();
+            self.pool.endpoint().record_latency(now.saturating_sub(self.began), now);
+        }
     }
 
     /// Polls servers for their load in the background after a successful attempt, where this one claimed a round.

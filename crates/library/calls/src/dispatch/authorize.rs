@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use fairmesh_connections::{EndpointPool, Head};
 use fairmesh_router::AuthorizationRequest;
 use fairmesh_wire::LogLimiter;
 use http::Method;
@@ -11,7 +12,6 @@ use crate::{
     call::{Call, Principal},
     discovery::{DEFAULT_READY_TIMEOUT, ServiceState, wait_ready},
     fault::{Fault, FaultKind},
-    transport::{EndpointPool, Head},
 };
 
 /// Calls that are not allowed.

@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use fairmesh_connections::{
+    EndpointPool, EndpointResponse, IdleTimeout, SendError, SendResult, violates_protocol,
+};
 use fairmesh_headers::{
     DEADLINE_EXCEEDED, FAULT, GRPC_STATUS, OVERLOADED, OVERLOADED_SERVER, WRONG_SHARD, is_server_error,
 };
@@ -12,10 +15,8 @@ use super::context::{DispatchContext, MAYBE_PROCESSED, NOTHING_SENT};
 use crate::{
     call::{AttemptOutcome, Call},
     fault::{Fault, FaultKind, Retry},
+    load_report::LoadRecorder,
     observe::count,
-    transport::{
-        EndpointPool, EndpointResponse, IdleTimeout, LoadRecorder, SendError, SendResult, violates_protocol,
-    },
 };
 
 /// The attempt to classify.

@@ -13,9 +13,9 @@ use super::{
 use crate::{
     call::{AttemptOutcome, Call, CallStart, nanos},
     discovery::{RouteBackendIndex, ServiceState},
+    load_report::LoadRecorder,
     observe::count,
     service::{exported_service::ExportedEndpoint, handle::Handle},
-    transport::LoadRecorder,
 };
 
 /// A call whose caller has the response, which was no failure of the server.

@@ -2,16 +2,16 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use fairmesh_connections::{EndpointPool, EndpointResponse, Head, PendingRequest};
 use fairmesh_headers::{HeaderMapView, TRACEPARENT};
 
-use super::attempt::Attempt;
+use super::{attempt::Attempt, request::route_view};
 use crate::{
     call::{Call, CallContext, CallStart, DecisionContext, Pick, nanos},
     discovery::ServiceState,
     fault::{Fault, FaultKind},
     observe::{AttemptEnd, AttemptStart, CallInfo, Trace},
     service::handle::Handle,
-    transport::{EndpointPool, EndpointResponse, Head, PendingRequest},
 };
 
 /// The progress of a call whose deadline passed before it was sent.
@@ -54,7 +54,7 @@ impl DispatchContext<'_> {
     pub(super) fn trace_route(&self, call: &Call<'_, Arc<EndpointPool>>, head: &Head) {
         if let Some(trace) = self.trace.filter(|trace| trace.wants_reasons()) {
             let headers = HeaderMapView(&head.headers);
-            trace.add_reasons(call.explain_route(&head.view(&headers), self.options, self.start));
+            trace.add_reasons(call.explain_route(&route_view(head, &headers), self.options, self.start));
         }
     }
 

@@ -12,6 +12,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use fairmesh_connections::{AddressPool, EndpointResponse, H1Body, H2Body, RequestBody};
 use fairmesh_headers::Deadline;
 use fairmesh_http::BoxError;
 use fairmesh_model::{Invalid, Protocol};
@@ -19,11 +20,8 @@ use http::{Request, Response, uri::Authority};
 use http_body::{Body, Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::{body_error, classify::send_fault};
-use crate::{
-    fault::Fault,
-    transport::{self, AddressPool, EndpointResponse, H1Body, H2Body, Head, RequestBody},
-};
+use super::{body_error, classify::send_fault, request::take_head_for};
+use crate::fault::Fault;
 
 /// Sends requests in plaintext to one server, over connections that it keeps. Cheap to clone.
 #[derive(Clone)]
@@ -76,8 +74,8 @@ impl DirectClient {
         let (mut parts, body) = request.into_parts();
         let left = parts.extensions.get::<Deadline>().map(|deadline| deadline.left());
         let body = RequestBody::take_unpin(body).await.map_err(body_error)?;
-        let head = Head::take_for(&self.host, &mut parts)?;
-        match self.pool.send(transport::Request { head, body, left }).await {
+        let head = take_head_for(&self.host, &mut parts)?;
+        match self.pool.send(fairmesh_connections::Request { head, body, left }).await {
             Ok(EndpointResponse::H1(response)) => Ok(response.map(|body| self.body(Source::H1(body)))),
             Ok(EndpointResponse::H2(response)) => Ok(response.map(|body| self.body(Source::H2(body)))),
             Err(error) => Err(send_fault(&self.server, error)),

@@ -2,13 +2,14 @@
 
 use std::{mem, sync::Arc};
 
+use fairmesh_connections::{EndpointPool, PendingRequest, Request, RequestBody};
 use fairmesh_headers::{SpanContext, WRONG_SHARD};
 use http::{Response, request::Parts};
 
 use super::{
     context::{DispatchContext, NOTHING_SENT},
     lookaside::{Decided, apply_lookaside},
-    request::pending_request,
+    request::{pending_request, take_head, write_key},
     retry::execute_attempts,
     route::{Routed, route},
     route_actions,
@@ -20,7 +21,6 @@ use crate::{
     observe::{CallInfo, Trace},
     response_body::Body,
     service::handle::Handle,
-    transport::{EndpointPool, Head, PendingRequest, Request, RequestBody},
 };
 
 pub(super) async fn execute(
@@ -42,7 +42,7 @@ pub(super) async fn execute(
         return Err(dispatch.deadline_fault(now, NOTHING_SENT).with_retry(Retry::Unsent));
     }
     let body = mem::replace(body, RequestBody::empty());
-    let mut pending = Some(Request::new(Head::take(handle, parts)?, body));
+    let mut pending = Some(Request::new(take_head(handle, parts)?, body));
     let mut call = Call::new(&handle.subscription);
     let request = pending_request(&mut pending)?;
     call.set_request_bytes(request.body.known_length());
@@ -64,7 +64,7 @@ pub(super) async fn execute_routed(
     let head = pending.as_ref().map(|request| &request.head);
     let Decided { routed, leases } = apply_lookaside(dispatch, call, routed, head).await;
     if let Some(key) = call.policy_key() {
-        pending_request(pending)?.head.write_key(key);
+        write_key(&mut pending_request(pending)?.head, key);
     }
     let result = if let Some(actions) = call.actions().cloned() {
         drop(routed);

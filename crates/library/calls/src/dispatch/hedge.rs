@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use fairmesh_connections::{AttemptTimeouts, EndpointPool, PendingRequest, Request, SendResult};
 use tokio::time::sleep;
 
 use super::{
@@ -17,10 +18,7 @@ use super::{
     context::DispatchContext,
     request::RequestCopy,
 };
-use crate::{
-    call::{Call, DecisionContext},
-    transport::{AttemptTimeouts, EndpointPool, PendingRequest, Request, SendResult},
-};
+use crate::call::{Call, DecisionContext};
 
 /// The first attempt, and how to hedge it.
 pub(super) struct HedgedSend<'a> {

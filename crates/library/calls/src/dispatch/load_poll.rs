@@ -8,6 +8,7 @@ use fairmesh_balancer::poll::{
     Estimate, NO_RESPONSE_BACKOFF, POLL_TIMEOUT, PollGuard, PollRound, PollTarget, UNSUPPORTED_BACKOFF,
     polling_config,
 };
+use fairmesh_connections::{EndpointPool, Head, Request, RequestBody};
 use fairmesh_headers::{LOAD, LOAD_PATH, load_from_text};
 use fairmesh_model::Score;
 use fairmesh_router::LoadReport;
@@ -24,7 +25,6 @@ use crate::{
     mesh::state::MeshState,
     observe::count,
     service::handle::service_authority,
-    transport::{EndpointPool, Head, Request, RequestBody},
 };
 
 /// [`POLL_TIMEOUT`] as a duration.
@@ -57,7 +57,7 @@ pub(super) fn spawn_round(
             limiter: &service.poll_limiter,
             stats: service.endpoint_stats(),
             score,
-            estimates: &counters.estimates,
+            estimates: &counters.pools.estimates,
             service_time,
             now: clock.now(),
         };

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
+use fairmesh_connections::{EndpointPool, Head};
 use fairmesh_headers::HeaderMapView;
 use tokio::time::timeout;
 
-use super::{context::DispatchContext, route::Routed};
+use super::{context::DispatchContext, request::route_view, route::Routed};
 use crate::{
     call::{Call, CallContext},
     discovery::ServiceState,
     lookaside::LeaseSet,
-    transport::{EndpointPool, Head},
 };
 
 /// How the endpoint of a call is decided.
@@ -62,6 +62,7 @@ pub(super) async fn apply_lookaside(
 /// Whether the route responds itself, so that no endpoint is picked.
 fn responds_directly(dispatch: DispatchContext<'_>, call: &Call<'_, Arc<EndpointPool>>, head: &Head) -> bool {
     let headers = HeaderMapView(&head.headers);
-    call.actions()
-        .is_some_and(|actions| actions.direct_response(&head.view(&headers), dispatch.start.seed).is_some())
+    call.actions().is_some_and(|actions| {
+        actions.direct_response(&route_view(head, &headers), dispatch.start.seed).is_some()
+    })
 }

@@ -6,6 +6,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use fairmesh_connections::{EndpointPool, Head, Request, RequestBody};
 use fairmesh_model::ServiceName;
 use fairmesh_signals::NodeId;
 use http_body_util::BodyExt as _;
@@ -19,7 +20,6 @@ use crate::{
     observe::CallInfo,
     response_body::Body,
     service::handle::Handle,
-    transport::{EndpointPool, Head, Request, RequestBody},
 };
 
 /// The longest body that is mirrored, in bytes.

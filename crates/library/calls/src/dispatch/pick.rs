@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use fairmesh_connections::EndpointPool;
+
 use super::context::{DispatchContext, MAYBE_PROCESSED};
 use crate::{
     call::{Call, DecisionContext, Pick, SnapshotGuard, Unresolved},
@@ -9,7 +11,6 @@ use crate::{
     fault::{Fault, FaultKind},
     observe::count,
     service::handle::Handle,
-    transport::EndpointPool,
 };
 
 /// Picks the endpoint of the next attempt, and waits where its service is not known yet; keeps `now` current.

@@ -2,6 +2,7 @@
 
 use std::mem;
 
+use fairmesh_connections::{Head, PendingRequest, Replay, Request};
 use fairmesh_model::{HostPort, ShardKey};
 use fairmesh_router::RequestView;
 use http::{HeaderMap, HeaderValue, Method, header, request::Parts, uri::Authority};
@@ -9,7 +10,6 @@ use http::{HeaderMap, HeaderValue, Method, header, request::Parts, uri::Authorit
 use crate::{
     fault::{Fault, FaultKind},
     service::handle::Handle,
-    transport::{Head, PendingRequest, Replay, Request},
 };
 use fairmesh_headers::{HeaderMapView, KEY, ROLE, TRACEPARENT, is_grpc, is_grpc_web};
 use fairmesh_http::{
@@ -60,60 +60,61 @@ pub(crate) fn request_authority(
     })
 }
 
-impl Head {
-    /// Takes the parts of a request that are sent.
-    pub(super) fn take(handle: &Handle, parts: &mut Parts) -> Result<Self, Fault> {
-        let defaults = &handle.default_headers;
-        let mut head = Self::take_for(&defaults.authority, parts)?;
-        let headers = &mut head.headers;
-        if let Some(key) = &defaults.key {
-            headers.insert(KEY, key.clone());
-        }
-        if let Some(role) = &defaults.role {
-            headers.insert(ROLE, role.clone());
-        }
-        if let Some(parent) = &defaults.parent
-            && !headers.contains_key(TRACEPARENT)
-        {
-            headers.insert(TRACEPARENT, parent.header());
-        }
-        Ok(head)
+/// Takes the parts of a request that are sent.
+pub(super) fn take_head(handle: &Handle, parts: &mut Parts) -> Result<Head, Fault> {
+    let defaults = &handle.default_headers;
+    let mut head = take_head_for(&defaults.authority, parts)?;
+    let headers = &mut head.headers;
+    if let Some(key) = &defaults.key {
+        headers.insert(KEY, key.clone());
     }
-
-    /// As [`take`](Self::take), for a server of this host, without the headers of a handle.
-    pub(super) fn take_for(host: &Authority, parts: &mut Parts) -> Result<Self, Fault> {
-        // Extensions are the caller's own and are not sent.
-        let raw = mem::take(&mut parts.extensions).remove::<RawPath>();
-        let uri = mem::take(&mut parts.uri).into_parts();
-        let headers = mem::take(&mut parts.headers);
-        let authority = request_authority(uri.authority.as_ref(), &headers, host)?;
-        let path = Path::of(uri.path_and_query, raw.as_ref());
-        let grpc = is_grpc(&headers);
-        Ok(Self { method: mem::take(&mut parts.method), authority, path, headers, grpc })
+    if let Some(role) = &defaults.role {
+        headers.insert(ROLE, role.clone());
     }
-
-    /// Whether it is a gRPC-Web call, whose response may be a stream as well.
-    pub(super) fn is_grpc_web(&self) -> bool {
-        self.method == Method::POST && is_grpc_web(&self.headers)
+    if let Some(parent) = &defaults.parent
+        && !headers.contains_key(TRACEPARENT)
+    {
+        headers.insert(TRACEPARENT, parent.header());
     }
+    Ok(head)
+}
 
-    /// Adds the key that the policy read in the request, as if the caller had set it.
-    pub(super) fn write_key(&mut self, key: ShardKey) {
-        // Digits are always a header value.
-        if let Ok(key) = HeaderValue::try_from(key.to_string()) {
-            self.headers.insert(KEY, key);
-        }
+/// As [`take_head`], for a server of this host, without the headers of a handle.
+pub(super) fn take_head_for(host: &Authority, parts: &mut Parts) -> Result<Head, Fault> {
+    // Extensions are the caller's own and are not sent.
+    let raw = mem::take(&mut parts.extensions).remove::<RawPath>();
+    let uri = mem::take(&mut parts.uri).into_parts();
+    let headers = mem::take(&mut parts.headers);
+    let authority = request_authority(uri.authority.as_ref(), &headers, host)?;
+    let path = Path::of(uri.path_and_query, raw.as_ref());
+    let grpc = is_grpc(&headers);
+    Ok(Head { method: mem::take(&mut parts.method), authority, path, headers, grpc })
+}
+
+/// Whether it is a gRPC-Web call, whose response may be a stream as well.
+pub(super) fn is_grpc_web_call(head: &Head) -> bool {
+    head.method == Method::POST && is_grpc_web(&head.headers)
+}
+
+/// Adds the key that the policy read in the request, as if the caller had set it.
+pub(super) fn write_key(head: &mut Head, key: ShardKey) {
+    // Digits are always a header value.
+    if let Ok(key) = HeaderValue::try_from(key.to_string()) {
+        head.headers.insert(KEY, key);
     }
+}
 
-    /// The input of routes.
-    pub(super) fn view<'a>(&'a self, headers: &'a HeaderMapView<'a>) -> RequestView<'a, HeaderMapView<'a>> {
-        RequestView {
-            host: self.authority.as_str(),
-            path: self.path.as_str(),
-            method: self.method.as_str(),
-            headers,
-            grpc: self.grpc,
-        }
+/// The input of routes.
+pub(super) fn route_view<'a>(
+    head: &'a Head,
+    headers: &'a HeaderMapView<'a>,
+) -> RequestView<'a, HeaderMapView<'a>> {
+    RequestView {
+        host: head.authority.as_str(),
+        path: head.path.as_str(),
+        method: head.method.as_str(),
+        headers,
+        grpc: head.grpc,
     }
 }
 

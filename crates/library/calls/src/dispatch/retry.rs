@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use fairmesh_connections::{EndpointPool, EndpointResponse, PendingRequest, SendResult};
 use http::Response;
 use tracing::Instrument as _;
 
@@ -22,7 +23,6 @@ use crate::{
     fault::Fault,
     observe::span,
     response_body::{AttemptGuard, Body},
-    transport::{EndpointPool, EndpointResponse, PendingRequest, SendResult},
 };
 
 /// The first attempt of a call, as far as it has come.

@@ -2,14 +2,17 @@
 
 use std::sync::Arc;
 
+use fairmesh_connections::{EndpointPool, Head};
 use fairmesh_headers::HeaderMapView;
 
-use super::context::DispatchContext;
+use super::{
+    context::DispatchContext,
+    request::{is_grpc_web_call, route_view},
+};
 use crate::{
     call::{Call, SnapshotGuard, Unresolved},
     discovery::{DEFAULT_READY_TIMEOUT, wait_ready},
     fault::{Fault, FaultKind},
-    transport::{EndpointPool, Head},
 };
 
 /// A routed call: the time, so that the first attempt need not read the clock again, and the snapshot that decides it.
@@ -27,11 +30,11 @@ pub(super) async fn route(
     let DispatchContext { handle, options, start, .. } = dispatch;
     let headers = HeaderMapView(&head.headers);
     let mut now = start.now;
-    if head.is_grpc_web() {
+    if is_grpc_web_call(head) {
         call.expect_stream();
     }
     loop {
-        match call.route(&head.view(&headers), options, start) {
+        match call.route(&route_view(head, &headers), options, start) {
             Ok(snapshot) => {
                 dispatch.call_info.set_route_backend(call.route_backend());
                 dispatch.trace_route(call, head);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use fairmesh_connections::{EndpointPool, Head, PendingRequest, Request};
 use fairmesh_headers::{FAULT, GRPC_STATUS, HeaderMapView, grpc_content_type};
 use fairmesh_http::path::Path;
 use fairmesh_model::HeaderEdits;
@@ -13,7 +14,7 @@ use super::{
     authorize::authorize,
     context::{DispatchContext, NOTHING_SENT},
     mirror,
-    request::pending_request,
+    request::{pending_request, route_view},
     retry::execute_attempts,
     route::Routed,
 };
@@ -21,7 +22,6 @@ use crate::{
     call::Call,
     fault::{Fault, FaultKind, Retry, grpc_code_of},
     response_body::Body,
-    transport::{EndpointPool, Head, PendingRequest, Request},
 };
 
 /// Executes a routed call with the actions of its route.
@@ -64,7 +64,8 @@ pub(super) fn direct_response(
     actions: &RouteActions,
     head: &Head,
 ) -> Option<Response<Body>> {
-    let direct = actions.direct_response(&head.view(&HeaderMapView(&head.headers)), dispatch.start.seed)?;
+    let direct =
+        actions.direct_response(&route_view(head, &HeaderMapView(&head.headers)), dispatch.start.seed)?;
     if let DirectResponse::Abort { .. } = direct {
         dispatch.handle.count(|counters| &counters.injected_aborts);
         dispatch.call_info.note_abort();

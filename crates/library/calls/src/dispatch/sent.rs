@@ -5,6 +5,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use fairmesh_connections::{EndpointPool, OwnedConnection, PendingRequest};
 use http::Response;
 use tokio::time::Instant;
 
@@ -22,7 +23,6 @@ use crate::{
     fault::{Fault, FaultKind},
     response_body::Body,
     service::exported_service::CountedCall,
-    transport::{EndpointPool, OwnedConnection, PendingRequest},
 };
 
 /// Extension of a request that was sent already. Shared, since extensions must be `Clone` and connections are not.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use fairmesh_connections::{EndpointPool, Head, SendError};
 use fairmesh_headers::HeaderMapView;
 use fairmesh_http::BoxError;
 use http::{Response, request::Parts};
@@ -13,6 +14,7 @@ use super::{
     counted,
     lookaside::apply_lookaside,
     pick::pick_endpoint,
+    request::{route_view, take_head},
     route::{Routed, route},
     route_actions,
 };
@@ -23,7 +25,6 @@ use crate::{
     observe::CallInfo,
     response_body::{AttemptGuard, Body, Tunnel},
     service::handle::{CallOptions, Handle},
-    transport::{EndpointPool, Head, SendError},
 };
 
 /// The result of a CONNECT request (RFC 9110 9.3.6).
@@ -44,7 +45,7 @@ pub(crate) async fn connect(handle: &Handle, mut parts: Parts) -> Result<Tunnel,
         let (options, start) = begin(handle, &parts, &call_info)?;
         let dispatch =
             DispatchContext { handle, options: &options.context, start, trace: None, call_info: &call_info };
-        let head = Head::take(handle, &mut parts)?;
+        let head = take_head(handle, &mut parts)?;
         let mut call = Call::new(&handle.subscription);
         let routed = route(dispatch, &mut call, &head).await?;
         let routed = authorize(dispatch, &call, &head, routed).await?;
@@ -64,7 +65,7 @@ pub(crate) async fn open_tunnel(
     let opened = async {
         let (options, start) = begin(handle, &parts, call_info)?;
         let dispatch = DispatchContext { handle, options: &options.context, start, trace: None, call_info };
-        let head = Head::take(handle, &mut parts)?;
+        let head = take_head(handle, &mut parts)?;
         if !allowed && !route_names_connect(dispatch, &head).await? {
             return Ok(ConnectResult::NotAllowed);
         }
@@ -107,7 +108,9 @@ async fn route_names_connect(dispatch: DispatchContext<'_>, head: &Head) -> Resu
     let timeout = limits.into_iter().flatten().min().unwrap_or(DEFAULT_READY_TIMEOUT);
     let state = wait_ready(&handle.subscription, timeout).await?;
     let headers = HeaderMapView(&head.headers);
-    Ok(matches!(&*state, ServiceState::Ready(ready) if ready.upstream.names_connect(&head.view(&headers))))
+    Ok(
+        matches!(&*state, ServiceState::Ready(ready) if ready.upstream.names_connect(&route_view(head, &headers))),
+    )
 }
 
 /// Connects to endpoints until one accepts.

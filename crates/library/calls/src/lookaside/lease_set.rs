@@ -6,10 +6,11 @@ use std::{
     time::Duration,
 };
 
+use fairmesh_connections::EndpointPool;
 use fairmesh_model::{Role, ServiceName, ShardKey};
 use tokio::{sync::Notify, time::Instant};
 
-use crate::{call::nanos, discovery::Subscription, transport::EndpointPool};
+use crate::{call::nanos, discovery::Subscription};
 
 /// Identifies leases: those for calls with this role and key.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,5 +1,6 @@
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
+use fairmesh_connections::EndpointPool;
 use fairmesh_model::{
     Endpoint, EndpointState, Hosts, InstanceId, Invalid, KeyRange, Location, MAX_WEIGHT, Policy, Protocol,
     Region, Regions, RoundTrips, Service, ServiceKind, ShardKey, Verdicts, arith::hash_text,
@@ -10,10 +11,7 @@ use fairmesh_wire::{
     v1,
 };
 
-use crate::{
-    discovery::{ReadyService, ServiceState, Subscription},
-    transport::EndpointPool,
-};
+use crate::discovery::{ReadyService, ServiceState, Subscription};
 
 /// The leases of one response, as endpoints.
 #[derive(Debug)]

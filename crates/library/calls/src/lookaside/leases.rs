@@ -1,5 +1,6 @@
 use std::{fmt, sync::Arc, time::Duration};
 
+use fairmesh_connections::EndpointPool;
 use fairmesh_model::ServiceName;
 use fairmesh_rib::follower::FollowerState;
 use fairmesh_wire::transport::{Address, Transport};
@@ -10,7 +11,7 @@ use super::{
     lookaside_connection::LookasideConnection,
     renewal,
 };
-use crate::{call::CallContext, discovery::Subscription, transport::EndpointPool};
+use crate::{call::CallContext, discovery::Subscription};
 
 /// All leases of one lookaside.
 pub(crate) struct Leases(Arc<LookasideConnection>);

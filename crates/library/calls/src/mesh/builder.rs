@@ -1,5 +1,6 @@
 use std::{env, net::IpAddr, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
 
+use fairmesh_connections::{EndpointPool, TransportContext};
 use fairmesh_model::{Invalid, Location, ServiceName, SpiffePath};
 use fairmesh_rib::follower::{Backoff, FollowerConfig};
 use fairmesh_wire::{
@@ -13,7 +14,6 @@ use crate::{
     fault::{Fault, FaultKind},
     lookaside::Leases,
     observe::Observer,
-    transport::{EndpointPool, TransportContext},
 };
 
 /// How long [`Mesh::connect`] waits for the agent, so that it is connected for the first calls.

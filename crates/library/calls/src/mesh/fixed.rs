@@ -8,6 +8,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use fairmesh_connections::TransportContext;
 use fairmesh_model::{
     Abort, Actions, Delay, Endpoint, EndpointState, FULL_WEIGHT, InstanceId, Invalid, KeyRange, Label,
     Location, Policy, Prefix, Protocol, Record, RecordKey, Region, Regions, Replica, ReplicaState, Role,
@@ -24,7 +25,6 @@ use super::{Mesh, source::Source, state::MeshState};
 use crate::{
     discovery::{DEFAULT_IDLE_TIMEOUT, Resolver, ResolverConfig},
     fault::{Fault, FaultKind},
-    transport::TransportContext,
 };
 
 /// The region of all endpoints, and of the caller.

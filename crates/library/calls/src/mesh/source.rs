@@ -1,5 +1,6 @@
 use std::{sync::Arc, time::Duration};
 
+use fairmesh_connections::EndpointPool;
 use fairmesh_model::ServiceName;
 use fairmesh_rib::follower::FollowerState;
 use tokio::sync::watch;
@@ -8,7 +9,6 @@ use crate::{
     call::Clock,
     discovery::{Resolver, Subscription},
     lookaside::Leases,
-    transport::EndpointPool,
 };
 
 /// The source of a mesh's service states.

@@ -6,6 +6,7 @@ use std::{
     },
 };
 
+use fairmesh_connections::TransportContext;
 use fairmesh_model::{
     ServiceName,
     arith::{hash_text, mix64},
@@ -20,7 +21,6 @@ use crate::{
     fault::Fault,
     lookaside::ServiceLookasides,
     observe::{Counters, Freshness, Observer},
-    transport::TransportContext,
 };
 
 /// The most mirrored calls in flight: beyond it they are skipped, so that they cannot delay other calls.
@@ -58,7 +58,7 @@ impl MeshState {
             source,
             seed: AtomicU64::new(hash_text(&client_id) ^ u64::from(std::process::id())),
             service_lookasides: ServiceLookasides::new(client_id, transport.transport.clone()),
-            counters: Arc::clone(&transport.counters),
+            counters: Arc::new(Counters::new(Arc::clone(&transport.counters))),
             transport,
             shares_identity: false,
             observer,

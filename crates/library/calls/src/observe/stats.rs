@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_balancer::poll::EstimateCounters;
+use fairmesh_connections::PoolCounters;
 
 use super::ServiceCounters;
 
@@ -136,48 +136,35 @@ impl Stats {
 }
 
 /// The counters behind [`Stats`].
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Counters {
     /// Sums of the counters of services.
     pub(crate) services: ServiceCounters,
+    pub(crate) pools: Arc<PoolCounters>,
     pub(crate) calls: AtomicU64,
     pub(crate) faults: AtomicU64,
     pub(crate) wrong_shard: AtomicU64,
     pub(crate) last_resort: AtomicU64,
-    pub(crate) reports_ignored: AtomicU64,
-    pub(crate) estimates: EstimateCounters,
-    opened: AtomicU64,
-    closed: AtomicU64,
-    connection_reuses: AtomicU64,
-}
-
-/// Counts a connection as open until it is dropped.
-pub(crate) struct OpenConnection(Arc<Counters>);
-
-/// Counts one.
-#[inline]
-pub(crate) fn count(counter: &AtomicU64) {
-    counter.fetch_add(1, Relaxed);
 }
 
 impl Counters {
-    #[inline]
-    pub(crate) fn count_reuse(&self) {
-        count(&self.connection_reuses);
-    }
-
-    pub(crate) fn open_connection(self: &Arc<Self>) -> OpenConnection {
-        count(&self.opened);
-        OpenConnection(Arc::clone(self))
+    /// With the counters of the endpoint pools.
+    pub(crate) fn new(pools: Arc<PoolCounters>) -> Self {
+        Self {
+            services: ServiceCounters::default(),
+            pools,
+            calls: AtomicU64::new(0),
+            faults: AtomicU64::new(0),
+            wrong_shard: AtomicU64::new(0),
+            last_resort: AtomicU64::new(0),
+        }
     }
 
     pub(crate) fn read(&self, health_panics: u64, data_age: Duration) -> Stats {
         let of = |counter: &AtomicU64| counter.load(Relaxed);
         let services = self.services.read();
-        // Closed first: a connection opened and closed in between must not make the difference negative.
-        let closed = of(&self.closed);
-        let opened = of(&self.opened);
-        let [estimates_cached, estimates_polled, estimates_random] = self.estimates.counts();
+        let (connections_opened, connections_open) = self.pools.connections();
+        let [estimates_cached, estimates_polled, estimates_random] = self.pools.estimates.counts();
         Stats {
             calls: of(&self.calls),
             faults: of(&self.faults),
@@ -198,20 +185,14 @@ impl Counters {
             last_resort: of(&self.last_resort),
             panic_picks: services.panic_picks,
             health_panics,
-            reports_ignored: of(&self.reports_ignored),
+            reports_ignored: of(&self.pools.reports_ignored),
             estimates_cached,
             estimates_polled,
             estimates_random,
-            connections_opened: opened,
-            connections_open: opened.saturating_sub(closed),
-            connection_reuses: of(&self.connection_reuses),
+            connections_opened,
+            connections_open,
+            connection_reuses: self.pools.connection_reuses(),
             data_age,
         }
-    }
-}
-
-impl Drop for OpenConnection {
-    fn drop(&mut self) {
-        count(&self.0.closed);
     }
 }

@@ -1,5 +1,6 @@
 use std::{mem, sync::Arc, task::Context, time::Duration};
 
+use fairmesh_connections::{EndpointPool, EndpointResponse, H1Body, PooledTimer};
 use fairmesh_headers::{GRPC_STATUS, is_event_stream, is_server_error};
 use fairmesh_router::Outcome;
 use fairmesh_signals::CallCounters;
@@ -8,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::{
     call::{Call, Clock},
-    transport::{EndpointPool, EndpointResponse, H1Body, LoadRecorder, PooledTimer},
+    load_report::LoadRecorder,
 };
 
 /// A response that kept its reader waiting and continues after this time is a stream; servers apply the same bound.

@@ -6,6 +6,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use fairmesh_connections::{EndpointResponse, violates_protocol};
 use fairmesh_headers::{CallerProtocol, WEB_TEXT};
 use fairmesh_http::{BoxError, ResponseDeadline};
 use fairmesh_router::EndpointTarget;
@@ -20,10 +21,7 @@ use super::{
     timeout_conclusion::{TimeoutConclusion, WebFrames},
     tunnel::Tunnel,
 };
-use crate::{
-    fault::{Fault, FaultKind},
-    transport::{EndpointResponse, violates_protocol},
-};
+use crate::fault::{Fault, FaultKind};
 
 /// The body of a response; also a simple body for requests.
 ///

@@ -5,12 +5,11 @@ use std::{
 };
 
 use bytes::Bytes;
+use fairmesh_connections::{H1Body, H2Body};
 use fairmesh_http::BoxError;
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::combinators::UnsyncBoxBody;
 use tokio::time::Instant;
-
-use crate::transport::{H1Body, H2Body};
 
 /// The bytes of a body.
 pub(super) enum BodySource {

@@ -4,11 +4,11 @@ use std::{
     task::{Context, Poll},
 };
 
+use fairmesh_connections::RawConnection;
 use fairmesh_router::EndpointTarget;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::attempt_guard::AttemptGuard;
-use crate::transport::RawConnection;
 
 /// A connection to a server for any protocol: after an upgrade, or for a protocol other than HTTP.
 ///

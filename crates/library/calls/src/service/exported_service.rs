@@ -3,6 +3,7 @@
 use std::{fmt, io, sync::Arc};
 
 use fairmesh_balancer::SharedBlock;
+use fairmesh_connections::{ConnectionOwner, EndpointConnection, EndpointPool};
 use fairmesh_model::ServiceName;
 use fairmesh_router::{EndpointStats, EndpointTarget, Outcome, RouteNumbers, ServiceNumbers};
 use tokio::time::Instant;
@@ -11,7 +12,6 @@ use crate::{
     discovery::ServiceState,
     dispatch::SentRequest,
     service::{ServiceHandle, handle::Handle},
-    transport::{ConnectionOwner, EndpointConnection, EndpointPool},
 };
 
 /// A service whose requests need nothing but a route and a pick, by the records of one moment.

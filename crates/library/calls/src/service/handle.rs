@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use fairmesh_connections::EndpointPool;
 use fairmesh_headers::{Deadline, IDEMPOTENT, KEY, ROLE, SpanContext, has_call_options, read_deadline};
 use fairmesh_model::{Invalid, ServiceName};
 use http::{HeaderMap, HeaderName, HeaderValue, request::Parts, uri::Authority};
@@ -15,7 +16,6 @@ use crate::{
     fault::{Fault, FaultKind},
     mesh::state::MeshState,
     observe::{ServiceCounters, count},
-    transport::EndpointPool,
 };
 
 /// The service, options and default headers of a handle.

@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use fairmesh_connections::EndpointPool;
 use fairmesh_headers::DEADLINE;
 use fairmesh_http::h1::BorrowedRequest;
 use tokio::time::Instant;
@@ -20,7 +21,6 @@ use crate::{
     fault::FaultKind,
     observe::count,
     service::handle::Handle,
-    transport::EndpointPool,
 };
 
 /// Begins a call with a borrowed request, which is sent to its own host or, unless it `keeps_host`, to the service's;

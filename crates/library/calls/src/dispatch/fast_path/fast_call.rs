@@ -4,6 +4,9 @@ use std::{
     task::{Context, Poll, ready},
 };
 
+use fairmesh_connections::{
+    BorrowedExchange, BorrowedOutcome, EndpointPool, EndpointResponse, IdleTimeout, SendError,
+};
 use fairmesh_http::h1::{BorrowedResponse, ReceivedResponse};
 use fairmesh_router::EndpointTarget;
 use tokio::time::Instant;
@@ -13,11 +16,8 @@ use crate::{
     call::{AttemptOutcome, Call, CallStart},
     discovery::RouteBackendIndex,
     dispatch::{attempt::Attempt, retry::FirstAttempt},
+    load_report::LoadRecorder,
     service::handle::Handle,
-    transport::{
-        BorrowedExchange, BorrowedOutcome, EndpointPool, EndpointResponse, IdleTimeout, LoadRecorder,
-        SendError,
-    },
 };
 
 /// A call whose borrowed request was sent.

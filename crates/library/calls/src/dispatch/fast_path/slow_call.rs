@@ -1,6 +1,7 @@
 use std::{fmt, sync::Arc};
 
 use bytes::Bytes;
+use fairmesh_connections::{EndpointPool, RequestBody};
 use fairmesh_http::BoxError;
 use http::{Request, Response};
 
@@ -9,7 +10,7 @@ use crate::{
     dispatch::{
         context::DispatchContext,
         execute::execute_routed,
-        request::{RequestCopy, body_error, pending_request},
+        request::{RequestCopy, body_error, pending_request, take_head},
         retry::{FirstAttempt, retry_loop},
         route::Routed,
     },
@@ -17,7 +18,6 @@ use crate::{
     observe::{CallInfo, count},
     response_body::Body,
     service::handle::Handle,
-    transport::{self, EndpointPool, Head, RequestBody},
 };
 
 /// A call that has begun on the fast path and continues with a parsed request.
@@ -76,7 +76,7 @@ impl<'a> SlowCall<'a> {
         let body = RequestBody::take_unpin(body).await.map_err(body_error)?;
         let dispatch = DispatchContext { handle, options: &handle.context, start, trace: None, call_info };
         call_info.set_route_backend(call.route_backend());
-        let mut pending = Some(transport::Request::new(Head::take(handle, &mut parts)?, body));
+        let mut pending = Some(fairmesh_connections::Request::new(take_head(handle, &mut parts)?, body));
         let result = match stage {
             Stage::Refused(fault) => return Err(fault),
             Stage::Routed => {

@@ -1,0 +1,126 @@
+//! Connections to one address that is no endpoint of a service.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use fairmesh_wire::transport::Transport;
+use tokio::time::{Instant, sleep};
+
+use super::{
+    connector::Connector,
+    error::{SendError, violates_protocol},
+    h1, h2,
+    raw_connection::RawConnection,
+    request::Request,
+    response::{EndpointResponse, SendResult},
+    wait::AttemptTimeouts,
+};
+
+/// Time limit of a connect: the address is near.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a connection over HTTP/1.1 is kept idle: shorter than servers keep one, so that few are reused while they close.
+const MAX_IDLE: Duration = Duration::from_secs(1);
+/// No limit: the caller's own deadlines apply.
+const UNLIMITED: Duration = Duration::from_secs(1 << 30);
+
+/// Connections in plaintext to one address.
+pub struct AddressPool {
+    connector: Connector,
+    h1: h1::Pool,
+    h2: h2::Pool,
+}
+
+impl AddressPool {
+    /// To a server that speaks HTTP/2 if it is `multiplexed`, else HTTP/1.1. Must be called within a tokio runtime.
+    pub fn start(address: SocketAddr, multiplexed: bool) -> Arc<Self> {
+        let connector = Connector {
+            transport: Transport::default(),
+            address,
+            pod: None,
+            identity: None,
+            accepts_plaintext: true,
+            local: None,
+            multiplexed,
+            counters: Arc::default(),
+            own_addresses: Default::default(),
+            connection_hook: Default::default(),
+        };
+        let pool = Arc::new(Self { connector, h1: h1::Pool::default(), h2: h2::Pool::default() });
+        let weak = Arc::downgrade(&pool);
+        tokio::spawn(async move {
+            loop {
+                sleep(MAX_IDLE / h1::MAX_IDLE_CHECKS).await;
+                let Some(pool) = weak.upgrade() else { return };
+                pool.h1.close_idle();
+            }
+        });
+        pool
+    }
+
+    /// Sends a request and waits for the head of the response. Dropping the future cancels the request.
+    ///
+    /// An idempotent request is sent once more where its connection had been idle and broke before the response: the server has
+    /// closed it while the request was on its way (RFC 9112 9.3.1).
+    ///
+    /// # Errors
+    /// There is no response, or the request cannot be sent.
+    pub async fn send(self: &Arc<Self>, request: Request) -> SendResult {
+        let again = request
+            .head
+            .method
+            .is_idempotent()
+            .then(|| Some((request.head.clone(), request.body.replay()?, request.left)))
+            .flatten();
+        let mut pending = Some(request);
+        if self.connector.multiplexed {
+            return self.h2.send(self, &mut pending, timeouts()).await.map(EndpointResponse::H2);
+        }
+        match self.h1.send_over_idle(&self.connector, &mut pending, timeouts()).await {
+            None => {}
+            Some(Err(SendError::Broken(cause))) if !violates_protocol(&cause) => {
+                let body = again.as_ref().and_then(|(_, body, _)| body.to_body());
+                let (Some((head, _, left)), Some(body)) = (again, body) else {
+                    return Err(SendError::Broken(cause));
+                };
+                pending = Some(Request { head, body, left });
+            }
+            Some(sent) => return sent.map(EndpointResponse::H1),
+        }
+        Box::pin(h1::send_over_new(&self.connector, &mut pending, timeouts())).await.map(EndpointResponse::H1)
+    }
+
+    /// A connection for any protocol.
+    ///
+    /// # Errors
+    /// No connection within a second.
+    pub async fn open_raw(&self) -> Result<RawConnection, SendError> {
+        self.connector.connect_raw(Instant::now() + CONNECT_TIMEOUT).await
+    }
+
+    /// Keeps the connection of a response that was read to its end, unless its request is still being sent.
+    pub fn keep(&self, body: &mut h1::ResponseBody) {
+        if let Some(connection) = body.take_reusable() {
+            self.h1.put_used(connection);
+        }
+    }
+}
+
+impl h2::PoolOwner for AddressPool {
+    fn connector(&self) -> &Connector {
+        &self.connector
+    }
+
+    fn pool(&self) -> &h2::Pool {
+        &self.h2
+    }
+}
+
+fn timeouts() -> AttemptTimeouts {
+    let begun = Instant::now();
+    AttemptTimeouts {
+        begun,
+        connected_by: begun + CONNECT_TIMEOUT,
+        until: begun + UNLIMITED,
+        response_header: UNLIMITED,
+        idle: UNLIMITED,
+    }
+}

@@ -1,0 +1,140 @@
+//! Opening connections to one endpoint.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::BytesMut;
+use fairmesh_http::socket;
+use fairmesh_router::PeerIdentity;
+use fairmesh_wire::{
+    proxy_protocol::{self, Addresses, Version},
+    transport::{EndpointAddress, ExpectedPeer, Stream, Transport},
+};
+use tokio::{
+    io::AsyncWriteExt as _,
+    time::{Instant, timeout, timeout_at},
+};
+
+use super::{
+    connection_hook::ConnectionHook, error::SendError, own_addresses::OwnAddresses,
+    raw_connection::RawConnection,
+};
+use crate::counters::PoolCounters;
+
+/// How long a connect may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// An endpoint that did not accept a connection in this time counts as unreachable. Shorter waits say more about the
+/// call's deadline.
+const CONCLUSIVE_WAIT: Duration = Duration::from_millis(250);
+
+/// Configuration that all endpoint pools of a mesh share.
+#[derive(Clone, Debug, Default)]
+pub struct TransportContext {
+    /// Opens connections, by mutual TLS where the process has an identity.
+    pub transport: Transport,
+    /// Counters of all pools.
+    pub counters: Arc<PoolCounters>,
+    /// The address that connections are made from; the system's choice where none is given.
+    pub local: Option<IpAddr>,
+    /// Listeners of this process, to which no connection is made.
+    pub own_addresses: OwnAddresses,
+    /// Of the component for which calls are forwarded.
+    pub connection_hook: ConnectionHook,
+    /// The number of event loops that make calls.
+    pub event_loops: usize,
+    /// Whether no connection is made in plaintext, whatever policies permit.
+    pub identities_only: bool,
+}
+
+/// Opens connections to one endpoint.
+pub(crate) struct Connector {
+    pub(super) transport: Transport,
+    pub(super) address: SocketAddr,
+    /// The pod behind a node that listens at the address.
+    pub(super) pod: Option<SocketAddr>,
+    /// Whose identity the endpoint proves by mutual TLS; `None` for plaintext.
+    pub(super) identity: Option<PeerIdentity>,
+    /// Whether the policy permits plaintext.
+    pub(super) accepts_plaintext: bool,
+    pub(super) local: Option<IpAddr>,
+    pub(super) multiplexed: bool,
+    pub(super) counters: Arc<PoolCounters>,
+    pub(super) own_addresses: OwnAddresses,
+    pub(super) connection_hook: ConnectionHook,
+}
+
+impl Connector {
+    /// Opens a connection for the declared protocol.
+    pub(super) async fn connect(&self) -> Result<Stream, SendError> {
+        let stream = self.dial().await?;
+        if let Some(socket) = stream.tcp().filter(|_| self.multiplexed) {
+            socket::limit_unacknowledged(socket);
+        }
+        Ok(stream)
+    }
+
+    /// Opens a connection for any protocol; fails after `connected_by`.
+    pub(super) async fn connect_raw(&self, connected_by: Instant) -> Result<RawConnection, SendError> {
+        let io = connect_by(connected_by, self.dial()).await?;
+        Ok(RawConnection { io, input: BytesMut::new(), _open: Some(self.counters.open_connection()) })
+    }
+
+    async fn dial(&self) -> Result<Stream, SendError> {
+        if self.own_addresses.contains(self.address) {
+            let own = format!("{} is an address of this process itself", self.address);
+            return Err(SendError::Unreachable(io::Error::other(own)));
+        }
+        let endpoint = EndpointAddress {
+            address: self.address,
+            peer: self.identity.as_ref().map(|peer| match peer {
+                PeerIdentity::Service(service) => ExpectedPeer::Service(service),
+                PeerIdentity::Id(id) => ExpectedPeer::Id(id),
+            }),
+            accepts_plaintext: self.accepts_plaintext,
+            from: self.local,
+        };
+        let connected = async {
+            let mut stream = self.transport.connect_endpoint(endpoint).await?;
+            if let Some(pod) = self.pod {
+                name_pod(&mut stream, pod).await?;
+            }
+            Ok(stream)
+        };
+        let connected = timeout(CONNECT_TIMEOUT, connected).await;
+        let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection within 2 s");
+        let stream = connected.unwrap_or_else(|_| Err(late())).map_err(SendError::from_connect)?;
+        if let Some(socket) = stream.tcp() {
+            socket::configure(socket);
+        }
+        Ok(stream)
+    }
+}
+
+/// Tells a node for which of its pods a connection is, after the handshake: nothing between here and the node reads or changes it.
+async fn name_pod(stream: &mut Stream, pod: SocketAddr) -> io::Result<()> {
+    let unknown = SocketAddr::new(pod.ip(), 0);
+    let source = stream.tcp().and_then(|socket| socket.local_addr().ok()).unwrap_or(unknown);
+    stream.write_all(&proxy_protocol::write(Version::V2, Addresses { source, destination: pod })).await?;
+    stream.flush().await
+}
+
+/// Waits for a connection until `deadline`.
+pub(super) async fn connect_by<T>(
+    deadline: Instant,
+    connecting: impl Future<Output = Result<T, SendError>>,
+) -> Result<T, SendError> {
+    let begun = Instant::now();
+    match timeout_at(deadline, connecting).await {
+        Ok(connected) => connected,
+        Err(_) if begun.elapsed() >= CONCLUSIVE_WAIT => {
+            let late = io::Error::new(io::ErrorKind::TimedOut, "no connection within half of the time left");
+            Err(SendError::Unreachable(late))
+        }
+        Err(_) => Err(SendError::ConnectTimedOut),
+    }
+}

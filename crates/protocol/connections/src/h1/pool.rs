@@ -1,0 +1,200 @@
+use std::{
+    collections::VecDeque,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+};
+
+use fairmesh_wire::transport::Stream;
+use http::{Method, Response, response};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::Instant,
+};
+
+use super::{
+    connection::{Connection, response_reader},
+    response_body::ResponseBody,
+};
+use crate::{
+    connector::{Connector, connect_by},
+    error::SendError,
+    lent_connection::OwnedConnection,
+    request::PendingRequest,
+    wait::{AttemptTimeouts, ResponseWait},
+};
+
+/// After this number of idle checks without a call a connection is closed. The resolver checks every 30 s, so: 90 s.
+pub(crate) const MAX_IDLE_CHECKS: u32 = 3;
+
+/// The most idle connections that are kept to one endpoint: the concurrent calls of one client to one server.
+const MAX_IDLE: usize = 256;
+
+/// Connections that wait for a call, the one used last at the back: the others may then expire.
+#[derive(Default)]
+pub(crate) struct Pool {
+    idle: Mutex<VecDeque<Idle>>,
+    /// Idle checks so far.
+    idle_checks: AtomicU32,
+}
+
+struct Idle {
+    connection: Box<Connection>,
+    /// The number of idle checks when it was put here; counted instead of reading a clock for every call.
+    since: u32,
+}
+
+impl Pool {
+    pub(crate) async fn send(
+        &self,
+        connector: &Connector,
+        pending: &mut PendingRequest,
+        timeouts: AttemptTimeouts,
+    ) -> Result<Response<ResponseBody>, SendError> {
+        match self.send_over_idle(connector, pending, timeouts).await {
+            Some(sent) => sent,
+            // Boxed, as everything rare on the path of a call: it would make the future of each larger, which is moved.
+            None => Box::pin(send_over_new(connector, pending, timeouts)).await,
+        }
+    }
+
+    /// Sends a request over an idle connection; `None` where none has taken it.
+    pub(crate) async fn send_over_idle(
+        &self,
+        connector: &Connector,
+        pending: &mut PendingRequest,
+        timeouts: AttemptTimeouts,
+    ) -> Option<Result<Response<ResponseBody>, SendError>> {
+        loop {
+            match self.take()?.connection.exchange(pending, Some(timeouts)).await {
+                // The server closed it while it was idle: the next one, or a new one, is as good.
+                Err(SendError::Stale(_)) => {}
+                sent => {
+                    if sent.is_ok() {
+                        connector.counters.count_reuse();
+                    }
+                    return Some(sent);
+                }
+            }
+        }
+    }
+
+    /// Sends a request over an idle connection, and puts it back with its idle time; `None` where nothing was
+    /// sent.
+    pub(crate) async fn send_if_connected(
+        &self,
+        pending: &mut PendingRequest,
+    ) -> Option<Result<response::Parts, SendError>> {
+        let Idle { connection, since } = self.take()?;
+        let (head, body) = match connection.exchange(pending, None).await {
+            Ok(response) => response.into_parts(),
+            Err(error) => return pending.is_none().then_some(Err(error)),
+        };
+        if let Some(connection) = body.discard().await {
+            self.put(Idle { connection, since });
+        }
+        Some(Ok(head))
+    }
+
+    pub(crate) fn has_idle(&self) -> bool {
+        !self.idle.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    /// Takes the connection used last among those that are still open.
+    pub(super) fn take_connection(&self) -> Option<Box<Connection>> {
+        self.take().map(|idle| idle.connection)
+    }
+
+    fn take(&self) -> Option<Idle> {
+        loop {
+            let mut last = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop_back()?;
+            if last.connection.is_quiet() {
+                return Some(last);
+            }
+        }
+    }
+
+    /// Keeps a connection that a call has used.
+    pub(crate) fn put_used(&self, connection: Box<Connection>) {
+        let Some(connection) = connection.into_unowned() else { return };
+        self.put(Idle { connection, since: self.idle_checks.load(Relaxed) });
+    }
+
+    fn put(&self, mut waiting: Idle) {
+        waiting.connection.release_empty();
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() >= MAX_IDLE {
+            idle.pop_front();
+        }
+        idle.push_back(waiting);
+    }
+
+    /// Closes connections that have been idle for several checks, or were closed by the server.
+    pub(crate) fn close_idle(&self) {
+        let checks = self.idle_checks.fetch_add(1, Relaxed) + 1;
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.retain_mut(|idle| {
+            checks.wrapping_sub(idle.since) < MAX_IDLE_CHECKS && idle.connection.is_quiet()
+        });
+        idle.iter_mut().for_each(|idle| idle.connection.shrink());
+    }
+
+    /// Closes idle connections that have ended.
+    pub(crate) fn close_ended(&self) {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.retain_mut(|idle| idle.connection.is_quiet());
+    }
+
+    /// Closes all idle connections.
+    pub(crate) fn retire(&self) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+/// Sends a request over a new connection.
+pub(crate) async fn send_over_new(
+    connector: &Connector,
+    pending: &mut PendingRequest,
+    mut timeouts: AttemptTimeouts,
+) -> Result<Response<ResponseBody>, SendError> {
+    let connection = connect_by(timeouts.connected_by, open(connector)).await?;
+    timeouts.begun = Instant::now();
+    connection.exchange(pending, Some(timeouts)).await.map_err(|error| match error {
+        // It accepted the connection and nothing on it, not even a first call.
+        SendError::Stale(error) => SendError::Refused(error),
+        error => error,
+    })
+}
+
+/// A first call over any stream.
+///
+/// # Errors
+/// There is no response, or the request cannot be sent.
+pub async fn call_over<I>(
+    stream: I,
+    pending: &mut PendingRequest,
+) -> Result<Response<ResponseBody<I>>, SendError>
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    Box::new(Connection::new(stream, None)).exchange(pending, None).await
+}
+
+/// Waits for the head of the response to a request that the owner of the connection sent.
+pub(crate) async fn receive(
+    connection: OwnedConnection,
+    method: &Method,
+    timeouts: AttemptTimeouts,
+) -> Result<Response<ResponseBody>, SendError> {
+    let wait = Some(ResponseWait::new(timeouts));
+    Box::new(Connection::owned(connection)).receive(response_reader(method), None, wait).await
+}
+
+async fn open(connector: &Connector) -> Result<Box<Connection>, SendError> {
+    let stream = connector.connect().await?;
+    if let Stream::Tcp(stream) = &stream {
+        connector.connection_hook.connected(stream);
+    }
+    Ok(Box::new(Connection::new(stream, Some(connector.counters.open_connection()))))
+}

@@ -1,0 +1,122 @@
+use std::{
+    future::poll_fn,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use fairmesh_wire::transport::Stream;
+use http_body::{Body, Frame, SizeHint};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::Instant,
+};
+
+use super::connection::{Connection, closed};
+use crate::raw_connection::RawConnection;
+use fairmesh_http::{
+    BoxError,
+    h1::{Decoder, Piece},
+};
+
+/// Up to this number of pieces reading an unwanted response is cheaper than another connection.
+const MAX_DISCARDED_PIECES: usize = 4;
+
+/// The body of a response, read from the connection on demand. Dropping it before its end closes the
+/// connection: bytes of the response may be on it.
+pub struct ResponseBody<I = Stream> {
+    /// Until it is reused.
+    connection: Option<Box<Connection<I>>>,
+    decoder: Decoder,
+    /// The status was 101: the rest is no HTTP.
+    switched: bool,
+}
+
+impl<I> ResponseBody<I> {
+    pub(super) fn new(connection: Box<Connection<I>>, decoder: Decoder, switched: bool) -> Self {
+        Self { connection: Some(connection), decoder, switched }
+    }
+
+    /// When the rest of the request last moved, where that is still sent.
+    pub fn last_moved(&self) -> Option<Instant> {
+        self.connection.as_ref()?.last_moved()
+    }
+
+    /// Whether the connection speaks another protocol from here on.
+    pub fn is_switched(&self) -> bool {
+        self.switched
+    }
+
+    /// The connection itself where it [speaks another protocol](Self::is_switched).
+    pub fn into_raw(self) -> Option<RawConnection<I>> {
+        self.connection.filter(|_| self.switched)?.into_raw()
+    }
+}
+
+impl ResponseBody {
+    /// Discards a response where its end is near; returns its connection where that can carry another call.
+    pub(super) async fn discard(mut self) -> Option<Box<Connection>> {
+        for _ in 0..MAX_DISCARDED_PIECES {
+            let frame = poll_fn(|context| Pin::new(&mut self).poll_frame(context)).await;
+            if !matches!(frame, Some(Ok(_))) {
+                break;
+            }
+        }
+        self.take_reusable()
+    }
+
+    /// The connection of a response that was read to its end, unless the request is still being sent.
+    pub(crate) fn take_reusable(&mut self) -> Option<Box<Connection>> {
+        let connection = self.connection.take_if(|connection| !connection.is_sending())?;
+        (self.decoder.is_done() && connection.is_reusable()).then_some(connection)
+    }
+}
+
+#[cfg(test)]
+impl<I> ResponseBody<I> {
+    pub(super) fn connection(&mut self) -> Option<&mut Connection<I>> {
+        self.connection.as_deref_mut()
+    }
+
+    /// Injects a bug, for a test that must find it.
+    pub(super) fn stop_too_soon(&mut self) {
+        self.decoder.stop_too_soon();
+    }
+}
+
+impl<I> Body for ResponseBody<I>
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let Self { connection: Some(connection), decoder, .. } = &mut *self else {
+            return Poll::Ready(None);
+        };
+        loop {
+            match decoder.decode(connection.input())? {
+                Some(Piece::Data(data)) => return Poll::Ready(Some(Ok(Frame::data(data)))),
+                Some(Piece::Trailers(trailers)) => return Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
+                None if decoder.is_done() => return Poll::Ready(None),
+                None => {}
+            }
+            let due = usize::try_from(decoder.due()).unwrap_or(usize::MAX);
+            if ready!(connection.poll_read(due, context))? == 0 && !decoder.close() {
+                return Poll::Ready(Some(Err(closed("in the middle of its response").into())));
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.decoder.is_done()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.decoder.left().map_or_else(SizeHint::new, SizeHint::with_exact)
+    }
+}

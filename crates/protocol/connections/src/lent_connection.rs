@@ -1,0 +1,42 @@
+//! Connections to an endpoint that another component sends requests on.
+
+use std::fmt;
+
+use bytes::BytesMut;
+use tokio::net::TcpStream;
+
+use crate::counters::OpenConnection;
+
+/// Owns a connection beyond single requests. Dropped instead, the connection was closed.
+pub trait ConnectionOwner: fmt::Debug + Send + Sync {
+    /// Takes back the connection after a response, ready for the next request.
+    fn take_back(self: Box<Self>, connection: EndpointConnection);
+}
+
+/// A connection that is counted as open while it lives.
+pub struct EndpointConnection {
+    /// The socket.
+    pub stream: TcpStream,
+    /// The beginning of the response, which its owner has read.
+    pub read: BytesMut,
+    pub(super) open: Option<OpenConnection>,
+}
+
+/// A connection that returns to its owner after the response.
+pub struct OwnedConnection {
+    pub(super) connection: EndpointConnection,
+    pub(super) owner: Box<dyn ConnectionOwner>,
+}
+
+impl EndpointConnection {
+    /// The connection as one that returns to its owner after the response.
+    pub fn owned_by(self, owner: Box<dyn ConnectionOwner>) -> OwnedConnection {
+        OwnedConnection { connection: self, owner }
+    }
+}
+
+impl fmt::Debug for EndpointConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EndpointConnection").field("stream", &self.stream).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,80 @@
+//! Addresses of listeners whose calls this process forwards: a connection to one of them would forward a call in a circle.
+
+use std::{
+    net::{IpAddr, SocketAddr, UdpSocket},
+    sync::{Arc, PoisonError, RwLock},
+};
+
+/// Shared by all endpoint pools of a mesh, and checked once for each new connection.
+#[derive(Clone, Debug, Default)]
+pub struct OwnAddresses(Arc<RwLock<Own>>);
+
+#[derive(Debug, Default)]
+struct Own {
+    listeners: Vec<SocketAddr>,
+    /// Whether all loopback addresses count.
+    has_loopback: bool,
+}
+
+impl OwnAddresses {
+    /// Adds addresses of listeners.
+    pub fn add(&self, addresses: impl IntoIterator<Item = SocketAddr>) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).listeners.extend(addresses);
+    }
+
+    /// Adds all loopback addresses.
+    pub fn add_loopback(&self) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).has_loopback = true;
+    }
+
+    /// Whether a connection to this address would reach this process.
+    pub fn contains(&self, address: SocketAddr) -> bool {
+        let own = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        own.has_loopback && address.ip().to_canonical().is_loopback()
+            || own.listeners.iter().any(|own| own.port() == address.port() && covers(own.ip(), address.ip()))
+    }
+}
+
+/// Whether a listener at one address gets the connections to another one.
+fn covers(listener: IpAddr, address: IpAddr) -> bool {
+    // The unspecified address of IPv6 takes connections of both families.
+    let any = listener.is_unspecified() && (listener.is_ipv6() || address.is_ipv4());
+    listener == address || any && is_local(address)
+}
+
+/// Whether an address is one of this machine, the only ones at which the system binds a socket.
+fn is_local(address: IpAddr) -> bool {
+    UdpSocket::bind((address, 0)).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_on_all_addresses_covers_those_of_this_machine_alone() {
+        let own = OwnAddresses::default();
+        own.add(["127.0.0.1:80", "0.0.0.0:81", "[::]:82"].map(|address| address.parse().unwrap()));
+        for (address, is_own) in [
+            ("127.0.0.1:80", true),
+            ("127.0.0.2:80", false),
+            ("127.0.0.1:83", false),
+            ("127.0.0.2:81", true),
+            ("192.0.2.1:81", false),
+            ("[::1]:81", false),
+            ("127.0.0.1:82", true),
+        ] {
+            assert_eq!(own.contains(address.parse().unwrap()), is_own, "{address}");
+        }
+    }
+
+    #[test]
+    fn loopback_is_excluded_once_it_is_added() {
+        let own = OwnAddresses::default();
+        let addresses = ["127.0.0.1:7441", "[::1]:80", "[::ffff:127.0.0.2]:80", "192.0.2.1:7441"];
+        let excluded = |own: &OwnAddresses| addresses.map(|address| own.contains(address.parse().unwrap()));
+        assert_eq!(excluded(&own), [false; 4]);
+        own.add_loopback();
+        assert_eq!(excluded(&own), [true, true, true, false]);
+    }
+}

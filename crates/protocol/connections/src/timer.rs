@@ -1,0 +1,160 @@
+use std::{
+    cell::RefCell,
+    mem,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::error::SendError;
+use crate::event_loops;
+
+/// The most timers that a thread pools for its next calls.
+const MAX_POOLED: usize = 64;
+
+thread_local! {
+    /// Only on threads that run one event loop for life: a timer expires on the loop that it was made on.
+    static TIMERS: RefCell<Vec<DeadlineTimer>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Expires at the deadline of a call. It stays with the connection and is reset only where it would expire too late:
+/// nearly every call ends long before, and setting a timer for each and cancelling it costs two locks. One that was set
+/// for an earlier call wakes a later one once, spuriously.
+#[derive(Debug, Default)]
+pub(super) struct DeadlineTimer(Option<Pin<Box<Sleep>>>);
+
+/// A timer from the pool of this event loop, to which it returns.
+pub struct PooledTimer(DeadlineTimer);
+
+impl DeadlineTimer {
+    /// Whether `until` has passed; the task is woken then at the latest.
+    pub(super) fn has_expired(&mut self, until: Instant, context: &mut Context<'_>) -> bool {
+        let sleep = self.0.get_or_insert_with(|| Box::pin(sleep_until(until)));
+        if sleep.deadline() > until {
+            sleep.as_mut().reset(until);
+        }
+        while let Poll::Ready(()) = sleep.as_mut().poll(context) {
+            if sleep.deadline() >= until {
+                return true;
+            }
+            sleep.as_mut().reset(until);
+        }
+        false
+    }
+
+    /// The polled result, or [`SendError::TimedOut`] where that is pending and `until` has passed.
+    pub(super) fn bound<T>(
+        &mut self,
+        polled: Poll<Result<T, SendError>>,
+        until: Instant,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<T, SendError>> {
+        match polled.is_pending() && self.has_expired(until, context) {
+            true => Poll::Ready(Err(SendError::TimedOut)),
+            false => polled,
+        }
+    }
+}
+
+impl PooledTimer {
+    /// A timer of this event loop's pool, or a new one.
+    pub fn take() -> Self {
+        Self(TIMERS.with_borrow_mut(Vec::pop).unwrap_or_default())
+    }
+
+    /// Whether `until` has passed; the task is woken then at the latest.
+    pub fn has_expired(&mut self, until: Instant, context: &mut Context<'_>) -> bool {
+        self.0.has_expired(until, context)
+    }
+
+    pub(super) fn timer(&mut self) -> &mut DeadlineTimer {
+        &mut self.0
+    }
+}
+
+impl Drop for PooledTimer {
+    fn drop(&mut self) {
+        if !event_loops::is_event_loop_thread() || self.0.0.is_none() {
+            return;
+        }
+        let timer = mem::take(&mut self.0);
+        // Fails only where the thread ends.
+        let _ = TIMERS.try_with(|timers| {
+            let mut timers = timers.borrow_mut();
+            if timers.len() < MAX_POOLED {
+                timers.push(timer);
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{future::poll_fn, time::Duration};
+
+    use super::*;
+
+    async fn expires(timer: &mut DeadlineTimer, until: Instant) -> Duration {
+        let begun = Instant::now();
+        poll_fn(|context| if timer.has_expired(until, context) { Poll::Ready(()) } else { Poll::Pending })
+            .await;
+        begun.elapsed()
+    }
+
+    /// Timers expire up to a millisecond late.
+    fn is_about(took: Duration, ms: u64) -> bool {
+        let ms = Duration::from_millis(ms);
+        ms <= took && took <= ms + Duration::from_millis(1)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_expires_in_time_for_each_call_after_any_earlier_setting() {
+        let mut timer = DeadlineTimer::default();
+        let now = Instant::now();
+        let in_ms = |ms| now + Duration::from_millis(ms);
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        assert!(!timer.has_expired(in_ms(50), &mut context));
+        assert!(is_about(expires(&mut timer, in_ms(200)).await, 200), "it was set to an earlier time");
+        assert!(!timer.has_expired(in_ms(1000), &mut context));
+        assert!(is_about(expires(&mut timer, in_ms(300)).await, 100), "it was set to a later time");
+        assert!(timer.has_expired(now, &mut context), "a time that has passed");
+    }
+
+    async fn runs_out(ms: u64) {
+        let begun = Instant::now();
+        let until = begun + Duration::from_millis(ms);
+        let mut timer = PooledTimer::take();
+        poll_fn(|context| if timer.has_expired(until, context) { Poll::Ready(()) } else { Poll::Pending })
+            .await;
+        assert!(is_about(begun.elapsed(), ms), "{:?}", begun.elapsed());
+    }
+
+    /// Makes calls one after another; how many timers the thread keeps then.
+    fn calls() -> usize {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
+        runtime.unwrap().block_on(async {
+            for ms in [200, 50, 300] {
+                runs_out(ms).await;
+            }
+            let until = Instant::now() + Duration::from_secs(1);
+            assert!(
+                !PooledTimer::take().has_expired(until, &mut Context::from_waker(std::task::Waker::noop()))
+            );
+            for ms in [1500, 20] {
+                runs_out(ms).await;
+            }
+        });
+        TIMERS.with_borrow(Vec::len)
+    }
+
+    #[test]
+    fn an_event_loop_reuses_one_timer_for_sequential_calls_and_other_threads_pool_none() {
+        assert_eq!(calls(), 0);
+        let event_loop = std::thread::spawn(|| {
+            crate::event_loops::set_event_loop(0);
+            calls()
+        });
+        assert_eq!(event_loop.join().unwrap(), 1);
+    }
+}

@@ -1,0 +1,183 @@
+//! The waits of an attempt: for its request to be sent, and for the headers of the response.
+
+use std::{
+    mem,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::{error::SendError, timer::DeadlineTimer};
+
+/// Time limits for the steps of an attempt.
+#[derive(Clone, Copy, Debug)]
+pub struct AttemptTimeouts {
+    /// When it began.
+    pub begun: Instant,
+    /// To have a connection.
+    pub connected_by: Instant,
+    /// To have the response headers, whatever delays them.
+    pub until: Instant,
+    /// From the end of the request to the response headers.
+    pub response_header: Duration,
+    /// How long nothing may move while the request is sent.
+    pub idle: Duration,
+}
+
+/// The progress of a request that is being sent: another value means that something moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SendProgress {
+    /// Pieces taken from its body.
+    pub pieces: u64,
+    /// Bytes of them that the socket has not accepted; at 0 the caller has to continue.
+    pub unsent: usize,
+}
+
+/// An idle timeout, by the party that was silent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IdleTimeout {
+    /// The server, which was sent the whole request.
+    Response(Duration),
+    /// The server, which reads no more of the request.
+    Upload(Duration),
+    /// The caller, whose request has not ended.
+    Caller(Duration),
+}
+
+/// Bounds the wait for the headers of a response, while its request is sent and afterwards.
+///
+/// The clock is read only where something moved before it had to wait again, and the timer is reset only where it would
+/// expire too late: nearly every request is sent with one write, and needs neither.
+#[derive(Debug)]
+pub(super) struct ResponseWait {
+    timeouts: AttemptTimeouts,
+    since: Instant,
+    seen: Option<SendProgress>,
+    has_waited: bool,
+}
+
+impl ResponseWait {
+    pub(super) fn new(timeouts: AttemptTimeouts) -> Self {
+        Self { timeouts, since: timeouts.begun, seen: None, has_waited: false }
+    }
+
+    /// The polled result, or the timeout where that is pending and late; `progress` while the request is sent.
+    pub(super) fn bound<T>(
+        &mut self,
+        polled: Poll<Result<T, SendError>>,
+        progress: Option<SendProgress>,
+        timer: &mut DeadlineTimer,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<T, SendError>> {
+        if polled.is_ready() {
+            return polled;
+        }
+        if mem::replace(&mut self.has_waited, true) && self.seen != progress {
+            self.since = Instant::now();
+        }
+        self.seen = progress;
+        let AttemptTimeouts { until, response_header, idle, .. } = self.timeouts;
+        let idle_timeout = match progress {
+            None => IdleTimeout::Response(response_header),
+            Some(SendProgress { unsent: 0, .. }) => IdleTimeout::Caller(idle),
+            Some(_) => IdleTimeout::Upload(idle),
+        };
+        let expires = self.since + idle_timeout.duration();
+        if !timer.has_expired(expires.min(until), context) {
+            return Poll::Pending;
+        }
+        Poll::Ready(Err(if until <= expires { SendError::TimedOut } else { SendError::Idle(idle_timeout) }))
+    }
+}
+
+impl IdleTimeout {
+    /// The time without progress.
+    pub fn duration(self) -> Duration {
+        match self {
+            Self::Response(duration) | Self::Upload(duration) | Self::Caller(duration) => duration,
+        }
+    }
+}
+
+/// When the rest of a request last moved, which a task sends while the response is read.
+#[derive(Debug)]
+pub(super) struct UploadActivity {
+    begun: Instant,
+    moved_ms: AtomicU64,
+}
+
+impl UploadActivity {
+    pub(super) fn new() -> Self {
+        Self { begun: Instant::now(), moved_ms: AtomicU64::new(0) }
+    }
+
+    pub(super) fn record(&self) {
+        self.moved_ms.store(u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX), Relaxed);
+    }
+
+    pub(super) fn last(&self) -> Instant {
+        self.begun + Duration::from_millis(self.moved_ms.load(Relaxed))
+    }
+}
+
+#[cfg(test)]
+impl AttemptTimeouts {
+    /// Only this limit.
+    pub fn until(until: Instant) -> Self {
+        let never = Duration::from_secs(1 << 30);
+        Self { begun: Instant::now(), connected_by: until, until, response_header: never, idle: never }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use super::*;
+
+    /// Waits for the timeout; `progress` maps the elapsed seconds to the progress of the request.
+    async fn late(
+        timeouts: AttemptTimeouts,
+        progress: impl Fn(u128) -> Option<SendProgress>,
+    ) -> (SendError, u128) {
+        let (mut wait, mut timer) = (ResponseWait::new(timeouts), DeadlineTimer::default());
+        let mut ticks = tokio::time::interval(Duration::from_secs(1));
+        let ended = poll_fn(|context| {
+            while ticks.poll_tick(context).is_ready() {}
+            let progress = progress(timeouts.begun.elapsed().as_secs().into());
+            wait.bound(Poll::<Result<(), _>>::Pending, progress, &mut timer, context)
+        });
+        (ended.await.unwrap_err(), timeouts.begun.elapsed().as_secs().into())
+    }
+
+    fn timeouts(until: u64) -> AttemptTimeouts {
+        let begun = Instant::now();
+        let (response_header, idle) = (Duration::from_secs(90), Duration::from_secs(15));
+        let until = begun + Duration::from_secs(until);
+        AttemptTimeouts { begun, connected_by: until, until, response_header, idle }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_moves_is_not_bounded_and_the_headers_timeout_begins_at_its_end() {
+        // A piece each ten seconds, for ten minutes.
+        let upload = |now: u128| (now < 600).then_some(SendProgress { pieces: (now / 10) as u64, unsent: 0 });
+        let (error, after) = late(timeouts(1 << 30), upload).await;
+        assert!(matches!(error, SendError::Idle(IdleTimeout::Response(_))), "{error:?}");
+        assert_eq!(after, 690);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_timeout_names_the_silent_party() {
+        let of = |unsent| move |now: u128| Some(SendProgress { pieces: now.min(20) as u64, unsent });
+        let (error, after) = late(timeouts(1 << 30), of(0)).await;
+        assert!(matches!(error, SendError::Idle(IdleTimeout::Caller(_))), "{error:?}");
+        assert_eq!(after, 35);
+        let (error, _) = late(timeouts(1 << 30), of(7)).await;
+        assert!(matches!(error, SendError::Idle(IdleTimeout::Upload(_))), "{error:?}");
+        let (error, after) = late(timeouts(30), of(7)).await;
+        assert!(matches!(error, SendError::TimedOut), "{error:?}");
+        assert_eq!(after, 30, "the deadline of the call passes first");
+    }
+}
