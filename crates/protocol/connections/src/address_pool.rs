@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     connector::Connector,
-    error::{SendError, violates_protocol},
+    error::{SendError, Unanswered},
     h1, h2,
     raw_connection::RawConnection,
     request::Request,
@@ -19,6 +19,12 @@ use super::{
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a connection over HTTP/1.1 is kept idle: shorter than servers keep one, so that few are reused while they close.
 const MAX_IDLE: Duration = Duration::from_secs(1);
+/// How long after a request was sent the end of its connection may be the server's close of an idle connection, which crossed the
+/// request. The server is near: only a busy machine delays the close so long. A server that ends a connection later has read the request.
+const CLOSE_RACE: Duration = Duration::from_millis(100);
+/// Checks of connections over HTTP/1.1 between two of those over HTTP/2, of which [`h2::Pool`] closes one after three: after a minute. A
+/// new one costs more than over HTTP/1.1, and a server says by GOAWAY that it closes one.
+const H1_CHECKS: u32 = 60;
 /// No limit: the caller's own deadlines apply.
 const UNLIMITED: Duration = Duration::from_secs(1 << 30);
 
@@ -47,10 +53,13 @@ impl AddressPool {
         let pool = Arc::new(Self { connector, h1: h1::Pool::default(), h2: h2::Pool::default() });
         let weak = Arc::downgrade(&pool);
         tokio::spawn(async move {
-            loop {
+            for check in 1_u32.. {
                 sleep(MAX_IDLE / h1::MAX_IDLE_CHECKS).await;
                 let Some(pool) = weak.upgrade() else { return };
                 pool.h1.close_idle();
+                if check.is_multiple_of(H1_CHECKS) {
+                    pool.h2.close_idle();
+                }
             }
         });
         pool
@@ -58,29 +67,31 @@ impl AddressPool {
 
     /// Sends a request and waits for the head of the response. Dropping the future cancels the request.
     ///
-    /// An idempotent request is sent once more where its connection had been idle and broke before the response: the server has
-    /// closed it while the request was on its way (RFC 9112 9.3.1).
+    /// An idempotent request over HTTP/1.1 is sent once more where its connection had been idle and ended at once, without a byte of a
+    /// response: the server has closed it while the request was on its way (RFC 9112 9.3.1). Over HTTP/2 the server says which requests
+    /// it has not read (RFC 9113 6.8).
     ///
     /// # Errors
     /// There is no response, or the request cannot be sent.
     pub async fn send(self: &Arc<Self>, request: Request) -> SendResult {
-        let again = request
-            .head
-            .method
-            .is_idempotent()
-            .then(|| Some((request.head.clone(), request.body.replay()?, request.left)))
-            .flatten();
-        let mut pending = Some(request);
         if self.connector.multiplexed {
+            let mut pending = Some(request);
             return self.h2.send(self, &mut pending, timeouts()).await.map(EndpointResponse::H2);
         }
-        match self.h1.send_over_idle(&self.connector, &mut pending, timeouts()).await {
+        let replay = request.head.method.is_idempotent().then(|| request.body.replay()).flatten();
+        let again = replay.map(|body| (request.head.clone(), body, request.left));
+        let mut pending = Some(request);
+        let sent = timeouts();
+        match self.h1.send_over_idle(&self.connector, &mut pending, sent).await {
             None => {}
-            Some(Err(SendError::Broken(cause))) if !violates_protocol(&cause) => {
+            Some(Err(SendError::Broken(cause)))
+                if cause.is::<Unanswered>() && sent.begun.elapsed() <= CLOSE_RACE =>
+            {
                 let body = again.as_ref().and_then(|(_, body, _)| body.to_body());
                 let (Some((head, _, left)), Some(body)) = (again, body) else {
                     return Err(SendError::Broken(cause));
                 };
+                let left = left.map(|left| left.saturating_sub(sent.begun.elapsed()));
                 pending = Some(Request { head, body, left });
             }
             Some(sent) => return sent.map(EndpointResponse::H1),

@@ -61,6 +61,11 @@ pub enum SendError {
     Invalid(#[source] BoxError),
 }
 
+/// The connection ended before the first byte of the response.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub(crate) struct Unanswered(pub(crate) io::Error);
+
 impl SendError {
     /// A failed connect, attributed to the server or to this machine.
     pub(super) fn from_connect(error: io::Error) -> Self {

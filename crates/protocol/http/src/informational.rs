@@ -64,6 +64,11 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
+    /// Whether no response was counted.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.responses == 0
+    }
+
     /// Counts one whose headers take so many bytes; whether it is within the bounds.
     pub(crate) fn admits(&mut self, bytes: usize) -> bool {
         self.responses += 1;

@@ -1,14 +1,22 @@
-use std::sync::{
-    Arc,
-    atomic::{AtomicU32, Ordering::Relaxed},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+    time::Duration,
 };
 
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// Number of resets, if they are more than half of all requests, at which a connection is closed. Fewer are ordinary
 /// cancellations; more make servers work at next to no cost for the client (CVE-2023-44487). Resets before a request is
 /// handled are limited by the HTTP/2 connection itself.
 const MAX_RESETS: u32 = 256;
+
+/// A request that was reset later was worked for, and costs its client a stream meanwhile: callers cancel such requests at their deadlines.
+/// An attack resets at once.
+const MAX_AGE: Duration = Duration::from_secs(1);
 
 /// Counts the requests and resets of a connection.
 #[derive(Debug, Default)]
@@ -18,10 +26,11 @@ pub(crate) struct RapidResetGuard {
     tripped: CancellationToken,
 }
 
-/// A request without response headers so far. Dropping it counts as reset.
+/// A request without response headers so far. Dropping it within [`MAX_AGE`] counts as reset.
 #[derive(Debug)]
 pub(crate) struct PendingRequest {
     guard: Arc<RapidResetGuard>,
+    began: Instant,
     responded: bool,
 }
 
@@ -29,7 +38,7 @@ impl RapidResetGuard {
     /// Counts a request.
     pub(crate) fn start_request(self: &Arc<Self>) -> PendingRequest {
         self.started.fetch_add(1, Relaxed);
-        PendingRequest { guard: Arc::clone(self), responded: false }
+        PendingRequest { guard: Arc::clone(self), began: Instant::now(), responded: false }
     }
 
     /// Waits until the limit is exceeded.
@@ -46,7 +55,7 @@ impl PendingRequest {
 
 impl Drop for PendingRequest {
     fn drop(&mut self) {
-        if self.responded {
+        if self.responded || self.began.elapsed() >= MAX_AGE {
             return;
         }
         let reset = self.guard.reset.fetch_add(1, Relaxed) + 1;
@@ -71,5 +80,16 @@ mod tests {
     fn the_guard_trips_when_most_of_many_requests_are_reset() {
         assert!(!after(0, MAX_RESETS - 1) && after(0, MAX_RESETS));
         assert!(!after(2 * MAX_RESETS, 2 * MAX_RESETS) && after(2 * MAX_RESETS, 2 * MAX_RESETS + 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn cancellations_at_a_deadline_are_no_rapid_resets() {
+        let guard = Arc::<RapidResetGuard>::default();
+        let requests: Vec<_> = (0..2 * MAX_RESETS).map(|_| guard.start_request()).collect();
+        tokio::time::advance(MAX_AGE).await;
+        drop(requests);
+        assert!(!guard.tripped.is_cancelled());
+        (0..2 * MAX_RESETS).for_each(|_| drop(guard.start_request()));
+        assert!(guard.tripped.is_cancelled());
     }
 }

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     abort_on_drop::AbortOnDrop,
     counters::OpenConnection,
-    error::SendError,
+    error::{SendError, Unanswered},
     lent_connection::{ConnectionOwner, EndpointConnection, OwnedConnection},
     raw_connection::RawConnection,
     request::{PendingRequest, Request},
@@ -186,9 +186,16 @@ where
             if let Some(response) = reader.read(&mut self.input).map_err(broken)? {
                 return Poll::Ready(Ok(response));
             }
-            if ready!(self.poll_read(self.expected, context)).map_err(unread)? == 0 {
-                return Poll::Ready(Err(broken(closed("before it responded"))));
-            }
+            let is_unanswered = reader.has_read_nothing() && self.input.is_empty();
+            let ended = match ready!(self.poll_read(self.expected, context)) {
+                Ok(1..) => continue,
+                Ok(0) => closed("before it responded"),
+                Err(error) => error,
+            };
+            return Poll::Ready(Err(match is_unanswered {
+                true if ended.kind() != ErrorKind::ConnectionRefused => broken(Unanswered(ended)),
+                _ => unread(ended),
+            }));
         }
     }
 

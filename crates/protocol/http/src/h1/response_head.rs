@@ -74,6 +74,11 @@ impl ResponseReader {
         Self { on_informational, ..self }
     }
 
+    /// Whether no informational response was read.
+    pub fn has_read_nothing(&self) -> bool {
+        self.informational.is_unused()
+    }
+
     /// Takes the headers of the response out of `input`; `None` where they are incomplete.
     ///
     /// # Errors
