@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, StatusCode, header::CONNECTION};
+use http::{HeaderValue, Method, Request, Response, StatusCode, header::CONNECTION};
 use http_body::Body;
 use pin_project_lite::pin_project;
 
@@ -140,6 +140,8 @@ pin_project! {
         inner: F,
         guard: Option<RequestGuard>,
         is_http: bool,
+        // A success of CONNECT switches to a tunnel.
+        is_connect: bool,
         // Waits for room for its response.
         room: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
         is_admitted: bool,
@@ -156,12 +158,18 @@ impl<F> GuardedCall<F> {
     /// A request whose handler responds to a failed body itself, as gRPC handlers do; without a guard if its connection
     /// is unknown.
     pub const fn new(inner: F, guard: Option<RequestGuard>) -> Self {
-        Self { inner, guard, is_http: false, room: None, is_admitted: false }
+        Self { inner, guard, is_http: false, is_connect: false, room: None, is_admitted: false }
     }
 
     /// An HTTP request: the response is 408 if its body timed out, and 503 if there was no memory for it.
     pub const fn http(inner: F, guard: RequestGuard) -> Self {
-        Self { inner, guard: Some(guard), is_http: true, room: None, is_admitted: false }
+        Self { inner, guard: Some(guard), is_http: true, is_connect: false, room: None, is_admitted: false }
+    }
+
+    /// For a request of this method: an accepted CONNECT exempts the connection from time limits, as an upgrade does.
+    #[must_use]
+    pub fn of_method(self, method: &Method) -> Self {
+        Self { is_connect: *method == Method::CONNECT, ..self }
     }
 
     /// Ready once the peer's unread responses leave room for another one.
@@ -200,7 +208,8 @@ where
             if let Some(error_response) = this.is_http.then(|| guard.error_response()).flatten() {
                 return Poll::Ready(Ok(error_response));
             }
-            if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            let is_tunnel = *this.is_connect && response.status().is_success();
+            if is_tunnel || response.status() == StatusCode::SWITCHING_PROTOCOLS {
                 guard.connection().exempt();
             }
         }

@@ -5,7 +5,7 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_listen::{Connection, GuardedCall, RequestGuard, ResponseBody};
-use http::{Method, Request, Response};
+use http::{Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
@@ -39,13 +39,11 @@ where
     }
 
     fn call(&mut self, mut request: Request<A>) -> Self::Future {
-        if let Some(connection) = self.connection.as_ref().filter(|_| request.method() == Method::CONNECT) {
-            connection.exempt();
-        }
         if let Some(caller) = &self.caller {
             request.extensions_mut().insert(caller.clone());
         }
         let guard = self.connection.as_ref().map(RequestGuard::new);
-        GuardedCall::new(self.inner.call(request), guard)
+        let method = request.method().clone();
+        GuardedCall::new(self.inner.call(request), guard).of_method(&method)
     }
 }
