@@ -15,17 +15,19 @@ use std::{
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use fairmesh_calls::{Mesh, forwarding::with_event_loops};
 use fairmesh_console::{connect, failure::Failure, stop_signals};
-use fairmesh_model::{Invalid, Label, Location, MeshRole, Protocol, Region, SpiffePath, spec};
+use fairmesh_model::{Invalid, Label, Location, MeshRole, Protocol, Region, ServiceName, SpiffePath, spec};
 use fairmesh_proxy::{
-    AccessLogConfig, AccessLogFormat, BoundInbound, BoundProxy, Collector, EndpointMetrics, InboundConfig,
+    AccessLogConfig, AccessLogFormat, BoundInbound, BoundProxy, EndpointMetrics, InboundConfig,
     InboundEndpoint, InboundServer, Limits, ListenerConfig, ListenerKind, ProxyConfig, ProxyError, TlsFiles,
     check_tls,
 };
+use fairmesh_server::default_instance;
 use fairmesh_wire::transport::{Address, Transport};
 
 pub(crate) use capture::uids;
 use key_server::KeyServerAddress;
 pub use status::ready;
+use traces::TraceArgs;
 
 use super::daemon_args::{AdminAddress, host_name};
 use crate::{logging::Logging, register, size::read_size};
@@ -120,6 +122,10 @@ struct ServeArgs {
     /// FAIRMESH_CLIENT_ID, else the names of host and program].
     #[arg(long, value_name = "ID")]
     client_id: Option<String>,
+    /// The service whose programs call through this proxy: the identity of its calls, and 'service.name' of its spans
+    /// [default: that of --inbound, else the proxy itself].
+    #[arg(long, value_name = "SERVICE", conflicts_with = "inbound")]
+    service: Option<ServiceName>,
     /// The access log, to standard output.
     #[arg(long, value_enum, default_value_t, value_name = "FORM")]
     access_log: LogForm,
@@ -129,13 +135,8 @@ struct ServeArgs {
     /// Count attempts by endpoint too, for at most a thousand endpoints.
     #[arg(long)]
     metrics_per_endpoint: bool,
-    /// A trace collector: http://ip:4318 for OTLP over HTTP, grpc://ip:4317 for OTLP over gRPC. Requests whose
-    /// 'traceparent' is sampled are exported [default: OTEL_EXPORTER_OTLP_ENDPOINT].
-    #[arg(long, value_name = "URL")]
-    trace_to: Option<Collector>,
-    /// Start a trace for one of N requests that have none; 0 for none [default: OTEL_TRACES_SAMPLER, else 100].
-    #[arg(long, value_name = "N")]
-    trace_one_in: Option<u64>,
+    #[command(flatten)]
+    traces: TraceArgs,
     /// Time limit for requests in flight after SIGTERM.
     #[arg(long, value_parser = spec::read_duration, default_value = "25s")]
     drain_deadline: Duration,
@@ -251,7 +252,7 @@ fn inbound(args: &ServeArgs) -> Option<InboundConfig> {
         location: args.region.clone().map(Location::in_region),
         requests: args.inbound_requests,
         adaptive: args.inbound_adaptive,
-        drain: args.drain_deadline,
+        limits: limits(args),
         agent: args.agent.clone(),
         control: args.control.clone(),
     })
@@ -337,12 +338,12 @@ fn check_kernel(listen: &[ListenerConfig]) -> Result<(), Failure> {
 /// All but the listeners, the key server and the inbound server.
 fn config(args: &ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> ProxyConfig {
     let (options, cores, limits) = (client_settings(args), cores(args), limits(args));
-    let instance = args.client_id.clone().unwrap_or_else(host_name);
+    let instance = inbound_instance(args).or_else(|| args.client_id.clone()).unwrap_or_else(host_name);
     ProxyConfig {
         cores,
         limits,
         access_log: AccessLogConfig { form: args.access_log.into(), one_in: args.access_log_one_in },
-        traces: traces::config(args.trace_to.clone(), args.trace_one_in, instance),
+        traces: traces::config(&args.traces, service(args), instance),
         endpoints,
         options,
         listen: Vec::new(),
@@ -367,12 +368,21 @@ fn client_settings(args: &ServeArgs) -> BTreeMap<&'static str, String> {
     told.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
-/// The identity of the proxy's calls: that of the program that it serves, or its own.
+/// The identity of the proxy's calls: that of the service for which it stands, or its own.
 fn identity(args: &ServeArgs) -> SpiffePath {
-    match &args.inbound {
-        Some(inbound) => SpiffePath::Service(inbound.service.clone()),
-        None => own_identity(),
-    }
+    service(args).map_or_else(own_identity, SpiffePath::Service)
+}
+
+/// The service that the proxy stands for.
+fn service(args: &ServeArgs) -> Option<ServiceName> {
+    args.service.clone().or_else(|| Some(args.inbound.as_ref()?.service.clone()))
+}
+
+/// The instance of the program that the proxy stands in front of.
+fn inbound_instance(args: &ServeArgs) -> Option<String> {
+    let inbound = args.inbound.as_ref()?;
+    let usual = || Some(default_instance(inbound.address).ok()?.to_string());
+    args.inbound_instance.clone().or_else(usual)
 }
 
 /// The identity of a proxy for any program.

@@ -1,6 +1,6 @@
 //! Requests of clients: finds the service, sends the call with the client library, and returns its response.
 
-pub(crate) mod body_limit;
+pub mod body_limit;
 pub(crate) mod connect;
 pub(crate) mod connection_handler;
 pub mod connection_info;

@@ -12,6 +12,8 @@ pub mod recent_requests;
 pub mod request_info;
 pub mod response_metrics;
 pub mod served;
+pub mod served_metrics;
+mod served_series;
 pub mod service_metrics;
 pub mod spans;
 pub mod tap;

@@ -2,12 +2,11 @@
 
 mod caller_handler;
 mod caller_headers;
-mod caller_metrics;
 mod caller_stream;
 pub(crate) mod config;
 mod local_forwarder;
 pub(crate) mod metrics;
-mod observation;
+mod peer;
 mod request_body;
 mod response_body;
 pub(crate) mod server;

@@ -116,7 +116,7 @@ impl Authorizer {
             self.refused.fetch_add(1, Relaxed);
             return Err(NotAccepted::Refused);
         }
-        let stated = peer.as_ref().filter(|peer| table.is_intermediary(peer.caller()));
+        let stated = peer.as_ref().filter(|peer| table.is_intermediary(peer.verified()));
         let caller = match stated {
             None => {
                 // Only intermediaries may state a caller, so others' headers are removed before handlers see them.
@@ -132,7 +132,7 @@ impl Authorizer {
             },
         };
         let decided = AuthorizationRequest {
-            caller: caller.as_ref().map(Caller::caller),
+            caller: caller.as_ref().map(Caller::verified),
             method: request.method().as_str(),
             path: request.uri().path_and_query().map_or(request.uri().path(), PathAndQuery::as_str),
         };
@@ -170,7 +170,7 @@ impl Authorizer {
             return false;
         }
         let decision = table.decide(&AuthorizationRequest {
-            caller: caller.map(Caller::caller),
+            caller: caller.map(Caller::verified),
             method: call.method.as_str(),
             path: call.path(),
         });
@@ -200,7 +200,7 @@ impl Authorizer {
         if caller.is_none() && self.requires_identity(table) {
             return Err(NotAccepted::Refused);
         }
-        let caller = caller.as_ref().map(Caller::caller);
+        let caller = caller.as_ref().map(Caller::verified);
         let decision = table.decide_connection(caller);
         note(&decision, &AuthorizationRequest { caller, method: "", path: "" });
         if decision.permits() { Ok(()) } else { Err(NotAccepted::Refused) }
@@ -210,7 +210,7 @@ impl Authorizer {
     pub(crate) fn probe_for(&self, peer: &Identity) -> Option<Probe> {
         let caller = Caller::of(peer);
         let table = self.table.load();
-        table.as_ref()?.probe_for(caller.as_ref().map(Caller::caller)).cloned()
+        table.as_ref()?.probe_for(caller.as_ref().map(Caller::verified)).cloned()
     }
 
     /// Whether callers without an identity are refused. They may have connected in plaintext while the policy permitted

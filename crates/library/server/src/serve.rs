@@ -26,7 +26,7 @@ use tower_layer::Layer as _;
 use tower_service::Service;
 
 pub use self::caller_connection::{CallerConnection, CallerLayer};
-use crate::{MeshServer, drain::Phase, terminated};
+use crate::{MeshServer, SpiffeId, drain::Phase, terminated};
 
 /// Interval of HTTP/2 keep-alive PINGs and their timeout: connections of vanished callers are closed within the sum.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(10));
@@ -66,17 +66,18 @@ where
         let server = server.clone();
         move |connection| serve_connection(connection, service.clone(), server.clone())
     };
-    serve_connections(listener, server, serve).await
+    serve_connections(listener, server, Limits::program(), serve).await
 }
 
 /// Accepts connections until the server closes them, has each served by `serve` once its handshake is done, and returns when the endpoint is
-/// deregistered and all have ended. The service of each has to be within [`CallerConnection::layer`] and [`MeshServer::layer`].
+/// deregistered and all have ended. `limits` bound the connections. The service of each has to be within [`CallerConnection::layer`] and [`MeshServer::layer`].
 ///
 /// # Errors
 /// As [`serve_http`].
 pub async fn serve_connections<F>(
     listener: TcpListener,
     server: &MeshServer,
+    limits: Limits,
     serve: impl Fn(CallerConnection) -> F + Clone + Send + 'static,
 ) -> io::Result<()>
 where
@@ -85,7 +86,7 @@ where
     tracing::debug!(address = %listener.local_addr()?, "serving");
     let connections = TaskTracker::new();
     let mut draining = pin!(server.draining());
-    let acceptor = Acceptor::new("program", Limits::program(), Memory::default());
+    let acceptor = Acceptor::new("program", limits, Memory::default());
     loop {
         let accept =
             |cx: &mut Context<'_>| listener.poll_accept(cx).map_ok(|(stream, _)| Stream::Tcp(stream));
@@ -140,6 +141,12 @@ where
 }
 
 impl MeshServer {
+    /// The identity by which callers know this server, if it has one.
+    #[doc(hidden)]
+    pub fn identity(&self) -> Option<SpiffeId> {
+        self.inner.transport.id()
+    }
+
     /// Resolves when connections have to be closed gracefully, with the time at which those that are still open are broken off.
     #[doc(hidden)]
     pub async fn closing(&self) -> Instant {

@@ -126,6 +126,11 @@ impl SecureStream for TlsStream {
         let identity = if self.is_foreign { Identity::Federated } else { Identity::Spiffe };
         id.map_or(Identity::Anonymous, identity)
     }
+
+    fn peer_certificate(&self) -> Option<&[u8]> {
+        let (_, session) = self.stream.get_ref();
+        session.peer_certificates()?.first().map(AsRef::as_ref)
+    }
 }
 
 /// Reads and drops bytes until the peer closes the connection.

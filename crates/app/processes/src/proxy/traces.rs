@@ -2,13 +2,32 @@
 
 use std::env;
 
+use clap::Args;
+use fairmesh_model::ServiceName;
 use fairmesh_proxy::{Collector, Environment, RootSampler, Sampler, TraceConfig};
 
 /// One of so many requests without a trace starts one, unless the options or the environment say otherwise.
 const DEFAULT_ONE_IN: u64 = 100;
 
-/// The configuration of spans; `None` where none are exported.
-pub(super) fn config(to: Option<Collector>, one_in: Option<u64>, instance: String) -> Option<TraceConfig> {
+/// Options of spans.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct TraceArgs {
+    /// A trace collector: http://ip:4318 for OTLP over HTTP, grpc://ip:4317 for OTLP over gRPC. Requests whose
+    /// 'traceparent' is sampled are exported [default: OTEL_EXPORTER_OTLP_ENDPOINT].
+    #[arg(long, value_name = "URL")]
+    trace_to: Option<Collector>,
+    /// Start a trace for one of N requests that have none; 0 for none [default: OTEL_TRACES_SAMPLER, else 100].
+    #[arg(long, value_name = "N")]
+    trace_one_in: Option<u64>,
+}
+
+/// The configuration of spans of a process that stands for `service`; `None` where none are exported.
+pub(crate) fn config(
+    args: &TraceArgs,
+    service: Option<ServiceName>,
+    instance: String,
+) -> Option<TraceConfig> {
+    let TraceArgs { trace_to: to, trace_one_in: one_in } = args.clone();
     let environment = Environment::read(|name| env::var(name).ok());
     for warning in &environment.warnings {
         tracing::warn!("{warning}; it is ignored");
@@ -24,5 +43,5 @@ pub(super) fn config(to: Option<Collector>, one_in: Option<u64>, instance: Strin
     let to = to.or(environment.collector)?.with_headers(environment.headers);
     let own = |one_in| Sampler { follows_parent: true, roots: RootSampler::OneIn(one_in) };
     let sampler = one_in.map(own).or(environment.sampler).unwrap_or_else(|| own(DEFAULT_ONE_IN));
-    Some(TraceConfig { to, sampler, resource: environment.resource, instance })
+    Some(TraceConfig { to, sampler, resource: environment.resource, service, instance })
 }

@@ -14,11 +14,11 @@ use fairmesh_calls::BoxError;
 use http_body::{Body, Frame, SizeHint};
 
 /// No limit.
-pub(crate) const UNLIMITED: u64 = u64::MAX;
+pub const UNLIMITED: u64 = u64::MAX;
 
 /// Set if a body exceeded the limit. Nothing is allocated without a limit.
 #[derive(Clone, Debug)]
-pub(crate) struct ExceededFlag(Option<Arc<AtomicBool>>);
+pub struct ExceededFlag(Option<Arc<AtomicBool>>);
 
 impl ExceededFlag {
     fn set(&self) {
@@ -27,7 +27,8 @@ impl ExceededFlag {
         }
     }
 
-    pub(crate) fn is_set(&self) -> bool {
+    /// Whether a body exceeded it.
+    pub fn is_set(&self) -> bool {
         self.0.as_ref().is_some_and(|flag| flag.load(Relaxed))
     }
 }
@@ -35,7 +36,7 @@ impl ExceededFlag {
 /// A body that fails once it exceeds the limit. Bytes that were already sent are cut short, so that no server takes the
 /// body for complete.
 #[derive(Debug)]
-pub(crate) struct LimitedBody<B> {
+pub struct LimitedBody<B> {
     body: B,
     left: u64,
     too_long: ExceededFlag,
@@ -47,7 +48,7 @@ struct BodyTooLarge;
 
 impl<B: Body> LimitedBody<B> {
     /// Wraps a body. If it announces a length above `max`, it is never polled.
-    pub(crate) fn new(body: B, max: u64) -> (Self, ExceededFlag) {
+    pub fn new(body: B, max: u64) -> (Self, ExceededFlag) {
         let too_long = ExceededFlag((max < UNLIMITED).then(Arc::default));
         if body.size_hint().lower() > max {
             too_long.set();

@@ -24,7 +24,7 @@ pub fn from_fault(fault: &Fault, grpc: Option<HeaderValue>) -> Response<Body> {
 }
 
 /// The response to a request whose body exceeds `max` bytes.
-pub(crate) fn body_too_large(max: u64, grpc: Option<HeaderValue>) -> Response<Body> {
+pub fn body_too_large(max: u64, grpc: Option<HeaderValue>) -> Response<Body> {
     let message = format!("the request body exceeds {max} bytes, the proxy's maximum (--max-body)");
     from_fault(&Fault::new(FaultKind::TooLarge, message), grpc)
 }

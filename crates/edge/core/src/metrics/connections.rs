@@ -7,6 +7,8 @@ use prometheus_client::{
     registry::Registry,
 };
 
+use crate::counter::{GaugeGuard, increment};
+
 /// Connections of clients.
 #[derive(Debug, Default)]
 pub struct ConnectionMetrics {
@@ -29,6 +31,12 @@ pub struct ConnectionMetrics {
 }
 
 impl ConnectionMetrics {
+    /// Counts a connection that another listener has accepted, as open until the result is dropped.
+    pub fn count_open(&self) -> impl Drop + Send + '_ {
+        increment(&self.accepted);
+        GaugeGuard::new(&self.open)
+    }
+
     /// Registers all counters as they are now.
     pub fn register(&self, registry: &mut Registry) {
         let open = ConstGauge::new(self.open.load(Relaxed));

@@ -12,7 +12,7 @@ pub struct RequestMetrics {
     /// Requests that the proxy does not support.
     pub(crate) unsupported: AtomicU64,
     /// Requests with bodies above the maximum size.
-    pub(crate) too_large: AtomicU64,
+    pub too_large: AtomicU64,
     /// Requests that this proxy had forwarded to itself.
     pub loops: AtomicU64,
 }

@@ -39,7 +39,8 @@ impl TunnelMetrics {
         (self.sent_bytes.load(Relaxed), self.received_bytes.load(Relaxed))
     }
 
-    pub(crate) fn register(&self, registry: &mut Registry) {
+    /// Registers all counters as they are now.
+    pub fn register(&self, registry: &mut Registry) {
         let open = ConstGauge::new(self.open.load(Relaxed));
         registry.register("tunnels_open", "Open tunnels: upgraded connections, CONNECT, TCP", open);
         let counters = [

@@ -11,7 +11,10 @@ use fairmesh_headers::{SpanContext, is_grpc};
 use http::{HeaderValue, Method, StatusCode, Uri, Version, header, request::Parts};
 use tokio::time::Instant;
 
-use crate::observe::grpc_status::{is_server_failure, status_name};
+use crate::observe::{
+    grpc_status::{is_server_failure, status_name},
+    served_metrics::ServedCaller,
+};
 
 /// Maximum length of a path.
 const MAX_PATH: usize = 1024;
@@ -45,15 +48,10 @@ pub struct RequestInfo {
     pub(crate) began: Instant,
     /// Arrival since the Unix epoch.
     pub(crate) time: Duration,
-    /// Set for a request to the program that the proxy stands in front of.
-    pub(crate) served: Option<ServedCaller>,
-}
-
-/// The caller of a request to the program that the proxy stands in front of.
-#[derive(Debug, Default)]
-pub(crate) struct ServedCaller {
-    /// The identity that it proved.
-    pub(crate) id: Option<String>,
+    /// Whether the request is to the program that the proxy stands in front of.
+    pub(crate) is_served: bool,
+    /// The caller of a request to that program, if it proved an identity.
+    pub(crate) served_caller: Option<Arc<ServedCaller>>,
 }
 
 /// The outcome when the response begins.
@@ -97,14 +95,15 @@ impl RequestInfo {
             context: SpanContext::read(&parts.headers),
             began,
             time,
-            served: None,
+            is_served: false,
+            served_caller: None,
         }
     }
 
     /// The identity that the caller proved.
     pub(crate) fn caller_id(&self) -> Option<String> {
         let accepted = self.principal.as_ref().map(|principal| principal.caller.as_str().to_owned());
-        accepted.or_else(|| self.served.as_ref()?.id.clone())
+        accepted.or_else(|| Some(self.served_caller.as_ref()?.id().to_owned()))
     }
 
     /// The path without the query, which may contain secrets, up to [`MAX_PATH`] bytes.

@@ -78,6 +78,11 @@ impl RegionMetrics {
         self.classes.each_ref().map(|class| class.load(Relaxed))
     }
 
+    /// Number of responses.
+    pub(crate) fn count(&self) -> u64 {
+        self.buckets.iter().map(|count| count.load(Relaxed)).sum()
+    }
+
     /// Upper bound in seconds and count of each bucket, the last one unbounded; and the sum in seconds.
     pub fn durations(&self) -> (Vec<(f64, u64)>, f64) {
         let bounds = BUCKET_BOUNDS_US.iter().map(|us| *us as f64 / 1e6).chain([f64::INFINITY]);

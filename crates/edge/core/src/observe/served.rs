@@ -1,76 +1,231 @@
-//! Observes one request that the proxy forwards to the program that it stands in front of.
+//! Observes the requests that are forwarded to the program behind a proxy: counters by caller, access log and spans.
+//!
+//! The one place for `proxy --inbound` and `register`, as [`observer`](crate::observe::observer) is for requests to services.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
 
+use bytes::Bytes;
 use fairmesh_calls::{
     Body, FaultKind, ServiceName,
-    forwarding::{BodyEnd, BodyObserver as _, observe_body},
+    forwarding::{BodyEnd, BodyObserver, observe_body},
 };
-use http::{HeaderMap, Response, StatusCode, request::Parts};
+use fairmesh_headers::{LOAD_PATH, is_grpc};
+use http::{HeaderMap, Method, Request, Response, StatusCode, request::Parts};
+use http_body::Frame;
+use tokio::time::Instant;
 
 use crate::observe::{
     completion::{CompletionWatch, ObservedRequest},
     observation::CLIENT_CLOSED_REQUEST,
     observer::{RequestObserver, unix_time},
-    request_info::{Arrival, RequestInfo, RequestOutcome, ServedCaller},
+    request_info::{Arrival, RequestInfo, RequestOutcome},
+    served_metrics::{CallerSeries, ServedCaller, ServedMetrics},
 };
 
-/// The observation of a request until its response begins. If it is dropped before, the caller has disconnected, which is reported.
+/// Observes the requests of all callers of a program.
 #[derive(Debug)]
-pub struct ServedRequest(Option<ObservedRequest>);
+pub struct ServedObserver {
+    service: ServiceName,
+    metrics: Arc<ServedMetrics>,
+    /// Writes the access log and spans, once the process has opened them: callers may be served before.
+    observer: OnceLock<Arc<RequestObserver>>,
+}
 
-impl RequestObserver {
-    /// Begins the observation of a request for the program behind `service`; `None` if it need not be observed. If it is traced, its
-    /// headers then refer to the proxy's span.
-    pub fn begin_served(
-        self: &Arc<Self>,
-        parts: &mut Parts,
-        service: &ServiceName,
+/// Counts bytes of the body of a request, in its extensions.
+#[derive(Clone, Debug, Default)]
+pub struct ReceivedBytes(Arc<AtomicU64>);
+
+impl ReceivedBytes {
+    /// Counts a frame of the body.
+    pub fn count(&self, frame: &Frame<Bytes>) {
+        self.0.fetch_add(frame.data_ref().map_or(0, |data| data.len() as u64), Relaxed);
+    }
+}
+
+/// The observation of a request until its response begins. If it is dropped before, the caller has disconnected, which is counted and
+/// logged with status 499.
+#[derive(Debug)]
+pub struct ServedRequest(Option<PendingRequest>);
+
+#[derive(Debug)]
+struct PendingRequest {
+    metrics: Arc<ServedMetrics>,
+    began: Instant,
+    is_grpc: bool,
+    /// The caller by the connection.
+    peer: Option<Arc<ServedCaller>>,
+    /// The caller of the request, once it was accepted; `None` in it for one without an identity.
+    accepted: OnceLock<Option<Arc<ServedCaller>>>,
+    received: ReceivedBytes,
+    /// What is logged or traced.
+    observed: Option<ObservedRequest>,
+}
+
+impl ServedObserver {
+    /// An observer of the program behind `service`, which counts from now on.
+    pub fn new(service: ServiceName) -> Self {
+        let metrics = Arc::new(ServedMetrics::new(&service));
+        Self { service, metrics, observer: OnceLock::new() }
+    }
+
+    /// The counters by caller.
+    pub fn metrics(&self) -> &Arc<ServedMetrics> {
+        &self.metrics
+    }
+
+    /// Logs and traces requests from now on.
+    pub fn set_observer(&self, observer: Arc<RequestObserver>) {
+        // A second proxy of the process has no program of its own.
+        let _ = self.observer.set(observer);
+    }
+
+    /// Begins the observation of a request on a connection of `peer`; `None` for polls of the load, which are no calls. If it is traced,
+    /// its headers then refer to the span. Its body has to be counted by the [`ReceivedBytes`] in its extensions.
+    pub fn begin<B>(
+        &self,
+        request: Request<B>,
         arrival: Arrival,
-    ) -> Option<ServedRequest> {
-        let span = self.tracer.as_ref().and_then(|tracer| tracer.begin(&mut parts.headers));
-        if span.is_none() && !self.access.is_enabled() {
+        peer: Option<Arc<ServedCaller>>,
+    ) -> (Request<B>, Option<ServedRequest>) {
+        if request.uri().path() == LOAD_PATH && request.method() == Method::GET {
+            return (request, None);
+        }
+        let (mut parts, body) = request.into_parts();
+        let observed = self.observer.get().and_then(|observer| self.observe(observer, &mut parts, arrival));
+        let received = ReceivedBytes::default();
+        parts.extensions.insert(received.clone());
+        let pending = PendingRequest {
+            metrics: Arc::clone(&self.metrics),
+            began: arrival.began,
+            is_grpc: is_grpc(&parts.headers),
+            peer,
+            accepted: OnceLock::new(),
+            received,
+            observed,
+        };
+        (Request::from_parts(parts, body), Some(ServedRequest(Some(pending))))
+    }
+
+    fn observe(
+        &self,
+        observer: &Arc<RequestObserver>,
+        parts: &mut Parts,
+        arrival: Arrival,
+    ) -> Option<ObservedRequest> {
+        let span = observer.tracer.as_ref().and_then(|tracer| tracer.begin(&mut parts.headers));
+        if span.is_none() && !observer.access.is_enabled() && !observer.taps.wants(&self.service) {
             return None;
         }
-        let served = Some(ServedCaller::default());
-        let request = RequestInfo { served, ..RequestInfo::new(parts, arrival, unix_time()) };
-        let observer = Arc::clone(self);
-        Some(ServedRequest(Some(ObservedRequest { observer, service: service.clone(), request, span })))
+        let request = RequestInfo { is_served: true, ..RequestInfo::new(parts, arrival, unix_time()) };
+        let (observer, service) = (Arc::clone(observer), self.service.clone());
+        Some(ObservedRequest { observer, service, request, span })
     }
 }
 
 impl ServedRequest {
-    /// Reports the request when its response ends. `caller` is the identity that the caller proved, and `fault` why the program did not
-    /// respond, if the proxy knows.
-    pub fn response_started(
-        mut self,
-        response: &mut Response<Body>,
-        caller: Option<String>,
-        fault: Option<FaultKind>,
-    ) {
-        let Some(mut observed) = self.0.take() else { return };
-        observed.request.served = Some(ServedCaller { id: caller });
-        let outcome = outcome(&observed, response.status(), fault.map(FaultKind::label));
-        let is_logged = observed.observer.access.selects(outcome.failed());
-        if is_logged || observed.span.is_some() {
-            let watch = CompletionWatch::new(observed, outcome, is_logged, None, response.headers());
-            observe_body(response.body_mut(), Arc::new(watch));
+    /// Notes that the request is forwarded for this caller.
+    pub fn accept(&self, caller: Option<Arc<ServedCaller>>) {
+        if let Some(pending) = &self.0 {
+            // A request is forwarded once.
+            let _ = pending.accepted.set(caller);
         }
+    }
+
+    /// Counts the response, and reports the request when the response ends. A [`FaultKind`] in the extensions says why the program did
+    /// not respond.
+    pub fn response_started(mut self, response: &mut Response<Body>) {
+        let Some(pending) = self.0.take() else { return };
+        let fault = response.extensions().get::<FaultKind>().map(|fault| fault.label());
+        let watch = pending.into_watch(response.status(), fault, response.headers());
+        observe_body(response.body_mut(), Arc::new(watch));
     }
 }
 
 impl Drop for ServedRequest {
     fn drop(&mut self) {
-        let Some(observed) = self.0.take() else { return };
+        let Some(pending) = self.0.take() else { return };
         let status = StatusCode::from_u16(CLIENT_CLOSED_REQUEST).unwrap_or_default();
-        let outcome = outcome(&observed, status, Some("given_up"));
-        let is_logged = observed.observer.access.selects(true);
-        CompletionWatch::new(observed, outcome, is_logged, None, &HeaderMap::new()).ended(BodyEnd::Complete);
+        pending.into_watch(status, Some("given_up"), &HeaderMap::new()).ended(BodyEnd::Complete);
+    }
+}
+
+impl PendingRequest {
+    /// Counts the beginning of the response, and returns what follows it to its end.
+    fn into_watch(self, status: StatusCode, fault: Option<&'static str>, headers: &HeaderMap) -> ServedWatch {
+        let Self { metrics, began, is_grpc, peer, accepted, received, observed } = self;
+        let caller = accepted.get().cloned();
+        let series = match &caller {
+            Some(accepted) => metrics.accepted(accepted.as_deref()),
+            None => metrics.refused(peer.as_deref()),
+        };
+        series.responses.record(status, began.elapsed());
+        let awaits_status = is_grpc && series.grpc_statuses.record(headers).is_none();
+        let completion = observed.and_then(|mut observed| {
+            observed.request.served_caller = caller.unwrap_or(peer);
+            completion_watch(observed, outcome(status, fault, began), headers)
+        });
+        let (has_status, sent) = (OnceLock::new(), AtomicU64::new(0));
+        ServedWatch { series, awaits_status, has_status, received, sent, completion }
+    }
+}
+
+/// Logs and traces the request when its response ends, if it is selected.
+fn completion_watch(
+    observed: ObservedRequest,
+    outcome: RequestOutcome,
+    headers: &HeaderMap,
+) -> Option<CompletionWatch> {
+    let is_logged = observed.observer.access.selects(outcome.failed());
+    let is_reported = is_logged || observed.span.is_some() || observed.observer.taps.wants(&observed.service);
+    is_reported.then(|| CompletionWatch::new(observed, outcome, is_logged, None, headers))
+}
+
+/// Follows a response to its end.
+#[derive(Debug)]
+struct ServedWatch {
+    series: Arc<CallerSeries>,
+    /// Whether the gRPC status is expected in the trailers.
+    awaits_status: bool,
+    has_status: OnceLock<()>,
+    received: ReceivedBytes,
+    sent: AtomicU64,
+    completion: Option<CompletionWatch>,
+}
+
+impl BodyObserver for ServedWatch {
+    fn frame(&self, frame: &Frame<Bytes>) {
+        if let Some(data) = frame.data_ref() {
+            self.sent.fetch_add(data.len() as u64, Relaxed);
+        }
+        if self.awaits_status
+            && let Some(trailers) = frame.trailers_ref()
+            && self.series.grpc_statuses.record(trailers).is_some()
+        {
+            // Trailers end the body.
+            let _ = self.has_status.set(());
+        }
+        if let Some(completion) = &self.completion {
+            completion.frame(frame);
+        }
+    }
+
+    fn ended(&self, end: BodyEnd) {
+        if self.awaits_status && self.has_status.get().is_none() {
+            self.series.grpc_statuses.record_missing();
+        }
+        self.series.received.fetch_add(self.received.0.load(Relaxed), Relaxed);
+        self.series.sent.fetch_add(self.sent.load(Relaxed), Relaxed);
+        if let Some(completion) = &self.completion {
+            completion.ended(end);
+        }
     }
 }
 
 /// The outcome of a request that was forwarded once, and not routed.
-fn outcome(observed: &ObservedRequest, status: StatusCode, fault: Option<&'static str>) -> RequestOutcome {
+fn outcome(status: StatusCode, fault: Option<&'static str>, began: Instant) -> RequestOutcome {
     RequestOutcome {
         status,
         route_backend: None,
@@ -79,7 +234,7 @@ fn outcome(observed: &ObservedRequest, status: StatusCode, fault: Option<&'stati
         message: None,
         server: None,
         attempts: 1,
-        took: observed.request.began.elapsed(),
+        took: began.elapsed(),
         attempt_log: Vec::new(),
         decision_steps: Vec::new(),
     }

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_calls::observe::AttemptRecord;
+use fairmesh_calls::{ServiceName, observe::AttemptRecord};
 use fairmesh_headers::{SpanContext, TRACEPARENT, TRACESTATE};
 use fairmesh_model::arith::mix64;
 use fairmesh_otlp::{AttributeValue, Collector, Counts, Exporter, RootSampler, Sampler, Span, SpanKind};
@@ -30,6 +30,9 @@ pub struct TraceConfig {
     pub sampler: Sampler,
     /// Further attributes of this process, which replace its own.
     pub resource: Vec<(String, String)>,
+    /// The service that this process stands for (`service.name`), as the program behind it or the one whose calls it sends; `None` for a
+    /// proxy of many programs.
+    pub service: Option<ServiceName>,
     /// Identity of this proxy among others (`service.instance.id`).
     pub instance: String,
 }
@@ -56,20 +59,10 @@ pub(crate) struct ActiveSpan {
 
 impl Tracer {
     pub(crate) fn start(traces: &TraceConfig) -> Self {
-        let own = [
-            ("service.name", "fairmesh-proxy"),
-            ("service.version", env!("CARGO_PKG_VERSION")),
-            ("service.instance.id", &traces.instance),
-        ];
-        let given = |key: &str| traces.resource.iter().any(|(name, _)| name == key);
-        let own =
-            own.into_iter().filter(|(key, _)| !given(key)).map(|(key, value)| (key.to_owned(), value.into()));
-        let resource = traces.resource.iter().map(|(key, value)| (key.clone(), value.as_str().into()));
-        let about = own.chain(resource).collect();
         // Hash keys are the standard library's source of randomness.
         let random = || RandomState::new().hash_one(0);
         Self {
-            exporter: Exporter::start(&traces.to, about),
+            exporter: Exporter::start(&traces.to, resource(traces)),
             sampler: traces.sampler,
             seen: AtomicU64::new(0),
             ids: AtomicU64::new(random()),
@@ -77,27 +70,29 @@ impl Tracer {
         }
     }
 
-    /// Begins the span of a sampled request, and makes it the parent in the request's headers.
+    /// Begins the span of a sampled request, and makes it the parent in the request's headers. A request that begins a trace which is not
+    /// sampled carries that decision on, so that no later process begins a part of the trace.
     pub(crate) fn begin(&self, headers: &mut HeaderMap) -> Option<ActiveSpan> {
         let parent = match headers.contains_key(TRACEPARENT) {
             true => SpanContext::read(headers),
             false => None,
         };
-        let trace = match parent {
-            Some(parent) => self.is_sampled(parent).then_some(parent.trace)?,
+        let (trace, sampled) = match parent {
+            // The context of a request that is not exported stays that of its caller.
+            Some(parent) => self.is_sampled(parent).then_some((parent.trace, true))?,
             None => self.root(headers)?,
         };
         let state = headers.get(TRACESTATE).filter(|_| parent.is_some());
         let state = state.and_then(|state| state.to_str().ok()).filter(|state| state.len() <= MAX_TRACESTATE);
         let state = state.unwrap_or_default().to_owned();
         let span = self.id();
-        let own = SpanContext { trace, span, sampled: true };
+        let own = SpanContext { trace, span, sampled };
         if parent.is_none() {
             // It belongs to a context that could not be parsed.
             headers.remove(TRACESTATE);
         }
         headers.insert(TRACEPARENT, own.header());
-        Some(ActiveSpan { own, parent: parent.map_or(0, |parent| parent.span), state })
+        sampled.then(|| ActiveSpan { own, parent: parent.map_or(0, |parent| parent.span), state })
     }
 
     /// Whether a request of another's trace is exported.
@@ -105,16 +100,16 @@ impl Tracer {
         if self.sampler.follows_parent { parent.sampled } else { self.takes(parent.trace) }
     }
 
-    /// The trace that a request without a valid context starts, if it is sampled. Requests with a B3 context start none, since two
-    /// traces could not be correlated.
-    fn root(&self, headers: &HeaderMap) -> Option<u128> {
+    /// The trace that a request without a valid context starts, and whether it is sampled. Requests with a B3 context start none, since
+    /// two traces could not be correlated, nor does a proxy that leaves all decisions to others.
+    fn root(&self, headers: &HeaderMap) -> Option<(u128, bool)> {
         if self.sampler.roots == RootSampler::OneIn(0) {
             return None;
         }
         let trace = u128::from(self.id()) << 64 | u128::from(self.id());
         let is_of_b3 =
             || ["b3", "x-b3-traceid", "x-b3-sampled"].iter().any(|name| headers.contains_key(*name));
-        (self.takes(trace) && !is_of_b3()).then_some(trace)
+        (!is_of_b3()).then(|| (trace, self.takes(trace)))
     }
 
     fn takes(&self, trace: u128) -> bool {
@@ -144,6 +139,22 @@ impl Tracer {
     }
 }
 
+/// The attributes of this process. Those of the environment replace its own.
+fn resource(traces: &TraceConfig) -> Vec<(String, AttributeValue)> {
+    let service = traces.service.as_ref().map(ToString::to_string);
+    // The version of this process is not that of the service for which it stands.
+    let version = service.is_none().then_some(env!("CARGO_PKG_VERSION"));
+    let own = [
+        Some(("service.name", service.as_deref().unwrap_or("fairmesh-proxy"))),
+        version.map(|version| ("service.version", version)),
+        Some(("service.instance.id", &*traces.instance)),
+    ];
+    let given = |key: &str| traces.resource.iter().any(|(name, _)| name == key);
+    let own = own.into_iter().flatten().filter(|(key, _)| !given(key));
+    let own = own.map(|(key, value)| (key.to_owned(), value.into()));
+    own.chain(traces.resource.iter().map(|(key, value)| (key.clone(), value.as_str().into()))).collect()
+}
+
 fn request_span(span: &ActiveSpan, request: &RequestInfo, completed: &CompletedRequest<'_>) -> Span {
     let outcome = completed.outcome;
     let mut attributes = method_attributes(&request.method);
@@ -164,8 +175,8 @@ fn request_span(span: &ActiveSpan, request: &RequestInfo, completed: &CompletedR
         attributes.push(("fairmesh.route", pair.route.as_str().into()));
         attributes.push(("fairmesh.backend", pair.backend.as_str().into()));
     }
-    let caller = request.served.as_ref().and_then(|served| served.id.as_deref());
-    attributes.extend(caller.map(|id| ("fairmesh.caller", id.into())));
+    let caller = request.served_caller.as_ref();
+    attributes.extend(caller.map(|caller| ("fairmesh.caller", caller.id().into())));
     attributes.extend(outcome.fault.map(|fault| ("fairmesh.fault", fault.into())));
     attributes.extend(outcome.injected.map(|injected| ("fairmesh.injected_fault", injected.into())));
     attributes.push(("fairmesh.attempts", i64::try_from(outcome.attempts).unwrap_or(i64::MAX).into()));

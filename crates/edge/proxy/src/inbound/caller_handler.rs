@@ -1,19 +1,19 @@
 //! Handles the requests of a caller: the library's layers decide, and the forwarder sends.
 
-use std::{
-    convert::Infallible,
-    net::SocketAddr,
-    sync::{Arc, OnceLock},
-};
+use std::{convert::Infallible, sync::Arc};
 
 use bytes::Bytes;
 use fairmesh_calls::{Body, BoxError, forwarding::foreign_body};
-use fairmesh_edge::server::http::HttpHandler;
-use fairmesh_server::{Caller, CallerLayer, ServerLayer};
+use fairmesh_edge::{
+    observe::{request_info::Arrival, served::ServedObserver},
+    server::http::HttpHandler,
+};
+use fairmesh_server::{CallerLayer, ServerLayer};
 use http::{Request, Response};
+use tokio::time::Instant;
 use tower::{Layer as _, Service as _, service_fn};
 
-use crate::inbound::{local_forwarder::LocalForwarder, observation::InboundObservation};
+use crate::inbound::{local_forwarder::LocalForwarder, peer::Peer};
 
 /// Handles the requests of all connections. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -21,7 +21,7 @@ pub(crate) struct RequestHandler {
     /// Authorization, limits, deadlines and load reports.
     pub(crate) server: ServerLayer,
     pub(crate) forwarder: Arc<LocalForwarder>,
-    pub(crate) observation: Arc<InboundObservation>,
+    pub(crate) observer: Arc<ServedObserver>,
 }
 
 /// Handles the requests of one connection.
@@ -29,8 +29,7 @@ pub(crate) struct RequestHandler {
 pub(crate) struct CallerHandler {
     /// Who calls, and the connection that the listener bounds.
     pub(crate) caller: CallerLayer,
-    /// The address of the caller.
-    pub(crate) peer: SocketAddr,
+    pub(crate) peer: Peer,
     pub(crate) handler: RequestHandler,
 }
 
@@ -39,22 +38,23 @@ impl HttpHandler for CallerHandler {
     where
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
     {
-        let RequestHandler { server, forwarder, observation } = &self.handler;
-        let (request, call) = observation.begin(request, self.peer);
-        // Known once the request is accepted: the peer, or the caller that an intermediary states.
-        let accepted = OnceLock::<Caller>::new();
+        let (RequestHandler { server, forwarder, observer }, peer) = (&self.handler, &self.peer);
+        let length = request.body().size_hint().exact();
+        let arrival = Arrival { caller: peer.address, began: Instant::now(), length };
+        let (request, served) = observer.begin(request, arrival, peer.caller.clone());
         let forward = service_fn(async |request: Request<B>| {
-            if let Some(caller) = request.extensions().get::<Caller>() {
-                accepted.get_or_init(|| caller.clone());
+            if let Some(served) = &served {
+                // The peer, or the caller that an intermediary states.
+                served.accept(peer.served_caller(request.extensions().get()));
             }
-            Ok::<_, Infallible>(forwarder.forward(request, self.peer.ip()).await)
+            Ok::<_, Infallible>(forwarder.forward(request, peer).await)
         });
         let mut service = self.caller.layer(server.layer(forward));
         let Ok(response) = service.call(request).await;
+        drop(service);
         let mut response = response.map(foreign_body);
-        if let Some(call) = call {
-            let caller = accepted.get().or_else(|| self.caller.caller());
-            observation.response_started(call, &mut response, caller);
+        if let Some(served) = served {
+            served.response_started(&mut response);
         }
         response
     }

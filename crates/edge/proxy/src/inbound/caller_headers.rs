@@ -23,20 +23,19 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// A random start and a counter: mixed numbers do not repeat.
 static IDS: LazyLock<AtomicU64> = LazyLock::new(|| AtomicU64::new(RandomState::new().hash_one(0)));
 
-/// Says who calls, by the identity that the caller proved; without one, the headers that could claim one are removed.
-pub(crate) fn set_identity(headers: &mut HeaderMap, caller: Option<&Caller>) {
+/// Says who calls, in place of all headers that could claim it. `certificate` is that of the connection, which may be an intermediary's.
+pub(crate) fn set_identity(
+    headers: &mut HeaderMap,
+    caller: Option<&Caller>,
+    certificate: Option<&HeaderValue>,
+) {
     remove_claims(headers);
-    let Some(caller) = caller else { return };
-    let id = caller.id().to_string();
-    let certificates = match caller.via() {
-        None => format!("URI={id}"),
-        // The nearest one is last, as where proxies append theirs.
-        Some(via) => format!("URI={id},URI={via}"),
-    };
     // SPIFFE IDs are ASCII without controls.
-    if let (Ok(id), Ok(certificates)) = (HeaderValue::try_from(id), HeaderValue::try_from(certificates)) {
+    if let Some(id) = caller.and_then(|caller| HeaderValue::try_from(caller.verified().as_str()).ok()) {
         headers.insert(CALLER, id);
-        headers.insert(CLIENT_CERTIFICATE, certificates);
+    }
+    if let Some(certificate) = certificate {
+        headers.insert(CLIENT_CERTIFICATE, certificate.clone());
     }
 }
 
@@ -90,7 +89,7 @@ mod tests {
         headers.append(CLIENT_CERTIFICATE, HeaderValue::from_static("URI=spiffe://prod/forged"));
         headers.append("x_fairmesh_caller", HeaderValue::from_static("spiffe://prod/forged"));
         headers.append("x_forwarded-client_cert", HeaderValue::from_static("URI=spiffe://prod/forged"));
-        set_identity(&mut headers, None);
+        set_identity(&mut headers, None, None);
         assert!(headers.is_empty(), "{headers:?}");
     }
 

@@ -1,8 +1,9 @@
 //! Configuration of an inbound endpoint.
 
-use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
+use std::{fmt, net::SocketAddr, str::FromStr};
 
 use fairmesh_calls::{Address, Location, Protocol, ServiceName, Transport};
+use fairmesh_edge::limits::Limits;
 use fairmesh_model::Invalid;
 
 /// The service, the address for callers, and the address of the program.
@@ -33,8 +34,8 @@ pub struct InboundConfig {
     pub requests: u32,
     /// Lower the maximum adaptively while latency indicates overload.
     pub adaptive: bool,
-    /// Drain deadline.
-    pub drain: Duration,
+    /// Limits of connections, tunnels, request bodies and drains.
+    pub limits: Limits,
     /// Agent to register with, if not the default one.
     pub agent: Option<Address>,
     /// Control plane to register with, if there is no agent.

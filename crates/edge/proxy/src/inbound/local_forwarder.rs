@@ -1,6 +1,6 @@
 //! Forwards requests to the local program.
 
-use std::net::IpAddr;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use fairmesh_calls::{
@@ -8,7 +8,10 @@ use fairmesh_calls::{
     forwarding::{DirectBody, DirectClient},
 };
 use fairmesh_edge::{
-    forward::{error_response, hop_by_hop, host},
+    counter::increment,
+    forward::{body_limit::LimitedBody, error_response, hop_by_hop, host},
+    metrics::EdgeMetrics,
+    observe::served::ReceivedBytes,
     tunnel::{Tunnels, upgrade::UpgradeRequest},
 };
 use fairmesh_headers::grpc_content_type;
@@ -16,7 +19,7 @@ use fairmesh_http::path::RawPath;
 use fairmesh_server::{AcceptedCall, ServerLayer};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header, request::Parts};
 
-use crate::inbound::{caller_headers, request_body::RequestBody, response_body::ResponseBody};
+use crate::inbound::{caller_headers, peer::Peer, request_body::RequestBody, response_body::ResponseBody};
 
 /// Methods that are forwarded, for `allow` in a refusal of CONNECT (RFC 9110 10.2.1).
 const ALLOWED: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, PUT, DELETE, OPTIONS, TRACE, PATCH");
@@ -26,13 +29,16 @@ const ALLOWED: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, PUT, DEL
 pub(crate) struct LocalForwarder {
     pub(crate) program: DirectClient,
     pub(crate) tunnels: Tunnels,
+    pub(crate) metrics: Arc<EdgeMetrics>,
+    /// Maximum bytes of a request body.
+    pub(crate) max_body: u64,
     /// Judges tunnels anew when the policy changes.
     pub(crate) layer: ServerLayer,
 }
 
 impl LocalForwarder {
     /// Responds to any request, with an error response if necessary.
-    pub(crate) async fn forward<B>(&self, request: Request<B>, peer: IpAddr) -> Response<ResponseBody>
+    pub(crate) async fn forward<B>(&self, request: Request<B>, peer: &Peer) -> Response<ResponseBody>
     where
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
     {
@@ -47,8 +53,10 @@ impl LocalForwarder {
         let call = AcceptedCall::of(&request);
         let (mut parts, body) = request.into_parts();
         let upgrade = UpgradeRequest::take(&mut parts);
+        let received = parts.extensions.remove::<ReceivedBytes>();
         prepare_request(&mut parts, upgrade.as_ref(), peer);
-        match self.program.send(Request::from_parts(parts, RequestBody(body))).await {
+        let (body, too_long) = LimitedBody::new(RequestBody { body, received }, self.max_body);
+        match self.program.send(Request::from_parts(parts, body)).await {
             Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 self.switch_protocols(response, upgrade, call).map(ResponseBody::Own)
             }
@@ -57,6 +65,10 @@ impl LocalForwarder {
                 // The version on the program's connection does not determine that on the caller's.
                 *response.version_mut() = Version::default();
                 response.map(ResponseBody::Program)
+            }
+            Err(_) if too_long.is_set() => {
+                increment(&self.metrics.requests.too_large);
+                error_response::body_too_large(self.max_body, grpc).map(ResponseBody::Own)
             }
             Err(fault) => {
                 let mut response = error_response::from_fault(&fault, grpc).map(ResponseBody::Own);
@@ -83,7 +95,7 @@ impl LocalForwarder {
 
 /// Prepares a request for the program: one host, no hop-by-hop headers but those of the upgrade, those that say who calls from where, and
 /// none of the connection's extensions.
-fn prepare_request(parts: &mut Parts, upgrade: Option<&UpgradeRequest>, peer: IpAddr) {
+fn prepare_request(parts: &mut Parts, upgrade: Option<&UpgradeRequest>, peer: &Peer) {
     // The authority of the URI takes precedence (RFC 9112 3.2.2, RFC 9113 8.3.1).
     if parts.uri.authority().is_some() {
         parts.headers.remove(header::HOST);
@@ -92,8 +104,9 @@ fn prepare_request(parts: &mut Parts, upgrade: Option<&UpgradeRequest>, peer: Ip
     if let Some(upgrade) = upgrade {
         upgrade.apply(&mut parts.headers);
     }
-    caller_headers::set_identity(&mut parts.headers, parts.extensions.get());
-    caller_headers::add_address(&mut parts.headers, peer);
+    let certificate = peer.certificate.as_ref();
+    caller_headers::set_identity(&mut parts.headers, parts.extensions.get(), certificate);
+    caller_headers::add_address(&mut parts.headers, peer.address.ip());
     caller_headers::ensure_request_id(&mut parts.headers);
     let (raw, deadline) = (parts.extensions.remove::<RawPath>(), parts.extensions.remove::<Deadline>());
     parts.extensions.clear();

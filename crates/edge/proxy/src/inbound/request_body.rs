@@ -6,13 +6,18 @@ use std::{
 };
 
 use bytes::Bytes;
+use fairmesh_edge::observe::served::ReceivedBytes;
 use http_body::{Body, Frame, SizeHint};
 
 use crate::inbound::caller_headers;
 
-/// The body of a request, without trailers that claim an identity: some programs merge trailers into the headers.
+/// The body of a request, which is counted, without trailers that claim an identity: some programs merge trailers into the headers.
 #[derive(Debug)]
-pub(crate) struct RequestBody<B>(pub(crate) B);
+pub(crate) struct RequestBody<B> {
+    pub(crate) body: B,
+    /// `None` for a request that is not observed.
+    pub(crate) received: Option<ReceivedBytes>,
+}
 
 impl<B> Body for RequestBody<B>
 where
@@ -25,7 +30,11 @@ where
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        Pin::new(&mut self.0).poll_frame(context).map_ok(|mut frame| {
+        let Self { body, received } = &mut *self;
+        Pin::new(body).poll_frame(context).map_ok(|mut frame| {
+            if let Some(received) = received {
+                received.count(&frame);
+            }
             if let Some(trailers) = frame.trailers_mut() {
                 caller_headers::remove_claims(trailers);
             }
@@ -34,11 +43,11 @@ where
     }
 
     fn is_end_stream(&self) -> bool {
-        self.0.is_end_stream()
+        self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.0.size_hint()
+        self.body.size_hint()
     }
 }
 
@@ -56,7 +65,7 @@ mod tests {
             names.map(|name| (name.parse().unwrap(), HeaderValue::from_static("1"))).into_iter().collect();
         let body =
             Full::new(Bytes::from_static(b"tea")).with_trailers(std::future::ready(Some(Ok(trailers))));
-        let received = RequestBody(body).collect().await.unwrap();
+        let received = RequestBody { body, received: None }.collect().await.unwrap();
         let trailers = received.trailers().unwrap();
         assert_eq!(trailers.keys().map(|name| name.as_str()).collect::<Vec<_>>(), ["x-checksum"]);
         assert_eq!(received.to_bytes(), "tea");

@@ -11,7 +11,8 @@ use std::{sync::Arc, time::Duration};
 
 use fairmesh_calls::forwarding::DirectClient;
 use fairmesh_edge::{
-    limits::Limits, metrics::EdgeMetrics, server::http::HttpServer, shutdown::Shutdown, tunnel::Tunnels,
+    forward::body_limit::UNLIMITED, limits::Limits, metrics::EdgeMetrics, observe::served::ServedObserver,
+    server::http::HttpServer, shutdown::Shutdown, tunnel::Tunnels,
 };
 use fairmesh_server::{CallerConnection, MeshServer, serve_connections};
 use tokio::{net::TcpListener, task::JoinHandle};
@@ -24,7 +25,7 @@ use crate::{
         caller_stream::CallerStream,
         config::{InboundConfig, InboundEndpoint},
         local_forwarder::LocalForwarder,
-        observation::InboundObservation,
+        peer::Peer,
     },
 };
 
@@ -42,7 +43,9 @@ pub struct InboundServer {
 #[derive(Clone, Debug)]
 pub struct ServedEndpoint {
     pub(crate) server: MeshServer,
-    pub(crate) observation: Arc<InboundObservation>,
+    pub(crate) observer: Arc<ServedObserver>,
+    /// Counters of its connections.
+    pub(crate) connections: Arc<EdgeMetrics>,
 }
 
 impl ServedEndpoint {
@@ -80,38 +83,45 @@ impl BoundInbound {
         let InboundEndpoint { service, address, program } = config.inbound.clone();
         let client = DirectClient::start("the program", program, config.protocol);
         let client = client.map_err(ProxyError::Inbound)?;
+        let limits = config.limits;
         let server = server_builder(config).start().await.map_err(ProxyError::Inbound)?;
         tracing::info!(%service, %address, %program, "serving in front of a program");
-        let endpoint = ServedEndpoint { server, observation: Arc::new(InboundObservation::new(service)) };
-        let serving = tokio::spawn(serve(listener, client, endpoint.clone()));
+        let observer = Arc::new(ServedObserver::new(service));
+        let endpoint = ServedEndpoint { server, observer, connections: Arc::default() };
+        let serving = tokio::spawn(serve(listener, client, endpoint.clone(), limits));
         Ok(InboundServer { endpoint, serving })
     }
 }
 
 /// Serves until the endpoint is deregistered and every connection and tunnel has ended.
-async fn serve(listener: TcpListener, program: DirectClient, endpoint: ServedEndpoint) {
-    let ServedEndpoint { server, observation } = endpoint;
-    let (metrics, shutdown) = (Arc::<EdgeMetrics>::default(), Arc::<Shutdown>::default());
+async fn serve(listener: TcpListener, program: DirectClient, endpoint: ServedEndpoint, limits: Limits) {
+    let ServedEndpoint { server, observer, connections: metrics } = endpoint;
+    let shutdown = Arc::<Shutdown>::default();
     let tasks = TaskTracker::new();
-    let limits = Limits { idle_timeout: IDLE_TIMEOUT, ..Limits::default() };
+    let bounds = fairmesh_listen::Limits::program().with_connections(limits.connections);
+    let limits = Limits { idle_timeout: IDLE_TIMEOUT, ..limits };
     let tunnels = Tunnels::new(limits, Arc::clone(&metrics), Arc::clone(&shutdown), tasks.clone());
-    let forwarder = Arc::new(LocalForwarder { program, tunnels, layer: server.layer() });
-    let handler = RequestHandler { server: server.layer(), forwarder, observation };
+    let (layer, max_body) = (server.layer(), limits.body.unwrap_or(UNLIMITED));
+    let forwarder = LocalForwarder { program, tunnels, metrics: Arc::clone(&metrics), max_body, layer };
+    let handler = RequestHandler { server: server.layer(), forwarder: Arc::new(forwarder), observer };
     let closing = async { shutdown.start_without_grace(server.closing().await) };
-    let served = serve_connections(listener, &server, {
-        let shutdown = Arc::clone(&shutdown);
+    let served = serve_connections(listener, &server, bounds, {
+        let (shutdown, server) = (Arc::clone(&shutdown), server.clone());
         move |connection: CallerConnection| {
             let (metrics, shutdown) = (Arc::clone(&metrics), Arc::clone(&shutdown));
-            let handler = handler.clone();
+            let (handler, own) = (handler.clone(), server.identity());
             async move {
-                let Some(caller) = connection.peer_address() else { return };
-                let handler = CallerHandler { caller: connection.layer(), peer: caller, handler };
+                let Some(address) = connection.peer_address() else { return };
+                let _open = metrics.connections.count_open();
+                let caller = connection.layer();
+                let peer = Peer::new(address, caller.caller(), connection.certificate(), own.as_ref());
+                let handler = CallerHandler { caller, peer, handler };
                 let http = HttpServer {
                     idle_timeout: IDLE_TIMEOUT,
                     metrics: &metrics.connections,
                     shutdown: &shutdown,
                 };
-                http.serve(CallerStream(connection), caller, handler).await;
+                http.serve(CallerStream(connection), address, handler).await;
             }
         }
     });
@@ -145,7 +155,7 @@ fn server_builder(config: InboundConfig) -> fairmesh_server::ServerBuilder {
         location,
         requests,
         adaptive,
-        drain,
+        limits,
         agent,
         control,
     } = config;
@@ -154,7 +164,7 @@ fn server_builder(config: InboundConfig) -> fairmesh_server::ServerBuilder {
         .protocol(protocol)
         .remember_traces()
         .at_most(requests)
-        .drain_deadline(drain);
+        .drain_deadline(limits.drain);
     if let Some(transport) = transport {
         builder = builder.transport(transport);
     }

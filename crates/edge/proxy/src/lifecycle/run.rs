@@ -199,7 +199,7 @@ impl RunningProxy {
         let observer_config = ObserverConfig { log: access_log, traces, endpoints, pages: has_admin_pages };
         let observer = RequestObserver::start(observer_config);
         if let Some(endpoint) = &inbound {
-            endpoint.observation.set_observer(Arc::clone(&observer));
+            endpoint.observer.set_observer(Arc::clone(&observer));
         }
         let state =
             AdminState::new(mesh, Arc::clone(&services), Arc::clone(&metrics), Arc::clone(&observer), about)

@@ -42,7 +42,9 @@ impl Caller {
         self.via.as_deref()
     }
 
-    pub(super) fn caller(&self) -> &CallerId {
+    /// The identity with what policies know of it.
+    #[doc(hidden)]
+    pub fn verified(&self) -> &CallerId {
         &self.caller
     }
 }

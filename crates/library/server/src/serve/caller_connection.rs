@@ -38,6 +38,14 @@ impl CallerConnection {
         self.0.get_ref().tcp()?.peer_addr().ok()
     }
 
+    /// The certificate by which the peer proved its identity, in DER.
+    pub fn certificate(&self) -> Option<&[u8]> {
+        match self.0.get_ref() {
+            Stream::Tls(stream) => stream.peer_certificate(),
+            Stream::Tcp(_) | Stream::Unix(_) => None,
+        }
+    }
+
     /// The layer around the service of its requests.
     pub fn layer(&self) -> CallerLayer {
         CallerLayer { connection: self.0.connection().cloned(), caller: Caller::of(&identity_of(&self.0)) }

@@ -44,6 +44,9 @@ pub trait SecureStream: AsyncRead + AsyncWrite + fmt::Debug + Send + Sync + Unpi
 
     /// The verified identity of the peer.
     fn peer(&self) -> Identity;
+
+    /// The certificate by which the peer proved it, in DER; `None` if it sent none.
+    fn peer_certificate(&self) -> Option<&[u8]>;
 }
 
 /// Begins the error of a handshake that failed, before the reason, for people.

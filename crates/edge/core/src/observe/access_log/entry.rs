@@ -92,7 +92,7 @@ impl AccessLogEntry {
             caller: request.caller.to_string(),
             caller_id: request.caller_id(),
             connection: request.principal.as_ref().map(|principal| principal.connection.to_string()),
-            direction: request.served.as_ref().map(|_| INBOUND),
+            direction: request.is_served.then_some(INBOUND),
             fault: outcome.fault,
             injected: outcome.injected,
             ended: match completed.end {

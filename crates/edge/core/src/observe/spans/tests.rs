@@ -5,7 +5,8 @@ const CALLERS: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 fn tracer(one_in: u64) -> Tracer {
     let to = "http://127.0.0.1:9".parse().unwrap();
     let sampler = Sampler { follows_parent: true, roots: RootSampler::OneIn(one_in) };
-    Tracer::start(&TraceConfig { to, sampler, resource: Vec::new(), instance: "test".into() })
+    let (resource, service) = (Vec::new(), None);
+    Tracer::start(&TraceConfig { to, sampler, resource, service, instance: "test".into() })
 }
 
 fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
@@ -49,7 +50,11 @@ async fn requests_without_a_valid_context_start_traces() {
         let mut headers_in = headers(&[("traceparent", "00-xyz-1-01"), ("tracestate", "vendor=1")]);
         let begun = tracer.begin(&mut headers_in);
         assert_eq!(begun.is_some(), number % 2 == 0, "one in two");
-        let Some(begun) = begun else { continue };
+        let Some(begun) = begun else {
+            let decided = SpanContext::read(&headers_in).unwrap();
+            assert!(!decided.sampled && !headers_in.contains_key("tracestate"), "the decision is carried on");
+            continue;
+        };
         assert_eq!((begun.parent, SpanContext::read(&headers_in)), (0, Some(begun.own)));
         assert!(!headers_in.contains_key("tracestate"), "it belonged to an invalid context");
         assert!(seen.insert(begun.own.trace) && seen.insert(begun.own.span.into()));
@@ -69,6 +74,30 @@ async fn a_sampler_that_follows_no_parent_decides_by_the_trace_id() {
     );
     assert!(none.begin(&mut headers(&[("traceparent", CALLERS)])).is_none());
     assert!(all.begin(&mut headers(&[])).is_some() && none.begin(&mut headers(&[])).is_none());
+}
+
+#[test]
+fn resource_names_the_service_for_which_the_proxy_stands() {
+    let config = |service: Option<&str>, resource: &[(&str, &str)]| TraceConfig {
+        to: "http://127.0.0.1:9".parse().unwrap(),
+        sampler: Sampler { follows_parent: true, roots: RootSampler::OneIn(0) },
+        resource: resource.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+        service: service.map(|service| ServiceName::new(service).unwrap()),
+        instance: "cart-1".into(),
+    };
+    let named = |config: &TraceConfig| {
+        let texts = resource(config).into_iter().filter_map(|(key, value)| match value {
+            AttributeValue::Text(text) => Some((key, text)),
+            AttributeValue::Number(_) => None,
+        });
+        texts.collect::<std::collections::BTreeMap<_, _>>()
+    };
+    let cart = named(&config(Some("shop/cart"), &[]));
+    assert_eq!((&*cart["service.name"], &*cart["service.instance.id"]), ("shop/cart", "cart-1"));
+    assert!(!cart.contains_key("service.version"), "that of the program is not known");
+    let given = named(&config(Some("shop/cart"), &[("service.name", "edge"), ("service.version", "7")]));
+    assert_eq!((&*given["service.name"], &*given["service.version"]), ("edge", "7"));
+    assert_eq!(named(&config(None, &[]))["service.name"], "fairmesh-proxy");
 }
 
 #[test]

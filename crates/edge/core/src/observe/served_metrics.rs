@@ -1,0 +1,209 @@
+//! Counters of the requests to the program behind a proxy, by caller.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use fairmesh_calls::ServiceName;
+use fairmesh_model::{CallerId, SpiffePath};
+use tokio::time::Instant;
+
+use crate::observe::{grpc_status::GrpcStatusCounts, response_metrics::RegionMetrics};
+
+/// Maximum number of callers with their own series; further ones are counted together.
+const MAX_CALLERS: usize = 64;
+/// How long the series of a caller stays without a request. Longer than any scrape interval, and than the pause of callers that call
+/// every few minutes, whose counters would begin anew each time.
+const MAX_IDLE: Duration = Duration::from_secs(3600);
+/// Caller labels that are not names: of accepted requests without a proved identity, of requests that were refused to a caller without
+/// a series, and of callers beyond the maximum.
+const ANONYMOUS: &str = "(none)";
+const REFUSED: &str = "(refused)";
+const OVERFLOW: &str = "(other)";
+
+/// The caller of a request, by the identity that it proved, or that an intermediary stated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServedCaller {
+    id: String,
+    label: String,
+}
+
+impl ServedCaller {
+    /// A caller with a verified identity. Its label is the service; `fairmesh/ROLE` for a process of the mesh, of which each machine has
+    /// one; the whole id for a caller of another trust domain.
+    pub fn new(caller: &CallerId) -> Self {
+        let label = match &caller.id().path {
+            _ if caller.is_federated() => caller.as_str().to_owned(),
+            SpiffePath::Service(_) => caller.path().to_owned(),
+            SpiffePath::Mesh(role, _) => format!("fairmesh/{}", role.as_str()),
+        };
+        Self { id: caller.as_str().to_owned(), label }
+    }
+
+    /// The whole SPIFFE id.
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    pub(crate) fn label(&self) -> &str {
+        &self.label
+    }
+}
+
+/// Requests by caller. Only accepted callers have a series of their own, so that no peer invents one. A series ends after an hour
+/// without a request.
+#[derive(Debug)]
+pub struct ServedMetrics {
+    pub(crate) service: String,
+    began: Instant,
+    anonymous: Arc<CallerSeries>,
+    refused: Arc<CallerSeries>,
+    overflow: Arc<CallerSeries>,
+    callers: RwLock<BTreeMap<String, Arc<CallerSeries>>>,
+}
+
+/// The requests of one caller.
+#[derive(Debug, Default)]
+pub(crate) struct CallerSeries {
+    pub(crate) responses: RegionMetrics,
+    pub(crate) grpc_statuses: GrpcStatusCounts,
+    /// Bytes of the bodies of requests and of responses.
+    pub(crate) received: AtomicU64,
+    pub(crate) sent: AtomicU64,
+    /// When it was last used, in seconds since the metrics began.
+    used: AtomicU64,
+}
+
+impl ServedMetrics {
+    pub(crate) fn new(service: &ServiceName) -> Self {
+        let [anonymous, refused, overflow] = [(); 3].map(|()| Arc::default());
+        let callers = RwLock::default();
+        Self { service: service.to_string(), began: Instant::now(), anonymous, refused, overflow, callers }
+    }
+
+    /// The series of an accepted caller, or of accepted requests without an identity.
+    pub(crate) fn accepted(&self, caller: Option<&ServedCaller>) -> Arc<CallerSeries> {
+        let Some(caller) = caller else { return Arc::clone(&self.anonymous) };
+        if let Some(known) = self.find(caller) {
+            return known;
+        }
+        let now = self.now();
+        // No code that holds the lock panics.
+        let mut callers = self.callers.write().unwrap_or_else(PoisonError::into_inner);
+        callers.retain(|_, series| series.is_used(now));
+        if callers.len() >= MAX_CALLERS && !callers.contains_key(caller.label()) {
+            return Arc::clone(&self.overflow);
+        }
+        let series = callers.entry(caller.label().to_owned()).or_default();
+        series.used.store(now, Relaxed);
+        Arc::clone(series)
+    }
+
+    /// The series of a request that was not accepted: that of its caller, if earlier requests were.
+    pub(crate) fn refused(&self, caller: Option<&ServedCaller>) -> Arc<CallerSeries> {
+        caller.and_then(|caller| self.find(caller)).unwrap_or_else(|| Arc::clone(&self.refused))
+    }
+
+    fn find(&self, caller: &ServedCaller) -> Option<Arc<CallerSeries>> {
+        let callers = self.callers.read().unwrap_or_else(PoisonError::into_inner);
+        let known = callers.get(caller.label())?;
+        known.used.store(self.now(), Relaxed);
+        Some(Arc::clone(known))
+    }
+
+    /// Every series in use with its label.
+    pub(crate) fn series(&self) -> Vec<(String, Arc<CallerSeries>)> {
+        let now = self.now();
+        let mut callers = self.callers.write().unwrap_or_else(PoisonError::into_inner);
+        callers.retain(|_, series| series.is_used(now));
+        let reserved = [(ANONYMOUS, &self.anonymous), (REFUSED, &self.refused), (OVERFLOW, &self.overflow)];
+        let reserved = reserved.into_iter().filter(|(_, series)| series.responses.count() > 0);
+        let reserved = reserved.map(|(label, series)| (label.to_owned(), Arc::clone(series)));
+        reserved.chain(callers.iter().map(|(label, series)| (label.clone(), Arc::clone(series)))).collect()
+    }
+
+    fn now(&self) -> u64 {
+        self.began.elapsed().as_secs()
+    }
+}
+
+impl CallerSeries {
+    fn is_used(&self, now: u64) -> bool {
+        now.saturating_sub(self.used.load(Relaxed)) < MAX_IDLE.as_secs()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::StatusCode;
+
+    use super::*;
+
+    fn caller(id: &str) -> ServedCaller {
+        ServedCaller::new(&CallerId::new(id.parse().unwrap()))
+    }
+
+    fn metrics() -> ServedMetrics {
+        ServedMetrics::new(&ServiceName::new("shop/cart").unwrap())
+    }
+
+    fn call(series: &CallerSeries) {
+        series.responses.record(StatusCode::OK, Duration::ZERO);
+    }
+
+    fn labels(metrics: &ServedMetrics) -> Vec<String> {
+        metrics.series().into_iter().map(|(label, _)| label).collect()
+    }
+
+    #[test]
+    fn callers_beyond_the_maximum_are_counted_together() {
+        let metrics = metrics();
+        for number in 0..MAX_CALLERS + 3 {
+            call(&metrics.accepted(Some(&caller(&format!("spiffe://prod/shop/caller-{number}")))));
+        }
+        call(&metrics.accepted(Some(&caller("spiffe://prod/shop/caller-0"))));
+        let series = metrics.series();
+        assert_eq!(series.len(), MAX_CALLERS + 1);
+        let count = |label: &str| series.iter().find(|one| one.0 == label).unwrap().1.responses.count();
+        assert_eq!((count("shop/caller-0"), count(OVERFLOW)), (2, 3));
+    }
+
+    #[test]
+    fn refused_callers_have_no_series_of_their_own() {
+        let metrics = metrics();
+        let (known, stranger) = (caller("spiffe://prod/shop/web"), caller("spiffe://prod/shop/stranger"));
+        call(&metrics.accepted(Some(&known)));
+        for refused in [Some(&stranger), None, Some(&known)] {
+            call(&metrics.refused(refused));
+        }
+        let series = metrics.series();
+        let counts: Vec<_> =
+            series.iter().map(|(label, series)| (&**label, series.responses.count())).collect();
+        assert_eq!(counts, [(REFUSED, 2), ("shop/web", 2)]);
+    }
+
+    #[test]
+    fn labels_tell_domains_apart_and_machines_not() {
+        let id = |text: &str| text.parse().unwrap();
+        let partner = ServedCaller::new(&CallerId::federated(id("spiffe://partner/shop/web")));
+        assert_eq!(partner.label(), "spiffe://partner/shop/web");
+        assert_eq!(caller("spiffe://prod/shop/web").label(), "shop/web");
+        assert_eq!(caller("spiffe://prod/fairmesh/agent/web-1").label(), "fairmesh/agent");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn series_of_a_silent_caller_ends() {
+        let metrics = metrics();
+        let (silent, busy) = (caller("spiffe://prod/shop/silent"), caller("spiffe://prod/shop/busy"));
+        [&silent, &busy].into_iter().for_each(|caller| call(&metrics.accepted(Some(caller))));
+        tokio::time::advance(MAX_IDLE / 2).await;
+        call(&metrics.accepted(Some(&busy)));
+        tokio::time::advance(MAX_IDLE / 2).await;
+        assert_eq!(labels(&metrics), ["shop/busy"]);
+    }
+}

@@ -1,0 +1,80 @@
+//! The peer of a caller's connection.
+
+use std::{fmt::Write as _, net::SocketAddr, sync::Arc};
+
+use fairmesh_edge::observe::served_metrics::ServedCaller;
+use fairmesh_identity::sha256;
+use fairmesh_model::SpiffeId;
+use fairmesh_server::Caller;
+use http::HeaderValue;
+
+/// What the requests of a connection have in common.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub(crate) address: SocketAddr,
+    /// The identity that the peer proved.
+    pub(crate) caller: Option<Arc<ServedCaller>>,
+    /// `x-forwarded-client-cert` of its requests.
+    pub(crate) certificate: Option<HeaderValue>,
+}
+
+impl Peer {
+    /// A peer at `address` that proved this identity with this certificate, in DER, to a server with the identity `own`.
+    pub(crate) fn new(
+        address: SocketAddr,
+        caller: Option<&Caller>,
+        certificate: Option<&[u8]>,
+        own: Option<&SpiffeId>,
+    ) -> Self {
+        let certificate = caller.zip(certificate).and_then(|(caller, certificate)| {
+            let element = certificate_element(caller.id(), certificate, own);
+            // SPIFFE IDs are ASCII without controls.
+            HeaderValue::try_from(element).ok()
+        });
+        let caller = caller.map(|caller| Arc::new(ServedCaller::new(caller.verified())));
+        Self { address, caller, certificate }
+    }
+
+    /// The caller of an accepted request: the peer, or the caller that an intermediary states.
+    pub(crate) fn served_caller(&self, caller: Option<&Caller>) -> Option<Arc<ServedCaller>> {
+        let caller = caller?;
+        match &self.caller {
+            Some(peer) if caller.via().is_none() => Some(Arc::clone(peer)),
+            _ => Some(Arc::new(ServedCaller::new(caller.verified()))),
+        }
+    }
+}
+
+/// The element of `x-forwarded-client-cert` for one hop, in the form of Envoy: who received the certificate, its SHA-256, and the identity
+/// in it. Only what this hop has verified, so that one element is all there is.
+fn certificate_element(peer: &SpiffeId, certificate: &[u8], own: Option<&SpiffeId>) -> String {
+    let mut element = own.map(|own| format!("By={own};")).unwrap_or_default();
+    element.push_str("Hash=");
+    for byte in sha256(certificate) {
+        // Writing to a `String` cannot fail.
+        let _ = write!(element, "{byte:02x}");
+    }
+    let _ = write!(element, ";URI={peer}");
+    element
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn certificate_element_has_the_form_of_envoy() {
+        let id = |text: &str| text.parse::<SpiffeId>().unwrap();
+        let (web, cart) = (id("spiffe://prod/shop/web"), id("spiffe://prod/shop/cart"));
+        // SHA-256 of "abc" (FIPS 180-2, appendix B.1).
+        let hash = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(
+            certificate_element(&web, b"abc", Some(&cart)),
+            format!("By=spiffe://prod/shop/cart;Hash={hash};URI=spiffe://prod/shop/web")
+        );
+        assert_eq!(
+            certificate_element(&web, b"abc", None),
+            format!("Hash={hash};URI=spiffe://prod/shop/web")
+        );
+    }
+}
