@@ -360,6 +360,14 @@ async fn inbound_requests_are_counted_logged_and_traced() {
     until("it is counted", async || proxy.page("/metrics").await.contains(series)).await;
     let timed = r#"inbound_response_headers_duration_seconds_count{service="shop/two",caller="(none)"} 1"#;
     assert!(proxy.page("/metrics").await.contains(timed), "the time to its headers");
+    let sent = r#"inbound_response_bytes_total{service="shop/two",caller="(none)"} 5"#;
+    until("its body is counted", async || proxy.page("/metrics").await.contains(sent)).await;
+    let given_up = say(&address, "GET /slow HTTP/1.1\r\nhost: two.shop\r\n\r\n").await;
+    until("it is under way", async || program.under_way.load(Relaxed) == 1).await;
+    drop(given_up);
+    let cancelled = r#"inbound_responses_total{service="shop/two",caller="(none)",class="4xx"} 1"#;
+    until("the cancellation is counted", async || proxy.page("/metrics").await.contains(cancelled)).await;
+    assert!(proxy.page("/metrics").await.contains("fairmesh_proxy_inbound_connections_accepted_total"));
     let logged = |log: &str| {
         let line = log.lines().find(|line| line.contains(r#""path":"/seen""#))?;
         serde_json::from_str::<Value>(line).ok()

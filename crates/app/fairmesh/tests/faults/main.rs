@@ -40,6 +40,7 @@ mod tenants;
 mod timeouts;
 mod tls;
 mod traffic;
+mod traces;
 mod translation;
 mod tunnels;
 mod upgrade;

@@ -22,13 +22,21 @@ fn seen(forms: &Forms) -> Vec<String> {
         .collect()
 }
 
+fn header<'a>(seen: &'a str, name: &str) -> Option<&'a str> {
+    seen.lines().find_map(|line| line.trim_end().strip_prefix(name)?.strip_prefix(": "))
+}
+
 #[test]
 fn inbound_states_the_identity_that_the_caller_proved() {
     for seen in seen(&Forms::mutual_tls()) {
         assert!(!seen.contains("forged"), "{seen}");
-        for header in ["x-fairmesh-caller: spiffe://prod/", "x-forwarded-client-cert: uri=spiffe://prod/"] {
-            assert!(seen.contains(header), "{seen}");
-        }
+        let caller = header(&seen, "x-fairmesh-caller").unwrap();
+        let certificate = header(&seen, "x-forwarded-client-cert").unwrap();
+        let [by, hash, uri] = certificate.split(';').collect::<Vec<_>>()[..] else { panic!("{seen}") };
+        assert!(by.starts_with("by=spiffe://prod/"), "{seen}");
+        let digits = hash.strip_prefix("hash=").unwrap();
+        assert!(digits.len() == 64 && digits.bytes().all(|digit| digit.is_ascii_hexdigit()), "{seen}");
+        assert!(caller.starts_with("spiffe://prod/") && uri == format!("uri={caller}"), "{seen}");
         assert!(seen.contains("x-forwarded-for: 192.0.2.1, 127.0.0.1\r\n"), "{seen}");
         assert!(seen.contains("x-request-id: "), "{seen}");
     }
