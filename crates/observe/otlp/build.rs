@@ -2,8 +2,9 @@
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=../../../proto/opentelemetry");
-    let file = "opentelemetry/proto/collector/trace/v1/trace_service.proto";
-    let descriptors = protox::compile([file], ["../../../proto"])?;
+    let files = ["metrics/v1/metrics_service.proto", "trace/v1/trace_service.proto"]
+        .map(|file| format!("opentelemetry/proto/collector/{file}"));
+    let descriptors = protox::compile(files, ["../../../proto"])?;
     tonic_prost_build::compile_fds(descriptors)?;
     Ok(())
 }

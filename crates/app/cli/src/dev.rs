@@ -206,6 +206,7 @@ async fn serve_proxy(
         with_event_loops(Mesh::builder(), CORES).identity(proxy::own_identity()).agent(args.agent.address());
     let mesh = mesh.connect().await.map_err(|error| Failure::refused(error.problem, error.hint))?;
     let config = ProxyConfig {
+        service: None,
         listen: vec![args.proxy.clone()],
         tls: None,
         key_server: None,

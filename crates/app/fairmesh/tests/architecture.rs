@@ -20,12 +20,16 @@ const TESTING: &str = "testing";
 /// fails the test: a new crate must be added here at its place.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("model", &[]),
+    // How metrics are registered, and no metric.
+    ("metrics", &[]),
     // How connections are accepted knows nothing of what they carry.
     ("listen", &[]),
     // Messages as bytes: no word of the mesh.
     ("http", &[]),
+    // Says what it saw to a collector, and knows nothing of the mesh.
+    ("otlp", &["metrics"]),
     // The pages of every process: what is on them comes from the processes.
-    ("pages", &["model", "listen"]),
+    ("pages", &["model", "metrics", "listen", "otlp"]),
     ("wire", &["model", "listen", "http"]),
     ("balancer", &["model"]),
     ("imbalance", &["model"]),
@@ -95,19 +99,17 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     // Names what programs use.
     ("client", &["model", "wire", "router", "http", "headers", "calls"]),
-    // Says what it saw to a collector, and knows nothing of the mesh.
-    ("otlp", &[]),
     // What proxies have in common knows no kind of proxy: neither the kernel form nor servers in front of programs and pages.
-    ("edge", &["model", "shared-memory", "wire", "identity", "http", "headers", "calls", "otlp"]),
+    ("edge", &["model", "metrics", "shared-memory", "wire", "identity", "http", "headers", "calls", "otlp"]),
     // Routes for tenants that their nodes name, and knows no node.
-    ("gateway", &["model", "listen", "pages", "wire", "rib", "headers", "calls", "edge"]),
+    ("gateway", &["model", "metrics", "listen", "pages", "wire", "rib", "headers", "calls", "edge"]),
     // Forwards bytes: no word of routes, policies or HTTP.
     ("node", &["model", "listen", "pages", "wire", "server", "edge"]),
     (
         "proxy",
         &[
-            "model", "listen", "pages", "kernel", "identity", "http", "headers", "calls", "server", "otlp",
-            "edge",
+            "model", "metrics", "listen", "pages", "kernel", "identity", "http", "headers", "calls",
+            "server", "otlp", "edge",
         ],
     ),
     // Holds keys and knows nothing of calls.

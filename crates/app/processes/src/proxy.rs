@@ -340,6 +340,7 @@ fn config(args: &ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> ProxyCon
     let (options, cores, limits) = (client_settings(args), cores(args), limits(args));
     let instance = inbound_instance(args).or_else(|| args.client_id.clone()).unwrap_or_else(host_name);
     ProxyConfig {
+        service: args.inbound.as_ref().map(|inbound| inbound.service.clone()),
         cores,
         limits,
         access_log: AccessLogConfig { form: args.access_log.into(), one_in: args.access_log_one_in },

@@ -2,10 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use axum::{Router, http::Extensions};
+use axum::http::Extensions;
 use fairmesh_listen::{GuardedStream, Securing};
 use fairmesh_model::Identity;
-use fairmesh_pages::{AdminListener, Process, Readiness};
+use fairmesh_pages::{AdminListener, Process, ProcessRouter, Readiness};
 use fairmesh_wire::transport::{Stream, Transport, WithoutCertificate};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpStream;
@@ -49,7 +49,7 @@ impl Process for HttpState {
 
 /// Serves until `closing` is cancelled, then lets requests in flight finish within `drain`.
 pub(crate) async fn serve(
-    pages: Router,
+    pages: ProcessRouter,
     (listener, transport): (AdminListener, Transport),
     closing: CancellationToken,
     drain: Duration,

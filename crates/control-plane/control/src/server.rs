@@ -407,7 +407,7 @@ fn serve_pages(
     let (registry, closing) = (state.sources.registry.router(), state.closing.clone());
     let imbalance = imbalance::router(state.sources.observed.imbalance.clone());
     let pages = fairmesh_pages::router(Arc::new(state)).merge(registry).merge(imbalance);
-    let pages = guard_pages(pages, access);
+    let pages = pages.map(|pages| guard_pages(pages, access));
     spawn_stoppable(tasks, http::serve(pages, (listener, transport), closing, DRAIN));
 }
 

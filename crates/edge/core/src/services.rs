@@ -21,6 +21,7 @@ use fairmesh_calls::{
     Mesh, ServiceHandle, ServiceName, discovery::ServiceState, forwarding::service_state,
     observe::ServiceStats,
 };
+use fairmesh_metrics::{CallRow, OTHER};
 use tokio::time::{Instant, timeout};
 
 use crate::{
@@ -205,6 +206,19 @@ impl Services {
         }
         let any = metrics.responses.classes() != [0; 5];
         (labelled, any.then_some(SummedServices { metrics, calls }))
+    }
+
+    /// Durations of the calls of all services. Calls without a caller of their own are those of `caller`.
+    pub fn call_rows(&self, caller: &str) -> Vec<CallRow> {
+        let (labelled, others) = self.labelled();
+        let mut rows = Vec::new();
+        for (name, target) in labelled {
+            rows.extend(target.metrics.calls.rows(caller, &name.to_string()));
+        }
+        if let Some(others) = others {
+            rows.extend(others.metrics.calls.rows(caller, OTHER));
+        }
+        rows
     }
 
     /// Waits without a time limit until the routing information of these services is known, which have listeners of their own.

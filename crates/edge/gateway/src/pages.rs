@@ -6,6 +6,7 @@ use std::sync::{
 };
 
 use fairmesh_listen::{Listeners, table};
+use fairmesh_metrics::{DurationFamily, Side, UNKNOWN, families};
 use fairmesh_pages::{AdminListener, AdminServer, Process, Readiness};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
@@ -28,6 +29,12 @@ impl Process for Pages {
         let registry = metrics.sub_registry_with_prefix(Self::KIND);
         metrics::register(registry, &self.connections);
         self.listeners.register(registry);
+    }
+
+    fn calls(&self) -> Vec<DurationFamily> {
+        let tenants = self.connections.tenants.all();
+        let rows = tenants.iter().flat_map(|(_, tenant)| tenant.server.forwarder.services.call_rows(UNKNOWN));
+        families(Side::Client, rows)
     }
 
     async fn readiness(&self) -> Readiness {

@@ -1,5 +1,6 @@
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc};
 
+use fairmesh_calls::ServiceName;
 use fairmesh_edge::{
     limits::Limits,
     observe::{access_log::AccessLogConfig, endpoint_metrics::EndpointMetrics, spans::TraceConfig},
@@ -35,6 +36,8 @@ pub struct ProxyConfig {
     pub traces: Option<TraceConfig>,
     /// Metrics by endpoint; must be an observer of the mesh that the proxy calls with.
     pub endpoints: Option<Arc<EndpointMetrics>>,
+    /// The service whose programs call through the proxy, as the caller in metrics; `None` for a proxy of any programs.
+    pub service: Option<ServiceName>,
     /// Further options for the page `/config`; must not contain secrets.
     pub options: BTreeMap<&'static str, String>,
     /// The endpoint that the proxy serves for a local program: for the admin pages, and to log and trace its requests.

@@ -1,17 +1,21 @@
 use std::{fmt, str::FromStr};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, header, uri::Scheme};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, header,
+    uri::{PathAndQuery, Scheme},
+};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::TokioExecutor,
 };
-use prost::Message as _;
-use tonic::{Code, Extensions, metadata::MetadataMap, transport::Channel};
+use tonic::{Code, Extensions, client::Grpc, metadata::MetadataMap, transport::Channel};
+use tonic_prost::ProstCodec;
 
-use crate::v1::{
-    ExportTraceServiceRequest, ExportTraceServiceResponse, trace_service_client::TraceServiceClient,
+use crate::{
+    metrics::v1::{ExportMetricsServiceRequest, ExportMetricsServiceResponse},
+    v1::{ExportTraceServiceRequest, ExportTraceServiceResponse},
 };
 
 /// Default path of traces in OTLP over HTTP.
@@ -42,7 +46,38 @@ pub struct InvalidCollector(String);
 /// A client of a collector.
 pub(crate) enum ExportClient {
     Http(Box<Client<HttpConnector, Full<Bytes>>>, Uri, HeaderMap),
-    Grpc(Box<TraceServiceClient<Channel>>, HeaderMap),
+    Grpc(Box<Grpc<Channel>>, HeaderMap),
+}
+
+/// A request of OTLP.
+pub(crate) trait ExportRequest: prost::Message + Clone + 'static {
+    type Response: prost::Message + Default + 'static;
+
+    /// Path of the call of gRPC.
+    const METHOD: &'static str;
+
+    /// The number of spans or data points that the collector rejected.
+    fn rejected(response: &Self::Response) -> i64;
+}
+
+impl ExportRequest for ExportTraceServiceRequest {
+    type Response = ExportTraceServiceResponse;
+
+    const METHOD: &'static str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
+
+    fn rejected(response: &Self::Response) -> i64 {
+        response.partial_success.as_ref().map_or(0, |partial| partial.rejected_spans)
+    }
+}
+
+impl ExportRequest for ExportMetricsServiceRequest {
+    type Response = ExportMetricsServiceResponse;
+
+    const METHOD: &'static str = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export";
+
+    fn rejected(response: &Self::Response) -> i64 {
+        response.partial_success.as_ref().map_or(0, |partial| partial.rejected_data_points)
+    }
 }
 
 /// Why an export failed.
@@ -109,13 +144,13 @@ impl ExportClient {
             }
             Protocol::Grpc => {
                 let channel = Channel::builder(uri).connect_lazy();
-                Self::Grpc(Box::new(TraceServiceClient::new(channel)), headers)
+                Self::Grpc(Box::new(Grpc::new(channel)), headers)
             }
         }
     }
 
-    /// Exports a batch; returns the number of rejected spans.
-    pub(crate) async fn send(&mut self, batch: &ExportTraceServiceRequest) -> Result<u64, ExportError> {
+    /// Exports a batch; returns the number of rejected spans or data points.
+    pub(crate) async fn send<R: ExportRequest>(&mut self, batch: &R) -> Result<u64, ExportError> {
         let response = match self {
             Self::Http(client, uri, headers) => {
                 let mut request = Request::new(Full::new(batch.encode_to_vec().into()));
@@ -123,34 +158,33 @@ impl ExportClient {
                 request.headers_mut().clone_from(headers);
                 let kind = HeaderValue::from_static("application/x-protobuf");
                 request.headers_mut().insert(header::CONTENT_TYPE, kind);
-                post(client, request).await?
+                post::<R::Response>(client, request).await?
             }
             Self::Grpc(client, headers) => {
                 let metadata = MetadataMap::from_headers(headers.clone());
                 let request = tonic::Request::from_parts(metadata, Extensions::default(), batch.clone());
-                client.export(request).await.map_err(of_status)?.into_inner()
+                let (path, codec) = (PathAndQuery::from_static(R::METHOD), ProstCodec::default());
+                client.ready().await.map_err(|error| ExportError::Retryable(error_chain(&error)))?;
+                let response: tonic::Response<R::Response> =
+                    client.unary(request, path, codec).await.map_err(of_status)?;
+                response.into_inner()
             }
         };
-        let rejected = response.partial_success.map_or(0, |partial| partial.rejected_spans);
-        Ok(u64::try_from(rejected).unwrap_or(0))
+        Ok(u64::try_from(R::rejected(&response)).unwrap_or(0))
     }
 }
 
-async fn post(
+async fn post<T: prost::Message + Default>(
     client: &Client<HttpConnector, Full<Bytes>>,
     request: Request<Full<Bytes>>,
-) -> Result<ExportTraceServiceResponse, ExportError> {
+) -> Result<T, ExportError> {
     let response =
         client.request(request).await.map_err(|error| ExportError::Retryable(error_chain(&error)))?;
     let status = response.status();
     let body = Limited::new(response.into_body(), MAX_RESPONSE).collect().await;
     match status {
         // The body only reports a partial success.
-        StatusCode::OK => {
-            let response =
-                body.ok().and_then(|body| ExportTraceServiceResponse::decode(body.to_bytes()).ok());
-            Ok(response.unwrap_or_default())
-        }
+        StatusCode::OK => Ok(body.ok().and_then(|body| T::decode(body.to_bytes()).ok()).unwrap_or_default()),
         // Retryable status codes of OTLP.
         _ if matches!(status.as_u16(), 429 | 502..=504) => {
             Err(ExportError::Retryable(format!("the collector responds with {status}")))

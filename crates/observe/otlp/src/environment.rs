@@ -1,16 +1,25 @@
 //! The environment variables of OpenTelemetry (specification, SDK configuration by environment variables; OTLP exporter
-//! configuration), as far as they concern traces.
+//! configuration), as far as they concern traces and metrics.
+
+use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
 
 use crate::{Collector, RootSampler, Sampler};
 
+/// What is exported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Exported {
+    Traces,
+    Metrics,
+}
+
 /// Values that are set. A variable that cannot be used is left out and named in the warnings, as the specification says.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Environment {
-    /// `OTEL_SDK_DISABLED`, or `OTEL_TRACES_EXPORTER=none`.
+    /// `OTEL_SDK_DISABLED`, or `none` as `OTEL_TRACES_EXPORTER` or `OTEL_METRICS_EXPORTER`.
     pub disabled: bool,
-    /// `OTEL_EXPORTER_OTLP_ENDPOINT` with the protocol of `OTEL_EXPORTER_OTLP_PROTOCOL`, or those of traces alone.
+    /// `OTEL_EXPORTER_OTLP_ENDPOINT` with the protocol of `OTEL_EXPORTER_OTLP_PROTOCOL`, or those of traces or metrics alone.
     pub collector: Option<Collector>,
     /// `OTEL_EXPORTER_OTLP_HEADERS`, for every collector.
     pub headers: Vec<(HeaderName, HeaderValue)>,
@@ -18,36 +27,55 @@ pub struct Environment {
     pub resource: Vec<(String, String)>,
     /// `OTEL_TRACES_SAMPLER` with `OTEL_TRACES_SAMPLER_ARG`.
     pub sampler: Option<Sampler>,
+    /// `OTEL_METRIC_EXPORT_INTERVAL`: how often metrics are exported.
+    pub interval: Option<Duration>,
+    /// `OTEL_METRIC_EXPORT_TIMEOUT`: the time limit of an export of metrics.
+    pub timeout: Option<Duration>,
     /// What cannot be used, and why.
     pub warnings: Vec<String>,
 }
 
 impl Environment {
-    /// Reads the variables. An empty one counts as unset.
+    /// Reads the variables that concern traces. An empty one counts as unset.
     pub fn read(variable: impl Fn(&str) -> Option<String>) -> Self {
-        let get = |name: &str| {
-            variable(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
-        };
-        let of_traces = |name: &str| {
-            let [specific, general] = ["OTEL_EXPORTER_OTLP_TRACES_", "OTEL_EXPORTER_OTLP_"];
-            get(&format!("{specific}{name}")).or_else(|| get(&format!("{general}{name}")))
+        let get = |name: &str| set(&variable, name);
+        let mut this = Self::read_common(Exported::Traces, &get);
+        if let Some(name) = get("OTEL_TRACES_SAMPLER") {
+            this.read_sampler(&name, get("OTEL_TRACES_SAMPLER_ARG").as_deref());
+        }
+        this
+    }
+
+    /// Reads the variables that concern metrics. An empty one counts as unset.
+    pub fn read_metrics(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let get = |name: &str| set(&variable, name);
+        let mut this = Self::read_common(Exported::Metrics, &get);
+        this.interval = this.read_millis("OTEL_METRIC_EXPORT_INTERVAL", &get);
+        this.timeout = this.read_millis("OTEL_METRIC_EXPORT_TIMEOUT", &get);
+        this
+    }
+
+    fn read_common(exported: Exported, get: &impl Fn(&str) -> Option<String>) -> Self {
+        let signal = exported.name();
+        let of_signal = |name: &str| {
+            get(&format!("OTEL_EXPORTER_OTLP_{signal}_{name}"))
+                .or_else(|| get(&format!("OTEL_EXPORTER_OTLP_{name}")))
         };
         let mut this = Self {
             disabled: get("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true")),
             ..Self::default()
         };
-        match get("OTEL_TRACES_EXPORTER").as_deref() {
+        match get(&format!("OTEL_{signal}_EXPORTER")).as_deref() {
             Some("none") => this.disabled = true,
             Some("otlp") | None => {}
-            Some(other) => {
-                this.warn(format!("OTEL_TRACES_EXPORTER={other}: spans are exported by OTLP alone"))
-            }
+            Some(other) => this.warn(format!("OTEL_{signal}_EXPORTER={other}: otlp is the only exporter")),
         }
-        let is_specific = get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").is_some();
-        if let Some(endpoint) = of_traces("ENDPOINT") {
-            this.read_endpoint(&endpoint, of_traces("PROTOCOL").as_deref(), is_specific);
+        let is_specific = get(&format!("OTEL_EXPORTER_OTLP_{signal}_ENDPOINT")).is_some();
+        if let Some(endpoint) = of_signal("ENDPOINT") {
+            let path = (!is_specific).then_some(exported.path());
+            this.read_endpoint(&endpoint, of_signal("PROTOCOL").as_deref(), path);
         }
-        if let Some(headers) = of_traces("HEADERS") {
+        if let Some(headers) = of_signal("HEADERS") {
             this.read_headers(&headers);
         }
         if let Some(attributes) = get("OTEL_RESOURCE_ATTRIBUTES") {
@@ -57,18 +85,24 @@ impl Environment {
             this.resource.retain(|(key, _)| key != "service.name");
             this.resource.push(("service.name".to_owned(), name));
         }
-        if let Some(name) = get("OTEL_TRACES_SAMPLER") {
-            this.read_sampler(&name, get("OTEL_TRACES_SAMPLER_ARG").as_deref());
-        }
         this
+    }
+
+    fn read_millis(&mut self, name: &str, get: &impl Fn(&str) -> Option<String>) -> Option<Duration> {
+        let text = get(name)?;
+        let millis = text.parse().ok().filter(|millis| *millis > 0);
+        if millis.is_none() {
+            self.warn(format!("{name}={text} is not a number of milliseconds"));
+        }
+        millis.map(Duration::from_millis)
     }
 
     fn warn(&mut self, warning: String) {
         self.warnings.push(warning);
     }
 
-    /// The endpoint of all signals is a base, below which traces have a path of their own.
-    fn read_endpoint(&mut self, endpoint: &str, protocol: Option<&str>, is_specific: bool) {
+    /// The endpoint of all signals is a base, below which each has a `path` of its own.
+    fn read_endpoint(&mut self, endpoint: &str, protocol: Option<&str>, path: Option<&str>) {
         let is_grpc = match protocol {
             Some("grpc") => true,
             Some("http/protobuf") | None => false,
@@ -84,10 +118,10 @@ impl Environment {
             return self.warn(format!("OTEL_EXPORTER_OTLP_ENDPOINT={endpoint}: {message}"));
         };
         let base = rest.trim_end_matches('/');
-        let text = match (is_grpc, is_specific) {
+        let text = match (is_grpc, path) {
             (true, _) => format!("grpc://{base}"),
-            (false, true) => endpoint.to_owned(),
-            (false, false) => format!("http://{base}/v1/traces"),
+            (false, None) => endpoint.to_owned(),
+            (false, Some(path)) => format!("http://{base}{path}"),
         };
         match text.parse() {
             Ok(collector) => self.collector = Some(collector),
@@ -139,6 +173,29 @@ impl Environment {
         };
         self.sampler = Some(Sampler { follows_parent, roots });
     }
+}
+
+impl Exported {
+    /// As the variables name it.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Traces => "TRACES",
+            Self::Metrics => "METRICS",
+        }
+    }
+
+    /// Its path below the endpoint of all signals, in OTLP over HTTP.
+    const fn path(self) -> &'static str {
+        match self {
+            Self::Traces => "/v1/traces",
+            Self::Metrics => "/v1/metrics",
+        }
+    }
+}
+
+/// The value of a variable that is set and not empty.
+fn set(variable: &impl Fn(&str) -> Option<String>, name: &str) -> Option<String> {
+    variable(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
 }
 
 /// `key=value` separated by commas, percent-encoded as in W3C Baggage.
@@ -231,5 +288,25 @@ mod tests {
             read(&[("OTEL_SDK_DISABLED", "TRUE")]).disabled && !read(&[("OTEL_SDK_DISABLED", "1")]).disabled
         );
         assert!(read(&[("OTEL_TRACES_EXPORTER", "none")]).disabled);
+    }
+
+    #[test]
+    fn metrics_have_variables_of_their_own() {
+        let variables = [
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://otel:4318"),
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://tempo:4318/v1/traces"),
+            ("OTEL_METRIC_EXPORT_INTERVAL", "5000"),
+            ("OTEL_METRIC_EXPORT_TIMEOUT", "soon"),
+            ("OTEL_TRACES_EXPORTER", "none"),
+        ];
+        let read = Environment::read_metrics(|name| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        });
+        assert_eq!(read.collector.map(|to| to.to_string()).as_deref(), Some("http://otel:4318/v1/metrics"));
+        assert_eq!((read.interval, read.timeout, read.disabled), (Some(Duration::from_secs(5)), None, false));
+        assert_eq!(read.warnings, ["OTEL_METRIC_EXPORT_TIMEOUT=soon is not a number of milliseconds"]);
+        let disabled =
+            Environment::read_metrics(|name| (name == "OTEL_METRICS_EXPORTER").then(|| "none".to_owned()));
+        assert!(disabled.disabled);
     }
 }

@@ -6,8 +6,9 @@
 //! A server in each process was rejected: bounds, formats and the refusal of health checks had to be kept equal by hand.
 
 mod exposition;
+mod push;
 mod router;
 mod server;
 
-pub use router::{Process, Readiness, router};
+pub use router::{Process, ProcessRouter, Readiness, router};
 pub use server::{AdminListener, AdminServer, BindError};

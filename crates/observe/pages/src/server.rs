@@ -1,19 +1,21 @@
 //! Serves admin pages.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
-use axum::Router;
 use fairmesh_listen::{GuardedStream, Limits, Listeners, PageListener, Securing, table::ListenerInfo};
 use fairmesh_model::Probe;
+use fairmesh_otlp::MetricsExporter;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     task::JoinHandle,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
-/// Time limit of requests in flight at a stop: a slow reader does not delay the end of a process.
+use crate::ProcessRouter;
+
+/// Time limit of requests in flight at a stop, and of the last push: neither a slow reader nor a slow collector delays the end of a process.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The address of the admin pages cannot be listened on.
@@ -93,17 +95,18 @@ impl AdminListener {
     }
 
     /// Serves the pages in plaintext, in a task.
-    pub fn start(self, pages: Router) -> AdminServer {
+    pub fn start(self, pages: ProcessRouter) -> AdminServer {
         let stopping = CancellationToken::new();
-        let served = tokio::spawn(self.0.serve(pages, stopping.clone()));
-        AdminServer { served, stopping }
+        let ProcessRouter { routes, push } = pages;
+        let served = tokio::spawn(self.0.serve(routes, stopping.clone()));
+        AdminServer { served, stopping, push }
     }
 
     /// Serves the pages over connections that `secure` establishes, until `stopping`, and lets requests in flight finish for at
     /// most `drain`.
     pub async fn serve_secured<T, F>(
         self,
-        pages: Router,
+        pages: ProcessRouter,
         secure: F,
         stopping: CancellationToken,
         drain: Duration,
@@ -111,13 +114,17 @@ impl AdminListener {
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         F: Fn(GuardedStream<TcpStream>) -> Securing<T>,
     {
+        let ProcessRouter { routes, push } = pages;
         let overdue = async {
             stopping.cancelled().await;
             sleep(drain).await;
         };
         tokio::select! {
-            () = self.0.serve_secured(pages, secure, stopping.clone()) => {}
+            () = self.0.serve_secured(routes, secure, stopping.clone()) => {}
             () = overdue => {}
+        }
+        if let Some(push) = push {
+            push.stop(Instant::now() + STOP_TIMEOUT).await;
         }
     }
 }
@@ -127,14 +134,18 @@ impl AdminListener {
 pub struct AdminServer {
     served: JoinHandle<()>,
     stopping: CancellationToken,
+    push: Option<Arc<MetricsExporter>>,
 }
 
 impl AdminServer {
-    /// Stops. Requests in flight may take a second more.
+    /// Stops, and pushes the last values of metrics to a collector. Each may take a second.
     pub async fn stop(mut self) {
         self.stopping.cancel();
         // The runtime has reported a panic of the task.
         let _ = timeout(STOP_TIMEOUT, &mut self.served).await;
         self.served.abort();
+        if let Some(push) = self.push {
+            push.stop(Instant::now() + STOP_TIMEOUT).await;
+        }
     }
 }

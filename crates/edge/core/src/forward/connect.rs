@@ -139,7 +139,8 @@ impl Forwarder {
         let TunnelAttempt { caller, began, status, fault, server, call_info } = attempt;
         let took = began.elapsed();
         let (instance, region) = server.unzip();
-        target.metrics.responses.record(call_info.route_backend(), region.as_ref(), status, took);
+        let tunnel = ("CONNECT", status);
+        target.metrics.record_response(call_info.route_backend(), region.as_ref(), tunnel, took);
         let RouteBackend { route, backend, .. } =
             route_backend_name(&target.handle, call_info.route_backend());
         self.observer.log_tunnel(fault.is_some(), || AccessLogEntry {

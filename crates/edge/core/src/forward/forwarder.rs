@@ -8,6 +8,7 @@ use fairmesh_calls::{
     forwarding::{CallInfo, SentRequest, end_with_status, observe_body, send_noted},
 };
 use fairmesh_headers::{grpc_content_type, is_grpc};
+use fairmesh_metrics::{CallOutcome, known_method};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
 use tokio::time::Instant;
 
@@ -29,7 +30,7 @@ use crate::{
     services::{
         Services,
         host_name::HostError,
-        target::{GrpcStatusWatch, Target},
+        target::{GrpcCall, GrpcStatusWatch, Target},
     },
     tunnel::{Tunnels, hold, upgrade::UpgradeRequest},
 };
@@ -130,7 +131,8 @@ impl Forwarder {
         let began = request.extensions().get().map_or_else(Instant::now, SentRequest::began);
         let _in_flight = GaugeGuard::new(&target.metrics.in_flight);
         let (mut parts, body) = request.into_parts();
-        let (is_grpc, kind) = (is_grpc(&parts.headers), grpc_content_type(&parts.headers));
+        let (method, kind) = (known_method(parts.method.as_str()), grpc_content_type(&parts.headers));
+        let is_grpc = is_grpc(&parts.headers);
         // gRPC requires HTTP/2: clients over HTTP/1.1 do not read trailers.
         let has_trailers = parts.version == Version::HTTP_2;
         client_info.set_principal(&mut parts.extensions);
@@ -169,9 +171,15 @@ impl Forwarder {
             }
         };
         let region = upgraded_region.as_ref().or_else(|| server_region(&response));
-        target.metrics.responses.record(info.route_backend(), region, response.status(), began.elapsed());
-        let status_watch =
-            if is_grpc { GrpcStatusWatch::begin(target, info.route_backend(), &response) } else { None };
+        let (index, exemplar) =
+            (info.route_backend(), observation.as_ref().and_then(|observation| observation.exemplar()));
+        target.metrics.responses.record(index, region, response.status(), began.elapsed());
+        let principal = client_info.principal.clone();
+        let call = GrpcCall { began, index, principal, exemplar };
+        let status_watch = match is_grpc {
+            true => GrpcStatusWatch::begin(target, call, &response),
+            false => record_duration(target, (method, response.status()), &call),
+        };
         watch(observation, &mut response, (fault.as_ref(), &info), status_watch);
         response
     }
@@ -201,6 +209,18 @@ impl Forwarder {
             increment(&self.metrics.requests.unrouted);
         }
     }
+}
+
+/// Counts the duration of a request that is no call of gRPC, and has no status to wait for.
+fn record_duration(
+    target: &Target,
+    (method, status): (&'static str, StatusCode),
+    GrpcCall { began, principal, exemplar, .. }: &GrpcCall,
+) -> Option<GrpcStatusWatch> {
+    let caller = principal.as_ref().map(|principal| principal.caller.path());
+    let outcome = CallOutcome::Http { method, status: status.as_u16() };
+    target.metrics.calls.record(caller, outcome, began.elapsed(), *exemplar);
+    None
 }
 
 /// Registers the observation, or else the counter of gRPC statuses, on the response body.

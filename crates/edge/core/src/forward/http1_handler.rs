@@ -8,6 +8,7 @@ use fairmesh_calls::{
 };
 use fairmesh_headers::LOOP;
 use fairmesh_http::h1::{BorrowedRequest, BorrowedResponse, MIN_READ, header_storage};
+use fairmesh_metrics::known_method;
 use http::{Request, Response};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -44,19 +45,28 @@ type StartedCall<'a> = Result<FastCall<'a>, Box<SlowCall<'a>>>;
 /// The target of a call, and when it began.
 struct CallStart<'a> {
     target: &'a Target,
+    method: &'static str,
     began: Instant,
 }
 
+/// A started call with its target.
+struct Begun<'a> {
+    call: StartedCall<'a>,
+    target: &'a Arc<Target>,
+    method: &'static str,
+    /// The range of the body, which ends the request.
+    body: Range<usize>,
+}
+
 impl<O: Origin> ConnectionHandler<O> {
-    /// Starts a call with the request at the beginning of `input`, and returns the range of its body, which ends it.
-    /// `None` if the request does not qualify for the fast path or must be observed.
+    /// Starts a call with the request at the beginning of `input`. `None` if the request does not qualify for the fast path or must be observed.
     #[inline]
     fn begin<'b>(
         &self,
         input: &[u8],
         target: &'b mut Option<Arc<Target>>,
         began: Instant,
-    ) -> Option<(StartedCall<'b>, &'b Arc<Target>, Range<usize>)> {
+    ) -> Option<Begun<'b>> {
         let Self { forwarder, client_info, .. } = self;
         if !O::ADMITS_ALL {
             return None;
@@ -69,8 +79,9 @@ impl<O: Origin> ConnectionHandler<O> {
         if request.body.len() as u64 > forwarder.max_body || forwarder.observer.may_observe(target, began) {
             return None;
         }
-        let begun = try_fast(&target.handle, &request, client_info.service.is_some(), began)?;
-        Some((begun, target, request.length - request.body.len()..request.length))
+        let call = try_fast(&target.handle, &request, client_info.service.is_some(), began)?;
+        let body = request.length - request.body.len()..request.length;
+        Some(Begun { call, target, method: known_method(request.method), body })
     }
 }
 
@@ -122,9 +133,8 @@ impl<R: AsyncRead + Unpin + Send + 'static, O: Origin> RequestHandler<R> for Con
         P: Offload,
     {
         let (began, mut target) = (Instant::now(), None);
-        let Some((mut begun, target, body)) = self.begin(connection.input(), &mut target, began) else {
-            return Ok(None);
-        };
+        let Some(begun) = self.begin(connection.input(), &mut target, began) else { return Ok(None) };
+        let Begun { call: mut begun, target, method, body } = begun;
         let apart = {
             let _in_flight = GaugeGuard::new(&target.metrics.in_flight);
             // Borrowed in place: a second slot for it would enlarge every connection.
@@ -141,12 +151,8 @@ impl<R: AsyncRead + Unpin + Send + 'static, O: Origin> RequestHandler<R> for Con
                                 context: &mut Context<'_>| {
                         let closes = shutdown.is_started();
                         let region = Some(&server.location.region);
-                        target.metrics.responses.record(
-                            route_backend,
-                            region,
-                            response.status,
-                            began.elapsed(),
-                        );
+                        let outcome = (method, response.status);
+                        target.metrics.record_response(route_backend, region, outcome, began.elapsed());
                         (!closes, reply.send(response, closes, context))
                     };
                     passage.poll(take, context)
@@ -163,7 +169,7 @@ impl<R: AsyncRead + Unpin + Send + 'static, O: Origin> RequestHandler<R> for Con
             begun.map_or_else(|apart| *apart, FastCall::into_slow)
         };
         let (forwarder, client_info, call) =
-            (&self.forwarder, &self.client_info, CallStart { target, began });
+            (&self.forwarder, &self.client_info, CallStart { target, method, began });
         let handle = |request| forwarder.forward_slow(request, client_info, &call, apart);
         Box::pin(connection.parse_and_handle(handle, shutdown)).await.map(Some)
     }
@@ -181,7 +187,7 @@ impl Forwarder {
     where
         R: AsyncRead + Unpin + Send + 'static,
     {
-        let CallStart { target, began } = *call;
+        let CallStart { target, method, began } = *call;
         let _in_flight = GaugeGuard::new(&target.metrics.in_flight);
         let (mut head, body) = request.into_parts();
         prepare_request(&mut head, client_info);
@@ -197,12 +203,8 @@ impl Forwarder {
             }
         };
         let region = server_region(&response);
-        target.metrics.responses.record(
-            call_info.route_backend(),
-            region,
-            response.status(),
-            began.elapsed(),
-        );
+        let outcome = (method, response.status());
+        target.metrics.record_response(call_info.route_backend(), region, outcome, began.elapsed());
         response
     }
 }

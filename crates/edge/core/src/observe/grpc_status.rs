@@ -38,6 +38,14 @@ pub(crate) fn status_name(code: u16) -> &'static str {
     NAMES.get(usize::from(code)).copied().unwrap_or(NAMES[NO_STATUS])
 }
 
+/// The name of the status in headers or trailers, if there is one. What is no status is UNKNOWN, as clients of gRPC read it.
+pub(crate) fn named_in(headers: &HeaderMap) -> Option<&'static str> {
+    Some(match status_index(headers.get(GRPC_STATUS)?.as_bytes()) {
+        NO_STATUS => "UNKNOWN",
+        index => NAMES[index],
+    })
+}
+
 /// Whether a status is a failure of the server, and not of the client (OpenTelemetry, semantic conventions of gRPC): UNKNOWN,
 /// DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE and DATA_LOSS.
 pub(crate) fn is_server_failure(code: u16) -> bool {

@@ -7,12 +7,14 @@ use fairmesh_calls::{
     forwarding::{BodyEnd, BodyObserver, CallInfo, observe_body, route_backend_name},
     observe::{AttemptRecord, Step, take_reasons, take_unfinished},
 };
+use fairmesh_metrics::TraceExemplar;
 use http::{HeaderMap, Response, StatusCode};
 
 use crate::{
     observe::{
         completion::{CompletionWatch, ObservedRequest},
         explain_header,
+        observer::unix_time,
         request_info::RequestOutcome,
     },
     services::target::{GrpcStatusWatch, Target},
@@ -43,6 +45,12 @@ pub(crate) struct CallEnd<'a> {
 }
 
 impl Observation {
+    /// The exported span, as an exemplar of metrics.
+    pub(crate) fn exemplar(&self) -> Option<TraceExemplar> {
+        let own = self.observed.as_ref()?.span.as_ref()?.own;
+        Some(TraceExemplar { trace: own.trace, span: own.span, at: unix_time() })
+    }
+
     /// The trace in which the library stores the attempts.
     pub(crate) fn trace(&self) -> Option<&Trace> {
         self.trace.as_ref()

@@ -1,6 +1,13 @@
 //! Counters of one service.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::{
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
+
+use fairmesh_calls::{Region, forwarding::RouteBackendIndex};
+use fairmesh_metrics::{CallOutcome, CallSeries};
+use http::StatusCode;
 
 use crate::observe::{grpc_status::GrpcStatusCounts, response_metrics::ResponseMetrics};
 
@@ -9,6 +16,8 @@ use crate::observe::{grpc_status::GrpcStatusCounts, response_metrics::ResponseMe
 pub struct ServiceMetrics {
     /// By status, route, backend and region.
     pub responses: ResponseMetrics,
+    /// Durations by caller, method and status.
+    pub calls: CallSeries,
     /// By gRPC status.
     pub grpc_statuses: GrpcStatusCounts,
     /// Responses of the proxy itself because no server responded.
@@ -18,9 +27,23 @@ pub struct ServiceMetrics {
 }
 
 impl ServiceMetrics {
+    /// Counts a response to a request over HTTP with this method, that no span is exported of. `from` is the server's region.
+    #[inline]
+    pub fn record_response(
+        &self,
+        index: RouteBackendIndex,
+        from: Option<&Region>,
+        (method, status): (&'static str, StatusCode),
+        took: Duration,
+    ) {
+        self.responses.record(index, from, status, took);
+        self.calls.record(None, CallOutcome::Http { method, status: status.as_u16() }, took, None);
+    }
+
     /// Adds the counts of `other`, except requests in flight.
     pub(crate) fn add(&self, other: &Self) {
         self.responses.add(&other.responses);
+        self.calls.merge(&other.calls);
         self.grpc_statuses.add(&other.grpc_statuses);
         self.faults.fetch_add(other.faults.load(Relaxed), Relaxed);
     }

@@ -16,13 +16,14 @@ use bytes::Bytes;
 use fairmesh_calls::{
     Region, ServiceHandle, ServiceName,
     discovery::ServiceState,
-    forwarding::{BodyEnd, BodyObserver, RouteBackendIndex, service_state},
+    forwarding::{BodyEnd, BodyObserver, Principal, RouteBackendIndex, service_state},
 };
+use fairmesh_metrics::{CallOutcome, TraceExemplar};
 use http::{HeaderMap, Response};
 use http_body::Frame;
 use tokio::time::Instant;
 
-use crate::observe::{recent_requests::LastRequest, service_metrics::ServiceMetrics};
+use crate::observe::{grpc_status, recent_requests::LastRequest, service_metrics::ServiceMetrics};
 
 /// A service with its counters.
 #[derive(Debug)]
@@ -102,24 +103,31 @@ impl Target {
     }
 }
 
+/// A call of gRPC until its status is known.
+#[derive(Debug)]
+pub(crate) struct GrpcCall {
+    pub(crate) began: Instant,
+    pub(crate) index: RouteBackendIndex,
+    /// The caller that a gateway accepted.
+    pub(crate) principal: Option<Arc<Principal>>,
+    /// The exported trace of the call.
+    pub(crate) exemplar: Option<TraceExemplar>,
+}
+
 /// Counts the gRPC status of one response, for its service, and for the route and backend of the call.
 #[derive(Debug)]
 pub(crate) struct GrpcStatusWatch {
     target: Arc<Target>,
-    index: RouteBackendIndex,
+    call: GrpcCall,
     /// Whether the response counts as failed by its HTTP status already.
     is_failed: bool,
 }
 
 impl GrpcStatusWatch {
     /// Counts the status in the headers of a response; `None` if there is one.
-    pub(crate) fn begin<B>(
-        target: &Arc<Target>,
-        index: RouteBackendIndex,
-        response: &Response<B>,
-    ) -> Option<Self> {
+    pub(crate) fn begin<B>(target: &Arc<Target>, call: GrpcCall, response: &Response<B>) -> Option<Self> {
         let is_failed = response.status().is_server_error();
-        let watch = Self { target: Arc::clone(target), index, is_failed };
+        let watch = Self { target: Arc::clone(target), call, is_failed };
         (!watch.record(response.headers())).then_some(watch)
     }
 
@@ -127,12 +135,21 @@ impl GrpcStatusWatch {
     fn record(&self, headers: &HeaderMap) -> bool {
         let recorded = self.target.metrics.grpc_statuses.record(headers);
         self.record_failure(recorded == Some(true));
+        if let Some(name) = grpc_status::named_in(headers) {
+            self.record_duration(name);
+        }
         recorded.is_some()
+    }
+
+    fn record_duration(&self, status: &'static str) {
+        let GrpcCall { began, principal, exemplar, .. } = &self.call;
+        let caller = principal.as_ref().map(|principal| principal.caller.path());
+        self.target.metrics.calls.record(caller, CallOutcome::Grpc(status), began.elapsed(), *exemplar);
     }
 
     fn record_failure(&self, fails: bool) {
         if fails && !self.is_failed {
-            self.target.metrics.responses.record_grpc_failure(self.index);
+            self.target.metrics.responses.record_grpc_failure(self.call.index);
         }
     }
 }
@@ -148,6 +165,7 @@ impl BodyObserver for GrpcStatusWatch {
     fn ended(&self, end: BodyEnd) {
         if end != BodyEnd::Complete {
             self.target.metrics.grpc_statuses.record_missing();
+            self.record_duration(if end == BodyEnd::Cancelled { "CANCELLED" } else { "UNKNOWN" });
             // A client that cancels is no failure of the server.
             self.record_failure(end == BodyEnd::Failed);
         }

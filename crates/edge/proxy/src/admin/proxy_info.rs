@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
+use fairmesh_calls::ServiceName;
 use fairmesh_edge::observe::{access_log::AccessLogFormat, observer::unix_time};
 use jiff::Timestamp;
 use serde::Serialize;
@@ -12,6 +13,8 @@ use crate::config::ProxyConfig;
 /// Constant while the proxy runs.
 #[derive(Debug)]
 pub(crate) struct ProxyInfo {
+    /// The service whose programs call through the proxy, if there is one.
+    pub(crate) service: Option<ServiceName>,
     start: Instant,
     /// Since the Unix epoch.
     started: Duration,
@@ -46,6 +49,7 @@ impl ProxyInfo {
             traces,
             endpoints,
             options,
+            service,
             inbound: _,
         } = config;
         let none = || "none".to_owned();
@@ -79,6 +83,7 @@ impl ProxyInfo {
             ("metrics-per-endpoint", endpoints.is_some().to_string()),
         ];
         Self {
+            service: service.clone(),
             start: Instant::now(),
             started: unix_time(),
             listen: listen.iter().map(ToString::to_string).collect(),

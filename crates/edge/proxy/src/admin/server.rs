@@ -3,6 +3,7 @@
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use fairmesh_listen::table;
+use fairmesh_metrics::{DurationFamily, Side, families};
 use fairmesh_pages::{AdminListener, AdminServer, Process, Readiness};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
@@ -14,6 +15,10 @@ impl Process for AdminState {
 
     fn register(&self, metrics: &mut Registry) {
         metrics::register(self, metrics.sub_registry_with_prefix(Self::KIND));
+    }
+
+    fn calls(&self) -> Vec<DurationFamily> {
+        families(Side::Client, self.services.call_rows(&self.calling_service()))
     }
 
     async fn readiness(&self) -> Readiness {

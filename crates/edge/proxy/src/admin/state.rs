@@ -9,6 +9,7 @@ use fairmesh_calls::Mesh;
 use fairmesh_edge::{observe::observer::RequestObserver, services::Services};
 use fairmesh_identity::RemoteKey;
 use fairmesh_listen::Listeners;
+use fairmesh_metrics::UNKNOWN;
 
 use crate::{
     admin::{metrics::ProxyMetrics, proxy_info::ProxyInfo},
@@ -61,6 +62,13 @@ impl AdminState {
     /// Adds the key server of the listeners' certificate.
     pub(crate) fn with_key_server(self, key_server: Option<Arc<RemoteKey>>) -> Self {
         Self { key_server, ..self }
+    }
+
+    /// The service whose programs call through the proxy, or else the identity of the proxy.
+    pub(crate) fn calling_service(&self) -> String {
+        let of_identity = || self.mesh.identity().map(|id| id.path.to_string());
+        let service = self.about.service.as_ref().map(ToString::to_string);
+        service.or_else(of_identity).unwrap_or_else(|| UNKNOWN.to_owned())
     }
 
     /// Why the proxy is not ready.

@@ -16,6 +16,7 @@ use fairmesh_edge::{
 };
 use fairmesh_http::h1::{BorrowedRequest, RequestReader, header_storage};
 use fairmesh_kernel::{COMPLETED_AT_ONCE, CompletedCall as KernelCall, program_clock};
+use fairmesh_metrics::known_method;
 use http::StatusCode;
 use tokio::time::{Instant, timeout};
 
@@ -72,10 +73,11 @@ pub(super) fn record(
     let Some(request) = BorrowedRequest::read_head(call.head, &mut storage, |_| false) else { return };
     let Ok(target) = hosts.get(request.host, || forwarder.services.by_host(request.host)) else { return };
     let Ok(status) = StatusCode::from_u16(call.status) else { return };
+    let response = (known_method(request.method), status);
     // A later endpoint at the same position does not count.
     let endpoint = attached.endpoint(call.endpoint).filter(|endpoint| endpoint.published_at <= call.sent);
     let Some(endpoint) = endpoint else {
-        return target.metrics.responses.record(RouteBackendIndex::default(), None, status, call.took);
+        return target.metrics.record_response(RouteBackendIndex::default(), None, response, call.took);
     };
     let completed = CompletedCall {
         seed: call.seed,
@@ -85,7 +87,7 @@ pub(super) fn record(
     };
     let route_backend = record_call(&target.handle, &request, &endpoint.endpoint, &completed);
     let region = &endpoint.endpoint.target().location.region;
-    target.metrics.responses.record(route_backend, Some(region), status, call.took);
+    target.metrics.record_response(route_backend, Some(region), response, call.took);
     let now = Instant::now();
     let began = now.checked_sub(call.took).unwrap_or(now);
     let Some(caller) = caller.filter(|_| forwarder.observer.may_observe(&target, began)) else { return };

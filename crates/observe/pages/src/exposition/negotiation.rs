@@ -2,30 +2,74 @@
 
 use http::{HeaderMap, header::ACCEPT};
 
-/// Whether the reader prefers OpenMetrics to plain text. Who names neither, as a browser, gets plain text.
-pub(crate) fn accepts_open_metrics(headers: &HeaderMap) -> bool {
+/// A format of the page of metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// Messages of `io.prometheus.client`, each with its length: the format that has native histograms.
+    Protobuf,
+    OpenMetrics,
+    /// Prometheus text 0.0.4.
+    Text,
+}
+
+impl Format {
+    pub(crate) const fn content_type(self) -> &'static str {
+        match self {
+            Self::Protobuf => {
+                "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
+            }
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            Self::Text => "text/plain; version=0.0.4; charset=utf-8",
+        }
+    }
+
+    /// The format that a media range names, with its parameters.
+    fn of(kind: &str, parameter: &impl Fn(&str) -> Option<String>) -> Option<Self> {
+        let is = |name: &str, value: &str| parameter(name).is_some_and(|given| given == value);
+        match kind {
+            "application/vnd.google.protobuf"
+                if is("proto", "io.prometheus.client.MetricFamily") && is("encoding", "delimited") =>
+            {
+                Some(Self::Protobuf)
+            }
+            "application/openmetrics-text"
+                if parameter("version").is_none_or(|version| version == "1.0.0") =>
+            {
+                Some(Self::OpenMetrics)
+            }
+            "text/plain" => Some(Self::Text),
+            _ => None,
+        }
+    }
+}
+
+/// The format that the reader prefers; of equal ones the one that says more. A reader that names none, as a browser, gets plain text.
+pub(crate) fn format(headers: &HeaderMap) -> Format {
     let values = headers.get_all(ACCEPT).into_iter().filter_map(|value| value.to_str().ok());
-    let (mut open_metrics, mut plain) = (0.0, 0.0);
+    let (mut best, mut chosen) = (0.0, Format::Text);
     for range in values.flat_map(|value| value.split(',')) {
         let mut parts = range.split(';').map(str::trim);
         let kind = parts.next().unwrap_or_default().to_ascii_lowercase();
         let parameters: Vec<_> = parts.filter_map(|part| part.split_once('=')).collect();
         let parameter = |wanted: &str| {
             let found = parameters.iter().find(|(name, _)| name.eq_ignore_ascii_case(wanted));
-            found.map(|(_, value)| value.trim_matches('"'))
+            found.map(|(_, value)| value.trim_matches('"').to_owned())
         };
         let quality: f32 = parameter("q").map_or(1.0, |quality| quality.parse().unwrap_or(0.0));
-        match kind.as_str() {
-            "application/openmetrics-text"
-                if parameter("version").is_none_or(|version| version == "1.0.0") =>
-            {
-                open_metrics = quality.max(open_metrics);
-            }
-            "text/plain" => plain = quality.max(plain),
-            _ => {}
+        let Some(format) = Format::of(&kind, &parameter) else { continue };
+        if quality > best || (quality == best && quality > 0.0 && rank(format) < rank(chosen)) {
+            (best, chosen) = (quality, format);
         }
     }
-    open_metrics > 0.0 && open_metrics >= plain
+    chosen
+}
+
+const fn rank(format: Format) -> u8 {
+    match format {
+        Format::Protobuf => 0,
+        Format::OpenMetrics => 1,
+        Format::Text => 2,
+    }
 }
 
 #[cfg(test)]
@@ -34,19 +78,30 @@ mod tests {
 
     #[test]
     fn metrics_format_follows_the_accept_header() {
+        use Format::{OpenMetrics, Protobuf, Text};
+        let protobuf =
+            "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited";
+        // As Prometheus asks that scrapes native histograms.
+        let native =
+            format!("{protobuf};q=0.6,application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.2");
         for (accept, expected) in [
-            ("application/openmetrics-text", true),
-            ("Application/OpenMetrics-Text; Version=\"1.0.0\"; charset=utf-8", true),
-            ("application/openmetrics-text;version=0.0.1", false),
-            ("application/openmetrics-text;q=0", false),
-            ("application/openmetrics-text;q=0.5,text/plain", false),
-            ("text/plain;q=0.5,application/openmetrics-text;q=0.6", true),
-            ("application/openmetrics-text;q=none", false),
-            ("", false),
-            (";;=,,", false),
+            ("application/openmetrics-text", OpenMetrics),
+            ("Application/OpenMetrics-Text; Version=\"1.0.0\"; charset=utf-8", OpenMetrics),
+            ("application/openmetrics-text;version=0.0.1", Text),
+            ("application/openmetrics-text;q=0", Text),
+            ("application/openmetrics-text;q=0.5,text/plain", Text),
+            ("text/plain;q=0.5,application/openmetrics-text;q=0.6", OpenMetrics),
+            ("text/plain,application/openmetrics-text", OpenMetrics),
+            ("application/openmetrics-text;q=none", Text),
+            (&native, Protobuf),
+            (protobuf, Protobuf),
+            ("application/vnd.google.protobuf", Text),
+            ("application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=text", Text),
+            ("", Text),
+            (";;=,,", Text),
         ] {
-            let accepts = accepts_open_metrics(&[(ACCEPT, accept.parse().unwrap())].into_iter().collect());
-            assert_eq!(accepts, expected, "{accept}");
+            let chosen = format(&[(ACCEPT, accept.parse().unwrap())].into_iter().collect());
+            assert_eq!(chosen, expected, "{accept}");
         }
     }
 }

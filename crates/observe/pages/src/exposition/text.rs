@@ -1,49 +1,124 @@
-//! The text format of Prometheus, version 0.0.4, from OpenMetrics text of the encoder.
+//! The text formats: OpenMetrics 1.0 and Prometheus 0.0.4.
 
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 
-/// The same metrics. Names of counters and infos have their suffix in the comments too, units are part of names alone, and a help text
-/// does not end with the period that the encoder adds.
-pub(crate) fn prometheus(open_metrics: &str) -> String {
-    let mut text = String::with_capacity(open_metrics.len());
-    // The encoder writes HELP before TYPE, which says what the name of the help text is.
-    let mut help = None;
-    for line in open_metrics.lines() {
-        let Some(comment) = line.strip_prefix("# ") else {
-            text.push_str(line);
-            text.push('\n');
-            continue;
-        };
-        if let Some(rest) = comment.strip_prefix("HELP ") {
-            help = rest.split_once(' ').map(|(_, words)| words.strip_suffix('.').unwrap_or(words));
-        } else if let Some((name, kind)) = comment.strip_prefix("TYPE ").and_then(|rest| rest.split_once(' '))
-        {
-            let (suffix, kind) = match kind {
-                "counter" => ("_total", "counter"),
-                "info" => ("_info", "gauge"),
-                "unknown" => ("", "untyped"),
-                other => ("", other),
-            };
-            // Writing to a string cannot fail.
-            if let Some(help) = help.take() {
-                let _ = writeln!(text, "# HELP {name}{suffix} {help}");
-            }
-            let _ = writeln!(text, "# TYPE {name}{suffix} {kind}");
+use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model::{
+    Bucket, Exemplar, LabelPair, Metric, MetricFamily, MetricType,
+};
+
+/// OpenMetrics text: names of families without `_total`, units, exemplars.
+pub(crate) fn open_metrics(families: &[MetricFamily]) -> String {
+    let mut text = String::new();
+    for family in families {
+        let name = family.name.strip_suffix("_total").unwrap_or(&family.name);
+        comment(&mut text, "HELP", name, escaped_help(&family.help));
+        comment(&mut text, "TYPE", name, kind(family, "unknown"));
+        if !family.unit.is_empty() {
+            comment(&mut text, "UNIT", name, &family.unit);
         }
+        family.metric.iter().for_each(|metric| samples(&mut text, &family.name, metric, true));
+    }
+    text.push_str("# EOF\n");
+    text
+}
+
+/// Prometheus text 0.0.4, which has neither units nor exemplars.
+pub(crate) fn prometheus(families: &[MetricFamily]) -> String {
+    let mut text = String::new();
+    for family in families {
+        comment(&mut text, "HELP", &family.name, escaped_help(&family.help));
+        comment(&mut text, "TYPE", &family.name, kind(family, "untyped"));
+        family.metric.iter().for_each(|metric| samples(&mut text, &family.name, metric, false));
     }
     text
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+fn comment(text: &mut String, keyword: &str, name: &str, words: impl Display) {
+    // Writing to a string cannot fail, here and below.
+    let _ = writeln!(text, "# {keyword} {name} {words}");
+}
 
-    #[test]
-    fn metric_comments_use_sample_names() {
-        let open_metrics = "# HELP a_b Bytes.\n# TYPE a_b gauge\n# UNIT a_b b\na_b{l=\"# x\"} 1\n\
-            # HELP c Calls.\n# TYPE c counter\nc_total 2\n# HELP d D.\n# TYPE d histogram\nd_bucket{le=\"+Inf\"} 0\n# EOF\n";
-        let expected = "# HELP a_b Bytes\n# TYPE a_b gauge\na_b{l=\"# x\"} 1\n\
-            # HELP c_total Calls\n# TYPE c_total counter\nc_total 2\n# HELP d D\n# TYPE d histogram\nd_bucket{le=\"+Inf\"} 0\n";
-        assert_eq!(prometheus(open_metrics), expected);
+fn kind(family: &MetricFamily, unknown: &'static str) -> &'static str {
+    match family.r#type() {
+        MetricType::Counter => "counter",
+        MetricType::Gauge => "gauge",
+        MetricType::Histogram => "histogram",
+        _ => unknown,
+    }
+}
+
+fn samples(text: &mut String, name: &str, metric: &Metric, with_exemplars: bool) {
+    let labels = &metric.label;
+    if let Some(histogram) = &metric.histogram {
+        for bucket in &histogram.bucket {
+            let le = LabelPair { name: "le".to_owned(), value: bound(bucket) };
+            let exemplar = bucket.exemplar.as_ref().filter(|_| with_exemplars);
+            let labels = labels.iter().chain([&le]);
+            sample(text, (name, "_bucket"), labels, number(bucket.cumulative_count as f64), exemplar);
+        }
+        sample(text, (name, "_sum"), labels.iter(), number(histogram.sample_sum), None);
+        sample(text, (name, "_count"), labels.iter(), number(histogram.sample_count as f64), None);
+        return;
+    }
+    let counter = metric.counter.as_ref().map(|counter| counter.value);
+    let gauge = metric.gauge.as_ref().map(|gauge| gauge.value);
+    let other = metric.untyped.as_ref().map(|untyped| untyped.value);
+    if let Some(value) = counter.or(gauge).or(other) {
+        sample(text, (name, ""), labels.iter(), number(value), None);
+    }
+}
+
+fn sample<'a>(
+    text: &mut String,
+    (name, suffix): (&str, &str),
+    labels: impl Iterator<Item = &'a LabelPair>,
+    value: impl Display,
+    exemplar: Option<&Exemplar>,
+) {
+    let _ = write!(text, "{name}{suffix}");
+    let mut labels = labels.peekable();
+    if labels.peek().is_some() {
+        label_set(text, labels);
+    }
+    let _ = write!(text, " {value}");
+    if let Some(Exemplar { label, value, timestamp }) = exemplar {
+        text.push_str(" # ");
+        label_set(text, label.iter());
+        let _ = write!(text, " {value}");
+        if let Some(at) = timestamp {
+            let _ = write!(text, " {}.{:03}", at.seconds, at.nanos / 1_000_000);
+        }
+    }
+    text.push('\n');
+}
+
+fn label_set<'a>(text: &mut String, labels: impl Iterator<Item = &'a LabelPair>) {
+    let mut separator = '{';
+    for LabelPair { name, value } in labels {
+        let value = value.replace('\\', r"\\").replace('"', r#"\""#).replace('\n', r"\n");
+        let _ = write!(text, "{separator}{name}=\"{value}\"");
+        separator = ',';
+    }
+    text.push('}');
+}
+
+fn escaped_help(help: &str) -> String {
+    help.replace('\\', r"\\").replace('\n', r"\n")
+}
+
+/// OpenMetrics writes bounds with a point.
+fn bound(bucket: &Bucket) -> String {
+    match bucket.upper_bound {
+        bound if bound.is_infinite() => "+Inf".to_owned(),
+        bound => format!("{bound:?}"),
+    }
+}
+
+fn number(value: f64) -> String {
+    match value {
+        value if value.is_nan() => "NaN".to_owned(),
+        f64::INFINITY => "+Inf".to_owned(),
+        f64::NEG_INFINITY => "-Inf".to_owned(),
+        value => value.to_string(),
     }
 }
