@@ -12,7 +12,9 @@ mod call_graph;
 mod cost_model;
 mod facts;
 mod lone_shards;
+mod mesh_planner;
 mod now;
+mod optimizer;
 mod path_templates;
 mod region_drains;
 mod service_planner;
@@ -29,7 +31,9 @@ pub use facts::{
     StoredTable, TopologyFacts, ZoneRates,
 };
 pub use lone_shards::LoneShards;
+pub use mesh_planner::{MeshPlanner, ServiceRound};
 pub use now::Now;
+pub use optimizer::{Expectation, Fallback, OptimizerInput, OptimizerPlanner, ServicePlan, Verdict};
 pub use path_templates::{PathTemplate, PathTemplates, ProposedClass, propose_classes};
 pub use region_drains::{DrainWait, next_keep, why_not_drained};
 pub use service_planner::{

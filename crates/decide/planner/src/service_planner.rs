@@ -21,6 +21,7 @@ pub use zones::RegionZones;
 use crate::{
     facts::{CallerRates, ServiceFacts, TopologyFacts},
     now::{MAX_START_MS, MIN_START_MS, Now},
+    optimizer::Verdict,
     tables::to_shares,
 };
 
@@ -85,6 +86,8 @@ pub struct ServicePlanner {
     load: Option<LoadMetric>,
     /// What the last round started from.
     seen: Option<Seen>,
+    /// Who plans, if the policy asks for the optimizer.
+    pub verdict: Option<Verdict>,
     /// Zones by region; empty unless calls prefer the zone of their caller.
     pub zones: BTreeMap<Region, RegionZones>,
 }
@@ -114,6 +117,7 @@ impl ServicePlanner {
             coming_home: BTreeSet::new(),
             load: None,
             seen: None,
+            verdict: None,
             zones: BTreeMap::new(),
         }
     }
