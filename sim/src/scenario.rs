@@ -310,6 +310,7 @@ impl Network {
         let spec = TopologySpec {
             regions: names.iter().map(region).collect(),
             round_trips: self.round_trips.clone(),
+            ..TopologySpec::default()
         };
         spec.validate().map(|(_, trips)| trips)
     }

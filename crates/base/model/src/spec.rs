@@ -44,7 +44,7 @@ pub use route::{BackendSpec, RouteSpec};
 pub use service::ServiceSpec;
 pub use shards::{IntervalSpec, ReplicaSpec, ShardMapSpec, ShardSpec};
 pub use text::KeyText;
-pub use topology::{RegionSpec, RoundTripSpec, TopologySpec};
+pub use topology::{EgressPriceSpec, EgressSpec, RegionSpec, RoundTripSpec, TopologySpec};
 pub use traffic::{LoadRingSpec, LoadSpec, SharesSpec, TrafficSpec};
 pub use workload::{ProgramSpec, WorkloadSpec};
 

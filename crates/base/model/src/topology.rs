@@ -1,4 +1,5 @@
 mod distance;
+mod egress;
 mod location;
 
 use std::{collections::BTreeMap, time::Duration};
@@ -9,6 +10,7 @@ pub use distance::{
     DistanceFilter, DistanceRounds, MAX_MEASURED_REGIONS, MAX_ROUND_TRIP, MeasuredDistance,
     MeasuredDistances, is_plausible,
 };
+pub use egress::{Dollars, Egress, MAX_EGRESS_PRICES};
 pub use location::Location;
 
 /// The regions of the fleet.
@@ -16,6 +18,8 @@ pub use location::Location;
 pub struct Regions {
     /// Properties by region.
     pub regions: BTreeMap<Region, RegionInfo>,
+    /// Prices of bytes between regions.
+    pub egress: Egress,
 }
 
 /// Properties of a region.
@@ -30,7 +34,7 @@ pub struct RegionInfo {
 }
 
 impl Regions {
-    /// Checks that every neighbour is itself a region.
+    /// Checks that every neighbour is itself a region, and the prices.
     pub fn validate(&self) -> Result<(), Invalid> {
         for (region, info) in &self.regions {
             for neighbour in &info.neighbours {
@@ -43,7 +47,7 @@ impl Regions {
                 }
             }
         }
-        Ok(())
+        self.egress.validate(self)
     }
 }
 

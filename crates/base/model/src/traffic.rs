@@ -48,6 +48,18 @@ pub struct Traffic {
 pub enum TrafficPlanner {
     /// Uses rings with load thresholds (ServiceRouter §3.4.1).
     Rings,
+    /// Minimizes latency and egress over the call graphs of all services that ask for it (SLATE §4.3).
+    Optimizer,
+}
+
+impl TrafficPlanner {
+    /// Its name in policies.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Rings => "rings",
+            Self::Optimizer => "optimizer",
+        }
+    }
 }
 
 /// Whether tables are published.
@@ -73,6 +85,11 @@ impl Traffic {
         self.planner.is_some()
     }
 
+    /// Whether the optimizer plans the service, together with all others that ask for it.
+    pub fn is_optimized(&self) -> bool {
+        self.planner == Some(TrafficPlanner::Optimizer)
+    }
+
     /// The tables for shares written by hand, by the caller's region.
     pub fn tables(&self) -> impl Iterator<Item = (&Region, RegionTable)> {
         let published = self.shares.iter().filter(|_| self.publishes());
@@ -92,7 +109,7 @@ impl Traffic {
                 return Err(Invalid::new("", "has a planner and shares", hint));
             }
             (None, true) => {
-                let hint = "write 'planner: rings', or shares";
+                let hint = "write 'planner: rings' or 'planner: optimizer', or shares";
                 return Err(Invalid::new("", "has neither a planner nor shares", hint));
             }
             _ => {}

@@ -1,7 +1,7 @@
 use serde::{Deserialize, Serialize};
 
-use super::text::{read, read_duration, write_duration};
-use crate::{Invalid, MAX_ROUND_TRIP, Region, RegionInfo, Regions, RoundTrips};
+use super::text::{read, read_duration, read_option, write_duration};
+use crate::{Dollars, Egress, Invalid, MAX_ROUND_TRIP, Region, RegionInfo, Regions, RoundTrips};
 
 /// Regions and the round trips between them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -13,6 +13,9 @@ pub struct TopologySpec {
     /// Round trips between two regions; the order of the two does not matter.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub round_trips: Vec<RoundTripSpec>,
+    /// Prices of bytes between regions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egress: Option<EgressSpec>,
 }
 
 /// One region.
@@ -44,6 +47,38 @@ pub struct RoundTripSpec {
     pub rtt: String,
 }
 
+/// Prices of bytes between regions, and their weight in plans.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct EgressSpec {
+    /// Of 10⁹ bytes between two regions without a price of their own, such as `$0.02`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub price: Option<String>,
+    /// Prices in one direction.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prices: Vec<EgressPriceSpec>,
+    /// What one millisecond less of one call is worth; without it, plans leave egress out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dollars_per_ms: Option<String>,
+    /// Maximum that planned services spend on egress in an hour.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cap: Option<String>,
+}
+
+/// The price of bytes from a region to another one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct EgressPriceSpec {
+    /// The region that sends.
+    pub from: String,
+    /// The region that receives.
+    pub to: String,
+    /// Of 10⁹ bytes, such as `$0.08`.
+    pub price: String,
+}
+
 impl TopologySpec {
     /// Validates; round trips may only name declared regions.
     pub fn validate(&self) -> Result<(Regions, RoundTrips), Invalid> {
@@ -56,6 +91,9 @@ impl TopologySpec {
                 return Err(at(Invalid::new("name", problem, "declare every region once")));
             }
         }
+        if let Some(egress) = &self.egress {
+            regions.egress = egress.validate().map_err(|e| e.within("egress"))?;
+        }
         regions.validate()?;
         let mut round_trips = RoundTrips::default();
         for (i, spec) in self.round_trips.iter().enumerate() {
@@ -66,6 +104,7 @@ impl TopologySpec {
 
     /// The inverse of [`validate`](Self::validate).
     pub fn of(regions: &Regions, round_trips: &RoundTrips) -> Self {
+        let egress = (regions.egress != Egress::default()).then(|| EgressSpec::of(&regions.egress));
         let regions = regions.regions.iter().map(|(region, info)| RegionSpec {
             name: region.to_string(),
             continent: info.continent.clone(),
@@ -76,7 +115,7 @@ impl TopologySpec {
             between: [a.to_string(), b.to_string()],
             rtt: write_duration(rtt),
         });
-        Self { regions: regions.collect(), round_trips: round_trips.collect() }
+        Self { regions: regions.collect(), round_trips: round_trips.collect(), egress }
     }
 }
 
@@ -90,6 +129,41 @@ impl RegionSpec {
             draining: self.draining,
         };
         Ok((read("name", &self.name)?, info))
+    }
+}
+
+impl EgressSpec {
+    fn validate(&self) -> Result<Egress, Invalid> {
+        let mut egress = Egress {
+            price: read_option("price", self.price.as_ref())?.unwrap_or_default(),
+            per_ms: read_option("dollarsPerMs", self.dollars_per_ms.as_ref())?,
+            cap: read_option("cap", self.cap.as_ref())?,
+            ..Egress::default()
+        };
+        for (i, spec) in self.prices.iter().enumerate() {
+            let at = |e: Invalid| e.within(format!("prices[{i}]"));
+            let pair = (read("from", &spec.from).map_err(at)?, read("to", &spec.to).map_err(at)?);
+            let price = read("price", &spec.price).map_err(at)?;
+            if egress.prices.insert(pair, price).is_some() {
+                let problem = format!("the price from {} to {} is written twice", spec.from, spec.to);
+                return Err(at(Invalid::new("", problem, "write one price for each direction")));
+            }
+        }
+        Ok(egress)
+    }
+
+    fn of(egress: &Egress) -> Self {
+        let price = |((from, to), price): (&(Region, Region), &Dollars)| EgressPriceSpec {
+            from: from.to_string(),
+            to: to.to_string(),
+            price: price.to_string(),
+        };
+        Self {
+            price: (egress.price != Dollars::default()).then(|| egress.price.to_string()),
+            prices: egress.prices.iter().map(price).collect(),
+            dollars_per_ms: egress.per_ms.map(|worth| worth.to_string()),
+            cap: egress.cap.map(|cap| cap.to_string()),
+        }
     }
 }
 

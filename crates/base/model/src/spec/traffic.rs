@@ -16,7 +16,7 @@ use crate::{
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TrafficSpec {
-    /// The planner: `rings`.
+    /// The planner: `rings` or `optimizer`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub planner: Option<String>,
     /// `active`; `shadow`, which publishes no tables; or `hold`, which changes none.
@@ -81,8 +81,10 @@ impl TrafficSpec {
         let planner = match self.planner.as_deref() {
             None => None,
             Some("rings") => Some(TrafficPlanner::Rings),
+            Some("optimizer") => Some(TrafficPlanner::Optimizer),
             Some(other) => {
-                return Err(Invalid::new("planner", format!("'{other}' is no planner"), "write 'rings'"));
+                let hint = "write 'rings' or 'optimizer'";
+                return Err(Invalid::new("planner", format!("'{other}' is no planner"), hint));
             }
         };
         let mode = match self.mode.as_deref() {
@@ -126,7 +128,7 @@ impl TrafficSpec {
             TrafficMode::Hold => Some("hold"),
         };
         Self {
-            planner: traffic.planner.map(|TrafficPlanner::Rings| "rings".to_owned()),
+            planner: traffic.planner.map(|planner| planner.name().to_owned()),
             mode: mode.map(str::to_owned),
             shares: shares.collect(),
             rings: traffic.rings.iter().map(LoadRingSpec::of).collect(),

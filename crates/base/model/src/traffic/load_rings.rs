@@ -46,7 +46,7 @@ impl Traffic {
     pub(super) fn validate_planning(&self) -> Result<(), Invalid> {
         let has_settings = !self.rings.is_empty() || !self.classes.is_empty() || self.load.is_some();
         if self.planner.is_none() && (has_settings || self.mode == TrafficMode::Hold) {
-            let hint = "write 'planner: rings' beside them, or leave them out";
+            let hint = "write 'planner: rings' or 'planner: optimizer' beside them, or leave them out";
             return Err(Invalid::new("planner", "is missing for rings, classes, load or hold", hint));
         }
         self.validate_rings()?;
@@ -58,6 +58,10 @@ impl Traffic {
             return Err(Invalid::new("classes", "repeat a name", "list each class once"));
         }
         let Some(LoadMetric { name, full_scale }) = &self.load else { return Ok(()) };
+        if self.is_optimized() {
+            let hint = "leave it out: the optimizer plans by CPU; or write 'planner: rings'";
+            return Err(Invalid::new("load", "is a metric, and the planner is the optimizer", hint));
+        }
         LoadSignal::Metric(name.clone()).validate().map_err(|e| e.within("load.metric"))?;
         match full_scale {
             0 => {

@@ -1,6 +1,8 @@
 use std::{collections::BTreeMap, time::Duration};
 
-use fairmesh_model::{Invalid, MeasuredDistance, MeasuredDistances, Region, RegionInfo, Regions, RoundTrips};
+use fairmesh_model::{
+    Dollars, Egress, Invalid, MeasuredDistance, MeasuredDistances, Region, RegionInfo, Regions, RoundTrips,
+};
 
 use super::policy::micros;
 use crate::v1;
@@ -12,7 +14,11 @@ impl From<Regions> for v1::Regions {
             let info = v1::RegionInfo { continent: info.continent, neighbours, draining: info.draining };
             (region.into(), info)
         };
-        Self { regions: regions.regions.into_iter().map(message).collect() }
+        let has_egress = regions.egress != Egress::default();
+        Self {
+            egress: has_egress.then(|| regions.egress.into()),
+            regions: regions.regions.into_iter().map(message).collect(),
+        }
     }
 }
 
@@ -28,9 +34,48 @@ impl TryFrom<v1::Regions> for Regions {
             let info = RegionInfo { continent: info.continent, neighbours, draining: info.draining };
             regions.insert(Region::new(&name).map_err(at)?, info);
         }
-        let regions = Self { regions };
+        let egress = message.egress.map(Egress::try_from).transpose().map_err(|e| e.within("egress"))?;
+        let regions = Self { regions, egress: egress.unwrap_or_default() };
         regions.validate()?;
         Ok(regions)
+    }
+}
+
+impl From<Egress> for v1::Egress {
+    fn from(egress: Egress) -> Self {
+        let price = |((from, to), price): ((Region, Region), Dollars)| v1::EgressPrice {
+            from: from.into(),
+            to: to.into(),
+            price: price.picodollars(),
+        };
+        Self {
+            price: egress.price.picodollars(),
+            prices: egress.prices.into_iter().map(price).collect(),
+            per_ms: egress.per_ms.map(Dollars::picodollars),
+            cap: egress.cap.map(Dollars::picodollars),
+        }
+    }
+}
+
+impl TryFrom<v1::Egress> for Egress {
+    type Error = Invalid;
+
+    fn try_from(message: v1::Egress) -> Result<Self, Invalid> {
+        let mut prices = BTreeMap::new();
+        for (i, price) in message.prices.into_iter().enumerate() {
+            let at = |e: Invalid| e.within(format!("prices[{i}]"));
+            let from = Region::try_from(price.from).map_err(|e| at(e.within("from")))?;
+            let to = Region::try_from(price.to).map_err(|e| at(e.within("to")))?;
+            if prices.insert((from, to), Dollars::of_picodollars(price.price)).is_some() {
+                return Err(at(Invalid::new("", "repeats a pair of regions", "give every pair once")));
+            }
+        }
+        Ok(Self {
+            price: Dollars::of_picodollars(message.price),
+            prices,
+            per_ms: message.per_ms.map(Dollars::of_picodollars),
+            cap: message.cap.map(Dollars::of_picodollars),
+        })
     }
 }
 

@@ -42,6 +42,7 @@ impl From<Traffic> for v1::Traffic {
         let planner = match traffic.planner {
             None => Planner::None,
             Some(TrafficPlanner::Rings) => Planner::Rings,
+            Some(TrafficPlanner::Optimizer) => Planner::Optimizer,
         };
         let mode = match traffic.mode {
             TrafficMode::Active => Mode::Active,
@@ -74,6 +75,7 @@ impl TryFrom<v1::Traffic> for Traffic {
         let planner = match read_enum("planner", message.planner)? {
             Planner::None => None,
             Planner::Rings => Some(TrafficPlanner::Rings),
+            Planner::Optimizer => Some(TrafficPlanner::Optimizer),
         };
         let mode = match read_enum("mode", message.mode)? {
             Mode::Active => TrafficMode::Active,

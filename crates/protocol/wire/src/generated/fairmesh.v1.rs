@@ -1172,6 +1172,7 @@ pub mod traffic {
     pub enum Planner {
         None = 0,
         Rings = 1,
+        Optimizer = 2,
     }
     impl Planner {
         /// String value of the enum field names used in the ProtoBuf definition.
@@ -1182,6 +1183,7 @@ pub mod traffic {
             match self {
                 Self::None => "NONE",
                 Self::Rings => "RINGS",
+                Self::Optimizer => "OPTIMIZER",
             }
         }
         /// Creates an enum from field names used in the ProtoBuf definition.
@@ -1189,6 +1191,7 @@ pub mod traffic {
             match value {
                 "NONE" => Some(Self::None),
                 "RINGS" => Some(Self::Rings),
+                "OPTIMIZER" => Some(Self::Optimizer),
                 _ => None,
             }
         }
@@ -1944,6 +1947,8 @@ pub struct Regions {
         ::prost::alloc::string::String,
         RegionInfo,
     >,
+    #[prost(message, optional, tag = "2")]
+    pub egress: ::core::option::Option<Egress>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RegionInfo {
@@ -1953,6 +1958,30 @@ pub struct RegionInfo {
     pub neighbours: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(bool, tag = "3")]
     pub draining: bool,
+}
+/// Prices of bytes between regions. All amounts are in units of 10^-12 dollars; prices are of 10^9 bytes.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Egress {
+    /// Of pairs that are not listed.
+    #[prost(uint64, tag = "1")]
+    pub price: u64,
+    #[prost(message, repeated, tag = "2")]
+    pub prices: ::prost::alloc::vec::Vec<EgressPrice>,
+    /// What one millisecond less of one call is worth. Absent: plans leave egress out.
+    #[prost(uint64, optional, tag = "3")]
+    pub per_ms: ::core::option::Option<u64>,
+    /// Maximum that planned services spend in an hour.
+    #[prost(uint64, optional, tag = "4")]
+    pub cap: ::core::option::Option<u64>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EgressPrice {
+    #[prost(string, tag = "1")]
+    pub from: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub to: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "3")]
+    pub price: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RoundTrips {

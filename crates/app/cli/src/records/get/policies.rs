@@ -5,7 +5,7 @@ use std::time::Duration;
 use fairmesh_console::{output::Listing, view::View};
 use fairmesh_model::{
     Balancing, BalancingPolicy, CallKind, HealthCheck, Locality, Outliers, Policy, Probe, Score, ServiceKind,
-    Traffic, TrafficPlanner, counted,
+    Traffic, counted,
     spec::{Document, PolicySpec, Resource, write_duration},
 };
 use serde_json::json;
@@ -151,7 +151,7 @@ fn health(check: Option<&HealthCheck>) -> String {
 fn traffic(traffic: Option<&Traffic>) -> String {
     let Some(traffic) = traffic else { return "none: rings decide".into() };
     let source = match traffic.planner {
-        Some(TrafficPlanner::Rings) => "of the planner 'rings', which this release does not run".to_owned(),
+        Some(planner) => format!("of the planner '{}'", planner.name()),
         None => format!("written by hand for callers in {}", counted(traffic.shares.len(), "region")),
     };
     let shadow = if traffic.publishes() { "" } else { ", in shadow mode: not published" };

@@ -318,12 +318,15 @@ fn planned_traffic() -> impl Strategy<Value = Traffic> {
     let classes = collection::btree_set(name::<Label>(), 0..4);
     let metric = option::of(("[a-z]{1,8}", 1..1_000_u32));
     let mode = prop_oneof![Just(TrafficMode::Active), Just(TrafficMode::Shadow), Just(TrafficMode::Hold)];
-    (rings, classes, metric, mode).prop_map(|(rings, classes, metric, mode)| Traffic {
-        planner: Some(TrafficPlanner::Rings),
+    let planner = select(vec![TrafficPlanner::Rings, TrafficPlanner::Optimizer]);
+    (rings, classes, metric, mode, planner).prop_map(|(rings, classes, metric, mode, planner)| Traffic {
+        planner: Some(planner),
         mode,
         rings,
         classes: classes.into_iter().collect(),
-        load: metric.map(|(name, full_scale)| LoadMetric { name, full_scale }),
+        load: metric
+            .filter(|_| planner == TrafficPlanner::Rings)
+            .map(|(name, full_scale)| LoadMetric { name, full_scale }),
         ..Traffic::default()
     })
 }
@@ -426,7 +429,8 @@ fn shard_move() -> impl Strategy<Value = ShardMove> {
 
 fn regions() -> impl Strategy<Value = Regions> {
     let info = (".{0,8}", any::<bool>(), any::<u8>());
-    collection::btree_map(name::<Region>(), info, 0..6).prop_map(|drawn| {
+    let regions = collection::btree_map(name::<Region>(), info, 0..6);
+    (regions, egress()).prop_map(|(drawn, mut egress)| {
         let names: Vec<Region> = drawn.keys().cloned().collect();
         let regions = drawn.into_iter().map(|(region, (continent, draining, which))| {
             let is_neighbour = |(i, other): &(usize, &Region)| which >> i & 1 == 1 && **other != region;
@@ -434,7 +438,22 @@ fn regions() -> impl Strategy<Value = Regions> {
             let neighbours = neighbours.collect();
             (region, RegionInfo { continent, neighbours, draining })
         });
-        Regions { regions: regions.collect() }
+        // Prices are of declared regions.
+        if let [first, .., last] = &names[..] {
+            egress.prices.insert((first.clone(), last.clone()), egress.price);
+        }
+        Regions { regions: regions.collect(), egress }
+    })
+}
+
+fn egress() -> impl Strategy<Value = Egress> {
+    let amount = || any::<u64>().prop_map(Dollars::of_picodollars);
+    let per_ms = option::of((1..u64::MAX).prop_map(Dollars::of_picodollars));
+    (amount(), per_ms, option::of(amount())).prop_map(|(price, per_ms, cap)| Egress {
+        price,
+        per_ms,
+        cap,
+        ..Egress::default()
     })
 }
 

@@ -230,7 +230,7 @@ async fn a_copy_on_disk_never_replaces_data_of_the_agent() {
     let mut rig = rig();
     let regions = |name| {
         let only = Region::new(name).unwrap();
-        Regions { regions: BTreeMap::from([(only, Default::default())]) }
+        Regions { regions: BTreeMap::from([(only, Default::default())]), ..Regions::default() }
     };
     let of = |regions| vec![entry(&RecordKey::Regions, Record::Regions(regions))];
     let saved = of(regions("copy"));
@@ -255,7 +255,8 @@ async fn an_invalid_record_of_a_snapshot_leaves_the_previous_one_in_use() {
     let (service, policy) = (RecordKey::Service(name()), RecordKey::Policy(name()));
     let mut strict = Policy::default();
     strict.locality.local_only = true;
-    let regions = Regions { regions: BTreeMap::from([(here().region, Default::default())]) };
+    let regions =
+        Regions { regions: BTreeMap::from([(here().region, Default::default())]), ..Regions::default() };
     let endpoints = Prefix::endpoints(&name(), Some(&here().region));
     let instance = |name: &str| InstanceId::new(name).unwrap();
     let key = |name: &str| RecordKey::Endpoint(self::name(), here().region, instance(name));
