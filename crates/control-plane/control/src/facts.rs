@@ -9,7 +9,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use fairmesh_model::{Endpoint, Hosts, Prefix, Record, RecordKey, ServiceName};
+use fairmesh_model::{Endpoint, Hosts, Prefix, Record, RecordKey, ServiceKind, ServiceName};
 use fairmesh_planner::{MeshFacts, PolicyFacts, ServiceFacts, StoredDrain, StoredTable, TopologyFacts};
 use fairmesh_rib::{Commit, Entry, Node};
 use fairmesh_wire::records;
@@ -130,6 +130,11 @@ fn apply(facts: &mut MeshFacts, key: RecordKey, change: Change<'_>, before: impl
     let record = || records::decode(&key, value?).ok();
     match &key {
         RecordKey::Policy(service) => facts.set_policy(service, value.map(policy)),
+        RecordKey::Service(service) => {
+            let is_sharded =
+                |record| matches!(record, Record::Service(one) if one.kind == ServiceKind::Sharded);
+            facts.set_sharded(service, record().is_some_and(is_sharded));
+        }
         RecordKey::Endpoint(service, ..) => {
             let before = before().and_then(|entry| endpoint(&key, &entry.value));
             let after = value.and_then(|value| endpoint(&key, value));

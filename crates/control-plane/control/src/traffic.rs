@@ -50,6 +50,8 @@ struct Plans {
     /// The version of the topology that they are made from.
     topology: u64,
     by_service: BTreeMap<ServiceName, Arc<ServicePlanner>>,
+    /// Services whose programs pass no trace context on, with the share of their calls that name no parent.
+    without_trace_context: BTreeMap<ServiceName, f64>,
 }
 
 /// What the controllers of region tables and drains share with operators and metrics. Clones share it.

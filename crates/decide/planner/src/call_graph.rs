@@ -51,6 +51,12 @@ pub struct GraphNode {
     /// Calls per second that were made for no known call, by the region of the callers; those from outside of the mesh by the
     /// region of the servers.
     pub demand: BTreeMap<Region, f64>,
+    /// The part of the demand that comes from outside of the mesh: no table moves it.
+    pub outside: BTreeMap<Region, f64>,
+    /// Bytes of the request's body, for each call that was made for no known call.
+    pub request_bytes: f64,
+    /// Bytes of the response's body, for each of them.
+    pub response_bytes: f64,
     /// Time since the last report on it, in milliseconds.
     pub age_ms: u64,
 }
@@ -161,6 +167,8 @@ impl CallGraph {
             node.sent += rates.offered.max(rates.answered) as f64 / MILLI * seconds;
             let Some(parent) = &path.parent else {
                 *node.demand.entry(path.from.clone()).or_default() += calls;
+                node.request_bytes += rates.request_bytes as f64 * seconds;
+                node.response_bytes += rates.bytes as f64 * seconds;
                 continue;
             };
             if self.node(parent, now_ms).is_none() {

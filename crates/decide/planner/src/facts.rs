@@ -29,6 +29,8 @@ pub struct ServiceFacts {
     pub local_only: bool,
     /// Whether its calls prefer the zone of their caller.
     pub zone_first: bool,
+    /// Whether its calls go to the copies of shards.
+    pub is_sharded: bool,
     /// Its endpoints. A region is listed while it has any, in whatever state.
     pub endpoints: BTreeMap<Region, RegionEndpoints>,
     /// Reports of callers and servers.
@@ -86,8 +88,10 @@ impl ServiceFacts {
 
     /// Whether nothing is known of the service.
     fn is_empty(&self) -> bool {
-        let Self { traffic, not_understood, local_only, zone_first, endpoints, tables, .. } = self;
+        let Self { traffic, not_understood, local_only, zone_first, is_sharded, endpoints, tables, .. } =
+            self;
         endpoints.is_empty()
+            && !is_sharded
             && tables.is_empty()
             && !not_understood
             && !local_only

@@ -11,7 +11,7 @@ use crate::{
     Now,
     facts::{ServiceFacts, TopologyFacts},
     optimizer::{OptimizerInput, OptimizerPlanner},
-    service_planner::{Refused, ServicePlanner, TableWrite},
+    service_planner::{Refused, STARTING, ServicePlanner, TableWrite},
 };
 
 /// Plans every service by the planner that its policy asks for.
@@ -42,6 +42,11 @@ impl MeshPlanner {
         &self.services
     }
 
+    /// Services whose programs do not pass the trace context of a call on, as [`OptimizerPlanner::without_trace_context`].
+    pub fn without_trace_context(&self) -> BTreeMap<ServiceName, f64> {
+        self.optimizer.without_trace_context()
+    }
+
     /// Counts what a sum of all reports says of the time since the last one. Only the optimizer needs it. `now_ms` is of the clock of
     /// [`Now::ms`]; once a second is enough.
     pub fn observe(&mut self, sum: &TrafficReport, now_ms: u64) {
@@ -56,7 +61,10 @@ impl MeshPlanner {
         now: Now,
     ) -> Vec<ServiceRound> {
         self.services.retain(|service, _| facts.contains_key(service));
-        let refused = self.services.iter().filter(|(_, planner)| planner.refused.is_some());
+        let is_refused = |planner: &ServicePlanner| {
+            planner.refused.as_ref().is_some_and(|refused| refused.reason != STARTING)
+        };
+        let refused = self.services.iter().filter(|(_, planner)| is_refused(planner));
         let refused: BTreeSet<ServiceName> = refused.map(|(service, _)| service.clone()).collect();
         self.optimizer.round(OptimizerInput { services: facts, refused: &refused, topology }, now);
         let mut rounds = Vec::new();

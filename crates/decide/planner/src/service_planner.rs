@@ -2,6 +2,7 @@
 
 mod drain;
 mod learn;
+mod optimized;
 mod outcome;
 mod publish;
 mod zones;
@@ -28,7 +29,7 @@ use crate::{
 /// A service is planned anew after this time though none of its facts has changed: reports that stop are a change as well.
 const QUIET_INTERVAL_MS: u64 = 5_000;
 /// The reason of a refusal within [`MAX_START_MS`].
-const STARTING: &str = "starting";
+pub(crate) const STARTING: &str = "starting";
 /// The most changes that are remembered, and how many of them of callers in each region at least.
 const MAX_SHIFTS: usize = 50;
 const MIN_SHIFTS: usize = 10;
@@ -173,10 +174,17 @@ impl ServicePlanner {
             let text = self.without_metric(facts, &refusal).unwrap_or_else(|| self.refusal_text(&refusal));
             return Err(Refused { reason: refusal.reason(), text });
         }
+        let before = self.state.tables().clone();
         self.state = planned.state;
         self.predicted = planned.predicted;
         self.planned_at_ms = Some(now.ms);
         self.round += 1;
+        if self.take_optimized(&before, now.ms) {
+            self.coming_home.clear();
+            self.forget_shifts();
+            self.plan_zones(facts);
+            return Ok(());
+        }
         let home = planned.shifts.iter().filter(|shift| shift.to == Destination::Region(shift.source));
         self.coming_home = home.map(|shift| self.regions[shift.source].clone()).collect();
         for shift in &planned.shifts {

@@ -103,7 +103,7 @@ impl WatchedGraph {
 }
 
 fn write_node(node: GraphNode) -> v1::GraphNode {
-    let GraphNode { node, served, demand, age_ms } = node;
+    let GraphNode { node, served, demand, age_ms, .. } = node;
     v1::GraphNode { node: Some(name(node)), served: by_region(served), demand: by_region(demand), age_ms }
 }
 

@@ -97,6 +97,12 @@ impl TrafficReports {
         }
     }
 
+    /// The sum of all reports, and when it was formed.
+    pub(crate) fn sum_of_all(&self) -> (TrafficReport, u64) {
+        let now_ms = self.now_ms();
+        (self.sums().sum_of_all(now_ms), now_ms)
+    }
+
     /// Paths of calls and groups of servers that reports had no room for.
     pub(crate) fn left_out(&self) -> u32 {
         let now_ms = self.now_ms();

@@ -3,8 +3,10 @@ use std::{collections::BTreeMap, fmt, mem, sync::Arc, time::Duration};
 use fairmesh_controllers::{
     self as controllers, BoxError, Controller, Decision, Refusal, Triggers, Wake, Write,
 };
-use fairmesh_model::{Record, RecordKey, ServiceName};
-use fairmesh_planner::{Now, ServiceFacts, ServicePlanner, TableWrite, TopologyFacts};
+use fairmesh_model::{Record, RecordKey, ServiceName, TrafficReport};
+use fairmesh_planner::{
+    MeshPlanner, Now, ServiceFacts, ServicePlanner, ServiceRound, TableWrite, TopologyFacts,
+};
 use fairmesh_rib::{Expect, Node, Op};
 use fairmesh_wire::records;
 use tokio::sync::Notify;
@@ -16,14 +18,14 @@ const SILENCE: Duration = Duration::from_secs(5);
 
 /// Plans the region tables of each service whose policy asks for it.
 ///
-/// Its state is the memory of the planners: what regions reported last, and the plans that they continue. After a panic they
-/// start anew from the facts and the tables in force, like those of another control plane that takes over.
+/// Its state is the memory of the planners: what regions reported last, what calls cost, and the plans that they continue. After a panic
+/// they start anew from the facts and the tables in force, like those of another control plane that takes over.
 #[derive(Clone, Debug)]
 pub(crate) struct PlannerController {
     planning: TrafficPlanning,
     /// Facts have changed, or reports have arrived.
     changed: Arc<Notify>,
-    planners: BTreeMap<ServiceName, Arc<ServicePlanner>>,
+    planner: MeshPlanner,
     /// The batches of the last round that are not written yet, by subject.
     pending: BTreeMap<String, Pending>,
     /// Whether planners differ from the plans that were published last.
@@ -46,6 +48,8 @@ struct Pending {
 pub(crate) struct PlannerFacts {
     topology: Arc<TopologyFacts>,
     planned: BTreeMap<ServiceName, Arc<ServiceFacts>>,
+    /// The sum of all reports and its time, if the optimizer plans.
+    sum: Option<(TrafficReport, u64)>,
     /// Tables of services that have no planner any more.
     leftovers: Vec<(ServiceName, Vec<TableWrite>)>,
     not_understood: Vec<ServiceName>,
@@ -67,37 +71,11 @@ impl PlannerController {
         Self {
             changed: planning.facts.subscribe(),
             planning,
-            planners: BTreeMap::new(),
+            planner: MeshPlanner::default(),
             pending: BTreeMap::new(),
             is_unpublished: false,
             published_topology: None,
         }
-    }
-
-    /// Plans a service, if its planner has anything to plan.
-    fn plan(
-        &mut self,
-        service: &ServiceName,
-        facts: &ServiceFacts,
-        topology: &TopologyFacts,
-        now: Now,
-    ) -> Vec<TableWrite> {
-        let planner = self.planners.entry(service.clone()).or_default();
-        if !planner.is_due(facts, topology, now) {
-            return Vec::new();
-        }
-        self.is_unpublished = true;
-        let planner = Arc::make_mut(planner);
-        let tables = planner.round(facts, topology, now);
-        self.planning.counts.count_round(planner.refused.as_ref());
-        tables
-    }
-
-    /// Forgets the planners of services that are not planned for any more.
-    fn forget_others(&mut self, planned: &BTreeMap<ServiceName, Arc<ServiceFacts>>) {
-        let before = self.planners.len();
-        self.planners.retain(|service, _| planned.contains_key(service));
-        self.is_unpublished |= self.planners.len() < before;
     }
 
     /// The services whose tables are kept as they are, and why.
@@ -106,14 +84,20 @@ impl PlannerController {
             let reason = planner.refused.as_ref()?.text.clone();
             Some(Refusal { subject: service.to_string(), reason })
         };
-        self.planners.iter().filter_map(refusal).collect()
+        self.planner.services().iter().filter_map(refusal).collect()
     }
 
     /// The publication of the plans, if they differ from those that were published last.
     fn publish(&mut self, topology: &TopologyFacts) -> Option<PublishPlans> {
         let before = self.published_topology.replace(topology.version);
         let differs = mem::take(&mut self.is_unpublished) || before != Some(topology.version);
-        differs.then(|| PublishPlans(Plans { topology: topology.version, by_service: self.planners.clone() }))
+        differs.then(|| {
+            PublishPlans(Plans {
+                topology: topology.version,
+                by_service: self.planner.services().clone(),
+                without_trace_context: self.planner.without_trace_context(),
+            })
+        })
     }
 }
 
@@ -134,28 +118,38 @@ impl Controller for PlannerController {
         let facts = self.planning.facts.lock();
         let planned = facts.planned();
         let planned = planned.iter().filter_map(|service| Some((service.clone(), facts.service(service)?)));
+        let planned: BTreeMap<_, _> = planned.collect();
         let leftovers = facts.left_over().map(|(service, facts)| (service.clone(), facts.leftover_tables()));
-        Ok(PlannerFacts {
+        let mut read = PlannerFacts {
             topology: facts.topology(),
-            planned: planned.collect(),
             leftovers: leftovers.collect(),
             not_understood: facts.not_understood().cloned().collect(),
-        })
+            sum: None,
+            planned,
+        };
+        drop(facts);
+        if read.planned.values().any(|facts| facts.traffic.is_optimized()) {
+            read.sum = Some(self.planning.reports.sum_of_all());
+        }
+        Ok(read)
     }
 
     fn reconcile(&mut self, facts: PlannerFacts, now: controllers::Now) -> Decision<PublishPlans> {
         let now = self.planning.now(now);
-        let PlannerFacts { topology, planned, leftovers, not_understood } = facts;
+        let PlannerFacts { topology, planned, sum, leftovers, not_understood } = facts;
         self.pending.clear();
-        self.forget_others(&planned);
+        self.is_unpublished |= self.planner.services().keys().any(|service| !planned.contains_key(service));
+        if let Some((sum, at_ms)) = &sum {
+            self.planner.observe(sum, *at_ms);
+        }
         let mut writes = Vec::new();
-        for (service, facts) in planned {
-            let tables = self.plan(&service, &facts, &topology, now);
-            if !tables.is_empty() {
-                let write = batch(&service, &tables, "calls are divided anew, or tables are confirmed");
-                self.pending.insert(write.subject.clone(), Pending { service, facts, tables, now });
-                writes.push(write);
-            }
+        for ServiceRound { service, tables, refused } in self.planner.round(&planned, &topology, now) {
+            self.is_unpublished = true;
+            self.planning.counts.count_round(refused.as_ref());
+            let Some(facts) = planned.get(&service).filter(|_| !tables.is_empty()).cloned() else { continue };
+            let write = batch(&service, &tables, "calls are divided anew, or tables are confirmed");
+            self.pending.insert(write.subject.clone(), Pending { service, facts, tables, now });
+            writes.push(write);
         }
         let without_planner = "its policy asks for no planner any more";
         writes.extend(leftovers.iter().map(|(service, tables)| batch(service, tables, without_planner)));
@@ -174,10 +168,8 @@ impl Controller for PlannerController {
     fn written(&mut self, subject: &str) {
         self.planning.counts.written.inc();
         let Some(Pending { service, facts, tables, now }) = self.pending.remove(subject) else { return };
-        if let Some(planner) = self.planners.get_mut(&service) {
-            Arc::make_mut(planner).written(&facts, &tables, now);
-            self.is_unpublished = true;
-        }
+        self.planner.written(&service, &facts, &tables, now);
+        self.is_unpublished = true;
     }
 
     fn not_written(&mut self, _: &str) {

@@ -17,6 +17,9 @@ pub(super) struct NodeSums {
     pub(super) demand: BTreeMap<Region, f64>,
     /// Calls of all callers, or their attempts that were answered, where these are more.
     pub(super) sent: f64,
+    /// Bytes of calls that were made for no known call.
+    pub(super) request_bytes: f64,
+    pub(super) response_bytes: f64,
     pub(super) at_ms: u64,
 }
 
@@ -36,24 +39,32 @@ pub(super) struct EdgeSums {
 
 impl NodeSums {
     pub(super) fn scale(&mut self, factor: f64) {
-        self.seconds *= factor;
-        self.sent *= factor;
+        for sum in [&mut self.seconds, &mut self.sent, &mut self.request_bytes, &mut self.response_bytes] {
+            *sum *= factor;
+        }
         self.served.values_mut().chain(self.demand.values_mut()).for_each(|calls| *calls *= factor);
     }
 
     pub(super) fn describe(&self, node: &CallNode, now_ms: u64) -> GraphNode {
         let mut demand = self.demand.clone();
         let served: f64 = self.served.values().sum();
-        let outside = served - self.sent;
-        if outside > served * OUTSIDE_SHARE {
+        let known: f64 = demand.values().sum();
+        let surplus = served - self.sent;
+        let mut outside = BTreeMap::new();
+        if surplus > served * OUTSIDE_SHARE {
             for (region, calls) in &self.served {
-                *demand.entry(region.clone()).or_default() += outside * calls / served;
+                let calls = surplus * calls / served;
+                *demand.entry(region.clone()).or_default() += calls;
+                outside.insert(region.clone(), calls);
             }
         }
         GraphNode {
             node: node.clone(),
             served: per_second(&self.served, self.seconds),
             demand: per_second(&demand, self.seconds),
+            outside: per_second(&outside, self.seconds),
+            request_bytes: ratio(self.request_bytes, known).unwrap_or_default(),
+            response_bytes: ratio(self.response_bytes, known).unwrap_or_default(),
             age_ms: now_ms.saturating_sub(self.at_ms),
         }
     }

@@ -108,6 +108,13 @@ impl MeshFacts {
         });
     }
 
+    /// A service is declared as one with shards, or as another one, or is removed.
+    pub fn set_sharded(&mut self, service: &ServiceName, is_sharded: bool) {
+        if self.services.get(service).is_some_and(|facts| facts.is_sharded) != is_sharded {
+            self.change(service, |facts| facts.is_sharded = is_sharded);
+        }
+    }
+
     /// An endpoint of a service is written over the one before it, is new, or is removed.
     pub fn set_endpoint(
         &mut self,
