@@ -5,16 +5,24 @@
 //! a planner does over time is shown by scenarios of one service.
 
 mod figures;
+mod fleet;
+mod pool_shape;
 mod random;
 mod rings;
+mod run;
 mod scenario;
 
+use fairmesh_model::Invalid;
 use fairmesh_te::optimizer::{Effort, ProblemError, optimize, ring_by_criticality, waterfall};
 use serde::Serialize;
 
 pub use figures::{ClassFigures, EgressFigures, Figures, PoolFigures};
 pub use random::RandomApplication;
-pub use scenario::{Call, Clients, EgressPrice, Operation, Scenario, Service};
+pub(crate) use run::{ApplicationRun, CallEnd, NO_CALLER, NewCall, TreeCall};
+pub use run::{Measured, MeasuredClass, MeasuredPool, Planner, TableChange, WindowFigures};
+pub use scenario::{Call, Clients, EgressPrice, Operation, Play, PoolEvent, Scenario, Service};
+
+use crate::{engine::build_application, scenario::SimTime};
 
 /// The optimizer ends at this gap.
 const GAP: f64 = 1e-4;
@@ -28,6 +36,24 @@ pub struct Report {
     pub scenario: String,
     /// By planner: rings, Waterfall, ring by criticality, optimizer.
     pub planners: Vec<Figures>,
+}
+
+/// Simulates the requests of a valid application, whose tables one planner makes.
+///
+/// # Errors
+/// The first field that is not valid.
+pub fn play(
+    scenario: &Scenario,
+    planner: Planner,
+    progress: impl FnMut(SimTime),
+) -> Result<Measured, Invalid> {
+    scenario.validate()?;
+    let mut engine = build_application(scenario, planner)?;
+    engine.run(progress);
+    let measured = engine.application.map(|run| run.report(scenario));
+    // The engine was built with an application.
+    let measured = measured.ok_or_else(|| Invalid::new("kind", "is no application", "write 'kind: app'"))?;
+    Ok(Measured { planner: planner.name().to_owned(), ..measured })
 }
 
 /// Plans a valid application by each planner.

@@ -2,7 +2,7 @@
 
 use fairmesh_balancer::poll::PollLimiter;
 use fairmesh_model::{
-    Location,
+    Location, Region,
     arith::{Generator, mix_pair},
 };
 
@@ -16,7 +16,7 @@ use crate::{
 const STEP: u64 = 1_000_000_000;
 
 /// Properties shared by the callers of a group.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct CallerGroup {
     pub(crate) location: Location,
     pub(crate) region: u16,
@@ -75,6 +75,14 @@ impl CallerGroup {
             rates: (0..steps).map(|step| rate_at(&callers.rate_over_time, step * STEP)).collect(),
             requests,
         }
+    }
+}
+
+impl CallerGroup {
+    /// A group in a region that makes no calls of its own.
+    pub(crate) fn silent(name: Region, region: u16) -> Self {
+        let location = Location::in_region(name);
+        Self { location, region, gap: 1.0, burst: 1.0, rates: vec![0.0], requests: Vec::new() }
     }
 }
 
@@ -160,6 +168,11 @@ impl Caller {
         let cpu = requests.cpu.sample(&mut self.arrivals);
         let wait = requests.wait.map_or(0, |wait| wait.sample(&mut self.arrivals) as u64);
         Demand { cpu, wait, stream: requests.stream }
+    }
+
+    /// Draws the seed of a call tree, which is the same under every planner.
+    pub(crate) fn draw_tree_seed(&mut self) -> u64 {
+        self.arrivals.next()
     }
 
     /// The time by the caller's clock.

@@ -1,5 +1,6 @@
 //! Runs a scenario: processes one event after the other.
 
+mod application;
 mod calls;
 mod events;
 mod polls;
@@ -9,9 +10,10 @@ mod traffic;
 
 use std::sync::Arc;
 
-use fairmesh_model::Invalid;
+use fairmesh_model::{Invalid, Region};
 
 use crate::{
+    application::ApplicationRun,
     caller::{Caller, CallerGroup},
     event_queue::EventQueue,
     in_flight::InFlightRequests,
@@ -22,7 +24,7 @@ use crate::{
     traffic::Traffic,
 };
 
-pub(crate) use setup::build;
+pub(crate) use setup::{Placement, build, build_application};
 
 /// The kind of an event; its payload also holds a number and, for requests, a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +96,8 @@ pub(crate) struct Engine {
     registry: Registry,
     /// One-way delay, in nanoseconds, by the caller's region and the server's.
     one_way_delays: Vec<Vec<u64>>,
+    /// Names of regions.
+    regions: Vec<Region>,
     /// Steps of scenario events.
     steps: Vec<Step>,
     deadline: u64,
@@ -105,6 +109,8 @@ pub(crate) struct Engine {
     random: fairmesh_model::arith::Generator,
     /// Reports, planner and tables of regions, if the scenario has them.
     pub(crate) traffic: Option<Box<Traffic>>,
+    /// Call trees, planner and tables of an application, if it is one.
+    pub(crate) application: Option<Box<ApplicationRun>>,
     pub(crate) metrics: Metrics,
 }
 

@@ -99,8 +99,8 @@ impl Metrics {
             estimates: Default::default(),
             polls: 0,
             all_calls: 0,
-            latency_before: histogram(),
-            latency_after: histogram(),
+            latency_before: latency_histogram(),
+            latency_after: latency_histogram(),
             shares: LoadShares::new(servers, groups, first_event, scenario.network.propagation[1].nanos()),
             windows: Windows::new(scenario, servers),
         }
@@ -184,7 +184,7 @@ impl Metrics {
 }
 
 /// From one microsecond to one hour, with three significant digits.
-fn histogram() -> Histogram<u64> {
+pub(crate) fn latency_histogram() -> Histogram<u64> {
     // The bounds are in order and three digits are few enough, which is all that it requires.
     #[allow(clippy::unwrap_used, reason = "constant arguments that the documentation allows")]
     Histogram::new_with_bounds(1, 3_600_000_000, 3).unwrap()

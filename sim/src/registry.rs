@@ -12,11 +12,11 @@ use fairmesh_router::{CompileInput, EndpointStats, ServiceTable, TableInput};
 
 use crate::endpoint_connection::EndpointConnection;
 
-/// The records of the simulated service.
+/// The records of the simulated services.
 #[derive(Debug)]
 pub(crate) struct Registry {
-    name: ServiceName,
-    service: Service,
+    services: Vec<RegisteredService>,
+    /// That of all services.
     policy: Policy,
     regions: Regions,
     round_trips: RoundTrips,
@@ -27,6 +27,14 @@ pub(crate) struct Registry {
     entries: Vec<Entry>,
     /// Incremented with each change.
     version: u64,
+}
+
+#[derive(Debug)]
+struct RegisteredService {
+    name: ServiceName,
+    /// Salt of its callers' subsets, as in the router.
+    salt: u64,
+    service: Service,
     /// Listed endpoints, by state and region.
     groups: Vec<EndpointGroup>,
 }
@@ -35,6 +43,8 @@ pub(crate) struct Registry {
 struct Entry {
     endpoint: Endpoint,
     hash: u64,
+    /// Position of its service.
+    service: u16,
     region: u16,
     /// Number of instances that this server has been before.
     generation: u32,
@@ -52,6 +62,8 @@ struct EndpointGroup {
 #[derive(Clone, Debug)]
 pub(crate) struct NewServer<'a> {
     pub(crate) group: &'a str,
+    /// Position of its service.
+    pub(crate) service: u16,
     pub(crate) region: u16,
     pub(crate) location: Region,
     pub(crate) host: Option<&'a str>,
@@ -60,15 +72,21 @@ pub(crate) struct NewServer<'a> {
 }
 
 impl Registry {
-    pub(crate) fn new(policy: Policy, round_trips: RoundTrips) -> Result<Self, Invalid> {
-        Ok(Self {
-            name: ServiceName::new(crate::SERVICE)?,
+    /// Services without servers, in the order of their positions.
+    pub(crate) fn new(services: &[ServiceName], policy: Policy, round_trips: RoundTrips) -> Self {
+        let service = |name: &ServiceName| RegisteredService {
+            name: name.clone(),
+            salt: hash_text(&name.to_string()),
             service: Service {
                 kind: ServiceKind::Replicated,
                 protocol: Protocol::Http1,
                 virtual_address: None,
                 identity: None,
             },
+            groups: Vec::new(),
+        };
+        Self {
+            services: services.iter().map(service).collect(),
             policy,
             regions: Regions::default(),
             round_trips,
@@ -76,8 +94,7 @@ impl Registry {
             health: Verdicts::default(),
             entries: Vec::new(),
             version: 0,
-            groups: Vec::new(),
-        })
+        }
     }
 
     pub(crate) fn policy(&self) -> &Policy {
@@ -101,19 +118,36 @@ impl Registry {
             labels: BTreeMap::new(),
         };
         let hash = hash_text(endpoint.instance.as_str());
-        self.entries.push(Entry { endpoint, hash, region: new.region, generation: 0, listed: new.listed });
+        self.entries.push(Entry {
+            endpoint,
+            hash,
+            service: new.service,
+            region: new.region,
+            generation: 0,
+            listed: new.listed,
+        });
         Ok(())
     }
 
-    /// The power of each serving endpoint, by region.
-    pub(crate) fn serving(&self, regions: usize) -> Vec<Vec<u32>> {
+    /// The power of each serving endpoint of a service, by region.
+    pub(crate) fn serving(&self, service: u16, regions: usize) -> Vec<Vec<u32>> {
         let mut powers = vec![Vec::new(); regions];
-        for entry in &self.entries {
+        for entry in self.entries.iter().filter(|entry| entry.service == service) {
             if entry.listed && entry.endpoint.state == EndpointState::Serving {
                 powers[usize::from(entry.region)].push(entry.endpoint.weight);
             }
         }
         powers
+    }
+
+    /// Number of services.
+    pub(crate) fn services(&self) -> usize {
+        self.services.len()
+    }
+
+    /// The position of a server's service.
+    pub(crate) fn service_of(&self, server: u32) -> u16 {
+        self.entries[server as usize].service
     }
 
     /// Whether a server is listed as serving.
@@ -146,14 +180,18 @@ impl Registry {
     /// Publishes the changes to callers that refresh from now on.
     pub(crate) fn publish(&mut self) {
         self.version += 1;
-        let mut groups: BTreeMap<(&str, u16), EndpointGroup> = BTreeMap::new();
+        let mut groups: BTreeMap<(u16, &str, u16), EndpointGroup> = BTreeMap::new();
         for (server, entry) in (0..).zip(&self.entries).filter(|(_, entry)| entry.listed) {
-            let group = groups.entry((entry.endpoint.state.as_str(), entry.region)).or_default();
+            let key = (entry.service, entry.endpoint.state.as_str(), entry.region);
+            let group = groups.entry(key).or_default();
             // Subsets ignore weights, as in the router.
             group.nodes.push((entry.hash, FULL_WEIGHT));
             group.servers.push(server);
         }
-        self.groups = groups.into_values().collect();
+        self.services.iter_mut().for_each(|service| service.groups.clear());
+        for ((service, ..), group) in groups {
+            self.services[usize::from(service)].groups.push(group);
+        }
     }
 
     /// The servers that can be in this caller's subsets: of each group those in the subset of the group.
@@ -161,10 +199,13 @@ impl Registry {
     /// The ring of a group, and which other groups share it, make no difference: the first k of a union are among the
     /// first k of its parts. So a caller that knows no others decides as one that knows all, and 3,000 callers of 3,000
     /// servers fit into memory.
-    fn relevant_servers(&self, chooser: u64) -> Vec<u32> {
+    fn relevant_servers(&self, service: u16, client: u64) -> Vec<u32> {
+        let service = &self.services[usize::from(service)];
+        // As the router salts its caller's hash.
+        let chooser = mix_pair(client, service.salt);
         let keep = self.policy.balancing.subset as usize;
         let mut servers = Vec::new();
-        for group in &self.groups {
+        for group in &service.groups {
             if keep == 0 || group.nodes.len() <= keep {
                 servers.extend_from_slice(&group.servers);
             } else {
@@ -176,17 +217,24 @@ impl Registry {
         servers
     }
 
-    /// The records of a caller that knows these endpoints.
+    fn relevant_endpoints(&self, service: u16, client: u64) -> Vec<Endpoint> {
+        let servers = self.relevant_servers(service, client).into_iter();
+        servers.map(|server| self.entries[server as usize].endpoint.clone()).collect()
+    }
+
+    /// The records of a service for a caller that knows these endpoints.
     fn compile_input<'a>(
         &'a self,
+        service: u16,
         endpoints: &'a [Endpoint],
-        location: &'a Location,
-        client: u64,
+        caller: (&'a Location, u64),
         table: Option<&'a RegionTable>,
     ) -> CompileInput<'a> {
+        let service = &self.services[usize::from(service)];
+        let (location, client) = caller;
         CompileInput {
-            name: &self.name,
-            service: &self.service,
+            name: &service.name,
+            service: &service.service,
             policy: &self.policy,
             endpoints,
             shards: None,
@@ -209,6 +257,8 @@ impl Registry {
 /// One caller's state of the service.
 #[derive(Debug)]
 pub(crate) struct DiscoveredService {
+    /// The position of the service.
+    service: u16,
     /// The compiled snapshot.
     pub(crate) upstream: ServiceTable,
     /// Stats of the endpoints, shared by all snapshots.
@@ -225,16 +275,17 @@ pub(crate) struct DiscoveredService {
 
 impl DiscoveredService {
     /// The state of a caller after subscribing.
-    pub(crate) fn subscribe(registry: &Registry, location: &Location, client: u64) -> Self {
-        let endpoints = relevant_endpoints(registry, client);
+    pub(crate) fn subscribe(registry: &Registry, service: u16, location: &Location, client: u64) -> Self {
+        let endpoints = registry.relevant_endpoints(service, client);
         let endpoint_stats = Arc::default();
         let upstream = ServiceTable::compile(
-            &registry.compile_input(&endpoints, location, client, None),
+            &registry.compile_input(service, &endpoints, (location, client), None),
             &endpoint_stats,
             None,
         );
         let servers = servers_of(&upstream);
         Self {
+            service,
             table: None,
             upstream,
             endpoint_stats,
@@ -245,13 +296,18 @@ impl DiscoveredService {
         }
     }
 
+    /// The position of the service.
+    pub(crate) fn position(&self) -> u16 {
+        self.service
+    }
+
     /// Applies the registry changes since the last refresh.
     pub(crate) fn refresh(&mut self, registry: &Registry, location: &Location, client: u64) {
         if self.version == registry.version {
             return;
         }
         self.version = registry.version;
-        let endpoints = relevant_endpoints(registry, client);
+        let endpoints = registry.relevant_endpoints(self.service, client);
         if endpoints != self.endpoints {
             self.endpoints = endpoints;
             self.compile(registry, location, client);
@@ -271,7 +327,8 @@ impl DiscoveredService {
     }
 
     fn compile(&mut self, registry: &Registry, location: &Location, client: u64) {
-        let input = registry.compile_input(&self.endpoints, location, client, self.table.as_ref());
+        let input =
+            registry.compile_input(self.service, &self.endpoints, (location, client), self.table.as_ref());
         let upstream = ServiceTable::compile(&input, &self.endpoint_stats, Some(&self.upstream));
         self.close_removed(&upstream);
         self.upstream = upstream;
@@ -324,13 +381,6 @@ impl DiscoveredService {
     }
 }
 
-fn relevant_endpoints(registry: &Registry, client: u64) -> Vec<Endpoint> {
-    // As the router salts its caller's hash.
-    let chooser = mix_pair(client, hash_text(crate::SERVICE));
-    let servers = registry.relevant_servers(chooser);
-    servers.into_iter().map(|server| registry.entries[server as usize].endpoint.clone()).collect()
-}
-
 /// The address of an endpoint contains the number of its server.
 fn servers_of(upstream: &ServiceTable) -> Vec<u32> {
     let mut servers = Vec::new();
@@ -360,12 +410,14 @@ mod tests {
         let regions = ["eu", "us"].map(|name| Region::new(name).unwrap());
         let trip = std::time::Duration::from_millis(90);
         round_trips.set(regions[0].clone(), regions[1].clone(), trip);
-        let mut registry = Registry::new(policy, round_trips).unwrap();
+        let services = [ServiceName::new(crate::SERVICE).unwrap()];
+        let mut registry = Registry::new(&services, policy, round_trips);
         for server in 0..servers {
             let region = (server % 2) as u16;
             let location = regions[region as usize].clone();
             let weight = 1000 + 100 * (server % 7);
-            let new = NewServer { group: "s", region, location, host: None, weight, listed: true };
+            let new =
+                NewServer { group: "s", service: 0, region, location, host: None, weight, listed: true };
             registry.add(&new).unwrap();
         }
         registry.publish();
@@ -375,7 +427,8 @@ mod tests {
     /// The router's snapshot of all endpoints.
     fn full(registry: &Registry, location: &Location, client: u64) -> ServiceTable {
         let all: Vec<Endpoint> = registry.entries.iter().map(|entry| entry.endpoint.clone()).collect();
-        ServiceTable::compile(&registry.compile_input(&all, location, client, None), &Arc::default(), None)
+        let input = registry.compile_input(0, &all, (location, client), None);
+        ServiceTable::compile(&input, &Arc::default(), None)
     }
 
     #[test]
@@ -389,7 +442,7 @@ mod tests {
         registry.publish();
         let location = Location::in_region(Region::new("eu").unwrap());
         for client in 0..20 {
-            let service = DiscoveredService::subscribe(&registry, &location, client);
+            let service = DiscoveredService::subscribe(&registry, 0, &location, client);
             assert!(service.endpoints.len() <= 6 * 20, "{}", service.endpoints.len());
             let full = full(&registry, &location, client);
             let subset = |upstream: &ServiceTable| {
@@ -418,7 +471,7 @@ mod tests {
     fn a_refreshed_caller_maps_new_instances_to_servers() {
         let mut registry = registry(10, 0);
         let location = Location::in_region(Region::new("eu").unwrap());
-        let mut service = DiscoveredService::subscribe(&registry, &location, 1);
+        let mut service = DiscoveredService::subscribe(&registry, 0, &location, 1);
         registry.replace_instance(4);
         registry.list(6, None);
         registry.publish();

@@ -20,10 +20,10 @@ pub use action::{Action, FailureResponse, ReportFault, ScenarioEvent};
 pub use distribution::Distribution;
 pub use expect::Expect;
 pub use sim_time::SimTime;
-pub(crate) use traffic::rings_policy;
 pub use traffic::{
     PlannerKind, RegionDrain, RegionFault, RegionReportFault, ThresholdRing, Traffic, TrafficClass,
 };
+pub(crate) use traffic::{rings_policy, router_rings};
 
 /// Maximum number of servers or callers in a group.
 const MAX_INSTANCES: u32 = 100_000;

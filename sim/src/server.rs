@@ -68,6 +68,8 @@ pub(crate) struct Server {
     served: u32,
     warm_up: Option<WarmUp>,
     pub(crate) failing: Option<Failing>,
+    /// By how much scenario events delay each request, in nanoseconds.
+    pub(crate) delay: u64,
     pub(crate) reports: Option<ReportFault>,
     /// Past reports of a server that is stuck or late, with their times.
     past_reports: [(u64, LoadReport); 2],
@@ -101,6 +103,7 @@ impl Server {
             served: 0,
             warm_up: None,
             failing: None,
+            delay: 0,
             reports: None,
             past_reports: [(0, LoadReport::default()); 2],
             cpu_samples: [(0, 0.0); 2],

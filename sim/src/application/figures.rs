@@ -195,7 +195,7 @@ impl<'a> Latencies<'a> {
         for stage in &scenario.operations[operation].calls {
             let mut slowest: f64 = 0.0;
             for call in stage {
-                slowest = slowest.max(call.times * self.of_edge(edge, region));
+                slowest = slowest.max(call.repeats() * self.of_edge(edge, region));
                 edge += 1;
             }
             latency += slowest;

@@ -1,5 +1,6 @@
 //! An application as written in YAML: regions, services, operations and clients.
 
+mod play;
 mod validation;
 
 use std::collections::BTreeMap;
@@ -8,7 +9,10 @@ use fairmesh_model::{Region, RoundTrips, spec::TopologySpec};
 use fairmesh_te::optimizer::{Caller, Edge, Node, Preferences, Problem, ServicePools};
 use serde::{Deserialize, Serialize};
 
-use crate::scenario::{SimTime, ThresholdRing};
+pub use play::{Play, PoolEvent};
+
+use super::pool_shape::PoolShape;
+use crate::scenario::{Limit, RateAt, SimTime, ThresholdRing};
 
 /// An application and its load.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -47,6 +51,9 @@ pub struct Scenario {
     /// The load up to which Waterfall fills regions.
     #[serde(default = "waterfall")]
     pub waterfall: f64,
+    /// How its requests are simulated.
+    #[serde(default)]
+    pub play: Play,
 }
 
 /// Distinguishes these scenarios from those of fleets.
@@ -78,6 +85,12 @@ pub struct Service {
     pub name: String,
     /// Cores by region.
     pub cores: BTreeMap<String, f64>,
+    /// Cores of one server, at most: a pool has as many equal servers as it needs.
+    #[serde(default = "server_cores")]
+    pub server: f64,
+    /// Worker slots and queue of a server. A call holds its slot until its response, also while it waits for calls that it makes.
+    #[serde(default)]
+    pub limit: Option<Limit>,
 }
 
 /// Calls of one class to one service.
@@ -88,7 +101,7 @@ pub struct Operation {
     pub name: String,
     /// The service that serves it.
     pub service: String,
-    /// Time of one core for one call.
+    /// Mean time of one core for one call; it is exponentially distributed.
     pub cpu: SimTime,
     /// Time that does not depend on load.
     #[serde(default)]
@@ -107,6 +120,9 @@ pub struct Call {
     /// Mean number of calls: multiplicity times probability.
     #[serde(default = "one")]
     pub times: f64,
+    /// Whether these calls are made at once, instead of one after the other.
+    #[serde(default)]
+    pub parallel: bool,
     /// Mean bytes of a request.
     #[serde(default)]
     pub request: f64,
@@ -126,6 +142,9 @@ pub struct Clients {
     /// Importance: 0 is shed last.
     #[serde(default)]
     pub priority: u8,
+    /// Changes of the rates by region: the factor at each time, linearly interpolated.
+    #[serde(default)]
+    pub rate_over_time: BTreeMap<String, Vec<RateAt>>,
 }
 
 fn waterfall() -> f64 {
@@ -136,8 +155,19 @@ fn one() -> f64 {
     1.0
 }
 
+fn server_cores() -> f64 {
+    4.0
+}
+
 /// Milliseconds of a core in a second, which capacity counts in.
 const MS_PER_SECOND: f64 = 1e3;
+
+impl Call {
+    /// How many of these calls follow one another, on average.
+    pub(crate) fn repeats(&self) -> f64 {
+        if self.parallel { self.times.min(1.0) } else { self.times }
+    }
+}
 
 impl Scenario {
     /// Names of regions, in the order of positions.
@@ -149,7 +179,7 @@ impl Scenario {
         self.operations.iter().position(|operation| operation.name == name)
     }
 
-    fn service(&self, name: &str) -> Option<usize> {
+    pub(crate) fn service(&self, name: &str) -> Option<usize> {
         self.services.iter().position(|service| service.name == name)
     }
 
@@ -159,20 +189,22 @@ impl Scenario {
     }
 
     /// The problem of a valid scenario. Nodes are operations; edges are first those of clients, then the calls of operations in order. Work is
-    /// counted in milliseconds of a core, so that the sensitivity of a pool that shares its cores among calls is 1.
+    /// counted in milliseconds of a core.
     pub(crate) fn problem(&self) -> Problem {
         let by_region = |values: &BTreeMap<String, f64>, times: f64| -> Vec<f64> {
             self.regions().iter().map(|region| values.get(*region).copied().unwrap_or(0.0) * times).collect()
         };
-        let pools = |service: &Service| ServicePools {
+        let shapes: Vec<PoolShape> = self.services.iter().map(|one| PoolShape::of(&one.cores)).collect();
+        let pools = |(service, shape): (&Service, &PoolShape)| ServicePools {
             capacity: by_region(&service.cores, MS_PER_SECOND),
-            sensitivity: 1.0,
+            sensitivity: shape.sensitivity,
             ..ServicePools::default()
         };
-        let node = |operation: &Operation| Node {
-            service: self.service(&operation.service).unwrap_or(0),
-            work: operation.cpu.as_seconds() * MS_PER_SECOND,
-            latency: operation.wait.as_seconds() * MS_PER_SECOND,
+        let node = |operation: &Operation| {
+            let service = self.service(&operation.service).unwrap_or(0);
+            let work = operation.cpu.as_seconds() * MS_PER_SECOND;
+            let wait = operation.wait.as_seconds() * MS_PER_SECOND;
+            Node { service, work, latency: wait + shapes[service].base * work }
         };
         let clients = self.clients.iter().map(|clients| {
             let caller =
@@ -196,7 +228,7 @@ impl Scenario {
             regions: self.topology.regions.len(),
             round_trips,
             egress_prices,
-            services: self.services.iter().map(pools).collect(),
+            services: self.services.iter().zip(&shapes).map(pools).collect(),
             nodes: self.operations.iter().map(node).collect(),
             edges: clients.chain(calls).collect(),
             preferences,

@@ -5,6 +5,7 @@ use fairmesh_router::{Outcome, PickError, PickParams, RequestView};
 
 use super::{Engine, EventKind};
 use crate::{
+    application::CallEnd,
     in_flight::{AttemptOutcome, RequestStage},
     registry::DiscoveredService,
     scenario::FailureResponse,
@@ -21,6 +22,7 @@ impl Engine {
             let demand = self.callers[id as usize].draw_demand(group);
             let request = self.in_flight.add(id, demand, self.now);
             self.assign_class(request);
+            self.begin_tree(request);
             self.send(request);
         }
         if let Some(at) = self.callers[id as usize].next_call(group, self.now) {
@@ -43,7 +45,11 @@ impl Engine {
             // No two calls in flight have the same entry.
             call_seed: mix_pair(request.began, id.into()),
             admitted: request.attempts() > 0,
-            class: self.traffic.as_ref().and_then(|traffic| traffic.label(request.class.into())),
+            class: match (&self.traffic, &self.application) {
+                (Some(traffic), _) => traffic.label(request.class.into()),
+                (None, Some(run)) => run.label(request.class),
+                (None, None) => None,
+            },
             ..PickParams::default()
         };
         let picked = match upstream.pick(&ask, now, seed) {
@@ -51,6 +57,7 @@ impl Engine {
             Err(why) if matches!(*why, PickError::Dropped { .. }) => return self.drop_call(id),
             Err(_) => {
                 self.metrics.record_unroutable(self.now);
+                self.end_call(id, CallEnd::Failed);
                 return self.in_flight.remove(id);
             }
         };
@@ -64,6 +71,7 @@ impl Engine {
         let (from, class) = (request.caller, request.class);
         self.metrics.record_sent(server, picked.last_resort);
         self.count_sent(from, class, server);
+        self.count_attempt(id);
         let delay = self.one_way_delay(from, server);
         self.schedule_request(self.now + delay, EventKind::RequestArrives, id);
     }
@@ -93,11 +101,14 @@ impl Engine {
             return self.receive_poll_response(id);
         }
         self.record_outcome(id, request.outcome);
+        self.count_response(id);
         let is_retried = request.outcome == AttemptOutcome::Unreachable && request.attempts() < self.attempts;
         if is_retried {
             return self.send(id);
         }
         self.metrics.record_completion(&request, self.now);
+        let is_success = request.outcome == AttemptOutcome::Responded;
+        self.end_call(id, if is_success { CallEnd::Responded } else { CallEnd::Failed });
         self.in_flight.remove(id);
     }
 
@@ -155,6 +166,7 @@ impl Engine {
             request.outcome = AttemptOutcome::TimedOut;
             let request = *request;
             self.metrics.record_completion(&request, now);
+            self.end_call(id, CallEnd::Failed);
         }
         self.schedule(now + sweep_interval(deadline), EventKind::DeadlineSweep, 0);
     }

@@ -44,6 +44,7 @@ impl Engine {
                     self.servers[server_id as usize].set_speed_factor(times, now);
                     self.schedule_completion(server_id);
                 }
+                Action::Delay { by, .. } => self.servers[server_id as usize].delay = by.nanos(),
                 Action::Reports { are, .. } => {
                     self.servers[server_id as usize].set_report_fault(Some(are), now)
                 }
@@ -69,6 +70,7 @@ impl Engine {
             match action {
                 Action::Fail { .. } => server.failing = None,
                 Action::Speed { .. } => server.set_speed_factor(1.0, now),
+                Action::Delay { .. } => server.delay = 0,
                 Action::Reports { .. } => server.set_report_fault(None, now),
                 _ => {}
             }

@@ -4,6 +4,7 @@ use super::{Engine, EventKind};
 use crate::{
     in_flight::{AttemptOutcome, RequestStage},
     sampling::unit,
+    scenario::Limit,
     server::NEVER,
 };
 
@@ -15,7 +16,8 @@ impl Engine {
         if request.is_poll {
             return self.poll_arrives(id);
         }
-        let server = &mut self.servers[request.server as usize];
+        let server_id = request.server;
+        let server = &mut self.servers[server_id as usize];
         if !server.up {
             return self.respond(id, AttemptOutcome::Unreachable);
         }
@@ -30,16 +32,23 @@ impl Engine {
         }
         request.stage = RequestStage::Server;
         server.calls += 1;
-        match server.limit {
+        self.note_arrival(id);
+        match self.servers[server_id as usize].limit {
             None => self.start_work(id),
-            Some(limit) if server.admitted < limit.concurrent => {
-                server.admitted += 1;
-                self.start_work(id);
-            }
-            Some(limit) if server.queue.len() < limit.queue as usize => {
-                server.queue.push_back((self.now, id));
-            }
-            Some(_) => self.reject(id),
+            Some(limit) => self.admit(id, limit),
+        }
+    }
+
+    /// Starts work on a request, has it wait for a slot, or rejects it.
+    fn admit(&mut self, id: u32, limit: Limit) {
+        let server = &mut self.servers[self.in_flight.get(id).server as usize];
+        if server.admitted < limit.concurrent {
+            server.admitted += 1;
+            self.start_work(id);
+        } else if server.queue.len() < limit.queue as usize {
+            server.queue.push_back((self.now, id));
+        } else {
+            self.reject(id);
         }
     }
 
@@ -99,7 +108,7 @@ impl Engine {
                 self.schedule_request(self.now + delay, EventKind::StreamBegins, id);
             }
             let request = self.in_flight.get(id);
-            match request.demand.wait {
+            match request.demand.wait + self.servers[server_id as usize].delay {
                 0 => self.complete(id),
                 wait => self.schedule_request(self.now + wait, EventKind::WaitElapsed, id),
             }
@@ -107,9 +116,16 @@ impl Engine {
         self.schedule_completion(server_id);
     }
 
-    /// A request is complete.
+    /// The work and the wait of a request are over: it makes its calls, or is complete.
     #[inline]
     pub(super) fn complete(&mut self, id: u32) {
+        if !self.begin_calls_of(id) {
+            self.finish(id, AttemptOutcome::Responded);
+        }
+    }
+
+    /// A request leaves its server.
+    pub(super) fn finish(&mut self, id: u32, outcome: AttemptOutcome) {
         let request = self.in_flight.get(id);
         let server_id = request.server;
         let server = &mut self.servers[server_id as usize];
@@ -118,7 +134,7 @@ impl Engine {
             false => server.calls -= 1,
         }
         self.attach_report(id);
-        self.respond(id, AttemptOutcome::Responded);
+        self.respond(id, outcome);
         if self.servers[server_id as usize].limit.is_some() {
             self.admit_next(server_id);
         }

@@ -4,12 +4,13 @@ use std::{collections::BTreeSet, time::Duration};
 
 use fairmesh_balancer::poll::polling_config;
 use fairmesh_model::{
-    Invalid, Location, Region, RoundTrips,
+    Invalid, Location, Policy, Region, RoundTrips, ServiceName,
     arith::{Generator, hash_text, mix_pair},
 };
 
 use super::{Engine, EventKind, Step, StepAction, calls::sweep_interval};
 use crate::{
+    application::{self, ApplicationRun, Planner},
     caller::{Caller, CallerGroup},
     event_queue::EventQueue,
     in_flight::InFlightRequests,
@@ -24,7 +25,7 @@ use crate::{
 /// After how long the registry detects a crashed process, in nanoseconds.
 const LEASE_DURATION: u64 = 10_000_000_000;
 /// Callers' clocks at the start, in nanoseconds: enough to jump back.
-const INITIAL_CLOCK: i64 = 3_600_000_000_000;
+pub(super) const INITIAL_CLOCK: i64 = 3_600_000_000_000;
 /// Deadline of a call where the policy under test has no timeout.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Events per request, approximately.
@@ -33,51 +34,36 @@ const EVENTS_PER_REQUEST: f64 = 4.5;
 /// Builds the simulation.
 pub(crate) fn build(scenario: &Scenario) -> Result<Engine, Invalid> {
     scenario.validate()?;
-    let draft = Draft::new(scenario)?;
+    let draft = Draft::new(scenario, Placement::fleet(scenario)?)?;
     let mut policy = scenario.policy.validate()?;
     let traffic = match &scenario.traffic {
         Some(spec) => {
             policy.locality.rings = spec.router_rings()?;
-            Some(Box::new(Traffic::new(spec, &draft.regions, &draft.trips)?))
+            Some(Box::new(Traffic::new(spec, &draft.place.regions, &draft.trips)?))
         }
         None => None,
     };
-    let mut registry = Registry::new(policy, scenario.network.round_trips()?)?;
-    let servers = draft.servers(&mut registry)?;
-    registry.publish();
-    let caller_groups = draft.caller_groups();
-    let callers = draft.callers(&caller_groups, &registry)?;
-    let deadline = registry.policy().timeouts.total.unwrap_or(DEFAULT_TIMEOUT);
-    let deadline = u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX);
-    let attempts = registry.policy().retries.attempts as usize;
-    let polling = polling_config(&registry.policy().balancing);
-    let mut engine = Engine {
-        now: 0,
-        end: scenario.duration.nanos(),
-        queue: EventQueue::new(draft.requests_per_second() * EVENTS_PER_REQUEST),
-        in_flight: InFlightRequests::default(),
-        metrics: Metrics::new(scenario, servers.len(), draft.servers_by_group()),
-        servers,
-        caller_groups: caller_groups.into(),
-        callers,
-        registry,
-        one_way_delays: draft.one_way_delays(),
-        steps: Vec::new(),
-        deadline,
-        attempts,
-        polling,
-        neighbours: draft.neighbours(),
-        traffic,
-        random: Generator::new(mix_pair(scenario.seed, 1)),
-    };
-    engine.begin_calls();
-    engine.begin_neighbours();
-    engine.begin_traffic();
-    for event in &scenario.events {
-        draft.schedule_event(event, &mut engine);
-    }
-    engine.schedule(1_000_000_000, EventKind::Second, 0);
-    engine.schedule(sweep_interval(deadline), EventKind::DeadlineSweep, 0);
+    let mut engine = draft.engine(&policy)?;
+    engine.traffic = traffic;
+    draft.begin(&mut engine);
+    Ok(engine)
+}
+
+/// Builds the simulation of an application, whose pools are the servers of a fleet and whose clients are its callers.
+pub(crate) fn build_application(
+    application: &application::Scenario,
+    planner: Planner,
+) -> Result<Engine, Invalid> {
+    let fleet = application.fleet();
+    fleet.validate()?;
+    let draft = Draft::new(&fleet, application.placement()?)?;
+    let mut policy = fleet.policy.validate()?;
+    policy.locality.rings = application.router_rings()?;
+    let mut engine = draft.engine(&policy)?;
+    let mut run = ApplicationRun::new(application, planner, &draft.place)?;
+    engine.add_inner_callers(&mut run, application);
+    engine.application = Some(Box::new(run));
+    draft.begin(&mut engine);
     Ok(engine)
 }
 
@@ -109,25 +95,93 @@ impl Engine {
     }
 }
 
+/// Which services groups of servers belong to, and which ones groups of callers call.
+#[derive(Debug)]
+pub(crate) struct Placement {
+    pub(crate) services: Vec<ServiceName>,
+    pub(crate) regions: Vec<Region>,
+    /// Positions of services, by group of servers.
+    pub(crate) of_servers: Vec<u16>,
+    /// The same by group of callers.
+    pub(crate) of_callers: Vec<u16>,
+}
+
+impl Placement {
+    /// One service, and the regions in the order of their names.
+    fn fleet(scenario: &Scenario) -> Result<Self, Invalid> {
+        let servers = scenario.servers.iter().map(|servers| &servers.region);
+        let names: BTreeSet<&String> = servers.chain(scenario.callers.iter().map(|c| &c.region)).collect();
+        Ok(Self {
+            services: vec![ServiceName::new(crate::SERVICE)?],
+            regions: names.into_iter().map(Region::new).collect::<Result<_, _>>()?,
+            of_servers: vec![0; scenario.servers.len()],
+            of_callers: vec![0; scenario.callers.len()],
+        })
+    }
+}
+
 /// Data derived from a scenario during setup.
 struct Draft<'a> {
     scenario: &'a Scenario,
-    regions: Vec<Region>,
+    place: Placement,
     trips: RoundTrips,
 }
 
 impl<'a> Draft<'a> {
-    fn new(scenario: &'a Scenario) -> Result<Self, Invalid> {
-        let servers = scenario.servers.iter().map(|servers| &servers.region);
-        let names: BTreeSet<&String> = servers.chain(scenario.callers.iter().map(|c| &c.region)).collect();
-        let regions = names.into_iter().map(Region::new).collect::<Result<_, _>>()?;
-        Ok(Self { scenario, regions, trips: scenario.network.round_trips()? })
+    fn new(scenario: &'a Scenario, place: Placement) -> Result<Self, Invalid> {
+        Ok(Self { scenario, place, trips: scenario.network.round_trips()? })
+    }
+
+    /// The engine before its first event.
+    fn engine(&self, policy: &Policy) -> Result<Engine, Invalid> {
+        let scenario = self.scenario;
+        let mut registry = Registry::new(&self.place.services, policy.clone(), self.trips.clone());
+        let servers = self.servers(&mut registry)?;
+        registry.publish();
+        let caller_groups = self.caller_groups();
+        let callers = self.callers(&caller_groups, &registry);
+        let deadline = policy.timeouts.total.unwrap_or(DEFAULT_TIMEOUT);
+        Ok(Engine {
+            now: 0,
+            end: scenario.duration.nanos(),
+            queue: EventQueue::new(self.requests_per_second() * EVENTS_PER_REQUEST),
+            in_flight: InFlightRequests::default(),
+            metrics: Metrics::new(scenario, servers.len(), self.servers_by_group()),
+            servers,
+            caller_groups: caller_groups.into(),
+            callers,
+            registry,
+            one_way_delays: self.one_way_delays(),
+            regions: self.place.regions.clone(),
+            steps: Vec::new(),
+            deadline: u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX),
+            attempts: policy.retries.attempts as usize,
+            polling: polling_config(&policy.balancing),
+            neighbours: self.neighbours(),
+            traffic: None,
+            application: None,
+            random: Generator::new(mix_pair(scenario.seed, 1)),
+        })
+    }
+
+    /// Schedules the first events.
+    fn begin(&self, engine: &mut Engine) {
+        engine.begin_calls();
+        engine.begin_neighbours();
+        engine.begin_traffic();
+        engine.begin_application();
+        for event in &self.scenario.events {
+            self.schedule_event(event, engine);
+        }
+        engine.schedule(1_000_000_000, EventKind::Second, 0);
+        engine.schedule(sweep_interval(engine.deadline), EventKind::DeadlineSweep, 0);
     }
 
     fn region(&self, name: &str) -> (u16, Region) {
         // All names were collected.
-        let position = self.regions.iter().position(|region| region.as_str() == name).unwrap_or_default();
-        (position as u16, self.regions[position].clone())
+        let regions = &self.place.regions;
+        let position = regions.iter().position(|region| region.as_str() == name).unwrap_or_default();
+        (position as u16, regions[position].clone())
     }
 
     fn one_way_delays(&self) -> Vec<Vec<u64>> {
@@ -136,7 +190,8 @@ impl<'a> Draft<'a> {
             let trip = self.trips.get(from, to).map_or(0, |trip| trip.as_nanos() as u64 / 2);
             trip.max(within)
         };
-        self.regions.iter().map(|from| self.regions.iter().map(|to| delay(from, to)).collect()).collect()
+        let regions = &self.place.regions;
+        regions.iter().map(|from| regions.iter().map(|to| delay(from, to)).collect()).collect()
     }
 
     fn speed(&self, servers: &Servers) -> f64 {
@@ -157,10 +212,11 @@ impl<'a> Draft<'a> {
     fn servers(&self, registry: &mut Registry) -> Result<Vec<Server>, Invalid> {
         let mut random = Generator::new(mix_pair(self.scenario.seed, 2));
         let mut all = Vec::new();
-        for group in &self.scenario.servers {
+        for (group, service) in self.scenario.servers.iter().zip(&self.place.of_servers) {
             let (region, location) = self.region(&group.region);
             let new = NewServer {
                 group: &group.name,
+                service: *service,
                 region,
                 location,
                 host: group.host.as_deref(),
@@ -203,15 +259,16 @@ impl<'a> Draft<'a> {
         self.scenario.callers.iter().map(group).collect()
     }
 
-    fn callers(&self, caller_groups: &[CallerGroup], registry: &Registry) -> Result<Vec<Caller>, Invalid> {
+    fn callers(&self, caller_groups: &[CallerGroup], registry: &Registry) -> Vec<Caller> {
         let seed = self.scenario.seed;
         let [from, to] = self.scenario.network.propagation.map(|time| time.nanos());
         let mut random = Generator::new(mix_pair(seed, 3));
         let mut all = Vec::new();
         for ((number, callers), group) in (0..).zip(&self.scenario.callers).zip(caller_groups) {
+            let called = self.place.of_callers[usize::from(number)];
             for i in 0..callers.count {
                 let client = mix_pair(hash_text(&format!("{}-{i}", callers.name)), seed);
-                let service = DiscoveredService::subscribe(registry, &group.location, client);
+                let service = DiscoveredService::subscribe(registry, called, &group.location, client);
                 let mut caller =
                     Caller::new(number, client, service, (mix_pair(client, 4), self.scenario.salt));
                 caller.clock_offset = INITIAL_CLOCK;
@@ -219,7 +276,7 @@ impl<'a> Draft<'a> {
                 all.push(caller);
             }
         }
-        Ok(all)
+        all
     }
 
     fn requests_per_second(&self) -> f64 {

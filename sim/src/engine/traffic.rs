@@ -1,7 +1,7 @@
 //! Regions report, the planner plans, callers learn of tables.
 
 use super::{Engine, EventKind};
-use crate::traffic::Round;
+use crate::{application::CallEnd, traffic::Round};
 
 /// The numbers of planning events: reports arrive, or a plan is due.
 const REPORTS_ARRIVE: u32 = 0;
@@ -29,6 +29,7 @@ impl Engine {
             traffic.counters.record_dropped(source, request.class.into());
         }
         self.metrics.record_dropped(self.now);
+        self.end_call(id, CallEnd::Dropped);
         self.in_flight.remove(id);
     }
 
@@ -52,6 +53,9 @@ impl Engine {
 
     /// An interval of reports ends.
     pub(super) fn end_interval(&mut self) {
+        if self.application.is_some() {
+            return self.end_application_interval();
+        }
         let Some(traffic) = &mut self.traffic else { return };
         let interval = traffic.counters.end(&mut self.servers, &self.registry, self.now);
         traffic.rounds.push(Round {
@@ -80,12 +84,15 @@ impl Engine {
 
     /// Reports arrive; or the planner plans, and publishes tables that changed.
     pub(super) fn plan_regions(&mut self, reason: u32) {
+        if self.application.is_some() {
+            return self.plan_application();
+        }
         let Some(traffic) = &mut self.traffic else { return };
         if reason == REPORTS_ARRIVE {
             traffic.receive_reports(self.now);
             return self.plan_after_change();
         }
-        let servers = self.registry.serving(self.one_way_delays.len());
+        let servers = self.registry.serving(0, self.one_way_delays.len());
         if !traffic.plan(&servers, self.now) {
             return;
         }
@@ -97,10 +104,16 @@ impl Engine {
 
     /// A caller learns of tables.
     pub(super) fn update_tables(&mut self, id: u32) {
-        let Some(traffic) = &self.traffic else { return };
+        let table = match &self.traffic {
+            Some(traffic) => {
+                let caller = &self.callers[id as usize];
+                traffic.table(self.caller_groups[caller.group as usize].region)
+            }
+            None => self.application_table(id),
+        };
+        let Some(table) = table else { return };
         let caller = &mut self.callers[id as usize];
         let group = &self.caller_groups[caller.group as usize];
-        let Some(table) = traffic.table(group.region) else { return };
         caller.service.follow(table, &self.registry, &group.location, caller.client);
     }
 }

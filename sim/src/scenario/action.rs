@@ -74,6 +74,14 @@ pub enum Action {
         #[serde(default, rename = "for")]
         duration: Option<SimTime>,
     },
+    /// Requests take longer, without using a core: a slow disk, or a slow network in front of the servers.
+    Delay {
+        /// By how much.
+        by: SimTime,
+        /// Duration; by default, to the end.
+        #[serde(default, rename = "for")]
+        duration: Option<SimTime>,
+    },
     /// Their load reports are faulty.
     Reports {
         /// The fault.
@@ -150,6 +158,7 @@ impl Action {
         match self {
             Self::Fail { duration, .. }
             | Self::Speed { duration, .. }
+            | Self::Delay { duration, .. }
             | Self::Reports { duration, .. }
             | Self::Lost { duration } => *duration,
             _ => None,

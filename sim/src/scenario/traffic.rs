@@ -186,7 +186,7 @@ pub(crate) fn rings_policy(rings: &[ThresholdRing], classes: usize) -> Result<Ri
 }
 
 /// Rings as production validates them.
-fn router_rings(rings: &[ThresholdRing]) -> Result<Vec<Ring>, Invalid> {
+pub(crate) fn router_rings(rings: &[ThresholdRing]) -> Result<Vec<Ring>, Invalid> {
     let spec = PolicySpec {
         service: crate::SERVICE.into(),
         locality: LocalitySpec {

@@ -38,7 +38,8 @@ impl Scenario {
             self.check_target("to", &clients.to).map_err(within)?;
             self.check_regions("rates", &clients.rates, MAX_RATE).map_err(within)?;
         }
-        self.check_cycles()
+        self.check_cycles()?;
+        self.play.validate(self).map_err(|e| e.within("play"))
     }
 
     fn check_prices(&self) -> Result<(), Invalid> {
@@ -103,7 +104,7 @@ impl Scenario {
         }
     }
 
-    fn check_region(&self, field: &str, name: &str) -> Result<(), Invalid> {
+    pub(super) fn check_region(&self, field: &str, name: &str) -> Result<(), Invalid> {
         match self.regions().contains(&name) {
             true => Ok(()),
             false => {

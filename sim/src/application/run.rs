@@ -1,0 +1,119 @@
+//! An application while it is simulated: its call trees, what they are counted as, its planner, and what is measured.
+
+mod call_tree;
+mod contender;
+mod controller;
+mod counters;
+mod measured;
+mod reports;
+
+use std::collections::BTreeSet;
+
+use fairmesh_model::{Invalid, Label, RegionTable};
+
+pub(crate) use call_tree::{CallEnd, NewCall, TreeCall};
+pub use controller::Planner;
+pub use measured::{Measured, MeasuredClass, MeasuredPool, TableChange, WindowFigures};
+
+use call_tree::CallTrees;
+use controller::Controller;
+use counters::Counters;
+use measured::Measurements;
+use reports::{Names, PendingReports};
+
+use super::Scenario;
+use crate::{engine::Placement, registry::Registry, server::Server};
+
+/// A caller that a server does not have.
+pub(crate) const NO_CALLER: u32 = u32::MAX;
+
+/// What the engine needs of an application.
+#[derive(Debug)]
+pub(crate) struct ApplicationRun {
+    pub(crate) trees: CallTrees,
+    /// By the number of the request in flight.
+    calls: Vec<TreeCall>,
+    /// The caller of each service in each server, by server, then service.
+    pub(crate) inner_callers: Vec<Vec<u32>>,
+    pub(crate) counters: Counters,
+    pub(crate) measurements: Measurements,
+    controller: Controller,
+    pending: PendingReports,
+    names: Names,
+    /// Length of an interval and the delay of its reports, in nanoseconds.
+    pub(crate) every: u64,
+    pub(crate) report_delay: u64,
+}
+
+impl ApplicationRun {
+    pub(crate) fn new(scenario: &Scenario, planner: Planner, place: &Placement) -> Result<Self, Invalid> {
+        let trees = CallTrees::new(scenario)?;
+        let names = Names::new(place, &trees);
+        Ok(Self {
+            counters: Counters::new(place.regions.len(), trees.edges.len(), trees.operations.len()),
+            measurements: Measurements::new(scenario),
+            controller: Controller::new(scenario, planner, &names)?,
+            pending: PendingReports::new(scenario),
+            trees,
+            calls: Vec::new(),
+            inner_callers: Vec::new(),
+            names,
+            every: scenario.play.every.nanos(),
+            report_delay: scenario.play.report_delay.nanos(),
+        })
+    }
+
+    /// The label of the class of calls to an operation.
+    pub(crate) fn label(&self, operation: u16) -> Option<&Label> {
+        self.trees.operations[usize::from(operation)].node.class.as_ref()
+    }
+
+    /// Begins a call of a tree.
+    pub(crate) fn begin(&mut self, id: u32, call: TreeCall) {
+        let id = id as usize;
+        if self.calls.len() <= id {
+            self.calls.resize(id + 1, TreeCall::default());
+        }
+        self.calls[id] = call;
+    }
+
+    pub(crate) fn call(&mut self, id: u32) -> &mut TreeCall {
+        &mut self.calls[id as usize]
+    }
+
+    /// The calls that a request makes next; empty if it makes no more.
+    pub(crate) fn next_calls(&mut self, id: u32, now: u64) -> Vec<NewCall> {
+        self.trees.next_calls(&mut self.calls[id as usize], now)
+    }
+
+    /// An interval of reports ends.
+    pub(crate) fn end_interval(&mut self, servers: &mut [Server], registry: &Registry, now: u64) {
+        let interval = self.counters.end(servers, registry, now);
+        self.measurements.end_interval(&interval, now);
+        self.pending.send(self.names.messages(&interval, self.every), now);
+        self.counters.begin(servers, now);
+    }
+
+    /// Plans with the reports that have arrived; returns services and regions with other tables.
+    pub(crate) fn plan(&mut self, serving: &[Vec<Vec<u32>>], now: u64) -> BTreeSet<(u16, u16)> {
+        let mut changed = BTreeSet::new();
+        self.controller.receive(self.pending.arrived(now), now);
+        for (service, region) in self.controller.plan(serving, now) {
+            changed.insert((service, region));
+            if let Some(table) = self.controller.table(service, region) {
+                self.measurements.record_table(&self.names, (service, region), table, now);
+            }
+        }
+        changed
+    }
+
+    /// The table of a service for callers in a region.
+    pub(crate) fn table(&self, service: u16, region: u16) -> Option<&RegionTable> {
+        self.controller.table(service, region)
+    }
+
+    /// What was measured.
+    pub(crate) fn report(self, scenario: &Scenario) -> Measured {
+        self.measurements.report(scenario, &self.names)
+    }
+}

@@ -1,0 +1,189 @@
+//! The planner of an application: facts by service, as a control plane has them, and who makes tables of them.
+
+use std::collections::BTreeSet;
+
+use fairmesh_model::{
+    Confirmation, Invalid, LoadRing, Region, RegionTable, Share, TableOrigin, Traffic, TrafficPlanner,
+    TrafficReport,
+};
+use fairmesh_planner::{
+    Now, ServiceFacts, ServicePlanner, ServiceReports, StoredTable, TableWrite, TopologyFacts,
+};
+use fairmesh_signals::{ReportSums, SumLimits};
+use serde::{Deserialize, Serialize};
+
+use super::{contender::Contender, reports::Names};
+use crate::application::Scenario;
+
+/// Who plans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Planner {
+    /// The rings planner of each service.
+    Rings,
+    /// Waterfall, up to the load of the scenario.
+    Waterfall,
+    /// Waterfall, up to the load that the model finds best for the scenario's rates.
+    WaterfallBest,
+    /// Ring by criticality.
+    Criticality,
+    /// The optimizer.
+    Optimizer,
+}
+
+impl Planner {
+    /// All planners, in the order of reports.
+    pub const ALL: [Self; 5] =
+        [Self::Rings, Self::Waterfall, Self::WaterfallBest, Self::Criticality, Self::Optimizer];
+
+    /// Its name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Rings => "rings",
+            Self::Waterfall => "waterfall",
+            Self::WaterfallBest => "waterfall-best",
+            Self::Criticality => "criticality",
+            Self::Optimizer => "optimizer",
+        }
+    }
+}
+
+/// Facts, and the planner that reads them.
+#[derive(Debug)]
+pub(super) struct Controller {
+    kind: Kind,
+    names: Names,
+    /// By service.
+    facts: Vec<ServiceFacts>,
+    topology: TopologyFacts,
+    sums: ReportSums,
+    revision: u64,
+}
+
+#[derive(Debug)]
+enum Kind {
+    /// By service.
+    Rings(Vec<ServicePlanner>),
+    Contender(Box<Contender>),
+}
+
+impl Controller {
+    pub(super) fn new(scenario: &Scenario, planner: Planner, names: &Names) -> Result<Self, Invalid> {
+        let rings = names.services.iter().map(|_| ServicePlanner::new());
+        let kind = match planner {
+            Planner::Rings => Kind::Rings(rings.collect()),
+            other => Kind::Contender(Box::new(Contender::new(scenario, other, names)?)),
+        };
+        let facts = ServiceFacts { traffic: policy(scenario)?, ..ServiceFacts::default() };
+        Ok(Self {
+            kind,
+            names: names.clone(),
+            facts: vec![facts; names.services.len()],
+            topology: TopologyFacts { round_trips: scenario.round_trips(), ..TopologyFacts::default() },
+            sums: ReportSums::new(SumLimits::TREE),
+            revision: 0,
+        })
+    }
+
+    /// Reports arrive.
+    pub(super) fn receive(&mut self, reports: Vec<TrafficReport>, now: u64) {
+        for report in reports {
+            self.sums.record(report, now / 1_000_000);
+        }
+    }
+
+    /// Plans with the power of each service's servers by region; returns services and regions whose shares are others.
+    pub(super) fn plan(&mut self, serving: &[Vec<Vec<u32>>], now: u64) -> Vec<(u16, u16)> {
+        let now_ms = now / 1_000_000;
+        let now = Now { ms: now_ms, started_ms: 0, wall_ms: now_ms };
+        self.collect_facts(serving, now_ms);
+        let writes: Vec<(usize, Vec<TableWrite>)> = match &mut self.kind {
+            Kind::Rings(planners) => {
+                let rounds = planners.iter_mut().zip(&self.facts).enumerate();
+                rounds.map(|(at, (one, facts))| (at, one.round(facts, &self.topology, now))).collect()
+            }
+            Kind::Contender(contender) => {
+                let tables = contender.plan(&self.facts, &self.names);
+                let origin = TableOrigin::Planned(Confirmation { round: self.revision, at_ms: now_ms });
+                tables.into_iter().map(|(at, shares)| (at, contender_writes(shares, origin))).collect()
+            }
+        };
+        let changed = writes.iter().flat_map(|(service, writes)| self.write(*service, writes)).collect();
+        if let Kind::Rings(planners) = &mut self.kind {
+            for (service, writes) in &writes {
+                planners[*service].written(&self.facts[*service], writes, now);
+            }
+        }
+        changed
+    }
+
+    /// The table of a service for callers in a region.
+    pub(super) fn table(&self, service: u16, region: u16) -> Option<&RegionTable> {
+        let region = &self.names.regions[usize::from(region)];
+        Some(&self.facts[usize::from(service)].tables.get(region)?.table)
+    }
+
+    fn collect_facts(&mut self, serving: &[Vec<Vec<u32>>], now_ms: u64) {
+        let services: BTreeSet<_> = self.names.services.iter().cloned().collect();
+        let mut sums = self.sums.sums_by_service(&services, now_ms);
+        let heard = sums.heard().clone();
+        for (service, sum) in &mut sums {
+            if let Some(at) = self.names.services.iter().position(|name| name == service) {
+                self.facts[at].reports = ServiceReports::new(sum, heard.clone(), now_ms);
+            }
+        }
+        for (facts, by_region) in self.facts.iter_mut().zip(serving) {
+            facts.version += 1;
+            facts.endpoints.clear();
+            for (region, powers) in self.names.regions.iter().zip(by_region) {
+                for power in powers {
+                    facts.endpoints.entry(region.clone()).or_default().add(None, Some(*power));
+                }
+            }
+        }
+    }
+
+    /// Writes are in force at once, and none fails. Returns those that are no mere confirmations.
+    fn write(&mut self, service: usize, writes: &[TableWrite]) -> Vec<(u16, u16)> {
+        self.revision += u64::from(!writes.is_empty());
+        let tables = &mut self.facts[service].tables;
+        let mut changed = Vec::new();
+        for TableWrite { from, table, .. } in writes {
+            let before = match table.clone() {
+                Some(table) => tables.insert(from.clone(), StoredTable { table, revision: self.revision }),
+                None => tables.remove(from),
+            };
+            if before.map(|stored| stored.table.shares) != table.as_ref().map(|table| table.shares.clone())
+                && let Some(region) = self.names.regions.iter().position(|name| name == from)
+            {
+                changed.push((service as u16, region as u16));
+            }
+        }
+        changed
+    }
+}
+
+fn contender_writes(
+    shares: Vec<(Region, fairmesh_model::TrafficShares)>,
+    origin: TableOrigin,
+) -> Vec<TableWrite> {
+    let write = |(from, shares)| TableWrite {
+        from,
+        table: Some(RegionTable { shares, zones: Default::default(), origin }),
+        replaces: None,
+    };
+    shares.into_iter().map(write).collect()
+}
+
+/// The policy of all services.
+fn policy(scenario: &Scenario) -> Result<Traffic, Invalid> {
+    let loads = scenario.rings.iter().map(|ring| Share::of_millionths((ring.load * 1e6).round() as u32));
+    let rings = scenario.router_rings()?.into_iter().zip(loads);
+    Ok(Traffic {
+        planner: Some(TrafficPlanner::Rings),
+        rings: rings
+            .map(|(ring, load)| Ok(LoadRing { ring, load: load? }))
+            .collect::<Result<_, Invalid>>()?,
+        ..Traffic::default()
+    })
+}
