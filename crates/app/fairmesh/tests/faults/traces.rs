@@ -36,7 +36,8 @@ async fn start_program() -> (String, Arc<OnceLock<String>>) {
             tokio::spawn(async move {
                 let head = read_head(&mut stream).await;
                 let context = head.lines().find(|line| line.starts_with("traceparent:")).unwrap_or_default();
-                let request = format!("GET / HTTP/1.1\r\nhost: one.shop\r\nconnection: close\r\n{context}\r\n\r\n");
+                let request =
+                    format!("GET / HTTP/1.1\r\nhost: one.shop\r\nconnection: close\r\n{context}\r\n\r\n");
                 let mut called = say(&sidecar, request).await;
                 called.read_to_end(&mut Vec::new()).await.unwrap();
                 let response = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";

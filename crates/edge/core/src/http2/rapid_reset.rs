@@ -89,7 +89,7 @@ mod tests {
         tokio::time::advance(MAX_AGE).await;
         drop(requests);
         assert!(!guard.tripped.is_cancelled());
-        (0..2 * MAX_RESETS).for_each(|_| drop(guard.start_request()));
+        (0..=2 * MAX_RESETS).for_each(|_| drop(guard.start_request()));
         assert!(guard.tripped.is_cancelled());
     }
 }
