@@ -6,7 +6,7 @@ mod endpoints;
 mod key_server;
 mod routes;
 mod status;
-mod traces;
+pub(crate) mod traces;
 
 use std::{
     collections::BTreeMap, path::PathBuf, process::ExitCode, str::FromStr, sync::Arc, thread, time::Duration,
@@ -64,7 +64,9 @@ struct ServeArgs {
     /// route that names them, and +send-proxy or +send-proxy-v2 sends the PROXY protocol to servers of tcp:.
     /// capture:ip:port accepts connections redirected by 'fairmesh proxy capture'; +only-services refuses all but calls
     /// of services, and +transparent accepts those of 'capture --from'. kernel:ip:port accepts connections redirected by
-    /// 'fairmesh kernel attach'. May be repeated. 'none' with --inbound: the program calls no others through this proxy.
+    /// 'fairmesh kernel attach'. Clients at an address that is not on loopback, with +tls or +accept-proxy are outside the
+    /// mesh: they state no caller and learn nothing of servers; +mesh says that they are programs of the mesh, and +explain
+    /// answers 'x-fairmesh-explain' there. May be repeated. 'none' with --inbound: the program calls no others through this proxy.
     #[arg(
         long,
         value_name = "[tcp:|capture:|kernel:]ADDRESS[=SERVICE][+OPTION]",

@@ -1,6 +1,7 @@
 //! Requests of clients: finds the service, sends the call with the client library, and returns its response.
 
 pub mod body_limit;
+pub mod boundary;
 pub(crate) mod connect;
 pub(crate) mod connection_handler;
 pub mod connection_info;

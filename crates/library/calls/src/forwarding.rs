@@ -19,7 +19,7 @@ pub use crate::{
     discovery::{RouteBackend, RouteBackendIndex},
     dispatch::{CompletedCall, ConnectResult, DirectBody, DirectClient, FastCall, SentRequest, SlowCall},
     observe::CallInfo,
-    response_body::{BodyEnd, BodyObserver, end_with_status, foreign_body, observe_body},
+    response_body::{BodyEnd, BodyObserver, end_with_status, foreign_body, hide_load_trailers, observe_body},
     service::exported_service::{ExportedEndpoint, ExportedService},
 };
 pub use fairmesh_connections::{ConnectionOwner, EndpointConnection, set_event_loop};

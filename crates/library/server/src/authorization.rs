@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_headers::CALLER;
+use fairmesh_headers::{CALLER, remove_all_spellings};
 use fairmesh_model::{CallerId, Identity, Probe, ServiceName};
 use fairmesh_router::{AuthorizationDecision, AuthorizationRequest, AuthorizationTable, DecisionReason};
 use fairmesh_wire::transport::{FederatedCallers, PlaintextCallers, Transport};
@@ -109,7 +109,7 @@ impl Authorizer {
         let peer = caller::peer_of(request.extensions_mut());
         let table = self.table.load();
         let Some(table) = table.as_ref() else {
-            request.headers_mut().remove(CALLER);
+            remove_all_spellings(request.headers_mut(), &[CALLER]);
             return if self.waits_for_policy { Err(NotAccepted::Unknown) } else { Ok(()) };
         };
         if peer.is_none() && self.requires_identity(table) {
@@ -120,7 +120,7 @@ impl Authorizer {
         let caller = match stated {
             None => {
                 // Only intermediaries may state a caller, so others' headers are removed before handlers see them.
-                request.headers_mut().remove(CALLER);
+                remove_all_spellings(request.headers_mut(), &[CALLER]);
                 peer
             }
             Some(peer) => match stated_caller(request.headers(), peer) {

@@ -80,19 +80,21 @@ pub fn has_call_options(headers: &http::HeaderMap) -> bool {
 /// Removes all fields with one of these names, in every spelling that programs read as that name: gateway interfaces replace `-`, and
 /// some every other sign, by `_` (RFC 3875 4.1.18).
 pub fn remove_all_spellings(headers: &mut HeaderMap, names: &[HeaderName]) {
-    let is_named = |spelling: &HeaderName| names.iter().any(|name| is_spelling_of(spelling, name));
+    let is_named = |spelling: &HeaderName| names.iter().any(|name| is_spelling_of(spelling.as_str(), name));
     let found: Vec<_> = headers.keys().filter(|spelling| is_named(spelling)).cloned().collect();
     for spelling in found {
         headers.remove(spelling);
     }
 }
 
-/// Whether a program may read `spelling` as `name`. Both are in lower case.
-fn is_spelling_of(spelling: &HeaderName, name: &HeaderName) -> bool {
-    let (spelling, name) = (spelling.as_str().as_bytes(), name.as_str().as_bytes());
+/// Whether a program may read `spelling`, in any case, as `name`.
+pub fn is_spelling_of(spelling: &str, name: &HeaderName) -> bool {
+    let (spelling, name) = (spelling.as_bytes(), name.as_str().as_bytes());
     let mut pairs = spelling.iter().zip(name);
     spelling.len() == name.len()
-        && pairs.all(|(one, other)| one == other || (*other == b'-' && !one.is_ascii_alphanumeric()))
+        && pairs.all(|(one, other)| {
+            one.eq_ignore_ascii_case(other) || (*other == b'-' && !one.is_ascii_alphanumeric())
+        })
 }
 
 /// Whether a header name, in any case, is reserved for options of the mesh. A request with one is not forwarded from its

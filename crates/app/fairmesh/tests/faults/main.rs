@@ -5,6 +5,7 @@
 
 mod attacks;
 mod balance;
+mod boundary;
 mod capture;
 mod conformance;
 mod control;
@@ -39,8 +40,8 @@ mod telemetry;
 mod tenants;
 mod timeouts;
 mod tls;
-mod traffic;
 mod traces;
+mod traffic;
 mod translation;
 mod tunnels;
 mod upgrade;

@@ -7,6 +7,7 @@ use fairmesh_model::SpiffePath;
 use http::Extensions;
 
 use crate::{
+    forward::boundary::Boundary,
     listen::connection_permit::ConnectionPermit,
     services::{
         host_cache::HostCache,
@@ -28,6 +29,8 @@ pub struct ConnectionInfo {
     pub(crate) allows_connect: bool,
     /// The caller that a gateway accepted: its requests reach what its tenant's records name, and what policies allow it.
     pub(crate) principal: Option<Arc<Principal>>,
+    /// The border of the mesh, at a listener for clients outside it.
+    pub(crate) boundary: Option<Boundary>,
     pub(crate) host_cache: HostCache,
 }
 
@@ -35,12 +38,26 @@ impl ConnectionInfo {
     /// A client at `caller`, and the service of its listener, if that has one.
     pub fn new(caller: SocketAddr, service: Option<ServiceName>, permit: Arc<ConnectionPermit>) -> Self {
         let host_cache = HostCache::default();
-        Self { caller, service, permit, over_tls: false, allows_connect: false, principal: None, host_cache }
+        Self {
+            caller,
+            service,
+            permit,
+            over_tls: false,
+            allows_connect: false,
+            principal: None,
+            boundary: None,
+            host_cache,
+        }
     }
 
     /// Sets [`over_tls`](Self::over_tls).
     pub(crate) fn over_tls(self, over_tls: bool) -> Self {
         Self { over_tls, ..self }
+    }
+
+    /// Sets [`boundary`](Self::boundary).
+    pub(crate) fn at_boundary(self, boundary: Option<Boundary>) -> Self {
+        Self { boundary, ..self }
     }
 
     /// Sets the caller that a gateway accepted.

@@ -181,6 +181,9 @@ impl Forwarder {
             false => record_duration(target, (method, response.status()), &call),
         };
         watch(observation, &mut response, (fault.as_ref(), &info), status_watch);
+        if let Some(boundary) = client_info.boundary {
+            boundary.strip_response(&mut response);
+        }
         response
     }
 

@@ -6,7 +6,7 @@ use fairmesh_calls::{
     Body, EndpointTarget,
     forwarding::{CallInfo, FastCall, SlowCall, try_fast},
 };
-use fairmesh_headers::LOOP;
+use fairmesh_headers::{LOOP, is_mesh_header};
 use fairmesh_http::h1::{BorrowedRequest, BorrowedResponse, MIN_READ, header_storage};
 use fairmesh_metrics::known_method;
 use http::{Request, Response};
@@ -18,6 +18,7 @@ use tokio::{
 use crate::{
     counter::GaugeGuard,
     forward::{
+        boundary::Boundary,
         connection_handler::ConnectionHandler,
         connection_info::ConnectionInfo,
         error_response,
@@ -73,7 +74,9 @@ impl<O: Origin> ConnectionHandler<O> {
         }
         let added = added_fields(client_info.over_tls);
         let mut room = header_storage();
-        let request = BorrowedRequest::read(input, &mut room, fairmesh_headers::is_mesh_header)?;
+        let at_boundary = client_info.boundary.is_some();
+        let is_reserved = |name: &str| is_mesh_header(name) || (at_boundary && Boundary::is_claim(name));
+        let request = BorrowedRequest::read(input, &mut room, is_reserved)?;
         let request = with_added(request, client_info.over_tls, &added)?;
         let target = &*target.insert(forwarder.target_of(request.host, client_info).ok()?);
         if request.body.len() as u64 > forwarder.max_body || forwarder.observer.may_observe(target, began) {
@@ -145,6 +148,7 @@ impl<R: AsyncRead + Unpin + Send + 'static, O: Origin> RequestHandler<R> for Con
                     connection.discard_body(body);
                 }
                 let route_backend = passage.route_backend();
+                let hidden = self.client_info.boundary.map_or(&[][..], Boundary::hidden_fields);
                 let forwarded = connection.forward(length, |mut reply, context| {
                     let take = |response: &BorrowedResponse<'_>,
                                 server: &EndpointTarget,
@@ -153,6 +157,7 @@ impl<R: AsyncRead + Unpin + Send + 'static, O: Origin> RequestHandler<R> for Con
                         let region = Some(&server.location.region);
                         let outcome = (method, response.status);
                         target.metrics.record_response(route_backend, region, outcome, began.elapsed());
+                        let response = &response.hiding(hidden);
                         (!closes, reply.send(response, closes, context))
                     };
                     passage.poll(take, context)
@@ -192,7 +197,7 @@ impl Forwarder {
         let (mut head, body) = request.into_parts();
         prepare_request(&mut head, client_info);
         let call_info = CallInfo::default();
-        let response = match apart.send(Request::from_parts(head, body), &call_info).await {
+        let mut response = match apart.send(Request::from_parts(head, body), &call_info).await {
             Ok(mut response) => {
                 prepare_response(&mut response);
                 response
@@ -205,6 +210,9 @@ impl Forwarder {
         let region = server_region(&response);
         let outcome = (method, response.status());
         target.metrics.record_response(call_info.route_backend(), region, outcome, began.elapsed());
+        if let Some(boundary) = client_info.boundary {
+            boundary.strip_response(&mut response);
+        }
         response
     }
 }

@@ -1,14 +1,11 @@
 //! Rewrites headers of requests and responses.
 
 use fairmesh_calls::{Body, Region, forwarding::SentRequest};
-use fairmesh_headers::{CALLER, remove_all_spellings};
+use fairmesh_headers::CALLER;
 use fairmesh_http::path::RawPath;
-use http::{HeaderMap, HeaderName, HeaderValue, Response, Uri, Version, header, request::Parts};
+use http::{HeaderMap, HeaderValue, Response, Uri, Version, header, request::Parts};
 
-use crate::forward::{connection_info::ConnectionInfo, hop_by_hop, loops};
-
-/// Headers by which servers learn who calls.
-const CLAIMS: [HeaderName; 2] = [CALLER, HeaderName::from_static("x-forwarded-client-cert")];
+use crate::forward::{boundary::Boundary, connection_info::ConnectionInfo, hop_by_hop, loops};
 
 /// Prepares a request for the server: host, hop-by-hop headers and extensions.
 pub(crate) fn prepare_request(parts: &mut Parts, client_info: &ConnectionInfo) {
@@ -17,6 +14,9 @@ pub(crate) fn prepare_request(parts: &mut Parts, client_info: &ConnectionInfo) {
     // After the removal of what `connection` names, which could be the caller.
     if let Some(principal) = &client_info.principal {
         state_caller(&mut parts.headers, principal.caller.as_str());
+    }
+    if client_info.boundary.is_some() {
+        Boundary::strip_request(&mut parts.headers);
     }
     hop_by_hop::set_forwarded_proto(&mut parts.headers, client_info.over_tls);
     loops::mark(&mut parts.headers);
@@ -29,14 +29,14 @@ pub(crate) fn prepare_request(parts: &mut Parts, client_info: &ConnectionInfo) {
 
 /// Says who calls, in place of all headers that could claim it.
 fn state_caller(headers: &mut HeaderMap, caller: &str) {
-    remove_all_spellings(headers, &CLAIMS);
+    Boundary::strip_request(headers);
     // SPIFFE ids are ASCII without controls.
     if let Ok(caller) = HeaderValue::try_from(caller) {
         headers.insert(CALLER, caller);
     }
 }
 
-/// Prepares a response for the client: hop-by-hop headers and version.
+/// Prepares a response of a server for the client: hop-by-hop headers and version.
 pub(crate) fn prepare_response(response: &mut Response<Body>) {
     hop_by_hop::strip_response(response.headers_mut());
     // The version on the server's connection does not determine that on the client's.

@@ -98,7 +98,8 @@ impl ConnectionServer {
                 socket::set_user_timeout(stream.socket(), self.limits.idle_timeout);
                 let client_info = ConnectionInfo::new(addresses.source, service.clone(), permit)
                     .over_tls(options.tls)
-                    .allow_connect(options.connect);
+                    .allow_connect(options.connect)
+                    .at_boundary(options.boundary);
                 self.serve_http(stream, client_info, Direct).boxed()
             }
             ServedProtocol::Tcp { service, send_proxy } => {

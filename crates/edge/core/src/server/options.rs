@@ -2,7 +2,7 @@
 
 use fairmesh_calls::ServiceName;
 
-use crate::listen::proxy_protocol::Version;
+use crate::{forward::boundary::Boundary, listen::proxy_protocol::Version};
 
 /// How a listener serves its connections.
 #[derive(Clone, Debug)]
@@ -15,6 +15,8 @@ pub struct ServeOptions {
     pub tls: bool,
     /// Whether CONNECT is allowed without a route that names it.
     pub connect: bool,
+    /// The border of the mesh, if clients are outside it.
+    pub boundary: Option<Boundary>,
 }
 
 /// The protocol of a listener's connections.

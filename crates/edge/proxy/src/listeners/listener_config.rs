@@ -2,6 +2,7 @@ use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr};
 
 use fairmesh_calls::ServiceName;
 use fairmesh_edge::{
+    forward::boundary::Boundary,
     listen::proxy_protocol::Version,
     server::options::{ServeOptions, ServedProtocol},
     tls::files::TlsError,
@@ -23,6 +24,10 @@ pub struct ListenerConfig {
     pub tls: bool,
     /// Allow CONNECT to every HTTP client; otherwise only if a route names the method.
     pub connect: bool,
+    /// Clients are programs of the mesh, though the listener has TLS, a load balancer in front, or an address that others reach.
+    pub mesh: bool,
+    /// Tell clients outside the mesh which servers were tried, if they ask with `x-fairmesh-explain`.
+    pub explain: bool,
 }
 
 /// The protocol of a listener.
@@ -68,6 +73,8 @@ const TRANSPARENT: &str = "transparent";
 const ACCEPT_PROXY: &str = "accept-proxy";
 const TLS: &str = "tls";
 const CONNECT: &str = "connect";
+const MESH: &str = "mesh";
+const EXPLAIN: &str = "explain";
 const SEND_PROXY: &str = "send-proxy";
 const SEND_PROXY_V2: &str = "send-proxy-v2";
 
@@ -89,7 +96,14 @@ impl ListenerConfig {
             ListenerKind::Captured { .. } | ListenerKind::Kernel { .. } => return None,
         };
         let Self { accept_proxy, tls, connect, .. } = *self;
-        Some(ServeOptions { protocol, accept_proxy, tls, connect })
+        Some(ServeOptions { protocol, accept_proxy, tls, connect, boundary: self.boundary() })
+    }
+
+    /// The border of the mesh. Only programs of this machine reach a listener on loopback, unless TLS or a load balancer says that its
+    /// clients are others.
+    fn boundary(&self) -> Option<Boundary> {
+        let is_reached_by_others = self.tls || self.accept_proxy || !self.address.ip().is_loopback();
+        (is_reached_by_others && !self.mesh).then_some(Boundary { explains: self.explain })
     }
 
     /// Name of the target in the log.
@@ -119,7 +133,7 @@ impl FromStr for ListenerConfig {
     type Err = Invalid;
 
     /// Parses `127.0.0.1:8080`, `127.0.0.1:8080=shop/cart` or `tcp:127.0.0.1:5432=shop/db`, each with the options
-    /// `+accept-proxy` and `+tls`, for HTTP also `+connect`, and for TCP also `+send-proxy` or `+send-proxy-v2`; or
+    /// `+accept-proxy` and `+tls`, for HTTP also `+connect`, `+mesh` and `+explain`, and for TCP also `+send-proxy` or `+send-proxy-v2`; or
     /// `capture:127.0.0.1:7415` with the options `+only-services`, `+transparent` and `+connect`; or
     /// `kernel:127.0.0.1:7416` with the options `+only-services`, `+connect` and `+bpffs=PATH`.
     fn from_str(text: &str) -> Result<Self, Invalid> {
@@ -141,11 +155,14 @@ impl FromStr for ListenerConfig {
             Invalid::new("", problem, "write IP:PORT, IP:PORT=tenant/service or tcp:IP:PORT=tenant/service")
         })?;
         let (mut accept_proxy, mut tls, mut connect, mut send_proxy) = (false, false, false, None);
+        let (mut mesh, mut explain) = (false, false);
         for option in parts {
             match option {
                 ACCEPT_PROXY => accept_proxy = true,
                 TLS => tls = true,
                 CONNECT if !tcp => connect = true,
+                MESH if !tcp => mesh = true,
+                EXPLAIN if !tcp => explain = true,
                 SEND_PROXY if tcp => send_proxy = Some(Version::V1),
                 SEND_PROXY_V2 if tcp => send_proxy = Some(Version::V2),
                 other => return Err(unknown_option(other)),
@@ -156,7 +173,7 @@ impl FromStr for ListenerConfig {
             (true, Some(service)) => ListenerKind::Tcp { service, send_proxy },
             (true, None) => return Err(no_service(text)),
         };
-        Ok(Self { address, kind, accept_proxy, tls, connect })
+        Ok(Self { address, kind, accept_proxy, tls, connect, mesh, explain })
     }
 }
 
@@ -189,7 +206,7 @@ fn captured(text: &str) -> Result<ListenerConfig, Invalid> {
         ));
     }
     let kind = ListenerKind::Captured { only_services, transparent };
-    Ok(ListenerConfig { address, kind, accept_proxy: false, tls: false, connect })
+    Ok(redirected(address, kind, connect))
 }
 
 fn kernel(text: &str) -> Result<ListenerConfig, Invalid> {
@@ -214,13 +231,18 @@ fn kernel(text: &str) -> Result<ListenerConfig, Invalid> {
         }
     }
     let kind = ListenerKind::Kernel { only_services, pins };
-    Ok(ListenerConfig { address, kind, accept_proxy: false, tls: false, connect })
+    Ok(redirected(address, kind, connect))
+}
+
+/// A listener for connections of programs that the system redirects.
+fn redirected(address: SocketAddr, kind: ListenerKind, connect: bool) -> ListenerConfig {
+    ListenerConfig { address, kind, accept_proxy: false, tls: false, connect, mesh: true, explain: false }
 }
 
 fn unknown_option(option: &str) -> Invalid {
     let problem = format!("'{option}' is not an option of this listener");
-    let hint =
-        "write +accept-proxy or +tls, for HTTP also +connect, or for tcp: also +send-proxy or +send-proxy-v2";
+    let hint = "write +accept-proxy or +tls, for HTTP also +connect, +mesh or +explain, or for tcp: also +send-proxy or \
+                +send-proxy-v2";
     Invalid::new("", problem, hint)
 }
 
@@ -252,7 +274,9 @@ impl fmt::Display for ListenerConfig {
         let connect = self.connect.then_some(CONNECT);
         let only_services = only_services.then_some(ONLY_SERVICES);
         let transparent = transparent.then_some(TRANSPARENT);
-        let options = [accept_proxy, tls, send_proxy, only_services, transparent, connect];
+        let is_http = matches!(self.kind, ListenerKind::Http { .. });
+        let (mesh, explain) = ((self.mesh && is_http).then_some(MESH), self.explain.then_some(EXPLAIN));
+        let options = [accept_proxy, tls, send_proxy, only_services, transparent, connect, mesh, explain];
         options.into_iter().flatten().try_for_each(|option| write!(f, "+{option}"))?;
         match &self.kind {
             ListenerKind::Kernel { pins, .. } if pins.as_os_str() != DEFAULT_PINS => {
@@ -278,6 +302,8 @@ mod tests {
             "tcp:127.0.0.1:5432=shop/db+send-proxy-v2",
             "127.0.0.1:443+tls",
             "127.0.0.1:8080=shop/cart+tls+connect",
+            "10.0.0.7:80+mesh",
+            "10.0.0.7:443+tls+explain",
             "capture:127.0.0.1:7415+only-services+connect",
             "tcp:127.0.0.1:5432=shop/db+accept-proxy+tls+send-proxy",
             "capture:127.0.0.1:7415",
@@ -287,6 +313,24 @@ mod tests {
             "kernel:127.0.0.1:7416+only-services+connect+bpffs=/run/bpf/fairmesh",
         ] {
             assert_eq!(text.parse::<ListenerConfig>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn listeners_that_others_reach_are_the_border_of_the_mesh() {
+        let boundary = |text: &str| text.parse::<ListenerConfig>().unwrap().boundary();
+        let hides = Some(Boundary { explains: false });
+        for (text, expected) in [
+            ("127.0.0.1:80", None),
+            ("[::1]:80=shop/cart", None),
+            ("capture:10.0.0.7:7415", None),
+            ("10.0.0.7:80+mesh", None),
+            ("10.0.0.7:80", hides),
+            ("0.0.0.0:443+tls", hides),
+            ("127.0.0.1:80+accept-proxy", hides),
+            ("127.0.0.1:443+tls+explain", Some(Boundary { explains: true })),
+        ] {
+            assert_eq!(boundary(text), expected, "{text}");
         }
     }
 
@@ -301,6 +345,7 @@ mod tests {
             ("127.0.0.1:80+send-proxy", "+accept-proxy"),
             ("127.0.0.1:80+ssl", "+tls"),
             ("tcp:127.0.0.1:80=shop/db+connect", "for HTTP also +connect"),
+            ("tcp:127.0.0.1:80=shop/db+mesh", "for HTTP also"),
             ("capture:127.0.0.1:7415=shop/cart", "hosts of requests"),
             ("capture:127.0.0.1:7415+accept-proxy", "+only-services"),
             ("capture:0.0.0.0:7415+transparent", "one address"),

@@ -7,7 +7,7 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_connections::{EndpointResponse, violates_protocol};
-use fairmesh_headers::{CallerProtocol, WEB_TEXT};
+use fairmesh_headers::{CallerProtocol, LOAD, LOAD_BIN, WEB_TEXT};
 use fairmesh_http::{BoxError, ResponseDeadline};
 use fairmesh_router::EndpointTarget;
 use http::{Response, header::CONTENT_LENGTH};
@@ -31,6 +31,8 @@ pub struct Body {
     attempt: Option<AttemptGuard>,
     observer: PendingObserver,
     conclusion: TimeoutConclusion,
+    /// Whether the load report in its trailers is not for its reader.
+    hides_load: bool,
 }
 
 impl Body {
@@ -41,7 +43,7 @@ impl Body {
 
     fn new(source: BodySource, attempt: Option<AttemptGuard>) -> Self {
         let (observer, conclusion) = (PendingObserver::default(), TimeoutConclusion::default());
-        Self { source, attempt, observer, conclusion }
+        Self { source, attempt, observer, conclusion, hides_load: false }
     }
 
     /// The same body, whose faults have the status that a tonic client looks for.
@@ -102,7 +104,7 @@ impl Body {
             return Poll::Ready(Some(self.time_out(&BodyTimeout::Deadline)));
         }
         match polled {
-            Poll::Ready(Some(Ok(frame))) => {
+            Poll::Ready(Some(Ok(mut frame))) => {
                 self.conclusion.track(&frame);
                 if let Some(attempt) = &mut self.attempt {
                     attempt.record_progress();
@@ -113,6 +115,11 @@ impl Body {
                 }
                 if frame.is_trailers() || self.source.is_end() {
                     self.end();
+                }
+                if self.hides_load
+                    && let Some(trailers) = frame.trailers_mut()
+                {
+                    [LOAD, LOAD_BIN].iter().for_each(|name| drop(trailers.remove(name)));
                 }
                 Poll::Ready(Some(Ok(frame)))
             }
@@ -207,6 +214,11 @@ pub fn end_with_status(response: &mut Response<Body>, has_trailers: bool) {
         }
         CallerProtocol::Grpc(_) | CallerProtocol::Http => TimeoutConclusion::Fault,
     };
+}
+
+/// Removes the load report from the trailers of a response, for a reader outside the mesh.
+pub fn hide_load_trailers(body: &mut Body) {
+    body.hides_load = true;
 }
 
 /// Sets an observer of the frames and the end of a body. One that is at its end reports it immediately.

@@ -57,11 +57,13 @@ pub struct BorrowedRequest<'a> {
 }
 
 /// A response whose body arrived with its headers, without hop-by-hop headers that matter.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct BorrowedResponse<'a> {
     /// From 200 to 499.
     pub status: StatusCode,
     fields: &'a [Header<'a>],
+    /// Names of fields that are not written, in lower case.
+    hidden: &'static [&'static str],
     /// The whole body.
     pub body: &'a [u8],
 }
@@ -218,13 +220,19 @@ impl<'a> BorrowedResponse<'a> {
         }
         let body = head..head + checked_length(length?)?;
         let fields: &'a [Header<'a>] = fields;
-        Some((Self { status, fields: &fields[..kept], body: &[] }, body))
+        Some((Self { status, fields: &fields[..kept], hidden: &[], body: &[] }, body))
     }
 
     /// The value of a field, whose name is in lower case.
     pub fn value(&self, name: &HeaderName) -> Option<&'a [u8]> {
         let mut fields = self.fields.iter();
         fields.find(|field| field.name.eq_ignore_ascii_case(name.as_str())).map(|field| field.value)
+    }
+
+    /// The same, of which the fields with these names, in lower case, are not written.
+    #[must_use]
+    pub fn hiding(self, hidden: &'static [&'static str]) -> Self {
+        Self { hidden, ..self }
     }
 
     /// The names of its fields, but for that of its length, as they were sent.
@@ -238,6 +246,9 @@ impl<'a> BorrowedResponse<'a> {
         write_status_line(out, self.status, ResponseContext::unknown());
         let mut dated = false;
         for field in self.fields {
+            if self.hidden.iter().any(|name| field.name.eq_ignore_ascii_case(name)) {
+                continue;
+            }
             dated |= field.name.eq_ignore_ascii_case("date");
             write(field, out);
         }
