@@ -160,6 +160,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "proxy",
             "control",
             "console",
+            "pages",
         ],
     ),
     ("demo", &["model", "wire", "client", "server", "kernel", "console"]),

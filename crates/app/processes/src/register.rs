@@ -7,6 +7,7 @@ mod arguments;
 mod child;
 mod front;
 mod health;
+mod pages;
 mod preflight;
 mod probe;
 mod terminator;
@@ -17,6 +18,7 @@ use std::{ffi::OsString, future::pending, net::SocketAddr, process::ExitCode, sy
 
 use fairmesh_console::{failure::Failure, output, stop_signals};
 use fairmesh_model::{EndpointState, HostType, InstanceId, Protocol, Region, ServiceName, spec};
+use fairmesh_proxy::{AccessLogConfig, ObserverConfig, RequestObserver};
 use fairmesh_server::{
     Cpu, Drained, Lease, RegistrationState, RegistryClient, ServerTransport, SignalReports,
     transport_of_agent,
@@ -27,18 +29,29 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use crate::logging::Logging;
+use crate::{
+    daemon_args::AdminAddress,
+    logging::Logging,
+    proxy::{
+        LogForm,
+        traces::{self, TraceArgs},
+    },
+};
 use arguments::ValidArguments;
 pub(crate) use arguments::protocol;
 use child::Child;
 use front::Front;
 use health::{Change, Health};
+use pages::RegisterPages;
 use probe::Probe;
 
 /// When a program that does not respond yet is first reported: most respond within a moment.
 const FIRST_REMINDER: Duration = Duration::from_secs(3);
 /// Interval of further reports.
 const REMINDER_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Time limit for the last spans and lines of the access log.
+const LAST_EXPORT: Duration = Duration::from_secs(1);
 
 /// First probe interval of a program that has not responded yet: most respond within a moment, and callers wait for
 /// them.
@@ -103,6 +116,21 @@ pub struct RegisterArgs {
     /// A control plane to register at, where there is no agent.
     #[arg(long, value_name = "ADDRESS", conflicts_with = "agent")]
     control: Option<Address>,
+    /// The program does not speak HTTP: forward the bytes of connections as they are. Without this option, this command forwards
+    /// requests in front of the program, counts them, and says who calls.
+    #[arg(long)]
+    tcp: bool,
+    /// Address of the admin pages (/metrics, /healthz, /readyz), or 'none'.
+    #[arg(long, value_name = "ADDRESS", default_value = "none")]
+    admin: AdminAddress,
+    /// The access log of requests to the program, to standard output.
+    #[arg(long, value_enum, default_value_t, value_name = "FORM")]
+    access_log: LogForm,
+    /// Log one of N requests; failed ones are all logged.
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    access_log_one_in: u64,
+    #[command(flatten)]
+    traces: TraceArgs,
     #[command(flatten)]
     logging: Logging,
     /// The program to run, and its arguments; without one, a running program is observed, and not started or stopped.
@@ -113,16 +141,38 @@ pub struct RegisterArgs {
 /// Registers a program, keeps its lease, and ends with it.
 pub async fn run(args: RegisterArgs) -> Result<ExitCode, Failure> {
     args.logging.start_decisions()?;
+    let (observer, admin) = (RequestObserver::start(observer_config(&args)?), args.admin.0);
     let mut plan = ValidArguments::new(args)?;
     // Installed before the program starts, so that a signal in between does not orphan it.
     let terminated = stop_signals::shutdown()?;
     preflight::refuse_address_in_use(&plan).await?;
     let opened = transport_of_agent(&plan.addresses, &plan.registration).await;
     preflight::refuse_plaintext(&plan, &opened).await?;
-    let front = Front::open(&mut plan, opened).await?;
+    let pages = RegisterPages::new(Arc::clone(&observer));
+    // Before the program starts, which an address in use would otherwise leave behind.
+    let admin = pages.serve(admin).await?;
+    let front = Front::open(&mut plan, opened, Arc::clone(&pages)).await?;
     let child = Child::start(&plan.command)?;
     preflight::announce_declaration(&plan).await;
-    Supervisor::new(plan, front, child).run(terminated).await.map(ExitCode::from)
+    let ended = Supervisor::new(plan, front, child).run(terminated).await;
+    observer.stop(Instant::now() + LAST_EXPORT).await;
+    if let Some(admin) = admin {
+        admin.stop().await;
+    }
+    ended.map(ExitCode::from)
+}
+
+/// How requests are observed. Spans name the service and the instance of the program.
+fn observer_config(args: &RegisterArgs) -> Result<ObserverConfig, Failure> {
+    let instance = arguments::instance(args)?.to_string();
+    let mut traces = traces::config(&args.traces, Some(args.service.clone()), instance);
+    let version = args.labels.iter().find(|(name, _)| name == "version");
+    if let (Some(traces), Some((_, version))) = (&mut traces, version) {
+        // Those of the environment are later in the list, and replace it.
+        traces.resource.insert(0, ("service.version".to_owned(), version.clone()));
+    }
+    let log = AccessLogConfig { form: args.access_log.into(), one_in: args.access_log_one_in };
+    Ok(ObserverConfig { log, traces, ..ObserverConfig::default() })
 }
 
 /// Prints a status line for people.
@@ -225,6 +275,8 @@ impl Supervisor {
         let mut standing = lease.registration_state();
         // The first attempt may have ended already, and a failure that stays the same is no further change.
         standing.mark_changed();
+        // The program is registered once.
+        let _ = self.front.pages.standing.set(standing.clone());
         self.standing = Some(standing);
         self.lease = Some(lease);
     }

@@ -7,6 +7,7 @@ pub(crate) mod config;
 mod local_forwarder;
 pub(crate) mod metrics;
 mod peer;
+pub(crate) mod program_front;
 mod request_body;
 mod response_body;
 pub(crate) mod server;

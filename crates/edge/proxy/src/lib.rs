@@ -23,6 +23,7 @@ pub use fairmesh_edge::{
     observe::{
         access_log::{AccessLogConfig, AccessLogFormat},
         endpoint_metrics::EndpointMetrics,
+        observer::{ObserverConfig, RequestObserver},
         spans::TraceConfig,
     },
     tls::files::{TlsError, TlsFiles},
@@ -30,6 +31,7 @@ pub use fairmesh_edge::{
 pub use fairmesh_otlp::{Collector, Environment, RootSampler, Sampler};
 pub use inbound::{
     config::{InboundConfig, InboundEndpoint},
+    program_front::ProgramFront,
     server::{BoundInbound, InboundServer, ServedEndpoint},
 };
 pub use lifecycle::run::{BoundProxy, run};

@@ -83,6 +83,8 @@ pub static GATEWAY_ADMIN: ListenerInfo = row("gateway", "admin", Peers::Operator
 pub static GATEWAY_NODES: ListenerInfo = row("gateway", "", Peers::Mesh);
 /// The process that takes over from a gateway.
 pub static GATEWAY_HANDOVER: ListenerInfo = row("gateway", "", Peers::Machine);
+/// Pages of `register`.
+pub static REGISTER_ADMIN: ListenerInfo = row("register", "admin", Peers::Operators);
 /// The server of a program, or of a proxy in front of one.
 pub static PROGRAM: ListenerInfo = row("a program's server", "", Peers::Mesh);
 
@@ -109,5 +111,6 @@ pub static LISTENERS: &[&ListenerInfo] = &[
     &GATEWAY_ADMIN,
     &GATEWAY_NODES,
     &GATEWAY_HANDOVER,
+    &REGISTER_ADMIN,
     &PROGRAM,
 ];

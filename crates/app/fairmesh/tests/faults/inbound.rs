@@ -378,3 +378,52 @@ async fn inbound_requests_are_counted_logged_and_traced() {
     assert_eq!((&line["service"], &line["bytes_out"]), (&"shop/two".into(), &5.into()), "{line}");
     assert!(line["trace_id"].is_string(), "{line}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn register_counts_logs_and_names_requests_in_front_of_a_program() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let program = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                // Probes connect and say nothing.
+                let mut first = [0];
+                while stream.read(&mut first).await.is_ok_and(|read| read > 0) {
+                    let head = format!("{}{}", char::from(first[0]), read_head(&mut stream).await);
+                    let response = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{head}", head.len());
+                    stream.write_all(response.as_bytes()).await.unwrap();
+                }
+            });
+        }
+    });
+    let [address, admin] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
+    let args = format!(
+        "register shop/two --agent {} --address {address} --program {program} --instance plain --admin {admin} \
+         --access-log json",
+        world.agent_address()
+    );
+    let register = Process::start(Started::fairmesh(world.path("register.log"), &args));
+    world.serves("shop/two", "plain").await;
+    let seen = raw(&address, "/seen", "x_fairmesh_caller: forged\r\n").await.to_lowercase();
+    assert!(seen.contains("x-forwarded-for: 127.0.0.1\r\n") && seen.contains("x-request-id: "), "{seen}");
+    assert!(!seen.contains("forged"), "{seen}");
+    let metrics = async || page(&admin, "/metrics").await;
+    let series = r#"fairmesh_register_responses_total{service="shop/two",caller="(none)",class="2xx"} 1"#;
+    until("it is counted", async || metrics().await.contains(series)).await;
+    let timed =
+        r#"fairmesh_register_response_headers_duration_seconds_count{service="shop/two",caller="(none)"} 1"#;
+    assert!(metrics().await.contains(timed));
+    until("it is logged", async || register.log().contains(r#""direction":"inbound""#)).await;
+    assert!(page(&admin, "/readyz").await.contains("registered and serving"));
+}
+
+/// A page of a process.
+async fn page(to: &str, path: &str) -> String {
+    let mut stream =
+        say(to, format!("GET {path} HTTP/1.1\r\nhost: pages\r\nconnection: close\r\n\r\n")).await;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    text
+}

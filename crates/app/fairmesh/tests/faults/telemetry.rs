@@ -231,6 +231,16 @@ async fn promtool_accepts_the_metrics_of_every_process() {
     until("the proxy has pages", async || page(&admin).await.is_some()).await;
     until("it serves", async || call_is_answered(&traffic).await).await;
     let (_key_server, keys_http) = fleet.start_key_server().await;
+    let [register_http, front, program] = [(); 3].map(|()| format!("127.0.0.1:{}", free_port()));
+    let arguments = format!(
+        "register shop/registered --agent unix:{} --address {front} --program {program} --admin {register_http} \
+         --trace-to http://127.0.0.1:9",
+        fleet.agent_socket().display()
+    );
+    let _register = Process::start(Program::fairmesh(fleet.path("register.log"), &arguments));
+    until("register has pages", async || page(&register_http).await.is_some()).await;
+    // The program does not listen, so that its requests fail; they are counted.
+    until("it serves", async || call_is_answered(&front).await).await;
     let (_dev, [dev_control, dev_agent, dev_proxy]) = start_dev(&fleet).await;
     for (process, address) in [
         ("control", &fleet.control_http),
@@ -242,6 +252,7 @@ async fn promtool_accepts_the_metrics_of_every_process() {
         ("control", &dev_control),
         ("agent", &dev_agent),
         ("proxy", &dev_proxy),
+        ("register", &register_http),
     ] {
         let page = page(address).await.unwrap();
         let text = String::from_utf8_lossy(&page);

@@ -2,7 +2,7 @@ use std::{ffi::OsString, net::SocketAddr, time::Duration};
 
 use fairmesh_console::failure::Failure;
 use fairmesh_identity::JoinToken;
-use fairmesh_model::{HostType, Invalid, Location, Protocol, Service, ServiceKind};
+use fairmesh_model::{HostType, InstanceId, Invalid, Location, Protocol, Service, ServiceKind};
 use fairmesh_server::{Registration, default_instance, drain_deadline, registry_addresses};
 use fairmesh_wire::{
     environment::{self, Upstream},
@@ -18,6 +18,8 @@ pub(super) struct ValidArguments {
     pub(super) program: Option<SocketAddr>,
     /// Whether callers reach the program itself in a mesh with a trust domain too.
     pub(super) plaintext: bool,
+    /// Whether bytes are forwarded, and not requests.
+    pub(super) tcp: bool,
     pub(super) addresses: Vec<Address>,
     /// Whether only FAIRMESH_CONTROL selects a control plane in place of the agent of this machine.
     pub(super) by_environment: bool,
@@ -30,8 +32,8 @@ pub(super) struct ValidArguments {
 
 impl ValidArguments {
     pub(super) fn new(args: RegisterArgs) -> Result<Self, Failure> {
-        let refused = |e: Invalid| Failure::refused(format!("{}: {}", e.field, e.problem), e.hint);
         JoinToken::of_environment().map_err(refused)?;
+        let instance = instance(&args)?;
         let given: Vec<Address> = args.agent.into_iter().chain(args.control).collect();
         if args.interval.is_zero() {
             return Err(Failure::refused("interval: 0 is too short", "write a duration such as 2s"));
@@ -39,10 +41,6 @@ impl ValidArguments {
         let (address, program) = match (args.listen, args.program) {
             (Some(listen), _) => (listen, Some(args.address)),
             (None, program) => (args.address, program),
-        };
-        let instance = match args.instance {
-            Some(instance) => instance,
-            None => default_instance(args.address).map_err(refused)?,
         };
         let location = environment::location(args.region.map(Location::in_region)).map_err(refused)?;
         let location = with_host_type(location, args.host_type).map_err(refused)?;
@@ -68,6 +66,7 @@ impl ValidArguments {
             registration,
             program,
             plaintext: args.plaintext,
+            tcp: args.tcp,
             by_environment: given.is_empty()
                 && matches!(environment::upstream(), Ok(Upstream::ControlPlanes(_))),
             addresses: registry_addresses(&given).map_err(refused)?,
@@ -85,6 +84,18 @@ impl ValidArguments {
     pub(super) fn program_address(&self) -> SocketAddr {
         self.program.unwrap_or(self.registration.address)
     }
+}
+
+/// The instance id within the service.
+pub(super) fn instance(args: &RegisterArgs) -> Result<InstanceId, Failure> {
+    match &args.instance {
+        Some(instance) => Ok(instance.clone()),
+        None => default_instance(args.address).map_err(refused),
+    }
+}
+
+fn refused(e: Invalid) -> Failure {
+    Failure::refused(format!("{}: {}", e.field, e.problem), e.hint)
 }
 
 /// Adds the host type to the location. Without a region the agent provides both.

@@ -1,20 +1,27 @@
 //! What callers reach: this command in front of the program, or the program itself.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use fairmesh_console::failure::Failure;
+use fairmesh_proxy::ProgramFront;
 use fairmesh_server::{ConnectionAuthorizer, RegistryClient, ServerTransport, transport_of_agent};
 use tokio::time::timeout;
 
-use super::{arguments::ValidArguments, print_status, terminator::Terminator};
+use super::{
+    arguments::ValidArguments,
+    pages::RegisterPages,
+    print_status,
+    terminator::{Forwarding, Terminator},
+};
 
 /// How long an endpoint waits for its policy before it is registered.
 const POLICY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How connections are accepted, and the listener in front of the program.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Front {
     pub(super) opened: ServerTransport,
+    pub(super) pages: Arc<RegisterPages>,
     terminator: Option<Terminator>,
     /// Whether it was printed that the agent does not say yet if there is a trust domain.
     said: bool,
@@ -22,8 +29,12 @@ pub(super) struct Front {
 
 impl Front {
     /// Listens, where that is decided already.
-    pub(super) async fn open(plan: &mut ValidArguments, opened: ServerTransport) -> Result<Self, Failure> {
-        let mut front = Self { opened, ..Self::default() };
+    pub(super) async fn open(
+        plan: &mut ValidArguments,
+        opened: ServerTransport,
+        pages: Arc<RegisterPages>,
+    ) -> Result<Self, Failure> {
+        let mut front = Self { opened, pages, terminator: None, said: false };
         if plan.plaintext {
             // It was asked for. The control plane decides whether it is permitted.
             front.opened.undecided = None;
@@ -74,10 +85,30 @@ impl Front {
         // Callers that find the endpoint before it knows who may call would be turned away.
         let _ = timeout(POLICY_TIMEOUT, authorizer.ready()).await;
         plan.registration.mtls = transport.is_tls();
-        let terminator = Terminator::start(address, program, transport, authorizer).await?;
+        let forwarding = self.forwarding(plan, program, &authorizer)?;
+        let terminator = Terminator::start(address, (transport, authorizer), forwarding).await?;
         (plan.registration.address, plan.program) = (terminator.address(), Some(program));
         self.terminator = Some(terminator);
         Ok(())
+    }
+
+    /// How connections reach the program.
+    fn forwarding(
+        &self,
+        plan: &ValidArguments,
+        program: SocketAddr,
+        authorizer: &ConnectionAuthorizer,
+    ) -> Result<Forwarding, Failure> {
+        if plan.tcp {
+            return Ok(Forwarding::Bytes(program));
+        }
+        let (service, own) = (plan.registration.service.clone(), self.opened.transport.id());
+        let observer = Arc::clone(&self.pages.observer);
+        let front = ProgramFront::start((service, program), (authorizer.clone(), own), observer);
+        let front = front.map_err(|error| Failure::refused(error.problem, error.hint))?;
+        // The program has one listener in front of it.
+        let _ = self.pages.front.set(front.clone());
+        Ok(Forwarding::Requests(front, program))
     }
 
     /// Closes the listener, and follows nothing more.

@@ -1,10 +1,11 @@
-//! Terminates mutual TLS in front of a program that speaks plaintext.
+//! Listens for callers in front of a program that speaks plaintext, with mutual TLS in a mesh with a trust domain.
 
 use std::{io, net::SocketAddr, task::Context, time::Duration};
 
 use fairmesh_console::failure::Failure;
 use fairmesh_edge::tunnel::copy::BidirectionalCopy;
 use fairmesh_listen::{Acceptor, GuardedStream, Limits, Memory};
+use fairmesh_proxy::ProgramFront;
 use fairmesh_server::{ConnectionAuthorizer, identity_of};
 use fairmesh_wire::transport::{Stream, Transport};
 use tokio::{
@@ -21,16 +22,16 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) struct Terminator {
     address: SocketAddr,
     authorizer: ConnectionAuthorizer,
+    forwarding: Forwarding,
     _serving: JoinSet<()>,
 }
 
 impl Terminator {
-    /// Listens at `address`, at any port for port 0, and forwards the bytes of connections to `program`.
+    /// Listens at `address`, at any port for port 0, and forwards to the program what comes.
     pub(super) async fn start(
         address: SocketAddr,
-        program: SocketAddr,
-        transport: Transport,
-        authorizer: ConnectionAuthorizer,
+        (transport, authorizer): (Transport, ConnectionAuthorizer),
+        forwarding: Forwarding,
     ) -> Result<Self, Failure> {
         let listener = TcpListener::bind(address).await.map_err(|error| {
             Failure::failed_with(
@@ -40,9 +41,9 @@ impl Terminator {
         })?;
         let address = listener.local_addr().map_err(Failure::failed)?;
         let mut serving = JoinSet::new();
-        let front = Front { program, transport, authorizer: authorizer.clone() };
+        let front = Front { forwarding: forwarding.clone(), transport, authorizer: authorizer.clone() };
         serving.spawn(serve(listener, front));
-        Ok(Self { address, authorizer, _serving: serving })
+        Ok(Self { address, authorizer, forwarding, _serving: serving })
     }
 
     /// Where it listens.
@@ -52,14 +53,34 @@ impl Terminator {
 
     /// Closes the listener and connections, and tells the agent that the policy is followed no more.
     pub(super) async fn close(self) {
+        if let Forwarding::Requests(front, _) = &self.forwarding {
+            front.stop();
+        }
         self.authorizer.close().await;
+    }
+}
+
+/// How connections reach the program.
+#[derive(Clone, Debug)]
+pub(super) enum Forwarding {
+    /// Byte by byte, to this address.
+    Bytes(SocketAddr),
+    /// Request by request, to the program at this address.
+    Requests(ProgramFront, SocketAddr),
+}
+
+impl Forwarding {
+    fn program(&self) -> SocketAddr {
+        match self {
+            Self::Bytes(program) | Self::Requests(_, program) => *program,
+        }
     }
 }
 
 /// What is done with connections.
 #[derive(Clone, Debug)]
 struct Front {
-    program: SocketAddr,
+    forwarding: Forwarding,
     transport: Transport,
     authorizer: ConnectionAuthorizer,
 }
@@ -90,11 +111,15 @@ impl Front {
             socket.set_nodelay(true)?;
         }
         let stream = self.transport.accept(stream).await?;
-        let peer = identity_of(&stream);
-        let Some(stream) = self.authorizer.accept(stream, self.program).await else { return Ok(()) };
-        // The ends of requests are not visible here.
+        let (peer, program) = (identity_of(&stream), self.forwarding.program());
+        let Some(stream) = self.authorizer.accept(stream, program).await else { return Ok(()) };
+        // The server of requests has limits of its own; of bytes, the ends of requests are not visible.
         let caller = stream.exempt_once_begun();
-        let program = timeout(CONNECT_TIMEOUT, TcpStream::connect(self.program)).await??;
+        if let Forwarding::Requests(front, _) = &self.forwarding {
+            front.serve(caller).await;
+            return Ok(());
+        }
+        let program = timeout(CONNECT_TIMEOUT, TcpStream::connect(program)).await??;
         program.set_nodelay(true)?;
         tokio::select! {
             ended = BidirectionalCopy::new(caller, program) => ended,

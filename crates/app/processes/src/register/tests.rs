@@ -11,7 +11,10 @@ use fairmesh_wire::{handshake, transport::Address, v1};
 use tempfile::TempDir;
 use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle, time::timeout};
 
-use super::{Child, FIRST_PROBE_INTERVAL, Front, RegisterArgs, Supervisor, ValidArguments, next_interval};
+use super::{
+    Child, FIRST_PROBE_INTERVAL, Front, ObserverConfig, RegisterArgs, RegisterPages, RequestObserver,
+    ServerTransport, Supervisor, ValidArguments, next_interval,
+};
 
 /// Time limit of every wait.
 const BOUND: Duration = Duration::from_secs(20);
@@ -58,11 +61,15 @@ impl Bench {
         );
         let typed = typed.split(' ').map(OsString::from);
         let typed = typed.chain(["sh", "-c", &child].map(OsString::from));
-        let plan = ValidArguments::new(CommandLine::try_parse_from(typed).unwrap().args).unwrap();
+        let mut plan = ValidArguments::new(CommandLine::try_parse_from(typed).unwrap().args).unwrap();
         let child = Child::start(&plan.command).unwrap();
         let (terminate, terminated) = oneshot::channel();
-        let watch = Supervisor::new(plan, Front::default(), child);
-        (terminate, tokio::spawn(watch.run(async { drop(terminated.await) })))
+        let pages = RegisterPages::new(RequestObserver::start(ObserverConfig::default()));
+        let run = async move {
+            let front = Front::open(&mut plan, ServerTransport::default(), pages).await.unwrap();
+            Supervisor::new(plan, front, child).run(async { drop(terminated.await) }).await
+        };
+        (terminate, tokio::spawn(run))
     }
 
     fn end(&self) -> Box<Path> {

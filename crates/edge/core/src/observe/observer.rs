@@ -11,8 +11,8 @@ use fairmesh_calls::{
     forwarding::{BodyEnd, BodyObserver as _, Principal},
     observe::trace_with_reasons,
 };
-use fairmesh_otlp::Counts;
 use http::{HeaderMap, request::Parts};
+use prometheus_client::{metrics::counter::ConstCounter, registry::Registry};
 use tokio::time::{Instant, timeout_at};
 
 use crate::{
@@ -169,9 +169,22 @@ impl RequestObserver {
         self.access.write(entry);
     }
 
-    /// Counts of exported spans, if tracing is enabled.
-    pub fn spans(&self) -> Option<Counts> {
-        self.tracer.as_ref().map(Tracer::counts)
+    /// Registers what was lost of the access log, and the outcomes of spans.
+    pub fn register(&self, registry: &mut Registry) {
+        let dropped = ConstCounter::new(self.access.dropped());
+        registry.register(
+            "access_log_lines_dropped",
+            "Access log lines dropped because the reader was slow",
+            dropped,
+        );
+        let Some(counts) = self.tracer.as_ref().map(Tracer::counts) else { return };
+        for (name, help, count) in [
+            ("spans_exported", "Spans accepted by the collector", counts.exported),
+            ("spans_dropped", "Spans dropped because the queue was full", counts.dropped),
+            ("spans_rejected", "Spans rejected by the collector, or not delivered", counts.refused),
+        ] {
+            registry.register(name, help, ConstCounter::new(count));
+        }
     }
 
     /// Writes the remaining lines of the access log, and exports the remaining spans, until the deadline.

@@ -56,21 +56,7 @@ pub(crate) fn register(registry: &mut Registry, services: &Arc<Services>, observ
     if let Some(endpoints) = &observer.endpoints {
         endpoints::register(registry, endpoints);
     }
-    let dropped = ConstCounter::new(observer.access.dropped());
-    registry.register(
-        "access_log_lines_dropped",
-        "Access log lines dropped because the reader was slow",
-        dropped,
-    );
-    if let Some(counts) = observer.spans() {
-        for (name, help, count) in [
-            ("spans_exported", "Spans accepted by the collector", counts.exported),
-            ("spans_dropped", "Spans dropped because the queue was full", counts.dropped),
-            ("spans_rejected", "Spans rejected by the collector, or not delivered", counts.refused),
-        ] {
-            registry.register(name, help, ConstCounter::new(count));
-        }
-    }
+    observer.register(registry);
 }
 
 /// One metric family with a series for each service.

@@ -41,7 +41,7 @@ impl HttpHandler for CallerHandler {
         let (RequestHandler { server, forwarder, observer }, peer) = (&self.handler, &self.peer);
         let length = request.body().size_hint().exact();
         let arrival = Arrival { caller: peer.address, began: Instant::now(), length };
-        let (request, served) = observer.begin(request, arrival, peer.caller.clone());
+        let (request, served) = observer.begin(request, arrival, peer.served.clone());
         let forward = service_fn(async |request: Request<B>| {
             if let Some(served) = &served {
                 // The peer, or the caller that an intermediary states.

@@ -7,13 +7,13 @@ use std::{
 };
 
 use fairmesh_edge::listen::client_stream::ClientStream;
-use fairmesh_listen::forward_async_write;
-use fairmesh_server::CallerConnection;
+use fairmesh_listen::{GuardedStream, forward_async_write};
+use fairmesh_server::Stream;
 use tokio::io::{AsyncRead, ReadBuf, ReadHalf, WriteHalf, split};
 
-/// A connection of a caller, with or without TLS.
+/// A connection of a caller, with or without TLS, within the limits of its listener.
 #[derive(Debug)]
-pub(crate) struct CallerStream(pub(crate) CallerConnection);
+pub(crate) struct CallerStream(pub(crate) GuardedStream<Stream>);
 
 impl AsyncRead for CallerStream {
     fn poll_read(

@@ -16,7 +16,8 @@ use fairmesh_edge::{
 };
 use fairmesh_headers::grpc_content_type;
 use fairmesh_http::path::RawPath;
-use fairmesh_server::{AcceptedCall, ServerLayer};
+use fairmesh_model::Identity;
+use fairmesh_server::{AcceptedCall, ConnectionAuthorizer, ServerLayer};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header, request::Parts};
 
 use crate::inbound::{caller_headers, peer::Peer, request_body::RequestBody, response_body::ResponseBody};
@@ -32,8 +33,26 @@ pub(crate) struct LocalForwarder {
     pub(crate) metrics: Arc<EdgeMetrics>,
     /// Maximum bytes of a request body.
     pub(crate) max_body: u64,
-    /// Judges tunnels anew when the policy changes.
-    pub(crate) layer: ServerLayer,
+    pub(crate) revocation: Revocation,
+}
+
+/// Judges upgraded connections anew when the policy changes.
+#[derive(Clone, Debug)]
+pub(crate) enum Revocation {
+    /// By the request that each began with.
+    Calls(ServerLayer),
+    /// By the peer of its connection.
+    Connections(ConnectionAuthorizer),
+}
+
+impl Revocation {
+    /// Resolves when this call, or every call of its peer, would no longer be allowed.
+    async fn revoked(self, call: AcceptedCall, peer: Identity) {
+        match self {
+            Self::Calls(layer) => layer.revoked(&call).await,
+            Self::Connections(authorizer) => authorizer.revoked(&peer).await,
+        }
+    }
 }
 
 impl LocalForwarder {
@@ -50,7 +69,7 @@ impl LocalForwarder {
         if request.method() == Method::CONNECT {
             return connect_refused().map(ResponseBody::Own);
         }
-        let call = AcceptedCall::of(&request);
+        let revoked = self.revocation.clone().revoked(AcceptedCall::of(&request), peer.identity.clone());
         let (mut parts, body) = request.into_parts();
         let upgrade = UpgradeRequest::take(&mut parts);
         let received = parts.extensions.remove::<ReceivedBytes>();
@@ -58,7 +77,7 @@ impl LocalForwarder {
         let (body, too_long) = LimitedBody::new(RequestBody { body, received }, self.max_body);
         match self.program.send(Request::from_parts(parts, body)).await {
             Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                self.switch_protocols(response, upgrade, call).map(ResponseBody::Own)
+                self.switch_protocols(response, upgrade, revoked).map(ResponseBody::Own)
             }
             Ok(mut response) => {
                 hop_by_hop::strip_response(response.headers_mut());
@@ -83,12 +102,10 @@ impl LocalForwarder {
         &self,
         response: Response<DirectBody>,
         upgrade: Option<UpgradeRequest>,
-        call: AcceptedCall,
+        revoked: impl Future<Output = ()> + Send + 'static,
     ) -> Response<Body> {
         let (head, body) = response.into_parts();
         // The stream of the caller holds its place at the listener.
-        let layer = self.layer.clone();
-        let revoked = async move { layer.revoked(&call).await };
         self.tunnels.switch_protocols(Response::from_parts(head, ()), (upgrade, body.into_tunnel()), revoked)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use fairmesh_edge::{metrics::EdgeMetrics, observe::served::ServedObserver};
 use fairmesh_server::Admission;
 use prometheus_client::{
     metrics::{counter::ConstCounter, gauge::ConstGauge},
@@ -13,9 +14,13 @@ use crate::inbound::server::ServedEndpoint;
 /// Registers the requests by caller, the state of the concurrency limit, and the connections.
 pub(crate) fn register(registry: &mut Registry, endpoint: &ServedEndpoint) {
     let registry = registry.sub_registry_with_prefix("inbound");
-    endpoint.observer.metrics().register(registry);
+    register_front(registry, &endpoint.observer, &endpoint.connections);
     register_admission(registry, &endpoint.server.admission());
-    let edge = &endpoint.connections;
+}
+
+/// Registers the requests by caller, and the connections.
+pub(crate) fn register_front(registry: &mut Registry, observer: &ServedObserver, edge: &EdgeMetrics) {
+    observer.metrics().register(registry);
     edge.connections.register(registry);
     edge.tunnels.register(registry);
     let too_large = ConstCounter::new(edge.requests.too_large.load(Relaxed));

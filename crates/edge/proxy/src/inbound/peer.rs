@@ -4,41 +4,46 @@ use std::{fmt::Write as _, net::SocketAddr, sync::Arc};
 
 use fairmesh_edge::observe::served_metrics::ServedCaller;
 use fairmesh_identity::sha256;
-use fairmesh_model::SpiffeId;
-use fairmesh_server::Caller;
+use fairmesh_listen::GuardedStream;
+use fairmesh_model::{Identity, SpiffeId};
+use fairmesh_server::{Caller, Stream, identity_of};
 use http::HeaderValue;
 
 /// What the requests of a connection have in common.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) address: SocketAddr,
-    /// The identity that the peer proved.
-    pub(crate) caller: Option<Arc<ServedCaller>>,
+    pub(crate) identity: Identity,
+    /// The identity that the peer proved, as programs and counters get it.
+    pub(crate) caller: Option<Caller>,
+    pub(crate) served: Option<Arc<ServedCaller>>,
     /// `x-forwarded-client-cert` of its requests.
     pub(crate) certificate: Option<HeaderValue>,
 }
 
 impl Peer {
-    /// A peer at `address` that proved this identity with this certificate, in DER, to a server with the identity `own`.
-    pub(crate) fn new(
-        address: SocketAddr,
-        caller: Option<&Caller>,
-        certificate: Option<&[u8]>,
-        own: Option<&SpiffeId>,
-    ) -> Self {
-        let certificate = caller.zip(certificate).and_then(|(caller, certificate)| {
+    /// The peer of a connection to a server with the identity `own`; `None` if the connection has broken.
+    pub(crate) fn of(stream: &GuardedStream<Stream>, own: Option<&SpiffeId>) -> Option<Self> {
+        let address = stream.get_ref().tcp()?.peer_addr().ok()?;
+        let identity = identity_of(stream);
+        let certificate = match stream.get_ref() {
+            Stream::Tls(stream) => stream.peer_certificate(),
+            Stream::Tcp(_) | Stream::Unix(_) => None,
+        };
+        let caller = Caller::of(&identity);
+        let certificate = caller.as_ref().zip(certificate).and_then(|(caller, certificate)| {
             let element = certificate_element(caller.id(), certificate, own);
             // SPIFFE IDs are ASCII without controls.
             HeaderValue::try_from(element).ok()
         });
-        let caller = caller.map(|caller| Arc::new(ServedCaller::new(caller.verified())));
-        Self { address, caller, certificate }
+        let served = caller.as_ref().map(|caller| Arc::new(ServedCaller::new(caller.verified())));
+        Some(Self { address, identity, caller, served, certificate })
     }
 
     /// The caller of an accepted request: the peer, or the caller that an intermediary states.
     pub(crate) fn served_caller(&self, caller: Option<&Caller>) -> Option<Arc<ServedCaller>> {
         let caller = caller?;
-        match &self.caller {
+        match &self.served {
             Some(peer) if caller.via().is_none() => Some(Arc::clone(peer)),
             _ => Some(Arc::new(ServedCaller::new(caller.verified()))),
         }

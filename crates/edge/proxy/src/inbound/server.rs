@@ -24,13 +24,13 @@ use crate::{
         caller_handler::{CallerHandler, RequestHandler},
         caller_stream::CallerStream,
         config::{InboundConfig, InboundEndpoint},
-        local_forwarder::LocalForwarder,
+        local_forwarder::{LocalForwarder, Revocation},
         peer::Peer,
     },
 };
 
 /// Idle timeout of callers' connections. Longer than callers keep one, so that none is closed that a caller is about to use.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(180);
+pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// A running inbound server.
 #[derive(Debug)]
@@ -101,8 +101,8 @@ async fn serve(listener: TcpListener, program: DirectClient, endpoint: ServedEnd
     let bounds = fairmesh_listen::Limits::program().with_connections(limits.connections);
     let limits = Limits { idle_timeout: IDLE_TIMEOUT, ..limits };
     let tunnels = Tunnels::new(limits, Arc::clone(&metrics), Arc::clone(&shutdown), tasks.clone());
-    let (layer, max_body) = (server.layer(), limits.body.unwrap_or(UNLIMITED));
-    let forwarder = LocalForwarder { program, tunnels, metrics: Arc::clone(&metrics), max_body, layer };
+    let (revocation, max_body) = (Revocation::Calls(server.layer()), limits.body.unwrap_or(UNLIMITED));
+    let forwarder = LocalForwarder { program, tunnels, metrics: Arc::clone(&metrics), max_body, revocation };
     let handler = RequestHandler { server: server.layer(), forwarder: Arc::new(forwarder), observer };
     let closing = async { shutdown.start_without_grace(server.closing().await) };
     let served = serve_connections(listener, &server, bounds, {
@@ -111,17 +111,18 @@ async fn serve(listener: TcpListener, program: DirectClient, endpoint: ServedEnd
             let (metrics, shutdown) = (Arc::clone(&metrics), Arc::clone(&shutdown));
             let (handler, own) = (handler.clone(), server.identity());
             async move {
-                let Some(address) = connection.peer_address() else { return };
-                let _open = metrics.connections.count_open();
                 let caller = connection.layer();
-                let peer = Peer::new(address, caller.caller(), connection.certificate(), own.as_ref());
+                let stream = connection.into_stream();
+                let Some(peer) = Peer::of(&stream, own.as_ref()) else { return };
+                let _open = metrics.connections.count_open();
+                let address = peer.address;
                 let handler = CallerHandler { caller, peer, handler };
                 let http = HttpServer {
                     idle_timeout: IDLE_TIMEOUT,
                     metrics: &metrics.connections,
                     shutdown: &shutdown,
                 };
-                http.serve(CallerStream(connection), address, handler).await;
+                http.serve(CallerStream(stream), address, handler).await;
             }
         }
     });

@@ -14,7 +14,8 @@ pub struct Caller {
 
 impl Caller {
     /// The identity of a verified peer.
-    pub(crate) fn of(identity: &Identity) -> Option<Self> {
+    #[doc(hidden)]
+    pub fn of(identity: &Identity) -> Option<Self> {
         let caller = match identity {
             Identity::Spiffe(id) => CallerId::new(id.clone()),
             Identity::Federated(id) => CallerId::federated(id.clone()),

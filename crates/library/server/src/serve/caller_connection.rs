@@ -1,6 +1,5 @@
 use std::{
     io,
-    net::SocketAddr,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -33,29 +32,14 @@ impl CallerConnection {
         server.inner.layer.handshake(&server.inner.transport, stream).await.map(Self)
     }
 
-    /// The address of the peer; `None` if the connection has broken.
-    pub fn peer_address(&self) -> Option<SocketAddr> {
-        self.0.get_ref().tcp()?.peer_addr().ok()
-    }
-
-    /// The certificate by which the peer proved its identity, in DER.
-    pub fn certificate(&self) -> Option<&[u8]> {
-        match self.0.get_ref() {
-            Stream::Tls(stream) => stream.peer_certificate(),
-            Stream::Tcp(_) | Stream::Unix(_) => None,
-        }
-    }
-
     /// The layer around the service of its requests.
     pub fn layer(&self) -> CallerLayer {
         CallerLayer { connection: self.0.connection().cloned(), caller: Caller::of(&identity_of(&self.0)) }
     }
-}
 
-impl CallerLayer {
-    /// The identity that the peer has proved.
-    pub fn caller(&self) -> Option<&Caller> {
-        self.caller.as_ref()
+    /// The stream, which holds its place at the listener.
+    pub fn into_stream(self) -> GuardedStream<Stream> {
+        self.0
     }
 }
 

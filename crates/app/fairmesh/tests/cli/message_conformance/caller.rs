@@ -1,4 +1,4 @@
-//! What a program behind `--inbound` is told of its caller, whatever the caller claims.
+//! What a program behind `--inbound` or `register` is told of its caller, whatever the caller claims.
 
 use super::{forms::Forms, messages::curl};
 
@@ -11,11 +11,13 @@ const CLAIMS: [&str; 6] = [
     "x-forwarded-for: 192.0.2.1",
 ];
 
-/// What the program behind `--inbound` sees of a request with claims, on each way to it.
-fn seen(forms: &Forms) -> Vec<String> {
-    let inbound = forms.forms.iter().filter(|form| form.name.contains("--inbound"));
+/// What the program sees of a request with claims, on each way to it.
+fn seen(forms: &Forms, with_register: bool) -> Vec<String> {
     let versions = ["--http1.1", "--http2-prior-knowledge"];
-    inbound
+    forms
+        .forms
+        .iter()
+        .filter(|form| with_register || form.name.contains("--inbound"))
         .flat_map(|form| {
             versions.map(|version| curl(&form.address, &[&[version], &CLAIMS[..]].concat(), "/"))
         })
@@ -27,8 +29,8 @@ fn header<'a>(seen: &'a str, name: &str) -> Option<&'a str> {
 }
 
 #[test]
-fn inbound_states_the_identity_that_the_caller_proved() {
-    for seen in seen(&Forms::mutual_tls()) {
+fn programs_learn_the_identity_that_the_caller_proved() {
+    for seen in seen(&Forms::mutual_tls(), true) {
         assert!(!seen.contains("forged"), "{seen}");
         let caller = header(&seen, "x-fairmesh-caller").unwrap();
         let certificate = header(&seen, "x-forwarded-client-cert").unwrap();
@@ -44,7 +46,8 @@ fn inbound_states_the_identity_that_the_caller_proved() {
 
 #[test]
 fn inbound_states_no_identity_of_a_caller_in_plaintext() {
-    for seen in seen(&Forms::plain()) {
+    // Without a trust domain, callers reach a program behind `register` directly.
+    for seen in seen(&Forms::plain(), false) {
         for header in ["forged", "x-fairmesh-caller", "x-forwarded-client-cert"] {
             assert!(!seen.contains(header), "{seen}");
         }

@@ -85,6 +85,18 @@ async fn gateway_and_node(fleet: &Fleet) -> [(Process, String); 2] {
     [(gateway_process, gateway_http), (node_process, node_http)]
 }
 
+/// `register` for a program that callers reach directly, with the address of its pages.
+async fn start_register(fleet: &Fleet) -> (Process, String) {
+    let [program_address, http] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
+    let args = format!(
+        "register shop/registered --agent unix:{} --address {program_address} --admin {http}",
+        fleet.agent_socket().display()
+    );
+    let process = Process::start(program(fleet.path("register.log"), &args, None));
+    until("it has pages", async || get(&http, "/healthz").await.is_some()).await;
+    (process, http)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_listener_of_every_process_is_in_the_table() {
     let _machine = beside_others().await;
@@ -99,6 +111,7 @@ async fn every_listener_of_every_process_is_in_the_table() {
     until("the proxy has pages", async || get(&admin, "/healthz").await.is_some()).await;
     let (key_server, keys_http) = fleet.start_key_server().await;
     let [(gateway, gateway_http), (node, node_http)] = gateway_and_node(&fleet).await;
+    let (register, register_http) = start_register(&fleet).await;
     let mut rows = rows();
     for (name, kind, process, http) in [
         ("control plane", "control", &fleet.control, &fleet.control_http),
@@ -109,6 +122,7 @@ async fn every_listener_of_every_process_is_in_the_table() {
         ("proxy", "proxy", &proxy, &admin),
         ("gateway", "gateway", &gateway, &gateway_http),
         ("node", "node", &node, &node_http),
+        ("register", "register", &register, &register_http),
     ] {
         let listed = rows.remove(name).unwrap_or_default();
         let labels: BTreeSet<_> =

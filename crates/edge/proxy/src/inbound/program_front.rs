@@ -1,0 +1,141 @@
+//! The requests of connections that were accepted as a whole, forwarded to a program: what `fairmesh register` does in front of one.
+//!
+//! Callers choose the version of HTTP by the declaration of the service, which is not known here. So a request is sent over the version in
+//! which it came.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use bytes::Bytes;
+use fairmesh_calls::{
+    Body, BoxError, Deadline,
+    forwarding::{DirectClient, foreign_body},
+};
+use fairmesh_edge::{
+    forward::body_limit::UNLIMITED,
+    limits::Limits,
+    metrics::EdgeMetrics,
+    observe::{observer::RequestObserver, request_info::Arrival, served::ServedObserver},
+    server::http::{HttpHandler, HttpServer},
+    shutdown::Shutdown,
+    tunnel::Tunnels,
+};
+use fairmesh_headers::read_deadline;
+use fairmesh_listen::GuardedStream;
+use fairmesh_model::{Invalid, Protocol, ServiceName, SpiffeId};
+use fairmesh_server::{ConnectionAuthorizer, Stream};
+use http::{Request, Response, Version};
+use prometheus_client::registry::Registry;
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+
+use crate::inbound::{
+    caller_stream::CallerStream,
+    local_forwarder::{LocalForwarder, Revocation},
+    metrics,
+    peer::Peer,
+    server::IDLE_TIMEOUT,
+};
+
+/// Forwards the requests of callers to a program, and observes them. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct ProgramFront {
+    authorizer: ConnectionAuthorizer,
+    /// The identity by which callers know this process.
+    own: Option<SpiffeId>,
+    /// To the program over HTTP/1.1 and over HTTP/2.
+    http1: Arc<LocalForwarder>,
+    http2: Arc<LocalForwarder>,
+    observer: Arc<ServedObserver>,
+    metrics: Arc<EdgeMetrics>,
+    shutdown: Arc<Shutdown>,
+}
+
+impl ProgramFront {
+    /// In front of the program of `service` at this address. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// The address is not a host of URIs.
+    pub fn start(
+        (service, program): (ServiceName, SocketAddr),
+        (authorizer, own): (ConnectionAuthorizer, Option<SpiffeId>),
+        observer: Arc<RequestObserver>,
+    ) -> Result<Self, Invalid> {
+        let (metrics, shutdown) = (Arc::<EdgeMetrics>::default(), Arc::<Shutdown>::default());
+        let limits = Limits { idle_timeout: IDLE_TIMEOUT, ..Limits::default() };
+        let tunnels = Tunnels::new(limits, Arc::clone(&metrics), Arc::clone(&shutdown), TaskTracker::new());
+        let forwarder = |protocol| {
+            let program = DirectClient::start("the program", program, protocol)?;
+            Ok(Arc::new(LocalForwarder {
+                program,
+                tunnels: tunnels.clone(),
+                metrics: Arc::clone(&metrics),
+                max_body: UNLIMITED,
+                revocation: Revocation::Connections(authorizer.clone()),
+            }))
+        };
+        let (http1, http2) = (forwarder(Protocol::Http1)?, forwarder(Protocol::Http2)?);
+        let served = ServedObserver::new(service);
+        served.set_observer(observer);
+        Ok(Self { authorizer, own, http1, http2, observer: Arc::new(served), metrics, shutdown })
+    }
+
+    /// Serves an accepted connection until it ends, or its caller may no longer use the service.
+    pub async fn serve(&self, stream: GuardedStream<Stream>) {
+        let Some(peer) = Peer::of(&stream, self.own.as_ref()) else { return };
+        let _open = self.metrics.connections.count_open();
+        let (address, identity) = (peer.address, peer.identity.clone());
+        let server = HttpServer {
+            idle_timeout: IDLE_TIMEOUT,
+            metrics: &self.metrics.connections,
+            shutdown: &self.shutdown,
+        };
+        let handler = FrontHandler { front: self.clone(), peer };
+        tokio::select! {
+            () = server.serve(CallerStream(stream), address, handler) => {}
+            () = self.authorizer.revoked(&identity) => {}
+        }
+    }
+
+    /// Ends upgraded connections.
+    pub fn stop(&self) {
+        self.shutdown.start_without_grace(Instant::now());
+    }
+
+    /// Registers the requests by caller, and the connections.
+    pub fn register(&self, registry: &mut Registry) {
+        metrics::register_front(registry, &self.observer, &self.metrics);
+    }
+}
+
+/// Handles the requests of one connection.
+struct FrontHandler {
+    front: ProgramFront,
+    peer: Peer,
+}
+
+impl HttpHandler for FrontHandler {
+    async fn handle<B>(&self, request: Request<B>) -> Response<Body>
+    where
+        B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
+    {
+        let Self { front, peer } = self;
+        let length = request.body().size_hint().exact();
+        let arrival = Arrival { caller: peer.address, began: Instant::now(), length };
+        let (mut request, served) = front.observer.begin(request, arrival, peer.served.clone());
+        if let Some(served) = &served {
+            served.accept(peer.served.clone());
+        }
+        if let Some(caller) = &peer.caller {
+            request.extensions_mut().insert(caller.clone());
+        }
+        if let Some(deadline) = read_deadline(request.headers()).and_then(Deadline::after) {
+            request.extensions_mut().insert(deadline);
+        }
+        let forwarder = if request.version() == Version::HTTP_2 { &front.http2 } else { &front.http1 };
+        let mut response = forwarder.forward(request, peer).await.map(foreign_body);
+        if let Some(served) = served {
+            served.response_started(&mut response);
+        }
+        response
+    }
+}
