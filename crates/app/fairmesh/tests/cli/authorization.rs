@@ -135,7 +135,7 @@ fn servers_decide_as_the_vectors_say() {
     }
     assert!(service.metric("inbound_requests_unauthorized_total") > 0);
     assert!(service.metric("inbound_requests_audited_total") > 0);
-    // `register` has no metrics: its log says whom it refuses, and whom it would refuse.
+    // `register` counts no refused connections: its log says whom it refuses, and whom it would refuse.
     let log = std::fs::read_to_string(service.mesh.path("register.log")).unwrap();
     let said = log.lines().filter(|line| line.contains("a call is ")).collect::<Vec<_>>();
     let is_audit = |line: &&&str| line.contains("audit");
