@@ -1,14 +1,21 @@
 //! Takes the reports of local programs. Minutes of CPU usage are queued and forwarded. Rates are added up, since only the
 //! last ones count.
 
+mod call_sums;
 mod usage_forwarder;
+
+use std::sync::{Arc, Mutex, PoisonError};
 
 use fairmesh_model::{Invalid, Region};
 use fairmesh_rib::{ReportRelay, follower::FollowerHandle};
 use fairmesh_signals::SumLimits;
 use fairmesh_wire::v1::{self, imbalance_server::Imbalance, signals_server::Signals};
+use prometheus_client::registry::Registry;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
+
+use call_sums::{CallSums, ReportedCalls};
 use usage_forwarder::UsageForwarder;
 
 /// The gRPC services `Signals` and `Imbalance` of the agent, and the loops that report upstream.
@@ -16,6 +23,8 @@ use usage_forwarder::UsageForwarder;
 pub(crate) struct Reports {
     pub(crate) usages: UsageForwarder,
     pub(crate) rates: ReportRelay,
+    calls: Arc<Mutex<CallSums>>,
+    began: Instant,
     /// Addresses of the control plane, for messages.
     upstreams: String,
 }
@@ -24,7 +33,8 @@ impl Reports {
     /// Reports to `upstream` for programs in `region`. Messages name the addresses in `upstreams`.
     pub(crate) fn new(upstream: FollowerHandle, upstreams: String, region: Region) -> Self {
         let rates = ReportRelay::new(upstream.clone(), Some(region), SumLimits::AGENT);
-        Self { usages: UsageForwarder::new(upstream), rates, upstreams }
+        let usages = UsageForwarder::new(upstream);
+        Self { usages, rates, calls: Arc::default(), began: Instant::now(), upstreams }
     }
 
     /// Reports until `stopping`.
@@ -32,8 +42,21 @@ impl Reports {
         tokio::join!(self.usages.run(stopping.clone()), self.rates.run(stopping));
     }
 
+    /// Registers the totals of calls by caller and callee.
+    pub(crate) fn register_calls(&self, registry: &mut Registry) {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner).register(registry, self.now_ms());
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
     fn take(&self, mut report: v1::ReportSignalsRequest) -> Result<v1::ReportSignalsResponse, Invalid> {
+        let calls = ReportedCalls::of(&report);
         let response = self.rates.take_rates(&mut report)?;
+        if let Some(calls) = calls {
+            self.calls.lock().unwrap_or_else(PoisonError::into_inner).add(calls, self.now_ms());
+        }
         for (i, usage) in report.usages.into_iter().enumerate() {
             self.usages.put(usage).map_err(|e| e.within(format!("usages[{i}]")))?;
         }

@@ -49,11 +49,12 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("sim", &["model", "balancer", "router", "rib", "te", "planner", "signals"]),
     ("store", &["model", "wire", "rib"]),
     ("registry", &["model", "wire", "rib", "store"]),
-    ("replica", &["model", "listen", "pages", "wire", "rib", "signals", "store"]),
+    ("replica", &["model", "metrics", "listen", "pages", "wire", "rib", "signals", "store"]),
     (
         "agent",
         &[
             "model",
+            "metrics",
             "listen",
             "pages",
             "wire",
@@ -104,7 +105,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // Routes for tenants that their nodes name, and knows no node.
     ("gateway", &["model", "metrics", "listen", "pages", "wire", "rib", "headers", "calls", "edge"]),
     // Forwards bytes: no word of routes, policies or HTTP.
-    ("node", &["model", "listen", "pages", "wire", "server", "edge"]),
+    ("node", &["model", "metrics", "listen", "pages", "wire", "server", "edge"]),
     (
         "proxy",
         &[
@@ -113,14 +114,15 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     // Holds keys and knows nothing of calls.
-    ("keyserver", &["model", "listen", "pages", "wire", "identity"]),
-    ("lookaside", &["model", "listen", "pages", "wire", "rib", "router", "signals", "calls"]),
+    ("keyserver", &["model", "metrics", "listen", "pages", "wire", "identity"]),
+    ("lookaside", &["model", "metrics", "listen", "pages", "wire", "rib", "router", "signals", "calls"]),
     // Runs controllers, and knows none of them.
     ("controllers", &["model", "rib", "store"]),
     (
         "control",
         &[
             "model",
+            "metrics",
             "listen",
             "pages",
             "wire",

@@ -99,10 +99,10 @@ mod tests {
         let mut text = String::new();
         encode(&mut text, &registry).unwrap();
         for line in [
-            "deltas_total 7",
+            "deltas_total{} 7",
             "# UNIT data_age_seconds seconds",
-            "data_age_seconds 0.5",
-            "limit 9223372036854775807",
+            "data_age_seconds{} 0.5",
+            "limit{} 9223372036854775807",
             "closed_total{reason=\"limit\"} 2",
         ] {
             assert!(text.lines().any(|known| known == line), "{line} in {text}");

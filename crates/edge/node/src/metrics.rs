@@ -1,21 +1,15 @@
 //! Counters of connections and bytes, by pod.
 
-use std::{
-    fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
 };
 
 use fairmesh_edge::metrics::EdgeMetrics;
-use prometheus_client::{
-    encoding::{EncodeMetric, MetricEncoder, NoLabelSet},
-    metrics::{MetricType, counter::ConstCounter},
-    registry::Registry,
-};
+use fairmesh_metrics::Register as _;
+use prometheus_client::registry::Registry;
 
-use crate::pods::{Pod, Pods};
+use crate::pods::Pods;
 
 /// The counters of one pod. Both directions share the counters of open connections and bytes.
 #[derive(Debug)]
@@ -50,7 +44,7 @@ impl PodMetrics {
 }
 
 /// Registers all metrics as they are now.
-pub(crate) fn register(registry: &mut Registry, node: &NodeMetrics, pods: &Arc<Pods>) {
+pub(crate) fn register(registry: &mut Registry, node: &NodeMetrics, pods: &Pods) {
     for (name, help, counter) in [
         (
             "captured_unknown_sources",
@@ -68,80 +62,64 @@ pub(crate) fn register(registry: &mut Registry, node: &NodeMetrics, pods: &Arc<P
             &node.invalid_headers,
         ),
     ] {
-        registry.register(name, help, ConstCounter::new(counter.load(Relaxed)));
+        registry.counter(name, help, counter);
     }
-    for (name, help, series) in SERIES {
-        registry.register(*name, *help, PodFamily { series, pods: Arc::clone(pods) });
+    for (name, help, (kind, value)) in SERIES {
+        let rows = pods.iter().map(|pod| {
+            let labels =
+                [("service", pod.service.to_string().into()), ("pod", pod.address.to_string().into())];
+            (labels, value(&pod.metrics))
+        });
+        match kind {
+            Kind::Counter => registry.counters(name, help, rows),
+            Kind::Gauge => registry.gauges(name, help, rows),
+        }
     }
 }
 
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Counter,
+    Gauge,
+}
+
 /// What is shown of each pod.
-type Series = (MetricType, fn(&PodMetrics) -> u64);
+type Series = (Kind, fn(&PodMetrics) -> u64);
 
 static SERIES: &[(&str, &str, Series)] = &[
     (
         "pod_connections_captured",
         "Captured connections by pod",
-        (MetricType::Counter, |pod| pod.captured.load(Relaxed)),
+        (Kind::Counter, |pod| pod.captured.load(Relaxed)),
     ),
     (
         "pod_connections_unreachable",
         "Captured connections that no gateway accepted, by pod",
-        (MetricType::Counter, |pod| pod.unreachable.load(Relaxed)),
+        (Kind::Counter, |pod| pod.unreachable.load(Relaxed)),
     ),
     (
         "pod_connections_accepted",
         "Connections of gateways by pod",
-        (MetricType::Counter, |pod| pod.accepted.load(Relaxed)),
+        (Kind::Counter, |pod| pod.accepted.load(Relaxed)),
     ),
     (
         "pod_connections_refused",
         "Connections of gateways that the pod did not accept",
-        (MetricType::Counter, |pod| pod.refused.load(Relaxed)),
+        (Kind::Counter, |pod| pod.refused.load(Relaxed)),
     ),
     (
         "pod_connections_open",
         "Open connections of the pod, in both directions",
-        (MetricType::Gauge, |pod| pod.edge.tunnels.open()),
+        (Kind::Gauge, |pod| pod.edge.tunnels.open()),
     ),
     (
         "pod_sent_bytes",
         "Bytes of closed connections towards their servers, by pod",
-        (MetricType::Counter, |pod| pod.edge.tunnels.bytes().0),
+        (Kind::Counter, |pod| pod.edge.tunnels.bytes().0),
     ),
     (
         "pod_received_bytes",
         "Bytes of closed connections from their servers, by pod",
-        (MetricType::Counter, |pod| pod.edge.tunnels.bytes().1),
+        (Kind::Counter, |pod| pod.edge.tunnels.bytes().1),
     ),
 ];
-
-/// A metric with a series for each pod: as many as the configuration has.
-#[derive(Debug)]
-struct PodFamily {
-    series: &'static Series,
-    pods: Arc<Pods>,
-}
-
-impl PodFamily {
-    fn encode_pod(&self, pod: &Pod, encoder: &mut MetricEncoder<'_>) -> fmt::Result {
-        let (service, address) = (pod.service.to_string(), pod.address.to_string());
-        let labels = [("service", &*service), ("pod", &*address)];
-        let mut series = encoder.encode_family(&labels)?;
-        let value = (self.series.1)(&pod.metrics);
-        match self.series.0 {
-            MetricType::Gauge => series.encode_gauge(&value),
-            _ => series.encode_counter::<NoLabelSet, _, u64>(&value, None),
-        }
-    }
-}
-
-impl EncodeMetric for PodFamily {
-    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        self.pods.iter().try_for_each(|pod| self.encode_pod(pod, &mut encoder))
-    }
-
-    fn metric_type(&self) -> MetricType {
-        self.series.0
-    }
-}

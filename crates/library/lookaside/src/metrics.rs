@@ -2,10 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use prometheus_client::{
-    metrics::{counter::ConstCounter, gauge::ConstGauge},
-    registry::{Registry, Unit},
-};
+use fairmesh_metrics::Register as _;
+use prometheus_client::registry::Registry;
 
 /// The counters.
 #[derive(Debug, Default)]
@@ -45,15 +43,10 @@ impl Metrics {
             ("connections_drain_timeout", "Connections closed at the drain deadline", &self.cut),
         ];
         for (name, help, counter) in counters {
-            registry.register(name, help, ConstCounter::new(counter.load(Relaxed)));
+            registry.counter(name, help, counter);
         }
-        registry.register("active_leases", "Active leases", ConstGauge::new(active_leases as u64));
-        let age = ConstGauge::new(data_age);
-        registry.register_with_unit(
-            "data_age",
-            "Maximum age of the routing information; 0 while current",
-            Unit::Seconds,
-            age,
-        );
+        registry.gauge("active_leases", "Active leases", active_leases);
+        let help = "Maximum age of the routing information; 0 while current";
+        registry.gauge("data_age_seconds", help, data_age);
     }
 }

@@ -2,20 +2,13 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::Duration,
 };
 
+use fairmesh_metrics::Register as _;
 use fairmesh_model::Label;
-use prometheus_client::{
-    encoding::{EncodeMetric, MetricEncoder, NoLabelSet},
-    metrics::{MetricType, gauge::ConstGauge},
-    registry::{Registry, Unit},
-};
+use prometheus_client::registry::Registry;
 
 /// Why nothing was signed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,58 +67,16 @@ impl Metrics {
         self.refused[why as usize].fetch_add(1, Relaxed);
     }
 
-    pub(crate) fn register(self: &Arc<Self>, registry: &mut Registry) {
-        let family = |kind| Family { kind, metrics: Arc::clone(self) };
-        registry.register("signatures", "Signatures made, by key", family(Kind::Signatures));
-        registry.register_with_unit(
-            "signature_duration",
-            "Time that signatures took, by key",
-            Unit::Seconds,
-            family(Kind::Durations),
-        );
-        registry.register("signatures_refused", "Requests refused, by reason", family(Kind::Refusals));
-        registry.register("keys", "Keys held", ConstGauge::new(self.signed.len() as u64));
-    }
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Kind {
-    Signatures,
-    Durations,
-    Refusals,
-}
-
-/// One series for each key or reason.
-#[derive(Debug)]
-struct Family {
-    kind: Kind,
-    metrics: Arc<Metrics>,
-}
-
-impl EncodeMetric for Family {
-    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        if let Kind::Refusals = self.kind {
-            for (reason, count) in Refusal::ALL.iter().zip(&self.metrics.refused) {
-                let labels = [("reason", reason.as_str())];
-                let mut series = encoder.encode_family(&labels)?;
-                series.encode_counter::<NoLabelSet, _, u64>(&count.load(Relaxed), None)?;
-            }
-            return Ok(());
-        }
-        for (key, signed) in &self.metrics.signed {
-            let labels = [("key", key.as_str())];
-            let mut series = encoder.encode_family(&labels)?;
-            if let Kind::Durations = self.kind {
-                let seconds = Duration::from_micros(signed.duration_us.load(Relaxed)).as_secs_f64();
-                series.encode_counter::<NoLabelSet, _, u64>(&seconds, None)?;
-            } else {
-                series.encode_counter::<NoLabelSet, _, u64>(&signed.count.load(Relaxed), None)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn metric_type(&self) -> MetricType {
-        MetricType::Counter
+    pub(crate) fn register(&self, registry: &mut Registry) {
+        let key = |key: &Label| [("key", key.to_string().into())];
+        let counts = self.signed.iter().map(|(name, signed)| (key(name), &signed.count));
+        registry.counters("signatures", "Signatures made, by key", counts);
+        let seconds = |us: &AtomicU64| Duration::from_micros(us.load(Relaxed)).as_secs_f64();
+        let durations = self.signed.iter().map(|(name, signed)| (key(name), seconds(&signed.duration_us)));
+        registry.counters("signature_duration_seconds", "Time that signatures took, by key", durations);
+        let refused = Refusal::ALL.iter().zip(&self.refused);
+        let refused = refused.map(|(reason, count)| ([("reason", reason.as_str().into())], count));
+        registry.counters("signatures_refused", "Requests refused, by reason", refused);
+        registry.gauge("keys", "Keys held", self.signed.len());
     }
 }

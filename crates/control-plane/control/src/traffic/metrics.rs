@@ -1,9 +1,10 @@
-use std::{collections::BTreeMap, sync::atomic::AtomicU64};
+use std::collections::BTreeMap;
 
+use fairmesh_metrics::Register as _;
 use fairmesh_model::Region;
 use fairmesh_planner::Refused;
 use prometheus_client::{
-    metrics::{counter::Counter, family::Family, gauge::Gauge},
+    metrics::{counter::Counter, family::Family},
     registry::Registry,
 };
 
@@ -38,17 +39,14 @@ impl TrafficPlanning {
         for (region, zones) in plans.by_service.values().flat_map(|planner| &planner.zones) {
             *crossing.entry(region.clone()).or_default() += zones.crossing_bytes();
         }
-        let bytes = Family::<[(&str, String); 1], Gauge<f64, AtomicU64>>::default();
-        for (region, crossing) in crossing {
-            bytes.get_or_create(&[("region", region.to_string())]).set(crossing);
-        }
+        let bytes = crossing.iter().map(|(region, bytes)| ([("region", region.to_string().into())], *bytes));
         let help = "Bytes of responses per second between zones of a region, of services that prefer the zone of their callers";
-        traffic.register("zone_bytes_per_second", help, bytes);
+        traffic.gauges("zone_bytes_per_second", help, bytes);
         let help = "Services whose region tables are planned";
-        gauge(traffic, "planned_services", help, plans.by_service.len());
+        traffic.gauge("planned_services", help, plans.by_service.len());
         let refusing = plans.by_service.values().filter(|planner| planner.refused.is_some()).count();
         let help = "Services whose region tables are kept as they are now";
-        gauge(traffic, "refused_services", help, refusing);
+        traffic.gauge("refused_services", help, refusing);
         let PlanCounts { planned, refused, written, write_failures } = self.counts.clone();
         traffic.register("rounds", "Rounds that made a plan", planned);
         traffic.register("refusals", "Rounds that kept the tables, by reason", refused);
@@ -56,10 +54,4 @@ impl TrafficPlanning {
         let help = "Batches of region tables that could not be written";
         traffic.register("table_write_failures", help, write_failures);
     }
-}
-
-fn gauge(registry: &mut Registry, name: &str, help: &str, value: usize) {
-    let gauge = Gauge::<i64>::default();
-    gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
-    registry.register(name, help, gauge);
 }

@@ -16,7 +16,7 @@ pub(crate) fn open_metrics(families: &[MetricFamily]) -> String {
         if !family.unit.is_empty() {
             comment(&mut text, "UNIT", name, &family.unit);
         }
-        family.metric.iter().for_each(|metric| samples(&mut text, &family.name, metric, true));
+        family.metric.iter().for_each(|metric| samples(&mut text, family, metric, true));
     }
     text.push_str("# EOF\n");
     text
@@ -26,9 +26,11 @@ pub(crate) fn open_metrics(families: &[MetricFamily]) -> String {
 pub(crate) fn prometheus(families: &[MetricFamily]) -> String {
     let mut text = String::new();
     for family in families {
-        comment(&mut text, "HELP", &family.name, escaped_help(&family.help));
+        // The registry ends each text with a period, as OpenMetrics recommends.
+        let help = family.help.strip_suffix('.').unwrap_or(&family.help);
+        comment(&mut text, "HELP", &family.name, escaped_help(help));
         comment(&mut text, "TYPE", &family.name, kind(family, "untyped"));
-        family.metric.iter().for_each(|metric| samples(&mut text, &family.name, metric, false));
+        family.metric.iter().for_each(|metric| samples(&mut text, family, metric, false));
     }
     text
 }
@@ -47,8 +49,8 @@ fn kind(family: &MetricFamily, unknown: &'static str) -> &'static str {
     }
 }
 
-fn samples(text: &mut String, name: &str, metric: &Metric, with_exemplars: bool) {
-    let labels = &metric.label;
+fn samples(text: &mut String, family: &MetricFamily, metric: &Metric, with_exemplars: bool) {
+    let (name, labels) = (&*family.name, &metric.label);
     if let Some(histogram) = &metric.histogram {
         for bucket in &histogram.bucket {
             let le = LabelPair { name: "le".to_owned(), value: bound(bucket) };
@@ -64,7 +66,10 @@ fn samples(text: &mut String, name: &str, metric: &Metric, with_exemplars: bool)
     let gauge = metric.gauge.as_ref().map(|gauge| gauge.value);
     let other = metric.untyped.as_ref().map(|untyped| untyped.value);
     if let Some(value) = counter.or(gauge).or(other) {
-        sample(text, (name, ""), labels.iter(), number(value), None);
+        // The data model has floats alone. Seconds are fractions, other numbers mostly counts.
+        let is_finite_time = family.unit == "seconds" && value.is_finite();
+        let value = if is_finite_time { format!("{value:?}") } else { number(value) };
+        sample(text, (name, ""), labels.iter(), value, None);
     }
 }
 

@@ -69,6 +69,12 @@ fn sample(line: &str) -> (String, Vec<(String, String)>, f64) {
     }
     labels.sort();
     let value = rest.strip_prefix(' ').unwrap();
+    let (value, exemplar) =
+        value.split_once(" # ").map_or((value, None), |(value, rest)| (value, Some(rest)));
+    assert!(
+        exemplar.is_none_or(|rest| name.ends_with("_bucket") && rest.starts_with("{trace_id=\"")),
+        "{line}"
+    );
     (name.to_owned(), labels, value.parse().unwrap_or_else(|_| panic!("{line}")))
 }
 
