@@ -27,7 +27,7 @@ test: ## Run every test, or those of ARGS= (make test ARGS=--help), and print ho
 	@if command -v go >/dev/null; then scripts/setup.sh h2spec || true; scripts/setup.sh grpc-go || true; scripts/setup.sh go-spiffe || true; fi
 	@scripts/setup.sh grpcio || true
 	@scripts/setup.sh callers || true
-	@scripts/setup.sh promtool || true
+	@scripts/setup.sh prometheus || true
 	@scripts/test.sh $(ARGS)
 
 soak: ## Cause outages, replace all there is under full load, stream, send by the kernel, fuzz what it reads, for 10 minutes each or SOAK_MINUTES=, attack every listener, and check what everybody saw

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes a machine ready for what its arguments name: `build` (compile and test), `callers` (for tests of the kernel form), `demo`,
-# `deny`, `etcd`, `fuzz`, `ghz`, `go-spiffe`, `grpc-go`, `grpcio`, `h2spec`, `hosts`, `peers` (the proxies that `bench/run proxy` measures beside ours), `profile` (builds guided by one), `promtool`, `systemd`.
+# `deny`, `etcd`, `fuzz`, `ghz`, `go-spiffe`, `grpc-go`, `grpcio`, `h2spec`, `hosts`, `peers` (the proxies that `bench/run proxy` measures beside ours), `profile` (builds guided by one), `prometheus` (with promtool), `systemd`.
 # Installs only what is missing, says what and why before it does, and changes nothing otherwise.
 set -euo pipefail
 
@@ -175,17 +175,17 @@ setup_profile() {
     rustup --quiet component add llvm-tools >&2
 }
 
-setup_promtool() {
+setup_prometheus() {
     local package
-    [ -x "$tools/bin/promtool" ] && return
-    command -v promtool >/dev/null && return
-    command -v apt-get >/dev/null || die "a test has promtool check metrics. Install Prometheus, which has it"
-    say "a test has promtool check metrics: fetching it from the package prometheus into $tools"
-    # The program alone: the package would start a server too.
+    [ -x "$tools/bin/promtool" ] && [ -x "$tools/bin/prometheus" ] && return
+    command -v promtool >/dev/null && command -v prometheus >/dev/null && return
+    command -v apt-get >/dev/null || die "tests have Prometheus scrape processes and promtool check metrics. Install Prometheus"
+    say "tests have Prometheus scrape processes and promtool check metrics: fetching both from the package prometheus into $tools"
+    # The programs alone: the package would start a server too.
     package=$(mktemp -d)
     (cd "$package" && apt-get download -qq prometheus && dpkg-deb -x prometheus_*.deb unpacked) >&2
     mkdir -p "$tools/bin"
-    install -m 755 "$package/unpacked/usr/bin/promtool" "$tools/bin/promtool"
+    install -m 755 "$package/unpacked/usr/bin/promtool" "$package/unpacked/usr/bin/prometheus" "$tools/bin/"
     rm -rf "$package"
 }
 
@@ -209,8 +209,8 @@ for part in "$@"; do
         hosts) setup_hosts ;;
         peers) setup_peers ;;
         profile) setup_profile ;;
-        promtool) setup_promtool ;;
+        prometheus) setup_prometheus ;;
         systemd) setup_systemd ;;
-        *) die "there is no part '$part'; give build, callers, demo, deny, etcd, fuzz, ghz, go-spiffe, grpc-go, grpcio, h2spec, hosts, peers, profile, promtool or systemd" ;;
+        *) die "there is no part '$part'; give build, callers, demo, deny, etcd, fuzz, ghz, go-spiffe, grpc-go, grpcio, h2spec, hosts, peers, profile, prometheus or systemd" ;;
     esac
 done

@@ -142,7 +142,8 @@ impl Worker {
 
     async fn export(&mut self, families: &[MetricFamily]) {
         let times = Times { start: self.start, now: unix_nanos() };
-        let requests = self.requests(families.iter().map(|family| metric(family, times)));
+        let present = families.iter().filter(|family| !family.metric.is_empty());
+        let requests = self.requests(present.map(|family| metric(family, times)));
         let limit = self.config.timeout;
         let delivered = timeout(limit, self.deliver(&requests)).await;
         let late = |_| Err(ExportError::Retryable(format!("it took longer than {limit:?}")));

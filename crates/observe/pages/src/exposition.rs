@@ -51,7 +51,8 @@ pub(crate) fn page(families: &[MetricFamily], headers: &HeaderMap) -> Response<V
     let body = match format {
         // Writing to memory cannot fail.
         Format::Protobuf => {
-            families.iter().flat_map(|family| family.encode_length_delimited_to_vec()).collect()
+            let families = families.iter().filter(|family| !family.metric.is_empty());
+            families.flat_map(|family| family.encode_length_delimited_to_vec()).collect()
         }
         Format::OpenMetrics => text::open_metrics(families).into_bytes(),
         Format::Text => text::prometheus(families).into_bytes(),

@@ -1,5 +1,7 @@
 //! Metrics, access log and spans by route and backend, and the formats of the page of metrics.
 
+mod call_metrics;
+
 use std::{collections::BTreeMap, path::Path, process::Stdio};
 
 use bytes::Bytes;
@@ -217,7 +219,7 @@ async fn traces_are_configured_by_the_variables_of_opentelemetry() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn promtool_accepts_the_metrics_of_every_process() {
     let Some(promtool) = tool("promtool") else {
-        return skipped("metrics cannot be judged by promtool", "`scripts/setup.sh promtool` fetches it");
+        return skipped("metrics cannot be judged by promtool", "`scripts/setup.sh prometheus` fetches it");
     };
     let _machine = beside_others().await;
     let fleet = Fleet::start(None).await;

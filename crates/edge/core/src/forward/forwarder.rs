@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use fairmesh_calls::{
-    Body, BoxError, Fault, FaultKind,
+    Body, BoxError, Fault, FaultKind, Region,
     forwarding::{CallInfo, SentRequest, end_with_status, observe_body, send_noted},
 };
 use fairmesh_headers::{grpc_content_type, is_grpc};
@@ -170,17 +170,9 @@ impl Forwarder {
                 (error_response::from_fault(&fault, kind), Some(fault))
             }
         };
-        let region = upgraded_region.as_ref().or_else(|| server_region(&response));
-        let (index, exemplar) =
-            (info.route_backend(), observation.as_ref().and_then(|observation| observation.exemplar()));
-        target.metrics.responses.record(index, region, response.status(), began.elapsed());
-        let principal = client_info.principal.clone();
-        let call = GrpcCall { began, index, principal, exemplar };
-        let status_watch = match is_grpc {
-            true => GrpcStatusWatch::begin(target, call, &response),
-            false => record_duration(target, (method, response.status()), &call),
-        };
-        watch(observation, &mut response, (fault.as_ref(), &info), status_watch);
+        let (info, fault) = (&info, fault.as_ref());
+        ForwardedCall { target, client_info, method, is_grpc, began, info, fault, upgraded_region }
+            .observe(observation, &mut response);
         if let Some(boundary) = client_info.boundary {
             boundary.strip_response(&mut response);
         }
@@ -211,6 +203,36 @@ impl Forwarder {
             // The entry's own counters are dropped with it.
             increment(&self.metrics.requests.unrouted);
         }
+    }
+}
+
+/// A forwarded request whose response begins.
+struct ForwardedCall<'a> {
+    target: &'a Arc<Target>,
+    client_info: &'a ConnectionInfo,
+    method: &'static str,
+    is_grpc: bool,
+    began: Instant,
+    info: &'a CallInfo,
+    fault: Option<&'a Fault>,
+    /// The server's region, if the response switched protocols.
+    upgraded_region: Option<Region>,
+}
+
+impl ForwardedCall<'_> {
+    /// Counts the call, and observes the rest of the response.
+    fn observe(self, observation: Option<Box<Observation>>, response: &mut Response<Body>) {
+        let Self { target, began, info, .. } = self;
+        let (index, status) = (info.route_backend(), response.status());
+        let region = self.upgraded_region.as_ref().or_else(|| server_region(response));
+        target.metrics.responses.record(index, region, status, began.elapsed());
+        let exemplar = observation.as_ref().and_then(|observation| observation.exemplar());
+        let call = GrpcCall { began, index, principal: self.client_info.principal.clone(), exemplar };
+        let status_watch = match self.is_grpc {
+            true => GrpcStatusWatch::begin(target, call, response),
+            false => record_duration(target, (self.method, status), &call),
+        };
+        watch(observation, response, (self.fault, info), status_watch);
     }
 }
 

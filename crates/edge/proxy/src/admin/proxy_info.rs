@@ -54,11 +54,6 @@ impl ProxyInfo {
         } = config;
         let none = || "none".to_owned();
         let seconds = |limit: Duration| format!("{limit:?}");
-        let log = match access_log.form {
-            AccessLogFormat::Off => "off",
-            AccessLogFormat::Text => "text",
-            AccessLogFormat::Json => "json",
-        };
         let certificate = tls.as_ref().map(|files| files.certificate.display().to_string());
         let own = [
             ("tls-cert", certificate.unwrap_or_else(none)),
@@ -76,7 +71,7 @@ impl ProxyInfo {
             ("max-services", limits.services.to_string()),
             ("service-idle-timeout", seconds(limits.service_idle)),
             ("drain-deadline", seconds(limits.drain)),
-            ("access-log", log.to_owned()),
+            ("access-log", log_format(access_log.form).to_owned()),
             ("access-log-one-in", access_log.one_in.to_string()),
             ("trace-to", traces.as_ref().map_or_else(none, |traces| traces.to.to_string())),
             ("trace-sampler", traces.as_ref().map_or_else(none, |traces| traces.sampler.to_string())),
@@ -110,5 +105,14 @@ impl fmt::Display for ProxyInfoView<'_> {
         writeln!(f, "fairmesh proxy {version}, process {pid}, since {started} ({up_seconds} s)")?;
         listen.iter().try_for_each(|listen| writeln!(f, "{:<22} {listen}", "listen"))?;
         options.iter().try_for_each(|(name, value)| writeln!(f, "{name:<22} {value}"))
+    }
+}
+
+/// The format as the option names it.
+const fn log_format(form: AccessLogFormat) -> &'static str {
+    match form {
+        AccessLogFormat::Off => "off",
+        AccessLogFormat::Text => "text",
+        AccessLogFormat::Json => "json",
     }
 }

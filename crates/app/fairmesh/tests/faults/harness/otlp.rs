@@ -6,7 +6,10 @@ use std::{
 };
 
 use axum::{Router, body::Bytes, http::HeaderMap, routing::post};
-use fairmesh_otlp::v1::{ExportTraceServiceRequest, KeyValue, Span, any_value};
+use fairmesh_otlp::{
+    metrics::v1::{ExportMetricsServiceRequest, Metric},
+    v1::{ExportTraceServiceRequest, KeyValue, Span, any_value},
+};
 use prost::Message as _;
 use tokio::net::TcpListener;
 
@@ -67,12 +70,43 @@ impl TraceCollector {
     }
 }
 
+/// Takes metrics by OTLP over HTTP.
+pub(crate) struct MetricCollector {
+    pub(crate) address: String,
+    last: Arc<Mutex<Option<ExportMetricsServiceRequest>>>,
+}
+
+impl MetricCollector {
+    pub(crate) async fn start() -> Self {
+        let last = Arc::<Mutex<Option<ExportMetricsServiceRequest>>>::default();
+        let kept = Arc::clone(&last);
+        let take = move |body: Bytes| async move {
+            *kept.lock().unwrap() = Some(ExportMetricsServiceRequest::decode(body).unwrap());
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let router = Router::new().route("/v1/metrics", post(take));
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        Self { address, last }
+    }
+
+    /// The attributes of the process, and the metrics, of the last push.
+    pub(crate) fn last(&self) -> Option<(BTreeMap<String, String>, Vec<Metric>)> {
+        let resource = self.last.lock().unwrap().clone()?.resource_metrics.remove(0);
+        let scopes = resource.scope_metrics.into_iter();
+        Some((
+            texts(&resource.resource.unwrap().attributes),
+            scopes.flat_map(|scope| scope.metrics).collect(),
+        ))
+    }
+}
+
 /// The attributes of a span as text.
 pub(crate) fn attributes(span: &Span) -> BTreeMap<String, String> {
     texts(&span.attributes)
 }
 
-fn texts(pairs: &[KeyValue]) -> BTreeMap<String, String> {
+pub(crate) fn texts(pairs: &[KeyValue]) -> BTreeMap<String, String> {
     let text = |value: &any_value::Value| match value {
         any_value::Value::StringValue(text) => text.clone(),
         any_value::Value::IntValue(number) => number.to_string(),
