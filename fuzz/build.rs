@@ -10,6 +10,6 @@ fn main() {
         build.compiler("clang").flag("-fsanitize=fuzzer-no-link");
     }
     // Most of the programs is not called from here.
-    build.file("../bpf/vectors.c").define("FAIRMESH_LIBRARY", None).opt_level(2).warnings(false);
+    build.file("../bpf/vectors/vectors.c").define("FAIRMESH_LIBRARY", None).opt_level(2).warnings(false);
     build.compile("fairmesh_kernel_parser");
 }

@@ -12,14 +12,14 @@ use fairmesh_http::{
 };
 use http::{HeaderMap, Method, header};
 
-/// The longest message that the C is given, `REQUEST_BYTES` of `bpf/shared.h`.
+/// The longest message that the C is given, `REQUEST_BYTES` of `bpf/lib/shared.h`.
 const LENGTH: usize = 2048;
-/// Fields that it keeps, `HEADERS` of `bpf/maps.h`.
+/// Fields that it keeps, `HEADERS` of `bpf/lib/maps.h`.
 const KEPT: usize = 32;
 /// By their bits.
 const METHODS: [&str; 6] = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
 
-/// `struct parse_input` of `bpf/vectors.h`.
+/// `struct parse_input` of `bpf/vectors/vectors.h`.
 #[repr(C)]
 struct Input {
     length: u64,
@@ -52,7 +52,7 @@ struct ResponseHead {
     load_length: u32,
 }
 
-/// `struct header` of `bpf/maps.h`.
+/// `struct header` of `bpf/lib/maps.h`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 struct Field {
@@ -63,7 +63,7 @@ struct Field {
     is_spaced: u16,
 }
 
-// SAFETY: `bpf/vectors.c` defines them, and they read and write these types alone.
+// SAFETY: `bpf/vectors/vectors.c` defines them, and they read and write these types alone.
 unsafe extern "C" {
     safe fn fairmesh_parse_request(input: &Input, output: &mut RequestHead);
     safe fn fairmesh_parse_response(input: &Input, output: &mut ResponseHead);

@@ -22,11 +22,15 @@ fn main() {
         return;
     };
     let flags = ["-target", "bpf", "-mcpu=v3", "-O2", "-g", "-Wall", "-Werror", "-c"];
-    let compiled =
-        Command::new(&clang).args(flags).arg("../../../bpf/fairmesh.bpf.c").arg("-o").arg(&object).status();
+    let compiled = Command::new(&clang)
+        .args(flags)
+        .arg("../../../bpf/socket/fairmesh.bpf.c")
+        .arg("-o")
+        .arg(&object)
+        .status();
     assert!(
         compiled.is_ok_and(|status| status.success()),
-        "{clang} does not compile bpf/fairmesh.bpf.c; its errors are above"
+        "{clang} does not compile bpf/socket/fairmesh.bpf.c; its errors are above"
     );
     println!("cargo:rustc-cfg=has_programs");
     // For tests that compile the shared headers.
@@ -37,7 +41,7 @@ fn main() {
 fn layout() -> u64 {
     let mut text = String::new();
     for file in ["shared.h", "maps.h"] {
-        let file = format!("../../../bpf/{file}");
+        let file = format!("../../../bpf/lib/{file}");
         let declared = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file}: {error}"));
         for part in declared.split("/*") {
             text += part.split_once("*/").map_or(part, |(_, code)| code);

@@ -1,4 +1,4 @@
-//! Map values, as declared in `bpf/shared.h`; tests compare both declarations.
+//! Map values, as declared in `bpf/lib/shared.h`; tests compare both declarations.
 #![allow(unsafe_code, reason = "values of maps are read and written as bytes")]
 
 use std::{

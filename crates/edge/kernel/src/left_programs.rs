@@ -23,7 +23,7 @@ use crate::{
     cgroup::{self, Cgroup},
 };
 
-/// The same names as in `bpf/connect.h`. openresty, tengine and freenginx call themselves nginx.
+/// The same names as in `bpf/socket/connect.h`. openresty, tengine and freenginx call themselves nginx.
 const NAMES: [&str; 2] = ["nginx", "angie"];
 
 /// Names of the running programs in or below a cgroup, such as `/shop`, whose data must pass TCP. Empty if the cgroup cannot be

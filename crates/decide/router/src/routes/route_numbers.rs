@@ -1,6 +1,6 @@
 //! Routes as numbers, for kernel programs, which share memory with the proxy but no types.
 //!
-//! A route is a sequence of conditions and a final step. `bpf/route.h` evaluates them like [`Routes::find`]. A condition that it
+//! A route is a sequence of conditions and a final step. `bpf/lib/route.h` evaluates them like [`Routes::find`]. A condition that it
 //! cannot evaluate has the kind `UNKNOWN`; an end that it cannot carry out is `LEAVE`.
 
 use fairmesh_model::{
@@ -18,7 +18,7 @@ const TEXT_BYTES: usize = 64;
 /// The longest name of a header in a condition.
 const NAME_BYTES: usize = 24;
 
-/// Methods with a bit, in the order of `method_bit` in `bpf/parse.h`. The kernel sends no requests with other methods.
+/// Methods with a bit, in the order of `method_bit` in `bpf/lib/parse.h`. The kernel sends no requests with other methods.
 const METHODS: [&str; 6] = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
 /// Headers that a proxy may change before routing, or that frame the request.
 const CHANGED_HEADERS: [&str; 5] =

@@ -1,6 +1,6 @@
 //! A compiled service as numbers, for kernel programs, which share memory with the proxy but no types.
 //!
-//! All integers are in the machine's byte order, without padding. `bpf/pick.h` decides from them like
+//! All integers are in the machine's byte order, without padding. `bpf/lib/pick.h` decides from them like
 //! [`ServiceTable::pick`] on the nearest rank.
 
 use fairmesh_balancer::BLOCK_ENDPOINTS;

@@ -1,5 +1,5 @@
 //! Compares both declarations of the shared structures with the C compiler: it checks the Rust offsets and sizes of all fields
-//! against `bpf/shared.h`.
+//! against `bpf/lib/shared.h`.
 
 use std::{
     io::Write as _,
@@ -238,7 +238,7 @@ fn constant_of(counter: Counter) -> &'static str {
 
 /// The compiler's errors for these assertions; empty if all hold.
 fn refused(clang: &str, assertions: &[String]) -> String {
-    let headers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../bpf");
+    let headers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../bpf/lib");
     let mut child = Command::new(clang)
         .args(["-target", "bpf", "-fsyntax-only", "-ferror-limit=0", "-x", "c", "-I"])
         .arg(headers)

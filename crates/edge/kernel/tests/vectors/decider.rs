@@ -13,9 +13,9 @@ use crate::in_kernel::Programs;
 
 /// The decision code of the kernel form, in C.
 pub(crate) enum Decider {
-    /// `bpf/vectors.c`, compiled for this machine; deleted on drop.
+    /// `bpf/vectors/vectors.c`, compiled for this machine; deleted on drop.
     Native(TempDir),
-    /// `bpf/vectors.bpf.c`, run by the kernel.
+    /// `bpf/vectors/vectors.bpf.c`, run by the kernel.
     InKernel(Box<Programs>),
 }
 
@@ -53,7 +53,7 @@ impl Decider {
 }
 
 fn compile(flags: &[&str], source: &str, to: &Path) -> Option<()> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../bpf").join(source);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../bpf/vectors").join(source);
     let compiled: Option<ExitStatus> = ["clang", "clang-14"].into_iter().find_map(|clang| {
         let mut command = Command::new(clang);
         command.args(flags).args(["-Wall", "-Werror"]).arg(&source).arg("-o").arg(to).status().ok()

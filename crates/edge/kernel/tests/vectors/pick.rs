@@ -9,9 +9,9 @@ use serde_json::Value;
 
 use crate::decider::{Decider, vectors};
 
-/// `struct pick_output` of `bpf/vectors.h`.
+/// `struct pick_output` of `bpf/vectors/vectors.h`.
 pub(crate) const OUTPUT_BYTES: usize = 8 + 8 * BLOCK_ENDPOINTS;
-/// `struct policy` of `bpf/shared.h`.
+/// `struct policy` of `bpf/lib/shared.h`.
 pub(crate) const POLICY_BYTES: usize = ROUTES_AT + 8 + 24 * ROUTE_ARMS + 96 * ROUTE_STEPS;
 /// Offset of the routes.
 pub(crate) const ROUTES_AT: usize = 48 + 16 * BLOCK_ENDPOINTS;
@@ -72,7 +72,7 @@ impl Case {
         Self { config, weights, stats, block }
     }
 
-    /// The input of the program: `struct pick_input` of `bpf/vectors.h`.
+    /// The input of the program: `struct pick_input` of `bpf/vectors/vectors.h`.
     fn input(&self, now: u64, seed: u64) -> Vec<u8> {
         let pick = self.config.pick_config();
         let policy = match pick.policy() {

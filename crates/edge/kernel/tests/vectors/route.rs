@@ -13,11 +13,11 @@ use crate::{
 };
 
 pub(crate) const REQUEST_BYTES: usize = 2048;
-/// `struct route_output` of `bpf/vectors.h`.
+/// `struct route_output` of `bpf/vectors/vectors.h`.
 pub(crate) const OUTPUT_BYTES: usize = 64;
 /// The service of the policies: the program's first backend.
 const SERVICE: &str = "shop/cart";
-/// `ROUTE_LEFT` and `NOT_PLAIN` of `bpf/shared.h`.
+/// `ROUTE_LEFT` and `NOT_PLAIN` of `bpf/lib/shared.h`.
 const ROUTE_LEFT: u32 = 12;
 const NOT_PLAIN: u32 = 5;
 

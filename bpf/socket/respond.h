@@ -4,7 +4,7 @@
 #ifndef FAIRMESH_RESPOND_H
 #define FAIRMESH_RESPOND_H
 
-#include "parse.h"
+#include "../lib/parse.h"
 #include "receive_queue.h"
 
 /* Both ends are on this machine: then they have the same address, or both are loopback addresses. */

@@ -3,7 +3,7 @@
 #ifndef FAIRMESH_VECTORS_H
 #define FAIRMESH_VECTORS_H
 
-#include "route.h"
+#include "../lib/route.h"
 
 /* A policy, the statistics of its endpoints, a time and a seed. */
 struct pick_input {

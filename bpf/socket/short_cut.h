@@ -4,7 +4,7 @@
 #ifndef FAIRMESH_SHORT_CUT_H
 #define FAIRMESH_SHORT_CUT_H
 
-#include "parse.h"
+#include "../lib/parse.h"
 #include "receive_queue.h"
 
 /* For the next request of the caller. */

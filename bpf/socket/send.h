@@ -4,7 +4,7 @@
 #define FAIRMESH_SEND_H
 
 #include "receive_queue.h"
-#include "route.h"
+#include "../lib/route.h"
 
 /* Leaves what is sent to the proxy, which receives it over the caller's connection. */
 INLINE int leave(struct caller *caller, struct sk_msg_md *message, u32 why)

@@ -3,7 +3,7 @@
 #ifndef FAIRMESH_RECEIVE_QUEUE_H
 #define FAIRMESH_RECEIVE_QUEUE_H
 
-#include "maps.h"
+#include "../lib/maps.h"
 
 /* Parts of structures of the kernel's own, at the offsets that they have in the kernel that loads the programs (CO-RE). */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
