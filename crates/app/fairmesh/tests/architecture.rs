@@ -257,8 +257,8 @@ const ONLY: &[(&str, &[&str])] = &[
     ("rcgen", &["identity", "bench"]),
     ("x509-parser", &["identity"]),
     // Listeners for clients that are not part of the mesh have certificates of their own.
-    ("rustls", &["identity", "edge", "bench"]),
-    ("tokio-rustls", &["identity", "edge", "bench"]),
+    ("rustls", &["identity", "edge", "bench", "test-support"]),
+    ("tokio-rustls", &["identity", "edge", "bench", "test-support"]),
 ];
 
 /// Where sockets are listened on, and served. Everything else does so by `listen` or `wire`, so that its limits are set
@@ -281,6 +281,12 @@ const LISTENS: &[&str] = &[
     // Only finds out that a port is free.
     "test-support/src/ports.rs",
 ];
+
+/// The most lines of a crate's `src`, generated files left out: a larger one has parts that build faster and read better alone.
+const MAX_CRATE_LINES: usize = 15_000;
+
+/// The most lines of a file, also of tests.
+const MAX_FILE_LINES: usize = 600;
 
 /// How one begins to listen, or has a library accept.
 const LISTENING: &[&str] = &[
@@ -422,6 +428,26 @@ fn the_core_of_the_rib_is_pure() {
 }
 
 #[test]
+fn crates_and_files_stay_within_their_bounds_of_lines() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(3).unwrap();
+    let mut wrong = Vec::new();
+    let mut crate_lines = BTreeMap::<PathBuf, usize>::new();
+    for folder in ["crates", "bench", "examples", "fuzz", "sim", "vectors"] {
+        for (file, lines) in line_counts(&root.join(folder)) {
+            if lines > MAX_FILE_LINES {
+                wrong.push(format!("{} has {lines} lines", file.display()));
+            }
+            if let Some(src) = file.ancestors().find(|folder| folder.ends_with("src")) {
+                *crate_lines.entry(src.to_owned()).or_default() += lines;
+            }
+        }
+    }
+    let large = crate_lines.into_iter().filter(|(_, lines)| *lines > MAX_CRATE_LINES);
+    wrong.extend(large.map(|(src, lines)| format!("{} has {lines} lines", src.display())));
+    assert!(wrong.is_empty(), "divide by subject: {wrong:#?}");
+}
+
+#[test]
 fn listener_limits_come_from_one_table() {
     for one in crates().into_iter().filter(|one| !["bench", "fuzz", "examples"].contains(&one.name.as_str()))
     {
@@ -453,6 +479,23 @@ fn names(file: &Path, words: &'static [&'static str]) -> Option<(usize, &'static
         let code = line.split("//").next().unwrap_or_default();
         words.iter().find(|word| code.contains(**word)).map(|word| (number + 1, *word))
     })
+}
+
+/// Every Rust file below a folder with its number of lines; generated and built ones are left out.
+fn line_counts(folder: &Path) -> Vec<(PathBuf, usize)> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            if !path.ends_with("generated") && !path.ends_with("target") {
+                found.extend(line_counts(&path));
+            }
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let lines = fs::read_to_string(&path).unwrap().lines().count();
+            found.push((path, lines));
+        }
+    }
+    found
 }
 
 /// Every Rust file below a folder, but for files of tests.

@@ -1,5 +1,7 @@
 mod looks;
 mod region_tables;
+mod shard_maps;
+mod unused_services;
 
 use std::{
     borrow::Cow,
@@ -398,53 +400,6 @@ async fn a_burst_of_refused_prefixes_writes_a_few_lines() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unused_service_is_not_followed_any_more() {
-    let mut rig = rig();
-    let used = rig.follow();
-    rig.deliver();
-    rig.pass(40).await;
-    assert!(rig.worker.services.contains_key(&name()), "a handle is held");
-    drop(used);
-    for _ in 0..40 {
-        drop(rig.follow());
-        rig.pass(1).await;
-    }
-    assert!(rig.worker.services.contains_key(&name()), "a handle is made for every call");
-    rig.pass(19).await;
-    let again = rig.follow();
-    assert!(matches!(*again.state(), ServiceState::Ready(_)), "its state is kept for a while");
-    rig.pass(1).await;
-    drop(again);
-    rig.pass(20).await;
-    assert!(rig.worker.services.contains_key(&name()), "the timeout counts from the last use");
-    rig.pass(1).await;
-    assert!(rig.worker.services.is_empty() && rig.worker.prefix_owners.is_empty());
-    let anew = rig.follow();
-    rig.deliver();
-    assert!(matches!(*anew.state(), ServiceState::Ready(_)));
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_unused_service_with_aging_records_is_kept_and_one_without_records_is_not() {
-    let mut rig = rig();
-    drop(rig.follow());
-    rig.deliver();
-    rig.handle(Event::Age(AgeChange::Disconnected));
-    rig.pass(100).await;
-    assert!(matches!(*rig.follow().state(), ServiceState::Ready(_)), "it may not be available again");
-    rig.handle(Event::Age(AgeChange::Reported(Duration::ZERO)));
-    rig.pass(20).await;
-    assert!(rig.worker.services.contains_key(&name()), "the timeout counts from the return of the agent");
-    rig.pass(2).await;
-    assert!(rig.worker.services.is_empty());
-
-    drop(rig.follow());
-    rig.handle(Event::Age(AgeChange::Disconnected));
-    rig.pass(22).await;
-    assert!(rig.worker.services.is_empty(), "it has no records");
-}
-
-#[tokio::test(start_paused = true)]
 async fn without_an_agent_the_location_is_the_stored_one_or_else_the_configured_fallback() {
     let cache = |rig: &Rig| Cache::open(rig.folder.path().join("cache")).unwrap();
     let mut rig = rig_at(None);
@@ -494,26 +449,6 @@ async fn a_first_call_subscribes_once_to_all_that_most_services_need() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn undeclared_names_use_bounded_memory() {
-    let mut rig = rig();
-    rig.handle(Event::Update(update([(Prefix::topology(), vec![])])));
-    let real = rig.follow();
-    rig.deliver();
-    let made_up = |number: usize| ServiceName::new(format!("shop/made-up-{number}")).unwrap();
-    let held = rig.worker.registry.get_or_track(&made_up(0));
-    for number in 0..MAX_UNKNOWN + 100 {
-        drop(rig.worker.registry.get_or_track(&made_up(number)));
-        rig.follow();
-        let declared = Prefix::from(&RecordKey::Service(made_up(number)));
-        rig.handle(Event::Update(update([(declared, vec![])])));
-    }
-    assert_eq!(rig.worker.services.len(), MAX_UNKNOWN + 1);
-    assert!(rig.worker.prefix_owners.len() <= 3 + 2 * MAX_UNKNOWN, "{}", rig.worker.prefix_owners.len());
-    assert!(rig.worker.services.contains_key(held.name()), "a handle is held");
-    assert!(matches!(*real.state(), ServiceState::Ready(_)));
-}
-
-#[tokio::test(start_paused = true)]
 async fn only_needed_prefixes_are_subscribed_to_again() {
     let mut rig = rig();
     let _subscription = rig.follow();
@@ -529,74 +464,4 @@ async fn only_needed_prefixes_are_subscribed_to_again() {
     strict.locality.local_only = true;
     rig.handle(Event::Update(update([(Prefix::from(&policy), vec![entry(&policy, strict)])])));
     assert!(rig.worker.refused.keys().eq([&Prefix::topology()]), "{:?}", rig.worker.refused);
-}
-
-/// A shard map, and the record of its version and size.
-fn large(version: u64) -> (Arc<ShardTable>, (Arc<str>, Entry)) {
-    let shard = Shard { id: ShardId(1), start: ShardKey(0), replicas: vec![] };
-    let map = ShardMap { version, interval: KeyRange::ALL, shards: vec![shard] };
-    let key = RecordKey::ShardManifest(name(), ShardPart::Ranges);
-    let manifest = v1::ShardManifest::decode(encode_map(&name(), &map).remove(&key).unwrap()).unwrap();
-    let value = v1::ShardManifest { shards: LARGE, ..manifest }.encode_to_vec().into();
-    (Arc::new(ShardTable::compile(&map)), (key.to_string().into(), Entry { value, revision: version }))
-}
-
-impl Rig {
-    /// Announces a version of the large map, at a revision ten times its number.
-    fn announce(&mut self, version: u64) {
-        let revision = Revision { number: 10 * version, ..revision() };
-        self.handle(Event::Update(Update { puts: vec![large(version).1], ..Update::empty(revision) }));
-    }
-
-    fn share(&mut self, version: u64) {
-        let name = MapName { service: name(), region: None };
-        self.handle(Event::Map(MapEvent::Map(name, large(version).0)));
-    }
-
-    fn applied(&self) -> Option<u64> {
-        self.worker.applied().map(|at| at.number)
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn map_versions_that_arrive_faster_than_tables_delay_no_other_acknowledgements() {
-    let mut rig = rig();
-    let (maps, _asked) = tokio::sync::mpsc::unbounded_channel();
-    rig.worker.maps = Some(maps);
-    let _subscription = rig.follow();
-    let (service, policy) = (RecordKey::Service(name()), RecordKey::Policy(name()));
-    let declared = Service {
-        kind: ServiceKind::Sharded,
-        protocol: Protocol::Http2,
-        virtual_address: None,
-        identity: None,
-    };
-    rig.handle(Event::Update(update([
-        (Prefix::topology(), vec![]),
-        (Prefix::from(&service), vec![entry(&service, declared)]),
-        (Prefix::from(&policy), vec![]),
-        (Prefix::endpoints(&name(), None), vec![]),
-    ])));
-    rig.announce(1);
-    rig.share(1);
-    assert_eq!(rig.applied(), Some(10));
-    // The table is always one version behind, and sometimes several.
-    for version in 2..10 {
-        rig.announce(version);
-        assert_eq!(rig.applied(), Some(10 * (version - 1)), "all but the last version is in use");
-        rig.announce(version + 1);
-        assert_eq!(rig.applied(), Some(10 * (version - 1)), "two are not in use");
-        rig.share(version);
-        assert_eq!(rig.applied(), Some(10 * version));
-    }
-    // Too many pending versions never acknowledge too much.
-    (11..200).for_each(|version| rig.announce(version));
-    assert_eq!(rig.applied(), Some(90));
-    rig.share(100);
-    assert!(rig.applied().is_some_and(|at| (90..=1000).contains(&at)), "{:?}", rig.applied());
-    rig.announce(200);
-    rig.share(199);
-    assert_eq!(rig.applied(), Some(1990));
-    rig.share(200);
-    assert_eq!(rig.applied(), Some(2000));
 }
