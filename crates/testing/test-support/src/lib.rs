@@ -6,6 +6,8 @@
 //! which would compile every crate twice.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[cfg(feature = "tls")]
+mod any_server;
 mod cgroups;
 mod endpoints;
 mod etcd;
@@ -15,12 +17,15 @@ pub mod namespaces;
 mod ports;
 mod processes;
 
+#[cfg(feature = "tls")]
+pub use any_server::AnyServer;
 pub use cgroups::remove_cgroups;
 pub use endpoints::endpoint;
 pub use etcd::{Etcd, call as call_etcd};
 pub use eventually::{PATIENCE, eventually, eventually_async, eventually_blocking, eventually_within};
 pub use machine::{
-    Exclusive, MODE, NEEDS_MACHINE, RUNS_ALONE, RUNS_SHARED, SKIPPED, Shared, alone, beside_others, skipped,
+    Exclusive, MODE, NEEDS_MACHINE, RUNS_ALONE, RUNS_SHARED, SKIPPED, Shared, alone, beside_others, is_soak,
+    skipped,
 };
 pub use ports::free_port;
 pub use processes::{Process, Program, Run, binary, fairmesh, run, tool};

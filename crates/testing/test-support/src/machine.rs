@@ -47,6 +47,11 @@ pub async fn alone() -> Exclusive {
     MACHINE.write().await
 }
 
+/// Whether `make soak` runs the test. Its long form then replaces the short one of `make test`, with the same assertions.
+pub fn is_soak() -> bool {
+    env::var_os("SOAK_MINUTES").is_some()
+}
+
 /// Says that this test was skipped, and why. The test returns after it; the test runner counts it as skipped.
 ///
 /// Printed past the capture of output, so that `cargo test` shows it too.

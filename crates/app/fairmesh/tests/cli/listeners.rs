@@ -11,7 +11,7 @@ use std::{
 
 use fairmesh_identity::{JoinToken, Member};
 use fairmesh_listen::table::{self, ListenerInfo, Peers};
-use fairmesh_test_support::free_port;
+use fairmesh_test_support::{AnyServer, free_port};
 use fairmesh_wire::{handshake, transport::Transport, v1::ReadRequest};
 use rcgen::{
     CertificateParams, DistinguishedName, ExtendedKeyUsagePurpose as Eku, Issuer, KeyPair,
@@ -20,10 +20,9 @@ use rcgen::{
 use time::OffsetDateTime;
 use tokio::time::Instant;
 use tokio_rustls::rustls::{
-    ClientConfig, ClientConnection, DigitallySignedStruct, Error, SignatureScheme, StreamOwned,
-    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    ClientConfig, ClientConnection, StreamOwned,
     crypto::aws_lc_rs::default_provider,
-    pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime, pem::PemObject as _},
+    pki_types::{CertificateDer, PrivatePkcs8KeyDer, pem::PemObject as _},
 };
 
 use super::{
@@ -166,45 +165,6 @@ fn bad(authority: &Path, other: &Path, federated: &Path) -> Vec<(&'static str, S
     ]
 }
 
-/// Accepts every server.
-#[derive(Debug)]
-struct Anyone;
-
-impl ServerCertVerifier for Anyone {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        default_provider().signature_verification_algorithms.supported_schemes()
-    }
-}
-
 fn connect(address: &str) -> io::Result<TcpStream> {
     let stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
@@ -215,7 +175,7 @@ fn connect(address: &str) -> io::Result<TcpStream> {
 fn accepts(tested: &Tested, shown: Option<&Shown>) -> io::Result<()> {
     let config = ClientConfig::builder_with_provider(default_provider().into());
     let config = config.with_safe_default_protocol_versions().unwrap();
-    let config = config.dangerous().with_custom_certificate_verifier(Arc::new(Anyone));
+    let config = config.dangerous().with_custom_certificate_verifier(Arc::new(AnyServer));
     let config = match shown {
         None => config.with_no_client_auth(),
         Some(Shown { chain, key }) => {
@@ -302,7 +262,7 @@ const FLOOD: usize = 48;
 fn hello() -> Vec<u8> {
     let config = ClientConfig::builder_with_provider(default_provider().into());
     let config = config.with_safe_default_protocol_versions().unwrap().dangerous();
-    let config = config.with_custom_certificate_verifier(Arc::new(Anyone)).with_no_client_auth();
+    let config = config.with_custom_certificate_verifier(Arc::new(AnyServer)).with_no_client_auth();
     let mut session = ClientConnection::new(Arc::new(config), "127.0.0.1".try_into().unwrap()).unwrap();
     let mut hello = Vec::new();
     session.write_tls(&mut hello).unwrap();

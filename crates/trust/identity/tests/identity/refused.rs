@@ -2,6 +2,7 @@
 
 use std::{io, sync::Arc, time::Duration};
 
+use fairmesh_test_support::AnyServer;
 use fairmesh_wire::transport::{ExpectedPeer, TlsIdentity as _};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, ExtendedKeyUsagePurpose as Eku, IsCa, Issuer,
@@ -15,13 +16,10 @@ use tokio::{
 use tokio_rustls::{
     TlsAcceptor, TlsConnector,
     rustls::{
-        ClientConfig, DigitallySignedStruct, Error, ServerConfig, SignatureScheme,
-        client::{
-            ResolvesClientCert,
-            danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-        },
+        ClientConfig, ServerConfig,
+        client::ResolvesClientCert,
         crypto::aws_lc_rs::{default_provider, sign::any_ecdsa_type},
-        pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime, pem::PemObject as _},
+        pki_types::{CertificateDer, PrivatePkcs8KeyDer, pem::PemObject as _},
         sign::{CertifiedKey, SingleCertAndKey},
     },
 };
@@ -161,45 +159,6 @@ fn cases(ca: &Ca) -> Vec<(&'static str, RefusingSide, PresentedCertificate)> {
     ]
 }
 
-/// Accepts every server.
-#[derive(Debug)]
-struct Anyone;
-
-impl ServerCertVerifier for Anyone {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        default_provider().signature_verification_algorithms.supported_schemes()
-    }
-}
-
 fn resolver(shown: &PresentedCertificate) -> Arc<SingleCertAndKey> {
     let der = PrivatePkcs8KeyDer::from(shown.key.serialized_der().to_vec()).into();
     let certified = CertifiedKey::new(shown.chain.clone(), any_ecdsa_type(&der).unwrap());
@@ -210,7 +169,7 @@ fn client_config()
 -> tokio_rustls::rustls::ConfigBuilder<ClientConfig, tokio_rustls::rustls::client::WantsClientCert> {
     let config = ClientConfig::builder_with_provider(default_provider().into());
     let config = config.with_safe_default_protocol_versions().unwrap();
-    config.dangerous().with_custom_certificate_verifier(Arc::new(Anyone))
+    config.dangerous().with_custom_certificate_verifier(Arc::new(AnyServer))
 }
 
 async fn pair() -> (TcpStream, TcpStream) {

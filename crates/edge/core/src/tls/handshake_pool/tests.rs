@@ -5,11 +5,11 @@ use std::{
 };
 
 use fairmesh_identity::Authority;
+use fairmesh_test_support::AnyServer;
 use tokio_rustls::{
     TlsConnector,
     rustls::{
-        ClientConfig, DigitallySignedStruct, Error, SignatureAlgorithm, SignatureScheme,
-        client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+        ClientConfig, Error, SignatureAlgorithm, SignatureScheme,
         crypto::{
             CryptoProvider, SupportedKxGroup,
             aws_lc_rs::{
@@ -18,7 +18,7 @@ use tokio_rustls::{
                 sign::any_ecdsa_type,
             },
         },
-        pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject as _},
+        pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
         sign::{CertifiedKey, Signer, SigningKey, SingleCertAndKey},
         version::TLS13,
     },
@@ -55,45 +55,6 @@ impl Signer for NotingSigner {
 
     fn scheme(&self) -> SignatureScheme {
         self.0.scheme()
-    }
-}
-
-/// Accepts each certificate, whose key signs.
-#[derive(Debug)]
-struct AnyServer;
-
-impl ServerCertVerifier for AnyServer {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::General("TLS 1.2 was chosen".into()))
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        default_provider().signature_verification_algorithms.supported_schemes()
     }
 }
 
