@@ -51,7 +51,7 @@ pub use policy::{Balancing, BalancingPolicy, LoadSignal, Outliers, Score};
 pub use policy::{CallKind, Timeouts};
 pub use policy::{KeySource, Locality, MAX_KEY_SOURCES, MtlsMode, Policy, Retries, Ring, RouteSource};
 pub use record::Record;
-pub use record::{Audit, KindHistory, KindRules, KindScope, Readers, RecordKind, Writers};
+pub use record::{Audit, KindHistory, KindRules, KindScope, Readers, RecordKind, RecordList, Writers};
 pub use record::{ChunkHash, Prefix, RecordKey, ShardPart};
 pub use record::{Cursor, Revision, StoreId};
 pub use revocation::*;

@@ -5,7 +5,7 @@ mod revision;
 mod rib_key;
 mod shard_key;
 
-pub use kind::{Audit, KindHistory, KindRules, KindScope, Readers, RecordKind, Writers};
+pub use kind::{Audit, KindHistory, KindRules, KindScope, Readers, RecordKind, RecordList, Writers};
 pub use kinds::Record;
 pub use prefix::Prefix;
 pub use revision::{Cursor, Revision, StoreId};

@@ -27,7 +27,7 @@ use fairmesh_console::{
     rib_reader,
     view::{Scope, ServiceView, View, every_kind},
 };
-use fairmesh_model::{RecordKind, ServiceName, SpiffePath, Tenant, spec::read_duration};
+use fairmesh_model::{RecordKind, RecordList, ServiceName, SpiffePath, Tenant, spec::read_duration};
 use fairmesh_wire::handshake::Connection;
 
 use list_output::ListOutputArgs;
@@ -136,33 +136,22 @@ impl Kind {
     }
 }
 
-/// The list that has the records of a kind; `None` where other commands show them. A kind without an arm does not compile.
+/// The list that has the records of a kind; `None` where other commands show them.
 pub(super) const fn list_of(kind: RecordKind) -> Option<Kind> {
-    Some(match kind {
-        RecordKind::Service => Kind::Services,
-        RecordKind::Endpoint => Kind::Endpoints,
-        RecordKind::Health => Kind::Health,
-        RecordKind::Policy => Kind::Policies,
-        RecordKind::ShardMap => Kind::Shards,
-        RecordKind::Move => Kind::Moves,
-        RecordKind::RegionTable => Kind::Tables,
-        RecordKind::Workload => Kind::Workloads,
-        RecordKind::Authorization | RecordKind::DefaultAuthorization => Kind::Authorization,
-        RecordKind::Regions
-        | RecordKind::RoundTrips
-        | RecordKind::MeasuredDistances
-        | RecordKind::RegionDrain => Kind::Regions,
-        RecordKind::Hosts => Kind::Hosts,
-        RecordKind::RoleBinding => Kind::Roles,
-        // `fairmesh identity`.
-        RecordKind::TrustBundle
-        | RecordKind::Revocations
-        | RecordKind::FederatedDomains
-        | RecordKind::JoinedAgent => return None,
-        // `fairmesh explain`.
-        RecordKind::Checker => return None,
-        // `fairmesh history`.
-        RecordKind::History | RecordKind::MeshHistory => return None,
+    Some(match kind.rules().list {
+        RecordList::Services => Kind::Services,
+        RecordList::Endpoints => Kind::Endpoints,
+        RecordList::Health => Kind::Health,
+        RecordList::Policies => Kind::Policies,
+        RecordList::Shards => Kind::Shards,
+        RecordList::Moves => Kind::Moves,
+        RecordList::Tables => Kind::Tables,
+        RecordList::Workloads => Kind::Workloads,
+        RecordList::Authorization => Kind::Authorization,
+        RecordList::Regions => Kind::Regions,
+        RecordList::Hosts => Kind::Hosts,
+        RecordList::Roles => Kind::Roles,
+        RecordList::Unlisted => return None,
     })
 }
 

@@ -17,6 +17,8 @@ pub struct KindRules {
     pub is_applied: bool,
     /// How the audit log lists writes of the records.
     pub audit: Audit,
+    /// The list of `fairmesh get` that shows the records.
+    pub list: RecordList,
 }
 
 /// Where earlier values of a record are kept. A kind with history has a name for the admin API and history keys.
@@ -65,6 +67,37 @@ pub enum Audit {
     Omitted,
 }
 
+/// A list of `fairmesh get`, with columns of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordList {
+    /// Services.
+    Services,
+    /// Endpoints of services.
+    Endpoints,
+    /// Results of active health checks.
+    Health,
+    /// Policies.
+    Policies,
+    /// Shard maps.
+    Shards,
+    /// Shard moves.
+    Moves,
+    /// Region tables.
+    Tables,
+    /// Which programs may have the identity of a service.
+    Workloads,
+    /// Who may call which service.
+    Authorization,
+    /// Regions, their distances and drains.
+    Regions,
+    /// Host types.
+    Hosts,
+    /// Role bindings.
+    Roles,
+    /// None: other commands show the records, such as `fairmesh identity`, `explain` and `history`.
+    Unlisted,
+}
+
 /// What a kind's records belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KindScope {
@@ -108,16 +141,18 @@ macro_rules! kinds {
 
             /// The rules of the kind.
             pub const fn rules(self) -> KindRules {
-                use {Audit::*, KindHistory::*, Readers::*, Writers::*};
+                use {Audit::*, KindHistory::*, Readers::*, RecordList::*, Writers::*};
                 match self {
                     $(Self::$service_kind => KindRules $service_rules,)*
                     $(Self::$kind => KindRules $rules,)*
                     Self::ShardMap => KindRules {
                         history: No, readers: Callers, writers: Operators, is_applied: false, audit: Activity,
+                        list: Shards,
                     },
                     // The control plane writes history together with the recorded change.
                     Self::History | Self::MeshHistory => KindRules {
                         history: No, readers: Viewers, writers: Admins, is_applied: false, audit: Omitted,
+                        list: Unlisted,
                     },
                 }
             }

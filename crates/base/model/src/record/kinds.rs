@@ -22,86 +22,97 @@ macro_rules! record_kinds {
             service {
                 /// The declaration of a service.
                 Service at "services" => Service(Service) {
-                    history: Kept("services"), readers: Callers, writers: Operators, is_applied: true, audit: Security
+                    history: Kept("services"), readers: Callers, writers: Operators, is_applied: true,
+                    audit: Security, list: Services
                 }
                 /// An instance of a service.
                 Endpoint(region: Region, instance: InstanceId) at "endpoints" => Endpoint(Endpoint) {
-                    history: No, readers: Callers, writers: Operators, is_applied: false, audit: Activity
+                    history: No, readers: Callers, writers: Operators, is_applied: false,
+                    audit: Activity, list: Endpoints
                 }
                 /// A verdict of active health checks.
                 Health(region: Region, instance: InstanceId) at "health" => Verdict(Verdict) {
-                    history: No, readers: Callers, writers: Operators, is_applied: false, audit: Omitted
+                    history: No, readers: Callers, writers: Operators, is_applied: false, audit: Omitted, list: Health
                 }
                 /// How calls to a service are routed and protected.
                 Policy at "policies" => Policy(Policy) {
-                    history: Kept("policies"), readers: Callers, writers: Operators, is_applied: true, audit: Security
+                    history: Kept("policies"), readers: Callers, writers: Operators, is_applied: true,
+                    audit: Security, list: Policies
                 }
                 /// A move of a shard. Stored outside `shards/`, since routers do not need it.
                 Move(shard: ShardId) at "moves" => Move(ShardMove) {
-                    history: No, readers: Viewers, writers: Operators, is_applied: false, audit: Activity
+                    history: No, readers: Viewers, writers: Operators, is_applied: false, audit: Activity, list: Moves
                 }
                 /// The shares by region of the calls from a region.
                 RegionTable(region: Region) at "tables" => RegionTable(RegionTable) {
-                    history: No, readers: Callers, writers: Operators, is_applied: false, audit: Omitted
+                    history: No, readers: Callers, writers: Operators, is_applied: false, audit: Omitted, list: Tables
                 }
                 /// The programs that may have the identity of a service.
                 Workload at "workloads" => Workload(WorkloadEntry) {
-                    history: Kept("workloads"), readers: Viewers, writers: Delegates, is_applied: true, audit: Security
+                    history: Kept("workloads"), readers: Viewers, writers: Delegates, is_applied: true,
+                    audit: Security, list: Workloads
                 }
                 /// Who may call a service. Routers and servers do not read this record, since the policy has a copy.
                 Authorization at "authorizations" => Authorization(Authorization) {
                     history: Kept("authorizations"), readers: Viewers, writers: Authorizers, is_applied: true,
-                    audit: Security
+                    audit: Security, list: Authorization
                 }
             }
             mesh {
                 /// The regions.
                 Regions at ["topology", "regions"] => Regions(Regions) {
-                    history: Kept("regions"), readers: Everyone, writers: Admins, is_applied: true, audit: Security
+                    history: Kept("regions"), readers: Everyone, writers: Admins, is_applied: true,
+                    audit: Security, list: Regions
                 }
                 /// The declared round trips between regions.
                 RoundTrips at ["topology", "rtt"] => RoundTrips(RoundTrips) {
-                    history: Kept("roundTrips"), readers: Everyone, writers: Admins, is_applied: true, audit: Security
+                    history: Kept("roundTrips"), readers: Everyone, writers: Admins, is_applied: true,
+                    audit: Security, list: Regions
                 }
                 /// The distances that a region measured.
                 MeasuredDistances(region: Region) at ["topology", "measured"] => MeasuredDistances(MeasuredDistances) {
-                    history: No, readers: Everyone, writers: Admins, is_applied: false, audit: Omitted
+                    history: No, readers: Everyone, writers: Admins, is_applied: false, audit: Omitted, list: Regions
                 }
                 /// The host types.
                 Hosts at ["topology", "hosts"] => Hosts(Hosts) {
-                    history: Kept("hosts"), readers: Everyone, writers: Admins, is_applied: true, audit: Security
+                    history: Kept("hosts"), readers: Everyone, writers: Admins, is_applied: true,
+                    audit: Security, list: Hosts
                 }
                 /// A drain of a whole region. Stored outside `topology/`, since routers do not need it.
                 RegionDrain(region: Region) at ["drains"] => RegionDrain(RegionDrain) {
-                    history: No, readers: Everyone, writers: Admins, is_applied: false, audit: Security
+                    history: No, readers: Everyone, writers: Admins, is_applied: false, audit: Security, list: Regions
                 }
                 /// The elected checker of a region, whose probes servers admit; outside `topology/`, since routers do not need it.
                 Checker(region: Region) at ["checkers"] => ElectedChecker(ElectedChecker) {
-                    history: No, readers: Everyone, writers: Admins, is_applied: false, audit: Security
+                    history: No, readers: Everyone, writers: Admins, is_applied: false,
+                    audit: Security, list: Unlisted
                 }
                 /// What applies to services without rules.
                 DefaultAuthorization at ["authorization"] => DefaultAuthorization(DefaultAuthorization) {
-                    history: Kept("authorization"), readers: Everyone, writers: Admins, is_applied: true, audit: Security
+                    history: Kept("authorization"), readers: Everyone, writers: Admins, is_applied: true,
+                    audit: Security, list: Authorization
                 }
                 /// Who may do what with the records.
                 RoleBinding(name: Label) at ["roles"] => RoleBinding(RoleBinding) {
-                    history: InAudit("roles"), readers: Viewers, writers: Admins, is_applied: true, audit: Security
+                    history: InAudit("roles"), readers: Viewers, writers: Admins, is_applied: true,
+                    audit: Security, list: Roles
                 }
                 /// The roots of the trust domain.
                 TrustBundle at ["identity", "bundle"] => TrustBundle(TrustBundle) {
-                    history: No, readers: Everyone, writers: Admins, is_applied: false, audit: Security
+                    history: No, readers: Everyone, writers: Admins, is_applied: false,
+                    audit: Security, list: Unlisted
                 }
                 /// The certificates that are no longer accepted.
                 Revocations at ["identity", "revocations"] => Revocations(Revocations) {
-                    history: No, readers: Everyone, writers: Admins, is_applied: true, audit: Security
+                    history: No, readers: Everyone, writers: Admins, is_applied: true, audit: Security, list: Unlisted
                 }
                 /// Other trust domains whose certificates are verified.
                 FederatedDomains at ["identity", "federation"] => FederatedDomains(FederatedDomains) {
-                    history: No, readers: Everyone, writers: Admins, is_applied: true, audit: Security
+                    history: No, readers: Everyone, writers: Admins, is_applied: true, audit: Security, list: Unlisted
                 }
                 /// An agent that joined the trust domain.
                 JoinedAgent(name: Label) at ["identity", "agents"] => JoinedAgent(JoinedAgent) {
-                    history: No, readers: Viewers, writers: Admins, is_applied: false, audit: Security
+                    history: No, readers: Viewers, writers: Admins, is_applied: false, audit: Security, list: Unlisted
                 }
             }
         }
