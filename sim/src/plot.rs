@@ -24,6 +24,17 @@ const MAX_LINES: usize = 200;
 /// A colour per group of servers, distinguishable with colour blindness (Okabe and Ito).
 const COLOURS: [&str; 6] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"];
 
+/// An axis of a plot.
+#[derive(Clone, Copy, Debug)]
+pub struct Axis<'a> {
+    /// The value where it begins.
+    pub from: f64,
+    /// The value where it ends.
+    pub to: f64,
+    /// What its values are.
+    pub label: &'a str,
+}
+
 /// A plot with axes.
 #[derive(Debug)]
 pub struct Plot {
@@ -32,17 +43,24 @@ pub struct Plot {
     y: (f64, f64),
 }
 
+impl Axis<'_> {
+    /// An axis of seconds from 0.
+    fn seconds(to: f64) -> Self {
+        Self { from: 0.0, to, label: "seconds" }
+    }
+}
+
 impl Plot {
-    /// Axes between these values, with about ten ticks each.
-    pub fn new(title: &str, x: (f64, f64, &str), y: (f64, f64, &str)) -> Self {
+    /// With about ten ticks on each axis.
+    pub fn new(title: &str, x: Axis<'_>, y: Axis<'_>) -> Self {
         let svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
              font-family=\"sans-serif\" font-size=\"12\">\n\
              <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n"
         );
-        let mut plot = Self { svg, x: (x.0, x.1), y: (y.0, y.1) };
+        let mut plot = Self { svg, x: (x.from, x.to), y: (y.from, y.to) };
         plot.text((LEFT, 24.0), "start", &format!("<tspan font-size=\"16\">{}</tspan>", escape(title)));
-        plot.axes(x.2, y.2);
+        plot.axes(x.label, y.label);
         plot
     }
 
@@ -139,8 +157,8 @@ pub fn utilisation(scenario: &Scenario, result: &SimulationResult) -> String {
     let report = &result.report;
     let cv = report.cv.map_or_else(String::new, |cv| format!(", variation {cv:.3}"));
     let title = format!("{}: mean {:.1} %{cv}", scenario.name, report.mean_utilisation * 100.0);
-    let axes = ((0.0, end, "seconds"), (0.0, top * 100.0, "utilisation of each server, in percent"));
-    let mut plot = Plot::new(&title, axes.0, axes.1);
+    let label = "utilisation of each server, in percent";
+    let mut plot = Plot::new(&title, Axis::seconds(end), Axis { from: 0.0, to: top * 100.0, label });
     let percent = |value: f32| f64::from(value) * 100.0;
     let mut legend = Vec::new();
     let mut first = 0;
@@ -220,7 +238,7 @@ mod tests {
 
     #[test]
     fn lines_break_at_nan_and_names_are_escaped() {
-        let mut plot = Plot::new("a < b", (0.0, 1.0, "x"), (0.0, 1.0, "y"));
+        let mut plot = Plot::new("a < b", Axis::seconds(1.0), Axis { from: 0.0, to: 1.0, label: "y" });
         let before = plot.svg.matches("<polyline").count();
         plot.line([(0.0, 0.0), (0.2, 0.1), (0.5, f64::NAN), (0.6, 0.1), (1.0, 0.2)], "#000000", 1.0, 1.0);
         assert_eq!(plot.svg.matches("<polyline").count(), before + 2);

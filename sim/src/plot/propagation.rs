@@ -1,4 +1,4 @@
-use super::Plot;
+use super::{Axis, Plot};
 use crate::replica_tree::Report;
 
 /// The longest propagation time of a change to each layer, per second.
@@ -8,7 +8,8 @@ pub fn propagation(report: &Report) -> String {
     let longest =
         layers.iter().flat_map(|layer| &layer.timeline).map(|(_, worst)| *worst).fold(1.0, f64::max);
     let title = format!("{}: the longest propagation time to each layer", report.scenario);
-    let mut plot = Plot::new(&title, (0.0, end, "seconds"), (0.0, longest / 1e3, "seconds from its commit"));
+    let y = Axis { from: 0.0, to: longest / 1e3, label: "seconds from its commit" };
+    let mut plot = Plot::new(&title, Axis::seconds(end), y);
     let mut legend = Vec::new();
     for (n, layer) in layers.iter().enumerate() {
         let colour = Plot::colour(n);

@@ -1,4 +1,4 @@
-use super::Plot;
+use super::{Axis, Plot};
 use crate::TrafficReport;
 
 /// The utilisation of each region over time, with the first threshold, and the share of calls that stay in their
@@ -8,7 +8,8 @@ pub fn regions(name: &str, report: &TrafficReport) -> String {
     let loads = report.rounds.iter().flat_map(|round| &round.loads);
     let top = loads.copied().fold(1.0, f64::max).min(1.5) * 100.0;
     let title = format!("{name}: load of regions");
-    let mut plot = Plot::new(&title, (0.0, end, "seconds"), (0.0, top, "utilisation, in percent"));
+    let y = Axis { from: 0.0, to: top, label: "utilisation, in percent" };
+    let mut plot = Plot::new(&title, Axis::seconds(end), y);
     let mut legend = Vec::new();
     for (n, region) in report.regions.iter().enumerate() {
         let points = report.rounds.iter().map(|round| (round.at, round.loads[n] * 100.0));

@@ -21,7 +21,9 @@ mod usage;
 mod usage_recorder;
 
 pub use area::Area;
-pub use open_minutes::{AddOutcome, MAX_INSTANCES, MAX_LATENESS, MAX_WRITE_DELAY, OpenMinutes};
+pub use open_minutes::{
+    AddOutcome, MAX_INSTANCES, MAX_LATENESS, MAX_WRITE_DELAY, MeasuredInstance, OpenMinutes,
+};
 pub use outliers::{Measure, Member, Outlier, outliers};
 pub use percentile::{median, p99};
 pub use report::{Breakdown, CauseView, Figures, ImbalanceReport, Line, OutlierView, ServiceOutlier, View};

@@ -34,6 +34,17 @@ pub enum AddOutcome {
     Full,
 }
 
+/// The instance that a usage is of.
+#[derive(Clone, Copy, Debug)]
+pub struct MeasuredInstance<'a> {
+    /// Its service.
+    pub service: &'a ServiceName,
+    /// Its name.
+    pub instance: &'a InstanceId,
+    /// Where it runs.
+    pub location: &'a Location,
+}
+
 /// The minutes that may still change: usage that is late within bounds is counted in its own minute.
 ///
 /// One usage per instance and minute, the one with the longest time covered: repeated reports, or all of them after a
@@ -55,10 +66,10 @@ struct Services {
 }
 
 impl OpenMinutes {
-    /// Adds the usage of an instance of `service`, at `place`, in `minute`.
+    /// Adds the usage of an instance in `minute`.
     pub fn add(
         &mut self,
-        (service, instance, place): (&ServiceName, &InstanceId, &Location),
+        instance: MeasuredInstance<'_>,
         (minute, usage): (Minute, Usage),
         now: Minute,
     ) -> AddOutcome {
@@ -71,20 +82,16 @@ impl OpenMinutes {
         if minute < now.before(MAX_LATENESS) || self.closed.is_some_and(|closed| minute <= closed) {
             return AddOutcome::Late;
         }
-        let taken = self.keep((service, instance, place), (minute, usage));
+        let taken = self.keep(instance, (minute, usage));
         if taken == AddOutcome::Counted {
-            self.changed.insert((minute, service.clone()));
+            self.changed.insert((minute, instance.service.clone()));
         }
         taken
     }
 
     /// Restores data stored before a restart, regardless of the time. Restored data does not count as changed.
-    pub fn restore(
-        &mut self,
-        instance_at: (&ServiceName, &InstanceId, &Location),
-        (minute, usage): (Minute, Usage),
-    ) {
-        self.keep(instance_at, (minute, usage));
+    pub fn restore(&mut self, instance: MeasuredInstance<'_>, (minute, usage): (Minute, Usage)) {
+        self.keep(instance, (minute, usage));
     }
 
     /// Closes `minute` and all before it.
@@ -92,12 +99,9 @@ impl OpenMinutes {
         self.closed = self.closed.max(Some(minute));
     }
 
-    fn keep(
-        &mut self,
-        (service, instance, place): (&ServiceName, &InstanceId, &Location),
-        (minute, usage): (Minute, Usage),
-    ) -> AddOutcome {
-        let place = self.place(place);
+    fn keep(&mut self, measured: MeasuredInstance<'_>, (minute, usage): (Minute, Usage)) -> AddOutcome {
+        let MeasuredInstance { service, instance, location } = measured;
+        let place = self.place(location);
         let of_minute = self.minutes.entry(minute).or_default();
         let known = of_minute.by_name.get(service).and_then(|instances| instances.get(instance));
         match known {

@@ -12,4 +12,4 @@ mod workload_bounds;
 pub use callable::{MachineCallers, admits, admits_caller};
 pub use grants::{Delegation, Grants, Machine, Reach};
 pub use role::{AccessRole, RoleBinding, Subject};
-pub use workload_bounds::{UidRange, WorkloadBounds};
+pub use workload_bounds::{OutOfBounds, UidRange, WorkloadBounds};

@@ -52,6 +52,22 @@ pub struct ProgramFacts {
     pub network_namespace: Result<String, String>,
 }
 
+/// Why a workload does not select a program.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotSelected {
+    /// It has no selectors.
+    #[error("it lists no programs")]
+    NoSelectors,
+    /// No selector matches.
+    #[error("programs[{index}] does not match: {}", .failed.join(", and "))]
+    NoMatch {
+        /// The position of the closest selector.
+        index: usize,
+        /// Its conditions that the program does not meet, with what was found.
+        failed: Vec<String>,
+    },
+}
+
 impl WorkloadEntry {
     /// Whether an agent may vouch for the service.
     pub fn permits_agent(&self, agent: &Label) -> bool {
@@ -61,8 +77,8 @@ impl WorkloadEntry {
     /// Whether a program may have the identity.
     ///
     /// # Errors
-    /// The requirement that the closest selector does not find met.
-    pub fn check(&self, program: &ProgramFacts) -> Result<(), String> {
+    /// The conditions of the closest selector that the program does not meet.
+    pub fn check(&self, program: &ProgramFacts) -> Result<(), NotSelected> {
         let mut closest: Option<(usize, Vec<String>)> = None;
         for (i, selector) in self.programs.iter().enumerate() {
             let failed = selector.failed_conditions(program);
@@ -74,8 +90,8 @@ impl WorkloadEntry {
             }
         }
         Err(match closest {
-            None => "it lists no programs".into(),
-            Some((i, failed)) => format!("programs[{i}] does not match: {}", failed.join(", and ")),
+            None => NotSelected::NoSelectors,
+            Some((index, failed)) => NotSelected::NoMatch { index, failed },
         })
     }
 
@@ -252,7 +268,7 @@ mod tests {
         let two = WorkloadEntry { programs: vec![other.clone(), cart], agents: Vec::new() };
         assert_eq!(two.check(&program()), Ok(()));
         assert_eq!(
-            entry(other).check(&program()).unwrap_err(),
+            entry(other).check(&program()).unwrap_err().to_string(),
             "programs[0] does not match: uid is 1001, not 1"
         );
         for (selector, problem) in [
@@ -271,7 +287,7 @@ mod tests {
             ),
         ] {
             let error = entry(selector).check(&program()).unwrap_err();
-            assert_eq!(error, format!("programs[0] does not match: {problem}"));
+            assert_eq!(error.to_string(), format!("programs[0] does not match: {problem}"));
         }
     }
 

@@ -27,8 +27,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_imbalance::{AddOutcome, MAX_WRITE_DELAY, Minute, Moment, OpenMinutes, Usage};
-use fairmesh_model::{InstanceId, Location, ServiceName};
+use fairmesh_imbalance::{AddOutcome, MAX_WRITE_DELAY, MeasuredInstance, Minute, Moment, OpenMinutes, Usage};
 use fairmesh_store::{StoreError, WriteError};
 use tokio::{
     sync::RwLock,
@@ -183,13 +182,8 @@ impl Imbalance {
     }
 
     /// Records one report.
-    fn record(
-        &self,
-        instance_key: (&ServiceName, &InstanceId, &Location),
-        said: (Minute, Usage),
-        now: Minute,
-    ) -> AddOutcome {
-        let taken = self.open().add(instance_key, said, now);
+    fn record(&self, instance: MeasuredInstance<'_>, said: (Minute, Usage), now: Minute) -> AddOutcome {
+        let taken = self.open().add(instance, said, now);
         self.counts.of(taken).fetch_add(1, Relaxed);
         taken
     }

@@ -15,7 +15,8 @@ fn take(open: &mut OpenMinutes, instance: &str, minute: u32, usage: Usage) -> Ad
 fn take_at(open: &mut OpenMinutes, instance: &str, minute: u32, usage: Usage, now: Minute) -> AddOutcome {
     let (service, place) = (cart(), Location::in_region(Region::new("eu").unwrap()));
     let instance = InstanceId::new(instance).unwrap();
-    open.add((&service, &instance, &place), (Minute(minute), usage), now)
+    let instance = MeasuredInstance { service: &service, instance: &instance, location: &place };
+    open.add(instance, (Minute(minute), usage), now)
 }
 
 fn cart() -> ServiceName {

@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
 
-use super::{AccessRole, RoleBinding, WorkloadBounds};
+use super::{AccessRole, OutOfBounds, RoleBinding, WorkloadBounds};
 use crate::{
     KindScope, Label, Prefix, Readers, RecordKey, RecordKind, Region, ServiceName, Tenant, WorkloadEntry,
     Writers,
@@ -181,7 +181,7 @@ impl Grants {
     ///
     /// # Errors
     /// The part that is not permitted.
-    pub fn may_register(&self, service: &ServiceName, entry: &WorkloadEntry) -> Result<(), String> {
+    pub fn may_register(&self, service: &ServiceName, entry: &WorkloadEntry) -> Result<(), OutOfBounds> {
         let mut refused = None;
         for delegation in self.delegations(service).filter(|_| !self.admin) {
             match delegation.bounds.check(entry) {

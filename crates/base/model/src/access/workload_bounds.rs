@@ -58,12 +58,23 @@ impl fmt::Display for UidRange {
     }
 }
 
+/// The part of a workload that is out of bounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OutOfBounds {
+    /// The program at this position.
+    #[error("programs[{0}] is outside of its users and control groups")]
+    Program(usize),
+    /// The agents that may vouch for it.
+    #[error("agents names none, or others than its own")]
+    Agents,
+}
+
 impl WorkloadBounds {
     /// Checks that all programs of a workload are within the bounds, each by its user or control group.
     ///
     /// # Errors
     /// The program that is out of bounds.
-    pub fn check(&self, entry: &WorkloadEntry) -> Result<(), String> {
+    pub fn check(&self, entry: &WorkloadEntry) -> Result<(), OutOfBounds> {
         let outside = entry.programs.iter().position(|program| {
             let by_uid = program.uid.is_some_and(|uid| self.uids.iter().any(|range| range.includes(uid)));
             let within = |cgroup: &str| self.cgroups.iter().any(|bound| is_within(bound, cgroup));
@@ -71,12 +82,12 @@ impl WorkloadBounds {
             !by_uid && !by_cgroup
         });
         if let Some(i) = outside {
-            return Err(format!("programs[{i}] is outside of its users and control groups"));
+            return Err(OutOfBounds::Program(i));
         }
         let permits_agent = |agent: &Label| self.agents.contains(agent);
         match self.agents.is_empty() || (!entry.agents.is_empty() && entry.agents.iter().all(permits_agent)) {
             true => Ok(()),
-            false => Err("agents names none, or others than its own".into()),
+            false => Err(OutOfBounds::Agents),
         }
     }
 

@@ -16,7 +16,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use fairmesh_imbalance::{Minute, OpenMinutes, Row, Tier, Usage};
+use fairmesh_imbalance::{MeasuredInstance, Minute, OpenMinutes, Row, Tier, Usage};
 use fairmesh_model::{InstanceId, Location, ServiceName};
 use fairmesh_rib::{Batch, Entry, Op};
 use fairmesh_store::{RedbStore, Store, StoreError};
@@ -327,6 +327,7 @@ fn restore(open: &mut OpenMinutes, key: &str, entry: &Entry) {
     let usages = v1::OpenUsages::decode(&*entry.value).ok();
     let (Some(service), Some(usages)) = (service, usages) else { return };
     for (instance, location, usage) in convert::read_open(usages) {
-        open.restore((&service, &instance, &location), (minute, usage));
+        let instance = MeasuredInstance { service: &service, instance: &instance, location: &location };
+        open.restore(instance, (minute, usage));
     }
 }

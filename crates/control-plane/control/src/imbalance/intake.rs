@@ -1,6 +1,6 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use fairmesh_imbalance::{AddOutcome, Minute};
+use fairmesh_imbalance::{AddOutcome, MeasuredInstance, Minute};
 use fairmesh_model::{InstanceId, Invalid, Location, RecordKey, ServiceName};
 use fairmesh_rib::Node;
 use fairmesh_wire::v1;
@@ -26,7 +26,7 @@ impl Imbalance {
         }
         for minute_usage in usage.minutes {
             let taken = self.record(
-                (&service, &instance, &location),
+                MeasuredInstance { service: &service, instance: &instance, location: &location },
                 (Minute(minute_usage.minute), convert::usage(minute_usage)),
                 now(),
             );

@@ -1,7 +1,7 @@
 use std::fs;
 
 use fairmesh_imbalance::{Area, Breakdown, Dimension, Tier};
-use fairmesh_model::{HostType, Region};
+use fairmesh_model::{HostType, InstanceId, Location, Region, ServiceName};
 
 use super::{query::ReportQuery, *};
 
@@ -14,6 +14,16 @@ fn later(minutes: u32) -> Minute {
 
 fn service() -> ServiceName {
     ServiceName::new("shop/cart").unwrap()
+}
+
+fn record(
+    imbalance: &Imbalance,
+    (service, instance, location): (&ServiceName, &str, &Location),
+    usage: (Minute, Usage),
+    now: Minute,
+) -> AddOutcome {
+    let instance = InstanceId::new(instance).unwrap();
+    imbalance.record(MeasuredInstance { service, instance: &instance, location }, usage, now)
 }
 
 /// Reports that an instance used `millicores` throughout a minute.
@@ -30,7 +40,7 @@ fn report_usage(
     };
     let usage =
         Usage { cpu_us: millicores * 60_000, covered_ms: 60_000, limit_millicores: 0, requests: 1_000 };
-    imbalance.record((&service(), &InstanceId::new(instance).unwrap(), &place), (minute, usage), now)
+    record(imbalance, (&service(), instance, &place), (minute, usage), now)
 }
 
 async fn wasted(imbalance: &Imbalance, window: u32, now: Minute) -> (u64, Area) {
@@ -90,7 +100,7 @@ async fn a_crash_in_the_middle_of_closing_a_minute_counts_each_service_once() {
     let (other, place) =
         (ServiceName::new("shop/pay").unwrap(), Location::in_region(Region::new("eu").unwrap()));
     let usage = Usage { cpu_us: 60_000_000, covered_ms: 60_000, ..Usage::default() };
-    first.record((&other, &InstanceId::new("p").unwrap(), &place), (later(0), usage), later(0));
+    record(&first, (&other, "p", &place), (later(0), usage), later(0));
     first.save_and_close(later(0)).await.unwrap();
     // One of two services is closed.
     let rows = first.open().rows(later(0)).into_iter().filter(|(name, _)| *name == service()).collect();
@@ -120,7 +130,7 @@ async fn a_write_that_fails_in_the_middle_of_closing_a_minute_counts_each_servic
     let (other, place) =
         (ServiceName::new("shop/pay").unwrap(), Location::in_region(Region::new("eu").unwrap()));
     let usage = Usage { cpu_us: 60_000_000, covered_ms: 60_000, ..Usage::default() };
-    imbalance.record((&other, &InstanceId::new("p").unwrap(), &place), (later(0), usage), later(0));
+    record(&imbalance, (&other, "p", &place), (later(0), usage), later(0));
     imbalance.save_and_close(later(0)).await.unwrap();
     // State after such a failure: one service is closed, but the minute of both is still open.
     let rows = imbalance.open().rows(later(0)).into_iter().filter(|(name, _)| *name == service()).collect();
@@ -298,9 +308,8 @@ async fn many_services_are_written_in_few_batches() {
     let place = Location::in_region(Region::new("eu").unwrap());
     let usage = Usage { cpu_us: 60_000_000, covered_ms: 60_000, ..Usage::default() };
     for number in 0..3_000 {
-        let (service, instance) =
-            (ServiceName::new(format!("shop/s{number}")).unwrap(), InstanceId::new("a").unwrap());
-        imbalance.record((&service, &instance, &place), (later(0), usage), later(0));
+        let service = ServiceName::new(format!("shop/s{number}")).unwrap();
+        record(&imbalance, (&service, "a", &place), (later(0), usage), later(0));
     }
     let revision = async || imbalance.history.as_ref().unwrap().revision().await;
     let before = revision().await;
