@@ -7,6 +7,7 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod arguments;
+pub mod cell_text;
 pub mod connect;
 pub mod default_paths;
 pub mod failure;
@@ -16,4 +17,3 @@ pub mod rib_reader;
 pub mod socket_table;
 pub mod stop_signals;
 pub mod view;
-pub mod words;

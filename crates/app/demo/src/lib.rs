@@ -20,9 +20,9 @@ mod region_drain;
 mod relay;
 mod report;
 mod service;
+mod shop_protocol;
 mod tls_records;
 mod topology;
-mod v1;
 
 use std::{
     fmt::Write as _,

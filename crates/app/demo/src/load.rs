@@ -11,8 +11,8 @@ use super::{
     error::DemoError,
     fleet::Fleet,
     service::REGION_HEADER,
+    shop_protocol::{AddRequest, GetRequest, cart_client::CartClient},
     topology::{DemoRegion, REGIONS},
-    v1::{AddRequest, GetRequest, cart_client::CartClient},
 };
 
 /// Maximum number of calls in flight per region; more mean that the fleet is stuck, and the driver must not grow

@@ -1,9 +1,9 @@
 //! Changes of declarations that would fail calls in use: refused by every command, unless forced.
 
 use fairmesh_console::{
+    cell_text::type_and_protocol,
     failure::Failure,
     view::{Scope, ServiceView, View},
-    words::service_words,
 };
 use fairmesh_model::{EndpointState, RecordKind, Service, ServiceKind, ServiceName, counted};
 use fairmesh_wire::handshake::Connection;
@@ -40,7 +40,7 @@ pub(super) fn consequences(now: &ServiceView, change: &Change<'_>) -> Option<Str
             "this would delete the declaration of {name}, which has {has}: calls to it would fail"
         ));
     };
-    let (kind, protocol) = service_words(to);
+    let (kind, protocol) = type_and_protocol(to);
     if to.kind != stored.kind && to.kind == ServiceKind::Sharded && !change.mapped && now.shards.is_none() {
         return Some(format!(
             "this would make {name} {kind}, which has {has} and no shard map: calls to it would fail"
@@ -54,7 +54,7 @@ pub(super) fn consequences(now: &ServiceView, change: &Change<'_>) -> Option<Str
     }
     // HTTP/2 and gRPC use the same connections; HTTP/1.1 does not.
     if to.protocol.is_multiplexed() != stored.protocol.is_multiplexed() {
-        let (_, spoken) = service_words(stored);
+        let (_, spoken) = type_and_protocol(stored);
         return Some(format!(
             "this would have callers speak {protocol} to {name}, which has {has} that were declared to speak \
              {spoken}: calls to it would fail"

@@ -21,7 +21,7 @@ use serde_json::json;
 use tonic::{Request, Response, Status};
 
 use super::{DemoRegion, REGION_HEADER};
-use crate::v1::{
+use crate::shop_protocol::{
     AddRequest, CartContent, DumpRequest, DumpResponse, GetRequest, Replicated,
     cart_client::CartClient,
     cart_server::{Cart, CartServer},

@@ -22,7 +22,7 @@ use tokio::time::{Instant, interval};
 
 use super::{DemoRegion, REGION_HEADER};
 use crate::error::DemoError;
-use crate::v1::{GetRequest, cart_client::CartClient};
+use crate::shop_protocol::{GetRequest, cart_client::CartClient};
 
 /// The catalog, which counts its requests.
 pub(super) fn catalog(place: DemoRegion, requests: Arc<AtomicU64>) -> Router {

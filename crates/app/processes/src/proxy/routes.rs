@@ -5,9 +5,9 @@ use std::{process::ExitCode, time::Duration};
 use clap::Args;
 use fairmesh_console::{
     arguments::OutputArgs,
+    cell_text::rough_age,
     failure::Failure,
     output::{Listing, decimal},
-    words::rough,
 };
 use fairmesh_model::ServiceName;
 use serde_json::{Value, json};
@@ -100,7 +100,7 @@ fn table_rows(service: &str, table: &Value) -> Vec<Vec<String>> {
     let percent = |value: &Value| format!("{}%", value.as_f64().unwrap_or_default());
     let confirmed = match (table["byHand"].as_bool(), table["ageSeconds"].as_f64()) {
         (Some(false), Some(age)) => {
-            format!("{} ago", rough(Duration::try_from_secs_f64(age).unwrap_or_default()))
+            format!("{} ago", rough_age(Duration::try_from_secs_f64(age).unwrap_or_default()))
         }
         _ => "by hand".to_owned(),
     };
@@ -123,7 +123,7 @@ fn table_rows(service: &str, table: &Value) -> Vec<Vec<String>> {
 /// What is left of the force of a table, and for how long.
 fn table_state(table: &Value) -> String {
     let weakens = table["weakensInSeconds"].as_f64();
-    let left = weakens.map(|seconds| rough(Duration::try_from_secs_f64(seconds).unwrap_or_default()));
+    let left = weakens.map(|seconds| rough_age(Duration::try_from_secs_f64(seconds).unwrap_or_default()));
     match (table["force"].as_str().unwrap_or_default(), left) {
         ("full", None) => "in force".to_owned(),
         ("full", Some(left)) => format!("in force; unconfirmed, it drops nothing in {left}"),

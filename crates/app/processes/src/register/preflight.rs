@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use fairmesh_console::{
+    cell_text::type_and_protocol,
     connect::{SOFTWARE, transport_to},
     failure::Failure,
     rib_reader::{self, StoredRecord},
     socket_table::{self, Listener},
-    words::service_words,
 };
 use fairmesh_model::{Prefix, RecordKey};
 use fairmesh_server::ServerTransport;
@@ -80,7 +80,7 @@ pub(super) async fn announce_declaration(plan: &ValidArguments) {
     if let Ok(Some(false)) = timeout(DECLARATION_TIMEOUT, is_declared(plan)).await
         && let Some(declaration) = &plan.registration.declaration
     {
-        let (kind, protocol) = service_words(declaration);
+        let (kind, protocol) = type_and_protocol(declaration);
         print_status(format_args!(
             "{service} is not declared: registering declares it as {kind}, {protocol}"
         ));

@@ -7,10 +7,10 @@ pub(crate) mod shares;
 use std::collections::{BTreeMap, BTreeSet};
 
 use fairmesh_console::{
+    cell_text::type_and_protocol,
     failure::Failure,
     output,
     view::{Scope, ServiceView, View},
-    words::service_words,
 };
 use fairmesh_model::{
     BalancingPolicy, InstanceId, Policy, RecordKind, Region, Service, ServiceKind, ServiceName, ShardMap,
@@ -293,7 +293,7 @@ fn unhashed(known: &View, resources: &[&Resource]) -> Vec<String> {
         if hashed || policy.balancing.policy != BalancingPolicy::BoundedHash {
             return None;
         }
-        let (kind, _) = service_words(service);
+        let (kind, _) = type_and_protocol(service);
         Some(format!(
             "the policy of {name} balances by boundedHash, which is for consistent-hash services: {name} is {kind}, \
              so that 'score' is used instead"

@@ -4,10 +4,10 @@ use std::fmt::Write;
 
 use fairmesh_console::{
     arguments::Format,
+    cell_text::type_and_protocol,
     failure::Failure,
     output::{self, Listing},
     view::{At, ServiceView, View},
-    words::service_words,
 };
 use fairmesh_model::{
     AuthorizationMode, AuthorizationRule, Capacities, Capacity, DefaultAuthorization, Hosts, Region,
@@ -110,7 +110,7 @@ fn text(name: &ServiceName, one: &ServiceView, lists: &Lists) -> Result<String, 
     let mut lines = vec![("Service", name.to_string())];
     match &one.service {
         Some(At { value, revision }) => {
-            let (kind, protocol) = service_words(value);
+            let (kind, protocol) = type_and_protocol(value);
             lines.push(("Type", format!("{kind}, {protocol} (revision {revision})")));
         }
         None => lines.push(("Type", "not declared: callers cannot find it".into())),

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use fairmesh_console::{
+    cell_text::rough_age,
     output::Listing,
     view::{View, age_of},
-    words::rough,
 };
 use fairmesh_model::{
     DistanceSource, Region,
@@ -101,7 +101,7 @@ impl DistanceRow {
             self.source().into(),
             or_dash(self.declared.map(millis)),
             or_dash(self.measured.map(|(round_trip, _)| millis(round_trip))),
-            or_dash(self.measured.map(|(_, age)| format!("{} ago", rough(age)))),
+            or_dash(self.measured.map(|(_, age)| format!("{} ago", rough_age(age)))),
         ]
     }
 

@@ -1,9 +1,9 @@
 //! Lists of services and endpoints.
 
 use fairmesh_console::{
+    cell_text::type_and_protocol,
     output::Listing,
     view::{At, ServiceView, View},
-    words::service_words,
 };
 use fairmesh_model::{
     Endpoint, ServiceName,
@@ -18,7 +18,7 @@ pub(super) fn services(view: &View) -> Listing {
     let mut listing = Listing::new(&["SERVICE", "TYPE", "PROTOCOL", "SERVING", "POLICY", "SHARDS"]);
     for (name, one) in &view.services {
         let (kind, protocol) = match &one.service {
-            Some(At { value, .. }) => service_words(value),
+            Some(At { value, .. }) => type_and_protocol(value),
             None => ("not declared".into(), String::new()),
         };
         let states = states(one, view);

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use fairmesh_console::{
+    cell_text::rough_age,
     output::Listing,
     view::{ServiceView, View, age_of, table_age},
-    words::rough,
 };
 use fairmesh_model::{
     Label, Region, RegionShares, RegionTable, ServiceName, Share, TableForce, TableOrigin, TrafficMode, Zone,
@@ -155,7 +155,7 @@ fn origin(table: &RegionTable) -> String {
     match table.origin {
         TableOrigin::ByHand => "by hand".into(),
         TableOrigin::Planned(confirmed) => {
-            format!("round {}, confirmed {} ago", confirmed.round, rough(age_of(confirmed.at_ms)))
+            format!("round {}, confirmed {} ago", confirmed.round, rough_age(age_of(confirmed.at_ms)))
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Values in the words of tables.
+//! Text of values in cells of tables.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use fairmesh_model::Service;
 use serde_json::{Value, json};
 
 /// `40 s`, `12 min`, `5 h` or `9 d`.
-pub fn rough(age: Duration) -> String {
+pub fn rough_age(age: Duration) -> String {
     match age.as_secs() {
         seconds @ ..120 => format!("{seconds} s"),
         seconds @ ..7200 => format!("{} min", seconds / 60),
@@ -16,7 +16,7 @@ pub fn rough(age: Duration) -> String {
 }
 
 /// Type and protocol of a service as in YAML.
-pub fn service_words(service: &Service) -> (String, String) {
+pub fn type_and_protocol(service: &Service) -> (String, String) {
     // Both are enums that serde writes as plain strings.
     let text = |value: Value| value.as_str().unwrap_or_default().to_owned();
     (text(json!(service.kind)), text(json!(service.protocol)))
@@ -28,7 +28,7 @@ mod tests {
 
     #[test]
     fn age_is_written_in_its_largest_unit_of_two_or_more() {
-        let ages = [119, 120, 7199, 7200, 172_799, 172_800].map(|age| rough(Duration::from_secs(age)));
+        let ages = [119, 120, 7199, 7200, 172_799, 172_800].map(|age| rough_age(Duration::from_secs(age)));
         assert_eq!(ages, ["119 s", "2 min", "119 min", "2 h", "47 h", "2 d"]);
     }
 }
