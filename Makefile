@@ -39,7 +39,9 @@ soak: ## Cause outages, replace all there is under full load, stream, send by th
 	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test faults -- --nocapture kernel::million
 	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test faults -- --nocapture kernel::pipelined
 	fuzz/run $$((60 * $${SOAK_MINUTES:-10})) kernel_head
-	SOAK_MINUTES=1 cargo test --release --workspace --test faults -- --nocapture --include-ignored limits::
+	SOAK_MINUTES=1 cargo test --release --workspace --test faults -- --nocapture --include-ignored limits:: services::
+	SOAK_MINUTES=1 cargo test --release --workspace --test kill --test power
+	SOAK_MINUTES=1 cargo test --release --workspace --test identity rotation::
 	cargo test --release --workspace --test packages -- --nocapture
 
 check: ## Check format, clippy, documentation, the library's API and its number of crates, and the dependencies' licences and sources

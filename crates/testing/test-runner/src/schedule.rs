@@ -30,6 +30,8 @@ const LONGEST: &[&str] = &[
     "::damage::",
     "::rib::writes::fleet::",
     "replica::kill",
+    "fairmesh::packages::",
+    "faults::traffic::",
     "::differential::",
     "fairmesh::faults::",
 ];

@@ -17,7 +17,7 @@ pub(crate) use certificates::Authority;
 pub(crate) use connection::{Answer, Connection, Manner};
 pub(crate) use echo::{Echo, NUMBER, STATUS};
 pub(crate) use fairmesh_test_support::{
-    PATIENCE, Process, Program, Run, alone, beside_others, eventually_async as until, free_port,
+    PATIENCE, Process, Program, Run, alone, beside_others, eventually_async as until, free_port, is_soak,
     namespaces::path, run, skipped, tool,
 };
 pub(crate) use load::{Caller, Kind, Load};

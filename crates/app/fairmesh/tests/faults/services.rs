@@ -9,7 +9,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::harness::{Proxy, Spec, World, beside_others};
+use crate::harness::{Proxy, Spec, World, beside_others, is_soak};
 
 /// A connection that many requests are made over, one after the other.
 struct Calling(TcpStream);
@@ -78,7 +78,8 @@ async fn unknown_names_evict_no_service_and_the_limit_has_a_hint() {
     let proxy = Proxy::with(&world, "--max-services 3").await;
     let mut calling = Calling::to(&proxy.by_host).await;
     assert_eq!(calling.status("two.shop").await, 200);
-    for number in 0..2_000 {
+    // More than a resolver remembers of names that were never declared.
+    for number in 0..1_100 {
         assert_eq!(calling.status(&format!("made-up-{number}.shop")).await, 404);
     }
     assert_eq!(proxy.metric("services").await, 2.0);
@@ -92,17 +93,17 @@ async fn unknown_names_evict_no_service_and_the_limit_has_a_hint() {
 
 /// As the benchmark has it, with control plane, agent and proxy as processes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn thousands_of_services_respond_through_one_agent_and_proxy() {
-    const SERVICES: usize = 2_000;
+async fn a_thousand_services_respond_through_one_agent_and_proxy() {
+    let services = if is_soak() { 2_000 } else { 1_000 };
     let _machine = beside_others().await;
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("routers.json");
     let bench = std::path::Path::new(env!("CARGO_BIN_EXE_fairmesh")).with_file_name("fairmesh-bench");
     let mut command = Command::new(bench);
-    command.args(["routers", "--services", &SERVICES.to_string(), "--json"]).arg(&json);
+    command.args(["routers", "--services", &services.to_string(), "--json"]).arg(&json);
     let ran = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
     let said = String::from_utf8_lossy(&ran.stderr);
     assert!(ran.status.success(), "{said}");
     let figures: Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
-    assert_eq!(figures["figures"][format!("failed_{SERVICES}")], 0.0, "{said}");
+    assert_eq!(figures["figures"][format!("failed_{services}")], 0.0, "{said}");
 }

@@ -4,6 +4,7 @@ use std::{io, net::Ipv4Addr, sync::Arc};
 
 use fairmesh_identity::Workload;
 use fairmesh_model::ServiceName;
+use fairmesh_test_support::is_soak;
 use fairmesh_wire::transport::{ExpectedPeer, SecureStream, TlsIdentity as _};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
@@ -14,8 +15,6 @@ use tokio::{
 
 use crate::support::*;
 
-/// Number of connections if the process may open two descriptors for each.
-const MANY: u64 = 10_000;
 /// Address of this test alone: it uses most ports there, which parallel tests would miss.
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 31, 0, 1);
 /// Concurrent handshakes.
@@ -28,7 +27,7 @@ fn many() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    (most.saturating_sub(500) / 2).min(MANY)
+    (most.saturating_sub(500) / 2).min(if is_soak() { 10_000 } else { 2_000 })
 }
 
 async fn open(caller: &Workload, server: &Workload) -> io::Result<Ends> {

@@ -1,6 +1,6 @@
 //! Requests and responses between programs of one machine pass the proxy by: not a byte, and few wake-ups, counted by the kernel.
 
-use std::{collections::HashMap, env, fs, path::Path, process::Command, time::Duration};
+use std::{collections::HashMap, fs, path::Path, process::Command, time::Duration};
 
 use serde_json::Value;
 use tokio::time::{Instant, sleep, timeout};
@@ -10,7 +10,7 @@ use super::{
     local::{LocalServer, WITHOUT_LOG},
     requests::CALLER,
 };
-use crate::harness::{Proxy, World, alone, free_port, skipped, tool, until};
+use crate::harness::{Proxy, World, alone, free_port, is_soak, skipped, tool, until};
 
 /// Wake-ups of the proxy a second.
 const MOST_WAKE_UPS: f64 = 200.0;
@@ -69,7 +69,7 @@ wait("end")
 
 /// A million where there is time.
 fn number() -> u64 {
-    if env::var_os("SOAK_MINUTES").is_some() { 1_000_000 } else { 50_000 }
+    if is_soak() { 1_000_000 } else { 50_000 }
 }
 
 /// How often the threads of a process have waited for something, by the scheduler's account.
@@ -173,8 +173,8 @@ async fn count(attached: &Attached, proxy: (&Proxy, u16), server: u16, folder: &
 }
 
 impl Counted {
-    /// Panics unless the requests passed the proxy by. It may carry one in a thousand, which waited for 100 ms, and those that were sent
-    /// while it waited for a processor: it had no room for the records of further calls.
+    /// Panics unless the requests passed the proxy by. The proxy may carry one in a thousand, which waited for 100 ms. It may also carry
+    /// the requests sent while it waited for a processor, since it had no room for the records of further calls.
     fn check(&self, number: u64) {
         let rate = number as f64 / self.took.as_secs_f64();
         let most = number / 1000 + (rate * self.delay.as_secs_f64()) as u64;

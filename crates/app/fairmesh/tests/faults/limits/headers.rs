@@ -1,6 +1,6 @@
 //! Streams of HTTP/2 that consist of headers only: each costs its sender 16 bytes.
 
-use std::{env, path::Path, time::Duration};
+use std::{path::Path, time::Duration};
 
 use fairmesh_identity::OneWayTls;
 use fairmesh_wire::transport::{Address, ExpectedPeer, TlsIdentity as _};
@@ -18,12 +18,12 @@ use super::{
 };
 use crate::{
     attacks::memory,
-    harness::{Process, alone, free_port, until},
+    harness::{Process, alone, free_port, is_soak, until},
 };
 
 /// Connections of an attack, and streams on each: a third of what has filled a gigabyte, or all of it for long runs.
 fn scale() -> (usize, u32) {
-    if env::var_os("SOAK_MINUTES").is_some() { (30, 16_000) } else { (30, 5_000) }
+    if is_soak() { (30, 16_000) } else { (30, 5_000) }
 }
 
 /// Most of the growth is the streams that may be incomplete at a time, about 5,000 of a process.

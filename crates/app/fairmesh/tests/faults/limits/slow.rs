@@ -1,6 +1,6 @@
 //! Connections that say little or nothing, and more of them than there are descriptors for.
 
-use std::{env, ffi::OsString, time::Duration};
+use std::{ffi::OsString, time::Duration};
 
 use fairmesh_model::Protocol;
 use fairmesh_wire::{handshake, transport::Address};
@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use super::fleet::{Fleet, connection, get, metric, read};
-use crate::harness::{Process, Program, Spec, World, beside_others, read_head, until};
+use crate::harness::{Process, Program, Spec, World, beside_others, is_soak, read_head, until};
 
 /// How long a beginning may take, and by how much later that may be noticed on a busy machine.
 const ENDED: Duration = Duration::from_secs(10 + 8);
@@ -22,7 +22,7 @@ const SILENCE: &[u8] = b"";
 
 /// Connections to each listener.
 fn scale() -> usize {
-    if env::var_os("SOAK_MINUTES").is_some() { 1000 } else { 60 }
+    if is_soak() { 1000 } else { 60 }
 }
 
 type Stream = Box<dyn Connected>;

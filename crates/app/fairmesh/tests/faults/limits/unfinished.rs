@@ -1,6 +1,6 @@
 //! Messages whose last bytes are withheld.
 
-use std::{env, future::poll_fn, time::Duration};
+use std::{future::poll_fn, time::Duration};
 
 use bytes::Bytes;
 use fairmesh_wire::{transport::Address, v1};
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     attacks::memory,
-    harness::{Process, alone, beside_others, run, until},
+    harness::{Process, alone, beside_others, is_soak, run, until},
 };
 
 /// The longest message.
@@ -30,7 +30,7 @@ const LITTLE: u64 = 112 << 20;
 
 /// Connections, and calls on each: as many as filled a gigabyte before, where that is asked for.
 fn scale() -> (usize, usize) {
-    if env::var_os("SOAK_MINUTES").is_some() { (8, 150) } else { (2, 80) }
+    if is_soak() { (8, 150) } else { (2, 80) }
 }
 
 /// Calls on one connection, each of which sends all of its message but the last byte, and keeps its stream.
