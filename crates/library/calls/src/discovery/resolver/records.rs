@@ -153,7 +153,7 @@ impl ServiceRecords {
                 Prefix::shards(&self.name, Some(&ShardPart::Ranges)),
                 Prefix::shards(&self.name, Some(&ShardPart::Region(region.clone()))),
             ]),
-            _ => {}
+            (ServiceKind::Replicated | ServiceKind::ConsistentHash, _) => {}
         }
         needed
     }
@@ -287,8 +287,24 @@ impl ServiceRecords {
                     self.table = Some(Arc::new(ReceivedTable::new(region, table, (value, age))));
                 }
             }
-            // The prefixes that a resolver subscribes to have no other kinds.
-            _ => {}
+            // No prefix that a service needs has these: topology and identities have their own, and the rest is not for routers.
+            Record::Move(_)
+            | Record::Workload(_)
+            | Record::Authorization(_)
+            | Record::Regions(_)
+            | Record::RoundTrips(_)
+            | Record::MeasuredDistances(_)
+            | Record::Hosts(_)
+            | Record::RegionDrain(_)
+            | Record::ElectedChecker(_)
+            | Record::DefaultAuthorization(_)
+            | Record::RoleBinding(_)
+            | Record::TrustBundle(_)
+            | Record::Revocations(_)
+            | Record::FederatedDomains(_)
+            | Record::JoinedAgent(_) => {
+                tracing::debug!(%key, "skipped a record that decides no call");
+            }
         }
         Ok(())
     }
