@@ -366,7 +366,10 @@ fn kept_folder(path: &str) -> Option<PathBuf> {
 impl AgentSource {
     /// The first certificate, if the agent issues one at once.
     async fn first(&self, patience: Duration) -> Result<(), NotIssued> {
-        let issuing = renewal::renew_from(&self.workload, |request| self.request(request));
+        let issuing = async {
+            self.check_issues().await?;
+            renewal::renew_from(&self.workload, |request| self.request(request)).await
+        };
         let late = || NotIssued::Unavailable(format!("the agent at {} has not responded yet", self.agent));
         let issued = timeout(patience, issuing).await.unwrap_or_else(|_| Err(late()));
         let issued = match issued {
@@ -414,6 +417,15 @@ impl AgentSource {
         handshake::connect(&Transport::default(), &self.agent, &self.software)
             .await
             .map_err(|error| NotIssued::NoAgent(error.to_string()))
+    }
+
+    /// Checks, without a key, that the agent issues certificates: the first key of a process takes about 20 ms of entropy, and
+    /// programs of a mesh without a trust domain need none. The agent refuses an empty signing request only if it is a member.
+    async fn check_issues(&self) -> Result<(), NotIssued> {
+        match self.request(Vec::new()).await {
+            Ok(_) | Err(NotIssued::Failed(_)) => Ok(()),
+            Err(not_issued) => Err(not_issued),
+        }
     }
 
     async fn request(&self, csr: Vec<u8>) -> Result<Certified, NotIssued> {

@@ -35,6 +35,10 @@ impl workload_server::Workload for WorkloadService {
         let uid = local_user(&identity_of(&request))?;
         let program = program_of(&request).cloned();
         let v1::IssueWorkloadRequest { path, csr } = request.into_inner();
+        // Programs ask so whether this agent is a member, before they make a key.
+        if csr.is_empty() {
+            return Err(Status::invalid_argument("the signing request is missing"));
+        }
         let path = requested_path(&path, &shared.name, uid)
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
         tracing::debug!(%path, uid, "a program asks for a certificate");

@@ -386,8 +386,13 @@ fn program_starts_without_its_agent_from_a_saved_certificate() {
 
 /// Asks an agent for a certificate; the reason if it refuses.
 pub(crate) fn request_certificate(agent: &str, path: &str) -> String {
-    let csr = PrivateKey::generate().unwrap().signing_request().unwrap().into();
-    let request = IssueWorkloadRequest { path: path.into(), csr };
+    let csr = PrivateKey::generate().unwrap().signing_request().unwrap();
+    request_certificate_for(agent, path, csr)
+}
+
+/// The same for a signing request.
+pub(crate) fn request_certificate_for(agent: &str, path: &str, csr: Vec<u8>) -> String {
+    let request = IssueWorkloadRequest { path: path.into(), csr: csr.into() };
     runtime().block_on(async {
         let connected = handshake::connect(&Default::default(), &agent.parse().unwrap(), "test").await;
         let connection = match connected {

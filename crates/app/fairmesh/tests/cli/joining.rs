@@ -12,7 +12,10 @@ use fairmesh_test_support::free_port;
 
 use super::{
     calls::echo,
-    identities::{Killed, agent, domain, has_certificate, joined, request_certificate, start, token},
+    identities::{
+        Killed, agent, domain, has_certificate, joined, request_certificate, request_certificate_for, start,
+        token,
+    },
     support::{Mesh, Run, send, wait_until},
 };
 
@@ -35,6 +38,9 @@ fn a_token_lets_one_agent_join_once() {
     let refused = request_certificate(&agent, "bank/vault");
     assert!(refused.contains("may not have a certificate for bank/vault"), "{refused}");
     wait_until("it issues certificates", || request_certificate(&agent, "shop/cart").is_empty());
+    // Programs ask so whether they need a key.
+    let refused = request_certificate_for(&agent, "shop/cart", Vec::new());
+    assert_eq!(refused, "the signing request is missing");
 }
 
 /// A call without an agent: with a token if given, and the folder in which the certificate is kept.
