@@ -1,7 +1,7 @@
-//! The controllers of a control plane, and the service and metrics by which operators see them.
+//! The controllers of a control plane, with the service and metrics that show them to operators.
 //!
-//! Each is in the module of its subject. What is kept by commit beside the node (`indices`) is none: it decides and writes
-//! nothing, and has to be done before the node serves the commit.
+//! Each controller is in the module of its subject. The indices updated by commit (`indices`) are not a controller: they
+//! decide and write nothing, and must be updated before the node serves the commit.
 
 mod metrics;
 mod service;
@@ -23,8 +23,8 @@ use crate::{
     traffic::{DrainController, PlannerController, TrafficPlanning},
 };
 
-/// The controllers that may run in shadow mode. Without the others the mesh itself is not safe: revoked callers would stay
-/// accepted, certificates would expire, and callers of limits that are gone would fill the memory of this process.
+/// The controllers that may run in shadow mode. The mesh is not safe without the others: revoked callers would stay
+/// accepted, certificates would expire, and callers of removed limits would fill this process's memory.
 const SHADOW_NAMES: [&str; 5] = [
     TargetController::NAME,
     DrainController::NAME,
@@ -33,7 +33,7 @@ const SHADOW_NAMES: [&str; 5] = [
     VerdictController::NAME,
 ];
 
-/// A controller that decides and shows what it would change, and changes nothing.
+/// A controller that decides and shows its changes without making them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShadowController(&'static str);
 
@@ -55,7 +55,7 @@ impl FromStr for ShadowController {
     }
 }
 
-/// What the controllers of a control plane act on.
+/// Environment of a control plane's controllers.
 pub(crate) struct Controllers {
     pub(crate) checks: Checks,
     pub(crate) quotas: Quotas,

@@ -4,49 +4,51 @@ use fairmesh_model::Prefix;
 use fairmesh_rib::{Node, Op};
 use tokio::{sync::Notify, time::Instant};
 
-/// Why facts cannot be read, or an effect cannot be applied. The message says what to do, or that the next round tries again.
+/// Why facts cannot be read or an effect cannot be applied. The message says what to do, or that the next round tries
+/// again.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
-/// A loop of the control plane: facts in, writes out.
+/// A loop of the control plane that reads facts and decides writes.
 ///
-/// The runtime clones a controller before its first round and replaces it by that clone after a panic, so that no round starts
-/// from half of the state of another one. State that has to outlive a panic is shared by clones.
+/// The runtime clones a controller before its first round and restores the clone after a panic, so that no round starts from a
+/// half-changed state. State that has to survive a panic is shared by clones.
 ///
-/// A round that misses its deadline is dropped at an `await`. A controller therefore changes its state between two of them
-/// completely or not at all.
+/// A round that misses its deadline is dropped at an `await`. So a controller must change its state completely, or not at
+/// all, between two awaits.
 pub trait Controller: Clone + Send + 'static {
-    /// Name in statuses, metrics, options and the log of writes: lower-case words with dashes, unique in a process.
+    /// Name in statuses, metrics, options and the audit log: lower-case words with dashes, unique in a process.
     const NAME: &'static str;
-    /// How long a round may take, writes included.
+    /// Time limit of a round, including writes.
     const DEADLINE: Duration = Duration::from_secs(30);
     /// The longest pause after a failed round. Pauses begin with a second, and double with each failure in a row.
     const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-    /// What a round decides from.
+    /// The input of a round's decision.
     type Facts: Send;
-    /// A change of this process or of its files, beside records. The text is for operators: `publish 3 targets in 2 regions`.
-    /// [`Infallible`](std::convert::Infallible) for a controller that only writes records.
+    /// A change of this process or its files, apart from records. The text is for operators: `publish 3 targets in 2
+    /// regions`. [`Infallible`](std::convert::Infallible) for a controller that only writes records.
     type Effect: fmt::Display + Send;
 
     /// What starts a round.
     fn triggers(&self) -> Triggers;
 
-    /// Reads the facts of a round from the records, and from wherever else this controller looks. Changes nothing.
+    /// Reads the facts of a round from the records and other sources. Changes nothing.
     ///
     /// # Errors
-    /// Why there are none; the round fails, and is repeated after a pause.
+    /// Why the facts cannot be read; the round fails and is repeated after a pause.
     fn read_facts(
         &mut self,
         node: &Node,
         wake: Wake,
     ) -> impl Future<Output = Result<Self::Facts, BoxError>> + Send;
 
-    /// Decides. The decision depends on the facts, the state of the controller and `now` alone: no clock, no randomness, no I/O.
+    /// Decides from the facts, the controller's state and `now` alone: no clock, no randomness, no I/O.
     fn reconcile(&mut self, facts: Self::Facts, now: Now) -> Decision<Self::Effect>;
 
-    /// Applies an effect that [`reconcile`](Self::reconcile) decided, before the records of the round are written.
+    /// Applies an effect decided by [`reconcile`](Self::reconcile), before the round's records are written.
     ///
     /// # Errors
-    /// Why it is not applied. Other effects and writes of the round go on; then the round counts as failed.
+    /// Why the effect cannot be applied. Other effects and writes of the round continue; then the round counts as
+    /// failed.
     fn apply(&mut self, effect: Self::Effect) -> impl Future<Output = Result<(), BoxError>> + Send;
 
     /// Notes that the records of [`Write::subject`] are written.
@@ -56,45 +58,45 @@ pub trait Controller: Clone + Send + 'static {
     fn not_written(&mut self, _subject: &str) {}
 }
 
-/// What starts a round, beside the start of the process and the retry of a failed round.
+/// Triggers of a round, besides the start of the process and the retry of a failed round.
 #[derive(Clone, Debug, Default)]
 pub struct Triggers {
-    /// A commit that changes a key below one of these.
+    /// Commits below one of these prefixes.
     pub prefixes: Vec<Prefix>,
-    /// A notification, for what no prefix tells.
+    /// A notification, for changes that no prefix covers.
     pub notify: Option<Arc<Notify>>,
-    /// The time since the last round began, without any change.
+    /// Time since the last round began, even without a change.
     pub interval: Option<Duration>,
-    /// The least time between the begins of two rounds. Changes meanwhile start one round together.
+    /// The least time between the starts of two rounds. Changes meanwhile share one round.
     pub min_gap: Duration,
 }
 
-/// Why a round is made.
+/// Why a round starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
-    /// There was a commit or a notification since the begin of the last round that succeeded, or no round has succeeded yet.
+    /// A commit or notification arrived since the start of the last successful round, or no round has succeeded yet.
     Changed,
-    /// Nothing has changed; the interval has passed.
+    /// Nothing changed, but the interval has passed.
     Interval,
 }
 
-/// The time at which a round decides.
+/// The time of a round's decision.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
-    /// By the clock of this process, which never goes back.
+    /// By the monotonic clock of this process.
     pub at: Instant,
-    /// Milliseconds since 1970, for records that others read.
+    /// Milliseconds since 1970, for records that other processes read.
     pub wall_ms: u64,
 }
 
-/// What a round decides.
+/// Decision of a round.
 #[derive(Debug)]
 pub struct Decision<E> {
-    /// Batches of records. Each is written whole or not at all, and none waits for another.
+    /// Batches of records. Each is written whole or not at all, independently of the others.
     pub writes: Vec<Write>,
     /// Changes of this process, applied in this order before the writes.
     pub effects: Vec<E>,
-    /// What the controller leaves as it is although the facts ask for a change.
+    /// Changes that the facts ask for but the controller refuses.
     pub refused: Vec<Refusal>,
 }
 
@@ -107,19 +109,19 @@ impl<E> Default for Decision<E> {
 /// A batch of records.
 #[derive(Clone, Debug)]
 pub struct Write {
-    /// What the records are about, such as a service.
+    /// Subject of the records, such as a service.
     pub subject: String,
-    /// Why they are written, for the log of writes.
+    /// Reason of the write, for the audit log.
     pub reason: &'static str,
-    /// The writes, on condition of the revisions that the facts were read at. At most [`fairmesh_rib::MAX_OPS`].
+    /// The writes, conditional on the revisions of the facts. At most [`fairmesh_rib::MAX_OPS`].
     pub ops: Vec<Op>,
 }
 
 /// A change that a controller refuses to make.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Refusal {
-    /// What stays as it is, such as a service.
+    /// The unchanged object, such as a service.
     pub subject: String,
-    /// Why, and what to do. The text stays the same as long as the cause does, since each new one is logged.
+    /// The reason and the remedy. The text must stay the same while the cause does, since each new text is logged.
     pub reason: String,
 }

@@ -2,15 +2,15 @@ use std::future::pending;
 
 use tokio::{sync::watch, time::Instant};
 
-/// The writer lease of the store: only the control plane that holds it writes.
+/// The writer lease of the store: only its holder writes.
 ///
-/// The store checks the lease with each write, so that no write of an expired holder is ever committed. The runtime checks it
-/// before, and then decides anew: without the lease, another control plane may have written, and the facts may be old.
+/// The store checks the lease with each write, so that no write of an expired holder is committed. The runtime checks it
+/// earlier and then decides again: without the lease another control plane may have written, and the facts may be outdated.
 #[derive(Clone, Debug)]
 pub(crate) struct Fence(Option<watch::Receiver<Instant>>);
 
 impl Fence {
-    /// `expiry`: until when no other process can write; `None` if none ever can.
+    /// `expiry` is when another process may write; `None` if none ever can.
     pub(crate) fn new(expiry: Option<watch::Receiver<Instant>>) -> Self {
         Self(expiry)
     }

@@ -1,13 +1,13 @@
-//! Controllers: loops of the control plane that compare records with what should be, and write the difference.
+//! Controllers: loops of the control plane that compare records with their desired state and write the difference.
 //!
-//! This crate sits above `store` and `rib`, and beneath `control`, which has the controllers. A [`Controller`] reads facts,
-//! decides, and applies effects; the [`Runtime`] does everything that all of them need: it wakes a controller, writes what it
-//! decides on condition of what it read, and only while the control plane holds the writer lease; it bounds the time of a
-//! round, backs off after failures, survives panics, and keeps a [`ControllerStatus`] for operators.
+//! The crate sits above `store` and `rib` and beneath `control`, which implements the controllers. A [`Controller`] reads
+//! facts, decides, and applies effects. The [`Runtime`] provides the rest: it wakes a controller, and writes its decisions on
+//! condition of the read revisions and only under the writer lease. It limits the time of a round, backs off after failures,
+//! survives panics, and keeps a [`ControllerStatus`] for operators.
 //!
-//! A controller is *level-triggered*, as in Kubernetes: a round starts from the present facts, whatever woke it, so that a
-//! lost or a merged notification costs nothing. Work queues of changed objects were rejected: a queue has to be bounded,
-//! replayed after a restart, and kept in step with the records, which are the truth already.
+//! A controller is *level-triggered*, as in Kubernetes: a round starts from the present facts, whatever woke it, so that
+//! lost or merged notifications do no harm. Work queues of changed objects were rejected: a queue has to be bounded,
+//! replayed after a restart, and kept consistent with the records, which are the truth already.
 
 mod controller;
 mod fence;

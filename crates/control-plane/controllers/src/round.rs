@@ -10,10 +10,10 @@ use tokio::task::JoinSet;
 
 use crate::{BoxError, Write};
 
-/// Batches of one round that are written at the same time.
+/// Batches of one round that are written concurrently.
 const MAX_WRITES: usize = 16;
 
-/// Why a round has not done what it decided.
+/// Why a round did not complete its decision.
 #[derive(Debug, thiserror::Error)]
 pub enum RoundError {
     /// The facts could not be read.
@@ -24,18 +24,18 @@ pub enum RoundError {
     Effect {
         /// The effect.
         effect: String,
-        /// Why, and what to do.
+        /// The reason and the remedy.
         problem: BoxError,
     },
     /// A batch was not written.
     #[error("cannot write {subject}: {problem}")]
     Write {
-        /// What the batch is about.
+        /// Subject of the batch.
         subject: String,
-        /// Why, and what to do.
+        /// The reason and the remedy.
         problem: WriteError,
     },
-    /// Another writer was faster; the next round starts from its write.
+    /// Another writer was faster. The next round starts from that write.
     #[error("{0}")]
     Conflict(Conflict),
     /// This control plane does not hold the writer lease of the store.
@@ -52,7 +52,7 @@ pub enum RoundError {
 }
 
 impl RoundError {
-    /// Whether the round failed. A conflict and a missing lease are part of the work: the next round follows without a pause.
+    /// Whether the round failed. A conflict or a missing lease is normal: the next round follows without a pause.
     pub fn is_failure(&self) -> bool {
         !matches!(self, Self::Conflict(_) | Self::WithoutLease)
     }
@@ -76,7 +76,7 @@ pub(crate) async fn write_all(
         while writing.len() < MAX_WRITES
             && let Some(write) = pending.next()
         {
-            // A task of its own, since the set aborts those that it has.
+            // Spawned separately, because the set aborts its own tasks.
             writing.spawn(tokio::spawn(write_one(Arc::clone(store), controller, write)));
         }
         let Some(ended) = writing.join_next().await else { return result };
@@ -103,7 +103,7 @@ async fn write_one(
     Write { subject, reason, ops }: Write,
 ) -> (String, Result<(Revision, usize), WriteError>) {
     let count = ops.len();
-    // The log of writes counts what is written for a program as that of its writer.
+    // The audit log counts writes for a program under their author.
     let author = Some(format!("control plane for controller {controller}").into());
     let written = scope(author, saying(reason.into(), store.write(Batch { ops }))).await;
     (subject, written.map(|revision| (revision, count)))

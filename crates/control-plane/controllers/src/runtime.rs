@@ -18,20 +18,20 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// Rounds in a row that are repeated at once since another writer was faster. Further ones are delayed like failures.
 const MAX_CONFLICTS: u32 = 8;
 
-/// What controllers run on.
+/// Environment of the controllers.
 #[derive(Debug)]
 pub struct RuntimeConfig {
-    /// The records that they read.
+    /// The records that controllers read.
     pub node: Node,
-    /// Where they write. A write must return once `node` has it.
+    /// The store that controllers write. A write must return only once `node` has it.
     pub store: Arc<dyn Store>,
-    /// Until when no other process can write to the store, as [`Store::lease_expiry`] says.
+    /// Until when no other process can write to the store; see [`Store::lease_expiry`].
     pub lease_expiry: Option<watch::Receiver<Instant>>,
     /// Milliseconds since 1970.
     pub wall_clock: fn() -> u64,
-    /// Any number, which spreads the retries of several control planes.
+    /// Any number; it spreads the retries of several control planes.
     pub seed: u64,
-    /// Names of controllers that decide and change nothing.
+    /// Names of controllers that decide but change nothing.
     pub shadow: BTreeSet<&'static str>,
 }
 
@@ -53,7 +53,7 @@ impl Runtime {
         self.statuses.clone()
     }
 
-    /// Adds a controller; it runs as long as the future is polled, which never ends.
+    /// Adds a controller, which runs while the returned future is polled. The future never ends.
     pub fn run<C: Controller>(&self, controller: C) -> impl Future<Output = ()> + Send + 'static {
         let is_shadow = self.config.shadow.contains(C::NAME);
         let status = self.statuses.add(C::NAME, is_shadow);
@@ -73,10 +73,10 @@ impl Runtime {
     }
 }
 
-/// A controller that runs.
+/// A running controller.
 struct ControllerTask<C> {
     controller: C,
-    /// The controller as it was before its first round.
+    /// A clone from before the first round.
     pristine: C,
     config: Arc<RuntimeConfig>,
     schedule: Schedule,
@@ -84,7 +84,7 @@ struct ControllerTask<C> {
     status: StatusHandle,
     is_shadow: bool,
     seed: u64,
-    /// Conflicts in a row.
+    /// Number of consecutive conflicts.
     conflicts: u32,
     /// Whether the last round failed.
     has_failed: bool,
@@ -108,7 +108,7 @@ impl<C: Controller> ControllerTask<C> {
         }
     }
 
-    /// A round that ends in time, whatever the controller does.
+    /// A round within its deadline, whatever the controller does.
     async fn bounded_round(&mut self, wake: Wake, round: &mut Round) -> Result<(), RoundError> {
         match timeout(C::DEADLINE, catch_panic(self.round(wake, round))).await {
             Ok(Ok(result)) => result,
@@ -122,7 +122,7 @@ impl<C: Controller> ControllerTask<C> {
 
     async fn round(&mut self, wake: Wake, round: &mut Round) -> Result<(), RoundError> {
         let Self { controller, config, .. } = self;
-        // In shadow mode nothing that was decided is done: the cause is still there.
+        // In shadow mode no decision is executed, so the cause remains.
         let wake = if self.is_shadow { Wake::Changed } else { wake };
         let facts = controller.read_facts(&config.node, wake).await.map_err(RoundError::Facts)?;
         let now = Now { at: Instant::now(), wall_ms: (config.wall_clock)() };
@@ -166,16 +166,16 @@ impl<C: Controller> ControllerTask<C> {
                 ControllerState::Waiting
             }
             Err(RoundError::Conflict(conflict)) if self.conflicts <= MAX_CONFLICTS => {
-                // The next round has to see the write that was faster.
+                // The next round must see the faster write.
                 let applied = self.config.node.wait_applied(conflict.current);
-                // A node that lags longer reads old facts, and meets the next conflict.
+                // A node that lags longer provides old facts and leads to another conflict.
                 let _ = timeout(C::DEADLINE, applied).await;
                 self.schedule.retry_after(Duration::ZERO);
                 ControllerState::Waiting
             }
             Err(RoundError::WithoutLease) => {
                 self.status.update(|status| status.state = ControllerState::WithoutLease);
-                // Effects need no lease: a change starts a round meanwhile.
+                // Effects need no lease, and a change starts a round meanwhile.
                 self.schedule.postpone();
                 tokio::select! {
                     () = self.fence.wait_held() => {}
@@ -196,7 +196,7 @@ impl<C: Controller> ControllerTask<C> {
         self.status.update(|status| status.state = state);
     }
 
-    /// Logs what has changed since the round before.
+    /// Logs changes since the previous round.
     fn log(&mut self, round: &Round, before: Option<&Round>, result: &Result<(), RoundError>) {
         let controller = C::NAME;
         let former = before.and_then(|before| before.problem.as_ref());

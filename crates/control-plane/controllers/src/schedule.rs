@@ -17,11 +17,11 @@ pub(crate) struct Schedule {
     revisions: Option<watch::Receiver<u64>>,
     /// The last revision whose changes were examined.
     examined: u64,
-    /// Whether there was a change since the begin of the last round that succeeded.
+    /// Whether anything changed since the start of the last successful round.
     has_changed: bool,
     /// When a round is due without a change.
     due: Option<Instant>,
-    /// Before then no round begins, whatever changes.
+    /// No round begins earlier, whatever changes.
     not_before: Instant,
 }
 
@@ -41,7 +41,7 @@ impl Schedule {
         }
     }
 
-    /// Waits until a round is due. Changes up to then are those of this round.
+    /// Waits until a round is due. Changes until then belong to this round.
     pub(crate) async fn wait(&mut self) -> Wake {
         while !self.has_changed && self.due.is_none_or(|due| Instant::now() < due) {
             self.wait_for_trigger().await;
@@ -51,7 +51,7 @@ impl Schedule {
         if self.has_changed { Wake::Changed } else { Wake::Interval }
     }
 
-    /// Waits for a commit, a notification, or the end of the interval; returns also after commits that concern no prefix.
+    /// Waits for a commit, a notification, or the end of the interval. Also returns after commits outside the prefixes.
     pub(crate) async fn wait_for_trigger(&mut self) {
         let notify = self.triggers.notify.clone();
         tokio::select! {
@@ -87,12 +87,12 @@ impl Schedule {
     fn take_changes(&mut self) {
         self.examine_commits();
         if let Some(notify) = &self.triggers.notify {
-            // Takes the permit of a notification that came while the round had to wait.
+            // Takes a notification that arrived while the round had to wait.
             self.has_changed |= pin!(notify.notified()).enable();
         }
     }
 
-    /// Looks for changes below the prefixes. A log of changes that does not reach back counts as a change.
+    /// Looks for changes below the prefixes. A log that does not reach back far enough counts as a change.
     fn examine_commits(&mut self) {
         let Some(revisions) = &mut self.revisions else { return };
         revisions.borrow_and_update();
@@ -117,7 +117,7 @@ async fn notified(notify: Option<&Arc<Notify>>) {
 
 async fn committed(revisions: Option<&mut watch::Receiver<u64>>) {
     match revisions {
-        // The node lives as long as the schedule, so that its sender does.
+        // The node lives as long as the schedule, and so does its sender.
         Some(revisions) => drop(revisions.changed().await),
         None => pending().await,
     }

@@ -8,43 +8,43 @@ use tokio::time::Instant;
 
 use crate::{Decision, Refusal, RoundError};
 
-/// The most decisions, and the most refusals, of a round that a status names. Others are counted.
+/// The most decisions, and the most refusals, that a status names per round. Others are counted.
 pub const MAX_SHOWN: usize = 20;
 
-/// What a controller does at present.
+/// Present activity of a controller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ControllerState {
-    /// It waits for a change, or for its interval.
+    /// Waits for a change or for its interval.
     #[default]
     Waiting,
     /// A round is in progress.
     Running,
     /// The last round failed, and the next one is delayed.
     BackingOff,
-    /// It has records to write, and this control plane does not hold the writer lease.
+    /// Has records to write, but this control plane does not hold the writer lease.
     WithoutLease,
 }
 
 /// A round of a controller.
 #[derive(Clone, Debug)]
 pub struct Round {
-    /// When it began.
+    /// When the round began.
     pub began: Instant,
-    /// How long it took.
+    /// Duration of the round.
     pub took: Duration,
     /// Records written or deleted.
     pub writes: usize,
     /// Effects applied in this process.
     pub effects: usize,
-    /// What it decided, the first [`MAX_SHOWN`]: in shadow mode, what it would have done.
+    /// The first [`MAX_SHOWN`] decisions. In shadow mode, changes that would have been made.
     pub decided: Vec<String>,
-    /// How many changes it decided.
+    /// Number of decided changes.
     pub decided_total: usize,
-    /// What it refused, the first [`MAX_SHOWN`].
+    /// The first [`MAX_SHOWN`] refusals.
     pub refused: Vec<Refusal>,
-    /// How many changes it refused.
+    /// Number of refused changes.
     pub refused_total: usize,
-    /// Why it failed.
+    /// Why the round failed.
     pub problem: Option<String>,
 }
 
@@ -81,9 +81,9 @@ impl Round {
 /// Numbers since the start of the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Rounds that did what they decided.
+    /// Rounds that completed their decision.
     pub done: u64,
-    /// Rounds that met the write of another writer.
+    /// Rounds that conflicted with another writer.
     pub conflicts: u64,
     /// Rounds that failed otherwise.
     pub failed: u64,
@@ -99,14 +99,14 @@ pub struct Totals {
     pub effects: u64,
 }
 
-/// What operators see of a controller.
+/// Status of a controller for operators.
 #[derive(Clone, Debug)]
 pub struct ControllerStatus {
     /// The name of the controller.
     pub name: &'static str,
-    /// It decides and changes nothing.
+    /// Whether the controller decides but changes nothing.
     pub is_shadow: bool,
-    /// What it does at present.
+    /// Present activity.
     pub state: ControllerState,
     /// The last round that ended.
     pub last: Option<Round>,
@@ -114,7 +114,7 @@ pub struct ControllerStatus {
     pub changed: Option<Instant>,
     /// When the next round begins; `None` if only a change starts one.
     pub next: Option<Instant>,
-    /// Rounds in a row that failed; conflicts and a missing lease do not count.
+    /// Consecutive failed rounds; conflicts and missing leases do not count.
     pub failures: u32,
     /// Numbers since the start.
     pub totals: Totals,
@@ -153,7 +153,7 @@ impl Statuses {
     }
 }
 
-/// The status of one controller. Statuses are only added, so that its index stays valid.
+/// The status of one controller. Statuses are only added, so the index stays valid.
 #[derive(Debug)]
 pub(crate) struct StatusHandle {
     all: Statuses,
@@ -169,7 +169,7 @@ impl StatusHandle {
         self.update(|status| (status.state, status.next) = (ControllerState::Running, None));
     }
 
-    /// Notes the end of a round, and returns the one before it.
+    /// Stores a finished round and returns the previous one.
     pub(crate) fn end(&self, round: Round, result: &Result<(), RoundError>) -> Option<Round> {
         let mut statuses = self.all.lock();
         let status = &mut statuses[self.index];

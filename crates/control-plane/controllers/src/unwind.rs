@@ -6,16 +6,16 @@ use std::{
     task::Poll,
 };
 
-/// Runs a future to its end.
+/// Runs a future to completion and catches panics.
 ///
-/// The caller must not use what the future has borrowed mutably after an error, unless any state of it is valid.
+/// After an error, the caller must not use data that the future borrowed mutably, unless any state of it is valid.
 ///
 /// # Errors
 /// The message of a panic within the future.
 pub(crate) async fn catch_panic<F: Future>(future: F) -> Result<F::Output, String> {
     let mut future = pin!(future);
     poll_fn(|context| {
-        // The future is not polled again after a panic, and the caller drops what it borrowed.
+        // The future is not polled again after a panic, and the caller drops the data it borrowed.
         match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
             Ok(Poll::Pending) => Poll::Pending,
             Ok(Poll::Ready(output)) => Poll::Ready(Ok(output)),

@@ -15,13 +15,13 @@ const SECOND: Duration = Duration::from_secs(1);
 const INPUT: &str = "/t/shop/in/x";
 const OUTPUT: &str = "/t/shop/out/x";
 
-/// A store in memory, whose writes can be made to fail or to hang.
+/// A store in memory whose writes can fail or hang.
 #[derive(Debug)]
 struct FakeStore {
     node: Node,
     fails: AtomicBool,
     hangs: AtomicBool,
-    /// How long a write takes.
+    /// Duration of a write.
     delay_ms: AtomicU64,
     /// Author and reason of each write.
     authors: Mutex<Vec<(String, String)>>,
@@ -69,24 +69,24 @@ fn put(node: &Node, ops: Vec<Op>) {
     node.apply(Commit { revision: node.revision().number + 1, changes });
 }
 
-/// Copies the input record to the output record, and counts its copies.
+/// Copies the input record to the output record and counts the copies.
 #[derive(Clone, Debug, Default)]
 struct Copier {
     triggers: Triggers,
-    /// State that a panic loses.
+    /// State that is lost in a panic.
     rounds: usize,
     seen: Arc<Seen>,
-    /// How long reading takes.
+    /// Duration of reading the facts.
     delay: Duration,
 }
 
-/// What the test sees of rounds.
+/// The test's view of rounds.
 #[derive(Debug, Default)]
 struct Seen {
     begins: Mutex<Vec<(Instant, Wake, usize)>>,
     applied: AtomicUsize,
     panics: AtomicBool,
-    /// A write of another writer, after the facts were read.
+    /// A write by another writer, after the facts were read.
     interfering: Mutex<Option<Op>>,
     /// Batches beside the copy.
     further: Mutex<Vec<Write>>,
@@ -149,7 +149,7 @@ impl Controller for Copier {
     }
 }
 
-/// Copies nothing, under another name.
+/// A controller with another name that copies nothing.
 #[derive(Clone, Debug)]
 struct Bystander {
     rounds: Arc<AtomicUsize>,
@@ -203,7 +203,7 @@ impl Rig {
         Self { node, store, runtime, seen: Arc::default() }
     }
 
-    /// Starts a copier that a change of the input wakes.
+    /// Starts a copier that is triggered by the input.
     fn start(&self, delay: Duration, min_gap: Duration) {
         let prefixes = vec![Prefix::new("/t/shop/in/").unwrap()];
         let triggers = Triggers { prefixes, min_gap, ..Triggers::default() };
@@ -228,13 +228,13 @@ impl Rig {
         statuses.find(|status| status.name == name).unwrap()
     }
 
-    /// Rounds so far.
+    /// Number of rounds.
     fn rounds(&self) -> usize {
         self.seen.begins.lock().unwrap().len()
     }
 }
 
-/// Lets every task do what it can do by now.
+/// Lets every task run as far as it can.
 async fn settle() {
     sleep(Duration::from_millis(1)).await;
 }
@@ -374,7 +374,7 @@ async fn round_without_the_lease_applies_effects_and_writes_nothing() {
     assert_eq!((rig.rounds(), rig.seen.applied.load(SeqCst)), (1, 1), "it does not spin");
     assert_eq!((status.state, status.failures), (ControllerState::WithoutLease, 0));
     assert_eq!((rig.output(), status.totals.without_lease), (None, 1));
-    // What another writer did meanwhile is read before anything is written.
+    // The other writer's change is read before anything is written.
     rig.input("two");
     settle().await;
     assert_eq!(rig.output(), None);
