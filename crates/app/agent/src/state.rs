@@ -169,8 +169,8 @@ impl AgentState {
         self.aged();
     }
 
-    /// Drops a prefix, of which the copy on disk stays for a while unless its users moved to a narrower one; the caller
-    /// unsubscribes at the upstream.
+    /// Drops a prefix; the caller unsubscribes at the upstream. The copy on disk stays for a while unless the users of the prefix moved
+    /// to a narrower one.
     pub(crate) fn forget(&self, subscriptions: &mut Subscriptions, prefix: &Prefix) {
         // Without the default of the mesh a server that starts refuses calls, rather than admit callers by old rules.
         let is_default = *prefix == Prefix::from(&RecordKey::DefaultAuthorization);

@@ -198,8 +198,8 @@ impl Policy {
 }
 
 impl Policy {
-    /// The traffic classes that reports tell apart: those that the planner knows, then those that routes set in the order of
-    /// the routes; at most [`MAX_TRAFFIC_CLASSES`].
+    /// The traffic classes that reports tell apart, at most [`MAX_TRAFFIC_CLASSES`]: the planner's classes, then the classes of routes in
+    /// the order of the routes.
     pub fn traffic_classes(&self) -> Vec<Label> {
         let planned = self.traffic.iter().flat_map(|traffic| &traffic.classes);
         let routed = self.routes.iter().filter_map(|route| route.class.as_ref());

@@ -7,7 +7,7 @@ use fairmesh_model::{CallNode, CallPath, Label, Location, MAX_TABLE_REGIONS, Reg
 
 use crate::{CallCounters, NodeId};
 
-/// The most parents whose calls are told apart; those of further ones count as calls without a parent.
+/// The most parents with counters of their own. Calls of further parents count as calls without a parent.
 const MAX_PARENTS: usize = 64;
 
 /// The counters of calls to one service from one snapshot of its records, by parent, class and destination.

@@ -190,7 +190,7 @@ mod tests {
     proptest! {
         /// Against the sum of all services at once.
         #[test]
-        fn sums_of_services_are_the_parts_of_the_sum_of_all(
+        fn sums_of_services_equal_their_part_of_the_total(
             reports in prop::collection::vec(
                 prop::collection::vec((0_usize..6, 0_usize..3, 0_usize..3, 0_u64..1_000), 0..12), 0..8),
             wanted in prop::collection::btree_set(0_usize..8, 0..6),

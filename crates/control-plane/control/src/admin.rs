@@ -44,13 +44,13 @@ pub(crate) struct AdminService {
     pub(crate) audit: AuditLog,
     pub(crate) access: AccessControl,
     pub(crate) controllers: Statuses,
-    /// Held while workloads are written, from the comparison with those of other tenants until the node has them: two tenants
-    /// would else claim the same programs at the same moment.
+    /// Locked while workloads are written, from the comparison with other tenants' workloads until the node has them. Two tenants could
+    /// otherwise claim the same programs at the same moment.
     pub(crate) workloads: Arc<Mutex<()>>,
 }
 
 impl AdminService {
-    /// Compares workloads with those of other tenants once no other are written; until the guard is dropped.
+    /// Compares workloads with other tenants' workloads. No other workloads are written until the guard is dropped.
     async fn claim_workloads(
         &self,
         caller: Option<&Caller>,

@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn virtual_address_is_of_one_tenant_and_of_the_first_service_by_name() {
+    fn virtual_address_belongs_to_first_service_of_its_tenant() {
         let mut records = TenantRecords::default();
         let name = |text: &str| ServiceName::new(text).unwrap();
         let at: SocketAddr = ([10, 96, 0, 1], 80).into();

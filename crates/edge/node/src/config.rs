@@ -46,7 +46,7 @@ pub struct NodeConfig {
     pub admin: Option<SocketAddr>,
     /// Unix socket for hot upgrades.
     pub handover: Option<PathBuf>,
-    /// Limits of connections and time; those of requests do not apply.
+    /// Limits of connections and time; limits of requests do not apply.
     pub limits: Limits,
     /// Whether each connection is logged when it ends.
     pub logs_connections: bool,

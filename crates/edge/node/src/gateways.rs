@@ -18,7 +18,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a replica that did not accept a connection is tried after all others.
 const AVOID_FOR: Duration = Duration::from_secs(5);
 
-/// The replicas in turn: every connection begins at the next one, and those that failed lately come last.
+/// The replicas of a gateway. Every connection begins at the next replica; replicas that failed lately come last.
 #[derive(Debug)]
 pub(crate) struct Gateways {
     addresses: Vec<SocketAddr>,

@@ -74,7 +74,7 @@ impl Authorizer {
         Self { plaintext_callers, federated_callers, ..Self::new(service, transport.is_tls()) }
     }
 
-    /// Follows the policy until the returned subscription is dropped. Classes of calls are those of the same policy.
+    /// Follows the policy until the returned subscription is dropped. The same policy names the classes of calls.
     pub(crate) fn follow(
         self: &Arc<Self>,
         registry: &RegistryClient,

@@ -9,7 +9,7 @@ pub struct InstanceRef {
     pub instance: InstanceId,
 }
 
-/// The process that acts for an instance: one of those that ran under its name, one after the other.
+/// The process that acts for an instance. Several processes may run under the name, one after the other.
 ///
 /// A replaced process may still have a renewal, a report or a deregistration in flight, which without an incarnation
 /// would affect its successor. Processes choose increasing incarnations themselves, and the record keeps that of the

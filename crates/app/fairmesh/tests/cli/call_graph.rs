@@ -68,7 +68,7 @@ async fn library(agent: &Address, client: &str) -> Library {
     Library::builder().agent(agent.clone()).client_id(client).connect().await.unwrap()
 }
 
-/// Two pages of the web a hundred times a second, one of which is of another class. Each has a trace of its own.
+/// Requests two pages of the web service a hundred times a second, one of them of another class. Each request has its own trace.
 async fn load(web: ServiceHandle) {
     let mut ticks = interval(Duration::from_millis(10));
     for trace in 1_u64.. {
@@ -122,7 +122,7 @@ fn expect_roots(mesh: &Mesh) {
 }
 
 #[test]
-fn graph_counted_by_the_library_is_that_of_the_source() {
+fn graph_counted_by_the_library_equals_its_source() {
     let mesh = Mesh::start();
     mesh.apply(SERVICES).ok();
     let agent = mesh.agent("eu");
@@ -249,7 +249,7 @@ impl Drop for Sidecar {
 }
 
 #[test]
-fn graph_of_a_program_between_two_sides_of_a_proxy_is_that_of_its_source() {
+fn graph_through_both_sides_of_a_proxy_equals_its_source() {
     let mesh = Mesh::start();
     mesh.apply(SERVICES).ok();
     let agent = mesh.agent("eu");

@@ -86,7 +86,7 @@ fn certificates_of_a_trust_domain_have_controllers() {
 }
 
 #[test]
-fn issuer_file_that_is_not_used_is_shown_until_there_is_another_one() {
+fn refused_issuer_file_is_shown_until_replaced() {
     let (mesh, _) = domain();
     let file = mesh.path("data/ca/issuer.key");
     let good = std::fs::read(&file).unwrap();

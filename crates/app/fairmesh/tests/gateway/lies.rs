@@ -16,7 +16,7 @@ fn get(host: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pods_reach_what_their_certificate_says_whatever_they_claim() {
+async fn pod_reaches_services_by_certificate_not_by_claim() {
     let Some(mesh) = Mesh::start(serve_pod().await).await else { return };
     let [red, blue] = [mesh.identity("red", "red/client").await, mesh.identity("blue", "blue/client").await];
     until("red reaches its web", async || mesh.call(&red, VIRTUAL, GET).await.contains("red/web for")).await;
@@ -59,7 +59,7 @@ async fn pods_reach_what_their_certificate_says_whatever_they_claim() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn certificates_open_nothing_where_they_do_not_belong() {
+async fn certificate_of_another_tenant_or_role_is_refused() {
     let Some(mesh) = Mesh::start(serve_pod().await).await else { return };
     let red = mesh.identity("red", "red/client").await;
     until("red reaches its web", async || mesh.call(&red, VIRTUAL, GET).await.contains("red/web for")).await;

@@ -56,7 +56,7 @@ async fn serve(sent: Arc<AtomicU64>, stalled: Arc<AtomicU64>) -> SocketAddr {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slow_reader_stalls_its_server_and_nobody_else() {
+async fn slow_reader_stalls_only_its_own_server() {
     let (sent, stalled) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
     let Some(mesh) = Mesh::start(serve(Arc::clone(&sent), Arc::clone(&stalled)).await).await else { return };
     let red = mesh.identity("red", "red/client").await;

@@ -15,8 +15,8 @@ use fairmesh_wire::records;
 /// The most services of one tenant that a program may have, so that every tenant leaves room for others.
 const MAX_OF_TENANT: usize = 16;
 
-/// Answers for all agents of the mesh, each of which asks every half a minute for each program. So each answer reads only changes
-/// since the last one. Clones share their state.
+/// Answers all agents of the mesh. Each agent asks every half minute for each program, so an answer reads only the changes since the
+/// last one. Clones share their state.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkloadIndex {
     node: Node,

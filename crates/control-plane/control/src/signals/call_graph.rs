@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn step_is_begun_once_in_a_second_of_a_look() {
+    fn watched_graph_begins_one_step_per_second() {
         let mut watched = WatchedGraph::default();
         assert!(!watched.begin_step(5_000), "no operator looks");
         watched.look(5_000);

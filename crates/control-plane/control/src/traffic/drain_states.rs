@@ -11,7 +11,7 @@ pub(super) struct DrainState {
     drain: RegionDrain,
     pub(super) text: String,
     pub(super) is_held: bool,
-    /// What stays in the region whatever is drained.
+    /// Calls that no drain moves out of the region, for people.
     pub(super) staying: Vec<String>,
     /// The services whose calls it moves, once a plan has found them.
     pub(super) services: Option<u32>,

@@ -9,7 +9,7 @@ use fairmesh_wire::v1;
 
 use super::TrafficPlanning;
 
-/// The most services that a forecast names of those that it does not move.
+/// The most unmoved services that a forecast names.
 const MAX_UNMOVED: usize = 100;
 
 /// The region that a forecast drains, and the facts of the service.

@@ -18,8 +18,8 @@ const SILENCE: Duration = Duration::from_secs(5);
 
 /// Plans the region tables of each service whose policy asks for it.
 ///
-/// Its state is the memory of the planners: what regions reported last, what calls cost, and the plans that they continue. After a panic
-/// they start anew from the facts and the tables in force, like those of another control plane that takes over.
+/// The state is the memory of the planners: the last reports of regions, the costs of calls, and the plans that the planners continue. After
+/// a panic the planners start anew from the facts and the tables in force, as after a change of the control plane.
 #[derive(Clone, Debug)]
 pub(crate) struct PlannerController {
     planning: TrafficPlanning,
@@ -87,7 +87,7 @@ impl PlannerController {
         self.planner.services().iter().filter_map(refusal).collect()
     }
 
-    /// The publication of the plans, if they differ from those that were published last.
+    /// The publication of the plans, if they differ from the last published plans.
     fn publish(&mut self, topology: &TopologyFacts) -> Option<PublishPlans> {
         let before = self.published_topology.replace(topology.version);
         let differs = mem::take(&mut self.is_unpublished) || before != Some(topology.version);

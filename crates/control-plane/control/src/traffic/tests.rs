@@ -186,7 +186,7 @@ async fn tables_without_a_planner_are_deleted_also_after_a_takeover() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tables_of_a_policy_that_is_not_understood_are_kept() {
+async fn tables_of_an_undecodable_policy_are_kept() {
     let mut world = World::start().await;
     let key = RecordKey::Policy(name("shop/cart"));
     world.commit(vec![table("eu", TableOrigin::Planned(Confirmation { round: 7, at_ms: 1 }))]);

@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// Attempts that pay for one poll.
 const ATTEMPTS_PER_POLL: u32 = 10;
-/// Maximum of saved polls: those of two rounds.
+/// The most saved polls: two rounds.
 const MAX_SAVED_POLLS: u32 = 4;
 
 /// A token bucket that limits polls to a fraction of the attempts: one in ten, however many callers there are.

@@ -105,7 +105,7 @@ fn judge_endpoints(
     input.health.judge(endpoints, input.hosts, CallerView { level: &level, evidence: &evidence })
 }
 
-/// The endpoints that share this client's calls: the table's, or those of the lowest rank.
+/// The endpoints that share this client's calls: with a table its endpoints, otherwise the endpoints of the lowest rank.
 fn members(table: Option<&UsableTable<'_>>, tiers: &[Positions], home: &Region) -> Vec<usize> {
     match table {
         Some(table) => table.members(home).into_iter().collect(),

@@ -1,4 +1,4 @@
-//! What the program is told of the caller of a request: headers that a caller cannot set.
+//! Headers that describe the caller to the program. A caller cannot set them.
 
 use std::{
     collections::hash_map::RandomState,
@@ -44,7 +44,7 @@ pub(crate) fn remove_claims(headers: &mut HeaderMap) {
     remove_all_spellings(headers, &[CALLER, CLIENT_CERTIFICATE]);
 }
 
-/// Adds the address that the request came from to those that it names already, as one field.
+/// Appends the peer's address to the addresses that the request names already, as one field.
 pub(crate) fn add_address(headers: &mut HeaderMap, address: IpAddr) {
     let own = address.to_canonical().to_string();
     let named = headers.get_all(FORWARDED_FOR).iter().map(HeaderValue::as_bytes);
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn address_is_added_behind_those_of_other_proxies() {
+    fn address_is_appended_after_earlier_proxies() {
         let mut headers = HeaderMap::new();
         add_address(&mut headers, "::ffff:192.0.2.1".parse().unwrap());
         assert_eq!(headers[FORWARDED_FOR], "192.0.2.1");

@@ -110,8 +110,8 @@ impl LocalForwarder {
     }
 }
 
-/// Prepares a request for the program: one host, no hop-by-hop headers but those of the upgrade, those that say who calls from where, and
-/// none of the connection's extensions.
+/// Prepares a request for the program: one host, headers that describe the caller, no hop-by-hop headers except for an upgrade, and no
+/// extensions of the connection.
 fn prepare_request(parts: &mut Parts, upgrade: Option<&UpgradeRequest>, peer: &Peer) {
     // The authority of the URI takes precedence (RFC 9112 3.2.2, RFC 9113 8.3.1).
     if parts.uri.authority().is_some() {

@@ -4,8 +4,8 @@
 //! number of requests in flight with each response, refuses keys of shards that the instance does not hold, and limits
 //! concurrency.
 //!
-//! Its listener, authorization, limits and load reports are those of the library; what is spoken on its connections is served and forwarded by
-//! the shared parts of proxies, as for the clients of the other listeners.
+//! The library provides listener, authorization, limits and load reports. The shared parts of proxies serve and forward the connections, as
+//! for clients of the other listeners.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! State shared by the tasks of one caller: its connection's, and those of pooled connections with its responses.
+//! State shared by the tasks of one caller: the task of its connection, and the tasks of pooled connections that carry its responses.
 
 use std::{
     io,

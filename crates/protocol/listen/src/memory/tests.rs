@@ -108,7 +108,7 @@ async fn user_with_many_connections_takes_half_the_memory_at_most() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn connections_of_a_user_count_together_towards_others() {
+async fn connections_of_one_user_are_revoked_by_their_sum() {
     let memory = Memory::default();
     let flood = |n: u64| Holder { connection: n, user: Some(7) };
     let small: Vec<_> = (0..512).map(|n| granted(claim_of(&memory, flood(n), MB / 32))).collect();

@@ -36,7 +36,7 @@ pub(super) struct Member {
     pub(super) load: Work,
     /// The member's share of all work, by its capacity.
     pub(super) fair: Work,
-    /// The groups of which the member holds a copy.
+    /// Groups with a copy at the member.
     groups: BTreeSet<usize>,
 }
 

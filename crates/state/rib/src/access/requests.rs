@@ -183,7 +183,7 @@ pub fn report_signals(message: &[u8]) -> Needs {
     rows(&decode(message)?)
 }
 
-/// Needs of `Imbalance/Report`, equal to those of the same report by `Signals/Report`.
+/// Needs of `Imbalance/Report`: the same as of `Signals/Report` with the same report.
 pub fn report_usage(message: &[u8]) -> Needs {
     rows(&decode::<v1::ReportUsageRequest>(message)?.into())
 }
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn report_needs_the_services_that_its_rows_are_processed_by() {
+    fn report_needs_grants_for_each_row() {
         let calls = v1::CallRates {
             service: "shop/cart".into(),
             from: "eu".into(),

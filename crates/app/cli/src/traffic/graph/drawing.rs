@@ -56,7 +56,7 @@ pub(super) fn svg(graph: &TrafficGraphResponse) -> String {
     svg + "</svg>\n"
 }
 
-/// All nodes with their calls per second; nodes that are only called have those of their callers.
+/// All nodes with their calls per second. A node without calls of its own has the sum of its callers.
 fn boxes(graph: &TrafficGraphResponse) -> BTreeMap<String, f64> {
     let mut boxes = BTreeMap::<String, f64>::new();
     for edge in &graph.edges {

@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn planned_services_have_room_before_those_looked_at() {
+    fn report_keeps_planned_services_before_watched_ones() {
         let row = |service: String| {
             let path = CallPath {
                 service: ServiceName::new(service).unwrap(),
