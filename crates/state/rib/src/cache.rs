@@ -19,7 +19,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_model::{Location, Prefix, Revision};
+use fairmesh_model::{Invalid, Location, Prefix, Revision};
 use fairmesh_wire::lock_file;
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -49,6 +49,32 @@ pub struct SavedCopy {
     pub entries: Vec<(Arc<str>, Entry)>,
 }
 
+/// Why a file is not read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UnreadableCopy {
+    /// It is shorter than a header, or does not begin like one.
+    #[error("it is cut short or no saved copy")]
+    NoHeader,
+    /// Another format version.
+    #[error("it has format {0}, and this release reads {VERSION}", VERSION = file_format::VERSION)]
+    Format(u32),
+    /// Its content was damaged.
+    #[error("its checksum does not fit its content")]
+    Checksum,
+    /// Its time is missing or out of range.
+    #[error("it has no valid time")]
+    Time,
+    /// Its revision is missing.
+    #[error("it has no revision")]
+    NoRevision,
+    /// Its content is no message of this kind.
+    #[error(transparent)]
+    Message(#[from] prost::DecodeError),
+    /// A field of its content is invalid.
+    #[error(transparent)]
+    Field(#[from] Invalid),
+}
+
 impl SavedCopy {
     /// Encodes the copy as a file with a checksum.
     pub fn encode(&self) -> Vec<u8> {
@@ -58,8 +84,8 @@ impl SavedCopy {
     /// Decodes a file made by [`encode`](Self::encode).
     ///
     /// # Errors
-    /// The problem: truncated, damaged, of another format version, or another kind of file.
-    pub fn decode(content: Bytes) -> Result<Self, String> {
+    /// The file is truncated, damaged, of another format version, or of another kind.
+    pub fn decode(content: Bytes) -> Result<Self, UnreadableCopy> {
         file_format::decode(content)
     }
 }
@@ -228,7 +254,7 @@ impl Cache {
     fn read_file<T>(
         &self,
         path: &Path,
-        decode: impl FnOnce(Bytes) -> Result<T, String>,
+        decode: impl FnOnce(Bytes) -> Result<T, UnreadableCopy>,
     ) -> Result<Option<T>, CacheError> {
         let bytes = match fs::read(path) {
             Ok(bytes) => bytes,

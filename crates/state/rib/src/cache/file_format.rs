@@ -18,11 +18,12 @@ use fairmesh_wire::v1;
 use prost::Message;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::SavedCopy;
+use super::{SavedCopy, UnreadableCopy};
 use crate::Entry;
 
 const MAGIC: &[u8; 8] = b"fairrib\n";
-const VERSION: u32 = 1;
+/// The format version that this release writes and reads.
+pub(super) const VERSION: u32 = 1;
 const HEADER: usize = 20;
 
 pub(super) fn encode(saved: &SavedCopy) -> Vec<u8> {
@@ -45,15 +46,14 @@ pub(super) fn encode(saved: &SavedCopy) -> Vec<u8> {
     add_header(&body)
 }
 
-/// Reads the file of a subscription; the error is the problem with it.
-pub(super) fn decode(file: Bytes) -> Result<SavedCopy, String> {
+/// Reads the file of a subscription.
+pub(super) fn decode(file: Bytes) -> Result<SavedCopy, UnreadableCopy> {
     let mut body = strip_header(file)?;
-    let at = Duration::from_millis(body.try_get_u64_le().map_err(|_| "it has no time")?);
-    let at = SystemTime::UNIX_EPOCH.checked_add(at).ok_or("its time is out of range")?;
-    let snapshot = v1::Snapshot::decode(body).map_err(|error| error.to_string())?;
-    let prefix = Prefix::new(snapshot.prefix).map_err(|error| error.to_string())?;
-    let revision = snapshot.revision.ok_or("it has no revision")?;
-    let revision = Revision::try_from(revision).map_err(|error| error.to_string())?;
+    let at = Duration::from_millis(body.try_get_u64_le().map_err(|_| UnreadableCopy::Time)?);
+    let at = SystemTime::UNIX_EPOCH.checked_add(at).ok_or(UnreadableCopy::Time)?;
+    let snapshot = v1::Snapshot::decode(body)?;
+    let prefix = Prefix::new(snapshot.prefix)?;
+    let revision = Revision::try_from(snapshot.revision.ok_or(UnreadableCopy::NoRevision)?)?;
     let entries = snapshot.entries.into_iter().map(|entry| {
         // Each value gets its own memory, since a slice would keep the whole file.
         let value = Bytes::copy_from_slice(&entry.value);
@@ -66,10 +66,9 @@ pub(super) fn encode_location(location: &Location) -> Vec<u8> {
     add_header(&v1::Location::from(location.clone()).encode_to_vec())
 }
 
-/// Reads the file of a location; the error is the problem with it.
-pub(super) fn decode_location(file: Bytes) -> Result<Location, String> {
-    let location = v1::Location::decode(strip_header(file)?).map_err(|error| error.to_string())?;
-    Location::try_from(location).map_err(|error| error.to_string())
+/// Reads the file of a location.
+pub(super) fn decode_location(file: Bytes) -> Result<Location, UnreadableCopy> {
+    Ok(v1::Location::decode(strip_header(file)?)?.try_into()?)
 }
 
 /// Prepends the header.
@@ -83,17 +82,17 @@ fn add_header(body: &[u8]) -> Vec<u8> {
 }
 
 /// The body, after the header and the checksum were checked.
-fn strip_header(mut file: Bytes) -> Result<Bytes, String> {
+fn strip_header(mut file: Bytes) -> Result<Bytes, UnreadableCopy> {
     if file.len() < HEADER || !file.starts_with(MAGIC) {
-        return Err("it is cut short or no saved copy".into());
+        return Err(UnreadableCopy::NoHeader);
     }
     file.advance(MAGIC.len());
     let version = file.get_u32_le();
     if version != VERSION {
-        return Err(format!("it has format {version}, and this release reads {VERSION}"));
+        return Err(UnreadableCopy::Format(version));
     }
     if file.get_u64_le() != xxh3_64(&file) {
-        return Err("its checksum does not fit its content".into());
+        return Err(UnreadableCopy::Checksum);
     }
     Ok(file)
 }
