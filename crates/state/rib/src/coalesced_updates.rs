@@ -1,18 +1,15 @@
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashSet},
     ops::Bound,
     sync::Arc,
 };
 
-use fairmesh_model::{Prefix, RecordKey};
-use fairmesh_wire::records;
+use fairmesh_model::Prefix;
 
-use crate::{Entry, Snapshot, Update};
+use crate::{Entry, Update};
 
 /// Pending updates of a reader, merged into one. The size grows with the number of changed keys, not with the number of
 /// changes.
-///
-/// An invalid value replaces no valid one that waits: the reader would keep the valid one in use, as it does when they arrive one by one.
 ///
 /// A queue of updates was rejected, as for [watchers](crate): it grows with the slowest reader and delivers outdated values.
 #[derive(Debug, Default)]
@@ -26,8 +23,7 @@ pub struct CoalescedUpdates {
 impl CoalescedUpdates {
     /// Adds an update that follows all earlier ones.
     pub fn add(&mut self, update: Update) {
-        let Update { revision, resumed, mut snapshots, puts, deletes } = update;
-        self.keep_valid_entries(&mut snapshots);
+        let Update { revision, resumed, snapshots, puts, deletes } = update;
         match &mut self.update {
             Some(waiting) => {
                 waiting.revision = revision;
@@ -43,30 +39,8 @@ impl CoalescedUpdates {
             }
             None => self.update = Some(Update { resumed, snapshots, ..Update::empty(revision) }),
         }
-        for (key, mut entry) in puts {
-            keep_valid(&key, self.changes.get(&key).and_then(Option::as_ref), &mut entry);
-            self.changes.insert(key, Some(entry));
-        }
+        self.changes.extend(puts.into_iter().map(|(key, entry)| (key, Some(entry))));
         self.changes.extend(deletes.into_iter().map(|key| (key, None)));
-    }
-
-    /// Replaces invalid values of snapshots by the valid ones that wait.
-    fn keep_valid_entries(&self, snapshots: &mut [Snapshot]) {
-        if snapshots.is_empty() {
-            return;
-        }
-        let waiting = self.update.iter().flat_map(|update| &update.snapshots);
-        let waiting: HashMap<_, _> = waiting.map(|snapshot| (&snapshot.prefix, snapshot)).collect();
-        for Snapshot { prefix, entries, .. } in snapshots {
-            let earlier = waiting.get(prefix);
-            for (key, entry) in entries {
-                let waiting = match self.changes.get(key) {
-                    Some(change) => change.as_ref(),
-                    None => earlier.and_then(|snapshot| snapshot.get(key)),
-                };
-                keep_valid(key, waiting, entry);
-            }
-        }
     }
 
     /// Takes all pending changes as one update; `None` without any.
@@ -80,23 +54,6 @@ impl CoalescedUpdates {
         }
         Some(update)
     }
-}
-
-/// Replaces the value of an entry by the one that waits for the same key, if only that one is valid. A change after a snapshot needs
-/// none of this: readers apply both.
-fn keep_valid(key: &str, waiting: Option<&Entry>, entry: &mut Entry) {
-    if let Some(waiting) = waiting
-        && waiting.value != entry.value
-        && !is_valid(key, entry)
-        && is_valid(key, waiting)
-    {
-        entry.value = waiting.value.clone();
-    }
-}
-
-/// Whether a reader would use the value. Parts of shard maps have no value of their own.
-fn is_valid(key: &str, entry: &Entry) -> bool {
-    RecordKey::parse(key).is_ok_and(|key| records::decode(&key, &entry.value).is_ok())
 }
 
 /// Removes the changes covered by a snapshot of this prefix. Their keys are adjacent.
@@ -114,11 +71,11 @@ mod tests {
     use std::time::Duration;
 
     use bytes::Bytes;
-    use fairmesh_model::{Policy, Record, Revision, StoreId};
+    use fairmesh_model::{RecordKey, Revision, StoreId};
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{ArrivedRecord, Mirror, Resumed};
+    use crate::{ArrivedRecord, Mirror, Resumed, Snapshot};
 
     /// The values of a reader, by key.
     #[derive(Debug, Default, PartialEq)]
@@ -171,37 +128,6 @@ mod tests {
         assert_eq!(merged.puts[1], (key(1), entry(10_000)));
         assert_eq!(merged.revision.number, 10_000);
         assert_eq!(waiting.take(), None);
-    }
-
-    #[test]
-    fn invalid_value_replaces_no_valid_one_that_waits() {
-        let key: Arc<str> = "/t/shop/policies/cart".into();
-        let prefix = Prefix::new(key.to_string()).unwrap();
-        let valid = records::encode(&Record::Policy(Policy::default()));
-        let put = |value: &[u8], number| Update {
-            puts: vec![(Arc::clone(&key), Entry { value: value.to_vec().into(), revision: number })],
-            ..update(number)
-        };
-        let snapshot = |value: &[u8], number| {
-            let Update { puts: entries, .. } = put(value, number);
-            let snapshot = Snapshot { prefix: prefix.clone(), entries, age: Duration::ZERO };
-            Update { snapshots: vec![snapshot], ..update(number) }
-        };
-        let bad: &[u8] = &[0xff];
-        for updates in [
-            [put(&valid, 1), put(bad, 2)],
-            [put(&valid, 1), snapshot(bad, 2)],
-            [snapshot(&valid, 1), put(bad, 2)],
-            [snapshot(&valid, 1), snapshot(bad, 2)],
-        ] {
-            let mut waiting = CoalescedUpdates::default();
-            updates.into_iter().for_each(|update| waiting.add(update));
-            let merged = waiting.take().unwrap();
-            assert_eq!(merged.revision.number, 2);
-            let snapshots = merged.snapshots.iter().flat_map(|snapshot| &snapshot.entries);
-            let mut values = snapshots.chain(&merged.puts).map(|(_, entry)| &entry.value);
-            assert!(values.any(|value| *value == valid), "{merged:?}");
-        }
     }
 
     /// An update: puts a key, deletes it, or brings a snapshot of one prefix or of all.
