@@ -4,12 +4,15 @@ use std::{
     sync::Arc,
 };
 
-use fairmesh_model::Prefix;
+use fairmesh_model::{Prefix, RecordKey};
+use fairmesh_wire::records;
 
-use crate::{Entry, Update};
+use crate::{Entry, Snapshot, Update};
 
 /// Pending updates of a reader, merged into one. The size grows with the number of changed keys, not with the number of
 /// changes.
+///
+/// An invalid value hides neither a valid one nor a deletion that waits: a reader that takes one update after the other refuses it.
 ///
 /// A queue of updates was rejected, as for [watchers](crate): it grows with the slowest reader and delivers outdated values.
 #[derive(Debug, Default)]
@@ -23,7 +26,8 @@ pub struct CoalescedUpdates {
 impl CoalescedUpdates {
     /// Adds an update that follows all earlier ones.
     pub fn add(&mut self, update: Update) {
-        let Update { revision, resumed, snapshots, puts, deletes } = update;
+        let Update { revision, resumed, mut snapshots, puts, deletes } = update;
+        self.replace_invalid(&mut snapshots);
         match &mut self.update {
             Some(waiting) => {
                 waiting.revision = revision;
@@ -39,8 +43,55 @@ impl CoalescedUpdates {
             }
             None => self.update = Some(Update { resumed, snapshots, ..Update::empty(revision) }),
         }
-        self.changes.extend(puts.into_iter().map(|(key, entry)| (key, Some(entry))));
+        for (key, entry) in puts {
+            // Without a change that waits, the reader gets the snapshots first, and refuses the value itself.
+            let is_refused = self.changes.contains_key(&key) && !is_valid(&key, &entry);
+            if !is_refused || self.effect(&key) == Effect::None {
+                self.changes.insert(key, Some(entry));
+            }
+        }
         self.changes.extend(deletes.into_iter().map(|key| (key, None)));
+    }
+
+    /// Replaces invalid values of snapshots by what waits for their keys.
+    fn replace_invalid(&self, snapshots: &mut [Snapshot]) {
+        let waiting = self.update.iter().flat_map(|update| &update.snapshots);
+        let waiting: HashSet<_> = waiting.map(|snapshot| &snapshot.prefix).collect();
+        for Snapshot { prefix, entries, .. } in snapshots {
+            let is_replaced = waiting.contains(prefix);
+            entries.retain_mut(|(key, entry)| {
+                let hides_another = is_replaced || self.changes.contains_key(key);
+                if !hides_another || is_valid(key, entry) {
+                    return true;
+                }
+                match self.effect(key) {
+                    Effect::None => true,
+                    Effect::Removed => false,
+                    Effect::Value(waiting) => {
+                        entry.value = waiting.value.clone();
+                        true
+                    }
+                }
+            });
+        }
+    }
+
+    /// What all that waits does to a key.
+    fn effect(&self, key: &str) -> Effect<'_> {
+        match self.changes.get(key) {
+            Some(None) => return Effect::Removed,
+            Some(Some(entry)) if is_valid(key, entry) => return Effect::Value(entry),
+            Some(Some(_)) | None => {}
+        }
+        let snapshots = self.update.iter().flat_map(|update| update.snapshots.iter().rev());
+        for snapshot in snapshots.filter(|snapshot| snapshot.prefix.covers(key)) {
+            match snapshot.get(key) {
+                None => return Effect::Removed,
+                Some(entry) if is_valid(key, entry) => return Effect::Value(entry),
+                Some(_) => {}
+            }
+        }
+        Effect::None
     }
 
     /// Takes all pending changes as one update; `None` without any.
@@ -54,6 +105,20 @@ impl CoalescedUpdates {
         }
         Some(update)
     }
+}
+
+/// The effect of updates on one key.
+#[derive(Debug, PartialEq, Eq)]
+enum Effect<'a> {
+    /// The reader keeps what it has.
+    None,
+    Removed,
+    Value(&'a Entry),
+}
+
+/// Whether a reader would use the value. Parts of shard maps have no value of their own.
+fn is_valid(key: &str, entry: &Entry) -> bool {
+    RecordKey::parse(key).is_ok_and(|key| records::decode(&key, &entry.value).is_ok())
 }
 
 /// Removes the changes covered by a snapshot of this prefix. Their keys are adjacent.
@@ -71,13 +136,13 @@ mod tests {
     use std::time::Duration;
 
     use bytes::Bytes;
-    use fairmesh_model::{RecordKey, Revision, StoreId};
+    use fairmesh_model::{Revision, StoreId};
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{ArrivedRecord, Mirror, Resumed, Snapshot};
+    use crate::{ArrivedRecord, Mirror, Resumed};
 
-    /// The values of a reader, by key.
+    /// The valid values of a reader, by key.
     #[derive(Debug, Default, PartialEq)]
     struct Copy(BTreeMap<String, Bytes>);
 
@@ -87,7 +152,10 @@ mod tests {
         }
 
         fn put(&mut self, _: RecordKey, record: ArrivedRecord<'_>) {
-            self.0.insert(record.text.to_string(), record.value.clone());
+            let entry = Entry { value: record.value.clone(), revision: 0 };
+            if is_valid(record.text, &entry) {
+                self.0.insert(record.text.to_string(), entry.value);
+            }
         }
 
         fn delete(&mut self, text: &str, _: &RecordKey) {
@@ -105,8 +173,15 @@ mod tests {
         format!("/t/shop/services/s{service}").into()
     }
 
+    /// A value with its number in a field that this release does not know, 100.
     fn entry(number: u64) -> Entry {
-        Entry { value: number.to_string().into(), revision: number }
+        let mut value = vec![0xa0, 0x06];
+        prost::encoding::encode_varint(number, &mut value);
+        Entry { value: value.into(), revision: number }
+    }
+
+    fn invalid(number: u64) -> Entry {
+        Entry { value: vec![0xff].into(), revision: number }
     }
 
     /// The prefix of one service, or of all.
@@ -130,36 +205,61 @@ mod tests {
         assert_eq!(waiting.take(), None);
     }
 
+    #[test]
+    fn valid_values_are_told_from_invalid_ones() {
+        assert!(
+            is_valid(&key(1), &entry(1))
+                && is_valid(&key(1), &entry(10_000))
+                && !is_valid(&key(1), &invalid(1))
+        );
+    }
+
     /// An update: puts a key, deletes it, or brings a snapshot of one prefix or of all.
     #[derive(Clone, Debug)]
     enum Step {
         Put(u8),
+        PutInvalid(u8),
         Delete(u8),
-        Snapshot(Option<u8>, Vec<u8>),
+        Snapshot(Option<u8>, Vec<(u8, bool)>),
     }
 
     fn step() -> impl Strategy<Value = Step> {
-        let held = prop::collection::btree_set(0_u8..6, 0..6);
+        let held = prop::collection::btree_map(0_u8..6, any::<bool>(), 0..6);
         let snapshot = (prop::option::of(0_u8..6), held).prop_map(|(service, held)| {
-            let held = held.into_iter().filter(|key| service.is_none_or(|service| service == *key));
+            let held = held.into_iter().filter(|(key, _)| service.is_none_or(|service| service == *key));
             Step::Snapshot(service, held.collect())
         });
-        prop_oneof![(0_u8..6).prop_map(Step::Put), (0_u8..6).prop_map(Step::Delete), snapshot]
+        let key = || 0_u8..6;
+        prop_oneof![
+            key().prop_map(Step::Put),
+            key().prop_map(Step::PutInvalid),
+            key().prop_map(Step::Delete),
+            snapshot
+        ]
     }
 
     proptest! {
         #[test]
         fn coalesced_updates_equal_their_sequence(steps in prop::collection::vec(step(), 0..40)) {
-            let (mut one_by_one, mut at_once, mut waiting) =
-                (Copy::default(), Copy::default(), CoalescedUpdates::default());
+            // The reader has values already.
+            let before: BTreeMap<_, _> =
+                (0..6).map(|service| (key(service).to_string(), entry(0).value)).collect();
+            let (mut one_by_one, mut at_once) = (Copy(before.clone()), Copy(before));
+            let mut waiting = CoalescedUpdates::default();
             for (number, step) in (1..).zip(steps) {
                 let mut update = update(number);
                 match step {
                     Step::Put(service) => update.puts.push((key(service), entry(number))),
+                    Step::PutInvalid(service) => update.puts.push((key(service), invalid(number))),
                     Step::Delete(service) => update.deletes.push(key(service)),
                     Step::Snapshot(service, held) => update.snapshots.push(Snapshot {
                         prefix: prefix(service),
-                        entries: held.into_iter().map(|held| (key(held), entry(number))).collect(),
+                        entries: held
+                            .into_iter()
+                            .map(|(held, is_valid)| {
+                                (key(held), if is_valid { entry(number) } else { invalid(number) })
+                            })
+                            .collect(),
                         age: Duration::ZERO,
                     }),
                 }

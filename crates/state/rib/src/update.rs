@@ -42,7 +42,13 @@ pub struct Snapshot {
 impl Snapshot {
     /// Whether the snapshot has an entry with this key.
     pub fn holds(&self, key: &str) -> bool {
-        self.entries.binary_search_by(|(held, _)| (**held).cmp(key)).is_ok()
+        self.get(key).is_some()
+    }
+
+    /// The entry with this key.
+    pub(crate) fn get(&self, key: &str) -> Option<&Entry> {
+        let position = self.entries.binary_search_by(|(held, _)| (**held).cmp(key)).ok()?;
+        Some(&self.entries[position].1)
     }
 }
 
