@@ -96,10 +96,10 @@ fn proxy(agent: &str, more: &[&str]) -> (Killed, u16) {
 /// What is sent back over a connection without messages.
 fn over_tcp(port: u16) -> String {
     let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else { return String::new() };
-    let _ = stream.write_all(b"GET /tcp HTTP/1.1\r\nconnection: close\r\n\r\n");
-    let mut read = [0; 4096];
-    let length = stream.read(&mut read).unwrap_or_default();
-    String::from_utf8_lossy(&read[..length]).into_owned()
+    let _ = stream.write_all(b"GET /tcp HTTP/1.1\r\nhost: vault.shop\r\nconnection: close\r\n\r\n");
+    let mut read = Vec::new();
+    let _ = stream.read_to_end(&mut read);
+    String::from_utf8_lossy(&read).into_owned()
 }
 
 #[test]
