@@ -233,16 +233,7 @@ async fn promtool_accepts_the_metrics_of_every_process() {
     until("the proxy has pages", async || page(&admin).await.is_some()).await;
     until("it serves", async || call_is_answered(&traffic).await).await;
     let (_key_server, keys_http) = fleet.start_key_server().await;
-    let [register_http, front, program] = [(); 3].map(|()| format!("127.0.0.1:{}", free_port()));
-    let arguments = format!(
-        "register shop/registered --agent unix:{} --address {front} --program {program} --admin {register_http} \
-         --trace-to http://127.0.0.1:9",
-        fleet.agent_socket().display()
-    );
-    let _register = Process::start(Program::fairmesh(fleet.path("register.log"), &arguments));
-    until("register has pages", async || page(&register_http).await.is_some()).await;
-    // The program does not listen, so that its requests fail; they are counted.
-    until("it serves", async || call_is_answered(&front).await).await;
+    let (_register, register_http) = start_register(&fleet).await;
     let (_dev, [dev_control, dev_agent, dev_proxy]) = start_dev(&fleet).await;
     for (process, address) in [
         ("control", &fleet.control_http),
@@ -276,6 +267,20 @@ async fn page(address: &str) -> Option<Bytes> {
     let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
     let answer = client.get(format!("http://{address}/metrics").parse().unwrap()).await.ok()?;
     Some(answer.into_body().collect().await.ok()?.to_bytes())
+}
+
+/// `register` in front of a program that does not listen, so that its requests fail, and are counted; with the address of its pages.
+async fn start_register(fleet: &Fleet) -> (Process, String) {
+    let [admin, front, program] = [(); 3].map(|()| format!("127.0.0.1:{}", free_port()));
+    let arguments = format!(
+        "register shop/registered --agent unix:{} --address {front} --program {program} --admin {admin} \
+         --trace-to http://127.0.0.1:9",
+        fleet.agent_socket().display()
+    );
+    let register = Process::start(Program::fairmesh(fleet.path("register.log"), &arguments));
+    until("register has pages", async || page(&admin).await.is_some()).await;
+    until("it serves", async || call_is_answered(&front).await).await;
+    (register, admin)
 }
 
 /// A mesh in one process, whose components have a page each: of its control plane, its agent and its proxy.

@@ -2,9 +2,9 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use fairmesh_calls::{ServiceName, forwarding::Principal};
+use fairmesh_calls::{Body, ServiceName, forwarding::Principal};
 use fairmesh_model::SpiffePath;
-use http::Extensions;
+use http::{Extensions, Response};
 
 use crate::{
     forward::boundary::Boundary,
@@ -84,6 +84,13 @@ impl ConnectionInfo {
     pub(crate) fn reset_extensions(&self, extensions: &mut Extensions) {
         extensions.clear();
         self.set_principal(extensions);
+    }
+
+    /// Removes what clients outside the mesh do not learn, if this is one.
+    pub(crate) fn strip_response(&self, response: &mut Response<Body>) {
+        if let Some(boundary) = self.boundary {
+            boundary.strip_response(response);
+        }
     }
 
     /// Adds to a request for whom it is made.

@@ -173,9 +173,7 @@ impl Forwarder {
         let (info, fault) = (&info, fault.as_ref());
         ForwardedCall { target, client_info, method, is_grpc, began, info, fault, upgraded_region }
             .observe(observation, &mut response);
-        if let Some(boundary) = client_info.boundary {
-            boundary.strip_response(&mut response);
-        }
+        client_info.strip_response(&mut response);
         response
     }
 

@@ -210,9 +210,7 @@ impl Forwarder {
         let region = server_region(&response);
         let outcome = (method, response.status());
         target.metrics.record_response(call_info.route_backend(), region, outcome, began.elapsed());
-        if let Some(boundary) = client_info.boundary {
-            boundary.strip_response(&mut response);
-        }
+        client_info.strip_response(&mut response);
         response
     }
 }
