@@ -99,7 +99,7 @@ async fn a_program_of_axum_exports_the_metrics_of_its_calls() {
     if let Some(promtool) = tool("promtool") {
         promtool_accepts(&promtool, page).await;
     } else {
-        skipped("metrics cannot be judged by promtool", "`scripts/setup.sh promtool` fetches it");
+        skipped("metrics cannot be judged by promtool", "`scripts/setup.sh prometheus` fetches it");
     }
 
     assert!(front.terminate().await.success());

@@ -16,7 +16,7 @@ pub trait Register {
     /// A gauge without labels.
     fn gauge(&mut self, name: &str, help: &str, value: impl Into<Value>);
 
-    /// A counter with a series for each row. Without rows the metric is left out.
+    /// A counter with a series for each row. Without rows its name and help text remain.
     fn counters<const N: usize, V: Into<Value>>(
         &mut self,
         name: &str,
@@ -24,7 +24,7 @@ pub trait Register {
         rows: impl IntoIterator<Item = ([(&'static str, Cow<'static, str>); N], V)>,
     );
 
-    /// A gauge with a series for each row. Without rows the metric is left out.
+    /// A gauge with a series for each row. Without rows its name and help text remain.
     fn gauges<const N: usize, V: Into<Value>>(
         &mut self,
         name: &str,
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_have_units_and_labels_and_empty_metrics_are_left_out() {
+    fn values_have_units_and_labels_and_empty_metrics_keep_their_names() {
         let mut registry = Registry::default();
         registry.counter("deltas", "Deltas received", 7_u64);
         registry.gauge("data_age_seconds", "Age of the data", 0.5);
@@ -107,6 +107,6 @@ mod tests {
         ] {
             assert!(text.lines().any(|known| known == line), "{line} in {text}");
         }
-        assert!(!text.contains("pods"), "{text}");
+        assert!(text.contains("# TYPE pods gauge\n") && !text.contains("pods{"), "{text}");
     }
 }

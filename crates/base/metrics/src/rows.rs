@@ -52,10 +52,6 @@ impl EncodeMetric for ValueRows {
     fn metric_type(&self) -> MetricType {
         self.kind
     }
-
-    fn is_empty(&self) -> bool {
-        self.rows.is_empty()
-    }
 }
 
 impl From<u64> for Value {

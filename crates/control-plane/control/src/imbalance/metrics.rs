@@ -1,13 +1,10 @@
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
 
 use fairmesh_imbalance::{Breakdown, Figures, ImbalanceReport, Minute};
+use fairmesh_metrics::Register as _;
 use prometheus_client::{
-    metrics::{
-        counter::{ConstCounter, Counter},
-        family::Family,
-        gauge::{ConstGauge, Gauge},
-    },
-    registry::{Registry, Unit},
+    metrics::{family::Family, gauge::Gauge},
+    registry::Registry,
 };
 
 use super::{Imbalance, now};
@@ -41,7 +38,6 @@ impl Imbalance {
         let help = "Cores wasted in the last minute: (p99 - mean) x instances";
         all.register("wasted_cores", help, gauges.wasted);
         let counts = &self.counts;
-        let usages = Family::<[(&'static str, &'static str); 1], Counter>::default();
         let outcomes = [
             ("counted", &counts.counted),
             ("duplicate", &counts.known),
@@ -52,16 +48,12 @@ impl Imbalance {
             ("undeclared", &counts.undeclared),
             ("unregistered", &counts.unregistered),
         ];
-        for (outcome, count) in outcomes {
-            usages.get_or_create(&[("outcome", outcome)]).inc_by(count.load(Relaxed));
-        }
-        all.register("usage_reports", "CPU usage reports, by outcome", usages);
-        let failures = counts.write_failures.load(Relaxed);
-        all.register("write_failures", "Failed writes of the history", ConstCounter::new(failures));
-        let jumps = counts.clock_jumps.load(Relaxed);
-        all.register("clock_jumps", "Jumps ahead of the wall clock", ConstCounter::new(jumps));
+        let outcomes = outcomes.map(|(outcome, count)| ([("outcome", outcome.into())], count));
+        all.counters("usage_reports", "CPU usage reports, by outcome", outcomes);
+        all.counter("write_failures", "Failed writes of the history", &counts.write_failures);
+        all.counter("clock_jumps", "Jumps ahead of the wall clock", &counts.clock_jumps);
         let bytes = self.history.as_ref().map_or(0, |history| history.bytes() as u64);
-        all.register_with_unit("history", "Size of the history", Unit::Bytes, ConstGauge::new(bytes));
+        all.gauge("history_bytes", "Size of the history", bytes);
     }
 }
 

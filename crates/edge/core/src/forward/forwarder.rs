@@ -1,6 +1,6 @@
 //! Forwards one request: routes it, sends it with the client library, and returns the response.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use fairmesh_calls::{
@@ -223,12 +223,13 @@ impl ForwardedCall<'_> {
         let Self { target, began, info, .. } = self;
         let (index, status) = (info.route_backend(), response.status());
         let region = self.upgraded_region.as_ref().or_else(|| server_region(response));
-        target.metrics.responses.record(index, region, status, began.elapsed());
+        let took = began.elapsed();
+        target.metrics.responses.record(index, region, status, took);
         let exemplar = observation.as_ref().and_then(|observation| observation.exemplar());
         let call = GrpcCall { began, index, principal: self.client_info.principal.clone(), exemplar };
         let status_watch = match self.is_grpc {
             true => GrpcStatusWatch::begin(target, call, response),
-            false => record_duration(target, (self.method, status), &call),
+            false => record_duration(target, (self.method, status), (&call, took)),
         };
         watch(observation, response, (self.fault, info), status_watch);
     }
@@ -238,11 +239,11 @@ impl ForwardedCall<'_> {
 fn record_duration(
     target: &Target,
     (method, status): (&'static str, StatusCode),
-    GrpcCall { began, principal, exemplar, .. }: &GrpcCall,
+    (call, took): (&GrpcCall, Duration),
 ) -> Option<GrpcStatusWatch> {
-    let caller = principal.as_ref().map(|principal| principal.caller.path());
+    let caller = call.principal.as_ref().map(|principal| principal.caller.path());
     let outcome = CallOutcome::Http { method, status: status.as_u16() };
-    target.metrics.calls.record(caller, outcome, began.elapsed(), *exemplar);
+    target.metrics.calls.record(caller, outcome, took, call.exemplar);
     None
 }
 

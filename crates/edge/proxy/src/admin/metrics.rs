@@ -4,10 +4,8 @@ use std::sync::Arc;
 
 use fairmesh_calls::Stats;
 use fairmesh_edge::metrics::EdgeMetrics;
-use prometheus_client::{
-    metrics::{counter::ConstCounter, gauge::ConstGauge},
-    registry::{Registry, Unit},
-};
+use fairmesh_metrics::Register as _;
+use prometheus_client::registry::Registry;
 
 use crate::{
     admin::{service_series, state::AdminState},
@@ -35,8 +33,8 @@ pub(crate) fn register(state: &AdminState, registry: &mut Registry) {
         inbound::metrics::register(registry, endpoint);
     }
     if let Some(key) = &state.key_server {
-        let up = ConstGauge::new(u64::from(key.problem().is_none()));
-        registry.register("tls_key_server_up", "Whether the key server signs TLS handshakes", up);
+        let help = "Whether the key server signs TLS handshakes";
+        registry.gauge("tls_key_server_up", help, key.problem().is_none());
     }
     state.listeners.register(registry);
 }
@@ -47,15 +45,9 @@ fn calls(registry: &mut Registry, stats: &Stats) {
         ("upstream_connection_reuses", "Attempts over a reused connection", stats.connection_reuses),
     ];
     for (name, help, value) in counters {
-        registry.register(name, help, ConstCounter::new(value));
+        registry.counter(name, help, value);
     }
-    let open = ConstGauge::new(stats.connections_open);
-    registry.register("upstream_connections_open", "Open connections to endpoints", open);
-    let age = ConstGauge::new(stats.data_age.as_secs_f64());
-    registry.register_with_unit(
-        "data_age",
-        "Age of the routing information; 0 while current",
-        Unit::Seconds,
-        age,
-    );
+    registry.gauge("upstream_connections_open", "Open connections to endpoints", stats.connections_open);
+    let help = "Age of the routing information; 0 while current";
+    registry.gauge("data_age_seconds", help, stats.data_age.as_secs_f64());
 }

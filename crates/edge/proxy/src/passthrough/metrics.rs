@@ -1,8 +1,9 @@
 //! Counters of captured connections.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
 
-use prometheus_client::{metrics::counter::ConstCounter, registry::Registry};
+use fairmesh_metrics::Register as _;
+use prometheus_client::registry::Registry;
 
 /// Connections that the system redirected to a capturing listener.
 #[derive(Debug, Default)]
@@ -48,7 +49,7 @@ impl CaptureMetrics {
             ),
         ];
         for (name, help, counter) in counters {
-            registry.register(name, help, ConstCounter::new(counter.load(Relaxed)));
+            registry.counter(name, help, counter);
         }
     }
 }

@@ -1,16 +1,9 @@
 //! Counters of the library's calls for the proxy, by service.
 
-use std::{fmt, sync::Arc};
-
 use fairmesh_calls::observe::ServiceStats;
-use prometheus_client::{
-    encoding::{EncodeMetric, MetricEncoder},
-    metrics::MetricType,
-    registry::Registry,
-};
-
-use super::{OVERFLOW, count};
 use fairmesh_edge::services::Services;
+use fairmesh_metrics::{OTHER, Register as _};
+use prometheus_client::registry::Registry;
 
 /// Name, help text and value of a counter.
 type Counter = (&'static str, &'static str, fn(&ServiceStats) -> u64);
@@ -41,33 +34,13 @@ const COUNTERS: [Counter; 14] = [
 ];
 
 /// Registers the counters.
-pub(super) fn register(registry: &mut Registry, services: &Arc<Services>) {
+pub(super) fn register(registry: &mut Registry, services: &Services) {
+    let (labelled, overflow) = services.labelled();
+    let stats = labelled.iter().map(|(name, target)| (name.to_string(), target.handle.stats()));
+    let overflow = overflow.map(|overflow| (OTHER.to_owned(), overflow.calls));
+    let stats: Vec<_> = stats.chain(overflow).collect();
     for (name, help, value) in COUNTERS {
-        registry.register(name, help, CallFamily { value, services: Arc::clone(services) });
-    }
-}
-
-/// One counter with a series for each service.
-#[derive(Debug)]
-struct CallFamily {
-    value: fn(&ServiceStats) -> u64,
-    services: Arc<Services>,
-}
-
-impl EncodeMetric for CallFamily {
-    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        let (labelled, overflow) = self.services.labelled();
-        for (name, target) in labelled {
-            let value = (self.value)(&target.handle.stats());
-            count(&mut encoder, &[("service", &*name.to_string())], value)?;
-        }
-        match overflow {
-            Some(overflow) => count(&mut encoder, &[("service", OVERFLOW)], (self.value)(&overflow.calls)),
-            None => Ok(()),
-        }
-    }
-
-    fn metric_type(&self) -> MetricType {
-        MetricType::Counter
+        let rows = stats.iter().map(|(name, stats)| ([("service", name.clone().into())], value(stats)));
+        registry.counters(name, help, rows);
     }
 }
