@@ -20,7 +20,7 @@ pub const MAX_GRAPH_NODES: usize = 4_096;
 /// The most edges of a graph.
 pub const MAX_GRAPH_EDGES: usize = 16_384;
 
-/// The time in which a count loses half of its weight.
+/// The time in which a count loses half of its weight, unless stated otherwise.
 const HALF_LIFE_MS: f64 = 20_000.0;
 /// Nodes and edges without a report for this long are forgotten.
 const FORGOTTEN_MS: u64 = 600_000;
@@ -30,8 +30,9 @@ const MAX_STEP_MS: u64 = 5_000;
 const MILLI: f64 = 1_000.0;
 
 /// The nodes and edges of calls, with decayed sums. Bounded.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct CallGraph {
+    half_life_ms: f64,
     nodes: BTreeMap<CallNode, NodeSums>,
     edges: BTreeMap<Edge, EdgeSums>,
     observed_at_ms: Option<u64>,
@@ -84,7 +85,25 @@ pub struct GraphEdge {
     pub age_ms: u64,
 }
 
+impl Default for CallGraph {
+    fn default() -> Self {
+        Self::with_half_life(HALF_LIFE_MS)
+    }
+}
+
 impl CallGraph {
+    /// A graph whose counts lose half of their weight in this time: with a short one, rates follow a change of demand, and
+    /// means are noisy.
+    pub(crate) fn with_half_life(half_life_ms: f64) -> Self {
+        Self {
+            half_life_ms,
+            nodes: BTreeMap::new(),
+            edges: BTreeMap::new(),
+            observed_at_ms: None,
+            left_out: BTreeSet::new(),
+        }
+    }
+
     /// Counts what a sum of reports says of the time since the last one. `now_ms` is of a clock that only advances. The first
     /// sum begins the time.
     pub fn observe(&mut self, sum: &TrafficReport, now_ms: u64) {
@@ -136,7 +155,7 @@ impl CallGraph {
     }
 
     fn decay(&mut self, elapsed_ms: u64, now_ms: u64) {
-        let factor = (-(elapsed_ms as f64) / HALF_LIFE_MS).exp2();
+        let factor = (-(elapsed_ms as f64) / self.half_life_ms).exp2();
         self.nodes.retain(|_, node| now_ms.saturating_sub(node.at_ms) < FORGOTTEN_MS);
         self.edges.retain(|_, edge| now_ms.saturating_sub(edge.at_ms) < FORGOTTEN_MS);
         self.nodes.values_mut().for_each(|node| node.scale(factor));

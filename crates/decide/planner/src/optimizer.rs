@@ -26,7 +26,7 @@ pub use service_plan::{Expectation, Fallback, ServicePlan, Verdict};
 
 use crate::{
     Now,
-    call_graph::CallGraph,
+    call_graph::{CallGraph, GraphEdge, GraphNode},
     cost_model::PoolCosts,
     facts::{ServiceFacts, TopologyFacts},
 };
@@ -36,13 +36,17 @@ use service_model::{Known, ServiceModel, check_settings, fits_of, nodes_of};
 use solving::Solving;
 use trace_context::TraceContexts;
 
+/// The half-life of demand: a plan is for the calls of the last seconds, by the graph and the costs of the last minutes.
+const DEMAND_HALF_LIFE_MS: f64 = 3_000.0;
 /// The time from one solution to the next.
 const PERIOD_MS: u64 = 5_000;
 
 /// The optimizer of a mesh: the call graph and the costs of calls that reports show, and the last plan.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct OptimizerPlanner {
     graph: CallGraph,
+    /// The same with the demand of the last seconds.
+    recent: CallGraph,
     costs: PoolCosts,
     flows: Flows,
     contexts: TraceContexts,
@@ -77,6 +81,23 @@ struct Standing {
     fallback: Option<Fallback>,
 }
 
+impl Default for OptimizerPlanner {
+    fn default() -> Self {
+        Self {
+            graph: CallGraph::default(),
+            recent: CallGraph::with_half_life(DEMAND_HALF_LIFE_MS),
+            costs: PoolCosts::default(),
+            flows: Flows::default(),
+            contexts: TraceContexts::default(),
+            distrusted: BTreeSet::new(),
+            active: Solving::default(),
+            shadow: Solving::default(),
+            verdicts: BTreeMap::new(),
+            seen: None,
+        }
+    }
+}
+
 impl OptimizerPlanner {
     /// Counts what a sum of reports says of the time since the last one. `now_ms` is of a clock that only advances. Services whose
     /// reports were refused in the last round do not count.
@@ -93,6 +114,7 @@ impl OptimizerPlanner {
 
     fn count(&mut self, sum: &TrafficReport, now_ms: u64) {
         self.graph.observe(sum, now_ms);
+        self.recent.observe(sum, now_ms);
         self.costs.observe(sum, now_ms);
         self.flows.observe(sum, now_ms);
         self.contexts.observe(sum, now_ms);
@@ -131,9 +153,22 @@ impl OptimizerPlanner {
         self.contexts.missing()
     }
 
+    /// The nodes and edges of the graph, with the demand of the last seconds.
+    fn graph_of_recent_demand(&self, now_ms: u64) -> (Vec<GraphNode>, Vec<GraphEdge>) {
+        let (mut nodes, mut edges) = (self.graph.nodes(now_ms), self.graph.edges(now_ms));
+        // Both have seen the same sums, and have the same nodes and edges.
+        for (node, recent) in nodes.iter_mut().zip(self.recent.nodes(now_ms)) {
+            (node.demand, node.outside) = (recent.demand, recent.outside);
+        }
+        for (edge, recent) in edges.iter_mut().zip(self.recent.edges(now_ms)) {
+            edge.from = recent.from;
+        }
+        (nodes, edges)
+    }
+
     fn plan(&mut self, input: OptimizerInput<'_>, standings: &BTreeMap<ServiceName, Standing>, now_ms: u64) {
         let OptimizerInput { services, topology, .. } = input;
-        let (nodes, edges, fits) = (self.graph.nodes(now_ms), self.graph.edges(now_ms), self.costs.fits());
+        let ((nodes, edges), fits) = (self.graph_of_recent_demand(now_ms), self.costs.fits());
         let left_out = self.graph.left_out();
         let model = |service: &ServiceName, standing: &Standing| match &standing.fallback {
             Some(fallback) => Err(fallback.clone()),
@@ -194,3 +229,6 @@ fn standing(input: OptimizerInput<'_>, service: &ServiceName, facts: &ServiceFac
         fallback,
     }
 }
+
+#[cfg(test)]
+mod tests;

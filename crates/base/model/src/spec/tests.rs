@@ -206,6 +206,13 @@ fn full_topology() -> (Regions, RoundTrips) {
     let eu = RegionInfo { continent: "europe".into(), neighbours: vec![region("us")], draining: true };
     regions.regions.insert(region("eu"), eu);
     regions.regions.insert(region("us"), RegionInfo::default());
+    let amount = |text: &str| text.parse::<crate::Dollars>().unwrap();
+    regions.egress = crate::Egress {
+        price: amount("$0.02"),
+        prices: [((region("us"), region("eu")), amount("$0.05"))].into(),
+        per_ms: Some(amount("$0.00001")),
+        cap: Some(amount("$40")),
+    };
     let mut round_trips = RoundTrips::default();
     round_trips.set(region("us"), region("eu"), Duration::from_micros(35_500));
     (regions, round_trips)
@@ -448,6 +455,18 @@ fn a_topology_names_only_its_own_regions() {
     assert_eq!(topology(|t| t.round_trips.push(t.round_trips[0].clone())), "roundTrips[1].between");
     assert_eq!(topology(|t| t.regions[0].neighbours = vec!["asia".into()]), "regions.eu.neighbours");
     assert_eq!(topology(|t| t.regions[1].name = "eu".into()), "regions[1].name");
+    let egress = |edit: fn(&mut EgressSpec)| {
+        let (regions, round_trips) = full_topology();
+        let mut spec = TopologySpec::of(&regions, &round_trips);
+        edit(spec.egress.as_mut().unwrap());
+        refused(spec.validate())
+    };
+    assert_eq!(egress(|e| e.prices[0].to = "asia".into()), "egress.prices");
+    assert_eq!(egress(|e| e.prices[0].to = "us".into()), "egress.prices");
+    assert_eq!(egress(|e| e.prices[0].price = "free".into()), "egress.prices[0].price");
+    assert_eq!(egress(|e| e.prices.push(e.prices[0].clone())), "egress.prices[1]");
+    assert_eq!(egress(|e| e.dollars_per_ms = Some("0".into())), "egress.dollarsPerMs");
+    assert_eq!(egress(|e| e.cap = Some("-1".into())), "egress.cap");
 }
 
 #[test]

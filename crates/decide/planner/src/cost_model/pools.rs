@@ -104,11 +104,13 @@ impl PoolCosts {
     }
 }
 
-/// Whether the CPU of a pool is that of these calls per second: all servers report both, and nearly all of the calls that they
-/// received are among them.
+/// Whether the CPU of a pool is that of these calls per second: all servers report both, nearly all of the calls that they
+/// received are among them, and they use no more CPU than there can be.
 fn is_whole(servers: &ServerRates, served: f64) -> bool {
     let received = servers.received.saturating_sub(servers.refused) as f64 / MILLI;
+    let possible = servers.limit_millicores.saturating_add(servers.limit_millicores / 2);
     servers.measured.min(servers.counting) >= servers.servers
+        && (servers.limit_millicores == 0 || servers.cpu_millicores <= possible)
         && (received - served).abs() <= received * MISCOUNTED_SHARE
 }
 

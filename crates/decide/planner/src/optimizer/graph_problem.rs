@@ -116,13 +116,14 @@ impl GraphProblem {
         std::iter::once(None).chain(classes.iter().map(Some)).map(node).collect()
     }
 
-    /// What shares in force cause. `table` has those of a service and source region, of one of its classes or of all other calls.
+    /// What shares in force cause, and whether any of them lead to a region without servers. `table` has those of a service and source region, of one of its classes or of all other calls.
     pub(super) fn evaluate<'a>(
         &self,
         table: impl Fn(&ServiceName, &Region, Option<&Label>) -> Option<Cow<'a, RegionShares>>,
-    ) -> Result<Plan, ProblemError> {
-        let (mut rows, mut admitted) = (Vec::new(), Vec::new());
+    ) -> Result<(Plan, bool), ProblemError> {
+        let (mut rows, mut admitted, mut leads_nowhere) = (Vec::new(), Vec::new(), false);
         for edge in &self.problem.edges {
+            let pools = &self.problem.services[self.problem.nodes[edge.callee].service].capacity;
             let node = &self.nodes[edge.callee];
             let (mut calls, mut dropped) = (0.0, 0.0);
             for (source, region) in self.regions.iter().enumerate() {
@@ -135,11 +136,14 @@ impl GraphProblem {
                     calls += demand[source];
                     dropped += demand[source] * shares.as_ref().map_or(0.0, |shares| share(shares.dropped));
                 }
-                rows.push(shares.map(|shares| self.row(&shares)).unwrap_or_default());
+                let row = shares.map(|shares| self.row(&shares)).unwrap_or_default();
+                leads_nowhere |= row.iter().any(|(to, _)| pools[usize::from(*to)] <= 0.0);
+                rows.push(row);
             }
             admitted.push(if calls > 0.0 { (1.0 - dropped / calls).clamp(0.0, 1.0) } else { 1.0 });
         }
-        Plan::evaluate(&self.problem, &Shares::new(self.problem.regions, rows), &admitted)
+        let plan = Plan::evaluate(&self.problem, &Shares::new(self.problem.regions, rows), &admitted)?;
+        Ok((plan, leads_nowhere))
     }
 
     /// Shares of a table that sum to 1, without those that it drops.

@@ -20,6 +20,8 @@ const MAX_AGE_MS: u64 = 300_000;
 const MAX_BACKGROUND: f64 = 0.95;
 /// A region's calls count as at most so many times as heavy as in the mean, or as light.
 const MAX_FACTOR: f64 = 4.0;
+/// Calls per second below which there are none: decayed counts never become zero.
+const LEAST_CALLS: f64 = 0.01;
 /// Thousandths in one.
 const MILLI: f64 = 1_000.0;
 /// A surcharge above a threshold is by this factor more than the way to the next ring.
@@ -94,7 +96,7 @@ impl ServiceModel {
     /// Why there is none: calls or fits are missing, or the fits are poor or old.
     pub(super) fn new(known: Known<'_>, topology: &TopologyFacts, now_ms: u64) -> Result<Self, Fallback> {
         let Known { facts, nodes, fits } = known;
-        if nodes.iter().flat_map(|node| node.served.values()).sum::<f64>() <= 0.0 {
+        if nodes.iter().flat_map(|node| node.served.values()).sum::<f64>() < LEAST_CALLS {
             return Err(Fallback::new("no_calls", "no server reports calls that it processed"));
         }
         let weights = Weights(nodes);

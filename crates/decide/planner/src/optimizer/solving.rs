@@ -40,6 +40,8 @@ pub(super) struct Solving {
 /// What is in force, and what is new.
 struct Candidate {
     in_force: Plan,
+    /// Whether tables in force send calls to a region without servers.
+    leads_nowhere: bool,
     plan: Plan,
 }
 
@@ -81,7 +83,7 @@ impl Solving {
     }
 
     fn solve(&mut self, built: &GraphProblem, sources: Sources<'_>) -> Result<Candidate, ProblemError> {
-        let in_force =
+        let (in_force, leads_nowhere) =
             built.evaluate(|service, region, class| self.in_force(sources, (service, region), class))?;
         let shape = built.shape();
         let last = self.last.take().filter(|(known, _)| *known == shape);
@@ -95,7 +97,7 @@ impl Solving {
             left > 0
         })?;
         self.last = Some((shape, plan.clone()));
-        Ok(Candidate { in_force, plan })
+        Ok(Candidate { in_force, leads_nowhere, plan })
     }
 
     /// The shares of a table in force; those of the last plan while none is published.
@@ -125,9 +127,11 @@ impl Solving {
         candidate: Candidate,
         now_ms: u64,
     ) -> Result<(), ProblemError> {
-        let Candidate { in_force, plan } = candidate;
+        let Candidate { mut in_force, leads_nowhere, plan } = candidate;
         let is_first = sources.models.keys().any(|service| !self.plans.contains_key(service));
-        if !is_first && !is_worth_publishing(&built.problem, &in_force, &plan, DEAD_BAND)? {
+        if !is_first && !leads_nowhere && !is_worth_publishing(&built.problem, &in_force, &plan, DEAD_BAND)? {
+            in_force.bound = plan.bound;
+            self.refresh(built, sources, &in_force);
             return Ok(());
         }
         let gap = plan.gap();
@@ -139,6 +143,17 @@ impl Solving {
             self.plans.insert(service.clone(), Arc::new(plan));
         }
         Ok(())
+    }
+
+    /// What the plan in force causes at present.
+    fn refresh(&mut self, built: &GraphProblem, sources: Sources<'_>, in_force: &Plan) {
+        for (service, model) in sources.models {
+            let Some(plan) = self.plans.get_mut(service) else { continue };
+            let present = built.service_plan(in_force, (service, model), plan.number, plan.planned_at_ms);
+            if present.regions == plan.regions {
+                *plan = Arc::new(ServicePlan { tables: plan.tables.clone(), ..present });
+            }
+        }
     }
 }
 

@@ -44,59 +44,77 @@ impl Sum {
 pub(super) fn edges(
     sources: Sources<'_>,
     problem: &Problem,
-    names: (&[Region], &[CallNode]),
+    (regions, nodes): (&[Region], &[CallNode]),
 ) -> (Vec<Edge>, BTreeSet<usize>) {
-    let (regions, nodes) = names;
-    let position = |node: &CallNode| nodes.binary_search(&sources.merged(node)).ok();
     let served = served(sources, nodes);
-    let mut between = BTreeMap::<(usize, usize), Sum>::new();
-    let mut clients = BTreeMap::<usize, Sum>::new();
-    let mut outside = BTreeMap::<usize, Sum>::new();
-    for edge in sources.edges {
-        let Some(child) = position(&edge.child) else { continue };
-        let parent = position(&edge.parent).filter(|parent| served[*parent] > 0.0);
-        match parent.zip(rate(sources, edge)) {
-            Some((parent, rate)) => {
-                let sum = between.entry((parent, child)).or_default();
-                sum.add(rate, edge.request_bytes, edge.response_bytes);
-            }
-            None => {
-                let sum = clients.entry(child).or_default();
-                sum.add(edge.from.values().sum(), edge.request_bytes, edge.response_bytes);
-                sum.add_demand(edge.from.iter().map(|(region, calls)| (region, *calls)));
-            }
-        }
-    }
-    for node in sources.nodes {
-        let Some(position) = position(&node.node) else { continue };
-        let inside = node.demand.iter().map(|(region, calls)| {
-            (region, (calls - node.outside.get(region).copied().unwrap_or_default()).max(0.0))
-        });
-        let inside: Vec<_> = inside.filter(|(_, calls)| *calls > 0.0).collect();
-        let sum = clients.entry(position).or_default();
-        sum.add(inside.iter().map(|(_, calls)| calls).sum(), node.request_bytes, node.response_bytes);
-        sum.add_demand(inside);
-        let sum = outside.entry(position).or_default();
-        sum.add_demand(node.outside.iter().map(|(region, calls)| (region, *calls)));
-    }
+    let mut sums = Sums::default();
+    sums.add_edges(sources, nodes, &served);
+    sums.add_nodes(sources, nodes);
     let given = Given { sources, problem, regions, nodes };
-    let inner = between.into_iter().map(|((parent, child), sum)| {
+    let inner = sums.between.into_iter().map(|((parent, child), sum)| {
         let (request_bytes, response_bytes) = sum.bytes();
         let caller = Caller::Node { node: parent, calls: sum.calls / served[parent] };
         Edge { caller, callee: child, request_bytes, response_bytes, given: given.shares(child) }
     });
     let mut edges: Vec<Edge> = inner.collect();
-    for (child, sum) in clients.into_iter().filter(|(_, sum)| sum.calls > 0.0) {
+    for (child, sum) in sums.clients.into_iter().filter(|(_, sum)| sum.calls > 0.0) {
         // Calls from outside come first: nothing sheds them before they arrive.
         let priority = given.priority(child).saturating_add(1);
         edges.push(client_edge(&sum, (regions, child), priority, given.shares(child)));
     }
     let first = edges.len();
-    for (child, sum) in outside.into_iter().filter(|(_, sum)| !sum.demand.is_empty()) {
+    for (child, sum) in sums.outside.into_iter().filter(|(_, sum)| !sum.demand.is_empty()) {
         edges.push(client_edge(&sum, (regions, child), 0, given.at_home(child)));
     }
     let outside = (first..edges.len()).collect();
     (edges, outside)
+}
+
+/// Sums by positions of nodes.
+#[derive(Debug, Default)]
+struct Sums {
+    /// By parent and child.
+    between: BTreeMap<(usize, usize), Sum>,
+    clients: BTreeMap<usize, Sum>,
+    outside: BTreeMap<usize, Sum>,
+}
+
+impl Sums {
+    /// Calls for calls: those of a parent that is not planned with are demand of the regions in which they are made.
+    fn add_edges(&mut self, sources: Sources<'_>, nodes: &[CallNode], served: &[f64]) {
+        let position = |node: &CallNode| nodes.binary_search(&sources.merged(node)).ok();
+        for edge in sources.edges {
+            let Some(child) = position(&edge.child) else { continue };
+            let parent = position(&edge.parent).filter(|parent| served[*parent] > 0.0);
+            match parent.zip(rate(sources, edge)) {
+                Some((parent, rate)) => {
+                    let sum = self.between.entry((parent, child)).or_default();
+                    sum.add(rate, edge.request_bytes, edge.response_bytes);
+                }
+                None => {
+                    let sum = self.clients.entry(child).or_default();
+                    sum.add(edge.from.values().sum(), edge.request_bytes, edge.response_bytes);
+                    sum.add_demand(edge.from.iter().map(|(region, calls)| (region, *calls)));
+                }
+            }
+        }
+    }
+
+    /// Calls for no known call, by callers in the mesh and by others.
+    fn add_nodes(&mut self, sources: Sources<'_>, nodes: &[CallNode]) {
+        for node in sources.nodes {
+            let Ok(position) = nodes.binary_search(&sources.merged(&node.node)) else { continue };
+            let inside = node.demand.iter().map(|(region, calls)| {
+                (region, (calls - node.outside.get(region).copied().unwrap_or_default()).max(0.0))
+            });
+            let inside: Vec<_> = inside.filter(|(_, calls)| *calls > 0.0).collect();
+            let sum = self.clients.entry(position).or_default();
+            sum.add(inside.iter().map(|(_, calls)| calls).sum(), node.request_bytes, node.response_bytes);
+            sum.add_demand(inside);
+            let sum = self.outside.entry(position).or_default();
+            sum.add_demand(node.outside.iter().map(|(region, calls)| (region, *calls)));
+        }
+    }
 }
 
 fn client_edge(sum: &Sum, (regions, callee): (&[Region], usize), priority: u8, given: Vec<Vec<f64>>) -> Edge {
