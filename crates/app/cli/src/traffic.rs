@@ -4,6 +4,7 @@ mod calls;
 mod classes;
 mod graph;
 mod hold;
+mod optimizer;
 mod status;
 
 use std::process::ExitCode;
@@ -112,9 +113,10 @@ async fn read(
 ) -> Result<Vec<v1::ServiceTraffic>, Failure> {
     let service = service.map(ToString::to_string).unwrap_or_default();
     let request = v1::TrafficStatusRequest { service };
-    let v1::TrafficStatusResponse { services, left_out } =
+    let v1::TrafficStatusResponse { services, left_out, without_trace_context } =
         connection.traffic_planner().status(request).await?.into_inner();
     warn_of_left_out(left_out);
+    without_trace_context.iter().for_each(optimizer::warn_of_missing_context);
     Ok(services)
 }
 
@@ -140,6 +142,6 @@ async fn why_not_planned(connection: &Connection, service: &ServiceName) -> Fail
 fn not_planned(service: &ServiceName) -> Failure {
     Failure::failed_with(
         format!("no planner plans for {service}"),
-        "write 'traffic: {planner: rings}' in its policy (see docs/regions-planner.md)",
+        "write 'traffic: {planner: rings}' or 'traffic: {planner: optimizer}' in its policy (see docs/regions-planner.md)",
     )
 }

@@ -18,6 +18,7 @@ mod drain_requests;
 mod drain_states;
 mod forecast;
 mod metrics;
+mod optimizer_status;
 mod planner_controller;
 mod published;
 mod service;

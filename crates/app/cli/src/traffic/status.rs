@@ -15,7 +15,7 @@ use fairmesh_wire::{
 };
 use serde_json::{Value, json};
 
-use super::{ExplainArgs, StatusArgs, read, why_not_planned};
+use super::{ExplainArgs, StatusArgs, optimizer, read, why_not_planned};
 use crate::region_drain;
 
 /// Changes that `status` shows.
@@ -65,6 +65,11 @@ pub(super) async fn explain(args: ExplainArgs) -> Result<(), Failure> {
     };
     if let Some(region) = &args.region {
         check_region(service, region)?;
+    }
+    if args.output.format() == Format::Table
+        && let Some(expected) = optimizer::expected_table(service, args.region.as_ref())
+    {
+        output::print_one(Format::Table, &(), &(expected + "\n"))?;
     }
     let mut listing = Listing::new(&["AGO", "CALLERS", "CLASS", "CHANGE"]);
     let region = args.region.as_ref().map(ToString::to_string);
@@ -190,7 +195,7 @@ fn headline(service: &v1::ServiceTraffic) -> String {
         "" => String::new(),
         refusal => format!("; tables are kept as they are: {refusal}"),
     };
-    format!("{}; {planned}{kept}", mode(service))
+    format!("{}; {planned}{kept}{}", mode(service), optimizer::headline(service))
 }
 
 fn mode(service: &v1::ServiceTraffic) -> &'static str {
@@ -258,6 +263,9 @@ fn item(service: &v1::ServiceTraffic) -> Value {
         "refusal": (!service.refusal.is_empty()).then_some(&service.refusal),
         "plannedRounds": service.planned_rounds,
         "refusedRounds": service.refused_rounds,
+        "planner": optimizer::planner(service),
+        "optimizer": service.optimized.as_ref().map(optimizer::item),
+        "whyRings": (!service.why_rings.is_empty()).then_some(&service.why_rings),
         "classes": service.classes,
         "regions": service.regions.iter().map(region).collect::<Vec<_>>(),
         "tables": service.tables.iter().map(table).collect::<Vec<_>>(),

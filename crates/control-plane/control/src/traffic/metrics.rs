@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use fairmesh_metrics::Register as _;
 use fairmesh_model::Region;
-use fairmesh_planner::Refused;
+use fairmesh_planner::{Refused, Verdict};
 use prometheus_client::{
     metrics::{counter::Counter, family::Family},
     registry::Registry,
@@ -47,6 +47,18 @@ impl TrafficPlanning {
         let refusing = plans.by_service.values().filter(|planner| planner.refused.is_some()).count();
         let help = "Services whose region tables are kept as they are now";
         traffic.gauge("refused_services", help, refusing);
+        let (mut optimized, mut left) = (0, BTreeMap::<&'static str, usize>::new());
+        for planner in plans.by_service.values() {
+            match &planner.verdict {
+                Some(Verdict::Optimized(_)) => optimized += 1,
+                Some(Verdict::Rings(fallback)) => *left.entry(fallback.reason).or_default() += 1,
+                None => {}
+            }
+        }
+        traffic.gauge("optimized_services", "Services whose region tables the optimizer plans", optimized);
+        let left = left.into_iter().map(|(reason, services)| ([("reason", reason.into())], services));
+        let help = "Services that ask for the optimizer and that rings plan, by reason";
+        traffic.gauges("services_left_to_rings", help, left);
         let PlanCounts { planned, refused, written, write_failures } = self.counts.clone();
         traffic.register("rounds", "Rounds that made a plan", planned);
         traffic.register("refusals", "Rounds that kept the tables, by reason", refused);

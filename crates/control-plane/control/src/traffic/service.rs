@@ -28,7 +28,11 @@ impl TrafficPlanner for TrafficService {
             services.iter().filter(|service| wanted.as_ref().is_none_or(|wanted| wanted == *service));
         let services = services.filter_map(|service| self.planning.status(service)).collect();
         let left_out = self.planning.reports.left_out();
-        Ok(Response::new(v1::TrafficStatusResponse { services, left_out }))
+        let mut without_trace_context = self.planning.without_trace_context();
+        // Callers that name a service may see no other.
+        without_trace_context
+            .retain(|missing| wanted.as_ref().is_none_or(|wanted| missing.service == wanted.to_string()));
+        Ok(Response::new(v1::TrafficStatusResponse { services, left_out, without_trace_context }))
     }
 
     async fn forecast_drain(

@@ -9,7 +9,7 @@ use fairmesh_wire::{
     v1::{self, traffic::Mode},
 };
 
-use super::TrafficPlanning;
+use super::{TrafficPlanning, optimizer_status};
 
 impl TrafficPlanning {
     /// What the planner of a service knows and has decided; `None` if its policy asks for no planner.
@@ -46,6 +46,9 @@ impl TrafficPlanning {
             regions: regions(planner, &facts, now_ms),
             tables: tables(planner),
             shifts: shifts(planner, now_ms),
+            planner: optimizer_status::planner(&facts).into(),
+            optimized: optimizer_status::optimized(planner, now_ms),
+            why_rings: optimizer_status::why_rings(planner),
         })
     }
 }

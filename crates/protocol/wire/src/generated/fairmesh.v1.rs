@@ -8961,6 +8961,18 @@ pub struct TrafficStatusResponse {
     /// Paths of calls and groups of servers that reports of processes below had no room for. Their services are not planned.
     #[prost(uint32, tag = "2")]
     pub left_out: u32,
+    /// Services whose programs do not pass the trace context of a call on to the calls that they make for it. Their calls are planned hop by
+    /// hop. Only known while a service asks for the optimizer.
+    #[prost(message, repeated, tag = "3")]
+    pub without_trace_context: ::prost::alloc::vec::Vec<MissingTraceContext>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct MissingTraceContext {
+    #[prost(string, tag = "1")]
+    pub service: ::prost::alloc::string::String,
+    /// The share of its calls that name no parent, from 0 to 1.
+    #[prost(double, tag = "2")]
+    pub share: f64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ServiceTraffic {
@@ -8995,6 +9007,51 @@ pub struct ServiceTraffic {
     /// The latest changes, the newest first.
     #[prost(message, repeated, tag = "12")]
     pub shifts: ::prost::alloc::vec::Vec<TrafficShift>,
+    /// The planner that the policy asks for.
+    #[prost(enumeration = "traffic::Planner", tag = "13")]
+    pub planner: i32,
+    /// The optimizer's plan; absent: rings plan.
+    #[prost(message, optional, tag = "14")]
+    pub optimized: ::core::option::Option<OptimizerPlan>,
+    /// Why rings plan though the policy asks for the optimizer; empty: they do not.
+    #[prost(string, tag = "15")]
+    pub why_rings: ::prost::alloc::string::String,
+}
+/// The part of the optimizer's plan that concerns one service.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct OptimizerPlan {
+    #[prost(uint64, tag = "1")]
+    pub number: u64,
+    /// How far the cost of the whole plan may be above the least one, as a part of it.
+    #[prost(double, tag = "2")]
+    pub gap: f64,
+    #[prost(uint64, tag = "3")]
+    pub planned_ago_ms: u64,
+    /// Since the older of the fits of work and latency was changed.
+    #[prost(uint64, tag = "4")]
+    pub model_age_ms: u64,
+    /// Standard error of the fits, as a part of the times that they predict.
+    #[prost(double, tag = "5")]
+    pub model_error: f64,
+    #[prost(message, repeated, tag = "6")]
+    pub expected: ::prost::alloc::vec::Vec<ExpectedCalls>,
+}
+/// What the plan expects of the calls of one region and class to the service.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ExpectedCalls {
+    #[prost(string, tag = "1")]
+    pub from: ::prost::alloc::string::String,
+    /// Empty: all calls without a class of their own.
+    #[prost(string, tag = "2")]
+    pub class: ::prost::alloc::string::String,
+    #[prost(double, tag = "3")]
+    pub calls_per_second: f64,
+    /// Mean milliseconds of a call at this hop: round trip, and time at the servers without the calls that they make.
+    #[prost(double, tag = "4")]
+    pub latency_ms: f64,
+    /// Dollars per hour.
+    #[prost(double, tag = "5")]
+    pub egress: f64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RegionTraffic {
