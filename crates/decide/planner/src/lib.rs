@@ -2,7 +2,8 @@
 //!
 //! [`MeshFacts`] is an index of policies, endpoints, tables, distances and drains, changed one record at a time, with the
 //! last sum of reports. [`ServicePlanner`] makes the rounds of one service: from its [`ServiceFacts`] to the tables that are to
-//! be written, by the planner of `fairmesh-te`. [`CallGraph`] counts which calls are made for which. [`next_keep`] says how far the drain of a region may go. No clock, no randomness, no
+//! be written, by the planner of `fairmesh-te`. [`MeshPlanner`] makes the rounds of all services, and has those that ask for it planned
+//! together by the [`OptimizerPlanner`]. [`CallGraph`] counts which calls are made for which. [`next_keep`] says how far the drain of a region may go. No clock, no randomness, no
 //! I/O: the caller applies records and reports, passes the present as [`Now`], and writes.
 //!
 //! One decision: a planner reads snapshots of facts and keeps a memory of its own, so that another planner can decide from the

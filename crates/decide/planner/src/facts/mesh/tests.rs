@@ -170,3 +170,14 @@ fn aged_reports_keep_the_version() {
     facts.set_policy(&service(1), None);
     assert!(facts.service(&service(1)).is_none() && facts.planned().is_empty());
 }
+
+#[test]
+fn declared_shards_are_known_until_the_service_is_removed() {
+    let mut facts = MeshFacts::default();
+    facts.set_sharded(&service(0), false);
+    assert_eq!((facts.version(), facts.service(&service(0))), (0, None), "nothing has changed");
+    facts.set_sharded(&service(0), true);
+    assert!(facts.service(&service(0)).unwrap().is_sharded);
+    facts.set_sharded(&service(0), false);
+    assert_eq!(facts.service(&service(0)), None);
+}
