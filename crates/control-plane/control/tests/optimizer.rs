@@ -269,7 +269,7 @@ async fn chain_is_planned_once_measured_and_left_to_rings_without_reports() {
     world.load.silent.store(true, Relaxed);
     let left = world
         .become_so("rings without reports", |service| {
-            !service.refusal.is_empty() && service.why_rings.contains("reports")
+            !service.refusal.is_empty() && service.why_rings.contains("are refused")
         })
         .await;
     assert!(left.iter().all(|service| service.optimized.is_none()), "{left:?}");
