@@ -47,7 +47,7 @@ impl TrafficPlanning {
         let refusing = plans.by_service.values().filter(|planner| planner.refused.is_some()).count();
         let help = "Services whose region tables are kept as they are now";
         traffic.gauge("refused_services", help, refusing);
-        let (mut optimized, mut left) = (0, BTreeMap::<&'static str, usize>::new());
+        let (mut optimized, mut left) = (0_usize, BTreeMap::<&'static str, usize>::new());
         for planner in plans.by_service.values() {
             match &planner.verdict {
                 Some(Verdict::Optimized(_)) => optimized += 1,
