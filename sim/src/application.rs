@@ -1,9 +1,10 @@
 //! Applications: several services in several regions that call each other. Planners divide their calls among regions, and the
 //! model predicts latency, load and egress of each planner's shares.
 //!
-//! The planners are those of production, on the same inputs that they would have of a mesh in a steady state. Requests are not simulated: what
-//! a planner does over time is shown by scenarios of one service.
+//! [`plan`] has the planners of production decide on the inputs that they would have of a mesh in a steady state, and predicts by the model. [`play`]
+//! simulates every request in the engine of fleets, with reports, planning rounds and tables as in production.
 
+mod capacity;
 mod figures;
 mod fleet;
 mod pool_shape;
@@ -16,11 +17,12 @@ use fairmesh_model::Invalid;
 use fairmesh_te::optimizer::{Effort, ProblemError, optimize, ring_by_criticality, waterfall};
 use serde::Serialize;
 
+pub use capacity::capacity_factor;
 pub use figures::{ClassFigures, EgressFigures, Figures, PoolFigures};
 pub use random::RandomApplication;
 pub(crate) use run::{ApplicationRun, CallEnd, NO_CALLER, NewCall, TreeCall};
 pub use run::{Measured, MeasuredClass, MeasuredPool, Planner, TableChange, WindowFigures};
-pub use scenario::{Call, Clients, EgressPrice, Operation, Play, PoolEvent, Scenario, Service};
+pub use scenario::{Call, Clients, Operation, Play, Pool, PoolEvent, Scenario, Service, Variant};
 
 use crate::{engine::build_application, scenario::SimTime};
 
@@ -36,6 +38,9 @@ pub struct Report {
     pub scenario: String,
     /// By planner: rings, Waterfall, ring by criticality, optimizer.
     pub planners: Vec<Figures>,
+    /// What was measured of each planner; empty unless its requests were simulated.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub measured: Vec<Measured>,
 }
 
 /// Simulates the requests of a valid application, whose tables one planner makes.
@@ -71,5 +76,5 @@ pub fn plan(scenario: &Scenario) -> Result<Report, ProblemError> {
         ("optimizer", optimize(&problem, None, effort, &mut |_| true)?),
     ];
     let figures = planners.iter().map(|(name, plan)| Figures::new(name, scenario, &problem, plan));
-    Ok(Report { scenario: scenario.name.clone(), planners: figures.collect() })
+    Ok(Report { scenario: scenario.name.clone(), planners: figures.collect(), measured: Vec::new() })
 }

@@ -1,11 +1,15 @@
 //! Plots as SVG, written by hand: lines and texts are all they need.
 
+mod application;
+mod bars;
 mod intervals;
 mod propagation;
 mod regions;
 
 use std::fmt::Write as _;
 
+pub use application::{latency_over_load, latency_over_time};
+pub use bars::bars;
 pub use intervals::intervals;
 pub use propagation::propagation;
 pub use regions::regions;

@@ -76,7 +76,7 @@ fn optimizer_pays_less_egress_under_partial_replication() {
 fn cap_on_egress_holds_in_an_application() {
     let mut capped = scenario("app-boutique");
     let free = of(&plan(&capped).unwrap(), "optimizer").egress;
-    capped.egress_cap = Some(free / 2.0);
+    capped.topology.egress.as_mut().unwrap().cap = Some(format!("{:.12}", free / 2.0 * 3_600.0));
     let report = plan(&capped).unwrap();
     let ours = of(&report, "optimizer");
     assert!(ours.egress <= free / 2.0 * 1.000_001, "{} of {free}", ours.egress);

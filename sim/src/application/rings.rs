@@ -23,7 +23,7 @@ pub(super) fn plan(scenario: &Scenario, problem: &Problem) -> Result<Plan, Probl
     let regions: Vec<Region> = scenario.regions().iter().filter_map(|name| name.parse().ok()).collect();
     // The scenario is valid, and so are its rings.
     let policy = rings_policy(&scenario.rings, 1).unwrap_or_else(|_| RingsPolicy::new(Vec::new(), 1));
-    let rings = RingMatrix::new(&policy, &regions, &Regions::default(), &scenario.round_trips());
+    let rings = RingMatrix::new(&policy, &regions, &Regions::default(), &scenario.places().1);
     let mut states: Vec<PlannerState> =
         problem.services.iter().map(|_| PlannerState::new(problem.regions, 1)).collect();
     let admitted = vec![1.0; problem.edges.len()];

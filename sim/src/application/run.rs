@@ -4,6 +4,7 @@ mod call_tree;
 mod contender;
 mod controller;
 mod counters;
+mod forecast;
 mod measured;
 mod reports;
 
@@ -114,6 +115,7 @@ impl ApplicationRun {
 
     /// What was measured.
     pub(crate) fn report(self, scenario: &Scenario) -> Measured {
-        self.measurements.report(scenario, &self.names)
+        let forecast = forecast::forecast(scenario, &self.controller, &self.names);
+        self.measurements.report(scenario, &self.names, forecast.as_ref())
     }
 }

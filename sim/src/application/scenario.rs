@@ -2,14 +2,16 @@
 
 mod play;
 mod validation;
+mod variant;
 
 use std::collections::BTreeMap;
 
-use fairmesh_model::{Region, RoundTrips, spec::TopologySpec};
+use fairmesh_model::{Dollars, Region, Regions, RoundTrips, spec::TopologySpec};
 use fairmesh_te::optimizer::{Caller, Edge, Node, Preferences, Problem, ServicePools};
 use serde::{Deserialize, Serialize};
 
 pub use play::{Play, PoolEvent};
+pub use variant::{Pool, Variant};
 
 use super::pool_shape::PoolShape;
 use crate::scenario::{Limit, RateAt, SimTime, ThresholdRing};
@@ -26,20 +28,8 @@ pub struct Scenario {
     /// Its purpose.
     #[serde(default)]
     pub about: String,
-    /// Regions and round trips, as in a `Topology`. Undeclared round trips count as 0.
+    /// Regions, round trips and prices of egress, as in a `Topology`. Undeclared round trips count as 0.
     pub topology: TopologySpec,
-    /// Dollars per 10⁹ bytes between regions.
-    #[serde(default)]
-    pub egress: f64,
-    /// Prices of pairs of regions that differ from `egress`.
-    #[serde(default)]
-    pub egress_prices: Vec<EgressPrice>,
-    /// Dollars that one millisecond less of one call is worth; without it egress is not weighed.
-    #[serde(default)]
-    pub dollars_per_ms: Option<f64>,
-    /// Maximum dollars per second for egress.
-    #[serde(default)]
-    pub egress_cap: Option<f64>,
     /// Services and their servers.
     pub services: Vec<Service>,
     /// Calls of one class to one service each.
@@ -54,6 +44,9 @@ pub struct Scenario {
     /// How its requests are simulated.
     #[serde(default)]
     pub play: Play,
+    /// The same application with other load, servers or events.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub variants: Vec<Variant>,
 }
 
 /// Distinguishes these scenarios from those of fleets.
@@ -63,18 +56,6 @@ pub enum Kind {
     /// An application.
     #[default]
     App,
-}
-
-/// A price of egress in one direction.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct EgressPrice {
-    /// The region that sends.
-    pub from: String,
-    /// The region that receives.
-    pub to: String,
-    /// Dollars per 10⁹ bytes.
-    pub price: f64,
 }
 
 /// A service and its servers.
@@ -161,6 +142,8 @@ fn server_cores() -> f64 {
 
 /// Milliseconds of a core in a second, which capacity counts in.
 const MS_PER_SECOND: f64 = 1e3;
+/// Caps on egress are for an hour.
+const SECONDS_PER_HOUR: f64 = 3_600.0;
 
 impl Call {
     /// How many of these calls follow one another, on average.
@@ -183,9 +166,9 @@ impl Scenario {
         self.services.iter().position(|service| service.name == name)
     }
 
-    /// Distances of a valid scenario.
-    pub(crate) fn round_trips(&self) -> RoundTrips {
-        self.topology.validate().map_or_else(|_| RoundTrips::default(), |(_, trips)| trips)
+    /// Regions, prices and distances of a valid scenario.
+    pub(crate) fn places(&self) -> (Regions, RoundTrips) {
+        self.topology.validate().unwrap_or_default()
     }
 
     /// The problem of a valid scenario. Nodes are operations; edges are first those of clients, then the calls of operations in order. Work is
@@ -218,10 +201,11 @@ impl Scenario {
             };
             operation.calls.iter().flatten().map(edge)
         });
+        let egress = self.places().0.egress;
         let (round_trips, egress_prices) = self.matrices();
         let preferences = Preferences {
-            dollars_per_ms: self.dollars_per_ms.unwrap_or(f64::INFINITY),
-            egress_cap: self.egress_cap,
+            dollars_per_ms: egress.per_ms.map_or(f64::INFINITY, Dollars::amount),
+            egress_cap: egress.cap.map(|cap| cap.amount() / SECONDS_PER_HOUR),
             ..Preferences::default()
         };
         Problem {
@@ -237,17 +221,15 @@ impl Scenario {
 
     /// Round trips in milliseconds, and prices of egress.
     fn matrices(&self) -> (Vec<f64>, Vec<f64>) {
-        let trips = self.round_trips();
-        let names = self.regions();
-        let regions: Vec<Option<Region>> = names.iter().map(|name| name.parse().ok()).collect();
+        let (places, trips) = self.places();
+        let regions: Vec<Option<Region>> = self.regions().iter().map(|name| name.parse().ok()).collect();
         let (mut round_trips, mut prices) = (Vec::new(), Vec::new());
-        for (from, region) in regions.iter().enumerate() {
-            for (to, other) in regions.iter().enumerate() {
-                let trip = region.as_ref().zip(other.as_ref()).and_then(|(from, to)| trips.get(from, to));
+        for region in &regions {
+            for other in &regions {
+                let pair = region.as_ref().zip(other.as_ref());
+                let trip = pair.and_then(|(from, to)| trips.get(from, to));
                 round_trips.push(trip.map_or(0.0, |trip| trip.as_secs_f64() * MS_PER_SECOND));
-                let is_pair = |price: &&EgressPrice| price.from == names[from] && price.to == names[to];
-                let price = self.egress_prices.iter().find(is_pair).map_or(self.egress, |pair| pair.price);
-                prices.push(if from == to { 0.0 } else { price });
+                prices.push(pair.map_or(0.0, |(from, to)| places.egress.price(from, to).amount()));
             }
         }
         (round_trips, prices)

@@ -46,9 +46,8 @@ pub struct RunArgs {
     /// Write the figures to this file as a JSON list with one object per scenario.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Draw the utilisation of every server over time into this file, of every region with `traffic`, or the propagation
-    /// delay of a tree; of several
-    /// scenarios, into FILE-NAME.svg each.
+    /// Draw the utilisation of every server over time into this file, of every region with `traffic`, the propagation
+    /// delay of a tree, or the latency of an application by planner; of several scenarios, into FILE-NAME.svg each.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     #[command(flatten)]
@@ -77,13 +76,15 @@ const APPLICATION: &str = "app";
 
 fn play_all(args: &RunArgs) -> Result<ExitCode, Failure> {
     // All files before the first simulation: an error in the last is reported at once.
-    let scenarios: Vec<Loaded> = args.files.iter().map(|file| load(file, args)).collect::<Result<_, _>>()?;
+    let loaded: Vec<Vec<Loaded>> =
+        args.files.iter().map(|file| load(file, args)).collect::<Result<_, _>>()?;
+    let scenarios: Vec<Loaded> = loaded.into_iter().flatten().collect();
     let (mut reports, mut met) = (Vec::new(), true);
     for scenario in &scenarios {
         let (report, missed) = match scenario {
             Loaded::Fleet(scenario) => play_fleet(scenario, args)?,
             Loaded::Tree(scenario) => tree::play(scenario, args)?,
-            Loaded::Application(scenario) => application::play(scenario, args)?,
+            Loaded::Application(scenario) => application::play(scenario, args, scenarios.len())?,
         };
         reports.push(report);
         met &= !missed;
@@ -105,15 +106,16 @@ fn write_figures<T: Serialize>(
     output::print_one(output_args.format(), figures, "")
 }
 
-fn load(file: &Path, args: &RunArgs) -> Result<Loaded, Failure> {
+/// The scenario of a file; of an application, its variants as well.
+fn load(file: &Path, args: &RunArgs) -> Result<Vec<Loaded>, Failure> {
     match manifests::kind_of(file, &[TREE, APPLICATION])?.as_deref() {
-        Some(TREE) => return tree::load(file, args),
-        Some(_) => return application::load(file),
+        Some(TREE) => return Ok(vec![tree::load(file, args)?]),
+        Some(_) => return application::load(file, args),
         None => {}
     }
     let mut scenario: Scenario = manifests::load_one(file, Scenario::validate)?;
     scenario.seed = args.seed.unwrap_or(scenario.seed);
-    Ok(Loaded::Fleet(Box::new(scenario)))
+    Ok(vec![Loaded::Fleet(Box::new(scenario))])
 }
 
 /// Figures as JSON, and whether expectations are missed.

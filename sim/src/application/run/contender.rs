@@ -1,5 +1,7 @@
 //! Planners that know the application's true model, and learn only of demand by reports.
 
+use std::sync::Arc;
+
 use fairmesh_model::{Invalid, Label, Region, TrafficShares};
 use fairmesh_planner::ServiceFacts;
 use fairmesh_te::optimizer::{
@@ -52,7 +54,7 @@ impl Contender {
     }
 
     /// Tables for the demand of the last reports; none where the last plan is as good, or there is no plan.
-    pub(super) fn plan(&mut self, facts: &[ServiceFacts], names: &Names) -> ServiceShares {
+    pub(super) fn plan(&mut self, facts: &[Arc<ServiceFacts>], names: &Names) -> ServiceShares {
         if !self.learn_demand(facts, names) {
             return Vec::new();
         }
@@ -74,7 +76,7 @@ impl Contender {
         let problem = &self.problem;
         match self.planner {
             Planner::Criticality => ring_by_criticality(problem, self.load).map(Some),
-            Planner::Optimizer => {
+            Planner::Oracle => {
                 let plan = optimize(problem, self.in_force.as_ref(), EFFORT, &mut |_| true)?;
                 let is_worth = match &self.in_force {
                     Some(in_force) => is_worth_publishing(problem, in_force, &plan, DEAD_BAND)?,
@@ -87,7 +89,7 @@ impl Contender {
     }
 
     /// Takes offered calls of clients from reports, and which regions have servers; `false` before there are any calls.
-    fn learn_demand(&mut self, facts: &[ServiceFacts], names: &Names) -> bool {
+    fn learn_demand(&mut self, facts: &[Arc<ServiceFacts>], names: &Names) -> bool {
         let weight = if self.has_heard { WEIGHT } else { 1.0 };
         for edge in &mut self.problem.edges {
             let Caller::Clients { demand, .. } = &mut edge.caller else { continue };

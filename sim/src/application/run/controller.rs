@@ -1,13 +1,13 @@
 //! The planner of an application: facts by service, as a control plane has them, and who makes tables of them.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use fairmesh_model::{
-    Confirmation, Invalid, LoadRing, Region, RegionTable, Share, TableOrigin, Traffic, TrafficPlanner,
-    TrafficReport,
+    Confirmation, Invalid, LoadRing, Region, RegionTable, ServiceName, Share, TableOrigin, Traffic,
+    TrafficPlanner, TrafficReport,
 };
 use fairmesh_planner::{
-    Now, ServiceFacts, ServicePlanner, ServiceReports, StoredTable, TableWrite, TopologyFacts,
+    MeshPlanner, Now, ServiceFacts, ServiceReports, StoredTable, TableWrite, TopologyFacts,
 };
 use fairmesh_signals::{ReportSums, SumLimits};
 use serde::{Deserialize, Serialize};
@@ -27,14 +27,16 @@ pub enum Planner {
     WaterfallBest,
     /// Ring by criticality.
     Criticality,
-    /// The optimizer.
+    /// The optimizer, which learns its model from reports.
     Optimizer,
+    /// The optimizer with the true model from the start.
+    Oracle,
 }
 
 impl Planner {
     /// All planners, in the order of reports.
-    pub const ALL: [Self; 5] =
-        [Self::Rings, Self::Waterfall, Self::WaterfallBest, Self::Criticality, Self::Optimizer];
+    pub const ALL: [Self; 6] =
+        [Self::Rings, Self::Waterfall, Self::WaterfallBest, Self::Criticality, Self::Optimizer, Self::Oracle];
 
     /// Its name in reports.
     pub fn name(self) -> &'static str {
@@ -44,6 +46,7 @@ impl Planner {
             Self::WaterfallBest => "waterfall-best",
             Self::Criticality => "criticality",
             Self::Optimizer => "optimizer",
+            Self::Oracle => "oracle",
         }
     }
 }
@@ -54,7 +57,7 @@ pub(super) struct Controller {
     kind: Kind,
     names: Names,
     /// By service.
-    facts: Vec<ServiceFacts>,
+    facts: Vec<Arc<ServiceFacts>>,
     topology: TopologyFacts,
     sums: ReportSums,
     revision: u64,
@@ -62,24 +65,28 @@ pub(super) struct Controller {
 
 #[derive(Debug)]
 enum Kind {
-    /// By service.
-    Rings(Vec<ServicePlanner>),
+    /// Those of production.
+    Mesh(Box<MeshPlanner>),
     Contender(Box<Contender>),
 }
 
 impl Controller {
     pub(super) fn new(scenario: &Scenario, planner: Planner, names: &Names) -> Result<Self, Invalid> {
-        let rings = names.services.iter().map(|_| ServicePlanner::new());
         let kind = match planner {
-            Planner::Rings => Kind::Rings(rings.collect()),
+            Planner::Rings | Planner::Optimizer => Kind::Mesh(Box::default()),
             other => Kind::Contender(Box::new(Contender::new(scenario, other, names)?)),
         };
-        let facts = ServiceFacts { traffic: policy(scenario)?, ..ServiceFacts::default() };
+        let traffic = policy(scenario, planner)?;
+        let facts = |service: &ServiceName| {
+            let traffic = Traffic { classes: names.classes(service), ..traffic.clone() };
+            Arc::new(ServiceFacts { traffic, ..ServiceFacts::default() })
+        };
+        let (regions, round_trips) = scenario.places();
         Ok(Self {
             kind,
             names: names.clone(),
-            facts: vec![facts; names.services.len()],
-            topology: TopologyFacts { round_trips: scenario.round_trips(), ..TopologyFacts::default() },
+            facts: names.services.iter().map(facts).collect(),
+            topology: TopologyFacts { regions, round_trips, ..TopologyFacts::default() },
             sums: ReportSums::new(SumLimits::TREE),
             revision: 0,
         })
@@ -98,9 +105,13 @@ impl Controller {
         let now = Now { ms: now_ms, started_ms: 0, wall_ms: now_ms };
         self.collect_facts(serving, now_ms);
         let writes: Vec<(usize, Vec<TableWrite>)> = match &mut self.kind {
-            Kind::Rings(planners) => {
-                let rounds = planners.iter_mut().zip(&self.facts).enumerate();
-                rounds.map(|(at, (one, facts))| (at, one.round(facts, &self.topology, now))).collect()
+            Kind::Mesh(planner) => {
+                planner.observe(&self.sums.sum_of_all(now_ms), now_ms);
+                let facts = self.names.services.iter().cloned().zip(self.facts.iter().cloned()).collect();
+                let rounds = planner.round(&facts, &self.topology, now).into_iter();
+                rounds
+                    .filter_map(|round| Some((self.names.position(&round.service)?, round.tables)))
+                    .collect()
             }
             Kind::Contender(contender) => {
                 let tables = contender.plan(&self.facts, &self.names);
@@ -109,9 +120,9 @@ impl Controller {
             }
         };
         let changed = writes.iter().flat_map(|(service, writes)| self.write(*service, writes)).collect();
-        if let Kind::Rings(planners) = &mut self.kind {
-            for (service, writes) in &writes {
-                planners[*service].written(&self.facts[*service], writes, now);
+        if let Kind::Mesh(planner) = &mut self.kind {
+            for (service, writes) in writes.iter().filter(|(_, writes)| !writes.is_empty()) {
+                planner.written(&self.names.services[*service], &self.facts[*service], writes, now);
             }
         }
         changed
@@ -128,11 +139,12 @@ impl Controller {
         let mut sums = self.sums.sums_by_service(&services, now_ms);
         let heard = sums.heard().clone();
         for (service, sum) in &mut sums {
-            if let Some(at) = self.names.services.iter().position(|name| name == service) {
-                self.facts[at].reports = ServiceReports::new(sum, heard.clone(), now_ms);
+            if let Some(at) = self.names.position(service) {
+                Arc::make_mut(&mut self.facts[at]).reports = ServiceReports::new(sum, heard.clone(), now_ms);
             }
         }
         for (facts, by_region) in self.facts.iter_mut().zip(serving) {
+            let facts = Arc::make_mut(facts);
             facts.version += 1;
             facts.endpoints.clear();
             for (region, powers) in self.names.regions.iter().zip(by_region) {
@@ -146,7 +158,7 @@ impl Controller {
     /// Writes are in force at once, and none fails. Returns those that are no mere confirmations.
     fn write(&mut self, service: usize, writes: &[TableWrite]) -> Vec<(u16, u16)> {
         self.revision += u64::from(!writes.is_empty());
-        let tables = &mut self.facts[service].tables;
+        let tables = &mut Arc::make_mut(&mut self.facts[service]).tables;
         let mut changed = Vec::new();
         for TableWrite { from, table, .. } in writes {
             let before = match table.clone() {
@@ -175,12 +187,15 @@ fn contender_writes(
     shares.into_iter().map(write).collect()
 }
 
-/// The policy of all services.
-fn policy(scenario: &Scenario) -> Result<Traffic, Invalid> {
+/// The policy of all services, without their classes.
+fn policy(scenario: &Scenario, planner: Planner) -> Result<Traffic, Invalid> {
     let loads = scenario.rings.iter().map(|ring| Share::of_millionths((ring.load * 1e6).round() as u32));
     let rings = scenario.router_rings()?.into_iter().zip(loads);
     Ok(Traffic {
-        planner: Some(TrafficPlanner::Rings),
+        planner: Some(match planner {
+            Planner::Optimizer => TrafficPlanner::Optimizer,
+            _ => TrafficPlanner::Rings,
+        }),
         rings: rings
             .map(|(ring, load)| Ok(LoadRing { ring, load: load? }))
             .collect::<Result<_, Invalid>>()?,

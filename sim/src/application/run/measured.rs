@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{call_tree::CallEnd, counters::Interval, reports::Names};
 use crate::{
-    application::{EgressFigures, Scenario},
+    application::{EgressFigures, Figures, Scenario},
     metrics::latency_histogram,
 };
 
@@ -35,6 +35,8 @@ pub struct Measured {
     pub p50_ms: f64,
     /// Their 99th percentile.
     pub p99_ms: f64,
+    /// What the true model predicts of the last tables for the mean, at the last rates; 0 where it predicts nothing.
+    pub predicted_ms: f64,
     /// By list of clients.
     pub classes: Vec<MeasuredClass>,
     /// Dollars per second for egress.
@@ -67,6 +69,8 @@ pub struct MeasuredClass {
     pub p50_ms: f64,
     /// Their 99th percentile.
     pub p99_ms: f64,
+    /// What the true model predicts of the last tables for the mean.
+    pub predicted_ms: f64,
 }
 
 /// The servers of a service in one region.
@@ -233,7 +237,7 @@ impl Measurements {
         });
     }
 
-    pub(super) fn report(self, scenario: &Scenario, names: &Names) -> Measured {
+    pub(super) fn report(self, scenario: &Scenario, names: &Names, forecast: Option<&Figures>) -> Measured {
         let mut all = latency_histogram();
         let (mut nanos, mut failed, mut dropped) = (0, 0, 0);
         for class in &self.classes {
@@ -253,12 +257,8 @@ impl Measurements {
             mean_ms: mean_ms(nanos, all.len()),
             p50_ms: quantile_ms(&all, 0.5),
             p99_ms: quantile_ms(&all, 0.99),
-            classes: scenario
-                .clients
-                .iter()
-                .zip(&self.classes)
-                .map(|(of, sums)| sums.figures(&of.to))
-                .collect(),
+            predicted_ms: forecast.map_or(0.0, |figures| figures.mean_ms),
+            classes: self.class_figures(scenario, forecast),
             egress: pairs.iter().map(|pair| pair.dollars).sum(),
             pairs,
             greatest_load: pools.iter().map(|pool| pool.load).fold(0.0, f64::max),
@@ -266,6 +266,15 @@ impl Measurements {
             windows: self.windows(),
             tables: self.tables,
         }
+    }
+
+    fn class_figures(&self, scenario: &Scenario, forecast: Option<&Figures>) -> Vec<MeasuredClass> {
+        let classes = scenario.clients.iter().zip(&self.classes).enumerate();
+        let figures = classes.map(|(at, (clients, sums))| MeasuredClass {
+            predicted_ms: forecast.map_or(0.0, |figures| figures.classes[at].mean_ms),
+            ..sums.figures(&clients.to)
+        });
+        figures.collect()
     }
 
     fn pools(&self, scenario: &Scenario, names: &Names) -> Vec<MeasuredPool> {
@@ -312,6 +321,7 @@ impl ClassSums {
             mean_ms: mean_ms(self.nanos, self.latency.len()),
             p50_ms: quantile_ms(&self.latency, 0.5),
             p99_ms: quantile_ms(&self.latency, 0.99),
+            predicted_ms: 0.0,
         }
     }
 }

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use fairmesh_model::{
-    CallNode, CallPath, CallRates, Region, ServedPath, ServedRates, ServerRates, ServiceName, TrafficReport,
+    CallNode, CallPath, CallRates, Label, Region, ServedPath, ServedRates, ServerRates, ServiceName,
+    TrafficReport,
 };
 
 use super::{
@@ -59,6 +60,16 @@ impl Names {
             edges: trees.edges.iter().map(|edge| (edge.operation, edge.parent)).collect(),
             bytes: trees.edges.iter().map(|edge| (edge.request_bytes, edge.response_bytes)).collect(),
         }
+    }
+
+    pub(super) fn position(&self, service: &ServiceName) -> Option<usize> {
+        self.services.iter().position(|name| name == service)
+    }
+
+    /// The classes of a service with shares of their own: all operations but the first.
+    pub(super) fn classes(&self, service: &ServiceName) -> Vec<Label> {
+        let nodes = self.nodes.iter().filter(|node| node.service == *service);
+        nodes.filter_map(|node| node.class.clone()).collect()
     }
 
     /// The reports of all regions.

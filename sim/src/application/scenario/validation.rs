@@ -28,7 +28,6 @@ impl Scenario {
             let hint = "write 'region' first: a table gives each region its own share";
             return Err(Invalid::new("rings[0]", "includes several regions", hint));
         }
-        self.check_prices()?;
         self.check_services()?;
         for (i, operation) in self.operations.iter().enumerate() {
             self.check_operation(operation).map_err(|e| e.within(format!("operations[{i}]")))?;
@@ -37,22 +36,18 @@ impl Scenario {
             let within = |e: Invalid| e.within(format!("clients[{i}]"));
             self.check_target("to", &clients.to).map_err(within)?;
             self.check_regions("rates", &clients.rates, MAX_RATE).map_err(within)?;
+            let regions = clients.rate_over_time.keys();
+            regions
+                .map(|region| self.check_region("rateOverTime", region))
+                .collect::<Result<(), _>>()
+                .map_err(within)?;
+            if self.clients[..i].iter().any(|other| other.to == clients.to) {
+                return Err(within(twice("to", &clients.to)));
+            }
         }
         self.check_cycles()?;
-        self.play.validate(self).map_err(|e| e.within("play"))
-    }
-
-    fn check_prices(&self) -> Result<(), Invalid> {
-        within_range("egress", self.egress, 0.0, 1e3)?;
-        within_range("dollarsPerMs", self.dollars_per_ms.unwrap_or(1.0), 1e-12, 1e3)?;
-        within_range("egressCap", self.egress_cap.unwrap_or(0.0), 0.0, MAX_RATE)?;
-        for (i, price) in self.egress_prices.iter().enumerate() {
-            let within = |e: Invalid| e.within(format!("egressPrices[{i}]"));
-            self.check_region("from", &price.from).map_err(within)?;
-            self.check_region("to", &price.to).map_err(within)?;
-            within_range("price", price.price, 0.0, 1e3).map_err(within)?;
-        }
-        Ok(())
+        self.play.validate(self).map_err(|e| e.within("play"))?;
+        self.check_variants()
     }
 
     fn check_services(&self) -> Result<(), Invalid> {
@@ -95,7 +90,7 @@ impl Scenario {
         within_range("response", call.response, 0.0, MAX_BYTES)
     }
 
-    fn check_target(&self, field: &str, name: &str) -> Result<(), Invalid> {
+    pub(super) fn check_target(&self, field: &str, name: &str) -> Result<(), Invalid> {
         match self.operation(name) {
             Some(_) => Ok(()),
             None => {
@@ -114,7 +109,12 @@ impl Scenario {
         }
     }
 
-    fn check_regions(&self, field: &str, values: &BTreeMap<String, f64>, most: f64) -> Result<(), Invalid> {
+    pub(super) fn check_regions(
+        &self,
+        field: &str,
+        values: &BTreeMap<String, f64>,
+        most: f64,
+    ) -> Result<(), Invalid> {
         for (region, value) in values {
             self.check_region(field, region)?;
             within_range(&format!("{field}.{region}"), *value, 0.0, most)?;

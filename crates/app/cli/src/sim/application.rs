@@ -1,63 +1,96 @@
-//! Applications of several services: reads a file, plans it by each planner, and prints what each is predicted to cause.
+//! Applications of several services: reads a file, simulates it by each planner, and prints what clients saw and what it cost.
 
 use std::path::Path;
 
 use fairmesh_console::{failure::Failure, output};
-use fairmesh_sim::application::{EgressFigures, Figures, PoolFigures, Report, Scenario, plan};
+use fairmesh_sim::{
+    application::{
+        EgressFigures, Figures, Measured, MeasuredClass, MeasuredPool, Planner, Report, Scenario, plan,
+        play as simulate,
+    },
+    plot,
+};
 
-use super::{Loaded, RunArgs};
+use super::{Loaded, RunArgs, picture_path, progress, write_file};
 use crate::manifests;
 
 /// Seconds of an hour.
 const HOUR: f64 = 3600.0;
+/// Nanoseconds of a second.
+const NANOS: u64 = 1_000_000_000;
 
-pub(super) fn load(file: &Path) -> Result<Loaded, Failure> {
-    Ok(Loaded::Application(Box::new(manifests::load_one(file, Scenario::validate)?)))
+/// The application of a file, and its variants.
+pub(super) fn load(file: &Path, args: &RunArgs) -> Result<Vec<Loaded>, Failure> {
+    let mut scenario: Scenario = manifests::load_one(file, Scenario::validate)?;
+    scenario.play.seed = args.seed.unwrap_or(scenario.play.seed);
+    let variants = scenario.variants().into_iter();
+    Ok(variants.map(|variant| Loaded::Application(Box::new(variant))).collect())
 }
 
-/// Figures as JSON.
-pub(super) fn play(scenario: &Scenario, args: &RunArgs) -> Result<(serde_json::Value, bool), Failure> {
-    let report = plan(scenario).map_err(Failure::failed)?;
+/// Figures as JSON; `of` is the number of scenarios of the command.
+pub(super) fn play(
+    scenario: &Scenario,
+    args: &RunArgs,
+    of: usize,
+) -> Result<(serde_json::Value, bool), Failure> {
+    let mut report = plan(scenario).map_err(Failure::failed)?;
+    for planner in Planner::ALL {
+        let bar = progress(&format!("{} {}", scenario.name, planner.name()), scenario.play.duration);
+        report.measured.push(simulate(scenario, planner, |now| bar.set_position(now.nanos() / NANOS))?);
+        bar.finish_and_clear();
+    }
     if args.output_args.is_table() {
         output::write(&show(&report))?;
     }
-    if args.svg.is_some() {
-        output::note(format!(
-            "{} is an application and is not drawn; --report has its figures",
-            scenario.name
-        ));
+    if let Some(path) = &args.svg {
+        let picture = plot::latency_over_time(&report.scenario, &report.measured);
+        write_file(&picture_path(path, &scenario.name, of), &picture)?;
     }
     Ok((serde_json::to_value(&report).map_err(Failure::failed)?, false))
 }
 
 fn show(report: &Report) -> String {
-    let summary = report.planners.iter().map(summary).collect::<Vec<_>>();
-    let head = ["PLANNER", "MEAN MS", "EGRESS $/H", "GREATEST LOAD", "GAP"];
-    let mut text = format!("{}\n\n{}", report.scenario, output::table(&head, &summary));
-    let names: Vec<String> = report.planners.iter().map(|one| one.planner.to_uppercase()).collect();
-    let classes = |one: &Figures| -> Vec<(String, String)> {
-        let cell = |ms: f64, admitted: f64| match admitted < 1.0 {
-            true => format!("{ms:.1} of {:.0} %", admitted * 100.0),
-            false => format!("{ms:.1}"),
-        };
-        one.classes.iter().map(|class| (class.to.clone(), cell(class.mean_ms, class.admitted))).collect()
+    let measured = report.measured.iter().map(measured_row).collect::<Vec<_>>();
+    let head = ["MEASURED", "MEAN MS", "PREDICTED", "P50", "P99", "FAILED", "EGRESS $/H", "GREATEST LOAD"];
+    let mut text = format!("{}\n\n{}", report.scenario, output::table(&head, &measured));
+    let names: Vec<String> = report.measured.iter().map(|one| one.planner.to_uppercase()).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let classes = |one: &Measured| -> Vec<(String, String)> {
+        let cell = |class: &MeasuredClass| (class.to.clone(), format!("{:.1}", class.mean_ms));
+        one.classes.iter().map(cell).collect()
     };
-    let pairs = |one: &Figures| -> Vec<(String, String)> {
+    let pairs = |one: &Measured| -> Vec<(String, String)> {
         let pair = |pair: &EgressFigures| {
             (format!("{} → {}", pair.from, pair.to), format!("{:.2}", pair.dollars * HOUR))
         };
         one.pairs.iter().map(pair).collect()
     };
-    let pools = |one: &Figures| -> Vec<(String, String)> {
-        let pool = |pool: &PoolFigures| {
+    let pools = |one: &Measured| -> Vec<(String, String)> {
+        let pool = |pool: &MeasuredPool| {
             (format!("{} {}", pool.service, pool.region), format!("{:.0} %", pool.load * 100.0))
         };
         one.pools.iter().map(pool).collect()
     };
-    text += &compare("MS TO", &names, report, classes);
-    text += &compare("EGRESS $/H", &names, report, pairs);
-    text += &compare("LOAD OF", &names, report, pools);
-    text + "\n"
+    text += &compare("MS TO", &names, &report.measured, classes);
+    text += &compare("EGRESS $/H", &names, &report.measured, pairs);
+    text += &compare("LOAD OF", &names, &report.measured, pools);
+    let predicted = report.planners.iter().map(summary).collect::<Vec<_>>();
+    let head = ["IN A STEADY STATE", "MEAN MS", "EGRESS $/H", "GREATEST LOAD", "GAP"];
+    text + &format!("\n{}\n", output::table(&head, &predicted))
+}
+
+fn measured_row(one: &Measured) -> Vec<String> {
+    let failed = (one.failed + one.dropped) as f64 / one.calls.max(1) as f64;
+    vec![
+        one.planner.clone(),
+        format!("{:.1}", one.mean_ms),
+        format!("{:.1}", one.predicted_ms),
+        format!("{:.1}", one.p50_ms),
+        format!("{:.1}", one.p99_ms),
+        format!("{:.2} %", failed * 100.0),
+        format!("{:.2}", one.egress * HOUR),
+        format!("{:.0} %", one.greatest_load * 100.0),
+    ]
 }
 
 fn summary(one: &Figures) -> Vec<String> {
@@ -73,11 +106,11 @@ fn summary(one: &Figures) -> Vec<String> {
 /// A table with a row for each thing that any planner has figures of, and a column for each planner.
 fn compare(
     what: &str,
-    names: &[String],
-    report: &Report,
-    cells: impl Fn(&Figures) -> Vec<(String, String)>,
+    names: &[&str],
+    measured: &[Measured],
+    cells: impl Fn(&Measured) -> Vec<(String, String)>,
 ) -> String {
-    let columns: Vec<Vec<(String, String)>> = report.planners.iter().map(cells).collect();
+    let columns: Vec<Vec<(String, String)>> = measured.iter().map(cells).collect();
     let mut keys: Vec<&String> = Vec::new();
     for (key, _) in columns.iter().flatten() {
         if !keys.contains(&key) {
@@ -95,6 +128,6 @@ fn compare(
         std::iter::once((*key).clone()).chain(cells).collect::<Vec<_>>()
     };
     let rows: Vec<Vec<String>> = keys.iter().map(row).collect();
-    let head: Vec<&str> = std::iter::once(what).chain(names.iter().map(String::as_str)).collect();
+    let head: Vec<&str> = std::iter::once(what).chain(names.iter().copied()).collect();
     format!("\n{}", output::table(&head, &rows))
 }

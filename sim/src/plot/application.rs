@@ -1,0 +1,43 @@
+use super::Plot;
+use crate::application::Measured;
+
+/// Mean latency of client calls over time, a line for each planner.
+pub fn latency_over_time(name: &str, measured: &[Measured]) -> String {
+    let windows = measured.iter().flat_map(|one| &one.windows);
+    let end = windows.clone().map(|window| window.at).fold(1.0, f64::max);
+    // The start of an overload can take seconds, and what follows would be flat.
+    let mut means: Vec<f64> = windows.map(|window| window.mean_ms).collect();
+    means.sort_by(f64::total_cmp);
+    let usual = means.get(means.len() * 9 / 10).copied().unwrap_or(1.0);
+    let axes = ((0.0, end, "seconds"), (0.0, 1.5 * usual.max(1.0), "mean milliseconds of a client's call"));
+    let mut plot = Plot::new(&format!("{name}: latency over time"), axes.0, axes.1);
+    let mut legend = Vec::new();
+    for (n, one) in measured.iter().enumerate() {
+        let line = one.windows.iter().map(|window| match window.calls {
+            0 => (window.at, f64::NAN),
+            _ => (window.at, window.mean_ms),
+        });
+        plot.line(line, Plot::colour(n), 2.0, 0.8);
+        legend.push((one.planner.clone(), Plot::colour(n)));
+    }
+    plot.legend(&legend);
+    plot.finish()
+}
+
+/// Mean latency over load, a line for each planner: its name, and loads with milliseconds.
+pub fn latency_over_load(title: &str, load: &str, lines: &[(String, Vec<(f64, f64)>)]) -> String {
+    let points = || lines.iter().flat_map(|(_, points)| points);
+    let (from, to) = points().fold((f64::MAX, f64::MIN), |(a, b), (x, _)| (a.min(*x), b.max(*x)));
+    let mut means: Vec<f64> = points().map(|(_, ms)| *ms).collect();
+    means.sort_by(f64::total_cmp);
+    let usual = means.get(means.len() * 3 / 4).copied().unwrap_or(1.0);
+    let axes = ((from, to, load), (0.0, 2.0 * usual.max(1.0), "mean milliseconds of a client's call"));
+    let mut plot = Plot::new(title, axes.0, axes.1);
+    let mut legend = Vec::new();
+    for (n, (name, points)) in lines.iter().enumerate() {
+        plot.line(points.iter().copied(), Plot::colour(n), 2.0, 0.8);
+        legend.push((name.clone(), Plot::colour(n)));
+    }
+    plot.legend(&legend);
+    plot.finish()
+}
