@@ -24,6 +24,7 @@ mod roles;
 mod routers;
 mod shards;
 mod te;
+mod te_app;
 mod tls;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -54,6 +55,8 @@ enum Bench {
     Planner(Common),
     /// Plans of whole call graphs: time by size, beside SLATE's, and the gap to the optimum.
     Te(Common),
+    /// Simulated applications under the optimizer: latency and egress beside Waterfall, servers for the loss of a region.
+    TeApp(Common),
     /// A request through the proxy: CPU, throughput and latency beside Envoy, HAProxy and nginx.
     Proxy(proxy::ProxyArgs),
     /// A request of a program in a cgroup, sent by the kernel: CPU and latency beside the sidecar and no mesh.
@@ -94,6 +97,7 @@ fn main() -> ExitCode {
         Bench::Pick(common) => pick::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Planner(common) => planner::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Te(common) => te::run(common.quick).and_then(|report| finish(&report, &common)),
+        Bench::TeApp(common) => te_app::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Library(common) => library::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::CallReports(common) => {
             call_reports::run(common.quick).and_then(|report| finish(&report, &common))
