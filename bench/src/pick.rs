@@ -278,6 +278,7 @@ fn publish(known: &Known, records: &Records<'_>) {
         client_id: "bench",
         client: 7,
         requires_mtls: false,
+        authorizes_callers: false,
     };
     let upstream = ServiceTable::compile(&facts, known.endpoint_stats(), None);
     known.publish(ServiceState::Ready(ReadyService::new(upstream, Vec::new(), 1, None)));

@@ -146,6 +146,7 @@ pub fn run(data: &[u8]) {
         client_id: "",
         client: 0,
         requires_mtls: false,
+        authorizes_callers: false,
     };
     let upstream = ServiceTable::compile(&facts, &Default::default(), None);
     let Input { host, path, method, headers, grpc, .. } = &input;

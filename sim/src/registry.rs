@@ -250,6 +250,7 @@ impl Registry {
             client_id: "",
             client,
             requires_mtls: false,
+            authorizes_callers: false,
         }
     }
 }

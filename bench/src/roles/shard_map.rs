@@ -243,6 +243,7 @@ pub(super) async fn caller(dir: &Path, name: &str) -> Result<(), BoxError> {
         fallback_location: None,
         cache_dir: None,
         idle_timeout: fairmesh_calls::discovery::DEFAULT_IDLE_TIMEOUT,
+        authorizes_callers: false,
     });
     let subscription = resolver.subscription(&service()?);
     loop {

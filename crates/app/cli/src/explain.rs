@@ -259,6 +259,7 @@ async fn compile(connection: &Connection, name: &ServiceName, caller: &Caller) -
         client_id: &caller.name,
         client: caller.id,
         requires_mtls: view.has_trust_domain,
+        authorizes_callers: false,
     };
     let revisions = one.endpoints.iter().map(|endpoint| endpoint.revision);
     let policy = one.policy.as_ref().map(|policy| policy.revision);

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 use clap::Args;
 use fairmesh_calls::{
     Mesh,
-    forwarding::{with_event_loops, with_identities_only},
+    forwarding::{with_event_loops, with_identities_only, with_principals},
 };
 use fairmesh_console::{connect, failure::Failure, stop_signals};
 use fairmesh_gateway::GatewayConfig;
@@ -93,7 +93,7 @@ pub async fn run(args: GatewayArgs) -> Result<ExitCode, Failure> {
     let processors = || std::thread::available_parallelism().map_or(1, usize::from);
     let cores = args.cores.map_or_else(processors, usize::from);
     let client_id = args.client_id.clone().unwrap_or_else(|| format!("{}/gateway", host_name()));
-    let mesh = with_identities_only(with_event_loops(Mesh::builder(), cores))
+    let mesh = with_principals(with_identities_only(with_event_loops(Mesh::builder(), cores)))
         .transport(transport.clone())
         .agent(agent.clone())
         .client_id(client_id)

@@ -42,6 +42,9 @@ pub struct CompileInput<'a> {
     /// Whether calls need mutual TLS unless the policy says `mtls: permissive`. True if the mesh has a trust domain, as the
     /// caller knows from its identity or from the records.
     pub requires_mtls: bool,
+    /// Whether this process decides for its own callers whether they may call, as a gateway does. Others leave that to servers, and
+    /// keep no rules: their tables allow no caller.
+    pub authorizes_callers: bool,
 }
 
 impl CompileInput<'_> {

@@ -55,7 +55,7 @@ pub struct ServiceTable {
     /// Parallel to `targets`.
     statuses: Box<[EndpointStatus]>,
     policy: Policy,
-    /// Who may call, if the policy says so: for proxies that decide for servers. Most services have no rules.
+    /// Who may call, where this process decides for servers.
     authorization: Option<Arc<AuthorizationTable>>,
     protocol: Protocol,
     locality: RegionRanks,
@@ -168,7 +168,7 @@ impl ServiceTable {
     ) -> Self {
         let before = previous.map(|previous| &previous.routes);
         let routes = Routes::compile(&input.policy.routes, input.client_id, before);
-        let authorization = compile::authorization(input.policy);
+        let authorization = compile::authorization(input);
         compile::compile(input, endpoint_stats, previous, (routes, authorization))
     }
 
@@ -276,14 +276,17 @@ impl ServiceTable {
         }
     }
 
-    /// Whether the policy allows a caller this call; `default` decides where no rule does.
+    /// Whether the policy allows a caller this call; `default` decides where no rule does. A table that was compiled without
+    /// [rules](CompileInput::authorizes_callers) allows none.
     pub fn authorize(
         &self,
         request: &AuthorizationRequest<'_>,
         default: DefaultAuthorization,
     ) -> AuthorizationDecision<'_> {
-        let decided = self.authorization.as_ref().map(|table| table.decide(request));
-        decided.unwrap_or_else(|| AuthorizationDecision::by_default(default)).or_default(default)
+        let Some(table) = &self.authorization else {
+            return AuthorizationDecision::by_default(DefaultAuthorization::Deny);
+        };
+        table.decide(request).or_default(default)
     }
 
     /// The same for all calls of a connection whose requests are not read.
@@ -292,8 +295,10 @@ impl ServiceTable {
         caller: &CallerId,
         default: DefaultAuthorization,
     ) -> AuthorizationDecision<'_> {
-        let decided = self.authorization.as_ref().map(|table| table.decide_connection(Some(caller)));
-        decided.unwrap_or_else(|| AuthorizationDecision::by_default(default)).or_default(default)
+        let Some(table) = &self.authorization else {
+            return AuthorizationDecision::by_default(DefaultAuthorization::Deny);
+        };
+        table.decide_connection(Some(caller)).or_default(default)
     }
 
     /// Checks that routes of the service `from` may send calls here. Services of other tenants need the consent of this

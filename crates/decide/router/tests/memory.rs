@@ -89,6 +89,7 @@ fn compiled(name: &str) -> (Arc<EndpointStats>, Box<ServiceTable>) {
         client_id: "proxy",
         client: 1,
         requires_mtls: false,
+        authorizes_callers: false,
     };
     let slots = Arc::default();
     let table = Box::new(ServiceTable::compile(&input, &slots, None));
@@ -139,6 +140,7 @@ fn with_table(kind: ServiceKind) -> ServiceTable {
         client_id: "proxy",
         client: 1,
         requires_mtls: false,
+        authorizes_callers: false,
     };
     ServiceTable::compile(&input, &Arc::default(), None)
 }

@@ -52,6 +52,13 @@ pub fn with_identities_only(builder: MeshBuilder) -> MeshBuilder {
 
 /// Has this told of each plaintext connection over HTTP/1.1 that calls make, before its first request. The first such hook stays.
 pub fn on_connection(mesh: &Mesh, hook: impl Fn(&TcpStream) + Send + Sync + 'static) {
+/// Has calls made for [principals](Principal), which the policies of services have to allow. Without it, the policies' rules are not
+/// compiled, and each call for a principal is refused.
+#[must_use]
+pub fn with_principals(builder: MeshBuilder) -> MeshBuilder {
+    builder.authorizes_callers()
+}
+
     mesh.state.transport.connection_hook.set(hook);
 }
 

@@ -196,6 +196,7 @@ impl Fixture {
             fallback_location: None,
             cache_dir: Some(self.folder.path().join("state")),
             idle_timeout: fairmesh_calls::discovery::DEFAULT_IDLE_TIMEOUT,
+            authorizes_callers: false,
         });
         let subscription = resolver.subscription(&cart());
         Program { _resolver: resolver, subscription }

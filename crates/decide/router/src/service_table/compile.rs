@@ -159,12 +159,11 @@ fn without_routes(policy: &Policy) -> Policy {
     }
 }
 
-/// Who may call, if the policy has rules. The default of the mesh is not part of a policy: each decision has it as an argument.
-pub(super) fn authorization(policy: &Policy) -> Option<Arc<AuthorizationTable>> {
-    let compile = || {
-        Arc::new(AuthorizationTable::compile(policy, DefaultAuthorization::default(), Some(BTreeSet::new())))
-    };
-    policy.authorization.is_some().then(compile)
+/// Who may call, where this process decides that. The default of the mesh is not part of a policy: each decision has it as an argument.
+pub(super) fn authorization(input: &CompileInput<'_>) -> Option<Arc<AuthorizationTable>> {
+    let (default, no_checkers) = (DefaultAuthorization::default(), Some(BTreeSet::new()));
+    let compile = || Arc::new(AuthorizationTable::compile(input.policy, default, no_checkers));
+    input.authorizes_callers.then(compile)
 }
 
 /// Each instance once; the accepted endpoints come first, and their number is returned. A refused record never replaces an

@@ -39,6 +39,7 @@ struct Fleet {
     health: Verdicts,
     client: u64,
     requires_mtls: bool,
+    authorizes_callers: bool,
 }
 
 fn region(name: &str) -> Region {
@@ -69,6 +70,7 @@ impl Fleet {
             health: Verdicts::default(),
             client: 42,
             requires_mtls: false,
+            authorizes_callers: true,
         }
     }
 
@@ -108,6 +110,7 @@ impl Fleet {
             client_id: "web-1",
             client: self.client,
             requires_mtls: self.requires_mtls,
+            authorizes_callers: self.authorizes_callers,
         }
     }
 }

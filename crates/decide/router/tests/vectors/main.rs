@@ -164,6 +164,7 @@ impl Fleet {
             client_id: CLIENT_ID,
             client: CLIENT,
             requires_mtls: self.requires_mtls,
+            authorizes_callers: false,
         };
         self.compile_after_calls(&input)
     }

@@ -50,6 +50,7 @@ impl Routes {
             client_id: client,
             client: 1,
             requires_mtls: false,
+            authorizes_callers: false,
         };
         Self { table: ServiceTable::compile(&input, &Arc::new(EndpointStats::default()), None) }
     }

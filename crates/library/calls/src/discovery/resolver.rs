@@ -89,6 +89,7 @@ impl<T: EndpointTransport> Resolver<T> {
             transport: config.upstream.transport.clone(),
             has_trust_domain: false,
             clock,
+            authorizes_callers: config.authorizes_callers,
         };
         let maps = shard_maps::address(&config.upstream.addresses).map(|address| {
             let (commands, received) = mpsc::unbounded_channel();

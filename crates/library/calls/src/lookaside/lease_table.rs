@@ -92,6 +92,7 @@ impl LeaseTable {
             client_id,
             client: hash_text(client_id),
             requires_mtls,
+            authorizes_callers: false,
         };
         let upstream =
             ServiceTable::compile(&facts, subscription.endpoint_stats(), before.map(|ready| &ready.upstream));

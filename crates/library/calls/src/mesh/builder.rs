@@ -35,6 +35,7 @@ pub struct MeshBuilder {
     observer: Option<Arc<dyn Observer>>,
     event_loops: usize,
     identities_only: bool,
+    authorizes_callers: bool,
     idle_timeout: Option<Duration>,
 }
 
@@ -128,6 +129,12 @@ impl MeshBuilder {
     /// See [`with_identities_only`](crate::forwarding::with_identities_only).
     pub(crate) fn identities_only(mut self) -> Self {
         self.identities_only = true;
+        self
+    }
+
+    /// See [`with_principals`](crate::forwarding::with_principals).
+    pub(crate) fn authorizes_callers(mut self) -> Self {
+        self.authorizes_callers = true;
         self
     }
 
@@ -280,6 +287,7 @@ impl MeshBuilder {
             fallback_location,
             cache_dir,
             idle_timeout,
+            authorizes_callers: self.authorizes_callers,
         });
         let mut state = resolver.state();
         // Calls report whether it is connected.

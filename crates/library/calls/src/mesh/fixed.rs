@@ -266,6 +266,7 @@ fn resolver_config(client_id: &str, location: Location) -> ResolverConfig {
         fallback_location: None,
         cache_dir: None,
         idle_timeout: DEFAULT_IDLE_TIMEOUT,
+        authorizes_callers: false,
     }
 }
 

@@ -45,3 +45,18 @@ fn rules_of_policy_decide_and_survive_other_changes() {
     fleet.policy.authorization = None;
     assert!(permits(&fleet.compile(Some(&first)), &other, "GET", Allow));
 }
+
+#[test]
+fn table_without_compiled_rules_allows_no_caller() {
+    let fleet = Fleet { authorizes_callers: false, ..Fleet::replicated(&[("a", "eu")]) };
+    let (table, client) = (fleet.compile(None), caller("shop/client"));
+    assert!(!permits(&table, &client, "GET", DefaultAuthorization::Allow));
+    assert!(!table.authorize_connection(&client, DefaultAuthorization::Allow).permits());
+}
+
+#[test]
+fn caller_of_other_domain_is_not_allowed_by_default() {
+    let table = Fleet::replicated(&[("a", "eu")]).compile(None);
+    let stranger = CallerId::federated("spiffe://other/shop/client".parse().unwrap());
+    assert!(!permits(&table, &stranger, "GET", DefaultAuthorization::Allow));
+}

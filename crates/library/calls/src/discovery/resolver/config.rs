@@ -20,6 +20,8 @@ pub struct ResolverConfig {
     pub cache_dir: Option<PathBuf>,
     /// How long a service is followed that is not called and has no handle.
     pub idle_timeout: Duration,
+    /// Whether the caller decides for its own callers whether they may call.
+    pub authorizes_callers: bool,
 }
 
 /// How long a service without a handle is followed by default: programs that make a handle for each request keep

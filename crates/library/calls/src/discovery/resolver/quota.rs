@@ -175,6 +175,7 @@ mod tests {
             client_id: "web-1",
             client: 1,
             requires_mtls: false,
+            authorizes_callers: false,
         };
         ServiceTable::compile(&facts, &Arc::default(), before)
     }

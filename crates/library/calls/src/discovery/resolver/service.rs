@@ -156,6 +156,7 @@ impl<T: EndpointTransport> TrackedService<T> {
             client_id: &topology.client_id,
             client: topology.client,
             requires_mtls: topology.requires_mtls(),
+            authorizes_callers: topology.authorizes_callers,
         })
     }
 

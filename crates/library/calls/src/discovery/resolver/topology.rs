@@ -22,6 +22,8 @@ pub(super) struct Topology {
     pub(super) has_trust_domain: bool,
     /// The clock of the caller's picks, by which its own evidence is dated.
     pub(super) clock: Clock,
+    /// Whether the caller decides for its own callers whether they may call.
+    pub(super) authorizes_callers: bool,
 }
 
 impl Topology {
@@ -75,6 +77,7 @@ mod tests {
             transport: Transport::default(),
             has_trust_domain: false,
             clock: Clock::start(),
+            authorizes_callers: false,
         };
         let to = |pairs: &[(&str, u64)]| {
             let pair = |(name, ms): &(&str, u64)| {

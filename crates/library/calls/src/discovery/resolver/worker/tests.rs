@@ -94,6 +94,7 @@ fn rig_at(location: Option<Location>) -> Rig {
         transport: Default::default(),
         has_trust_domain: false,
         clock: Clock::start(),
+        authorizes_callers: false,
     };
     let registry = Arc::new(SubscriptionRegistry::new(events.clone()));
     let handle = Follower::spawn(upstream.clone(), EventSink(events.clone()));
@@ -105,6 +106,7 @@ fn rig_at(location: Option<Location>) -> Rig {
         fallback_location: Some(Location::in_region(Region::new("us").unwrap())),
         cache_dir: Some(folder.path().join("cache")),
         idle_timeout: DEFAULT_IDLE_TIMEOUT,
+        authorizes_callers: false,
     };
     let age = watch::Sender::default();
     let worker = Worker::new(WorkerParams { config, handle, registry, topology, age, maps: None });
