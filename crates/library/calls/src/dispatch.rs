@@ -34,6 +34,7 @@ use http::{Response, request::Parts};
 use tracing::{Instrument as _, Span};
 
 pub use self::{
+    authorize::AllowedCall,
     completed::CompletedCall,
     direct::{DirectBody, DirectClient},
     fast_path::{FastCall, SlowCall},

@@ -17,9 +17,13 @@ use crate::{
 pub use crate::{
     call::Principal,
     discovery::{RouteBackend, RouteBackendIndex},
-    dispatch::{CompletedCall, ConnectResult, DirectBody, DirectClient, FastCall, SentRequest, SlowCall},
+    dispatch::{
+        AllowedCall, CompletedCall, ConnectResult, DirectBody, DirectClient, FastCall, SentRequest, SlowCall,
+    },
     observe::CallInfo,
-    response_body::{BodyEnd, BodyObserver, end_with_status, foreign_body, hide_load_trailers, observe_body},
+    response_body::{
+        BodyEnd, BodyObserver, end_with_status, foreign_body, hide_load_trailers, hold_with_body, observe_body,
+    },
     service::exported_service::{ExportedEndpoint, ExportedService},
 };
 pub use fairmesh_connections::{ConnectionOwner, EndpointConnection, set_event_loop};
@@ -50,8 +54,6 @@ pub fn with_identities_only(builder: MeshBuilder) -> MeshBuilder {
     builder.identities_only()
 }
 
-/// Has this told of each plaintext connection over HTTP/1.1 that calls make, before its first request. The first such hook stays.
-pub fn on_connection(mesh: &Mesh, hook: impl Fn(&TcpStream) + Send + Sync + 'static) {
 /// Has calls made for [principals](Principal), which the policies of services have to allow. Without it, the policies' rules are not
 /// compiled, and each call for a principal is refused.
 #[must_use]
@@ -59,6 +61,8 @@ pub fn with_principals(builder: MeshBuilder) -> MeshBuilder {
     builder.authorizes_callers()
 }
 
+/// Has this told of each plaintext connection over HTTP/1.1 that calls make, before its first request. The first such hook stays.
+pub fn on_connection(mesh: &Mesh, hook: impl Fn(&TcpStream) + Send + Sync + 'static) {
     mesh.state.transport.connection_hook.set(hook);
 }
 

@@ -9,7 +9,7 @@ mod tunnel;
 
 pub(crate) use self::attempt_guard::AttemptGuard;
 pub use self::{
-    body::{Body, end_with_status, foreign_body, hide_load_trailers, observe_body},
+    body::{Body, end_with_status, foreign_body, hide_load_trailers, hold_with_body, observe_body},
     observer::{BodyEnd, BodyObserver},
     tunnel::Tunnel,
 };

@@ -5,7 +5,9 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use fairmesh_calls::{
     Body, BoxError, Fault, FaultKind, Region,
-    forwarding::{CallInfo, SentRequest, end_with_status, observe_body, send_noted},
+    forwarding::{
+        AllowedCall, CallInfo, SentRequest, end_with_status, hold_with_body, observe_body, send_noted,
+    },
 };
 use fairmesh_headers::{grpc_content_type, is_grpc};
 use fairmesh_metrics::{CallOutcome, known_method};
@@ -21,6 +23,7 @@ use crate::{
         origin::Origin,
         rewrite::{prepare_request, prepare_response, server_region},
     },
+    listen::connection_permit::ConnectionPermit,
     metrics::EdgeMetrics,
     observe::{
         observation::{CallEnd, Observation},
@@ -147,15 +150,16 @@ impl Forwarder {
         if let Some(trace) = observation.as_ref().and_then(|observation| observation.trace()) {
             parts.extensions.insert(trace.clone());
         }
-        let info = CallInfo::default();
+        let mut info = CallInfo::default();
         let sent = send_noted(&target.handle, Request::from_parts(parts, body), &info).await;
         let mut upgraded_region = None;
         let (mut response, fault) = match sent {
             Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 upgraded_region = server_region(&response).cloned();
                 let (head, body) = response.into_parts();
-                let (head, permit) = (Response::from_parts(head, ()), Arc::clone(&client_info.permit));
-                (self.tunnels.switch_protocols(head, (upgrade, body.into_tunnel()), hold(permit)), None)
+                let revoked = revoked(info.take_allowed(), Arc::clone(&client_info.permit));
+                let head = Response::from_parts(head, ());
+                (self.tunnels.switch_protocols(head, (upgrade, body.into_tunnel()), revoked), None)
             }
             Ok(mut response) => {
                 prepare_response(&mut response);
@@ -258,6 +262,14 @@ fn watch(
         (Some(observation), status_watch) => {
             observation.response_started(response, CallEnd { fault, call_info: info }, status_watch);
         }
+/// Resolves when the call that opened a connection would no longer be allowed. Holds the permit of the client's connection until then.
+async fn revoked(allowed: Option<Box<AllowedCall>>, permit: Arc<ConnectionPermit>) {
+    match allowed {
+        Some(allowed) => allowed.revoked().await,
+        None => hold(permit).await,
+    }
+}
+
         (None, Some(watch)) => observe_body(response.body_mut(), Arc::new(watch)),
         (None, None) => {}
     }

@@ -3,19 +3,31 @@
 use std::sync::Arc;
 
 use fairmesh_connections::{EndpointPool, Head};
-use fairmesh_router::AuthorizationRequest;
+use fairmesh_model::{DefaultAuthorization, ServiceName};
+use fairmesh_router::{AuthorizationDecision, AuthorizationRequest};
 use fairmesh_wire::LogLimiter;
-use http::Method;
+use http::{Method, header};
 
 use super::{context::DispatchContext, route::Routed};
 use crate::{
     call::{Call, Principal},
-    discovery::{DEFAULT_READY_TIMEOUT, ServiceState, wait_ready},
+    discovery::{DEFAULT_READY_TIMEOUT, ReadyService, ServiceState, Subscription, wait_ready},
     fault::{Fault, FaultKind},
 };
 
 /// Calls that are not allowed.
 static NOT_ALLOWED: LogLimiter = LogLimiter::new();
+
+/// A call that a policy allowed, to be judged anew while the connection that it opened lives on.
+#[derive(Debug)]
+pub struct AllowedCall {
+    principal: Arc<Principal>,
+    /// The service whose route leads to the target.
+    from: ServiceName,
+    target: Arc<Subscription<Arc<EndpointPool>>>,
+    method: Method,
+    path: String,
+}
 
 /// Refuses a call that the policy of its target does not allow its principal. Without a principal the server decides.
 ///
@@ -29,24 +41,38 @@ pub(super) async fn authorize(
     head: &Head,
     routed: Routed,
 ) -> Result<Routed, Fault> {
-    let Some(principal) = &dispatch.options.principal else { return Ok(routed) };
+    if dispatch.options.principal.is_none() {
+        return Ok(routed);
+    }
     drop(routed);
-    let target = call.target();
+    authorize_for(dispatch, call.target(), head).await?;
+    Ok(Routed { now: dispatch.handle.mesh.clock.now(), snapshot: call.snapshot() })
+}
+
+/// The same for a call of this target.
+///
+/// # Errors
+/// As [`authorize`].
+pub(super) async fn authorize_for(
+    dispatch: DispatchContext<'_>,
+    target: &Arc<Subscription<Arc<EndpointPool>>>,
+    head: &Head,
+) -> Result<(), Fault> {
+    let Some(principal) = &dispatch.options.principal else { return Ok(()) };
     let limits = [dispatch.start.limit, dispatch.options.timeout];
     let timeout = limits.into_iter().flatten().min().unwrap_or(DEFAULT_READY_TIMEOUT);
     let state = Box::pin(wait_ready(target, timeout)).await?;
     let ServiceState::Ready(ready) = &*state else {
         return Err(Fault::new(FaultKind::Unavailable, format!("{} is not known yet; retry", target.name())));
     };
-    // First, so that the rules of another tenant are not asked for callers that it does not consent to.
-    ready.upstream.accept_routes_from(dispatch.handle.subscription.name()).map_err(|error| {
-        Fault::new(FaultKind::from(&error), format!("{} does not accept the route", target.name()))
-    })?;
-    let default = *principal.default.borrow();
-    let decision = match head.method == Method::CONNECT {
-        true => ready.upstream.authorize_connection(&principal.caller, default),
-        false => ready.upstream.authorize(&asked(principal, head), default),
+    let from = dispatch.handle.subscription.name();
+    let asked = AuthorizationRequest {
+        caller: Some(&principal.caller),
+        method: head.method.as_str(),
+        path: head.path.as_str(),
     };
+    let default = *principal.default.borrow();
+    let decision = decide(ready, from, &asked, default)?;
     let (caller, name) = (principal.caller.as_str(), target.name());
     if !decision.is_allowed
         && let Some(suppressed) = NOT_ALLOWED.next()
@@ -57,15 +83,39 @@ pub(super) async fn authorize(
     if !decision.permits() {
         return Err(refused(caller, &name.to_string()));
     }
-    Ok(Routed { now: dispatch.handle.mesh.clock.now(), snapshot: call.snapshot() })
+    if head.headers.contains_key(header::UPGRADE) {
+        dispatch.call_info.note_allowed(AllowedCall {
+            principal: Arc::clone(principal),
+            from: from.clone(),
+            target: Arc::clone(target),
+            method: head.method.clone(),
+            path: head.path.as_str().to_owned(),
+        });
+    }
+    Ok(())
 }
 
-fn asked<'a>(principal: &'a Principal, head: &'a Head) -> AuthorizationRequest<'a> {
-    AuthorizationRequest {
-        caller: Some(&principal.caller),
-        method: head.method.as_str(),
-        path: head.path.as_str(),
-    }
+/// The decision of a service on a call by a route of the service `from`.
+///
+/// # Errors
+/// The service does not accept the route. That comes first, so that the rules of another tenant are not asked for callers that it does not
+/// consent to.
+fn decide<'a>(
+    ready: &'a ReadyService<Arc<EndpointPool>>,
+    from: &ServiceName,
+    asked: &AuthorizationRequest<'_>,
+    default: DefaultAuthorization,
+) -> Result<AuthorizationDecision<'a>, Fault> {
+    let table = &ready.upstream;
+    table.accept_routes_from(from).map_err(|error| {
+        Fault::new(FaultKind::from(&error), format!("{} does not accept the route", table.name()))
+    })?;
+    Ok(match asked.caller {
+        Some(caller) if asked.method == Method::CONNECT.as_str() => {
+            table.authorize_connection(caller, default)
+        }
+        _ => table.authorize(asked, default),
+    })
 }
 
 /// Without the rule, which may be of another tenant: the log has it.
@@ -74,4 +124,40 @@ fn refused(caller: &str, name: &str) -> Fault {
         "{name}: its policy does not allow the call of {caller}; 'fairmesh explain {name} --as CALLER' says why, and its operator can allow it"
     );
     Fault::new(FaultKind::Unauthorized, message)
+}
+
+impl AllowedCall {
+    /// Resolves when the call would no longer be allowed: by the policy of its target, by the mesh's default, or since the target is no
+    /// longer declared. The target is followed until then.
+    pub async fn revoked(&self) {
+        let mut default = self.principal.default.clone();
+        loop {
+            let state = self.target.state();
+            let applies = *default.borrow_and_update();
+            if !self.is_allowed(&state, applies) {
+                return;
+            }
+            tokio::select! {
+                () = self.target.changed(&state) => {}
+                // Its sender ends with the process.
+                Ok(()) = default.changed() => {}
+            }
+        }
+    }
+
+    fn is_allowed(&self, state: &ServiceState<Arc<EndpointPool>>, default: DefaultAuthorization) -> bool {
+        let asked = AuthorizationRequest {
+            caller: Some(&self.principal.caller),
+            method: self.method.as_str(),
+            path: &self.path,
+        };
+        match state {
+            ServiceState::Ready(ready) => {
+                decide(ready, &self.from, &asked, default).is_ok_and(|decision| decision.permits())
+            }
+            ServiceState::Unknown => false,
+            // The last decision holds until there are records.
+            ServiceState::Waiting | ServiceState::Unavailable(_) => true,
+        }
+    }
 }

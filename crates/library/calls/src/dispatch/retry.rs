@@ -58,7 +58,7 @@ impl FirstAttempt {
     }
 }
 
-/// Makes attempts with a pending request as it is.
+/// Authorizes a call without actions, and makes attempts with its pending request as it is.
 ///
 /// Boxed, as the largest part: every future around it is moved several times on its way to where it is polled.
 pub(super) fn execute_attempts<'a>(
@@ -69,10 +69,20 @@ pub(super) fn execute_attempts<'a>(
 ) -> CallFuture<'a> {
     Box::pin(async move {
         let routed = authorize(dispatch, call, &pending_request(pending)?.head, routed).await?;
-        let needs_copy = call.may_be_sent_twice(&routed.snapshot, dispatch.options);
-        let copy = RequestCopy::of(pending_request(pending)?, needs_copy);
-        retry_loop(dispatch, FirstAttempt::Undecided(routed), call, pending, copy.as_ref()).await
+        execute_allowed(dispatch, routed, call, pending).await
     })
+}
+
+/// Makes attempts with the pending request of a call that is allowed.
+pub(super) async fn execute_allowed(
+    dispatch: DispatchContext<'_>,
+    routed: Routed,
+    call: &mut Call<'_, Arc<EndpointPool>>,
+    pending: &mut PendingRequest,
+) -> Result<Response<Body>, Fault> {
+    let needs_copy = call.may_be_sent_twice(&routed.snapshot, dispatch.options);
+    let copy = RequestCopy::of(pending_request(pending)?, needs_copy);
+    retry_loop(dispatch, FirstAttempt::Undecided(routed), call, pending, copy.as_ref()).await
 }
 
 /// Makes attempts until one ends the call.

@@ -11,11 +11,11 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 
 use super::{
     CallFuture,
-    authorize::authorize,
+    authorize::authorize_for,
     context::{DispatchContext, NOTHING_SENT},
     mirror,
     request::{pending_request, route_view},
-    retry::execute_attempts,
+    retry::execute_allowed,
     route::Routed,
 };
 use crate::{
@@ -42,35 +42,44 @@ async fn execute_actions(
 ) -> Result<Response<Body>, Fault> {
     let (mesh, seed) = (&dispatch.handle.mesh, dispatch.start.seed);
     let Request { head, body, .. } = pending_request(pending)?;
-    if let Some(response) = direct_response(dispatch, actions, head) {
+    if let Some(response) = direct_response(dispatch, (actions, call), head).await? {
         return Ok(response);
     }
-    inject_delay(dispatch, actions, call).await?;
     rewrite(head, actions)?;
+    // With the rewritten path, as by its server. A call that is refused is neither delayed nor mirrored.
+    authorize_for(dispatch, call.target(), head).await?;
+    inject_delay(dispatch, actions, call).await?;
     if let Some(service) = actions.mirror(seed) {
-        // A call that is refused is not mirrored either.
-        authorize(dispatch, call, head, Routed { now: mesh.clock.now(), snapshot: call.snapshot() }).await?;
         mirror::send(dispatch, call, service, head, body);
     }
     let routed = Routed { now: mesh.clock.now(), snapshot: call.snapshot() };
-    let mut response = execute_attempts(dispatch, routed, call, pending).await?;
+    let mut response = execute_allowed(dispatch, routed, call, pending).await?;
     edit(response.headers_mut(), actions.response_headers());
     Ok(response)
 }
 
-/// The response of the route itself, without a server.
-pub(super) fn direct_response(
+/// The response of the route itself, without a server, to a call that is allowed. A redirect stands for the service of the route, and an
+/// injected fault for the target, which would get the rewritten path.
+///
+/// # Errors
+/// The call is not allowed, or its route rewrites it to an invalid one.
+pub(super) async fn direct_response(
     dispatch: DispatchContext<'_>,
-    actions: &RouteActions,
-    head: &Head,
-) -> Option<Response<Body>> {
-    let direct =
-        actions.direct_response(&route_view(head, &HeaderMapView(&head.headers)), dispatch.start.seed)?;
+    (actions, call): (&RouteActions, &Call<'_, Arc<EndpointPool>>),
+    head: &mut Head,
+) -> Result<Option<Response<Body>>, Fault> {
+    let direct = actions.direct_response(&route_view(head, &HeaderMapView(&head.headers)), dispatch.start.seed);
+    let Some(direct) = direct else { return Ok(None) };
+    let grpc = grpc_content_type(&head.headers);
     if let DirectResponse::Abort { .. } = direct {
+        rewrite(head, actions)?;
+        authorize_for(dispatch, call.target(), head).await?;
         dispatch.handle.count(|counters| &counters.injected_aborts);
         dispatch.call_info.note_abort();
+    } else {
+        authorize_for(dispatch, &dispatch.handle.subscription, head).await?;
     }
-    Some(response(direct, grpc_content_type(&head.headers)))
+    Ok(Some(response(direct, grpc)))
 }
 
 /// Injects the delay of the route, at most until the deadline.

@@ -8,7 +8,7 @@ use fairmesh_http::BoxError;
 use http::{Response, request::Parts};
 
 use super::{
-    authorize::authorize,
+    authorize::{authorize, authorize_for},
     classify::endpoint_name,
     context::{DispatchContext, NOTHING_SENT},
     counted,
@@ -16,7 +16,7 @@ use super::{
     pick::pick_endpoint,
     request::{route_view, take_head},
     route::{Routed, route},
-    route_actions,
+    route_actions::{direct_response, inject_delay},
 };
 use crate::{
     call::{AttemptOutcome, Call, CallStart, RetryDecision, nanos},
@@ -65,21 +65,24 @@ pub(crate) async fn open_tunnel(
     let opened = async {
         let (options, start) = begin(handle, &parts, call_info)?;
         let dispatch = DispatchContext { handle, options: &options.context, start, trace: None, call_info };
-        let head = take_head(handle, &mut parts)?;
+        let mut head = take_head(handle, &mut parts)?;
         if !allowed && !route_names_connect(dispatch, &head).await? {
             return Ok(ConnectResult::NotAllowed);
         }
         let mut call = Call::new(&handle.subscription);
         drop(route(dispatch, &mut call, &head).await?);
-        if let Some(actions) = call.actions().cloned() {
-            if let Some(response) = route_actions::direct_response(dispatch, &actions, &head) {
-                return Ok(ConnectResult::DirectResponse(response));
-            }
-            route_actions::inject_delay(dispatch, &actions, &call).await?;
+        let actions = call.actions().cloned();
+        if let Some(actions) = &actions
+            && let Some(response) = direct_response(dispatch, (actions, &call), &mut head).await?
+        {
+            return Ok(ConnectResult::DirectResponse(response));
+        }
+        authorize_for(dispatch, call.target(), &head).await?;
+        if let Some(actions) = &actions {
+            inject_delay(dispatch, actions, &call).await?;
         }
         // Time may have passed since it was routed: while the service was waited for, or by an injected delay.
         let routed = Routed { now: handle.mesh.clock.now(), snapshot: call.snapshot() };
-        let routed = authorize(dispatch, &call, &head, routed).await?;
         retry_loop(dispatch, &mut call, routed).await.map(ConnectResult::Tunnel)
     };
     counted(handle, opened).await

@@ -1,6 +1,9 @@
-use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::sync::{
+    OnceLock,
+    atomic::{AtomicU8, Ordering::Relaxed},
+};
 
-use crate::discovery::RouteBackendIndex;
+use crate::{discovery::RouteBackendIndex, dispatch::AllowedCall};
 
 const ABORT: u8 = 1;
 const DELAY: u8 = 2;
@@ -10,6 +13,7 @@ const DELAY: u8 = 2;
 pub struct CallInfo {
     route_backend: AtomicU8,
     injected: AtomicU8,
+    allowed: OnceLock<Box<AllowedCall>>,
 }
 
 impl CallInfo {
@@ -26,6 +30,15 @@ impl CallInfo {
             DELAY => Some("delay"),
             _ => Some("delay,abort"),
         }
+    }
+
+    /// Takes what allowed its principal to open a connection by an upgrade.
+    pub fn take_allowed(&mut self) -> Option<Box<AllowedCall>> {
+        self.allowed.take()
+    }
+
+    pub(crate) fn note_allowed(&self, allowed: AllowedCall) {
+        let _ = self.allowed.set(Box::new(allowed));
     }
 
     pub(crate) fn set_route_backend(&self, route_backend: RouteBackendIndex) {

@@ -31,6 +31,8 @@ pub struct Body {
     attempt: Option<AttemptGuard>,
     observer: PendingObserver,
     conclusion: TimeoutConclusion,
+    /// Dropped with the body.
+    held: Option<Box<dyn Send + Sync>>,
     /// Whether the load report in its trailers is not for its reader.
     hides_load: bool,
 }
@@ -43,7 +45,7 @@ impl Body {
 
     fn new(source: BodySource, attempt: Option<AttemptGuard>) -> Self {
         let (observer, conclusion) = (PendingObserver::default(), TimeoutConclusion::default());
-        Self { source, attempt, observer, conclusion, hides_load: false }
+        Self { source, attempt, observer, conclusion, held: None, hides_load: false }
     }
 
     /// The same body, whose faults have the status that a tonic client looks for.
@@ -214,6 +216,11 @@ pub fn end_with_status(response: &mut Response<Body>, has_trailers: bool) {
         }
         CallerProtocol::Grpc(_) | CallerProtocol::Http => TimeoutConclusion::Fault,
     };
+}
+
+/// Holds a value until the body is dropped, which is at the end of its response, such as a permit of a request in flight.
+pub fn hold_with_body(body: &mut Body, held: impl Send + Sync + 'static) {
+    body.held = Some(Box::new(held));
 }
 
 /// Removes the load report from the trailers of a response, for a reader outside the mesh.

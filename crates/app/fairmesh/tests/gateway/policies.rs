@@ -1,0 +1,71 @@
+//! Policies of services, as the gateway applies them for callers behind nodes.
+
+use fairmesh_test_support::eventually_async as until;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::mesh::{Mesh, VIRTUAL, serve_pod};
+
+fn get(path: &str) -> String {
+    format!("GET {path} HTTP/1.1\r\nhost: web\r\nconnection: close\r\n\r\n")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn route_answers_only_callers_that_its_policy_allows() {
+    let Some(mesh) = Mesh::start(serve_pod().await).await else { return };
+    let [client, web] = [mesh.identity("red", "red/client").await, mesh.identity("red", "red/web").await];
+    until("red reaches its web", async || {
+        mesh.call(&client, VIRTUAL, &get("/")).await.contains("red/web for")
+    })
+    .await;
+    for (path, status) in [("/moved", "308"), ("/injected", "418")] {
+        let answer = mesh.call(&client, VIRTUAL, &get(path)).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{path}: {answer}");
+        let answer = mesh.call(&web, VIRTUAL, &get(path)).await;
+        assert!(answer.starts_with("HTTP/1.1 403 "), "red/web is in no rule, {path}: {answer}");
+    }
+    // A fault names the service and its kind, and no address of a server.
+    let answer = mesh.call(&client, VIRTUAL, &get("/dropped")).await;
+    assert!(answer.starts_with("HTTP/1.1 502 ") && answer.contains("red/web: reset;"), "{answer}");
+    assert!(!answer.contains("127.0.0.1"), "{answer}");
+    let by_region =
+        "fairmesh_gateway_responses_total{tenant=\"red\",service=\"red/web\",region=\"eu\",class=\"2xx\"} ";
+    assert!(mesh.metric(by_region).await > 0, "responses are counted by tenant, service and region");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn upgraded_connection_ends_when_its_caller_is_no_longer_allowed() {
+    let Some(mesh) = Mesh::start(serve_pod().await).await else { return };
+    let client = mesh.identity("red", "red/client").await;
+    until("red reaches its web", async || {
+        mesh.call(&client, VIRTUAL, &get("/")).await.contains("red/web for")
+    })
+    .await;
+    let mut stream = mesh.open(&client, VIRTUAL).await.unwrap();
+    stream
+        .write_all(b"GET /echo HTTP/1.1\r\nhost: web\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\n")
+        .await
+        .unwrap();
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.unwrap());
+    }
+    assert!(head.starts_with(b"HTTP/1.1 101 "), "{}", String::from_utf8_lossy(&head));
+    // Another rule for the same caller changes nothing.
+    let policy = |from: &str| {
+        format!(
+            "{{kind: Policy, service: red/web, authorization: {{rules: [{{name: now, from: ['{from}']}}]}}}}"
+        )
+    };
+    mesh.cli(&["apply", "-f", "-"], &policy("red/client")).await.ok();
+    until("the new rule applies", async || {
+        mesh.call(&client, VIRTUAL, &get("/").replace("GET", "PUT")).await.contains("red/web for")
+    })
+    .await;
+    stream.write_all(b"tea").await.unwrap();
+    let mut echoed = [0; 3];
+    stream.read_exact(&mut echoed).await.unwrap();
+    assert_eq!(&echoed, b"tea");
+    mesh.cli(&["apply", "-f", "-"], &policy("red/other")).await.ok();
+    let ended = tokio::time::timeout(fairmesh_test_support::PATIENCE, stream.read(&mut echoed)).await;
+    assert!(!matches!(ended.expect("it stays open"), Ok(1..)), "nothing was sent");
+}
