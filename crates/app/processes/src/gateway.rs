@@ -128,3 +128,4 @@ fn limits(args: &GatewayArgs) -> Limits {
         ..Limits::default()
     }
 }
+        services_option: "--max-tenant-services",

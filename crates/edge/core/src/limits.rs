@@ -17,6 +17,8 @@ pub struct Limits {
     pub drain: Duration,
     /// Maximum number of services; each takes memory here and in the agent.
     pub services: usize,
+    /// The option that sets [`services`](Self::services), for messages.
+    pub services_option: &'static str,
     /// Time after its last call until a service is evicted. The mesh must drop it [shortly
     /// after](fairmesh_calls::MeshBuilder::idle_timeout).
     pub service_idle: Duration,
@@ -35,6 +37,7 @@ impl Default for Limits {
             tunnel_idle: Duration::from_secs(3600),
             drain: Duration::from_secs(25),
             services: 65_536,
+            services_option: "--max-services",
             service_idle: Duration::from_secs(600),
             handover_timeout: Duration::from_secs(15),
         }

@@ -113,7 +113,10 @@ impl Services {
             return Ok(Arc::clone(target));
         }
         if index.by_name.len() >= self.limits.services && !self.make_room(&mut index) {
-            return Err(HostError::TooManyServices { max: self.limits.services });
+            return Err(HostError::TooManyServices {
+                max: self.limits.services,
+                option: self.limits.services_option,
+            });
         }
         // A parsed name is valid.
         let handle =

@@ -1,4 +1,4 @@
-//! Enforces the maximum size of request bodies.
+//! Enforces what request bodies may have: their maximum size, and no trailers that claim an identity.
 
 use std::{
     pin::Pin,
@@ -12,6 +12,8 @@ use std::{
 use bytes::Bytes;
 use fairmesh_calls::BoxError;
 use http_body::{Body, Frame, SizeHint};
+
+use crate::forward::boundary::Boundary;
 
 /// No limit.
 pub const UNLIMITED: u64 = u64::MAX;
@@ -40,6 +42,7 @@ pub struct LimitedBody<B> {
     body: B,
     left: u64,
     too_long: ExceededFlag,
+    removes_claims: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -53,7 +56,12 @@ impl<B: Body> LimitedBody<B> {
         if body.size_hint().lower() > max {
             too_long.set();
         }
-        (Self { body, left: max, too_long: too_long.clone() }, too_long)
+        (Self { body, left: max, too_long: too_long.clone(), removes_claims: false }, too_long)
+    }
+
+    /// Removes trailers that claim an identity, where the proxy states who calls: some programs merge trailers into the headers.
+    pub(crate) fn without_claims(self, removes_claims: bool) -> Self {
+        Self { removes_claims, ..self }
     }
 }
 
@@ -71,7 +79,13 @@ where
         if self.too_long.is_set() {
             return Poll::Ready(Some(Err(BodyTooLarge.into())));
         }
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        let mut frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        if self.removes_claims
+            && let Some(Ok(frame)) = &mut frame
+            && let Some(trailers) = frame.trailers_mut()
+        {
+            Boundary::remove_claims(trailers);
+        }
         if let Some(Ok(frame)) = &frame
             && let Some(data) = frame.data_ref()
         {
@@ -95,9 +109,26 @@ where
 
 #[cfg(test)]
 mod tests {
+    use http::{HeaderMap, HeaderValue};
     use http_body_util::{BodyExt as _, Full, StreamBody};
 
     use super::*;
+
+    #[tokio::test]
+    async fn trailers_claim_no_identity_where_the_proxy_states_the_caller() {
+        let names = ["x-fairmesh-caller", "x_forwarded_client_cert", "x-checksum"];
+        let trailers: HeaderMap =
+            names.map(|name| (name.parse().unwrap(), HeaderValue::from_static("1"))).into_iter().collect();
+        for (removes_claims, left) in [(true, &names[2..]), (false, &names[..])] {
+            let trailers = std::future::ready(Some(Ok(trailers.clone())));
+            let body = Full::new(Bytes::from_static(b"tea")).with_trailers(trailers);
+            let (body, _) = LimitedBody::new(body, UNLIMITED);
+            let received = body.without_claims(removes_claims).collect().await.unwrap();
+            let kept: Vec<_> = received.trailers().unwrap().keys().map(|name| name.as_str()).collect();
+            assert_eq!(kept, left);
+            assert_eq!(received.to_bytes(), "tea");
+        }
+    }
 
     #[tokio::test]
     async fn bodies_are_limited_by_announced_and_by_actual_length() {

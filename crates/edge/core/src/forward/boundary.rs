@@ -31,8 +31,8 @@ impl Boundary {
         CLAIMS.iter().any(|claim| is_spelling_of(name, claim))
     }
 
-    /// Removes the claims of a client.
-    pub(crate) fn strip_request(headers: &mut HeaderMap) {
+    /// Removes the claims of a client, from headers or trailers.
+    pub(crate) fn remove_claims(headers: &mut HeaderMap) {
         remove_all_spellings(headers, &CLAIMS);
     }
 

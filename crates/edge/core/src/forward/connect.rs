@@ -35,9 +35,7 @@ enum TunnelRefusal {
     ByPrincipal,
     /// The target is not a service of this listener.
     NotServed,
-    TooManyServices {
-        max: usize,
-    },
+    TooManyServices(HostError),
 }
 
 /// The outcome of a request for a tunnel.
@@ -93,7 +91,7 @@ impl Forwarder {
                 if fault.kind() == FaultKind::UnknownService {
                     return self.refuse(&TunnelRefusal::not_served(client_info), &named);
                 }
-                (error_response::from_fault(&fault, None), Some(fault.kind()))
+                (client_info.fault_response(&fault, &target, None), Some(fault.kind()))
             }
         };
         let attempt = TunnelAttempt {
@@ -122,7 +120,7 @@ impl Forwarder {
             None => client_info.service_of_host(host).and_then(|name| self.services.by_name(&name)),
         };
         let target = target.map_err(|error| match error {
-            HostError::TooManyServices { max } => TunnelRefusal::TooManyServices { max },
+            HostError::TooManyServices { .. } => TunnelRefusal::TooManyServices(error),
             HostError::Missing | HostError::Malformed(_) | HostError::NotAService(_) => {
                 TunnelRefusal::not_served(client_info)
             }
@@ -164,7 +162,7 @@ impl Forwarder {
 
     /// The response to a refused request.
     fn refuse(&self, refusal: &TunnelRefusal, named: &str) -> Response<Body> {
-        let is_full = matches!(refusal, TunnelRefusal::TooManyServices { .. });
+        let is_full = matches!(refusal, TunnelRefusal::TooManyServices(_));
         increment(if is_full { &self.services.refused } else { &self.metrics.requests.unsupported });
         let (status, message) = refusal.status_and_message(named);
         let mut response = error_response::plain_text(status, message + "\n");
@@ -202,10 +200,7 @@ impl TunnelRefusal {
                      cart.shop:80 to reach shop/cart"
                 ),
             ),
-            Self::TooManyServices { max } => {
-                let error = HostError::TooManyServices { max: *max };
-                (StatusCode::SERVICE_UNAVAILABLE, error.to_string())
-            }
+            Self::TooManyServices(error) => (StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
         }
     }
 

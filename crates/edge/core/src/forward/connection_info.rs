@@ -9,6 +9,7 @@ use http::{Extensions, Response};
 use crate::{
     forward::boundary::Boundary,
     listen::connection_permit::ConnectionPermit,
+    forward::{error_response, request_limit::RequestLimit},
     services::{
         host_cache::HostCache,
         host_name::{self, HostError},
@@ -100,3 +101,32 @@ impl ConnectionInfo {
         }
     }
 }
+    /// The permit of a request, where the connection shares a limit.
+    ///
+    /// # Errors
+    /// The limit is reached.
+    pub(crate) fn enter_request(&self) -> Result<Option<OwnedSemaphorePermit>, Fault> {
+        self.request_limit.as_ref().map(|limit| limit.enter()).transpose()
+    }
+
+    /// The response to a call that failed. A principal learns the service and the kind: the message may name servers and addresses of
+    /// another tenant, and the log has it.
+    pub(crate) fn fault_response(
+        &self,
+        fault: &Fault,
+        target: &Target,
+        grpc: Option<HeaderValue>,
+    ) -> Response<Body> {
+        let Some(principal) = &self.principal else { return error_response::from_fault(fault, grpc) };
+        let (service, connection) = (target.handle.name(), principal.connection);
+        tracing::debug!(%service, %connection, caller = principal.caller.as_str(), %fault, "a call failed");
+        let kind = fault.kind().label();
+        let message = format!("{service}: {kind}; it is connection {connection} in the gateway's log");
+        let shown = Fault::new(fault.kind(), message);
+        let shown = match fault.retry_after() {
+            Some(wait) => shown.with_retry_after(wait),
+            None => shown,
+        };
+        error_response::from_fault(&shown, grpc)
+    }
+

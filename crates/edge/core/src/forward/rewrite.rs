@@ -16,7 +16,7 @@ pub(crate) fn prepare_request(parts: &mut Parts, client_info: &ConnectionInfo) {
         state_caller(&mut parts.headers, principal.caller.as_str());
     }
     if client_info.boundary.is_some() {
-        Boundary::strip_request(&mut parts.headers);
+        Boundary::remove_claims(&mut parts.headers);
     }
     hop_by_hop::set_forwarded_proto(&mut parts.headers, client_info.over_tls);
     loops::mark(&mut parts.headers);
@@ -29,7 +29,7 @@ pub(crate) fn prepare_request(parts: &mut Parts, client_info: &ConnectionInfo) {
 
 /// Says who calls, in place of all headers that could claim it.
 fn state_caller(headers: &mut HeaderMap, caller: &str) {
-    Boundary::strip_request(headers);
+    Boundary::remove_claims(headers);
     // SPIFFE ids are ASCII without controls.
     if let Ok(caller) = HeaderValue::try_from(caller) {
         headers.insert(CALLER, caller);

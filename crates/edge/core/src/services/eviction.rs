@@ -50,8 +50,8 @@ impl Services {
         if !room {
             tracing::warn!(
                 services = self.limits.services,
-                "the table of services is full, and all were called recently; raise --max-services, or run \
-                 another proxy"
+                option = self.limits.services_option,
+                "the table of services is full, and all were called recently; raise the option, or run another proxy"
             );
         }
         room

@@ -21,12 +21,13 @@ pub enum HostError {
     NotAService(String),
     /// The table of services is full.
     #[error(
-        "the proxy has reached its maximum of {max} services, all called recently; raise --max-services, or run \
-         another proxy for some of the clients"
+        "the maximum of {max} services is reached, all called recently; raise {option}, or have some of the clients use another one"
     )]
     TooManyServices {
         /// Maximum number of services.
         max: usize,
+        /// The option that sets it.
+        option: &'static str,
     },
 }
 
