@@ -54,6 +54,10 @@ pub struct GatewayArgs {
     /// Maximum size of a request body in bytes, or with a unit, such as 1MB; larger ones get a 413 response [default:
     /// unlimited].
     #[arg(long, value_name = "SIZE", value_parser = read_size)]
+    /// Maximum number of connections whose caller has not proved its identity; further ones wait. While half of them are taken, an address
+    /// has at most a sixteenth of them.
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    max_handshakes: usize,
     max_body: Option<u64>,
     /// The access log, to standard output.
     #[arg(long, value_enum, default_value_t, value_name = "FORM")]
@@ -111,6 +115,8 @@ pub async fn run(args: GatewayArgs) -> Result<ExitCode, Failure> {
         tenants: args.max_tenants,
         access_log: AccessLogConfig { form: args.access_log.into(), one_in: args.access_log_one_in },
     };
+        handshakes: args.max_handshakes,
+        tenant_requests: args.max_tenant_requests,
     fairmesh_gateway::run(config, mesh, shutdown).await.map_err(|error| Failure::stopped(&error))?;
     Ok(ExitCode::SUCCESS)
 }

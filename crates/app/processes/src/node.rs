@@ -40,7 +40,7 @@ pub struct NodeArgs {
     /// Log each connection when it ends: pod, addresses, bytes, and the id by which the gateway's access log names it.
     #[arg(long)]
     connection_log: bool,
-    /// Maximum number of connections, in both directions; further ones wait.
+    /// Maximum number of connections in each direction; further captured ones wait, and those of gateways are refused.
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     max_connections: usize,
     /// Time limit for open connections after SIGTERM, or once a successor serves.

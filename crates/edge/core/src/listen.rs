@@ -1,5 +1,6 @@
-//! What accepted connections have in common: sockets, event loops, permits, and the PROXY protocol.
+//! What accepted connections have in common: sockets, event loops, limits, and the PROXY protocol.
 
+pub mod accept;
 pub mod client_stream;
 pub mod connection_permit;
 pub mod cores;
@@ -7,5 +8,6 @@ pub mod first_bytes;
 pub mod proxy_header;
 pub mod socket;
 pub mod transparent;
+pub mod unidentified;
 
 pub use fairmesh_wire::proxy_protocol;

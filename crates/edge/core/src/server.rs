@@ -5,31 +5,28 @@ pub mod http;
 pub mod options;
 
 use std::{
-    future::poll_fn,
     net::SocketAddr,
     sync::{Arc, atomic::Ordering::Relaxed},
-    task::{Poll, ready},
-    time::Duration,
 };
 
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::sleep,
 };
-use tokio_util::{sync::PollSemaphore, task::TaskTracker};
+use tokio_util::task::TaskTracker;
 
 use crate::{
     counter::increment,
     forward::forwarder::Forwarder,
     limits::Limits,
-    listen::{connection_permit::ConnectionPermit, cores::Cores, socket},
+    listen::{
+        accept::{self, connection_limit},
+        connection_permit::ConnectionPermit,
+        cores::Cores,
+    },
     shutdown::Shutdown,
     tls::Tls,
 };
-
-/// Delay after a failed accept, as when file descriptors run out.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Shared by all listeners.
 #[derive(Debug)]
@@ -59,7 +56,7 @@ pub struct AcceptedConnection {
 impl ConnectionServer {
     /// A server without a certificate. `cores` serve the connections.
     pub fn new(forwarder: Arc<Forwarder>, shutdown: Arc<Shutdown>, cores: Cores, limits: Limits) -> Self {
-        let permits = Arc::new(Semaphore::new(limits.connections.clamp(1, Semaphore::MAX_PERMITS)));
+        let permits = connection_limit(limits.connections);
         Self { forwarder, permits, shutdown, cores, limits, tls: None }
     }
 
@@ -100,35 +97,13 @@ impl ConnectionServer {
         }
     }
 
-    /// Accepts the next connection once a permit is free. Connections beyond the limit stay in the accept queue, so
-    /// that clients see a slow connect and no error. Permits are granted to listeners in the order of waiting, and a
-    /// listener without clients holds none.
     async fn next_connection(
         &self,
         listener: &TcpListener,
     ) -> Option<(TcpStream, SocketAddr, OwnedSemaphorePermit)> {
-        let metrics = &self.forwarder.metrics;
-        if self.permits.available_permits() == 0 {
-            increment(&metrics.connections.accepts_delayed);
-        }
-        let mut permits = PollSemaphore::new(Arc::clone(&self.permits));
-        let accepted = poll_fn(|context| {
-            // The semaphore is never closed.
-            let Some(permit) = ready!(permits.poll_acquire(context)) else { return Poll::Ready(None) };
-            let accepted = ready!(listener.poll_accept(context));
-            Poll::Ready(Some(accepted.map(|(stream, caller)| (stream, socket::canonical(caller), permit))))
-        });
-        match accepted.await? {
-            Ok(accepted) => {
-                increment(&metrics.connections.accepted);
-                Some(accepted)
-            }
-            Err(error) => {
-                increment(&metrics.connections.accepts_delayed);
-                tracing::warn!(%error, "cannot accept; check the limit of open files");
-                sleep(ACCEPT_RETRY).await;
-                None
-            }
-        }
+        let metrics = &self.forwarder.metrics.connections;
+        let accepted = accept::next_connection(listener, &self.permits, &metrics.accepts_delayed).await?;
+        increment(&metrics.accepted);
+        Some(accepted)
     }
 }

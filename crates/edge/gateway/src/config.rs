@@ -24,6 +24,10 @@ pub struct GatewayConfig {
     pub limits: Limits,
     /// Maximum number of connections of all tenants; further ones wait in the accept queue.
     pub connections: usize,
+    /// Maximum number of connections whose caller has not proved its identity; further ones wait in the accept queue.
+    pub handshakes: usize,
+    /// Maximum number of requests of one tenant in flight; further ones are refused.
+    pub tenant_requests: usize,
     /// Maximum number of tenants whose connections are served; those of one more are refused.
     pub tenants: usize,
     /// Access log.

@@ -6,7 +6,10 @@ use fairmesh_calls::forwarding::Principal;
 use fairmesh_edge::{
     counter::increment,
     forward::connection_info::ConnectionInfo,
-    listen::{connection_permit::ConnectionPermit, proxy_header, proxy_protocol::Addresses, socket},
+    listen::{
+        connection_permit::ConnectionPermit, proxy_header, proxy_protocol::Addresses, socket,
+        unidentified::Unidentified,
+    },
     server::AcceptedConnection,
 };
 use fairmesh_listen::GuardedStream;
@@ -16,7 +19,7 @@ use fairmesh_wire::{
     transport::{SecureStream, Stream, Transport},
 };
 use futures_util::FutureExt as _;
-use tokio::{net::TcpStream, time::timeout};
+use tokio::{net::TcpStream, sync::Semaphore, time::timeout};
 
 use crate::{
     directory::Directory,
@@ -25,11 +28,11 @@ use crate::{
     tenants::{TenantServer, Tenants},
 };
 
-/// Time limit of a handshake: two round trips and a signature on a busy node.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit until the caller is known: a handshake of two round trips and a signature on a busy node, and the header.
+const IDENTIFY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Connections of tenants whose virtual addresses are not known.
-static NOT_KNOWN: LogLimiter = LogLimiter::new();
+/// Connections beyond the maximum of tenants, or of all tenants.
+static TOO_MANY: LogLimiter = LogLimiter::new();
 
 /// Serves the connections of nodes.
 #[derive(Debug)]
@@ -38,6 +41,9 @@ pub(crate) struct Connections {
     pub(crate) tenants: Tenants,
     pub(crate) directory: Directory,
     pub(crate) metrics: Arc<GatewayMetrics>,
+    pub(crate) unidentified: Arc<Unidentified>,
+    /// Permits of the connections of all tenants.
+    pub(crate) permits: Arc<Semaphore>,
     pub(crate) idle_timeout: Duration,
 }
 
@@ -53,25 +59,47 @@ impl Connections {
     /// Serves a connection until it ends. Long operations are boxed, since every connection would else reserve space for the largest.
     pub(crate) async fn serve(self: Arc<Self>, accepted: AcceptedConnection) {
         let AcceptedConnection { stream, caller: node, permit } = accepted;
+        let Some(place) = self.unidentified.enter(node.ip()) else { return socket::reset(stream) };
         // Fails only on a broken socket, which the first read reports.
         let _ = stream.set_nodelay(true);
         socket::set_user_timeout(&stream, self.idle_timeout);
-        let pod = match self.identify(stream).boxed().await {
+        let identified = timeout(IDENTIFY_TIMEOUT, self.identify(stream)).boxed().await;
+        let pod = match identified.unwrap_or_else(|late| Err(late.into())) {
             Ok(pod) => pod,
             Err(error) => {
                 increment(&self.metrics.refused_peers);
                 return tracing::debug!(%node, %error, "refused a connection");
             }
         };
-        let Some(tenant) = self.tenants.server_of(&pod.caller.tenant) else {
-            increment(&self.metrics.tenants_refused);
-            return tracing::warn!(tenant = %pod.caller.tenant, "refused a connection: --max-tenants are served already");
-        };
-        let Some(place) = tenant.enter() else {
-            return tracing::debug!(tenant = %pod.caller.tenant, "refused a connection at the limit of the tenant");
-        };
-        permit.hold(place);
+        let Some(tenant) = self.admit(&pod, &permit) else { return };
+        drop(place);
         self.serve_pod(pod, &tenant, permit).boxed().await;
+    }
+
+    /// Exchanges the permit of an unknown peer for one of its tenant and one of all tenants. That of the tenant comes first, so that a tenant
+    /// at its limit takes nothing from others.
+    fn admit(&self, pod: &PodStream, permit: &ConnectionPermit) -> Option<Arc<TenantServer>> {
+        let (name, connection) = (&pod.caller.tenant, pod.principal.connection);
+        let Some(tenant) = self.tenants.server_of(name) else {
+            increment(&self.metrics.tenants_refused);
+            if let Some(suppressed) = TOO_MANY.next() {
+                tracing::warn!(tenant = %name, suppressed, "refused a connection: --max-tenants are served already");
+            }
+            return None;
+        };
+        let Some(of_tenant) = tenant.enter() else {
+            tracing::debug!(tenant = %name, %connection, "refused a connection at the limit of the tenant");
+            return None;
+        };
+        let Ok(of_all) = Arc::clone(&self.permits).try_acquire_owned() else {
+            increment(&self.metrics.refused_connections);
+            if let Some(suppressed) = TOO_MANY.next() {
+                tracing::warn!(tenant = %name, suppressed, "refused a connection: --max-connections are open already");
+            }
+            return None;
+        };
+        permit.exchange(of_all, of_tenant);
+        Some(tenant)
     }
 
     /// Serves a connection of a pod whose tenant has room for it. It is HTTP, whatever its bytes are: bytes that are carried unread could
@@ -80,13 +108,16 @@ impl Connections {
         let PodStream { stream, caller, principal, addresses } = pod;
         let Ok(service) = self.directory.service_at(&caller.tenant, addresses.destination).await else {
             increment(&self.metrics.unrouted);
-            if let Some(suppressed) = NOT_KNOWN.next() {
-                tracing::warn!(tenant = %caller.tenant, suppressed, "closed a connection: the tenant's virtual addresses are not known yet");
+            if let Some(suppressed) = tenant.log.next() {
+                let connection = principal.connection;
+                tracing::warn!(tenant = %caller.tenant, %connection, suppressed, "closed a connection: the tenant's virtual addresses are not known yet");
             }
             return;
         };
         // It holds the permit until the connection ends.
-        let info = ConnectionInfo::new(addresses.source, service, permit).of_principal(principal);
+        let info = ConnectionInfo::new(addresses.source, service, permit)
+            .of_principal(principal)
+            .within(Arc::clone(&tenant.requests));
         tenant.server.serve_http(stream, info, PodConnection).boxed().await;
     }
 
@@ -94,7 +125,7 @@ impl Connections {
     /// things of that tenant alone.
     async fn identify(&self, stream: TcpStream) -> io::Result<PodStream> {
         let accepting = self.transport.accept(GuardedStream::outgoing(Stream::Tcp(stream)));
-        let (stream, _) = timeout(HANDSHAKE_TIMEOUT, accepting).await??.into_parts();
+        let (stream, _) = accepting.await?.into_parts();
         let Stream::Tls(mut stream) = stream else { return Err(io::Error::other("it is not secured")) };
         let (id, caller) = match stream.peer() {
             Identity::Spiffe(id) => match id.path.clone() {

@@ -24,6 +24,8 @@ pub(crate) struct GatewayMetrics {
     pub(crate) refused_peers: AtomicU64,
     /// Connections of tenants beyond the maximum.
     pub(crate) tenants_refused: AtomicU64,
+    /// Connections beyond the maximum of all tenants.
+    pub(crate) refused_connections: AtomicU64,
     /// Connections of tenants whose virtual addresses are not known yet.
     pub(crate) unrouted: AtomicU64,
 }
@@ -44,6 +46,16 @@ static TENANT_SERIES: &[(&str, &str, TenantSeries)] = &[
         "tenant_connections_refused",
         "Connections refused at the limit of the tenant",
         (Kind::Counter, |tenant| tenant.refused.load(Relaxed)),
+    ),
+    (
+        "tenant_requests_in_flight",
+        "Requests in flight by tenant",
+        (Kind::Gauge, |tenant| tenant.requests.in_flight()),
+    ),
+    (
+        "tenant_requests_refused",
+        "Requests refused at the limit of the tenant",
+        (Kind::Counter, |tenant| tenant.requests.refused()),
     ),
     (
         "tenant_services",
@@ -68,6 +80,16 @@ pub(crate) fn register(registry: &mut Registry, connections: &Arc<Connections>) 
         ),
         ("tenants_refused", "Connections of tenants beyond the maximum of tenants", &metrics.tenants_refused),
         (
+            "connections_refused",
+            "Connections refused at the maximum of all tenants",
+            &metrics.refused_connections,
+        ),
+        (
+            "handshakes_refused",
+            "Connections refused since their address had its share of unfinished handshakes",
+            &connections.unidentified.refused,
+        ),
+        (
             "connections_unrouted",
             "Connections of tenants whose virtual addresses are not known yet",
             &metrics.unrouted,
@@ -75,6 +97,8 @@ pub(crate) fn register(registry: &mut Registry, connections: &Arc<Connections>) 
     ] {
         registry.counter(name, help, counter);
     }
+    let help = "Connections whose caller has not proved its identity";
+    registry.gauge("handshakes_open", help, connections.unidentified.open());
     metrics.edge.connections.register(registry);
     let tenants = connections.tenants.all();
     for (name, help, (kind, value)) in TENANT_SERIES {

@@ -19,7 +19,7 @@ use fairmesh_edge::{
     forward::forwarder::Forwarder,
     lifecycle::succession::{Ended, Stop, Succession, SuccessionError},
     limits::Limits,
-    listen::cores::Cores,
+    listen::{accept::connection_limit, cores::Cores, unidentified::Unidentified},
     observe::observer::{ObserverConfig, RequestObserver},
     server::ConnectionServer,
     services::Services,
@@ -111,7 +111,7 @@ impl Gateway {
         let metrics = Arc::new(GatewayMetrics::default());
         let cores = Cores::start(config.cores);
         let cores = cores.map_err(|source| GatewayError::Cores { count: config.cores, source })?;
-        let limits = Limits { connections: config.connections, ..config.limits };
+        let limits = Limits { connections: config.handshakes, ..config.limits };
         let tunnels = Tunnels::new(limits, Arc::clone(&metrics.edge), Arc::clone(&shutdown), tasks.clone());
         // It accepts only, and forwards nothing: no service is known before the tenant is.
         let none = Services::start(mesh.clone(), limits);
@@ -133,6 +133,8 @@ impl Gateway {
             idle_timeout: config.limits.idle_timeout,
         };
         Ok(Self {
+            unidentified: Unidentified::new(config.handshakes),
+            permits: connection_limit(config.connections),
             server: Arc::new(server),
             connections: Arc::new(connections),
             observer,

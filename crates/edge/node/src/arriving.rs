@@ -7,12 +7,19 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_edge::{counter::increment, listen::proxy_header};
+use fairmesh_edge::{
+    counter::increment,
+    listen::{proxy_header, socket},
+};
 use fairmesh_listen::GuardedStream;
 use fairmesh_model::{Identity, MeshRole, SpiffeId, SpiffePath};
 use fairmesh_server::identity_of;
 use fairmesh_wire::transport::Stream;
-use tokio::{net::TcpStream, time::timeout};
+use tokio::{
+    net::TcpStream,
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
 
 use crate::{
     forwarded::{Direction, Forwarded},
@@ -30,6 +37,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 pub(crate) struct Arriving {
     pub(crate) listener: Arc<NodeListener>,
     pub(crate) metrics: Arc<NodeMetrics>,
+    /// Permits of gateways' connections, on all listeners.
+    pub(crate) permits: Arc<Semaphore>,
     pub(crate) idle_timeout: Duration,
     pub(crate) logs: bool,
 }
@@ -41,22 +50,28 @@ struct NotForwarded<'a> {
 }
 
 impl Arriving {
-    /// Forwards a connection until it ends.
-    pub(crate) async fn serve(&self, stream: TcpStream, peer: SocketAddr) {
+    /// Forwards a connection until it ends. `handshake` is its permit until its peer is known.
+    pub(crate) async fn serve(&self, stream: TcpStream, peer: SocketAddr, handshake: OwnedSemaphorePermit) {
+        let Some(place) = self.metrics.unidentified.enter(peer.ip()) else { return socket::reset(stream) };
         // Fails only on a broken socket, which the first read reports.
         let _ = stream.set_nodelay(true);
-        if let Err(NotForwarded { counter, error }) = self.forward(stream).await {
+        if let Err(NotForwarded { counter, error }) = self.forward(stream, (handshake, place)).await {
             increment(counter);
             tracing::debug!(%peer, %error, service = %self.listener.service, "a connection did not reach its pod");
         }
     }
 
-    async fn forward(&self, stream: TcpStream) -> Result<(), NotForwarded<'_>> {
-        let NodeMetrics { refused_peers, invalid_headers, .. } = &*self.metrics;
+    /// `unknown` is held until the peer has said which pod it connects to.
+    async fn forward<U: Send>(&self, stream: TcpStream, unknown: U) -> Result<(), NotForwarded<'_>> {
+        let NodeMetrics { refused_peers, invalid_headers, refused_connections, .. } = &*self.metrics;
         let mut gateway =
             self.accept(stream).await.map_err(|error| NotForwarded { counter: refused_peers, error })?;
         let header = proxy_header::read(&mut gateway, self.idle_timeout).await;
         let header = header.map_err(|error| NotForwarded { counter: invalid_headers, error })?;
+        let permit = Arc::clone(&self.permits).try_acquire_owned();
+        let _permit = permit
+            .map_err(|error| NotForwarded { counter: refused_connections, error: io::Error::other(error) })?;
+        drop(unknown);
         let found =
             header.addresses.and_then(|sent| Some((sent, self.listener.pods.get(&sent.destination)?)));
         let (sent, pod) = found.ok_or_else(|| NotForwarded {

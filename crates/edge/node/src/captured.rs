@@ -15,6 +15,7 @@ use fairmesh_edge::{
     listen::{socket, transparent::original_dst},
 };
 use fairmesh_wire::{
+    LogLimiter,
     proxy_protocol::{Addresses, ConnectionId, write_with_id},
     transport::Stream,
 };
@@ -26,6 +27,9 @@ use crate::{
     metrics::NodeMetrics,
     pods::{Pod, Pods},
 };
+
+/// Connections that no gateway accepts.
+static UNREACHABLE: LogLimiter = LogLimiter::new();
 
 /// Forwards captured connections.
 #[derive(Debug)]
@@ -82,7 +86,9 @@ impl Captured {
             }
             Err(error) => {
                 increment(&pod.metrics.unreachable);
-                tracing::warn!(service = %pod.service, %destination, %connection, %error, "no gateway accepts a connection");
+                if let Some(suppressed) = UNREACHABLE.next() {
+                    tracing::warn!(service = %pod.service, %destination, %connection, %error, suppressed, "no gateway accepts a connection");
+                }
                 socket::reset(stream);
             }
         }

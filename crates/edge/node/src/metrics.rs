@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use fairmesh_edge::metrics::EdgeMetrics;
+use fairmesh_edge::{listen::unidentified::Unidentified, metrics::EdgeMetrics};
 use fairmesh_metrics::Register as _;
 use prometheus_client::registry::Registry;
 
@@ -26,14 +26,34 @@ pub(crate) struct PodMetrics {
 }
 
 /// Counters of the node, for connections of no pod.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct NodeMetrics {
+    /// Connections whose peer has not proved to be a gateway.
+    pub(crate) unidentified: Arc<Unidentified>,
+    /// Accepts that waited for a permit or a file descriptor.
+    pub(crate) accepts_delayed: AtomicU64,
+    /// Connections of gateways beyond the maximum.
+    pub(crate) refused_connections: AtomicU64,
     /// Captured connections whose source is no pod, or that were not redirected.
     pub(crate) unknown_sources: AtomicU64,
     /// Connections of peers that are no gateway, or whose handshake failed.
     pub(crate) refused_peers: AtomicU64,
     /// Connections of gateways without a valid header, or with one that names no pod of the listener.
     pub(crate) invalid_headers: AtomicU64,
+}
+
+impl NodeMetrics {
+    pub(crate) fn new(unidentified: Arc<Unidentified>) -> Self {
+        let zero = || AtomicU64::new(0);
+        Self {
+            unidentified,
+            accepts_delayed: zero(),
+            refused_connections: zero(),
+            unknown_sources: zero(),
+            refused_peers: zero(),
+            invalid_headers: zero(),
+        }
+    }
 }
 
 impl PodMetrics {
@@ -60,6 +80,21 @@ pub(crate) fn register(registry: &mut Registry, node: &NodeMetrics, pods: &Pods)
             "headers_refused",
             "Connections of gateways whose PROXY protocol header names no pod there",
             &node.invalid_headers,
+        ),
+        (
+            "connections_refused",
+            "Connections of gateways refused at the maximum of connections",
+            &node.refused_connections,
+        ),
+        (
+            "handshakes_refused",
+            "Connections for pods refused since their address had its share of unfinished handshakes",
+            &node.unidentified.refused,
+        ),
+        (
+            "accepts_delayed",
+            "Accepts delayed by the maximum of connections or of descriptors",
+            &node.accepts_delayed,
         ),
     ] {
         registry.counter(name, help, counter);

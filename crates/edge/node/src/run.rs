@@ -11,7 +11,11 @@ use std::{
 
 use fairmesh_edge::{
     lifecycle::succession::{Ended, Stop, Succession, SuccessionError},
-    listen::transparent::set_transparent,
+    listen::{
+        accept::{connection_limit, next_connection},
+        transparent::set_transparent,
+        unidentified::Unidentified,
+    },
     shutdown::Shutdown,
 };
 use fairmesh_listen::Listeners;
@@ -19,7 +23,7 @@ use fairmesh_model::Invalid;
 use fairmesh_pages::AdminServer;
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
+    sync::{OwnedSemaphorePermit, Semaphore},
     time::sleep,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -37,8 +41,8 @@ use crate::{
 
 /// How often a node without a certificate looks for it.
 const READY_INTERVAL: Duration = Duration::from_millis(100);
-/// Delay after a failed accept, as when file descriptors run out.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// Maximum number of connections whose peer has not proved to be a gateway. Few gateways connect, and they keep their connections.
+const MAX_HANDSHAKES: usize = 1024;
 
 /// Why a node cannot run.
 #[derive(Debug, thiserror::Error)]
@@ -95,7 +99,24 @@ struct Node {
     pods: Arc<Pods>,
     metrics: Arc<NodeMetrics>,
     ends: Ends,
-    permits: Arc<Semaphore>,
+    permits: Permits,
+}
+
+/// Permits of connections by their direction, so that neither takes those of the other, and strangers take none.
+struct Permits {
+    /// Of captured ones.
+    captured: Arc<Semaphore>,
+    /// Of peers that have not proved to be gateways.
+    handshakes: Arc<Semaphore>,
+    /// Of gateways.
+    arriving: Arc<Semaphore>,
+}
+
+impl Permits {
+    fn new(connections: usize) -> Self {
+        let [captured, arriving] = [(); 2].map(|()| connection_limit(connections));
+        Self { captured, handshakes: connection_limit(MAX_HANDSHAKES), arriving }
+    }
 }
 
 impl Node {
@@ -103,8 +124,8 @@ impl Node {
         let (shutdown, connections) = (Arc::new(Shutdown::default()), TaskTracker::new());
         let ends = Ends { limits: config.limits, shutdown, connections };
         let pods = Arc::new(Pods::new(config.pods.clone(), &ends));
-        let permits = Arc::new(Semaphore::new(config.limits.connections.clamp(1, Semaphore::MAX_PERMITS)));
-        Self { pods, metrics: Arc::default(), ends, permits }
+        let metrics = Arc::new(NodeMetrics::new(Unidentified::new(MAX_HANDSHAKES)));
+        Self { pods, metrics, ends, permits: Permits::new(config.limits.connections) }
     }
 
     async fn run(
@@ -177,50 +198,49 @@ impl Node {
             logs: config.logs_connections,
             ids: ConnectionIds::new(),
         });
-        accepting.spawn(self.accept_on(capture, move |stream, peer| {
+        accepting.spawn(self.accept_on((capture, &self.permits.captured), move |stream, peer, permit| {
             let captured = Arc::clone(&captured);
-            async move { captured.serve(stream, peer).await }
+            async move {
+                captured.serve(stream, peer).await;
+                drop(permit);
+            }
         }));
         for (listener, of) in listeners.into_iter().zip(&self.pods.listeners) {
             let arriving = Arc::new(Arriving {
                 listener: Arc::clone(of),
                 metrics: Arc::clone(&self.metrics),
+                permits: Arc::clone(&self.permits.arriving),
                 idle_timeout: config.limits.idle_timeout,
                 logs: config.logs_connections,
             });
-            accepting.spawn(self.accept_on(listener, move |stream, peer| {
-                let arriving = Arc::clone(&arriving);
-                async move { arriving.serve(stream, peer).await }
-            }));
+            accepting.spawn(self.accept_on(
+                (listener, &self.permits.handshakes),
+                move |stream, peer, permit| {
+                    let arriving = Arc::clone(&arriving);
+                    async move { arriving.serve(stream, peer, permit).await }
+                },
+            ));
         }
     }
 
     /// Accepts connections within the limit until the shutdown starts. Those beyond it wait in the accept queue.
-    fn accept_on<S, F>(&self, listener: TcpListener, serve: S) -> impl Future<Output = ()> + Send + use<S, F>
+    fn accept_on<S, F>(
+        &self,
+        (listener, permits): (TcpListener, &Arc<Semaphore>),
+        serve: S,
+    ) -> impl Future<Output = ()> + Send + use<S, F>
     where
-        S: Fn(TcpStream, SocketAddr) -> F + Send + 'static,
+        S: Fn(TcpStream, SocketAddr, OwnedSemaphorePermit) -> F + Send + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
-        let (permits, ends) = (Arc::clone(&self.permits), self.ends.clone());
+        let (permits, ends, metrics) = (Arc::clone(permits), self.ends.clone(), Arc::clone(&self.metrics));
         async move {
             let stopped = ends.shutdown.started().clone();
             let accepting = async move {
                 loop {
-                    // The semaphore is never closed.
-                    let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
-                    match listener.accept().await {
-                        Ok((stream, peer)) => {
-                            let served =
-                                serve(stream, SocketAddr::new(peer.ip().to_canonical(), peer.port()));
-                            ends.connections.spawn(async move {
-                                let _permit = permit;
-                                served.await;
-                            });
-                        }
-                        Err(error) => {
-                            tracing::warn!(%error, "cannot accept; check the limit of open files");
-                            sleep(ACCEPT_RETRY).await;
-                        }
+                    let accepted = next_connection(&listener, &permits, &metrics.accepts_delayed).await;
+                    if let Some((stream, peer, permit)) = accepted {
+                        ends.connections.spawn(serve(stream, peer, permit));
                     }
                 }
             };

@@ -1,6 +1,6 @@
 //! The share of a connection in the connection limit.
 
-use std::sync::{Arc, OnceLock, atomic::Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError, atomic::Ordering::Relaxed};
 
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -11,11 +11,12 @@ use crate::{counter::increment, listen::cores::CoreGuard, metrics::EdgeMetrics};
 #[derive(Debug)]
 pub struct ConnectionPermit {
     metrics: Arc<EdgeMetrics>,
-    _permit: OwnedSemaphorePermit,
-    /// A permit of a further limit.
-    further: OnceLock<OwnedSemaphorePermit>,
+    held: Mutex<HeldPermits>,
     _core_guard: Option<CoreGuard>,
 }
+
+/// Permits of one limit, or of that of all connections and a further one.
+type HeldPermits = (OwnedSemaphorePermit, Option<OwnedSemaphorePermit>);
 
 impl ConnectionPermit {
     pub(crate) fn new(
@@ -24,13 +25,14 @@ impl ConnectionPermit {
         core_guard: Option<CoreGuard>,
     ) -> Self {
         increment(&metrics.connections.open);
-        let further = OnceLock::new();
-        Self { metrics: Arc::clone(metrics), _permit: permit, further, _core_guard: core_guard }
+        let held = Mutex::new((permit, None));
+        Self { metrics: Arc::clone(metrics), held, _core_guard: core_guard }
     }
 
-    /// Holds a permit of a further limit too, such as that of the client's tenant. The first one stays.
-    pub fn hold(&self, permit: OwnedSemaphorePermit) {
-        let _ = self.further.set(permit);
+    /// Holds permits of two other limits in place of that of the listener, such as those of all identified clients and of the client's
+    /// tenant.
+    pub fn exchange(&self, permit: OwnedSemaphorePermit, further: OwnedSemaphorePermit) {
+        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = (permit, Some(further));
     }
 }
 
