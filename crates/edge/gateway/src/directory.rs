@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
     time::Duration,
 };
 
@@ -35,6 +35,8 @@ type VirtualAddresses = BTreeMap<SocketAddr, BTreeSet<ServiceName>>;
 struct TenantRecords {
     addresses: BTreeMap<Tenant, VirtualAddresses>,
     of_services: BTreeMap<ServiceName, SocketAddr>,
+    /// The prefixes of the tenants that call.
+    followed: BTreeSet<Prefix>,
 }
 
 /// Follows the services of the tenants that call.
@@ -43,8 +45,7 @@ pub(crate) struct Directory {
     records: Arc<RwLock<TenantRecords>>,
     default: watch::Receiver<DefaultAuthorization>,
     /// The prefixes that have arrived, or are refused.
-    known: watch::Receiver<BTreeSet<Prefix>>,
-    followed: Mutex<BTreeSet<Tenant>>,
+    known: Arc<watch::Sender<BTreeSet<Prefix>>>,
     upstream: FollowerHandle,
     _acks: AbortOnDropHandle<()>,
 }
@@ -52,7 +53,7 @@ pub(crate) struct Directory {
 struct DirectorySink {
     records: Arc<RwLock<TenantRecords>>,
     default: watch::Sender<DefaultAuthorization>,
-    known: watch::Sender<BTreeSet<Prefix>>,
+    known: Arc<watch::Sender<BTreeSet<Prefix>>>,
     applied: watch::Sender<Option<Revision>>,
 }
 
@@ -61,9 +62,10 @@ impl Directory {
     pub(crate) fn follow(agent: Address, transport: Transport) -> Self {
         let records = Arc::<RwLock<TenantRecords>>::default();
         let (default, told) = watch::channel(DefaultAuthorization::default());
-        let (known, arrived) = watch::channel(BTreeSet::new());
+        let known = Arc::new(watch::Sender::default());
         let (applied, mut revisions) = watch::channel(None);
-        let sink = DirectorySink { records: Arc::clone(&records), default, known, applied };
+        let sink =
+            DirectorySink { records: Arc::clone(&records), default, known: Arc::clone(&known), applied };
         let config = FollowerConfig {
             addresses: vec![agent],
             transport,
@@ -81,7 +83,7 @@ impl Directory {
             }
         });
         let acks = AbortOnDropHandle::new(acks);
-        Self { records, default: told, known: arrived, followed: Mutex::default(), upstream, _acks: acks }
+        Self { records, default: told, known, upstream, _acks: acks }
     }
 
     /// What applies to services without rules, and its changes.
@@ -104,19 +106,40 @@ impl Directory {
         address: SocketAddr,
     ) -> Result<Option<ServiceName>, Elapsed> {
         let prefix = Prefix::tenant(tenant, RecordKind::Service);
-        let is_new = self.followed.lock().unwrap_or_else(PoisonError::into_inner).insert(tenant.clone());
-        if is_new {
-            self.upstream.subscribe(prefix.clone());
+        let is_followed = read(&self.records).followed.contains(&prefix);
+        if !is_followed {
+            // Under the lock, so that a tenant that is forgotten meanwhile is followed anew.
+            let mut records = write(&self.records);
+            if records.followed.insert(prefix.clone()) {
+                self.upstream.subscribe(prefix.clone());
+            }
         }
         timeout(FIRST_RECORDS_TIMEOUT, self.wait_known(prefix)).await?;
-        let records = self.records.read().unwrap_or_else(PoisonError::into_inner);
+        let records = read(&self.records);
         Ok(records.addresses.get(tenant).and_then(|addresses| addresses.get(&address)?.first().cloned()))
     }
 
-    async fn wait_known(&self, prefix: Prefix) {
-        // The sender lives in the follower, which lives in `self`.
-        let _ = self.known.clone().wait_for(|known| known.contains(&prefix)).await;
+    /// Follows a tenant no more.
+    pub(crate) fn forget(&self, tenant: &Tenant) {
+        let prefix = Prefix::tenant(tenant, RecordKind::Service);
+        let mut records = write(&self.records);
+        self.upstream.unsubscribe(&prefix);
+        self.known.send_if_modified(|known| known.remove(&prefix));
+        records.forget(tenant, &prefix);
     }
+
+    async fn wait_known(&self, prefix: Prefix) {
+        // The sender lives in `self`.
+        let _ = self.known.subscribe().wait_for(|known| known.contains(&prefix)).await;
+    }
+}
+
+fn read(records: &RwLock<TenantRecords>) -> RwLockReadGuard<'_, TenantRecords> {
+    records.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn write(records: &RwLock<TenantRecords>) -> RwLockWriteGuard<'_, TenantRecords> {
+    records.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn default_prefix() -> Prefix {
@@ -124,6 +147,13 @@ fn default_prefix() -> Prefix {
 }
 
 impl TenantRecords {
+    /// Removes all of a tenant.
+    fn forget(&mut self, tenant: &Tenant, prefix: &Prefix) {
+        self.followed.remove(prefix);
+        self.addresses.remove(tenant);
+        self.of_services.retain(|service, _| service.tenant != *tenant);
+    }
+
     /// Sets the virtual address of a service, or removes it.
     fn set(&mut self, service: &ServiceName, address: Option<SocketAddr>) {
         if let Some(before) = self.of_services.remove(service)
@@ -144,8 +174,12 @@ impl TenantRecords {
 }
 
 impl DirectorySink {
+    /// A change may arrive after its tenant was forgotten.
     fn set(&self, service: &ServiceName, address: Option<SocketAddr>) {
-        self.records.write().unwrap_or_else(PoisonError::into_inner).set(service, address);
+        let mut records = write(&self.records);
+        if records.followed.contains(&Prefix::tenant(&service.tenant, RecordKind::Service)) {
+            records.set(service, address);
+        }
     }
 }
 
@@ -171,7 +205,7 @@ impl Mirror for DirectorySink {
             self.default.send_replace(DefaultAuthorization::default());
         }
         let gone: Vec<ServiceName> = {
-            let records = self.records.read().unwrap_or_else(PoisonError::into_inner);
+            let records = read(&self.records);
             let is_gone = |service: &&ServiceName| {
                 let key = RecordKey::Service((*service).clone()).to_string();
                 snapshot.prefix.covers(&key) && !snapshot.holds(&key)
@@ -208,7 +242,8 @@ impl Mirror for DirectorySink {
     }
 
     fn mark_current(&mut self, prefix: &Prefix) {
-        self.known.send_if_modified(|known| known.insert(prefix.clone()));
+        let is_followed = *prefix == default_prefix() || read(&self.records).followed.contains(prefix);
+        self.known.send_if_modified(|known| is_followed && known.insert(prefix.clone()));
     }
 }
 
@@ -235,5 +270,19 @@ mod tests {
         assert_eq!(found(&records, "red"), Some("red/web".into()), "it moved");
         records.set(&name("red/web"), None);
         assert_eq!((found(&records, "red"), found(&records, "blue")), (None, Some("blue/web".into())));
+    }
+
+    #[test]
+    fn forgotten_tenant_leaves_nothing_and_takes_nothing_from_others() {
+        let mut records = TenantRecords::default();
+        let (red, blue) = (Tenant::new("red").unwrap(), Tenant::new("blue").unwrap());
+        let prefix = |tenant| Prefix::tenant(tenant, RecordKind::Service);
+        for (tenant, service) in [(&red, "red/web"), (&blue, "blue/web")] {
+            records.followed.insert(prefix(tenant));
+            records.set(&ServiceName::new(service).unwrap(), Some(([10, 96, 0, 1], 80).into()));
+        }
+        records.forget(&red, &prefix(&red));
+        assert_eq!(records.addresses.keys().collect::<Vec<_>>(), [&blue]);
+        assert_eq!((records.of_services.len(), records.followed), (1, BTreeSet::from([prefix(&blue)])));
     }
 }

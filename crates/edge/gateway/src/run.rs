@@ -5,7 +5,7 @@ use std::{
     io,
     net::SocketAddr,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
@@ -30,7 +30,7 @@ use fairmesh_listen::Listeners;
 use fairmesh_pages::AdminServer;
 use tokio::{
     net::TcpListener,
-    time::{Instant, sleep},
+    time::{Instant, MissedTickBehavior, interval, sleep},
 };
 use tokio_util::task::TaskTracker;
 
@@ -45,6 +45,8 @@ use crate::{
 
 /// How often a gateway without a certificate looks for it.
 const READY_INTERVAL: Duration = Duration::from_millis(100);
+/// Maximum interval at which idle tenants are looked for.
+const MAX_FORGET_INTERVAL: Duration = Duration::from_secs(30);
 /// Time for the last lines of the access log.
 const LAST_LINES: Duration = Duration::from_secs(2);
 
@@ -123,6 +125,7 @@ impl Gateway {
             shutdown: Arc::clone(&shutdown),
             connections: tasks.clone(),
             limits: config.limits,
+            requests: config.tenant_requests,
             tenants: config.tenants,
         });
         let connections = Connections {
@@ -130,13 +133,15 @@ impl Gateway {
             tenants,
             directory: Directory::follow(config.agent.clone(), config.transport.clone()),
             metrics,
-            idle_timeout: config.limits.idle_timeout,
-        };
-        Ok(Self {
             unidentified: Unidentified::new(config.handshakes),
             permits: connection_limit(config.connections),
+            idle_timeout: config.limits.idle_timeout,
+        };
+        let connections = Arc::new(connections);
+        tokio::spawn(forget_tenants(Arc::downgrade(&connections), config.limits.service_idle));
+        Ok(Self {
             server: Arc::new(server),
-            connections: Arc::new(connections),
+            connections,
             observer,
             shutdown,
             tasks,
@@ -199,5 +204,16 @@ impl Gateway {
             let serve = move |accepted| Arc::clone(&connections).serve(accepted);
             server.accept(&listener, &tasks, serve).await;
         }
+    }
+}
+
+/// Forgets idle tenants periodically, until the gateway ends.
+async fn forget_tenants(connections: Weak<Connections>, idle_for: Duration) {
+    let mut ticks = interval((idle_for / 4).clamp(Duration::from_millis(10), MAX_FORGET_INTERVAL));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        let now = ticks.tick().await;
+        let Some(connections) = connections.upgrade() else { return };
+        connections.tenants.forget_idle(now, |tenant| connections.directory.forget(tenant));
     }
 }

@@ -3,19 +3,30 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use fairmesh_calls::Mesh;
 use fairmesh_edge::{
-    forward::forwarder::Forwarder, limits::Limits, listen::cores::Cores, metrics::EdgeMetrics,
-    observe::observer::RequestObserver, server::ConnectionServer, services::Services, shutdown::Shutdown,
+    forward::{forwarder::Forwarder, request_limit::RequestLimit},
+    limits::Limits,
+    listen::{accept::connection_limit, cores::Cores},
+    metrics::EdgeMetrics,
+    observe::observer::RequestObserver,
+    server::ConnectionServer,
+    services::Services,
+    shutdown::Shutdown,
     tunnel::Tunnels,
 };
 use fairmesh_model::Tenant;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use fairmesh_wire::LogLimiter;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::Instant,
+};
 use tokio_util::task::TaskTracker;
 
 /// A tenant whose pods have connected.
@@ -23,6 +34,8 @@ use tokio_util::task::TaskTracker;
 pub(crate) struct TenantServer {
     /// Serves its connections.
     pub(crate) server: Arc<ConnectionServer>,
+    /// Lines that its connections cause.
+    pub(crate) log: LogLimiter,
     permits: Arc<Semaphore>,
     /// Connections accepted, and those refused at the tenant's limit.
     pub(crate) accepted: AtomicU64,
@@ -47,7 +60,14 @@ pub(crate) struct Shared {
 #[derive(Debug)]
 pub(crate) struct Tenants {
     shared: Shared,
-    by_name: Mutex<BTreeMap<Tenant, Arc<TenantServer>>>,
+    by_name: Mutex<BTreeMap<Tenant, KnownTenant>>,
+}
+
+#[derive(Debug)]
+struct KnownTenant {
+    server: Arc<TenantServer>,
+    /// The number of its connections when none was found open, and since when.
+    quiet: Option<(u64, Instant)>,
 }
 
 impl Tenants {
@@ -57,22 +77,59 @@ impl Tenants {
 
     /// The server of a tenant; `None` at the maximum number of tenants.
     pub(crate) fn server_of(&self, tenant: &Tenant) -> Option<Arc<TenantServer>> {
-        let mut by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(server) = by_name.get(tenant) {
-            return Some(Arc::clone(server));
+        let mut by_name = self.lock();
+        if let Some(known) = by_name.get(tenant) {
+            return Some(Arc::clone(&known.server));
         }
         if by_name.len() >= self.shared.tenants {
             return None;
         }
         let server = Arc::new(TenantServer::new(&self.shared));
-        by_name.insert(tenant.clone(), Arc::clone(&server));
+        by_name.insert(tenant.clone(), KnownTenant { server: Arc::clone(&server), quiet: None });
         Some(server)
     }
 
     /// All tenants, by name.
     pub(crate) fn all(&self) -> Vec<(Tenant, Arc<TenantServer>)> {
-        let by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
-        by_name.iter().map(|(tenant, server)| (tenant.clone(), Arc::clone(server))).collect()
+        self.lock().iter().map(|(tenant, known)| (tenant.clone(), Arc::clone(&known.server))).collect()
+    }
+
+    /// Forgets the tenants without connections for the time after which services are evicted, with their counters. `forgotten` is told of
+    /// each before it can connect again.
+    pub(crate) fn forget_idle(&self, now: Instant, forgotten: impl Fn(&Tenant)) {
+        let idle_for = self.shared.limits.service_idle;
+        self.lock().retain(|tenant, known| {
+            let is_kept = !known.is_idle(now, idle_for);
+            if !is_kept {
+                forgotten(tenant);
+            }
+            is_kept
+        });
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Tenant, KnownTenant>> {
+        self.by_name.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl KnownTenant {
+    /// Whether it had no connection for `idle_for`. One that is being admitted holds the server.
+    fn is_idle(&mut self, now: Instant, idle_for: Duration) -> bool {
+        if Arc::strong_count(&self.server) > 1 {
+            return false;
+        }
+        if self.server.open() > 0 {
+            self.quiet = None;
+            return false;
+        }
+        let accepted = self.server.accepted.load(Relaxed);
+        match self.quiet {
+            Some((before, since)) if before == accepted => now.duration_since(since) >= idle_for,
+            _ => {
+                self.quiet = Some((accepted, now));
+                false
+            }
+        }
     }
 }
 
@@ -87,10 +144,13 @@ impl TenantServer {
         let forwarder = Arc::new(forwarder.with_max_body(limits.body));
         // Its connections run where they were accepted.
         let server = ConnectionServer::new(forwarder, Arc::clone(shutdown), Cores::default(), *limits);
-        let limit = limits.connections.clamp(1, Semaphore::MAX_PERMITS);
+        let permits = connection_limit(limits.connections);
+        let limit = permits.available_permits();
         Self {
             server: Arc::new(server),
-            permits: Arc::new(Semaphore::new(limit)),
+            log: LogLimiter::new(),
+            permits,
+            requests: RequestLimit::new(*requests, "--max-tenant-requests"),
             accepted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             limit,
