@@ -42,22 +42,25 @@ pub struct GatewayArgs {
     /// Maximum number of connections of one tenant; further ones are refused.
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     max_tenant_connections: usize,
+    /// Maximum number of requests of one tenant in flight, streams of HTTP/2 included; further ones get a 429 response.
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    max_tenant_requests: usize,
     /// Maximum number of services that the pods of one tenant call; calls of one more get a 503 response until another one is idle.
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     max_tenant_services: u32,
     /// Maximum number of tenants; connections of one more are refused.
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     max_tenants: usize,
-    /// Maximum number of connections of all tenants; further ones wait.
+    /// Maximum number of connections of all tenants; further ones are refused.
     #[arg(long, value_name = "N", default_value_t = 65_536)]
     max_connections: usize,
-    /// Maximum size of a request body in bytes, or with a unit, such as 1MB; larger ones get a 413 response [default:
-    /// unlimited].
-    #[arg(long, value_name = "SIZE", value_parser = read_size)]
     /// Maximum number of connections whose caller has not proved its identity; further ones wait. While half of them are taken, an address
     /// has at most a sixteenth of them.
     #[arg(long, value_name = "N", default_value_t = 4096)]
     max_handshakes: usize,
+    /// Maximum size of a request body in bytes, or with a unit, such as 1MB; larger ones get a 413 response [default:
+    /// unlimited].
+    #[arg(long, value_name = "SIZE", value_parser = read_size)]
     max_body: Option<u64>,
     /// The access log, to standard output.
     #[arg(long, value_enum, default_value_t, value_name = "FORM")]
@@ -112,11 +115,11 @@ pub async fn run(args: GatewayArgs) -> Result<ExitCode, Failure> {
         cores,
         limits: limits(&args),
         connections: args.max_connections,
+        handshakes: args.max_handshakes,
+        tenant_requests: args.max_tenant_requests,
         tenants: args.max_tenants,
         access_log: AccessLogConfig { form: args.access_log.into(), one_in: args.access_log_one_in },
     };
-        handshakes: args.max_handshakes,
-        tenant_requests: args.max_tenant_requests,
     fairmesh_gateway::run(config, mesh, shutdown).await.map_err(|error| Failure::stopped(&error))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -130,8 +133,8 @@ fn limits(args: &GatewayArgs) -> Limits {
         tunnel_idle: args.tunnel_idle_timeout,
         drain: args.drain_deadline,
         services: args.max_tenant_services as usize,
+        services_option: "--max-tenant-services",
         service_idle: args.service_idle_timeout,
         ..Limits::default()
     }
 }
-        services_option: "--max-tenant-services",

@@ -12,5 +12,6 @@ pub mod host;
 pub(crate) mod http1_handler;
 pub(crate) mod loops;
 pub mod origin;
+pub mod request_limit;
 pub(crate) mod rewrite;
 pub mod tcp;

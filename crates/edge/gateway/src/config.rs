@@ -22,7 +22,7 @@ pub struct GatewayConfig {
     pub cores: usize,
     /// Limits. Those of connections and services are of one tenant.
     pub limits: Limits,
-    /// Maximum number of connections of all tenants; further ones wait in the accept queue.
+    /// Maximum number of connections of all tenants; further ones are refused.
     pub connections: usize,
     /// Maximum number of connections whose caller has not proved its identity; further ones wait in the accept queue.
     pub handshakes: usize,

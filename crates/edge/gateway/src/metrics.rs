@@ -2,6 +2,7 @@
 
 use std::{
     borrow::Cow,
+    fmt,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -11,7 +12,11 @@ use std::{
 use fairmesh_edge::{metrics::EdgeMetrics, observe::service_metrics::ServiceMetrics};
 use fairmesh_metrics::{OTHER, Register as _};
 use fairmesh_model::Tenant;
-use prometheus_client::registry::Registry;
+use prometheus_client::{
+    encoding::{EncodeMetric, MetricEncoder, NoLabelSet},
+    metrics::MetricType,
+    registry::{Registry, Unit},
+};
 
 use crate::{connection::Connections, tenants::TenantServer};
 
@@ -111,32 +116,73 @@ pub(crate) fn register(registry: &mut Registry, connections: &Arc<Connections>) 
     register_services(registry, &tenants);
 }
 
-/// Counters of the services that the pods of each tenant call.
+/// Series of the services that the pods of each tenant call, by region of the servers.
 fn register_services(registry: &mut Registry, tenants: &[(Tenant, Arc<TenantServer>)]) {
-    let (mut responses, mut faults) = (Vec::new(), Vec::new());
-    let mut add = |tenant: &Tenant, service: &str, metrics: &ServiceMetrics| {
-        let [tenant, service] = [label("tenant", tenant), label("service", service)];
-        for (class, count) in ["1xx", "2xx", "3xx", "4xx", "5xx"].into_iter().zip(metrics.responses.classes())
-        {
-            responses.push(([tenant.clone(), service.clone(), ("class", class.into())], count));
-        }
-        faults.push(([tenant, service], metrics.faults.load(Relaxed)));
-    };
+    let mut rows = ServiceRows::default();
     for (tenant, server) in tenants {
         let (labelled, others) = server.server.forwarder.services.labelled();
         for (service, target) in labelled {
-            add(tenant, &service.to_string(), &target.metrics);
+            rows.add(tenant, &service.to_string(), &target.metrics);
         }
         if let Some(others) = others {
-            add(tenant, OTHER, &others.metrics);
+            rows.add(tenant, OTHER, &others.metrics);
         }
     }
-    let help = "Responses by tenant of the caller, service and status class";
-    registry.counters("responses", help, responses);
+    let help = "Responses by tenant of the caller, service, region of the server and status class";
+    registry.counters("responses", help, rows.responses);
     let help = "Requests without a response of a server, by tenant of the caller and service";
-    registry.counters("faults", help, faults);
+    registry.counters("faults", help, rows.faults);
+    let help = "Time to the response headers, by tenant of the caller, service and region of the server";
+    registry.register_with_unit("response_headers_duration", help, Unit::Seconds, Durations(rows.durations));
 }
 
-fn label(name: &'static str, value: impl ToString) -> (&'static str, Cow<'static, str>) {
+#[derive(Default)]
+struct ServiceRows {
+    responses: Vec<([Label; 4], u64)>,
+    faults: Vec<([Label; 2], u64)>,
+    durations: Vec<([Label; 3], Histogram)>,
+}
+
+impl ServiceRows {
+    fn add(&mut self, tenant: &Tenant, service: &str, metrics: &ServiceMetrics) {
+        let [tenant, service] = [label("tenant", tenant), label("service", service)];
+        let total = metrics.responses.total();
+        for (region, responded) in total.iter().filter(|(_, region)| region.classes() != [0; 5]) {
+            let labels = || [tenant.clone(), service.clone(), label("region", region)];
+            for (class, count) in CLASSES.into_iter().zip(responded.classes()) {
+                let [tenant, service, region] = labels();
+                self.responses.push(([tenant, service, region, ("class", class.into())], count));
+            }
+            self.durations.push((labels(), responded.durations()));
+        }
+        self.faults.push(([tenant, service], metrics.faults.load(Relaxed)));
+    }
+}
+
+const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
+
+/// Counts by upper bound in seconds, and the sum of all durations.
+type Histogram = (Vec<(f64, u64)>, f64);
+
+#[derive(Debug)]
+struct Durations(Vec<([Label; 3], Histogram)>);
+
+impl EncodeMetric for Durations {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|(labels, (buckets, sum))| {
+            let count = buckets.iter().map(|(_, count)| count).sum();
+            let labels = labels.each_ref().map(|(name, value)| (*name, &**value));
+            encoder.encode_family(&labels)?.encode_histogram::<NoLabelSet>(*sum, count, buckets, None)
+        })
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
+    }
+}
+
+type Label = (&'static str, Cow<'static, str>);
+
+fn label(name: &'static str, value: impl ToString) -> Label {
     (name, value.to_string().into())
 }

@@ -37,6 +37,8 @@ pub(crate) struct TenantServer {
     /// Lines that its connections cause.
     pub(crate) log: LogLimiter,
     permits: Arc<Semaphore>,
+    /// Limits its requests in flight.
+    pub(crate) requests: Arc<RequestLimit>,
     /// Connections accepted, and those refused at the tenant's limit.
     pub(crate) accepted: AtomicU64,
     pub(crate) refused: AtomicU64,
@@ -52,11 +54,13 @@ pub(crate) struct Shared {
     pub(crate) connections: TaskTracker,
     /// Limits of one tenant.
     pub(crate) limits: Limits,
+    /// Maximum number of requests of one tenant in flight.
+    pub(crate) requests: usize,
     /// Maximum number of tenants.
     pub(crate) tenants: usize,
 }
 
-/// The tenants whose pods have connected; they stay, since each has proved an identity of the mesh.
+/// The tenants whose pods have connected, until they have not for a while.
 #[derive(Debug)]
 pub(crate) struct Tenants {
     shared: Shared,
@@ -136,7 +140,7 @@ impl KnownTenant {
 impl TenantServer {
     /// Must be called within a tokio runtime.
     fn new(shared: &Shared) -> Self {
-        let Shared { mesh, observer, shutdown, connections, limits, .. } = shared;
+        let Shared { mesh, observer, shutdown, connections, limits, requests, .. } = shared;
         let metrics = Arc::<EdgeMetrics>::default();
         let tunnels = Tunnels::new(*limits, Arc::clone(&metrics), Arc::clone(shutdown), connections.clone());
         let services = Services::start(mesh.clone(), *limits);

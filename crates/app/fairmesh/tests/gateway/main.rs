@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
+mod bounds;
 mod demo;
+mod floods;
 mod lies;
 mod mesh;
+mod policies;
 mod slow;

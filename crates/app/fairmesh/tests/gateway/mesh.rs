@@ -3,17 +3,21 @@
 use std::{io, net::SocketAddr, path::PathBuf};
 
 use fairmesh_identity::{IdentityRequest, ProgramIdentity};
+use fairmesh_model::{Policy, RecordKey, ServiceName};
 use fairmesh_test_support::{
     PATIENCE, Process, Program, Run, eventually_async as until, fairmesh, free_port, run, skipped,
 };
 use fairmesh_wire::{
+    handshake::{self, Connection},
     proxy_protocol::{Addresses, ConnectionId, write_with_id},
+    records,
     transport::{Address, EndpointAddress, ExpectedPeer, Stream, Transport},
+    v1::{ApplyRequest, Op},
 };
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
     time::timeout,
 };
 
@@ -32,10 +36,24 @@ const RECORDS: &str = "\
 ---
 kind: Policy
 service: red/web
+routes:
+  - name: moved
+    match: {path: {exact: /moved}}
+    redirect: {path: {full: /}, status: 308}
+  - name: injected
+    match: {path: {exact: /injected}}
+    fault: {abort: {share: 100%, status: 418}}
 authorization:
   rules:
     - {name: reads, from: ['red/client'], methods: [GET]}
 ";
+
+/// Options of the gateway and the node.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Options {
+    pub(crate) gateway: &'static str,
+    pub(crate) node: &'static str,
+}
 
 /// The processes; they end with the value.
 pub(crate) struct Mesh {
@@ -57,6 +75,11 @@ fn local() -> SocketAddr {
 impl Mesh {
     /// All are up, and `pod` serves. `None` where this process may not accept captured connections.
     pub(crate) async fn start(pod: SocketAddr) -> Option<Self> {
+        Self::start_with(pod, Options::default()).await
+    }
+
+    /// As [`start`](Self::start), with further options.
+    pub(crate) async fn start_with(pod: SocketAddr, options: Options) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             skipped("connections cannot be captured", "it needs CAP_NET_RAW");
             return None;
@@ -81,11 +104,15 @@ impl Mesh {
         }
         mesh.cli(&["apply", "-f", "-"], RECORDS).await.ok();
         let (agent, pages) = (mesh.agent_of("edge"), &mesh.gateway_pages);
-        let args = format!("gateway --agent {agent} --listen {gateway} --admin {pages} --cores 1");
+        let args = format!(
+            "gateway --agent {agent} --listen {gateway} --admin {pages} --cores 1 {}",
+            options.gateway
+        );
         mesh.start_process("gateway", &args);
         let (agent, pages, capture) = (mesh.agent_of("red"), &mesh.node_pages, local());
         let args = format!(
-            "node --agent {agent} --gateway {gateway} --capture {capture} --admin {pages} --pod red/web@{node}={pod}"
+            "node --agent {agent} --gateway {gateway} --capture {capture} --admin {pages} --pod red/web@{node}={pod} {}",
+            options.node
         );
         mesh.start_process("node", &args);
         for pages in [mesh.gateway_pages.clone(), mesh.node_pages.clone()] {
@@ -118,6 +145,20 @@ impl Mesh {
         format!("unix:{}", self.path("control.sock").display())
     }
 
+    /// Writes a policy as a program does, without the time that a command takes.
+    pub(crate) async fn set_policy(&self, connection: &Connection, service: &str, policy: &Policy) {
+        let key = RecordKey::Policy(ServiceName::new(service).unwrap()).to_string();
+        let op = Op { key, value: Some(records::encode(&policy.clone().into())), condition: None };
+        let request = ApplyRequest { ops: vec![op], dry_run: false, ..Default::default() };
+        connection.admin().apply(request).await.unwrap();
+    }
+
+    /// A connection to the control plane.
+    pub(crate) async fn control_connection(&self) -> Connection {
+        let address = Address::Unix(self.path("control.sock"));
+        handshake::connect(&Default::default(), &address, "test").await.unwrap()
+    }
+
     fn agent_of(&self, name: &str) -> String {
         format!("unix:{}", self.path(&format!("{name}.sock")).display())
     }
@@ -146,6 +187,13 @@ impl Mesh {
         let pages = if of_node { &self.node_pages } else { &self.gateway_pages };
         let line = format!("{metric} {value}");
         until(&line, async || page(pages, "/metrics").await.lines().any(|one| one == line)).await;
+    }
+
+    /// The value of a metric of the gateway; zero without it.
+    pub(crate) async fn metric(&self, metric: &str) -> u64 {
+        let page = page(&self.gateway_pages, "/metrics").await;
+        let value = page.lines().find_map(|line| line.strip_prefix(metric)?.trim().parse().ok());
+        value.unwrap_or_default()
     }
 
     /// Says this to the gateway as a node would for a pod with this identity, which connected to `destination`; returns what comes back.
@@ -204,27 +252,49 @@ async fn page(address: &str, path: &str) -> String {
     String::from_utf8_lossy(&read).into_owned()
 }
 
-/// A pod that answers every connection's first request with its name, and with who calls.
+/// Silent connections from another address of this machine.
+pub(crate) async fn silent(to: SocketAddr, count: usize) -> Vec<TcpStream> {
+    let mut connections = Vec::new();
+    for _ in 0..count {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+        connections.push(socket.connect(to).await.unwrap());
+    }
+    connections
+}
+
+/// A pod that answers every connection's first request with its name, and with who calls. It drops requests for `/dropped`, and accepts any
+/// upgrade, to return what it reads.
 pub(crate) async fn serve_pod() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
-        while let Ok((mut stream, _)) = listener.accept().await {
-            tokio::spawn(async move {
-                let mut head = Vec::new();
-                while !head.ends_with(b"\r\n\r\n") {
-                    let Ok(byte) = stream.read_u8().await else { return };
-                    head.push(byte);
-                }
-                let head = String::from_utf8_lossy(&head).to_ascii_lowercase();
-                let caller = head.lines().find_map(|line| line.strip_prefix("x-fairmesh-caller: "));
-                let body = format!("red/web for {}", caller.unwrap_or("nobody"));
-                let length = body.len();
-                let answer =
-                    format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}");
-                let _ = stream.write_all(answer.as_bytes()).await;
-            });
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(answer(stream));
         }
     });
     address
+}
+
+/// Ends with the connection.
+async fn answer(mut stream: TcpStream) -> io::Result<()> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await?);
+    }
+    let head = String::from_utf8_lossy(&head).to_ascii_lowercase();
+    if head.starts_with("get /dropped ") {
+        return Ok(());
+    }
+    if head.contains("\r\nupgrade: ") {
+        let switch = b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\n";
+        stream.write_all(switch).await?;
+        let (mut reader, mut writer) = stream.split();
+        return tokio::io::copy(&mut reader, &mut writer).await.map(drop);
+    }
+    let caller = head.lines().find_map(|line| line.strip_prefix("x-fairmesh-caller: "));
+    let body = format!("red/web for {}", caller.unwrap_or("nobody"));
+    let length = body.len();
+    let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}");
+    stream.write_all(answer.as_bytes()).await
 }

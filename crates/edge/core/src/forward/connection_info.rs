@@ -2,17 +2,19 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use fairmesh_calls::{Body, ServiceName, forwarding::Principal};
+use fairmesh_calls::{Body, Fault, ServiceName, forwarding::Principal};
 use fairmesh_model::SpiffePath;
-use http::{Extensions, Response};
+use http::{Extensions, HeaderValue, Response};
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
     forward::boundary::Boundary,
-    listen::connection_permit::ConnectionPermit,
     forward::{error_response, request_limit::RequestLimit},
+    listen::connection_permit::ConnectionPermit,
     services::{
         host_cache::HostCache,
         host_name::{self, HostError},
+        target::Target,
     },
 };
 
@@ -30,6 +32,8 @@ pub struct ConnectionInfo {
     pub(crate) allows_connect: bool,
     /// The caller that a gateway accepted: its requests reach what its tenant's records name, and what policies allow it.
     pub(crate) principal: Option<Arc<Principal>>,
+    /// The limit of requests that the connection shares with others.
+    pub(crate) request_limit: Option<Arc<RequestLimit>>,
     /// The border of the mesh, at a listener for clients outside it.
     pub(crate) boundary: Option<Boundary>,
     pub(crate) host_cache: HostCache,
@@ -46,6 +50,7 @@ impl ConnectionInfo {
             over_tls: false,
             allows_connect: false,
             principal: None,
+            request_limit: None,
             boundary: None,
             host_cache,
         }
@@ -66,6 +71,11 @@ impl ConnectionInfo {
         Self { principal: Some(principal), ..self }
     }
 
+    /// Sets the limit of requests that the connection shares with others. Requests take no fast path then.
+    pub fn within(self, request_limit: Arc<RequestLimit>) -> Self {
+        Self { request_limit: Some(request_limit), ..self }
+    }
+
     /// Allows CONNECT without a route that names it.
     pub fn allow_connect(self, allows_connect: bool) -> Self {
         Self { allows_connect, ..self }
@@ -81,26 +91,6 @@ impl ConnectionInfo {
         }
     }
 
-    /// Leaves of a request's extensions, which belong to the client's connection, for whom it is made alone.
-    pub(crate) fn reset_extensions(&self, extensions: &mut Extensions) {
-        extensions.clear();
-        self.set_principal(extensions);
-    }
-
-    /// Removes what clients outside the mesh do not learn, if this is one.
-    pub(crate) fn strip_response(&self, response: &mut Response<Body>) {
-        if let Some(boundary) = self.boundary {
-            boundary.strip_response(response);
-        }
-    }
-
-    /// Adds to a request for whom it is made.
-    pub(crate) fn set_principal(&self, extensions: &mut Extensions) {
-        if let Some(principal) = &self.principal {
-            extensions.insert(Arc::clone(principal));
-        }
-    }
-}
     /// The permit of a request, where the connection shares a limit.
     ///
     /// # Errors
@@ -130,3 +120,23 @@ impl ConnectionInfo {
         error_response::from_fault(&shown, grpc)
     }
 
+    /// Leaves of a request's extensions, which belong to the client's connection, for whom it is made alone.
+    pub(crate) fn reset_extensions(&self, extensions: &mut Extensions) {
+        extensions.clear();
+        self.set_principal(extensions);
+    }
+
+    /// Removes what clients outside the mesh do not learn, if this is one.
+    pub(crate) fn strip_response(&self, response: &mut Response<Body>) {
+        if let Some(boundary) = self.boundary {
+            boundary.strip_response(response);
+        }
+    }
+
+    /// Adds to a request for whom it is made.
+    pub(crate) fn set_principal(&self, extensions: &mut Extensions) {
+        if let Some(principal) = &self.principal {
+            extensions.insert(Arc::clone(principal));
+        }
+    }
+}

@@ -84,6 +84,10 @@ impl Forwarder {
             let remedy = origin.count_loop(&self.metrics.requests);
             return error_response::loop_detected(remedy, grpc_content_type(request.headers()));
         }
+        let permit = match client_info.enter_request() {
+            Ok(permit) => permit,
+            Err(fault) => return error_response::from_fault(&fault, grpc_content_type(request.headers())),
+        };
         let request = if O::ADMITS_ALL {
             request
         } else {
@@ -96,20 +100,26 @@ impl Forwarder {
             return Box::pin(self.connect(request, client_info)).await;
         }
         match self.target(&request, client_info) {
-            Ok(target) => self.forward(request, client_info, &target).await,
-            Err(error) => {
-                self.count_host_error(&error);
-                let kind = match error {
-                    HostError::Missing | HostError::Malformed(_) => FaultKind::Invalid,
-                    HostError::NotAService(_) => FaultKind::UnknownService,
-                    HostError::TooManyServices { .. } => FaultKind::Unavailable,
-                };
-                error_response::from_fault(
-                    &Fault::new(kind, error.to_string()),
-                    grpc_content_type(request.headers()),
-                )
+            Ok(target) => {
+                let mut response = self.forward(request, client_info, &target).await;
+                if let Some(permit) = permit {
+                    hold_with_body(response.body_mut(), permit);
+                }
+                response
             }
+            Err(error) => self.refuse_host(&error, grpc_content_type(request.headers())),
         }
+    }
+
+    /// The response to a request that cannot be routed.
+    fn refuse_host(&self, error: &HostError, grpc: Option<HeaderValue>) -> Response<Body> {
+        self.count_host_error(error);
+        let kind = match error {
+            HostError::Missing | HostError::Malformed(_) => FaultKind::Invalid,
+            HostError::NotAService(_) => FaultKind::UnknownService,
+            HostError::TooManyServices { .. } => FaultKind::Unavailable,
+        };
+        error_response::from_fault(&Fault::new(kind, error.to_string()), grpc)
     }
 
     /// The service of the listener, or the one that `host` names.
@@ -142,6 +152,7 @@ impl Forwarder {
         let arrival = Arrival { caller: client_info.caller, began, length: body.size_hint().exact() };
         let observation = self.observer.begin(&mut parts, target, arrival);
         let (body, too_long) = LimitedBody::new(body, self.max_body);
+        let body = body.without_claims(client_info.principal.is_some());
         let upgrade = UpgradeRequest::take(&mut parts);
         prepare_request(&mut parts, client_info);
         if let Some(upgrade) = &upgrade {
@@ -171,7 +182,7 @@ impl Forwarder {
             Err(_) if too_long.is_set() => (self.too_large(kind), None),
             Err(fault) => {
                 self.record_fault(&fault, client_info, target);
-                (error_response::from_fault(&fault, kind), Some(fault))
+                (client_info.fault_response(&fault, target, kind), Some(fault))
             }
         };
         let (info, fault) = (&info, fault.as_ref());
@@ -205,6 +216,14 @@ impl Forwarder {
             // The entry's own counters are dropped with it.
             increment(&self.metrics.requests.unrouted);
         }
+    }
+}
+
+/// Resolves when the call that opened a connection would no longer be allowed. Holds the permit of the client's connection until then.
+async fn revoked(allowed: Option<Box<AllowedCall>>, permit: Arc<ConnectionPermit>) {
+    match allowed {
+        Some(allowed) => allowed.revoked().await,
+        None => hold(permit).await,
     }
 }
 
@@ -262,14 +281,6 @@ fn watch(
         (Some(observation), status_watch) => {
             observation.response_started(response, CallEnd { fault, call_info: info }, status_watch);
         }
-/// Resolves when the call that opened a connection would no longer be allowed. Holds the permit of the client's connection until then.
-async fn revoked(allowed: Option<Box<AllowedCall>>, permit: Arc<ConnectionPermit>) {
-    match allowed {
-        Some(allowed) => allowed.revoked().await,
-        None => hold(permit).await,
-    }
-}
-
         (None, Some(watch)) => observe_body(response.body_mut(), Arc::new(watch)),
         (None, None) => {}
     }

@@ -1,0 +1,200 @@
+//! One tenant meets every bound, while the calls of the other succeed.
+
+use std::{
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use fairmesh_model::{Match, PathMatch, Pattern, Policy, Route};
+use fairmesh_test_support::{eventually_async as until, skipped};
+use fairmesh_wire::transport::Transport;
+use http::{Request, StatusCode};
+use rcgen::{CertificateParams, KeyPair, SanType};
+use tokio::{task::JoinHandle, time::interval};
+
+use crate::mesh::{Mesh, Options, VIRTUAL, serve_pod};
+
+const GET: &str = "GET / HTTP/1.1\r\nhost: web\r\nconnection: close\r\n\r\n";
+const CONNECTIONS: usize = 24;
+const REQUESTS: usize = 8;
+const LIMITS: &str = "--max-tenant-connections 24 --max-tenant-requests 8 --max-tenant-services 4";
+/// Streams of the storm.
+const STREAMS: usize = 100;
+/// Changes of routes, at 100 in a second.
+const CHANGES: usize = 200;
+
+/// Blue has five services besides, and its web holds each request for a while.
+const RECORDS: &str = "\
+{kind: Service, name: blue/s0}
+---
+{kind: Service, name: blue/s1}
+---
+{kind: Service, name: blue/s2}
+---
+{kind: Service, name: blue/s3}
+---
+{kind: Service, name: blue/s4}
+---
+kind: Policy
+service: blue/web
+routes: [{name: slow, fault: {delay: {share: 100%, time: 2s}}}]
+";
+
+/// Calls of the other tenant, one after the other.
+struct Victim {
+    stop: Arc<AtomicBool>,
+    calls: JoinHandle<usize>,
+}
+
+impl Victim {
+    fn start(mesh: &Arc<Mesh>, red: Transport) -> Self {
+        let stop = Arc::<AtomicBool>::default();
+        let (mesh, stopped) = (Arc::clone(mesh), Arc::clone(&stop));
+        let calls = tokio::spawn(async move {
+            let mut calls = 0;
+            while !stopped.load(Relaxed) {
+                let answer = mesh.call(&red, VIRTUAL, GET).await;
+                assert!(answer.contains("red/web for"), "after {calls} calls: {answer}");
+                calls += 1;
+            }
+            calls
+        });
+        Self { stop, calls }
+    }
+
+    /// The number of its calls, none of which failed.
+    async fn stop(self) -> usize {
+        self.stop.store(true, Relaxed);
+        self.calls.await.unwrap()
+    }
+}
+
+/// Connections beyond the limit are closed, and counted.
+async fn hold_connections(mesh: &Mesh, blue: &Transport) {
+    let mut held = Vec::new();
+    for _ in 0..CONNECTIONS + 6 {
+        held.push(mesh.open(blue, VIRTUAL).await.unwrap());
+    }
+    mesh.counts(false, "fairmesh_gateway_tenant_connections_refused_total{tenant=\"blue\"}", "6").await;
+    drop(held);
+    mesh.counts(false, "fairmesh_gateway_tenant_connections_open{tenant=\"blue\"}", "0").await;
+}
+
+/// A storm of streams on one connection: those beyond the limit get 429.
+async fn storm(mesh: &Mesh, blue: &Transport) {
+    let stream = mesh.open(blue, VIRTUAL).await.unwrap();
+    let (mut sender, connection) = h2::client::handshake(stream).await.unwrap();
+    let driven = tokio::spawn(connection);
+    let mut responses = Vec::new();
+    for _ in 0..STREAMS {
+        sender = sender.ready().await.unwrap();
+        let request = Request::get("http://web/").body(()).unwrap();
+        responses.push(sender.send_request(request, true).unwrap().0);
+    }
+    let mut refused = 0;
+    for response in responses {
+        let response = response.await.unwrap();
+        if response.status() == StatusCode::TOO_MANY_REQUESTS {
+            assert_eq!(response.headers()["x-fairmesh-fault"], "rate_limited");
+            refused += 1;
+        } else {
+            assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE, "it has no endpoint");
+        }
+    }
+    assert_eq!(refused, STREAMS - REQUESTS);
+    let refused = refused.to_string();
+    mesh.counts(false, "fairmesh_gateway_tenant_requests_refused_total{tenant=\"blue\"}", &refused).await;
+    driven.abort();
+}
+
+/// Services beyond the limit get a fault that names the option.
+async fn call_many_services(mesh: &Mesh, blue: &Transport) {
+    let mut answer = String::new();
+    for number in 0..5 {
+        let request = GET.replace("host: web", &format!("host: s{number}"));
+        answer = mesh.call(blue, "10.96.9.9:80", &request).await;
+    }
+    assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("--max-tenant-services"), "{answer}");
+}
+
+/// A file in the textual encoding of RFC 7468.
+fn pem(label: &str, der: &[u8]) -> String {
+    let text = STANDARD.encode(der);
+    let lines = text.as_bytes().chunks(64).map(|line| String::from_utf8_lossy(line) + "\n");
+    format!("-----BEGIN {label}-----\n{}-----END {label}-----\n", lines.collect::<String>())
+}
+
+/// A certificate of the tenant by no authority of the mesh, which curl shows.
+async fn show_invalid_certificate(mesh: &Mesh) {
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::default();
+    params.subject_alt_names = vec![SanType::URI("spiffe://prod/blue/web".try_into().unwrap())];
+    let (certificate, private) = (mesh.path("invalid.pem"), mesh.path("invalid.key"));
+    std::fs::write(&certificate, pem("CERTIFICATE", params.self_signed(&key).unwrap().der())).unwrap();
+    std::fs::write(&private, pem("PRIVATE KEY", key.serialized_der())).unwrap();
+    let before = mesh.metric("fairmesh_gateway_peers_refused_total ").await;
+    for _ in 0..5 {
+        let url = format!("https://{}/", mesh.gateway);
+        let mut curl = Command::new("curl");
+        curl.args(["-sk", "--max-time", "5", &url, "--cert"]).arg(&certificate).arg("--key").arg(&private);
+        match tokio::task::spawn_blocking(move || curl.output()).await.unwrap() {
+            Ok(output) => assert!(!output.status.success(), "{output:?}"),
+            Err(error) => return skipped("curl cannot be run", error),
+        }
+    }
+    until("it is refused", async || mesh.metric("fairmesh_gateway_peers_refused_total ").await >= before + 5)
+        .await;
+}
+
+/// The policy of the tenant's service, with a costly expression and a route named after `number`.
+fn policy(number: usize) -> Policy {
+    let costly = PathMatch::Regex(Pattern::new("/(x?){200}x{200}").unwrap());
+    let costly = Route {
+        matches: Match { path: Some(costly), ..Match::default() },
+        ..Route::new("costly".parse().unwrap())
+    };
+    Policy {
+        routes: vec![costly, Route::new(format!("change-{number}").parse().unwrap())],
+        ..Policy::default()
+    }
+}
+
+/// Routes that change 100 times in a second, while long paths are matched with a costly expression.
+async fn change_routes(mesh: &Mesh, blue: &Transport) {
+    let control = mesh.control_connection().await;
+    let long = GET.replace("GET /", &format!("GET /{}", "x".repeat(4000)));
+    let mut ticks = interval(Duration::from_millis(10));
+    for number in 0..CHANGES {
+        ticks.tick().await;
+        mesh.set_policy(&control, "blue/web", &policy(number)).await;
+        if number % 20 == 0 {
+            let answer = mesh.call(blue, VIRTUAL, &long).await;
+            assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tenant_at_every_bound_costs_the_other_no_call() {
+    let options = Options { gateway: LIMITS, node: "" };
+    let Some(mesh) = Mesh::start_with(serve_pod().await, options).await else { return };
+    let mesh = Arc::new(mesh);
+    mesh.cli(&["apply", "-f", "-"], RECORDS).await.ok();
+    let [red, blue] = [mesh.identity("red", "red/client").await, mesh.identity("blue", "blue/client").await];
+    until("red reaches its web", async || mesh.call(&red, VIRTUAL, GET).await.contains("red/web for")).await;
+    until("blue is known", async || mesh.call(&blue, VIRTUAL, GET).await.contains("no_endpoints")).await;
+    let victim = Victim::start(&mesh, red);
+    hold_connections(&mesh, &blue).await;
+    storm(&mesh, &blue).await;
+    call_many_services(&mesh, &blue).await;
+    show_invalid_certificate(&mesh).await;
+    change_routes(&mesh, &blue).await;
+    let calls = victim.stop().await;
+    assert!(calls > 20, "{calls}");
+    assert_eq!(mesh.metric("fairmesh_gateway_tenant_requests_refused_total{tenant=\"red\"} ").await, 0);
+}
