@@ -198,3 +198,19 @@ async fn tenant_at_every_bound_costs_the_other_no_call() {
     assert!(calls > 20, "{calls}");
     assert_eq!(mesh.metric("fairmesh_gateway_tenant_requests_refused_total{tenant=\"red\"} ").await, 0);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tenant_without_connections_is_forgotten_and_served_anew() {
+    let options = Options { gateway: "--service-idle-timeout 1s", node: "" };
+    let Some(mesh) = Mesh::start_with(serve_pod().await, options).await else { return };
+    let red = mesh.identity("red", "red/client").await;
+    // Its virtual address alone names the service.
+    let request = GET.replace("host: web", "host: other");
+    until("red reaches its web", async || mesh.call(&red, VIRTUAL, &request).await.contains("red/web for"))
+        .await;
+    let connections = "fairmesh_gateway_tenant_connections_total{tenant=\"red\"} ";
+    until("red is forgotten", async || mesh.metric(connections).await == 0).await;
+    let answer = mesh.call(&red, VIRTUAL, &request).await;
+    assert!(answer.contains("red/web for"), "{answer}");
+    assert_eq!(mesh.metric(connections).await, 1);
+}

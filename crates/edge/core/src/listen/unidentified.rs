@@ -14,7 +14,7 @@ const SHARES: usize = 16;
 /// Leading bits of an IPv6 address that count as one: what a site assigns to a link (RFC 4291, 2.5.4).
 const PREFIX_BITS: u32 = 64;
 
-/// The connections that are not identified yet. A listener accepts at most [`limit`](Self::limit) of them.
+/// The connections that are not identified yet. Listeners accept no more than their limit.
 #[derive(Debug)]
 pub struct Unidentified {
     limit: usize,
@@ -40,11 +40,6 @@ impl Unidentified {
     /// A table for a listener that accepts at most `limit` connections of unknown peers.
     pub fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self { limit, open: Mutex::default(), refused: AtomicU64::new(0) })
-    }
-
-    /// The maximum number of connections.
-    pub fn limit(&self) -> usize {
-        self.limit
     }
 
     /// The number of connections.
