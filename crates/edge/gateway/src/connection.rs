@@ -7,7 +7,10 @@ use fairmesh_edge::{
     counter::increment,
     forward::connection_info::ConnectionInfo,
     listen::{
-        connection_permit::ConnectionPermit, proxy_header, proxy_protocol::Addresses, socket,
+        connection_permit::ConnectionPermit,
+        proxy_header,
+        proxy_protocol::{Addresses, ConnectionId},
+        socket,
         unidentified::Unidentified,
     },
     server::AcceptedConnection,
@@ -51,7 +54,8 @@ pub(crate) struct Connections {
 struct PodStream {
     stream: Box<dyn SecureStream>,
     caller: ServiceName,
-    principal: Arc<Principal>,
+    id: CallerId,
+    connection: ConnectionId,
     addresses: Addresses,
 }
 
@@ -79,7 +83,7 @@ impl Connections {
     /// Exchanges the permit of an unknown peer for one of its tenant and one of all tenants. That of the tenant comes first, so that a tenant
     /// at its limit takes nothing from others.
     fn admit(&self, pod: &PodStream, permit: &ConnectionPermit) -> Option<Arc<TenantServer>> {
-        let (name, connection) = (&pod.caller.tenant, pod.principal.connection);
+        let (name, connection) = (&pod.caller.tenant, pod.connection);
         let Some(tenant) = self.tenants.server_of(name) else {
             increment(&self.metrics.tenants_refused);
             if let Some(suppressed) = TOO_MANY.next() {
@@ -105,18 +109,19 @@ impl Connections {
     /// Serves a connection of a pod whose tenant has room for it. It is HTTP, whatever its bytes are: bytes that are carried unread could
     /// be a request that states any caller, on a connection that its server takes for the gateway's.
     async fn serve_pod(&self, pod: PodStream, tenant: &TenantServer, permit: Arc<ConnectionPermit>) {
-        let PodStream { stream, caller, principal, addresses } = pod;
+        let PodStream { stream, caller, id, connection, addresses } = pod;
         let Ok(service) = self.directory.service_at(&caller.tenant, addresses.destination).await else {
             increment(&self.metrics.unrouted);
             if let Some(suppressed) = tenant.log.next() {
-                let connection = principal.connection;
                 tracing::warn!(tenant = %caller.tenant, %connection, suppressed, "closed a connection: the tenant's virtual addresses are not known yet");
             }
             return;
         };
+        let default = self.directory.default_authorization();
+        let principal = Principal { caller: id, default, connection, log: Arc::clone(&tenant.log) };
         // It holds the permit until the connection ends.
         let info = ConnectionInfo::new(addresses.source, service, permit)
-            .of_principal(principal)
+            .of_principal(Arc::new(principal))
             .within(Arc::clone(&tenant.requests));
         tenant.server.serve_http(stream, info, PodConnection).boxed().await;
     }
@@ -139,9 +144,7 @@ impl Connections {
         let header = proxy_header::read(&mut stream, self.idle_timeout).await?;
         match (header.addresses, header.connection_id) {
             (Some(addresses), Some(connection)) => {
-                let default = self.directory.default_authorization();
-                let principal = Arc::new(Principal { caller: CallerId::new(id), default, connection });
-                Ok(PodStream { stream, caller, principal, addresses })
+                Ok(PodStream { stream, caller, id: CallerId::new(id), connection, addresses })
             }
             _ => Err(refused(format!("{caller} sent a header without addresses or without an id"))),
         }

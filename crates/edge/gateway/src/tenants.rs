@@ -35,7 +35,7 @@ pub(crate) struct TenantServer {
     /// Serves its connections.
     pub(crate) server: Arc<ConnectionServer>,
     /// Lines that its connections cause.
-    pub(crate) log: LogLimiter,
+    pub(crate) log: Arc<LogLimiter>,
     permits: Arc<Semaphore>,
     /// Limits its requests in flight.
     pub(crate) requests: Arc<RequestLimit>,
@@ -152,7 +152,7 @@ impl TenantServer {
         let limit = permits.available_permits();
         Self {
             server: Arc::new(server),
-            log: LogLimiter::new(),
+            log: Arc::new(LogLimiter::new()),
             permits,
             requests: RequestLimit::new(*requests, "--max-tenant-requests"),
             accepted: AtomicU64::new(0),

@@ -1,8 +1,9 @@
 //! Peers that prove nothing, at the gateway and at a node.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fairmesh_test_support::eventually_async as until;
+use tokio::time::Instant;
 
 use crate::mesh::{Mesh, Options, VIRTUAL, serve_pod, silent};
 

@@ -1,7 +1,9 @@
 //! The caller for whom a proxy makes calls.
 
+use std::sync::Arc;
+
 use fairmesh_model::{CallerId, DefaultAuthorization};
-use fairmesh_wire::proxy_protocol::ConnectionId;
+use fairmesh_wire::{LogLimiter, proxy_protocol::ConnectionId};
 use tokio::sync::watch;
 
 /// The caller for whom a proxy makes calls, where the proxy decides whether they are allowed and no server behind it does.
@@ -16,6 +18,8 @@ pub struct Principal {
     pub default: watch::Receiver<DefaultAuthorization>,
     /// The connection on which the calls arrive.
     pub connection: ConnectionId,
+    /// Limits the lines that refused calls cause. Callers of one tenant share it, and leave the lines of others alone.
+    pub log: Arc<LogLimiter>,
 }
 
 impl PartialEq for Principal {

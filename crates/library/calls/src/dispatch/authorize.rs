@@ -5,7 +5,6 @@ use std::sync::Arc;
 use fairmesh_connections::{EndpointPool, Head};
 use fairmesh_model::{DefaultAuthorization, ServiceName};
 use fairmesh_router::{AuthorizationDecision, AuthorizationRequest};
-use fairmesh_wire::LogLimiter;
 use http::{Method, header};
 
 use super::{context::DispatchContext, route::Routed};
@@ -14,9 +13,6 @@ use crate::{
     discovery::{DEFAULT_READY_TIMEOUT, ReadyService, ServiceState, Subscription, wait_ready},
     fault::{Fault, FaultKind},
 };
-
-/// Calls that are not allowed.
-static NOT_ALLOWED: LogLimiter = LogLimiter::new();
 
 /// A call that a policy allowed, to be judged anew while the connection that it opened lives on.
 #[derive(Debug)]
@@ -75,7 +71,7 @@ pub(super) async fn authorize_for(
     let decision = decide(ready, from, &asked, default)?;
     let (caller, name) = (principal.caller.as_str(), target.name());
     if !decision.is_allowed
-        && let Some(suppressed) = NOT_ALLOWED.next()
+        && let Some(suppressed) = principal.log.next()
     {
         let connection = principal.connection;
         tracing::info!(caller, service = %name, %connection, suppressed, "a call is {decision}");
