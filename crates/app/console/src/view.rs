@@ -7,10 +7,10 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_model::{
-    Authorization, DefaultAuthorization, Endpoint, Hosts, Invalid, KindScope, Label, MtlsMode, Policy,
-    Prefix, Record, RecordKey, RecordKind, Region, RegionDrain, RegionTable, Regions, RoundTrips, Service,
-    ServiceName, ShardMap, ShardMove, TableOrigin, Tenant, Verdicts, WorkloadEntry, Zone,
-    access::RoleBinding,
+    Authorization, DefaultAuthorization, Endpoint, GatewayBackend, GatewayService, Hosts, Invalid, KindScope,
+    Label, MtlsMode, Placement, Policy, Prefix, Record, RecordKey, RecordKind, Region, RegionDrain,
+    RegionTable, Regions, RoundTrips, Service, ServiceName, ShardMap, ShardMove, TableOrigin, Tenant,
+    Verdicts, WorkloadEntry, Zone, access::RoleBinding,
 };
 use fairmesh_wire::{handshake::Connection, records, shards};
 
@@ -46,6 +46,10 @@ pub struct ServiceView {
     pub workload: Option<At<WorkloadEntry>>,
     /// The record of the rules; those in force are in the policy.
     pub authorization: Option<At<Authorization>>,
+    /// How it uses a gateway with backends.
+    pub gateway: Option<At<GatewayService>>,
+    /// The backends of the gateway that serve it.
+    pub placement: Option<At<Placement>>,
 }
 
 /// A part of the RIB.
@@ -65,6 +69,8 @@ pub struct View {
     pub drains: BTreeMap<Region, RegionDrain>,
     /// Who may do what with the records, if they were read.
     pub roles: BTreeMap<Label, At<RoleBinding>>,
+    /// The backends of the gateway, if they were read.
+    pub gateway_backends: BTreeMap<Label, At<GatewayBackend>>,
     /// Whether the mesh has a trust domain.
     pub has_trust_domain: bool,
 }
@@ -170,6 +176,11 @@ impl View {
         Ok(Self::of(rib_reader::read(connection, &[Prefix::roles()]).await?)?)
     }
 
+    /// Reads the backends of the gateway alone.
+    pub async fn gateway_backends(connection: &Connection) -> Result<Self, Failure> {
+        Ok(Self::of(rib_reader::read(connection, &[Prefix::gateway_backends()]).await?)?)
+    }
+
     /// Decodes records.
     pub fn of(stored: Vec<rib_reader::StoredRecord>) -> Result<Self, Invalid> {
         let mut view = Self::default();
@@ -227,6 +238,9 @@ impl View {
                     self.roles.insert(name, At { value, revision });
                 }
             }
+            record @ (Record::GatewayBackend(_) | Record::GatewayService(_) | Record::Placement(_)) => {
+                self.take_gateway(key, record, revision);
+            }
             Record::RegionDrain(value) => {
                 if let RecordKey::RegionDrain(region) = key {
                     self.drains.insert(region, value);
@@ -239,6 +253,22 @@ impl View {
             Record::ElectedChecker(_) => {}
         }
         Ok(())
+    }
+
+    /// Takes a record of the gateway.
+    fn take_gateway(&mut self, key: RecordKey, record: Record, revision: u64) {
+        match (record, key) {
+            (Record::GatewayBackend(value), RecordKey::GatewayBackend(name)) => {
+                self.gateway_backends.insert(name, At { value, revision });
+            }
+            (Record::GatewayService(value), key) => {
+                self.set(&key, |of| of.gateway = Some(At { value, revision }));
+            }
+            (Record::Placement(value), key) => {
+                self.set(&key, |of| of.placement = Some(At { value, revision }));
+            }
+            _ => {}
+        }
     }
 
     /// Changes what is known of the service of a key.
@@ -256,6 +286,12 @@ impl View {
                 "list services with 'fairmesh get services', or declare it with 'fairmesh apply'",
             )
         })
+    }
+
+    /// The number of services, of those that were read, that a backend of the gateway serves.
+    pub fn services_on(&self, backend: &Label) -> usize {
+        let placements = self.services.values().filter_map(|one| one.placement.as_ref());
+        placements.filter(|placement| placement.value.has(backend)).count()
     }
 
     /// The zones of a region in which endpoints are, or that its tables name.

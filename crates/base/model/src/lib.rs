@@ -12,6 +12,7 @@ mod counted;
 mod duration;
 mod endpoint;
 mod error;
+mod gateway;
 mod health;
 mod identity;
 mod name;
@@ -38,6 +39,7 @@ pub use endpoint::{AddressPrefix, FULL_SPEED, Hosts};
 pub use endpoint::{Capacities, Capacity};
 pub use endpoint::{Endpoint, EndpointState, FULL_WEIGHT, MAX_WEIGHT};
 pub use error::Invalid;
+pub use gateway::{GatewayBackend, GatewayService, Placement};
 pub use health::{
     ALL_CALLS, CallerView, ElectedChecker, HealthCheck, Judgement, MAX_CAUSE, Probe, ServingPower, Standing,
     Verdict, VerdictEffect, Verdicts, bounded_cause, share_calls,

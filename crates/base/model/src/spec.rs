@@ -9,6 +9,7 @@ mod actions;
 mod authorization;
 mod balancing;
 mod endpoints;
+mod gateway;
 mod health;
 mod hosts;
 mod key;
@@ -34,6 +35,7 @@ pub use actions::{
 pub use authorization::{AuthorizationDocumentSpec, AuthorizationSpec, DefaultAuthorizationSpec, RuleSpec};
 pub use balancing::{BalancingSpec, OutliersSpec, ScoreSpec};
 pub use endpoints::{EndpointSpec, EndpointsSpec};
+pub use gateway::{GatewayBackendSpec, GatewayServiceSpec};
 pub use health::{GrpcProbeSpec, HealthCheckSpec, HttpProbeSpec, TcpProbeSpec};
 pub use hosts::{HostPrefixSpec, HostTypeSpec, HostsSpec};
 pub use key::{KeySpec, KeySpecs};
@@ -114,6 +116,10 @@ documents! {
     Authorization(AuthorizationDocumentSpec);
     /// Who may do what with the records.
     RoleBinding(RoleBindingSpec);
+    /// A backend of a gateway.
+    GatewayBackend(GatewayBackendSpec);
+    /// How a service uses a gateway with backends.
+    GatewayService(GatewayServiceSpec);
 }
 
 impl Document {
@@ -149,6 +155,14 @@ impl Document {
             Self::RoleBinding(spec) => {
                 let (name, binding) = spec.validate()?;
                 Resource::RoleBinding(name, binding)
+            }
+            Self::GatewayBackend(spec) => {
+                let (name, backend) = spec.validate()?;
+                Resource::GatewayBackend(name, backend)
+            }
+            Self::GatewayService(spec) => {
+                let (name, service) = spec.validate()?;
+                Resource::GatewayService(name, service)
             }
         })
     }

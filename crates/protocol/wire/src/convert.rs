@@ -5,6 +5,7 @@
 
 mod access;
 mod endpoint;
+mod gateway;
 mod health;
 mod hosts;
 mod policy;

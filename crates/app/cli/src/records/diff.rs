@@ -61,6 +61,9 @@ pub async fn run(args: DiffArgs) -> Result<ExitCode, Failure> {
         let view = match scope {
             Some(name) => View::read(&connection, &Scope::Service(name), &every_kind()).await?,
             None if matches!(one.resource, Resource::RoleBinding(..)) => View::roles(&connection).await?,
+            None if matches!(one.resource, Resource::GatewayBackend(..)) => {
+                View::gateway_backends(&connection).await?
+            }
             None => View::topology(&connection).await?,
         };
         differences.extend(difference(one, stored(&one.resource, &view).as_ref())?);
@@ -99,6 +102,12 @@ fn stored(resource: &Resource, view: &View) -> Option<Resource> {
         Resource::Authorization(_) => view.authorization.map(Resource::Authorization),
         Resource::RoleBinding(name, _) => {
             Some(Resource::RoleBinding(name.clone(), view.roles.get(name)?.value.clone()))
+        }
+        Resource::GatewayBackend(name, _) => {
+            Some(Resource::GatewayBackend(name.clone(), view.gateway_backends.get(name)?.value.clone()))
+        }
+        Resource::GatewayService(name, _) => {
+            Some(Resource::GatewayService(name.clone(), of(name)?.gateway.clone()?.value))
         }
         Resource::Endpoints(..) => None,
     }

@@ -3,6 +3,7 @@
 mod authorization;
 mod endpoint_state;
 mod fleet;
+mod gateway;
 mod health;
 mod hosts;
 mod list_output;
@@ -112,6 +113,12 @@ pub(crate) enum Kind {
     /// Who may do what with the records.
     #[value(aliases = ["role", "rolebindings", "rolebinding"])]
     Roles,
+    /// Backends of the gateway, and how many services each serves.
+    #[value(aliases = ["gateway-backend", "gatewaybackends", "gatewaybackend"])]
+    GatewayBackends,
+    /// Services that use a gateway with backends, and the backends that serve each.
+    #[value(aliases = ["gateway-service", "gatewayservices", "gatewayservice", "placements", "placement"])]
+    GatewayServices,
 }
 
 impl Kind {
@@ -131,6 +138,8 @@ impl Kind {
             Self::Tables => &[RecordKind::Policy, RecordKind::RegionTable],
             Self::Workloads => &[RecordKind::Workload],
             Self::Roles => &[],
+            Self::GatewayBackends => &[RecordKind::Placement],
+            Self::GatewayServices => &[RecordKind::GatewayService, RecordKind::Placement],
         };
         kinds.to_vec()
     }
@@ -151,6 +160,8 @@ pub(super) const fn list_of(kind: RecordKind) -> Option<Kind> {
         RecordList::Regions => Kind::Regions,
         RecordList::Hosts => Kind::Hosts,
         RecordList::Roles => Kind::Roles,
+        RecordList::GatewayBackends => Kind::GatewayBackends,
+        RecordList::GatewayServices => Kind::GatewayServices,
         RecordList::Unlisted => return None,
     })
 }
@@ -191,6 +202,9 @@ async fn list(connection: &Connection, args: &GetArgs) -> Result<Listing, Failur
         Kind::Roles => View::roles(connection).await?,
         _ => View::read(connection, &args.scope(), &read_kinds(args.kind)).await?,
     };
+    if args.kind == Kind::GatewayBackends {
+        view.gateway_backends = View::gateway_backends(connection).await?.gateway_backends;
+    }
     if args.kind == Kind::Regions {
         view.add_drains(connection).await?;
     }
@@ -241,6 +255,8 @@ async fn listing(connection: &Connection, args: &GetArgs, view: &View) -> Result
         Kind::Watchers => fleet::watchers(connection, view).await?,
         Kind::Workloads => workloads::workloads(view),
         Kind::Roles => roles::roles(view),
+        Kind::GatewayBackends => gateway::backends(view),
+        Kind::GatewayServices => gateway::services(view),
         Kind::Authorization => authorization::authorization(view),
     })
 }

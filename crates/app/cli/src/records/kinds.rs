@@ -42,6 +42,16 @@ const AUTHORIZATION: Argument = Argument {
     aliases: &[],
     help: "Who may call the service; without a service, what applies to services without rules",
 };
+const GATEWAY_BACKEND: Argument = Argument {
+    name: "gateway-backend",
+    aliases: &["gateway-backends", "gatewaybackend"],
+    help: "A backend of a gateway; the audit log has its history",
+};
+const GATEWAY_SERVICE: Argument = Argument {
+    name: "gateway-service",
+    aliases: &["gateway-services", "gatewayservice"],
+    help: "How the service uses a gateway with backends",
+};
 const ROLE: Argument = Argument {
     name: "role",
     aliases: &["roles", "rolebinding"],
@@ -58,9 +68,12 @@ const fn argument(kind: RecordKind) -> Option<&'static Argument> {
         RecordKind::Hosts => &HOSTS,
         RecordKind::Authorization | RecordKind::DefaultAuthorization => &AUTHORIZATION,
         RecordKind::RoleBinding => &ROLE,
+        RecordKind::GatewayBackend => &GATEWAY_BACKEND,
+        RecordKind::GatewayService => &GATEWAY_SERVICE,
         RecordKind::Endpoint
         | RecordKind::Health
         | RecordKind::Move
+        | RecordKind::Placement
         | RecordKind::RegionTable
         | RecordKind::ShardMap
         | RecordKind::MeasuredDistances

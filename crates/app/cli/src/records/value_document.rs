@@ -1,8 +1,8 @@
 //! Values of records, for display.
 
 use fairmesh_model::{
-    ElectedChecker, Endpoint, FederatedDomains, JoinedAgent, Record, RecordKey, RegionDrain, Regions,
-    Revocation, RoundTrips, ShardMove,
+    ElectedChecker, Endpoint, FederatedDomains, JoinedAgent, Placement, Record, RecordKey, RegionDrain,
+    Regions, Revocation, RoundTrips, ShardMove,
     spec::{Document, EndpointSpec, Resource},
     write_duration,
 };
@@ -64,6 +64,14 @@ fn shown(key: &RecordKey, record: Record) -> Option<Shown> {
             RecordKey::RoleBinding(name) => Shown::Document(Resource::RoleBinding(name.clone(), binding)),
             _ => return None,
         },
+        Record::GatewayBackend(backend) => match key {
+            RecordKey::GatewayBackend(name) => {
+                Shown::Document(Resource::GatewayBackend(name.clone(), backend))
+            }
+            _ => return None,
+        },
+        Record::GatewayService(used) => Shown::Document(Resource::GatewayService(service()?, used)),
+        Record::Placement(placement) => Shown::Json(placement_value(&placement)),
         Record::Hosts(hosts) => Shown::Document(Resource::Hosts(hosts)),
         Record::Regions(regions) => Shown::Document(Resource::Topology(regions, RoundTrips::default())),
         Record::RoundTrips(distances) => Shown::Document(Resource::Topology(Regions::default(), distances)),
@@ -99,6 +107,13 @@ fn move_value(ShardMove { shard, role, from, to }: &ShardMove) -> Value {
 
 fn drain_value(RegionDrain { keep, returns, over, .. }: &RegionDrain) -> Value {
     json!({ "keep": keep.to_string(), "returns": returns, "over": write_duration(*over) })
+}
+
+pub(super) fn placement_value(Placement { home_zone, zones }: &Placement) -> Value {
+    let zones = zones.iter().map(|(zone, backends)| {
+        (zone.to_string(), json!(backends.iter().map(ToString::to_string).collect::<Vec<_>>()))
+    });
+    json!({ "homeZone": home_zone.to_string(), "zones": zones.collect::<serde_json::Map<_, _>>() })
 }
 
 fn domains_value(domains: &FederatedDomains) -> Option<Value> {

@@ -92,6 +92,10 @@ pub enum RecordList {
     Regions,
     /// Host types.
     Hosts,
+    /// Backends of a gateway.
+    GatewayBackends,
+    /// Services of a gateway, and the backends on which they are placed.
+    GatewayServices,
     /// Role bindings.
     Roles,
     /// None: other commands show the records, such as `fairmesh identity`, `explain` and `history`.

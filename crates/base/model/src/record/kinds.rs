@@ -6,9 +6,10 @@
 //! list its implementors.
 
 use crate::{
-    Authorization, DefaultAuthorization, ElectedChecker, Endpoint, FederatedDomains, Hosts, JoinedAgent,
-    MeasuredDistances, Policy, RegionDrain, RegionTable, Regions, Revocations, RoundTrips, Service,
-    ShardMove, TrustBundle, Verdict, WorkloadEntry, access::RoleBinding,
+    Authorization, DefaultAuthorization, ElectedChecker, Endpoint, FederatedDomains, GatewayBackend,
+    GatewayService, Hosts, JoinedAgent, MeasuredDistances, Placement, Policy, RegionDrain, RegionTable,
+    Regions, Revocations, RoundTrips, Service, ShardMove, TrustBundle, Verdict, WorkloadEntry,
+    access::RoleBinding,
 };
 
 /// Calls a macro with the rows of all kinds.
@@ -57,6 +58,16 @@ macro_rules! record_kinds {
                     history: Kept("authorizations"), readers: Viewers, writers: Authorizers, is_applied: true,
                     audit: Security, list: Authorization
                 }
+                /// How a service uses a gateway with backends.
+                GatewayService at "gateway-services" => GatewayService(GatewayService) {
+                    history: Kept("gatewayServices"), readers: Viewers, writers: Operators, is_applied: true,
+                    audit: Security, list: GatewayServices
+                }
+                /// The backends of a gateway that serve a service. Routers do not need it; nodes and gateways read it.
+                Placement at "placements" => Placement(Placement) {
+                    history: No, readers: Viewers, writers: Admins, is_applied: false, audit: Activity,
+                    list: GatewayServices
+                }
             }
             mesh {
                 /// The regions.
@@ -96,6 +107,11 @@ macro_rules! record_kinds {
                 RoleBinding(name: Label) at ["roles"] => RoleBinding(RoleBinding) {
                     history: InAudit("roles"), readers: Viewers, writers: Admins, is_applied: true,
                     audit: Security, list: Roles
+                }
+                /// A backend of a gateway.
+                GatewayBackend(name: Label) at ["gateway", "backends"] => GatewayBackend(GatewayBackend) {
+                    history: InAudit("gatewayBackends"), readers: Everyone, writers: Admins, is_applied: true,
+                    audit: Security, list: GatewayBackends
                 }
                 /// The roots of the trust domain.
                 TrustBundle at ["identity", "bundle"] => TrustBundle(TrustBundle) {

@@ -93,6 +93,11 @@ impl Prefix {
         Self("/g/topology/".into())
     }
 
+    /// The backends of the gateway.
+    pub fn gateway_backends() -> Self {
+        Self("/g/gateway/backends/".into())
+    }
+
     /// The bindings of roles.
     pub fn roles() -> Self {
         Self("/g/roles/".into())

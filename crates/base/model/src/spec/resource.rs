@@ -1,13 +1,14 @@
 //! The validated form of documents, and the records that they are written as.
 
 use crate::{
-    Authorization, DefaultAuthorization, Endpoint, Hosts, Label, Policy, Record, RecordKey, Regions,
-    RoundTrips, Service, ServiceName, ShardMap, WorkloadEntry, access::RoleBinding,
+    Authorization, DefaultAuthorization, Endpoint, GatewayBackend, GatewayService, Hosts, Label, Policy,
+    Record, RecordKey, Regions, RoundTrips, Service, ServiceName, ShardMap, WorkloadEntry,
+    access::RoleBinding,
 };
 
 use super::{
-    AuthorizationDocumentSpec, Document, EndpointsSpec, HostsSpec, PolicySpec, RoleBindingSpec, ServiceSpec,
-    ShardMapSpec, TopologySpec, WorkloadSpec,
+    AuthorizationDocumentSpec, Document, EndpointsSpec, GatewayBackendSpec, GatewayServiceSpec, HostsSpec,
+    PolicySpec, RoleBindingSpec, ServiceSpec, ShardMapSpec, TopologySpec, WorkloadSpec,
 };
 
 /// The validated form of a document.
@@ -34,6 +35,10 @@ pub enum Resource {
     Authorization(DefaultAuthorization),
     /// Who may do what with the records.
     RoleBinding(Label, RoleBinding),
+    /// A backend of a gateway.
+    GatewayBackend(Label, GatewayBackend),
+    /// How a service uses a gateway with backends.
+    GatewayService(ServiceName, GatewayService),
 }
 
 impl Resource {
@@ -50,6 +55,8 @@ impl Resource {
             Self::ServiceAuthorization(name, _) => ("Authorization", name.to_string()),
             Self::Authorization(_) => ("Authorization", String::new()),
             Self::RoleBinding(name, _) => ("RoleBinding", name.to_string()),
+            Self::GatewayBackend(name, _) => ("GatewayBackend", name.to_string()),
+            Self::GatewayService(name, _) => ("GatewayService", name.to_string()),
         }
     }
 
@@ -70,6 +77,12 @@ impl Resource {
             Self::Authorization(default) => vec![(RecordKey::DefaultAuthorization, (*default).into())],
             Self::RoleBinding(name, binding) => {
                 vec![(RecordKey::RoleBinding(name.clone()), binding.clone().into())]
+            }
+            Self::GatewayBackend(name, backend) => {
+                vec![(RecordKey::GatewayBackend(name.clone()), backend.clone().into())]
+            }
+            Self::GatewayService(name, service) => {
+                vec![(RecordKey::GatewayService(name.clone()), service.clone().into())]
             }
             Self::ShardMap(..) | Self::Endpoints(..) => Vec::new(),
         }
@@ -96,6 +109,12 @@ impl From<&Resource> for Document {
                 Self::Authorization(AuthorizationDocumentSpec::of_default(*default))
             }
             Resource::RoleBinding(name, binding) => Self::RoleBinding(RoleBindingSpec::of(name, binding)),
+            Resource::GatewayBackend(name, backend) => {
+                Self::GatewayBackend(GatewayBackendSpec::of(name, backend))
+            }
+            Resource::GatewayService(name, service) => {
+                Self::GatewayService(GatewayServiceSpec::of(name, service))
+            }
         }
     }
 }

@@ -3,13 +3,13 @@ use std::time::Duration;
 use super::*;
 use crate::{
     Abort, Actions, Authorization, AuthorizationMode, AuthorizationRule, Backend, Balancing, BalancingPolicy,
-    CallerMatch, ClientMatch, DefaultAuthorization, Delay, Endpoint, EndpointState, GrpcMatch, HeaderEdits,
-    HeaderMatch, HealthCheck, HostMatch, HostType, Hosts, InstanceId, KeyRange, KeySource, Label, LoadSignal,
-    Locality, Location, Match, Mirror, MtlsMode, Outliers, PathMatch, PathRewrite, Pattern, Policy, Probe,
-    ProgramSelector, Protocol, QueryMatch, RateLimit, Redirect, Region, RegionInfo, RegionShares, Regions,
-    Replica, ReplicaState, Retries, Rewrite, Ring, Role, RoundTrips, Route, RouteSource, Scope, Score,
-    Service, ServiceKind, ServiceName, Shard, ShardId, ShardKey, ShardMap, Share, Template, TextMatch,
-    Timeouts, Traffic, TrafficMode, TrafficShares, WorkloadEntry,
+    CallerMatch, ClientMatch, DefaultAuthorization, Delay, Endpoint, EndpointState, GatewayBackend,
+    GatewayService, GrpcMatch, HeaderEdits, HeaderMatch, HealthCheck, HostMatch, HostType, Hosts, InstanceId,
+    KeyRange, KeySource, Label, LoadSignal, Locality, Location, Match, Mirror, MtlsMode, Outliers, PathMatch,
+    PathRewrite, Pattern, Policy, Probe, ProgramSelector, Protocol, QueryMatch, RateLimit, Redirect, Region,
+    RegionInfo, RegionShares, Regions, Replica, ReplicaState, Retries, Rewrite, Ring, Role, RoundTrips,
+    Route, RouteSource, Scope, Score, Service, ServiceKind, ServiceName, Shard, ShardId, ShardKey, ShardMap,
+    Share, Template, TextMatch, Timeouts, Traffic, TrafficMode, TrafficShares, WorkloadEntry, Zone,
 };
 
 fn cart() -> ServiceName {
@@ -302,6 +302,19 @@ fn every_plan_survives_its_document() {
         Resource::Endpoints(cart(), vec![full_endpoint()]),
         Resource::Workload(cart(), full_workload()),
         Resource::Authorization(DefaultAuthorization::Deny),
+        Resource::GatewayBackend(
+            Label::new("gw-1").unwrap(),
+            GatewayBackend {
+                zone: Zone::new("eu-a").unwrap(),
+                capacity: 7,
+                replicas: ["10.0.0.1:7440".parse().unwrap(), "10.0.0.2:7440".parse().unwrap()].into(),
+                is_closed: true,
+            },
+        ),
+        Resource::GatewayService(
+            cart(),
+            GatewayService { home_zone: Zone::new("eu-a").unwrap(), backends: 5 },
+        ),
     ];
     for resource in resources {
         assert_eq!(Document::from(&resource).validate(), Ok(resource));

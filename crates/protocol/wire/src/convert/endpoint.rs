@@ -40,7 +40,7 @@ fn optional<N: TryFrom<String, Error = Invalid>>(field: &str, text: String) -> R
     N::try_from(text).map(Some).map_err(|e| e.within(field))
 }
 
-fn socket_address(field: &str, text: &str) -> Result<SocketAddr, Invalid> {
+pub(super) fn socket_address(field: &str, text: &str) -> Result<SocketAddr, Invalid> {
     text.parse().map_err(|_| {
         Invalid::new(
             field,

@@ -2431,6 +2431,49 @@ pub struct History {
     #[prost(string, tag = "6")]
     pub replaced_message: ::prost::alloc::string::String,
 }
+/// A backend of a gateway, at gateway/backends/: replicas with one configuration.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GatewayBackend {
+    /// It fails as a whole.
+    #[prost(string, tag = "1")]
+    pub zone: ::prost::alloc::string::String,
+    /// Services that it serves, 1 to 1000000.
+    #[prost(uint32, tag = "2")]
+    pub capacity: u32,
+    /// Where nodes connect, as ip:port; 1 to 64.
+    #[prost(string, repeated, tag = "3")]
+    pub replicas: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Whether it gets no further services.
+    #[prost(bool, tag = "4")]
+    pub closed: bool,
+}
+/// How a service uses a gateway with backends.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GatewayService {
+    /// The zone of most of its callers.
+    #[prost(string, tag = "1")]
+    pub home_zone: ::prost::alloc::string::String,
+    /// 3 to 32.
+    #[prost(uint32, tag = "2")]
+    pub backends: u32,
+}
+/// The backends that serve a service; at most 32.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Placement {
+    /// The zone whose backends are used first.
+    #[prost(string, tag = "1")]
+    pub home_zone: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "2")]
+    pub zones: ::prost::alloc::vec::Vec<ZoneBackends>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ZoneBackends {
+    #[prost(string, tag = "1")]
+    pub zone: ::prost::alloc::string::String,
+    /// Names of backends.
+    #[prost(string, repeated, tag = "2")]
+    pub backends: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
 /// Unspecified: serving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]

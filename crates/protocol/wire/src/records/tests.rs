@@ -38,6 +38,9 @@ fn keys() -> Vec<RecordKey> {
         RecordKey::Authorization(cart()),
         RecordKey::DefaultAuthorization,
         RecordKey::RoleBinding(Label::new("shop").unwrap()),
+        RecordKey::GatewayService(cart()),
+        RecordKey::GatewayBackend(Label::new("gw-1").unwrap()),
+        RecordKey::Placement(cart()),
     ]
 }
 

@@ -144,7 +144,11 @@ pub(crate) fn mentioned(resource: &Resource) -> Vec<Mention> {
         Resource::ServiceAuthorization(of, _) => {
             vec![mention(of, format!("the authorization of {of}"), "it has no effect until it is")]
         }
+        Resource::GatewayService(of, _) => {
+            vec![mention(of, format!("the gateway service {of}"), "calls to it fail until it is")]
+        }
         Resource::Service(..)
+        | Resource::GatewayBackend(..)
         | Resource::Topology(..)
         | Resource::Hosts(_)
         | Resource::Endpoints(..)

@@ -98,7 +98,9 @@ fn wide_columns(kind: Kind) -> &'static [(&'static str, &'static str)] {
         | Kind::Watchers
         | Kind::Workloads
         | Kind::Authorization
-        | Kind::Roles => &[],
+        | Kind::Roles
+        | Kind::GatewayBackends
+        | Kind::GatewayServices => &[],
     }
 }
 
@@ -123,9 +125,11 @@ pub(super) fn name(kind: Kind, item: &Value) -> Option<String> {
     };
     let within = |name: &str| Some(format!("{}/{}", field("service")?, field(name)?));
     match kind {
-        Kind::Services | Kind::Regions | Kind::Hosts | Kind::Roles => field("name"),
+        Kind::Services | Kind::Regions | Kind::Hosts | Kind::Roles | Kind::GatewayBackends => field("name"),
         Kind::Endpoints | Kind::Health => within("instance"),
-        Kind::Policies | Kind::Shards | Kind::Workloads | Kind::Authorization => field("service"),
+        Kind::Policies | Kind::Shards | Kind::Workloads | Kind::Authorization | Kind::GatewayServices => {
+            field("service")
+        }
         Kind::Moves => within("shard"),
         Kind::Tables => within("from"),
         Kind::Watchers => field("software"),

@@ -1,0 +1,178 @@
+//! Backends of a gateway, the services that use it, and where they are placed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    net::SocketAddr,
+};
+
+use crate::{Invalid, Label, Zone, endpoint::check_address};
+
+/// The most replicas of a backend.
+const MAX_REPLICAS: usize = 64;
+/// The most services of a backend.
+const MAX_CAPACITY: u32 = 1_000_000;
+
+/// A backend of a gateway: replicas with one configuration, in one zone (Canal Mesh, section 4.2).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GatewayBackend {
+    /// The zone, which fails as a whole. The zones of all backends have different names, also those of two regions.
+    pub zone: Zone,
+    /// How many services it serves, at most.
+    pub capacity: u32,
+    /// Where nodes connect to its replicas.
+    pub replicas: BTreeSet<SocketAddr>,
+    /// Whether it gets no further services; those that it has stay.
+    pub is_closed: bool,
+}
+
+/// A service whose pods are called through a gateway with backends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GatewayService {
+    /// The zone of most of its callers: two or more of its backends are there, and one or more elsewhere.
+    pub home_zone: Zone,
+    /// How many backends serve it.
+    pub backends: u32,
+}
+
+/// The backends that serve a service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// The zone whose backends are used first, by nodes that know of no zone of their own.
+    pub home_zone: Zone,
+    /// Names of backends by their zones.
+    pub zones: BTreeMap<Zone, BTreeSet<Label>>,
+}
+
+impl GatewayBackend {
+    /// Services of a backend without a declared capacity.
+    pub const DEFAULT_CAPACITY: u32 = 1_000;
+
+    /// Checks the capacity and the addresses.
+    ///
+    /// # Errors
+    /// [`Invalid`] with the field.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        if !(1..=MAX_CAPACITY).contains(&self.capacity) {
+            let problem = format!("{} is out of range", self.capacity);
+            return Err(Invalid::new("capacity", problem, format!("write 1 to {MAX_CAPACITY}")));
+        }
+        if !(1..=MAX_REPLICAS).contains(&self.replicas.len()) {
+            let problem = format!("has {}", self.replicas.len());
+            let hint = format!("give the address of each replica, 1 to {MAX_REPLICAS}");
+            return Err(Invalid::new("replicas", problem, hint));
+        }
+        self.replicas.iter().try_for_each(|address| check_address("replicas", *address))
+    }
+}
+
+impl GatewayService {
+    /// The fewest backends of a service: two in its home zone, and one elsewhere.
+    pub const MIN_BACKENDS: u32 = 3;
+    /// The most backends of a service.
+    pub const MAX_BACKENDS: u32 = 32;
+
+    /// Checks the number of backends.
+    ///
+    /// # Errors
+    /// [`Invalid`] with the field.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        match (Self::MIN_BACKENDS..=Self::MAX_BACKENDS).contains(&self.backends) {
+            true => Ok(()),
+            false => {
+                let problem = format!("{} is out of range", self.backends);
+                let hint = format!("write {} to {}", Self::MIN_BACKENDS, Self::MAX_BACKENDS);
+                Err(Invalid::new("backends", problem, hint))
+            }
+        }
+    }
+}
+
+impl Placement {
+    /// The names of all backends.
+    pub fn backends(&self) -> impl Iterator<Item = &Label> {
+        self.zones.values().flatten()
+    }
+
+    /// Whether a backend serves the service.
+    pub fn has(&self, backend: &Label) -> bool {
+        self.zones.values().any(|backends| backends.contains(backend))
+    }
+
+    /// The backends in the order in which they are tried: those of a zone, or of the home zone if none are there, and then the others.
+    pub fn in_order(&self, own_zone: Option<&Zone>) -> Vec<&BTreeSet<Label>> {
+        let first = own_zone.filter(|zone| self.zones.contains_key(*zone)).unwrap_or(&self.home_zone);
+        let others = self.zones.iter().filter(|(zone, _)| *zone != first).map(|(_, backends)| backends);
+        self.zones.get(first).into_iter().chain(others).collect()
+    }
+
+    /// Checks the number of backends, and that each is in one zone.
+    ///
+    /// # Errors
+    /// [`Invalid`] with the field.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        let count = self.backends().count();
+        let problem = match self.backends().collect::<BTreeSet<_>>().len() {
+            0 => "has no backend".to_owned(),
+            distinct if distinct < count => "has a backend in two zones".to_owned(),
+            _ if count > GatewayService::MAX_BACKENDS as usize => format!("has {count} backends"),
+            _ => return Ok(()),
+        };
+        let hint = format!("give 1 to {} backends, each in its zone", GatewayService::MAX_BACKENDS);
+        Err(Invalid::new("zones", problem, hint))
+    }
+}
+
+impl fmt::Display for Placement {
+    /// `eu-a: gw-1, gw-2; eu-b: gw-4`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, (zone, backends)) in self.zones.iter().enumerate() {
+            let names: Vec<&str> = backends.iter().map(Label::as_str).collect();
+            write!(f, "{}{zone}: {}", if i > 0 { "; " } else { "" }, names.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn placement(zones: &[(&str, &[&str])]) -> Placement {
+        let names = |names: &[&str]| names.iter().map(|name| Label::new(name).unwrap()).collect();
+        let zones = zones.iter().map(|(zone, backends)| (Zone::new(zone).unwrap(), names(backends)));
+        Placement { home_zone: Zone::new("b").unwrap(), zones: zones.collect() }
+    }
+
+    #[test]
+    fn own_zone_comes_first_and_else_the_home_zone() {
+        let placed = placement(&[("a", &["one"]), ("b", &["two", "three"]), ("c", &["four"])]);
+        let order = |zone: Option<&str>| {
+            let zone = zone.map(|zone| Zone::new(zone).unwrap());
+            let order = placed.in_order(zone.as_ref()).into_iter();
+            order.map(|names| names.first().unwrap().as_str().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(order(None), ["three", "one", "four"]);
+        assert_eq!(order(Some("c")), ["four", "one", "three"]);
+        assert_eq!(order(Some("elsewhere")), ["three", "one", "four"]);
+        assert_eq!(placed.to_string(), "a: one; b: three, two; c: four");
+        let four = Label::new("four").unwrap();
+        assert!(placed.has(&four) && !placement(&[("a", &["one"])]).has(&four));
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_refused() {
+        assert!(placement(&[]).validate().is_err() && placement(&[("a", &[])]).validate().is_err());
+        assert!(placement(&[("a", &["one"]), ("b", &["one"])]).validate().is_err());
+        assert!(placement(&[("a", &["one"])]).validate().is_ok());
+        let of = |backends| GatewayService { home_zone: Zone::new("a").unwrap(), backends }.validate();
+        assert!(of(3).is_ok() && of(32).is_ok() && of(2).is_err() && of(33).is_err());
+        let backend = |capacity, replicas: &[&str]| {
+            let replicas = replicas.iter().map(|address| address.parse().unwrap()).collect();
+            GatewayBackend { zone: Zone::new("a").unwrap(), capacity, replicas, is_closed: false }.validate()
+        };
+        assert!(backend(1, &["10.0.0.1:7440"]).is_ok());
+        assert!(backend(0, &["10.0.0.1:7440"]).is_err() && backend(1, &[]).is_err());
+        assert!(backend(1, &["0.0.0.0:7440"]).is_err() && backend(1, &["10.0.0.1:0"]).is_err());
+    }
+}

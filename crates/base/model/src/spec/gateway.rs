@@ -1,0 +1,83 @@
+use serde::{Deserialize, Serialize};
+
+use super::text::{read, read_address};
+use crate::{GatewayBackend, GatewayService, Invalid, Label, ServiceName};
+
+/// A backend of a gateway: replicas with one configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct GatewayBackendSpec {
+    /// Its name.
+    pub name: String,
+    /// Its zone, which fails as a whole.
+    pub zone: String,
+    /// How many services it serves, at most; by default 1000.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<u32>,
+    /// Where nodes connect to its replicas, as `ip:port`.
+    pub replicas: Vec<String>,
+    /// Whether it gets no further services.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub closed: bool,
+}
+
+/// A service whose pods are called through a gateway with backends.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct GatewayServiceSpec {
+    /// `tenant/service`.
+    pub service: String,
+    /// The zone of most of its callers.
+    pub home_zone: String,
+    /// How many backends serve it; by default 3.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backends: Option<u32>,
+}
+
+impl GatewayBackendSpec {
+    /// Validates.
+    pub fn validate(&self) -> Result<(Label, GatewayBackend), Invalid> {
+        let address = |(i, text): (usize, &String)| read_address(&format!("replicas[{i}]"), text);
+        let backend = GatewayBackend {
+            zone: read("zone", &self.zone)?,
+            capacity: self.capacity.unwrap_or(GatewayBackend::DEFAULT_CAPACITY),
+            replicas: self.replicas.iter().enumerate().map(address).collect::<Result<_, _>>()?,
+            is_closed: self.closed,
+        };
+        backend.validate()?;
+        Ok((read("name", &self.name)?, backend))
+    }
+
+    /// The inverse of [`validate`](Self::validate).
+    pub fn of(name: &Label, backend: &GatewayBackend) -> Self {
+        let capacity = backend.capacity;
+        Self {
+            name: name.to_string(),
+            zone: backend.zone.to_string(),
+            capacity: (capacity != GatewayBackend::DEFAULT_CAPACITY).then_some(capacity),
+            replicas: backend.replicas.iter().map(ToString::to_string).collect(),
+            closed: backend.is_closed,
+        }
+    }
+}
+
+impl GatewayServiceSpec {
+    /// Validates.
+    pub fn validate(&self) -> Result<(ServiceName, GatewayService), Invalid> {
+        let backends = self.backends.unwrap_or(GatewayService::MIN_BACKENDS);
+        let service = GatewayService { home_zone: read("homeZone", &self.home_zone)?, backends };
+        service.validate()?;
+        Ok((read("service", &self.service)?, service))
+    }
+
+    /// The inverse of [`validate`](Self::validate).
+    pub fn of(name: &ServiceName, service: &GatewayService) -> Self {
+        Self {
+            service: name.to_string(),
+            home_zone: service.home_zone.to_string(),
+            backends: (service.backends != GatewayService::MIN_BACKENDS).then_some(service.backends),
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Backends of a gateway, the services that use it, and where they are placed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fairmesh_model::{GatewayBackend, GatewayService, Invalid, Label, Placement, Zone};
+
+use super::endpoint::socket_address;
+use crate::v1;
+
+impl From<GatewayBackend> for v1::GatewayBackend {
+    fn from(backend: GatewayBackend) -> Self {
+        let GatewayBackend { zone, capacity, replicas, is_closed } = backend;
+        let replicas = replicas.iter().map(ToString::to_string).collect();
+        Self { zone: zone.into(), capacity, replicas, closed: is_closed }
+    }
+}
+
+impl TryFrom<v1::GatewayBackend> for GatewayBackend {
+    type Error = Invalid;
+
+    fn try_from(message: v1::GatewayBackend) -> Result<Self, Invalid> {
+        let v1::GatewayBackend { zone, capacity, replicas, closed } = message;
+        let backend = Self {
+            zone: read_zone("zone", zone)?,
+            capacity,
+            replicas: replicas
+                .iter()
+                .map(|text| socket_address("replicas", text))
+                .collect::<Result<_, _>>()?,
+            is_closed: closed,
+        };
+        backend.validate()?;
+        Ok(backend)
+    }
+}
+
+impl From<GatewayService> for v1::GatewayService {
+    fn from(service: GatewayService) -> Self {
+        Self { home_zone: service.home_zone.into(), backends: service.backends }
+    }
+}
+
+impl TryFrom<v1::GatewayService> for GatewayService {
+    type Error = Invalid;
+
+    fn try_from(message: v1::GatewayService) -> Result<Self, Invalid> {
+        let v1::GatewayService { home_zone, backends } = message;
+        let service = Self { home_zone: read_zone("home_zone", home_zone)?, backends };
+        service.validate()?;
+        Ok(service)
+    }
+}
+
+impl From<Placement> for v1::Placement {
+    fn from(placement: Placement) -> Self {
+        let zones = placement.zones.into_iter().map(|(zone, backends)| v1::ZoneBackends {
+            zone: zone.into(),
+            backends: backends.into_iter().map(String::from).collect(),
+        });
+        Self { home_zone: placement.home_zone.into(), zones: zones.collect() }
+    }
+}
+
+impl TryFrom<v1::Placement> for Placement {
+    type Error = Invalid;
+
+    fn try_from(message: v1::Placement) -> Result<Self, Invalid> {
+        let v1::Placement { home_zone, zones } = message;
+        let mut by_zone: BTreeMap<Zone, BTreeSet<Label>> = BTreeMap::new();
+        for v1::ZoneBackends { zone, backends } in zones {
+            let zone = read_zone("zones.zone", zone)?;
+            let backends = backends.into_iter().map(Label::try_from).collect::<Result<Vec<_>, _>>();
+            by_zone.entry(zone).or_default().extend(backends.map_err(|e| e.within("zones.backends"))?);
+        }
+        let placement = Self { home_zone: read_zone("home_zone", home_zone)?, zones: by_zone };
+        placement.validate()?;
+        Ok(placement)
+    }
+}
+
+fn read_zone(field: &str, text: String) -> Result<Zone, Invalid> {
+    Zone::try_from(text).map_err(|e| e.within(field))
+}
