@@ -44,6 +44,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("rib", &["model", "wire", "signals"]),
     ("identity", &["model", "wire", "rib"]),
     ("te", &["model"]),
+    ("placement", &["model"]),
     // From facts to tables, for the control plane and the simulator: who collects facts and writes tables is none of it.
     ("planner", &["model", "signals", "te"]),
     ("sim", &["model", "balancer", "router", "rib", "te", "planner", "signals"]),
@@ -130,6 +131,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "rib",
             "signals",
             "planner",
+            "placement",
             "store",
             "registry",
             "imbalance",
@@ -198,7 +200,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
 const MAY_USE_ALL: &[&str] = &["fairmesh", "bench", "fuzz"];
 
 /// Crates that hold no clock, no chance and no I/O, so that simulation and production run the same code.
-const PURE: &[&str] = &["model", "balancer", "router", "imbalance", "signals", "te", "planner"];
+const PURE: &[&str] = &["model", "balancer", "router", "imbalance", "signals", "te", "planner", "placement"];
 
 /// Files that are as pure within a crate that is not: the core of the RIB, and what decides on shards.
 const PURE_FILES: &[(&str, &[&str])] = &[

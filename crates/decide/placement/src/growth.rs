@@ -1,0 +1,79 @@
+//! More backends for a service.
+
+use fairmesh_model::arith::mix_pair;
+
+use crate::{
+    backend_set::BackendSet,
+    choice::{Draft, Wish},
+    missing::Missing,
+};
+
+/// Services that one growth moves, at most: of 10,000 on 60 backends, growth from three to ten backends moves about ten.
+const MAX_DISPLACED: usize = 64;
+
+impl Draft<'_> {
+    /// Gives a placed service the backends that it lacks, and replaces one backend of each service that would lie among them.
+    ///
+    /// # Errors
+    /// What is missing; nothing is changed.
+    pub(crate) fn grow(&mut self, wishes: &[Wish<'_>], wish: Wish<'_>) -> Result<(), Missing> {
+        let Some(before) = self.occupied.remove(wish.service) else { return Ok(()) };
+        let grown = self.grown(wish, &before);
+        let Ok(set) = grown.and_then(|set| self.claim(wish, set)) else {
+            self.occupied.insert(wish.service, before.clone());
+            self.check_room(wish, &before)?;
+            return Err(Missing::Combination(wish.home.clone()));
+        };
+        let displaced = self.occupied.shorter_within(&set);
+        self.occupied.insert(wish.service, set);
+        let mut moved: Vec<(usize, BackendSet)> = Vec::new();
+        for service in displaced {
+            let Some(old) = self.occupied.remove(service) else { continue };
+            let new = self.replace_one(wishes[service], &old);
+            let is_moved = new.is_ok();
+            self.occupied.insert(service, new.unwrap_or_else(|_| old.clone()));
+            moved.push((service, old));
+            if !is_moved {
+                moved.push((wish.service, before));
+                for (service, old) in moved {
+                    self.occupied.remove(service);
+                    self.occupied.insert(service, old);
+                }
+                return Err(Missing::Combination(wish.home.clone()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds one backend after the other: that with which the fewest services lie among those of this one.
+    fn grown(&mut self, wish: Wish<'_>, before: &BackendSet) -> Result<BackendSet, Missing> {
+        self.check_room(wish, before)?;
+        let mut set = before.clone();
+        while set.len() < wish.count {
+            let mut best: Option<((usize, u64, u64), usize)> = None;
+            for backend in self.candidates(&set) {
+                if !self.fits(wish, &set, backend) {
+                    continue;
+                }
+                let covered = self.occupied.shorter_within_on(&set.with(backend), backend).len();
+                let chance = mix_pair(self.seed ^ wish.service as u64, backend as u64);
+                let cost = (covered, self.used(backend), chance);
+                if best.is_none_or(|(least, _)| cost < least) {
+                    best = Some((cost, backend));
+                }
+            }
+            let (_, backend) = best.ok_or_else(|| Missing::Combination(wish.home.clone()))?;
+            set.insert(backend);
+        }
+        Ok(set)
+    }
+
+    /// Checks that a set lies within no other service, and that few services lie within it.
+    fn claim(&mut self, wish: Wish<'_>, set: BackendSet) -> Result<BackendSet, Missing> {
+        self.combinations += 1;
+        let is_claimed = !self.occupied.has(&set)
+            && !self.occupied.lies_within_another(&set)
+            && self.occupied.shorter_within(&set).len() <= MAX_DISPLACED;
+        is_claimed.then_some(set).ok_or_else(|| Missing::Combination(wish.home.clone()))
+    }
+}

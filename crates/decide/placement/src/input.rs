@@ -1,0 +1,56 @@
+//! What a plan is made from.
+
+use std::collections::BTreeSet;
+
+use fairmesh_model::{GatewayService, Label, ServiceName, Zone};
+
+/// Backends of a service in its home zone, at least: with one, each of its failures would send the calls to another zone.
+pub(crate) const HOME: usize = 2;
+/// Backends of a service in other zones, at least.
+pub(crate) const ELSEWHERE: usize = 1;
+/// The fewest backends of a service.
+pub const MIN_BACKENDS: usize = GatewayService::MIN_BACKENDS as usize;
+/// The most backends of a service.
+pub const MAX_BACKENDS: usize = GatewayService::MAX_BACKENDS as usize;
+
+// Both zones have their least numbers.
+const _: () = assert!(HOME + ELSEWHERE == MIN_BACKENDS);
+
+/// A group of replicas with one configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Backend {
+    /// Its name, unique in the fleet.
+    pub name: Label,
+    /// Its zone, which fails as a whole.
+    pub zone: Zone,
+    /// How many services it serves, at most.
+    pub capacity: u32,
+    /// Whether it gets further services. One that does not keeps those that it has.
+    pub is_open: bool,
+}
+
+/// A service that uses the gateway.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlacedService {
+    /// Its name, unique in the input.
+    pub name: ServiceName,
+    /// The zone of most of its callers.
+    pub home: Zone,
+    /// How many backends it is to have; [`MIN_BACKENDS`] to [`MAX_BACKENDS`], values outside count as the nearest.
+    pub count: usize,
+    /// Where it is at present; empty for a new service.
+    pub present: BTreeSet<Label>,
+}
+
+/// What a plan is made from.
+#[derive(Clone, Copy, Debug)]
+pub struct PlanInput<'a> {
+    /// All backends.
+    pub backends: &'a [Backend],
+    /// All services that use the gateway. What others have is free.
+    pub services: &'a [PlacedService],
+    /// The most backends of all services of one tenant together, each counted once for each service.
+    pub tenant_quota: usize,
+    /// The seed of all draws: equal inputs give equal plans.
+    pub seed: u64,
+}

@@ -1,0 +1,292 @@
+//! What plans keep to, whatever fleets and services do.
+
+#![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fairmesh_model::{Label, ServiceName, Tenant, Zone};
+use fairmesh_placement::{Backend, MIN_BACKENDS, Missing, PlacedService, Plan, PlanInput, plan};
+use proptest::prelude::*;
+
+const NO_QUOTA: usize = usize::MAX / 2;
+
+/// A gateway and its services over several plans.
+#[derive(Clone, Debug)]
+struct Gateway {
+    backends: Vec<Backend>,
+    services: Vec<PlacedService>,
+    quota: usize,
+}
+
+fn zone(number: usize) -> Zone {
+    Zone::new(format!("z{number}")).unwrap()
+}
+
+fn backend(number: usize, zones: usize, capacity: u32) -> Backend {
+    let name = Label::new(format!("gw-{number}")).unwrap();
+    Backend { name, zone: zone(number % zones), capacity, is_open: true }
+}
+
+fn service(number: usize, zones: usize, count: usize) -> PlacedService {
+    let name = ServiceName::new(format!("t{}/s{number}", number % 7)).unwrap();
+    PlacedService { name, home: zone(number % zones), count, present: BTreeSet::new() }
+}
+
+impl Gateway {
+    fn new((backends, zones, capacity): (usize, usize, u32), services: usize) -> Self {
+        Self {
+            backends: (0..backends).map(|number| backend(number, zones, capacity)).collect(),
+            services: (0..services).map(|number| service(number, zones, MIN_BACKENDS)).collect(),
+            quota: NO_QUOTA,
+        }
+    }
+
+    /// Plans, and brings the changes into force.
+    fn plan(&mut self) -> Plan {
+        let Self { backends, services, quota } = &*self;
+        let made = plan(PlanInput { backends, services, tenant_quota: *quota, seed: 7 });
+        for service in &mut self.services {
+            if let Some(names) = made.changes.get(&service.name) {
+                service.present = names.clone();
+            }
+        }
+        made
+    }
+
+    fn loads(&self) -> BTreeMap<&Label, usize> {
+        let mut loads: BTreeMap<&Label, usize> = self.backends.iter().map(|one| (&one.name, 0)).collect();
+        for name in self.services.iter().flat_map(|service| &service.present) {
+            *loads.get_mut(name).unwrap() += 1;
+        }
+        loads
+    }
+
+    /// The backends of each service as bits.
+    fn bits(&self) -> Vec<u64> {
+        let bit = |name: &Label| 1 << self.backends.iter().position(|one| one.name == *name).unwrap();
+        self.services.iter().map(|service| service.present.iter().map(bit).sum()).collect()
+    }
+
+    fn in_zone(&self, service: &PlacedService) -> usize {
+        let at_home =
+            |name: &&Label| self.backends.iter().any(|one| one.name == **name && one.zone == service.home);
+        service.present.iter().filter(at_home).count()
+    }
+
+    /// Asserts what holds for all services that are placed as they ask.
+    fn check(&self, made: &Plan) {
+        let whole: Vec<bool> = self.services.iter().map(|one| self.is_spread(one)).collect();
+        let bits = self.bits();
+        for (i, service) in self.services.iter().enumerate() {
+            let is_refused = made.refused.contains_key(&service.name);
+            assert!(whole[i] || is_refused, "{service:?} is not spread");
+            assert!(service.present.len() >= service.count || is_refused, "{service:?}");
+            for (j, other) in self.services.iter().enumerate() {
+                let is_within = i != j && whole[i] && whole[j] && bits[i] & !bits[j] == 0;
+                assert!(!is_within || is_refused, "{service:?} lies within {other:?}");
+            }
+        }
+        for one in &self.backends {
+            assert!(self.loads()[&one.name] <= one.capacity as usize, "{one:?}");
+        }
+    }
+
+    fn is_spread(&self, service: &PlacedService) -> bool {
+        let at_home = self.in_zone(service);
+        at_home >= 2 && service.present.len() > at_home
+    }
+}
+
+/// A change of the mesh.
+#[derive(Clone, Debug)]
+enum Change {
+    Count(usize, usize),
+    Home(usize, usize),
+    Leaves(usize),
+    Comes(usize),
+    BackendLeaves(usize),
+    BackendComes(usize),
+    Closes(usize),
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    prop_oneof![
+        3 => (0..40_usize, 3..7_usize).prop_map(|(service, count)| Change::Count(service, count)),
+        1 => (0..40_usize, 0..3_usize).prop_map(|(service, home)| Change::Home(service, home)),
+        1 => (0..40_usize).prop_map(Change::Leaves),
+        1 => (100..140_usize).prop_map(Change::Comes),
+        1 => (0..20_usize).prop_map(Change::BackendLeaves),
+        1 => (50..60_usize).prop_map(Change::BackendComes),
+        1 => (0..20_usize).prop_map(Change::Closes),
+    ]
+}
+
+impl Gateway {
+    /// Makes a change, and returns the services that it is about.
+    fn make(&mut self, change: &Change) {
+        let (services, backends) = (self.services.len(), self.backends.len());
+        match *change {
+            Change::Count(at, count) => self.services[at % services].count = count,
+            Change::Home(at, home) => self.services[at % services].home = zone(home),
+            Change::Leaves(at) if services > 1 => drop(self.services.remove(at % services)),
+            Change::Comes(number)
+                if self.services.iter().all(|one| one.name != service(number, 3, 3).name) =>
+            {
+                self.services.push(service(number, 3, MIN_BACKENDS));
+            }
+            Change::BackendLeaves(at) if backends > 4 => {
+                let gone = self.backends.remove(at % backends).name;
+                for service in &mut self.services {
+                    service.present.remove(&gone);
+                }
+            }
+            Change::BackendComes(number) => {
+                let new = backend(number, 3, 40);
+                if self.backends.iter().all(|one| one.name != new.name) {
+                    self.backends.push(new);
+                }
+            }
+            Change::Closes(at) => self.backends[at % backends].is_open ^= true,
+            _ => {}
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn no_service_lies_within_another_after_any_changes(
+        (backends, zones, services) in (6..20_usize, 1..4_usize, 1..40_usize),
+        capacity in 8..40_u32,
+        changes in proptest::collection::vec(change(), 0..12),
+    ) {
+        let mut gateway = Gateway::new((backends, zones, capacity), services);
+        let made = gateway.plan();
+        gateway.check(&made);
+        for change in changes {
+            gateway.make(&change);
+            let made = gateway.plan();
+            gateway.check(&made);
+            // A refused change may be possible once others are made; then nothing changes any more.
+            let is_settled = (0..6).any(|_| {
+                let again = gateway.plan();
+                gateway.check(&again);
+                again.changes.is_empty()
+            });
+            prop_assert!(is_settled, "plans go on changing");
+        }
+    }
+
+    #[test]
+    fn a_change_replaces_at_most_one_backend_of_other_services(
+        services in 10..60_usize, grown in 0..60_usize, count in 4..7_usize, gone in 0..18_usize,
+    ) {
+        let mut gateway = Gateway::new((18, 3, 100), services);
+        gateway.plan();
+        let before = gateway.clone();
+        let grown = grown % services;
+        gateway.services[grown].count = count;
+        gateway.plan();
+        for (number, (old, new)) in before.services.iter().zip(&gateway.services).enumerate() {
+            let lost = old.present.difference(&new.present).count();
+            prop_assert!(lost <= usize::from(number != grown), "{old:?} {new:?}");
+        }
+        let before = gateway.clone();
+        let gone = gateway.backends.remove(gone).name;
+        gateway.plan();
+        for (old, new) in before.services.iter().zip(&gateway.services) {
+            let lost = old.present.iter().filter(|name| **name != gone && !new.present.contains(*name)).count();
+            prop_assert!(lost <= 1, "{old:?} {new:?}");
+        }
+    }
+}
+
+/// With all backends of any one service dead, every other one has a backend that is up.
+fn assert_others_survive(bits: &[u64]) {
+    for (number, dead) in bits.iter().enumerate() {
+        let up = bits.iter().enumerate().all(|(other, backends)| other == number || backends & !dead != 0);
+        assert!(up, "{number} takes another service down");
+    }
+}
+
+#[test]
+fn ten_thousand_services_survive_the_death_of_any_one() {
+    let (services, grown) = (10_000, 10);
+    let mut gateway = Gateway::new((60, 3, 1_000), services);
+    let made = gateway.plan();
+    assert!(made.refused.is_empty());
+    assert_others_survive(&gateway.bits());
+    // The bound of time: of 22,800 combinations 10,000 are taken, so that two draws in three succeed.
+    assert!(made.effort.combinations < 2 * services as u64, "{:?}", made.effort);
+    assert_eq!(made.effort.comparisons, 0, "sets of one length are found by their value");
+    let loads = gateway.loads();
+    assert!(loads.values().all(|load| (450..=550).contains(load)), "500 each: {loads:?}");
+
+    for service in gateway.services.iter_mut().step_by(services / grown) {
+        service.count = 10;
+    }
+    let made = gateway.plan();
+    assert!(made.refused.is_empty(), "{:?}", made.refused);
+    assert_others_survive(&gateway.bits());
+    assert!(gateway.services.iter().step_by(services / grown).all(|service| service.present.len() == 10));
+    // A growth moves a few services, and compares those on 57 backends for each of seven places.
+    assert!(made.changes.len() <= grown * 16, "{} services changed", made.changes.len());
+    assert!(made.effort.comparisons < (grown * 7 * 57 * 600 * 2) as u64, "{:?}", made.effort);
+
+    for service in gateway.services.iter_mut().step_by(services / grown) {
+        service.count = MIN_BACKENDS;
+    }
+    let made = gateway.plan();
+    assert!(made.refused.is_empty() && made.changes.len() <= grown, "{:?}", made.refused);
+    assert_eq!(gateway.plan().changes, BTreeMap::new());
+}
+
+fn refusal(gateway: &mut Gateway, service: usize) -> Option<Missing> {
+    let made = gateway.plan();
+    made.refused.get(&gateway.services[service].name).cloned()
+}
+
+#[test]
+fn services_that_cannot_be_placed_are_refused_with_what_is_missing() {
+    // z0 has two backends, z1 and z2 have one each.
+    let small = || Gateway::new((4, 3, 10), 1);
+    assert_eq!(refusal(&mut small(), 0), None);
+    let mut gateway = small();
+    gateway.services[0].home = zone(1);
+    assert_eq!(refusal(&mut gateway, 0), Some(Missing::HomeBackends(zone(1))));
+    let mut gateway = small();
+    gateway.backends.retain(|one| one.zone == zone(0));
+    assert_eq!(refusal(&mut gateway, 0), Some(Missing::OtherBackends(zone(0))));
+    let mut gateway = small();
+    gateway.services[0].count = 6;
+    assert_eq!(refusal(&mut gateway, 0), Some(Missing::Backends { wanted: 6, found: 4 }));
+    assert_eq!(gateway.services[0].present.len(), MIN_BACKENDS, "it has the least number");
+    let mut gateway = small();
+    gateway.quota = 2;
+    let tenant = Tenant::new("t0").unwrap();
+    assert_eq!(refusal(&mut gateway, 0), Some(Missing::Quota { tenant, quota: 2 }));
+    // Of one home pair and two others there are two combinations.
+    let mut gateway = Gateway::new((4, 3, 10), 9);
+    gateway.services.iter_mut().for_each(|service| service.home = zone(0));
+    let made = gateway.plan();
+    assert_eq!(made.refused.len(), 7);
+    assert!(made.refused.values().all(|missing| *missing == Missing::Combination(zone(0))), "{made:?}");
+    let text = made.refused.values().next().unwrap().to_string();
+    assert!(text.ends_with("add a backend in zone z0"), "{text}");
+}
+
+#[test]
+fn closed_and_full_backends_get_no_further_services() {
+    let mut gateway = Gateway::new((9, 3, 2), 2);
+    gateway.plan();
+    let closed = gateway.services[0].present.first().unwrap().clone();
+    gateway.backends.iter_mut().filter(|one| one.name == closed).for_each(|one| one.is_open = false);
+    let before = gateway.services.clone();
+    assert!(gateway.plan().changes.is_empty(), "what is in force stays");
+    gateway.services.extend((2..30).map(|number| service(number, 3, MIN_BACKENDS)));
+    gateway.plan();
+    assert_eq!(gateway.services[..2], before[..], "nothing moves");
+    assert!(gateway.loads()[&closed] <= 2 && gateway.loads().values().all(|load| *load <= 2));
+    assert!(gateway.services[2..].iter().all(|service| !service.present.contains(&closed)));
+}
