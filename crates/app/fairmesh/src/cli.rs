@@ -114,7 +114,7 @@ pub(crate) enum Command {
     /// Run a key server: it signs TLS handshakes of proxies with private keys that never leave it.
     Keyserver(keyserver::KeyserverArgs),
     /// Run a replica of a gateway that routes for many tenants.
-    Gateway(Box<gateway::GatewayArgs>),
+    Gateway(Box<gateway::GatewayCommandArgs>),
     /// Run the part of a gateway on a tenant's node: it captures the connections of pods and forwards them.
     Node(Box<node::NodeArgs>),
     /// Run replicas of the routing information base, move it from one store to another, and show its state.

@@ -28,6 +28,7 @@ mod cli {
     pub(crate) mod message_conformance;
     pub(crate) mod moves;
     pub(crate) mod permissive;
+    pub(crate) mod placement;
     pub(crate) mod proxies;
     pub(crate) mod readme;
     pub(crate) mod reference;

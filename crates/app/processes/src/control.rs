@@ -69,7 +69,7 @@ struct ServeArgs {
     #[arg(long)]
     new_store_id: bool,
     /// A controller that decides and changes nothing; 'fairmesh control status' shows what it would change. May be repeated:
-    /// distance-targets, drains, federated-bundles, planner, verdicts.
+    /// distance-targets, drains, federated-bundles, placement, planner, verdicts.
     #[arg(long = "shadow-controller", value_name = "NAME")]
     shadow_controllers: Vec<ShadowController>,
     #[command(flatten)]

@@ -1,8 +1,10 @@
 //! `fairmesh gateway`.
 
+mod status;
+
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use fairmesh_calls::{
     Mesh,
     forwarding::{with_event_loops, with_identities_only, with_principals},
@@ -21,7 +23,24 @@ use crate::{logging::Logging, size::read_size};
 
 /// Arguments of `fairmesh gateway`.
 #[derive(Debug, Args)]
-pub struct GatewayArgs {
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct GatewayCommandArgs {
+    #[command(subcommand)]
+    command: Option<GatewayCommand>,
+    #[command(flatten)]
+    replica: GatewayArgs,
+}
+
+/// Further commands.
+#[derive(Debug, Subcommand)]
+enum GatewayCommand {
+    /// Show the backends of the gateway, the services that each serves, and what is not placed as it asks, and why.
+    Status(status::StatusArgs),
+}
+
+/// Arguments of a replica.
+#[derive(Debug, Args)]
+struct GatewayArgs {
     /// Address for nodes, over mutual TLS.
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:7440")]
     listen: SocketAddr,
@@ -87,8 +106,16 @@ pub struct GatewayArgs {
     logging: Logging,
 }
 
+/// Runs a replica, or the subcommand.
+pub async fn run(args: GatewayCommandArgs) -> Result<ExitCode, Failure> {
+    match args.command {
+        Some(GatewayCommand::Status(args)) => status::run(args).await.map(|()| ExitCode::SUCCESS),
+        None => serve(args.replica).await,
+    }
+}
+
 /// Serves until SIGTERM or SIGINT, or until a successor serves; then drains.
-pub async fn run(args: GatewayArgs) -> Result<ExitCode, Failure> {
+async fn serve(args: GatewayArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
     let shutdown = stop_signals::shutdown()?;
     let agent = args.agent.clone().unwrap_or_else(connect::agent);

@@ -18,6 +18,7 @@ pub(crate) use service::describe;
 use crate::{
     health_checks::{Checks, TargetController, VerdictController},
     identity::{FederationController, IdentityService, IssuerControllers},
+    placement::PlacementController,
     quotas::{QuotaController, Quotas},
     tasks::{Tasks, spawn_cancellable},
     traffic::{DrainController, PlannerController, TrafficPlanning},
@@ -25,10 +26,11 @@ use crate::{
 
 /// The controllers that may run in shadow mode. The mesh is not safe without the others: revoked callers would stay
 /// accepted, certificates would expire, and callers of removed limits would fill this process's memory.
-const SHADOW_NAMES: [&str; 5] = [
+const SHADOW_NAMES: [&str; 6] = [
     TargetController::NAME,
     DrainController::NAME,
     FederationController::NAME,
+    PlacementController::NAME,
     PlannerController::NAME,
     VerdictController::NAME,
 ];
@@ -71,6 +73,7 @@ impl Controllers {
         spawn_cancellable(tasks, stop, runtime.run(VerdictController(checks)));
         spawn_cancellable(tasks, stop, runtime.run(QuotaController(quotas)));
         spawn_cancellable(tasks, stop, runtime.run(FederationController::default()));
+        spawn_cancellable(tasks, stop, runtime.run(PlacementController::default()));
         spawn_cancellable(tasks, stop, runtime.run(PlannerController::new(planning.clone())));
         spawn_cancellable(tasks, stop, runtime.run(DrainController(planning)));
         if let Some(IssuerControllers { revocations, trust_bundle, issuer_file }) = identity.controllers() {
@@ -91,7 +94,8 @@ mod tests {
         for name in ["issuer-file", "quotas", "revocations", "trust-bundle", "unknown"] {
             let error = name.parse::<ShadowController>().unwrap_err();
             assert_eq!(
-                error.hint, "write one of distance-targets, drains, federated-bundles, planner, verdicts",
+                error.hint,
+                "write one of distance-targets, drains, federated-bundles, placement, planner, verdicts",
                 "{name}"
             );
         }

@@ -28,6 +28,7 @@ mod indices;
 mod metrics;
 mod monotonic_clock;
 mod open_store;
+mod placement;
 mod quotas;
 mod read_lease;
 mod readiness;

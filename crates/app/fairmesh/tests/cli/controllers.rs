@@ -34,7 +34,10 @@ fn control_status_shows_the_last_round_of_each_controller() {
         targets["changedAgoMs"].is_u64() && targets["state"] == "waiting"
     });
     let names: Vec<_> = controllers(&mesh).iter().map(|one| one["name"].clone()).collect();
-    assert_eq!(names, ["distance-targets", "drains", "federated-bundles", "planner", "quotas", "verdicts"]);
+    assert_eq!(
+        names,
+        ["distance-targets", "drains", "federated-bundles", "placement", "planner", "quotas", "verdicts"]
+    );
     let targets = controller(&mesh, "distance-targets");
     assert_eq!((&targets["nextInMs"], &targets["shadow"]), (&Value::Null, &json!(false)));
     assert_eq!(
@@ -71,7 +74,10 @@ fn shadow_mode_is_refused_for_controllers_that_protect() {
     let output = command.args(["--shadow-controller", "revocations"]).stdin(Stdio::null()).output().unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{error}");
-    assert!(error.contains("distance-targets, drains, federated-bundles, planner, verdicts"), "{error}");
+    assert!(
+        error.contains("distance-targets, drains, federated-bundles, placement, planner, verdicts"),
+        "{error}"
+    );
 }
 
 #[test]

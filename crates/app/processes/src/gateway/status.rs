@@ -1,0 +1,94 @@
+//! `fairmesh gateway status`.
+
+use clap::Args;
+use fairmesh_console::{
+    arguments::{OutputArgs, TargetArgs},
+    connect,
+    failure::Failure,
+    output::{self, Listing},
+    view::{Scope, View},
+};
+use fairmesh_model::RecordKind;
+use fairmesh_wire::{
+    handshake::Connection,
+    v1::{ListControllersRequest, controller_status::Refusal},
+};
+use serde_json::json;
+
+/// The controller that places services.
+const CONTROLLER: &str = "placement";
+/// Columns of the tables below the list of backends.
+const PLACED: &[&str] = &["SERVICE", "HOME ZONE", "ASKED", "PLACED", "BACKENDS"];
+const REFUSED: &[&str] = &["NOT PLACED AS ASKED", "SINCE"];
+
+/// Arguments of `fairmesh gateway status`.
+#[derive(Debug, Args)]
+pub(super) struct StatusArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Prints the backends, the services on them, and what the controller refuses.
+pub(super) async fn run(args: StatusArgs) -> Result<(), Failure> {
+    let connection = connect::connect(&args.target).await?;
+    let kinds = [RecordKind::GatewayService, RecordKind::Placement];
+    let view = View::read(&connection, &Scope::All, &kinds).await?;
+    let backends = View::gateway_backends(&connection).await?.gateway_backends;
+    let mut listing = Listing::new(&["BACKEND", "ZONE", "SERVICES", "CAPACITY", "OPEN", "REPLICAS"]);
+    for (name, backend) in &backends {
+        let (backend, services) = (&backend.value, view.services_on(name));
+        let replicas: Vec<String> = backend.replicas.iter().map(ToString::to_string).collect();
+        let open = if backend.is_closed { "no" } else { "yes" };
+        let row =
+            [name.as_str(), backend.zone.as_str(), &services.to_string(), &backend.capacity.to_string()];
+        let row = row.into_iter().chain([open, &replicas.join(", ")]).map(str::to_owned).collect();
+        let item = json!({
+            "backend": name.as_str(),
+            "zone": backend.zone.as_str(),
+            "services": services,
+            "capacity": backend.capacity,
+            "open": !backend.is_closed,
+            "replicas": replicas,
+        });
+        listing.add(row, item);
+    }
+    listing.why_empty = backends.is_empty().then(|| {
+        "the gateway has no backends, so that each replica serves all services; declare them with 'kind: GatewayBackend'".to_owned()
+    });
+    listing.further = vec![(PLACED, placed(&view)), (REFUSED, refused(&connection).await?)];
+    listing.print(args.output.format())
+}
+
+/// The services that use the gateway, and their backends.
+fn placed(view: &View) -> Vec<Vec<String>> {
+    let used = view.services.iter().filter_map(|(name, one)| {
+        let (used, placed) = (&one.gateway.as_ref()?.value, one.placement.as_ref().map(|at| &at.value));
+        let count = placed.map_or(0, |placed| placed.backends().count());
+        let backends = placed.map_or_else(|| "-".to_owned(), ToString::to_string);
+        let [asked, count] = [used.backends as usize, count].map(|number| number.to_string());
+        Some(vec![name.to_string(), used.home_zone.to_string(), asked, count, backends])
+    });
+    used.collect()
+}
+
+/// What the last round of the controller refused, and why.
+async fn refused(connection: &Connection) -> Result<Vec<Vec<String>>, Failure> {
+    let listed = connection.admin().list_controllers(ListControllersRequest {}).await?.into_inner();
+    let last = listed.controllers.into_iter().find(|one| one.name == CONTROLLER).and_then(|one| one.last);
+    let Some(last) = last else {
+        output::note("the control plane has placed nothing yet");
+        return Ok(Vec::new());
+    };
+    if !last.problem.is_empty() {
+        output::warn(format!("nothing moves, since the last round failed: {}", last.problem));
+    }
+    if last.refused_total > last.refused.len() as u64 {
+        output::note(format!("{} services are not placed as they ask", last.refused_total));
+    }
+    let row = |Refusal { subject, reason, .. }: Refusal| {
+        vec![subject.strip_prefix("placement of ").unwrap_or(&subject).to_owned(), reason]
+    };
+    Ok(last.refused.into_iter().map(row).collect())
+}

@@ -1,0 +1,302 @@
+//! Places services on the backends of the gateway.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
+    time::Duration,
+};
+
+use fairmesh_controllers::{BoxError, Controller, Decision, Now, Refusal, Triggers, Wake, Write};
+use fairmesh_model::{
+    GatewayBackend, GatewayService, Label, Placement, Prefix, Record, RecordKey, RecordKind, ServiceName,
+};
+use fairmesh_placement::{Backend, PlacedService, PlanInput, plan};
+use fairmesh_rib::{Expect, Node, Op};
+use fairmesh_wire::records;
+
+/// The least time between rounds: declarations that are applied together are placed together.
+const MIN_GAP: Duration = Duration::from_secs(1);
+/// The most backends of all services of one tenant together, so that no tenant takes the capacity of all.
+const TENANT_QUOTA: usize = 16_384;
+/// The most records of one batch.
+const MAX_OPS_PER_BATCH: usize = 1_000;
+/// The seed of draws. Any will do: equal records have to give equal plans at every control plane.
+const SEED: u64 = 0;
+
+/// Writes the placements of services that use the gateway.
+///
+/// It decides from records alone, by a pure function. A backend whose replicas are down is declared all the same, so that nothing moves
+/// when one fails, and a service that takes its backends down is not moved on to further ones. A round that cannot read a record moves
+/// nothing.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PlacementController {
+    /// The revision at which everything was placed, and what that round refused.
+    settled: Option<(u64, Vec<Refusal>)>,
+}
+
+/// What a round decides from.
+#[derive(Debug, Default)]
+pub(crate) struct PlacementFacts {
+    revision: u64,
+    backends: BTreeMap<Label, GatewayBackend>,
+    wanted: BTreeMap<ServiceName, GatewayService>,
+    /// Placements in force, and the revisions that wrote them.
+    placed: BTreeMap<ServiceName, (Placement, u64)>,
+}
+
+impl Controller for PlacementController {
+    const NAME: &'static str = "placement";
+    /// `None`: no record of the gateway has changed since everything was placed.
+    type Facts = Option<PlacementFacts>;
+    type Effect = Infallible;
+
+    fn triggers(&self) -> Triggers {
+        // No prefix is of one kind and all tenants.
+        let tenants = Prefix::new("/t/").into_iter();
+        let prefixes = tenants.chain([Prefix::gateway_backends()]).collect();
+        Triggers { prefixes, min_gap: MIN_GAP, ..Triggers::default() }
+    }
+
+    async fn read_facts(&mut self, node: &Node, _: Wake) -> Result<Self::Facts, BoxError> {
+        let unchanged = |(settled, _): &(u64, Vec<Refusal>)| {
+            node.changes_since(*settled, concerns).is_some_and(|(_, changed)| changed.is_empty())
+        };
+        match self.settled.as_ref().is_some_and(unchanged) {
+            true => Ok(None),
+            false => PlacementFacts::read(node).map(Some),
+        }
+    }
+
+    fn reconcile(&mut self, facts: Self::Facts, _: Now) -> Decision<Infallible> {
+        let Some(facts) = facts else {
+            let refused = self.settled.as_ref().map(|(_, refused)| refused.clone()).unwrap_or_default();
+            return Decision { refused, ..Decision::default() };
+        };
+        let (ops, refused) = facts.decide();
+        // What is written starts a round of its own, which finds whether it is all.
+        self.settled = ops.is_empty().then(|| (facts.revision, refused.clone()));
+        let writes = ops.chunks(MAX_OPS_PER_BATCH).map(|ops| Write {
+            subject: format!("placements of {} services", ops.len()),
+            reason: "services or backends of the gateway have changed",
+            ops: ops.to_vec(),
+        });
+        Decision { writes: writes.collect(), refused, ..Decision::default() }
+    }
+
+    async fn apply(&mut self, effect: Infallible) -> Result<(), BoxError> {
+        match effect {}
+    }
+}
+
+fn concerns(key: &str) -> bool {
+    use RecordKind::{GatewayBackend, GatewayService, Placement};
+    matches!(RecordKind::of(key), Some(GatewayBackend | GatewayService | Placement))
+}
+
+impl PlacementFacts {
+    /// Reads all records of the gateway.
+    ///
+    /// # Errors
+    /// A record is not understood: it may be of a newer release, and a plan without it would move what it is about.
+    fn read(node: &Node) -> Result<Self, BoxError> {
+        let mut prefixes = node.tenant_prefixes(RecordKind::GatewayService);
+        prefixes.extend(node.tenant_prefixes(RecordKind::Placement));
+        prefixes.push(Prefix::gateway_backends());
+        let (revision, entries) = node.read(&prefixes);
+        let mut facts = Self { revision: revision.number, ..Self::default() };
+        for (key, entry) in entries {
+            let key = RecordKey::parse(&key)?;
+            let record =
+                records::decode(&key, &entry.value).map_err(|error| error.within(key.to_string()))?;
+            match (key, record) {
+                (RecordKey::GatewayBackend(name), Record::GatewayBackend(backend)) => {
+                    facts.backends.insert(name, backend);
+                }
+                (RecordKey::GatewayService(name), Record::GatewayService(wanted)) => {
+                    facts.wanted.insert(name, wanted);
+                }
+                (RecordKey::Placement(name), Record::Placement(placement)) => {
+                    facts.placed.insert(name, (placement, entry.revision));
+                }
+                _ => {}
+            }
+        }
+        Ok(facts)
+    }
+
+    /// The records to write, and what is refused.
+    fn decide(&self) -> (Vec<Op>, Vec<Refusal>) {
+        let backends: Vec<Backend> = self.backends.iter().map(of_record).collect();
+        let services: Vec<PlacedService> =
+            self.wanted.iter().map(|(name, one)| self.wish(name, one)).collect();
+        let made = plan(PlanInput {
+            backends: &backends,
+            services: &services,
+            tenant_quota: TENANT_QUOTA,
+            seed: SEED,
+        });
+        let gone = self.placed.iter().filter(|(name, _)| !self.wanted.contains_key(*name));
+        let deletes = gone.map(|(name, (_, revision))| {
+            Op::delete(RecordKey::Placement(name.clone()).to_string()).expecting(Expect::Revision(*revision))
+        });
+        let puts = services.iter().filter_map(|service| {
+            let names = made.changes.get(&service.name).unwrap_or(&service.present);
+            self.put(&service.name, names)
+        });
+        let refused = made.refused.iter().map(|(name, missing)| Refusal {
+            subject: format!("placement of {name}"),
+            reason: missing.to_string(),
+        });
+        (deletes.chain(puts).collect(), refused.collect())
+    }
+
+    fn wish(&self, name: &ServiceName, wanted: &GatewayService) -> PlacedService {
+        let placed = self.placed.get(name);
+        PlacedService {
+            name: name.clone(),
+            home: wanted.home_zone.clone(),
+            count: wanted.backends as usize,
+            present: placed.into_iter().flat_map(|(placed, _)| placed.backends().cloned()).collect(),
+        }
+    }
+
+    /// The write of a placement, if another one is in force. A service none of whose backends exists any more keeps its record, since
+    /// there is nothing to put in its place.
+    fn put(&self, name: &ServiceName, names: &BTreeSet<Label>) -> Option<Op> {
+        let mut zones: BTreeMap<_, BTreeSet<Label>> = BTreeMap::new();
+        for backend in names {
+            let zone = self.backends.get(backend)?.zone.clone();
+            zones.entry(zone).or_default().insert(backend.clone());
+        }
+        let placement = Placement { home_zone: self.wanted.get(name)?.home_zone.clone(), zones };
+        let in_force = self.placed.get(name);
+        if names.is_empty() || in_force.is_some_and(|(placed, _)| *placed == placement) {
+            return None;
+        }
+        let expected = in_force.map_or(Expect::Absent, |(_, revision)| Expect::Revision(*revision));
+        let key = RecordKey::Placement(name.clone()).to_string();
+        Some(Op::put(key, records::encode(&placement.into())).expecting(expected))
+    }
+}
+
+fn of_record((name, backend): (&Label, &GatewayBackend)) -> Backend {
+    Backend {
+        name: name.clone(),
+        zone: backend.zone.clone(),
+        capacity: backend.capacity,
+        is_open: !backend.is_closed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::{StoreId, Zone};
+    use fairmesh_rib::{Commit, Entry};
+
+    use super::*;
+
+    fn backend(zone: &str) -> GatewayBackend {
+        GatewayBackend {
+            zone: Zone::new(zone).unwrap(),
+            capacity: 10,
+            replicas: ["10.0.0.1:7440".parse().unwrap()].into(),
+            is_closed: false,
+        }
+    }
+
+    fn service(name: &str) -> ServiceName {
+        ServiceName::new(name).unwrap()
+    }
+
+    /// Three backends in zone a and one in zone b, and two services at home in a.
+    fn facts() -> PlacementFacts {
+        let zones = [("one", "a"), ("two", "a"), ("three", "a"), ("four", "b")];
+        let backends = zones.map(|(name, zone)| (Label::new(name).unwrap(), backend(zone)));
+        let wanted = GatewayService { home_zone: Zone::new("a").unwrap(), backends: 3 };
+        let wanted = ["red/web", "blue/web"].map(|name| (service(name), wanted.clone()));
+        PlacementFacts { backends: backends.into(), wanted: wanted.into(), ..PlacementFacts::default() }
+    }
+
+    impl PlacementFacts {
+        /// Brings operations into force, and returns the services that they are about.
+        fn commit(&mut self, ops: &[Op]) -> Vec<String> {
+            self.revision += 1;
+            for op in ops {
+                let key = RecordKey::parse(&op.key).unwrap();
+                let name = key.service().unwrap().clone();
+                match &op.value {
+                    None => drop(self.placed.remove(&name)),
+                    Some(value) => match records::decode(&key, value).unwrap() {
+                        Record::Placement(placed) => drop(self.placed.insert(name, (placed, self.revision))),
+                        other => panic!("{other:?}"),
+                    },
+                }
+            }
+            ops.iter().map(|op| op.key.to_string()).collect()
+        }
+    }
+
+    #[test]
+    fn services_are_placed_once_and_deleted_with_their_declaration() {
+        let mut facts = facts();
+        let (ops, refused) = facts.decide();
+        assert!(refused.is_empty() && ops.iter().all(|op| op.expect == Expect::Absent));
+        assert_eq!(facts.commit(&ops), ["/t/blue/placements/web", "/t/red/placements/web"]);
+        let sets: BTreeSet<Vec<_>> =
+            facts.placed.values().map(|(placed, _)| placed.backends().cloned().collect()).collect();
+        assert_eq!(sets.len(), 2, "each has a combination of its own");
+        assert!(facts.decide().0.is_empty());
+        facts.wanted.remove(&service("red/web"));
+        let (ops, _) = facts.decide();
+        assert_eq!(ops[0].expect, Expect::Revision(1));
+        assert_eq!(facts.commit(&ops), ["/t/red/placements/web"]);
+        assert!(facts.decide().0.is_empty() && facts.placed.len() == 1);
+    }
+
+    #[test]
+    fn placements_stay_where_nothing_can_replace_them() {
+        let mut facts = facts();
+        let (ops, _) = facts.decide();
+        facts.commit(&ops);
+        // All backends are deleted: the records stay, and what is missing is said.
+        let backends = std::mem::take(&mut facts.backends);
+        let (ops, refused) = facts.decide();
+        assert!(ops.is_empty() && refused.len() == 2, "{ops:?} {refused:?}");
+        assert_eq!(refused[0].subject, "placement of blue/web");
+        assert!(refused[0].reason.contains("add a backend there"), "{refused:?}");
+        facts.backends = backends;
+        assert!(facts.decide().0.is_empty());
+        // Closing backends moves nothing.
+        facts.backends.values_mut().for_each(|backend| backend.is_closed = true);
+        assert!(facts.decide().0.is_empty());
+    }
+
+    fn node(entries: &[(RecordKey, Record)]) -> Node {
+        let entry = |(key, record): &(RecordKey, Record)| {
+            (key.to_string().into(), Entry { value: records::encode(record), revision: 1 })
+        };
+        Node::load(StoreId(7), 1, entries.iter().map(entry))
+    }
+
+    #[tokio::test]
+    async fn rounds_without_changed_records_decide_nothing() {
+        let PlacementFacts { backends, wanted, .. } = facts();
+        let backends = backends.into_iter().map(|(name, one)| (RecordKey::GatewayBackend(name), one.into()));
+        let wanted = wanted.into_iter().map(|(name, one)| (RecordKey::GatewayService(name), one.into()));
+        let node = node(&backends.chain(wanted).collect::<Vec<_>>());
+        let mut controller = PlacementController::default();
+        let now = Now { at: tokio::time::Instant::now(), wall_ms: 0 };
+        let facts = controller.read_facts(&node, Wake::Changed).await.unwrap();
+        let decided = controller.reconcile(facts, now);
+        assert_eq!(decided.writes[0].ops.len(), 2);
+        let entries = decided.writes[0].ops.iter().map(|op| (op.key.clone(), op.value.clone())).collect();
+        assert!(node.apply(Commit { revision: 2, changes: entries }));
+        let facts = controller.read_facts(&node, Wake::Changed).await.unwrap();
+        assert!(facts.is_some() && controller.reconcile(facts, now).writes.is_empty());
+        assert!(controller.read_facts(&node, Wake::Changed).await.unwrap().is_none());
+        // A record of a newer release: nothing is decided.
+        let broken = [("/g/gateway/backends/one".into(), Some(b"\xff".as_slice().into()))];
+        assert!(node.apply(Commit { revision: 3, changes: broken.into() }));
+        assert!(controller.read_facts(&node, Wake::Changed).await.is_err());
+    }
+}
