@@ -237,6 +237,10 @@ mod tests {
             assert_eq!(RecordKind::of(&key.to_string()), Some(key.kind()), "{key}");
             assert_eq!(RecordKey::parse(&key.to_string()), Ok(key));
         }
+    }
+
+    #[test]
+    fn malformed_keys_are_refused() {
         for wrong in [
             "",
             "/",

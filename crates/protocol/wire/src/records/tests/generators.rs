@@ -9,7 +9,7 @@ use fairmesh_model::{
     access::{AccessRole, RoleBinding, Subject, UidRange, WorkloadBounds},
     *,
 };
-use gateway::{gateway_backend, gateway_service, placement};
+use gateway::gateway_entry;
 use proptest::{collection, option, prelude::*, sample::select};
 use trust::{federated_domains, joined_agent, revocations, trust_bundle};
 
@@ -590,11 +590,6 @@ pub(super) fn entry() -> impl Strategy<Value = (RecordKey, Record)> {
             .prop_map(|(name, entry)| (RecordKey::Workload(name), Record::Workload(entry))),
         (name(), role_binding())
             .prop_map(|(name, binding)| (RecordKey::RoleBinding(name), Record::RoleBinding(binding))),
-        (name(), gateway_backend())
-            .prop_map(|(name, backend)| (RecordKey::GatewayBackend(name), Record::GatewayBackend(backend))),
-        (service_name(), gateway_service())
-            .prop_map(|(name, used)| (RecordKey::GatewayService(name), Record::GatewayService(used))),
-        (service_name(), placement())
-            .prop_map(|(name, placed)| (RecordKey::Placement(name), Record::Placement(placed))),
+        gateway_entry(),
     ]
 }
