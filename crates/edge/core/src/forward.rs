@@ -11,6 +11,7 @@ pub mod hop_by_hop;
 pub mod host;
 pub(crate) mod http1_handler;
 pub(crate) mod loops;
+pub mod misdirected;
 pub mod origin;
 pub mod request_limit;
 pub(crate) mod rewrite;

@@ -4,6 +4,7 @@ mod eviction;
 pub mod host_cache;
 pub mod host_name;
 pub mod target;
+pub mod virtual_addresses;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},

@@ -121,9 +121,10 @@ impl Forwarder {
         };
         let target = target.map_err(|error| match error {
             HostError::TooManyServices { .. } => TunnelRefusal::TooManyServices(error),
-            HostError::Missing | HostError::Malformed(_) | HostError::NotAService(_) => {
-                TunnelRefusal::not_served(client_info)
-            }
+            HostError::Missing
+            | HostError::Malformed(_)
+            | HostError::NotAService(_)
+            | HostError::Misdirected(_) => TunnelRefusal::not_served(client_info),
         })?;
         let is_own_host = client_info.service.is_none()
             || client_info.service_of_host(host).is_ok_and(|name| name == *target.handle.name());

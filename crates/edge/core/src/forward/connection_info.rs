@@ -8,8 +8,7 @@ use http::{Extensions, HeaderValue, Response};
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
-    forward::boundary::Boundary,
-    forward::{error_response, request_limit::RequestLimit},
+    forward::{boundary::Boundary, error_response, misdirected::ServedServices, request_limit::RequestLimit},
     listen::connection_permit::ConnectionPermit,
     services::{
         host_cache::HostCache,
@@ -36,6 +35,8 @@ pub struct ConnectionInfo {
     pub(crate) request_limit: Option<Arc<RequestLimit>>,
     /// The border of the mesh, at a listener for clients outside it.
     pub(crate) boundary: Option<Boundary>,
+    /// The services of the gateway's backend, by which hosts are judged.
+    pub(crate) served: Option<Arc<dyn ServedServices>>,
     pub(crate) host_cache: HostCache,
 }
 
@@ -52,6 +53,7 @@ impl ConnectionInfo {
             principal: None,
             request_limit: None,
             boundary: None,
+            served: None,
             host_cache,
         }
     }
@@ -76,6 +78,12 @@ impl ConnectionInfo {
         Self { request_limit: Some(request_limit), ..self }
     }
 
+    /// Refuses the services that hosts name if they are placed on other backends. The service of the connection is not asked for, since a
+    /// connection stays where it is when its service moves.
+    pub fn among(self, served: Arc<dyn ServedServices>) -> Self {
+        Self { served: Some(served), ..self }
+    }
+
     /// Allows CONNECT without a route that names it.
     pub fn allow_connect(self, allows_connect: bool) -> Self {
         Self { allows_connect, ..self }
@@ -83,11 +91,15 @@ impl ConnectionInfo {
 
     /// The service that a host names: for a principal, one of its own tenant.
     pub(crate) fn service_of_host(&self, host: &str) -> Result<ServiceName, HostError> {
-        match self.principal.as_ref().map(|principal| &principal.caller.id().path) {
+        let service = match self.principal.as_ref().map(|principal| &principal.caller.id().path) {
             None => host_name::service_name(host),
             Some(SpiffePath::Service(caller)) => host_name::service_of_tenant(host, &caller.tenant),
             // A process of the mesh has no tenant.
             Some(SpiffePath::Mesh(..)) => Err(HostError::NotAService(host.to_owned())),
+        }?;
+        match &self.served {
+            Some(served) if !served.serves(&service) => Err(HostError::Misdirected(service)),
+            _ => Ok(service),
         }
     }
 

@@ -19,7 +19,7 @@ use crate::{
     forward::{
         body_limit::{self, LimitedBody},
         connection_info::ConnectionInfo,
-        error_response, loops,
+        error_response, loops, misdirected,
         origin::Origin,
         rewrite::{prepare_request, prepare_response, server_region},
     },
@@ -115,6 +115,7 @@ impl Forwarder {
     fn refuse_host(&self, error: &HostError, grpc: Option<HeaderValue>) -> Response<Body> {
         self.count_host_error(error);
         let kind = match error {
+            HostError::Misdirected(service) => return misdirected::response(service),
             HostError::Missing | HostError::Malformed(_) => FaultKind::Invalid,
             HostError::NotAService(_) => FaultKind::UnknownService,
             HostError::TooManyServices { .. } => FaultKind::Unavailable,
@@ -196,9 +197,10 @@ impl Forwarder {
     pub(crate) fn count_host_error(&self, error: &HostError) {
         increment(match error {
             HostError::TooManyServices { .. } => &self.services.refused,
-            HostError::Missing | HostError::Malformed(_) | HostError::NotAService(_) => {
-                &self.metrics.requests.unrouted
-            }
+            HostError::Missing
+            | HostError::Malformed(_)
+            | HostError::NotAService(_)
+            | HostError::Misdirected(_) => &self.metrics.requests.unrouted,
         });
     }
 

@@ -24,7 +24,7 @@ pub struct TunnelMetrics {
 
 impl TunnelMetrics {
     /// Adds the bytes that a closed tunnel has sent to its server and received from there.
-    pub(crate) fn add_bytes(&self, sent: u64, received: u64) {
+    pub fn add_bytes(&self, sent: u64, received: u64) {
         self.sent_bytes.fetch_add(sent, Relaxed);
         self.received_bytes.fetch_add(received, Relaxed);
     }

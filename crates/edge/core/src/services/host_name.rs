@@ -19,6 +19,9 @@ pub enum HostError {
     /// The host cannot be the name of a service.
     #[error("'{0}' is not a service; send 'Host: service.tenant', as cart.shop for shop/cart")]
     NotAService(String),
+    /// The service is placed on other backends of the gateway.
+    #[error("{0} is placed on other backends of the gateway")]
+    Misdirected(ServiceName),
     /// The table of services is full.
     #[error(
         "the maximum of {max} services is reached, all called recently; raise {option}, or have some of the clients use another one"

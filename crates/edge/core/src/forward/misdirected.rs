@@ -1,0 +1,109 @@
+//! 421 Misdirected Request (RFC 9110, 15.5.20): a service is placed on other backends of the gateway than the one that got the request.
+//! The request is not processed, so that it may be sent to another backend.
+
+use std::fmt;
+
+use fairmesh_calls::{Body, ServiceName};
+use fairmesh_headers::FAULT;
+use http::{HeaderName, HeaderValue, Response, StatusCode};
+
+use crate::forward::error_response::plain_text;
+
+/// The service of a misdirected request, for the node that looks for its backends.
+const PLACED: HeaderName = HeaderName::from_static("x-fairmesh-placed");
+/// The fault of a misdirected request.
+const MISDIRECTED: &str = "misdirected";
+/// How a response over HTTP/1.1 begins.
+const STATUS_LINE: &[u8] = b"HTTP/1.1 421 ";
+/// The longest head of a response that is read for it.
+const MAX_HEAD: usize = 4096;
+
+/// The services of one backend.
+pub trait ServedServices: fmt::Debug + Send + Sync {
+    /// Whether a service is placed here, or nowhere.
+    fn serves(&self, service: &ServiceName) -> bool;
+}
+
+/// What the first bytes of a response say.
+#[derive(Debug, PartialEq, Eq)]
+pub enum FirstResponse {
+    /// More bytes are needed.
+    Incomplete,
+    /// The request was not processed: this service is placed elsewhere, if the response names one.
+    Misdirected(Option<ServiceName>),
+    /// Another response, or another protocol.
+    Other,
+}
+
+/// The response to a misdirected request.
+pub(crate) fn response(service: &ServiceName) -> Response<Body> {
+    let mut response = plain_text(StatusCode::MISDIRECTED_REQUEST, text(service));
+    response.headers_mut().insert(FAULT, HeaderValue::from_static(MISDIRECTED));
+    // A name is a valid header value.
+    if let Ok(name) = HeaderValue::try_from(service.to_string()) {
+        response.headers_mut().insert(PLACED, name);
+    }
+    response
+}
+
+/// The same over HTTP/1.1, for a connection whose protocol is not known yet.
+pub fn response_bytes(service: &ServiceName) -> Vec<u8> {
+    let text = text(service);
+    let length = text.len();
+    format!(
+        "HTTP/1.1 421 Misdirected Request\r\n{FAULT}: {MISDIRECTED}\r\n{PLACED}: {service}\r\ncontent-type: text/plain; \
+         charset=utf-8\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{text}"
+    )
+    .into_bytes()
+}
+
+fn text(service: &ServiceName) -> String {
+    format!("{service} is placed on other backends of the gateway\n")
+}
+
+/// Reads the begin of a response over HTTP/1.1.
+pub fn read_first(bytes: &[u8]) -> FirstResponse {
+    let begin = bytes.len().min(STATUS_LINE.len());
+    if bytes[..begin] != STATUS_LINE[..begin] {
+        return FirstResponse::Other;
+    }
+    let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") else {
+        return if bytes.len() < MAX_HEAD { FirstResponse::Incomplete } else { FirstResponse::Other };
+    };
+    let head = String::from_utf8_lossy(&bytes[..end]);
+    let field = |wanted: HeaderName| {
+        let mut fields = head.lines().filter_map(|line| line.split_once(':'));
+        let found = fields.find(|(name, _)| name.eq_ignore_ascii_case(wanted.as_str()));
+        found.map(|(_, value)| value.trim().to_owned())
+    };
+    match field(FAULT).as_deref() {
+        Some(MISDIRECTED) => {
+            FirstResponse::Misdirected(field(PLACED).and_then(|name| ServiceName::new(name).ok()))
+        }
+        _ => FirstResponse::Other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn misdirected_response_is_read_from_its_bytes_alone() {
+        let service = ServiceName::new("red/web").unwrap();
+        let bytes = response_bytes(&service);
+        assert_eq!(read_first(&bytes), FirstResponse::Misdirected(Some(service)));
+        assert_eq!(read_first(b""), FirstResponse::Incomplete);
+        assert_eq!(read_first(&bytes[..40]), FirstResponse::Incomplete);
+        for other in [
+            &b"HTTP/1.1 200 OK\r\n\r\n"[..],
+            b"HTTP/1.1 421 Misdirected Request\r\n\r\n",
+            b"PRI * HTTP/2.0",
+            &[&b"HTTP/1.1 421 "[..], &[b'x'; MAX_HEAD]].concat(),
+        ] {
+            assert_eq!(read_first(other), FirstResponse::Other);
+        }
+        let nameless = b"HTTP/1.1 421 Misdirected Request\r\nX-Fairmesh-Fault:misdirected\r\n\r\n";
+        assert_eq!(read_first(nameless), FirstResponse::Misdirected(None));
+    }
+}
