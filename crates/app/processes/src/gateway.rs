@@ -44,6 +44,10 @@ struct GatewayArgs {
     /// Address for nodes, over mutual TLS.
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:7440")]
     listen: SocketAddr,
+    /// The backend that it is a replica of: requests for services that are placed on others get a 421 response [default: none, it
+    /// serves all services].
+    #[arg(long, value_name = "NAME")]
+    backend: Option<Label>,
     /// Address of /metrics, /healthz and /readyz, or 'none'.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7441")]
     admin: AdminAddress,
@@ -137,6 +141,7 @@ async fn serve(args: GatewayArgs) -> Result<ExitCode, Failure> {
         listen: args.listen,
         transport,
         agent,
+        backend: args.backend.clone(),
         admin: args.admin.0,
         handover: args.handover.clone(),
         cores,

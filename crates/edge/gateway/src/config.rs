@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf};
 
 use fairmesh_edge::{limits::Limits, observe::access_log::AccessLogConfig};
+use fairmesh_model::Label;
 use fairmesh_wire::transport::{Address, Transport};
 
 /// Configuration of a replica of a gateway.
@@ -14,6 +15,8 @@ pub struct GatewayConfig {
     pub transport: Transport,
     /// The agent, whose records say which service has which virtual address.
     pub agent: Address,
+    /// The backend of the replica: services that are placed on others alone get a 421 response. `None` serves all.
+    pub backend: Option<Label>,
     /// Address of `/metrics`, `/healthz` and `/readyz`.
     pub admin: Option<SocketAddr>,
     /// Unix socket for hot upgrades.

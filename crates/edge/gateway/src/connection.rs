@@ -5,7 +5,10 @@ use std::{io, sync::Arc, time::Duration};
 use fairmesh_calls::forwarding::Principal;
 use fairmesh_edge::{
     counter::increment,
-    forward::connection_info::ConnectionInfo,
+    forward::{
+        connection_info::ConnectionInfo,
+        misdirected::{self, ServedServices},
+    },
     listen::{
         connection_permit::ConnectionPermit,
         proxy_header,
@@ -22,7 +25,12 @@ use fairmesh_wire::{
     transport::{SecureStream, Stream, Transport},
 };
 use futures_util::FutureExt as _;
-use tokio::{net::TcpStream, sync::Semaphore, time::timeout};
+use tokio::{
+    io::{AsyncWriteExt as _, copy, sink},
+    net::TcpStream,
+    sync::Semaphore,
+    time::timeout,
+};
 
 use crate::{
     directory::Directory,
@@ -34,6 +42,9 @@ use crate::{
 /// Time limit until the caller is known: a handshake of two round trips and a signature on a busy node, and the header.
 const IDENTIFY_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Time limit of a refusal, until the node has read it.
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// Connections beyond the maximum of tenants, or of all tenants.
 static TOO_MANY: LogLimiter = LogLimiter::new();
 
@@ -42,7 +53,7 @@ static TOO_MANY: LogLimiter = LogLimiter::new();
 pub(crate) struct Connections {
     pub(crate) transport: Transport,
     pub(crate) tenants: Tenants,
-    pub(crate) directory: Directory,
+    pub(crate) directory: Arc<Directory>,
     pub(crate) metrics: Arc<GatewayMetrics>,
     pub(crate) unidentified: Arc<Unidentified>,
     /// Permits of the connections of all tenants.
@@ -117,12 +128,16 @@ impl Connections {
             }
             return;
         };
+        if let Some(service) = service.as_ref().filter(|service| !self.directory.serves(service)) {
+            return refuse(stream, service).await;
+        }
         let default = self.directory.default_authorization();
         let principal = Principal { caller: id, default, connection, log: Arc::clone(&tenant.log) };
         // It holds the permit until the connection ends.
         let info = ConnectionInfo::new(addresses.source, service, permit)
             .of_principal(Arc::new(principal))
-            .within(Arc::clone(&tenant.requests));
+            .within(Arc::clone(&tenant.requests))
+            .among(Arc::clone(&self.directory) as Arc<dyn ServedServices>);
         tenant.server.serve_http(stream, info, PodConnection).boxed().await;
     }
 
@@ -149,6 +164,17 @@ impl Connections {
             _ => Err(refused(format!("{caller} sent a header without addresses or without an id"))),
         }
     }
+}
+
+/// Says that a service is placed on other backends. The node repeats what the pod has sent there, since nothing of it is processed.
+async fn refuse(mut stream: Box<dyn SecureStream>, service: &ServiceName) {
+    let refusing = async {
+        stream.write_all(&misdirected::response_bytes(service)).await?;
+        stream.shutdown().await?;
+        // Bytes that nobody reads would reset the connection, and the response with it.
+        copy(&mut stream, &mut sink()).await
+    };
+    let _ = timeout(REFUSAL_TIMEOUT, refusing).await;
 }
 
 fn refused(problem: String) -> io::Error {

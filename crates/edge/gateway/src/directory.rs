@@ -1,14 +1,19 @@
-//! What a gateway has to know of tenants besides their routes: virtual addresses of services, and what applies without rules.
+//! What a gateway has to know of tenants besides their routes: virtual addresses of services, where services are placed, and what applies
+//! without rules.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, atomic::AtomicU64},
     time::Duration,
 };
 
+use fairmesh_edge::{
+    counter::increment, forward::misdirected::ServedServices, services::virtual_addresses::VirtualAddresses,
+};
 use fairmesh_model::{
-    DefaultAuthorization, Prefix, Record, RecordKey, RecordKind, Revision, ServiceName, Tenant,
+    DefaultAuthorization, Label, Placement, Prefix, Record, RecordKey, RecordKind, Revision, ServiceName,
+    Tenant,
 };
 use fairmesh_rib::{
     ArrivedRecord, Mirror, Snapshot, Update,
@@ -27,14 +32,11 @@ use tokio_util::task::AbortOnDropHandle;
 /// How long the first connection of a tenant waits for its virtual addresses.
 const FIRST_RECORDS_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Virtual addresses of a tenant's services. Two services with one address: the first by name has it.
-type VirtualAddresses = BTreeMap<SocketAddr, BTreeSet<ServiceName>>;
-
 /// The copy of the records.
 #[derive(Debug, Default)]
 struct TenantRecords {
-    addresses: BTreeMap<Tenant, VirtualAddresses>,
-    of_services: BTreeMap<ServiceName, SocketAddr>,
+    addresses: VirtualAddresses,
+    placements: BTreeMap<ServiceName, Placement>,
     /// The prefixes of the tenants that call.
     followed: BTreeSet<Prefix>,
 }
@@ -46,6 +48,10 @@ pub(crate) struct Directory {
     default: watch::Receiver<DefaultAuthorization>,
     /// The prefixes that have arrived, or are refused.
     known: Arc<watch::Sender<BTreeSet<Prefix>>>,
+    /// The backend of this replica, if it has one.
+    backend: Option<Label>,
+    /// Connections and requests for services of other backends.
+    pub(crate) misdirected: AtomicU64,
     upstream: FollowerHandle,
     _acks: AbortOnDropHandle<()>,
 }
@@ -58,8 +64,8 @@ struct DirectorySink {
 }
 
 impl Directory {
-    /// Follows the records of an agent.
-    pub(crate) fn follow(agent: Address, transport: Transport) -> Self {
+    /// Follows the records of an agent, for a replica of this backend.
+    pub(crate) fn follow(agent: Address, transport: Transport, backend: Option<Label>) -> Self {
         let records = Arc::<RwLock<TenantRecords>>::default();
         let (default, told) = watch::channel(DefaultAuthorization::default());
         let known = Arc::new(watch::Sender::default());
@@ -83,7 +89,8 @@ impl Directory {
             }
         });
         let acks = AbortOnDropHandle::new(acks);
-        Self { records, default: told, known, upstream, _acks: acks }
+        let misdirected = AtomicU64::new(0);
+        Self { records, default: told, known, backend, misdirected, upstream, _acks: acks }
     }
 
     /// What applies to services without rules, and its changes.
@@ -93,7 +100,7 @@ impl Directory {
 
     /// Waits for the rule of services without rules. Before, no caller is let in.
     pub(crate) async fn ready(&self) {
-        self.wait_known(default_prefix()).await;
+        self.wait_known(&BTreeSet::from([default_prefix()])).await;
     }
 
     /// The service of a tenant at a virtual address, if one has it. The first call for a tenant waits for its records, two seconds at most.
@@ -105,32 +112,41 @@ impl Directory {
         tenant: &Tenant,
         address: SocketAddr,
     ) -> Result<Option<ServiceName>, Elapsed> {
-        let prefix = Prefix::tenant(tenant, RecordKind::Service);
-        let is_followed = read(&self.records).followed.contains(&prefix);
+        let prefixes = self.prefixes(tenant);
+        let is_followed = read(&self.records).followed.is_superset(&prefixes);
         if !is_followed {
             // Under the lock, so that a tenant that is forgotten meanwhile is followed anew.
             let mut records = write(&self.records);
-            if records.followed.insert(prefix.clone()) {
-                self.upstream.subscribe(prefix.clone());
+            for prefix in &prefixes {
+                if records.followed.insert(prefix.clone()) {
+                    self.upstream.subscribe(prefix.clone());
+                }
             }
         }
-        timeout(FIRST_RECORDS_TIMEOUT, self.wait_known(prefix)).await?;
-        let records = read(&self.records);
-        Ok(records.addresses.get(tenant).and_then(|addresses| addresses.get(&address)?.first().cloned()))
+        timeout(FIRST_RECORDS_TIMEOUT, self.wait_known(&prefixes)).await?;
+        Ok(read(&self.records).addresses.service_at(tenant, address).cloned())
     }
 
     /// Follows a tenant no more.
     pub(crate) fn forget(&self, tenant: &Tenant) {
-        let prefix = Prefix::tenant(tenant, RecordKind::Service);
+        let prefixes = self.prefixes(tenant);
         let mut records = write(&self.records);
-        self.upstream.unsubscribe(&prefix);
-        self.known.send_if_modified(|known| known.remove(&prefix));
-        records.forget(tenant, &prefix);
+        for prefix in &prefixes {
+            self.upstream.unsubscribe(prefix);
+            self.known.send_if_modified(|known| known.remove(prefix));
+        }
+        records.forget(tenant, &prefixes);
     }
 
-    async fn wait_known(&self, prefix: Prefix) {
+    /// What a tenant's calls need. Placements tell backends apart, and are of no use to a replica without one.
+    fn prefixes(&self, tenant: &Tenant) -> BTreeSet<Prefix> {
+        let placements = self.backend.iter().map(|_| RecordKind::Placement);
+        [RecordKind::Service].into_iter().chain(placements).map(|kind| Prefix::tenant(tenant, kind)).collect()
+    }
+
+    async fn wait_known(&self, prefixes: &BTreeSet<Prefix>) {
         // The sender lives in `self`.
-        let _ = self.known.subscribe().wait_for(|known| known.contains(&prefix)).await;
+        let _ = self.known.subscribe().wait_for(|known| known.is_superset(prefixes)).await;
     }
 }
 
@@ -146,40 +162,38 @@ fn default_prefix() -> Prefix {
     Prefix::from(&RecordKey::DefaultAuthorization)
 }
 
+impl ServedServices for Directory {
+    fn serves(&self, service: &ServiceName) -> bool {
+        let Some(backend) = &self.backend else { return true };
+        let is_served =
+            read(&self.records).placements.get(service).is_none_or(|placement| placement.has(backend));
+        if !is_served {
+            increment(&self.misdirected);
+        }
+        is_served
+    }
+}
+
 impl TenantRecords {
     /// Removes all of a tenant.
-    fn forget(&mut self, tenant: &Tenant, prefix: &Prefix) {
-        self.followed.remove(prefix);
-        self.addresses.remove(tenant);
-        self.of_services.retain(|service, _| service.tenant != *tenant);
-    }
-
-    /// Sets the virtual address of a service, or removes it.
-    fn set(&mut self, service: &ServiceName, address: Option<SocketAddr>) {
-        if let Some(before) = self.of_services.remove(service)
-            && let Some(addresses) = self.addresses.get_mut(&service.tenant)
-            && let Some(services) = addresses.get_mut(&before)
-        {
-            services.remove(service);
-            if services.is_empty() {
-                addresses.remove(&before);
-            }
-        }
-        if let Some(address) = address {
-            self.of_services.insert(service.clone(), address);
-            let addresses = self.addresses.entry(service.tenant.clone()).or_default();
-            addresses.entry(address).or_default().insert(service.clone());
-        }
+    fn forget(&mut self, tenant: &Tenant, prefixes: &BTreeSet<Prefix>) {
+        self.followed.retain(|prefix| !prefixes.contains(prefix));
+        self.addresses.forget(tenant);
+        self.placements.retain(|service, _| service.tenant != *tenant);
     }
 }
 
 impl DirectorySink {
-    /// A change may arrive after its tenant was forgotten.
-    fn set(&self, service: &ServiceName, address: Option<SocketAddr>) {
+    /// Changes what is known of a service. The change may arrive after its tenant was forgotten.
+    fn change(&self, (service, kind): (&ServiceName, RecordKind), change: impl FnOnce(&mut TenantRecords)) {
         let mut records = write(&self.records);
-        if records.followed.contains(&Prefix::tenant(&service.tenant, RecordKind::Service)) {
-            records.set(service, address);
+        if records.followed.contains(&Prefix::tenant(&service.tenant, kind)) {
+            change(&mut records);
         }
+    }
+
+    fn set_address(&self, service: &ServiceName, address: Option<SocketAddr>) {
+        self.change((service, RecordKind::Service), |records| records.addresses.set(service, address));
     }
 }
 
@@ -204,21 +218,27 @@ impl Mirror for DirectorySink {
         if snapshot.prefix.covers(&default) && !snapshot.holds(&default) {
             self.default.send_replace(DefaultAuthorization::default());
         }
-        let gone: Vec<ServiceName> = {
-            let records = read(&self.records);
-            let is_gone = |service: &&ServiceName| {
-                let key = RecordKey::Service((*service).clone()).to_string();
-                snapshot.prefix.covers(&key) && !snapshot.holds(&key)
-            };
-            records.of_services.keys().filter(is_gone).cloned().collect()
+        let is_kept = |key: RecordKey| {
+            let key = key.to_string();
+            !snapshot.prefix.covers(&key) || snapshot.holds(&key)
         };
-        gone.iter().for_each(|service| self.set(service, None));
+        let TenantRecords { addresses, placements, .. } = &mut *write(&self.records);
+        placements.retain(|service, _| is_kept(RecordKey::Placement(service.clone())));
+        let named: Vec<ServiceName> = addresses.services().cloned().collect();
+        for service in named.into_iter().filter(|service| !is_kept(RecordKey::Service(service.clone()))) {
+            addresses.set(&service, None);
+        }
     }
 
     fn put(&mut self, key: RecordKey, record: ArrivedRecord<'_>) {
         match (records::decode(&key, record.value), &key) {
             (Ok(Record::Service(declared)), RecordKey::Service(service)) => {
-                self.set(service, declared.virtual_address);
+                self.set_address(service, declared.virtual_address);
+            }
+            (Ok(Record::Placement(placement)), RecordKey::Placement(service)) => {
+                self.change((service, RecordKind::Placement), |records| {
+                    records.placements.insert(service.clone(), placement);
+                });
             }
             (Ok(Record::DefaultAuthorization(default)), _) => {
                 self.default.send_replace(default);
@@ -233,7 +253,10 @@ impl Mirror for DirectorySink {
 
     fn delete(&mut self, _: &str, key: &RecordKey) {
         match key {
-            RecordKey::Service(service) => self.set(service, None),
+            RecordKey::Service(service) => self.set_address(service, None),
+            RecordKey::Placement(service) => self.change((service, RecordKind::Placement), |records| {
+                records.placements.remove(service);
+            }),
             RecordKey::DefaultAuthorization => {
                 self.default.send_replace(DefaultAuthorization::default());
             }
@@ -252,37 +275,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn virtual_address_belongs_to_first_service_of_its_tenant() {
-        let mut records = TenantRecords::default();
-        let name = |text: &str| ServiceName::new(text).unwrap();
-        let at: SocketAddr = ([10, 96, 0, 1], 80).into();
-        let found = |records: &TenantRecords, tenant: &str| {
-            records.addresses.get(&Tenant::new(tenant).unwrap())?.get(&at)?.first().map(ToString::to_string)
-        };
-        for service in ["red/web", "red/api", "blue/web"] {
-            records.set(&name(service), Some(at));
-        }
-        assert_eq!(
-            (found(&records, "red"), found(&records, "blue")),
-            (Some("red/api".into()), Some("blue/web".into()))
-        );
-        records.set(&name("red/api"), Some(([10, 96, 0, 2], 80).into()));
-        assert_eq!(found(&records, "red"), Some("red/web".into()), "it moved");
-        records.set(&name("red/web"), None);
-        assert_eq!((found(&records, "red"), found(&records, "blue")), (None, Some("blue/web".into())));
-    }
-
-    #[test]
     fn forgotten_tenant_leaves_nothing_and_takes_nothing_from_others() {
         let mut records = TenantRecords::default();
         let (red, blue) = (Tenant::new("red").unwrap(), Tenant::new("blue").unwrap());
         let prefix = |tenant| Prefix::tenant(tenant, RecordKind::Service);
         for (tenant, service) in [(&red, "red/web"), (&blue, "blue/web")] {
             records.followed.insert(prefix(tenant));
-            records.set(&ServiceName::new(service).unwrap(), Some(([10, 96, 0, 1], 80).into()));
+            records.addresses.set(&ServiceName::new(service).unwrap(), Some(([10, 96, 0, 1], 80).into()));
         }
-        records.forget(&red, &prefix(&red));
-        assert_eq!(records.addresses.keys().collect::<Vec<_>>(), [&blue]);
-        assert_eq!((records.of_services.len(), records.followed), (1, BTreeSet::from([prefix(&blue)])));
+        records.forget(&red, &BTreeSet::from([prefix(&red)]));
+        let left: Vec<_> = records.addresses.services().map(ToString::to_string).collect();
+        assert_eq!((left, records.followed), (vec!["blue/web".into()], BTreeSet::from([prefix(&blue)])));
     }
 }

@@ -99,6 +99,11 @@ pub(crate) fn register(registry: &mut Registry, connections: &Arc<Connections>) 
             "Connections of tenants whose virtual addresses are not known yet",
             &metrics.unrouted,
         ),
+        (
+            "misdirected",
+            "Connections and requests for services that are placed on other backends",
+            &connections.directory.misdirected,
+        ),
     ] {
         registry.counter(name, help, counter);
     }

@@ -131,7 +131,11 @@ impl Gateway {
         let connections = Connections {
             transport: config.transport.clone(),
             tenants,
-            directory: Directory::follow(config.agent.clone(), config.transport.clone()),
+            directory: Arc::new(Directory::follow(
+                config.agent.clone(),
+                config.transport.clone(),
+                config.backend.clone(),
+            )),
             metrics,
             unidentified: Unidentified::new(config.handshakes),
             permits: connection_limit(config.connections),

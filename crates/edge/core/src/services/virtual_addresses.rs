@@ -34,6 +34,12 @@ impl VirtualAddresses {
         }
     }
 
+    /// Removes those of a tenant.
+    pub fn forget(&mut self, tenant: &Tenant) {
+        self.services.remove(tenant);
+        self.addresses.retain(|service, _| service.tenant != *tenant);
+    }
+
     /// The service of a tenant at an address.
     pub fn service_at(&self, tenant: &Tenant, address: SocketAddr) -> Option<&ServiceName> {
         self.services.get(tenant)?.get(&address)?.first()
