@@ -105,8 +105,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("edge", &["model", "metrics", "shared-memory", "wire", "identity", "http", "headers", "calls", "otlp"]),
     // Routes for tenants that their nodes name, and knows no node.
     ("gateway", &["model", "metrics", "listen", "pages", "wire", "rib", "headers", "calls", "edge"]),
-    // Forwards bytes: no word of routes, policies or HTTP.
-    ("node", &["model", "metrics", "listen", "pages", "wire", "server", "edge"]),
+    // Forwards bytes: no word of routes or policies. The records that it follows say which replica serves a service.
+    ("node", &["model", "metrics", "listen", "pages", "wire", "rib", "server", "edge"]),
     (
         "proxy",
         &[

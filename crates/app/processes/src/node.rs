@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, process::ExitCo
 
 use clap::Args;
 use fairmesh_console::{connect, failure::Failure, stop_signals};
-use fairmesh_model::{ServiceName, SpiffePath, spec};
+use fairmesh_model::{ServiceName, SpiffePath, Zone, spec};
 use fairmesh_node::{NodeConfig, PodConfig};
 use fairmesh_proxy::Limits;
 use fairmesh_wire::transport::{Address, Transport};
@@ -23,6 +23,9 @@ pub struct NodeArgs {
     /// The address of a replica of the gateway. May be repeated.
     #[arg(long = "gateway", value_name = "IP:PORT", required = true)]
     gateways: Vec<SocketAddr>,
+    /// The zone of the node, whose backends of the gateway are used first [default: the home zone of each service].
+    #[arg(long, value_name = "ZONE")]
+    zone: Option<Zone>,
     /// Address for captured connections: 'fairmesh proxy capture --at ADDRESS --from NETWORK' redirects them.
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:7415")]
     capture: SocketAddr,
@@ -64,6 +67,7 @@ pub async fn run(args: NodeArgs) -> Result<ExitCode, Failure> {
         pods: pods.collect(),
         capture: args.capture,
         gateways: args.gateways,
+        zone: args.zone,
         registry: vec![agent],
         admin: args.admin.0,
         handover: args.handover,

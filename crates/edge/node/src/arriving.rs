@@ -86,6 +86,7 @@ impl Arriving {
             source: sent.source,
             destination: sent.destination,
             connection: header.connection_id,
+            sent: 0,
         };
         forwarded.carry(pod, (gateway, server), self.logs).await;
         Ok(())

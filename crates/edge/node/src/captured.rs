@@ -2,7 +2,6 @@
 
 use std::{
     hash::{BuildHasher as _, RandomState},
-    io,
     net::SocketAddr,
     sync::{
         Arc,
@@ -16,16 +15,17 @@ use fairmesh_edge::{
 };
 use fairmesh_wire::{
     LogLimiter,
-    proxy_protocol::{Addresses, ConnectionId, write_with_id},
-    transport::Stream,
+    proxy_protocol::{Addresses, ConnectionId},
 };
-use tokio::{io::AsyncWriteExt as _, net::TcpStream};
+use tokio::net::TcpStream;
 
 use crate::{
     forwarded::{Direction, Forwarded},
     gateways::Gateways,
     metrics::NodeMetrics,
-    pods::{Pod, Pods},
+    opening::{Opened, Opening},
+    placements::Placements,
+    pods::Pods,
 };
 
 /// Connections that no gateway accepts.
@@ -41,6 +41,8 @@ pub(crate) struct Captured {
     pub(crate) metrics: Arc<NodeMetrics>,
     pub(crate) logs: bool,
     pub(crate) ids: ConnectionIds,
+    /// Where services are placed; `None` without an agent.
+    pub(crate) placements: Option<Placements>,
 }
 
 /// Ids that no other connection of the mesh has: random bits of this process, and a number.
@@ -63,7 +65,7 @@ impl ConnectionIds {
 
 impl Captured {
     /// Forwards a connection until it ends.
-    pub(crate) async fn serve(&self, stream: TcpStream, caller: SocketAddr) {
+    pub(crate) async fn serve(&self, mut stream: TcpStream, caller: SocketAddr) {
         // Fails only on a broken socket, which the first read reports.
         let _ = stream.set_nodelay(true);
         let found = original_dst(&stream, Some(self.at)).zip(self.pods.at(caller.ip()));
@@ -74,13 +76,21 @@ impl Captured {
         };
         increment(&pod.metrics.captured);
         let connection = self.ids.next();
-        match self.open(pod, Addresses { source: caller, destination }, connection).await {
-            Ok(gateway) => {
+        let opening = Opening {
+            gateways: &self.gateways,
+            placements: self.placements.as_ref(),
+            pod,
+            addresses: Addresses { source: caller, destination },
+            id: connection,
+        };
+        match opening.open(&mut stream).await {
+            Ok(Opened { gateway, sent }) => {
                 let forwarded = Forwarded {
                     direction: Direction::FromPod,
                     source: caller,
                     destination,
                     connection: Some(connection),
+                    sent,
                 };
                 forwarded.carry(pod, (stream, gateway), self.logs).await;
             }
@@ -92,14 +102,6 @@ impl Captured {
                 socket::reset(stream);
             }
         }
-    }
-
-    /// Opens the connection to a gateway, and says within it what was captured.
-    async fn open(&self, pod: &Pod, addresses: Addresses, id: ConnectionId) -> io::Result<Stream> {
-        let mut gateway = self.gateways.connect(&pod.transport).await?;
-        gateway.write_all(&write_with_id(addresses, id)).await?;
-        gateway.flush().await?;
-        Ok(gateway)
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use fairmesh_edge::limits::Limits;
-use fairmesh_model::{Invalid, ServiceName};
+use fairmesh_model::{Invalid, ServiceName, Zone};
 use fairmesh_wire::transport::{Address, Transport};
 
 /// A pod: a network namespace with an address, whose connections this node captures.
@@ -40,7 +40,9 @@ pub struct NodeConfig {
     pub capture: SocketAddr,
     /// The replicas of the gateway.
     pub gateways: Vec<SocketAddr>,
-    /// Where pods are registered.
+    /// The zone whose backends of the gateway come first; `None`: the home zone of each service.
+    pub zone: Option<Zone>,
+    /// The agent: where pods are registered, and whose records say which service is placed where.
     pub registry: Vec<Address>,
     /// Address of `/metrics`, `/healthz` and `/readyz`.
     pub admin: Option<SocketAddr>,
@@ -142,6 +144,7 @@ mod tests {
             pods: pods.iter().map(|pod| (pod.parse().unwrap(), Transport::default())).collect(),
             capture: ([127, 0, 0, 1], 7415).into(),
             gateways: vec![([192, 0, 2, 1], 7440).into()],
+            zone: None,
             registry: Vec::new(),
             admin: None,
             handover: None,

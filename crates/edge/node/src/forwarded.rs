@@ -37,6 +37,8 @@ pub(crate) struct Forwarded {
     pub(crate) destination: SocketAddr,
     /// `None` on a connection that a gateway shares among requests of many.
     pub(crate) connection: Option<ConnectionId>,
+    /// Bytes that the server has already.
+    pub(crate) sent: u64,
 }
 
 impl Forwarded {
@@ -48,15 +50,16 @@ impl Forwarded {
         logs: bool,
     ) {
         let began = Instant::now();
+        pod.metrics.count_sent(self.sent);
         let BytesCopied { up, down } = pod.tunnels.carry(client, server).await;
         if !logs {
             return;
         }
-        let Self { direction, source, destination, connection } = self;
+        let Self { direction, source, destination, connection, sent } = self;
         let connection = connection.map(|id| id.to_string()).unwrap_or_default();
         let ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
         tracing::info!(
-            service = %pod.service, %direction, %source, %destination, connection, sent = up, received = down, ms,
+            service = %pod.service, %direction, %source, %destination, connection, sent = sent + up, received = down, ms,
             "connection"
         );
     }

@@ -1,6 +1,7 @@
 //! The replicas of the gateway, as a node chooses among them.
 
 use std::{
+    collections::BTreeMap,
     io,
     net::SocketAddr,
     sync::{
@@ -11,72 +12,105 @@ use std::{
 };
 
 use fairmesh_wire::transport::{EndpointAddress, ExpectedPeer, Stream, Transport};
-use tokio::time::{Instant, timeout};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
 
 /// Time limit of a connection to one replica, its handshake included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time after which the next replica is tried beside one that has not accepted yet (Connection Attempt Delay of RFC 8305, section 5): the
+/// replicas of a zone that is cut off would else be waited for one after the other.
+const ATTEMPT_DELAY: Duration = Duration::from_millis(500);
 /// How long a replica that did not accept a connection is tried after all others.
 const AVOID_FOR: Duration = Duration::from_secs(5);
 
 /// The replicas of a gateway. Every connection begins at the next replica; replicas that failed lately come last.
 #[derive(Debug)]
 pub(crate) struct Gateways {
-    addresses: Vec<SocketAddr>,
+    configured: Vec<SocketAddr>,
     next: AtomicUsize,
-    /// Until when each is avoided.
-    avoided: Mutex<Vec<Option<Instant>>>,
+    /// Until when replicas are avoided.
+    avoided: Mutex<BTreeMap<SocketAddr, Instant>>,
 }
 
 impl Gateways {
     /// `first` is random, so that nodes do not begin at the same replica.
-    pub(crate) fn new(addresses: Vec<SocketAddr>, first: usize) -> Self {
-        let avoided = Mutex::new(vec![None; addresses.len()]);
-        Self { addresses, next: AtomicUsize::new(first), avoided }
+    pub(crate) fn new(configured: Vec<SocketAddr>, first: usize) -> Self {
+        Self { configured, next: AtomicUsize::new(first), avoided: Mutex::default() }
     }
 
-    /// Connects to a replica, which has to prove that it is a gateway, with the identity of a pod.
+    /// The turn of the next connection.
+    pub(crate) fn turn(&self) -> usize {
+        self.next.fetch_add(1, Relaxed)
+    }
+
+    /// The replicas of the configuration, beginning with the one whose turn it is.
+    pub(crate) fn configured(&self, turn: usize) -> Vec<SocketAddr> {
+        let count = self.configured.len();
+        (0..count).map(|step| self.configured[turn.wrapping_add(step) % count]).collect()
+    }
+
+    /// Connects to one of these replicas, which has to prove that it is a gateway, with the identity of a pod. They are tried in their
+    /// order, each after the one before has failed or is late.
     ///
     /// # Errors
-    /// That of the last replica, if none accepts.
-    pub(crate) async fn connect(&self, transport: &Transport) -> io::Result<Stream> {
-        let mut failed = io::Error::other("no gateway is configured");
-        for position in self.order(Instant::now()) {
-            let address = self.addresses[position];
-            let endpoint = EndpointAddress {
-                address,
-                peer: Some(ExpectedPeer::Gateway),
-                accepts_plaintext: false,
-                from: None,
-            };
-            let late = || Err(io::Error::new(io::ErrorKind::TimedOut, "no connection within 2 s"));
-            match timeout(CONNECT_TIMEOUT, transport.connect_endpoint(endpoint))
-                .await
-                .unwrap_or_else(|_| late())
-            {
-                Ok(stream) => return Ok(stream),
-                Err(error) => {
-                    tracing::debug!(%error, gateway = %address, "a gateway did not accept a connection");
-                    self.avoid(position, Instant::now());
-                    failed = error;
+    /// That of the last replica that failed, if none accepts.
+    pub(crate) async fn connect(
+        &self,
+        transport: &Transport,
+        replicas: Vec<SocketAddr>,
+    ) -> io::Result<(SocketAddr, Stream)> {
+        let mut failed = io::Error::other("no replica of the gateway serves it");
+        let mut rest = self.in_order(replicas, Instant::now()).into_iter();
+        let mut attempts = JoinSet::new();
+        loop {
+            let started = rest.next();
+            if let Some(replica) = started {
+                attempts.spawn(dial(transport.clone(), replica));
+            } else if attempts.is_empty() {
+                return Err(failed);
+            }
+            tokio::select! {
+                Some(ended) = attempts.join_next() => match ended.map_err(io::Error::other)? {
+                    (replica, Ok(stream)) => return Ok((replica, stream)),
+                    (replica, Err(error)) => {
+                        tracing::debug!(%error, gateway = %replica, "a gateway did not accept a connection");
+                        self.avoid(replica, Instant::now());
+                        failed = error;
+                    }
+                },
+                () = sleep(ATTEMPT_DELAY), if started.is_some() => {
+                    started.into_iter().for_each(|replica| self.avoid(replica, Instant::now()));
                 }
             }
         }
-        Err(failed)
     }
 
-    /// The positions in the order in which they are tried.
-    fn order(&self, now: Instant) -> Vec<usize> {
-        let (count, first) = (self.addresses.len(), self.next.fetch_add(1, Relaxed));
-        let avoided = self.avoided.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut order: Vec<usize> = (0..count).map(|step| first.wrapping_add(step) % count).collect();
+    /// The replicas in the order in which they are tried.
+    fn in_order(&self, mut replicas: Vec<SocketAddr>, now: Instant) -> Vec<SocketAddr> {
+        let mut avoided = self.avoided.lock().unwrap_or_else(PoisonError::into_inner);
+        avoided.retain(|_, until| *until > now);
         // Stable: the others keep their turn.
-        order.sort_by_key(|position| avoided[*position].is_some_and(|until| until > now));
-        order
+        replicas.sort_by_key(|replica| avoided.contains_key(replica));
+        replicas
     }
 
-    fn avoid(&self, position: usize, now: Instant) {
-        self.avoided.lock().unwrap_or_else(PoisonError::into_inner)[position] = Some(now + AVOID_FOR);
+    fn avoid(&self, replica: SocketAddr, now: Instant) {
+        self.avoided.lock().unwrap_or_else(PoisonError::into_inner).insert(replica, now + AVOID_FOR);
     }
+}
+
+async fn dial(transport: Transport, replica: SocketAddr) -> (SocketAddr, io::Result<Stream>) {
+    let endpoint = EndpointAddress {
+        address: replica,
+        peer: Some(ExpectedPeer::Gateway),
+        accepts_plaintext: false,
+        from: None,
+    };
+    let late = || Err(io::Error::new(io::ErrorKind::TimedOut, "no connection within 2 s"));
+    let connected = timeout(CONNECT_TIMEOUT, transport.connect_endpoint(endpoint)).await;
+    (replica, connected.unwrap_or_else(|_| late()))
 }
 
 #[cfg(test)]
@@ -87,13 +121,17 @@ mod tests {
     async fn failed_replicas_are_tried_last_for_a_while() {
         let gateways = Gateways::new((1..=3).map(|port| ([192, 0, 2, 1], port).into()).collect(), 0);
         let now = Instant::now();
-        assert_eq!(gateways.order(now), [0, 1, 2]);
-        assert_eq!(gateways.order(now), [1, 2, 0]);
-        gateways.avoid(2, now);
-        assert_eq!(gateways.order(now), [0, 1, 2]);
-        assert_eq!(gateways.order(now), [0, 1, 2], "its turn was that of the avoided one");
-        assert_eq!(gateways.order(now + AVOID_FOR), [1, 2, 0]);
-        (0..3).for_each(|position| gateways.avoid(position, now));
-        assert_eq!(gateways.order(now).len(), 3, "where all failed, all are tried");
+        let order = |now| {
+            let order = gateways.in_order(gateways.configured(gateways.turn()), now);
+            order.iter().map(SocketAddr::port).collect::<Vec<_>>()
+        };
+        assert_eq!(order(now), [1, 2, 3]);
+        assert_eq!(order(now), [2, 3, 1]);
+        gateways.avoid(([192, 0, 2, 1], 3).into(), now);
+        assert_eq!(order(now), [1, 2, 3]);
+        assert_eq!(order(now), [1, 2, 3], "its turn was that of the avoided one");
+        assert_eq!(order(now + AVOID_FOR), [2, 3, 1]);
+        (1..=3).for_each(|port| gateways.avoid(([192, 0, 2, 1], port).into(), now));
+        assert_eq!(order(now).len(), 3, "where all failed, all are tried");
     }
 }

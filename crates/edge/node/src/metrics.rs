@@ -61,6 +61,11 @@ impl PodMetrics {
         let zero = || AtomicU64::new(0);
         Self { edge, captured: zero(), unreachable: zero(), accepted: zero(), refused: zero() }
     }
+
+    /// Counts bytes that were sent before the connection was carried.
+    pub(crate) fn count_sent(&self, bytes: u64) {
+        self.edge.tunnels.add_bytes(bytes, 0);
+    }
 }
 
 /// Registers all metrics as they are now.

@@ -35,6 +35,7 @@ use crate::{
     gateways::Gateways,
     metrics::NodeMetrics,
     pages::{self, Pages},
+    placements::Placements,
     pods::{Ends, Pods},
     registered::RegisteredPod,
 };
@@ -197,6 +198,7 @@ impl Node {
             metrics: Arc::clone(&self.metrics),
             logs: config.logs_connections,
             ids: ConnectionIds::new(),
+            placements: Placements::follow(config),
         });
         accepting.spawn(self.accept_on((capture, &self.permits.captured), move |stream, peer, permit| {
             let captured = Arc::clone(&captured);

@@ -7,5 +7,6 @@ mod demo;
 mod floods;
 mod lies;
 mod mesh;
+mod placement;
 mod policies;
 mod slow;

@@ -159,7 +159,7 @@ impl Mesh {
         handshake::connect(&Default::default(), &address, "test").await.unwrap()
     }
 
-    fn agent_of(&self, name: &str) -> String {
+    pub(crate) fn agent_of(&self, name: &str) -> String {
         format!("unix:{}", self.path(&format!("{name}.sock")).display())
     }
 
