@@ -303,6 +303,10 @@ mod tests {
             ("/g/identity/agents/web-2", false),
             ("/g/roles/", false),
             ("/g/drains/", true),
+            ("/g/gateway/backends/", true),
+            ("/t/shop/placements/", true),
+            ("/t/bank/placements/rates", false),
+            ("/t/bank/gateway-services/rates", false),
         ] {
             let read = agent.may_read(&Prefix::new(prefix).unwrap(), |name| *name == callable);
             assert_eq!(read, may, "{prefix}");
@@ -350,6 +354,10 @@ mod tests {
         assert!(grants.may_write(&policy("shop/cart")) && !grants.may_write(&policy("bank/vault")));
         assert!(grants.may_view(&service("bank/vault"), || false));
         assert!(!grants.may_write(&RecordKey::Regions));
+        // An operator says how a service uses the gateway, and not which backends serve it.
+        assert!(grants.may_write(&RecordKey::GatewayService(service("shop/cart"))));
+        assert!(!grants.may_write(&RecordKey::Placement(service("shop/cart"))));
+        assert!(!grants.may_write(&RecordKey::GatewayBackend(Label::new("gw-1").unwrap())));
         assert!(!grants.may_write(&RecordKey::History(RecordKind::Policy, service("shop/cart"), 1)));
         grants.add(&binding(AccessRole::Admin, Vec::new()));
         assert!(grants.may_write(&RecordKey::Regions) && grants.admin);
