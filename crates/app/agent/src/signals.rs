@@ -7,7 +7,7 @@ mod usage_forwarder;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fairmesh_model::{Invalid, Region};
-use fairmesh_rib::{ReportRelay, follower::FollowerHandle};
+use fairmesh_rib::{CountRelay, ReportRelay, follower::FollowerHandle};
 use fairmesh_signals::SumLimits;
 use fairmesh_wire::v1::{self, imbalance_server::Imbalance, signals_server::Signals};
 use prometheus_client::registry::Registry;
@@ -23,6 +23,7 @@ use usage_forwarder::UsageForwarder;
 pub(crate) struct Reports {
     pub(crate) usages: UsageForwarder,
     pub(crate) rates: ReportRelay,
+    pub(crate) counts: CountRelay,
     calls: Arc<Mutex<CallSums>>,
     began: Instant,
     /// Addresses of the control plane, for messages.
@@ -33,13 +34,18 @@ impl Reports {
     /// Reports to `upstream` for programs in `region`. Messages name the addresses in `upstreams`.
     pub(crate) fn new(upstream: FollowerHandle, upstreams: String, region: Region) -> Self {
         let rates = ReportRelay::new(upstream.clone(), Some(region), SumLimits::AGENT);
+        let counts = CountRelay::new(upstream.clone(), SumLimits::AGENT.reporters);
         let usages = UsageForwarder::new(upstream);
-        Self { usages, rates, calls: Arc::default(), began: Instant::now(), upstreams }
+        Self { usages, rates, counts, calls: Arc::default(), began: Instant::now(), upstreams }
     }
 
     /// Reports until `stopping`.
     pub(crate) async fn run(self, stopping: CancellationToken) {
-        tokio::join!(self.usages.run(stopping.clone()), self.rates.run(stopping));
+        tokio::join!(
+            self.usages.run(stopping.clone()),
+            self.rates.run(stopping.clone()),
+            self.counts.run(stopping)
+        );
     }
 
     /// Registers the totals of calls by caller and callee.
@@ -52,6 +58,9 @@ impl Reports {
     }
 
     fn take(&self, mut report: v1::ReportSignalsRequest) -> Result<v1::ReportSignalsResponse, Invalid> {
+        if let Some(response) = self.counts.take(&mut report)? {
+            return Ok(response);
+        }
         let calls = ReportedCalls::of(&report);
         let response = self.rates.take_rates(&mut report)?;
         if let Some(calls) = calls {

@@ -30,6 +30,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("otlp", &["metrics"]),
     // The pages of every process: what is on them comes from the processes.
     ("pages", &["model", "metrics", "listen", "otlp"]),
+    // Counts that were reported, by time: who reports them, and who reads them, is none of it.
+    ("call-history", &["model"]),
     ("wire", &["model", "listen", "http"]),
     ("balancer", &["model"]),
     ("imbalance", &["model"]),
@@ -136,6 +138,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "registry",
             "imbalance",
             "controllers",
+            "call-history",
         ],
     ),
     // What commands share. They know none of one another.
@@ -189,6 +192,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "processes",
         ],
     ),
+    // Shows what a control plane responds, and runs nothing.
+    ("top", &["model", "wire", "console"]),
     // What tests share, and what runs them.
     ("test-support", &["model"]),
     ("test-runner", &["test-support"]),
@@ -200,7 +205,17 @@ const MAY_USE: &[(&str, &[&str])] = &[
 const MAY_USE_ALL: &[&str] = &["fairmesh", "bench", "fuzz"];
 
 /// Crates that hold no clock, no chance and no I/O, so that simulation and production run the same code.
-const PURE: &[&str] = &["model", "balancer", "router", "imbalance", "signals", "te", "planner", "placement"];
+const PURE: &[&str] = &[
+    "model",
+    "balancer",
+    "router",
+    "imbalance",
+    "signals",
+    "te",
+    "planner",
+    "placement",
+    "call-history",
+];
 
 /// Files that are as pure within a crate that is not: the core of the RIB, and what decides on shards.
 const PURE_FILES: &[(&str, &[&str])] = &[

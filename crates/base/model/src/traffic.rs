@@ -1,5 +1,6 @@
 //! Shares of calls by region: as requested in policies, and as tables for routers.
 
+mod call_counts;
 mod load_rings;
 mod region_drain;
 mod region_table;
@@ -9,6 +10,10 @@ use std::collections::BTreeMap;
 
 use crate::{Invalid, Label, Region};
 
+pub use call_counts::{
+    CallCounts, CallFault, CountReport, CountedBy, CountedInterval, CountedPath, DeniedPath, LATENCY_BUCKETS,
+    MAX_COUNT_INTERVALS, MAX_COUNT_ROWS, MAX_DENIED_CALLER, ResponseClass, latency_bounds_us, latency_bucket,
+};
 pub use load_rings::{LoadMetric, LoadRing, MAX_PLANNED_CLASSES};
 pub use region_drain::{DrainPhase, RegionDrain};
 pub use report::{

@@ -3,11 +3,14 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use fairmesh_model::{CallPath, CallRates};
+use fairmesh_model::{CallCounts, CallFault, CallPath, CallRates, ResponseClass};
+
+use crate::outcome_counters::OutcomeCounters;
 
 /// Counts the calls of one path since the process began. Exact, from any number of threads.
 #[derive(Debug, Default)]
 pub struct CallCounters {
+    outcomes: OutcomeCounters,
     offered: AtomicU64,
     attempts: AtomicU64,
     answered: AtomicU64,
@@ -49,6 +52,18 @@ impl CallCounters {
     pub fn record_answer(&self, time_us: u64) {
         self.answered.fetch_add(1, Relaxed);
         self.time_us.fetch_add(time_us, Relaxed);
+        self.outcomes.record_latency(time_us);
+    }
+
+    /// Counts the final response of a call.
+    #[inline]
+    pub fn record_response(&self, class: ResponseClass) {
+        self.outcomes.record_response(class, 1);
+    }
+
+    /// Counts a call without a response of its service.
+    pub fn record_fault(&self, fault: CallFault) {
+        self.outcomes.record_fault(fault, 1);
     }
 
     /// Counts an attempt that the server refused because of overload.
@@ -61,6 +76,8 @@ impl CallCounters {
         self.offered.fetch_add(calls, Relaxed);
         self.attempts.fetch_add(calls, Relaxed);
         self.answered.fetch_add(answered, Relaxed);
+        self.outcomes.record_response(ResponseClass::Unknown, answered);
+        self.outcomes.record_fault(CallFault::Unknown, calls.saturating_sub(answered));
     }
 
     /// Counts bytes of the body of a response.
@@ -72,6 +89,14 @@ impl CallCounters {
     /// Whether nothing was counted.
     pub(crate) fn is_zero(&self) -> bool {
         self.read() == Counts::default()
+    }
+
+    /// Everything counted so far, for views of the mesh.
+    pub fn counts(&self) -> CallCounts {
+        let Counts { offered, attempts, time_us, bytes, request_bytes, .. } = self.read();
+        // A path without a destination has no attempts, and its calls no retries.
+        let retries = attempts.saturating_sub(offered);
+        self.outcomes.add_to(CallCounts::ZERO.with_totals([offered, retries, time_us, request_bytes, bytes]))
     }
 
     fn read(&self) -> Counts {
@@ -107,8 +132,11 @@ impl CallMeter {
         let before = std::mem::take(&mut self.last);
         let elapsed = self.read_at_ms.replace(now_ms).map(|at| now_ms.saturating_sub(at));
         let mut rates = BTreeMap::new();
+        let mut counts = BTreeMap::<CallPath, Counts>::new();
         for (path, counters) in paths {
-            let now = counters.read();
+            *counts.entry(path).or_default() += counters.read();
+        }
+        for (path, now) in counts {
             let since = before.get(&path).copied().unwrap_or_default();
             if let Some(elapsed_ms) = elapsed.filter(|elapsed| *elapsed > 0) {
                 let rate = per_second(now, since, elapsed_ms);

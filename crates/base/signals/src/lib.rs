@@ -12,10 +12,17 @@
 //! [`TraceParents`] finds it for programs behind a proxy. Sums by edge of the call graph travel, and no spans: a span for each
 //! call costs more than the call's own count, and a sample of them misses rare edges.
 //!
+//! Views of the mesh get counts: [`CountMeter`] reads the same counters, [`CountOutbox`] adds counts up and sends them until
+//! they have arrived, and [`CountInbox`] tells repetitions. Each call is counted once, where planners need the present rate.
+//!
 //! [`TrafficReport`]: fairmesh_model::TrafficReport
 
 mod call_counters;
 mod call_node;
+mod count_inbox;
+mod count_meter;
+mod count_outbox;
+mod outcome_counters;
 mod paths;
 mod report_sums;
 mod served_call;
@@ -26,6 +33,9 @@ mod trace_parents;
 
 pub use call_counters::{CallCounters, CallMeter};
 pub use call_node::{NodeId, serves};
+pub use count_inbox::CountInbox;
+pub use count_meter::{CountMeter, counted_by_caller};
+pub use count_outbox::CountOutbox;
 pub use paths::{Destinations, ReportedAs, ReportedPaths};
 pub use report_sums::{ReportSums, SumLimits, Taken, merge_paths};
 pub use served_call::{ChildCall, Entered, ServedCall};

@@ -9,6 +9,8 @@ use crate::{CallCounters, NodeId};
 
 /// The most parents with counters of their own. Calls of further parents count as calls without a parent.
 const MAX_PARENTS: usize = 64;
+/// The most paths of former snapshots that are still read.
+const MAX_FORMER: usize = 64;
 
 /// The counters of calls to one service from one snapshot of its records, by parent, class and destination.
 ///
@@ -27,9 +29,14 @@ pub struct ReportedPaths {
     /// The destination's position by endpoint index; [`Self::NOWHERE`] without a destination.
     destination_of: Box<[u8]>,
     without_parent: Counters,
-    /// The counters of each parent; the slots are taken in order.
-    by_parent: Box<[OnceLock<(NodeId, Counters)>]>,
+    /// The counters of each parent, once parents are told apart; the slots are taken in order.
+    by_parent: OnceLock<Box<[ParentSlot]>>,
+    /// Paths with calls that no endpoint of this snapshot has. Their last calls are still to be read.
+    former: Box<[(CallPath, Arc<CallCounters>)]>,
 }
+
+/// The counters of a parent, from its first call on.
+type ParentSlot = OnceLock<(NodeId, Counters)>;
 
 /// By class, then destination; the last column counts calls without a destination.
 type Counters = Box<[Arc<CallCounters>]>;
@@ -92,25 +99,64 @@ impl ReportedPaths {
             caller: to.caller.cloned(),
             from_zone: to.zone.cloned(),
             without_parent: Box::default(),
-            by_parent: Box::default(),
+            by_parent: OnceLock::new(),
+            former: Box::default(),
             classes,
             destinations,
             destination_of: destination_of.into(),
         };
         paths.without_parent =
             paths.counters(|class, to| before.and_then(|b| b.find(&b.without_parent, class, to)));
-        let known = before.iter().flat_map(|before| before.by_parent.iter().filter_map(OnceLock::get));
+        if let Some(before) = before.filter(|before| before.by_parent.get().is_some()) {
+            paths.by_parent = OnceLock::from(paths.parents_of(before));
+        }
+        if let Some(before) = before {
+            paths.former = paths.missing_of(before);
+        }
+        paths
+    }
+
+    /// Tells calls apart by their parents from now on.
+    pub fn follow_parents(&self) {
+        self.by_parent.get_or_init(|| std::iter::repeat_with(OnceLock::new).take(MAX_PARENTS).collect());
+    }
+
+    /// The slots of parents, with those of the snapshot `before`.
+    fn parents_of(&self, before: &Self) -> Box<[ParentSlot]> {
+        let known = before.parents();
         // Without calls to what there still is, its slot is free again.
-        let known = known.filter(|(parent, _)| paths.reportable(*parent).is_some());
+        let known = known.filter(|(parent, _)| self.reportable(*parent).is_some());
         let known = known.filter_map(|(parent, counters)| {
-            let counters = paths.counters(|class, to| before.and_then(|b| b.find(counters, class, to)));
+            let counters = self.counters(|class, to| before.find(counters, class, to));
             let is_used = counters.iter().any(|counters| !counters.is_zero());
             is_used.then(|| OnceLock::from((*parent, counters)))
         });
         let known: Vec<_> = known.collect();
         let unused = std::iter::repeat_with(OnceLock::new);
-        paths.by_parent = known.into_iter().chain(unused).take(MAX_PARENTS).collect();
-        paths
+        known.into_iter().chain(unused).take(MAX_PARENTS).collect()
+    }
+
+    /// Paths of the snapshot `before` with calls that this one has not taken over.
+    fn missing_of(&self, before: &Self) -> Box<[(CallPath, Arc<CallCounters>)]> {
+        let is_kept = |counters: &Arc<CallCounters>| {
+            self.iter().any(|(_, kept)| std::ptr::eq(&raw const **counters, kept))
+        };
+        let of_parents =
+            before.parents().filter_map(|(parent, counters)| {
+                let parent = self.reportable(*parent)?;
+                Some(before.paths_of(counters).map(move |(path, counters)| {
+                    (CallPath { parent: Some(parent.clone()), ..path }, counters)
+                }))
+            });
+        let all = before.paths_of(&before.without_parent).chain(of_parents.flatten());
+        let new = all.filter(|(_, counters)| !counters.is_zero() && !is_kept(counters));
+        let new = new.map(|(path, counters)| (path, Arc::clone(counters)));
+        new.chain(before.former.iter().cloned()).take(MAX_FORMER).collect()
+    }
+
+    /// The parents that have counters.
+    fn parents(&self) -> impl Iterator<Item = &(NodeId, Counters)> {
+        self.by_parent.get().into_iter().flat_map(|slots| slots.iter().filter_map(OnceLock::get))
     }
 
     /// The region of the callers.
@@ -131,22 +177,26 @@ impl ReportedPaths {
         &self.of_parent(call.parent)[self.row(call.class) + self.destinations.len()]
     }
 
-    /// All paths with their counters; with a parent only those that have calls.
+    /// All paths with their counters; with a parent only those that have calls. A path that was missing in a snapshot may come
+    /// twice, each time with other counters.
     pub fn iter(&self) -> impl Iterator<Item = (CallPath, &CallCounters)> {
-        let parents = self.by_parent.iter().filter_map(OnceLock::get);
+        let parents = self.parents();
         let parents = parents.filter_map(|(parent, counters)| Some((self.reportable(*parent)?, counters)));
         let with_parent = parents.flat_map(|(parent, counters)| {
             let paths = self.paths_of(counters).filter(|(_, counters)| !counters.is_zero());
-            paths.map(move |(path, counters)| (CallPath { parent: Some(parent.clone()), ..path }, counters))
+            paths
+                .map(move |(path, counters)| (CallPath { parent: Some(parent.clone()), ..path }, &**counters))
         });
-        self.paths_of(&self.without_parent).chain(with_parent)
+        let without = self.paths_of(&self.without_parent).map(|(path, counters)| (path, &**counters));
+        let former = self.former.iter().map(|(path, counters)| (path.clone(), &**counters));
+        without.chain(with_parent).chain(former)
     }
 
     /// The counters of a parent, which gets some with its first call.
     #[inline]
     fn of_parent(&self, parent: Option<NodeId>) -> &Counters {
-        let Some(parent) = parent else { return &self.without_parent };
-        for row in &self.by_parent {
+        let (Some(parent), Some(slots)) = (parent, self.by_parent.get()) else { return &self.without_parent };
+        for row in slots {
             // The first one that is not in use becomes that of this parent, unless it is not reported.
             if row.get().is_none() && self.reportable(parent).is_none() {
                 break;
@@ -176,9 +226,8 @@ impl ReportedPaths {
     fn paths_of<'a>(
         &'a self,
         counters: &'a Counters,
-    ) -> impl Iterator<Item = (CallPath, &'a CallCounters)> + use<'a> {
-        let paths = self.rows().map(|(class, to)| self.path(class, to));
-        paths.zip(counters.iter().map(|counters| &**counters))
+    ) -> impl Iterator<Item = (CallPath, &'a Arc<CallCounters>)> + use<'a> {
+        self.rows().map(|(class, to)| self.path(class, to)).zip(counters)
     }
 
     /// The class and the destination of each of [`Counters`].

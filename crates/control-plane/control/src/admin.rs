@@ -10,7 +10,7 @@ mod tables;
 use std::sync::Arc;
 
 use fairmesh_controllers::Statuses;
-use fairmesh_model::{Invalid, RecordKey, Revision};
+use fairmesh_model::{Invalid, RecordKey, Revision, ServiceName, Tenant};
 use fairmesh_rib::{
     Node,
     access::{AccessControl, Caller, needs_of_value},
@@ -28,6 +28,7 @@ use crate::{
     audit::{AuditLog, Log},
     change_message::read_message,
     controllers,
+    signals::{CallScope, CallViews},
     wall_clock::now_ms,
     write_error::write_error,
 };
@@ -44,6 +45,7 @@ pub(crate) struct AdminService {
     pub(crate) audit: AuditLog,
     pub(crate) access: AccessControl,
     pub(crate) controllers: Statuses,
+    pub(crate) calls: Arc<CallViews>,
     /// Locked while workloads are written, from the comparison with other tenants' workloads until the node has them. Two tenants could
     /// otherwise claim the same programs at the same moment.
     pub(crate) workloads: Arc<Mutex<()>>,
@@ -109,6 +111,20 @@ fn response(outcomes: Vec<v1::Outcome>, revision: Revision) -> v1::ApplyResponse
 #[tonic::async_trait]
 impl v1::admin_server::Admin for AdminService {
     type SplitStoreStream = split::Progress;
+
+    async fn read_calls(
+        &self,
+        request: Request<v1::ReadCallsRequest>,
+    ) -> Result<Response<v1::ReadCallsResponse>, Status> {
+        let v1::ReadCallsRequest { service, tenant, window_s, series } = request.into_inner();
+        let invalid = |problem: Invalid| Status::invalid_argument(problem.to_string());
+        let scope = match (service.as_str(), tenant.as_str()) {
+            ("", "") => CallScope::All,
+            ("", tenant) => CallScope::Tenant(Tenant::new(tenant).map_err(invalid)?),
+            (service, _) => CallScope::Service(ServiceName::new(service).map_err(invalid)?),
+        };
+        Ok(Response::new(self.calls.read(&scope, window_s, series)))
+    }
 
     async fn split_store(
         &self,

@@ -420,6 +420,7 @@ fn operator_services(
 ) -> Routes {
     let (node, store, access) = (identity.node.clone(), identity.store.clone(), identity.access.clone());
     let (traffic, reporters) = (planning.reports(), CallerNumbers::default());
+    let calls = Arc::clone(&traffic.counts);
     let planner = TrafficService { planning, node: node.clone(), store: store.clone() };
     let signals = SignalsService { imbalance: imbalance.clone(), traffic, node: node.clone(), reporters };
     let imbalance = ImbalanceService { imbalance, signals: signals.clone() };
@@ -431,6 +432,7 @@ fn operator_services(
             audit,
             access,
             controllers,
+            calls,
             workloads: Arc::default(),
         }))
         .add_service(rpc::signals_server(signals))

@@ -9,6 +9,7 @@ mod context;
 mod outcome;
 mod pick;
 mod principal;
+mod report;
 mod retry;
 mod route;
 mod state;

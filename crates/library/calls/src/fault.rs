@@ -11,8 +11,8 @@ use fairmesh_http::{
 use http::HeaderMap;
 use tonic::Status;
 
-pub(crate) use self::kind::grpc_code_of;
 pub use self::kind::{FaultKind, Origin, Retry};
+pub(crate) use self::kind::{carried_fault, grpc_code_of};
 
 /// Why a call got no response of its service. Responses of services, good or bad, are not faults.
 ///

@@ -20,6 +20,7 @@ mod workload;
 use bytes::Bytes;
 use fairmesh_model::{Invalid, ShardKey, StoreId};
 pub use shard::interval;
+pub use signals::counts;
 pub use traffic::{read_shares, write_shares};
 
 /// The 16 bytes, big endian, of a store id.

@@ -26,7 +26,7 @@ use fairmesh_listen::{Limits, Listeners, table};
 use fairmesh_model::{Prefix, Region};
 use fairmesh_pages::AdminListener;
 use fairmesh_rib::{
-    Forwarder, PeerInfo, PeerKind, ReportRelay,
+    CountRelay, Forwarder, PeerInfo, PeerKind, ReportRelay,
     follower::{self, Backoff, Follower, FollowerConfig, FollowerHandle},
     server::RibServer,
 };
@@ -135,9 +135,11 @@ impl Replica {
         let backend = ReplicaRib::new(shared.clone(), upstream.clone(), &config);
         let rates = ReportRelay::new(upstream.clone(), None, SumLimits::TREE);
         let reporting = tokio::spawn(rates.clone().run(stopping.clone()));
+        let counts = CountRelay::new(upstream.clone(), SumLimits::TREE.reporters);
+        let counting = tokio::spawn(counts.clone().run(stopping.clone()));
         let forward = Forwarder::new(upstream, "replica", stopping.clone());
         let pages = admin::Pages { backend: backend.clone(), rates: rates.clone(), listeners: bounded };
-        let reports = Reports { forward, rates };
+        let reports = Reports { forward, rates, counts };
         let admin = admin.map(|listener| listener.start(fairmesh_pages::router(Arc::new(pages))));
         let saving = tokio::spawn(shared.save_all(stopping.clone()));
         let mut serving = JoinSet::new();
@@ -160,6 +162,7 @@ impl Replica {
         // The runtime has reported a panic in one of these; the stop continues.
         let _ = saving.await;
         let _ = reporting.await;
+        let _ = counting.await;
         if let Some(admin) = admin {
             admin.stop().await;
         }

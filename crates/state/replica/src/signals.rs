@@ -1,12 +1,13 @@
-use fairmesh_rib::{Forwarder, ReportRelay};
+use fairmesh_rib::{CountRelay, Forwarder, ReportRelay};
 use fairmesh_wire::v1::{self, imbalance_server::Imbalance, signals_server::Signals};
 use tonic::{Request, Response, Status};
 
-/// The gRPC services `Signals` and `Imbalance`. Rates are added up here; minutes of CPU usage are forwarded.
+/// The gRPC services `Signals` and `Imbalance`. Rates and counts are added up here; minutes of CPU usage are forwarded.
 #[derive(Clone, Debug)]
 pub(crate) struct Reports {
     pub(crate) forward: Forwarder,
     pub(crate) rates: ReportRelay,
+    pub(crate) counts: CountRelay,
 }
 
 impl Reports {
@@ -26,6 +27,10 @@ impl Signals for Reports {
         mut request: Request<v1::ReportSignalsRequest>,
     ) -> Result<Response<v1::ReportSignalsResponse>, Status> {
         let report = request.get_mut();
+        let counted = self.counts.take(report).map_err(|e| Status::invalid_argument(e.to_string()))?;
+        if let Some(response) = counted {
+            return Ok(Response::new(response));
+        }
         if report.sender.is_some() && !report.usages.is_empty() {
             // Without its rates, the report would not match its maker's signature.
             return Err(Status::invalid_argument("usages: are in a report with rates; report them apart"));

@@ -18,6 +18,7 @@ pub mod access;
 mod batch;
 pub mod cache;
 mod coalesced_updates;
+mod counts;
 mod followed_prefixes;
 pub mod follower;
 #[cfg(feature = "server")]
@@ -47,6 +48,7 @@ pub use batch::{
     Batch, Commit, Conflict, Entry, Expect, MAX_BATCH_BYTES, MAX_KEY_BYTES, MAX_OPS, MAX_VALUE_BYTES, Op,
 };
 pub use coalesced_updates::CoalescedUpdates;
+pub use counts::{CountRelay, send_counts};
 #[cfg(feature = "server")]
 pub use forwarder::Forwarder;
 #[cfg(feature = "node")]

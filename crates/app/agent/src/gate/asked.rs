@@ -41,6 +41,7 @@ impl Asked {
                 Need::ServeAsOperator(..) => return Err(no_operator()),
                 Need::View(_)
                 | Need::ViewHistory(_)
+                | Need::ViewTenant(_)
                 | Need::ViewAll
                 | Need::Write(_)
                 | Need::Register(..)

@@ -15,6 +15,10 @@ impl TrafficReports {
         gauge(traffic, "watched_services", help, watched);
         let help = "Paths of calls and groups of servers that reports of processes below had no room for";
         gauge(traffic, "paths_left_out", help, usize::try_from(self.left_out()).unwrap_or(usize::MAX));
+        let (paths, bytes, processes) = self.counts.size();
+        gauge(traffic, "history_paths", "Paths of calls in the history of the last hour", paths);
+        gauge(traffic, "history_bytes", "Size of the history of the last hour", bytes);
+        gauge(traffic, "history_reporters", "Processes that report counts of calls", processes);
         counter(traffic, "reports", "Reports of calls and load", self.taken());
         counter(traffic, "reports_left_out", "Reports left out, since there were too many", self.full());
     }

@@ -38,6 +38,9 @@ impl Signals for SignalsService {
         if let Some(sender) = &mut report.sender {
             sender.reporter = self.reporters.of(&identity, sender.reporter);
         }
+        if let Some(counts) = &mut report.counts {
+            counts.reporter = self.reporters.of(&identity, counts.reporter);
+        }
         let taken = self.take(report).map_err(|e| Status::invalid_argument(e.to_string()))?;
         Ok(Response::new(taken))
     }
@@ -45,6 +48,9 @@ impl Signals for SignalsService {
 
 impl SignalsService {
     fn take(&self, mut report: v1::ReportSignalsRequest) -> Result<v1::ReportSignalsResponse, Invalid> {
+        if let Some(counts) = report.take_counts()? {
+            return Ok(self.traffic.counts.record(counts));
+        }
         let rates = report.take_rates()?;
         let mut response = rates.map(|rates| self.traffic.record(rates)).unwrap_or_default();
         let usages = report.usages;

@@ -12,7 +12,7 @@ use fairmesh_rib::Node;
 use fairmesh_signals::{IDLE_INTERVAL_MS, REPORT_INTERVAL_MS, ReportSums, SumLimits, Taken};
 use fairmesh_wire::v1;
 
-use super::{call_graph::WatchedGraph, watched::WatchedServices};
+use super::{CallViews, call_graph::WatchedGraph, watched::WatchedServices};
 use crate::{facts::FactsIndex, monotonic_clock::MonotonicClock};
 
 /// The facts get a new sum after this time though no report has arrived: reports that stop are a change as well.
@@ -23,6 +23,8 @@ const SILENCE_MS: u64 = 5_000;
 pub(crate) struct TrafficReports {
     pub(super) node: Node,
     pub(super) facts: Arc<FactsIndex>,
+    /// The counts of all calls.
+    pub(crate) counts: Arc<CallViews>,
     clock: MonotonicClock,
     sums: Mutex<ReportSums>,
     summed: Mutex<Summed>,
@@ -48,6 +50,7 @@ impl TrafficReports {
         Self {
             node,
             facts,
+            counts: Arc::new(CallViews::new(clock)),
             clock,
             sums: Mutex::new(ReportSums::new(SumLimits::TREE)),
             summed: Mutex::default(),

@@ -82,6 +82,7 @@ pub(super) fn record(
     let completed = CompletedCall {
         seed: call.seed,
         took: call.took,
+        status,
         body_bytes: call.body_bytes as usize,
         load: call.load,
     };

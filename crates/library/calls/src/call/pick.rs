@@ -78,7 +78,7 @@ impl<T: EndpointTransport> Call<'_, T> {
     }
 
     /// Counts an attempt for reports.
-    #[cold]
+    #[inline]
     fn report_attempt(&mut self, paths: &ReportedPaths, index: u32, now: u64) -> Option<ReportedAttempt> {
         let counters = paths.to_endpoint(self.reported_as(), index)?;
         counters.record_attempt(!std::mem::replace(&mut self.is_reported, true));
@@ -95,7 +95,7 @@ impl<T: EndpointTransport> Call<'_, T> {
         }
     }
 
-    fn reported_as(&self) -> ReportedAs<'_> {
+    pub(super) fn reported_as(&self) -> ReportedAs<'_> {
         ReportedAs { class: self.class.as_ref(), parent: self.parent }
     }
 

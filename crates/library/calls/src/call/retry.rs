@@ -161,7 +161,7 @@ impl<T: EndpointTransport> Call<'_, T> {
 }
 
 /// Counts the end of an attempt for reports.
-#[cold]
+#[inline]
 fn report_end(ReportedAttempt { counters, began }: &ReportedAttempt, outcome: AttemptOutcome, now: u64) {
     match outcome {
         AttemptOutcome::Responded

@@ -44,6 +44,8 @@ pub struct Call<'a, T: EndpointTransport> {
     pub(super) idempotent: bool,
     /// Whether it was counted for reports, with its first attempt or the lack of one.
     pub(super) is_reported: bool,
+    /// Whether its fault was counted for reports.
+    pub(super) is_concluded: bool,
     pub(super) wrong_shard_attempts: u32,
     pub(super) attempts: usize,
     pub(super) attempted: [u32; MAX_ATTEMPTS],
@@ -59,7 +61,7 @@ pub(super) struct PendingAttempt {
     pub(super) reported: Option<ReportedAttempt>,
 }
 
-/// An attempt whose end is reported to a planner.
+/// An attempt whose end is reported.
 #[derive(Debug)]
 pub(super) struct ReportedAttempt {
     pub(super) counters: Arc<CallCounters>,
@@ -91,6 +93,7 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
             seed: 0,
             idempotent: false,
             is_reported: false,
+            is_concluded: false,
             wrong_shard_attempts: 0,
             attempts: 0,
             attempted: [0; MAX_ATTEMPTS],
@@ -117,6 +120,7 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
             seed: self.seed,
             idempotent: self.idempotent,
             is_reported: self.is_reported,
+            is_concluded: self.is_concluded,
             wrong_shard_attempts: self.wrong_shard_attempts,
             attempts: self.attempts,
             attempted: self.attempted,

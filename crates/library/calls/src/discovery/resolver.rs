@@ -1,6 +1,7 @@
 //! From records to snapshots, off the request path.
 
 mod config;
+mod counts;
 mod data_age;
 mod endpoint_list;
 mod event;
@@ -111,6 +112,7 @@ impl<T: EndpointTransport> Resolver<T> {
             stop.clone(),
         ));
         tokio::spawn(signals::report_periodically(Arc::clone(&registry), handle.clone(), stop.clone()));
+        tokio::spawn(counts::report_periodically(Arc::clone(&registry), handle.clone(), stop.clone()));
         let worker = Worker::new(WorkerParams {
             config,
             handle,

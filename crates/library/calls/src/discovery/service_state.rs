@@ -50,8 +50,7 @@ pub struct ReadyService<T> {
     pub lookaside: Option<Arc<str>>,
     /// What its calls are reported as.
     caller: Option<ReportedCaller>,
-    /// Counters of its calls, where a planner needs them or an operator looks at them. An operator may begin to after this was
-    /// published: routers are not compiled anew for it.
+    /// Counters of its calls. Without the region of the callers there are none.
     reported: OnceLock<Box<ReportedPaths>>,
     /// The record of the policy that it was compiled from, which the compiled routes cannot be read from.
     policy_record: Option<Bytes>,
@@ -82,8 +81,16 @@ impl<T> ReadyService<T> {
         self.upstream.policy().traffic.as_deref().is_some_and(|traffic| traffic.is_planned())
     }
 
-    /// Counts its calls from now on, if they can be reported; the same counters as the snapshot `before` it where that has some.
-    pub(crate) fn count_calls(&self, before: Option<&Self>) {
+    /// Tells its calls apart by their parents from now on, since a planner needs them or an operator looks at them. An operator
+    /// may begin to after this was published: routers are not compiled anew for it.
+    pub(crate) fn follow_parents(&self) {
+        if let Some(reported) = self.reported() {
+            reported.follow_parents();
+        }
+    }
+
+    /// Counts its calls, if they can be reported; by the same counters as the snapshot `before` it where that has some.
+    fn count_calls(&self, before: Option<&Self>) {
         let Some(caller) = &self.caller else { return };
         self.reported.get_or_init(|| {
             let to = Destinations {
@@ -166,18 +173,18 @@ impl<T: EndpointTransport> ReadyService<T> {
         Some((&received.region, table, age))
     }
 
-    /// The same with counters of its calls, for reports of callers in its home region, if its policy has a planner or an operator
-    /// looks at them.
+    /// The same with counters of its calls, for reports of callers in its home region.
     pub(crate) fn with_reports(mut self, caller: ReportedCaller, before: Option<&Self>) -> Self {
         let is_watched = caller.is_watched;
         self.caller = Some(caller);
+        self.count_calls(before);
         if is_watched || self.is_planned() {
-            self.count_calls(before);
+            self.follow_parents();
         }
         self
     }
 
-    /// Where calls that other programs make to an endpoint of this snapshot are counted, if a planner needs them.
+    /// Where calls that other programs make to an endpoint of this snapshot are counted; `None` without a region of the callers.
     pub fn call_counters(&self, index: u32) -> Option<Arc<CallCounters>> {
         self.reported()?.to_endpoint(ReportedAs::default(), index).cloned()
     }

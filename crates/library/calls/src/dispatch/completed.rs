@@ -4,6 +4,8 @@
 use std::{sync::Arc, time::Duration};
 
 use fairmesh_http::h1::BorrowedRequest;
+use fairmesh_model::ResponseClass;
+use http::StatusCode;
 use tokio::time::Instant;
 
 use super::{
@@ -25,6 +27,8 @@ pub struct CompletedCall<'a> {
     pub seed: u64,
     /// From its request to its response.
     pub took: Duration,
+    /// The status of its response.
+    pub status: StatusCode,
     /// Bytes of the response's body.
     pub body_bytes: usize,
     /// The value of the header with the server's load report; empty without one.
@@ -65,6 +69,7 @@ pub(crate) fn record_completed(
     }
     call.record_bytes(completed.body_bytes);
     attempt.poll_load(mesh, &call);
+    call.report_response(ResponseClass::of_status(completed.status.as_u16()));
     call.end(AttemptOutcome::Responded);
     call.route_backend()
 }

@@ -13,7 +13,7 @@ use super::{
     retry::execute_attempts,
     route::{Routed, route},
     route_actions,
-    sent::{SentRequest, execute_sent},
+    sent::{SentAttempt, SentRequest, execute_sent},
 };
 use crate::{
     call::{Call, CallStart},
@@ -47,11 +47,22 @@ pub(super) async fn execute(
     let request = pending_request(&mut pending)?;
     call.set_request_bytes(request.body.known_length());
     call.find_parent(&clock, now, || SpanContext::read(&request.head.headers).map(|span| span.trace));
-    let routed = route(dispatch, &mut call, &pending_request(&mut pending)?.head).await?;
-    if let Some(sent) = sent {
-        return execute_sent(dispatch, routed, &mut call, &mut pending, sent).await;
+    let result = execute_call(dispatch, &mut call, &mut pending, sent).await;
+    result.inspect_err(|fault| call.report_fault(fault.kind().into()))
+}
+
+/// Routes a call, and executes it.
+async fn execute_call(
+    dispatch: DispatchContext<'_>,
+    call: &mut Call<'_, Arc<EndpointPool>>,
+    pending: &mut PendingRequest,
+    sent: Option<SentAttempt>,
+) -> Result<Response<Body>, Fault> {
+    let routed = route(dispatch, call, &pending_request(pending)?.head).await?;
+    match sent {
+        Some(sent) => execute_sent(dispatch, routed, call, pending, sent).await,
+        None => execute_routed(dispatch, call, routed, pending).await,
     }
-    execute_routed(dispatch, &mut call, routed, &mut pending).await
 }
 
 /// Executes a routed call.

@@ -9,7 +9,6 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_headers::FAULT;
 use http::{HeaderMap, Response, header::RETRY_AFTER};
 use http_body_util::{BodyExt as _, Limited};
 
@@ -21,11 +20,6 @@ use crate::{
 
 /// Longest message of a response that is repeated in the fault, in bytes.
 const MAX_MESSAGE: usize = 512;
-
-/// The fault that a response carries, if any. Injected faults are none of these: they stand for responses of the service.
-pub(super) fn carried_fault(headers: &HeaderMap) -> Option<FaultKind> {
-    FaultKind::from_label(headers.get(FAULT)?.to_str().ok()?)
-}
 
 /// The fault of a response by `endpoint`.
 #[cold]

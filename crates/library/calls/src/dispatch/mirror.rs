@@ -9,6 +9,7 @@ use std::{sync::Arc, time::Duration};
 use fairmesh_connections::{EndpointPool, Head, Request, RequestBody};
 use fairmesh_model::ServiceName;
 use fairmesh_signals::NodeId;
+use http::Response;
 use http_body_util::BodyExt as _;
 use tokio::{sync::OwnedSemaphorePermit, time::timeout};
 
@@ -116,9 +117,14 @@ async fn response(
     accept_mirror(subscription, from).await?;
     let mut call = Call::new(subscription);
     call.set_parent(parent);
-    let routed = route(dispatch, &mut call, &head).await?;
-    let mut pending = Some(Request::new(head, body));
-    Ok(execute_attempts(dispatch, routed, &mut call, &mut pending).await?.into_body())
+    let result = match route(dispatch, &mut call, &head).await {
+        Ok(routed) => {
+            let mut pending = Some(Request::new(head, body));
+            execute_attempts(dispatch, routed, &mut call, &mut pending).await
+        }
+        Err(fault) => Err(fault),
+    };
+    result.map(Response::into_body).inspect_err(|fault| call.report_fault(fault.kind().into()))
 }
 
 /// Waits for the mirrored service, whose policy has to accept copies of calls to the service `from`.

@@ -12,7 +12,7 @@ use super::{
     authorize::authorize,
     classify::{AttemptInput, classify, endpoint_name, fault_kind},
     context::DispatchContext,
-    fault_response::{carried_fault, fault_of},
+    fault_response::fault_of,
     hedge::{self, HedgedSend},
     pick::pick_endpoint,
     request::{RequestCopy, pending_request},
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     call::{AttemptOutcome, Call, RetryDecision},
-    fault::Fault,
+    fault::{Fault, carried_fault},
     observe::span,
     response_body::{AttemptGuard, Body},
 };

@@ -47,9 +47,13 @@ pub(crate) async fn connect(handle: &Handle, mut parts: Parts) -> Result<Tunnel,
             DispatchContext { handle, options: &options.context, start, trace: None, call_info: &call_info };
         let head = take_head(handle, &mut parts)?;
         let mut call = Call::new(&handle.subscription);
-        let routed = route(dispatch, &mut call, &head).await?;
-        let routed = authorize(dispatch, &call, &head, routed).await?;
-        retry_loop(dispatch, &mut call, routed).await
+        let tunnel = async {
+            let routed = route(dispatch, &mut call, &head).await?;
+            let routed = authorize(dispatch, &call, &head, routed).await?;
+            retry_loop(dispatch, &mut call, routed).await
+        };
+        let tunnel = tunnel.await;
+        tunnel.inspect_err(|fault| call.report_fault(fault.kind().into()))
     };
     counted(handle, connected).await
 }
@@ -83,7 +87,8 @@ pub(crate) async fn open_tunnel(
         }
         // Time may have passed since it was routed: while the service was waited for, or by an injected delay.
         let routed = Routed { now: handle.mesh.clock.now(), snapshot: call.snapshot() };
-        retry_loop(dispatch, &mut call, routed).await.map(ConnectResult::Tunnel)
+        let tunnel = retry_loop(dispatch, &mut call, routed).await;
+        tunnel.map(ConnectResult::Tunnel).inspect_err(|fault| call.report_fault(fault.kind().into()))
     };
     counted(handle, opened).await
 }

@@ -1,6 +1,7 @@
-use fairmesh_headers::{DEADLINE_EXCEEDED, OVERLOADED};
+use fairmesh_headers::{DEADLINE_EXCEEDED, FAULT, OVERLOADED};
+use fairmesh_model::CallFault;
 use fairmesh_router::PickError;
-use http::StatusCode;
+use http::{HeaderMap, StatusCode};
 use tonic::Code;
 
 /// The kind of a fault; see [`FaultKind::label`] for the stable name of each.
@@ -207,6 +208,11 @@ impl FaultKind {
     }
 }
 
+/// The fault that a response carries, if any. Injected faults are none of these: they stand for responses of the service.
+pub(crate) fn carried_fault(headers: &HeaderMap) -> Option<FaultKind> {
+    FaultKind::from_label(headers.get(FAULT)?.to_str().ok()?)
+}
+
 /// The code that a gRPC caller gets for a status of HTTP, by the mapping of the gRPC project.
 pub(crate) fn grpc_code_of(status: u16) -> Code {
     match status {
@@ -231,5 +237,41 @@ impl From<&PickError> for FaultKind {
             PickError::NoReplica { .. } | PickError::NoShardMap => Self::NoReplica,
             PickError::RouteNotAccepted { .. } => Self::RouteNotAccepted,
         }
+    }
+}
+
+/// As reports have it.
+impl From<FaultKind> for CallFault {
+    fn from(kind: FaultKind) -> Self {
+        match kind {
+            FaultKind::UnknownService => Self::UnknownService,
+            FaultKind::Unavailable => Self::Unavailable,
+            FaultKind::NoEndpoints => Self::NoEndpoints,
+            FaultKind::KeyMissing => Self::KeyMissing,
+            FaultKind::KeyOutside => Self::KeyOutside,
+            FaultKind::NoReplica => Self::NoReplica,
+            FaultKind::RateLimited => Self::RateLimited,
+            FaultKind::Dropped => Self::Dropped,
+            FaultKind::Deadline => Self::Deadline,
+            FaultKind::Unreachable => Self::Unreachable,
+            FaultKind::Reset => Self::Reset,
+            FaultKind::Invalid => Self::Invalid,
+            FaultKind::Protocol => Self::Protocol,
+            FaultKind::Overloaded => Self::Overloaded,
+            FaultKind::TooLarge => Self::TooLarge,
+            FaultKind::Loop => Self::Loop,
+            FaultKind::RouteNotAccepted => Self::RouteNotAccepted,
+            FaultKind::Unauthorized => Self::Unauthorized,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_of_reports_have_the_same_labels() {
+        assert!(FaultKind::ALL.iter().all(|kind| CallFault::from(*kind).label() == kind.label()));
     }
 }

@@ -2,6 +2,7 @@ use std::{mem, sync::Arc, task::Context, time::Duration};
 
 use fairmesh_connections::{EndpointPool, EndpointResponse, H1Body, PooledTimer};
 use fairmesh_headers::{GRPC_STATUS, is_event_stream, is_server_error};
+use fairmesh_model::ResponseClass;
 use fairmesh_router::Outcome;
 use fairmesh_signals::CallCounters;
 use http::HeaderMap;
@@ -46,8 +47,10 @@ pub(crate) struct AttemptGuard {
     ended: bool,
     /// Of the call; small, since bodies are moved.
     attempts: u16,
-    /// Where the bytes of the body are counted, for a service that is planned for.
+    /// Where the bytes of the body are counted for reports.
     reported: Option<Arc<CallCounters>>,
+    /// Whether the gRPC status, which is yet to come, is counted there too.
+    awaits_status: bool,
 }
 
 impl AttemptGuard {
@@ -59,7 +62,10 @@ impl AttemptGuard {
         clock: Clock,
     ) -> Option<Self> {
         let idle_timeout = call.response_idle_timeout(|| is_event_stream(response.headers()));
-        Self::new(call, pool, idle_timeout, clock)
+        let awaits_status = call.report_head(response.status(), response.headers());
+        let mut guard = Self::new(call, pool, idle_timeout, clock)?;
+        guard.awaits_status = awaits_status;
+        Some(guard)
     }
 
     /// The same for a tunnel, whose silence is its users' own.
@@ -68,6 +74,7 @@ impl AttemptGuard {
         pool: Arc<EndpointPool>,
         clock: Clock,
     ) -> Option<Self> {
+        call.report_response(ResponseClass::Success);
         Self::new(call, pool, Duration::from_nanos(u64::MAX), clock)
     }
 
@@ -94,6 +101,7 @@ impl AttemptGuard {
             ended: false,
             attempts,
             reported,
+            awaits_status: false,
         })
     }
 
@@ -170,7 +178,9 @@ impl AttemptGuard {
 
     /// Records the load and the status in the trailers of a gRPC response.
     pub(super) fn record_trailers(&mut self, trailers: &HeaderMap) {
-        let failed = trailers.get(&GRPC_STATUS).is_some_and(|status| is_server_error(status.as_bytes()));
+        let status = trailers.get(&GRPC_STATUS);
+        let failed = status.is_some_and(|status| is_server_error(status.as_bytes()));
+        self.report_status(status.is_some_and(|status| status == "0"));
         LoadRecorder { pool: &self.pool, clock: self.clock }.record_trailers(trailers, !failed);
         if failed {
             self.set_failed();
@@ -179,6 +189,14 @@ impl AttemptGuard {
 
     pub(super) fn set_failed(&mut self) {
         self.outcome = Outcome::Failed;
+        self.report_status(false);
+    }
+
+    /// Counts the gRPC status for reports, once.
+    pub(super) fn report_status(&mut self, is_ok: bool) {
+        if let (true, Some(counters)) = (mem::take(&mut self.awaits_status), &self.reported) {
+            counters.record_response(ResponseClass::of_grpc(is_ok));
+        }
     }
 
     /// Whether the attempt is over.

@@ -143,6 +143,8 @@ impl Body {
         if let BodySource::H1(body) = &mut self.source {
             attempt.keep_connection(body);
         }
+        // Without trailers, the status is missing.
+        attempt.report_status(false);
         attempt.end();
     }
 

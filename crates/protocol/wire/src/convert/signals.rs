@@ -1,5 +1,6 @@
 //! Reports; those of the release before are in [`former`].
 
+pub mod counts;
 mod former;
 mod served;
 
@@ -34,18 +35,19 @@ impl From<TrafficReport> for v1::ReportSignalsRequest {
             left_out: report.left_out,
             incomplete: report.incomplete.into_iter().map(String::from).collect(),
             served: served.collect(),
+            counts: None,
         }
     }
 }
 
 impl v1::ReportSignalsRequest {
-    /// Takes the rates out, and leaves the minutes; `None` of a report without a sender.
+    /// Takes the rates out, and leaves minutes and counts; `None` of a report without a sender.
     ///
     /// # Errors
     /// With the path of the field, if they are more than a report may have, invalid, or without a sender.
     pub fn take_rates(&mut self) -> Result<Option<TrafficReport>, Invalid> {
-        let usages = std::mem::take(&mut self.usages);
-        let mut rates = std::mem::replace(self, Self { usages, ..Self::default() });
+        let (usages, counts) = (std::mem::take(&mut self.usages), self.counts.take());
+        let mut rates = std::mem::replace(self, Self { usages, counts, ..Self::default() });
         match rates.sender.take() {
             Some(sender) => read_rates(sender, rates).map(Some),
             None if rates == Self::default() => Ok(None),

@@ -4841,6 +4841,661 @@ pub mod checker_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ReportSignalsRequest {
+    /// The process whose rates these are. Absent: the report has no rates, and those of the last report stay.
+    #[prost(message, optional, tag = "1")]
+    pub sender: ::core::option::Option<SignalSender>,
+    /// At most 10,000 minutes. Processes report them apart from rates: a replica forwards them as their maker signed them, adds
+    /// rates up, and refuses a report with both.
+    #[prost(message, repeated, tag = "2")]
+    pub usages: ::prost::alloc::vec::Vec<InstanceUsage>,
+    /// Calls of services that are planned for, or that an operator looks at; at most 4096.
+    #[prost(message, repeated, tag = "3")]
+    pub calls: ::prost::alloc::vec::Vec<CallRates>,
+    /// At most 1024.
+    #[prost(message, repeated, tag = "4")]
+    pub servers: ::prost::alloc::vec::Vec<ServerRates>,
+    /// Paths and groups of servers that had no room, in this report or in those that it is the sum of.
+    #[prost(uint32, tag = "5")]
+    pub left_out: u32,
+    /// Services, tenant/service, of which such rows are: what is reported of them is not all. At most 1024, the first by name:
+    /// of 1024, there may be further ones.
+    #[prost(string, repeated, tag = "6")]
+    pub incomplete: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Calls that servers processed; at most 4096. What is beyond that is left out, and `left_out` does not count it.
+    #[prost(message, repeated, tag = "7")]
+    pub served: ::prost::alloc::vec::Vec<ServedRates>,
+    /// What was counted since the last report, for views of the mesh. Processes report it apart from rates and minutes, and
+    /// without a sender.
+    #[prost(message, optional, tag = "8")]
+    pub counts: ::core::option::Option<CountReport>,
+}
+/// A process that reports rates.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SignalSender {
+    /// A random number of the process, the same in all its reports.
+    #[prost(uint64, tag = "1")]
+    pub reporter: u64,
+    /// The time until the next report, in milliseconds: this one is void three intervals after it arrived.
+    #[prost(uint32, tag = "2")]
+    pub interval_ms: u32,
+    /// The regions of all processes that the report is of, at most 256. One without calls has none.
+    #[prost(string, repeated, tag = "3")]
+    pub regions: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReportSignalsResponse {
+    /// Refused minutes: too late, in the future, impossible, or too many.
+    #[prost(uint32, tag = "1")]
+    pub dropped_minutes: u32,
+    /// When to report rates again, in milliseconds; 0: as before.
+    #[prost(uint32, tag = "2")]
+    pub next_report_ms: u32,
+    /// Services whose calls are to be reported until the next response, as those of services that are planned for, since an
+    /// operator looks at them; at most 64. A report without rows asks for this.
+    #[prost(string, repeated, tag = "3")]
+    pub watched: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// CPU usage of one instance. Each minute covers all of it so far: the longest coverage wins, so that repeated reports are not
+/// counted twice. Minutes that are late by up to 15 minutes count in their own minute.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct InstanceUsage {
+    /// tenant/service
+    #[prost(string, tag = "1")]
+    pub service: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub instance: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "3")]
+    pub location: ::core::option::Option<Location>,
+    #[prost(message, repeated, tag = "4")]
+    pub minutes: ::prost::alloc::vec::Vec<MinuteUsage>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MinuteUsage {
+    /// Minutes since 1970 (UTC).
+    #[prost(uint32, tag = "1")]
+    pub minute: u32,
+    /// CPU time used in it, in microseconds.
+    #[prost(uint64, tag = "2")]
+    pub cpu_us: u64,
+    /// Observed part of the minute, in milliseconds.
+    #[prost(uint32, tag = "3")]
+    pub covered_ms: u32,
+    /// CPU limit of the instance, in thousandths of a core; 0: unknown.
+    #[prost(uint32, tag = "4")]
+    pub limit_millicores: u32,
+    /// Started calls; 0: not counted.
+    #[prost(uint64, tag = "5")]
+    pub requests: u64,
+}
+/// Calls of one path.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CallRates {
+    /// tenant/service
+    #[prost(string, tag = "1")]
+    pub service: ::prost::alloc::string::String,
+    /// The region of the callers.
+    #[prost(string, tag = "2")]
+    pub from: ::prost::alloc::string::String,
+    /// The region of the servers; empty: no server was picked.
+    #[prost(string, tag = "3")]
+    pub to: ::prost::alloc::string::String,
+    /// Empty: none.
+    #[prost(string, tag = "4")]
+    pub class: ::prost::alloc::string::String,
+    /// The calling service; empty: unknown.
+    #[prost(string, tag = "5")]
+    pub caller: ::prost::alloc::string::String,
+    /// In thousandths per second, unless stated otherwise.
+    /// Calls by their first attempt, or without any.
+    #[prost(uint64, tag = "6")]
+    pub offered: u64,
+    #[prost(uint64, tag = "7")]
+    pub attempts: u64,
+    /// Attempts with a response.
+    #[prost(uint64, tag = "8")]
+    pub answered: u64,
+    /// Attempts refused because of overload; without a destination, calls that a table dropped.
+    #[prost(uint64, tag = "9")]
+    pub shed: u64,
+    /// Until responses began, in microseconds per second.
+    #[prost(uint64, tag = "10")]
+    pub time_us: u64,
+    /// Of the bodies of responses, per second.
+    #[prost(uint64, tag = "11")]
+    pub bytes: u64,
+    /// Of services that prefer the zone of the caller: its zone, and that of the servers where these are of the same region.
+    #[prost(string, tag = "12")]
+    pub from_zone: ::prost::alloc::string::String,
+    #[prost(string, tag = "13")]
+    pub to_zone: ::prost::alloc::string::String,
+    /// Since the interval ended, in milliseconds: the mean over `offered` and `attempts`.
+    #[prost(uint32, tag = "14")]
+    pub age_ms: u32,
+    /// The call during which these were made: the service that processed it, tenant/service, and its class there. Empty: unknown.
+    #[prost(string, tag = "15")]
+    pub parent_service: ::prost::alloc::string::String,
+    #[prost(string, tag = "16")]
+    pub parent_class: ::prost::alloc::string::String,
+    /// Of the bodies of requests, per second.
+    #[prost(uint64, tag = "17")]
+    pub request_bytes: u64,
+}
+/// Calls that the servers of one service and region processed at about the same utilisation.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ServedRates {
+    /// tenant/service
+    #[prost(string, tag = "1")]
+    pub service: ::prost::alloc::string::String,
+    /// By the routes of the service's policy; empty: none.
+    #[prost(string, tag = "2")]
+    pub class: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub region: ::prost::alloc::string::String,
+    /// Tenths of the CPU limit that were in use, plus 1; 0: not known. From 1 to 10.
+    #[prost(uint32, tag = "4")]
+    pub bucket: u32,
+    /// Calls whose response began, in thousandths per second.
+    #[prost(uint64, tag = "5")]
+    pub calls: u64,
+    /// Their time until then without the time in which calls made for them were in flight, in microseconds per second.
+    #[prost(uint64, tag = "6")]
+    pub exclusive_us: u64,
+}
+/// The servers of one service and region.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ServerRates {
+    /// tenant/service
+    #[prost(string, tag = "1")]
+    pub service: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub region: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "3")]
+    pub servers: u32,
+    /// Those of them that count calls.
+    #[prost(uint32, tag = "4")]
+    pub counting: u32,
+    /// Calls that arrived, in thousandths per second, with those that were refused because of overload.
+    #[prost(uint64, tag = "5")]
+    pub received: u64,
+    #[prost(uint64, tag = "6")]
+    pub refused: u64,
+    /// CPU of those whose limit is known, in thousandths of a core.
+    #[prost(uint64, tag = "7")]
+    pub cpu_millicores: u64,
+    #[prost(uint64, tag = "8")]
+    pub limit_millicores: u64,
+    /// Metrics of the program, at most 8.
+    #[prost(message, repeated, tag = "9")]
+    pub metrics: ::prost::alloc::vec::Vec<MetricSum>,
+    /// Those of the servers whose CPU and limit are known. 0 with a limit is of a release before: all.
+    #[prost(uint32, tag = "10")]
+    pub measured: u32,
+    /// Since the interval ended, in milliseconds: the mean over the servers.
+    #[prost(uint32, tag = "11")]
+    pub age_ms: u32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct MetricSum {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(double, tag = "2")]
+    pub sum: f64,
+    /// The servers that report it.
+    #[prost(uint32, tag = "3")]
+    pub servers: u32,
+}
+/// What a process, and all below it, counted since the last report. It is sent again until a response arrives, with the same
+/// number: each call is counted once. Intervals are durations before the report was sent, so that no clock of another machine
+/// matters.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CountReport {
+    /// A random number of the process.
+    #[prost(uint64, tag = "1")]
+    pub reporter: u64,
+    /// From 1, and one more for each further report.
+    #[prost(uint64, tag = "2")]
+    pub number: u64,
+    /// At most 64, and at most 4096 rows in all of them.
+    #[prost(message, repeated, tag = "3")]
+    pub intervals: ::prost::alloc::vec::Vec<CountedInterval>,
+    /// Rows that had no room.
+    #[prost(uint64, tag = "4")]
+    pub left_out: u64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CountedInterval {
+    /// Since the interval ended, in milliseconds.
+    #[prost(uint64, tag = "1")]
+    pub age_ms: u64,
+    /// Its length, in milliseconds.
+    #[prost(uint32, tag = "2")]
+    pub span_ms: u32,
+    /// A path without calls in the interval has a row of zeros. A path without a row is not known.
+    #[prost(message, repeated, tag = "3")]
+    pub calls: ::prost::alloc::vec::Vec<CountedCalls>,
+    #[prost(message, repeated, tag = "4")]
+    pub denied: ::prost::alloc::vec::Vec<DeniedCalls>,
+}
+/// Calls of one path.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CountedCalls {
+    /// tenant/service
+    #[prost(string, tag = "1")]
+    pub service: ::prost::alloc::string::String,
+    /// The calling service; empty: unknown.
+    #[prost(string, tag = "2")]
+    pub caller: ::prost::alloc::string::String,
+    /// Whether the server counted them, and else the caller.
+    #[prost(bool, tag = "3")]
+    pub by_server: bool,
+    /// Empty: none.
+    #[prost(string, tag = "4")]
+    pub class: ::prost::alloc::string::String,
+    /// The region of the callers; empty: unknown to the server.
+    #[prost(string, tag = "5")]
+    pub from: ::prost::alloc::string::String,
+    /// The region of the servers; empty: no server was picked.
+    #[prost(string, tag = "6")]
+    pub to: ::prost::alloc::string::String,
+    /// Of services that prefer the zone of the caller.
+    #[prost(string, tag = "7")]
+    pub from_zone: ::prost::alloc::string::String,
+    #[prost(string, tag = "8")]
+    pub to_zone: ::prost::alloc::string::String,
+    /// Calls, each once however often it was attempted.
+    #[prost(uint64, tag = "9")]
+    pub calls: u64,
+    /// Attempts after the first.
+    #[prost(uint64, tag = "10")]
+    pub retries: u64,
+    /// Until responses began, over all attempts with one, in microseconds.
+    #[prost(uint64, tag = "11")]
+    pub time_us: u64,
+    /// Of the bodies of requests and of responses.
+    #[prost(uint64, tag = "12")]
+    pub request_bytes: u64,
+    #[prost(uint64, tag = "13")]
+    pub response_bytes: u64,
+    /// Final responses: of an unknown class, 1xx and 2xx, 3xx, 4xx, 5xx, gRPC status 0, other gRPC statuses. Zeros at the end of
+    /// this list and of the next two are left out.
+    #[prost(uint64, repeated, tag = "14")]
+    pub responses: ::prost::alloc::vec::Vec<u64>,
+    /// Calls without a response: unknown, unknown_service, unavailable, no_endpoints, key_missing, key_outside, no_replica,
+    /// rate_limited, dropped, deadline_exceeded, unreachable, reset, invalid, protocol, overloaded, too_large, loop,
+    /// route_not_accepted, unauthorized, wrong_shard.
+    #[prost(uint64, repeated, tag = "15")]
+    pub faults: ::prost::alloc::vec::Vec<u64>,
+    /// Attempts with a response by the time until it began: below 128 us, below 256 us, and then two for each doubling. The last
+    /// of 32 has all above.
+    #[prost(uint64, repeated, tag = "16")]
+    pub latency: ::prost::alloc::vec::Vec<u64>,
+}
+/// Calls that the rules of a service do not allow, as its servers saw them.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeniedCalls {
+    /// tenant/service
+    #[prost(string, tag = "1")]
+    pub service: ::prost::alloc::string::String,
+    /// SPIFFE id, or (other); empty: without an identity.
+    #[prost(string, tag = "2")]
+    pub caller: ::prost::alloc::string::String,
+    /// The rule that denies them; empty: no rule allows them.
+    #[prost(string, tag = "3")]
+    pub rule: ::prost::alloc::string::String,
+    /// Whether they were let through, since the rules are audited only.
+    #[prost(bool, tag = "4")]
+    pub audit: bool,
+    #[prost(uint64, tag = "5")]
+    pub count: u64,
+}
+/// Generated client implementations.
+pub mod signals_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use crate::codegen::*;
+    use crate::codegen::http::Uri;
+    #[derive(Debug, Clone)]
+    pub struct SignalsClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl<T> SignalsClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> SignalsClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: crate::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as crate::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            SignalsClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// Reports rows. Minutes are added to what is known. Rates replace those of the sender's last report. Control planes, replicas
+        /// and agents of the release before have `Imbalance.Report` instead.
+        pub async fn report(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReportSignalsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReportSignalsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codegen::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/fairmesh.v1.Signals/Report",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("fairmesh.v1.Signals", "Report"));
+            self.inner.unary(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+#[cfg(feature = "server")]
+pub mod signals_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use crate::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with SignalsServer.
+    #[async_trait]
+    pub trait Signals: std::marker::Send + std::marker::Sync + 'static {
+        /// Reports rows. Minutes are added to what is known. Rates replace those of the sender's last report. Control planes, replicas
+        /// and agents of the release before have `Imbalance.Report` instead.
+        async fn report(
+            &self,
+            request: tonic::Request<super::ReportSignalsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReportSignalsResponse>,
+            tonic::Status,
+        >;
+    }
+    #[derive(Debug)]
+    pub struct SignalsServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> SignalsServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> crate::codegen::Service<http::Request<B>> for SignalsServer<T>
+    where
+        T: Signals,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/fairmesh.v1.Signals/Report" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReportSvc<T: Signals>(pub Arc<T>);
+                    impl<
+                        T: Signals,
+                    > tonic::server::UnaryService<super::ReportSignalsRequest>
+                    for ReportSvc<T> {
+                        type Response = super::ReportSignalsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReportSignalsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Signals>::report(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReportSvc(inner);
+                        let codec = crate::codegen::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for SignalsServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "fairmesh.v1.Signals";
+    impl<T> tonic::server::NamedService for SignalsServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReadCallsRequest {
+    /// Only calls to and from this service, tenant/service; empty: see tenant.
+    #[prost(string, tag = "1")]
+    pub service: ::prost::alloc::string::String,
+    /// Only calls to and from services of this tenant; empty: all.
+    #[prost(string, tag = "2")]
+    pub tenant: ::prost::alloc::string::String,
+    /// The last seconds to add up, rounded up to steps of 10 s up to ten minutes, and to minutes beyond; at most 3600. 0: 60.
+    #[prost(uint32, tag = "3")]
+    pub window_s: u32,
+    /// Whether rows have a series.
+    #[prost(bool, tag = "4")]
+    pub series: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ReadCallsResponse {
+    /// Sums over the window, those with the most calls first, as many as a message has room for.
+    #[prost(message, repeated, tag = "1")]
+    pub rows: ::prost::alloc::vec::Vec<CallsRow>,
+    /// The sum of the smallest paths of the mesh, which are not told apart; only where no service or tenant is named.
+    #[prost(message, optional, tag = "2")]
+    pub other: ::core::option::Option<CallsRow>,
+    /// Rows that are not in this response.
+    #[prost(uint32, tag = "3")]
+    pub not_shown: u32,
+    /// Since history began, when this control plane was started.
+    #[prost(uint64, tag = "4")]
+    pub history_ms: u64,
+    /// Rows that agents, replicas and programs had no room for, and those that arrived too late.
+    #[prost(uint64, tag = "5")]
+    pub left_out: u64,
+    #[prost(message, repeated, tag = "6")]
+    pub denied: ::prost::alloc::vec::Vec<DeniedCalls>,
+    /// Length of a step of the series.
+    #[prost(uint32, tag = "7")]
+    pub step_ms: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CallsRow {
+    /// For (other), without names.
+    #[prost(message, optional, tag = "1")]
+    pub calls: ::core::option::Option<CountedCalls>,
+    /// The part of the window that reports cover: rates are calls by this.
+    #[prost(uint64, tag = "2")]
+    pub covered_ms: u64,
+    /// Since the end of the last interval that was reported.
+    #[prost(uint64, tag = "3")]
+    pub age_ms: u64,
+    /// Calls by step, the oldest first; -1: no report, which is not the same as no call.
+    #[prost(sint64, repeated, tag = "4")]
+    pub series: ::prost::alloc::vec::Vec<i64>,
+}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListControllersRequest {}
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -5450,6 +6105,31 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Admin", "ListControllers"));
             self.inner.unary(req, path, codec).await
         }
+        /// Who called whom lately, how well, and which calls the rules of services do not allow.
+        pub async fn read_calls(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReadCallsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadCallsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codegen::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/fairmesh.v1.Admin/ReadCalls",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("fairmesh.v1.Admin", "ReadCalls"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -5518,6 +6198,14 @@ pub mod admin_server {
             request: tonic::Request<super::ListControllersRequest>,
         ) -> std::result::Result<
             tonic::Response<super::ListControllersResponse>,
+            tonic::Status,
+        >;
+        /// Who called whom lately, how well, and which calls the rules of services do not allow.
+        async fn read_calls(
+            &self,
+            request: tonic::Request<super::ReadCallsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadCallsResponse>,
             tonic::Status,
         >;
     }
@@ -5905,474 +6593,23 @@ pub mod admin_server {
                     };
                     Box::pin(fut)
                 }
-                _ => {
-                    Box::pin(async move {
-                        let mut response = http::Response::new(
-                            tonic::body::Body::default(),
-                        );
-                        let headers = response.headers_mut();
-                        headers
-                            .insert(
-                                tonic::Status::GRPC_STATUS,
-                                (tonic::Code::Unimplemented as i32).into(),
-                            );
-                        headers
-                            .insert(
-                                http::header::CONTENT_TYPE,
-                                tonic::metadata::GRPC_CONTENT_TYPE,
-                            );
-                        Ok(response)
-                    })
-                }
-            }
-        }
-    }
-    impl<T> Clone for AdminServer<T> {
-        fn clone(&self) -> Self {
-            let inner = self.inner.clone();
-            Self {
-                inner,
-                accept_compression_encodings: self.accept_compression_encodings,
-                send_compression_encodings: self.send_compression_encodings,
-                max_decoding_message_size: self.max_decoding_message_size,
-                max_encoding_message_size: self.max_encoding_message_size,
-            }
-        }
-    }
-    /// Generated gRPC service name
-    pub const SERVICE_NAME: &str = "fairmesh.v1.Admin";
-    impl<T> tonic::server::NamedService for AdminServer<T> {
-        const NAME: &'static str = SERVICE_NAME;
-    }
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct ReportSignalsRequest {
-    /// The process whose rates these are. Absent: the report has no rates, and those of the last report stay.
-    #[prost(message, optional, tag = "1")]
-    pub sender: ::core::option::Option<SignalSender>,
-    /// At most 10,000 minutes. Processes report them apart from rates: a replica forwards them as their maker signed them, adds
-    /// rates up, and refuses a report with both.
-    #[prost(message, repeated, tag = "2")]
-    pub usages: ::prost::alloc::vec::Vec<InstanceUsage>,
-    /// Calls of services that are planned for, or that an operator looks at; at most 4096.
-    #[prost(message, repeated, tag = "3")]
-    pub calls: ::prost::alloc::vec::Vec<CallRates>,
-    /// At most 1024.
-    #[prost(message, repeated, tag = "4")]
-    pub servers: ::prost::alloc::vec::Vec<ServerRates>,
-    /// Paths and groups of servers that had no room, in this report or in those that it is the sum of.
-    #[prost(uint32, tag = "5")]
-    pub left_out: u32,
-    /// Services, tenant/service, of which such rows are: what is reported of them is not all. At most 1024, the first by name:
-    /// of 1024, there may be further ones.
-    #[prost(string, repeated, tag = "6")]
-    pub incomplete: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Calls that servers processed; at most 4096. What is beyond that is left out, and `left_out` does not count it.
-    #[prost(message, repeated, tag = "7")]
-    pub served: ::prost::alloc::vec::Vec<ServedRates>,
-}
-/// A process that reports rates.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct SignalSender {
-    /// A random number of the process, the same in all its reports.
-    #[prost(uint64, tag = "1")]
-    pub reporter: u64,
-    /// The time until the next report, in milliseconds: this one is void three intervals after it arrived.
-    #[prost(uint32, tag = "2")]
-    pub interval_ms: u32,
-    /// The regions of all processes that the report is of, at most 256. One without calls has none.
-    #[prost(string, repeated, tag = "3")]
-    pub regions: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-}
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ReportSignalsResponse {
-    /// Refused minutes: too late, in the future, impossible, or too many.
-    #[prost(uint32, tag = "1")]
-    pub dropped_minutes: u32,
-    /// When to report rates again, in milliseconds; 0: as before.
-    #[prost(uint32, tag = "2")]
-    pub next_report_ms: u32,
-    /// Services whose calls are to be reported until the next response, as those of services that are planned for, since an
-    /// operator looks at them; at most 64. A report without rows asks for this.
-    #[prost(string, repeated, tag = "3")]
-    pub watched: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-}
-/// CPU usage of one instance. Each minute covers all of it so far: the longest coverage wins, so that repeated reports are not
-/// counted twice. Minutes that are late by up to 15 minutes count in their own minute.
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct InstanceUsage {
-    /// tenant/service
-    #[prost(string, tag = "1")]
-    pub service: ::prost::alloc::string::String,
-    #[prost(string, tag = "2")]
-    pub instance: ::prost::alloc::string::String,
-    #[prost(message, optional, tag = "3")]
-    pub location: ::core::option::Option<Location>,
-    #[prost(message, repeated, tag = "4")]
-    pub minutes: ::prost::alloc::vec::Vec<MinuteUsage>,
-}
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct MinuteUsage {
-    /// Minutes since 1970 (UTC).
-    #[prost(uint32, tag = "1")]
-    pub minute: u32,
-    /// CPU time used in it, in microseconds.
-    #[prost(uint64, tag = "2")]
-    pub cpu_us: u64,
-    /// Observed part of the minute, in milliseconds.
-    #[prost(uint32, tag = "3")]
-    pub covered_ms: u32,
-    /// CPU limit of the instance, in thousandths of a core; 0: unknown.
-    #[prost(uint32, tag = "4")]
-    pub limit_millicores: u32,
-    /// Started calls; 0: not counted.
-    #[prost(uint64, tag = "5")]
-    pub requests: u64,
-}
-/// Calls of one path.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct CallRates {
-    /// tenant/service
-    #[prost(string, tag = "1")]
-    pub service: ::prost::alloc::string::String,
-    /// The region of the callers.
-    #[prost(string, tag = "2")]
-    pub from: ::prost::alloc::string::String,
-    /// The region of the servers; empty: no server was picked.
-    #[prost(string, tag = "3")]
-    pub to: ::prost::alloc::string::String,
-    /// Empty: none.
-    #[prost(string, tag = "4")]
-    pub class: ::prost::alloc::string::String,
-    /// The calling service; empty: unknown.
-    #[prost(string, tag = "5")]
-    pub caller: ::prost::alloc::string::String,
-    /// In thousandths per second, unless stated otherwise.
-    /// Calls by their first attempt, or without any.
-    #[prost(uint64, tag = "6")]
-    pub offered: u64,
-    #[prost(uint64, tag = "7")]
-    pub attempts: u64,
-    /// Attempts with a response.
-    #[prost(uint64, tag = "8")]
-    pub answered: u64,
-    /// Attempts refused because of overload; without a destination, calls that a table dropped.
-    #[prost(uint64, tag = "9")]
-    pub shed: u64,
-    /// Until responses began, in microseconds per second.
-    #[prost(uint64, tag = "10")]
-    pub time_us: u64,
-    /// Of the bodies of responses, per second.
-    #[prost(uint64, tag = "11")]
-    pub bytes: u64,
-    /// Of services that prefer the zone of the caller: its zone, and that of the servers where these are of the same region.
-    #[prost(string, tag = "12")]
-    pub from_zone: ::prost::alloc::string::String,
-    #[prost(string, tag = "13")]
-    pub to_zone: ::prost::alloc::string::String,
-    /// Since the interval ended, in milliseconds: the mean over `offered` and `attempts`.
-    #[prost(uint32, tag = "14")]
-    pub age_ms: u32,
-    /// The call during which these were made: the service that processed it, tenant/service, and its class there. Empty: unknown.
-    #[prost(string, tag = "15")]
-    pub parent_service: ::prost::alloc::string::String,
-    #[prost(string, tag = "16")]
-    pub parent_class: ::prost::alloc::string::String,
-    /// Of the bodies of requests, per second.
-    #[prost(uint64, tag = "17")]
-    pub request_bytes: u64,
-}
-/// Calls that the servers of one service and region processed at about the same utilisation.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ServedRates {
-    /// tenant/service
-    #[prost(string, tag = "1")]
-    pub service: ::prost::alloc::string::String,
-    /// By the routes of the service's policy; empty: none.
-    #[prost(string, tag = "2")]
-    pub class: ::prost::alloc::string::String,
-    #[prost(string, tag = "3")]
-    pub region: ::prost::alloc::string::String,
-    /// Tenths of the CPU limit that were in use, plus 1; 0: not known. From 1 to 10.
-    #[prost(uint32, tag = "4")]
-    pub bucket: u32,
-    /// Calls whose response began, in thousandths per second.
-    #[prost(uint64, tag = "5")]
-    pub calls: u64,
-    /// Their time until then without the time in which calls made for them were in flight, in microseconds per second.
-    #[prost(uint64, tag = "6")]
-    pub exclusive_us: u64,
-}
-/// The servers of one service and region.
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct ServerRates {
-    /// tenant/service
-    #[prost(string, tag = "1")]
-    pub service: ::prost::alloc::string::String,
-    #[prost(string, tag = "2")]
-    pub region: ::prost::alloc::string::String,
-    #[prost(uint32, tag = "3")]
-    pub servers: u32,
-    /// Those of them that count calls.
-    #[prost(uint32, tag = "4")]
-    pub counting: u32,
-    /// Calls that arrived, in thousandths per second, with those that were refused because of overload.
-    #[prost(uint64, tag = "5")]
-    pub received: u64,
-    #[prost(uint64, tag = "6")]
-    pub refused: u64,
-    /// CPU of those whose limit is known, in thousandths of a core.
-    #[prost(uint64, tag = "7")]
-    pub cpu_millicores: u64,
-    #[prost(uint64, tag = "8")]
-    pub limit_millicores: u64,
-    /// Metrics of the program, at most 8.
-    #[prost(message, repeated, tag = "9")]
-    pub metrics: ::prost::alloc::vec::Vec<MetricSum>,
-    /// Those of the servers whose CPU and limit are known. 0 with a limit is of a release before: all.
-    #[prost(uint32, tag = "10")]
-    pub measured: u32,
-    /// Since the interval ended, in milliseconds: the mean over the servers.
-    #[prost(uint32, tag = "11")]
-    pub age_ms: u32,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct MetricSum {
-    #[prost(string, tag = "1")]
-    pub name: ::prost::alloc::string::String,
-    #[prost(double, tag = "2")]
-    pub sum: f64,
-    /// The servers that report it.
-    #[prost(uint32, tag = "3")]
-    pub servers: u32,
-}
-/// Generated client implementations.
-pub mod signals_client {
-    #![allow(
-        unused_variables,
-        dead_code,
-        missing_docs,
-        clippy::wildcard_imports,
-        clippy::let_unit_value,
-    )]
-    use crate::codegen::*;
-    use crate::codegen::http::Uri;
-    #[derive(Debug, Clone)]
-    pub struct SignalsClient<T> {
-        inner: tonic::client::Grpc<T>,
-    }
-    impl<T> SignalsClient<T>
-    where
-        T: tonic::client::GrpcService<tonic::body::Body>,
-        T::Error: Into<StdError>,
-        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
-        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
-    {
-        pub fn new(inner: T) -> Self {
-            let inner = tonic::client::Grpc::new(inner);
-            Self { inner }
-        }
-        pub fn with_origin(inner: T, origin: Uri) -> Self {
-            let inner = tonic::client::Grpc::with_origin(inner, origin);
-            Self { inner }
-        }
-        pub fn with_interceptor<F>(
-            inner: T,
-            interceptor: F,
-        ) -> SignalsClient<InterceptedService<T, F>>
-        where
-            F: tonic::service::Interceptor,
-            T::ResponseBody: Default,
-            T: crate::codegen::Service<
-                http::Request<tonic::body::Body>,
-                Response = http::Response<
-                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
-                >,
-            >,
-            <T as crate::codegen::Service<
-                http::Request<tonic::body::Body>,
-            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
-        {
-            SignalsClient::new(InterceptedService::new(inner, interceptor))
-        }
-        /// Compress requests with the given encoding.
-        ///
-        /// This requires the server to support it otherwise it might respond with an
-        /// error.
-        #[must_use]
-        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
-            self.inner = self.inner.send_compressed(encoding);
-            self
-        }
-        /// Enable decompressing responses.
-        #[must_use]
-        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
-            self.inner = self.inner.accept_compressed(encoding);
-            self
-        }
-        /// Limits the maximum size of a decoded message.
-        ///
-        /// Default: `4MB`
-        #[must_use]
-        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
-            self.inner = self.inner.max_decoding_message_size(limit);
-            self
-        }
-        /// Limits the maximum size of an encoded message.
-        ///
-        /// Default: `usize::MAX`
-        #[must_use]
-        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
-            self.inner = self.inner.max_encoding_message_size(limit);
-            self
-        }
-        /// Reports rows. Minutes are added to what is known. Rates replace those of the sender's last report. Control planes, replicas
-        /// and agents of the release before have `Imbalance.Report` instead.
-        pub async fn report(
-            &mut self,
-            request: impl tonic::IntoRequest<super::ReportSignalsRequest>,
-        ) -> std::result::Result<
-            tonic::Response<super::ReportSignalsResponse>,
-            tonic::Status,
-        > {
-            self.inner
-                .ready()
-                .await
-                .map_err(|e| {
-                    tonic::Status::unknown(
-                        format!("Service was not ready: {}", e.into()),
-                    )
-                })?;
-            let codec = crate::codegen::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static(
-                "/fairmesh.v1.Signals/Report",
-            );
-            let mut req = request.into_request();
-            req.extensions_mut()
-                .insert(GrpcMethod::new("fairmesh.v1.Signals", "Report"));
-            self.inner.unary(req, path, codec).await
-        }
-    }
-}
-/// Generated server implementations.
-#[cfg(feature = "server")]
-pub mod signals_server {
-    #![allow(
-        unused_variables,
-        dead_code,
-        missing_docs,
-        clippy::wildcard_imports,
-        clippy::let_unit_value,
-    )]
-    use crate::codegen::*;
-    /// Generated trait containing gRPC methods that should be implemented for use with SignalsServer.
-    #[async_trait]
-    pub trait Signals: std::marker::Send + std::marker::Sync + 'static {
-        /// Reports rows. Minutes are added to what is known. Rates replace those of the sender's last report. Control planes, replicas
-        /// and agents of the release before have `Imbalance.Report` instead.
-        async fn report(
-            &self,
-            request: tonic::Request<super::ReportSignalsRequest>,
-        ) -> std::result::Result<
-            tonic::Response<super::ReportSignalsResponse>,
-            tonic::Status,
-        >;
-    }
-    #[derive(Debug)]
-    pub struct SignalsServer<T> {
-        inner: Arc<T>,
-        accept_compression_encodings: EnabledCompressionEncodings,
-        send_compression_encodings: EnabledCompressionEncodings,
-        max_decoding_message_size: Option<usize>,
-        max_encoding_message_size: Option<usize>,
-    }
-    impl<T> SignalsServer<T> {
-        pub fn new(inner: T) -> Self {
-            Self::from_arc(Arc::new(inner))
-        }
-        pub fn from_arc(inner: Arc<T>) -> Self {
-            Self {
-                inner,
-                accept_compression_encodings: Default::default(),
-                send_compression_encodings: Default::default(),
-                max_decoding_message_size: None,
-                max_encoding_message_size: None,
-            }
-        }
-        pub fn with_interceptor<F>(
-            inner: T,
-            interceptor: F,
-        ) -> InterceptedService<Self, F>
-        where
-            F: tonic::service::Interceptor,
-        {
-            InterceptedService::new(Self::new(inner), interceptor)
-        }
-        /// Enable decompressing requests with the given encoding.
-        #[must_use]
-        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
-            self.accept_compression_encodings.enable(encoding);
-            self
-        }
-        /// Compress responses with the given encoding, if the client supports it.
-        #[must_use]
-        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
-            self.send_compression_encodings.enable(encoding);
-            self
-        }
-        /// Limits the maximum size of a decoded message.
-        ///
-        /// Default: `4MB`
-        #[must_use]
-        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
-            self.max_decoding_message_size = Some(limit);
-            self
-        }
-        /// Limits the maximum size of an encoded message.
-        ///
-        /// Default: `usize::MAX`
-        #[must_use]
-        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
-            self.max_encoding_message_size = Some(limit);
-            self
-        }
-    }
-    impl<T, B> crate::codegen::Service<http::Request<B>> for SignalsServer<T>
-    where
-        T: Signals,
-        B: Body + std::marker::Send + 'static,
-        B::Error: Into<StdError> + std::marker::Send + 'static,
-    {
-        type Response = http::Response<tonic::body::Body>;
-        type Error = std::convert::Infallible;
-        type Future = BoxFuture<Self::Response, Self::Error>;
-        fn poll_ready(
-            &mut self,
-            _cx: &mut Context<'_>,
-        ) -> Poll<std::result::Result<(), Self::Error>> {
-            Poll::Ready(Ok(()))
-        }
-        fn call(&mut self, req: http::Request<B>) -> Self::Future {
-            match req.uri().path() {
-                "/fairmesh.v1.Signals/Report" => {
+                "/fairmesh.v1.Admin/ReadCalls" => {
                     #[allow(non_camel_case_types)]
-                    struct ReportSvc<T: Signals>(pub Arc<T>);
-                    impl<
-                        T: Signals,
-                    > tonic::server::UnaryService<super::ReportSignalsRequest>
-                    for ReportSvc<T> {
-                        type Response = super::ReportSignalsResponse;
+                    struct ReadCallsSvc<T: Admin>(pub Arc<T>);
+                    impl<T: Admin> tonic::server::UnaryService<super::ReadCallsRequest>
+                    for ReadCallsSvc<T> {
+                        type Response = super::ReadCallsResponse;
                         type Future = BoxFuture<
                             tonic::Response<Self::Response>,
                             tonic::Status,
                         >;
                         fn call(
                             &mut self,
-                            request: tonic::Request<super::ReportSignalsRequest>,
+                            request: tonic::Request<super::ReadCallsRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
                             let fut = async move {
-                                <T as Signals>::report(&inner, request).await
+                                <T as Admin>::read_calls(&inner, request).await
                             };
                             Box::pin(fut)
                         }
@@ -6383,7 +6620,7 @@ pub mod signals_server {
                     let max_encoding_message_size = self.max_encoding_message_size;
                     let inner = self.inner.clone();
                     let fut = async move {
-                        let method = ReportSvc(inner);
+                        let method = ReadCallsSvc(inner);
                         let codec = crate::codegen::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -6421,7 +6658,7 @@ pub mod signals_server {
             }
         }
     }
-    impl<T> Clone for SignalsServer<T> {
+    impl<T> Clone for AdminServer<T> {
         fn clone(&self) -> Self {
             let inner = self.inner.clone();
             Self {
@@ -6434,8 +6671,8 @@ pub mod signals_server {
         }
     }
     /// Generated gRPC service name
-    pub const SERVICE_NAME: &str = "fairmesh.v1.Signals";
-    impl<T> tonic::server::NamedService for SignalsServer<T> {
+    pub const SERVICE_NAME: &str = "fairmesh.v1.Admin";
+    impl<T> tonic::server::NamedService for AdminServer<T> {
         const NAME: &'static str = SERVICE_NAME;
     }
 }

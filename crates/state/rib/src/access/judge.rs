@@ -79,6 +79,9 @@ impl AccessControl {
             Need::ViewHistory(service) if !grants.may_view(service, || false) => {
                 self.lacks(grants, who, (service, "viewer of its tenant"))
             }
+            Need::ViewTenant(tenant) if !grants.view.includes(tenant) => {
+                lacks_role(who, &format!("viewer of the tenant {tenant}"))
+            }
             Need::ViewAll if !grants.view.is_everything() => lacks_role(who, "viewer of all tenants"),
             // The handler requires the control plane's own user, regardless of the records.
             Need::Write(RecordKey::TrustBundle | RecordKey::JoinedAgent(_)) => return Ok(()),

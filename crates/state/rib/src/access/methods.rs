@@ -43,6 +43,7 @@ pub static METHODS: &[Method] = &[
     row("/fairmesh.v1.Admin/ReadAudit", MethodAccess::Of(of::administration)),
     row("/fairmesh.v1.Admin/DescribeCaller", MethodAccess::Caller),
     row("/fairmesh.v1.Admin/ListControllers", MethodAccess::Of(of::view_all)),
+    row("/fairmesh.v1.Admin/ReadCalls", MethodAccess::Of(of::read_calls)),
     row("/fairmesh.v1.Checker/Campaign", MethodAccess::Of(of::campaign)),
     row("/fairmesh.v1.Checker/Judge", MethodAccess::Of(of::judge)),
     row("/fairmesh.v1.Checker/ReportDistances", MethodAccess::Of(of::report_distances)),

@@ -1,6 +1,6 @@
 //! Needs of calls: control planes check them against the records, agents check them for the programs of their machine.
 
-use fairmesh_model::{InstanceId, RecordKey, Region, ServiceName, WorkloadEntry};
+use fairmesh_model::{InstanceId, RecordKey, Region, ServiceName, Tenant, WorkloadEntry};
 
 /// A permission that a call needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -9,6 +9,8 @@ pub enum Need {
     View(ServiceName),
     /// Reads the history of a service. Callers of the service need not know it.
     ViewHistory(ServiceName),
+    /// Reads the records of all services of a tenant.
+    ViewTenant(Tenant),
     /// Reads records that belong to all tenants.
     ViewAll,
     /// Writes a record.

@@ -1,6 +1,6 @@
 //! Reads the needs of gRPC requests: one function for each request, from the bytes of its message.
 
-use fairmesh_model::{InstanceId, Invalid, MAX_INCOMPLETE_SERVICES, RecordKey, Region, ServiceName};
+use fairmesh_model::{InstanceId, Invalid, MAX_INCOMPLETE_SERVICES, RecordKey, Region, ServiceName, Tenant};
 use fairmesh_wire::v1;
 use prost::Message;
 use tonic::Status;
@@ -221,7 +221,29 @@ fn rows(report: &v1::ReportSignalsRequest) -> Needs {
         needs.push(Need::ServeAny(service(&served.service)?));
         needs.push(Need::ReportFor(region(&served.region)?));
     }
+    for interval in report.counts.iter().flat_map(|counts| &counts.intervals) {
+        interval.calls.iter().try_for_each(|calls| counted_calls(calls, &mut needs))?;
+        for denied in &interval.denied {
+            needs.push(Need::ServeAny(service(&denied.service)?));
+        }
+    }
     Ok(needs)
+}
+
+/// Needs of a row of counts. Servers say who called them, and callers which service they are.
+fn counted_calls(calls: &v1::CountedCalls, needs: &mut Vec<Need>) -> Result<(), Status> {
+    let (own, own_region) = match calls.by_server {
+        true => (&calls.service, &calls.to),
+        false => {
+            needs.push(Need::CallFrom(service(&calls.service)?));
+            (&calls.caller, &calls.from)
+        }
+    };
+    needs.push(Need::ReportFor(region(own_region)?));
+    if !own.is_empty() {
+        needs.push(Need::ServeAny(service(own)?));
+    }
+    Ok(())
 }
 
 /// One service, or all.
@@ -242,6 +264,19 @@ pub fn traffic_status(message: &[u8]) -> Needs {
 /// Needs of `TrafficPlanner/Calls`.
 pub fn traffic_calls(message: &[u8]) -> Needs {
     viewed(&decode::<v1::TrafficCallsRequest>(message)?.service)
+}
+
+/// Needs of `Admin/ReadCalls`.
+pub fn read_calls(message: &[u8]) -> Needs {
+    let v1::ReadCallsRequest { service, tenant, .. } = decode(message)?;
+    match tenant.as_str() {
+        _ if !service.is_empty() => viewed(&service),
+        "" => viewed(""),
+        tenant => {
+            let tenant = Tenant::new(tenant).map_err(|e| Status::invalid_argument(e.to_string()))?;
+            Ok(vec![Need::ViewTenant(tenant)])
+        }
+    }
 }
 
 /// Needs of `Quota/Claim`.

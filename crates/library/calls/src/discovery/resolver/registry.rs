@@ -84,17 +84,14 @@ impl<T> SubscriptionRegistry<T> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the calls to services counted that operators look at, also in snapshots that are published already.
+    /// Has the calls to services reported that operators look at, by their parents, also of snapshots that are published already.
     pub(super) fn watch(&self, services: HashSet<ServiceName>) {
         self.watched().clone_from(&services);
         for name in services {
             let subscription = self.by_name().get(&name).map(|known| Arc::clone(&known.subscription));
             let Some(state) = subscription.map(|subscription| subscription.state()) else { continue };
             if let ServiceState::Ready(ready) = &*state {
-                ready.count_calls(None);
-                if ready.reported().is_some() {
-                    self.reported().insert(name);
-                }
+                ready.follow_parents();
             }
         }
     }

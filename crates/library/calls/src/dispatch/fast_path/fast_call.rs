@@ -8,6 +8,7 @@ use fairmesh_connections::{
     BorrowedExchange, BorrowedOutcome, EndpointPool, EndpointResponse, IdleTimeout, SendError,
 };
 use fairmesh_http::h1::{BorrowedResponse, ReceivedResponse};
+use fairmesh_model::ResponseClass;
 use fairmesh_router::EndpointTarget;
 use tokio::time::Instant;
 
@@ -54,6 +55,7 @@ impl<'a> FastCall<'a> {
         let (call, pool, clock) = (&self.call, &*self.attempt.pool, self.handle.mesh.clock);
         let read = |response: &BorrowedResponse<'_>, context: &mut Context<'_>| {
             call.record_bytes(response.body.len());
+            call.report_response(ResponseClass::of_status(response.status.as_u16()));
             LoadRecorder { pool, clock }.record_borrowed(response);
             read(response, pool.target(), context)
         };

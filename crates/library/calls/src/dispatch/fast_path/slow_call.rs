@@ -78,10 +78,10 @@ impl<'a> SlowCall<'a> {
         call_info.set_route_backend(call.route_backend());
         let mut pending = Some(fairmesh_connections::Request::new(take_head(handle, &mut parts)?, body));
         let result = match stage {
-            Stage::Refused(fault) => return Err(fault),
+            Stage::Refused(fault) => Err(fault),
             Stage::Routed => {
                 let routed = Routed { now: start.now, snapshot: call.snapshot() };
-                return execute_routed(dispatch, &mut call, routed, &mut pending).await;
+                execute_routed(dispatch, &mut call, routed, &mut pending).await
             }
             Stage::Begun(first) => {
                 let is_repeatable = call.may_be_sent_twice(&call.snapshot(), dispatch.options);
@@ -92,7 +92,8 @@ impl<'a> SlowCall<'a> {
                 retry_loop(dispatch, first, &mut call, &mut pending, copy.as_ref()).await
             }
         };
-        result.map_err(|fault| fault.after(call.attempts()))
+        let result = result.map_err(|fault| fault.after(call.attempts()));
+        result.inspect_err(|fault| call.report_fault(fault.kind().into()))
     }
 }
 

@@ -7,7 +7,7 @@ impl From<v1::TrafficReport> for v1::ReportSignalsRequest {
         let v1::TrafficReport { reporter, interval_ms, regions, calls, servers, left_out, incomplete } =
             traffic;
         let sender = Some(v1::SignalSender { reporter, interval_ms, regions });
-        Self { sender, usages: Vec::new(), calls, servers, left_out, incomplete, served: Vec::new() }
+        Self { sender, calls, servers, left_out, incomplete, ..Self::default() }
     }
 }
 
@@ -20,9 +20,8 @@ impl From<v1::ReportUsageRequest> for v1::ReportSignalsRequest {
 
 impl From<v1::ReportSignalsRequest> for v1::ReportUsageRequest {
     fn from(report: v1::ReportSignalsRequest) -> Self {
-        // The release before knows no processed calls.
-        let v1::ReportSignalsRequest { sender, usages, calls, servers, left_out, incomplete, served: _ } =
-            report;
+        // The release before knows neither processed calls nor counts.
+        let v1::ReportSignalsRequest { sender, usages, calls, servers, left_out, incomplete, .. } = report;
         let traffic = sender.map(|v1::SignalSender { reporter, interval_ms, regions }| v1::TrafficReport {
             reporter,
             interval_ms,

@@ -1,0 +1,75 @@
+use std::collections::BTreeMap;
+
+use fairmesh_model::{CallCounts, CallPath, CountedBy, CountedPath};
+
+use crate::CallCounters;
+
+/// Turns counters into what was counted since the last reading.
+#[derive(Debug, Default)]
+pub struct CountMeter {
+    last: BTreeMap<CountedPath, CallCounts>,
+}
+
+impl CountMeter {
+    /// What was counted since the last reading, or ever with the first one. Paths that ever had a call have a row, of zeros if
+    /// there was none since. Paths that are not listed are forgotten.
+    pub fn read(
+        &mut self,
+        counts: impl IntoIterator<Item = (CountedPath, CallCounts)>,
+    ) -> BTreeMap<CountedPath, CallCounts> {
+        let mut now = BTreeMap::<CountedPath, CallCounts>::new();
+        for (path, counts) in counts {
+            if counts != CallCounts::ZERO {
+                *now.entry(path).or_default() += &counts;
+            }
+        }
+        let before = std::mem::replace(&mut self.last, now);
+        let since = |(path, now): (&CountedPath, &CallCounts)| {
+            (path.clone(), before.get(path).map_or_else(|| now.clone(), |before| now.since(before)))
+        };
+        self.last.iter().map(since).collect()
+    }
+}
+
+/// The path of calls of a caller, as views of the mesh have it: without the call during which they were made.
+pub fn counted_by_caller((path, counters): (CallPath, &CallCounters)) -> (CountedPath, CallCounts) {
+    let CallPath { service, from, to, class, caller, from_zone, to_zone, parent: _ } = path;
+    let by = CountedBy::Caller;
+    let path = CountedPath { service, caller, by, class, from: Some(from), to, from_zone, to_zone };
+    (path, counters.counts())
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::{Region, ServiceName};
+
+    use super::*;
+
+    #[test]
+    fn reading_has_the_difference_and_zeros_where_no_call_came() {
+        let path = CallPath {
+            service: ServiceName::new("shop/cart").unwrap(),
+            from: Region::new("eu").unwrap(),
+            to: None,
+            class: None,
+            caller: None,
+            from_zone: None,
+            to_zone: None,
+            parent: None,
+        };
+        let (counters, mut meter) = (CallCounters::default(), CountMeter::default());
+        let mut read = |counters: &CallCounters| {
+            let rows = meter.read([counted_by_caller((path.clone(), counters))]);
+            rows.values().map(CallCounts::calls).collect::<Vec<_>>()
+        };
+        assert!(read(&counters).is_empty(), "a path that never had a call is none");
+        (0..5).for_each(|_| counters.record_attempt(true));
+        assert_eq!(read(&counters), [5]);
+        assert_eq!(read(&counters), [0], "known to be none");
+        counters.record_unsent(false);
+        assert_eq!(read(&counters), [1]);
+        let new = CallCounters::default();
+        new.record_attempt(true);
+        assert_eq!(read(&new), [1], "counters that were made anew");
+    }
+}

@@ -1,0 +1,281 @@
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
+
+use fairmesh_model::{CountReport, CountedInterval, MAX_COUNT_INTERVALS, MAX_COUNT_ROWS};
+
+/// Intervals are added up if their middles are in the same slot of this length.
+const SLOT_MS: u64 = 5_000;
+/// The most slots that wait for an upstream; with more, the oldest is lost: the view of the mesh has a gap there.
+const MAX_SLOTS: usize = 48;
+/// The most rows that wait.
+const MAX_ROWS: usize = 64 * 1_024;
+
+/// Counts on their way upstream: added up until they are sent, and sent again until they are acknowledged.
+///
+/// Intervals that are minutes apart are not added up, so that late counts still count in their own time.
+#[derive(Debug)]
+pub struct CountOutbox {
+    reporter: u64,
+    /// Number of the report in flight, or of the last one.
+    number: u64,
+    waiting: BTreeMap<u64, Waiting>,
+    rows: usize,
+    /// What was sent and not acknowledged. Its intervals age meanwhile.
+    in_flight: Option<VecDeque<Waiting>>,
+    left_out: u64,
+    /// The part of `left_out` that is in flight.
+    left_out_in_flight: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Waiting {
+    from_ms: u64,
+    to_ms: u64,
+    /// Without age and span.
+    counted: CountedInterval,
+}
+
+impl CountOutbox {
+    /// For reports of the process with this random number.
+    pub fn new(reporter: u64) -> Self {
+        Self {
+            reporter,
+            number: 0,
+            waiting: BTreeMap::new(),
+            rows: 0,
+            in_flight: None,
+            left_out: 0,
+            left_out_in_flight: 0,
+        }
+    }
+
+    /// Adds what was counted in an interval, which ended its age before `now_ms`, a time of a clock that only advances.
+    pub fn add(&mut self, interval: CountedInterval, now_ms: u64) {
+        let to_ms = now_ms.saturating_sub(millis(interval.age));
+        let from_ms = to_ms.saturating_sub(millis(interval.span));
+        let slot = from_ms.midpoint(to_ms) / SLOT_MS;
+        let new = Waiting { from_ms, to_ms, counted: interval };
+        match self.waiting.get_mut(&slot) {
+            Some(waiting) => {
+                self.rows -= waiting.counted.rows();
+                waiting.from_ms = waiting.from_ms.min(new.from_ms);
+                waiting.to_ms = waiting.to_ms.max(new.to_ms);
+                waiting.counted.add(new.counted);
+                self.rows += waiting.counted.rows();
+            }
+            None => {
+                self.rows += new.counted.rows();
+                self.waiting.insert(slot, new);
+            }
+        }
+        while self.waiting.len() > MAX_SLOTS || (self.rows > MAX_ROWS && self.waiting.len() > 1) {
+            let Some((_, lost)) = self.waiting.pop_first() else { break };
+            self.rows -= lost.counted.rows();
+            self.leave_out(lost.counted.rows() as u64);
+        }
+        self.bound_last();
+    }
+
+    /// Notes rows that had no room, here or in reports that were added.
+    pub fn leave_out(&mut self, rows: u64) {
+        self.left_out = self.left_out.saturating_add(rows);
+    }
+
+    /// The report to be sent: the same again until it is [acknowledged](Self::acknowledge), though older. `None` if nothing
+    /// waits.
+    pub fn next(&mut self, now_ms: u64) -> Option<CountReport> {
+        if self.in_flight.is_none() {
+            if self.waiting.is_empty() && self.left_out == 0 {
+                return None;
+            }
+            self.in_flight = Some(self.take());
+            self.left_out_in_flight = std::mem::take(&mut self.left_out);
+            self.number += 1;
+        }
+        let interval = |sent: &Waiting| CountedInterval {
+            age: Duration::from_millis(now_ms.saturating_sub(sent.to_ms)),
+            span: Duration::from_millis(sent.to_ms - sent.from_ms),
+            ..sent.counted.clone()
+        };
+        Some(CountReport {
+            reporter: self.reporter,
+            number: self.number,
+            intervals: self.in_flight.iter().flatten().map(interval).collect(),
+            left_out: self.left_out_in_flight,
+        })
+    }
+
+    /// Notes that the report in flight has arrived.
+    pub fn acknowledge(&mut self) {
+        self.in_flight = None;
+        self.left_out_in_flight = 0;
+    }
+
+    /// Drops the report in flight, since the upstream refuses it and would refuse it again.
+    pub fn discard(&mut self) {
+        let rows: usize = self.in_flight.take().into_iter().flatten().map(|sent| sent.counted.rows()).sum();
+        let left_out = std::mem::take(&mut self.left_out_in_flight);
+        self.leave_out(left_out.saturating_add(rows as u64));
+    }
+
+    /// Takes out as much as one report has room for, the oldest first.
+    fn take(&mut self) -> VecDeque<Waiting> {
+        let (mut taken, mut room) = (VecDeque::new(), MAX_COUNT_ROWS);
+        while taken.len() < MAX_COUNT_INTERVALS && room > 0 {
+            let Some(mut oldest) = self.waiting.first_entry() else { break };
+            let rest = split_off(&mut oldest.get_mut().counted, room);
+            let sent = match rest {
+                None => oldest.remove(),
+                Some(rest) => {
+                    let (from_ms, to_ms) = (oldest.get().from_ms, oldest.get().to_ms);
+                    let rest = Waiting { from_ms, to_ms, counted: rest };
+                    std::mem::replace(oldest.get_mut(), rest)
+                }
+            };
+            room -= sent.counted.rows();
+            self.rows -= sent.counted.rows();
+            taken.push_back(sent);
+        }
+        taken
+    }
+
+    /// Cuts the only interval that is left, if it alone has too many rows.
+    fn bound_last(&mut self) {
+        if self.rows <= MAX_ROWS {
+            return;
+        }
+        let Some(mut last) = self.waiting.last_entry() else { return };
+        let beyond = split_off(&mut last.get_mut().counted, MAX_ROWS).map_or(0, |beyond| beyond.rows());
+        self.rows -= beyond;
+        self.leave_out(beyond as u64);
+    }
+}
+
+/// Splits the rows beyond the first `room` off; `None` if there are none.
+fn split_off(interval: &mut CountedInterval, room: usize) -> Option<CountedInterval> {
+    let mut rest = CountedInterval::default();
+    if let Some(path) = interval.calls.keys().nth(room).cloned() {
+        rest.calls = interval.calls.split_off(&path);
+    }
+    let room = room - interval.calls.len();
+    if let Some(path) = interval.denied.keys().nth(room).cloned() {
+        rest.denied = interval.denied.split_off(&path);
+    }
+    (rest.rows() > 0).then_some(rest)
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::{CallCounts, CountedBy, CountedPath, ServiceName};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::CountInbox;
+
+    fn interval(
+        services: impl Iterator<Item = usize>,
+        calls: u64,
+        (age, span): (u64, u64),
+    ) -> CountedInterval {
+        let row = |service| {
+            let path = CountedPath {
+                service: ServiceName::new(format!("shop/s{service}")).unwrap(),
+                caller: None,
+                by: CountedBy::Caller,
+                class: None,
+                from: None,
+                to: None,
+                from_zone: None,
+                to_zone: None,
+            };
+            (path, CallCounts::ZERO.with_totals([calls, 0, 0, 0, 0]))
+        };
+        let (age, span) = (Duration::from_millis(age), Duration::from_millis(span));
+        CountedInterval { age, span, calls: services.map(row).collect(), ..CountedInterval::default() }
+    }
+
+    fn calls(report: &CountReport) -> u64 {
+        let rows = report.intervals.iter().flat_map(|interval| interval.calls.values());
+        rows.map(CallCounts::calls).sum()
+    }
+
+    #[test]
+    fn report_is_repeated_until_acknowledged_and_ages() {
+        let mut outbox = CountOutbox::new(7);
+        assert_eq!(outbox.next(0), None);
+        outbox.add(interval(0..1, 5, (0, 5_000)), 10_000);
+        let first = outbox.next(10_000).unwrap();
+        outbox.add(interval(0..1, 1, (0, 5_000)), 15_000);
+        let again = outbox.next(15_000).unwrap();
+        assert_eq!((first.number, again.number, calls(&again)), (1, 1, 5));
+        assert_eq!(again.intervals[0].age, Duration::from_secs(5));
+        outbox.acknowledge();
+        let second = outbox.next(15_000).unwrap();
+        assert_eq!((second.number, calls(&second)), (2, 1));
+        outbox.discard();
+        let lost = outbox.next(15_000).unwrap();
+        assert_eq!((lost.intervals.len(), lost.left_out), (0, 1));
+    }
+
+    #[test]
+    fn intervals_minutes_apart_stay_apart() {
+        let mut outbox = CountOutbox::new(7);
+        outbox.add(interval(0..1, 5, (0, 5_000)), 200_000);
+        outbox.add(interval(0..1, 3, (120_000, 5_000)), 200_000);
+        outbox.add(interval(0..1, 2, (500, 5_000)), 200_500);
+        let report = outbox.next(200_500).unwrap();
+        let ages: Vec<_> = report.intervals.iter().map(|one| one.age.as_millis()).collect();
+        assert_eq!(ages, [120_500, 500]);
+        assert_eq!(report.intervals[1].span, Duration::from_secs(5));
+    }
+
+    #[test]
+    fn long_reports_are_divided_and_waiting_ones_bounded() {
+        let mut outbox = CountOutbox::new(7);
+        outbox.add(interval(0..MAX_COUNT_ROWS + 10, 1, (0, 5_000)), 10_000);
+        let mut sent = 0;
+        for rows in [MAX_COUNT_ROWS, 10] {
+            let report = outbox.next(10_000).unwrap();
+            assert_eq!(report.rows(), rows);
+            sent += calls(&report);
+            outbox.acknowledge();
+        }
+        assert_eq!((sent, outbox.next(10_000), outbox.rows), (MAX_COUNT_ROWS as u64 + 10, None, 0));
+        for slot in 0..MAX_SLOTS as u64 + 2 {
+            outbox.add(interval(0..1, 1, (0, 5_000)), (slot + 3) * SLOT_MS);
+        }
+        let report = outbox.next(1_000_000).unwrap();
+        assert_eq!((report.intervals.len(), report.left_out), (MAX_SLOTS, 2));
+    }
+
+    proptest! {
+        /// Whatever is lost on the way, in either direction.
+        #[test]
+        fn each_call_arrives_once(
+            steps in prop::collection::vec((0_u64..50, any::<bool>(), any::<bool>()), 1..60)
+        ) {
+            let (mut outbox, mut inbox) = (CountOutbox::new(7), CountInbox::new(4));
+            let (mut made, mut arrived, mut now_ms) = (0, 0, 0);
+            let lossless = (0..60).map(|_| (0, true, true));
+            for (count, is_delivered, is_acknowledged) in steps.into_iter().chain(lossless) {
+                now_ms += 1_000;
+                outbox.add(interval(0..1, count, (0, 1_000)), now_ms);
+                made += count;
+                let Some(report) = outbox.next(now_ms) else { continue };
+                if is_delivered && inbox.is_new(&report, now_ms) {
+                    arrived += calls(&report);
+                }
+                if is_delivered && is_acknowledged {
+                    outbox.acknowledge();
+                }
+            }
+            prop_assert_eq!((made, outbox.left_out), (arrived, 0));
+        }
+    }
+}

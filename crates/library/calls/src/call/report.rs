@@ -1,0 +1,57 @@
+//! How a call ends, for reports: the one place for the library, proxies and the kernel form.
+
+use fairmesh_headers::{GRPC_STATUS, is_grpc};
+use fairmesh_model::{CallFault, ResponseClass};
+use http::{HeaderMap, StatusCode};
+
+use super::state::Call;
+use crate::{
+    discovery::{EndpointTransport, ServiceState},
+    fault::carried_fault,
+};
+
+impl<T: EndpointTransport> Call<'_, T> {
+    /// Counts the final response by its class.
+    #[inline]
+    pub(crate) fn report_response(&self, class: ResponseClass) {
+        if let Some(reported) = self.attempt.as_ref().and_then(|attempt| attempt.reported.as_ref()) {
+            reported.counters.record_response(class);
+        }
+    }
+
+    /// Counts the final response by its head; `true` if its gRPC status follows in trailers, which then counts.
+    pub(crate) fn report_head(&mut self, status: StatusCode, headers: &HeaderMap) -> bool {
+        let grpc_status = headers.get(&GRPC_STATUS);
+        let may_carry_fault = grpc_status.is_some() || !status.is_success();
+        if let Some(kind) = may_carry_fault.then(|| carried_fault(headers)).flatten() {
+            self.report_fault(kind.into());
+            return false;
+        }
+        match grpc_status {
+            Some(grpc) => self.report_response(ResponseClass::of_grpc(grpc == "0")),
+            None if status.is_success() && is_grpc(headers) => return true,
+            None => self.report_response(ResponseClass::of_status(status.as_u16())),
+        }
+        false
+    }
+
+    /// Counts that the call ended without a response of its service: once, however far up it is noticed. A fault counts where the
+    /// last attempt went, and without an attempt in flight where calls without a server count.
+    #[cold]
+    pub(crate) fn report_fault(&mut self, fault: CallFault) {
+        if std::mem::replace(&mut self.is_concluded, true) {
+            return;
+        }
+        if let Some(reported) = self.attempt.as_ref().and_then(|attempt| attempt.reported.as_ref()) {
+            return reported.counters.record_fault(fault);
+        }
+        let state = self.snapshot();
+        let ServiceState::Ready(ready) = &**state else { return };
+        let Some(paths) = ready.reported() else { return };
+        let counters = paths.to_nowhere(self.reported_as());
+        counters.record_fault(fault);
+        if !std::mem::replace(&mut self.is_reported, true) {
+            counters.record_unsent(false);
+        }
+    }
+}

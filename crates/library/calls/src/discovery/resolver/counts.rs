@@ -1,0 +1,80 @@
+//! Reports the counts of all calls, for views of the mesh.
+//!
+//! Rates, which planners get, are reported of a few services and more often. Counts go apart from them, since each has to arrive
+//! once: what is not acknowledged is sent again.
+
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    sync::Arc,
+    time::Duration,
+};
+
+use fairmesh_model::CountedInterval;
+use fairmesh_rib::{follower::FollowerHandle, send_counts};
+use fairmesh_signals::{CountMeter, CountOutbox, IDLE_INTERVAL_MS, REPORT_INTERVAL_MS, counted_by_caller};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::registry::SubscriptionRegistry;
+use crate::discovery::service_state::ServiceState;
+
+/// Reports until `stop` is cancelled, and what was counted until then.
+pub(super) async fn report_periodically<T>(
+    registry: Arc<SubscriptionRegistry<T>>,
+    upstream: FollowerHandle,
+    stop: CancellationToken,
+) {
+    let began = Instant::now();
+    let mut reporter = CountReporter {
+        began,
+        meter: CountMeter::default(),
+        outbox: CountOutbox::new(RandomState::new().hash_one(began)),
+        read_at_ms: 0,
+    };
+    let mut interval_ms = IDLE_INTERVAL_MS;
+    let mut is_stopping = false;
+    while !is_stopping {
+        is_stopping = tokio::select! {
+            () = stop.cancelled() => true,
+            () = sleep(Duration::from_millis(interval_ms)) => false,
+        };
+        reporter.read(&registry);
+        let now_ms = || millis(began.elapsed());
+        if let Some(asked) = send_counts(&upstream, &mut reporter.outbox, now_ms).await {
+            interval_ms = asked.clamp(REPORT_INTERVAL_MS, 2 * IDLE_INTERVAL_MS);
+        }
+    }
+}
+
+struct CountReporter {
+    began: Instant,
+    meter: CountMeter,
+    outbox: CountOutbox,
+    read_at_ms: u64,
+}
+
+impl CountReporter {
+    /// Reads what was counted since the last time.
+    fn read<T>(&mut self, registry: &SubscriptionRegistry<T>) {
+        let names = registry.reported().clone();
+        let states: Vec<_> = {
+            let by_name = registry.by_name();
+            names.iter().filter_map(|name| Some(by_name.get(name)?.subscription.state())).collect()
+        };
+        let paths = states.iter().filter_map(|state| match &**state {
+            ServiceState::Ready(ready) => ready.reported(),
+            _ => None,
+        });
+        let now_ms = millis(self.began.elapsed());
+        let span = Duration::from_millis(now_ms - self.read_at_ms);
+        self.read_at_ms = now_ms;
+        let calls = self.meter.read(paths.flat_map(|paths| paths.iter()).map(counted_by_caller));
+        if !calls.is_empty() {
+            self.outbox.add(CountedInterval { span, calls, ..CountedInterval::default() }, now_ms);
+        }
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,153 @@
+use std::collections::BTreeMap;
+
+use fairmesh_model::{CountedBy, ServiceName};
+use proptest::prelude::*;
+
+use super::*;
+
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3_600);
+
+fn path(number: usize) -> CountedPath {
+    CountedPath {
+        service: ServiceName::new(format!("shop/s{number}")).unwrap(),
+        caller: Some(ServiceName::new("shop/web").unwrap()),
+        by: CountedBy::Caller,
+        class: None,
+        from: Some("eu-central".parse().unwrap()),
+        to: Some("eu-west".parse().unwrap()),
+        from_zone: None,
+        to_zone: None,
+    }
+}
+
+fn calls(calls: u64) -> CallCounts {
+    CallCounts::ZERO.with_totals([calls, 0, calls * 900, 0, calls * 3])
+}
+
+fn interval(rows: impl IntoIterator<Item = (usize, u64)>, age_ms: u64, span_ms: u64) -> CountedInterval {
+    let mut sums = BTreeMap::<CountedPath, CallCounts>::new();
+    for (number, count) in rows {
+        *sums.entry(path(number)).or_default() += &calls(count);
+    }
+    let (age, span) = (Duration::from_millis(age_ms), Duration::from_millis(span_ms));
+    CountedInterval { age, span, calls: sums, ..CountedInterval::default() }
+}
+
+fn history(rows: usize, bytes: usize) -> CallHistory {
+    CallHistory::new(HistoryLimits { rows, bytes })
+}
+
+fn total(history: &CallHistory, window: Duration, now_ms: u64) -> u64 {
+    let (rows, other) = history.read(window, now_ms, |_| true);
+    rows.iter().chain(&other).map(|row| row.counts.calls()).sum()
+}
+
+#[test]
+fn interval_over_steps_is_divided_by_time() {
+    let mut history = history(10, 1 << 20);
+    history.record(interval([(1, 30)], 0, 15_000), 105_000);
+    let (rows, other) = history.read(MINUTE, 105_000, |_| true);
+    assert_eq!(rows[0].series, [None, None, None, None, Some(20), Some(10)]);
+    assert_eq!((rows[0].counts.clone(), rows[0].covered), (calls(30), Duration::from_secs(15)));
+    assert_eq!((rows[0].age, other), (Duration::ZERO, None));
+    assert_eq!(total(&history, HOUR, 105_000), 30);
+}
+
+#[test]
+fn step_without_report_is_a_gap_and_zero_is_zero() {
+    let mut history = history(10, 1 << 20);
+    history.record(interval([(1, 10)], 0, 10_000), 100_000);
+    history.record(interval([(1, 0)], 0, 10_000), 110_000);
+    history.record(interval([(1, 5)], 0, 10_000), 140_000);
+    let (rows, _) = history.read(MINUTE, 159_999, |_| true);
+    let expected = [Some(0), None, None, Some(5), None, None];
+    assert_eq!(rows[0].series, expected);
+    assert_eq!(rows[0].covered, Duration::from_secs(20), "gaps lower no rate");
+    assert_eq!(rows[0].age, Duration::from_millis(19_999));
+    assert!(history.read(MINUTE, 260_000, |_| true).0.is_empty(), "all of the window is a gap");
+}
+
+#[test]
+fn late_interval_counts_in_its_own_time() {
+    let mut history = history(10, 1 << 20);
+    history.record(interval([(1, 1)], 0, 10_000), 600_000);
+    history.record(interval([(1, 7)], 60_000, 10_000), 610_000);
+    let (rows, _) = history.read(Duration::from_secs(120), 600_000, |_| true);
+    assert_eq!(rows[0].series[6..], [Some(7), None, None, None, Some(1), None]);
+    history.record(interval([(1, 9)], 20 * 60_000, 10_000), 3_000_000);
+    assert_eq!(total(&history, HOUR, 3_000_000), 17, "too late for steps, in time for minutes");
+    history.record(interval([(1, 9)], 2 * 3_600_000, 10_000), 8_000_000);
+    assert_eq!(history.left_out(), 1);
+}
+
+#[test]
+fn old_rows_are_forgotten_with_their_memory() {
+    let mut history = history(100, 1 << 20);
+    history.record(interval((0..50).map(|number| (number, 3)), 0, 10_000), 1_000_000);
+    assert_eq!(total(&history, HOUR, 1_000_000), 150);
+    history.record(interval([(99, 1)], 0, 10_000), 1_000_000 + 3_700_000);
+    assert_eq!(history.rows(), 1);
+    history.record(CountedInterval::default(), 20_000_000);
+    assert_eq!((history.rows(), history.bytes()), (0, 0));
+}
+
+#[test]
+fn smallest_rows_are_folded_into_other() {
+    let mut history = history(16, 1 << 20);
+    history.record(interval((0..40).map(|number| (number, number as u64 + 1)), 0, 10_000), 100_000);
+    let (rows, other) = history.read(MINUTE, 100_000, |_| true);
+    assert_eq!(rows.len(), 15);
+    assert!(rows.iter().all(|row| row.counts.calls() > 25), "the largest are told apart");
+    let other = other.unwrap();
+    assert_eq!((other.path, other.counts.calls()), (None, (1..=25).sum()));
+}
+
+/// What 20,000 rows need, by the size of 1,000 with all steps and minutes, and outcomes as they are in a busy mesh.
+#[test]
+fn twenty_thousand_full_rows_fit_the_limit() {
+    let mut history = CallHistory::new(HistoryLimits::CONTROL_PLANE);
+    let (responses, latency) = ([0, 9_000, 12, 40, 3], [0, 1, 40, 700, 900, 80, 30, 20, 10, 4, 2, 1]);
+    let rows = 1_000;
+    for minute in 0..60 {
+        let steps = if minute < 50 { 1 } else { 6 };
+        for step in 0..steps {
+            let now_ms = minute * 60_000 + (step + 1) * 10_000;
+            let mut interval = interval((0..rows).map(|number| (number, 9_000)), 0, 10_000);
+            for counts in interval.calls.values_mut() {
+                *counts +=
+                    &CallCounts::ZERO.with_outcomes(&responses, &[0, 0, 0, 0, 0, 0, 0, 0, 0, 5], &latency);
+            }
+            history.record(interval, now_ms);
+        }
+    }
+    let full = history.bytes() * (20_000 / rows);
+    assert!(full <= HistoryLimits::CONTROL_PLANE.bytes, "{} MiB", full >> 20);
+    assert_eq!(history.rows(), rows);
+}
+
+proptest! {
+    /// With folding, late and overlapping intervals: rows and others add up to what was recorded, within the limits.
+    #[test]
+    fn sum_of_parts_equals_the_total(
+        reports in prop::collection::vec(
+            (prop::collection::vec((0_usize..40, 0_u64..1_000), 0..20), 0_u64..200_000, 0_u64..100_000, 0_u64..9_000),
+            1..30),
+    ) {
+        let mut history = history(16, 16 << 10);
+        let (mut now_ms, mut expected) = (400_000, 0);
+        for (rows, age, span, pause) in reports {
+            now_ms += pause;
+            expected += rows.iter().map(|(_, count)| count).sum::<u64>();
+            history.record(interval(rows, age, span), now_ms);
+            prop_assert!(history.rows() <= 16);
+            // The row of all others is not folded itself.
+            prop_assert!(history.bytes() <= 16 << 10 || history.rows() == 0, "{}", history.bytes());
+        }
+        prop_assert_eq!(history.left_out(), 0);
+        prop_assert_eq!(total(&history, HOUR, now_ms), expected);
+        if now_ms < 600_000 {
+            prop_assert_eq!(total(&history, Duration::from_secs(600), now_ms), expected);
+        }
+    }
+}

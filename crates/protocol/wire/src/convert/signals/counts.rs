@@ -1,0 +1,247 @@
+//! Counts of calls.
+
+use std::time::Duration;
+
+use fairmesh_model::{
+    CallCounts, CountReport, CountedBy, CountedInterval, CountedPath, DeniedPath, Invalid,
+    MAX_COUNT_INTERVALS, MAX_COUNT_ROWS, MAX_DENIED_CALLER, ServiceName,
+};
+
+use super::{bounded, optional, plausible};
+use crate::v1;
+
+/// More than a mesh calls in an interval: sums of such numbers stay far from overflow.
+const MAX_COUNT: u64 = 1 << 53;
+
+impl From<CountReport> for v1::CountReport {
+    fn from(report: CountReport) -> Self {
+        Self {
+            reporter: report.reporter,
+            number: report.number,
+            intervals: report.intervals.into_iter().map(write_interval).collect(),
+            left_out: report.left_out,
+        }
+    }
+}
+
+impl v1::ReportSignalsRequest {
+    /// Takes the counts out, and leaves rates and minutes; `None` of a report without any.
+    ///
+    /// # Errors
+    /// With the path of the field, if they are more than a report may have, or invalid.
+    pub fn take_counts(&mut self) -> Result<Option<CountReport>, Invalid> {
+        let Some(counts) = self.counts.take() else { return Ok(None) };
+        read(counts).map(Some).map_err(|e| e.within("counts"))
+    }
+}
+
+fn read(message: v1::CountReport) -> Result<CountReport, Invalid> {
+    let rows = message.intervals.iter().map(|one| one.calls.len() + one.denied.len()).sum();
+    bounded("intervals", message.intervals.len(), MAX_COUNT_INTERVALS)?;
+    bounded("rows", rows, MAX_COUNT_ROWS)?;
+    let intervals = message.intervals.into_iter().enumerate();
+    let intervals = intervals
+        .map(|(i, interval)| read_interval(interval).map_err(|e| e.within(format!("intervals[{i}]"))))
+        .collect::<Result<_, _>>()?;
+    let (reporter, number, left_out) = (message.reporter, message.number, message.left_out);
+    Ok(CountReport { reporter, number, intervals, left_out })
+}
+
+fn write_interval(interval: CountedInterval) -> v1::CountedInterval {
+    v1::CountedInterval {
+        age_ms: u64::try_from(interval.age.as_millis()).unwrap_or(u64::MAX),
+        span_ms: u32::try_from(interval.span.as_millis()).unwrap_or(u32::MAX),
+        calls: interval.calls.iter().map(|(path, counts)| write_calls(path, counts)).collect(),
+        denied: interval.denied.iter().map(|(path, count)| write_denied(path, *count)).collect(),
+    }
+}
+
+fn read_interval(message: v1::CountedInterval) -> Result<CountedInterval, Invalid> {
+    let mut interval = CountedInterval {
+        age: Duration::from_millis(message.age_ms),
+        span: Duration::from_millis(message.span_ms.into()),
+        ..CountedInterval::default()
+    };
+    for (i, calls) in message.calls.into_iter().enumerate() {
+        let (path, counts) = read_calls(calls).map_err(|e| e.within(format!("calls[{i}]")))?;
+        *interval.calls.entry(path).or_default() += &counts;
+    }
+    for (i, denied) in message.denied.into_iter().enumerate() {
+        let (path, count) = read_denied(denied).map_err(|e| e.within(format!("denied[{i}]")))?;
+        let sum = interval.denied.entry(path).or_default();
+        *sum = sum.saturating_add(count);
+    }
+    Ok(interval)
+}
+
+/// A row of calls as it travels.
+pub fn write_calls(path: &CountedPath, counts: &CallCounts) -> v1::CountedCalls {
+    let text = |name: Option<&ServiceName>| name.map(ToString::to_string).unwrap_or_default();
+    v1::CountedCalls {
+        service: path.service.to_string(),
+        caller: text(path.caller.as_ref()),
+        by_server: path.by == CountedBy::Server,
+        class: path.class.clone().map(String::from).unwrap_or_default(),
+        from: path.from.clone().map(String::from).unwrap_or_default(),
+        to: path.to.clone().map(String::from).unwrap_or_default(),
+        from_zone: path.from_zone.clone().map(String::from).unwrap_or_default(),
+        to_zone: path.to_zone.clone().map(String::from).unwrap_or_default(),
+        ..write_counts(counts)
+    }
+}
+
+/// The numbers of a row without a path.
+pub fn write_counts(counts: &CallCounts) -> v1::CountedCalls {
+    v1::CountedCalls {
+        calls: counts.calls(),
+        retries: counts.retries(),
+        time_us: counts.time_us(),
+        request_bytes: counts.request_bytes(),
+        response_bytes: counts.response_bytes(),
+        responses: trimmed(counts.responses()),
+        faults: trimmed(counts.faults()),
+        latency: trimmed(counts.latency()),
+        ..v1::CountedCalls::default()
+    }
+}
+
+/// Without the zeros at the end.
+fn trimmed(numbers: &[u64]) -> Vec<u64> {
+    let len = numbers.iter().rposition(|number| *number != 0).map_or(0, |last| last + 1);
+    numbers[..len].to_vec()
+}
+
+/// The numbers of a row.
+pub fn read_counts(message: &v1::CountedCalls) -> CallCounts {
+    let v1::CountedCalls { calls, retries, time_us, request_bytes, response_bytes, .. } = *message;
+    CallCounts::ZERO.with_totals([calls, retries, time_us, request_bytes, response_bytes]).with_outcomes(
+        &message.responses,
+        &message.faults,
+        &message.latency,
+    )
+}
+
+/// A row of calls that travelled.
+///
+/// # Errors
+/// With the path of the field that is invalid.
+pub fn read_calls(message: v1::CountedCalls) -> Result<(CountedPath, CallCounts), Invalid> {
+    for (field, numbers) in
+        [("responses", &message.responses), ("faults", &message.faults), ("latency", &message.latency)]
+    {
+        bounded(field, numbers.len(), MAX_NUMBERS)?;
+    }
+    let counts = read_counts(&message);
+    plausible("counts", counts.values().iter().copied().max().unwrap_or_default(), MAX_COUNT)?;
+    let path = CountedPath {
+        service: ServiceName::new(&message.service).map_err(|e| e.within("service"))?,
+        caller: optional("caller", message.caller)?,
+        by: if message.by_server { CountedBy::Server } else { CountedBy::Caller },
+        class: optional("class", message.class)?,
+        from: optional("from", message.from)?,
+        to: optional("to", message.to)?,
+        from_zone: optional("from_zone", message.from_zone)?,
+        to_zone: optional("to_zone", message.to_zone)?,
+    };
+    Ok((path, counts))
+}
+
+/// The most numbers of a list, of which a later release may have more than this one.
+const MAX_NUMBERS: usize = 256;
+
+/// A row of denied calls as it travels.
+pub fn write_denied(path: &DeniedPath, count: u64) -> v1::DeniedCalls {
+    v1::DeniedCalls {
+        service: path.service.to_string(),
+        caller: path.caller.clone().unwrap_or_default(),
+        rule: path.rule.clone().map(String::from).unwrap_or_default(),
+        audit: path.is_audit,
+        count,
+    }
+}
+
+fn read_denied(message: v1::DeniedCalls) -> Result<(DeniedPath, u64), Invalid> {
+    plausible("count", message.count, MAX_COUNT)?;
+    bounded("caller", message.caller.len(), MAX_DENIED_CALLER)?;
+    if message.caller.chars().any(char::is_control) {
+        return Err(Invalid::new("caller", "has control characters", "send a SPIFFE id"));
+    }
+    let path = DeniedPath {
+        service: ServiceName::new(&message.service).map_err(|e| e.within("service"))?,
+        caller: Some(message.caller).filter(|caller| !caller.is_empty()),
+        rule: optional("rule", message.rule)?,
+        is_audit: message.audit,
+    };
+    Ok((path, message.count))
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message as _;
+
+    use super::*;
+
+    fn report() -> CountReport {
+        let path = CountedPath {
+            service: ServiceName::new("shop/cart").unwrap(),
+            caller: Some(ServiceName::new("shop/web").unwrap()),
+            by: CountedBy::Server,
+            class: Some("bulk".parse().unwrap()),
+            from: None,
+            to: Some("eu".parse().unwrap()),
+            from_zone: None,
+            to_zone: Some("eu-1".parse().unwrap()),
+        };
+        let counts = CallCounts::from_values(std::array::from_fn(|i| i as u64 % 5));
+        let denied = DeniedPath {
+            service: ServiceName::new("shop/cart").unwrap(),
+            caller: Some("spiffe://mesh/shop/ads".into()),
+            rule: None,
+            is_audit: true,
+        };
+        let interval = CountedInterval {
+            age: Duration::from_secs(3),
+            span: Duration::from_secs(5),
+            calls: [(path, counts)].into(),
+            denied: [(denied, 3)].into(),
+        };
+        CountReport { reporter: 7, number: 2, intervals: vec![interval], left_out: 1 }
+    }
+
+    fn message() -> v1::ReportSignalsRequest {
+        v1::ReportSignalsRequest { counts: Some(report().into()), ..Default::default() }
+    }
+
+    #[test]
+    fn counts_round_trip() {
+        assert_eq!(message().take_counts(), Ok(Some(report())));
+    }
+
+    #[test]
+    fn former_release_reads_a_report_of_counts_as_empty() {
+        // A release before has no field 8, and drops it.
+        let mut bytes = message().encode_to_vec();
+        let at = bytes.iter().position(|byte| *byte == 0x42).unwrap();
+        bytes.truncate(at);
+        let mut read = v1::ReportSignalsRequest::decode(&bytes[..]).unwrap();
+        assert_eq!((read.take_rates(), read.take_counts()), (Ok(None), Ok(None)));
+    }
+
+    #[test]
+    fn invalid_rows_are_refused_with_their_path() {
+        let refusal = |change: fn(&mut v1::CountedInterval)| {
+            let mut message = message();
+            change(&mut message.counts.as_mut().unwrap().intervals[0]);
+            message.take_counts().unwrap_err().to_string()
+        };
+        assert!(
+            refusal(|one| one.calls[0].service = "cart".into())
+                .contains("counts.intervals[0].calls[0].service")
+        );
+        assert!(refusal(|one| one.calls[0].calls = u64::MAX).contains("counts"));
+        assert!(refusal(|one| one.denied[0].caller = "\u{1b}[2J".into()).contains("control characters"));
+        assert!(
+            refusal(|one| one.calls = vec![one.calls[0].clone(); MAX_COUNT_ROWS]).contains("at most 4096")
+        );
+    }
+}

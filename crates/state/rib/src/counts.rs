@@ -1,0 +1,178 @@
+//! Adds up the counts of downstream processes, and sends them upstream.
+
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use fairmesh_model::Invalid;
+use fairmesh_signals::{CountInbox, CountOutbox, IDLE_INTERVAL_MS, REPORT_INTERVAL_MS};
+use fairmesh_wire::v1;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tonic::Code;
+
+use crate::follower::FollowerHandle;
+
+/// How long a report may take.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
+/// The most reports that are sent at once; what is left waits for the next interval.
+const MAX_REPORTS: usize = 32;
+
+/// The counts of an agent's or replica's downstream processes. Clones share their state.
+#[derive(Clone, Debug)]
+pub struct CountRelay {
+    shared: Arc<RelayState>,
+}
+
+#[derive(Debug)]
+struct RelayState {
+    upstream: FollowerHandle,
+    began: Instant,
+    counts: Mutex<Counts>,
+    /// The interval that the upstream asked for, in milliseconds.
+    interval_ms: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Counts {
+    inbox: CountInbox,
+    outbox: CountOutbox,
+}
+
+impl CountRelay {
+    /// Sends to `upstream` what at most this number of processes reports.
+    pub fn new(upstream: FollowerHandle, reporters: usize) -> Self {
+        let began = Instant::now();
+        let outbox = CountOutbox::new(RandomState::new().hash_one(began));
+        let counts = Mutex::new(Counts { inbox: CountInbox::new(reporters), outbox });
+        let interval_ms = AtomicU64::new(IDLE_INTERVAL_MS);
+        Self { shared: Arc::new(RelayState { upstream, began, counts, interval_ms }) }
+    }
+
+    /// Takes the counts out of a report. Returns when the sender should report again; `None` for a report without counts.
+    ///
+    /// # Errors
+    /// If the counts are invalid.
+    pub fn take(
+        &self,
+        report: &mut v1::ReportSignalsRequest,
+    ) -> Result<Option<v1::ReportSignalsResponse>, Invalid> {
+        let Some(report) = report.take_counts()? else { return Ok(None) };
+        let now_ms = self.shared.now_ms();
+        let mut counts = self.shared.counts();
+        if counts.inbox.is_new(&report, now_ms) {
+            counts.outbox.leave_out(report.left_out);
+            for interval in report.intervals {
+                counts.outbox.add(interval, now_ms);
+            }
+        }
+        let next_report_ms = u32::try_from(self.shared.interval_ms.load(Relaxed)).unwrap_or(u32::MAX);
+        Ok(Some(v1::ReportSignalsResponse { next_report_ms, ..Default::default() }))
+    }
+
+    /// Sends until `stopping`, and then what is left.
+    pub async fn run(self, stopping: CancellationToken) {
+        let mut is_stopping = false;
+        while !is_stopping {
+            let interval = Duration::from_millis(self.shared.interval_ms.load(Relaxed));
+            is_stopping = tokio::select! {
+                () = stopping.cancelled() => true,
+                () = sleep(interval) => false,
+            };
+            if let Some(asked) = self.shared.send().await {
+                let asked = asked.clamp(REPORT_INTERVAL_MS, 2 * IDLE_INTERVAL_MS);
+                self.shared.interval_ms.store(asked, Relaxed);
+            }
+        }
+    }
+}
+
+impl RelayState {
+    async fn send(&self) -> Option<u64> {
+        let mut asked = None;
+        for _ in 0..MAX_REPORTS {
+            let report = self.counts().outbox.next(self.now_ms());
+            let Some(report) = report else { break };
+            let outcome = send_report(&self.upstream, report.into()).await;
+            let mut counts = self.counts();
+            asked = settle(&mut counts.outbox, outcome)?;
+        }
+        asked
+    }
+
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+/// What became of a report.
+enum Outcome {
+    /// It was taken; the time until the next one in milliseconds, if the upstream asks for one.
+    Taken(Option<u64>),
+    /// It will never be taken.
+    Refused,
+    /// It may have arrived.
+    Lost,
+}
+
+/// Sends the counts that wait, and returns the time until the next report in milliseconds if the upstream asks for one. What is
+/// not acknowledged stays in the outbox. `now_ms` is the outbox's clock.
+pub async fn send_counts(
+    upstream: &FollowerHandle,
+    outbox: &mut CountOutbox,
+    now_ms: impl Fn() -> u64,
+) -> Option<u64> {
+    let mut asked = None;
+    for _ in 0..MAX_REPORTS {
+        let Some(report) = outbox.next(now_ms()) else { break };
+        let outcome = send_report(upstream, report.into()).await;
+        asked = settle(outbox, outcome)?;
+    }
+    asked
+}
+
+/// Notes the outcome of the report in flight; `None` if further reports have to wait.
+fn settle(outbox: &mut CountOutbox, outcome: Outcome) -> Option<Option<u64>> {
+    match outcome {
+        Outcome::Taken(asked) => {
+            outbox.acknowledge();
+            Some(asked)
+        }
+        Outcome::Refused => {
+            outbox.discard();
+            None
+        }
+        Outcome::Lost => None,
+    }
+}
+
+async fn send_report(upstream: &FollowerHandle, counts: v1::CountReport) -> Outcome {
+    let Some(connection) = upstream.connection() else { return Outcome::Lost };
+    let report = v1::ReportSignalsRequest { counts: Some(counts), ..Default::default() };
+    match timeout(REPORT_TIMEOUT, connection.report_signals(report)).await {
+        Ok(Ok(response)) => Outcome::Taken(Some(response.next_report_ms.into()).filter(|asked| *asked > 0)),
+        Ok(Err(status)) if is_final(status.code()) => {
+            tracing::debug!(reason = status.message(), "the process above refuses the report of counts");
+            Outcome::Refused
+        }
+        Ok(Err(status)) => {
+            tracing::debug!(reason = status.message(), "counts could not be reported");
+            Outcome::Lost
+        }
+        Err(_) => Outcome::Lost,
+    }
+}
+
+/// Whether the same report would be refused again.
+fn is_final(code: Code) -> bool {
+    matches!(code, Code::InvalidArgument | Code::PermissionDenied | Code::NotFound | Code::Unimplemented)
+}
