@@ -169,6 +169,8 @@ pub(crate) enum Command {
     Traffic(traffic::TrafficCommand),
     /// Report the cores wasted by uneven load, with their causes.
     Imbalance(imbalance::ImbalanceArgs),
+    /// Show who calls whom, how well and at what cost, in the terminal.
+    Top(fairmesh_top::TopArgs),
     /// Call a service by name through the library.
     Call(call::CallArgs),
     /// Print requests of a service as proxies complete them.

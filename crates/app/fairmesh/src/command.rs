@@ -49,6 +49,7 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Identity(command) => identity::run(command).await,
         Command::Traffic(command) => traffic::run(command).await,
         Command::Imbalance(args) => imbalance::run(args).await,
+        Command::Top(args) => fairmesh_top::run(args).await,
         Command::Sim(command) => sim::run(command),
         Command::Call(args) => call::run(args).await,
         Command::Calibrate(args) => calibrate::run(args).await,

@@ -1,0 +1,188 @@
+//! Rows of a snapshot, grouped, filtered and sorted.
+
+use std::{cmp::Ordering, collections::BTreeMap};
+
+use fairmesh_model::CallCounts;
+
+use crate::{
+    arguments::{GroupBy, SortBy},
+    snapshot::{Row, Snapshot},
+};
+
+/// Calls that are shown as one row.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Group {
+    /// A name for each of [`GroupBy::headings`].
+    pub(crate) names: Vec<String>,
+    pub(crate) counts: CallCounts,
+    pub(crate) rate: f64,
+    pub(crate) failures: f64,
+    pub(crate) retries: f64,
+    /// Bytes per second between regions.
+    pub(crate) egress: f64,
+    /// `None` where it is not known.
+    pub(crate) wasted: Option<f64>,
+    /// Since the newest data.
+    pub(crate) age_ms: u64,
+}
+
+impl Group {
+    /// The part of calls that failed; `None` without calls.
+    pub(crate) fn failed_part(&self) -> Option<f64> {
+        (self.rate > 0.0).then(|| (self.failures / self.rate).min(1.0))
+    }
+
+    fn add(&mut self, row: &Row) {
+        let seconds = row.covered_ms as f64 / 1_000.0;
+        let per_second = |count: u64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
+        self.rate += per_second(row.counts.calls());
+        self.failures += per_second(row.counts.failures());
+        self.retries += per_second(row.counts.retries());
+        if row.from != row.to && row.has_regions() {
+            self.egress += per_second(row.counts.request_bytes().saturating_add(row.counts.response_bytes()));
+        }
+        self.counts += &row.counts;
+        self.age_ms = self.age_ms.min(row.age_ms);
+    }
+}
+
+impl Row {
+    fn has_regions(&self) -> bool {
+        [&self.from, &self.to].iter().all(|region| *region != crate::snapshot::UNKNOWN)
+    }
+
+    fn names(&self, by: GroupBy) -> Vec<String> {
+        let names = match by {
+            GroupBy::Services | GroupBy::Denied => vec![&self.service],
+            GroupBy::Pairs => vec![&self.caller, &self.service],
+            GroupBy::Regions => vec![&self.from, &self.to],
+            GroupBy::Routes => vec![&self.service, &self.class],
+        };
+        names.into_iter().cloned().collect()
+    }
+}
+
+/// The groups of a snapshot: of all calls, or of those to one service.
+pub(crate) fn groups(snapshot: &Snapshot, by: GroupBy, service: Option<&str>) -> Vec<Group> {
+    if by == GroupBy::Denied {
+        return denied(snapshot, service);
+    }
+    let mut groups = BTreeMap::<Vec<String>, Group>::new();
+    for row in snapshot.rows.iter().filter(|row| service.is_none_or(|service| row.service == service)) {
+        let names = row.names(by);
+        let new = || Group { names: names.clone(), age_ms: u64::MAX, ..Group::default() };
+        groups.entry(names.clone()).or_insert_with(new).add(row);
+    }
+    for group in groups.values_mut().filter(|_| by == GroupBy::Services) {
+        group.wasted = snapshot.wasted.get(&group.names[0]).copied();
+    }
+    groups.into_values().collect()
+}
+
+fn denied(snapshot: &Snapshot, service: Option<&str>) -> Vec<Group> {
+    let rows = snapshot.denied.iter().filter(|row| service.is_none_or(|service| row.service == service));
+    let or = |text: &str, none: &str| if text.is_empty() { none.to_owned() } else { text.to_owned() };
+    let group = |row: &fairmesh_wire::v1::DeniedCalls| Group {
+        names: vec![
+            row.service.clone(),
+            or(&row.caller, "(no identity)"),
+            or(&row.rule, "(no rule allows it)"),
+            if row.audit { "audit".to_owned() } else { "refused".to_owned() },
+        ],
+        counts: CallCounts::ZERO.with_totals([row.count, 0, 0, 0, 0]),
+        ..Group::default()
+    };
+    rows.map(group).collect()
+}
+
+/// Sorts the greatest first, and equal ones by name.
+pub(crate) fn sort(groups: &mut [Group], by: SortBy, is_reversed: bool) {
+    let p99 = |group: &Group| group.counts.latency_quantile_us(0.99).unwrap_or_default() as f64;
+    let value = |group: &Group| match by {
+        SortBy::Rate if group.rate == 0.0 => group.counts.calls() as f64,
+        SortBy::Rate => group.rate,
+        SortBy::Failures => group.failures,
+        SortBy::P99 => p99(group),
+        SortBy::Wasted => group.wasted.unwrap_or(-1.0),
+        SortBy::Egress => group.egress,
+        SortBy::Name => 0.0,
+    };
+    groups.sort_by(|one, other| {
+        let order = value(other).partial_cmp(&value(one)).unwrap_or(Ordering::Equal);
+        order.then_with(|| one.names.cmp(&other.names))
+    });
+    if is_reversed {
+        groups.reverse();
+    }
+}
+
+/// Keeps groups with a name that contains a text, in any case.
+pub(crate) fn filter(groups: &mut Vec<Group>, text: &str) {
+    let text = text.to_lowercase();
+    groups.retain(|group| group.names.iter().any(|name| name.to_lowercase().contains(&text)));
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn snapshot() -> Snapshot {
+        let row = |caller: &str, service: &str, (from, to): (&str, &str), calls: u64| Row {
+            caller: caller.into(),
+            service: service.into(),
+            class: "-".into(),
+            from: from.into(),
+            to: to.into(),
+            counts: CallCounts::ZERO.with_totals([calls, calls / 10, 0, 0, calls * 100]).with_outcomes(
+                &[0, calls - calls / 20, 0, 0, calls / 20],
+                &[],
+                &[0, 0, calls],
+            ),
+            covered_ms: 10_000,
+            age_ms: 1_500,
+        };
+        Snapshot {
+            rows: vec![
+                row("shop/web", "shop/cart", ("eu", "eu"), 1_000),
+                row("shop/web", "shop/cart", ("eu", "us"), 100),
+                row("shop/ads", "shop/cart", ("eu", "eu"), 20),
+                row("shop/web", "shop/catalog", ("eu", "us"), 400),
+            ],
+            wasted: [("shop/catalog".to_owned(), 1.25)].into(),
+            history_ms: 60_000,
+            ..Snapshot::default()
+        }
+    }
+
+    fn names(groups: &[Group]) -> Vec<String> {
+        groups.iter().map(|group| group.names.join(" ")).collect()
+    }
+
+    #[test]
+    fn groups_add_up_to_all_calls() {
+        let snapshot = snapshot();
+        let total: u64 = snapshot.rows.iter().map(|row| row.counts.calls()).sum();
+        for by in [GroupBy::Services, GroupBy::Pairs, GroupBy::Regions, GroupBy::Routes] {
+            let groups = groups(&snapshot, by, None);
+            assert_eq!(groups.iter().map(|group| group.counts.calls()).sum::<u64>(), total);
+            assert!(groups.iter().all(|group| group.names.len() == by.headings().len()));
+        }
+        let regions = groups(&snapshot, GroupBy::Regions, Some("shop/cart"));
+        assert_eq!(names(&regions), ["eu eu", "eu us"]);
+        assert_eq!((regions[0].egress, regions[1].egress), (0.0, 1_000.0));
+        assert_eq!((regions[1].rate, regions[1].failed_part()), (10.0, Some(0.05)));
+    }
+
+    #[test]
+    fn rows_are_sorted_and_filtered() {
+        let mut services = groups(&snapshot(), GroupBy::Services, None);
+        sort(&mut services, SortBy::Rate, false);
+        assert_eq!(names(&services), ["shop/cart", "shop/catalog"]);
+        sort(&mut services, SortBy::Wasted, false);
+        assert_eq!(names(&services), ["shop/catalog", "shop/cart"]);
+        sort(&mut services, SortBy::Name, true);
+        assert_eq!(names(&services), ["shop/catalog", "shop/cart"]);
+        filter(&mut services, "CATA");
+        assert_eq!(names(&services), ["shop/catalog"]);
+    }
+}
