@@ -27,7 +27,10 @@ pub use caller::{Caller, ConnectInfo};
 pub use connection::{ConnectionAuthorizer, identity_of};
 pub(crate) use policy_watch::PolicySubscription;
 
-use crate::{RegistryClient, layer::processed_call::ServedClasses};
+use crate::{
+    RegistryClient,
+    layer::{caller_counts::DeniedCounts, processed_call::ServedClasses},
+};
 
 /// Log lines for refused calls per second. The counters include all calls.
 const MAX_LINES: u64 = 5;
@@ -49,6 +52,8 @@ pub(crate) struct Authorizer {
     changes: watch::Sender<u64>,
     refused: AtomicU64,
     audited: AtomicU64,
+    /// Calls that the rules do not allow, for reports.
+    pub(crate) denied: DeniedCounts,
     log_limit: LogLimit,
 }
 
@@ -114,6 +119,7 @@ impl Authorizer {
         };
         if peer.is_none() && self.requires_identity(table) {
             self.refused.fetch_add(1, Relaxed);
+            self.denied.count(None, None, false);
             return Err(NotAccepted::Refused);
         }
         let stated = peer.as_ref().filter(|peer| table.is_intermediary(peer.verified()));
@@ -127,6 +133,7 @@ impl Authorizer {
                 Ok(caller) => Some(caller),
                 Err(NotStated) => {
                     self.refused.fetch_add(1, Relaxed);
+                    self.denied.count(Some(peer.caller().as_str()), None, false);
                     return Err(NotAccepted::Refused);
                 }
             },
@@ -240,6 +247,11 @@ impl Authorizer {
         }
         let count = if decision.is_audit { &self.audited } else { &self.refused };
         count.fetch_add(1, Relaxed);
+        let rule = match decision.reason {
+            DecisionReason::Rule(rule) => Some(rule),
+            _ => None,
+        };
+        self.denied.count(call.caller.map(CallerId::as_str), rule, decision.is_audit);
         if self.log_limit.permits() {
             let caller = call.caller.map_or("a caller without an identity", CallerId::as_str);
             let (method, path) = (call.method, call.path);

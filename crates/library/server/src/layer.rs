@@ -1,5 +1,6 @@
 //! The tower layer around a service.
 
+pub(crate) mod caller_counts;
 pub(crate) mod concurrency_limit;
 pub(crate) mod processed_call;
 pub(crate) mod refusal;
@@ -30,6 +31,7 @@ use tower_service::Service;
 
 pub use self::response_body::ServerBody;
 use self::{
+    caller_counts::{CallerCounts, CountedCall},
     concurrency_limit::{ConcurrencyLimit, ConcurrencyPermit},
     processed_call::{ProcessedCall, ServedClasses},
     refusal::Refusal,
@@ -55,6 +57,8 @@ pub(crate) struct LayerState {
     pub(crate) concurrency_limit: ConcurrencyLimit,
     pub(crate) authorizer: Arc<Authorizer>,
     pub(crate) served: Arc<ServedClasses>,
+    /// Counts of calls by caller.
+    pub(crate) callers: Arc<CallerCounts>,
 }
 
 /// Wraps the service of a hyper, axum or tonic server; from [`MeshServer::layer`](crate::MeshServer::layer).
@@ -177,16 +181,18 @@ where
             return ServerFuture { state: State::LoadQuery { load: Arc::clone(&self.shared.load) } };
         }
         let caller = CallerProtocol::of(request.headers());
-        if let Err(problem) = self.shared.authorizer.accept(&mut request) {
-            return self.refuse(problem.into(), caller);
+        let accepted = self.shared.authorizer.accept(&mut request);
+        let counted = self.shared.callers.begin(&request);
+        if let Err(problem) = accepted {
+            return self.refuse(problem.into(), caller, &counted);
         }
         let key = key(request.headers());
         if let Some(version) = key.and_then(|key| self.shared.refuses(key, request.headers())) {
-            return self.refuse(Refusal::WrongShard(version), caller);
+            return self.refuse(Refusal::WrongShard(version), caller, &counted);
         }
         let left = read_deadline(request.headers());
         if left.is_some_and(|left| left.is_zero()) && !self.shared.finishes_late {
-            return self.refuse(Refusal::Late, caller);
+            return self.refuse(Refusal::Late, caller, &counted);
         }
         let deadline = left.and_then(Deadline::after);
         if let Some(deadline) = deadline {
@@ -194,7 +200,7 @@ where
         }
         let keyed = || key.map(|key| KeyedCall::begin(&self.shared, key));
         let Some((guard, permit)) = self.shared.enter(keyed) else {
-            return self.refuse(Refusal::Overloaded, caller);
+            return self.refuse(Refusal::Overloaded, caller, &counted);
         };
         let deadline = deadline.filter(|_| !self.shared.finishes_late);
         let (processed, mut served) = self.shared.served.begin(&request);
@@ -203,13 +209,14 @@ where
             let _entered = served.enter();
             self.inner.call(request)
         };
-        let call = Call { guard: Some(guard), caller, deadline, served };
+        let call = Call { guard: Some(guard), caller, deadline, served, counted: Some(counted) };
         ServerFuture { state: State::Calling { future, call, timer: None, permit, processed } }
     }
 }
 
 impl<S> ServerService<S> {
-    fn refuse<F>(&self, refusal: Refusal, caller: CallerProtocol) -> ServerFuture<F> {
+    fn refuse<F>(&self, refusal: Refusal, caller: CallerProtocol, counted: &CountedCall) -> ServerFuture<F> {
+        counted.refuse(refusal);
         ServerFuture { state: State::Refused { refusal, caller, load: Arc::clone(&self.shared.load) } }
     }
 }
@@ -257,6 +264,8 @@ pub(crate) struct Call {
     pub(crate) deadline: Option<Deadline>,
     /// The parent of calls made while it is polled.
     pub(crate) served: ServedCall,
+    /// Counts the call for its caller.
+    pub(crate) counted: Option<CountedCall>,
 }
 
 pin_project! {
@@ -285,6 +294,9 @@ where
                     Poll::Ready(response) => {
                         call.end_processing(processed.take());
                         let response = response?;
+                        if let Some(counted) = &mut call.counted {
+                            counted.respond(response.status(), response.headers());
+                        }
                         if let Some(permit) = permit.take() {
                             permit.set_outcome(response.status(), response.headers());
                         }
@@ -319,6 +331,7 @@ impl Call {
             caller: self.caller.clone(),
             deadline: self.deadline,
             served: self.served,
+            counted: self.counted.take(),
         }
     }
 
@@ -338,6 +351,9 @@ impl Call {
 
     /// The response to a call whose deadline has passed.
     fn deadline_response<B>(&mut self) -> Response<ServerBody<B>> {
+        if let Some(counted) = &self.counted {
+            counted.refuse(Refusal::Late);
+        }
         match self.guard.take().map(CallGuard::end) {
             Some(load) => Refusal::Late.response(&self.caller, &load),
             // The guard is there until the response begins.

@@ -1,5 +1,7 @@
 //! Reports the signals of an endpoint: CPU usage by minute for the imbalance indicator, and load for planners.
 
+mod counts;
+
 use std::{
     hash::{BuildHasher as _, RandomState},
     sync::Arc,
@@ -18,6 +20,8 @@ use tokio::{
 };
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Code;
+
+use counts::CountReports;
 
 use crate::{
     Cpu, CpuTime, Registration, RegistryClient, RegistryError,
@@ -46,6 +50,7 @@ struct Reporter {
     epoch: Option<u32>,
     calls: Option<Calls>,
     served: Option<Served>,
+    counts: Option<CountReports>,
     minutes: UsageRecorder,
     /// When minutes were last sent.
     minutes_at: Option<Instant>,
@@ -77,7 +82,7 @@ impl SignalReports {
     /// Starts to report the signals of a registered program that was started separately. Must be called within a tokio
     /// runtime.
     pub fn of_program(registry: Arc<RegistryClient>, registration: Registration, cpu: Cpu) -> Self {
-        Self::start(registry, registration, cpu, (None, None))
+        Self::start(registry, registration, cpu, (None, None, None))
     }
 
     /// The same for this program, with the calls that its layer counts.
@@ -90,14 +95,15 @@ impl SignalReports {
         let load = Arc::clone(&layer.load);
         let calls = Calls { seen: load.begun(), load, total: 0 };
         let served = Served { classes: Arc::clone(&layer.served), meter: ServedMeter::default() };
-        Self::start(registry, registration, cpu, (Some(calls), Some(served)))
+        let counts = CountReports::of(layer);
+        Self::start(registry, registration, cpu, (Some(calls), Some(served), Some(counts)))
     }
 
     fn start(
         registry: Arc<RegistryClient>,
         registration: Registration,
         cpu: Cpu,
-        (calls, served): (Option<Calls>, Option<Served>),
+        (calls, served, counts): (Option<Calls>, Option<Served>, Option<CountReports>),
     ) -> Self {
         let (location, began) = (registration.location.clone(), Instant::now());
         let reporter = Reporter {
@@ -107,6 +113,7 @@ impl SignalReports {
             epoch: None,
             calls,
             served,
+            counts,
             minutes: UsageRecorder::default(),
             // A first report of a second would say next to nothing.
             minutes_at: Some(began),
@@ -141,6 +148,18 @@ impl Reporter {
                 let service = &self.registration.service;
                 tracing::debug!(%service, %error, "CPU usage could not be reported; it is kept for later");
             }
+            self.report_counts().await;
+        }
+    }
+
+    /// Reports what was counted, and again as soon as the receiver asks for it.
+    async fn report_counts(&mut self) {
+        let (Some(counts), Some(location)) = (&mut self.counts, &self.location) else { return };
+        let now_ms = millis(self.began.elapsed());
+        counts.read(&self.registration.service, &location.region, now_ms);
+        if let Some(asked) = counts.send(&self.registry, now_ms).await {
+            let asked = Duration::from_millis(asked).max(TRAFFIC_INTERVAL);
+            self.next = self.next.min(Instant::now() + asked - TRAFFIC_INTERVAL / 2);
         }
     }
 

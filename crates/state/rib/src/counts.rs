@@ -98,9 +98,8 @@ impl RelayState {
         for _ in 0..MAX_REPORTS {
             let report = self.counts().outbox.next(self.now_ms());
             let Some(report) = report else { break };
-            let outcome = send_report(&self.upstream, report.into()).await;
-            let mut counts = self.counts();
-            asked = settle(&mut counts.outbox, outcome)?;
+            let result = send_report(&self.upstream, report.into()).await;
+            asked = settle_counts(&mut self.counts().outbox, result)?;
         }
         asked
     }
@@ -114,16 +113,6 @@ impl RelayState {
     }
 }
 
-/// What became of a report.
-enum Outcome {
-    /// It was taken; the time until the next one in milliseconds, if the upstream asks for one.
-    Taken(Option<u64>),
-    /// It will never be taken.
-    Refused,
-    /// It may have arrived.
-    Lost,
-}
-
 /// Sends the counts that wait, and returns the time until the next report in milliseconds if the upstream asks for one. What is
 /// not acknowledged stays in the outbox. `now_ms` is the outbox's clock.
 pub async fn send_counts(
@@ -134,42 +123,44 @@ pub async fn send_counts(
     let mut asked = None;
     for _ in 0..MAX_REPORTS {
         let Some(report) = outbox.next(now_ms()) else { break };
-        let outcome = send_report(upstream, report.into()).await;
-        asked = settle(outbox, outcome)?;
+        let result = send_report(upstream, report.into()).await;
+        asked = settle_counts(outbox, result)?;
     }
     asked
 }
 
-/// Notes the outcome of the report in flight; `None` if further reports have to wait.
-fn settle(outbox: &mut CountOutbox, outcome: Outcome) -> Option<Option<u64>> {
-    match outcome {
-        Outcome::Taken(asked) => {
+/// Notes the result of the report in flight. Returns the time until the next report in milliseconds if the upstream asks for one;
+/// `None` if further reports have to wait.
+pub fn settle_counts(
+    outbox: &mut CountOutbox,
+    result: Result<v1::ReportSignalsResponse, Code>,
+) -> Option<Option<u64>> {
+    match result {
+        Ok(response) => {
             outbox.acknowledge();
-            Some(asked)
+            Some(Some(response.next_report_ms.into()).filter(|asked| *asked > 0))
         }
-        Outcome::Refused => {
-            outbox.discard();
+        Err(code) => {
+            if is_final(code) {
+                outbox.discard();
+            }
             None
         }
-        Outcome::Lost => None,
     }
 }
 
-async fn send_report(upstream: &FollowerHandle, counts: v1::CountReport) -> Outcome {
-    let Some(connection) = upstream.connection() else { return Outcome::Lost };
+async fn send_report(
+    upstream: &FollowerHandle,
+    counts: v1::CountReport,
+) -> Result<v1::ReportSignalsResponse, Code> {
+    let connection = upstream.connection().ok_or(Code::Unavailable)?;
     let report = v1::ReportSignalsRequest { counts: Some(counts), ..Default::default() };
-    match timeout(REPORT_TIMEOUT, connection.report_signals(report)).await {
-        Ok(Ok(response)) => Outcome::Taken(Some(response.next_report_ms.into()).filter(|asked| *asked > 0)),
-        Ok(Err(status)) if is_final(status.code()) => {
-            tracing::debug!(reason = status.message(), "the process above refuses the report of counts");
-            Outcome::Refused
-        }
-        Ok(Err(status)) => {
-            tracing::debug!(reason = status.message(), "counts could not be reported");
-            Outcome::Lost
-        }
-        Err(_) => Outcome::Lost,
-    }
+    let sent = timeout(REPORT_TIMEOUT, connection.report_signals(report)).await;
+    let sent = sent.map_err(|_| Code::DeadlineExceeded)?;
+    sent.map_err(|status| {
+        tracing::debug!(reason = status.message(), "counts could not be reported");
+        status.code()
+    })
 }
 
 /// Whether the same report would be refused again.

@@ -48,7 +48,7 @@ pub use batch::{
     Batch, Commit, Conflict, Entry, Expect, MAX_BATCH_BYTES, MAX_KEY_BYTES, MAX_OPS, MAX_VALUE_BYTES, Op,
 };
 pub use coalesced_updates::CoalescedUpdates;
-pub use counts::{CountRelay, send_counts};
+pub use counts::{CountRelay, send_counts, settle_counts};
 #[cfg(feature = "server")]
 pub use forwarder::Forwarder;
 #[cfg(feature = "node")]

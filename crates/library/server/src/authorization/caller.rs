@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use fairmesh_model::{CallerId, Identity, SpiffeId};
+use fairmesh_model::{CallerId, Identity, ServiceName, SpiffeId, SpiffePath};
 use http::Extensions;
 use tonic::transport::server::TcpConnectInfo;
 
@@ -37,6 +37,14 @@ impl Caller {
     /// The intermediary that forwarded the call, if any.
     pub fn via(&self) -> Option<&SpiffeId> {
         self.via.as_ref().map(|via| via.id())
+    }
+
+    /// The calling service, if the caller is one of this mesh.
+    pub(crate) fn service(&self) -> Option<&ServiceName> {
+        match &self.id().path {
+            SpiffePath::Service(service) if !self.caller.is_federated() => Some(service),
+            _ => None,
+        }
     }
 
     pub(super) fn intermediary(&self) -> Option<&CallerId> {

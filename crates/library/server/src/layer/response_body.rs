@@ -54,6 +54,7 @@ impl<B> ServerBody<B> {
                 caller: CallerProtocol::Http,
                 deadline: None,
                 served: ServedCall::NONE,
+                counted: None,
             },
             timer: None,
         }
@@ -85,10 +86,22 @@ impl<B: Body<Data = Bytes>> Body for ServerBody<B> {
                 return Poll::Pending;
             }
             this.inner.set(None);
+            if let Some(counted) = &mut this.call.counted {
+                counted.end(None);
+            }
             let load = this.call.guard.take().map(CallGuard::end);
             let trailers = load.map(|load| Ok(Frame::trailers(Refusal::Late.trailers(&load))));
             return Poll::Ready(trailers);
         };
+        if let Some(counted) = &mut this.call.counted {
+            match &frame {
+                Some(Ok(frame)) => match frame.trailers_ref() {
+                    Some(trailers) => counted.end(Some(trailers)),
+                    None => counted.record_bytes(frame.data_ref().map_or(0, Bytes::len)),
+                },
+                None | Some(Err(_)) => counted.end(None),
+            }
+        }
         let frame = match frame {
             Some(Ok(frame)) if frame.is_trailers() => {
                 Some(Ok(with_load_report(frame, this.call.caller.is_grpc(), this.call.guard.take())))
