@@ -53,20 +53,18 @@ fn item(by: GroupBy, group: &Group) -> Value {
     if by == GroupBy::Denied {
         return item.into();
     }
-    let labelled = |labels: &mut dyn Iterator<Item = &'static str>, numbers: &[u64]| -> Value {
-        let some = labels.zip(numbers).filter(|(_, number)| **number > 0);
-        some.map(|(label, number)| (label.to_owned(), json!(number))).collect::<Map<_, _>>().into()
-    };
-    let responses = labelled(&mut ResponseClass::ALL.iter().map(|class| class.label()), counts.responses());
-    let faults = labelled(&mut CallFault::ALL.iter().map(|fault| fault.label()), counts.faults());
+    let responses = ResponseClass::ALL.iter().zip(counts.responses()).filter(|(_, calls)| **calls > 0);
+    let responses = responses.map(|(class, calls)| json!({"class": class.label(), "calls": calls}));
+    let faults = CallFault::ALL.iter().zip(counts.faults()).filter(|(_, calls)| **calls > 0);
+    let faults = faults.map(|(fault, calls)| json!({"fault": fault.label(), "calls": calls}));
     let numbers = json!({
         "callsPerSecond": group.rate,
         "failuresPerSecond": group.failures,
         "retriesPerSecond": group.retries,
         "p50Micros": counts.latency_quantile_us(0.5),
         "p99Micros": counts.latency_quantile_us(0.99),
-        "responses": responses,
-        "faults": faults,
+        "responses": responses.collect::<Vec<_>>(),
+        "faults": faults.collect::<Vec<_>>(),
         "requestBytes": counts.request_bytes(),
         "responseBytes": counts.response_bytes(),
         "egressBytesPerSecond": group.egress,
@@ -89,7 +87,8 @@ mod tests {
         let groups = groups::groups(&snapshot(), GroupBy::Pairs, None);
         let item = item(GroupBy::Pairs, &groups[1]);
         assert_eq!((&item["caller"], &item["service"]), (&json!("shop/web"), &json!("shop/cart")));
-        assert_eq!(item["responses"], json!({"2xx": 1_045, "5xx": 55}));
-        assert_eq!((&item["calls"], &item["faults"]), (&json!(1_100), &json!({})));
+        let responses = json!([{"class": "2xx", "calls": 1_045}, {"class": "5xx", "calls": 55}]);
+        assert_eq!(item["responses"], responses);
+        assert_eq!((&item["calls"], &item["faults"]), (&json!(1_100), &json!([])));
     }
 }
