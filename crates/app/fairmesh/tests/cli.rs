@@ -53,6 +53,7 @@ mod cli {
     pub(crate) mod support;
     pub(crate) mod tables;
     pub(crate) mod tokens;
+    pub(crate) mod top;
     pub(crate) mod wait;
     pub(crate) mod workload_api;
     pub(crate) mod workloads;

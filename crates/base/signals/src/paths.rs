@@ -66,6 +66,8 @@ pub struct Destinations<'a> {
     pub zone: Option<&'a Zone>,
     /// The distinguished classes.
     pub classes: &'a [Label],
+    /// Whether calls are told apart by their parents from the beginning.
+    pub by_parent: bool,
 }
 
 impl ReportedPaths {
@@ -107,7 +109,7 @@ impl ReportedPaths {
         };
         paths.without_parent =
             paths.counters(|class, to| before.and_then(|b| b.find(&b.without_parent, class, to)));
-        if let Some(before) = before.filter(|before| before.by_parent.get().is_some()) {
+        if to.by_parent {
             paths.by_parent = OnceLock::from(paths.parents_of(before));
         }
         if let Some(before) = before {
@@ -118,15 +120,15 @@ impl ReportedPaths {
 
     /// Tells calls apart by their parents from now on.
     pub fn follow_parents(&self) {
-        self.by_parent.get_or_init(|| std::iter::repeat_with(OnceLock::new).take(MAX_PARENTS).collect());
+        self.by_parent.get_or_init(|| self.parents_of(None));
     }
 
     /// The slots of parents, with those of the snapshot `before`.
-    fn parents_of(&self, before: &Self) -> Box<[ParentSlot]> {
-        let known = before.parents();
+    fn parents_of(&self, before: Option<&Self>) -> Box<[ParentSlot]> {
+        let known = before.into_iter().flat_map(|before| before.parents().map(move |known| (before, known)));
         // Without calls to what there still is, its slot is free again.
-        let known = known.filter(|(parent, _)| self.reportable(*parent).is_some());
-        let known = known.filter_map(|(parent, counters)| {
+        let known = known.filter(|(_, (parent, _))| self.reportable(*parent).is_some());
+        let known = known.filter_map(|(before, (parent, counters))| {
             let counters = self.counters(|class, to| before.find(counters, class, to));
             let is_used = counters.iter().any(|counters| !counters.is_zero());
             is_used.then(|| OnceLock::from((*parent, counters)))
@@ -296,6 +298,7 @@ mod tests {
             caller: None,
             zone: None,
             classes: &classes,
+            by_parent: true,
         };
         ReportedPaths::new(&to, endpoints.iter().map(|(index, location)| (*index, location)), before)
     }
@@ -335,6 +338,7 @@ mod tests {
                 caller: None,
                 zone,
                 classes: &[],
+                by_parent: false,
             };
             let paths = ReportedPaths::new(&to, endpoints.iter().map(|(index, at)| (*index, at)), None);
             let text = |path: CallPath| {
@@ -387,8 +391,12 @@ mod tests {
             caller: Some(&node(1).service),
             zone: None,
             classes: &[],
+            by_parent: false,
         };
         let of_one = ReportedPaths::new(&to, [(0, &at("eu"))].into_iter(), None);
+        of_one.to_endpoint(parent(1), 0).unwrap().record_attempt(true);
+        assert!(of_one.iter().all(|(path, _)| path.parent.is_none()), "parents are not followed yet");
+        of_one.follow_parents();
         (0..3).for_each(|number| of_one.to_endpoint(parent(number), 0).unwrap().record_attempt(true));
         let parents: Vec<_> = of_one.iter().filter_map(|(path, _)| path.parent).collect();
         assert_eq!(parents, [node(1)]);

@@ -33,6 +33,7 @@ const READING: &[&[&str]] = &[
     &["history", "service", "shop/catalog"],
     &["rib", "status"],
     &["imbalance"],
+    &["top"],
     &["traffic", "status"],
     &["traffic", "calls"],
     &["shards", "get", "shop/cart"],

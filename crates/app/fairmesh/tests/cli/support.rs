@@ -266,7 +266,7 @@ impl Mesh {
         something();
     }
 
-    async fn connect(&self) -> handshake::Connection {
+    pub(crate) async fn connect(&self) -> handshake::Connection {
         let address: Address = self.address().parse().unwrap();
         handshake::connect(&Default::default(), &address, "test").await.unwrap()
     }

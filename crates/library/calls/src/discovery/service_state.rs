@@ -99,6 +99,7 @@ impl<T> ReadyService<T> {
                 caller: caller.service.as_ref(),
                 zone: self.upstream.zone_first(),
                 classes: &self.traffic_classes,
+                by_parent: caller.is_watched || self.is_planned(),
             };
             let candidates: Vec<_> = self.upstream.candidates().collect();
             let endpoints = candidates.iter().map(|one| (one.index, &one.target.location));
@@ -175,12 +176,8 @@ impl<T: EndpointTransport> ReadyService<T> {
 
     /// The same with counters of its calls, for reports of callers in its home region.
     pub(crate) fn with_reports(mut self, caller: ReportedCaller, before: Option<&Self>) -> Self {
-        let is_watched = caller.is_watched;
         self.caller = Some(caller);
         self.count_calls(before);
-        if is_watched || self.is_planned() {
-            self.follow_parents();
-        }
         self
     }
 

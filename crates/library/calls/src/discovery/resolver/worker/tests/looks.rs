@@ -1,30 +1,34 @@
-//! Counting the calls that operators look at.
+//! Calls that operators look at.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::Arc};
 
-use fairmesh_model::Balancing;
+use fairmesh_model::{Balancing, CallNode};
+use fairmesh_signals::{NodeId, ReportedAs};
 
 use super::*;
 
-/// Whether calls are counted, and where the snapshot lies.
-fn counted(subscription: &Subscription<CountingTransport>) -> (bool, usize) {
+/// Whether calls are told apart by their parents, and where the snapshot lies. Calls are counted in any case.
+fn by_parent(subscription: &Subscription<CountingTransport>) -> (bool, usize) {
     let state = subscription.state();
     let ServiceState::Ready(ready) = &*state else { panic!("{state:?}") };
-    (ready.reported().is_some(), std::ptr::from_ref(ready).addr())
+    let paths = ready.reported().expect("calls are counted");
+    let parent = NodeId::of(&CallNode { service: ServiceName::new("looks/web").unwrap(), class: None });
+    let of_parent = paths.to_nowhere(ReportedAs { class: None, parent });
+    let is_apart = !Arc::ptr_eq(of_parent, paths.to_nowhere(ReportedAs::default()));
+    (is_apart, std::ptr::from_ref(ready).addr())
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_look_counts_the_calls_of_the_published_snapshot_and_of_later_ones() {
+async fn a_look_follows_parents_in_the_published_snapshot_and_in_later_ones() {
     let mut rig = rig();
     let subscription = rig.follow();
     rig.deliver();
-    let (is_counted, snapshot) = counted(&subscription);
-    assert!(!is_counted, "no one looks at it");
+    let (is_apart, snapshot) = by_parent(&subscription);
+    assert!(!is_apart, "no one looks at it");
+    assert!(rig.worker.registry.reported().contains(&name()));
 
     rig.worker.registry.watch(HashSet::from([name(), ServiceName::new("shop/other").unwrap()]));
-    assert_eq!(counted(&subscription), (true, snapshot), "nothing is compiled anew");
-    let reported = |rig: &Rig| rig.worker.registry.reported().contains(&name());
-    assert!(reported(&rig));
+    assert_eq!(by_parent(&subscription), (true, snapshot), "nothing is compiled anew");
 
     // So that its place in memory is not used again.
     let _kept = subscription.state();
@@ -35,10 +39,10 @@ async fn a_look_counts_the_calls_of_the_published_snapshot_and_of_later_ones() {
         rig.handle(Event::Update(update([(Prefix::from(&policy), vec![entry(&policy, changed)])])));
     };
     publish(&mut rig, 3);
-    let (is_counted, later) = counted(&subscription);
-    assert!(is_counted && later != snapshot);
+    let (is_apart, later) = by_parent(&subscription);
+    assert!(is_apart && later != snapshot);
 
     rig.worker.registry.watch(HashSet::new());
     publish(&mut rig, 4);
-    assert!(!counted(&subscription).0 && !reported(&rig), "until none looks any more");
+    assert!(!by_parent(&subscription).0, "until none looks any more");
 }
