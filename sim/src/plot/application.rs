@@ -1,4 +1,4 @@
-use super::Plot;
+use super::{Axis, Plot};
 use crate::application::Measured;
 
 /// Mean latency of client calls over time, a line for each planner.
@@ -9,8 +9,8 @@ pub fn latency_over_time(name: &str, measured: &[Measured]) -> String {
     let mut means: Vec<f64> = windows.map(|window| window.mean_ms).collect();
     means.sort_by(f64::total_cmp);
     let usual = means.get(means.len() * 9 / 10).copied().unwrap_or(1.0);
-    let axes = ((0.0, end, "seconds"), (0.0, 1.5 * usual.max(1.0), "mean milliseconds of a client's call"));
-    let mut plot = Plot::new(&format!("{name}: latency over time"), axes.0, axes.1);
+    let x = Axis { from: 0.0, to: end, label: "seconds" };
+    let mut plot = Plot::new(&format!("{name}: latency over time"), x, mean_axis(1.5 * usual));
     let mut legend = Vec::new();
     for (n, one) in measured.iter().enumerate() {
         let line = one.windows.iter().map(|window| match window.calls {
@@ -31,8 +31,7 @@ pub fn latency_over_load(title: &str, load: &str, lines: &[(String, Vec<(f64, f6
     let mut means: Vec<f64> = points().map(|(_, ms)| *ms).collect();
     means.sort_by(f64::total_cmp);
     let usual = means.get(means.len() * 3 / 4).copied().unwrap_or(1.0);
-    let axes = ((from, to, load), (0.0, 2.0 * usual.max(1.0), "mean milliseconds of a client's call"));
-    let mut plot = Plot::new(title, axes.0, axes.1);
+    let mut plot = Plot::new(title, Axis { from, to, label: load }, mean_axis(2.0 * usual));
     let mut legend = Vec::new();
     for (n, (name, points)) in lines.iter().enumerate() {
         plot.line(points.iter().copied(), Plot::colour(n), 2.0, 0.8);
@@ -40,4 +39,9 @@ pub fn latency_over_load(title: &str, load: &str, lines: &[(String, Vec<(f64, f6
     }
     plot.legend(&legend);
     plot.finish()
+}
+
+/// The axis of latencies, up to so many milliseconds.
+fn mean_axis(to: f64) -> Axis<'static> {
+    Axis { from: 0.0, to: to.max(1.0), label: "mean milliseconds of a client's call" }
 }

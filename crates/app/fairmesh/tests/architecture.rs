@@ -205,17 +205,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
 const MAY_USE_ALL: &[&str] = &["fairmesh", "bench", "fuzz"];
 
 /// Crates that hold no clock, no chance and no I/O, so that simulation and production run the same code.
-const PURE: &[&str] = &[
-    "model",
-    "balancer",
-    "router",
-    "imbalance",
-    "signals",
-    "te",
-    "planner",
-    "placement",
-    "call-history",
-];
+const PURE: &[&str] =
+    &["model", "balancer", "router", "imbalance", "signals", "te", "planner", "placement", "call-history"];
 
 /// Files that are as pure within a crate that is not: the core of the RIB, and what decides on shards.
 const PURE_FILES: &[(&str, &[&str])] = &[

@@ -22,7 +22,8 @@ pub use crate::{
     },
     observe::CallInfo,
     response_body::{
-        BodyEnd, BodyObserver, end_with_status, foreign_body, hide_load_trailers, hold_with_body, observe_body,
+        BodyEnd, BodyObserver, end_with_status, foreign_body, hide_load_trailers, hold_with_body,
+        observe_body,
     },
     service::exported_service::{ExportedEndpoint, ExportedService},
 };

@@ -133,7 +133,7 @@ impl Authorizer {
                 Ok(caller) => Some(caller),
                 Err(NotStated) => {
                     self.refused.fetch_add(1, Relaxed);
-                    self.denied.count(Some(peer.caller().as_str()), None, false);
+                    self.denied.count(Some(peer.verified().as_str()), None, false);
                     return Err(NotAccepted::Refused);
                 }
             },

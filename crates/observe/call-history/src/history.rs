@@ -24,7 +24,7 @@ pub struct HistoryLimits {
 
 impl HistoryLimits {
     /// Of a control plane.
-    pub const CONTROL_PLANE: Self = Self { rows: 20_000, bytes: 224 << 20 };
+    pub const CONTROL_PLANE: Self = Self { rows: 20_000, bytes: 240 << 20 };
 }
 
 /// Calls by path in the last hour. The smallest paths beyond the limits become one row.
@@ -151,10 +151,10 @@ impl CallHistory {
         (sums, self.other.sum(None, &window, now_ms))
     }
 
-    /// Calls that rules do not allow, over the last `window` in whole minutes.
+    /// Calls that rules do not allow, over the last `window` in whole minutes and the present one.
     pub fn denied(&self, window: Duration, now_ms: u64) -> impl Iterator<Item = (&DeniedPath, u64)> {
         let minutes = millis(window).div_ceil(STEP_MS * STEPS_OF_MINUTE).clamp(1, MINUTES);
-        self.denied.since((minute_of(now_ms) + 1).saturating_sub(minutes))
+        self.denied.since(minute_of(now_ms).saturating_sub(minutes))
     }
 
     /// Length of a step of [`RowSum::series`] over this window.

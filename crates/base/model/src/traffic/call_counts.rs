@@ -193,7 +193,7 @@ impl CallFault {
             Self::NoReplica => "no_replica",
             Self::RateLimited => "rate_limited",
             Self::Dropped => "dropped",
-            Self::Deadline => "deadline_exceeded",
+            Self::Deadline => "deadline",
             Self::Unreachable => "unreachable",
             Self::Reset => "reset",
             Self::Invalid => "invalid",

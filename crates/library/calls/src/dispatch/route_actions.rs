@@ -68,7 +68,8 @@ pub(super) async fn direct_response(
     (actions, call): (&RouteActions, &Call<'_, Arc<EndpointPool>>),
     head: &mut Head,
 ) -> Result<Option<Response<Body>>, Fault> {
-    let direct = actions.direct_response(&route_view(head, &HeaderMapView(&head.headers)), dispatch.start.seed);
+    let direct =
+        actions.direct_response(&route_view(head, &HeaderMapView(&head.headers)), dispatch.start.seed);
     let Some(direct) = direct else { return Ok(None) };
     let grpc = grpc_content_type(&head.headers);
     if let DirectResponse::Abort { .. } = direct {

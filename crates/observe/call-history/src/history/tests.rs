@@ -74,7 +74,7 @@ fn late_interval_counts_in_its_own_time() {
     history.record(interval([(1, 1)], 0, 10_000), 600_000);
     history.record(interval([(1, 7)], 60_000, 10_000), 610_000);
     let (rows, _) = history.read(Duration::from_secs(120), 600_000, |_| true);
-    assert_eq!(rows[0].series[6..], [Some(7), None, None, None, Some(1), None]);
+    assert_eq!(rows[0].series[5..], [Some(7), None, None, None, None, Some(1), None]);
     history.record(interval([(1, 9)], 20 * 60_000, 10_000), 3_000_000);
     assert_eq!(total(&history, HOUR, 3_000_000), 17, "too late for steps, in time for minutes");
     history.record(interval([(1, 9)], 2 * 3_600_000, 10_000), 8_000_000);

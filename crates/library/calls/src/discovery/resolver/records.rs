@@ -289,6 +289,9 @@ impl ServiceRecords {
             }
             // No prefix that a service needs has these: topology and identities have their own, and the rest is not for routers.
             Record::Move(_)
+            | Record::GatewayService(_)
+            | Record::Placement(_)
+            | Record::GatewayBackend(_)
             | Record::Workload(_)
             | Record::Authorization(_)
             | Record::Regions(_)
