@@ -5123,7 +5123,7 @@ pub struct CountedCalls {
     #[prost(uint64, repeated, tag = "14")]
     pub responses: ::prost::alloc::vec::Vec<u64>,
     /// Calls without a response: unknown, unknown_service, unavailable, no_endpoints, key_missing, key_outside, no_replica,
-    /// rate_limited, dropped, deadline_exceeded, unreachable, reset, invalid, protocol, overloaded, too_large, loop,
+    /// rate_limited, dropped, deadline, unreachable, reset, invalid, protocol, overloaded, too_large, loop,
     /// route_not_accepted, unauthorized, wrong_shard.
     #[prost(uint64, repeated, tag = "15")]
     pub faults: ::prost::alloc::vec::Vec<u64>,
