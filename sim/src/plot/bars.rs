@@ -49,22 +49,25 @@ pub fn bars(title: &str, unit: &str, series: &[String], groups: &[(String, Vec<f
             escape(name)
         );
         for (at, value) in values.iter().enumerate() {
-            let (y, width) = (top + BAR * at as f64, pixels(*value));
-            let _ = writeln!(
-                svg,
-                "<rect x=\"{NAMES}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{}\" fill=\"{}\"/>\
-                 <text x=\"{:.1}\" y=\"{:.1}\">{}</text>",
-                BAR - 2.0,
-                Plot::colour(at),
-                NAMES + width + 4.0,
-                y + BAR - 4.0,
-                number(*value)
-            );
+            bar(&mut svg, (top + BAR * at as f64, pixels(*value)), Plot::colour(at), *value);
         }
     }
     legend(&mut svg, series, height);
     svg.push_str("</svg>\n");
     svg
+}
+
+/// A bar at `y`, so wide, with its value beside it.
+fn bar(svg: &mut String, (y, width): (f64, f64), colour: &str, value: f64) {
+    let _ = writeln!(
+        svg,
+        "<rect x=\"{NAMES}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{}\" fill=\"{colour}\"/>\
+         <text x=\"{:.1}\" y=\"{:.1}\">{}</text>",
+        BAR - 2.0,
+        NAMES + width + 4.0,
+        y + BAR - 4.0,
+        number(value)
+    );
 }
 
 fn legend(svg: &mut String, series: &[String], height: f64) {

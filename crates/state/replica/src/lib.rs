@@ -117,17 +117,7 @@ impl Replica {
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), ReplicaError> {
         let Self { config, shared, held, listeners, admin, bounded } = self;
         let upstream = follow(&config, &shared, held);
-        let addresses = match config.advertise.is_empty() {
-            true => listeners.iter().filter_map(|listener| listener.address().ok()).collect(),
-            false => config.advertise.clone(),
-        };
-        upstream.set_peer_info(PeerInfo {
-            kind: PeerKind::Replica,
-            region: config.region.clone(),
-            addresses,
-            version: Some(env!("CARGO_PKG_VERSION").to_owned()),
-            roots: Vec::new(),
-        });
+        upstream.set_peer_info(peer_info(&config, &listeners));
         let stopping = CancellationToken::new();
         let _stop_with_me = stopping.clone().drop_guard();
         let acks = follower::relay_acks(shared.node.clone(), upstream.clone(), stopping.clone());
@@ -176,6 +166,21 @@ impl Replica {
 /// As for [`Replica::start`] and [`Replica::run`].
 pub async fn run(config: ReplicaConfig, shutdown: impl Future<Output = ()>) -> Result<(), ReplicaError> {
     Replica::start(config).await?.run(shutdown).await
+}
+
+/// How the replica presents itself to its upstream.
+fn peer_info(config: &ReplicaConfig, listeners: &[Listener]) -> PeerInfo {
+    let addresses = match config.advertise.is_empty() {
+        true => listeners.iter().filter_map(|listener| listener.address().ok()).collect(),
+        false => config.advertise.clone(),
+    };
+    PeerInfo {
+        kind: PeerKind::Replica,
+        region: config.region.clone(),
+        addresses,
+        version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+        roots: Vec::new(),
+    }
 }
 
 /// Starts from the copy on disk and follows the upstream.

@@ -36,11 +36,8 @@ impl Scenario {
             let within = |e: Invalid| e.within(format!("clients[{i}]"));
             self.check_target("to", &clients.to).map_err(within)?;
             self.check_regions("rates", &clients.rates, MAX_RATE).map_err(within)?;
-            let regions = clients.rate_over_time.keys();
-            regions
-                .map(|region| self.check_region("rateOverTime", region))
-                .collect::<Result<(), _>>()
-                .map_err(within)?;
+            let mut regions = clients.rate_over_time.keys();
+            regions.try_for_each(|region| self.check_region("rateOverTime", region)).map_err(within)?;
             if self.clients[..i].iter().any(|other| other.to == clients.to) {
                 return Err(within(twice("to", &clients.to)));
             }
