@@ -241,14 +241,19 @@ mod tests {
 
     #[tokio::test]
     async fn updates_of_one_record_wait_as_one() {
-        let (mut queue, key) = (UpdateQueue::default(), RecordKey::Regions);
+        let mut queue = UpdateQueue::default();
+        let key = RecordKey::Policy(ServiceName::new("shop/cart").unwrap());
+        let value = |number: u64| {
+            let lookaside = Some(format!("picks:{number}"));
+            records::encode(&Policy { lookaside, ..Policy::default() }.into())
+        };
         for number in 1..=1000 {
             let revision = Revision { store: StoreId(7), partition: 0, number };
-            let put = entry(&key, number.to_string().into());
+            let put = entry(&key, value(number));
             queue.update(Update { puts: vec![put], ..Update::empty(revision) });
         }
         let update = queue.next().await;
         assert_eq!((update.revision.number, update.puts.len()), (1000, 1));
-        assert_eq!(update.puts[0].1.value, "1000");
+        assert_eq!(update.puts[0].1.value, value(1000));
     }
 }

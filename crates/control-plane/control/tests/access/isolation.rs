@@ -116,6 +116,8 @@ async fn call_all(on: &Connection, name: &str) -> Vec<(&'static str, Result<(), 
     call!(all, on, admin.split_store("Admin/SplitStore", v1::SplitStoreRequest::default()));
     call!(all, on, admin.read_audit("Admin/ReadAudit", v1::ReadAuditRequest::default()));
     call!(all, on, admin.list_controllers("Admin/ListControllers", v1::ListControllersRequest {}));
+    let calls = v1::ReadCallsRequest { service: name.into(), ..Default::default() };
+    call!(all, on, admin.read_calls("Admin/ReadCalls", calls));
     let campaign = v1::CampaignRequest { region: region(), name: "test".into() };
     call!(all, on, checker.campaign("Checker/Campaign", campaign));
     let judge = v1::JudgeRequest { region: region(), ..Default::default() };
