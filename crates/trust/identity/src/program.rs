@@ -15,7 +15,7 @@ use std::{
 use fairmesh_model::{Identity, Invalid, MeshRole, SpiffeId, SpiffePath, TrustBundle};
 use fairmesh_wire::{
     environment,
-    handshake::{self, Connection},
+    handshake::{self, ConnectError, Connection},
     transport::{
         Address, Closed, ExpectedPeer, FederatedCallers, Handshake, StatedCall, TlsIdentity, Transport,
     },
@@ -370,8 +370,7 @@ impl AgentSource {
             self.check_issues().await?;
             renewal::renew_from(&self.workload, |request| self.request(request)).await
         };
-        let late = || NotIssued::Unavailable(format!("the agent at {} has not responded yet", self.agent));
-        let issued = timeout(patience, issuing).await.unwrap_or_else(|_| Err(late()));
+        let issued = timeout(patience, issuing).await.unwrap_or_else(|_| Err(self.late()));
         let issued = match issued {
             Ok(()) => {
                 self.keep();
@@ -414,9 +413,16 @@ impl AgentSource {
     }
 
     async fn connect(&self) -> Result<Connection, NotIssued> {
-        handshake::connect(&Transport::default(), &self.agent, &self.software)
-            .await
-            .map_err(|error| NotIssued::NoAgent(error.to_string()))
+        let connected = handshake::connect(&Transport::default(), &self.agent, &self.software).await;
+        connected.map_err(|error| match error {
+            // An agent that hangs, and not none.
+            ConnectError::NoHello { status, .. } if status.code() == Code::DeadlineExceeded => self.late(),
+            error => NotIssued::NoAgent(error.to_string()),
+        })
+    }
+
+    fn late(&self) -> NotIssued {
+        NotIssued::Unavailable(format!("the agent at {} has not responded yet", self.agent))
     }
 
     /// Checks, without a key, that the agent issues certificates: the first key of a process takes about 20 ms of entropy, and

@@ -81,22 +81,29 @@ grid: {subset: [5]}
 }
 
 #[test]
-fn an_application_is_planned_by_each_planner() {
+fn application_is_simulated_under_each_planner_and_drawn() {
     let folder = tempfile::tempdir().unwrap();
     let text = include_str!("../../../../../scenarios/app-cut-point.yaml");
     let json = folder.path().join("out.json").to_str().unwrap().to_owned();
     let table = sim(&folder, "run", text, &["--report", &json]).ok();
-    for part in ["app-cut-point", "PLANNER", "waterfall", "optimizer", "MS TO", "east → west", "metrics west"]
-    {
+    for part in [
+        "app-cut-point",
+        "MEASURED",
+        "STEADY STATE",
+        "waterfall",
+        "optimizer",
+        "MS TO",
+        "east → west",
+        "metrics west",
+    ] {
         assert!(table.contains(part), "{part}: {table}");
     }
     let reports: serde_json::Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
     assert_eq!(reports[0]["planners"][3]["planner"], "optimizer");
+    assert_eq!(reports[0]["measured"][4]["planner"], "optimizer");
     let svg = folder.path().join("out.svg");
-    let drawn = sim(&folder, "run", text, &["--svg", svg.to_str().unwrap()]);
-    assert_eq!(drawn.code, Some(0), "{drawn:?}");
-    assert!(drawn.err.contains("app-cut-point is an application and is not drawn"), "{drawn:?}");
-    assert!(!svg.exists());
+    sim(&folder, "run", text, &["--svg", svg.to_str().unwrap()]).ok();
+    assert!(fs::read_to_string(&svg).unwrap().contains("app-cut-point: latency over time"));
     let complaint = sim(&folder, "run", &text.replace("to: scan", "to: scam"), &[]).fails(2);
     assert!(complaint.contains("file.yaml:") && complaint.contains("'scam'"), "{complaint}");
 }
