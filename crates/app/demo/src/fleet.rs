@@ -89,6 +89,7 @@ impl Fleet {
         for place in REGIONS {
             self.start_agent(place).await?;
         }
+        self.agents_up().await?;
         say("servers");
         for (service, place, instance) in topology::instances() {
             self.start_server(service, place, &instance)?;
@@ -159,15 +160,16 @@ impl Fleet {
     /// Waits until the control plane responds.
     pub(super) async fn control_up(&mut self) -> Result<(), DemoError> {
         let address = self.control_socket();
-        let deadline = Instant::now() + START_TIMEOUT;
-        loop {
-            let answer = handshake::connect(&transport(), &address, "demo").await;
-            match answer {
-                Ok(_) => return Ok(()),
-                Err(e) => still_up(&mut self.control, deadline, &e.to_string())?,
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
+        listens(&mut self.control, &address).await
+    }
+
+    /// Waits until every agent listens: a server that starts before its agent serves without an identity.
+    async fn agents_up(&mut self) -> Result<(), DemoError> {
+        let addresses = REGIONS.map(|place| self.agent_socket(place));
+        for (agent, address) in self.agents.iter_mut().zip(&addresses) {
+            listens(agent, address).await?;
         }
+        Ok(())
     }
 
     /// Waits until every declared server is in the RIB and serving.
@@ -387,6 +389,18 @@ fn args<const N: usize>(args: [OsString; N]) -> Vec<OsString> {
 /// A port that was free a moment ago. If another program takes it first, the log of the process says so.
 pub(super) fn free_port() -> io::Result<SocketAddr> {
     StdListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
+}
+
+/// Waits until a process of the fleet takes connections at its address.
+async fn listens(process: &mut Process, address: &Address) -> Result<(), DemoError> {
+    let deadline = Instant::now() + START_TIMEOUT;
+    loop {
+        match handshake::connect(&transport(), address, "demo").await {
+            Ok(_) => return Ok(()),
+            Err(error) => still_up(process, deadline, &error.to_string())?,
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }
 
 /// Fails when a process has ended or time is over.
