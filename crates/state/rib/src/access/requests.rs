@@ -268,9 +268,10 @@ pub fn traffic_calls(message: &[u8]) -> Needs {
 
 /// Needs of `Admin/ReadCalls`.
 pub fn read_calls(message: &[u8]) -> Needs {
-    let v1::ReadCallsRequest { service, tenant, .. } = decode(message)?;
+    let v1::ReadCallsRequest { service: name, tenant, .. } = decode(message)?;
     match tenant.as_str() {
-        _ if !service.is_empty() => viewed(&service),
+        // Callers of a service may view it, and not who else calls it.
+        _ if !name.is_empty() => Ok(vec![Need::ViewHistory(service(&name)?)]),
         "" => viewed(""),
         tenant => {
             let tenant = Tenant::new(tenant).map_err(|e| Status::invalid_argument(e.to_string()))?;

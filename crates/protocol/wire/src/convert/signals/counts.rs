@@ -93,11 +93,11 @@ pub fn write_calls(path: &CountedPath, counts: &CallCounts) -> v1::CountedCalls 
 /// The numbers of a row without a path.
 pub fn write_counts(counts: &CallCounts) -> v1::CountedCalls {
     v1::CountedCalls {
-        calls: counts.calls(),
-        retries: counts.retries(),
-        time_us: counts.time_us(),
-        request_bytes: counts.request_bytes(),
-        response_bytes: counts.response_bytes(),
+        calls: bounded_count(counts.calls()),
+        retries: bounded_count(counts.retries()),
+        time_us: bounded_count(counts.time_us()),
+        request_bytes: bounded_count(counts.request_bytes()),
+        response_bytes: bounded_count(counts.response_bytes()),
         responses: trimmed(counts.responses()),
         faults: trimmed(counts.faults()),
         latency: trimmed(counts.latency()),
@@ -108,7 +108,13 @@ pub fn write_counts(counts: &CallCounts) -> v1::CountedCalls {
 /// Without the zeros at the end.
 fn trimmed(numbers: &[u64]) -> Vec<u64> {
     let len = numbers.iter().rposition(|number| *number != 0).map_or(0, |last| last + 1);
-    numbers[..len].to_vec()
+    numbers[..len].iter().copied().map(bounded_count).collect()
+}
+
+/// A number as receivers take it: they refuse a report with a greater one as a whole. A declared length of a body can be that great, and so
+/// can a sum.
+fn bounded_count(number: u64) -> u64 {
+    number.min(MAX_COUNT)
 }
 
 /// The numbers of a row.
@@ -156,7 +162,7 @@ pub fn write_denied(path: &DeniedPath, count: u64) -> v1::DeniedCalls {
         caller: path.caller.clone().unwrap_or_default(),
         rule: path.rule.clone().map(String::from).unwrap_or_default(),
         audit: path.is_audit,
-        count,
+        count: bounded_count(count),
     }
 }
 
@@ -215,6 +221,18 @@ mod tests {
     #[test]
     fn counts_round_trip() {
         assert_eq!(message().take_counts(), Ok(Some(report())));
+    }
+
+    #[test]
+    fn numbers_beyond_what_receivers_take_are_sent_as_the_greatest() {
+        let mut report = report();
+        let interval = &mut report.intervals[0];
+        interval.calls.values_mut().for_each(|counts| *counts = CallCounts::from_values([u64::MAX; _]));
+        interval.denied.values_mut().for_each(|count| *count = u64::MAX);
+        let sent = v1::ReportSignalsRequest { counts: Some(report.into()), ..Default::default() };
+        let taken = { sent }.take_counts().unwrap().unwrap();
+        let sums = taken.intervals[0].calls.values().flat_map(|counts| *counts.values());
+        assert!(sums.chain(taken.intervals[0].denied.values().copied()).all(|number| number == MAX_COUNT));
     }
 
     #[test]
