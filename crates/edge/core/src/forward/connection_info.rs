@@ -8,7 +8,12 @@ use http::{Extensions, HeaderValue, Response};
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
-    forward::{boundary::Boundary, error_response, misdirected::ServedServices, request_limit::RequestLimit},
+    forward::{
+        boundary::Boundary,
+        error_response,
+        misdirected::{self, ServedServices},
+        request_limit::RequestLimit,
+    },
     listen::connection_permit::ConnectionPermit,
     services::{
         host_cache::HostCache,
@@ -138,8 +143,11 @@ impl ConnectionInfo {
         self.set_principal(extensions);
     }
 
-    /// Removes what clients outside the mesh do not learn, if this is one.
+    /// Removes what clients outside the mesh do not learn, if this is one, and what servers must not say to a gateway's node.
     pub(crate) fn strip_response(&self, response: &mut Response<Body>) {
+        if self.principal.is_some() {
+            misdirected::remove_claims(response.headers_mut());
+        }
         if let Some(boundary) = self.boundary {
             boundary.strip_response(response);
         }

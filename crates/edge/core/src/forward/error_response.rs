@@ -44,7 +44,7 @@ pub fn plain_text(status: StatusCode, message: String) -> Response<Body> {
 }
 
 /// A response of headers only (Trailers-Only), in gRPC and gRPC-Web.
-fn grpc_trailers_only(content_type: HeaderValue, code: i32, message: &str) -> Response<Body> {
+pub(crate) fn grpc_trailers_only(content_type: HeaderValue, code: i32, message: &str) -> Response<Body> {
     let mut response = Response::new(Body::empty());
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, content_type);

@@ -115,7 +115,7 @@ impl Forwarder {
     fn refuse_host(&self, error: &HostError, grpc: Option<HeaderValue>) -> Response<Body> {
         self.count_host_error(error);
         let kind = match error {
-            HostError::Misdirected(service) => return misdirected::response(service),
+            HostError::Misdirected(service) => return misdirected::response(service, grpc),
             HostError::Missing | HostError::Malformed(_) => FaultKind::Invalid,
             HostError::NotAService(_) => FaultKind::UnknownService,
             HostError::TooManyServices { .. } => FaultKind::Unavailable,

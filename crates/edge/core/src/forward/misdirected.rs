@@ -3,11 +3,14 @@
 
 use std::fmt;
 
-use fairmesh_calls::{Body, ServiceName};
+use fairmesh_calls::{Body, FaultKind, ServiceName};
 use fairmesh_headers::FAULT;
-use http::{HeaderName, HeaderValue, Response, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 
-use crate::forward::error_response::plain_text;
+use crate::{
+    forward::error_response::{grpc_trailers_only, plain_text},
+    http1::handler::ClosesConnection,
+};
 
 /// The service of a misdirected request, for the node that looks for its backends.
 const PLACED: HeaderName = HeaderName::from_static("x-fairmesh-placed");
@@ -35,15 +38,29 @@ pub enum FirstResponse {
     Other,
 }
 
-/// The response to a misdirected request.
-pub(crate) fn response(service: &ServiceName) -> Response<Body> {
-    let mut response = plain_text(StatusCode::MISDIRECTED_REQUEST, text(service));
+/// The response to a misdirected request. `grpc` is the content type of a gRPC request, which gets `UNAVAILABLE`: its clients take 421
+/// for an unknown error. Over HTTP/1.1 the connection closes, since the node repeats further requests that follow as well.
+pub(crate) fn response(service: &ServiceName, grpc: Option<HeaderValue>) -> Response<Body> {
+    let mut response = match grpc {
+        Some(grpc) => grpc_trailers_only(grpc, FaultKind::Unavailable.grpc_code(), text(service).trim_end()),
+        None => plain_text(StatusCode::MISDIRECTED_REQUEST, text(service)),
+    };
+    response.extensions_mut().insert(ClosesConnection);
     response.headers_mut().insert(FAULT, HeaderValue::from_static(MISDIRECTED));
     // A name is a valid header value.
     if let Ok(name) = HeaderValue::try_from(service.to_string()) {
         response.headers_mut().insert(PLACED, name);
     }
     response
+}
+
+/// Removes from the response of a server what only the gateway may say: the node would send a processed request to another replica.
+pub(crate) fn remove_claims(headers: &mut HeaderMap) {
+    headers.remove(PLACED);
+    let is_claim = |value: &HeaderValue| value.as_bytes().trim_ascii() == MISDIRECTED.as_bytes();
+    if headers.get_all(FAULT).iter().any(is_claim) {
+        headers.remove(FAULT);
+    }
 }
 
 /// The same over HTTP/1.1, for a connection whose protocol is not known yet.
@@ -87,6 +104,33 @@ pub fn read_first(bytes: &[u8]) -> FirstResponse {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn server_cannot_state_that_a_request_is_misdirected() {
+        let mut headers = response(&ServiceName::new("red/web").unwrap(), None).into_parts().0.headers;
+        headers.append(FAULT, HeaderValue::from_static("overloaded"));
+        headers.insert("server", HeaderValue::from_static("1"));
+        remove_claims(&mut headers);
+        assert!(!headers.contains_key(FAULT) && !headers.contains_key(PLACED));
+        assert!(headers.contains_key("server"));
+        headers.insert(FAULT, HeaderValue::from_static("overloaded"));
+        remove_claims(&mut headers);
+        assert_eq!(headers[FAULT], "overloaded", "other faults are forwarded");
+    }
+
+    #[test]
+    fn misdirected_grpc_call_is_unavailable() {
+        let kind = Some(HeaderValue::from_static("application/grpc"));
+        let response = response(&ServiceName::new("red/web").unwrap(), kind);
+        assert_eq!(
+            (response.status(), &response.headers()["grpc-status"]),
+            (StatusCode::OK, &"14".parse().unwrap())
+        );
+        assert_eq!(
+            (&response.headers()[FAULT], &response.headers()[PLACED]),
+            (&MISDIRECTED.parse().unwrap(), &"red/web".parse().unwrap())
+        );
+    }
 
     #[test]
     fn misdirected_response_is_read_from_its_bytes_alone() {

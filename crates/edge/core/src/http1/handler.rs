@@ -11,6 +11,10 @@ use crate::{
     shutdown::Shutdown,
 };
 
+/// An extension of a response after which the connection reads no further request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ClosesConnection;
+
 /// Handles the requests of a connection.
 pub(crate) trait RequestHandler<R> {
     type Body: Body<Data = Bytes, Error: Into<BoxError>>;

@@ -26,6 +26,7 @@ use crate::http1::connection::Mutation;
 use crate::{
     http1::{
         connection::{Connection, READ_AHEAD, ReadState},
+        handler::ClosesConnection,
         offload::Offload,
         outcome::ConnectionError,
         request_body::{BodyReader, IncomingBody},
@@ -86,7 +87,8 @@ where
         self.set_upgrade(pending_upgrade, asked, response.status());
         // While the request is not read to its end, the response says that the connection closes after it.
         let is_read = matches!(self.source, ReadState::Owned(_)) || self.pending_upgrade.is_some();
-        let persistent = persistent && is_read && !shutdown.is_started();
+        let closes = response.extensions().get::<ClosesConnection>().is_some();
+        let persistent = persistent && is_read && !closes && !shutdown.is_started();
         self.respond(response, asked, persistent).await
     }
 

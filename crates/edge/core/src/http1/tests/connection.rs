@@ -29,7 +29,7 @@ use tokio::{
 use crate::{
     http1::{
         connection::{Connection, LINGER_PAUSE, MAX_LINGER_BYTES},
-        handler::RequestHandler,
+        handler::{ClosesConnection, RequestHandler},
         offload::Offload,
         outcome::{ConnectionEnd, ConnectionError, ConnectionParts},
         request_body::IncomingBody,
@@ -251,6 +251,28 @@ async fn an_upload_is_discarded_within_bounds_after_an_early_response() {
         assert!(expected.contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
         assert!(matches!(served.await.unwrap(), ConnectionEnd::Closed));
     }
+}
+
+#[tokio::test]
+async fn closing_response_leaves_pipelined_requests_unread() {
+    let (near, mut far) = ends(1 << 16);
+    let handled = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&handled);
+    let refuse = move |_: Request<IncomingBody<ReadHalf<DuplexStream>>>| {
+        counter.fetch_add(1, Relaxed);
+        let mut response = Response::new(Full::from("no"));
+        response.extensions_mut().insert(ClosesConnection);
+        async { response }
+    };
+    let served = tokio::spawn(async move {
+        serve(Connection::new(near.0, near.1, IDLE_TIMEOUT), &Shutdown::default(), &refuse).await
+    });
+    far.write_all(&b"POST / HTTP/1.1\r\ncontent-length: 3\r\n\r\ntea".repeat(2)).await.unwrap();
+    let response = read_until(&mut far, "no").await;
+    assert!(response.contains("connection: close\r\n"), "{response}");
+    drop(far);
+    assert!(matches!(served.await.unwrap(), ConnectionEnd::Closed));
+    assert_eq!(handled.load(Relaxed), 1);
 }
 
 #[tokio::test]
