@@ -28,6 +28,8 @@ pub use view::HeaderMapView;
 pub const KEY: HeaderName = HeaderName::from_static("x-fairmesh-key");
 /// The caller for whom an intermediary calls, a SPIFFE id. It counts only from those that the policy names.
 pub const CALLER: HeaderName = HeaderName::from_static("x-fairmesh-caller");
+/// Headers by which servers learn who calls.
+pub const CLAIMS: [HeaderName; 2] = [CALLER, HeaderName::from_static("x-forwarded-client-cert")];
 /// The role that a replica must have, such as `primary`.
 pub const ROLE: HeaderName = HeaderName::from_static("x-fairmesh-role");
 /// The time left for the call, in whole milliseconds. Relative, since clocks of two machines differ.

@@ -1,11 +1,8 @@
 //! What passes between the mesh and clients outside it.
 
 use fairmesh_calls::{Body, forwarding::hide_load_trailers};
-use fairmesh_headers::{CALLER, is_spelling_of, remove_all_spellings};
-use http::{HeaderMap, HeaderName, Response};
-
-/// Headers by which servers learn who calls.
-pub(crate) const CLAIMS: [HeaderName; 2] = [CALLER, HeaderName::from_static("x-forwarded-client-cert")];
+use fairmesh_headers::{CLAIMS, is_spelling_of, remove_all_spellings};
+use http::{HeaderMap, Response};
 
 /// Fields of responses that name servers or show their load, the one that is shown on request last.
 const INTERNAL: [&str; 4] =
@@ -48,7 +45,7 @@ impl Boundary {
 #[cfg(test)]
 mod tests {
     use fairmesh_headers::{LOAD, LOAD_BIN, OVERLOADED_SERVER};
-    use http::HeaderValue;
+    use http::{HeaderName, HeaderValue};
 
     use super::*;
     use crate::observe::explain_header::DECISION;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fairmesh_connections::{EndpointPool, Head, PendingRequest, Request};
-use fairmesh_headers::{FAULT, GRPC_STATUS, HeaderMapView, grpc_content_type};
+use fairmesh_headers::{CLAIMS, FAULT, GRPC_STATUS, HeaderMapView, grpc_content_type, is_spelling_of};
 use fairmesh_http::path::Path;
 use fairmesh_model::HeaderEdits;
 use fairmesh_router::{DirectResponse, RouteActions};
@@ -45,7 +45,7 @@ async fn execute_actions(
     if let Some(response) = direct_response(dispatch, (actions, call), head).await? {
         return Ok(response);
     }
-    rewrite(head, actions)?;
+    rewrite(dispatch, head, actions)?;
     // With the rewritten path, as by its server. A call that is refused is neither delayed nor mirrored.
     authorize_for(dispatch, call.target(), head).await?;
     inject_delay(dispatch, actions, call).await?;
@@ -54,7 +54,7 @@ async fn execute_actions(
     }
     let routed = Routed { now: mesh.clock.now(), snapshot: call.snapshot() };
     let mut response = execute_allowed(dispatch, routed, call, pending).await?;
-    edit(response.headers_mut(), actions.response_headers());
+    edit(response.headers_mut(), actions.response_headers(), |_| false);
     Ok(response)
 }
 
@@ -73,7 +73,7 @@ pub(super) async fn direct_response(
     let Some(direct) = direct else { return Ok(None) };
     let grpc = grpc_content_type(&head.headers);
     if let DirectResponse::Abort { .. } = direct {
-        rewrite(head, actions)?;
+        rewrite(dispatch, head, actions)?;
         authorize_for(dispatch, call.target(), head).await?;
         dispatch.handle.count(|counters| &counters.injected_aborts);
         dispatch.call_info.note_abort();
@@ -100,7 +100,7 @@ pub(super) async fn inject_delay(
     }
 }
 
-fn rewrite(head: &mut Head, actions: &RouteActions) -> Result<(), Fault> {
+fn rewrite(dispatch: DispatchContext<'_>, head: &mut Head, actions: &RouteActions) -> Result<(), Fault> {
     let invalid =
         |part: &str| Fault::new(FaultKind::Invalid, format!("its route rewrites it to an invalid {part}"));
     if let Some(path) = actions.path(head.path.as_str()) {
@@ -109,14 +109,21 @@ fn rewrite(head: &mut Head, actions: &RouteActions) -> Result<(), Fault> {
     if let Some(host) = actions.host() {
         head.authority = host.try_into().map_err(|_| invalid("host"))?;
     }
-    edit(&mut head.headers, actions.request_headers());
+    // The gateway has stated the caller of a principal's call, and no tenant's route states another one.
+    let has_principal = dispatch.options.principal.is_some();
+    edit(&mut head.headers, actions.request_headers(), |name| has_principal && is_claim(name));
     Ok(())
 }
 
-/// Edits headers. Policies are checked for invalid names and values, so that nothing is left out here.
-fn edit(headers: &mut HeaderMap, edits: &HeaderEdits) {
+fn is_claim(name: &str) -> bool {
+    CLAIMS.iter().any(|claim| is_spelling_of(name, claim))
+}
+
+/// Edits headers, except those that are kept. Policies are checked for invalid names and values, so that nothing else is left out here.
+fn edit(headers: &mut HeaderMap, edits: &HeaderEdits, is_kept: impl Fn(&str) -> bool) {
     let header = |(name, value): (&String, &String)| {
-        Some((HeaderName::try_from(name).ok()?, HeaderValue::try_from(value).ok()?))
+        let name = HeaderName::try_from(name).ok().filter(|name| !is_kept(name.as_str()))?;
+        Some((name, HeaderValue::try_from(value).ok()?))
     };
     for (name, value) in edits.set.iter().filter_map(header) {
         headers.insert(name, value);
@@ -124,7 +131,7 @@ fn edit(headers: &mut HeaderMap, edits: &HeaderEdits) {
     for (name, value) in edits.add.iter().filter_map(header) {
         headers.append(name, value);
     }
-    for name in &edits.remove {
+    for name in edits.remove.iter().filter(|name| !is_kept(name)) {
         headers.remove(name);
     }
 }
@@ -152,4 +159,24 @@ fn response(direct: DirectResponse, grpc: Option<HeaderValue>) -> Response<Body>
         }
     }
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn edits_leave_the_claims_of_a_principal_alone() {
+        let named = |name: &str| (name.to_owned(), "forged".to_owned());
+        let edits = HeaderEdits {
+            set: [named("x-forwarded-client-cert"), named("x-team")].into(),
+            add: [named("x_fairmesh_caller")].into(),
+            remove: vec!["x_forwarded_client_cert".to_owned()],
+        };
+        let mut headers = HeaderMap::new();
+        edit(&mut headers, &edits, is_claim);
+        assert_eq!(headers.keys().collect::<Vec<_>>(), ["x-team"]);
+        edit(&mut headers, &edits, |_| false);
+        assert_eq!(headers.len(), 3, "without a principal routes edit them");
+    }
 }
