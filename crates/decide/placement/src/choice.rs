@@ -74,12 +74,20 @@ impl<'a> Draft<'a> {
         let at_home = candidates.iter().filter(|backend| self.fleet.is_in(**backend, wish.home)).count();
         let (home, elsewhere) = self.fleet.lacks(kept, wish.home);
         let found = kept.len() + candidates.len();
+        // What a service keeps and the least numbers are not bounded.
+        let most = self.most().max(kept.len() + home + elsewhere);
         match () {
             () if at_home < home => Err(Missing::HomeBackends(wish.home.clone())),
             () if candidates.len() - at_home < elsewhere => Err(Missing::OtherBackends(wish.home.clone())),
             () if found < wish.count => Err(Missing::Backends { wanted: wish.count, found }),
+            () if most < wish.count => Err(Missing::Share { wanted: wish.count, most }),
             () => Ok(()),
         }
+    }
+
+    /// The most backends of a service, half of those that are open: the backends of others must not all lie among them.
+    fn most(&self) -> usize {
+        self.fleet.backends.iter().filter(|one| one.is_open).count() / 2
     }
 
     /// The backends that a service may get beside those that it keeps.

@@ -20,6 +20,13 @@ pub enum Missing {
         /// How many it could have.
         found: usize,
     },
+    /// Further open backends, of which one service has at most half.
+    Share {
+        /// How many it asks for.
+        wanted: usize,
+        /// How many it may have.
+        most: usize,
+    },
     /// Quota of the tenant.
     Quota {
         /// The tenant.
@@ -45,6 +52,10 @@ impl fmt::Display for Missing {
             Self::Backends { wanted, found } => write!(
                 f,
                 "{wanted} backends are asked for, and {found} are open with room; add backends, or ask for {MIN_BACKENDS} or more that are there"
+            ),
+            Self::Share { wanted, most } => write!(
+                f,
+                "{wanted} backends are asked for, and a service has half of the open ones at most; add backends, or ask for {most}"
             ),
             Self::Quota { tenant, quota } => write!(
                 f,

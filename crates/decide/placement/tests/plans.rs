@@ -279,6 +279,17 @@ fn services_that_cannot_be_placed_are_refused_with_what_is_missing() {
 }
 
 #[test]
+fn service_that_asks_for_all_backends_leaves_combinations_to_others() {
+    let mut gateway = Gateway::new((8, 2, 10), 1);
+    gateway.services[0].count = 8;
+    assert_eq!(refusal(&mut gateway, 0), Some(Missing::Share { wanted: 8, most: 4 }));
+    gateway.services[0].count = 4;
+    gateway.services.extend((1..7).map(|number| service(number, 2, MIN_BACKENDS)));
+    assert!(gateway.plan().refused.is_empty());
+    assert_others_survive(&gateway.bits());
+}
+
+#[test]
 fn closed_and_full_backends_get_no_further_services() {
     let mut gateway = Gateway::new((9, 3, 2), 2);
     gateway.plan();
