@@ -16,8 +16,8 @@ use fairmesh_wire::records;
 
 /// The least time between rounds: declarations that are applied together are placed together.
 const MIN_GAP: Duration = Duration::from_secs(1);
-/// The most backends of all services of one tenant together, so that no tenant takes the capacity of all.
-const TENANT_QUOTA: usize = 16_384;
+/// The most backends of all services of one tenant together, in any fleet.
+const MAX_TENANT_QUOTA: usize = 16_384;
 /// The most records of one batch.
 const MAX_OPS_PER_BATCH: usize = 1_000;
 /// The seed of draws. Any will do: equal records have to give equal plans at every control plane.
@@ -132,7 +132,7 @@ impl PlacementFacts {
         let made = plan(PlanInput {
             backends: &backends,
             services: &services,
-            tenant_quota: TENANT_QUOTA,
+            tenant_quota: tenant_quota(&backends),
             seed: SEED,
         });
         let gone = self.placed.iter().filter(|(name, _)| !self.wanted.contains_key(*name));
@@ -177,6 +177,13 @@ impl PlacementFacts {
         let key = RecordKey::Placement(name.clone()).to_string();
         Some(Op::put(key, records::encode(&placement.into())).expecting(expected))
     }
+}
+
+/// The most backends of all services of one tenant together: half of the places, so that no tenant takes those of all. Closed backends count,
+/// since their services stay.
+fn tenant_quota(backends: &[Backend]) -> usize {
+    let places: u64 = backends.iter().map(|backend| u64::from(backend.capacity)).sum();
+    usize::try_from(places / 2).unwrap_or(usize::MAX).min(MAX_TENANT_QUOTA)
 }
 
 fn of_record((name, backend): (&Label, &GatewayBackend)) -> Backend {
@@ -251,6 +258,21 @@ mod tests {
         assert_eq!(ops[0].expect, Expect::Revision(1));
         assert_eq!(facts.commit(&ops), ["/t/red/placements/web"]);
         assert!(facts.decide().0.is_empty() && facts.placed.len() == 1);
+    }
+
+    #[test]
+    fn one_tenant_gets_half_of_all_places() {
+        let mut facts = facts();
+        facts.backends.values_mut().for_each(|backend| backend.capacity = 2);
+        let of_red = facts.wanted[&service("red/web")].clone();
+        facts.wanted.insert(service("red/api"), of_red);
+        let (ops, refused) = facts.decide();
+        assert_eq!(facts.commit(&ops), ["/t/blue/placements/web", "/t/red/placements/api"]);
+        assert_eq!(refused.len(), 1);
+        assert!(refused[0].reason.contains("tenant red have 4 backends"), "{refused:?}");
+        facts.backends.values_mut().for_each(|backend| backend.capacity = u32::MAX);
+        let backends: Vec<Backend> = facts.backends.iter().map(of_record).collect();
+        assert_eq!(tenant_quota(&backends), MAX_TENANT_QUOTA);
     }
 
     #[test]
