@@ -33,7 +33,7 @@ impl Boundary {
         remove_all_spellings(headers, &CLAIMS);
     }
 
-    /// Removes what is internal to the mesh, from trailers too.
+    /// Removes what is internal to the mesh from headers, and the load from trailers too.
     pub(crate) fn strip_response(self, response: &mut Response<Body>) {
         for name in self.hidden_fields() {
             response.headers_mut().remove(*name);

@@ -116,19 +116,33 @@ impl ConnectionInfo {
         self.request_limit.as_ref().map(|limit| limit.enter()).transpose()
     }
 
-    /// The response to a call that failed. A principal learns the service and the kind: the message may name servers and addresses of
-    /// another tenant, and the log has it.
+    /// Whether clients' own claims of an identity are removed: a gateway states the principal, and clients outside the mesh have none.
+    pub(crate) fn states_caller(&self) -> bool {
+        self.principal.is_some() || self.boundary.is_some()
+    }
+
+    /// The response to a call that failed. A principal, and a client outside the mesh that gets no explanations, learn the service and the
+    /// kind: the message may name servers and addresses, and the log has it.
     pub(crate) fn fault_response(
         &self,
         fault: &Fault,
         target: &Target,
         grpc: Option<HeaderValue>,
     ) -> Response<Body> {
-        let Some(principal) = &self.principal else { return error_response::from_fault(fault, grpc) };
-        let (service, connection) = (target.handle.name(), principal.connection);
-        tracing::debug!(%service, %connection, caller = principal.caller.as_str(), %fault, "a call failed");
-        let kind = fault.kind().label();
-        let message = format!("{service}: {kind}; it is connection {connection} in the gateway's log");
+        let (service, kind) = (target.handle.name(), fault.kind().label());
+        let message = match (&self.principal, self.boundary) {
+            (Some(principal), _) => {
+                let connection = principal.connection;
+                let caller = principal.caller.as_str();
+                tracing::debug!(%service, %connection, caller, %fault, "a call failed");
+                format!("{service}: {kind}; it is connection {connection} in the gateway's log")
+            }
+            (None, Some(Boundary { explains: false })) => {
+                tracing::debug!(%service, client = %self.caller, %fault, "a call failed");
+                format!("{service}: {kind}; the proxy's log at level debug has the reason")
+            }
+            (None, _) => return error_response::from_fault(fault, grpc),
+        };
         let shown = Fault::new(fault.kind(), message);
         let shown = match fault.retry_after() {
             Some(wait) => shown.with_retry_after(wait),

@@ -153,7 +153,7 @@ impl Forwarder {
         let arrival = Arrival { caller: client_info.caller, began, length: body.size_hint().exact() };
         let observation = self.observer.begin(&mut parts, target, arrival);
         let (body, too_long) = LimitedBody::new(body, self.max_body);
-        let body = body.without_claims(client_info.principal.is_some());
+        let body = body.without_claims(client_info.states_caller());
         let upgrade = UpgradeRequest::take(&mut parts);
         prepare_request(&mut parts, client_info);
         if let Some(upgrade) = &upgrade {

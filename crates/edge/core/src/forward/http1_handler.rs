@@ -21,7 +21,6 @@ use crate::{
         boundary::Boundary,
         connection_handler::ConnectionHandler,
         connection_info::ConnectionInfo,
-        error_response,
         forwarder::Forwarder,
         loops,
         origin::Origin,
@@ -204,7 +203,7 @@ impl Forwarder {
             }
             Err(fault) => {
                 self.record_fault(&fault, client_info, target);
-                error_response::from_fault(&fault, None)
+                client_info.fault_response(&fault, target, None)
             }
         };
         let region = server_region(&response);
