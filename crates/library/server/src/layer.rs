@@ -182,7 +182,7 @@ where
         }
         let caller = CallerProtocol::of(request.headers());
         let accepted = self.shared.authorizer.accept(&mut request);
-        let counted = self.shared.callers.begin(&request);
+        let counted = self.shared.callers.begin(&request, accepted.is_ok());
         if let Err(problem) = accepted {
             return self.refuse(problem.into(), caller, &counted);
         }

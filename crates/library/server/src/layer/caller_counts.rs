@@ -44,10 +44,11 @@ pub(crate) struct CountedCall {
 }
 
 impl CallerCounts {
-    /// Counts a call, whose caller is in its extensions.
-    pub(crate) fn begin<B>(&self, request: &Request<B>) -> CountedCall {
+    /// Counts a call, whose caller is in its extensions. A refused caller gets no counters of its own, so that none takes the room of
+    /// accepted ones: [`DeniedCounts`] names it.
+    pub(crate) fn begin<B>(&self, request: &Request<B>, is_accepted: bool) -> CountedCall {
         let caller = request.extensions().get::<Caller>().and_then(Caller::service);
-        let counters = self.of(caller);
+        let counters = if is_accepted { self.of(caller) } else { self.of_refused(caller) };
         counters.record_attempt(true);
         let length =
             request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
@@ -78,10 +79,16 @@ impl CallerCounts {
 
     fn of(&self, caller: Option<&ServiceName>) -> Arc<CallCounters> {
         let Some(caller) = caller else { return Arc::clone(&self.unknown) };
-        if let Some(counters) = self.known.load().as_ref().and_then(|known| known.get(caller)) {
-            return Arc::clone(counters);
-        }
-        self.add(caller)
+        self.find(caller).unwrap_or_else(|| self.add(caller))
+    }
+
+    /// The counters of a caller that was refused: its own, if earlier calls were accepted.
+    fn of_refused(&self, caller: Option<&ServiceName>) -> Arc<CallCounters> {
+        caller.and_then(|caller| self.find(caller)).unwrap_or_else(|| Arc::clone(&self.unknown))
+    }
+
+    fn find(&self, caller: &ServiceName) -> Option<Arc<CallCounters>> {
+        self.known.load().as_ref().and_then(|known| known.get(caller)).cloned()
     }
 
     #[cold]
@@ -181,5 +188,25 @@ mod tests {
         let others = taken.iter().find(|(path, _)| path.caller.as_deref() == Some(OTHER));
         assert_eq!((taken.len(), others.map(|(_, count)| *count)), (MAX_DENIED + 1, Some(3)));
         assert!(denied.take(&service).is_empty());
+    }
+
+    #[test]
+    fn refused_callers_take_no_counters_of_their_own() {
+        let (counts, service) = (CallerCounts::default(), ServiceName::new("shop/cart").unwrap());
+        let [web, stranger] = ["spiffe://mesh/shop/web", "spiffe://mesh/shop/stranger"].map(|id| {
+            let mut request = Request::new(());
+            let identity = fairmesh_model::Identity::Spiffe(id.parse().unwrap());
+            request.extensions_mut().insert(Caller::of(&identity).unwrap());
+            request
+        });
+        for (request, is_accepted) in [(&web, true), (&stranger, false), (&web, false)] {
+            counts.begin(request, is_accepted);
+        }
+        let rows = counts.read(&service, &Region::new("eu").unwrap());
+        let calls = |caller: Option<&str>| {
+            let of = |path: &CountedPath| path.caller.as_ref().map(ToString::to_string).as_deref() == caller;
+            rows.iter().find(|(path, _)| of(path)).map(|(_, counts)| counts.calls())
+        };
+        assert_eq!((rows.len(), calls(Some("shop/web")), calls(None)), (2, Some(2), Some(1)));
     }
 }
