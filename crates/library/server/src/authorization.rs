@@ -157,6 +157,19 @@ impl Authorizer {
         if permits { Ok(()) } else { Err(NotAccepted::Refused) }
     }
 
+    /// The caller of a request that was accepted with its connection: the peer, or the caller that an intermediary states.
+    pub(crate) fn caller_through(&self, headers: &HeaderMap, peer: &Caller) -> Result<Caller, NotAccepted> {
+        let table = self.table.load();
+        if !table.as_ref().is_some_and(|table| table.is_intermediary(peer.verified())) {
+            return Ok(peer.clone());
+        }
+        stated_caller(headers, peer).map_err(|NotStated| {
+            self.refused.fetch_add(1, Relaxed);
+            self.denied.count(Some(peer.verified().as_str()), None, false);
+            NotAccepted::Refused
+        })
+    }
+
     /// Resolves when an accepted call would no longer be allowed.
     pub(crate) async fn call_revoked(&self, call: &AcceptedCall) {
         let mut changes = self.changes();

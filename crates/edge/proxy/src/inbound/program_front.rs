@@ -14,7 +14,11 @@ use fairmesh_edge::{
     forward::body_limit::UNLIMITED,
     limits::Limits,
     metrics::EdgeMetrics,
-    observe::{observer::RequestObserver, request_info::Arrival, served::ServedObserver},
+    observe::{
+        observer::RequestObserver,
+        request_info::Arrival,
+        served::{ServedObserver, ServedRequest},
+    },
     server::http::{HttpHandler, HttpServer},
     shutdown::Shutdown,
     tunnel::Tunnels,
@@ -122,20 +126,28 @@ impl HttpHandler for FrontHandler {
         let length = request.body().size_hint().exact();
         let arrival = Arrival { caller: peer.address, began: Instant::now(), length };
         let (mut request, served) = front.observer.begin(request, arrival, peer.served.clone());
+        let caller = match front.authorizer.caller_of(&request, peer.caller.as_ref()) {
+            Ok(caller) => caller,
+            Err(refusal) => return respond(refusal.map(foreign_body), served),
+        };
         if let Some(served) = &served {
-            served.accept(peer.served.clone());
+            served.accept(peer.served_caller(caller.as_ref()));
         }
-        if let Some(caller) = &peer.caller {
-            request.extensions_mut().insert(caller.clone());
+        if let Some(caller) = caller {
+            request.extensions_mut().insert(caller);
         }
         if let Some(deadline) = read_deadline(request.headers()).and_then(Deadline::after) {
             request.extensions_mut().insert(deadline);
         }
         let forwarder = if request.version() == Version::HTTP_2 { &front.http2 } else { &front.http1 };
-        let mut response = forwarder.forward(request, peer).await.map(foreign_body);
-        if let Some(served) = served {
-            served.response_started(&mut response);
-        }
-        response
+        respond(forwarder.forward(request, peer).await.map(foreign_body), served)
     }
+}
+
+/// Observes a response as it begins.
+fn respond(mut response: Response<Body>, served: Option<ServedRequest>) -> Response<Body> {
+    if let Some(served) = served {
+        served.response_started(&mut response);
+    }
+    response
 }

@@ -18,7 +18,7 @@ use hyper_util::{
 };
 
 use super::{
-    Authorizer, NotAccepted, PolicySubscription,
+    Authorizer, Caller, NotAccepted, PolicySubscription,
     forwarded_probe::{self, ResponseBody},
 };
 use crate::{
@@ -94,6 +94,20 @@ impl ConnectionAuthorizer {
         }
     }
 
+    /// The caller of a request on an accepted connection: the peer, or the caller that it states as an accepted intermediary.
+    ///
+    /// # Errors
+    /// The response to an intermediary that does not state exactly one caller of its trust domain.
+    #[doc(hidden)]
+    pub fn caller_of<B>(
+        &self,
+        request: &Request<B>,
+        peer: Option<&Caller>,
+    ) -> Result<Option<Caller>, Response<ResponseBody>> {
+        let caller = peer.map(|peer| self.authorizer.caller_through(request.headers(), peer)).transpose();
+        caller.map_err(|problem| refusal(request, problem.into()))
+    }
+
     /// Resolves when this peer may no longer use the service.
     pub async fn revoked(&self, peer: &Identity) {
         let mut changes = self.authorizer.changes();
@@ -128,7 +142,7 @@ fn is_probe(probe: &Probe, request: &Request<Incoming>) -> bool {
 }
 
 /// The response to a refused request, with the reason.
-fn refusal(request: &Request<Incoming>, refusal: Refusal) -> Response<ResponseBody> {
+fn refusal<B>(request: &Request<B>, refusal: Refusal) -> Response<ResponseBody> {
     let caller = CallerProtocol::of(request.headers());
     let response: Response<ServerBody<Empty<Bytes>>> = refusal.response(&caller, &ServerLoad::default());
     response.map(|body| body.boxed_unsync())

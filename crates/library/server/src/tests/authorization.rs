@@ -8,14 +8,14 @@ use fairmesh_model::{
 };
 use fairmesh_router::AuthorizationTable;
 use futures_util::FutureExt as _;
-use http::{HeaderValue, Request, Response, StatusCode, header::CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header::CONTENT_TYPE};
 use serde_json::Value;
 use tonic::transport::server::TcpConnectInfo;
 use tower::{Layer as _, ServiceExt as _, service_fn};
 
 use crate::{
     Caller, ConnectInfo, ServerLayer,
-    authorization::{AcceptedCall, Authorizer},
+    authorization::{AcceptedCall, Authorizer, NotAccepted},
     layer::LayerState,
 };
 use fairmesh_headers::{CALLER, FAULT, GRPC_STATUS};
@@ -154,6 +154,26 @@ async fn handlers_see_the_caller_and_ignore_untrusted_statements() {
     let mut twice = stated("spiffe://prod/shop/gateway");
     twice.headers_mut().append(CALLER, HeaderValue::from_static(WEB));
     assert_eq!(send(&layer, twice).await.status(), StatusCode::FORBIDDEN);
+}
+
+#[test]
+fn caller_on_an_accepted_connection_is_who_an_intermediary_states() {
+    let policy = serde_json::json!({"service": "shop/cart", "authorization": {
+        "rules": [{"name": "web", "from": ["shop/gateway", "shop/other"]}], "intermediaries": ["shop/gateway"],
+    }});
+    let layer = layer(Some(table(&policy, &"allow".into())));
+    let mut headers = HeaderMap::new();
+    headers.append(CALLER, HeaderValue::from_static(WEB));
+    let seen = |by: &str, headers: &HeaderMap| {
+        let through = layer.shared.authorizer.caller_through(headers, &caller(by));
+        through.map(|caller| caller.id().to_string())
+    };
+    let [gateway, other] = ["spiffe://prod/shop/gateway", "spiffe://prod/shop/other"];
+    assert_eq!(seen(gateway, &headers), Ok(WEB.to_owned()));
+    assert_eq!(seen(gateway, &HeaderMap::new()), Ok(gateway.to_owned()));
+    assert_eq!(seen(other, &headers), Ok(other.to_owned()));
+    headers.append(CALLER, HeaderValue::from_static(WEB));
+    assert_eq!(seen(gateway, &headers), Err(NotAccepted::Refused));
 }
 
 #[tokio::test]
