@@ -133,7 +133,12 @@ impl ServedMetrics {
 }
 
 impl CallerSeries {
-    fn is_used(&self, now: u64) -> bool {
+    /// Whether it stays. The caller holds the lock for writing, so that only requests in flight hold the series elsewhere: they count more
+    /// when they end, after however long.
+    fn is_used(self: &Arc<Self>, now: u64) -> bool {
+        if Arc::strong_count(self) > 1 {
+            self.used.store(now, Relaxed);
+        }
         now.saturating_sub(self.used.load(Relaxed)) < MAX_IDLE.as_secs()
     }
 }
@@ -205,5 +210,20 @@ mod tests {
         call(&metrics.accepted(Some(&busy)));
         tokio::time::advance(MAX_IDLE / 2).await;
         assert_eq!(labels(&metrics), ["shop/busy"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn series_of_a_request_in_flight_stays() {
+        let metrics = metrics();
+        let stream = metrics.accepted(Some(&caller("spiffe://prod/shop/stream")));
+        call(&stream);
+        tokio::time::advance(MAX_IDLE * 2).await;
+        assert_eq!(labels(&metrics), ["shop/stream"]);
+        stream.sent.fetch_add(7, Relaxed);
+        drop(stream);
+        tokio::time::advance(MAX_IDLE / 2).await;
+        assert_eq!(metrics.series()[0].1.sent.load(Relaxed), 7);
+        tokio::time::advance(MAX_IDLE / 2).await;
+        assert!(metrics.series().is_empty());
     }
 }
