@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use fairmesh_headers::{CALLER, remove_all_spellings};
+use fairmesh_headers::{CALLER, is_spelling_of, remove_all_spellings};
 use fairmesh_model::arith::mix64;
 use fairmesh_server::Caller;
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -44,8 +44,18 @@ pub(crate) fn remove_claims(headers: &mut HeaderMap) {
     remove_all_spellings(headers, &[CALLER, CLIENT_CERTIFICATE]);
 }
 
+/// Removes fields that programs read as `name` though they are spelled otherwise: they may replace the value that this hop writes.
+fn remove_other_spellings(headers: &mut HeaderMap, name: &HeaderName) {
+    let is_other = |spelling: &&HeaderName| *spelling != name && is_spelling_of(spelling.as_str(), name);
+    let others: Vec<_> = headers.keys().filter(is_other).cloned().collect();
+    for spelling in others {
+        headers.remove(spelling);
+    }
+}
+
 /// Appends the peer's address to the addresses that the request names already, as one field.
 pub(crate) fn add_address(headers: &mut HeaderMap, address: IpAddr) {
+    remove_other_spellings(headers, &FORWARDED_FOR);
     let own = address.to_canonical().to_string();
     let named = headers.get_all(FORWARDED_FOR).iter().map(HeaderValue::as_bytes);
     let all: Vec<&[u8]> = named.chain([own.as_bytes()]).collect();
@@ -57,6 +67,7 @@ pub(crate) fn add_address(headers: &mut HeaderMap, address: IpAddr) {
 
 /// Names a request that has no name yet, by a UUID of version 4.
 pub(crate) fn ensure_request_id(headers: &mut HeaderMap) {
+    remove_other_spellings(headers, &REQUEST_ID);
     if !headers.contains_key(REQUEST_ID) {
         let [high, low] = [(); 2].map(|()| mix64(IDS.fetch_add(1, Relaxed)));
         if let Ok(id) = HeaderValue::try_from(uuid(high, low)) {
@@ -102,6 +113,20 @@ mod tests {
         add_address(&mut headers, "2001:db8::1".parse().unwrap());
         let all: Vec<_> = headers.get_all(FORWARDED_FOR).iter().collect();
         assert_eq!(all, ["192.0.2.1, 192.0.2.2, 2001:db8::1"]);
+    }
+
+    #[test]
+    fn other_spellings_of_address_and_id_are_removed() {
+        let mut headers = HeaderMap::new();
+        for name in ["x_forwarded_for", "x-forwarded_for", "x_request_id", "x-checksum"] {
+            headers.append(name, HeaderValue::from_static("192.0.2.9"));
+        }
+        headers.append(REQUEST_ID, HeaderValue::from_static("own"));
+        add_address(&mut headers, "192.0.2.1".parse().unwrap());
+        ensure_request_id(&mut headers);
+        assert_eq!(headers.len(), 3, "{headers:?}");
+        assert_eq!(headers[FORWARDED_FOR], "192.0.2.1");
+        assert_eq!(headers[REQUEST_ID], "own");
     }
 
     #[test]
