@@ -22,6 +22,8 @@ pub(crate) struct Group {
     pub(crate) egress: f64,
     /// `None` where it is not known.
     pub(crate) wasted: Option<f64>,
+    /// The greatest part of the window that one of its rows covers. Rows that cover less had no calls before.
+    pub(crate) covered_ms: u64,
     /// Since the newest data.
     pub(crate) age_ms: u64,
 }
@@ -33,16 +35,23 @@ impl Group {
     }
 
     fn add(&mut self, row: &Row) {
-        let seconds = row.covered_ms as f64 / 1_000.0;
-        let per_second = |count: u64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
-        self.rate += per_second(row.counts.calls());
-        self.failures += per_second(row.counts.failures());
-        self.retries += per_second(row.counts.retries());
+        self.rate += row.counts.calls() as f64;
+        self.failures += row.counts.failures() as f64;
+        self.retries += row.counts.retries() as f64;
         if row.from != row.to && row.has_regions() {
-            self.egress += per_second(row.counts.request_bytes().saturating_add(row.counts.response_bytes()));
+            self.egress += row.counts.request_bytes().saturating_add(row.counts.response_bytes()) as f64;
         }
         self.counts += &row.counts;
+        self.covered_ms = self.covered_ms.max(row.covered_ms);
         self.age_ms = self.age_ms.min(row.age_ms);
+    }
+
+    /// Turns the sums of all rows into rates.
+    fn per_second(&mut self) {
+        let seconds = self.covered_ms as f64 / 1_000.0;
+        for sum in [&mut self.rate, &mut self.failures, &mut self.retries, &mut self.egress] {
+            *sum = if seconds > 0.0 { *sum / seconds } else { 0.0 };
+        }
     }
 }
 
@@ -73,6 +82,7 @@ pub(crate) fn groups(snapshot: &Snapshot, by: GroupBy, service: Option<&str>) ->
         let new = || Group { names: names.clone(), age_ms: u64::MAX, ..Group::default() };
         groups.entry(names.clone()).or_insert_with(new).add(row);
     }
+    groups.values_mut().for_each(Group::per_second);
     for group in groups.values_mut().filter(|_| by == GroupBy::Services) {
         group.wasted = snapshot.wasted.get(&group.names[0]).copied();
     }
@@ -171,6 +181,18 @@ pub(crate) mod tests {
         assert_eq!(names(&regions), ["eu eu", "eu us"]);
         assert_eq!((regions[0].egress, regions[1].egress), (0.0, 1_000.0));
         assert_eq!((regions[1].rate, regions[1].failed_part()), (10.0, Some(0.05)));
+    }
+
+    #[test]
+    fn a_path_that_is_new_in_the_window_weighs_by_its_calls() {
+        let mut snapshot = snapshot();
+        snapshot.rows.truncate(1);
+        let mut new = Row { to: "us".into(), covered_ms: 1_000, ..snapshot.rows[0].clone() };
+        new.counts =
+            CallCounts::ZERO.with_totals([100, 0, 0, 0, 0]).with_outcomes(&[0, 0, 0, 0, 100], &[], &[]);
+        snapshot.rows.push(new);
+        let groups = groups(&snapshot, GroupBy::Services, None);
+        assert_eq!((groups[0].rate, groups[0].failures), (110.0, 15.0));
     }
 
     #[test]

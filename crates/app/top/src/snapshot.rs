@@ -74,9 +74,13 @@ impl Row {
 }
 
 /// Rows without those of servers whose calls their callers count too: a caller knows retries, faults and regions. The servers of
-/// a service count calls of callers outside the mesh alone.
+/// a service that prove no caller count the calls of all callers as one, which is left out then. Where they know callers, it has only
+/// those from outside the mesh, and those that no one else counts.
 fn counted_once(rows: &[CallsRow]) -> impl Iterator<Item = &CallsRow> {
     let of_callers = rows.iter().filter_map(|row| row.calls.as_ref()).filter(|calls| !calls.by_server);
+    let of_servers = rows.iter().filter_map(|row| row.calls.as_ref()).filter(|calls| calls.by_server);
+    let with_caller = of_servers.filter(|calls| !calls.caller.is_empty());
+    let proved: BTreeSet<_> = with_caller.map(|calls| calls.service.as_str()).collect();
     let (mut pairs, mut services) = (BTreeSet::new(), BTreeSet::new());
     for calls in of_callers {
         pairs.insert((calls.caller.as_str(), calls.service.as_str()));
@@ -85,7 +89,7 @@ fn counted_once(rows: &[CallsRow]) -> impl Iterator<Item = &CallsRow> {
     rows.iter().filter(move |row| {
         let Some(calls) = &row.calls else { return false };
         let is_counted_by_caller = match calls.caller.as_str() {
-            "" => services.contains(calls.service.as_str()),
+            "" => services.contains(calls.service.as_str()) && !proved.contains(calls.service.as_str()),
             caller => pairs.contains(&(caller, calls.service.as_str())),
         };
         !calls.by_server || !is_counted_by_caller
@@ -115,10 +119,12 @@ pub(crate) mod tests {
             row("shop/ads", "shop/cart", true, 3),
             row("", "shop/cart", true, 5),
             row("", "shop/web", true, 7),
+            row("shop/web", "shop/plain", false, 9),
+            row("", "shop/plain", true, 9),
         ];
         let snapshot = Snapshot::of(v1::ReadCallsResponse { rows, ..Default::default() });
         let shown: Vec<_> =
             snapshot.rows.iter().map(|row| (row.caller.as_str(), row.counts.calls())).collect();
-        assert_eq!(shown, [("shop/web", 10), ("shop/ads", 3), (UNKNOWN, 7)]);
+        assert_eq!(shown, [("shop/web", 10), ("shop/ads", 3), (UNKNOWN, 5), (UNKNOWN, 7), ("shop/web", 9)]);
     }
 }
