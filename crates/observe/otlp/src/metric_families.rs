@@ -2,6 +2,7 @@
 
 use fairmesh_metrics::ATTRIBUTES;
 use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model as prometheus;
+use prost::Message as _;
 
 use crate::{
     AttributeValue,
@@ -23,9 +24,9 @@ pub(crate) struct Times {
 
 const CUMULATIVE: i32 = AggregationTemporality::Cumulative as i32;
 
-/// A family as a metric of OTLP, and the number of its data points. Metrics and labels that OpenTelemetry's conventions name get
+/// A family as a metric of OTLP. Metrics and labels that OpenTelemetry's conventions name get
 /// these names.
-pub(crate) fn metric(family: &prometheus::MetricFamily, times: Times) -> (v1::Metric, usize) {
+pub(crate) fn metric(family: &prometheus::MetricFamily, times: Times) -> v1::Metric {
     let is_conventional = family.name.starts_with("http_") || family.name.starts_with("rpc_");
     let name = match is_conventional {
         true => family.name.trim_end_matches("_seconds").replace('_', "."),
@@ -37,13 +38,42 @@ pub(crate) fn metric(family: &prometheus::MetricFamily, times: Times) -> (v1::Me
         "bytes" => "By",
         _ => "",
     };
-    let metric = v1::Metric {
+    v1::Metric {
         name,
         description: family.help.clone(),
         unit: unit.to_owned(),
         data: Some(data(family, times)),
+    }
+}
+
+/// Splits a metric into ones of at most so many bytes; a single data point stays whole.
+pub(crate) fn split(mut metric: v1::Metric, max_bytes: usize) -> Vec<v1::Metric> {
+    let is_long = metric.encoded_len() > max_bytes;
+    let Some(rest) = metric.data.as_mut().filter(|_| is_long).and_then(take_half) else {
+        return vec![metric];
     };
-    (metric, family.metric.len())
+    let v1::Metric { name, description, unit, .. } = &metric;
+    let (name, description, unit) = (name.clone(), description.clone(), unit.clone());
+    let rest = v1::Metric { name, description, unit, data: Some(rest) };
+    [split(metric, max_bytes), split(rest, max_bytes)].concat()
+}
+
+/// Takes out the second half of the data points; `None` of a single one.
+fn take_half(data: &mut Data) -> Option<Data> {
+    fn half<T>(points: &mut Vec<T>) -> Option<Vec<T>> {
+        (points.len() > 1).then(|| points.split_off(points.len() / 2))
+    }
+    Some(match data {
+        Data::Gauge(gauge) => Data::Gauge(v1::Gauge { data_points: half(&mut gauge.data_points)? }),
+        Data::Sum(sum) => Data::Sum(v1::Sum { data_points: half(&mut sum.data_points)?, ..*sum }),
+        Data::Histogram(histogram) => {
+            Data::Histogram(v1::Histogram { data_points: half(&mut histogram.data_points)?, ..*histogram })
+        }
+        Data::ExponentialHistogram(histogram) => Data::ExponentialHistogram(v1::ExponentialHistogram {
+            data_points: half(&mut histogram.data_points)?,
+            ..*histogram
+        }),
+    })
 }
 
 fn data(family: &prometheus::MetricFamily, times: Times) -> Data {

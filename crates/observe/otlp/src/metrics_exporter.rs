@@ -8,6 +8,7 @@ use std::{
 };
 
 use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model::MetricFamily;
+use prost::Message as _;
 use tokio::{
     sync::oneshot,
     task::JoinHandle,
@@ -17,14 +18,14 @@ use tokio::{
 use crate::{
     AttributeValue, Collector,
     collector::{ExportClient, ExportError},
-    metric_families::{Times, metric},
+    metric_families::{Times, metric, split},
     metrics::v1::{ExportMetricsServiceRequest, Metric, ResourceMetrics, ScopeMetrics},
     span::attributes,
     v1::{InstrumentationScope, Resource},
 };
 
-/// A request has whole metrics until they have this many data points, so that it stays below the 4 MiB that collectors take by gRPC.
-const MAX_POINTS: usize = 4_000;
+/// Maximum bytes of the metrics in a request, so that it stays below the 4 MiB that collectors take by gRPC.
+const MAX_BYTES: usize = 2 << 20;
 /// Maximum number of attempts for a request, and the first backoff, which doubles.
 const MAX_ATTEMPTS: u32 = 4;
 const INITIAL_BACKOFF: Duration = Duration::from_millis(500);
@@ -164,13 +165,16 @@ impl Worker {
         }
     }
 
-    /// Sends all requests; returns the number of rejected data points.
+    /// Sends all requests, those after a failed one too; returns the number of rejected data points, or the first error.
     async fn deliver(&mut self, requests: &[ExportMetricsServiceRequest]) -> Result<u64, ExportError> {
-        let mut rejected = 0;
+        let mut delivered = Ok(0);
         for request in requests {
-            rejected += self.send(request).await?;
+            delivered = match (delivered, self.send(request).await) {
+                (Ok(sum), sent) => sent.map(|rejected| sum + rejected),
+                (failed, _) => failed,
+            };
         }
-        Ok(rejected)
+        delivered
     }
 
     async fn send(&mut self, request: &ExportMetricsServiceRequest) -> Result<u64, ExportError> {
@@ -185,16 +189,17 @@ impl Worker {
         self.client.send(request).await
     }
 
-    fn requests(&self, metrics: impl Iterator<Item = (Metric, usize)>) -> Vec<ExportMetricsServiceRequest> {
+    fn requests(&self, metrics: impl Iterator<Item = Metric>) -> Vec<ExportMetricsServiceRequest> {
         let mut batches = vec![(Vec::new(), 0)];
-        for (metric, points) in metrics {
+        for metric in metrics.flat_map(|metric| split(metric, MAX_BYTES)) {
+            let bytes = metric.encoded_len();
             if let Some((batch, sum)) = batches.last_mut()
-                && (batch.is_empty() || *sum + points <= MAX_POINTS)
+                && (batch.is_empty() || *sum + bytes <= MAX_BYTES)
             {
                 batch.push(metric);
-                *sum += points;
+                *sum += bytes;
             } else {
-                batches.push((vec![metric], points));
+                batches.push((vec![metric], bytes));
             }
         }
         let request = |(metrics, _)| {

@@ -222,3 +222,40 @@ async fn refused_metrics_are_not_retried() {
     let exporter = start(&format!("http://{address}/v1/metrics"), Duration::from_hours(1));
     assert_eq!(stop(&exporter).await, MetricsCounts { failed: 1, ..MetricsCounts::default() });
 }
+
+#[tokio::test]
+async fn large_family_is_split_and_a_failed_part_stops_no_other() {
+    // The first request is refused.
+    let (address, mut received) = over_http(vec![StatusCode::BAD_REQUEST]).await;
+    let config = MetricsConfig {
+        to: format!("http://{address}/v1/metrics").parse().unwrap(),
+        interval: Duration::from_hours(1),
+        timeout: Duration::from_secs(10),
+        resource: vec![("service.name".to_owned(), "test".into())],
+    };
+    let long = "x".repeat(900);
+    let series = move |n: usize| prometheus::Metric {
+        label: vec![pair("service", &format!("{n}-{long}"))],
+        gauge: Some(Gauge { value: 1.0 }),
+        ..prometheus::Metric::default()
+    };
+    let gather = move || {
+        let metric = (0..8_192).map(&series).collect();
+        vec![MetricFamily { metric, ..family("calls", MetricType::Gauge, prometheus::Metric::default()) }]
+    };
+    let exporter = MetricsExporter::start(config, gather);
+    assert_eq!(stop(&exporter).await, MetricsCounts { failed: 1, ..MetricsCounts::default() });
+    let mut points = 0;
+    while let Ok(request) = received.try_recv() {
+        assert!(request.encoded_len() < 4 << 20);
+        points += metrics(request).iter().map(gauge_points).sum::<usize>();
+    }
+    assert_eq!(points, 8_192 - 2_048);
+}
+
+fn gauge_points(metric: &Metric) -> usize {
+    match metric.data.as_ref().unwrap() {
+        Data::Gauge(gauge) => gauge.data_points.len(),
+        data => panic!("{data:?}"),
+    }
+}
