@@ -128,7 +128,7 @@ impl HttpHandler for FrontHandler {
         let (mut request, served) = front.observer.begin(request, arrival, peer.served.clone());
         let caller = match front.authorizer.caller_of(&request, peer.caller.as_ref()) {
             Ok(caller) => caller,
-            Err(refusal) => return respond(refusal.map(foreign_body), served),
+            Err(refusal) => return respond((*refusal).map(foreign_body), served),
         };
         if let Some(served) = &served {
             served.accept(peer.served_caller(caller.as_ref()));

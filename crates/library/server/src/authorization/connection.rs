@@ -103,9 +103,9 @@ impl ConnectionAuthorizer {
         &self,
         request: &Request<B>,
         peer: Option<&Caller>,
-    ) -> Result<Option<Caller>, Response<ResponseBody>> {
+    ) -> Result<Option<Caller>, Box<Response<ResponseBody>>> {
         let caller = peer.map(|peer| self.authorizer.caller_through(request.headers(), peer)).transpose();
-        caller.map_err(|problem| refusal(request, problem.into()))
+        caller.map_err(|problem| Box::new(refusal(request, problem.into())))
     }
 
     /// Resolves when this peer may no longer use the service.
