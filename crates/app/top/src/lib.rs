@@ -1,7 +1,7 @@
 //! `fairmesh top`: services, or pairs of caller and service, by rate, failures, latency, waste and egress.
 //!
 //! The control plane has the counts of the last hour; this crate groups them, and shows them in a terminal, as one table
-//! (`--once`) or as JSON. What is shown is a function of a [`Screen`](screen::Screen), which keys and snapshots change: tests
+//! (`--once`) or as JSON. What is shown is a function of a `Screen`, which keys and snapshots change: tests
 //! need no terminal.
 //!
 //! The rows are grouped here and not by the control plane, so that sorting, filtering and drilling down ask for nothing. The
