@@ -12,6 +12,9 @@ const MAX_SLOTS: usize = 48;
 /// The most rows that wait.
 const MAX_ROWS: usize = 64 * 1_024;
 
+/// The most rows of a report. The longest row has 1.2 KB, so that a report stays below the 4 MiB of a message; receivers take more rows.
+const MAX_SENT_ROWS: usize = MAX_COUNT_ROWS / 2;
+
 /// Counts on their way upstream: added up until they are sent, and sent again until they are acknowledged.
 ///
 /// Intervals that are minutes apart are not added up, so that late counts still count in their own time.
@@ -122,7 +125,7 @@ impl CountOutbox {
 
     /// Takes out as much as one report has room for, the oldest first.
     fn take(&mut self) -> VecDeque<Waiting> {
-        let (mut taken, mut room) = (VecDeque::new(), MAX_COUNT_ROWS);
+        let (mut taken, mut room) = (VecDeque::new(), MAX_SENT_ROWS);
         while taken.len() < MAX_COUNT_INTERVALS && room > 0 {
             let Some(mut oldest) = self.waiting.first_entry() else { break };
             let rest = split_off(&mut oldest.get_mut().counted, room);
@@ -240,7 +243,7 @@ mod tests {
         let mut outbox = CountOutbox::new(7);
         outbox.add(interval(0..MAX_COUNT_ROWS + 10, 1, (0, 5_000)), 10_000);
         let mut sent = 0;
-        for rows in [MAX_COUNT_ROWS, 10] {
+        for rows in [MAX_SENT_ROWS, MAX_SENT_ROWS, 10] {
             let report = outbox.next(10_000).unwrap();
             assert_eq!(report.rows(), rows);
             sent += calls(&report);

@@ -165,5 +165,7 @@ async fn send_report(
 
 /// Whether the same report would be refused again.
 fn is_final(code: Code) -> bool {
-    matches!(code, Code::InvalidArgument | Code::PermissionDenied | Code::NotFound | Code::Unimplemented)
+    use Code::{InvalidArgument, NotFound, OutOfRange, PermissionDenied, Unimplemented};
+    // tonic answers OutOfRange where a message is too long.
+    matches!(code, InvalidArgument | PermissionDenied | NotFound | Unimplemented | OutOfRange)
 }
