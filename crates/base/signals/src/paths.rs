@@ -1,5 +1,5 @@
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashSet},
     sync::{Arc, OnceLock},
 };
 
@@ -108,7 +108,7 @@ impl ReportedPaths {
             destination_of: destination_of.into(),
         };
         paths.without_parent =
-            paths.counters(|class, to| before.and_then(|b| b.find(&b.without_parent, class, to)));
+            paths.counters(|class, to| before.and_then(|b| b.find((None, &b.without_parent), class, to)));
         if to.by_parent {
             paths.by_parent = OnceLock::from(paths.parents_of(before));
         }
@@ -126,11 +126,14 @@ impl ReportedPaths {
     /// The slots of parents, with those of the snapshot `before`.
     fn parents_of(&self, before: Option<&Self>) -> Box<[ParentSlot]> {
         let known = before.into_iter().flat_map(|before| before.parents().map(move |known| (before, known)));
-        // Without calls to what there still is, its slot is free again.
-        let known = known.filter(|(_, (parent, _))| self.reportable(*parent).is_some());
+        // Without calls its slot is free again. With calls to what there no longer is, it keeps the slot until they are forgotten:
+        // it would otherwise have further counters of the same path when that returns.
         let known = known.filter_map(|(before, (parent, counters))| {
-            let counters = self.counters(|class, to| before.find(counters, class, to));
-            let is_used = counters.iter().any(|counters| !counters.is_zero());
+            let node = self.reportable(*parent)?;
+            let was_used = counters.iter().any(|counters| !counters.is_zero())
+                || before.former.iter().any(|(path, _)| path.parent.as_ref() == Some(&node));
+            let counters = self.counters(|class, to| before.find((Some(&node), counters), class, to));
+            let is_used = was_used || counters.iter().any(|counters| !counters.is_zero());
             is_used.then(|| OnceLock::from((*parent, counters)))
         });
         let known: Vec<_> = known.collect();
@@ -140,9 +143,9 @@ impl ReportedPaths {
 
     /// Paths of the snapshot `before` with calls that this one has not taken over.
     fn missing_of(&self, before: &Self) -> Box<[(CallPath, Arc<CallCounters>)]> {
-        let is_kept = |counters: &Arc<CallCounters>| {
-            self.iter().any(|(_, kept)| std::ptr::eq(&raw const **counters, kept))
-        };
+        let of_each_parent = self.parents().flat_map(|(_, counters)| counters);
+        let kept: HashSet<_> = self.without_parent.iter().chain(of_each_parent).map(Arc::as_ptr).collect();
+        let is_kept = |counters: &Arc<CallCounters>| kept.contains(&Arc::as_ptr(counters));
         let of_parents =
             before.parents().filter_map(|(parent, counters)| {
                 let parent = self.reportable(*parent)?;
@@ -153,7 +156,8 @@ impl ReportedPaths {
         let all = before.paths_of(&before.without_parent).chain(of_parents.flatten());
         let new = all.filter(|(_, counters)| !counters.is_zero() && !is_kept(counters));
         let new = new.map(|(path, counters)| (path, Arc::clone(counters)));
-        new.chain(before.former.iter().cloned()).take(MAX_FORMER).collect()
+        let former = before.former.iter().filter(|(_, counters)| !is_kept(counters));
+        new.chain(former.cloned()).take(MAX_FORMER).collect()
     }
 
     /// The parents that have counters.
@@ -244,7 +248,24 @@ impl ReportedPaths {
         class.map_or(0, |position| position + 1) * (self.destinations.len() + 1)
     }
 
+    /// The counters of a path, also if it was in a former snapshot alone. `parent` comes with its counters.
     fn find(
+        &self,
+        (parent, counters): (Option<&CallNode>, &Counters),
+        class: Option<&Label>,
+        to: Option<&Destination>,
+    ) -> Option<Arc<CallCounters>> {
+        let current = self.find_current(counters, class, to);
+        current.or_else(|| {
+            if self.former.is_empty() {
+                return None;
+            }
+            let path = CallPath { parent: parent.cloned(), ..self.path(class, to) };
+            self.former.iter().find(|(known, _)| *known == path).map(|(_, counters)| Arc::clone(counters))
+        })
+    }
+
+    fn find_current(
         &self,
         counters: &Counters,
         class: Option<&Label>,
@@ -323,6 +344,22 @@ mod tests {
         }
         let names = second.iter().map(|(path, _)| (path.class, path.to));
         assert_eq!(names.collect::<BTreeSet<_>>().len(), 8);
+    }
+
+    #[test]
+    fn path_that_returns_takes_its_counters_over() {
+        let parent = CallNode { service: ServiceName::new("flaps/web").unwrap(), class: None };
+        let calls = [ReportedAs::default(), ReportedAs { class: None, parent: NodeId::of(&parent) }];
+        let (both, one) = ([(0, at("eu")), (1, at("us"))], [(0, at("eu"))]);
+        let mut current = paths(&both, &[], None);
+        for flap in 1..=100 {
+            calls.iter().for_each(|call| current.to_endpoint(*call, 1).unwrap().record_attempt(true));
+            let sum: u64 = current.iter().map(|(_, counters)| counters.counts().calls()).sum();
+            assert_eq!((sum, current.former.len()), (2 * flap, 0));
+            for endpoints in [&one[..], &one, &both] {
+                current = paths(endpoints, &[], Some(&current));
+            }
+        }
     }
 
     #[test]
