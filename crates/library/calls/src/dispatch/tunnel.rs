@@ -74,21 +74,24 @@ pub(crate) async fn open_tunnel(
             return Ok(ConnectResult::NotAllowed);
         }
         let mut call = Call::new(&handle.subscription);
-        drop(route(dispatch, &mut call, &head).await?);
-        let actions = call.actions().cloned();
-        if let Some(actions) = &actions
-            && let Some(response) = direct_response(dispatch, (actions, &call), &mut head).await?
-        {
-            return Ok(ConnectResult::DirectResponse(response));
-        }
-        authorize_for(dispatch, call.target(), &head).await?;
-        if let Some(actions) = &actions {
-            inject_delay(dispatch, actions, &call).await?;
-        }
-        // Time may have passed since it was routed: while the service was waited for, or by an injected delay.
-        let routed = Routed { now: handle.mesh.clock.now(), snapshot: call.snapshot() };
-        let tunnel = retry_loop(dispatch, &mut call, routed).await;
-        tunnel.map(ConnectResult::Tunnel).inspect_err(|fault| call.report_fault(fault.kind().into()))
+        let result = async {
+            drop(route(dispatch, &mut call, &head).await?);
+            let actions = call.actions().cloned();
+            if let Some(actions) = &actions
+                && let Some(response) = direct_response(dispatch, (actions, &call), &mut head).await?
+            {
+                return Ok(ConnectResult::DirectResponse(response));
+            }
+            authorize_for(dispatch, call.target(), &head).await?;
+            if let Some(actions) = &actions {
+                inject_delay(dispatch, actions, &call).await?;
+            }
+            // Time may have passed since it was routed: while the service was waited for, or by an injected delay.
+            let routed = Routed { now: handle.mesh.clock.now(), snapshot: call.snapshot() };
+            retry_loop(dispatch, &mut call, routed).await.map(ConnectResult::Tunnel)
+        };
+        let result: Result<_, Fault> = result.await;
+        result.inspect_err(|fault| call.report_fault(fault.kind().into()))
     };
     counted(handle, opened).await
 }
