@@ -293,6 +293,11 @@ where
                 match call.poll(future, cx) {
                     Poll::Ready(response) => {
                         call.end_processing(processed.take());
+                        if response.is_err()
+                            && let Some(counted) = &call.counted
+                        {
+                            counted.fail();
+                        }
                         let response = response?;
                         if let Some(counted) = &mut call.counted {
                             counted.respond(response.status(), response.headers());

@@ -116,6 +116,11 @@ impl CountedCall {
         });
     }
 
+    /// Counts that the service failed: its caller sees a broken connection or stream.
+    pub(crate) fn fail(&self) {
+        self.counters.record_fault(CallFault::Reset);
+    }
+
     /// Counts the response by its head, or notes that its gRPC status follows.
     pub(crate) fn respond(&mut self, status: StatusCode, headers: &HeaderMap) {
         self.counters.record_answer(u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX));
