@@ -183,6 +183,10 @@ impl PlacementFacts {
 /// since their services stay.
 fn tenant_quota(backends: &[Backend]) -> usize {
     let places: u64 = backends.iter().map(|backend| u64::from(backend.capacity)).sum();
+    // Without any backend, the missing backends are the reason of a refusal.
+    if places == 0 {
+        return MAX_TENANT_QUOTA;
+    }
     usize::try_from(places / 2).unwrap_or(usize::MAX).min(MAX_TENANT_QUOTA)
 }
 
