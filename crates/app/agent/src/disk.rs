@@ -30,7 +30,7 @@ const SAVE_PAUSE_FACTOR: u32 = 19;
 /// Pause after a round that failed.
 const SAVE_RETRY: Duration = Duration::from_secs(5);
 
-/// Minimum time between two sweeps of retired copies, each of which lists the folder.
+/// Minimum time between two sweeps of retired copies. Each sweep lists the folder.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Freed memory above this many bytes is returned to the system.

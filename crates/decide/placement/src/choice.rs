@@ -90,7 +90,7 @@ impl<'a> Draft<'a> {
         self.fleet.backends.iter().filter(|one| one.is_open).count() / 2
     }
 
-    /// The backends that a service may get beside those that it keeps.
+    /// The backends that a service may get in addition to its present ones.
     pub(crate) fn candidates(&self, kept: &BackendSet) -> Vec<usize> {
         let has_room = |backend: &usize| {
             let one = self.fleet.backends[*backend];

@@ -28,7 +28,7 @@ impl<'a> Fleet<'a> {
         BackendSet::empty(self.backends.len())
     }
 
-    /// The backends with these names, without those that are gone.
+    /// The backends with these names that still exist.
     pub(crate) fn set_of(&self, names: &BTreeSet<Label>) -> BackendSet {
         let mut set = self.none();
         names.iter().filter_map(|name| self.positions.get(name)).for_each(|position| set.insert(*position));

@@ -20,7 +20,7 @@ pub enum Missing {
         /// How many it could have.
         found: usize,
     },
-    /// Further open backends, of which one service has at most half.
+    /// Further open backends. One service has at most half of them.
     Share {
         /// How many it asks for.
         wanted: usize,

@@ -18,7 +18,7 @@ use crate::harness::{
     read_head, say,
 };
 
-/// Calls of the test, of which the first proxy traces one in five.
+/// Calls of the test. The first proxy traces one in five.
 const CALLS: usize = 40;
 /// The request and its attempt at the first proxy, the request to the program, and the request of the program with its attempt.
 const SPANS: usize = 5;

@@ -67,7 +67,7 @@ impl Victim {
         Self { stop, calls }
     }
 
-    /// The number of its calls, none of which failed.
+    /// The number of its calls. None failed.
     async fn stop(self) -> usize {
         self.stop.store(true, Relaxed);
         self.calls.await.unwrap()

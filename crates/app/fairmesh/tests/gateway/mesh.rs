@@ -252,7 +252,7 @@ async fn page(address: &str, path: &str) -> String {
     String::from_utf8_lossy(&read).into_owned()
 }
 
-/// Silent connections from another address of this machine, without those that were refused at once.
+/// Silent connections from another address of this machine that were not refused at once.
 pub(crate) async fn silent(to: SocketAddr, count: usize) -> Vec<TcpStream> {
     let mut connections = Vec::new();
     for _ in 0..count {

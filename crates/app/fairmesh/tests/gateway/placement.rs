@@ -15,7 +15,7 @@ use crate::mesh::{Mesh, dial, exchange, header, serve_pod};
 
 /// The bound of a new call while replicas fail.
 const FAILOVER: Duration = Duration::from_secs(5);
-/// Calls after each failure: more than there are replicas, each of which begins some.
+/// Calls after each failure: more than there are replicas, so that each replica begins some.
 const CALLS: usize = 12;
 /// The address of the pod that calls: all of 127.0.0.0/8 is on loopback.
 const POD: &str = "127.0.1.2";

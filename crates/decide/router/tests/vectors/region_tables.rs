@@ -76,7 +76,7 @@ fn map_of_regions() -> Value {
     ]})
 }
 
-/// Three zones in `eu`, of which the last drains, and one more region; a planner divides the calls of a zone.
+/// Three zones in `eu`, and one more region. The last zone drains; a planner divides the calls of a zone.
 fn by_zone(zone: &'static str, topology: &Value) -> Fleet {
     let policy = json!({"service": "shop/cart", "traffic": {"planner": "rings"}, "locality": {"rings": ["zone", "any"]}});
     let list = [

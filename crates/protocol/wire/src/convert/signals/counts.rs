@@ -152,7 +152,7 @@ pub fn read_calls(message: v1::CountedCalls) -> Result<(CountedPath, CallCounts)
     Ok((path, counts))
 }
 
-/// The most numbers of a list, of which a later release may have more than this one.
+/// The most numbers of a list. A later release may have more than this one.
 const MAX_NUMBERS: usize = 256;
 
 /// A row of denied calls as it travels.

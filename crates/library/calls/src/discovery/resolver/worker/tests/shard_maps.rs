@@ -30,7 +30,7 @@ impl Rig {
 }
 
 #[tokio::test(start_paused = true)]
-async fn map_versions_that_arrive_faster_than_tables_delay_no_other_acknowledgements() {
+async fn frequent_map_versions_delay_no_other_acknowledgement() {
     let mut rig = rig();
     let (maps, _asked) = tokio::sync::mpsc::unbounded_channel();
     rig.worker.maps = Some(maps);

@@ -30,7 +30,7 @@ async fn an_unused_service_is_not_followed_any_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unused_service_with_aging_records_is_kept_and_one_without_records_is_not() {
+async fn unused_service_is_kept_only_with_aging_records() {
     let mut rig = rig();
     drop(rig.follow());
     rig.deliver();
