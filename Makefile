@@ -1,7 +1,7 @@
 # What one does with a checkout. `make` lists the targets.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-gateway release package test soak check bench fuzz fmt clean
+.PHONY: help demo demo-gateway release package test soak check bench pictures fuzz fmt clean
 
 help: ## List these targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,7 @@ test: ## Run every test, or those of ARGS= (make test ARGS=--help), and print ho
 	@scripts/setup.sh grpcio || true
 	@scripts/setup.sh callers || true
 	@scripts/setup.sh prometheus || true
+	@scripts/setup.sh browser || true
 	@scripts/test.sh $(ARGS)
 
 soak: ## Cause outages, replace all there is under full load, stream, send by the kernel, fuzz what it reads, for 10 minutes each or SOAK_MINUTES=, attack every listener, and check what everybody saw
@@ -40,17 +41,22 @@ soak: ## Cause outages, replace all there is under full load, stream, send by th
 	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test faults -- --nocapture kernel::pipelined
 	fuzz/run $$((60 * $${SOAK_MINUTES:-10})) kernel_head
 	SOAK_MINUTES=1 cargo test --release --workspace --test faults -- --nocapture --include-ignored limits:: services::
+	SOAK_MINUTES=1 cargo test --release --workspace --test gateway routes::
 	SOAK_MINUTES=1 cargo test --release --workspace --test kill --test power
 	SOAK_MINUTES=1 cargo test --release --workspace --test identity rotation::
 	cargo test --release --workspace --test packages -- --nocapture
 
-check: ## Check format, clippy, documentation, the library's API and its number of crates, and the dependencies' licences and sources
+check: ## Check format, clippy, documentation, the library's API and its number of crates, the dashboards, the web page, and the dependencies' licences and sources
 	@scripts/setup.sh build demo deny
 	@scripts/check.sh
 
 bench: ## Run the benchmarks: pick and library
 	@bench/run pick
 	@bench/run library
+
+pictures: ## Play the applications of the simulator by each planner, and write the pictures and figures of docs/optimizer
+	@scripts/setup.sh build
+	cargo run --release --workspace --example applications docs/optimizer scenarios/app-*.yaml
 
 fuzz: ## Run each fuzz target for 30 s, or for SECONDS=
 	@scripts/setup.sh build fuzz

@@ -22,6 +22,8 @@ check lean cargo check --quiet -p fairmesh-client --no-default-features
 # Crates alone: `scripts/weight.sh --build` measures the time of a cold build and the size too.
 check weight scripts/weight.sh
 check api scripts/public-api.sh
+check dashboards scripts/dashboards.py --check
+check web scripts/web.sh
 # Advisories are left out: their database cannot be fetched from every machine. `cargo deny check advisories` asks it.
 check deny cargo deny --log-level error check bans licenses sources
 
@@ -29,4 +31,4 @@ if [ ${#failed[@]} -gt 0 ]; then
     printf '\ncheck: failed: %s\n' "${failed[*]}"
     exit 1
 fi
-printf '\ncheck: all seven passed\n'
+printf '\ncheck: all eight passed\n'

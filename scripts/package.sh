@@ -63,7 +63,11 @@ install -d "$root/usr/share/fairmesh"
 "$binary" schema > "$root/usr/share/fairmesh/documents.schema.json"
 install -D -m 644 LICENSE "$root/usr/share/doc/fairmesh/copyright" 2>/dev/null \
     || echo 'Apache-2.0, https://www.apache.org/licenses/LICENSE-2.0' | install -D -m 644 /dev/stdin "$root/usr/share/doc/fairmesh/copyright"
+for file in deploy/grafana/*.json deploy/prometheus/{rules,alerts}.yaml; do
+    install -D -m 644 "$file" "$root/usr/share/fairmesh/${file#deploy/}"
+done
 install -m 644 deploy/README.md "$root/usr/share/doc/fairmesh/README.systemd.md"
+install -m 644 web/THIRD-PARTY.md "$root/usr/share/doc/fairmesh/THIRD-PARTY.web.md"
 for unit in deploy/*.service; do
     sed 's|/usr/local/bin/|/usr/bin/|g' "$unit" | install -D -m 644 /dev/stdin "$root/usr/lib/systemd/system/$(basename "$unit")"
 done

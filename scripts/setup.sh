@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a machine ready for what its arguments name: `build` (compile and test), `callers` (for tests of the kernel form), `demo`,
+# Makes a machine ready for what its arguments name: `browser` (opens the web page in tests), `build` (compile and test), `callers` (for tests of the kernel form), `demo`,
 # `deny`, `etcd`, `fuzz`, `ghz`, `go-spiffe`, `grpc-go`, `grpcio`, `h2spec`, `hosts`, `peers` (the proxies that `bench/run proxy` measures beside ours), `profile` (builds guided by one), `prometheus` (with promtool), `systemd`.
 # Installs only what is missing, says what and why before it does, and changes nothing otherwise.
 set -euo pipefail
@@ -12,6 +12,8 @@ ghz_version=0.121.0
 grpcio_version=1.85.1
 h2spec_version=2.2.1
 envoy_version=1.40.0
+playwright_version=1.65.1
+axe_version=4.14.1
 tools="${XDG_CACHE_HOME:-$HOME/.cache}/fairmesh/tools"
 
 say() { printf 'setup: %s\n' "$*" >&2; }
@@ -41,6 +43,18 @@ has_clang() {
         version=$("$name" -dumpversion) && at_least "$version" "$clang_needed" && return
     done
     return 1
+}
+
+setup_browser() {
+    local folder="$tools/browser" versions="playwright-core@$playwright_version axe-core@$axe_version"
+    command -v chromium >/dev/null || apt_install "a test opens the web page in a browser" chromium
+    command -v npm >/dev/null || apt_install "a test drives the browser by a program for Node" nodejs npm
+    [ "$(cat "$folder/versions" 2>/dev/null)" = "$versions" ] && return
+    say "a test opens the web page in a browser: installing $versions into $folder"
+    mkdir -p "$folder"
+    # shellcheck disable=SC2086 # two packages
+    npm install --prefix "$folder" --no-save --no-audit --no-fund --silent $versions >&2
+    echo "$versions" >"$folder/versions"
 }
 
 setup_build() {
@@ -195,6 +209,7 @@ setup_systemd() {
 
 for part in "$@"; do
     case $part in
+        browser) setup_browser ;;
         build) setup_build ;;
         callers) setup_callers ;;
         demo) setup_demo ;;
@@ -211,6 +226,6 @@ for part in "$@"; do
         profile) setup_profile ;;
         prometheus) setup_prometheus ;;
         systemd) setup_systemd ;;
-        *) die "there is no part '$part'; give build, callers, demo, deny, etcd, fuzz, ghz, go-spiffe, grpc-go, grpcio, h2spec, hosts, peers, profile, prometheus or systemd" ;;
+        *) die "there is no part '$part'; give browser, build, callers, demo, deny, etcd, fuzz, ghz, go-spiffe, grpc-go, grpcio, h2spec, hosts, peers, profile, prometheus or systemd" ;;
     esac
 done

@@ -3,7 +3,7 @@
 //! Simulated, since no machine holds three thousand servers; the decisions are those of the production crates. And
 //! three real servers, of which one is throttled, since a simulator knows only its model of processors and reports.
 
-mod groups;
+mod cgroups;
 mod real;
 
 use std::{error::Error, thread};

@@ -10,7 +10,7 @@ mod idle;
 mod pgo_workload;
 pub(crate) mod process;
 pub(crate) mod results;
-mod scale;
+mod settings;
 mod summary;
 
 use std::{
@@ -33,7 +33,7 @@ use contenders::{Contender, PEERS, Proxy, WireProtocol, YARDSTICKS};
 use ghz::Ghz;
 pub(crate) use pgo_workload::run as run_pgo_workload;
 use results::{Cell, Results, Runs, median};
-use scale::{BODIES, CONNECTIONS, FLOOR, MANY, MULTIPLEXED, SMALL, Scale, TURN, USUAL};
+use settings::{BODIES, CONNECTIONS, FLOOR, MANY, MULTIPLEXED, SMALL, Scale, TURN, USUAL};
 
 /// What `proxy` takes.
 #[derive(Debug, Args)]

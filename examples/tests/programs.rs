@@ -164,7 +164,7 @@ async fn a_key_and_a_role_choose_the_server() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_python_server_that_knows_nothing_is_called_by_name() {
+async fn registered_python_server_without_the_library_is_called_by_name() {
     let machine = Machine::start().await;
     let port = free_port();
     let address = format!("127.0.0.1:{port}");

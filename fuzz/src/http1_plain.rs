@@ -40,7 +40,7 @@ pub fn run(data: &[u8]) {
         let Some(plain) = BorrowedRequest::read(sent, &mut room, fairmesh_headers::is_mesh_header) else {
             return;
         };
-        plain.write(plain.host, Some((&DEADLINE, 7)), &mut written);
+        plain.write(plain.host, (Some(&(DEADLINE, 7)), None), &mut written);
         written.extend_from_slice(plain.body);
         (plain.length, request)
     } else {

@@ -6,6 +6,7 @@
 //!
 //! Rejected: bodies in the files of libFuzzer's targets, which no test would ever run, and few machines compile.
 
+pub mod dns_query;
 pub mod headers;
 pub mod hpack;
 pub mod http1_call;
@@ -38,7 +39,8 @@ mod pipe;
 pub type Target = fn(&[u8]);
 
 /// All of them, by the names of their corpora.
-pub const TARGETS: [(&str, Target); 21] = [
+pub const TARGETS: [(&str, Target); 22] = [
+    ("dns_query", dns_query::run),
     ("headers", headers::run),
     ("hpack", hpack::run),
     ("http1_response", http1_response::run),

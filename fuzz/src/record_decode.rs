@@ -18,6 +18,9 @@ macro_rules! example {
     (name) => {
         "web-1"
     };
+    (scope) => {
+        "shop"
+    };
 }
 
 macro_rules! keys {

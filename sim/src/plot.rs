@@ -2,7 +2,7 @@
 
 mod application;
 mod bars;
-mod intervals;
+mod forest;
 mod propagation;
 mod regions;
 
@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 
 pub use application::{latency_over_load, latency_over_time};
 pub use bars::bars;
-pub use intervals::intervals;
+pub use forest::forest;
 pub use propagation::propagation;
 pub use regions::regions;
 

@@ -10,7 +10,7 @@ use crate::{
     Report, Scenario,
     comparison::{Contender, Ratio, ReportPair, Summary, run_all},
     fleets::{Mix, fleet, limit_requests, with_distance, with_rollout},
-    plot::intervals,
+    plot::forest,
 };
 
 /// The parameters of a sweep.
@@ -266,7 +266,7 @@ impl SweepResult {
         let rows: Vec<_> = self.summaries.iter().skip(1).map(row).collect();
         let baseline = self.summaries.first().map_or_else(String::new, |summary| summary.name.clone());
         let heads = ["p99 utilisation", "p99 latency"].map(|head| format!("{head} / that of {baseline}"));
-        intervals(&title, &heads, &rows)
+        forest(&title, &heads, &rows)
     }
 }
 

@@ -16,7 +16,7 @@ use fairmesh_wire::{
 };
 use tokio::time::{Instant, sleep};
 
-use super::groups::{Group, Groups};
+use super::cgroups::{Cgroup, Cgroups};
 use crate::{load::Seen, meter, report::Report, role_process::RoleProcess, roles::compute::compute};
 
 /// What each server may use, in thousandths of a core; the last is the throttled one. All six have one and a half cores
@@ -124,7 +124,7 @@ pub(super) fn run(quick: bool, report: &mut Report) -> Result<(), Box<dyn Error>
 /// Rounds, each of ours and of theirs at the same time.
 async fn measure(scale: Scale) -> Result<Vec<[Round; 2]>, String> {
     // Dropped in reverse: the groups are removed once they have no processes.
-    let mut groups = Groups::new()?;
+    let mut groups = Cgroups::new()?;
     let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
     let (_mesh, control) = RoleProcess::start(dir.path(), &["mesh"]).await?;
     prefer_least_request(&Address::Tcp(control)).await?;
@@ -182,12 +182,12 @@ async fn prefer_least_request(control: &Address) -> Result<(), String> {
 struct Side {
     callers: RoleProcess,
     _workers: Vec<RoleProcess>,
-    groups: Vec<Group>,
+    groups: Vec<Cgroup>,
 }
 
 impl Side {
     /// Starts them; a request means so many `rounds` of work.
-    async fn start(dir: &Path, service: &str, rounds: u32, groups: &mut Groups) -> Result<Self, String> {
+    async fn start(dir: &Path, service: &str, rounds: u32, groups: &mut Cgroups) -> Result<Self, String> {
         let mut workers = Vec::new();
         let mut limited = Vec::new();
         for (number, allowance) in ALLOWANCES.into_iter().enumerate() {
@@ -222,7 +222,7 @@ impl Side {
     }
 
     fn used_ns(&self) -> Result<Vec<u64>, String> {
-        self.groups.iter().map(Group::used_ns).collect()
+        self.groups.iter().map(Cgroup::used_ns).collect()
     }
 }
 

@@ -4,10 +4,10 @@
 
 mod disk_space;
 mod figures;
-mod fleet;
 mod ratio;
 mod target;
 mod write_watcher;
+mod write_workload;
 
 use std::{fs, os::unix::fs::MetadataExt, path::Path, time::Duration};
 
@@ -29,9 +29,9 @@ use crate::{
     role_process::RoleProcess,
 };
 use disk_space::DiskSpace;
-use fleet::Fleet;
 use target::{Target, Writer, fill};
 use write_watcher::WriteWatcher;
+use write_workload::WriteWorkload;
 
 /// Goals: batches a second, and megabytes a second.
 const WRITES: u64 = 335;
@@ -136,10 +136,10 @@ pub(super) async fn run(quick: bool, report: &mut Report) -> Result<(), String> 
 
 /// A control plane with a file of its own, filled before it opens it.
 async fn ours(dir: &Path, scale: Scale) -> Result<Ours, String> {
-    let mut fleet = Fleet::of(scale.store);
+    let mut workload = WriteWorkload::of(scale.store);
     let file = dir.join("control").join("rib.redb");
     eprintln!("fairmesh: {:.1} GB are written to the file of its store", scale.store as f64 / 1e9);
-    let (revision, store) = fill_file(&file, &mut fleet).await?;
+    let (revision, store) = fill_file(&file, &mut workload).await?;
     eprintln!("fairmesh: starts");
     let start = Instant::now();
     let (mut root, address) = RoleProcess::start_within(START, dir, &["control-plane"]).await?;
@@ -149,7 +149,7 @@ async fn ours(dir: &Path, scale: Scale) -> Result<Ours, String> {
     let pid = root.pid();
     let memory_at_start = disk_space::resident(pid)?;
     let mut watch = WriteWatcher::start(address, revision).await;
-    let writer = Writer::new(Target::Fairmesh(Box::new(connection)), fleet);
+    let writer = Writer::new(Target::Fairmesh(Box::new(connection)), workload);
     eprintln!("fairmesh: writes");
     let before = root.cpu_ns().await?;
     let pace = tokio::select! {
@@ -179,12 +179,12 @@ async fn connect(address: &Address) -> Result<Connection, String> {
     }
 }
 
-/// Writes a fleet to a file where there is none; its last revision, and bytes.
-async fn fill_file(file: &Path, fleet: &mut Fleet) -> Result<(Revision, u64), String> {
+/// Writes a workload to a file where there is none; its last revision, and bytes.
+async fn fill_file(file: &Path, workload: &mut WriteWorkload) -> Result<(Revision, u64), String> {
     let at = file.to_owned();
     let store = spawn_blocking(move || RedbStore::open(at)).await.map_err(|e| e.to_string())?;
     let store = store.map_err(|e| e.to_string())?;
-    let bytes = fill(fleet, async |batch| store.write(batch).await.map(drop).map_err(|e| e.to_string()));
+    let bytes = fill(workload, async |batch| store.write(batch).await.map(drop).map_err(|e| e.to_string()));
     let bytes = bytes.await?;
     let last = store.write(Default::default()).await.map_err(|e| e.to_string())?;
     spawn_blocking(move || drop(store)).await.map_err(|e| e.to_string())?;
@@ -195,11 +195,11 @@ async fn fill_file(file: &Path, fleet: &mut Fleet) -> Result<(Revision, u64), St
 async fn etcd(dir: &Path, scale: Scale) -> Result<(Pace, String), String> {
     let etcd = Etcd::start(dir, &ETCD).await?;
     let target = Target::Etcd(etcd.channel.clone());
-    let mut fleet = Fleet::of(scale.etcd);
+    let mut workload = WriteWorkload::of(scale.etcd);
     eprintln!("etcd: {:.1} GB are written", scale.etcd as f64 / 1e9);
-    fill(&mut fleet, async |batch| target.write(batch).await.map(drop)).await?;
+    fill(&mut workload, async |batch| target.write(batch).await.map(drop)).await?;
     eprintln!("etcd: writes");
-    let pace = pace(&Writer::new(target, fleet), scale).await?;
+    let pace = pace(&Writer::new(target, workload), scale).await?;
     let version = etcd.version.clone();
     drop(etcd);
     fs::remove_dir_all(dir).map_err(|e| format!("{}: {e}", dir.display()))?;

@@ -42,6 +42,7 @@ pub(super) async fn mesh(dir: &Path, agent: Address) -> Result<(), BoxError> {
         oidc: None,
         grpc: vec![Address::Tcp(grpc.to_string())],
         http: free_port()?,
+        traces: None,
         http_names: Vec::new(),
         sources: Vec::new(),
         shadow_controllers: Vec::new(),
@@ -57,6 +58,7 @@ pub(super) async fn mesh(dir: &Path, agent: Address) -> Result<(), BoxError> {
         local_address: None,
         name: "bench".into(),
         metrics: None,
+        probes: None,
     };
     let control = tokio::spawn(fairmesh_control::run(control, std::future::pending()));
     let agent = tokio::spawn(fairmesh_agent::run(agent, std::future::pending()));

@@ -217,6 +217,7 @@ pub(super) async fn agent(dir: &Path, upstream: Address) -> Result<(), BoxError>
         local_address: None,
         name: "bench".into(),
         metrics: None,
+        probes: None,
     };
     println!("ready");
     let ended = async {

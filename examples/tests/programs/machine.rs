@@ -39,6 +39,7 @@ impl Machine {
             oidc: None,
             grpc: vec!["127.0.0.1:0".parse().unwrap()],
             http: "127.0.0.1:0".parse().unwrap(),
+            traces: None,
             http_names: Vec::new(),
             sources: Vec::new(),
             shadow_controllers: Vec::new(),
@@ -60,6 +61,7 @@ impl Machine {
             local_address: None,
             name: "test".into(),
             metrics: None,
+            probes: None,
         };
         let stop = stopping.clone().cancelled_owned();
         let agent_task = tokio::spawn(async { fairmesh_agent::run(config, stop).await.unwrap() });

@@ -17,7 +17,7 @@ pub struct RandomApplication {
     pub roots: usize,
     /// Layers of services. With 0, services make SLATE's graph: three callees, of which the first has three again.
     pub layers: usize,
-    /// The part of regions that have servers of a service; there are two at least.
+    /// The part of regions that have servers of a service. At least two regions have them.
     pub placed: f64,
     /// Mean utilisation.
     pub load: f64,

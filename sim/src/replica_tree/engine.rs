@@ -2,7 +2,7 @@
 
 mod connections;
 mod delivery;
-mod events;
+mod scenario_events;
 mod setup;
 mod summary;
 

@@ -24,7 +24,7 @@ pub struct Traffic {
     /// From the end of an interval to the arrival of its reports at the planner, which may be after the end of the next.
     #[serde(default = "report_delay")]
     pub report_delay: SimTime,
-    /// Faults of the reports of regions.
+    /// Faults in the reports of regions.
     #[serde(default)]
     pub faults: Vec<RegionFault>,
     /// A region to drain.

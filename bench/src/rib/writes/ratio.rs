@@ -10,8 +10,8 @@ use crate::{
     rib::{
         etcd::Etcd,
         writes::{
-            fleet::Fleet,
             target::{Target, Writer, fill},
+            write_workload::WriteWorkload,
         },
     },
     role_process::RoleProcess,
@@ -59,9 +59,9 @@ async fn start(dir: &Path, args: &[&str], bytes: u64) -> Result<(RoleProcess, Wr
     eprintln!("{}: {:.1} GB are written", args.join(" "), bytes as f64 / 1e9);
     let (part, address) = RoleProcess::start_within(START, dir, args).await?;
     let target = Target::Fairmesh(Box::new(connect(&Address::Tcp(address)).await?));
-    let mut fleet = Fleet::of(bytes);
-    fill(&mut fleet, async |batch| target.write(batch).await.map(drop)).await?;
-    Ok((part, Writer::new(target, fleet)))
+    let mut workload = WriteWorkload::of(bytes);
+    fill(&mut workload, async |batch| target.write(batch).await.map(drop)).await?;
+    Ok((part, Writer::new(target, workload)))
 }
 
 fn middle(mut rates: Vec<f64>) -> f64 {

@@ -13,7 +13,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use prost::{Message, Oneof};
 use tonic::transport::Channel;
 
-use super::fleet::Fleet;
+use super::write_workload::WriteWorkload;
 use crate::{
     load::Call,
     rib::etcd::{self, Header},
@@ -32,7 +32,7 @@ pub(super) enum Target {
 #[derive(Clone, Debug)]
 pub(super) struct Writer {
     target: Target,
-    fleet: Arc<Mutex<Fleet>>,
+    workload: Arc<Mutex<WriteWorkload>>,
     written: Arc<Mutex<Written>>,
 }
 
@@ -74,9 +74,9 @@ impl Keys {
 }
 
 impl Writer {
-    /// Goes on where `fleet` stands.
-    pub(super) fn new(target: Target, fleet: Fleet) -> Self {
-        Self { target, fleet: Arc::new(Mutex::new(fleet)), written: Arc::default() }
+    /// Goes on where `workload` stands.
+    pub(super) fn new(target: Target, workload: WriteWorkload) -> Self {
+        Self { target, workload: Arc::new(Mutex::new(workload)), written: Arc::default() }
     }
 
     pub(super) fn written(&self) -> MutexGuard<'_, Written> {
@@ -86,7 +86,7 @@ impl Writer {
 
 impl Call for Writer {
     async fn call(&self) -> Result<(), String> {
-        let batch = lock(&self.fleet).change();
+        let batch = lock(&self.workload).change();
         let keys: Vec<_> = batch.ops.iter().map(|op| (op.key.clone(), op.value.is_some())).collect();
         let bytes = size(&batch);
         let revision = self.target.write(batch).await?;
@@ -132,13 +132,13 @@ impl Target {
     }
 }
 
-/// Writes all of a fleet once, with some batches in flight; returns the number of bytes.
-pub(super) async fn fill<W>(fleet: &mut Fleet, write: impl Fn(Batch) -> W) -> Result<u64, String>
+/// Writes all of a workload once, with some batches in flight; returns the number of bytes.
+pub(super) async fn fill<W>(workload: &mut WriteWorkload, write: impl Fn(Batch) -> W) -> Result<u64, String>
 where
     W: Future<Output = Result<(), String>>,
 {
     let (mut bytes, mut told) = (0, 0);
-    let mut filling = stream::iter(fleet.filling())
+    let mut filling = stream::iter(workload.filling())
         .map(|batch| {
             let bytes = size(&batch);
             let written = write(batch);

@@ -1,8 +1,12 @@
+use std::sync::Arc;
+
 use fairmesh_listen::Listeners;
 use fairmesh_pages::{Process, Readiness};
 use prometheus_client::registry::Registry;
 
-use crate::{identity::AgentIdentity, metrics, served_rib::AgentRib, signals::Reports};
+use crate::{
+    identity::AgentIdentity, metrics, served_rib::AgentRib, signals::Reports, zone_probes::ZoneProbeCounts,
+};
 
 /// What the admin pages show.
 pub(crate) struct Pages {
@@ -10,6 +14,7 @@ pub(crate) struct Pages {
     pub(crate) reports: Reports,
     pub(crate) listeners: Listeners,
     pub(crate) identity: Option<AgentIdentity>,
+    pub(crate) probing: Option<Arc<ZoneProbeCounts>>,
 }
 
 impl Process for Pages {

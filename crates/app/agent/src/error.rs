@@ -1,3 +1,5 @@
+use std::{io, net::SocketAddr};
+
 use fairmesh_model::Invalid;
 use fairmesh_rib::cache::CacheError;
 use fairmesh_wire::transport::BindError;
@@ -20,6 +22,20 @@ pub enum AgentError {
     /// The address of the admin pages cannot be listened on.
     #[error(transparent)]
     Admin(#[from] fairmesh_pages::BindError),
+    /// Other agents cannot probe this address.
+    #[error("{0}")]
+    Probes(Invalid),
+    /// The address of probes cannot be listened on.
+    #[error(
+        "probes of other agents: cannot listen on {address}: {source}; choose an address of this machine and a free port with \
+         --zone-probes"
+    )]
+    ProbeListener {
+        /// The address.
+        address: SocketAddr,
+        /// The system's error.
+        source: io::Error,
+    },
     /// The gRPC server failed.
     #[error("gRPC server stopped: {0}; start the agent again, and report this if it repeats")]
     Serve(tonic::transport::Error),

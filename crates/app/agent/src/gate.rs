@@ -11,20 +11,23 @@ mod asked;
 mod attestor;
 mod table;
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, mem, sync::Arc};
 
 use asked::Asked;
-use attestor::Attestor;
+use attestor::{Attestor, RefusedCalls};
 use axum::{
-    body::{Body, to_bytes},
+    body::{Body, Bytes, to_bytes},
     extract::{Request, State},
     http::Extensions,
     middleware::{Next, from_fn_with_state},
     response::Response,
 };
-use fairmesh_model::{Identity, ProgramFacts, Region, SpiffeId};
+use fairmesh_model::{Identity, ProgramFacts, Region, ServiceName, SpiffeId};
 use fairmesh_rib::{
-    access::requests::{FRAME, one_message},
+    access::{
+        CountedRows, RefusedRows, RefusedSubjects, RowSubject, is_refusal,
+        requests::{FRAME, one_message},
+    },
     follower::FollowerHandle,
 };
 use fairmesh_wire::{LogLimiter, STATEMENT, rpc::MAX_MESSAGE, transport::Services};
@@ -89,15 +92,61 @@ impl Gate {
             Access::Forwarded(needs) | Access::Answered(needs) => needs,
         };
         let Some(identity) = self.member(row.access).await? else { return Ok(request) };
-        let (head, body) = request.into_parts();
+        let (mut head, body) = request.into_parts();
         let body = to_bytes(body, MAX_MESSAGE + FRAME).await;
         let body = body.map_err(|error| Status::from_error(Box::new(error)))?;
         let mut asked = Asked::of(&needs(one_message(&body)?)?)?;
         // An empty report takes room in the agent's sums too.
         asked.calls_any |= matches!(row.access, Access::Answered(_));
-        let decided = self.decide(identity, &Program::of(&head.extensions), &asked).await;
+        let program = Program::of(&head.extensions);
+        let decided = self.decide(identity, &program, &asked).await;
         decided.inspect_err(|refused| log_refusal(row.path, refused))?;
+        let kept = self.keep_permitted_rows((identity, &program), (row.path, body)).await;
+        let (body, refused) = kept.inspect_err(|refused| log_refusal(row.path, refused))?;
+        head.extensions.insert(refused);
         Ok(Request::from_parts(head, Body::from(body)))
+    }
+
+    /// The body of a permitted call, without rows of counts that the program may not report.
+    async fn keep_permitted_rows(
+        &self,
+        (identity, program): (&AgentIdentity, &Program),
+        (path, body): (&str, Bytes),
+    ) -> Result<(Bytes, RefusedRows), Status> {
+        let all = RefusedRows::default();
+        if matches!(program, Program::Own) {
+            return Ok((body, all));
+        }
+        let Some(rows) = CountedRows::of(path, &body)? else { return Ok((body, all)) };
+        let needs = rows.subjects().map(RowSubject::needs).collect::<Result<Vec<_>, _>>()?;
+        // One question for the calls of all rows: a report has thousands, and is repeated if it takes seconds.
+        let mut asked = Asked::of(&needs.concat())?;
+        let refused_calls = self.refused_calls(identity, program, &mem::take(&mut asked.calls)).await?;
+        if refused_calls.is_empty() {
+            match self.decide(identity, program, &asked).await {
+                Ok(()) => return Ok((body, all)),
+                Err(status) if !is_refusal(&status) => return Err(status),
+                Err(_) => {}
+            }
+        }
+        let mut refused = RefusedSubjects::new();
+        for (subject, needs) in rows.subjects().zip(&needs) {
+            let mut asked = Asked::of(needs)?;
+            let calls = mem::take(&mut asked.calls);
+            let decided = match calls.iter().find_map(|service| refused_calls.get(service)) {
+                Some(reason) => Err(reason.clone()),
+                None => self.decide(identity, program, &asked).await,
+            };
+            match decided {
+                Ok(()) => {}
+                Err(reason) if is_refusal(&reason) => drop(refused.insert(subject.clone(), reason)),
+                Err(status) => return Err(status),
+            }
+        }
+        if let Some((_, reason)) = refused.first_key_value() {
+            log_refusal(path, reason);
+        }
+        rows.without(&refused)
     }
 }
 
@@ -113,7 +162,24 @@ impl Gate {
                 asked.check_region(&self.region)?;
                 self.attestor.check_proved(id, asked).await
             }
-            Program::Unknown => Err(Status::permission_denied("the caller proves no identity to this agent")),
+            Program::Unknown => Err(unknown()),
+        }
+    }
+}
+
+impl Gate {
+    /// The services of these that a program may not call.
+    async fn refused_calls(
+        &self,
+        identity: &AgentIdentity,
+        program: &Program,
+        calls: &BTreeSet<ServiceName>,
+    ) -> Result<RefusedCalls, Status> {
+        match program {
+            Program::Own => Ok(RefusedCalls::new()),
+            Program::Other(program) => self.attestor.refused_calls(identity, program, calls).await,
+            Program::Proved(id) => self.attestor.calls_refused_to_proved(id, calls).await,
+            Program::Unknown => Err(unknown()),
         }
     }
 }
@@ -136,6 +202,10 @@ async fn guard(State(gate): State<Gate>, request: Request, next: Next) -> Respon
         Ok(request) => next.run(request).await,
         Err(refused) => refused.into_http(),
     }
+}
+
+fn unknown() -> Status {
+    Status::permission_denied("the caller proves no identity to this agent")
 }
 
 fn log_refusal(path: &str, refused: &Status) {

@@ -21,6 +21,7 @@ mod shard_maps;
 mod signals;
 mod state;
 mod subscriptions;
+mod zone_probes;
 
 use std::{
     future::Future,
@@ -57,6 +58,7 @@ use state::{AgentState, UpstreamSink};
 use tokio::{task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
+use zone_probes::{ZoneProbeCounts, ZoneProber};
 
 /// Time for calls in flight to finish after a stop request; watches end at once.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -87,6 +89,8 @@ pub struct AgentConfig {
     pub workload_api: Option<Address>,
     /// Listening address of `/metrics`, `/healthz` and `/readyz`, if any.
     pub metrics: Option<SocketAddr>,
+    /// The address at which other agents probe this one, which probes them in turn; without one it takes no part.
+    pub probes: Option<SocketAddr>,
 }
 
 /// Runs an agent until `shutdown` completes. On return its copy is on disk.
@@ -104,6 +108,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let transport = mesh_transport(&config, &workload, kept.as_ref());
     let listener = listen(&config, &transport, calls).await?;
     let maps = bind_maps(&config, &listeners).await?;
+    let prober = ZoneProber::bind(&config).await?;
     let admin = AdminListener::bind_optional(config.metrics, &listeners, &table::AGENT_HTTP).await?;
     let node = Node::replica();
     let shared = Arc::new(AgentState::new(node.clone(), disk));
@@ -117,14 +122,15 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
 
     let stopping = CancellationToken::new();
     let _stop_with_me = stopping.clone().drop_guard();
-    tokio::spawn(backend.clone().sweep(stopping.clone()));
-    tokio::spawn(follower::relay_acks(node, upstream.clone(), stopping.clone()));
-    tokio::spawn(checker::campaign(candidate(&config, checks), upstream.clone(), stopping.clone()));
-    let reporting = tokio::spawn(reports.clone().run(stopping.clone()));
+    start_following(&backend, node, candidate(&config, checks), &upstream, &stopping);
+    let (probing, prober) = start_prober(prober, &upstream, &stopping);
+    let all_served = CancellationToken::new();
+    let _report_with_me = all_served.clone().drop_guard();
+    let reporting = tokio::spawn(reports.clone().run(stopping.clone(), all_served.clone()));
     tokio::spawn(identity::keep_fresh(identity.clone(), stopping.clone()));
     let maps = maps.map(|maps| tokio::spawn(shard_maps::serve(maps, backend.clone(), stopping.clone())));
-    let (reported, identified) = (reports.clone(), identity.clone());
-    let pages = Pages { backend: backend.clone(), reports: reported, listeners, identity: identified };
+    let (shown, reported) = (backend.clone(), reports.clone());
+    let pages = Pages { backend: shown, reports: reported, listeners, identity: identity.clone(), probing };
     let admin = admin.map(|listener| listener.start(fairmesh_pages::router(Arc::new(pages))));
     let saving = tokio::spawn(shared.clone().save_all(upstream.state(), stopping.clone()));
 
@@ -135,16 +141,47 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         shutdown.await;
         stopping.cancel();
     };
-    let services = gate.guard(RibServer::new(backend, stopping.clone()).with_services(routes));
-    let served = serve(services, listener, stopped, DRAIN).await;
+    let server = RibServer::new(backend, stopping.clone()).with_services(routes);
+    let served = serve(gate.guard(server), listener, stopped, DRAIN).await;
     stopping.cancel();
-    // The runtime has already reported a panic of one of these tasks.
-    let _ = saving.await;
-    // The last report matters only for seconds.
-    let _ = timeout(DRAIN, reporting).await;
+    all_served.cancel();
+    report_last(saving, reporting, prober).await;
     stop_listeners(admin, maps).await;
     shared.maps.wait_stopped().await;
     served.map_err(AgentError::Serve)
+}
+
+/// Starts what keeps the copy: it forgets what is unused, acknowledges, and elects the checker.
+fn start_following(
+    backend: &AgentRib,
+    node: Node,
+    candidate: checker::Candidate,
+    upstream: &FollowerHandle,
+    stopping: &CancellationToken,
+) {
+    tokio::spawn(backend.clone().sweep(stopping.clone()));
+    tokio::spawn(follower::relay_acks(node, upstream.clone(), stopping.clone()));
+    tokio::spawn(checker::campaign(candidate, upstream.clone(), stopping.clone()));
+}
+
+/// Starts to probe other agents, if this agent takes part; with the counters.
+fn start_prober(
+    prober: Option<ZoneProber>,
+    upstream: &FollowerHandle,
+    stopping: &CancellationToken,
+) -> (Option<Arc<ZoneProbeCounts>>, Option<JoinHandle<()>>) {
+    let counts = prober.as_ref().map(ZoneProber::counts);
+    (counts, prober.map(|prober| tokio::spawn(prober.run(upstream.clone(), stopping.clone()))))
+}
+
+/// Waits until the copy is on disk, and for the last reports, which matter only for seconds.
+async fn report_last(saving: JoinHandle<()>, reporting: JoinHandle<()>, prober: Option<JoinHandle<()>>) {
+    // The runtime has already reported a panic of one of these tasks.
+    let _ = saving.await;
+    let _ = timeout(DRAIN, reporting).await;
+    if let Some(prober) = prober {
+        let _ = timeout(DRAIN, prober).await;
+    }
 }
 
 /// Waits until the listeners beside gRPC have stopped.

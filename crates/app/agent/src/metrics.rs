@@ -3,10 +3,11 @@ use fairmesh_rib::Node;
 use prometheus_client::registry::Registry;
 use tokio::time::Instant;
 
-use crate::{admin::Pages, checker::Counts, signals::Reports};
+use crate::{admin::Pages, checker::Counts, signals::Reports, zone_probes::ZoneProbeCounts};
 
 /// Registers the agent's metrics as they are now.
-pub(crate) fn register(Pages { backend, reports, listeners, identity }: &Pages, registry: &mut Registry) {
+pub(crate) fn register(pages: &Pages, registry: &mut Registry) {
+    let Pages { backend, reports, listeners, identity, probing } = pages;
     let shared = &backend.shared;
     let state = backend.upstream.state().borrow().clone();
     let (count, oldest) = {
@@ -37,6 +38,9 @@ pub(crate) fn register(Pages { backend, reports, listeners, identity }: &Pages, 
     let expires = identity.as_ref().map_or(0, |identity| identity.expires_at().as_secs());
     let help = "When the certificate of this agent expires, in seconds since 1970; 0 without one";
     registry.gauge("certificate_expiry_timestamp_seconds", help, expires);
+    if let Some(counts) = probing {
+        register_zone_probes(registry, counts);
+    }
     reports.register_calls(registry);
     listeners.register(registry);
 }
@@ -54,6 +58,16 @@ fn checker_metrics(registry: &mut Registry, checks: &Counts) {
     registry.counter("distance_probes", "Measurements of a distance started", &checks.distance_probes);
     let help = "Failed measurements of a distance";
     registry.counter("distance_probe_failures", help, &checks.distance_failures);
+}
+
+/// This agent's metrics of probes between agents.
+fn register_zone_probes(registry: &mut Registry, counts: &ZoneProbeCounts) {
+    registry.gauge("zone_probe_targets", "Other agents that this agent probes at present", &counts.targets);
+    registry.counter("zone_probes", "Probes of other agents", &counts.probes);
+    let help = "Probes of other agents that failed by one protocol or more";
+    registry.counter("zone_probe_failures", help, &counts.failures);
+    let help = "Reports of probes that no control plane took";
+    registry.counter("zone_probe_report_failures", help, &counts.report_failures);
 }
 
 fn register_watches(registry: &mut Registry, node: &Node) {

@@ -297,6 +297,7 @@ mod tests {
             local_address: None,
             name: "test".into(),
             metrics: None,
+            probes: None,
         };
         let (disk, _) = Disk::open(folder.path().into(), location).await.unwrap();
         let shared = Arc::new(AgentState::new(Node::replica(), disk));

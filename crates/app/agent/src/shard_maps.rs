@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_map_survives_reconnecting_followers_and_is_dropped_after_the_linger_time() {
+    async fn map_survives_reconnecting_followers_and_is_dropped_after_linger_time() {
         let folder = tempfile::tempdir().unwrap();
         let maps = maps(&folder).await;
         let signals = maps.join(&name()).unwrap();

@@ -1,13 +1,13 @@
-//! Takes the reports of local programs. Minutes of CPU usage are queued and forwarded. Rates are added up, since only the
-//! last ones count.
+//! Takes the reports of local programs. Minutes of CPU usage are queued and forwarded. Rates and counts are added up: of
+//! rates the last ones count.
 
 mod call_sums;
 mod usage_forwarder;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fairmesh_model::{Invalid, Region};
-use fairmesh_rib::{CountRelay, ReportRelay, follower::FollowerHandle};
+use fairmesh_model::{CountReport, Invalid, Region};
+use fairmesh_rib::{CountRelay, ReportRelay, access::RefusedRows, follower::FollowerHandle};
 use fairmesh_signals::SumLimits;
 use fairmesh_wire::v1::{self, imbalance_server::Imbalance, signals_server::Signals};
 use prometheus_client::registry::Registry;
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use call_sums::{CallSums, ReportedCalls};
+use call_sums::CallSums;
 use usage_forwarder::UsageForwarder;
 
 /// The gRPC services `Signals` and `Imbalance` of the agent, and the loops that report upstream.
@@ -39,18 +39,19 @@ impl Reports {
         Self { usages, rates, counts, calls: Arc::default(), began: Instant::now(), upstreams }
     }
 
-    /// Reports until `stopping`.
-    pub(crate) async fn run(self, stopping: CancellationToken) {
-        tokio::join!(
-            self.usages.run(stopping.clone()),
-            self.rates.run(stopping.clone()),
-            self.counts.run(stopping)
-        );
+    /// Reports rates until `stopping`, since programs report them elsewhere from then on, and what counts once until `served`: programs
+    /// that stop beside the agent report their last counts while it drains.
+    pub(crate) async fn run(self, stopping: CancellationToken, served: CancellationToken) {
+        tokio::join!(self.usages.run(served.clone()), self.rates.run(stopping), self.counts.run(served));
     }
 
     /// Registers the totals of calls by caller and callee.
     pub(crate) fn register_calls(&self, registry: &mut Registry) {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner).register(registry, self.now_ms());
+        self.calls().register(registry, self.now_ms());
+    }
+
+    fn calls(&self) -> MutexGuard<'_, CallSums> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn now_ms(&self) -> u64 {
@@ -58,14 +59,11 @@ impl Reports {
     }
 
     fn take(&self, mut report: v1::ReportSignalsRequest) -> Result<v1::ReportSignalsResponse, Invalid> {
-        if let Some(response) = self.counts.take(&mut report)? {
+        let add = |counts: &CountReport| self.calls().add(counts, self.now_ms());
+        if let Some(response) = self.counts.take(&mut report, add)? {
             return Ok(response);
         }
-        let calls = ReportedCalls::of(&report);
         let response = self.rates.take_rates(&mut report)?;
-        if let Some(calls) = calls {
-            self.calls.lock().unwrap_or_else(PoisonError::into_inner).add(calls, self.now_ms());
-        }
         for (i, usage) in report.usages.into_iter().enumerate() {
             self.usages.put(usage).map_err(|e| e.within(format!("usages[{i}]")))?;
         }
@@ -79,8 +77,11 @@ impl Signals for Reports {
         &self,
         request: Request<v1::ReportSignalsRequest>,
     ) -> Result<Response<v1::ReportSignalsResponse>, Status> {
+        let refused = RefusedRows::of(&request);
         let taken = self.take(request.into_inner());
-        taken.map(Response::new).map_err(|e| Status::invalid_argument(e.to_string()))
+        let mut taken = taken.map_err(|e| Status::invalid_argument(e.to_string()))?;
+        taken.refused_rows += refused;
+        Ok(Response::new(taken))
     }
 }
 

@@ -3,13 +3,13 @@
 use std::{io::Write as _, process::ExitCode, time::Duration};
 
 use clap::{Args, ValueEnum};
+use fairmesh_audit::{AuditChange, AuditEntry, AuditValue, BrokenChain, ChainReader, Log};
 use fairmesh_console::{
     arguments::{Format, OutputArgs, TargetArgs},
     connect,
     failure::Failure,
     output::{self, Listing},
 };
-use fairmesh_control::audit::{AuditChange, AuditEntry, AuditValue, BrokenChain, ChainReader, Log};
 use fairmesh_wire::{handshake::Connection, v1::ReadAuditRequest};
 use serde_json::{Value, json};
 

@@ -15,7 +15,7 @@ use fairmesh_console::{
     connect,
     failure::Failure,
     output,
-    view::{At, View},
+    view::{At, ReadView, View},
 };
 use fairmesh_model::{
     FULL_SPEED, HostType, Hosts, Record, RecordKey,

@@ -7,7 +7,7 @@ use fairmesh_console::{
     connect::{SOFTWARE, transport_to},
     failure::Failure,
     output,
-    view::{Scope, View},
+    view::{ReadView, Scope, View},
 };
 use fairmesh_model::{Invalid, Location, RecordKind, Region, ServiceName, Zone};
 use fairmesh_wire::{

@@ -172,6 +172,7 @@ fn control_config(args: &DevArgs, data: &DataFolder) -> ControlConfig {
         trust_domain: TrustDomainChoice::Stored,
         grpc: vec![args.control.clone()],
         http: args.control_admin,
+        traces: None,
         http_names: Vec::new(),
         sources: Vec::new(),
         shadow_controllers: Vec::new(),
@@ -190,6 +191,7 @@ fn agent_config(args: &DevArgs, data: &DataFolder) -> AgentConfig {
         join_token: None,
         workload_api: None,
         metrics: args.agent_admin.0,
+        probes: None,
     }
 }
 
@@ -217,6 +219,7 @@ async fn serve_proxy(
         access_log: AccessLogConfig { form: AccessLogFormat::Off, one_in: 1 },
         traces: None,
         endpoints: None,
+        zone: None,
         options: BTreeMap::new(),
         inbound: None,
     };

@@ -10,12 +10,13 @@ use fairmesh_console::{
     connect,
     failure::Failure,
     output,
-    view::{Scope, View},
+    view::{ReadView, Scope, View},
 };
 use fairmesh_model::{
     Endpoint, EndpointState, InstanceId, Invalid, Prefix, RecordKind, Region, ServiceName,
     spec::{read_duration, write_duration},
 };
+use fairmesh_views::lost_words;
 use fairmesh_wire::{
     handshake::Connection,
     v1::{DrainRequest, InstanceRef, ReportRequest, StateReport, endpoint::State},
@@ -23,7 +24,7 @@ use fairmesh_wire::{
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use super::{callers_behind, records::get::lost_words};
+use super::callers_behind;
 
 /// Interval at which the awaited callers are printed, if they have changed.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);

@@ -2,32 +2,29 @@
 
 mod authorization;
 mod drains;
+mod policy_origins;
 
-use std::{process::ExitCode, sync::Arc};
+use std::process::ExitCode;
 
 use clap::Args;
-use fairmesh_calls::{
-    FaultKind,
-    observe::{self, CallExplanation, Question},
-};
+use fairmesh_calls::observe::CallExplanation;
 use fairmesh_console::{
     arguments::{AgentTarget, OutputArgs, TargetArgs},
     connect,
     failure::Failure,
     output, rib_reader,
-    view::{Scope, ServiceView, View, every_kind, table_age},
+    view::{ReadView, Scope, View, every_kind},
 };
+use fairmesh_explain::{Explained, Undeclared};
 use fairmesh_model::{
-    Endpoint, Location, Region, Revocations, Role, Service, ServiceKind, ServiceName, ShardKey, SpiffeId,
-    Zone, arith,
+    Location, Protocol, Region, Revocations, Role, ServiceKind, ServiceName, ShardKey, SpiffeId, Zone,
 };
-use fairmesh_router::{
-    CompileInput, DirectResponse, PeerIdentity, PickParams, RequestView, ServiceTable, ShardTable, TableInput,
-};
+use fairmesh_router::PeerIdentity;
+use fairmesh_views::HypotheticalCall;
 use fairmesh_wire::handshake::Connection;
 use serde_json::{Value, json};
 
-use super::{caller_region, identity::describe_revocations_of, records::get, request_args};
+use super::{caller_region, identity::describe_revocations_of, request_args};
 
 /// The most unhealthy endpoints that are listed.
 const MAX_LISTED: usize = 10;
@@ -68,6 +65,12 @@ pub struct ExplainArgs {
     /// The caller, as tenant/service or a SPIFFE id: whether the policy allows it the call, and which rule decides.
     #[arg(long = "as", value_name = "ID", value_parser = authorization::caller)]
     caller: Option<authorization::CallerArgument>,
+    /// A claim of the caller's token, as groups=members; may be repeated.
+    #[arg(long = "claim", value_name = "NAME=VALUE", value_parser = authorization::claim, requires = "caller")]
+    claims: Vec<(String, String)>,
+    /// The address from which the caller connects.
+    #[arg(long, value_name = "IP", requires = "caller")]
+    source: Option<std::net::IpAddr>,
     /// The random seed of the call, for splits and picks.
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -79,17 +82,8 @@ pub struct ExplainArgs {
     output_args: OutputArgs,
 }
 
-/// The simulated caller.
-struct Caller {
-    location: Location,
-    /// Client id.
-    name: String,
-    /// Hash of the client id.
-    id: u64,
-}
-
-/// The caller of the arguments.
-async fn caller(connection: &Connection, args: &ExplainArgs) -> Result<Caller, Failure> {
+/// The call of the arguments.
+async fn call(connection: &Connection, args: &ExplainArgs) -> Result<HypotheticalCall, Failure> {
     let region = caller_region::resolve(connection, args.region.as_ref(), &args.agent).await?;
     let zone = match &args.zone {
         Some(zone) => {
@@ -99,52 +93,99 @@ async fn caller(connection: &Connection, args: &ExplainArgs) -> Result<Caller, F
         }
         None => caller_region::zone_of_agent(&args.agent, &region).await,
     };
-    let location = Location { zone, ..Location::in_region(region) };
-    Ok(Caller { location, name: args.client_id.clone(), id: arith::hash_text(&args.client_id) })
+    Ok(HypotheticalCall {
+        service: args.service.clone(),
+        key: args.key,
+        role: args.role.clone(),
+        method: args.method.clone(),
+        path: args.path.clone(),
+        headers: args.headers.clone(),
+        host: args.host.clone(),
+        location: Location { zone, ..Location::in_region(region) },
+        client_id: args.client_id.clone(),
+        seed: args.seed,
+        empty_backends: Vec::new(),
+    })
+}
+
+/// A decision, and the records by which it was made.
+struct Decided {
+    explained: Explained,
+    /// The records of the last service of the call.
+    view: View,
+    /// The fields of the called service's policy that have defaults.
+    fields: Vec<policy_origins::OriginatedField>,
+}
+
+/// Decides by the records of the service, and of that to which its route sends the call.
+async fn decide(connection: &Connection, call: &mut HypotheticalCall) -> Result<Decided, Failure> {
+    let mut view = read(connection, &call.service).await?;
+    for backend in fairmesh_explain::redistributed_backends(call, &view).map_err(undeclared)? {
+        match read_declared_or_not(connection, &backend).await {
+            Ok(records) if fairmesh_explain::has_endpoints(call, (&backend, &records)) => {}
+            Ok(_) => call.empty_backends.push(backend),
+            // As the web page: what may not be read counts as if it had some.
+            Err(failure) => {
+                output::note(format!("whether {backend} has endpoints is not known: {}", failure.message()));
+            }
+        }
+    }
+    let (policy, origins) = view.service(&call.service)?.merged_policy();
+    let fields = policy_origins::fields(&call.service, &policy, &origins);
+    let mut explained = fairmesh_explain::begin(call, &view).map_err(undeclared)?;
+    if let Some(next) = explained.report.next_service().cloned() {
+        view = read(connection, &next).await?;
+        explained = fairmesh_explain::go_on(call, explained, (&next, &view)).map_err(undeclared)?;
+    }
+    Ok(Decided { explained, view, fields })
+}
+
+/// The records of a service, and the drains of regions.
+async fn read(connection: &Connection, name: &ServiceName) -> Result<View, Failure> {
+    let view = read_declared_or_not(connection, name).await?;
+    view.service(name)?;
+    Ok(view)
+}
+
+/// The same, without any of the service if it is not declared.
+async fn read_declared_or_not(connection: &Connection, name: &ServiceName) -> Result<View, Failure> {
+    let mut view = View::read(connection, &Scope::Service(name.clone()), &every_kind()).await?;
+    view.add_drains(connection).await?;
+    Ok(view)
+}
+
+fn undeclared(error: Undeclared) -> Failure {
+    Failure::failed_with(error.to_string(), "apply a document of 'kind: Service' for it")
 }
 
 /// Explains.
 pub async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.target).await?;
-    let caller = caller(&connection, &args).await?;
-    let Compiled { upstream, revision, mut kind, mut avoided, mut drains } =
-        compile(&connection, &args.service, &caller).await?;
-    let grpc = upstream.protocol() == fairmesh_model::Protocol::Grpc;
-    let request = RequestView {
-        host: &args.host,
-        path: &args.path,
-        method: if grpc { "POST" } else { &args.method },
-        headers: &args.headers,
-        grpc,
-    };
-    let ask =
-        PickParams { key: args.key, role: args.role.as_ref(), call_seed: args.seed, ..PickParams::default() };
-    let question = Question { request, ask, now: 0, seed: args.seed };
-    let mut report = CallExplanation::default();
-    observe::explain(&mut report, &upstream, revision, &question);
-    if let Some(name) = report.next_service() {
-        let target = compile(&connection, name, &caller).await?;
-        observe::explain(&mut report, &target.upstream, target.revision, &question);
-        (kind, avoided, drains) = (target.kind, target.avoided, target.drains);
-    }
-    if kind == ServiceKind::Replicated && (args.key.is_some() || args.role.is_some()) {
+    let mut call = call(&connection, &args).await?;
+    let Decided { explained, view, fields } = decide(&connection, &mut call).await?;
+    let Explained { report, last } = &explained;
+    if last.kind == ServiceKind::Replicated && (args.key.is_some() || args.role.is_some()) {
         output::note("any endpoint of a replicated service serves any call; key and role are ignored");
     }
-    let (mut whole, mut text) = (as_json(&report), report.to_string());
+    let (mut whole, mut text) = (fairmesh_explain::document(&explained), report.to_string());
     let mut is_refused = false;
-    if let Some(id) = expected_identity(&connection, &report).await? {
+    if let Some(id) = expected_identity(&connection, report).await? {
         is_refused = add_identity(&connection, &id, &mut whole, &mut text).await?;
     }
-    if let (Some(caller), Some(last)) = (&args.caller, report.decisions.last()) {
-        let target = (&last.explanation.target, question.request.method, args.path.as_str());
-        let decided = authorization::decide(&connection, caller, target).await?;
+    if let (Some(caller), Some(decision)) = (&args.caller, report.decisions.last()) {
+        let method = if last.table.protocol() == Protocol::Grpc { "POST" } else { &args.method };
+        let target = (&decision.explanation.target, method, args.path.as_str());
+        let brought = authorization::Brought::new(args.source, &args.headers, &args.claims);
+        let decided = authorization::decide(&connection, caller, target, &brought).await?;
         is_refused |= !decided.is_made;
         text += &format!("{:<8} {}\n", "may", decided.words);
         whole["authorization"] = decided.json;
     }
-    add_avoided(&avoided, &mut whole, &mut text);
-    add_ejections(&report, &mut text);
-    drains::add(&drains, &mut whole, &mut text);
+    add_avoided(&last.avoided, &mut text);
+    add_ejections(report, &mut text);
+    let last_view = view.service(last.table.name())?;
+    drains::add(&drains::of(&view, last_view, &call.location.region), &mut whole, &mut text);
+    policy_origins::add(&fields, &args.service.tenant, &mut whole, &mut text);
     output::print_one(args.output_args.format(), &whole, &text)?;
     let answered = report.decisions.iter().any(|decision| decision.explanation.direct_response.is_some());
     Ok(if !is_refused && (report.endpoint.is_some() || answered) {
@@ -181,9 +222,7 @@ async fn add_identity(
 }
 
 /// Adds the endpoints that health checks found unhealthy.
-fn add_avoided(avoided: &[(String, String)], whole: &mut serde_json::Value, text: &mut String) {
-    whole["unhealthy"] =
-        avoided.iter().map(|(instance, why)| json!({ "instance": instance, "why": why })).collect();
+fn add_avoided(avoided: &[(String, String)], text: &mut String) {
     for (instance, why) in avoided.iter().take(MAX_LISTED) {
         *text += &format!("{:<8} {instance}, {why}\n", "avoided");
     }
@@ -208,96 +247,4 @@ async fn expected_identity(
         Some(PeerIdentity::Id(id)) => Ok(Some(id.clone())),
         None => Ok(None),
     }
-}
-
-/// A service as a caller in the region has it.
-struct Compiled {
-    upstream: ServiceTable,
-    /// The revision of its newest record.
-    revision: u64,
-    kind: ServiceKind,
-    /// Endpoints that health checks found unhealthy, with the checker and the time.
-    avoided: Vec<(String, String)>,
-    /// Drains of the regions of the caller and of endpoints.
-    drains: Vec<drains::DrainOfCalls>,
-}
-
-fn declared<'a>(name: &ServiceName, one: &'a ServiceView) -> Result<&'a Service, Failure> {
-    let undeclared = || {
-        Failure::failed_with(
-            format!("{name} is not declared, so that callers cannot find it"),
-            "apply a document of 'kind: Service' for it",
-        )
-    };
-    one.service.as_ref().map(|service| &service.value).ok_or_else(undeclared)
-}
-
-/// The caller's snapshot.
-async fn compile(connection: &Connection, name: &ServiceName, caller: &Caller) -> Result<Compiled, Failure> {
-    let mut view = View::read(connection, &Scope::Service(name.clone()), &every_kind()).await?;
-    view.add_drains(connection).await?;
-    let one = view.service(name)?;
-    let service = declared(name, one)?;
-    let endpoints: Vec<Endpoint> = one.endpoints.iter().map(|endpoint| endpoint.value.clone()).collect();
-    let shards = one.shards.as_ref().map(|map| Arc::new(ShardTable::compile(map)));
-    let facts = CompileInput {
-        name,
-        service,
-        policy: &one.effective_policy(),
-        endpoints: &endpoints,
-        shards: shards.as_ref(),
-        location: &caller.location,
-        regions: &view.regions.value,
-        round_trips: &view.round_trips,
-        table: one
-            .tables
-            .get(&caller.location.region)
-            .map(|table| TableInput { table: &table.value, age: table_age(&table.value) }),
-        hosts: &view.hosts.value,
-        health: &one.health,
-        now: 0,
-        client_id: &caller.name,
-        client: caller.id,
-        requires_mtls: view.has_trust_domain,
-        authorizes_callers: false,
-    };
-    let revisions = one.endpoints.iter().map(|endpoint| endpoint.revision);
-    let policy = one.policy.as_ref().map(|policy| policy.revision);
-    let table = one.tables.get(&caller.location.region).map(|table| table.revision);
-    let declared = one.service.as_ref().map(|service| service.revision);
-    let revision = revisions.chain(policy).chain(table).chain(declared).max().unwrap_or_default();
-    let states = get::endpoint_states(one, &view).into_iter().zip(&endpoints);
-    let avoided = states.filter(|(state, _)| state.state == "unhealthy");
-    let avoided = avoided.map(|(state, endpoint)| (endpoint.instance.to_string(), state.reason()));
-    Ok(Compiled {
-        upstream: ServiceTable::compile(&facts, &Arc::default(), None),
-        revision,
-        kind: service.kind,
-        avoided: avoided.collect(),
-        drains: drains::of(&view, one, &caller.location.region),
-    })
-}
-
-fn as_json(report: &CallExplanation) -> Value {
-    let steps = report.decisions.iter().flat_map(|decision| &decision.explanation.steps);
-    let steps: Vec<_> = steps.map(|step| json!({ "step": step.title, "detail": step.detail })).collect();
-    let last = report.decisions.last().map(|decision| &decision.explanation);
-    let instead = last.and_then(|last| last.direct_response.as_ref()).map(|instead| match instead {
-        DirectResponse::Redirect { status, location } => json!({ "status": status, "location": location }),
-        DirectResponse::Abort { status } => json!({ "status": status }),
-    });
-    let end = match (last.and_then(|last| last.picked.as_ref()), &report.endpoint) {
-        (Some(Ok(picked)), Some(target)) => json!({
-            "service": last.map(|last| last.target.to_string()),
-            "instance": target.instance.to_string(),
-            "address": target.address.to_string(),
-            "region": target.location.region.to_string(),
-            "shard": picked.shard.map(|shard| shard.0),
-            "policy": report.decisions.last().map(|decision| decision.policy.as_str()),
-            "lastResort": picked.last_resort,
-        }),
-        (Some(Err(why)), _) => json!({ "error": why.to_string(), "reason": FaultKind::from(&**why).label() }),
-        _ => Value::Null,
-    };
-    json!({ "steps": steps, "goesTo": end, "answered": instead })
 }

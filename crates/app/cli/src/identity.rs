@@ -7,6 +7,7 @@ mod plaintext;
 mod retire;
 mod revoke;
 mod token;
+mod token_issuers;
 mod whoami;
 
 use std::process::ExitCode;
@@ -19,6 +20,7 @@ use fairmesh_console::{
 
 pub(crate) use federation::{federated_value, value as bundle_value};
 pub(crate) use revoke::{describe as describe_revoked, describe_of as describe_revocations_of};
+pub(crate) use token_issuers::value as token_issuer_value;
 
 /// Subcommands of `fairmesh identity`.
 #[derive(Debug, Subcommand)]
@@ -44,6 +46,9 @@ pub enum IdentityCommand {
     /// Other trust domains, whose callers and servers may be named in policies and services.
     #[command(subcommand)]
     Federation(federation::FederationCommand),
+    /// Identity providers, whose tokens of end users services may accept and name in rules.
+    #[command(subcommand)]
+    TokenIssuers(token_issuers::TokenIssuersCommand),
 }
 
 /// Arguments of a command that reads.
@@ -68,6 +73,7 @@ pub async fn run(command: IdentityCommand) -> Result<ExitCode, Failure> {
         IdentityCommand::Revoke(args) => revoke::revoke(args).await,
         IdentityCommand::Restore(args) => revoke::restore(args).await,
         IdentityCommand::Federation(command) => federation::run(command).await,
+        IdentityCommand::TokenIssuers(command) => token_issuers::run(command).await,
     }?;
     Ok(ExitCode::SUCCESS)
 }

@@ -13,6 +13,9 @@ use crate::failure::Failure;
 
 /// The token of the user. No option has it, since lists of processes show these.
 const TOKEN: &str = "FAIRMESH_TOKEN";
+/// Variables with secrets of this process. Programs that a command starts do not inherit them: many write their environment into logs and
+/// reports of crashes.
+pub const SECRET_VARIABLES: [&str; 2] = [TOKEN, "FAIRMESH_JOIN_TOKEN"];
 
 /// Address of the control plane.
 #[derive(Clone, Debug, Args)]

@@ -23,6 +23,8 @@ pub struct Failure {
     places: Vec<Place>,
     /// Whether the other side, or the way to it, ended while it was to respond.
     is_connection_lost: bool,
+    /// Whether the other side refused what was asked.
+    is_refusal: bool,
 }
 
 /// An error at a place in a file.
@@ -42,7 +44,7 @@ pub struct Place {
 
 impl Failure {
     const fn new(report: Report, code: u8) -> Self {
-        Self { report, code, places: Vec::new(), is_connection_lost: false }
+        Self { report, code, places: Vec::new(), is_connection_lost: false, is_refusal: false }
     }
 
     /// A failure on this or the other side.
@@ -105,12 +107,25 @@ impl Failure {
             ),
             _ => miette!("{}", status.message()),
         };
-        Self { is_connection_lost, ..Self::new(report, code) }
+        let is_refusal =
+            matches!(status.code(), Code::PermissionDenied | Code::InvalidArgument | Code::Unimplemented);
+        Self { is_connection_lost, is_refusal, ..Self::new(report, code) }
     }
 
     /// Whether the same may succeed over another connection.
     pub const fn is_connection_lost(&self) -> bool {
         self.is_connection_lost
+    }
+
+    /// The same, as a refusal by the other side.
+    pub const fn into_refusal(mut self) -> Self {
+        self.is_refusal = true;
+        self
+    }
+
+    /// Whether the other side refused what was asked, so that asking again does not help.
+    pub const fn is_refusal(&self) -> bool {
+        self.is_refusal
     }
 
     /// Prints the report to standard error; returns the exit code of the process.
@@ -166,4 +181,20 @@ pub fn configure_reports() {
         let options = MietteHandlerOpts::new().wrap_lines(person).terminal_links(false);
         Box::new(if person { options } else { options.color(false).width(400) }.build())
     }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusal_is_told_from_a_call_that_may_succeed_later() {
+        for refused in [Code::PermissionDenied, Code::InvalidArgument, Code::Unimplemented] {
+            assert!(Failure::from(Status::new(refused, "no")).is_refusal(), "{refused:?}");
+        }
+        for other in [Code::Unavailable, Code::DeadlineExceeded, Code::Internal, Code::ResourceExhausted] {
+            assert!(!Failure::from(Status::new(other, "later")).is_refusal(), "{other:?}");
+        }
+        assert!(!Failure::failed("no complete response within 30 s").is_refusal());
+    }
 }

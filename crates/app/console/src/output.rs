@@ -162,7 +162,7 @@ pub fn write_bytes(bytes: &[u8]) -> Result<(), Failure> {
     write_while_open(bytes).map(drop)
 }
 
-/// The same for output without an end; returns whether the reader still reads.
+/// Writes a piece of endless output; returns whether the reader still reads.
 pub fn write_while_open(bytes: &[u8]) -> Result<bool, Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {

@@ -7,7 +7,6 @@ mod follow;
 
 use std::{collections::BTreeSet, time::Duration};
 
-use bytes::Bytes;
 use fairmesh_model::{
     Label, Prefix, Record, RecordKey, Revision, Revocations, ServiceName, SpiffeId, SpiffePath, TrustBundle,
 };
@@ -19,21 +18,11 @@ use fairmesh_wire::{
 };
 
 use crate::{failure::Failure, view::ALL_TENANTS};
+pub use fairmesh_views::StoredRecord;
 pub use follow::FollowedRecords;
 
 /// Time limit for a whole snapshot.
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// A stored record.
-#[derive(Debug)]
-pub struct StoredRecord {
-    /// Its key.
-    pub key: RecordKey,
-    /// Its encoded value.
-    pub value: Bytes,
-    /// The revision that wrote it.
-    pub revision: u64,
-}
 
 /// Reads everything below the prefixes, by ascending key within each. Keys of newer releases are omitted.
 pub async fn read(connection: &Connection, prefixes: &[Prefix]) -> Result<Vec<StoredRecord>, Failure> {
@@ -161,11 +150,12 @@ fn failure_of(refused: &v1::Refused) -> Failure {
     let v1::Refused { prefix, reason } = refused;
     let message = if reason.contains(prefix) { reason.clone() } else { format!("{prefix}: {reason}") };
     if prefix != ALL_TENANTS {
-        return Failure::failed(message);
+        return Failure::failed(message).into_refusal();
     }
     Failure::failed_with(
         message,
         "with roles for some tenants, read one of them, as in 'fairmesh get services --tenant shop', or one service; 'fairmesh identity \
          whoami' shows your roles",
     )
+    .into_refusal()
 }

@@ -22,6 +22,9 @@ pub enum DemoError {
         "{0} calls of programs failed or reached other endpoints than 'fairmesh explain' predicts; see what is above"
     )]
     ProgramsDiffer(u64),
+    /// Callers and servers counted different numbers of calls.
+    #[error("callers and servers differ in what they counted of these pairs: {0}; see the table above")]
+    CountsDiffer(String),
     /// Something was plaintext, or did not prove its identity.
     #[error("the mesh is not secure: {0}")]
     NotSecure(String),

@@ -14,6 +14,7 @@ mod fleet;
 mod identities;
 mod kernel_form;
 mod load;
+mod pairs;
 mod process;
 mod programs;
 mod region_drain;
@@ -157,21 +158,37 @@ async fn show(fleet: &mut Fleet, args: &DemoArgs) -> Result<(), DemoError> {
     shows(&format!("{}\n", second.text()))?;
     let identities = identities::prove(fleet).await?;
     shows(&format!("{}\n", identities.text()))?;
+    let pairs = pairs::count(fleet).await?;
+    shows(&format!("{}\n", pairs.text()))?;
     let kernel = kernel_form::play(fleet).await?;
     shows(&format!("{}\n", kernel.text()))?;
     let mut figures = report::json(&tally, &story, totals);
     figures["distances"] = distances.json();
     figures["programs"] = second.json();
     figures["identities"] = identities.json();
+    figures["pairs"] = pairs.json();
     figures["kernel"] = kernel.json();
     print_figures(&figures, args)?;
+    outcome(&tally, &identities, &pairs, second.differing() + u64::from(kernel.differs()))
+}
+
+/// The first claim of the demo that does not hold, if any. `programs_differing` counts responses that differ between forms.
+fn outcome(
+    tally: &CallStats,
+    identities: &identities::Identities,
+    pairs: &pairs::Pairs,
+    programs_differing: u64,
+) -> Result<(), DemoError> {
     let problems = identities.problems();
     if !problems.is_empty() {
         return Err(DemoError::NotSecure(problems.join("; ")));
     }
+    let differing = pairs.differing();
+    if !differing.is_empty() {
+        return Err(DemoError::CountsDiffer(differing.join("; ")));
+    }
     let total = tally.total();
-    let differing = second.differing() + u64::from(kernel.differs());
-    match (total.failed - total.in_flight, differing) {
+    match (total.failed - total.in_flight, programs_differing) {
         (0, 0) => Ok(()),
         (0, differing) => Err(DemoError::ProgramsDiffer(differing)),
         (failed, _) => Err(DemoError::CallsFailed(failed)),

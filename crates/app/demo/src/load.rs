@@ -3,6 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use fairmesh_client::{Body, Fault, FaultKind, Mesh, ServiceHandle};
+use fairmesh_model::SpiffePath;
+use futures_util::future::{join_all, try_join_all};
 use http_body_util::BodyExt;
 use tokio::{sync::Semaphore, task::JoinHandle, time::Instant};
 
@@ -90,7 +92,7 @@ impl Load {
         let mut load = Self { shoppers: Vec::new(), drivers: Vec::new(), stop };
         let period = Duration::from_secs(1) * u32::try_from(REGIONS.len()).unwrap_or(1) / rate;
         for place in REGIONS {
-            let shoppers = Shoppers::new(fleet, place).await?;
+            let shoppers = Shoppers::new(fleet, place, None).await?;
             load.shoppers.push(shoppers.clone());
             load.drivers.push(tokio::spawn(drive(shoppers, tally.clone(), period, stopped.clone())));
         }
@@ -113,8 +115,23 @@ impl Load {
         let stats: Vec<_> = self.shoppers.iter().map(|shoppers| shoppers.mesh.stats()).collect();
         let tries: u64 = stats.iter().map(|stats| stats.attempts).sum();
         let reused: u64 = stats.iter().map(|stats| stats.connection_reuses).sum();
+        let closed = self.shoppers.into_iter().map(|shoppers| shoppers.mesh.close());
+        join_all(closed).await;
         (tries, reused as f64 / tries.max(1) as f64)
     }
+}
+
+/// Calls the shop this number of times in all, from all regions with this identity. Returns once all are counted, those that fail too.
+pub(super) async fn call_all(fleet: &Fleet, calls: u64, identity: &SpiffePath) -> Result<(), DemoError> {
+    let calls_from = async |place: DemoRegion| {
+        let shoppers = Shoppers::new(fleet, place, Some(identity.clone())).await?;
+        for (number, act) in (0..calls / REGIONS.len() as u64).zip(ACTIONS.into_iter().cycle()) {
+            let _ = shoppers.act(act, number).await;
+        }
+        shoppers.mesh.close().await;
+        Ok(())
+    };
+    try_join_all(REGIONS.map(calls_from)).await.map(drop)
 }
 
 async fn drive(
@@ -155,10 +172,9 @@ fn stuck(shoppers: &Shoppers, act: Action, phase: Phase) -> CallRecord {
 }
 
 impl Shoppers {
-    async fn new(fleet: &Fleet, place: DemoRegion) -> Result<Self, DemoError> {
-        let mesh =
-            super::service::mesh(fleet.agent_socket(place), place, &format!("shoppers-{}", place.name), None)
-                .await?;
+    async fn new(fleet: &Fleet, place: DemoRegion, identity: Option<SpiffePath>) -> Result<Self, DemoError> {
+        let client = format!("shoppers-{}", place.name);
+        let mesh = super::service::mesh(fleet.agent_socket(place), place, &client, identity).await?;
         let service = |name: &str| mesh.service(name).map_err(|e| DemoError::Fleet(e.to_string()));
         Ok(Self {
             place,

@@ -95,7 +95,9 @@ pub(super) async fn serve(args: ServeArgs) -> Result<(), DemoError> {
         Kind::Checkout => shop::checkout(place, &mesh)?,
         Kind::Cart => cart::routes(carts),
     };
-    Ok(serve_http(inner, routes, &server).await?)
+    let served = serve_http(inner, routes, &server).await;
+    mesh.close().await;
+    Ok(served?)
 }
 
 /// The library as configured for programs of a region.

@@ -13,12 +13,15 @@ use clap::{
     error::{ContextKind, ContextValue, ErrorKind},
 };
 use fairmesh_cli::{
-    audit, calibrate, call, check, dev, drain, explain, identity, imbalance, records, security, shards, sim,
-    tap, traffic, version, wait,
+    audit, calibrate, call, check, dev, drain, explain, identity, records, security, shards, sim, version,
+    wait,
 };
 use fairmesh_console::{failure::Failure, output};
 use fairmesh_model::Invalid;
-use fairmesh_processes::{agent, control, gateway, kernel, keyserver, lookaside, node, proxy, register, rib};
+use fairmesh_processes::{
+    agent, control, dns, gateway, kernel, keyserver, lookaside, node, proxy, register, rib,
+};
+use fairmesh_traffic::{cost, imbalance, probe, tap, trace, traffic};
 
 use crate::man;
 
@@ -106,6 +109,8 @@ pub(crate) enum Command {
     Agent(agent::AgentArgs),
     /// Run a proxy for programs that cannot link the library: they call services by host name.
     Proxy(Box<proxy::ProxyArgs>),
+    /// Run a DNS server beside a proxy: cart.shop.mesh is the address at which programs reach the service shop/cart.
+    Dns(dns::DnsArgs),
     /// Have the kernel send requests of unmodified programs, by eBPF.
     #[command(subcommand)]
     Kernel(kernel::KernelCommand),
@@ -169,6 +174,12 @@ pub(crate) enum Command {
     Traffic(traffic::TrafficCommand),
     /// Report the cores wasted by uneven load, with their causes.
     Imbalance(imbalance::ImbalanceArgs),
+    /// Show the network between zones, as agents that probe each other see it.
+    Probe(probe::ProbeArgs),
+    /// Show what the traffic of services costs, and whose calls use their CPU.
+    Cost(cost::CostArgs),
+    /// Show the slowest and the failed traces of the last hour, or one of them with its attempts.
+    Trace(trace::TraceArgs),
     /// Show who calls whom, how well and at what cost, in the terminal.
     Top(fairmesh_top::TopArgs),
     /// Call a service by name through the library.
@@ -209,6 +220,7 @@ impl Command {
             self,
             Self::Control(_)
                 | Self::Agent(_)
+                | Self::Dns(_)
                 | Self::Lookaside(_)
                 | Self::Keyserver(_)
                 | Self::Rib(RibCommand::Replica(_))
@@ -243,6 +255,7 @@ mod tests {
         "control",
         "agent",
         "proxy",
+        "dns",
         "lookaside",
         "keyserver",
         "gateway",
@@ -262,6 +275,7 @@ mod tests {
         "shards",
         "identity",
         "identity federation",
+        "identity token-issuers",
         "security",
         "traffic",
         "sim",

@@ -3,11 +3,14 @@
 use std::process::ExitCode;
 
 use fairmesh_cli::{
-    audit, calibrate, call, check, dev, drain, explain, identity, imbalance, records, schema, security,
-    shards, sim, tap, traffic, version, wait,
+    audit, calibrate, call, check, dev, drain, explain, identity, records, schema, security, shards, sim,
+    version, wait,
 };
 use fairmesh_console::{failure::Failure, output};
-use fairmesh_processes::{agent, control, gateway, kernel, keyserver, lookaside, node, proxy, register, rib};
+use fairmesh_processes::{
+    agent, control, dns, gateway, kernel, keyserver, lookaside, node, proxy, register, rib,
+};
+use fairmesh_traffic::{cost, imbalance, probe, tap, trace, traffic};
 
 use crate::{
     cli::{self, Cli, Command},
@@ -15,12 +18,13 @@ use crate::{
 };
 
 /// Runs the command; returns the exit code of the process.
-#[allow(clippy::cognitive_complexity, reason = "one match arm per command")]
+#[allow(clippy::cognitive_complexity, clippy::too_many_lines, reason = "one match arm per command")]
 pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
     match cli.command {
         Command::Control(args) => control::run(args).await,
         Command::Agent(args) => agent::run(args).await,
         Command::Proxy(args) => proxy::run(*args).await,
+        Command::Dns(args) => dns::run(args).await,
         Command::Kernel(command) => kernel::run(command).await,
         Command::Keyserver(args) => keyserver::run(args).await,
         Command::Gateway(args) => gateway::run(*args).await,
@@ -49,6 +53,9 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Identity(command) => identity::run(command).await,
         Command::Traffic(command) => traffic::run(command).await,
         Command::Imbalance(args) => imbalance::run(args).await,
+        Command::Probe(args) => probe::run(args).await,
+        Command::Cost(args) => cost::run(args).await,
+        Command::Trace(args) => trace::run(args).await,
         Command::Top(args) => fairmesh_top::run(args).await,
         Command::Sim(command) => sim::run(command),
         Command::Call(args) => call::run(args).await,

@@ -30,9 +30,11 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("otlp", &["metrics"]),
     // The pages of every process: what is on them comes from the processes.
     ("pages", &["model", "metrics", "listen", "otlp"]),
-    // Counts that were reported, by time: who reports them, and who reads them, is none of it.
-    ("call-history", &["model"]),
     ("wire", &["model", "listen", "http"]),
+    // Values for operators, from records and reports: who reads these is none of it.
+    ("views", &["model", "wire"]),
+    // The page shows what a source knows, and the control plane is one.
+    ("web", &["model", "wire", "views"]),
     ("balancer", &["model"]),
     ("imbalance", &["model"]),
     ("router", &["model", "balancer"]),
@@ -43,10 +45,18 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // eBPF programs and their maps: no word of HTTP. They decide from what these two lay out.
     ("kernel", &["balancer", "router"]),
     ("signals", &["model"]),
+    // Counts that were reported, by time: who reports them, and who reads them, is none of it.
+    ("call-history", &["model", "signals"]),
+    // Spans that processes exported, and what a caller may see of them: where they are listened for is none of it.
+    ("traces", &["model", "wire", "otlp"]),
     ("rib", &["model", "wire", "signals"]),
     ("identity", &["model", "wire", "rib"]),
+    // Verifies tokens: who brings them, and who fetches keys, is none of it.
+    ("tokens", &["model", "router"]),
     ("te", &["model"]),
     ("placement", &["model"]),
+    // Which agents probe which, and what that says: who sends and who asks is none of it.
+    ("probes", &["model"]),
     // From facts to tables, for the control plane and the simulator: who collects facts and writes tables is none of it.
     ("planner", &["model", "signals", "te"]),
     ("sim", &["model", "balancer", "router", "rib", "te", "planner", "signals"]),
@@ -67,6 +77,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "shared-memory",
             "imbalance",
             "signals",
+            "probes",
         ],
     ),
     (
@@ -76,6 +87,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "listen",
             "wire",
             "identity",
+            "tokens",
             "rib",
             "balancer",
             "router",
@@ -101,12 +113,20 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "connections",
         ],
     ),
+    // Decides for a caller that does not exist, as the library would.
+    ("explain", &["model", "router", "views", "calls"]),
     // Names what programs use.
     ("client", &["model", "wire", "router", "http", "headers", "calls"]),
     // What proxies have in common knows no kind of proxy: neither the kernel form nor servers in front of programs and pages.
     ("edge", &["model", "metrics", "shared-memory", "wire", "identity", "http", "headers", "calls", "otlp"]),
     // Routes for tenants that their nodes name, and knows no node.
-    ("gateway", &["model", "metrics", "listen", "pages", "wire", "rib", "headers", "calls", "edge"]),
+    (
+        "gateway",
+        &[
+            "model", "metrics", "listen", "pages", "wire", "identity", "tokens", "rib", "headers", "calls",
+            "edge",
+        ],
+    ),
     // Forwards bytes: no word of routes or policies. The records that it follows say which replica serves a service.
     ("node", &["model", "metrics", "listen", "pages", "wire", "rib", "server", "edge"]),
     (
@@ -118,9 +138,13 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     // Holds keys and knows nothing of calls.
     ("keyserver", &["model", "metrics", "listen", "pages", "wire", "identity"]),
+    // Answers from declarations: it calls nothing.
+    ("dns", &["model", "metrics", "listen", "pages", "wire", "rib"]),
     ("lookaside", &["model", "metrics", "listen", "pages", "wire", "rib", "router", "signals", "calls"]),
     // Runs controllers, and knows none of them.
     ("controllers", &["model", "rib", "store"]),
+    // Who wrote which records: a file beside the store, and no part of it.
+    ("audit", &["model", "identity", "rib", "store"]),
     (
         "control",
         &[
@@ -130,23 +154,31 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "pages",
             "wire",
             "identity",
+            "tokens",
             "rib",
             "signals",
             "planner",
             "placement",
+            "probes",
             "store",
             "registry",
             "imbalance",
             "controllers",
+            "audit",
             "call-history",
+            "traces",
+            "views",
+            "explain",
+            "web",
         ],
     ),
     // What commands share. They know none of one another.
-    ("console", &["model", "wire", "identity"]),
+    ("console", &["model", "wire", "identity", "views"]),
     (
         "processes",
         &[
             "model",
+            "metrics",
             "listen",
             "wire",
             "identity",
@@ -160,6 +192,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "client",
             "keyserver",
             "lookaside",
+            "dns",
             "kernel",
             "edge",
             "gateway",
@@ -171,15 +204,16 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     ("demo", &["model", "wire", "client", "server", "kernel", "console"]),
+    // What shows traffic changes no records but who plans.
+    ("traffic", &["model", "wire", "registry", "imbalance", "planner", "console", "processes"]),
     (
         "cli",
         &[
             "model",
             "wire",
             "identity",
+            "tokens",
             "router",
-            "imbalance",
-            "planner",
             "sim",
             "registry",
             "kernel",
@@ -187,13 +221,17 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "client",
             "agent",
             "proxy",
+            "audit",
             "control",
+            "views",
+            "explain",
             "console",
             "processes",
+            "traffic",
         ],
     ),
     // Shows what a control plane responds, and runs nothing.
-    ("top", &["model", "wire", "console"]),
+    ("top", &["model", "wire", "views", "console"]),
     // What tests share, and what runs them.
     ("test-support", &["model"]),
     ("test-runner", &["test-support"]),
@@ -205,8 +243,18 @@ const MAY_USE: &[(&str, &[&str])] = &[
 const MAY_USE_ALL: &[&str] = &["fairmesh", "bench", "fuzz"];
 
 /// Crates that hold no clock, no chance and no I/O, so that simulation and production run the same code.
-const PURE: &[&str] =
-    &["model", "balancer", "router", "imbalance", "signals", "te", "planner", "placement", "call-history"];
+const PURE: &[&str] = &[
+    "model",
+    "balancer",
+    "router",
+    "imbalance",
+    "signals",
+    "te",
+    "planner",
+    "placement",
+    "probes",
+    "call-history",
+];
 
 /// Files that are as pure within a crate that is not: the core of the RIB, and what decides on shards.
 const PURE_FILES: &[(&str, &[&str])] = &[
@@ -218,17 +266,18 @@ const PURE_FILES: &[(&str, &[&str])] = &[
             "table.rs",
             "table/apply_update.rs",
             "table/previous_values.rs",
-            "table/size.rs",
+            "table/memory.rs",
             "update.rs",
             "progress.rs",
             "node_core.rs",
             "hub.rs",
             "hub/pull.rs",
-            "hub/size.rs",
+            "hub/memory.rs",
             "hub/watcher.rs",
         ],
     ),
     ("control", &["signals/watched.rs"]),
+    ("traces", &["otlp.rs", "span.rs", "store.rs", "view.rs"]),
     (
         "registry",
         &[
@@ -277,11 +326,14 @@ const LISTENS: &[&str] = &[
     "wire/src/transport/serve.rs",
     // Listeners for programs, for a program's server, and for the process that takes over.
     "proxy/src/lifecycle/bind.rs",
-    "proxy/src/inbound/server.rs",
     "core/src/lifecycle/handover.rs",
     "core/src/lifecycle/succession.rs",
+    // Queries of DNS, over TCP and UDP.
+    "dns/src/lib.rs",
     // In front of a program.
     "processes/src/register/terminator.rs",
+    // Probes of other agents.
+    "agent/src/zone_probes/answer.rs",
     "demo/src/fleet.rs",
     "demo/src/service.rs",
     // A connection of the process to itself.
@@ -311,6 +363,8 @@ struct Crate {
     folder: PathBuf,
     /// By name as declared; those for tests and build scripts are left out.
     dependencies: BTreeSet<String>,
+    /// Whether `cargo test --doc` runs the examples of its library; `None` without a library.
+    runs_examples: Option<bool>,
 }
 
 impl Crate {
@@ -339,6 +393,8 @@ fn crates() -> Vec<Crate> {
 fn read(package: &serde_json::Value) -> Crate {
     let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
     let dependencies = package["dependencies"].as_array().unwrap().iter();
+    let mut targets = package["targets"].as_array().unwrap().iter();
+    let library = targets.find(|target| target["kind"][0] == "lib");
     Crate {
         name: short(&text(&package["name"])),
         folder: Path::new(package["manifest_path"].as_str().unwrap()).parent().unwrap().to_owned(),
@@ -346,6 +402,7 @@ fn read(package: &serde_json::Value) -> Crate {
             .filter(|dependency| dependency["kind"].is_null())
             .map(|dependency| text(&dependency["name"]))
             .collect(),
+        runs_examples: library.and_then(|library| library["doctest"].as_bool()),
     }
 }
 
@@ -433,6 +490,24 @@ fn the_core_of_the_rib_is_pure() {
             assert_pure(&one.folder.join("src").join(file));
         }
     }
+}
+
+/// `cargo test --doc` reads every crate whole, for minutes on a busy machine. `doctest = false` leaves out crates without examples.
+#[test]
+fn crates_with_examples_in_their_documentation_run_them() {
+    for one in crates() {
+        let Some(runs_examples) = one.runs_examples else { continue };
+        let has_examples = sources(&one.folder.join("src")).iter().any(|file| has_example(file));
+        assert_eq!(runs_examples, has_examples, "{}: `doctest` of Cargo.toml", one.folder.display());
+    }
+}
+
+/// Whether a documentation comment of a file has a block of code.
+fn has_example(file: &Path) -> bool {
+    let text = fs::read_to_string(file).unwrap();
+    text.lines()
+        .map(str::trim_start)
+        .any(|line| (line.starts_with("///") || line.starts_with("//!")) && line.contains("```"))
 }
 
 #[test]

@@ -12,6 +12,8 @@ mod cli {
     pub(crate) mod config_file;
     pub(crate) mod controllers;
     pub(crate) mod conventions;
+    pub(crate) mod cost;
+    pub(crate) mod cpu_cost;
     pub(crate) mod dev;
     pub(crate) mod endpoints;
     pub(crate) mod etcd;
@@ -27,8 +29,10 @@ mod cli {
     pub(crate) mod membership;
     pub(crate) mod message_conformance;
     pub(crate) mod moves;
+    pub(crate) mod pairs;
     pub(crate) mod permissive;
     pub(crate) mod placement;
+    pub(crate) mod policy_defaults;
     pub(crate) mod proxies;
     pub(crate) mod readme;
     pub(crate) mod reference;
@@ -54,7 +58,10 @@ mod cli {
     pub(crate) mod tables;
     pub(crate) mod tokens;
     pub(crate) mod top;
+    pub(crate) mod trace;
+    pub(crate) mod user_rules;
     pub(crate) mod wait;
+    pub(crate) mod web;
     pub(crate) mod workload_api;
     pub(crate) mod workloads;
 }

@@ -82,7 +82,10 @@ fn assert_complete(root: &Path) {
         "usr/share/zsh/vendor-completions/_fairmesh",
         "usr/share/fish/vendor_completions.d/fairmesh.fish",
         "usr/share/fairmesh/documents.schema.json",
+        "usr/share/fairmesh/grafana/fleet.json",
+        "usr/share/fairmesh/prometheus/alerts.yaml",
         "usr/share/doc/fairmesh/copyright",
+        "usr/share/doc/fairmesh/THIRD-PARTY.web.md",
     ] {
         assert!(root.join(file).is_file(), "{file}");
     }

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -68,6 +68,9 @@ pub struct AgentArgs {
     /// Address of /metrics, /healthz and /readyz, or 'none'.
     #[arg(long, alias = "metrics", value_name = "ADDRESS", default_value = "127.0.0.1:7402")]
     admin: AdminAddress,
+    /// Probe other agents in turn with them, and answer their probes at this address, by which they reach this machine.
+    #[arg(long, value_name = "IP:PORT")]
+    zone_probes: Option<SocketAddr>,
     #[command(flatten)]
     logging: Logging,
 }
@@ -92,6 +95,7 @@ pub async fn run(args: AgentArgs) -> Result<ExitCode, Failure> {
         // `main` has refused a malformed variable.
         workload_api: environment::workload_api().ok().flatten(),
         metrics: args.admin.0,
+        probes: args.zone_probes,
     };
     fairmesh_agent::run(config, stop_signals::shutdown()?).await.map_err(|error| Failure::stopped(&error))?;
     Ok(ExitCode::SUCCESS)

@@ -48,6 +48,10 @@ struct ServeArgs {
     /// Address of the registry's HTTP API, /metrics, /healthz and /readyz.
     #[arg(long, alias = "http", value_name = "ADDRESS", default_value = "127.0.0.1:7401")]
     admin: SocketAddr,
+    /// Take spans of proxies and programs at this address, by OTLP over HTTP, and keep the slowest and the failed of the last hour for
+    /// 'fairmesh trace'. Plaintext, and not authenticated.
+    #[arg(long, value_name = "ADDRESS")]
+    traces: Option<SocketAddr>,
     /// A name of this host or of a load balancer in front of it, for the certificate with which that port speaks TLS beside
     /// plaintext in a mesh with a trust domain; may be repeated. It has localhost, the host's name and that address.
     #[arg(long = "admin-name", alias = "http-name", value_name = "HOST")]
@@ -69,7 +73,7 @@ struct ServeArgs {
     #[arg(long)]
     new_store_id: bool,
     /// A controller that decides and changes nothing; 'fairmesh control status' shows what it would change. May be repeated:
-    /// distance-targets, drains, federated-bundles, placement, planner, verdicts.
+    /// distance-targets, drains, federated-bundles, placement, planner, token-issuers, verdicts.
     #[arg(long = "shadow-controller", value_name = "NAME")]
     shadow_controllers: Vec<ShadowController>,
     #[command(flatten)]
@@ -221,6 +225,7 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
         oidc: args.oidc.config(),
         grpc: args.grpc,
         http: args.admin,
+        traces: args.traces,
         http_names: args.admin_names,
         sources: args.sources,
         shadow_controllers: args.shadow_controllers,

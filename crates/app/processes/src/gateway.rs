@@ -1,6 +1,7 @@
 //! `fairmesh gateway`.
 
 mod status;
+mod upgrade;
 
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
@@ -36,6 +37,8 @@ pub struct GatewayCommandArgs {
 enum GatewayCommand {
     /// Show the backends of the gateway, the services that each serves, and what is not placed as it asks, and why.
     Status(status::StatusArgs),
+    /// Replace the program of replicas one by one, by hot upgrade; stop and go back when error codes rise.
+    Upgrade(upgrade::UpgradeArgs),
 }
 
 /// Arguments of a replica.
@@ -114,6 +117,7 @@ struct GatewayArgs {
 pub async fn run(args: GatewayCommandArgs) -> Result<ExitCode, Failure> {
     match args.command {
         Some(GatewayCommand::Status(args)) => status::run(args).await.map(|()| ExitCode::SUCCESS),
+        Some(GatewayCommand::Upgrade(args)) => upgrade::run(args).await,
         None => serve(args.replica).await,
     }
 }

@@ -8,6 +8,7 @@
 pub mod agent;
 pub mod control;
 pub mod daemon_args;
+pub mod dns;
 pub mod gateway;
 pub mod heap;
 pub mod kernel;

@@ -15,11 +15,11 @@ use std::{
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use fairmesh_calls::{Mesh, forwarding::with_event_loops};
 use fairmesh_console::{connect, failure::Failure, stop_signals};
+use fairmesh_dns::Zone;
 use fairmesh_model::{Invalid, Label, Location, MeshRole, Protocol, Region, ServiceName, SpiffePath, spec};
 use fairmesh_proxy::{
-    AccessLogConfig, AccessLogFormat, BoundInbound, BoundProxy, EndpointMetrics, InboundConfig,
-    InboundEndpoint, InboundServer, Limits, ListenerConfig, ListenerKind, ProxyConfig, ProxyError, TlsFiles,
-    check_tls,
+    AccessLogConfig, AccessLogFormat, BoundProxy, EndpointMetrics, InboundConfig, InboundEndpoint, Limits,
+    ListenerConfig, ListenerKind, ProxyConfig, ProxyError, TlsFiles, check_tls,
 };
 use fairmesh_server::default_instance;
 use fairmesh_wire::transport::{Address, Transport};
@@ -97,7 +97,7 @@ struct ServeArgs {
     handover: Option<PathBuf>,
     /// A program on this machine that is an endpoint of a service, and the address of this proxy at which callers reach
     /// it.
-    #[arg(long, value_name = "SERVICE@IP:PORT=PROGRAM", conflicts_with = "handover")]
+    #[arg(long, value_name = "SERVICE@IP:PORT=PROGRAM")]
     inbound: Option<InboundEndpoint>,
     /// The protocol of that program: http1, http2 or grpc. A service without declaration is declared with it.
     #[arg(long, value_parser = register::protocol, default_value = "http1", requires = "inbound")]
@@ -128,6 +128,9 @@ struct ServeArgs {
     /// [default: that of --inbound, else the proxy itself].
     #[arg(long, value_name = "SERVICE", conflicts_with = "inbound")]
     service: Option<ServiceName>,
+    /// The zone of 'fairmesh dns': hosts beneath it name services too, cart.shop.ZONE as cart.shop does.
+    #[arg(long, value_name = "ZONE")]
+    dns_zone: Option<Zone>,
     /// The access log, to standard output.
     #[arg(long, value_enum, default_value_t, value_name = "FORM")]
     access_log: LogForm,
@@ -297,32 +300,28 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
     let (transport, key_server) = key_server::connect(&args).await?.unzip();
     let config = ProxyConfig { key_server, listen, ..config(&args, endpoints.clone()) };
     // Every address is bound before an endpoint is registered, which would otherwise be called in vain.
-    let bound = BoundProxy::bind(&config).await.map_err(|error| Failure::stopped(&error))?;
+    let address = inbound.as_ref().map(|config| config.inbound.address);
+    let stopped = |error: ProxyError| Failure::stopped(&error);
+    let mut bound = BoundProxy::bind(&config, address).await.map_err(stopped)?;
     let mesh = mesh(&args, endpoints, transport).await?;
-    let spoken = match inbound {
-        Some(inbound) => Some(serve_inbound(inbound).await.map_err(|error| Failure::stopped(&error))?),
+    let served = match inbound {
+        Some(inbound) => bound.start_inbound(inbound).await.map_err(stopped)?,
         None => None,
     };
-    let shown = spoken.as_ref().map(InboundServer::server);
-    let registered = shown.clone();
     // The program may call others through this proxy while it completes calls in flight.
     let shutdown = async {
         shutdown.await;
-        if let Some(spoken) = spoken {
-            spoken.stop().await;
+        if let Some(served) = &served {
+            served.shutdown().await;
         }
     };
-    let ended = bound.run(ProxyConfig { inbound: shown, ..config }, mesh, shutdown).await;
-    if let (Err(_), Some(server)) = (&ended, registered) {
+    let ended = bound.run(ProxyConfig { inbound: served.clone(), ..config }, mesh, shutdown).await;
+    if let (Err(_), Some(served)) = (&ended, &served) {
         // A process that ends early leaves no endpoint behind.
-        server.shutdown().await;
+        served.shutdown().await;
     }
-    ended.map_err(|error| Failure::stopped(&error))?;
+    ended.map_err(stopped)?;
     Ok(ExitCode::SUCCESS)
-}
-
-async fn serve_inbound(config: InboundConfig) -> Result<InboundServer, ProxyError> {
-    BoundInbound::bind(config).await?.start().await
 }
 
 /// The kernel redirects to one listener.
@@ -350,6 +349,7 @@ fn config(args: &ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> ProxyCon
         endpoints,
         options,
         listen: Vec::new(),
+        zone: args.dns_zone.as_ref().map(ToString::to_string),
         tls: args.tls_cert.clone().map(|certificate| TlsFiles { certificate, key: args.tls_key.clone() }),
         key_server: None,
         admin: args.admin.0,
@@ -366,6 +366,7 @@ fn client_settings(args: &ServeArgs) -> BTreeMap<&'static str, String> {
         ("control", args.control.as_ref().map(ToString::to_string)),
         ("region", args.region.as_ref().map(ToString::to_string)),
         ("client-id", args.client_id.clone()),
+        ("dns-zone", args.dns_zone.as_ref().map(ToString::to_string)),
         ("inbound-protocol", inbound),
     ];
     told.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()

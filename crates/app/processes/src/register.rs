@@ -189,13 +189,14 @@ struct Supervisor {
     /// Set after the first response of the program.
     lease: Option<Lease>,
     standing: Option<watch::Receiver<RegistrationState>>,
-    /// Only for a program that was started here; processes of others are unknown.
-    usage: Option<SignalReports>,
+    /// CPU usage of a program that was started here, since processes of others are unknown, and counts of requests if this command
+    /// forwards them.
+    signals: Option<SignalReports>,
 }
 
 impl Supervisor {
     fn new(plan: ValidArguments, front: Front, child: Option<Child>) -> Self {
-        Self { plan, front, child, health: Health::default(), lease: None, standing: None, usage: None }
+        Self { plan, front, child, health: Health::default(), lease: None, standing: None, signals: None }
     }
 
     async fn run(mut self, terminated: impl Future<Output = ()>) -> Result<u8, Failure> {
@@ -264,12 +265,16 @@ impl Supervisor {
         let software = format!("register {} {}", registration.service, registration.instance);
         let ServerTransport { transport, undecided } = self.front.opened.clone();
         let link = RegistryClient::new(self.plan.addresses.clone(), software, transport);
-        let link = Arc::new(link.undecided(undecided));
-        if let Some(pid) = self.child.as_ref().and_then(Child::pid) {
-            let cpu = Cpu::of(pid);
+        let link = Arc::new(link.undecided(undecided).after_policy_of(self.front.authorizer()));
+        let cpu = self.child.as_ref().and_then(Child::pid).map(Cpu::of);
+        if let Some(cpu) = &cpu {
             cpu.read();
             print_status(format_args!("its CPU is measured by {}", cpu.how()));
-            self.usage = Some(SignalReports::of_program(Arc::clone(&link), registration.clone(), cpu));
+        }
+        let front = self.front.authorizer();
+        if cpu.is_some() || front.is_some() {
+            let signals = SignalReports::of_program(Arc::clone(&link), registration.clone(), cpu, front);
+            self.signals = Some(signals);
         }
         let lease = Lease::keep(link, registration, EndpointState::Serving);
         let mut standing = lease.registration_state();
@@ -347,6 +352,9 @@ impl Supervisor {
     }
 
     async fn leave(&mut self) {
+        if let Some(signals) = &self.signals {
+            signals.close().await;
+        }
         let Some(lease) = &self.lease else { return };
         match lease.leave().await {
             Ok(()) => print_status("the endpoint is removed"),

@@ -18,19 +18,19 @@ pub(crate) fn cells(by: GroupBy, group: &Group) -> Vec<String> {
     let none = || "-".to_owned();
     let mut cells: Vec<String> = group.names.iter().map(|name| printable(name)).collect();
     if by == GroupBy::Denied {
-        cells.push(group.counts.calls().to_string());
+        cells.push(group.sum.counts.calls().to_string());
         return cells;
     }
-    let latency = |part| group.counts.latency_quantile_us(part).map_or_else(none, millis);
+    let latency = |part| group.sum.counts.latency_quantile_us(part).map_or_else(none, millis);
     cells.extend([
-        decimal(group.rate, 1),
-        group.failed_part().map_or_else(none, |part| decimal(part * 100.0, 2) + " %"),
-        decimal(group.retries, 1),
+        decimal(group.sum.rate, 1),
+        group.sum.failed_part().map_or_else(none, |part| decimal(part * 100.0, 2) + " %"),
+        decimal(group.sum.retries, 1),
         latency(0.5),
         latency(0.99),
         group.wasted.map_or_else(none, |cores| decimal(cores, 2)),
-        bytes(group.egress),
-        ago(group.age_ms),
+        bytes(group.sum.egress),
+        ago(group.sum.age_ms),
     ]);
     cells
 }

@@ -3,10 +3,11 @@
 use std::{cmp::Ordering, collections::BTreeMap};
 
 use fairmesh_model::CallCounts;
+use fairmesh_views::{CallRow, CallSum};
 
 use crate::{
     arguments::{GroupBy, SortBy},
-    snapshot::{Row, Snapshot},
+    snapshot::Snapshot,
 };
 
 /// Calls that are shown as one row.
@@ -14,61 +15,19 @@ use crate::{
 pub(crate) struct Group {
     /// A name for each of [`GroupBy::headings`].
     pub(crate) names: Vec<String>,
-    pub(crate) counts: CallCounts,
-    pub(crate) rate: f64,
-    pub(crate) failures: f64,
-    pub(crate) retries: f64,
-    /// Bytes per second between regions.
-    pub(crate) egress: f64,
+    pub(crate) sum: CallSum,
     /// `None` where it is not known.
     pub(crate) wasted: Option<f64>,
-    /// The greatest part of the window that one of its rows covers. Rows that cover less had no calls before.
-    pub(crate) covered_ms: u64,
-    /// Since the newest data.
-    pub(crate) age_ms: u64,
 }
 
-impl Group {
-    /// The part of calls that failed; `None` without calls.
-    pub(crate) fn failed_part(&self) -> Option<f64> {
-        (self.rate > 0.0).then(|| (self.failures / self.rate).min(1.0))
-    }
-
-    fn add(&mut self, row: &Row) {
-        self.rate += row.counts.calls() as f64;
-        self.failures += row.counts.failures() as f64;
-        self.retries += row.counts.retries() as f64;
-        if row.from != row.to && row.has_regions() {
-            self.egress += row.counts.request_bytes().saturating_add(row.counts.response_bytes()) as f64;
-        }
-        self.counts += &row.counts;
-        self.covered_ms = self.covered_ms.max(row.covered_ms);
-        self.age_ms = self.age_ms.min(row.age_ms);
-    }
-
-    /// Turns the sums of all rows into rates.
-    fn per_second(&mut self) {
-        let seconds = self.covered_ms as f64 / 1_000.0;
-        for sum in [&mut self.rate, &mut self.failures, &mut self.retries, &mut self.egress] {
-            *sum = if seconds > 0.0 { *sum / seconds } else { 0.0 };
-        }
-    }
-}
-
-impl Row {
-    fn has_regions(&self) -> bool {
-        [&self.from, &self.to].iter().all(|region| *region != crate::snapshot::UNKNOWN)
-    }
-
-    fn names(&self, by: GroupBy) -> Vec<String> {
-        let names = match by {
-            GroupBy::Services | GroupBy::Denied => vec![&self.service],
-            GroupBy::Pairs => vec![&self.caller, &self.service],
-            GroupBy::Regions => vec![&self.from, &self.to],
-            GroupBy::Routes => vec![&self.service, &self.class],
-        };
-        names.into_iter().cloned().collect()
-    }
+fn names(row: &CallRow, by: GroupBy) -> Vec<String> {
+    let names = match by {
+        GroupBy::Services | GroupBy::Denied => vec![&row.service],
+        GroupBy::Pairs => vec![&row.caller, &row.service],
+        GroupBy::Regions => vec![&row.from, &row.to],
+        GroupBy::Routes => vec![&row.service, &row.class],
+    };
+    names.into_iter().cloned().collect()
 }
 
 /// The groups of a snapshot: of all calls, or of those to one service.
@@ -78,11 +37,11 @@ pub(crate) fn groups(snapshot: &Snapshot, by: GroupBy, service: Option<&str>) ->
     }
     let mut groups = BTreeMap::<Vec<String>, Group>::new();
     for row in snapshot.rows.iter().filter(|row| service.is_none_or(|service| row.service == service)) {
-        let names = row.names(by);
-        let new = || Group { names: names.clone(), age_ms: u64::MAX, ..Group::default() };
-        groups.entry(names.clone()).or_insert_with(new).add(row);
+        let names = names(row, by);
+        let new = || Group { names: names.clone(), ..Group::default() };
+        groups.entry(names.clone()).or_insert_with(new).sum.add(row);
     }
-    groups.values_mut().for_each(Group::per_second);
+    groups.values_mut().for_each(|group| group.sum.per_second());
     for group in groups.values_mut().filter(|_| by == GroupBy::Services) {
         group.wasted = snapshot.wasted.get(&group.names[0]).copied();
     }
@@ -99,7 +58,11 @@ fn denied(snapshot: &Snapshot, service: Option<&str>) -> Vec<Group> {
             or(&row.rule, "(no rule allows it)"),
             if row.audit { "audit".to_owned() } else { "refused".to_owned() },
         ],
-        counts: CallCounts::ZERO.with_totals([row.count, 0, 0, 0, 0]),
+        sum: CallSum {
+            counts: CallCounts::ZERO.with_totals([row.count, 0, 0, 0, 0]),
+            age_ms: 0,
+            ..CallSum::default()
+        },
         ..Group::default()
     };
     rows.map(group).collect()
@@ -107,14 +70,14 @@ fn denied(snapshot: &Snapshot, service: Option<&str>) -> Vec<Group> {
 
 /// Sorts the greatest first, and equal ones by name.
 pub(crate) fn sort(groups: &mut [Group], by: SortBy, is_reversed: bool) {
-    let p99 = |group: &Group| group.counts.latency_quantile_us(0.99).unwrap_or_default() as f64;
+    let p99 = |group: &Group| group.sum.counts.latency_quantile_us(0.99).unwrap_or_default() as f64;
     let value = |group: &Group| match by {
-        SortBy::Rate if group.rate == 0.0 => group.counts.calls() as f64,
-        SortBy::Rate => group.rate,
-        SortBy::Failures => group.failures,
+        SortBy::Rate if group.sum.rate == 0.0 => group.sum.counts.calls() as f64,
+        SortBy::Rate => group.sum.rate,
+        SortBy::Failures => group.sum.failures,
         SortBy::P99 => p99(group),
         SortBy::Wasted => group.wasted.unwrap_or(-1.0),
-        SortBy::Egress => group.egress,
+        SortBy::Egress => group.sum.egress,
         SortBy::Name => 0.0,
     };
     groups.sort_by(|one, other| {
@@ -137,7 +100,7 @@ pub(crate) mod tests {
     use super::*;
 
     pub(crate) fn snapshot() -> Snapshot {
-        let row = |caller: &str, service: &str, (from, to): (&str, &str), calls: u64| Row {
+        let row = |caller: &str, service: &str, (from, to): (&str, &str), calls: u64| CallRow {
             caller: caller.into(),
             service: service.into(),
             class: "-".into(),
@@ -174,25 +137,25 @@ pub(crate) mod tests {
         let total: u64 = snapshot.rows.iter().map(|row| row.counts.calls()).sum();
         for by in [GroupBy::Services, GroupBy::Pairs, GroupBy::Regions, GroupBy::Routes] {
             let groups = groups(&snapshot, by, None);
-            assert_eq!(groups.iter().map(|group| group.counts.calls()).sum::<u64>(), total);
+            assert_eq!(groups.iter().map(|group| group.sum.counts.calls()).sum::<u64>(), total);
             assert!(groups.iter().all(|group| group.names.len() == by.headings().len()));
         }
         let regions = groups(&snapshot, GroupBy::Regions, Some("shop/cart"));
         assert_eq!(names(&regions), ["eu eu", "eu us"]);
-        assert_eq!((regions[0].egress, regions[1].egress), (0.0, 1_000.0));
-        assert_eq!((regions[1].rate, regions[1].failed_part()), (10.0, Some(0.05)));
+        assert_eq!((regions[0].sum.egress, regions[1].sum.egress), (0.0, 1_000.0));
+        assert_eq!((regions[1].sum.rate, regions[1].sum.failed_part()), (10.0, Some(0.05)));
     }
 
     #[test]
     fn a_path_that_is_new_in_the_window_weighs_by_its_calls() {
         let mut snapshot = snapshot();
         snapshot.rows.truncate(1);
-        let mut new = Row { to: "us".into(), covered_ms: 1_000, ..snapshot.rows[0].clone() };
+        let mut new = CallRow { to: "us".into(), covered_ms: 1_000, ..snapshot.rows[0].clone() };
         new.counts =
             CallCounts::ZERO.with_totals([100, 0, 0, 0, 0]).with_outcomes(&[0, 0, 0, 0, 100], &[], &[]);
         snapshot.rows.push(new);
         let groups = groups(&snapshot, GroupBy::Services, None);
-        assert_eq!((groups[0].rate, groups[0].failures), (110.0, 15.0));
+        assert_eq!((groups[0].sum.rate, groups[0].sum.failures), (110.0, 15.0));
     }
 
     #[test]

@@ -48,7 +48,7 @@ fn item(by: GroupBy, group: &Group) -> Value {
     let names = by.headings().iter().zip(&group.names);
     let mut item: Map<String, Value> =
         names.map(|(heading, name)| (heading.to_lowercase(), json!(name))).collect();
-    let counts = &group.counts;
+    let counts = &group.sum.counts;
     item.insert("calls".into(), json!(counts.calls()));
     if by == GroupBy::Denied {
         return item.into();
@@ -58,18 +58,18 @@ fn item(by: GroupBy, group: &Group) -> Value {
     let faults = CallFault::ALL.iter().zip(counts.faults()).filter(|(_, calls)| **calls > 0);
     let faults = faults.map(|(fault, calls)| json!({"fault": fault.label(), "calls": calls}));
     let numbers = json!({
-        "callsPerSecond": group.rate,
-        "failuresPerSecond": group.failures,
-        "retriesPerSecond": group.retries,
+        "callsPerSecond": group.sum.rate,
+        "failuresPerSecond": group.sum.failures,
+        "retriesPerSecond": group.sum.retries,
         "p50Micros": counts.latency_quantile_us(0.5),
         "p99Micros": counts.latency_quantile_us(0.99),
         "responses": responses.collect::<Vec<_>>(),
         "faults": faults.collect::<Vec<_>>(),
         "requestBytes": counts.request_bytes(),
         "responseBytes": counts.response_bytes(),
-        "egressBytesPerSecond": group.egress,
+        "egressBytesPerSecond": group.sum.egress,
         "wastedCores": group.wasted,
-        "ageMs": group.age_ms,
+        "ageMs": group.sum.age_ms,
     });
     if let Value::Object(numbers) = numbers {
         item.extend(numbers);

@@ -121,12 +121,12 @@ fn aligned(text: &str, is_number: bool) -> Cell<'static> {
 
 /// Failures are red; rows whose reports have stopped are dim.
 fn style(group: &Group) -> Style {
-    let style = match group.failed_part() {
+    let style = match group.sum.failed_part() {
         Some(part) if part >= 0.05 => Style::new().fg(Color::Red),
         Some(part) if part >= 0.01 => Style::new().fg(Color::Yellow),
         _ => Style::new(),
     };
-    if group.age_ms >= OLD_MS { style.add_modifier(Modifier::DIM) } else { style }
+    if group.sum.age_ms >= OLD_MS { style.add_modifier(Modifier::DIM) } else { style }
 }
 
 #[cfg(test)]

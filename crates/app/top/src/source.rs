@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use fairmesh_console::{
     connect,
     failure::Failure,
-    view::{Scope, View, every_kind},
+    view::{ReadView, Scope, View, every_kind},
 };
 use fairmesh_model::ServiceName;
 use fairmesh_wire::{

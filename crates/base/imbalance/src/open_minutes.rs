@@ -178,6 +178,17 @@ impl OpenMinutes {
         self.locations.retain(|place| Arc::strong_count(place) > 1);
     }
 
+    /// Total usage of the instances of a service over all minutes here.
+    pub fn instances(&self, service: &ServiceName) -> Vec<Member> {
+        let mut sums: BTreeMap<InstanceId, Member> = BTreeMap::new();
+        let minutes = self.minutes.values().filter_map(|minute| minute.by_name.get(service));
+        for (instance, (_, usage)) in minutes.flatten() {
+            let new = || Member { instance: instance.clone(), cpu_us: 0, covered_ms: 0, requests: 0 };
+            sums.entry(instance.clone()).or_insert_with(new).add(usage);
+        }
+        sums.into_values().collect()
+    }
+
     /// Total usage of the instances of each service and hardware type over all minutes here.
     pub fn members(&self) -> BTreeMap<(ServiceName, HostType), Vec<Member>> {
         let mut sums: BTreeMap<(ServiceName, HostType), BTreeMap<InstanceId, Member>> = BTreeMap::new();
@@ -193,9 +204,7 @@ impl OpenMinutes {
                 covered_ms: 0,
                 requests: 0,
             });
-            member.cpu_us += usage.cpu_us;
-            member.covered_ms += u64::from(usage.covered_ms);
-            member.requests += usage.requests;
+            member.add(usage);
         }
         sums.into_iter().map(|(key, members)| (key, members.into_values().collect())).collect()
     }

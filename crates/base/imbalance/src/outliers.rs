@@ -1,6 +1,6 @@
 use fairmesh_model::InstanceId;
 
-use crate::{MIN_COVERED_MS, median};
+use crate::{MIN_COVERED_MS, Usage, median};
 
 /// With fewer members, there is no typical value.
 const MIN_MEMBERS: usize = 5;
@@ -20,6 +20,15 @@ pub struct Member {
     pub covered_ms: u64,
     /// Calls begun in it; 0 if they are not counted.
     pub requests: u64,
+}
+
+impl Member {
+    /// Adds a minute.
+    pub(crate) fn add(&mut self, usage: &Usage) {
+        self.cpu_us += usage.cpu_us;
+        self.covered_ms += u64::from(usage.covered_ms);
+        self.requests += usage.requests;
+    }
 }
 
 /// The measure by which members are compared.

@@ -30,6 +30,8 @@ pub struct Line {
     pub area: Area,
     /// The peak by the slice's own p99, in millicore-minutes; for services the same as `area.peak`.
     pub own_peak: u64,
+    /// The causes of the waste of a service, which add up to it; `None` of other lines.
+    pub causes: Option<Causes>,
 }
 
 /// An outlier with its service and hardware type.
@@ -117,11 +119,14 @@ impl ImbalanceReport {
             report.total += row.whole;
             report.causes += row.causes;
             match by {
-                Breakdown::Service => add(&mut lines, service.to_string(), row.whole, row.whole.peak),
+                Breakdown::Service => {
+                    let line = add(&mut lines, service.to_string(), row.whole, row.whole.peak);
+                    *line.causes.get_or_insert_default() += row.causes;
+                }
                 Breakdown::Time(tier) => {
                     let name = period_name(tier, *time);
-                    add(&mut lines, name.clone(), row.whole, row.whole.peak);
-                    lines.entry(name).and_modify(|line| line.minutes = line.minutes.max(row.minutes));
+                    let line = add(&mut lines, name, row.whole, row.whole.peak);
+                    line.minutes = line.minutes.max(row.minutes);
                 }
                 Breakdown::Slice(dimension) => {
                     for ((_, name), slice) in row.slices.iter().filter(|((of, _), _)| *of == dimension) {
@@ -143,27 +148,33 @@ impl ImbalanceReport {
 
     /// The report for display and JSON: average cores, besides the sums.
     pub fn view(&self) -> View {
-        let line = |line: &Line| Figures::of(&line.name, line.area, line.own_peak, line.minutes);
+        let line = |line: &Line| Figures {
+            causes: line.causes.map(|causes| causes.views(line.minutes)).unwrap_or_default(),
+            ..Figures::of(&line.name, line.area, line.own_peak, line.minutes)
+        };
         View {
             by: self.by.name(),
             minutes: self.minutes,
             lines: self.lines.iter().map(line).collect(),
             total: Figures::of("total", self.total, self.total.peak, self.minutes),
-            causes: self.causes.named().map(|(name, wasted)| CauseView::of(name, wasted, self)).into(),
+            causes: self.causes.views(self.minutes),
             outliers: self.outliers.iter().map(OutlierView::from).collect(),
         }
     }
 }
 
-fn add(lines: &mut BTreeMap<String, Line>, name: String, area: Area, own_peak: u64) {
+/// Adds to the line of a name.
+fn add(lines: &mut BTreeMap<String, Line>, name: String, area: Area, own_peak: u64) -> &mut Line {
     let line = lines.entry(name).or_insert_with_key(|name| Line {
         name: name.clone(),
         minutes: 0,
         area: Area::default(),
         own_peak: 0,
+        causes: None,
     });
     line.area += area;
     line.own_peak = line.own_peak.saturating_add(own_peak);
+    line
 }
 
 /// The name of the period that begins with a minute; names sort chronologically.
@@ -198,6 +209,18 @@ impl Causes {
             ("within a host type", self.within),
             ("unknown", self.unknown),
         ]
+    }
+
+    /// The causes for display, as averages over so many minutes.
+    fn views(&self, minutes: u64) -> Vec<CauseView> {
+        let all = self.total();
+        let view = |(name, wasted)| CauseView {
+            name,
+            wasted_cores: cores(wasted, minutes),
+            share: (all != 0).then(|| cores(wasted, 1) / cores(all, 1)),
+            wasted_millicore_minutes: wasted,
+        };
+        self.named().map(view).into()
     }
 }
 
@@ -247,6 +270,9 @@ pub struct Figures {
     pub used_millicore_minutes: u64,
     /// Millicore-minutes wasted.
     pub wasted_millicore_minutes: i64,
+    /// The causes of the waste of a service; empty of other lines.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub causes: Vec<CauseView>,
 }
 
 /// A cause.
@@ -313,16 +339,8 @@ impl Figures {
             container_minutes: area.containers,
             used_millicore_minutes: area.used,
             wasted_millicore_minutes: area.wasted(),
+            causes: Vec::new(),
         }
-    }
-}
-
-impl CauseView {
-    fn of(name: &'static str, wasted: i64, report: &ImbalanceReport) -> Self {
-        let all = report.causes.total();
-        let share = (all != 0).then(|| cores(wasted, 1) / cores(all, 1));
-        let wasted_cores = cores(wasted, report.minutes);
-        Self { name, wasted_cores, share, wasted_millicore_minutes: wasted }
     }
 }
 

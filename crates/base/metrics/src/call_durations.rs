@@ -6,7 +6,7 @@ use crate::{DurationHistogram, DurationSnapshot, Labels, TraceExemplar};
 
 /// Maximum number of series of one called service; further ones are counted together.
 const MAX_SERIES: usize = 32;
-/// Label of what has no series of its own; not a valid name.
+/// Label of rows without a series of their own; not a valid name.
 pub const OTHER: &str = "(other)";
 /// Label of a caller that is not known; not a valid name.
 pub const UNKNOWN: &str = "(unknown)";
@@ -52,7 +52,7 @@ pub enum CallOutcome {
 pub struct CallSeries {
     /// In the order of their first call; the usual outcomes usually are first, so that the search is short.
     series: [OnceLock<Box<Series>>; MAX_SERIES],
-    /// Of HTTP and of gRPC.
+    /// One for HTTP and one for gRPC.
     overflow: [OnceLock<Box<DurationHistogram>>; 2],
 }
 
@@ -87,7 +87,7 @@ pub struct DurationFamily {
     pub rows: Vec<(Labels, DurationSnapshot)>,
 }
 
-/// The method as a label: `_OTHER` for those that the conventions do not list, since callers may invent methods.
+/// The method as a label. A method that the conventions do not list is `_OTHER`, since callers may invent methods.
 pub fn known_method(method: &str) -> &'static str {
     const METHODS: [&str; 9] =
         ["GET", "POST", "PUT", "DELETE", "HEAD", "PATCH", "OPTIONS", "CONNECT", "TRACE"];

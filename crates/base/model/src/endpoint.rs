@@ -103,8 +103,7 @@ impl Endpoint {
                 format!("write 1 to {MAX_WEIGHT}; {FULL_WEIGHT} is an ordinary host"),
             ));
         }
-        check_address("address", self.address)?;
-        check_not_of_machine(self.address)?;
+        check_reachable("address", self.address)?;
         if let Some(lease) = self.lease
             && !(Duration::from_secs(1)..=Duration::from_secs(3600)).contains(&lease)
         {
@@ -135,6 +134,16 @@ impl Endpoint {
     }
 }
 
+/// Rejects addresses by which other machines cannot reach one process: addresses that cannot be called, and addresses
+/// of the own machine or link. Loopback is allowed, for meshes on one machine.
+///
+/// # Errors
+/// [`Invalid`] with `field` and a remedy.
+pub fn check_reachable(field: &str, address: SocketAddr) -> Result<(), Invalid> {
+    check_address(field, address)?;
+    check_not_of_machine(field, address)
+}
+
 /// Rejects addresses that cannot be called: unspecified, multicast and broadcast ones, and port 0.
 pub(crate) fn check_address(field: &str, address: SocketAddr) -> Result<(), Invalid> {
     let ip = address.ip().to_canonical();
@@ -161,22 +170,28 @@ const METADATA: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
 ];
 
-/// Refuses addresses that mean something else on each machine: probes and calls would reach services of that machine alone.
-/// These are link-local addresses (RFC 3927, RFC 4291 §2.5.6), where clouds serve credentials, and metadata services elsewhere.
-/// Loopback is allowed for meshes on one machine.
-fn check_not_of_machine(address: SocketAddr) -> Result<(), Invalid> {
-    let ip = address.ip().to_canonical();
+/// Whether an address is a service of the caller's own machine or link: a link-local address (RFC 3927, RFC 4291 §2.5.6), where clouds serve
+/// credentials, or that of a metadata service elsewhere. Loopback is none.
+pub fn is_of_link(ip: IpAddr) -> bool {
+    let ip = ip.to_canonical();
     let is_link_local = match ip {
         IpAddr::V4(ip) => ip.is_link_local(),
         IpAddr::V6(ip) => ip.is_unicast_link_local(),
     };
-    if !is_link_local && !METADATA.contains(&ip) {
+    is_link_local || METADATA.contains(&ip)
+}
+
+/// Refuses addresses that mean something else on each machine: probes and calls would reach services of that machine alone. Loopback is
+/// allowed for meshes on one machine.
+fn check_not_of_machine(field: &str, address: SocketAddr) -> Result<(), Invalid> {
+    let ip = address.ip().to_canonical();
+    if !is_of_link(ip) {
         return Ok(());
     }
     let problem = format!(
         "{ip} is for services of the caller's own machine or link, such as the credentials of a cloud"
     );
-    Err(Invalid::new("address", problem, "write an address by which other machines reach it"))
+    Err(Invalid::new(field, problem, "write an address by which other machines reach it"))
 }
 
 /// The lifecycle state of an endpoint.
@@ -234,7 +249,7 @@ mod tests {
 
     #[test]
     fn link_local_and_metadata_addresses_are_refused_but_not_loopback() {
-        let checked = |text: &str| check_not_of_machine(text.parse().unwrap());
+        let checked = |text: &str| check_not_of_machine("address", text.parse().unwrap());
         for wrong in [
             "169.254.169.254:80",
             "169.254.0.1:80",

@@ -12,6 +12,8 @@ use crate::{Invalid, Label, Zone, endpoint::check_address};
 const MAX_REPLICAS: usize = 64;
 /// The most services of a backend.
 const MAX_CAPACITY: u32 = 1_000_000;
+/// The most services that the pods of a tenant call, as by the option of a replica: each takes memory there and in the agent.
+const MAX_CALLED_SERVICES: u32 = 65_536;
 
 /// A backend of a gateway: replicas with one configuration, in one zone (Canal Mesh, section 4.2).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,8 +24,27 @@ pub struct GatewayBackend {
     pub capacity: u32,
     /// Where nodes connect to its replicas.
     pub replicas: BTreeSet<SocketAddr>,
-    /// Whether it gets no further services; those that it has stay.
+    /// Whether it is closed: it keeps its services and gets no further ones.
     pub is_closed: bool,
+}
+
+/// What a tenant may have at the gateway, in place of what each replica's options say. `None` leaves a limit to the option, or to what
+/// applies without a record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GatewayQuota {
+    /// Connections at each replica.
+    pub connections: Option<u32>,
+    /// Connections that begin in a second at each replica. Their tenant is known after the TLS handshake, so it bounds what begins behind the
+    /// handshake, and the handshakes themselves are bounded for all tenants together.
+    pub handshakes_per_second: Option<u32>,
+    /// Requests in flight at each replica, each stream of HTTP/2 and each upgraded connection included.
+    pub requests: Option<u32>,
+    /// Services that its pods call, at each replica.
+    pub services: Option<u32>,
+    /// Routes of all of its policies.
+    pub routes: Option<u32>,
+    /// Backends of all of its services together, each counted once for each service.
+    pub backends: Option<u32>,
 }
 
 /// A service whose pods are called through a gateway with backends.
@@ -63,6 +84,39 @@ impl GatewayBackend {
             return Err(Invalid::new("replicas", problem, hint));
         }
         self.replicas.iter().try_for_each(|address| check_address("replicas", *address))
+    }
+}
+
+impl GatewayQuota {
+    /// Checks that it limits something, and that no limit is out of range.
+    ///
+    /// # Errors
+    /// [`Invalid`] with the field.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        let limits = [
+            ("connections", self.connections),
+            ("handshakesPerSecond", self.handshakes_per_second),
+            ("requests", self.requests),
+            ("services", self.services),
+            ("routes", self.routes),
+            ("backends", self.backends),
+        ];
+        if let Some((field, _)) = limits.iter().find(|(_, limit)| *limit == Some(0)) {
+            let hint = "write 1 or more; roles and authorization keep a tenant out";
+            return Err(Invalid::new(*field, "is 0", hint));
+        }
+        if let Some(services) = self.services.filter(|services| *services > MAX_CALLED_SERVICES) {
+            let hint = format!("write 1 to {MAX_CALLED_SERVICES}");
+            return Err(Invalid::new("services", format!("{services} is out of range"), hint));
+        }
+        match limits.iter().all(|(_, limit)| limit.is_none()) {
+            true => Err(Invalid::new(
+                "",
+                "limits nothing",
+                "give a limit, such as 'requests: 500', or delete the document",
+            )),
+            false => Ok(()),
+        }
     }
 }
 
@@ -172,6 +226,8 @@ mod tests {
             GatewayBackend { zone: Zone::new("a").unwrap(), capacity, replicas, is_closed: false }.validate()
         };
         assert!(backend(1, &["10.0.0.1:7440"]).is_ok());
+        let quota = |requests| GatewayQuota { requests, ..GatewayQuota::default() }.validate();
+        assert!(quota(Some(1)).is_ok() && quota(Some(0)).is_err() && quota(None).is_err());
         assert!(backend(0, &["10.0.0.1:7440"]).is_err() && backend(1, &[]).is_err());
         assert!(backend(1, &["0.0.0.0:7440"]).is_err() && backend(1, &["10.0.0.1:0"]).is_err());
     }

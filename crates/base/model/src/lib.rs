@@ -27,6 +27,7 @@ mod shard;
 pub mod spec;
 mod spiffe;
 pub mod suggestion;
+mod token_issuers;
 mod topology;
 mod traffic;
 mod trust;
@@ -37,9 +38,9 @@ pub use counted::{Counted, counted};
 pub use duration::{read_duration, write_duration};
 pub use endpoint::{AddressPrefix, FULL_SPEED, Hosts};
 pub use endpoint::{Capacities, Capacity};
-pub use endpoint::{Endpoint, EndpointState, FULL_WEIGHT, MAX_WEIGHT};
+pub use endpoint::{Endpoint, EndpointState, FULL_WEIGHT, MAX_WEIGHT, check_reachable, is_of_link};
 pub use error::Invalid;
-pub use gateway::{GatewayBackend, GatewayService, Placement};
+pub use gateway::{GatewayBackend, GatewayQuota, GatewayService, Placement};
 pub use health::{
     ALL_CALLS, CallerView, ElectedChecker, HealthCheck, Judgement, MAX_CAUSE, Probe, ServingPower, Standing,
     Verdict, VerdictEffect, Verdicts, bounded_cause, share_calls,
@@ -47,10 +48,14 @@ pub use health::{
 pub use identity::Identity;
 pub use name::{Cluster, HostType, InstanceId, Label, Region, Role, ServiceName, Tenant, TrustDomain, Zone};
 pub use policy::{
-    Authorization, AuthorizationMode, AuthorizationRule, CallerId, CallerMatch, DefaultAuthorization,
+    AcceptedTokens, Authorization, AuthorizationMode, AuthorizationRule, CallerId, CallerMatch, Condition,
+    ConditionSubject, DefaultAuthorization, ValueMatch,
 };
 pub use policy::{Balancing, BalancingPolicy, LoadSignal, Outliers, Score};
 pub use policy::{CallKind, Timeouts};
+pub use policy::{
+    DefaultsByScope, DefaultsScope, FieldOrigin, InheritedDefaults, PolicyDefaults, PolicyField,
+};
 pub use policy::{KeySource, Locality, MAX_KEY_SOURCES, MtlsMode, Policy, Retries, Ring, RouteSource};
 pub use record::Record;
 pub use record::{Audit, KindHistory, KindRules, KindScope, Readers, RecordKind, RecordList, Writers};
@@ -67,6 +72,7 @@ pub use service::{Protocol, Service, ServiceKind};
 pub use shard::{KeyRange, ShardKey};
 pub use shard::{MAX_REPORTED_SHARDS, Replica, ReplicaState, Shard, ShardId, ShardMap, ShardMove};
 pub use spiffe::{MeshRole, SpiffeId, SpiffePath};
+pub use token_issuers::*;
 pub use topology::*;
 pub use traffic::*;
 pub use trust::*;

@@ -2,11 +2,13 @@
 
 mod authorization;
 mod balancing;
+mod conditions;
+mod defaults;
 mod ring_conflict;
 mod route_source;
 mod timeouts;
 
-use std::{fmt, time::Duration};
+use std::{collections::BTreeSet, fmt, time::Duration};
 
 use crate::{
     Endpoint, HealthCheck, Invalid, Label, MAX_TRAFFIC_CLASSES, RateLimit, Role, Route, Service, Traffic,
@@ -17,6 +19,10 @@ pub use authorization::{
     Authorization, AuthorizationMode, AuthorizationRule, CallerId, CallerMatch, DefaultAuthorization,
 };
 pub use balancing::{Balancing, BalancingPolicy, LoadSignal, Outliers, Score};
+pub use conditions::{AcceptedTokens, Condition, ConditionSubject, ValueMatch};
+pub use defaults::{
+    DefaultsByScope, DefaultsScope, FieldOrigin, InheritedDefaults, PolicyDefaults, PolicyField,
+};
 pub use route_source::RouteSource;
 pub use timeouts::{CallKind, Timeouts};
 
@@ -52,6 +58,8 @@ pub struct Policy {
     pub mtls: MtlsMode,
     /// Services of other tenants whose routes may send calls to this service, in splits and mirrors.
     pub accept_routes_from: Vec<RouteSource>,
+    /// Fields that are stated although they have the built-in value, so that no default of tenant or mesh replaces them.
+    pub restated: BTreeSet<PolicyField>,
 }
 
 /// What mutual TLS endpoints accept in addition: the modes of Istio's `PeerAuthentication`.
@@ -164,7 +172,7 @@ impl Default for Retries {
 impl Policy {
     /// Checks constraints beyond the types: order of rings, unique routes, weights, ranges.
     pub fn validate(&self) -> Result<(), Invalid> {
-        let mut names = std::collections::BTreeSet::new();
+        let mut names = BTreeSet::new();
         for (i, route) in self.routes.iter().enumerate() {
             let at = |e: Invalid| e.within(format!("routes[{i}]"));
             route.validate().map_err(at)?;

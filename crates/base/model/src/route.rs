@@ -86,6 +86,10 @@ impl Route {
                 hint,
             ));
         }
+        if self.actions.redistributes_empty && self.split.len() < 2 {
+            let hint = "give the route a split with two backends or more, or leave it out";
+            return Err(Invalid::new("whenEmpty", "has no other backend to send calls to", hint));
+        }
         self.actions.validate(&self.matches)
     }
 }

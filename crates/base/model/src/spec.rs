@@ -8,6 +8,7 @@ mod access;
 mod actions;
 mod authorization;
 mod balancing;
+mod conditions;
 mod endpoints;
 mod gateway;
 mod health;
@@ -15,6 +16,7 @@ mod hosts;
 mod key;
 mod matches;
 mod policy;
+mod policy_defaults;
 mod resource;
 mod route;
 mod service;
@@ -34,15 +36,17 @@ pub use actions::{
 };
 pub use authorization::{AuthorizationDocumentSpec, AuthorizationSpec, DefaultAuthorizationSpec, RuleSpec};
 pub use balancing::{BalancingSpec, OutliersSpec, ScoreSpec};
+pub use conditions::{AcceptedTokensSpec, ClaimSpec, ConditionSpec};
 pub use endpoints::{EndpointSpec, EndpointsSpec};
-pub use gateway::{GatewayBackendSpec, GatewayServiceSpec};
+pub use gateway::{GatewayBackendSpec, GatewayQuotaSpec, GatewayServiceSpec};
 pub use health::{GrpcProbeSpec, HealthCheckSpec, HttpProbeSpec, TcpProbeSpec};
 pub use hosts::{HostPrefixSpec, HostTypeSpec, HostsSpec};
 pub use key::{KeySpec, KeySpecs};
 pub use matches::{GrpcSpec, MatchSpec, PathSpec, TextSpec};
 pub use policy::{LocalitySpec, PolicySpec, RetriesSpec};
+pub use policy_defaults::PolicyDefaultsSpec;
 pub use resource::Resource;
-pub use route::{BackendSpec, RouteSpec};
+pub use route::{BackendSpec, RouteSpec, WhenEmptySpec};
 pub use service::ServiceSpec;
 pub use shards::{IntervalSpec, ReplicaSpec, ShardMapSpec, ShardSpec};
 pub use text::KeyText;
@@ -102,6 +106,8 @@ documents! {
     Service(ServiceSpec);
     /// How calls to a service are routed and protected.
     Policy(PolicySpec);
+    /// Defaults for the policies of a tenant or of the mesh.
+    PolicyDefaults(PolicyDefaultsSpec);
     /// Regions and the round trips between them.
     Topology(TopologySpec);
     /// Speeds of the fleet's machines.
@@ -120,6 +126,8 @@ documents! {
     GatewayBackend(GatewayBackendSpec);
     /// How a service uses a gateway with backends.
     GatewayService(GatewayServiceSpec);
+    /// What a tenant may have at a gateway.
+    GatewayQuota(GatewayQuotaSpec);
 }
 
 impl Document {
@@ -133,6 +141,10 @@ impl Document {
             Self::Policy(spec) => {
                 let (name, policy) = spec.validate()?;
                 Resource::Policy(name, policy)
+            }
+            Self::PolicyDefaults(spec) => {
+                let (scope, defaults) = spec.validate()?;
+                Resource::PolicyDefaults(scope, defaults)
             }
             Self::Topology(spec) => {
                 let (regions, round_trips) = spec.validate()?;
@@ -164,9 +176,10 @@ impl Document {
                 let (name, service) = spec.validate()?;
                 Resource::GatewayService(name, service)
             }
+            Self::GatewayQuota(spec) => {
+                let (tenant, quota) = spec.validate()?;
+                Resource::GatewayQuota(tenant, quota)
+            }
         })
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,5 +1,6 @@
 //! Shares of calls by region: as requested in policies, and as tables for routers.
 
+mod attributed_cpu;
 mod call_counts;
 mod load_rings;
 mod region_drain;
@@ -10,6 +11,7 @@ use std::collections::BTreeMap;
 
 use crate::{Invalid, Label, Region};
 
+pub use attributed_cpu::{CpuBy, CpuPath, CpuUser};
 pub use call_counts::{
     CallCounts, CallFault, CountReport, CountedBy, CountedInterval, CountedPath, DeniedPath, LATENCY_BUCKETS,
     MAX_COUNT_INTERVALS, MAX_COUNT_ROWS, MAX_DENIED_CALLER, ResponseClass, latency_bounds_us, latency_bucket,

@@ -8,16 +8,22 @@ use fairmesh_model::{CallCounts, CallFault, CallPath, CallRates, ResponseClass};
 use crate::outcome_counters::OutcomeCounters;
 
 /// Counts the calls of one path since the process began. Exact, from any number of threads.
+///
+/// A call with one attempt and a response changes four counters, since each costs an atomic operation: its first attempt, the time
+/// until the response, the bucket of that time, and the class of the response. Attempts and answers are sums of others.
 #[derive(Debug, Default)]
 pub struct CallCounters {
-    outcomes: OutcomeCounters,
-    offered: AtomicU64,
-    attempts: AtomicU64,
-    answered: AtomicU64,
-    shed: AtomicU64,
+    first_attempts: AtomicU64,
     time_us: AtomicU64,
+    outcomes: OutcomeCounters,
     bytes: AtomicU64,
     request_bytes: AtomicU64,
+    further_attempts: AtomicU64,
+    /// Calls without an attempt.
+    unsent: AtomicU64,
+    /// Answers whose time is not known.
+    untimed: AtomicU64,
+    shed: AtomicU64,
 }
 
 /// Counts at one moment, in the units of [`CallCounters`]: calls, microseconds and bytes.
@@ -27,10 +33,8 @@ impl CallCounters {
     /// Counts an attempt, and with the first one its call.
     #[inline]
     pub fn record_attempt(&self, is_first: bool) {
-        if is_first {
-            self.offered.fetch_add(1, Relaxed);
-        }
-        self.attempts.fetch_add(1, Relaxed);
+        let counter = if is_first { &self.first_attempts } else { &self.further_attempts };
+        counter.fetch_add(1, Relaxed);
     }
 
     /// Counts bytes of the body of a request.
@@ -43,14 +47,13 @@ impl CallCounters {
 
     /// Counts a call without a picked server; `is_dropped` if a region table dropped it.
     pub fn record_unsent(&self, is_dropped: bool) {
-        self.offered.fetch_add(1, Relaxed);
+        self.unsent.fetch_add(1, Relaxed);
         self.shed.fetch_add(u64::from(is_dropped), Relaxed);
     }
 
     /// Counts the response of an attempt; `took` is the time until it began.
     #[inline]
     pub fn record_answer(&self, time_us: u64) {
-        self.answered.fetch_add(1, Relaxed);
         self.time_us.fetch_add(time_us, Relaxed);
         self.outcomes.record_latency(time_us);
     }
@@ -73,9 +76,8 @@ impl CallCounters {
 
     /// Counts calls that another program made with this program's picks; `answered` had a response.
     pub fn record_calls(&self, calls: u64, answered: u64) {
-        self.offered.fetch_add(calls, Relaxed);
-        self.attempts.fetch_add(calls, Relaxed);
-        self.answered.fetch_add(answered, Relaxed);
+        self.first_attempts.fetch_add(calls, Relaxed);
+        self.untimed.fetch_add(answered, Relaxed);
         self.outcomes.record_response(ResponseClass::Unknown, answered);
         self.outcomes.record_fault(CallFault::Unknown, calls.saturating_sub(answered));
     }
@@ -101,10 +103,11 @@ impl CallCounters {
 
     fn read(&self) -> Counts {
         let of = |counter: &AtomicU64| counter.load(Relaxed);
+        let first_attempts = of(&self.first_attempts);
         Counts {
-            offered: of(&self.offered),
-            attempts: of(&self.attempts),
-            answered: of(&self.answered),
+            offered: first_attempts + of(&self.unsent),
+            attempts: first_attempts + of(&self.further_attempts),
+            answered: self.outcomes.timed() + of(&self.untimed),
             shed: of(&self.shed),
             time_us: of(&self.time_us),
             bytes: of(&self.bytes),

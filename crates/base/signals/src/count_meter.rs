@@ -17,18 +17,37 @@ impl CountMeter {
         &mut self,
         counts: impl IntoIterator<Item = (CountedPath, CallCounts)>,
     ) -> BTreeMap<CountedPath, CallCounts> {
-        let mut now = BTreeMap::<CountedPath, CallCounts>::new();
-        for (path, counts) in counts {
-            if counts != CallCounts::ZERO {
-                *now.entry(path).or_default() += &counts;
-            }
-        }
-        let before = std::mem::replace(&mut self.last, now);
+        let before = std::mem::replace(&mut self.last, sums(counts));
         let since = |(path, now): (&CountedPath, &CallCounts)| {
             (path.clone(), before.get(path).map_or_else(|| now.clone(), |before| now.since(before)))
         };
         self.last.iter().map(since).collect()
     }
+
+    /// What counters counted since the last reading that are gone from now on. The next counters of their paths are new ones.
+    pub fn end(
+        &mut self,
+        counts: impl IntoIterator<Item = (CountedPath, CallCounts)>,
+    ) -> BTreeMap<CountedPath, CallCounts> {
+        let mut ended = sums(counts);
+        for (path, counts) in &mut ended {
+            if let Some(before) = self.last.remove(path) {
+                *counts = counts.since(&before);
+            }
+        }
+        ended
+    }
+}
+
+/// The paths that ever had a call, with all calls of each.
+fn sums(counts: impl IntoIterator<Item = (CountedPath, CallCounts)>) -> BTreeMap<CountedPath, CallCounts> {
+    let mut sums = BTreeMap::<CountedPath, CallCounts>::new();
+    for (path, counts) in counts {
+        if counts != CallCounts::ZERO {
+            *sums.entry(path).or_default() += &counts;
+        }
+    }
+    sums
 }
 
 /// The path of calls of a caller, as views of the mesh have it: without the call during which they were made.
@@ -71,5 +90,25 @@ mod tests {
         let new = CallCounters::default();
         new.record_attempt(true);
         assert_eq!(read(&new), [1], "counters that were made anew");
+    }
+
+    #[test]
+    fn counters_that_end_beside_new_ones_are_counted_once() {
+        let path = CountedPath {
+            service: ServiceName::new("shop/cart").unwrap(),
+            caller: None,
+            by: CountedBy::Caller,
+            class: None,
+            from: None,
+            to: None,
+            from_zone: None,
+            to_zone: None,
+        };
+        let row = |calls| [(path.clone(), CallCounts::ZERO.with_totals([calls, 0, 0, 0, 0]))];
+        let calls = |rows: BTreeMap<_, CallCounts>| rows.values().map(CallCounts::calls).sum::<u64>();
+        let mut meter = CountMeter::default();
+        assert_eq!(calls(meter.read(row(5))), 5);
+        assert_eq!((calls(meter.end(row(7))), calls(meter.read(row(1)))), (2, 1));
+        assert_eq!(calls(meter.read(row(3))), 2);
     }
 }

@@ -3,7 +3,9 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{CountReport, CountedInterval, MAX_COUNT_INTERVALS, MAX_COUNT_ROWS};
+use fairmesh_model::{CountReport, CountedInterval, MAX_COUNT_INTERVALS, MAX_COUNT_ROWS, ServiceName};
+
+use crate::{beyond_shares, own_service};
 
 /// Intervals are added up if their middles are in the same slot of this length.
 const SLOT_MS: u64 = 5_000;
@@ -11,13 +13,16 @@ const SLOT_MS: u64 = 5_000;
 const MAX_SLOTS: usize = 48;
 /// The most rows that wait.
 const MAX_ROWS: usize = 64 * 1_024;
+/// Room that is made when there are more, so that making it is seldom.
+const CUT_ROWS: usize = MAX_ROWS / 16;
 
 /// The most rows of a report. The longest row has 1.2 KB, so that a report stays below the 4 MiB of a message; receivers take more rows.
 const MAX_SENT_ROWS: usize = MAX_COUNT_ROWS / 2;
 
 /// Counts on their way upstream: added up until they are sent, and sent again until they are acknowledged.
 ///
-/// Intervals that are minutes apart are not added up, so that late counts still count in their own time.
+/// Intervals that are minutes apart are not added up, so that late counts still count in their own time. Where rows have no room,
+/// services that report more than their [share](beyond_shares) lose their oldest ones.
 #[derive(Debug)]
 pub struct CountOutbox {
     reporter: u64,
@@ -73,12 +78,15 @@ impl CountOutbox {
                 self.waiting.insert(slot, new);
             }
         }
-        while self.waiting.len() > MAX_SLOTS || (self.rows > MAX_ROWS && self.waiting.len() > 1) {
-            let Some((_, lost)) = self.waiting.pop_first() else { break };
+        if self.waiting.len() > MAX_SLOTS
+            && let Some((_, lost)) = self.waiting.pop_first()
+        {
             self.rows -= lost.counted.rows();
             self.leave_out(lost.counted.rows() as u64);
         }
-        self.bound_last();
+        if self.rows > MAX_ROWS {
+            self.cut_to_shares();
+        }
     }
 
     /// Notes rows that had no room, here or in reports that were added.
@@ -144,16 +152,40 @@ impl CountOutbox {
         taken
     }
 
-    /// Cuts the only interval that is left, if it alone has too many rows.
-    fn bound_last(&mut self) {
-        if self.rows <= MAX_ROWS {
-            return;
+    /// Removes rows of the services that have more than their share, the oldest first.
+    fn cut_to_shares(&mut self) {
+        let mut sizes = BTreeMap::<_, usize>::new();
+        for own in owners(self.waiting.values().map(|waiting| &waiting.counted)) {
+            *sizes.entry(own).or_default() += 1;
         }
-        let Some(mut last) = self.waiting.last_entry() else { return };
-        let beyond = split_off(&mut last.get_mut().counted, MAX_ROWS).map_or(0, |beyond| beyond.rows());
-        self.rows -= beyond;
-        self.leave_out(beyond as u64);
+        let shares = beyond_shares(sizes.iter().map(|(own, size)| (*own, *size)), MAX_ROWS - CUT_ROWS);
+        let excess = shares.into_iter().map(|(own, share)| (own.cloned(), sizes[&own] - share));
+        let mut excess: BTreeMap<Option<ServiceName>, usize> = excess.collect();
+        let before = self.rows;
+        let mut is_cut = |own: Option<&ServiceName>| {
+            let left = excess.get_mut(&own.cloned());
+            left.is_some_and(|left| std::mem::replace(left, left.saturating_sub(1)) > 0)
+        };
+        for waiting in self.waiting.values_mut() {
+            waiting.counted.calls.retain(|path, _| !is_cut(own_service(path)));
+            waiting.counted.denied.retain(|path, _| !is_cut(Some(&path.service)));
+            waiting.counted.cpu.retain(|path, _| !is_cut(Some(&path.service)));
+        }
+        self.waiting.retain(|_, waiting| waiting.counted.rows() > 0);
+        self.rows = self.waiting.values().map(|waiting| waiting.counted.rows()).sum();
+        self.leave_out((before - self.rows) as u64);
     }
+}
+
+/// The services that report the rows of intervals.
+fn owners<'a>(
+    intervals: impl Iterator<Item = &'a CountedInterval>,
+) -> impl Iterator<Item = Option<&'a ServiceName>> {
+    intervals.flat_map(|interval| {
+        let denied = interval.denied.keys().map(|path| Some(&path.service));
+        let cpu = interval.cpu.keys().map(|path| Some(&path.service));
+        interval.calls.keys().map(own_service).chain(denied).chain(cpu)
+    })
 }
 
 /// Splits the rows beyond the first `room` off; `None` if there are none.
@@ -165,6 +197,10 @@ fn split_off(interval: &mut CountedInterval, room: usize) -> Option<CountedInter
     let room = room - interval.calls.len();
     if let Some(path) = interval.denied.keys().nth(room).cloned() {
         rest.denied = interval.denied.split_off(&path);
+    }
+    let room = room - interval.denied.len();
+    if let Some(path) = interval.cpu.keys().nth(room).cloned() {
+        rest.cpu = interval.cpu.split_off(&path);
     }
     (rest.rows() > 0).then_some(rest)
 }
@@ -255,6 +291,28 @@ mod tests {
         }
         let report = outbox.next(1_000_000).unwrap();
         assert_eq!((report.intervals.len(), report.left_out), (MAX_SLOTS, 2));
+    }
+
+    #[test]
+    fn service_with_too_many_rows_takes_no_room_of_others() {
+        let of = |own: &str, rows: usize| {
+            let mut interval = interval(0..rows, 1, (0, 5_000));
+            let own = Some(ServiceName::new(own).unwrap());
+            interval.calls = std::mem::take(&mut interval.calls)
+                .into_iter()
+                .map(|(path, counts)| (CountedPath { caller: own.clone(), ..path }, counts))
+                .collect();
+            interval
+        };
+        let mut outbox = CountOutbox::new(7);
+        outbox.add(of("shop/web", 50), 5_000);
+        for slot in 1..=20 {
+            outbox.add(of("ads/loud", MAX_COUNT_ROWS), slot * SLOT_MS + 5_000);
+        }
+        assert!(outbox.rows <= MAX_ROWS);
+        let first = outbox.waiting.first_key_value().unwrap().1;
+        assert_eq!(first.counted.rows(), 50, "the oldest, of the quiet service");
+        assert_eq!(outbox.left_out, (20 * MAX_COUNT_ROWS + 50 - outbox.rows) as u64);
     }
 
     proptest! {

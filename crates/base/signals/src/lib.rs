@@ -15,6 +15,9 @@
 //! Views of the mesh get counts: [`CountMeter`] reads the same counters, [`CountOutbox`] adds counts up and sends them until
 //! they have arrived, and [`CountInbox`] tells repetitions. Each call is counted once, where planners need the present rate.
 //!
+//! CPU of servers is attributed to callers and origins by [`CpuDivision`], in proportion to the time in which [`InFlightMeter`]s saw their
+//! calls in flight.
+//!
 //! [`TrafficReport`]: fairmesh_model::TrafficReport
 
 mod call_counters;
@@ -22,6 +25,10 @@ mod call_node;
 mod count_inbox;
 mod count_meter;
 mod count_outbox;
+mod cpu_division;
+mod fair_share;
+mod in_flight;
+mod origin_id;
 mod outcome_counters;
 mod paths;
 mod report_sums;
@@ -36,6 +43,10 @@ pub use call_node::{NodeId, serves};
 pub use count_inbox::CountInbox;
 pub use count_meter::{CountMeter, counted_by_caller};
 pub use count_outbox::CountOutbox;
+pub use cpu_division::{Chain, CpuDivision, MAX_CPU_USERS};
+pub use fair_share::{beyond_shares, own_service};
+pub use in_flight::{InFlightMeter, InFlightTime};
+pub use origin_id::OriginId;
 pub use paths::{Destinations, ReportedAs, ReportedPaths};
 pub use report_sums::{ReportSums, SumLimits, Taken, merge_paths};
 pub use served_call::{ChildCall, Entered, ServedCall};

@@ -39,6 +39,12 @@ impl OutcomeCounters {
         }
     }
 
+    /// The number of latencies.
+    pub(crate) fn timed(&self) -> u64 {
+        let latency = self.answered.get().map(|answered| &answered.latency);
+        latency.into_iter().flatten().map(|bucket| bucket.load(Relaxed)).sum()
+    }
+
     /// These counts with responses, faults and latencies.
     pub(crate) fn add_to(&self, counts: CallCounts) -> CallCounts {
         fn read<const N: usize>(counters: &[AtomicU64; N]) -> [u64; N] {

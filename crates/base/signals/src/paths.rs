@@ -183,8 +183,8 @@ impl ReportedPaths {
         &self.of_parent(call.parent)[self.row(call.class) + self.destinations.len()]
     }
 
-    /// All paths with their counters; with a parent only those that have calls. A path that was missing in a snapshot may come
-    /// twice, each time with other counters.
+    /// All paths with their counters. Paths with a parent are included only if they have calls. A path that was missing
+    /// in a snapshot may come twice, each time with other counters.
     pub fn iter(&self) -> impl Iterator<Item = (CallPath, &CallCounters)> {
         let parents = self.parents();
         let parents = parents.filter_map(|(parent, counters)| Some((self.reportable(*parent)?, counters)));

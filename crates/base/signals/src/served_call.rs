@@ -3,7 +3,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::NodeId;
+use crate::{NodeId, OriginId};
 
 thread_local! {
     static CURRENT: Cell<ServedCall> = const { Cell::new(ServedCall::NONE) };
@@ -18,6 +18,8 @@ thread_local! {
 #[derive(Clone, Copy, Debug)]
 pub struct ServedCall {
     node: Option<NodeId>,
+    /// The first service of the chain of calls that it is part of.
+    origin: Option<OriginId>,
     /// Tells calls apart: a child that ends during another call does not end there.
     serial: u64,
     children: u32,
@@ -43,16 +45,16 @@ pub struct Entered<'a> {
 impl ServedCall {
     /// No call.
     pub const NONE: Self =
-        Self { node: None, serial: 0, children: 0, busy_since: None, busy: Duration::ZERO };
+        Self { node: None, origin: None, serial: 0, children: 0, busy_since: None, busy: Duration::ZERO };
 
-    /// A call of this node.
-    pub fn new(node: Option<NodeId>) -> Self {
+    /// A call of this node, in a chain of calls with this origin.
+    pub fn new(node: Option<NodeId>, origin: Option<OriginId>) -> Self {
         let serial = BEGUN.with(|begun| {
             begun.set(begun.get().wrapping_add(1));
             // The address differs by thread, and the number by call.
             (std::ptr::from_ref(begun).addr() as u64).rotate_left(32) ^ begun.get()
         });
-        Self { node, serial, ..Self::NONE }
+        Self { node, origin, serial, ..Self::NONE }
     }
 
     /// The call whose future this thread polls.
@@ -70,6 +72,12 @@ impl ServedCall {
     #[inline]
     pub fn current_node() -> Option<NodeId> {
         CURRENT.with(|current| current.get().node)
+    }
+
+    /// The origin of the call whose future this thread polls.
+    #[inline]
+    pub fn current_origin() -> Option<OriginId> {
+        CURRENT.with(|current| current.get().origin)
     }
 
     /// Makes it the current one until the guard is dropped.
@@ -138,7 +146,7 @@ mod tests {
         // An instant has no origin that a test could name.
         #[allow(clippy::disallowed_methods, reason = "only differences to it matter")]
         let start = Instant::now();
-        let mut call = ServedCall::new(None);
+        let mut call = ServedCall::new(None, None);
         let (first, second) = {
             let _entered = call.enter();
             let child = |at| ServedCall::begin_child(|| start + ms(at)).unwrap();
@@ -163,7 +171,7 @@ mod tests {
     fn child_that_ends_during_another_call_changes_neither() {
         #[allow(clippy::disallowed_methods, reason = "only differences to it matter")]
         let start = Instant::now();
-        let (mut one, mut other) = (ServedCall::new(None), ServedCall::new(None));
+        let (mut one, mut other) = (ServedCall::new(None, None), ServedCall::new(None, None));
         let child = {
             let _entered = one.enter();
             let child = ServedCall::begin_child(|| start).unwrap();

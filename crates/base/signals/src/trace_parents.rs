@@ -1,14 +1,15 @@
 use std::{
+    ops::Range,
     sync::{
         OnceLock,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
     },
     time::Instant,
 };
 
 use fairmesh_model::arith::mix64;
 
-use crate::NodeId;
+use crate::{NodeId, OriginId};
 
 /// Sets of slots, a power of two.
 const SETS: usize = 4_096;
@@ -28,6 +29,8 @@ const REMEMBERED_S: u16 = 60;
 #[derive(Debug)]
 pub struct TraceParents {
     slots: Box<[AtomicU64]>,
+    /// The origins of the same slots, each with 16 bits of the trace's hash: of a slot that is being written, a reader takes none.
+    origins: Box<[AtomicU32]>,
     began: Instant,
 }
 
@@ -36,7 +39,9 @@ static OF_THIS_PROCESS: OnceLock<TraceParents> = OnceLock::new();
 impl TraceParents {
     /// No traces; its time begins `now`.
     pub fn new(now: Instant) -> Self {
-        Self { slots: (0..SETS * WAYS).map(|_| AtomicU64::new(0)).collect(), began: now }
+        let slots = (0..SETS * WAYS).map(|_| AtomicU64::new(0)).collect();
+        let origins = (0..SETS * WAYS).map(|_| AtomicU32::new(0)).collect();
+        Self { slots, origins, began: now }
     }
 
     /// Has this process remember traces from now on.
@@ -50,38 +55,49 @@ impl TraceParents {
         OF_THIS_PROCESS.get()
     }
 
-    /// Notes a request of a trace that is processed as a call of this node.
-    pub fn remember(&self, trace: u128, node: NodeId, now: Instant) {
-        let ((slots, tag), now_s) = (self.slots(trace), self.second(now));
+    /// Notes a request of a trace that is processed as a call of this node, in a chain of calls with this origin.
+    pub fn remember(&self, trace: u128, (node, origin): (NodeId, Option<OriginId>), now: Instant) {
+        let ((set, tag), now_s) = (place(trace), self.second(now));
         let rank = |slot: &AtomicU64| match Slot(slot.load(Relaxed)) {
             slot if slot.tag() == tag => u32::MAX,
             slot if slot.0 == 0 => u32::MAX - 1,
             slot => slot.age_s(now_s).into(),
         };
         // Two requests may take the same slot at the same moment: one is forgotten.
-        if let Some(slot) = slots.iter().max_by_key(|slot| rank(slot)) {
-            slot.store(Slot::new(tag, node, now_s).0, Relaxed);
+        if let Some(at) = set.max_by_key(|at| rank(&self.slots[*at])) {
+            self.slots[at].store(Slot::new(tag, node, now_s).0, Relaxed);
+            self.origins[at].store(origin_word(tag, origin), Relaxed);
         }
     }
 
-    /// The node that processes a request of this trace.
-    pub fn find(&self, trace: u128, now: Instant) -> Option<NodeId> {
-        let ((slots, tag), now_s) = (self.slots(trace), self.second(now));
-        let mut slots = slots.iter().map(|slot| Slot(slot.load(Relaxed)));
-        slots.find(|slot| slot.0 != 0 && slot.tag() == tag && slot.age_s(now_s) <= REMEMBERED_S)?.node()
-    }
-
-    /// The set of a trace, and what tells it apart there.
-    fn slots(&self, trace: u128) -> (&[AtomicU64], u32) {
-        // Both halves, since some programs draw only one at random.
-        let hash = mix64((trace as u64) ^ mix64((trace >> 64) as u64));
-        let set = (hash as usize % SETS) * WAYS;
-        (&self.slots[set..set + WAYS], (hash >> 32) as u32)
+    /// The node that processes a request of this trace, and the origin of its chain of calls.
+    pub fn find(&self, trace: u128, now: Instant) -> Option<(NodeId, Option<OriginId>)> {
+        let ((mut set, tag), now_s) = (place(trace), self.second(now));
+        set.find_map(|at| {
+            let slot = Slot(self.slots[at].load(Relaxed));
+            let is_it = slot.0 != 0 && slot.tag() == tag && slot.age_s(now_s) <= REMEMBERED_S;
+            let node = slot.node().filter(|_| is_it)?;
+            let word = self.origins[at].load(Relaxed);
+            let origin = OriginId::from_bits(word as u16);
+            Some((node, origin.filter(|origin| origin_word(tag, Some(*origin)) == word)))
+        })
     }
 
     fn second(&self, now: Instant) -> u64 {
         now.saturating_duration_since(self.began).as_secs()
     }
+}
+
+/// The slots of the set of a trace, and what tells it apart there.
+fn place(trace: u128) -> (Range<usize>, u32) {
+    // Both halves, since some programs draw only one at random.
+    let hash = mix64((trace as u64) ^ mix64((trace >> 64) as u64));
+    let set = (hash as usize % SETS) * WAYS;
+    (set..set + WAYS, (hash >> 32) as u32)
+}
+
+fn origin_word(tag: u32, origin: Option<OriginId>) -> u32 {
+    tag << 16 | u32::from(origin.map_or(0, OriginId::bits))
 }
 
 /// The hash of a trace, its node, and the second of its last request.
@@ -101,8 +117,8 @@ impl Slot {
         NodeId::from_bits((self.0 >> 16) as u16)
     }
 
-    /// Modulo 18 hours. Of a request that was remembered shortly after this time it is 0: callers read the clock before they
-    /// come here.
+    /// The age in seconds, modulo 18 hours. A request that was remembered shortly after `now_s` has age 0: callers read
+    /// the clock before they come here.
     fn age_s(self, now_s: u64) -> u16 {
         let age_s = (now_s as u16).wrapping_sub(self.0 as u16);
         if age_s >= u16::MAX - REMEMBERED_S { 0 } else { age_s }
@@ -123,7 +139,8 @@ mod tests {
 
     #[test]
     fn trace_is_found_for_a_minute_and_later_ones_displace_it() {
-        let ((parents, at), node) = (parents(), |bits| NodeId::from_bits(bits).unwrap());
+        let ((parents, at), node) =
+            (parents(), |bits| (NodeId::from_bits(bits).unwrap(), OriginId::from_bits(bits + 1)));
         assert_eq!(parents.find(7, at(0)), None);
         parents.remember(7, node(3), at(100_000));
         assert_eq!(parents.find(7, at(100_060)), Some(node(3)));
@@ -143,7 +160,7 @@ mod tests {
     #[test]
     fn two_traces_in_flight_have_their_own_parents() {
         let (parents, at) = parents();
-        let node = |trace: u128| NodeId::from_bits((trace % 1_000) as u16 + 1).unwrap();
+        let node = |trace: u128| (NodeId::from_bits((trace % 1_000) as u16 + 1).unwrap(), None);
         for trace in 1..=2_000 {
             parents.remember(trace, node(trace), at(5));
         }

@@ -3,6 +3,7 @@
 mod caller;
 mod history;
 mod planned_write;
+pub(crate) mod route_quota;
 pub(crate) mod rules;
 mod split;
 mod tables;
@@ -10,16 +11,18 @@ mod tables;
 use std::sync::Arc;
 
 use fairmesh_controllers::Statuses;
-use fairmesh_model::{Invalid, RecordKey, Revision, ServiceName, Tenant};
+use fairmesh_model::{CpuBy, Invalid, RecordKey, Revision, ServiceName, Tenant};
 use fairmesh_rib::{
     Node,
     access::{AccessControl, Caller, needs_of_value},
     server::WriteError,
 };
 use fairmesh_store::{PartitionedStore, Store, author::saying};
+use fairmesh_traces::Traces;
 use fairmesh_wire::{identity_of, records, run_blocking, software_of, transport::Waits, v1};
 use tokio::{
     sync::{Mutex, MutexGuard},
+    task::spawn_blocking,
     time::Instant,
 };
 use tonic::{Request, Response, Status};
@@ -29,10 +32,13 @@ use crate::{
     change_message::read_message,
     controllers,
     signals::{CallScope, CallViews},
+    traces,
     wall_clock::now_ms,
     write_error::write_error,
+    zone_probes::ZoneProbes,
 };
 pub use history::HISTORY_KEPT;
+pub(crate) use history::changes;
 use planned_write::{Author, DesiredRecord, PlannedWrite};
 
 /// The gRPC service `Admin`.
@@ -46,6 +52,8 @@ pub(crate) struct AdminService {
     pub(crate) access: AccessControl,
     pub(crate) controllers: Statuses,
     pub(crate) calls: Arc<CallViews>,
+    pub(crate) probes: ZoneProbes,
+    pub(crate) traces: Option<Traces>,
     /// Locked while workloads are written, from the comparison with other tenants' workloads until the node has them. Two tenants could
     /// otherwise claim the same programs at the same moment.
     pub(crate) workloads: Arc<Mutex<()>>,
@@ -83,6 +91,13 @@ impl AdminService {
                  those in force, or have an authorizer of the tenant apply them"
             ))),
         }
+    }
+
+    /// Plans writes that are permitted, and within the quotas of their tenants.
+    fn plan(&self, desired: Vec<DesiredRecord>, author: &Author) -> Result<PlannedWrite, WriteError> {
+        let written = desired.iter().map(|one| (&one.key, one.value.as_ref()));
+        route_quota::check(&self.node, written).map_err(WriteError::Invalid)?;
+        planned_write::plan(&self.node, desired, author)
     }
 
     /// Executes a plan, with its author's reason. Writes are conditional on the records read, so a concurrent change
@@ -123,7 +138,36 @@ impl v1::admin_server::Admin for AdminService {
             ("", tenant) => CallScope::Tenant(Tenant::new(tenant).map_err(invalid)?),
             (service, _) => CallScope::Service(ServiceName::new(service).map_err(invalid)?),
         };
-        Ok(Response::new(self.calls.read(&scope, window_s, series)))
+        let calls = Arc::clone(&self.calls);
+        let read = spawn_blocking(move || calls.read((scope, window_s, series))).await;
+        read.map(Response::new).map_err(|_| Status::unavailable("the control plane is stopping; retry"))
+    }
+
+    async fn read_cost(
+        &self,
+        request: Request<v1::ReadCostRequest>,
+    ) -> Result<Response<v1::ReadCostResponse>, Status> {
+        let v1::ReadCostRequest { service, by_origin, window_s } = request.into_inner();
+        let service =
+            ServiceName::new(service).map_err(|problem| Status::invalid_argument(problem.to_string()))?;
+        let by = if by_origin { CpuBy::Origin } else { CpuBy::Caller };
+        let calls = Arc::clone(&self.calls);
+        let read = spawn_blocking(move || calls.cost(&service, by, window_s)).await;
+        read.map(Response::new).map_err(|_| Status::unavailable("the control plane is stopping; retry"))
+    }
+
+    async fn read_traces(
+        &self,
+        request: Request<v1::ReadTracesRequest>,
+    ) -> Result<Response<v1::ReadTracesResponse>, Status> {
+        traces::read(self.traces.as_ref(), request.into_inner()).map(Response::new)
+    }
+
+    async fn read_probes(
+        &self,
+        _: Request<v1::ReadProbesRequest>,
+    ) -> Result<Response<v1::ReadProbesResponse>, Status> {
+        Ok(Response::new(self.probes.read()))
     }
 
     async fn split_store(
@@ -175,7 +219,7 @@ impl v1::admin_server::Admin for AdminService {
         let desired = rules::join(&self.node, desired).map_err(invalid)?;
         self.check_rules(caller.as_ref(), &desired)?;
         let _alone = self.claim_workloads(caller.as_ref(), &desired).await?;
-        let plan = planned_write::plan(&self.node, desired, &author)?;
+        let plan = self.plan(desired, &author)?;
         self.execute(plan, author.message, dry_run).await.map(Response::new)
     }
 
@@ -218,7 +262,7 @@ impl v1::admin_server::Admin for AdminService {
         };
         let desired = rules::join(&self.node, vec![DesiredRecord::new(key, value)]).map_err(invalid)?;
         let _alone = self.claim_workloads(Some(&caller), &desired).await?;
-        let plan = planned_write::plan(&self.node, desired, &author)?;
+        let plan = self.plan(desired, &author)?;
         self.execute(plan, author.message, false).await.map(Response::new)
     }
 }

@@ -17,7 +17,7 @@ pub(crate) use service::describe;
 
 use crate::{
     health_checks::{Checks, TargetController, VerdictController},
-    identity::{FederationController, IdentityService, IssuerControllers},
+    identity::{FederationController, IdentityService, IssuerControllers, TokenIssuerController},
     placement::PlacementController,
     quotas::{QuotaController, Quotas},
     tasks::{Tasks, spawn_cancellable},
@@ -26,12 +26,13 @@ use crate::{
 
 /// The controllers that may run in shadow mode. The mesh is not safe without the others: revoked callers would stay
 /// accepted, certificates would expire, and callers of removed limits would fill this process's memory.
-const SHADOW_NAMES: [&str; 6] = [
+const SHADOW_NAMES: [&str; 7] = [
     TargetController::NAME,
     DrainController::NAME,
     FederationController::NAME,
     PlacementController::NAME,
     PlannerController::NAME,
+    TokenIssuerController::NAME,
     VerdictController::NAME,
 ];
 
@@ -73,6 +74,7 @@ impl Controllers {
         spawn_cancellable(tasks, stop, runtime.run(VerdictController(checks)));
         spawn_cancellable(tasks, stop, runtime.run(QuotaController(quotas)));
         spawn_cancellable(tasks, stop, runtime.run(FederationController::default()));
+        spawn_cancellable(tasks, stop, runtime.run(TokenIssuerController::default()));
         spawn_cancellable(tasks, stop, runtime.run(PlacementController::default()));
         spawn_cancellable(tasks, stop, runtime.run(PlannerController::new(planning.clone())));
         spawn_cancellable(tasks, stop, runtime.run(DrainController(planning)));
@@ -95,7 +97,7 @@ mod tests {
             let error = name.parse::<ShadowController>().unwrap_err();
             assert_eq!(
                 error.hint,
-                "write one of distance-targets, drains, federated-bundles, placement, planner, verdicts",
+                "write one of distance-targets, drains, federated-bundles, placement, planner, token-issuers, verdicts",
                 "{name}"
             );
         }

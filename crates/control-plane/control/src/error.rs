@@ -1,4 +1,4 @@
-use std::path::PathBuf;
+use std::{io, net::SocketAddr, path::PathBuf};
 
 use fairmesh_identity::IdentityError;
 use fairmesh_model::TrustDomain;
@@ -20,6 +20,16 @@ pub enum ControlError {
     /// The address of the admin pages and the HTTP API cannot be listened on.
     #[error(transparent)]
     Admin(#[from] fairmesh_pages::BindError),
+    /// The address of spans cannot be listened on.
+    #[error(
+        "spans: cannot listen on {address}: {source}; choose a free address of this machine with --traces"
+    )]
+    Traces {
+        /// The address.
+        address: SocketAddr,
+        /// The system's error.
+        source: io::Error,
+    },
     /// The certificate authority cannot be opened.
     #[error("certificate authority: {0}")]
     Identity(#[from] IdentityError),

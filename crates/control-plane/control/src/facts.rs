@@ -9,7 +9,10 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use fairmesh_model::{Endpoint, Hosts, Prefix, Record, RecordKey, ServiceKind, ServiceName};
+use fairmesh_model::{
+    DefaultsScope, Endpoint, Hosts, InheritedDefaults, PolicyDefaults, Prefix, Record, RecordKey,
+    ServiceKind, ServiceName,
+};
 use fairmesh_planner::{MeshFacts, PolicyFacts, ServiceFacts, StoredDrain, StoredTable, TopologyFacts};
 use fairmesh_rib::{Commit, Entry, Node};
 use fairmesh_wire::records;
@@ -134,6 +137,7 @@ fn apply(facts: &mut MeshFacts, key: RecordKey, change: Change<'_>, before: impl
             let is_sharded =
                 |record| matches!(record, Record::Service(one) if one.kind == ServiceKind::Sharded);
             facts.set_sharded(service, record().is_some_and(is_sharded));
+            facts.set_declared(service, value.is_some());
         }
         RecordKey::Endpoint(service, ..) => {
             let before = before().and_then(|entry| endpoint(&key, &entry.value));
@@ -154,6 +158,9 @@ fn apply(facts: &mut MeshFacts, key: RecordKey, change: Change<'_>, before: impl
             };
             facts.set_drain(region.clone(), drain);
         }
+        RecordKey::PolicyDefaults(scope) => {
+            facts.set_policy_defaults(scope, record().and_then(policy_defaults));
+        }
         RecordKey::Regions => match record() {
             Some(Record::Regions(regions)) => facts.set_regions(regions),
             _ => facts.set_regions(Default::default()),
@@ -173,12 +180,34 @@ fn apply(facts: &mut MeshFacts, key: RecordKey, change: Change<'_>, before: impl
     }
 }
 
+/// What planners need of a policy that is about to be written, or removed, with the defaults in force.
+pub(crate) fn policy_in_force(node: &Node, service: &ServiceName, value: Option<&[u8]>) -> PolicyFacts {
+    let defaults = |scope: DefaultsScope| {
+        let key = RecordKey::PolicyDefaults(scope);
+        let record = records::decode(&key, &node.get(&key.to_string())?.value).ok()?;
+        policy_defaults(record).map(Arc::new)
+    };
+    let inherited = InheritedDefaults {
+        tenant: defaults(DefaultsScope::Tenant(service.tenant.clone())),
+        mesh: defaults(DefaultsScope::Mesh),
+    };
+    value.map(policy).unwrap_or_default().with_defaults(&inherited)
+}
+
+fn policy_defaults(record: Record) -> Option<PolicyDefaults> {
+    match record {
+        Record::PolicyDefaults(defaults) => Some(defaults),
+        _ => None,
+    }
+}
+
 /// What planners need of a policy, without compiling its expressions.
 fn policy(value: &[u8]) -> PolicyFacts {
     let traffic = records::traffic(value);
     PolicyFacts {
         not_understood: traffic.is_err(),
         traffic: traffic.ok().flatten().unwrap_or_default(),
+        refuses_planner: records::refuses_planner(value),
         local_only: records::is_local_only(value),
         zone_first: records::is_zone_first(value),
     }
@@ -240,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn index_kept_by_commit_equals_one_that_is_loaded() {
+    fn index_updated_by_commits_equals_a_freshly_loaded_index() {
         let (cart, gone, eu) = (name("shop/cart"), name("shop/gone"), Region::new("eu").unwrap());
         let at = |service: &ServiceName, instance: &str| {
             let endpoint = endpoint(instance, "eu");

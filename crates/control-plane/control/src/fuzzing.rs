@@ -3,17 +3,18 @@
 use std::time::Duration;
 
 use fairmesh_rib::access::User;
+use fairmesh_tokens::KeySet;
 
 use crate::user_tokens::{self, OidcConfig};
 
 /// Number of keys of a JWKS that verify tokens; `None` if the JWKS is refused.
 pub fn keys_of(jwks: &[u8]) -> Option<usize> {
-    user_tokens::KeySet::parse(jwks).ok().map(|keys| keys.len())
+    KeySet::parse(jwks).ok().map(|keys| keys.len())
 }
 
 /// The user of a token by the keys of a JWKS; `None` if refused.
 pub fn user_of_token(config: &OidcConfig, (token, jwks): (&str, &[u8]), now: Duration) -> Option<User> {
-    let keys = user_tokens::KeySet::parse(jwks).ok()?;
+    let keys = KeySet::parse(jwks).ok()?;
     user_tokens::verify(token, &keys, &config.into(), now)
 }
 

@@ -9,6 +9,7 @@ mod operate;
 mod retire;
 mod revocations;
 mod service;
+mod token_issuers;
 mod trust_bundle;
 mod workload_index;
 
@@ -32,6 +33,7 @@ pub(crate) use bundle_endpoints::FederationController;
 use issuer_file::IssuerFileController;
 pub(crate) use revocations::RevocationController;
 pub(crate) use service::{IdentityService, is_own};
+pub(crate) use token_issuers::TokenIssuerController;
 use trust_bundle::RecordedBundle;
 pub(crate) use trust_bundle::{TrustBundleController, recorded_bundle};
 use workload_index::WorkloadIndex;
@@ -239,7 +241,7 @@ fn is_fresh(begin: Duration, now: Duration) -> bool {
 }
 
 /// The hosts in the pages' certificate: the configured names, this machine, and the address.
-fn page_hosts(config: &ControlConfig) -> Vec<String> {
+pub(crate) fn page_hosts(config: &ControlConfig) -> Vec<String> {
     let own = ["localhost", "127.0.0.1", "::1"].map(str::to_owned);
     let listen = Some(config.http.ip()).filter(|ip| !ip.is_unspecified()).map(|ip| ip.to_string());
     let mut hosts = config.http_names.clone();

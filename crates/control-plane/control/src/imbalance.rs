@@ -38,6 +38,7 @@ use tokio_util::sync::CancellationToken;
 use crate::wall_clock::now_ms;
 use history_file::HistoryFile;
 pub(crate) use http::router;
+pub(crate) use query::ReportQuery;
 use report_cache::ReportCache;
 pub(crate) use service::ImbalanceService;
 use trusted_clock::{TrustedClock, TrustedTime};

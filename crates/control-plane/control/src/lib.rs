@@ -11,7 +11,6 @@
 
 mod access;
 mod admin;
-pub mod audit;
 mod caller_numbers;
 mod change_message;
 mod controllers;
@@ -28,6 +27,7 @@ mod indices;
 mod metrics;
 mod monotonic_clock;
 mod open_store;
+mod page;
 mod placement;
 mod quotas;
 mod read_lease;
@@ -37,15 +37,18 @@ mod server;
 mod signals;
 mod store_applier;
 mod tasks;
+mod traces;
 mod traffic;
 mod user_tokens;
-mod wall_clock;
 mod web;
 mod write_error;
+mod zone_probes;
 
 use std::{future::Future, net::SocketAddr, path::PathBuf, pin::pin};
 
+use fairmesh_audit as audit;
 use fairmesh_model::TrustDomain;
+use fairmesh_rib::wall_clock;
 use fairmesh_wire::transport::{Address, Transport};
 
 pub use admin::HISTORY_KEPT;
@@ -54,7 +57,7 @@ pub use error::ControlError;
 pub use fairmesh_store::{EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls};
 pub use server::{Control, partition_store, renew_store_id};
 pub use user_tokens::{JwksLocation, OidcConfig};
-pub use web::{FetchError, WebUrl, fetch};
+pub use web::{FetchError, MAX_JWKS_DOCUMENT, WebUrl, fetch};
 
 /// Software name in handshakes.
 pub(crate) const SOFTWARE: &str = concat!("control plane ", env!("CARGO_PKG_VERSION"));
@@ -97,6 +100,8 @@ pub struct ControlConfig {
     pub grpc: Vec<Address>,
     /// Listening address of HTTP.
     pub http: SocketAddr,
+    /// Address at which it takes spans by OTLP over HTTP; without one, it keeps none.
+    pub traces: Option<SocketAddr>,
     /// Host names by which web clients know this control plane, besides this machine's.
     pub http_names: Vec<String>,
     /// The issuer of user tokens; without one, tokens are refused.

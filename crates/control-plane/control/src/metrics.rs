@@ -2,10 +2,12 @@ use std::sync::Arc;
 
 use fairmesh_controllers::Statuses;
 use fairmesh_listen::Listeners;
+use fairmesh_metrics::Register as _;
 use fairmesh_model::Revision;
 use fairmesh_registry::FileSource;
 use fairmesh_rib::Node;
 use fairmesh_store::{Store, WriteError};
+use fairmesh_traces::Traces;
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::{Registry, Unit},
@@ -19,9 +21,14 @@ use crate::{
     imbalance::Imbalance,
     quotas::Quotas,
     traffic::TrafficPlanning,
+    zone_probes::ZoneProbes,
 };
 
 type Label = [(&'static str, &'static str); 1];
+
+/// Outcomes of writes. Each has a series from the start, since `increase` does not see a counter begin.
+const OUTCOMES: [&str; 8] =
+    ["written", "conflict", "too_large", "overloaded", "disk_full", "failed", "unavailable", "unknown"];
 
 /// Metrics of the control plane.
 #[derive(Debug, Default)]
@@ -61,6 +68,9 @@ pub(crate) struct Observed {
     pub(crate) controllers: Statuses,
     pub(crate) imbalance: Arc<Imbalance>,
     pub(crate) planning: TrafficPlanning,
+    pub(crate) probes: ZoneProbes,
+    /// If this control plane takes spans.
+    pub(crate) traces: Option<Traces>,
 }
 
 impl Metrics {
@@ -85,7 +95,7 @@ impl Metrics {
     /// Registers the present values of all metrics.
     pub(crate) fn register(&self, sources: &MetricSources, all: &mut Registry) {
         self.read(sources);
-        let Observed { audit, controllers, imbalance, planning } = &sources.observed;
+        let Observed { audit, controllers, imbalance, planning, probes, traces } = &sources.observed;
         self.register_own(all.sub_registry_with_prefix("control"));
         imbalance.register(all.sub_registry_with_prefix("imbalance"));
         register_load_reports(&sources.registry, all.sub_registry_with_prefix("control"));
@@ -98,6 +108,10 @@ impl Metrics {
         lost.inc_by(audit.lost());
         let help = "Writes that are missing in the log of writes";
         all.sub_registry_with_prefix("control").register("audit_entries_lost", help, lost);
+        probes.register(all.sub_registry_with_prefix("control"));
+        if let Some(traces) = traces {
+            register_traces(traces, all.sub_registry_with_prefix("control"));
+        }
         planning.reports().register(all.sub_registry_with_prefix("traffic"));
         planning.register(all.sub_registry_with_prefix("traffic"));
         sources.listeners.register(all.sub_registry_with_prefix("control"));
@@ -126,6 +140,9 @@ impl Metrics {
 
     /// Names and help texts; the metrics themselves are shared handles.
     fn register_own(&self, control: &mut Registry) {
+        for outcome in OUTCOMES {
+            drop(self.writes.get_or_create(&[("outcome", outcome)]));
+        }
         control.register("revision", "Last revision served to readers", self.revision.clone());
         control.register("writes", "Batches written, by outcome", self.writes.clone());
         control.register(
@@ -219,6 +236,17 @@ fn register_watches(node: &Node, control: &mut Registry) {
     }
     let help = "Watches terminated because their peers exceeded a limit or sent invalid data, by reason";
     control.register("terminated_watches", help, terminated);
+}
+
+fn register_traces(traces: &Traces, control: &mut Registry) {
+    let (count, bytes, left_out) = traces.size();
+    control.gauge(
+        "traces",
+        "Traces that are kept: the slowest and the failed of the last hour",
+        count as u64,
+    );
+    control.gauge("traces_bytes", "Bytes of these traces", bytes as u64);
+    control.counter("traces_left_out_spans", "Spans that had no room", left_out);
 }
 
 /// Mesh-wide limits.

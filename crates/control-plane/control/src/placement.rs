@@ -9,6 +9,7 @@ use std::{
 use fairmesh_controllers::{BoxError, Controller, Decision, Now, Refusal, Triggers, Wake, Write};
 use fairmesh_model::{
     GatewayBackend, GatewayService, Label, Placement, Prefix, Record, RecordKey, RecordKind, ServiceName,
+    Tenant,
 };
 use fairmesh_placement::{Backend, PlacedService, PlanInput, plan};
 use fairmesh_rib::{Expect, Node, Op};
@@ -16,8 +17,6 @@ use fairmesh_wire::records;
 
 /// The least time between rounds: declarations that are applied together are placed together.
 const MIN_GAP: Duration = Duration::from_secs(1);
-/// The most backends of all services of one tenant together, in any fleet.
-const MAX_TENANT_QUOTA: usize = 16_384;
 /// The most records of one batch.
 const MAX_OPS_PER_BATCH: usize = 1_000;
 /// The seed of draws. Any will do: equal records have to give equal plans at every control plane.
@@ -30,15 +29,26 @@ const SEED: u64 = 0;
 /// nothing.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PlacementController {
-    /// The revision at which everything was placed, and what that round refused.
-    settled: Option<(u64, Vec<Refusal>)>,
+    /// The last round that placed everything.
+    settled: Option<Settled>,
+}
+
+#[derive(Clone, Debug)]
+struct Settled {
+    revision: u64,
+    is_shared: bool,
+    refused: Vec<Refusal>,
 }
 
 /// What a round decides from.
 #[derive(Debug, Default)]
 pub(crate) struct PlacementFacts {
     revision: u64,
+    /// Whether several tenants have records of any kind.
+    is_shared: bool,
     backends: BTreeMap<Label, GatewayBackend>,
+    /// The most backends of a tenant's services together, where a record says so.
+    quotas: BTreeMap<Tenant, usize>,
     wanted: BTreeMap<ServiceName, GatewayService>,
     /// Placements in force, and the revisions that wrote them.
     placed: BTreeMap<ServiceName, (Placement, u64)>,
@@ -46,20 +56,21 @@ pub(crate) struct PlacementFacts {
 
 impl Controller for PlacementController {
     const NAME: &'static str = "placement";
-    /// `None`: no record of the gateway has changed since everything was placed.
+    /// `None`: no record of the gateway has changed since everything was placed, and the number of tenants asks for no other bounds.
     type Facts = Option<PlacementFacts>;
     type Effect = Infallible;
 
     fn triggers(&self) -> Triggers {
         // No prefix is of one kind and all tenants.
         let tenants = Prefix::new("/t/").into_iter();
-        let prefixes = tenants.chain([Prefix::gateway_backends()]).collect();
+        let prefixes = tenants.chain([Prefix::gateway_backends(), Prefix::gateway_quotas()]).collect();
         Triggers { prefixes, min_gap: MIN_GAP, ..Triggers::default() }
     }
 
     async fn read_facts(&mut self, node: &Node, _: Wake) -> Result<Self::Facts, BoxError> {
-        let unchanged = |(settled, _): &(u64, Vec<Refusal>)| {
-            node.changes_since(*settled, concerns).is_some_and(|(_, changed)| changed.is_empty())
+        let unchanged = |settled: &Settled| {
+            let changed = node.changes_since(settled.revision, concerns);
+            settled.is_shared == is_shared(node) && changed.is_some_and(|(_, changed)| changed.is_empty())
         };
         match self.settled.as_ref().is_some_and(unchanged) {
             true => Ok(None),
@@ -69,12 +80,13 @@ impl Controller for PlacementController {
 
     fn reconcile(&mut self, facts: Self::Facts, _: Now) -> Decision<Infallible> {
         let Some(facts) = facts else {
-            let refused = self.settled.as_ref().map(|(_, refused)| refused.clone()).unwrap_or_default();
+            let refused = self.settled.as_ref().map(|settled| settled.refused.clone()).unwrap_or_default();
             return Decision { refused, ..Decision::default() };
         };
         let (ops, refused) = facts.decide();
         // What is written starts a round of its own, which finds whether it is all.
-        self.settled = ops.is_empty().then(|| (facts.revision, refused.clone()));
+        let PlacementFacts { revision, is_shared, .. } = facts;
+        self.settled = ops.is_empty().then(|| Settled { revision, is_shared, refused: refused.clone() });
         let writes = ops.chunks(MAX_OPS_PER_BATCH).map(|ops| Write {
             subject: format!("placements of {} services", ops.len()),
             reason: "services or backends of the gateway have changed",
@@ -89,8 +101,13 @@ impl Controller for PlacementController {
 }
 
 fn concerns(key: &str) -> bool {
-    use RecordKind::{GatewayBackend, GatewayService, Placement};
-    matches!(RecordKind::of(key), Some(GatewayBackend | GatewayService | Placement))
+    use RecordKind::{GatewayBackend, GatewayQuota, GatewayService, Placement};
+    matches!(RecordKind::of(key), Some(GatewayBackend | GatewayQuota | GatewayService | Placement))
+}
+
+/// Whether the mesh has several tenants. A tenant is one from its first record on, so that room is left before it asks for the gateway.
+fn is_shared(node: &Node) -> bool {
+    node.tenant_prefixes(RecordKind::Service).len() > 1
 }
 
 impl PlacementFacts {
@@ -101,9 +118,9 @@ impl PlacementFacts {
     fn read(node: &Node) -> Result<Self, BoxError> {
         let mut prefixes = node.tenant_prefixes(RecordKind::GatewayService);
         prefixes.extend(node.tenant_prefixes(RecordKind::Placement));
-        prefixes.push(Prefix::gateway_backends());
+        prefixes.extend([Prefix::gateway_backends(), Prefix::gateway_quotas()]);
         let (revision, entries) = node.read(&prefixes);
-        let mut facts = Self { revision: revision.number, ..Self::default() };
+        let mut facts = Self { revision: revision.number, is_shared: is_shared(node), ..Self::default() };
         for (key, entry) in entries {
             let key = RecordKey::parse(&key)?;
             let record =
@@ -111,6 +128,9 @@ impl PlacementFacts {
             match (key, record) {
                 (RecordKey::GatewayBackend(name), Record::GatewayBackend(backend)) => {
                     facts.backends.insert(name, backend);
+                }
+                (RecordKey::GatewayQuota(tenant), Record::GatewayQuota(quota)) => {
+                    facts.quotas.extend(quota.backends.map(|backends| (tenant, backends as usize)));
                 }
                 (RecordKey::GatewayService(name), Record::GatewayService(wanted)) => {
                     facts.wanted.insert(name, wanted);
@@ -132,7 +152,8 @@ impl PlacementFacts {
         let made = plan(PlanInput {
             backends: &backends,
             services: &services,
-            tenant_quota: tenant_quota(&backends),
+            is_shared: self.is_shared,
+            quotas: &self.quotas,
             seed: SEED,
         });
         let gone = self.placed.iter().filter(|(name, _)| !self.wanted.contains_key(*name));
@@ -179,17 +200,6 @@ impl PlacementFacts {
     }
 }
 
-/// The most backends of all services of one tenant together: half of the places, so that no tenant takes those of all. Closed backends count,
-/// since their services stay.
-fn tenant_quota(backends: &[Backend]) -> usize {
-    let places: u64 = backends.iter().map(|backend| u64::from(backend.capacity)).sum();
-    // Without any backend, the missing backends are the reason of a refusal.
-    if places == 0 {
-        return MAX_TENANT_QUOTA;
-    }
-    usize::try_from(places / 2).unwrap_or(usize::MAX).min(MAX_TENANT_QUOTA)
-}
-
 fn of_record((name, backend): (&Label, &GatewayBackend)) -> Backend {
     Backend {
         name: name.clone(),
@@ -225,7 +235,8 @@ mod tests {
         let backends = zones.map(|(name, zone)| (Label::new(name).unwrap(), backend(zone)));
         let wanted = GatewayService { home_zone: Zone::new("a").unwrap(), backends: 3 };
         let wanted = ["red/web", "blue/web"].map(|name| (service(name), wanted.clone()));
-        PlacementFacts { backends: backends.into(), wanted: wanted.into(), ..PlacementFacts::default() }
+        let (backends, wanted) = (backends.into(), wanted.into());
+        PlacementFacts { backends, wanted, is_shared: true, ..PlacementFacts::default() }
     }
 
     impl PlacementFacts {
@@ -268,15 +279,19 @@ mod tests {
     fn one_tenant_gets_half_of_all_places() {
         let mut facts = facts();
         facts.backends.values_mut().for_each(|backend| backend.capacity = 2);
+        facts.backends.insert(Label::new("four").unwrap(), GatewayBackend { capacity: 3, ..backend("b") });
         let of_red = facts.wanted[&service("red/web")].clone();
         facts.wanted.insert(service("red/api"), of_red);
         let (ops, refused) = facts.decide();
         assert_eq!(facts.commit(&ops), ["/t/blue/placements/web", "/t/red/placements/api"]);
         assert_eq!(refused.len(), 1);
         assert!(refused[0].reason.contains("tenant red have 4 backends"), "{refused:?}");
-        facts.backends.values_mut().for_each(|backend| backend.capacity = u32::MAX);
-        let backends: Vec<Backend> = facts.backends.iter().map(of_record).collect();
-        assert_eq!(tenant_quota(&backends), MAX_TENANT_QUOTA);
+        facts.quotas.insert(Tenant::new("red").unwrap(), 6);
+        assert!(facts.decide().1.is_empty(), "the tenant has a quota of its own");
+        facts.quotas.clear();
+        facts.is_shared = false;
+        let (ops, refused) = facts.decide();
+        assert!(ops.len() == 1 && refused.is_empty(), "without other tenants it gets the rest: {refused:?}");
     }
 
     #[test]

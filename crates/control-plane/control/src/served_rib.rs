@@ -1,6 +1,6 @@
 use std::{sync::Arc, time::Duration};
 
-use fairmesh_model::{Identity, Location, Prefix, Revision};
+use fairmesh_model::{Identity, Location, Prefix, RecordKey, RecordKind, Revision};
 use fairmesh_rib::{
     Batch, Node,
     access::{AccessControl, Caller},
@@ -11,7 +11,11 @@ use tokio::sync::watch;
 use tonic::Status;
 
 use crate::{
-    SOFTWARE, admin::rules, identity::is_own, read_lease::ReadLease, user_tokens::UserTokens,
+    SOFTWARE,
+    admin::{route_quota, rules},
+    identity::is_own,
+    read_lease::ReadLease,
+    user_tokens::UserTokens,
     write_error::write_error,
 };
 
@@ -60,6 +64,11 @@ impl ServedRib for ControlRib {
             )));
         }
         let batch = rules::complete(&self.node, batch).map_err(WriteError::Invalid)?;
+        let policies = batch.ops.iter().filter(|op| RecordKind::of(&op.key) == Some(RecordKind::Policy));
+        let policies = policies.filter_map(|op| Some((RecordKey::parse(&op.key).ok()?, op.value.as_ref())));
+        let policies: Vec<_> = policies.collect();
+        let written = policies.iter().map(|(key, value)| (key, *value));
+        route_quota::check(&self.node, written).map_err(WriteError::Invalid)?;
         self.store.write(batch).await.map_err(write_error)
     }
 

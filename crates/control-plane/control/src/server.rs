@@ -14,6 +14,7 @@ use fairmesh_pages::AdminListener;
 use fairmesh_registry::{FileSource, Registry, RegistryService};
 use fairmesh_rib::{Node, follower::random, server::RibServer};
 use fairmesh_store::{PartitionedStore, RedbStore, Store, StoreError, StoreLocation};
+use fairmesh_web::{HostNames, PageConfig};
 use fairmesh_wire::{
     environment::CONTROL_SOCKET,
     rpc,
@@ -32,11 +33,12 @@ use crate::{
     controllers::Controllers,
     health_checks::{CheckerService, Checks, Woken},
     http,
-    identity::{CertificateIssuer, IdentityService, recorded_bundle},
+    identity::{CertificateIssuer, IdentityService, page_hosts, recorded_bundle},
     imbalance::{self, Imbalance, ImbalanceService},
     indices::Indices,
     metrics::{MetricSources, Metrics, Observed},
     open_store::{self, OpenStore},
+    page::PageSource,
     quotas::Quotas,
     read_lease::ReadLease,
     readiness::Readiness,
@@ -44,9 +46,11 @@ use crate::{
     signals::SignalsService,
     store_applier::{AppliedStore, apply_commits},
     tasks::{Tasks, join_next, spawn_cancellable, spawn_stoppable, task_ended},
+    traces::TraceListener,
     traffic::{TrafficPlanning, TrafficService},
     user_tokens::UserTokens,
     wall_clock::now_ms,
+    zone_probes::ZoneProbes,
 };
 
 /// The store file within the data directory.
@@ -71,6 +75,7 @@ pub struct Control {
     tokens: UserTokens,
     grpc: Vec<Listener>,
     http: AdminListener,
+    traces: Option<TraceListener>,
     listeners: Listeners,
     config: ControlConfig,
 }
@@ -110,6 +115,7 @@ impl Control {
             grpc.push(transport.bind(address).await?.with_users().within(calls.clone()));
         }
         let http = AdminListener::bind(config.http, &listeners, &table::CONTROL_HTTP).await?;
+        let traces = TraceListener::bind(config.traces, &listeners).await?;
         let imbalance = Arc::new(Imbalance::start(&config.data_dir.join(IMBALANCE_FILE)).await);
         log_addresses(&grpc, &http);
         tracing::info!(store = %store.id(), revision, place = %store_location(&config), "store opened");
@@ -124,6 +130,7 @@ impl Control {
             tokens,
             grpc,
             http,
+            traces,
             listeners,
             config,
         })
@@ -180,16 +187,14 @@ impl Control {
     ) {
         let Self { store, partitions, node, indices, metrics, imbalance, issuer, .. } = self;
         let pages = issuer.as_ref().map(|issuer| issuer.pages_transport()).unwrap_or_default();
-        let Self { tokens, grpc, http, listeners, config, .. } = self;
-        let audit = indices.audit.clone();
+        let Self { tokens, grpc, http, traces, listeners, config, .. } = self;
+        let (permissions, audit) = (indices.access.clone(), indices.audit.clone());
         let applied = AppliedStore::new(store.clone(), node.clone(), metrics.clone(), audit.clone());
         let applied: Arc<dyn Store> = Arc::new(applied);
         let runtime = runtime(&config, &*store, (&node, &applied));
-        let registry = Registry::new(applied.clone(), node.clone());
+        let (registry, quotas) = (Registry::new(applied.clone(), node.clone()), Quotas::new(node.clone()));
         let checks = Checks::new(node.clone(), applied.clone(), indices.checks.clone());
-        let quotas = Quotas::new(node.clone());
         let planning = TrafficPlanning::new(node.clone(), indices.facts.clone(), &config.shadow_controllers);
-        let permissions = indices.access.clone();
         let identity = IdentityService::new(issuer, (&node, &applied), (permissions.clone(), audit.clone()));
         let callers = (node.clone(), identity.revocations());
         let access = Access::new(permissions.clone(), callers, (tokens.clone(), audit.clone()));
@@ -198,13 +203,14 @@ impl Control {
             controllers: runtime.statuses(),
             imbalance: imbalance.clone(),
             planning: planning.clone(),
+            probes: ZoneProbes::new(random()),
+            traces: spawn_traces(traces, tasks, closing),
         };
-        let other_services = routes(&registry, &checks, &quotas, closing);
+        let other_services = routes(&registry, (&checks, &observed.probes), &quotas, closing);
         let other_services = operator_services(other_services, &identity, partitions, observed.clone());
         let read_lease = store.lease_expiry().map(ReadLease::new);
         let backend = ControlRib::new((&node, &applied), read_lease.clone(), (permissions, tokens.clone()));
         let services = RibServer::new(backend, closing.clone()).with_services(other_services);
-        serve_grpc(tasks, grpc, &services.map_calls(|calls| guard_calls(calls, access.clone())), closing);
         let files = watch_files(&config.sources, &registry, store_tasks, writes_ended);
         let sources = MetricSources {
             store: store.clone(),
@@ -217,18 +223,32 @@ impl Control {
             observed,
             listeners,
         };
-        let readiness = Readiness::of(&config.data_dir);
-        let verification = readiness.integrity.clone().watch(store.clone(), imbalance.clone());
+        let store_readiness = Readiness::of(&config.data_dir);
+        let verification = store_readiness.integrity.clone().watch(store.clone(), imbalance.clone());
         spawn_cancellable(store_tasks, writes_ended, verification);
-        let state =
-            http::HttpState { metrics, sources, store_readiness: readiness, closing: closing.clone() };
-        serve_pages(tasks, (http, pages, access), state);
+        let state = http::HttpState { metrics, sources, store_readiness, closing: closing.clone() };
         store_tasks.spawn(apply_until(store, node, indices, writes_ended.clone()));
         spawn_cancellable(store_tasks, writes_ended, tokens.follow_keys());
         let controllers = Controllers { checks, quotas, identity, planning };
         controllers.spawn(&runtime, store_tasks, writes_ended);
         Background { read_lease, imbalance, registry }.spawn(store_tasks, writes_ended);
+        // Last, so that the first call already sees every controller's status.
+        let calls = services.calls();
+        serve_grpc(tasks, grpc, &services.map_calls(|calls| guard_calls(calls, access.clone())), closing);
+        serve_pages(tasks, (http, pages, access), (state, HostNames::new(page_hosts(&config)), calls));
     }
+}
+
+/// Takes spans until `closing`, if this control plane does.
+fn spawn_traces(
+    listener: Option<TraceListener>,
+    tasks: &mut Tasks,
+    closing: &CancellationToken,
+) -> Option<fairmesh_traces::Traces> {
+    let listener = listener?;
+    let traces = listener.traces();
+    spawn_stoppable(tasks, listener.serve(closing.clone()));
+    Some(traces)
 }
 
 /// Environment of the controllers. `applied` writes to `store` and returns once the node has the write.
@@ -402,11 +422,21 @@ fn serve_grpc(tasks: &mut Tasks, listeners: Vec<Listener>, services: &Services, 
 fn serve_pages(
     tasks: &mut Tasks,
     (listener, transport, access): (AdminListener, Transport, Access),
-    state: http::HttpState,
+    (state, hosts, services): (http::HttpState, HostNames, Routes),
 ) {
     let (registry, closing) = (state.sources.registry.router(), state.closing.clone());
-    let imbalance = imbalance::router(state.sources.observed.imbalance.clone());
-    let pages = fairmesh_pages::router(Arc::new(state)).merge(registry).merge(imbalance);
+    let observed = &state.sources.observed;
+    let imbalance = imbalance::router(observed.imbalance.clone());
+    let source = PageSource {
+        node: state.sources.node.clone(),
+        access: access.control.clone(),
+        calls: Arc::clone(&observed.planning.reports().counts),
+        imbalance: observed.imbalance.clone(),
+        audit: observed.audit.clone(),
+    };
+    let config = PageConfig { hosts, version: env!("CARGO_PKG_VERSION"), services, closing: closing.clone() };
+    let page = fairmesh_web::router(Arc::new(source), config);
+    let pages = fairmesh_pages::router(Arc::new(state)).merge(registry).merge(imbalance).merge(page);
     let pages = pages.map(|pages| guard_pages(pages, access));
     spawn_stoppable(tasks, http::serve(pages, (listener, transport), closing, DRAIN));
 }
@@ -416,7 +446,7 @@ fn operator_services(
     routes: Routes,
     identity: &IdentityService,
     partitions: Option<Arc<PartitionedStore>>,
-    Observed { audit, controllers, imbalance, planning }: Observed,
+    Observed { audit, controllers, imbalance, planning, probes, traces }: Observed,
 ) -> Routes {
     let (node, store, access) = (identity.node.clone(), identity.store.clone(), identity.access.clone());
     let (traffic, reporters) = (planning.reports(), CallerNumbers::default());
@@ -433,6 +463,8 @@ fn operator_services(
             access,
             controllers,
             calls,
+            probes,
+            traces,
             workloads: Arc::default(),
         }))
         .add_service(rpc::signals_server(signals))
@@ -443,8 +475,13 @@ fn operator_services(
 }
 
 /// The services `Registry`, `Checker` and `Quota`.
-fn routes(registry: &Registry, checks: &Checks, quotas: &Quotas, closing: &CancellationToken) -> Routes {
-    let checker = CheckerService { checks: checks.clone(), closing: closing.clone() };
+fn routes(
+    registry: &Registry,
+    (checks, probes): (&Checks, &ZoneProbes),
+    quotas: &Quotas,
+    closing: &CancellationToken,
+) -> Routes {
+    let checker = CheckerService { checks: checks.clone(), probes: probes.clone(), closing: closing.clone() };
     Routes::new(rpc::registry_server(RegistryService::new(registry.clone())))
         .add_service(rpc::checker_server(checker))
         .add_service(rpc::quota_server(quotas.clone()))

@@ -12,6 +12,7 @@
 mod call_graph;
 mod call_views;
 mod calls;
+mod cost;
 mod metrics;
 mod service;
 mod traffic_reports;

@@ -23,6 +23,7 @@ mod planner_controller;
 mod published;
 mod service;
 mod status;
+mod what_if;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -39,6 +40,7 @@ use metrics::PlanCounts;
 pub(crate) use planner_controller::PlannerController;
 use published::Published;
 pub(crate) use service::TrafficService;
+use what_if::WhatIfs;
 
 /// The shortest time between the begins of two rounds.
 const ROUND_INTERVAL: Duration = Duration::from_secs(1);
@@ -47,7 +49,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// The plans of all services, as the last round of the planner left them.
 #[derive(Clone, Debug, Default)]
-struct Plans {
+pub(crate) struct Plans {
     /// The version of the topology that they are made from.
     topology: u64,
     by_service: BTreeMap<ServiceName, Arc<ServicePlanner>>,
@@ -67,6 +69,7 @@ pub(crate) struct TrafficPlanning {
     plans_changed: Arc<Notify>,
     drain_states: Published<BTreeMap<Region, DrainState>>,
     counts: PlanCounts,
+    what_if: WhatIfs,
     /// The controller in shadow mode without whose changes no drain goes on.
     shadow: Option<&'static str>,
 }
@@ -77,10 +80,21 @@ impl TrafficPlanning {
         let clock = MonotonicClock::start();
         let reports = Arc::new(TrafficReports::new(node, facts.clone(), clock));
         let started_ms = clock.now_ms();
-        let (plans, plans_changed, drain_states, counts) = Default::default();
+        let (plans, plans_changed, drain_states, counts, what_if) = Default::default();
         let names = [PlannerController::NAME, DrainController::NAME];
         let shadow = names.into_iter().find(|name| shadow.iter().any(|one| one.name() == *name));
-        Self { facts, reports, clock, started_ms, plans, plans_changed, drain_states, counts, shadow }
+        Self {
+            facts,
+            reports,
+            clock,
+            started_ms,
+            plans,
+            plans_changed,
+            drain_states,
+            counts,
+            what_if,
+            shadow,
+        }
     }
 
     /// The reports that are planned from.

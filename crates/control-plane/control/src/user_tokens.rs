@@ -1,7 +1,7 @@
 //! Tokens of users from an identity provider (OpenID Connect Core 1.0). They identify a caller in addition to its connection.
 //!
-//! A token is a JWT (RFC 7519) signed by the provider with a key of its JWKS (RFC 7517). This module verifies the token and
-//! reads user and groups from its claims; role bindings define their permissions. It stores no token, and no error or log
+//! A token is a JWT (RFC 7519) signed by the provider with a key of its JWKS (RFC 7517). This module finds the key and reads
+//! user and groups from the claims; role bindings define their permissions. It stores no token, and no error or log
 //! contains one.
 //!
 //! Only tokens of one issuer are accepted: user names are then unambiguous, and nothing in a token decides where to fetch keys.
@@ -10,38 +10,20 @@
 
 mod claims;
 mod config;
-mod key_set;
 mod key_source;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use fairmesh_identity::{Clock, SystemClock};
 use fairmesh_rib::access::User;
-use fairmesh_wire::transport::BearerToken;
-use jsonwebtoken::{Algorithm, DecodingKey, TokenData, Validation, decode, decode_header};
-use serde_json::{Map, Value};
+use fairmesh_tokens::{KeySet, Refusal, read_claims, read_header};
 use tonic::Status;
 
 pub(crate) use claims::Expected;
 pub use config::{JwksLocation, OidcConfig};
-pub(crate) use key_set::KeySet;
 use key_source::{KeySource, NoKey};
 
 use crate::ControlError;
-
-/// The accepted signature algorithms. Algorithms with a shared secret (HS256 …) are excluded: with a public key as the
-/// secret, everyone could sign.
-const ALGORITHMS: [Algorithm; 9] = [
-    Algorithm::RS256,
-    Algorithm::RS384,
-    Algorithm::RS512,
-    Algorithm::PS256,
-    Algorithm::PS384,
-    Algorithm::PS512,
-    Algorithm::ES256,
-    Algorithm::ES384,
-    Algorithm::EdDSA,
-];
 
 /// Finds the users of tokens; without a configuration, it refuses all tokens. Cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -52,25 +34,6 @@ struct Verifier {
     expected: Expected,
     keys: KeySource,
     clock: Arc<dyn Clock>,
-}
-
-/// Why a token is refused. The text contains nothing from the token.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Refusal {
-    #[error("it has more than {} bytes", BearerToken::MAX)]
-    TooLong,
-    #[error(
-        "it is no JWT, or is signed in a way that proves no issuer ('alg'): RS256 to 512, PS256 to 512, ES256, ES384 and EdDSA do"
-    )]
-    Header,
-    #[error("its header asks for an extension ('crit'), and none is supported")]
-    Critical,
-    #[error("the key that signed it ('kid') is not among those of the issuer")]
-    UnknownKey,
-    #[error("its signature is not of the key that it names")]
-    Signature,
-    #[error("its claim '{claim}' {problem}")]
-    Claim { claim: String, problem: String },
 }
 
 impl UserTokens {
@@ -117,23 +80,24 @@ impl UserTokens {
 
 impl Verifier {
     async fn user(&self, token: &str) -> Result<User, Status> {
-        let (algorithm, key_id) = read_header(token)?;
+        let (algorithm, key_id) = read_header(token).map_err(refused)?;
         let id = key_id.as_deref();
         let key = self.keys.key(id, algorithm).await.map_err(no_key)?;
         let claims = match read_claims(token, algorithm, &key) {
             Err(Refusal::Signature) => {
                 let key = self.keys.reread_key(id, algorithm).await.map_err(no_key)?;
-                read_claims(token, algorithm, &key)?
+                read_claims(token, algorithm, &key)
             }
-            read => read?,
+            read => read,
         };
-        Ok(self.expected.user(&claims, self.clock.now())?)
+        let claims = claims.map_err(refused)?;
+        self.expected.user(&claims, self.clock.now()).map_err(refused)
     }
 }
 
 fn no_key(why: NoKey) -> Status {
     match why {
-        NoKey::Unknown => Refusal::UnknownKey.into(),
+        NoKey::Unknown => refused(Refusal::UnknownKey),
         NoKey::NotLoaded => Status::unavailable(
             "the keys of the issuer of tokens are not known yet; the log of the control plane says why",
         ),
@@ -147,45 +111,8 @@ pub(crate) fn verify(token: &str, keys: &KeySet, expected: &Expected, now: Durat
     expected.user(&read_claims(token, algorithm, key).ok()?, now).ok()
 }
 
-/// The claims of a token signed by this key.
-fn read_claims(token: &str, algorithm: Algorithm, key: &DecodingKey) -> Result<Map<String, Value>, Refusal> {
-    let read: Result<TokenData<_>, _> = decode(token, key, &of_signature(algorithm));
-    read.map(|token| token.claims).map_err(|_| Refusal::Signature)
-}
-
-/// The algorithm and key id of a token, both unverified.
-fn read_header(token: &str) -> Result<(Algorithm, Option<String>), Refusal> {
-    if token.len() > BearerToken::MAX {
-        return Err(Refusal::TooLong);
-    }
-    let header = decode_header(token).map_err(|_| Refusal::Header)?;
-    if header.crit.is_some() {
-        return Err(Refusal::Critical);
-    }
-    match ALGORITHMS.contains(&header.alg) {
-        true => Ok((header.alg, header.kid)),
-        false => Err(Refusal::Header),
-    }
-}
-
-/// Verifies only the signature. Claims are compared here, by an injected clock and with errors that name them.
-fn of_signature(algorithm: Algorithm) -> Validation {
-    let mut validation = Validation::new(algorithm);
-    validation.required_spec_claims.clear();
-    (validation.validate_exp, validation.validate_nbf, validation.validate_aud) = (false, false, false);
-    validation
-}
-
-impl Refusal {
-    fn claim(claim: impl Into<String>, problem: impl fmt::Display) -> Self {
-        Self::Claim { claim: claim.into(), problem: problem.to_string() }
-    }
-}
-
-impl From<Refusal> for Status {
-    fn from(refusal: Refusal) -> Self {
-        Self::unauthenticated(format!("the token is refused: {refusal}; get a new one from its issuer"))
-    }
+fn refused(refusal: Refusal) -> Status {
+    Status::unauthenticated(format!("the token is refused: {refusal}; get a new one from its issuer"))
 }
 
 #[cfg(test)]

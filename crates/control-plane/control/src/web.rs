@@ -5,16 +5,19 @@ use std::{error::Error, fmt, net::IpAddr, path::PathBuf, str::FromStr, time::Dur
 use axum::http::{Request, StatusCode, Uri, header};
 use bytes::Bytes;
 use fairmesh_identity::WebRoots;
-use fairmesh_model::Invalid;
+use fairmesh_model::{Invalid, is_of_link};
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::TcpStream,
+    net::{TcpStream, lookup_host},
     task::spawn_blocking,
     time::timeout,
 };
+
+/// The largest JWKS, in bytes: a hundred keys with their certificates.
+pub const MAX_JWKS_DOCUMENT: usize = 512 * 1024;
 
 /// Time limit of a fetch, from the look-up of the name to the last byte.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -65,7 +68,7 @@ pub async fn fetch(url: &WebUrl, ca_file: Option<PathBuf>, most: usize) -> Resul
 }
 
 async fn connect_and_get(url: &WebUrl, ca_file: Option<PathBuf>, most: usize) -> Result<Bytes, Failed> {
-    let stream = TcpStream::connect((url.host.as_str(), url.port)).await?;
+    let stream = connect(url).await?;
     match url.is_tls {
         true => {
             let roots = spawn_blocking(move || WebRoots::read(ca_file.as_deref())).await??;
@@ -73,6 +76,21 @@ async fn connect_and_get(url: &WebUrl, ca_file: Option<PathBuf>, most: usize) ->
         }
         false => exchange(url, stream, most).await,
     }
+}
+
+/// Connects to an address of the host that is not of this machine's link. Otherwise the owner of a name could have the
+/// process ask a metadata service.
+async fn connect(url: &WebUrl) -> Result<TcpStream, Failed> {
+    let (of_link, others): (Vec<_>, Vec<_>) =
+        lookup_host((url.host.as_str(), url.port)).await?.partition(|address| is_of_link(address.ip()));
+    match of_link.first() {
+        Some(address) if others.is_empty() => Err(refused_address(address.ip()).into()),
+        _ => Ok(TcpStream::connect(&others[..]).await?),
+    }
+}
+
+fn refused_address(address: IpAddr) -> String {
+    format!("{address} is for services of this machine or its link, such as the credentials of a cloud")
 }
 
 async fn exchange(
@@ -129,6 +147,9 @@ impl FromStr for WebUrl {
                 "is of plaintext HTTP, so that others on the network could replace what it serves",
             ));
         }
+        if let Some(address) = host.parse().ok().filter(|address| is_of_link(*address)) {
+            return Err(invalid(&refused_address(address)));
+        }
         let port = authority.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
         let path = uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
         Ok(Self { is_tls, host, port, path })
@@ -146,5 +167,34 @@ impl fmt::Display for WebUrl {
         // Without the query, which may contain a secret.
         let path = self.path.split('?').next().unwrap_or_default();
         write!(f, "{scheme}://{host}:{}{path}", self.port)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_of_link_local_and_metadata_addresses_are_refused() {
+        for wrong in [
+            "https://169.254.169.254/latest/meta-data",
+            "https://[fe80::1]/keys",
+            "https://[::ffff:169.254.169.254]/keys",
+            "https://100.100.100.200/keys",
+        ] {
+            let error = wrong.parse::<WebUrl>().unwrap_err();
+            assert!(error.problem.contains("such as the credentials of a cloud"), "{wrong}: {error:?}");
+        }
+        for right in ["https://idp.example/keys", "https://10.0.0.1:8443/keys", "http://127.0.0.1:80/keys"] {
+            right.parse::<WebUrl>().unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn name_that_leads_to_a_link_local_address_is_not_asked() {
+        // As a name is, whose server answers so.
+        let url = WebUrl { is_tls: true, host: "169.254.169.254".into(), port: 443, path: "/".into() };
+        let error = fetch(&url, None, 1024).await.unwrap_err().to_string();
+        assert!(error.contains("such as the credentials of a cloud"), "{error}");
     }
 }

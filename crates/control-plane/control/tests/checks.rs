@@ -98,7 +98,7 @@ async fn the_next_candidate_is_elected_when_the_leader_disconnects() {
 }
 
 #[tokio::test]
-async fn only_changed_verdicts_are_written_and_those_of_removed_endpoints_deleted() {
+async fn only_changed_verdicts_are_written_and_removed_endpoints_lose_verdicts() {
     let (control, connection, _folder) = checked().await;
     let mut leadership = campaign(&connection, "eu").await;
     let term = next_response(&mut leadership).await.term;

@@ -110,7 +110,16 @@ async fn controllers_are_listed_and_their_rounds_counted() {
     let names: Vec<_> = listed().await.into_iter().map(|status| status.name).collect();
     assert_eq!(
         names,
-        ["distance-targets", "drains", "federated-bundles", "placement", "planner", "quotas", "verdicts"],
+        [
+            "distance-targets",
+            "drains",
+            "federated-bundles",
+            "placement",
+            "planner",
+            "quotas",
+            "token-issuers",
+            "verdicts"
+        ],
         "a mesh without a trust domain"
     );
     let text = control.http("GET", "/metrics", "").await.1;

@@ -4,7 +4,9 @@ use fairmesh_model::arith::mix64;
 use fairmesh_rib::{Node, follower::Backoff};
 use fairmesh_store::Store;
 use tokio::{
+    runtime::{Handle, RuntimeFlavor},
     sync::watch,
+    task::block_in_place,
     time::{Instant, timeout},
 };
 
@@ -126,7 +128,7 @@ impl<C: Controller> ControllerTask<C> {
         let wake = if self.is_shadow { Wake::Changed } else { wake };
         let facts = controller.read_facts(&config.node, wake).await.map_err(RoundError::Facts)?;
         let now = Now { at: Instant::now(), wall_ms: (config.wall_clock)() };
-        let decision = controller.reconcile(facts, now);
+        let decision = beside_tasks(|| controller.reconcile(facts, now));
         round.note(&decision);
         if self.is_shadow {
             return Ok(());
@@ -224,6 +226,14 @@ impl<C: Controller> ControllerTask<C> {
                 tracing::warn!(controller, subject, reason, "a controller leaves it as it is");
             }
         }
+    }
+}
+
+/// Decides while other tasks of this thread go on in another one, as decisions may take seconds. A runtime of one thread has no other.
+fn beside_tasks<T>(decide: impl FnOnce() -> T) -> T {
+    match Handle::current().runtime_flavor() {
+        RuntimeFlavor::MultiThread => block_in_place(decide),
+        _ => decide(),
     }
 }
 

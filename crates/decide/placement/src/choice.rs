@@ -43,12 +43,26 @@ pub(crate) struct Draft<'a> {
     pub(crate) combinations: u64,
     /// Home zones and numbers of backends for which a search has found no combination for a new service.
     exhausted: BTreeSet<(Zone, usize)>,
+    /// The combinations that the tenant of the service that is placed may still take, by home zone; `None`: all.
+    pub(crate) spare: Option<Vec<u64>>,
+    /// Whether that alone has kept the service from a combination.
+    pub(crate) is_spare_used: bool,
 }
 
 impl<'a> Draft<'a> {
     pub(crate) fn new(fleet: Fleet<'a>, seed: u64) -> Self {
         let (occupied, reserved) = (Occupied::new(fleet.backends.len()), vec![0; fleet.backends.len()]);
-        Self { fleet, occupied, reserved, seed, combinations: 0, exhausted: BTreeSet::new() }
+        let exhausted = BTreeSet::new();
+        Self {
+            fleet,
+            occupied,
+            reserved,
+            seed,
+            combinations: 0,
+            exhausted,
+            spare: None,
+            is_spare_used: false,
+        }
     }
 
     /// Completes the backends that a service keeps to the number that it asks for. The service itself must not be placed.
@@ -57,6 +71,10 @@ impl<'a> Draft<'a> {
     /// What is missing.
     pub(crate) fn complete(&mut self, wish: Wish<'_>, kept: &BackendSet) -> Result<BackendSet, Missing> {
         self.check_room(wish, kept)?;
+        if self.has_no_spare(wish.home) {
+            self.is_spare_used = true;
+            return Err(self.no_combination(wish));
+        }
         let candidates = self.candidates(kept);
         let mut random = Generator::new(mix_pair(self.seed, hash_text(&wish.name.to_string())));
         for _ in 0..DRAWS {
@@ -65,7 +83,15 @@ impl<'a> Draft<'a> {
                 return Ok(set);
             }
         }
-        self.search(wish, kept, candidates).ok_or_else(|| Missing::Combination(wish.home.clone()))
+        self.search(wish, kept, candidates).ok_or_else(|| self.no_combination(wish))
+    }
+
+    /// Why there is no combination for a service.
+    pub(crate) fn no_combination(&self, wish: Wish<'_>) -> Missing {
+        match self.is_spare_used {
+            true => Missing::TenantCombinations { tenant: wish.name.tenant.clone(), zone: wish.home.clone() },
+            false => Missing::Combination(wish.home.clone()),
+        }
     }
 
     /// Checks that there are enough backends with room, whatever combinations they have.
@@ -85,7 +111,8 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// The most backends of a service, half of those that are open: the backends of others must not all lie among them.
+    /// The most backends of a service: half of the open backends, so that the backends of others do not all lie among
+    /// them.
     fn most(&self) -> usize {
         self.fleet.backends.iter().filter(|one| one.is_open).count() / 2
     }
@@ -170,7 +197,7 @@ impl<'a> Draft<'a> {
         }
         candidates.sort_by_key(|backend| self.used(*backend));
         let found = self.search_from(wish, kept, &candidates, &mut { MAX_COMBINATIONS });
-        if found.is_none() && kept.is_empty() {
+        if found.is_none() && kept.is_empty() && !self.is_spare_used {
             self.exhausted.insert(of_new);
         }
         found
@@ -204,7 +231,21 @@ impl<'a> Draft<'a> {
 
     fn try_combination(&mut self, set: &BackendSet) -> bool {
         self.combinations += 1;
-        self.occupied.is_free(set)
+        self.occupied.is_free(set) && self.is_spare(set)
+    }
+
+    /// Whether the tenant may take no combination of a home zone. Each set has one or more.
+    fn has_no_spare(&self, home: &Zone) -> bool {
+        let spare = self.spare.as_ref().zip(self.fleet.zone(home));
+        spare.is_some_and(|(spare, zone)| spare[zone] == 0)
+    }
+
+    /// Whether the tenant may take the combinations of a set.
+    pub(crate) fn is_spare(&mut self, set: &BackendSet) -> bool {
+        let Some(spare) = &self.spare else { return true };
+        let is_spare = self.fleet.combinations(set).iter().zip(spare).all(|(taken, spare)| taken <= spare);
+        self.is_spare_used |= !is_spare;
+        is_spare
     }
 
     /// Replaces one backend of a service, so that it shares not all of them with another; the fullest one if that is possible.
@@ -215,7 +256,7 @@ impl<'a> Draft<'a> {
         let wish = Wish { count: old.len(), ..wish };
         let mut replaced: Vec<usize> = old.iter().collect();
         replaced.sort_by_key(|backend| Reverse(self.used(*backend)));
-        let mut result = Err(Missing::Combination(wish.home.clone()));
+        let mut result = Err(self.no_combination(wish));
         for backend in replaced {
             result = self.complete(wish, &old.without(backend));
             if result.is_ok() {

@@ -14,14 +14,21 @@ use crate::{
 pub(crate) struct Fleet<'a> {
     pub(crate) backends: Vec<&'a Backend>,
     positions: BTreeMap<&'a Label, usize>,
+    /// The zone of each backend, as its position among all zones.
+    zones: Vec<usize>,
+    zone_names: Vec<&'a Zone>,
 }
 
 impl<'a> Fleet<'a> {
     pub(crate) fn new(backends: &'a [Backend]) -> Self {
-        // Of two with one name, which no records have, the last one counts.
+        // If two backends have one name, which records never do, the last one counts.
         let by_name: BTreeMap<&Label, &Backend> = backends.iter().map(|one| (&one.name, one)).collect();
         let positions = by_name.keys().enumerate().map(|(position, name)| (*name, position)).collect();
-        Self { backends: by_name.into_values().collect(), positions }
+        let backends: Vec<&Backend> = by_name.into_values().collect();
+        let zone_names: BTreeSet<&Zone> = backends.iter().map(|one| &one.zone).collect();
+        let zone_names: Vec<&Zone> = zone_names.into_iter().collect();
+        let zones = backends.iter().filter_map(|one| zone_names.binary_search(&&one.zone).ok()).collect();
+        Self { backends, positions, zones, zone_names }
     }
 
     pub(crate) fn none(&self) -> BackendSet {
@@ -41,6 +48,28 @@ impl<'a> Fleet<'a> {
 
     pub(crate) fn is_in(&self, backend: usize, zone: &Zone) -> bool {
         self.backends[backend].zone == *zone
+    }
+
+    /// The backends that get further services.
+    pub(crate) fn open(&self) -> BackendSet {
+        let mut open = self.none();
+        let positions = (0..self.backends.len()).filter(|backend| self.backends[*backend].is_open);
+        positions.for_each(|backend| open.insert(backend));
+        open
+    }
+
+    /// The position of a zone among those of the fleet.
+    pub(crate) fn zone(&self, name: &Zone) -> Option<usize> {
+        self.zone_names.binary_search(&name).ok()
+    }
+
+    /// The combinations of the least number of backends within a set, by their home zones: no other service can have one of these.
+    pub(crate) fn combinations(&self, set: &BackendSet) -> Vec<u64> {
+        let mut in_zone = vec![0_u64; self.zone_names.len()];
+        set.iter().for_each(|backend| in_zone[self.zones[backend]] += 1);
+        let all = set.len() as u64;
+        // Two at home, and one elsewhere.
+        in_zone.into_iter().map(|home| home * home.saturating_sub(1) / 2 * (all - home)).collect()
     }
 
     /// How many backends in the home zone, and in others, are missing of the least numbers.

@@ -10,20 +10,37 @@ use crate::{
 
 /// Services that one growth moves, at most: of 10,000 on 60 backends, growth from three to ten backends moves about ten.
 const MAX_DISPLACED: usize = 64;
+/// Those of other tenants among them.
+const MAX_DISPLACED_OF_OTHERS: usize = 16;
 
 impl Draft<'_> {
-    /// Gives a placed service the backends that it lacks, and replaces one backend of each service that would lie among them.
+    /// Gives a placed service the backends that it lacks, and replaces one backend of each service that would lie among them. That service
+    /// has as many backends as before.
     ///
     /// # Errors
     /// What is missing; nothing is changed.
     pub(crate) fn grow(&mut self, wishes: &[Wish<'_>], wish: Wish<'_>) -> Result<(), Missing> {
         let Some(before) = self.occupied.remove(wish.service) else { return Ok(()) };
-        let grown = self.grown(wish, &before);
-        let Ok(set) = grown.and_then(|set| self.claim(wish, set)) else {
+        let grown = self.grown(wishes, wish, &before);
+        let Ok(set) = grown.and_then(|set| self.claim(wishes, wish, set)) else {
             self.occupied.insert(wish.service, before.clone());
             self.check_room(wish, &before)?;
-            return Err(Missing::Combination(wish.home.clone()));
+            return Err(self.no_combination(wish));
         };
+        // The others keep what they have of the combinations, whatever this tenant may take.
+        let spare = self.spare.take();
+        let displaced = self.displace(wishes, wish, (before, set));
+        self.spare = spare;
+        displaced
+    }
+
+    /// Places a service on a set, and replaces one backend of each service within it.
+    fn displace(
+        &mut self,
+        wishes: &[Wish<'_>],
+        wish: Wish<'_>,
+        (before, set): (BackendSet, BackendSet),
+    ) -> Result<(), Missing> {
         let displaced = self.occupied.shorter_within(&set);
         self.occupied.insert(wish.service, set);
         let mut moved: Vec<(usize, BackendSet)> = Vec::new();
@@ -45,35 +62,50 @@ impl Draft<'_> {
         Ok(())
     }
 
-    /// Adds one backend after the other: that with which the fewest services lie among those of this one.
-    fn grown(&mut self, wish: Wish<'_>, before: &BackendSet) -> Result<BackendSet, Missing> {
+    /// Adds one backend after the other: that with which the fewest services of others lie among those of this one, and then the fewest
+    /// services.
+    fn grown(
+        &mut self,
+        wishes: &[Wish<'_>],
+        wish: Wish<'_>,
+        before: &BackendSet,
+    ) -> Result<BackendSet, Missing> {
         self.check_room(wish, before)?;
         let mut set = before.clone();
         while set.len() < wish.count {
-            let mut best: Option<((usize, u64, u64), usize)> = None;
+            let mut best: Option<((usize, usize, u64, u64), usize)> = None;
             for backend in self.candidates(&set) {
                 if !self.fits(wish, &set, backend) {
                     continue;
                 }
-                let covered = self.occupied.shorter_within_on(&set.with(backend), backend).len();
+                let covered = self.occupied.shorter_within_on(&set.with(backend), backend);
+                let of_others = of_others(wishes, wish, &covered);
                 let chance = mix_pair(self.seed ^ wish.service as u64, backend as u64);
-                let cost = (covered, self.used(backend), chance);
+                let cost = (of_others, covered.len(), self.used(backend), chance);
                 if best.is_none_or(|(least, _)| cost < least) {
                     best = Some((cost, backend));
                 }
             }
-            let (_, backend) = best.ok_or_else(|| Missing::Combination(wish.home.clone()))?;
+            let (_, backend) = best.ok_or_else(|| self.no_combination(wish))?;
             set.insert(backend);
         }
         Ok(set)
     }
 
-    /// Checks that a set lies within no other service, and that few services lie within it.
-    fn claim(&mut self, wish: Wish<'_>, set: BackendSet) -> Result<BackendSet, Missing> {
+    /// Checks that a set lies within no other service, that few services lie within it, and that the tenant may take it.
+    fn claim(&mut self, wishes: &[Wish<'_>], wish: Wish<'_>, set: BackendSet) -> Result<BackendSet, Missing> {
         self.combinations += 1;
+        let displaced: Vec<usize> = self.occupied.shorter_within(&set).into_iter().collect();
         let is_claimed = !self.occupied.has(&set)
             && !self.occupied.lies_within_another(&set)
-            && self.occupied.shorter_within(&set).len() <= MAX_DISPLACED;
-        is_claimed.then_some(set).ok_or_else(|| Missing::Combination(wish.home.clone()))
+            && displaced.len() <= MAX_DISPLACED
+            && of_others(wishes, wish, &displaced) <= MAX_DISPLACED_OF_OTHERS
+            && self.is_spare(&set);
+        is_claimed.then_some(set).ok_or_else(|| self.no_combination(wish))
     }
+}
+
+/// How many services are of other tenants.
+fn of_others(wishes: &[Wish<'_>], wish: Wish<'_>, services: &[usize]) -> usize {
+    services.iter().filter(|service| wishes[**service].name.tenant != wish.name.tenant).count()
 }

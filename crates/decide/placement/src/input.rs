@@ -1,8 +1,8 @@
 //! What a plan is made from.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use fairmesh_model::{GatewayService, Label, ServiceName, Zone};
+use fairmesh_model::{GatewayService, Label, ServiceName, Tenant, Zone};
 
 /// Backends of a service in its home zone, at least: with one, each of its failures would send the calls to another zone.
 pub(crate) const HOME: usize = 2;
@@ -12,6 +12,9 @@ pub(crate) const ELSEWHERE: usize = 1;
 pub const MIN_BACKENDS: usize = GatewayService::MIN_BACKENDS as usize;
 /// The most backends of a service.
 pub const MAX_BACKENDS: usize = GatewayService::MAX_BACKENDS as usize;
+
+/// The most backends of all services of one tenant together, in any fleet.
+pub(crate) const MAX_TENANT_BACKENDS: usize = 16_384;
 
 // Both zones have their least numbers.
 const _: () = assert!(HOME + ELSEWHERE == MIN_BACKENDS);
@@ -25,7 +28,7 @@ pub struct Backend {
     pub zone: Zone,
     /// How many services it serves, at most.
     pub capacity: u32,
-    /// Whether it gets further services. One that does not keeps those that it has.
+    /// Whether it gets further services. A closed backend keeps its services.
     pub is_open: bool,
 }
 
@@ -49,8 +52,11 @@ pub struct PlanInput<'a> {
     pub backends: &'a [Backend],
     /// All services that use the gateway. What others have is free.
     pub services: &'a [PlacedService],
-    /// The most backends of all services of one tenant together, each counted once for each service.
-    pub tenant_quota: usize,
+    /// Whether the mesh has several tenants. Then the services of one of them get half of the capacity of all backends, and half of the
+    /// combinations of backends in a home zone. A tenant that is alone may take all.
+    pub is_shared: bool,
+    /// The most backends of all services of a tenant together, each counted once for each service, in place of half of the capacity.
+    pub quotas: &'a BTreeMap<Tenant, usize>,
     /// The seed of all draws: equal inputs give equal plans.
     pub seed: u64,
 }

@@ -34,6 +34,13 @@ pub enum Missing {
         /// The most backends of its services together.
         quota: usize,
     },
+    /// Combinations for the tenant: it has half of those in the home zone, and other tenants need the rest.
+    TenantCombinations {
+        /// The tenant.
+        tenant: Tenant,
+        /// The home zone.
+        zone: Zone,
+    },
     /// A combination of backends that is not among those of another service, and has none of another service within it.
     Combination(Zone),
 }
@@ -60,6 +67,10 @@ impl fmt::Display for Missing {
             Self::Quota { tenant, quota } => write!(
                 f,
                 "the services of tenant {tenant} have {quota} backends together at most; ask for fewer backends, or remove a service from the gateway"
+            ),
+            Self::TenantCombinations { tenant, zone } => write!(
+                f,
+                "the services of tenant {tenant} have half of the combinations of backends in zone {zone}, and other tenants get the rest; add a backend there, or remove a service from the gateway"
             ),
             Self::Combination(zone) => write!(
                 f,

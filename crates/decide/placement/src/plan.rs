@@ -11,7 +11,7 @@ use crate::{
     backend_set::BackendSet,
     choice::{Draft, Wish},
     fleet::Fleet,
-    input::{MAX_BACKENDS, MIN_BACKENDS, PlacedService, PlanInput},
+    input::{MAX_BACKENDS, MAX_TENANT_BACKENDS, MIN_BACKENDS, PlacedService, PlanInput},
     missing::Missing,
 };
 
@@ -38,8 +38,9 @@ pub struct Effort {
 
 /// Plans the backends of all services.
 ///
-/// Services that have what they ask for keep it, except one backend of those that a growing service would cover. Then come those that
-/// lost backends, those that grow, and new ones, each in the order of names.
+/// Services that have what they ask for keep it. Exception: if a growing service would cover all backends of another
+/// service, one backend of the other service is replaced. Then come services that lost backends, services that grow,
+/// and new ones, each in the order of names.
 pub fn plan(input: PlanInput<'_>) -> Plan {
     let services: BTreeMap<&ServiceName, &PlacedService> =
         input.services.iter().map(|service| (&service.name, service)).collect();
@@ -47,10 +48,44 @@ pub fn plan(input: PlanInput<'_>) -> Plan {
         services.values().enumerate().map(|(at, service)| wish(at, service)).collect();
     let draft = Draft::new(Fleet::new(input.backends), input.seed);
     let kept: Vec<BackendSet> = services.values().map(|one| draft.fleet.set_of(&one.present)).collect();
-    let (used, refused, quota) = (BTreeMap::new(), BTreeMap::new(), input.tenant_quota);
-    let mut planner = Planner { draft, wishes, kept, used, quota, refused };
+    let open = input.is_shared.then(|| draft.fleet.combinations(&draft.fleet.open()));
+    let bounds = Bounds {
+        backends: most_backends(input),
+        quotas: input.quotas,
+        // The first tenant gets one more of an odd number: one combination serves one tenant.
+        combinations: open.map(|all| all.into_iter().map(|all| all.div_ceil(2)).collect()),
+    };
+    let (used, refused) = (BTreeMap::new(), BTreeMap::new());
+    let mut planner = Planner { draft, wishes, kept, used, bounds, refused };
     planner.place_all();
     planner.finish(services.into_values())
+}
+
+/// The most backends of all services of one tenant together: half of the places, if there are other tenants. Closed backends count, since
+/// their services stay.
+fn most_backends(input: PlanInput<'_>) -> usize {
+    let places: u64 = input.backends.iter().map(|backend| u64::from(backend.capacity)).sum();
+    // Without any backend, the missing backends are the reason of a refusal.
+    match input.is_shared && places > 0 {
+        true => usize::try_from(places / 2).unwrap_or(usize::MAX).min(MAX_TENANT_BACKENDS),
+        false => MAX_TENANT_BACKENDS,
+    }
+}
+
+/// What the services of one tenant get together, at most.
+struct Bounds<'a> {
+    /// The most backends of a tenant without a quota.
+    backends: usize,
+    quotas: &'a BTreeMap<Tenant, usize>,
+    /// Combinations of backends by home zone; `None`: all.
+    combinations: Option<Vec<u64>>,
+}
+
+/// What the services of a tenant have together.
+#[derive(Clone, Default)]
+struct Used {
+    backends: usize,
+    combinations: Vec<u64>,
 }
 
 fn wish(at: usize, service: &PlacedService) -> Wish<'_> {
@@ -58,14 +93,30 @@ fn wish(at: usize, service: &PlacedService) -> Wish<'_> {
     Wish { service: at, name: &service.name, home: &service.home, count }
 }
 
+impl Used {
+    fn with(mut self, more: &Self) -> Self {
+        self.backends += more.backends;
+        self.combinations.resize(more.combinations.len(), 0);
+        self.combinations.iter_mut().zip(&more.combinations).for_each(|(own, more)| *own += more);
+        self
+    }
+
+    fn without(mut self, less: &Self) -> Self {
+        self.backends = self.backends.saturating_sub(less.backends);
+        self.combinations.resize(less.combinations.len(), 0);
+        let pairs = self.combinations.iter_mut().zip(&less.combinations);
+        pairs.for_each(|(own, less)| *own = own.saturating_sub(*less));
+        self
+    }
+}
+
 struct Planner<'a> {
     draft: Draft<'a>,
     wishes: Vec<Wish<'a>>,
-    /// The backends that exist, of those that each service has at present.
+    /// The present backends of each service that still exist.
     kept: Vec<BackendSet>,
-    /// Backends of all services of a tenant.
-    used: BTreeMap<&'a Tenant, usize>,
-    quota: usize,
+    used: BTreeMap<&'a Tenant, Used>,
+    bounds: Bounds<'a>,
     refused: BTreeMap<usize, Missing>,
 }
 
@@ -78,7 +129,9 @@ impl<'a> Planner<'a> {
                 self.draft.occupied.insert(wish.service, kept.clone());
                 self.shrink(*wish);
             }
-            *self.used.entry(&wish.name.tenant).or_default() += self.length(wish);
+            let used = self.used.get(&wish.name.tenant).cloned().unwrap_or_default();
+            let used = used.with(&self.taken(wish));
+            self.used.insert(&wish.name.tenant, used);
         }
         let settle = |planner: &mut Self, wish: &Wish<'a>| planner.settle(&wishes, *wish);
         let (new, present): (Vec<&Wish<'a>>, Vec<_>) =
@@ -107,7 +160,7 @@ impl<'a> Planner<'a> {
             self.try_one(wish, |planner, wish| planner.draft.grow(&wishes, *wish));
         }
         new.into_iter().for_each(|wish| self.try_one(wish, settle));
-        // What is left of those that cannot be repaired serves as before.
+        // A service that cannot be repaired keeps its remaining backends.
         for wish in unsettled {
             self.draft.occupied.insert(wish.service, self.kept[wish.service].clone());
         }
@@ -122,23 +175,41 @@ impl<'a> Planner<'a> {
         self.kept[wish.service].iter().for_each(|backend| self.draft.reserved[backend] -= 1);
     }
 
-    /// The number of backends of a service, damaged or not.
-    fn length(&self, wish: &Wish<'_>) -> usize {
-        self.draft.occupied.get(wish.service).unwrap_or(&self.kept[wish.service]).len()
+    /// The backends of a service, damaged or not.
+    fn set(&self, wish: &Wish<'_>) -> &BackendSet {
+        self.draft.occupied.get(wish.service).unwrap_or(&self.kept[wish.service])
     }
 
-    /// Changes one service within the quota of its tenant.
+    /// The number of backends of a service, damaged or not.
+    fn length(&self, wish: &Wish<'_>) -> usize {
+        self.set(wish).len()
+    }
+
+    /// What a service has.
+    fn taken(&self, wish: &Wish<'_>) -> Used {
+        let set = self.set(wish);
+        Used { backends: set.len(), combinations: self.draft.fleet.combinations(set) }
+    }
+
+    /// Changes one service within the bounds of its tenant.
     fn try_one(&mut self, wish: &Wish<'a>, change: impl Fn(&mut Self, &Wish<'a>) -> Result<(), Missing>) {
-        let (tenant, before) = (&wish.name.tenant, self.length(wish));
-        let used = self.used.get(tenant).copied().unwrap_or_default();
-        let changed = match used + wish.count.saturating_sub(before) > self.quota {
-            true => Err(Missing::Quota { tenant: tenant.clone(), quota: self.quota }),
+        let tenant = &wish.name.tenant;
+        let others = self.used.get(tenant).cloned().unwrap_or_default().without(&self.taken(wish));
+        let most = self.bounds.quotas.get(tenant).copied().unwrap_or(self.bounds.backends);
+        let spare = |all: &Vec<u64>| {
+            let pairs = all.iter().zip(&others.combinations);
+            pairs.map(|(all, taken)| all.saturating_sub(*taken)).collect()
+        };
+        self.draft.spare = self.bounds.combinations.as_ref().map(spare);
+        self.draft.is_spare_used = false;
+        let changed = match others.backends + wish.count.max(self.length(wish)) > most {
+            true => Err(Missing::Quota { tenant: tenant.clone(), quota: most }),
             false => change(self, wish),
         };
         if let Err(missing) = changed {
             self.refused.insert(wish.service, missing);
         }
-        self.used.insert(tenant, (used + self.length(wish)).saturating_sub(before));
+        self.used.insert(tenant, others.with(&self.taken(wish)));
     }
 
     /// Places a service that is new, has lost backends, or shares all of its backends with another one. It gets the least number of
@@ -155,12 +226,17 @@ impl<'a> Planner<'a> {
             Err(missing) => missing,
         };
         let least = kept.len() + home + elsewhere;
+        // A service that has lost backends gets the least number again, whatever its tenant has.
+        let is_repaired = !self.kept[wish.service].is_empty();
+        let spare = self.draft.spare.take_if(|_| is_repaired);
         let base = match (home, elsewhere) {
-            (0, 0) if self.draft.occupied.is_free(&kept) => kept,
-            (0, 0) => self.draft.replace_one(wish, &kept)?,
-            _ if least >= wish.count => return Err(missing),
-            _ => self.draft.complete(Wish { count: least, ..wish }, &kept)?,
+            (0, 0) if self.draft.occupied.is_free(&kept) => Ok(kept),
+            (0, 0) => self.draft.replace_one(wish, &kept),
+            _ if least >= wish.count && !(is_repaired && self.draft.is_spare_used) => Err(missing),
+            _ => self.draft.complete(Wish { count: least, ..wish }, &kept),
         };
+        self.draft.spare = spare.or(self.draft.spare.take());
+        let base = base?;
         let is_complete = base.len() >= wish.count;
         self.draft.occupied.insert(wish.service, base);
         if is_complete { Ok(()) } else { self.draft.grow(wishes, wish) }

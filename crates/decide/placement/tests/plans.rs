@@ -8,14 +8,13 @@ use fairmesh_model::{Label, ServiceName, Tenant, Zone};
 use fairmesh_placement::{Backend, MIN_BACKENDS, Missing, PlacedService, Plan, PlanInput, plan};
 use proptest::prelude::*;
 
-const NO_QUOTA: usize = usize::MAX / 2;
-
 /// A gateway and its services over several plans.
 #[derive(Clone, Debug)]
 struct Gateway {
     backends: Vec<Backend>,
     services: Vec<PlacedService>,
-    quota: usize,
+    is_shared: bool,
+    quotas: BTreeMap<Tenant, usize>,
 }
 
 fn zone(number: usize) -> Zone {
@@ -37,14 +36,15 @@ impl Gateway {
         Self {
             backends: (0..backends).map(|number| backend(number, zones, capacity)).collect(),
             services: (0..services).map(|number| service(number, zones, MIN_BACKENDS)).collect(),
-            quota: NO_QUOTA,
+            is_shared: true,
+            quotas: BTreeMap::new(),
         }
     }
 
     /// Plans, and brings the changes into force.
     fn plan(&mut self) -> Plan {
-        let Self { backends, services, quota } = &*self;
-        let made = plan(PlanInput { backends, services, tenant_quota: *quota, seed: 7 });
+        let Self { backends, services, is_shared, quotas } = &*self;
+        let made = plan(PlanInput { backends, services, is_shared: *is_shared, quotas, seed: 7 });
         for service in &mut self.services {
             if let Some(names) = made.changes.get(&service.name) {
                 service.present = names.clone();
@@ -193,6 +193,7 @@ proptest! {
         for (number, (old, new)) in before.services.iter().zip(&gateway.services).enumerate() {
             let lost = old.present.difference(&new.present).count();
             prop_assert!(lost <= usize::from(number != grown), "{old:?} {new:?}");
+            prop_assert!(new.present.len() >= old.present.len() && gateway.is_spread(new), "{old:?} {new:?}");
         }
         let before = gateway.clone();
         let gone = gateway.backends.remove(gone).name;
@@ -264,12 +265,13 @@ fn services_that_cannot_be_placed_are_refused_with_what_is_missing() {
     gateway.services[0].count = 6;
     assert_eq!(refusal(&mut gateway, 0), Some(Missing::Backends { wanted: 6, found: 4 }));
     assert_eq!(gateway.services[0].present.len(), MIN_BACKENDS, "it has the least number");
-    let mut gateway = small();
-    gateway.quota = 2;
+    let mut gateway = Gateway::new((4, 3, 1), 1);
     let tenant = Tenant::new("t0").unwrap();
-    assert_eq!(refusal(&mut gateway, 0), Some(Missing::Quota { tenant, quota: 2 }));
-    // Of one home pair and two others there are two combinations.
-    let mut gateway = Gateway::new((4, 3, 10), 9);
+    assert_eq!(refusal(&mut gateway, 0), Some(Missing::Quota { tenant: tenant.clone(), quota: 2 }));
+    gateway.quotas.insert(tenant, MIN_BACKENDS);
+    assert_eq!(refusal(&mut gateway, 0), None, "a quota of the tenant's own comes first");
+    // One home pair and two other backends make two combinations.
+    let mut gateway = Gateway { is_shared: false, ..Gateway::new((4, 3, 10), 9) };
     gateway.services.iter_mut().for_each(|service| service.home = zone(0));
     let made = gateway.plan();
     assert_eq!(made.refused.len(), 7);
@@ -287,6 +289,73 @@ fn service_that_asks_for_all_backends_leaves_combinations_to_others() {
     gateway.services.extend((1..7).map(|number| service(number, 2, MIN_BACKENDS)));
     assert!(gateway.plan().refused.is_empty());
     assert_others_survive(&gateway.bits());
+}
+
+#[test]
+fn one_tenant_leaves_combinations_to_others_and_takes_all_alone() {
+    // Three backends at home and one elsewhere make three combinations.
+    let of_tenants = |tenants: [usize; 4]| {
+        let mut gateway = Gateway::new((4, 2, 100), 0);
+        gateway.backends[1].zone = zone(0);
+        let services = tenants.iter().enumerate().map(|(number, tenant)| {
+            let name = ServiceName::new(format!("t{tenant}/s{number}")).unwrap();
+            PlacedService { name, ..service(0, 2, MIN_BACKENDS) }
+        });
+        gateway.services = services.collect();
+        gateway
+    };
+    let mut gateway = of_tenants([0, 0, 0, 1]);
+    let made = gateway.plan();
+    let (tenant, zone) = (Tenant::new("t0").unwrap(), zone(0));
+    let refused: Vec<_> = made.refused.into_values().collect();
+    assert_eq!(refused, [Missing::TenantCombinations { tenant, zone }]);
+    assert!(gateway.services[3].present.len() == MIN_BACKENDS && gateway.plan().changes.is_empty());
+    let mut alone = of_tenants([0, 0, 0, 0]);
+    alone.is_shared = false;
+    assert_eq!(alone.plan().refused.len(), 1, "the fourth finds no combination");
+}
+
+#[test]
+fn services_that_lose_backends_are_placed_anew_beyond_the_half() {
+    // The tenant has three of the six combinations. After a loss, it has all three that are left.
+    let mut gateway = Gateway::new((5, 1, 100), 3);
+    gateway.backends[4].zone = zone(1);
+    gateway.services.iter_mut().for_each(|one| one.name.tenant = Tenant::new("t0").unwrap());
+    assert!(gateway.plan().refused.is_empty());
+    let gone = gateway.services[0].present.first().unwrap().clone();
+    gateway.backends.retain(|one| one.name != gone);
+    let made = gateway.plan();
+    let is_bounded = |missing: &Missing| matches!(missing, Missing::TenantCombinations { .. });
+    assert!(!made.refused.values().any(is_bounded), "{made:?}");
+}
+
+#[test]
+fn growth_that_moves_many_services_of_others_is_refused() {
+    // Half of the 3,968 combinations of two backends of 32 and one of eight are taken.
+    let mut gateway = Gateway { is_shared: false, ..Gateway::new((40, 5, 1_000), 2_000) };
+    gateway.backends.iter_mut().filter(|one| one.zone != zone(1)).for_each(|one| one.zone = zone(0));
+    gateway.services.iter_mut().for_each(|one| one.home = zone(0));
+    assert!(gateway.plan().refused.is_empty());
+    let grown = |tenant: fn(usize) -> String, count| {
+        let mut gateway = gateway.clone();
+        for (number, service) in gateway.services.iter_mut().enumerate() {
+            service.name.tenant = Tenant::new(tenant(number)).unwrap();
+        }
+        gateway.services[0].count = count;
+        gateway.plan()
+    };
+    let mut is_bounded = false;
+    for count in [10, 13, 14, 15, 16] {
+        let (of_many, of_one) = (grown(|number| format!("t{number}"), count), grown(|_| "t0".into(), count));
+        match of_many.refused.is_empty() {
+            true => assert!(of_many.changes.len() <= 17, "{count}: {of_many:?}"),
+            false => {
+                assert!(of_many.changes.is_empty(), "{count}: {of_many:?}");
+                is_bounded |= of_one.refused.is_empty();
+            }
+        }
+    }
+    assert!(is_bounded, "a growth moves more services of its own tenant than of others");
 }
 
 #[test]

@@ -6,6 +6,7 @@
 //! programs. Calls that callers sent to the parent were rejected as the divisor, since callers outside of the mesh report none.
 
 mod cycles;
+mod rises;
 mod sums;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,6 +27,9 @@ const HALF_LIFE_MS: f64 = 20_000.0;
 const FORGOTTEN_MS: u64 = 600_000;
 /// Reports stand for no more than this time, however late the next sum is formed.
 const MAX_STEP_MS: u64 = 5_000;
+/// The share of a node's calls from which on a surplus at its servers comes from outside of the mesh: less is the noise of two
+/// counts of the same calls.
+const OUTSIDE_SHARE: f64 = 0.1;
 /// Thousandths in one.
 const MILLI: f64 = 1_000.0;
 
@@ -92,8 +96,8 @@ impl Default for CallGraph {
 }
 
 impl CallGraph {
-    /// A graph whose counts lose half of their weight in this time: with a short one, rates follow a change of demand, and
-    /// means are noisy.
+    /// A graph whose counts lose half of their weight in this time. With a short time, rates follow a change of demand,
+    /// and means are noisy.
     pub(crate) fn with_half_life(half_life_ms: f64) -> Self {
         Self {
             half_life_ms,
@@ -107,25 +111,51 @@ impl CallGraph {
     /// Counts what a sum of reports says of the time since the last one. `now_ms` is of a clock that only advances. The first
     /// sum begins the time.
     pub fn observe(&mut self, sum: &TrafficReport, now_ms: u64) {
+        self.observe_except(&BTreeSet::new(), sum, now_ms);
+    }
+
+    /// The same where the sum lacks calls to some services and of their servers: their rates, and the multiplicity of calls for
+    /// their calls, stay as they are. Time without reports is not time without calls.
+    pub(crate) fn observe_except(&mut self, held: &BTreeSet<ServiceName>, sum: &TrafficReport, now_ms: u64) {
         let Some(before_ms) = self.observed_at_ms.replace(now_ms) else { return };
         let step_ms = now_ms.saturating_sub(before_ms).min(MAX_STEP_MS);
         if step_ms == 0 {
             return;
         }
-        self.decay(now_ms.saturating_sub(before_ms), now_ms);
+        let multiplicities = self.multiplicities(held);
+        self.decay(held, now_ms.saturating_sub(before_ms), now_ms);
         let seconds = step_ms as f64 / MILLI;
         let served = self.count_served(sum, seconds, now_ms);
         self.count_calls(sum, seconds, now_ms);
-        self.nodes.values_mut().for_each(|node| node.seconds += seconds);
-        for ((parent, _), edge) in &mut self.edges {
-            edge.seconds += seconds;
-            edge.parent_calls += served.get(parent).copied().unwrap_or_default();
+        let nodes = self.nodes.iter_mut().filter(|(node, _)| !held.contains(&node.service));
+        nodes.for_each(|(_, sums)| sums.seconds += seconds);
+        let edges = self.edges.iter_mut().filter(|((_, child), _)| !held.contains(&child.service));
+        for ((parent, _), sums) in edges {
+            sums.seconds += seconds;
+            sums.parent_calls += served.get(parent).copied().unwrap_or_default();
+        }
+        for (edge, multiplicity) in multiplicities {
+            if let Some(sums) = self.edges.get_mut(&edge) {
+                sums.parent_calls = sums.calls() / multiplicity;
+            }
         }
     }
 
     /// The nodes, in the order of their names.
     pub fn nodes(&self, now_ms: u64) -> Vec<GraphNode> {
-        self.nodes.iter().map(|(node, sums)| sums.describe(node, now_ms)).collect()
+        self.nodes.iter().map(|(node, sums)| sums.describe(node, OUTSIDE_SHARE, now_ms)).collect()
+    }
+
+    /// The nodes with the demand of this graph and everything else of a slower one that saw the same sums. Calls come from outside of the mesh
+    /// where the slower one says so: over seconds, calls that wait at servers are a surplus too.
+    pub(crate) fn with_recent_demand(&self, slower: &Self, now_ms: u64) -> Vec<GraphNode> {
+        let mut nodes = slower.nodes(now_ms);
+        for (node, sums) in nodes.iter_mut().zip(self.nodes.values()) {
+            let least_outside = if node.outside.is_empty() { f64::INFINITY } else { 0.0 };
+            let recent = sums.describe(&node.node, least_outside, now_ms);
+            (node.demand, node.outside) = (recent.demand, recent.outside);
+        }
+        nodes
     }
 
     /// The edges, in the order of their names; the smallest of each cycle are cut.
@@ -154,12 +184,24 @@ impl CallGraph {
         self.left_out.len()
     }
 
-    fn decay(&mut self, elapsed_ms: u64, now_ms: u64) {
+    /// The multiplicities of calls for calls of held services, whose servers are not counted.
+    fn multiplicities(&self, held: &BTreeSet<ServiceName>) -> Vec<(Edge, f64)> {
+        let is_of_held =
+            |(parent, child): &Edge| held.contains(&parent.service) && !held.contains(&child.service);
+        let edges = self.edges.iter().filter(|(edge, _)| is_of_held(edge));
+        edges
+            .filter_map(|(edge, sums)| Some((edge.clone(), sums.multiplicity().filter(|m| *m > 0.0)?)))
+            .collect()
+    }
+
+    fn decay(&mut self, held: &BTreeSet<ServiceName>, elapsed_ms: u64, now_ms: u64) {
         let factor = (-(elapsed_ms as f64) / self.half_life_ms).exp2();
         self.nodes.retain(|_, node| now_ms.saturating_sub(node.at_ms) < FORGOTTEN_MS);
         self.edges.retain(|_, edge| now_ms.saturating_sub(edge.at_ms) < FORGOTTEN_MS);
-        self.nodes.values_mut().for_each(|node| node.scale(factor));
-        self.edges.values_mut().for_each(|edge| edge.scale(factor));
+        let nodes = self.nodes.iter_mut().filter(|(node, _)| !held.contains(&node.service));
+        nodes.for_each(|(_, sums)| sums.scale(factor));
+        let edges = self.edges.iter_mut().filter(|((_, child), _)| !held.contains(&child.service));
+        edges.for_each(|(_, sums)| sums.scale(factor));
         // Said anew by each sum.
         self.left_out.clear();
     }

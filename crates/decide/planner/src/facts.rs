@@ -2,6 +2,7 @@
 
 mod endpoints;
 mod mesh;
+mod policies;
 mod reports;
 mod topology;
 
@@ -10,7 +11,8 @@ use std::{collections::BTreeMap, sync::Arc};
 use fairmesh_model::{Region, RegionTable, TableOrigin, Traffic, Zone};
 
 pub use endpoints::RegionEndpoints;
-pub use mesh::{MeshFacts, PolicyFacts};
+pub use mesh::MeshFacts;
+pub use policies::PolicyFacts;
 pub use reports::{CallerRates, ServiceReports, ZoneRates};
 pub use topology::{StoredDrain, TopologyFacts};
 

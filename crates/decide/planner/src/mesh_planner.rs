@@ -10,19 +10,22 @@ use fairmesh_model::{ServiceName, TrafficReport};
 use crate::{
     Now,
     facts::{ServiceFacts, TopologyFacts},
-    optimizer::{OptimizerInput, OptimizerPlanner},
-    service_planner::{Refused, STARTING, ServicePlanner, TableWrite},
+    optimizer::{OptimizerInput, OptimizerPlanner, Verdict},
+    service_planner::{Prepared, Refused, ServicePlanner, TableWrite},
 };
 
 /// Plans every service by the planner that its policy asks for.
 ///
-/// Each service has a [`ServicePlanner`], which writes and confirms its tables, and plans by rings. For services that ask for the
-/// optimizer it takes over the shares of the [`OptimizerPlanner`], which plans all of them at once. Planners are kept in `Arc`s: a copy of
-/// them all can be published, and a round copies those that it changes.
+/// Each service has a [`ServicePlanner`], which writes and confirms its tables, and plans by rings. For services that
+/// ask for the optimizer it takes over the shares of the [`OptimizerPlanner`], which plans all of them at once.
+/// Planners are kept in `Arc`s: a copy of all of them can be published, and a round copies only the planners that it
+/// changes.
 #[derive(Clone, Debug, Default)]
 pub struct MeshPlanner {
     services: BTreeMap<ServiceName, Arc<ServicePlanner>>,
     optimizer: OptimizerPlanner,
+    /// The last sum of reports and when it was formed, until it is counted.
+    sum: Option<(TrafficReport, u64)>,
 }
 
 /// A round of one service.
@@ -42,15 +45,21 @@ impl MeshPlanner {
         &self.services
     }
 
+    /// What the optimizer knows.
+    pub fn optimizer(&self) -> &OptimizerPlanner {
+        &self.optimizer
+    }
+
     /// Services whose programs do not pass the trace context of a call on, as [`OptimizerPlanner::without_trace_context`].
     pub fn without_trace_context(&self) -> BTreeMap<ServiceName, f64> {
         self.optimizer.without_trace_context()
     }
 
-    /// Counts what a sum of all reports says of the time since the last one. Only the optimizer needs it. `now_ms` is of the clock of
-    /// [`Now::ms`]; once a second is enough.
+    /// Takes what a sum of all reports says of the time since the last one. The next round counts it, without services whose reports it
+    /// refuses. Only the optimizer needs it. `now_ms` is of the clock of [`Now::ms`]; once a second is enough.
     pub fn observe(&mut self, sum: &TrafficReport, now_ms: u64) {
-        self.optimizer.observe(sum, now_ms);
+        self.count_sum();
+        self.sum = Some((sum.clone(), now_ms));
     }
 
     /// Plans the services that have anything to plan. `facts` has all services with a planner: others are forgotten.
@@ -61,25 +70,52 @@ impl MeshPlanner {
         now: Now,
     ) -> Vec<ServiceRound> {
         self.services.retain(|service, _| facts.contains_key(service));
-        let is_refused = |planner: &ServicePlanner| {
-            planner.refused.as_ref().is_some_and(|refused| refused.reason != STARTING)
-        };
-        let refused = self.services.iter().filter(|(_, planner)| is_refused(planner));
-        let refused: BTreeSet<ServiceName> = refused.map(|(service, _)| service.clone()).collect();
-        self.optimizer.round(OptimizerInput { services: facts, refused: &refused, topology }, now);
         let mut rounds = Vec::new();
+        let mut prepared = BTreeMap::new();
         for (service, facts) in facts {
-            let verdict = facts.traffic.is_optimized().then(|| self.optimizer.verdict(service));
             let planner = self.services.entry(service.clone()).or_default();
-            if !planner.is_due(facts, topology, now) && planner.verdict == verdict {
+            let is_optimized = facts.traffic.is_optimized();
+            if !planner.is_due(facts, topology, now) && (is_optimized || planner.verdict.is_none()) {
                 continue;
             }
             let planner = Arc::make_mut(planner);
-            planner.verdict = verdict;
-            let tables = planner.round(facts, topology, now);
-            rounds.push(ServiceRound { service: service.clone(), tables, refused: planner.refused.clone() });
+            let own = planner.prepare(facts, topology, now);
+            match is_optimized {
+                true => drop(prepared.insert(service, own)),
+                false => rounds.push(finish((service, planner), facts, (own, None), now)),
+            }
+        }
+        self.count_sum();
+        let refused = self.refused();
+        self.optimizer.round(OptimizerInput { services: facts, refused: &refused, topology }, now);
+        for (service, facts) in facts.iter().filter(|(_, facts)| facts.traffic.is_optimized()) {
+            let verdict = self.optimizer.verdict(service);
+            let planner = self.services.entry(service.clone()).or_default();
+            let own = prepared.remove(service);
+            if own.is_none() && planner.verdict.as_ref() == Some(&verdict) {
+                continue;
+            }
+            let planner = Arc::make_mut(planner);
+            let own = own.unwrap_or_else(|| planner.prepare(facts, topology, now));
+            rounds.push(finish((service, planner), facts, (own, Some(verdict)), now));
         }
         rounds
+    }
+
+    /// Counts the sum that is not counted yet, without services whose reports are refused.
+    fn count_sum(&mut self) {
+        if let Some((sum, at_ms)) = self.sum.take() {
+            let refused = self.refused();
+            self.optimizer.observe(sum, &refused, at_ms);
+        }
+    }
+
+    /// Services whose reports the last round refused.
+    fn refused(&self) -> BTreeSet<ServiceName> {
+        let is_refused =
+            |planner: &ServicePlanner| planner.refused.as_ref().is_some_and(Refused::is_of_reports);
+        let refused = self.services.iter().filter(|(_, planner)| is_refused(planner));
+        refused.map(|(service, _)| service.clone()).collect()
     }
 
     /// Notes that the tables of a round were written; `facts` and `now` are those of the round.
@@ -88,4 +124,15 @@ impl MeshPlanner {
             Arc::make_mut(planner).written(facts, tables, now);
         }
     }
+}
+
+fn finish(
+    (service, planner): (&ServiceName, &mut ServicePlanner),
+    facts: &ServiceFacts,
+    (prepared, verdict): (Prepared, Option<Verdict>),
+    now: Now,
+) -> ServiceRound {
+    planner.verdict = verdict;
+    let tables = planner.finish(facts, prepared, now);
+    ServiceRound { service: service.clone(), tables, refused: planner.refused.clone() }
 }

@@ -1,9 +1,10 @@
 //! Plans of the optimizer for all services that ask for it together, from the same facts and reports as the rings planner.
 //!
-//! Reports become a [`CallGraph`] and [`PoolCosts`]. From these, `graph_problem` makes a problem of `fairmesh-te`: the calls to the
-//! optimizer's services are free, those to other services have their present shares, and all others are demand of their regions. `solving`
-//! solves it, starts from the solution before, and replaces the shares in force where that is worth it. A service of which
-//! too little is known is left to the rings planner, and the others are planned around it.
+//! Reports become a [`CallGraph`] and [`PoolCosts`]. From these, `graph_problem` makes a problem of `fairmesh-te`: the
+//! calls to the optimizer's services are free, calls to other services have their present shares, and all other calls
+//! are demand of their regions. `solving` solves it, starts from the previous solution, and replaces the shares in
+//! force where that is worth it. If too little is known about a service, the rings planner plans it, and the optimizer
+//! plans the others around it.
 //!
 //! One decision: the state in force is that of the stored tables, not that of the last plan. So a control plane that takes over, a write
 //! that failed and a person who changed a table are all the same case.
@@ -14,6 +15,7 @@ mod service_model;
 mod service_plan;
 mod solving;
 mod trace_context;
+mod what_if;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,6 +25,7 @@ use std::{
 use fairmesh_model::{Label, Region, ServiceName, TrafficMode, TrafficReport};
 
 pub use service_plan::{Expectation, Fallback, ServicePlan, Verdict};
+pub use what_if::{Prediction, Scenario, WhatIf};
 
 use crate::{
     Now,
@@ -38,8 +41,15 @@ use trace_context::TraceContexts;
 
 /// The half-life of demand: a plan is for the calls of the last seconds, by the graph and the costs of the last minutes.
 const DEMAND_HALF_LIFE_MS: f64 = 3_000.0;
+/// A half-life that leaves nothing of the sums before.
+const LATEST_HALF_LIFE_MS: f64 = 1.0;
+/// The reason of a fallback because reports are refused.
+const REFUSED: &str = "reports";
 /// The time from one solution to the next.
 const PERIOD_MS: u64 = 5_000;
+/// Solutions for a rise of demand alone within [`PERIOD_MS`]. Calls in bursts rise in each second, and a solution may take two seconds,
+/// for which the rounds of all services wait.
+const MAX_RISES: usize = 3;
 
 /// The optimizer of a mesh: the call graph and the costs of calls that reports show, and the last plan.
 #[derive(Clone, Debug)]
@@ -47,16 +57,26 @@ pub struct OptimizerPlanner {
     graph: CallGraph,
     /// The same with the demand of the last seconds.
     recent: CallGraph,
+    /// The same with the demand of the last sum.
+    latest: CallGraph,
+    /// Whether demand rose notably since the last plan.
+    has_risen: bool,
+    /// When plans were made for a rise alone, within the last period.
+    rises: Vec<u64>,
     costs: PoolCosts,
     flows: Flows,
     contexts: TraceContexts,
-    /// Services whose reports are not counted.
-    distrusted: BTreeSet<ServiceName>,
     /// The plan of services whose tables are published.
     active: Solving,
     /// The plan as if tables of services in shadow mode were published too.
     shadow: Solving,
     verdicts: BTreeMap<ServiceName, Verdict>,
+    /// Services with servers in a region that the last sum does not report.
+    unheard: BTreeSet<ServiceName>,
+    /// The models of the last plan.
+    models: BTreeMap<ServiceName, ServiceModel>,
+    /// The last models of services whose reports are refused.
+    held: BTreeMap<ServiceName, ServiceModel>,
     /// What the last solution started from, and when.
     seen: Option<(u64, BTreeMap<ServiceName, Standing>)>,
 }
@@ -66,7 +86,7 @@ pub struct OptimizerPlanner {
 pub struct OptimizerInput<'a> {
     /// The facts of all services with a planner.
     pub services: &'a BTreeMap<ServiceName, Arc<ServiceFacts>>,
-    /// Services whose reports the rings planner refused in the round before.
+    /// Services whose reports the rings planner refuses.
     pub refused: &'a BTreeSet<ServiceName>,
     /// Regions, distances, drains and prices.
     pub topology: &'a TopologyFacts,
@@ -86,58 +106,70 @@ impl Default for OptimizerPlanner {
         Self {
             graph: CallGraph::default(),
             recent: CallGraph::with_half_life(DEMAND_HALF_LIFE_MS),
+            latest: CallGraph::with_half_life(LATEST_HALF_LIFE_MS),
+            has_risen: false,
+            rises: Vec::new(),
             costs: PoolCosts::default(),
             flows: Flows::default(),
             contexts: TraceContexts::default(),
-            distrusted: BTreeSet::new(),
             active: Solving::default(),
             shadow: Solving::default(),
             verdicts: BTreeMap::new(),
+            unheard: BTreeSet::new(),
+            models: BTreeMap::new(),
+            held: BTreeMap::new(),
             seen: None,
         }
     }
 }
 
 impl OptimizerPlanner {
-    /// Counts what a sum of reports says of the time since the last one. `now_ms` is of a clock that only advances. Services whose
-    /// reports were refused in the last round do not count.
-    pub fn observe(&mut self, sum: &TrafficReport, now_ms: u64) {
-        if self.distrusted.is_empty() {
-            return self.count(sum, now_ms);
+    /// Counts what a sum of reports says of the time since the last one. `now_ms` is of a clock that only advances.
+    /// Services whose reports are refused stay as they are known, and so do services with servers in a region without
+    /// reports.
+    pub fn observe(&mut self, mut sum: TrafficReport, refused: &BTreeSet<ServiceName>, now_ms: u64) {
+        let is_unheard =
+            |standing: &Standing| standing.serving.iter().any(|region| !sum.regions.contains(region));
+        let seen = self.seen.iter().flat_map(|(_, seen)| seen);
+        let unheard = seen.filter(|(_, standing)| is_unheard(standing));
+        self.unheard = unheard.map(|(service, _)| service.clone()).collect();
+        let held: BTreeSet<ServiceName> = refused.union(&self.unheard).cloned().collect();
+        if !held.is_empty() {
+            sum.calls.retain(|path, _| !held.contains(&path.service));
+            sum.served.retain(|path, _| !held.contains(&path.node.service));
+            sum.servers.retain(|(service, _), _| !held.contains(service));
         }
-        let mut sum = sum.clone();
-        sum.calls.retain(|path, _| !self.distrusted.contains(&path.service));
-        sum.served.retain(|path, _| !self.distrusted.contains(&path.node.service));
-        sum.servers.retain(|(service, _), _| !self.distrusted.contains(service));
-        self.count(&sum, now_ms);
+        for graph in [&mut self.graph, &mut self.recent, &mut self.latest] {
+            graph.observe_except(&held, &sum, now_ms);
+        }
+        self.has_risen |= self.recent.adopt_rises(&self.latest);
+        self.costs.observe(&sum, now_ms);
+        self.flows.observe(&sum, now_ms);
+        self.contexts.observe(&sum, now_ms);
     }
 
-    fn count(&mut self, sum: &TrafficReport, now_ms: u64) {
-        self.graph.observe(sum, now_ms);
-        self.recent.observe(sum, now_ms);
-        self.costs.observe(sum, now_ms);
-        self.flows.observe(sum, now_ms);
-        self.contexts.observe(sum, now_ms);
-    }
-
-    /// Plans anew, if the last plan is older than its period, or does not fit the facts any more.
+    /// Plans anew, if the last plan is older than its period, demand has risen since, or it does not fit the facts any more. A rise
+    /// beyond the third of a period waits.
     pub fn round(&mut self, input: OptimizerInput<'_>, now: Now) {
         let optimized = input.services.iter().filter(|(_, facts)| facts.traffic.is_optimized());
         let standings: BTreeMap<ServiceName, Standing> =
             optimized.map(|(service, facts)| (service.clone(), standing(input, service, facts))).collect();
-        let is_due = self
-            .seen
-            .as_ref()
-            .is_none_or(|(at_ms, seen)| now.ms.saturating_sub(*at_ms) >= PERIOD_MS || *seen != standings);
-        self.distrusted.clone_from(input.refused);
-        if !is_due {
-            return;
+        let fits = |(at_ms, seen): &(u64, BTreeMap<_, _>)| {
+            now.ms.saturating_sub(*at_ms) < PERIOD_MS && *seen == standings
+        };
+        self.rises.retain(|at_ms| now.ms.saturating_sub(*at_ms) < PERIOD_MS);
+        if self.seen.as_ref().is_some_and(fits) {
+            if !self.has_risen || self.rises.len() >= MAX_RISES {
+                return;
+            }
+            self.rises.push(now.ms);
         }
         if standings.is_empty() {
             *self = Self::default();
             return;
         }
         self.plan(input, &standings, now.ms);
+        self.has_risen = false;
         self.seen = Some((now.ms, standings));
     }
 
@@ -155,11 +187,9 @@ impl OptimizerPlanner {
 
     /// The nodes and edges of the graph, with the demand of the last seconds.
     fn graph_of_recent_demand(&self, now_ms: u64) -> (Vec<GraphNode>, Vec<GraphEdge>) {
-        let (mut nodes, mut edges) = (self.graph.nodes(now_ms), self.graph.edges(now_ms));
-        // Both have seen the same sums, and have the same nodes and edges.
-        for (node, recent) in nodes.iter_mut().zip(self.recent.nodes(now_ms)) {
-            (node.demand, node.outside) = (recent.demand, recent.outside);
-        }
+        // All graphs have seen the same sums, and have the same nodes and edges.
+        let nodes = self.recent.with_recent_demand(&self.graph, now_ms);
+        let mut edges = self.graph.edges(now_ms);
         for (edge, recent) in edges.iter_mut().zip(self.recent.edges(now_ms)) {
             edge.from = recent.from;
         }
@@ -168,42 +198,19 @@ impl OptimizerPlanner {
 
     fn plan(&mut self, input: OptimizerInput<'_>, standings: &BTreeMap<ServiceName, Standing>, now_ms: u64) {
         let OptimizerInput { services, topology, .. } = input;
-        let ((nodes, edges), fits) = (self.graph_of_recent_demand(now_ms), self.costs.fits());
-        let left_out = self.graph.left_out();
-        let model = |service: &ServiceName, standing: &Standing| match &standing.fallback {
-            Some(fallback) => Err(fallback.clone()),
-            None if left_out > 0 => {
-                Err(Fallback::new("left_out", format!("the call graph has no room for {left_out} nodes")))
-            }
-            None => {
-                let facts = services.get(service).map(|facts| &**facts);
-                let facts = facts.ok_or_else(|| Fallback::new("unsolved", "no plan was made yet"))?;
-                let known = Known { facts, nodes: nodes_of(&nodes, service), fits: fits_of(&fits, service) };
-                ServiceModel::new(known, topology, now_ms)
-            }
-        };
-        let (mut all, mut active) = (BTreeMap::new(), BTreeMap::new());
-        self.verdicts.clear();
-        for (service, standing) in standings {
-            match model(service, standing) {
-                Ok(model) => {
-                    if standing.mode == TrafficMode::Active {
-                        active.insert(service.clone(), model.clone());
-                    }
-                    all.insert(service.clone(), model);
-                }
-                Err(fallback) => drop(self.verdicts.insert(service.clone(), Verdict::Rings(fallback))),
-            }
-        }
-        let has_shadow = active.len() < all.len();
-        let sources =
-            Sources { nodes: &nodes, edges: &edges, models: &active, services, flows: &self.flows, topology };
+        let (nodes, edges) = self.graph_of_recent_demand(now_ms);
+        self.learn_models(input, (standings, &nodes), now_ms);
+        let is_active = |service: &&ServiceName| standings[*service].mode == TrafficMode::Active;
+        let active = self.models.iter().filter(|(service, _)| is_active(service));
+        let active = active.map(|(service, model)| (service.clone(), model.clone())).collect();
+        let (models, held, flows) = (&active, &self.held, &self.flows);
+        let sources = Sources { nodes: &nodes, edges: &edges, models, held, services, flows, topology };
         self.active.round(sources, now_ms);
-        match has_shadow {
-            true => self.shadow.round(Sources { models: &all, ..sources }, now_ms),
+        match active.len() < self.models.len() {
+            true => self.shadow.round(Sources { models: &self.models, ..sources }, now_ms),
             false => self.shadow = Solving::default(),
         }
-        for service in all.keys() {
+        for service in self.models.keys() {
             let solving = if active.contains_key(service) { &self.active } else { &self.shadow };
             let verdict = match solving.plan_of(service) {
                 Ok(plan) => Verdict::Optimized(Arc::clone(plan)),
@@ -212,12 +219,54 @@ impl OptimizerPlanner {
             self.verdicts.insert(service.clone(), verdict);
         }
     }
+
+    /// Makes a model of each service, or says why there is none. The last one stays while reports are missing; while they are refused,
+    /// it is held.
+    fn learn_models(
+        &mut self,
+        input: OptimizerInput<'_>,
+        (standings, nodes): (&BTreeMap<ServiceName, Standing>, &[GraphNode]),
+        now_ms: u64,
+    ) {
+        let (fits, left_out) = (self.costs.fits(), self.graph.left_out());
+        let model = |service: &ServiceName, standing: &Standing| match &standing.fallback {
+            Some(fallback) => Err(fallback.clone()),
+            None if left_out > 0 => {
+                Err(Fallback::new("left_out", format!("the call graph has no room for {left_out} nodes")))
+            }
+            None => {
+                let facts = input.services.get(service).map(|facts| &**facts);
+                let facts = facts.ok_or_else(|| Fallback::new("unsolved", "no plan was made yet"))?;
+                let known = Known { facts, nodes: nodes_of(nodes, service), fits: fits_of(&fits, service) };
+                ServiceModel::new(known, input.topology, now_ms)
+            }
+        };
+        let mut before = std::mem::take(&mut self.held);
+        before.append(&mut self.models);
+        self.verdicts.clear();
+        for (service, standing) in standings {
+            let last = before.remove(service).filter(|last| last.classes == standing.classes);
+            let last = last.and_then(|last| last.held(&standing.serving, now_ms));
+            let is_held = standing.fallback.is_none() && left_out == 0 && self.unheard.contains(service);
+            match (last, is_held) {
+                (Some(last), true) => drop(self.models.insert(service.clone(), last)),
+                (last, _) => match model(service, standing) {
+                    Ok(model) => drop(self.models.insert(service.clone(), model)),
+                    Err(fallback) => {
+                        let last = last.filter(|_| fallback.reason == REFUSED);
+                        self.held.extend(last.map(|last| (service.clone(), last)));
+                        self.verdicts.insert(service.clone(), Verdict::Rings(fallback));
+                    }
+                },
+            }
+        }
+    }
 }
 
 fn standing(input: OptimizerInput<'_>, service: &ServiceName, facts: &ServiceFacts) -> Standing {
     let refused = input.refused.contains(service);
     let fallback = match check_settings(facts, input.topology) {
-        Ok(()) if refused => Some(Fallback::new("reports", "its reports are refused")),
+        Ok(()) if refused => Some(Fallback::new(REFUSED, "its reports are refused")),
         Ok(()) => None,
         Err(fallback) => Some(fallback),
     };

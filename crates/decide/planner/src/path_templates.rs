@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn long_paths_are_prefixes_and_the_tree_is_bounded() {
+    fn long_paths_become_prefixes_and_the_tree_is_bounded() {
         let mut templates = PathTemplates::default();
         templates.observe("GET", "/a/b/c/d/e/f/g/h/i/j", 1.0);
         templates.observe("GET", "/a", f64::NAN);

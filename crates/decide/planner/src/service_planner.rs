@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fairmesh_model::{Label, LoadMetric, MAX_TABLE_REGIONS, Region, TrafficMode, TrafficShares};
 use fairmesh_te::{
-    CallerReport, Destination, LoadRing, Observation, PlanInput, PlannerState, Refusal, RegionObservation,
-    RingMatrix, RingsPolicy, ServerReport, Shift, plan,
+    CallerReport, Destination, LoadRing, Observation, Plan, PlanInput, PlannerState, Refusal,
+    RegionObservation, RingMatrix, RingsPolicy, ServerReport, Shift, Tables, plan,
 };
 
 pub use drain::DrainStep;
@@ -29,7 +29,7 @@ use crate::{
 /// A service is planned anew after this time though none of its facts has changed: reports that stop are a change as well.
 const QUIET_INTERVAL_MS: u64 = 5_000;
 /// The reason of a refusal within [`MAX_START_MS`].
-pub(crate) const STARTING: &str = "starting";
+const STARTING: &str = "starting";
 /// The most changes that are remembered, and how many of them of callers in each region at least.
 const MAX_SHIFTS: usize = 50;
 const MIN_SHIFTS: usize = 10;
@@ -52,6 +52,17 @@ struct Seen {
     topology: u64,
     at_ms: u64,
     is_moving: bool,
+}
+
+/// A round that has its plan by rings, and not yet the verdict of the optimizer.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    /// The refusal and the tables of the round before.
+    before: (Option<Refused>, Tables),
+    /// `None` if the round was refused.
+    planned: Option<Plan>,
+    /// The version of the topology.
+    topology: u64,
 }
 
 /// The planner of one service.
@@ -137,15 +148,31 @@ impl ServicePlanner {
 
     /// Plans, and returns the tables to be written, all in one batch.
     pub fn round(&mut self, facts: &ServiceFacts, topology: &TopologyFacts, now: Now) -> Vec<TableWrite> {
+        let prepared = self.prepare(facts, topology, now);
+        self.finish(facts, prepared, now)
+    }
+
+    /// The first half of a round: takes over the facts and plans by rings, so that it is known whether reports are refused before the
+    /// optimizer counts them.
+    pub(crate) fn prepare(&mut self, facts: &ServiceFacts, topology: &TopologyFacts, now: Now) -> Prepared {
         let before = (self.refused.take(), self.state.tables().clone());
         self.learn(facts, now.ms);
         self.adopt_regions(facts);
-        let outcome = self.plan(facts, topology, now);
-        match &outcome {
-            Ok(()) => self.planned_rounds += 1,
-            Err(_) => self.refused_rounds += 1,
+        let planned = self.plan(facts, topology, now);
+        self.refused = planned.as_ref().err().cloned();
+        Prepared { before, planned: planned.ok(), topology: topology.version }
+    }
+
+    /// The second half: puts the plan of rings into the tables, or that of the optimizer if the verdict says so.
+    pub(crate) fn finish(&mut self, facts: &ServiceFacts, prepared: Prepared, now: Now) -> Vec<TableWrite> {
+        let Prepared { before, planned, topology } = prepared;
+        match planned {
+            Some(planned) => {
+                self.planned_rounds += 1;
+                self.adopt_plan(facts, planned, now);
+            }
+            None => self.refused_rounds += 1,
         }
-        self.refused = outcome.err();
         let writes = match (facts.traffic.mode, &self.refused) {
             (TrafficMode::Active, None) => self.publish(facts, now),
             (TrafficMode::Hold, _) => self.confirm_held(facts, now),
@@ -157,23 +184,30 @@ impl ServicePlanner {
         let is_starting = self.refused.as_ref().is_some_and(|refused| refused.reason == STARTING);
         self.seen = Some(Seen {
             facts: facts.version,
-            topology: topology.version,
+            topology,
             at_ms: now.ms,
             is_moving: has_changed || is_starting || !writes.is_empty(),
         });
         writes
     }
 
-    fn plan(&mut self, facts: &ServiceFacts, topology: &TopologyFacts, now: Now) -> Result<(), Refused> {
+    fn plan(&self, facts: &ServiceFacts, topology: &TopologyFacts, now: Now) -> Result<Plan, Refused> {
         self.check_settings(facts)?;
         let planned = self.with_input(facts, topology, now.ms, |input| {
             self.check_start(input.observation, now)?;
             Ok(plan(input, &self.state))
         })?;
-        if let Some(refusal) = planned.refusal {
-            let text = self.without_metric(facts, &refusal).unwrap_or_else(|| self.refusal_text(&refusal));
-            return Err(Refused { reason: refusal.reason(), text });
+        match &planned.refusal {
+            None => Ok(planned),
+            Some(refusal) => {
+                let text = self.without_metric(facts, refusal).unwrap_or_else(|| self.refusal_text(refusal));
+                Err(Refused { reason: refusal.reason(), text })
+            }
         }
+    }
+
+    /// Takes over the plan of rings, and the shares of the optimizer instead of its own where there are any.
+    fn adopt_plan(&mut self, facts: &ServiceFacts, planned: Plan, now: Now) {
         let before = self.state.tables().clone();
         self.state = planned.state;
         self.predicted = planned.predicted;
@@ -181,18 +215,15 @@ impl ServicePlanner {
         self.round += 1;
         if self.take_optimized(&before, now.ms) {
             self.coming_home.clear();
-            self.forget_shifts();
-            self.plan_zones(facts);
-            return Ok(());
-        }
-        let home = planned.shifts.iter().filter(|shift| shift.to == Destination::Region(shift.source));
-        self.coming_home = home.map(|shift| self.regions[shift.source].clone()).collect();
-        for shift in &planned.shifts {
-            self.shifts.push_front(self.note(shift, now.ms));
+        } else {
+            let home = planned.shifts.iter().filter(|shift| shift.to == Destination::Region(shift.source));
+            self.coming_home = home.map(|shift| self.regions[shift.source].clone()).collect();
+            for shift in &planned.shifts {
+                self.shifts.push_front(self.note(shift, now.ms));
+            }
         }
         self.forget_shifts();
         self.plan_zones(facts);
-        Ok(())
     }
 
     /// Forgets the oldest changes, but not the last ones of a region in the tables because others have many.

@@ -1,11 +1,17 @@
 //! Authorization: whether a caller may make a call. Decided at the end of mutual TLS, and by `fairmesh explain --as`.
 
+mod conditions;
+mod token;
+
 use std::{collections::BTreeSet, fmt};
 
 use fairmesh_model::{
     Authorization, AuthorizationMode, AuthorizationRule, CallerId, CallerMatch, DefaultAuthorization, Label,
     MeshRole, MtlsMode, PathMatch, Policy, Probe, SpiffeId, SpiffePath,
 };
+
+pub use conditions::RequestAttributes;
+pub use token::{ClaimValue, TokenRefusal, TokenVerifier, UserToken};
 
 /// The compiled authorization of a service.
 #[derive(Clone, Debug, Default)]
@@ -29,6 +35,8 @@ pub struct AuthorizationRequest<'a> {
     pub method: &'a str,
     /// The path, with or without a query.
     pub path: &'a str,
+    /// What conditions of rules compare.
+    pub attributes: RequestAttributes<'a>,
 }
 
 /// Decision on a call.
@@ -102,16 +110,16 @@ impl AuthorizationTable {
             matches_caller(rule, request.caller)
                 && (rule.methods.is_empty() || rule.methods.iter().any(|method| method == request.method))
                 && matches_path(rule, path, is_plain)
+                && conditions::hold(rule, &request.attributes)
         })
     }
 
-    /// Decides on all calls of a connection whose requests are not read: a rule for some methods or paths allows none of
+    /// Decides on all calls of a connection whose requests are not read: a rule for some of the requests allows none of
     /// them, and denies all. A checker has no connection for its probe: what reads no requests makes [`probe_for`](Self::probe_for)
     /// itself.
     pub fn decide_connection(&self, caller: Option<&CallerId>) -> AuthorizationDecision<'_> {
         self.by_rules(caller, |rule| {
-            let is_for_all = rule.methods.is_empty() && rule.paths.is_empty();
-            matches_caller(rule, caller) && (rule.denies || is_for_all)
+            matches_caller(rule, caller) && (rule.denies || rule.is_for_all_requests())
         })
     }
 

@@ -19,7 +19,10 @@ mod shard_table;
 mod token_bucket;
 mod trace;
 
-pub use authorization::{AuthorizationDecision, AuthorizationRequest, AuthorizationTable, DecisionReason};
+pub use authorization::{
+    AuthorizationDecision, AuthorizationRequest, AuthorizationTable, ClaimValue, DecisionReason,
+    RequestAttributes, TokenRefusal, TokenVerifier, UserToken,
+};
 pub use class_table::ClassTable;
 pub use compile_input::{Candidate, CompileInput, EndpointTarget, PeerIdentity, RegionDistance, TableInput};
 pub use fairmesh_balancer::{EndpointStats, LoadReport, Outcome, ReceivedReport};

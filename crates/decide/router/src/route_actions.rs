@@ -92,7 +92,12 @@ impl RouteActions {
         &self.actions.split_key
     }
 
-    /// The role of the copies that get calls which name no role.
+    /// Whether calls that draw a backend without endpoints go to the others.
+    pub(crate) fn redistributes_empty(&self) -> bool {
+        self.actions.redistributes_empty
+    }
+
+    /// The role of the copies for calls that name no role.
     pub fn role(&self) -> Option<&Role> {
         self.actions.role.as_ref()
     }

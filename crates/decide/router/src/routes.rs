@@ -101,6 +101,14 @@ impl Routes {
         })
     }
 
+    /// The backends of routes that redistribute the calls of empty ones.
+    pub(crate) fn redistributed_backends(&self) -> impl Iterator<Item = &ServiceName> {
+        let redistributes =
+            |rule: &&Rule| rule.actions.as_ref().is_some_and(|actions| actions.redistributes_empty());
+        let splits = self.rules.iter().filter(redistributes).flat_map(|rule| &rule.split);
+        splits.map(|backend| &backend.service)
+    }
+
     /// The rate limits of this caller's routes, with the routes' names.
     pub(crate) fn buckets(&self) -> impl Iterator<Item = (&str, &Arc<TokenBucket>)> {
         let ours = self.rules.iter().filter(|rule| rule.matches_client);
@@ -184,6 +192,42 @@ impl Rule {
         let sources = self.actions.as_ref()?.split_key();
         // Salted, so that splits and region draws assign keys independently of each other.
         request_key::read_first(sources, request).map(|key| mix_pair(hash_key(key.0), SPLIT_SALT))
+    }
+
+    /// The backend in place of `drawn`, as [`backend`](Self::backend) returns it, if that is empty and the route redistributes its
+    /// calls; `None` if nothing changes.
+    #[inline]
+    pub(crate) fn redistributed<'a, H: Headers + ?Sized>(
+        &'a self,
+        request: &RequestView<'_, H>,
+        seed: u64,
+        drawn: &ServiceName,
+        is_empty: impl Fn(&ServiceName) -> bool,
+    ) -> Option<(&'a ServiceName, u32)> {
+        match self.actions.as_ref()?.redistributes_empty() && is_empty(drawn) {
+            true => self.draw_other(self.key_seed(request).unwrap_or(seed), is_empty),
+            false => None,
+        }
+    }
+
+    /// Draws among the backends that are not empty, by their weights, with the number of the generator after that of the first draw: only
+    /// calls of empty backends move, and those with a key stay together. `None` if all are empty.
+    #[inline(never)]
+    fn draw_other(&self, seed: u64, is_empty: impl Fn(&ServiceName) -> bool) -> Option<(&ServiceName, u32)> {
+        let mut draws = Generator::new(mix64(seed));
+        draws.below(*self.cumulative_weights.last()?);
+        let others = || self.split.iter().enumerate().filter(|(_, backend)| !is_empty(&backend.service));
+        let total: u64 = others().map(|(_, backend)| u64::from(backend.weight)).sum();
+        if total == 0 {
+            return None;
+        }
+        let mut point = draws.below(total);
+        let (position, backend) = others().find(|(_, backend)| {
+            let rest = point.checked_sub(backend.weight.into());
+            point = rest.unwrap_or(point);
+            rest.is_none()
+        })?;
+        Some((&backend.service, self.first_route_backend + position as u32 + 1))
     }
 
     /// `splits calls: 90.0 % to shop/cart, 10.0 % to shop/canary`; `None` without a choice.

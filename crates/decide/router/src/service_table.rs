@@ -9,8 +9,8 @@ use fairmesh_model::{
 use crate::{
     AuthorizationDecision, AuthorizationRequest, AuthorizationTable, Candidate, CompileInput, DirectResponse,
     EndpointPick, EndpointTarget, Headers, LoadReport, PickError, PickParams, ReceivedReport, RegionDistance,
-    RequestView, RouteDecision, ShardTable, Step, locality::RegionRanks, request_key, routes::Routes,
-    token_bucket::TokenBucket,
+    RequestView, RouteDecision, ShardTable, Step, TokenRefusal, TokenVerifier, UserToken,
+    locality::RegionRanks, request_key, routes::Routes, token_bucket::TokenBucket,
 };
 
 mod compile;
@@ -220,15 +220,45 @@ impl ServiceTable {
         }
     }
 
-    /// The service that receives the call, and its rules; the first matching route wins, as in Envoy.
+    /// The service that receives the call, and its rules; the first matching route wins, as in Envoy. No other service counts as
+    /// [empty](Self::route_past_empty).
     #[inline]
     pub fn route<H: Headers + ?Sized>(&self, request: &RequestView<'_, H>, seed: u64) -> RouteDecision<'_> {
-        self.decide_route(request, seed, &mut ())
+        self.route_past_empty(request, seed, |_| false)
+    }
+
+    /// The same, for routes that redistribute the calls of empty backends: `is_empty` says whether another service has
+    /// [no endpoint](Self::is_empty).
+    #[inline]
+    pub fn route_past_empty<H: Headers + ?Sized>(
+        &self,
+        request: &RequestView<'_, H>,
+        seed: u64,
+        is_empty: impl Fn(&ServiceName) -> bool,
+    ) -> RouteDecision<'_> {
+        self.decide_route(request, seed, is_empty, &mut ())
+    }
+
+    /// Whether no endpoint should be called: this caller may use none, or all endpoints that it may use drain or are
+    /// lost.
+    pub fn is_empty(&self) -> bool {
+        let first = match &self.selection {
+            Selection::Replicated { nearest, .. } => (nearest.total > 0).then_some(nearest.rank),
+            Selection::Hashed(tiers) => tiers.first().map(|tier| tier.rank),
+            Selection::Sharded(Some(sharding)) => sharding.holders.iter().map(|holder| holder.rank).min(),
+            Selection::Sharded(None) => None,
+        };
+        first.is_none_or(|rank| rank >= self.last_resort)
     }
 
     /// Every route with each of its backends, in the order of positions in decisions.
     pub fn route_backends(&self) -> impl Iterator<Item = (&Label, &ServiceName)> {
         self.routes.route_backends(&self.name)
+    }
+
+    /// The other services in splits whose routes redistribute the calls of empty backends.
+    pub fn redistributed_backends(&self) -> impl Iterator<Item = &ServiceName> {
+        self.routes.redistributed_backends().filter(|name| **name != self.name)
     }
 
     /// Whether the matching route names the method CONNECT, which allows tunnels. A route for any method does not.
@@ -287,6 +317,18 @@ impl ServiceTable {
             return AuthorizationDecision::by_default(DefaultAuthorization::Deny);
         };
         table.decide(request).or_default(default)
+    }
+
+    /// The token of a request, if the policy accepts tokens; see [`AuthorizationTable::read_token`].
+    ///
+    /// # Errors
+    /// [`TokenRefusal`].
+    pub fn read_token(
+        &self,
+        headers: &dyn Headers,
+        verifier: &dyn TokenVerifier,
+    ) -> Result<Option<UserToken>, TokenRefusal> {
+        self.authorization.as_ref().map_or(Ok(None), |table| table.read_token(headers, verifier))
     }
 
     /// The same for all calls of a connection whose requests are not read.
@@ -468,18 +510,30 @@ impl ServiceTable {
         now: u64,
         seed: u64,
     ) -> Explanation {
-        explain::explain(self, request, params, now, seed)
+        self.explain_past_empty(request, params, (now, seed), &[])
     }
 
-    /// Decides like [`route`](Self::route) and records the reasons, without a pick.
+    /// The same, like [`route_past_empty`](Self::route_past_empty): `empty` are those of
+    /// [`redistributed_backends`](Self::redistributed_backends) without endpoints. `at` is the time and the seed.
+    pub fn explain_past_empty<H: Headers + ?Sized>(
+        &self,
+        request: &RequestView<'_, H>,
+        params: &PickParams<'_>,
+        at: (u64, u64),
+        empty: &[ServiceName],
+    ) -> Explanation {
+        explain::explain(self, request, params, at, empty)
+    }
+
+    /// Decides like [`route_past_empty`](Self::route_past_empty) and records the reasons, without a pick.
     pub fn explain_route<H: Headers + ?Sized>(
         &self,
         request: &RequestView<'_, H>,
         params: &PickParams<'_>,
-        now: u64,
-        seed: u64,
+        at: (u64, u64),
+        empty: &[ServiceName],
     ) -> Explanation {
-        explain::explain_route(self, request, params, now, seed)
+        explain::explain_route(self, request, params, at, empty)
     }
 
     /// Decides like [`pick`](Self::pick) and records the reasons, for a call sent here by another service's route.

@@ -2,13 +2,18 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
-use std::collections::BTreeSet;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use fairmesh_model::{
     CallerId,
     spec::{DefaultAuthorizationSpec, PolicySpec},
 };
-use fairmesh_router::{AuthorizationRequest, AuthorizationTable, DecisionReason};
+use fairmesh_router::{
+    AuthorizationRequest, AuthorizationTable, ClaimValue, DecisionReason, RequestAttributes, UserToken,
+};
 use serde_json::{Value, json};
 
 #[path = "../../../../vectors/support.rs"]
@@ -23,7 +28,135 @@ fn policy(authorization: &Value) -> Value {
     }
 }
 
-/// The calls of a policy, as `[caller, method, path]`, with the decisions.
+/// What conditions compare of a call: `{source, headers, claims}`, headers as pairs and claims of a verified token as in JSON.
+#[derive(Default)]
+struct Brought {
+    source: Option<std::net::IpAddr>,
+    headers: Vec<(String, String)>,
+    token: Option<UserToken>,
+}
+
+impl Brought {
+    fn of(call: Option<&Value>) -> Self {
+        let Some(call) = call else { return Self::default() };
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        let headers = call["headers"].as_array().into_iter().flatten();
+        let claims = call["claims"].as_object();
+        Self {
+            source: call["source"].as_str().map(|address| address.parse().unwrap()),
+            headers: headers.map(|pair| (text(&pair[0]), text(&pair[1]))).collect(),
+            token: claims.map(|claims| UserToken {
+                issuer: "https://idp.example".into(),
+                audiences: vec!["cart".into()],
+                valid_for: Duration::from_secs(300),
+                claims: object(claims),
+            }),
+        }
+    }
+
+    fn attributes(&self) -> RequestAttributes<'_> {
+        RequestAttributes { source: self.source, token: self.token.as_ref(), headers: self }
+    }
+}
+
+impl fairmesh_router::Headers for Brought {
+    fn get(&self, name: &str) -> Option<&[u8]> {
+        fairmesh_router::Headers::get(&self.headers, name)
+    }
+
+    fn any(&self, name: &str, matches: &mut dyn FnMut(&[u8]) -> bool) -> bool {
+        self.headers.iter().filter(|(one, _)| one == name).any(|(_, value)| matches(value.as_bytes()))
+    }
+}
+
+fn object(claims: &serde_json::Map<String, Value>) -> BTreeMap<String, ClaimValue> {
+    let value = |value: &Value| match value {
+        Value::Object(inner) => ClaimValue::Object(object(inner)),
+        Value::Array(values) => {
+            ClaimValue::Texts(values.iter().map(|value| value.as_str().unwrap().to_owned()).collect())
+        }
+        one => ClaimValue::Texts(vec![one.as_str().map_or_else(|| one.to_string(), ToOwned::to_owned)]),
+    };
+    claims.iter().map(|(name, one)| (name.clone(), value(one))).collect()
+}
+
+/// A policy whose only rule allows under these conditions, and one whose rule denies under them.
+fn conditional(when: &Value) -> [Value; 2] {
+    let tokens = json!([{"issuer": "https://idp.example", "audiences": ["cart", "shop"]}]);
+    let rule = |name: &str, action: &str| json!({"name": name, "action": action, "when": when});
+    let rules = [json!([rule("members", "allow")]), json!([{"name": "all"}, rule("banned", "deny")])];
+    rules.map(|rules| policy(&json!({"tokens": tokens, "rules": rules})))
+}
+
+/// Conditions on claims, of rules that allow and that deny.
+fn claims() -> Vec<Value> {
+    let with = |claims: Value| json!([WEB, "GET", "/", {"claims": claims}]);
+    let groups = json!([
+        with(json!({"groups": ["staff", "members"]})),
+        with(json!({"groups": "members"})),
+        with(json!({"groups": ["team-7"]})),
+        with(json!({"groups": ["member"]})),
+        with(json!({"groups": []})),
+        with(json!({"groups": {"members": true}})),
+        with(json!({})),
+        [WEB, "GET", "/"],
+    ]);
+    let [allowing, denying] = conditional(&json!([{"claim": "groups", "values": ["members", "team-*"]}]));
+    let [allowing_others, denying_others] =
+        conditional(&json!([{"claim": "groups", "notValues": ["members", "team-*"]}]));
+    let [nested, _] = conditional(&json!([
+        {"claim": ["realm_access", "roles"], "values": ["admin"]},
+        {"claim": "level", "values": ["3"]},
+    ]));
+    let nested_calls = json!([
+        with(json!({"realm_access": {"roles": ["admin"]}, "level": 3})),
+        with(json!({"realm_access": {"roles": ["admin"]}, "level": 4})),
+        with(json!({"realm_access": {"roles": ["admin"]}})),
+        with(json!({"realm_access": "admin", "roles": ["admin"], "level": 3})),
+    ]);
+    vec![
+        case("allow", &allowing, &groups),
+        case("allow", &allowing_others, &groups),
+        case("deny", &denying, &groups),
+        case("deny", &denying_others, &groups),
+        case("allow", &nested, &nested_calls),
+    ]
+}
+
+/// Conditions on headers and source addresses, of rules that allow and that deny.
+fn headers_and_sources() -> Vec<Value> {
+    let sent = |lines: &[&str]| {
+        let lines: Vec<_> = lines.iter().map(|line| json!(["x-env", line])).collect();
+        json!([WEB, "GET", "/", {"headers": lines}])
+    };
+    let lines = json!([
+        sent(&["prod"]),
+        sent(&["test"]),
+        sent(&["prod", "test"]),
+        sent(&["test", "prod"]),
+        sent(&[])
+    ]);
+    let [allowing, denying] = conditional(&json!([{"header": "x-env", "values": ["prod"]}]));
+    let [allowing_others, denying_others] = conditional(&json!([{"header": "x-env", "notValues": ["prod"]}]));
+    let from = |address: Value| json!([WEB, "GET", "/", {"source": address}]);
+    let addresses = ["10.1.2.3", "::ffff:10.1.2.3", "11.0.0.1", "::1"].map(|address| from(json!(address)));
+    let sources: Value = addresses.into_iter().chain([from(Value::Null)]).collect();
+    let blocks = json!(["10.0.0.0/8", "::1"]);
+    let inside = policy(&json!({"rules": [{"name": "inside", "sourceAddresses": blocks}]}));
+    let outside = policy(&json!({"rules": [
+        {"name": "all"}, {"name": "inside", "action": "deny", "sourceAddresses": blocks},
+    ]}));
+    vec![
+        case("allow", &allowing, &lines),
+        case("allow", &allowing_others, &lines),
+        case("deny", &denying, &lines),
+        case("deny", &denying_others, &lines),
+        case("allow", &inside, &sources),
+        case("deny", &outside, &sources),
+    ]
+}
+
+/// The calls of a policy, as `[caller, method, path]` and what conditions compare, with the decisions.
 fn case(default: &str, policy: &Value, calls: &Value) -> Value {
     let spec: PolicySpec = serde_json::from_value(policy.clone()).unwrap();
     let default_spec = DefaultAuthorizationSpec { default: default.into() };
@@ -34,10 +167,12 @@ fn case(default: &str, policy: &Value, calls: &Value) -> Value {
     );
     let decide = |call: &Value| {
         let caller = call[0].as_str().map(|id| CallerId::new(id.parse().unwrap()));
+        let brought = Brought::of(call.get(3));
         let request = AuthorizationRequest {
             caller: caller.as_ref(),
             method: call[1].as_str().unwrap(),
             path: call[2].as_str().unwrap(),
+            attributes: brought.attributes(),
         };
         let decision = table.decide(&request);
         let by = match decision.reason {
@@ -210,7 +345,14 @@ fn paths() -> Vec<Value> {
 
 #[test]
 fn authorization_decisions_match_the_vectors() {
-    support::check("authorization.json", &[("rules", rules()), ("defaults", defaults()), ("paths", paths())]);
+    let cases = [
+        ("rules", rules()),
+        ("defaults", defaults()),
+        ("paths", paths()),
+        ("claims", claims()),
+        ("headersAndSources", headers_and_sources()),
+    ];
+    support::check("authorization.json", &cases);
 }
 
 /// Neither the default, nor audit, nor a rule for members admits a caller of another trust domain.
@@ -224,7 +366,8 @@ fn foreign_caller_is_allowed_only_by_rules_with_its_whole_id() {
         let default_spec = DefaultAuthorizationSpec { default: default.into() };
         let default = default_spec.validate().unwrap();
         let table = AuthorizationTable::compile(&spec.validate().unwrap().1, default, Some(BTreeSet::new()));
-        let request = AuthorizationRequest { caller: Some(&caller), method: "GET", path: "/" };
+        let attributes = RequestAttributes::default();
+        let request = AuthorizationRequest { caller: Some(&caller), method: "GET", path: "/", attributes };
         assert!(!table.is_intermediary(&caller));
         (table.decide(&request).permits(), table.decide_connection(Some(&caller)).permits())
     };

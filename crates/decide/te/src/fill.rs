@@ -1,6 +1,8 @@
 //! The target of a plan: all calls at home, then from the most loaded region to the least loaded one of the opened
 //! rings, until no region is above its threshold or no opened ring has room (ServiceRouter §3.4.1).
 
+mod admission;
+
 use crate::{flows::Flows, problem::Problem};
 
 /// A step moves this part of a source's calls, the least share that is published. Smaller steps would end in shares
@@ -27,9 +29,10 @@ pub(crate) enum Stranded {
 /// threshold while an opened ring has another one below it.
 ///
 /// Calls are dropped only of regions that would be above their ceiling, whatever the thresholds are: those at which a shift
-/// aims, and below which calls return, are lower than the loads that regions can serve.
+/// aims, and below which calls return, are lower than the loads that regions can serve. No call is dropped while one of a less
+/// important class is served by a region that it could be moved to.
 pub(crate) fn fill(problem: &Problem<'_>, thresholds: &[f64], ceilings: &[f64], stranded: Stranded) -> Flows {
-    let mut fill = Fill::new(problem);
+    let mut fill = Fill::new(problem, stranded);
     for (ring, threshold) in thresholds.iter().enumerate() {
         fill.place_homeless(ring + 1, *threshold);
         fill.relieve(ring + 1, *threshold);
@@ -46,6 +49,7 @@ pub(crate) fn fill(problem: &Problem<'_>, thresholds: &[f64], ceilings: &[f64], 
     // Levelling leaves differences of up to a step, and what is recalled leaves room.
     fill.relieve(thresholds.len(), ceilings.iter().copied().fold(ceiling, f64::max));
     fill.shed(ceilings);
+    fill.admit(thresholds.len(), ceilings);
     fill.flows
 }
 
@@ -55,10 +59,12 @@ struct Fill<'a> {
     loads: Vec<f64>,
     /// Calls per second, by source and class, that have to leave and have no destination yet.
     homeless: Vec<f64>,
+    /// A region that keeps this share of its calls serves more of them rather than that they are dropped.
+    least_keep: f64,
 }
 
 impl<'a> Fill<'a> {
-    fn new(problem: &'a Problem<'a>) -> Self {
+    fn new(problem: &'a Problem<'a>, stranded: Stranded) -> Self {
         let (regions, classes) = (problem.regions, problem.classes);
         let mut flows = Flows::new(regions, classes);
         let mut homeless = vec![0.0; regions * classes];
@@ -71,7 +77,8 @@ impl<'a> Fill<'a> {
             }
         }
         let loads = problem.loads(&flows);
-        Self { problem, flows, loads, homeless }
+        let least_keep = if stranded == Stranded::Serve { f64::MIN_POSITIVE } else { 1.0 };
+        Self { problem, flows, loads, homeless, least_keep }
     }
 
     /// The least loaded region of the rings up to `ring` around `from` that is below `limit`, with the first of equals.
@@ -263,13 +270,18 @@ impl<'a> Fill<'a> {
 
     fn shed_class(&mut self, region: usize, class: usize, ceiling: f64) {
         let excess = (self.loads[region] - ceiling) / self.problem.cost[region];
+        self.drop_calls(region, class, excess);
+    }
+
+    /// Drops so many calls of a class that a region serves, of each source the same part.
+    fn drop_calls(&mut self, region: usize, class: usize, rate: f64) {
         let rates: Vec<f64> =
             (0..self.problem.regions).map(|source| self.flows.get(source, class, region)).collect();
         let total: f64 = rates.iter().sum();
         if total <= 0.0 {
             return;
         }
-        let part = (excess / total).min(1.0);
+        let part = (rate / total).min(1.0);
         for (source, rate) in rates.into_iter().enumerate() {
             self.send((source, class), region, -rate * part);
             let at = self.flows.row(source, class);

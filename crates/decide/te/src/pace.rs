@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_at_the_limit_does_not_wind_up() {
+    fn integral_does_not_wind_up_at_the_limit() {
         let mut pid = Pid::default();
         for _ in 0..1000 {
             assert_eq!(pid.step(0.5, 5.0, 0.05), 0.05);

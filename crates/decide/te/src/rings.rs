@@ -260,13 +260,28 @@ impl Round<'_> {
         // A change that has begun is made up to its aim, beyond the threshold.
         let is_short = is_leaving && away < self.away(source, aim).0 - DEAD_BAND;
         let is_above = away < least_away - ROUNDING || dropped < least_dropped - ROUNDING;
-        if is_above || is_short || uses_hot {
+        if is_above || is_short || uses_hot || self.drops_wrong_class(source, current) {
             Direction::Leave
         } else if away > back_away + DEAD_BAND || dropped > back_dropped + DEAD_BAND {
             Direction::Return
         } else {
             Direction::Stay
         }
+    }
+
+    /// Whether calls are dropped of a class, and not by the aim, while less important ones of the source are served.
+    fn drops_wrong_class(&self, source: usize, current: &Flows) -> bool {
+        let (classes, least) = (self.problem.classes, share(MIN_SHARE));
+        let dropped = |flows: &Flows, class: usize| flows.dropped[flows.row(source, class)];
+        let is_wrong = |class: &usize| {
+            let excess = dropped(current, *class) - dropped(&self.targets.aim, *class);
+            excess > least * self.problem.demand(source, *class)
+        };
+        let served = |class: usize| self.problem.demand(source, class) - dropped(current, class);
+        let first = (0..classes).find(is_wrong);
+        first.is_some_and(|first| {
+            (first + 1..classes).map(served).sum::<f64>() > least * self.problem.offered(source)
+        })
     }
 
     /// Lets calls of a source leave, too, whose region has no room for those of others that have to leave theirs, if that is

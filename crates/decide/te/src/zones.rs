@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_zone_keeps_what_its_power_allows_and_the_excess_goes_where_power_is_free() {
+    fn zone_keeps_calls_within_its_power_and_excess_goes_to_free_power() {
         let mut zones = ZoneState::default();
         let shares = zones.plan(&[60.0, 30.0, 10.0], &[1.0, 1.0, 1.0]);
         assert_eq!(shares, [vec![5835, 520, 3645], vec![0, WHOLE, 0], vec![0, 0, WHOLE]]);

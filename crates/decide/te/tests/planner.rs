@@ -71,7 +71,7 @@ fn calls_come_back_when_the_load_is_gone_and_not_before() {
 }
 
 #[test]
-fn calls_come_back_at_their_pace_while_another_region_is_above_the_last_threshold() {
+fn calls_return_at_their_pace_while_another_region_is_overloaded() {
     // The second region sends calls to the first; the last one is too far for anything else to matter.
     let mut world = World::new(vec![100.0; 4], vec![vec![20.0], vec![100.0], vec![20.0], vec![60.0]]);
     for _ in 0..10 {
@@ -216,7 +216,7 @@ fn another_measure_of_load_is_planned_from_at_once() {
 }
 
 #[test]
-fn a_flapping_region_gets_calls_only_after_it_has_stayed() {
+fn flapping_region_gets_calls_only_after_staying_up() {
     let mut world = World::new(vec![100.0; 4], vec![vec![40.0]; 4]);
     world.round();
     for _ in 0..4 {
@@ -497,7 +497,7 @@ fn most_dropped(world: &World) -> u32 {
 }
 
 #[test]
-fn calls_of_a_region_that_vanished_are_not_planned_for_once_its_leases_can_expire() {
+fn calls_of_vanished_region_are_not_planned_once_its_leases_can_expire() {
     let dropped_after = |age_ms: u64| {
         // Three regions have no room for the calls of the fourth.
         let mut world = World::new(vec![100.0; 4], vec![vec![75.0]; 4]);

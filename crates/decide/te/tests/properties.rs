@@ -193,8 +193,13 @@ fn hostile() -> impl Strategy<Value = f64> {
     prop_oneof![4 => prop::sample::select(special.to_vec()), 1 => any::<f64>()]
 }
 
+/// As many as PROPTEST_CASES says, to look for rare ones.
+fn cases() -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(300)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn plans_are_whole_deterministic_and_safe(worlds in changing_worlds()) {

@@ -6,6 +6,7 @@ pub mod connection_permit;
 pub mod cores;
 pub mod first_bytes;
 pub mod proxy_header;
+pub(crate) mod silent_connections;
 pub mod socket;
 pub mod transparent;
 pub mod unidentified;

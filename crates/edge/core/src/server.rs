@@ -23,6 +23,7 @@ use crate::{
         accept::{self, connection_limit},
         connection_permit::ConnectionPermit,
         cores::Cores,
+        silent_connections::SilentConnections,
     },
     shutdown::Shutdown,
     tls::Tls,
@@ -38,6 +39,7 @@ pub struct ConnectionServer {
     /// Limits of connections and requests.
     pub limits: Limits,
     permits: Arc<Semaphore>,
+    silent: Arc<SilentConnections>,
     cores: Cores,
     tls: Option<Arc<Tls>>,
 }
@@ -57,7 +59,7 @@ impl ConnectionServer {
     /// A server without a certificate. `cores` serve the connections.
     pub fn new(forwarder: Arc<Forwarder>, shutdown: Arc<Shutdown>, cores: Cores, limits: Limits) -> Self {
         let permits = connection_limit(limits.connections);
-        Self { forwarder, permits, shutdown, cores, limits, tls: None }
+        Self { forwarder, permits, silent: Arc::default(), shutdown, cores, limits, tls: None }
     }
 
     /// Sets the certificate of listeners with TLS.
@@ -102,7 +104,8 @@ impl ConnectionServer {
         listener: &TcpListener,
     ) -> Option<(TcpStream, SocketAddr, OwnedSemaphorePermit)> {
         let metrics = &self.forwarder.metrics.connections;
-        let accepted = accept::next_connection(listener, &self.permits, &metrics.accepts_delayed).await?;
+        let (permits, silent) = (&self.permits, Some(&*self.silent));
+        let accepted = accept::next_connection(listener, permits, &metrics.accepts_delayed, silent).await?;
         increment(&metrics.accepted);
         Some(accepted)
     }

@@ -9,10 +9,10 @@ pub mod virtual_addresses;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
+        Arc, Mutex, OnceLock, PoisonError, RwLock,
         atomic::{
-            AtomicU64,
-            Ordering::{Acquire, Release},
+            AtomicU64, AtomicUsize,
+            Ordering::{Acquire, Relaxed, Release},
         },
     },
     time::Duration,
@@ -23,6 +23,7 @@ use fairmesh_calls::{
     observe::ServiceStats,
 };
 use fairmesh_metrics::{CallRow, OTHER};
+use fairmesh_model::host_name;
 use tokio::time::{Instant, timeout};
 
 use crate::{
@@ -53,10 +54,14 @@ pub struct Services {
     pub(crate) evicted: ServiceMetrics,
     /// Likewise, those of the library.
     pub(crate) evicted_calls: Mutex<ServiceStats>,
+    /// Maximum number of services.
+    max: AtomicUsize,
     /// Services evicted because they were not called.
     pub evictions: AtomicU64,
     /// Requests refused because the table was full.
     pub refused: AtomicU64,
+    /// The DNS zone beneath which hosts name services too.
+    zone: OnceLock<String>,
 }
 
 /// The sum of several services.
@@ -94,14 +99,36 @@ impl Services {
             index: RwLock::default(),
             evicted: ServiceMetrics::default(),
             evicted_calls: Mutex::default(),
+            max: AtomicUsize::new(limits.services),
             evictions: AtomicU64::new(0),
             refused: AtomicU64::new(0),
+            zone: OnceLock::new(),
         }
+    }
+
+    /// Hosts beneath this DNS zone name services too: `cart.shop.mesh` is shop/cart. Without effect where one was set before.
+    pub fn set_zone(&self, zone: String) {
+        let _ = self.zone.set(zone);
+    }
+
+    /// A host without the zone, if it lies beneath it; else as it is.
+    pub(crate) fn without_zone<'a>(&self, host: &'a str) -> &'a str {
+        let Some(zone) = self.zone.get() else { return host };
+        let (name, length) = (host_name(host), zone.len() + 1);
+        match name.len().checked_sub(length).and_then(|start| name.split_at_checked(start)) {
+            Some((service, rest)) if rest.starts_with('.') && rest[1..].eq_ignore_ascii_case(zone) => service,
+            _ => host,
+        }
+    }
+
+    /// Changes the maximum number of services. Services in the table stay.
+    pub fn set_max(&self, max: usize) {
+        self.max.store(max.max(1), Relaxed);
     }
 
     /// The service of a host: `cart.shop` for `shop/cart`, with or without a port.
     pub fn by_host(&self, host: &str) -> Result<Arc<Target>, HostError> {
-        self.by_name(&service_name(host)?)
+        self.by_name(&service_name(self.without_zone(host))?)
     }
 
     /// The service of a name; it joins the table with its first call.
@@ -113,11 +140,9 @@ impl Services {
         if let Some(target) = index.by_name.get(name) {
             return Ok(Arc::clone(target));
         }
-        if index.by_name.len() >= self.limits.services && !self.make_room(&mut index) {
-            return Err(HostError::TooManyServices {
-                max: self.limits.services,
-                option: self.limits.services_option,
-            });
+        let max = self.max.load(Relaxed);
+        if index.by_name.len() >= max && !self.make_room(&mut index) {
+            return Err(HostError::TooManyServices { max, option: self.limits.services_option });
         }
         // A parsed name is valid.
         let handle =

@@ -23,8 +23,12 @@ pub struct Shutdown {
 impl Shutdown {
     /// Starts the shutdown with a deadline after `drain`. Must be called within a tokio runtime.
     pub fn start(&self, drain: Duration) {
-        // At most half of the time, so that the last request can complete.
-        self.begin(Instant::now() + drain, IDLE_GRACE.min(drain / 2));
+        self.begin(Instant::now() + drain, Self::idle_grace(drain));
+    }
+
+    /// How long idle connections stay open in a shutdown of so long: at most half of the time, so that the last request can complete.
+    pub fn idle_grace(drain: Duration) -> Duration {
+        IDLE_GRACE.min(drain / 2)
     }
 
     /// Starts the shutdown with this deadline, and closes idle connections at once: their clients know already that they have to

@@ -95,7 +95,7 @@ impl Connections {
     /// at its limit takes nothing from others.
     fn admit(&self, pod: &PodStream, permit: &ConnectionPermit) -> Option<Arc<TenantServer>> {
         let (name, connection) = (&pod.caller.tenant, pod.connection);
-        let Some(tenant) = self.tenants.server_of(name) else {
+        let Some(tenant) = self.tenants.server_of(name, self.directory.quotas()) else {
             increment(&self.metrics.tenants_refused);
             if let Some(suppressed) = TOO_MANY.next() {
                 tracing::warn!(tenant = %name, suppressed, "refused a connection: --max-tenants are served already");
@@ -132,7 +132,9 @@ impl Connections {
             return refuse(stream, service).await;
         }
         let default = self.directory.default_authorization();
-        let principal = Principal { caller: id, default, connection, log: Arc::clone(&tenant.log) };
+        let (log, mirrors) = (Arc::clone(&tenant.log), Arc::clone(&tenant.mirrors));
+        let (source, tokens) = (addresses.source.ip().to_canonical(), self.directory.token_verifier());
+        let principal = Principal { caller: id, default, source, tokens, connection, log, mirrors };
         // It holds the permit until the connection ends.
         let info = ConnectionInfo::new(addresses.source, service, permit)
             .of_principal(Arc::new(principal))
@@ -171,7 +173,7 @@ async fn refuse(mut stream: Box<dyn SecureStream>, service: &ServiceName) {
     let refusing = async {
         stream.write_all(&misdirected::response_bytes(service)).await?;
         stream.shutdown().await?;
-        // Bytes that nobody reads would reset the connection, and the response with it.
+        // Unread bytes would reset the connection, and the response with it.
         copy(&mut stream, &mut sink()).await
     };
     let _ = timeout(REFUSAL_TIMEOUT, refusing).await;

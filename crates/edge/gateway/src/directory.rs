@@ -8,17 +8,20 @@ use std::{
     time::Duration,
 };
 
+use fairmesh_calls::forwarding::TokenVerifier;
 use fairmesh_edge::{
     counter::increment, forward::misdirected::ServedServices, services::virtual_addresses::VirtualAddresses,
 };
+use fairmesh_identity::{Clock as _, SystemClock};
 use fairmesh_model::{
-    DefaultAuthorization, Label, Placement, Prefix, Record, RecordKey, RecordKind, Revision, ServiceName,
-    Tenant,
+    DefaultAuthorization, GatewayQuota, Label, Placement, Prefix, Record, RecordKey, RecordKind, Revision,
+    ServiceName, Tenant, TokenIssuers,
 };
 use fairmesh_rib::{
     ArrivedRecord, Mirror, Snapshot, Update,
     follower::{Backoff, Follower, FollowerConfig, FollowerHandle, Sink},
 };
+use fairmesh_tokens::Issuers;
 use fairmesh_wire::{
     records,
     transport::{Address, Transport},
@@ -31,6 +34,9 @@ use tokio_util::task::AbortOnDropHandle;
 
 /// How long the first connection of a tenant waits for its virtual addresses.
 const FIRST_RECORDS_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What tenants may have, where records say so.
+pub(crate) type Quotas = BTreeMap<Tenant, GatewayQuota>;
 
 /// The copy of the records.
 #[derive(Debug, Default)]
@@ -46,6 +52,8 @@ struct TenantRecords {
 pub(crate) struct Directory {
     records: Arc<RwLock<TenantRecords>>,
     default: watch::Receiver<DefaultAuthorization>,
+    tokens: watch::Receiver<Arc<dyn TokenVerifier>>,
+    quotas: watch::Receiver<Quotas>,
     /// The prefixes that have arrived, or are refused.
     known: Arc<watch::Sender<BTreeSet<Prefix>>>,
     /// The backend of this replica, if it has one.
@@ -59,6 +67,8 @@ pub(crate) struct Directory {
 struct DirectorySink {
     records: Arc<RwLock<TenantRecords>>,
     default: watch::Sender<DefaultAuthorization>,
+    tokens: watch::Sender<Arc<dyn TokenVerifier>>,
+    quotas: watch::Sender<Quotas>,
     known: Arc<watch::Sender<BTreeSet<Prefix>>>,
     applied: watch::Sender<Option<Revision>>,
 }
@@ -68,10 +78,19 @@ impl Directory {
     pub(crate) fn follow(agent: Address, transport: Transport, backend: Option<Label>) -> Self {
         let records = Arc::<RwLock<TenantRecords>>::default();
         let (default, told) = watch::channel(DefaultAuthorization::default());
+        let (tokens, verifiers) =
+            watch::channel(Arc::new(Issuers::unknown(system_time)) as Arc<dyn TokenVerifier>);
+        let (quotas, of_tenants) = watch::channel(Quotas::default());
         let known = Arc::new(watch::Sender::default());
         let (applied, mut revisions) = watch::channel(None);
-        let sink =
-            DirectorySink { records: Arc::clone(&records), default, known: Arc::clone(&known), applied };
+        let sink = DirectorySink {
+            records: Arc::clone(&records),
+            default,
+            tokens,
+            quotas,
+            known: Arc::clone(&known),
+            applied,
+        };
         let config = FollowerConfig {
             addresses: vec![agent],
             transport,
@@ -81,6 +100,8 @@ impl Directory {
         };
         let upstream = Follower::spawn(config, sink);
         upstream.subscribe(default_prefix());
+        upstream.subscribe(Prefix::gateway_quotas());
+        upstream.subscribe(issuers_prefix());
         let acknowledged = upstream.clone();
         let acks = tokio::spawn(async move {
             while revisions.changed().await.is_ok() {
@@ -90,12 +111,32 @@ impl Directory {
         });
         let acks = AbortOnDropHandle::new(acks);
         let misdirected = AtomicU64::new(0);
-        Self { records, default: told, known, backend, misdirected, upstream, _acks: acks }
+        Self {
+            records,
+            default: told,
+            tokens: verifiers,
+            quotas: of_tenants,
+            known,
+            backend,
+            misdirected,
+            upstream,
+            _acks: acks,
+        }
+    }
+
+    /// What tenants may have, and its changes.
+    pub(crate) fn quotas(&self) -> &watch::Receiver<Quotas> {
+        &self.quotas
     }
 
     /// What applies to services without rules, and its changes.
     pub(crate) fn default_authorization(&self) -> watch::Receiver<DefaultAuthorization> {
         self.default.clone()
+    }
+
+    /// What verifies tokens of end users, and its changes.
+    pub(crate) fn token_verifier(&self) -> watch::Receiver<Arc<dyn TokenVerifier>> {
+        self.tokens.clone()
     }
 
     /// Waits for the rule of services without rules. Before, no caller is let in.
@@ -162,6 +203,14 @@ fn default_prefix() -> Prefix {
     Prefix::from(&RecordKey::DefaultAuthorization)
 }
 
+fn issuers_prefix() -> Prefix {
+    Prefix::from(&RecordKey::TokenIssuers)
+}
+
+fn system_time() -> Duration {
+    SystemClock.now()
+}
+
 impl ServedServices for Directory {
     fn serves(&self, service: &ServiceName) -> bool {
         let Some(backend) = &self.backend else { return true };
@@ -192,6 +241,17 @@ impl DirectorySink {
         }
     }
 
+    fn set_issuers(&self, record: &TokenIssuers) {
+        let (issuers, unreadable) = Issuers::of(record, system_time);
+        for issuer in unreadable {
+            tracing::error!(
+                issuer,
+                "the keys of an issuer of tokens are not understood, and its tokens are refused"
+            );
+        }
+        self.tokens.send_replace(Arc::new(issuers));
+    }
+
     fn set_address(&self, service: &ServiceName, address: Option<SocketAddr>) {
         self.change((service, RecordKind::Service), |records| records.addresses.set(service, address));
     }
@@ -204,6 +264,13 @@ impl Sink for DirectorySink {
     }
 
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
+        if *prefix == Prefix::gateway_quotas() {
+            return tracing::warn!(%prefix, reason, "this gateway may not read the quotas of tenants: its options apply to all");
+        }
+        if *prefix == issuers_prefix() {
+            tracing::warn!(%prefix, reason, "the issuers of tokens are not known: requests with a token of an end user are refused");
+            return self.set_issuers(&TokenIssuers::default());
+        }
         tracing::warn!(%prefix, reason, "this gateway may not read the services of a tenant: hosts name them all the same");
         // Not that of the default: until it is known, no caller is let in.
         if *prefix != default_prefix() {
@@ -218,10 +285,18 @@ impl Mirror for DirectorySink {
         if snapshot.prefix.covers(&default) && !snapshot.holds(&default) {
             self.default.send_replace(DefaultAuthorization::default());
         }
+        if snapshot.prefix == issuers_prefix() && !snapshot.holds(snapshot.prefix.as_str()) {
+            self.set_issuers(&TokenIssuers::default());
+        }
         let is_kept = |key: RecordKey| {
             let key = key.to_string();
             !snapshot.prefix.covers(&key) || snapshot.holds(&key)
         };
+        self.quotas.send_if_modified(|quotas| {
+            let before = quotas.len();
+            quotas.retain(|tenant, _| is_kept(RecordKey::GatewayQuota(tenant.clone())));
+            quotas.len() != before
+        });
         let TenantRecords { addresses, placements, .. } = &mut *write(&self.records);
         placements.retain(|service, _| is_kept(RecordKey::Placement(service.clone())));
         let named: Vec<ServiceName> = addresses.services().cloned().collect();
@@ -243,6 +318,12 @@ impl Mirror for DirectorySink {
             (Ok(Record::DefaultAuthorization(default)), _) => {
                 self.default.send_replace(default);
             }
+            (Ok(Record::TokenIssuers(record)), _) => self.set_issuers(&record),
+            (Ok(Record::GatewayQuota(quota)), RecordKey::GatewayQuota(tenant)) => {
+                self.quotas.send_modify(|quotas| {
+                    quotas.insert(tenant.clone(), quota);
+                });
+            }
             (Ok(_), _) => {}
             // The last one stays in force.
             (Err(error), _) => {
@@ -259,6 +340,12 @@ impl Mirror for DirectorySink {
             }),
             RecordKey::DefaultAuthorization => {
                 self.default.send_replace(DefaultAuthorization::default());
+            }
+            RecordKey::TokenIssuers => self.set_issuers(&TokenIssuers::default()),
+            RecordKey::GatewayQuota(tenant) => {
+                self.quotas.send_modify(|quotas| {
+                    quotas.remove(tenant);
+                });
             }
             _ => {}
         }

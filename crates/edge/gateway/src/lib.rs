@@ -13,6 +13,7 @@
 mod config;
 mod connection;
 mod directory;
+mod handshake_rate;
 mod metrics;
 mod origin;
 mod pages;

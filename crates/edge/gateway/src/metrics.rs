@@ -53,6 +53,11 @@ static TENANT_SERIES: &[(&str, &str, TenantSeries)] = &[
         (Kind::Counter, |tenant| tenant.refused.load(Relaxed)),
     ),
     (
+        "tenant_handshakes_refused",
+        "Connections refused since too many of the tenant began in the last second",
+        (Kind::Counter, |tenant| tenant.refused_by_rate.load(Relaxed)),
+    ),
+    (
         "tenant_requests_in_flight",
         "Requests in flight by tenant",
         (Kind::Gauge, |tenant| tenant.requests.in_flight()),

@@ -30,6 +30,7 @@ use fairmesh_listen::Listeners;
 use fairmesh_pages::AdminServer;
 use tokio::{
     net::TcpListener,
+    sync::watch,
     time::{Instant, MissedTickBehavior, interval, sleep},
 };
 use tokio_util::task::TaskTracker;
@@ -37,7 +38,7 @@ use tokio_util::task::TaskTracker;
 use crate::{
     config::GatewayConfig,
     connection::Connections,
-    directory::Directory,
+    directory::{Directory, Quotas},
     metrics::GatewayMetrics,
     pages::{self, Pages},
     tenants::{Shared, Tenants},
@@ -86,9 +87,10 @@ pub async fn run(
     if !config.listen.ip().is_loopback() {
         exclude_loopback(&mesh);
     }
-    let gateway = Gateway::start(&config, mesh)?;
+    let gateway = Gateway::start(&config, mesh.clone())?;
     let mut admin = admin.map(|bound| pages::start(bound, gateway.pages()));
     let ended = gateway.run((succession, &mut admin), &config.limits, stop).await;
+    mesh.close().await;
     if let Some(admin) = admin {
         admin.stop().await;
     }
@@ -142,6 +144,7 @@ impl Gateway {
             idle_timeout: config.limits.idle_timeout,
         };
         let connections = Arc::new(connections);
+        tokio::spawn(follow_quotas(Arc::downgrade(&connections), connections.directory.quotas().clone()));
         tokio::spawn(forget_tenants(Arc::downgrade(&connections), config.limits.service_idle));
         Ok(Self {
             server: Arc::new(server),
@@ -208,6 +211,16 @@ impl Gateway {
             let serve = move |accepted| Arc::clone(&connections).serve(accepted);
             server.accept(&listener, &tasks, serve).await;
         }
+    }
+}
+
+/// Applies quotas as they change, until the gateway ends.
+async fn follow_quotas(connections: Weak<Connections>, mut quotas: watch::Receiver<Quotas>) {
+    while quotas.changed().await.is_ok() {
+        let Some(connections) = connections.upgrade() else { return };
+        // Copied, since a tenant that is admitted reads them under the lock of all tenants.
+        let current = quotas.borrow_and_update().clone();
+        connections.tenants.set_quotas(&current);
     }
 }
 

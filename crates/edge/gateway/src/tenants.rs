@@ -4,12 +4,12 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
 
-use fairmesh_calls::Mesh;
+use fairmesh_calls::{Mesh, forwarding::Principal};
 use fairmesh_edge::{
     forward::{forwarder::Forwarder, request_limit::RequestLimit},
     limits::Limits,
@@ -21,13 +21,15 @@ use fairmesh_edge::{
     shutdown::Shutdown,
     tunnel::Tunnels,
 };
-use fairmesh_model::Tenant;
+use fairmesh_model::{GatewayQuota, Tenant};
 use fairmesh_wire::LogLimiter;
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::Instant,
 };
 use tokio_util::task::TaskTracker;
+
+use crate::{directory::Quotas, handshake_rate::HandshakeRate};
 
 /// A tenant whose pods have connected.
 #[derive(Debug)]
@@ -36,13 +38,20 @@ pub(crate) struct TenantServer {
     pub(crate) server: Arc<ConnectionServer>,
     /// Lines that its connections cause.
     pub(crate) log: Arc<LogLimiter>,
+    /// Permits of its mirrored calls.
+    pub(crate) mirrors: Arc<Semaphore>,
+    /// Counts its connections.
     permits: Arc<Semaphore>,
+    /// Limits the connections that begin in a second.
+    handshakes: HandshakeRate,
     /// Limits its requests in flight.
     pub(crate) requests: Arc<RequestLimit>,
-    /// Connections accepted, and those refused at the tenant's limit.
+    /// Connections accepted, those refused at the tenant's limit, and those refused at its rate.
     pub(crate) accepted: AtomicU64,
     pub(crate) refused: AtomicU64,
-    limit: usize,
+    pub(crate) refused_by_rate: AtomicU64,
+    /// Maximum number of connections.
+    limit: AtomicUsize,
 }
 
 /// What the servers of all tenants share.
@@ -79,8 +88,12 @@ impl Tenants {
         Self { shared, by_name: Mutex::default() }
     }
 
-    /// The server of a tenant; `None` at the maximum number of tenants.
-    pub(crate) fn server_of(&self, tenant: &Tenant) -> Option<Arc<TenantServer>> {
+    /// The server of a tenant; `None` at the maximum number of tenants. A new one takes its quota of these.
+    pub(crate) fn server_of(
+        &self,
+        tenant: &Tenant,
+        quotas: &watch::Receiver<Quotas>,
+    ) -> Option<Arc<TenantServer>> {
         let mut by_name = self.lock();
         if let Some(known) = by_name.get(tenant) {
             return Some(Arc::clone(&known.server));
@@ -89,8 +102,17 @@ impl Tenants {
             return None;
         }
         let server = Arc::new(TenantServer::new(&self.shared));
+        // Under the lock, so that a change is applied here or by `set_quotas`.
+        server.set_quota(&self.shared, quotas.borrow().get(tenant).copied());
         by_name.insert(tenant.clone(), KnownTenant { server: Arc::clone(&server), quiet: None });
         Some(server)
+    }
+
+    /// Applies the quotas of all tenants, to connections and requests that begin from now on.
+    pub(crate) fn set_quotas(&self, quotas: &Quotas) {
+        for (tenant, known) in &*self.lock() {
+            known.server.set_quota(&self.shared, quotas.get(tenant).copied());
+        }
     }
 
     /// All tenants, by name.
@@ -148,22 +170,40 @@ impl TenantServer {
         let forwarder = Arc::new(forwarder.with_max_body(limits.body));
         // Its connections run where they were accepted.
         let server = ConnectionServer::new(forwarder, Arc::clone(shutdown), Cores::default(), *limits);
-        let permits = connection_limit(limits.connections);
-        let limit = permits.available_permits();
         Self {
             server: Arc::new(server),
             log: Arc::new(LogLimiter::new()),
-            permits,
+            mirrors: Principal::mirror_permits(),
+            // They only count, so that the limit may change while connections are open.
+            permits: connection_limit(Semaphore::MAX_PERMITS),
+            handshakes: HandshakeRate::default(),
             requests: RequestLimit::new(*requests, "--max-tenant-requests"),
             accepted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
-            limit,
+            refused_by_rate: AtomicU64::new(0),
+            limit: AtomicUsize::new(limits.connections.max(1)),
         }
     }
 
-    /// A place among the tenant's connections, and counts it; `None` at the limit.
+    /// Sets the limits of a quota, or those of the options.
+    fn set_quota(&self, shared: &Shared, quota: Option<GatewayQuota>) {
+        let quota = quota.unwrap_or_default();
+        let or = |limit: Option<u32>, option: usize| limit.map_or(option, |limit| limit as usize);
+        self.limit.store(or(quota.connections, shared.limits.connections).max(1), Relaxed);
+        self.handshakes.set(quota.handshakes_per_second);
+        self.requests.set_max(or(quota.requests, shared.requests));
+        self.server.forwarder.services.set_max(or(quota.services, shared.limits.services));
+    }
+
+    /// A place among the tenant's connections, and counts it; `None` at the limit, or if too many began in the last second.
     pub(crate) fn enter(&self) -> Option<OwnedSemaphorePermit> {
+        if !self.handshakes.admits(Instant::now()) {
+            self.refused_by_rate.fetch_add(1, Relaxed);
+            return None;
+        }
         let permit = Arc::clone(&self.permits).try_acquire_owned().ok();
+        // The own permit counts as well, so that connections at one moment do not exceed the limit together.
+        let permit = permit.filter(|_| self.open() <= self.limit.load(Relaxed) as u64);
         let counter = if permit.is_some() { &self.accepted } else { &self.refused };
         counter.fetch_add(1, Relaxed);
         permit
@@ -171,6 +211,6 @@ impl TenantServer {
 
     /// Number of open connections.
     pub(crate) fn open(&self) -> u64 {
-        (self.limit - self.permits.available_permits()) as u64
+        (Semaphore::MAX_PERMITS - self.permits.available_permits()) as u64
     }
 }

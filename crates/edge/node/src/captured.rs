@@ -12,6 +12,7 @@ use std::{
 use fairmesh_edge::{
     counter::increment,
     listen::{socket, transparent::original_dst},
+    tunnel::prefixed_io::PrefixedIo,
 };
 use fairmesh_wire::{
     LogLimiter,
@@ -84,7 +85,7 @@ impl Captured {
             id: connection,
         };
         match opening.open(&mut stream).await {
-            Ok(Opened { gateway, sent }) => {
+            Ok(Opened { gateway, sent, unsent }) => {
                 let forwarded = Forwarded {
                     direction: Direction::FromPod,
                     source: caller,
@@ -92,7 +93,7 @@ impl Captured {
                     connection: Some(connection),
                     sent,
                 };
-                forwarded.carry(pod, (stream, gateway), self.logs).await;
+                forwarded.carry(pod, (PrefixedIo::new(unsent, stream), gateway), self.logs).await;
             }
             Err(error) => {
                 increment(&pod.metrics.unreachable);

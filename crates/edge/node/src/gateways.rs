@@ -96,7 +96,8 @@ impl Gateways {
         replicas
     }
 
-    fn avoid(&self, replica: SocketAddr, now: Instant) {
+    /// Tries a replica last for a while.
+    pub(crate) fn avoid(&self, replica: SocketAddr, now: Instant) {
         self.avoided.lock().unwrap_or_else(PoisonError::into_inner).insert(replica, now + AVOID_FOR);
     }
 }

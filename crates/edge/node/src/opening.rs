@@ -13,15 +13,21 @@ use fairmesh_wire::{
     transport::Stream,
 };
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    io::{AsyncReadExt as _, AsyncWriteExt as _, WriteHalf, split},
     net::TcpStream,
-    time::{Instant, sleep_until},
+    time::{Instant, sleep_until, timeout},
 };
 
 use crate::{gateways::Gateways, placements::Placements, pods::Pod};
 
-/// The most bytes of a pod that are kept to be sent to another replica: a longer request is not repeated.
+/// The most bytes of a pod that are kept to be sent to another replica: a longer request over HTTP/1.1 is not repeated.
 const MAX_KEPT: usize = 16 * 1024;
+/// The least room for a read: a usual request takes one.
+const READ: usize = 2048;
+/// How HTTP/2 begins (RFC 9113, section 3.4).
+const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// How long a replica may take to accept the header of a connection.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the first response is waited for. A replica refuses a service as soon as it knows which one is called.
 const FIRST_RESPONSE: Duration = Duration::from_secs(10);
 /// Replicas that refuse the service of one connection, until it is given up.
@@ -44,12 +50,17 @@ pub(crate) struct Opened {
     pub(crate) gateway: PrefixedIo<Stream>,
     /// Bytes of the pod that the gateway has already.
     pub(crate) sent: u64,
+    /// Bytes of the pod that the gateway has yet to get.
+    pub(crate) unsent: BytesMut,
 }
 
 /// The first bytes in both directions.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct FirstBytes {
-    sent: BytesMut,
+    /// All that was read of the pod, and how many bytes of it the gateway has.
+    kept: BytesMut,
+    sent: usize,
+    is_flushed: bool,
     answer: BytesMut,
 }
 
@@ -58,34 +69,40 @@ impl Opening<'_> {
     /// replica that does not serve the service has not processed its request, which goes to another one.
     ///
     /// # Errors
-    /// No replica accepts the connection, or each of those that were tried serves other services.
+    /// No replica accepts the connection, or each replica that was tried serves other services.
     pub(crate) async fn open(&self, pod: &mut TcpStream) -> io::Result<Opened> {
         let service = self.placements.and_then(|all| all.service_at(self.addresses.destination));
-        let (mut service, mut refused, mut sent) = (service, BTreeSet::new(), BytesMut::new());
+        let (mut service, mut refused, mut kept) = (service, BTreeSet::new(), BytesMut::new());
         for _ in 0..MAX_MISDIRECTED {
             let replicas = self.replicas(service.as_ref(), &refused);
             let (replica, mut gateway) = self.gateways.connect(&self.pod.transport, replicas).await?;
+            refused.insert(replica);
             let header = write_with_id(self.addresses, self.id);
-            send(&mut gateway, &[&header[..], &sent[..]].concat()).await?;
-            let mut first = FirstBytes { sent, answer: BytesMut::new() };
+            // A replica without the whole header processes nothing.
+            if !matches!(timeout(HEADER_TIMEOUT, send(&mut gateway, &header)).await, Ok(Ok(()))) {
+                tracing::debug!(gateway = %replica, "a replica did not accept the header of a connection");
+                self.gateways.avoid(replica, Instant::now());
+                continue;
+            }
+            let mut first = FirstBytes { kept, ..FirstBytes::default() };
             let response = match self.placements.is_some_and(Placements::are_used) {
                 true => exchange_first(pod, &mut gateway, &mut first).await,
                 false => FirstResponse::Other,
             };
             let FirstResponse::Misdirected(placed) = response else {
-                let sent = first.sent.len() as u64;
-                return Ok(Opened { gateway: PrefixedIo::new(first.answer, gateway), sent });
+                let FirstBytes { mut kept, sent, answer, .. } = first;
+                let gateway = PrefixedIo::new(answer, gateway);
+                return Ok(Opened { gateway, sent: sent as u64, unsent: kept.split_off(sent) });
             };
-            refused.insert(replica);
             service = placed.or(service);
-            sent = first.sent;
+            kept = first.kept;
         }
         Err(io::Error::other(
-            "replicas of the gateway serve other services; look at 'fairmesh gateway status'",
+            "replicas of the gateway serve other services, or are stuck; look at 'fairmesh gateway status'",
         ))
     }
 
-    /// The replicas to try: those that serve the service, or those of the configuration if it has no placement.
+    /// The replicas to try: the replicas of the service, or the configured replicas if the service has no placement.
     fn replicas(&self, service: Option<&ServiceName>, refused: &BTreeSet<SocketAddr>) -> Vec<SocketAddr> {
         let turn = self.gateways.turn();
         let placed = self.placements.zip(service).map(|(all, service)| all.replicas_of(service, turn));
@@ -96,31 +113,151 @@ impl Opening<'_> {
     }
 }
 
-/// Exchanges bytes until the first response is known, the pod has sent more than is kept, or the response takes long. Ends and failures are
-/// left to whoever reads next.
+/// Exchanges bytes until the first response is known, the pod has sent more than is kept, or the response takes long. Ends and failures of
+/// one direction leave the other one alone: a pod that sends no more still gets its response, and a replica that refuses may have closed
+/// before it has read all. The next reader gets the rest.
 async fn exchange_first(pod: &mut TcpStream, gateway: &mut Stream, first: &mut FirstBytes) -> FirstResponse {
-    let FirstBytes { sent, answer } = first;
     let deadline = Instant::now() + FIRST_RESPONSE;
-    while sent.len() < MAX_KEPT {
-        let before = sent.len();
+    let (mut from_gateway, mut to_gateway) = split(gateway);
+    let mut answer = std::mem::take(&mut first.answer);
+    let mut is_sending = true;
+    let response = loop {
+        // A server of HTTP/2 sends its settings first, so that its response is waited for without the rest. One of HTTP/1.1 may need
+        // the whole request.
+        let is_full = first.kept.len() >= MAX_KEPT && first.is_sent();
+        if is_full && !first.kept.starts_with(HTTP2_PREFACE) {
+            break FirstResponse::Other;
+        }
         tokio::select! {
-            read = gateway.read_buf(answer) => match (read, read_first(answer)) {
+            read = from_gateway.read_buf(&mut answer) => match (read, read_first(&answer)) {
                 (Ok(1..), FirstResponse::Incomplete) => {}
-                (Ok(1..), response) => return response,
-                _ => break,
+                (Ok(1..), response) => break response,
+                _ => break FirstResponse::Other,
             },
-            read = pod.read_buf(sent) => {
-                if !matches!(read, Ok(1..)) || send(gateway, &sent[before..]).await.is_err() {
-                    break;
-                }
-            }
-            () = sleep_until(deadline) => break,
+            step = first.send_step(pod, &mut to_gateway), if is_sending && !is_full => match step {
+                Ok(goes_on) => is_sending = goes_on,
+                Err(_) => break FirstResponse::Other,
+            },
+            () = sleep_until(deadline) => break FirstResponse::Other,
+        }
+    };
+    first.answer = answer;
+    response
+}
+
+impl FirstBytes {
+    /// Whether the gateway has all that was read of the pod.
+    fn is_sent(&self) -> bool {
+        self.sent == self.kept.len() && self.is_flushed
+    }
+
+    /// Sends kept bytes, or reads further ones of the pod if the gateway has them all. `false`: the pod sends no more, or the gateway
+    /// accepts no more. It awaits one operation, which has done nothing if it is cancelled.
+    ///
+    /// # Errors
+    /// The pod is gone.
+    async fn send_step(
+        &mut self,
+        pod: &mut TcpStream,
+        gateway: &mut WriteHalf<&mut Stream>,
+    ) -> io::Result<bool> {
+        if self.sent < self.kept.len() {
+            self.is_flushed = false;
+            let written = gateway.write(&self.kept[self.sent..]).await.unwrap_or_default();
+            self.sent += written;
+            Ok(written > 0)
+        } else if !self.is_flushed {
+            self.is_flushed = gateway.flush().await.is_ok();
+            Ok(self.is_flushed)
+        } else {
+            self.kept.reserve(READ);
+            pod.read_buf(&mut self.kept).await.map(|read| read > 0)
         }
     }
-    FirstResponse::Other
 }
 
 async fn send(gateway: &mut Stream, bytes: &[u8]) -> io::Result<()> {
     gateway.write_all(bytes).await?;
     gateway.flush().await
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_edge::forward::misdirected::response_bytes;
+    use fairmesh_test_support::PATIENCE;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    async fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let connected = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        (connected, listener.accept().await.unwrap().0)
+    }
+
+    /// The first bytes of a pod that sends this and no more, with what the replica does. Its connection stays open.
+    async fn exchange(
+        pod_sends: &[u8],
+        replica: impl AsyncFnOnce(TcpStream) -> TcpStream,
+    ) -> (FirstResponse, FirstBytes) {
+        let ((mut pod, mut of_pod), (gateway, of_gateway)) = (pair().await, pair().await);
+        let (mut gateway, mut first) = (Stream::Tcp(gateway), FirstBytes::default());
+        let exchanged = async {
+            let sending = async {
+                pod.write_all(pod_sends).await.unwrap();
+                pod.shutdown().await.unwrap();
+            };
+            let exchanging = exchange_first(&mut of_pod, &mut gateway, &mut first);
+            tokio::join!(sending, replica(of_gateway), exchanging).2
+        };
+        let response = timeout(PATIENCE, exchanged).await.expect("the response is known");
+        (response, first)
+    }
+
+    fn refusal() -> (Vec<u8>, FirstResponse) {
+        let service = ServiceName::new("red/web").unwrap();
+        (response_bytes(&service), FirstResponse::Misdirected(Some(service)))
+    }
+
+    #[tokio::test]
+    async fn refusal_is_read_after_the_pod_has_sent_all() {
+        let (bytes, refused) = refusal();
+        let (response, first) = exchange(b"GET / HTTP/1.0\r\n\r\n", async |mut replica| {
+            let mut read = [0; 18];
+            replica.read_exact(&mut read).await.unwrap();
+            replica.write_all(&bytes).await.unwrap();
+            replica
+        })
+        .await;
+        assert_eq!((response, &first.kept[..]), (refused, &b"GET / HTTP/1.0\r\n\r\n"[..]));
+    }
+
+    #[tokio::test]
+    async fn long_http2_upload_waits_for_the_answer_and_is_repeated() {
+        let (bytes, refused) = refusal();
+        let upload = [HTTP2_PREFACE, &[0; 3 * MAX_KEPT]].concat();
+        let (response, first) = exchange(&upload, async |mut replica| {
+            // More is kept than one replica has to read.
+            let mut read = vec![0; MAX_KEPT];
+            replica.read_exact(&mut read).await.unwrap();
+            replica.write_all(&bytes).await.unwrap();
+            replica
+        })
+        .await;
+        assert_eq!(response, refused);
+        assert!(upload.starts_with(&first.kept) && first.kept.len() >= MAX_KEPT);
+    }
+
+    #[tokio::test]
+    async fn long_http1_upload_goes_on_without_an_answer() {
+        let upload = [&b"POST / HTTP/1.1\r\n\r\n"[..], &[b'x'; MAX_KEPT]].concat();
+        let (response, first) = exchange(&upload, async |mut replica| {
+            let mut read = vec![0; MAX_KEPT];
+            replica.read_exact(&mut read).await.unwrap();
+            replica
+        })
+        .await;
+        assert_eq!(response, FirstResponse::Other);
+        assert!(first.kept.len() >= MAX_KEPT && first.sent == first.kept.len());
+    }
 }

@@ -36,6 +36,8 @@ struct PlacementRecords {
     addresses: VirtualAddresses,
     placements: BTreeMap<ServiceName, Placement>,
     backends: BTreeMap<Label, BTreeSet<SocketAddr>>,
+    /// Whether all backends have arrived, or may not be read.
+    are_backends_known: bool,
 }
 
 struct PlacementSink {
@@ -44,15 +46,15 @@ struct PlacementSink {
 }
 
 impl Placements {
-    /// Follows the records of the node's agent, as the first pod. `None` for a node without pods or without an agent.
+    /// Follows the records of the node's agents, one at a time, as the first pod. `None` for a node without pods or without an agent.
     pub(crate) fn follow(config: &NodeConfig) -> Option<Self> {
-        let (pod, transport) = config.pods.first()?;
+        let (pod, transport) = config.pods.first().filter(|_| !config.registry.is_empty())?;
         let tenant = pod.service.tenant.clone();
         let records = Arc::<RwLock<PlacementRecords>>::default();
         let (applied, mut revisions) = watch::channel(None);
         let sink = PlacementSink { records: Arc::clone(&records), applied };
         let follower = FollowerConfig {
-            addresses: vec![config.registry.first()?.clone()],
+            addresses: config.registry.clone(),
             transport: transport.clone(),
             software: "node, placements".into(),
             backoff: Backoff::default(),
@@ -79,9 +81,10 @@ impl Placements {
         records.addresses.service_at(&self.tenant, address).cloned()
     }
 
-    /// Whether the gateway has backends, so that a replica may refuse a service.
+    /// Whether the gateway has backends, or may have some that have not arrived, so that a replica may refuse a service.
     pub(crate) fn are_used(&self) -> bool {
-        !self.records.read().unwrap_or_else(PoisonError::into_inner).backends.is_empty()
+        let records = self.records.read().unwrap_or_else(PoisonError::into_inner);
+        !records.are_backends_known || !records.backends.is_empty()
     }
 
     /// The replicas that serve a service, in the order in which they are tried; none for a service without a placement. `turn` says which
@@ -118,6 +121,7 @@ impl Sink for PlacementSink {
     }
 
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
+        self.mark_current(prefix);
         tracing::warn!(%prefix, reason, "this node may not read where services are placed; it uses the replicas of --gateway");
     }
 }
@@ -167,7 +171,11 @@ impl Mirror for PlacementSink {
         }
     }
 
-    fn mark_current(&mut self, _: &Prefix) {}
+    fn mark_current(&mut self, prefix: &Prefix) {
+        if *prefix == Prefix::gateway_backends() {
+            self.records.write().unwrap_or_else(PoisonError::into_inner).are_backends_known = true;
+        }
+    }
 }
 
 #[cfg(test)]

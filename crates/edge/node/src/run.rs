@@ -103,13 +103,13 @@ struct Node {
     permits: Permits,
 }
 
-/// Permits of connections by their direction, so that neither takes those of the other, and strangers take none.
+/// Permits of connections by direction. Neither direction takes permits of the other, and strangers take none.
 struct Permits {
-    /// Of captured ones.
+    /// For captured connections.
     captured: Arc<Semaphore>,
-    /// Of peers that have not proved to be gateways.
+    /// For peers that have not proved to be gateways.
     handshakes: Arc<Semaphore>,
-    /// Of gateways.
+    /// For gateways.
     arriving: Arc<Semaphore>,
 }
 
@@ -240,7 +240,7 @@ impl Node {
             let stopped = ends.shutdown.started().clone();
             let accepting = async move {
                 loop {
-                    let accepted = next_connection(&listener, &permits, &metrics.accepts_delayed).await;
+                    let accepted = next_connection(&listener, &permits, &metrics.accepts_delayed, None).await;
                     if let Some((stream, peer, permit)) = accepted {
                         ends.connections.spawn(serve(stream, peer, permit));
                     }

@@ -38,6 +38,8 @@ pub struct ProxyConfig {
     pub endpoints: Option<Arc<EndpointMetrics>>,
     /// The service whose programs call through the proxy, as the caller in metrics; `None` for a proxy of any programs.
     pub service: Option<ServiceName>,
+    /// The DNS zone beneath which hosts name services too, such as `mesh` for `cart.shop.mesh`.
+    pub zone: Option<String>,
     /// Further options for the page `/config`; must not contain secrets.
     pub options: BTreeMap<&'static str, String>,
     /// The endpoint that the proxy serves for a local program: for the admin pages, and to log and trace its requests.

@@ -66,4 +66,13 @@ pub enum ProxyError {
         /// The time limit.
         waited: Duration,
     },
+    /// The endpoint was not registered within the time limit of a hot upgrade; the running proxy continues.
+    #[error(
+        "the endpoint of --inbound was not registered within {waited:?}; the running proxy continues; check --agent or --control, and \
+         start again"
+    )]
+    Unregistered {
+        /// The time limit.
+        waited: Duration,
+    },
 }

@@ -32,7 +32,7 @@ pub use fairmesh_otlp::{Collector, Environment, RootSampler, Sampler};
 pub use inbound::{
     config::{InboundConfig, InboundEndpoint},
     program_front::ProgramFront,
-    server::{BoundInbound, InboundServer, ServedEndpoint},
+    server::ServedEndpoint,
 };
 pub use lifecycle::run::{BoundProxy, run};
 pub use listeners::listener_config::{ListenerConfig, ListenerKind, check_tls};

@@ -28,7 +28,7 @@ pub use crate::{
     service::exported_service::{ExportedEndpoint, ExportedService},
 };
 pub use fairmesh_connections::{ConnectionOwner, EndpointConnection, set_event_loop};
-pub use fairmesh_router::{EndpointStats, ServiceNumbers};
+pub use fairmesh_router::{EndpointStats, ServiceNumbers, TokenRefusal, TokenVerifier, UserToken};
 
 /// The number of event loops that make calls, each run by a thread of its own that has declared its number by
 /// [`set_event_loop`]: each then has connections of its own. The default is one set of connections that all threads share.

@@ -65,8 +65,8 @@ impl Mesh {
         self.state.source.first_snapshot().await;
     }
 
-    /// Tells the agent, within a second, that this program makes no more calls, so that drains do not wait for it to reconnect.
-    /// For programs that end soon after a few calls; services of this mesh are not followed any more.
+    /// Reports the last calls, for views of the mesh, and tells the agent that this program makes no more, so that drains do not wait
+    /// for it to reconnect. Returns within two seconds. For programs that end; services of this mesh are not followed any more.
     ///
     /// Certificates that are revoked afterwards are not refused any more by calls in flight, unless the mesh was connected by
     /// [`MeshBuilder::transport`]: such a transport keeps its identity.
@@ -76,7 +76,7 @@ impl Mesh {
                 self.state.transport.transport.close().await;
             }
         };
-        tokio::join!(self.state.source.close(), identity);
+        tokio::join!(self.state.source.close(), self.state.service_lookasides.close(), identity);
     }
 
     /// The age and the source of the records.

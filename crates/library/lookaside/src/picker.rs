@@ -130,7 +130,7 @@ impl Picker {
         self.permit(query, (&query.service, requested.as_ref().ok())).await?;
         let requested = requested?;
         let target = match &*service_state(&requested) {
-            ServiceState::Ready(ready) => self.route_target(&ready.upstream).clone(),
+            ServiceState::Ready(ready) => self.route_target(ready).clone(),
             _ => return Err(changing(&query.service).into()),
         };
         let routed = match target == query.service {
@@ -161,10 +161,12 @@ impl Picker {
     }
 
     /// The service that a call is routed to, without its path and headers.
-    fn route_target<'a>(&self, upstream: &'a ServiceTable) -> &'a ServiceName {
+    fn route_target<'a, T: EndpointTransport>(&self, ready: &'a ReadyService<T>) -> &'a ServiceName {
+        let upstream = &ready.upstream;
         let grpc = upstream.protocol() == Protocol::Grpc;
         let request = RequestView { host: "", path: "/", method: "POST", headers: &(), grpc };
-        upstream.route(&request, self.next_seed()).target
+        let is_empty = |name: &ServiceName| ready.is_empty_backend(name);
+        upstream.route_past_empty(&request, self.next_seed(), is_empty).target
     }
 
     fn lease<T: EndpointTransport>(

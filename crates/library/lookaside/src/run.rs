@@ -43,7 +43,7 @@ pub async fn run(
 ) -> Result<(), LookasideError> {
     let LookasideConfig { transport, upstreams, listen, admin, lease_terms, limits } = config;
     let grants = Grants::follow(upstreams, transport.clone());
-    let picker = Arc::new(Picker::new(mesh, grants, (lease_terms, limits)));
+    let picker = Arc::new(Picker::new(mesh.clone(), grants, (lease_terms, limits)));
     let listeners = Listeners::default();
     let calls_of = listeners.acceptor(
         &listen::table::LOOKASIDE_GRPC,
@@ -77,6 +77,7 @@ pub async fn run(
         }
     };
     let (served, (), ()) = tokio::join!(served, draining, expire_periodically(&picker, &stopping));
+    mesh.close().await;
     if let Some(admin) = admin {
         admin.stop().await;
     }

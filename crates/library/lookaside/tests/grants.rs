@@ -45,13 +45,8 @@ async fn declare(control: &TestControl, service: &str, allowed: Option<&str>) {
     let connection = own(control).await;
     connection.registry().register(v1::RegisterRequest { registrations: vec![registration] }).await.unwrap();
     let Some(caller) = allowed else { return };
-    let rule = AuthorizationRule {
-        name: "one".parse().unwrap(),
-        denies: false,
-        from: vec![CallerMatch::new(caller).unwrap()],
-        methods: Vec::new(),
-        paths: Vec::new(),
-    };
+    let from = vec![CallerMatch::new(caller).unwrap()];
+    let rule = AuthorizationRule::allowing("one".parse().unwrap(), from);
     let authorization = Some(Box::new(Authorization { rules: vec![rule], ..Authorization::default() }));
     let policy = Policy { authorization, ..Policy::default() };
     let op = put(policy_key(service), records::encode(&Record::Policy(policy)).to_vec());

@@ -3,6 +3,7 @@
 mod accepted_call;
 mod caller;
 mod connection;
+mod counted_request;
 mod forwarded_probe;
 mod policy_watch;
 
@@ -14,9 +15,14 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_headers::{CALLER, remove_all_spellings};
+use fairmesh_headers::{AllSpellings, CALLER, remove_all_spellings};
+use fairmesh_identity::{Clock as _, SystemClock};
 use fairmesh_model::{CallerId, Identity, Probe, ServiceName};
-use fairmesh_router::{AuthorizationDecision, AuthorizationRequest, AuthorizationTable, DecisionReason};
+use fairmesh_router::{
+    AuthorizationDecision, AuthorizationRequest, AuthorizationTable, DecisionReason, RequestAttributes,
+    TokenRefusal, UserToken,
+};
+use fairmesh_tokens::Issuers;
 use fairmesh_wire::transport::{FederatedCallers, PlaintextCallers, Transport};
 use hazarc::AtomicOptionArc;
 use http::{HeaderMap, HeaderName, Method, Request, header, uri::PathAndQuery};
@@ -25,6 +31,7 @@ use tokio::{sync::watch, time::Instant};
 pub use accepted_call::AcceptedCall;
 pub use caller::{Caller, ConnectInfo};
 pub use connection::{ConnectionAuthorizer, identity_of};
+pub use counted_request::{CountedBody, CountedRequest};
 pub(crate) use policy_watch::PolicySubscription;
 
 use crate::{
@@ -40,14 +47,15 @@ const LOG_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(crate) struct Authorizer {
     service: Option<ServiceName>,
-    /// Whether to accept no call before the policy is known, because callers prove identities. A plaintext server cannot tell
-    /// callers apart, so it works without its agent.
-    waits_for_policy: bool,
+    /// How callers connect, which a server may learn later than that it is called.
+    transport: Transport,
     /// Tracks callers without an identity on a mutual TLS server; the policy may permit them.
     plaintext_callers: Option<Arc<PlaintextCallers>>,
     /// The callers of other trust domains that the policy may name.
     federated_callers: Option<Arc<FederatedCallers>>,
     table: AtomicOptionArc<AuthorizationTable>,
+    /// By whose keys tokens of end users are verified.
+    issuers: AtomicOptionArc<Issuers>,
     /// Counts changes of the table.
     changes: watch::Sender<u64>,
     refused: AtomicU64,
@@ -62,21 +70,25 @@ pub(crate) struct Authorizer {
 pub(crate) enum NotAccepted {
     /// The policy does not allow it.
     Refused,
-    /// The policy is not known yet.
+    /// The policy, or the keys of the issuers of tokens, are not known yet.
     Unknown,
+    /// The token is not accepted.
+    BadToken,
 }
 
 impl Authorizer {
-    /// The authorizer of a server of this service.
-    pub(crate) fn new(service: ServiceName, waits_for_policy: bool) -> Self {
-        Self { service: Some(service), waits_for_policy, ..Self::default() }
-    }
-
     /// The authorizer of a server of this service behind `transport`.
     pub(crate) fn of_server(service: ServiceName, transport: &Transport) -> Self {
         let plaintext_callers = transport.plaintext_callers().cloned();
         let federated_callers = transport.federated_callers().cloned();
-        Self { plaintext_callers, federated_callers, ..Self::new(service, transport.is_tls()) }
+        let transport = transport.clone();
+        Self { service: Some(service), transport, plaintext_callers, federated_callers, ..Self::default() }
+    }
+
+    /// Whether to accept no call before the policy is known, because callers prove identities. A plaintext server cannot tell
+    /// callers apart, so it works without its agent.
+    fn waits_for_policy(&self) -> bool {
+        self.transport.is_tls()
     }
 
     /// Follows the policy until the returned subscription is dropped. The same policy names the classes of calls.
@@ -92,7 +104,7 @@ impl Authorizer {
 
     /// Waits until the policy is known.
     pub(crate) async fn ready(&self) {
-        if self.waits_for_policy {
+        if self.waits_for_policy() {
             // The sender lives as long as `self`.
             let _ = self.changes.subscribe().wait_for(|changes| *changes > 0).await;
         }
@@ -109,39 +121,28 @@ impl Authorizer {
         self.changes.send_modify(|changes| *changes += 1);
     }
 
-    /// Authorizes a request, and inserts the caller into its extensions.
+    /// Puts the issuers of tokens in force.
+    pub(crate) fn set_issuers(&self, issuers: Issuers) {
+        self.issuers.store(Some(Arc::new(issuers)));
+    }
+
+    /// Authorizes a request, and inserts the caller and the token into its extensions.
     pub(crate) fn accept<B>(&self, request: &mut Request<B>) -> Result<(), NotAccepted> {
         let peer = caller::peer_of(request.extensions_mut());
         let table = self.table.load();
         let Some(table) = table.as_ref() else {
             remove_all_spellings(request.headers_mut(), &[CALLER]);
-            return if self.waits_for_policy { Err(NotAccepted::Unknown) } else { Ok(()) };
+            return if self.waits_for_policy() { Err(NotAccepted::Unknown) } else { Ok(()) };
         };
-        if peer.is_none() && self.requires_identity(table) {
-            self.refused.fetch_add(1, Relaxed);
-            self.denied.count(None, None, false);
-            return Err(NotAccepted::Refused);
-        }
-        let stated = peer.as_ref().filter(|peer| table.is_intermediary(peer.verified()));
-        let caller = match stated {
-            None => {
-                // Only intermediaries may state a caller, so others' headers are removed before handlers see them.
-                remove_all_spellings(request.headers_mut(), &[CALLER]);
-                peer
-            }
-            Some(peer) => match stated_caller(request.headers(), peer) {
-                Ok(caller) => Some(caller),
-                Err(NotStated) => {
-                    self.refused.fetch_add(1, Relaxed);
-                    self.denied.count(Some(peer.verified().as_str()), None, false);
-                    return Err(NotAccepted::Refused);
-                }
-            },
-        };
+        let caller = self.caller(table, request.headers_mut(), peer)?;
+        let token = self.token(table, request.headers(), caller.as_ref())?;
+        let headers = AllSpellings(request.headers());
+        let source = caller::source_of(request.extensions());
         let decided = AuthorizationRequest {
             caller: caller.as_ref().map(Caller::verified),
             method: request.method().as_str(),
             path: request.uri().path_and_query().map_or(request.uri().path(), PathAndQuery::as_str),
+            attributes: RequestAttributes { source, token: token.as_deref(), headers: &headers },
         };
         let decision = table.decide(&decided);
         self.note(&decision, &decided);
@@ -151,50 +152,134 @@ impl Authorizer {
             self.refused.fetch_add(1, Relaxed);
             return Err(NotAccepted::Refused);
         }
-        if let Some(caller) = caller {
-            request.extensions_mut().insert(caller);
-        }
+        caller.map(|caller| request.extensions_mut().insert(caller));
+        token.map(|token| request.extensions_mut().insert(token));
         if permits { Ok(()) } else { Err(NotAccepted::Refused) }
     }
 
-    /// The caller of a request that was accepted with its connection: the peer, or the caller that an intermediary states.
-    pub(crate) fn caller_through(&self, headers: &HeaderMap, peer: &Caller) -> Result<Caller, NotAccepted> {
-        let table = self.table.load();
-        if !table.as_ref().is_some_and(|table| table.is_intermediary(peer.verified())) {
-            return Ok(peer.clone());
+    /// The caller of a request: its peer, or the one that the peer states as an intermediary.
+    fn caller(
+        &self,
+        table: &AuthorizationTable,
+        headers: &mut HeaderMap,
+        peer: Option<Caller>,
+    ) -> Result<Option<Caller>, NotAccepted> {
+        if peer.is_none() && self.requires_identity(table) {
+            return Err(self.refuse_peer(None));
         }
-        stated_caller(headers, peer).map_err(|NotStated| {
-            self.refused.fetch_add(1, Relaxed);
-            self.denied.count(Some(peer.verified().as_str()), None, false);
-            NotAccepted::Refused
-        })
+        match peer {
+            Some(peer) if table.is_intermediary(peer.verified()) => {
+                stated_caller(headers, &peer).map(Some).map_err(|NotStated| self.refuse_peer(Some(&peer)))
+            }
+            peer => {
+                // Only intermediaries may state a caller, so others' headers are removed before handlers see them.
+                remove_all_spellings(headers, &[CALLER]);
+                Ok(peer)
+            }
+        }
     }
 
-    /// Resolves when an accepted call would no longer be allowed.
+    /// Counts a request of a peer that is refused before its call is judged.
+    fn refuse_peer(&self, peer: Option<&Caller>) -> NotAccepted {
+        self.refused.fetch_add(1, Relaxed);
+        self.denied.count(peer.map(|peer| peer.verified().as_str()), None, false);
+        NotAccepted::Refused
+    }
+
+    /// The token of a request that counts for this service.
+    fn token(
+        &self,
+        table: &AuthorizationTable,
+        headers: &HeaderMap,
+        caller: Option<&Caller>,
+    ) -> Result<Option<Arc<UserToken>>, NotAccepted> {
+        let issuers = self.issuers.load();
+        let unknown = Issuers::unknown(system_time);
+        let issuers = issuers.as_ref().map_or(&unknown, |issuers| &**issuers);
+        match table.read_token(&AllSpellings(headers), issuers) {
+            Ok(token) => Ok(token.map(Arc::new)),
+            Err(TokenRefusal::Unknown) => Err(NotAccepted::Unknown),
+            Err(problem @ TokenRefusal::Refused(_)) => {
+                let _ = self.refuse_peer(caller);
+                if self.log_limit.permits() {
+                    let caller = caller.map_or("a caller without an identity", |one| one.verified().as_str());
+                    tracing::info!(caller, %problem, "a call is refused");
+                }
+                Err(NotAccepted::BadToken)
+            }
+        }
+    }
+
+    /// The caller of a request whose connection was accepted: the peer, as long as its connection is; of an intermediary, the caller that
+    /// it states or itself, by whom the request is judged.
+    pub(crate) fn caller_through<B>(
+        &self,
+        request: &mut Request<B>,
+        peer: Option<&Caller>,
+    ) -> Result<Option<Caller>, NotAccepted> {
+        let table = self.table.load();
+        let intermediary =
+            peer.zip(table.as_ref()).filter(|(peer, table)| table.is_intermediary(peer.verified()));
+        let Some((peer, table)) = intermediary else {
+            // An earlier policy accepted the connection, perhaps because the peer was an intermediary.
+            self.decide_caller(peer, |_, _| {})?;
+            return Ok(peer.cloned());
+        };
+        let stated = stated_caller(request.headers(), peer);
+        let caller = stated.map_err(|NotStated| self.refuse_peer(Some(peer)))?;
+        let token = self.token(table, request.headers(), Some(&caller))?;
+        let decided = AuthorizationRequest {
+            caller: Some(caller.verified()),
+            method: request.method().as_str(),
+            path: request.uri().path_and_query().map_or(request.uri().path(), PathAndQuery::as_str),
+            attributes: RequestAttributes {
+                source: None,
+                token: token.as_deref(),
+                headers: &AllSpellings(request.headers()),
+            },
+        };
+        let decision = table.decide(&decided);
+        self.note(&decision, &decided);
+        let is_accepted = decision.permits() && decision.reason != DecisionReason::HealthCheck;
+        token.map(|token| request.extensions_mut().insert(token));
+        if is_accepted { Ok(Some(caller)) } else { Err(NotAccepted::Refused) }
+    }
+
+    /// Whether a peer is one that states who calls.
+    pub(crate) fn is_intermediary(&self, peer: &Identity) -> bool {
+        let caller = Caller::of(peer);
+        let table = self.table.load();
+        caller.zip(table.as_ref()).is_some_and(|(caller, table)| table.is_intermediary(caller.verified()))
+    }
+
+    /// Resolves when an accepted call would no longer be allowed, or its token has ended.
     pub(crate) async fn call_revoked(&self, call: &AcceptedCall) {
         let mut changes = self.changes();
-        while self.still_accepts_call(call) {
-            // The sender lives in `self`.
-            let _ = changes.changed().await;
+        let revoked = async {
+            while self.still_accepts_call(call) {
+                changes.changed().await;
+            }
+        };
+        tokio::select! {
+            () = call.ended() => {}
+            () = revoked => {}
         }
     }
 
     /// Whether an accepted call would be allowed now. A health check opens no connection that outlives it.
     fn still_accepts_call(&self, call: &AcceptedCall) -> bool {
         let table = self.table.load();
-        let Some(table) = table.as_ref() else { return !self.waits_for_policy };
+        let Some(table) = table.as_ref() else { return !self.waits_for_policy() };
         let caller = call.caller.as_ref();
         let is_stated_by_other =
             caller.and_then(Caller::intermediary).is_some_and(|via| !table.is_intermediary(via));
         if is_stated_by_other || (caller.is_none() && self.requires_identity(table)) {
             return false;
         }
-        let decision = table.decide(&AuthorizationRequest {
-            caller: caller.map(Caller::verified),
-            method: call.method.as_str(),
-            path: call.path(),
-        });
-        decision.permits() && decision.reason != DecisionReason::HealthCheck
+        call.judged(|call| {
+            let decision = table.decide(call);
+            decision.permits() && decision.reason != DecisionReason::HealthCheck
+        })
     }
 
     /// Authorizes a connection whose requests are not parsed.
@@ -213,16 +298,25 @@ impl Authorizer {
         note: impl FnOnce(&AuthorizationDecision<'_>, &AuthorizationRequest<'_>),
     ) -> Result<(), NotAccepted> {
         let caller = Caller::of(peer);
+        self.decide_caller(caller.as_ref(), note)
+    }
+
+    fn decide_caller(
+        &self,
+        caller: Option<&Caller>,
+        note: impl FnOnce(&AuthorizationDecision<'_>, &AuthorizationRequest<'_>),
+    ) -> Result<(), NotAccepted> {
         let table = self.table.load();
         let Some(table) = table.as_ref() else {
-            return if self.waits_for_policy { Err(NotAccepted::Unknown) } else { Ok(()) };
+            return if self.waits_for_policy() { Err(NotAccepted::Unknown) } else { Ok(()) };
         };
         if caller.is_none() && self.requires_identity(table) {
             return Err(NotAccepted::Refused);
         }
-        let caller = caller.as_ref().map(Caller::verified);
+        let caller = caller.map(Caller::verified);
         let decision = table.decide_connection(caller);
-        note(&decision, &AuthorizationRequest { caller, method: "", path: "" });
+        let attributes = RequestAttributes::default();
+        note(&decision, &AuthorizationRequest { caller, method: "", path: "", attributes });
         if decision.permits() { Ok(()) } else { Err(NotAccepted::Refused) }
     }
 
@@ -236,12 +330,12 @@ impl Authorizer {
     /// Whether callers without an identity are refused. They may have connected in plaintext while the policy permitted
     /// it.
     fn requires_identity(&self, table: &AuthorizationTable) -> bool {
-        self.plaintext_callers.is_some() && !table.permits_plaintext()
+        self.plaintext_callers.is_some() && self.transport.is_tls() && !table.permits_plaintext()
     }
 
-    /// Notifies when the policy changes.
-    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
-        self.changes.subscribe()
+    /// Notifies when another decision is possible. The authorizer has to outlive it.
+    pub(crate) fn changes(&self) -> Changes {
+        Changes { policy: self.changes.subscribe(), tls: self.transport.tls_changes() }
     }
 
     /// Totals of refused calls, and of calls that were not allowed but let through.
@@ -271,6 +365,29 @@ impl Authorizer {
             tracing::info!(caller, method, path, "a call is {decision}");
         }
     }
+}
+
+/// Signals that calls may be decided differently from now on.
+#[derive(Debug)]
+pub(crate) struct Changes {
+    policy: watch::Receiver<u64>,
+    /// Changes when callers begin or cease to prove identities.
+    tls: watch::Receiver<()>,
+}
+
+impl Changes {
+    pub(crate) async fn changed(&mut self) {
+        tokio::select! {
+            _ = self.policy.changed() => {}
+            // Most transports have no sender.
+            Ok(()) = self.tls.changed() => {}
+        }
+    }
+}
+
+/// The time since 1970, by which tokens are valid.
+pub(crate) fn system_time() -> Duration {
+    SystemClock.now()
 }
 
 /// Headers allowed in a probe. Others could change its meaning for some programs: another path, another method, an upgrade.

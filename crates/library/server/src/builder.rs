@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
 
-use fairmesh_identity::{IdentityRequest, JoinToken, ProgramIdentity, ServerIdentity};
+use fairmesh_identity::{IdentityRequest, JoinToken, LateIdentity, ProgramIdentity, ServerIdentity};
 use fairmesh_model::{
     EndpointState, FULL_WEIGHT, InstanceId, Invalid, KeyRange, Location, Protocol, Service, ServiceKind,
     ServiceName, ShardId, SpiffePath, arith::hash_text,
@@ -55,6 +55,8 @@ pub struct ServerBuilder {
     hooks: Option<ShardHooks>,
     starting: bool,
     finishes_late: bool,
+    registers_later: bool,
+    forwards_bodies: bool,
     at_most: Option<u32>,
     adaptive: bool,
     transport: Option<Transport>,
@@ -78,6 +80,8 @@ impl ServerBuilder {
             hooks: None,
             starting: false,
             finishes_late: false,
+            registers_later: false,
+            forwards_bodies: false,
             at_most: None,
             adaptive: false,
             transport: None,
@@ -108,7 +112,8 @@ impl ServerBuilder {
 
     /// How connections are accepted, and opened to the registry. With TLS, the endpoint is registered as one that accepts
     /// mutual TLS only. By default that is with the identity of the service that the agent gives, if the mesh has a trust
-    /// domain, and plaintext otherwise.
+    /// domain, and plaintext otherwise. While the agent does not answer or has reached no control plane, the server accepts plaintext and is
+    /// not registered; it decides as soon as the agent knows.
     pub fn transport(mut self, transport: Transport) -> Self {
         (self.transport, self.shares_identity) = (Some(transport), true);
         self
@@ -170,6 +175,13 @@ impl ServerBuilder {
         self
     }
 
+    /// The service forwards bodies of requests, and counts them by the [`RequestBytes`](crate::RequestBytes) in their extensions.
+    #[doc(hidden)]
+    pub fn forwards_bodies(mut self) -> Self {
+        self.forwards_bodies = true;
+        self
+    }
+
     /// A control plane to register with, where there is no agent. It does not know the location of this program: set
     /// [`location`](Self::location) or `FAIRMESH_REGION` as well.
     pub fn control(mut self, address: Address) -> Self {
@@ -180,6 +192,13 @@ impl ServerBuilder {
     /// Registers as starting: no calls arrive before [`MeshServer::ready`].
     pub fn starting(mut self) -> Self {
         self.starting = true;
+        self
+    }
+
+    /// Registers only once [`MeshServer::register`] is called, since another process has the registration until then.
+    #[doc(hidden)]
+    pub fn register_later(mut self) -> Self {
+        self.registers_later = true;
         self
     }
 
@@ -249,9 +268,10 @@ impl ServerBuilder {
         }
         let layer = ServerLayer { shared: Arc::new(self.shared(&registration, &transport)) };
         let policy = layer.shared.authorizer.follow(&registry, &layer.shared.served);
+        registry.wait_for_policy(&layer.shared.authorizer);
         // Callers that find this server before it knows who may call would be turned away.
         let _ = timeout_at(started, layer.shared.authorizer.ready()).await;
-        let lease = Arc::new(Lease::keep(Arc::clone(&registry), registration.clone(), self.first_state()));
+        let lease = Arc::new(self.keep_lease(&registry, &registration));
         let (cpu, load) = (Cpu::of_this_program(), &layer.shared.load);
         let cpu_sampler = CpuSampler::start(cpu.clone(), Arc::clone(load));
         let signals =
@@ -278,12 +298,20 @@ impl ServerBuilder {
                 transport,
                 shares_identity: self.shares_identity,
                 shards,
-                _signals: signals,
+                signals,
                 _shard_load: shard_load,
                 _cpu_sampler: cpu_sampler,
                 policy,
             }),
         })
+    }
+
+    fn keep_lease(&self, registry: &Arc<RegistryClient>, registration: &Registration) -> Lease {
+        let lease = Lease::keep_later(Arc::clone(registry), registration.clone(), self.first_state());
+        if !self.registers_later {
+            lease.begin();
+        }
+        lease
     }
 
     /// The state that it registers with.
@@ -320,6 +348,7 @@ impl ServerBuilder {
             load,
             served,
             finishes_late: self.finishes_late,
+            forwards_bodies: self.forwards_bodies,
             concurrency_limit,
             authorizer,
             ..LayerState::default()
@@ -369,11 +398,11 @@ fn software(registration: &Registration) -> String {
 /// How a server accepts connections.
 #[derive(Clone, Debug, Default)]
 pub struct ServerTransport {
-    /// Accepts connections, and opens those to the registry.
+    /// Accepts connections, and opens the connections to the registry.
     pub transport: Transport,
-    /// What to ask the agent before the server is registered as one that speaks plaintext; see
+    /// The identity of the transport, while the agent has not said whether the mesh has a trust domain; see
     /// [`RegistryClient::undecided`].
-    pub undecided: Option<IdentityRequest>,
+    pub undecided: Option<Arc<LateIdentity>>,
 }
 
 /// How a server of the endpoint accepts connections: with the identity of its service, if the agent among the addresses
@@ -403,14 +432,18 @@ pub async fn transport_of_agent(addresses: &[Address], registration: &Registrati
             ServerTransport { transport: identity.transport().of_server(), undecided: None }
         }
         ServerIdentity::Plaintext => ServerTransport::default(),
-        ServerIdentity::Undecided(request) => {
-            ServerTransport { undecided: Some(*request), ..ServerTransport::default() }
+        ServerIdentity::Undecided(late) => {
+            let transport = Transport::tls(Arc::clone(&late) as Arc<_>).of_server();
+            ServerTransport { transport, undecided: Some(late) }
         }
     }
 }
 
 /// Waits for the registration. Its result is logged by the lease, which continues either way.
 async fn wait_registered(lease: &Lease, until: Instant) {
+    if !lease.has_begun() {
+        return;
+    }
     let mut state = lease.registration_state();
     let registered = state.wait_for(|now| matches!(now, RegistrationState::Registered(_)));
     let _ = timeout_at(until, registered).await;

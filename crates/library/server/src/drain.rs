@@ -8,7 +8,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-use crate::{Drained, Inner, MeshServer, Outstanding, layer::server_load::ServerLoad};
+use crate::{Drained, Inner, MeshServer, Outstanding, RegistrationState, layer::server_load::ServerLoad};
 
 /// Default time for a graceful stop: below the 30 s after which cluster managers kill.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(25);
@@ -45,17 +45,40 @@ impl Phase {
 impl MeshServer {
     /// Starts the drain, unless it has started.
     pub(crate) fn begin_drain(&self) {
-        let begins = self.inner.phase.send_if_modified(|phase| {
-            let begins = matches!(phase, Phase::Running);
-            if begins {
-                *phase = Phase::Draining;
-            }
-            begins
-        });
-        if begins {
+        if self.leaves_running() {
             // A separate task, so that a cancelled caller does not cancel the drain.
             tokio::spawn(drain(Arc::clone(&self.inner)));
         }
+    }
+
+    /// Registers the endpoint, for [`register_later`](crate::ServerBuilder::register_later), and returns once the registry has it.
+    #[doc(hidden)]
+    pub async fn register(&self) {
+        self.inner.lease.begin();
+        let mut state = self.registration_state();
+        // The sender lives in `self`.
+        let _ = state.wait_for(|now| matches!(now, RegistrationState::Registered(_))).await;
+    }
+
+    /// Closes connections gracefully, and leaves the registration to a process that has registered the same instance at the same
+    /// address and accepts connections there. Callers need not move, so that none is asked. Those with an idle connection do not know
+    /// that it ends: for `grace` they may still use it.
+    #[doc(hidden)]
+    pub fn hand_over(&self, grace: Duration) {
+        if self.leaves_running() {
+            tokio::spawn(hand_over(Arc::clone(&self.inner), grace));
+        }
+    }
+
+    /// Leaves the phase in which it serves; `false` if it had left before.
+    fn leaves_running(&self) -> bool {
+        self.inner.phase.send_if_modified(|phase| {
+            let leaves = matches!(phase, Phase::Running);
+            if leaves {
+                *phase = Phase::Draining;
+            }
+            leaves
+        })
     }
 }
 
@@ -93,6 +116,27 @@ async fn drain(server: Arc<Inner>) {
     if let Err(error) = server.lease.leave().await {
         tracing::warn!(%error, "the endpoint could not be deregistered; its lease will expire");
     }
+    let drained = match (drained, unfinished) {
+        (Drained::CallersMoved, Some(unfinished)) => Drained::Unfinished(unfinished),
+        (drained, _) => drained,
+    };
+    close(&server, drained).await;
+}
+
+async fn hand_over(server: Arc<Inner>, grace: Duration) {
+    let end = Instant::now() + server.drain_deadline;
+    server.lease.hand_over().await;
+    server.phase.send_replace(Phase::Closing(end));
+    sleep_until((Instant::now() + grace).min(end)).await;
+    let drained = match unfinished(&server.layer.shared.load, end).await {
+        Some(unfinished) => Drained::Unfinished(unfinished),
+        None => Drained::CallersMoved,
+    };
+    close(&server, drained).await;
+}
+
+/// Ends what the server follows and reports.
+async fn close(server: &Inner, drained: Drained) {
     let policy = async {
         if let Some(policy) = &server.policy {
             policy.close().await;
@@ -103,11 +147,7 @@ async fn drain(server: Arc<Inner>) {
             server.transport.close().await;
         }
     };
-    tokio::join!(server.shards.close(), policy, identity);
-    let drained = match (drained, unfinished) {
-        (Drained::CallersMoved, Some(unfinished)) => Drained::Unfinished(unfinished),
-        (drained, _) => drained,
-    };
+    tokio::join!(server.shards.close(), server.signals.close(), policy, identity);
     server.phase.send_replace(Phase::Deregistered(drained));
 }
 

@@ -59,6 +59,8 @@ pub(crate) struct LayerState {
     pub(crate) served: Arc<ServedClasses>,
     /// Counts of calls by caller.
     pub(crate) callers: Arc<CallerCounts>,
+    /// Whether bodies of requests are forwarded to a program, and counted as they pass.
+    pub(crate) forwards_bodies: bool,
 }
 
 /// Wraps the service of a hyper, axum or tonic server; from [`MeshServer::layer`](crate::MeshServer::layer).
@@ -182,7 +184,8 @@ where
         }
         let caller = CallerProtocol::of(request.headers());
         let accepted = self.shared.authorizer.accept(&mut request);
-        let counted = self.shared.callers.begin(&request, accepted.is_ok());
+        let mut counted =
+            self.shared.callers.begin(request.extensions().get(), request.headers(), accepted.is_ok());
         if let Err(problem) = accepted {
             return self.refuse(problem.into(), caller, &counted);
         }
@@ -202,8 +205,9 @@ where
         let Some((guard, permit)) = self.shared.enter(keyed) else {
             return self.refuse(Refusal::Overloaded, caller, &counted);
         };
+        counted.count_body(&mut request, self.shared.forwards_bodies);
         let deadline = deadline.filter(|_| !self.shared.finishes_late);
-        let (processed, mut served) = self.shared.served.begin(&request);
+        let (processed, mut served) = self.shared.served.begin(&request, counted.origin());
         let future = {
             // Some services begin before their future is polled.
             let _entered = served.enter();

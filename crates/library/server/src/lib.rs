@@ -80,11 +80,12 @@ pub use shards::HookResult;
 // What `fairmesh register` and the proxy are built on, beside the public API: no promise is made for it.
 #[doc(hidden)]
 pub use {
-    authorization::{AcceptedCall, ConnectionAuthorizer, identity_of},
+    authorization::{AcceptedCall, ConnectionAuthorizer, CountedBody, CountedRequest, identity_of},
     builder::{ServerTransport, default_instance, transport_of_agent},
     cpu::{Cpu, CpuTime},
     drain::drain_deadline,
     fairmesh_wire::transport::Stream,
+    layer::caller_counts::RequestBytes,
     registration::{
         DEFAULT_LEASE, Registration, SHARDS_AWARE, SHARDS_LABEL,
         lease::Lease,
@@ -122,7 +123,7 @@ struct Inner {
     /// Whether the program gave the transport, and may use its identity elsewhere too.
     shares_identity: bool,
     shards: shards::RunningShardWatch,
-    _signals: SignalReports,
+    signals: SignalReports,
     _shard_load: shards::shard_load::ShardLoadReports,
     _cpu_sampler: cpu::sampler::CpuSampler,
     policy: Option<PolicySubscription>,

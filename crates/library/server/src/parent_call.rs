@@ -25,6 +25,8 @@ use pin_project_lite::pin_project;
 /// # }
 /// ```
 ///
+/// They also carry the origin of the chain of calls, by which CPU is attributed (`fairmesh cost`).
+///
 /// Where no call is processed, such as in a timer of the program, it is no parent: calls in its scope are demand of their own.
 /// Exclusive times of a call do not see the calls of other tasks.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +35,7 @@ pub struct ParentCall(ServedCall);
 impl ParentCall {
     /// The call whose future is polled now.
     pub fn current() -> Self {
-        Self(ServedCall::new(ServedCall::current_node()))
+        Self(ServedCall::new(ServedCall::current_node(), ServedCall::current_origin()))
     }
 
     /// Makes it the parent of calls that `future` makes while it is polled.

@@ -1,7 +1,7 @@
 //! A server for hyper, axum and tonic services that stops without losing a call.
 
 mod caller_connection;
-mod guarded_service;
+mod caller_service;
 pub(crate) mod incoming;
 
 use std::{error::Error, io, pin::pin, task::Context, time::Duration};

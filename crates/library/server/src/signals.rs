@@ -4,7 +4,7 @@ mod counts;
 
 use std::{
     hash::{BuildHasher as _, RandomState},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -16,22 +16,26 @@ use fairmesh_signals::{
 use fairmesh_wire::v1;
 use tokio::{
     task::spawn_blocking,
-    time::{Instant, MissedTickBehavior, interval},
+    time::{Instant, MissedTickBehavior, interval, timeout},
 };
-use tokio_util::task::AbortOnDropHandle;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tonic::Code;
 
 use counts::CountReports;
 
 use crate::{
-    Cpu, CpuTime, Registration, RegistryClient, RegistryError,
+    ConnectionAuthorizer, Cpu, CpuTime, Registration, RegistryClient, RegistryError,
     layer::{LayerState, processed_call::ServedClasses, server_load::ServerLoad},
 };
 
 /// How often the counters are read where a planner needs the load.
 const TRAFFIC_INTERVAL: Duration = Duration::from_millis(REPORT_INTERVAL_MS);
+/// How often counts are sent where nothing else is.
+const COUNTS_INTERVAL: Duration = Duration::from_millis(IDLE_INTERVAL_MS);
 /// How often new minutes are sent.
 const USAGE_INTERVAL: Duration = Duration::from_secs(10);
+/// Time limit of the last report of a server that stops.
+const LAST_REPORT: Duration = Duration::from_secs(1);
 
 /// A task that measures a program and reports its CPU usage by minute, and its load, until it is dropped.
 ///
@@ -39,13 +43,15 @@ const USAGE_INTERVAL: Duration = Duration::from_secs(10);
 /// quarter of an hour.
 #[derive(Debug)]
 pub struct SignalReports {
-    _task: AbortOnDropHandle<()>,
+    stop: CancellationToken,
+    task: Mutex<Option<AbortOnDropHandle<()>>>,
 }
 
 struct Reporter {
     registry: Arc<RegistryClient>,
     registration: Registration,
-    cpu: Cpu,
+    /// `None` if that of the program is not known.
+    cpu: Option<Cpu>,
     /// Epoch of the last reading.
     epoch: Option<u32>,
     calls: Option<Calls>,
@@ -79,10 +85,16 @@ struct Calls {
 }
 
 impl SignalReports {
-    /// Starts to report the signals of a registered program that was started separately. Must be called within a tokio
-    /// runtime.
-    pub fn of_program(registry: Arc<RegistryClient>, registration: Registration, cpu: Cpu) -> Self {
-        Self::start(registry, registration, cpu, (None, None, None))
+    /// Starts to report the signals of a registered program that runs separately: its CPU, if that can be measured, and the requests that
+    /// `front` counts. Must be called within a tokio runtime.
+    pub fn of_program(
+        registry: Arc<RegistryClient>,
+        registration: Registration,
+        cpu: Option<Cpu>,
+        front: Option<&ConnectionAuthorizer>,
+    ) -> Self {
+        let counts = front.map(CountReports::of_front);
+        Self::start(registry, registration, cpu, (None, None, counts))
     }
 
     /// The same for this program, with the calls that its layer counts.
@@ -96,13 +108,13 @@ impl SignalReports {
         let calls = Calls { seen: load.begun(), load, total: 0 };
         let served = Served { classes: Arc::clone(&layer.served), meter: ServedMeter::default() };
         let counts = CountReports::of(layer);
-        Self::start(registry, registration, cpu, (Some(calls), Some(served), Some(counts)))
+        Self::start(registry, registration, Some(cpu), (Some(calls), Some(served), Some(counts)))
     }
 
     fn start(
         registry: Arc<RegistryClient>,
         registration: Registration,
-        cpu: Cpu,
+        cpu: Option<Cpu>,
         (calls, served, counts): (Option<Calls>, Option<Served>, Option<CountReports>),
     ) -> Self {
         let (location, began) = (registration.location.clone(), Instant::now());
@@ -124,31 +136,62 @@ impl SignalReports {
             interval: TRAFFIC_INTERVAL,
             next: began,
         };
-        Self { _task: AbortOnDropHandle::new(tokio::spawn(reporter.run())) }
+        let stop = CancellationToken::new();
+        let task = AbortOnDropHandle::new(tokio::spawn(reporter.run(stop.clone())));
+        Self { stop, task: Mutex::new(Some(task)) }
+    }
+
+    /// Reports what was counted since the last report, and nothing more after that. Returns within a second. For a server whose calls have
+    /// ended.
+    pub async fn close(&self) {
+        self.stop.cancel();
+        let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(task) = task {
+            let _ = timeout(LAST_REPORT, task).await;
+        }
     }
 }
 
 impl Reporter {
-    async fn run(mut self) {
+    async fn run(mut self, stop: CancellationToken) {
         let mut ticks = interval(TRAFFIC_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            ticks.tick().await;
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = stop.cancelled() => {
+                    // The first report may not have been due.
+                    let _ = self.locate().await;
+                    return self.report_counts().await;
+                }
+            }
             if Instant::now() < self.next {
                 continue;
             }
-            let cpu = self.cpu.clone();
-            // Kernel files, which rarely block.
-            let Ok(time) = spawn_blocking(move || cpu.read()).await else { return };
-            if let Some(time) = time {
-                self.record_usage(time);
-            }
-            let traffic = self.traffic(time);
-            if let Err(error) = self.send(traffic).await {
-                let service = &self.registration.service;
-                tracing::debug!(%service, %error, "CPU usage could not be reported; it is kept for later");
+            match self.cpu.clone() {
+                Some(cpu) => {
+                    // Kernel files, which rarely block.
+                    let Ok(time) = spawn_blocking(move || cpu.read()).await else { return };
+                    self.report_load(time).await;
+                }
+                None => {
+                    let _ = self.locate().await;
+                    self.next = Instant::now() + COUNTS_INTERVAL;
+                }
             }
             self.report_counts().await;
+        }
+    }
+
+    /// Reports CPU usage and load.
+    async fn report_load(&mut self, time: Option<CpuTime>) {
+        if let Some(time) = time {
+            self.record_usage(time);
+        }
+        let traffic = self.traffic(time);
+        if let Err(error) = self.send(traffic).await {
+            let service = &self.registration.service;
+            tracing::debug!(%service, %error, "CPU usage could not be reported; it is kept for later");
         }
     }
 
@@ -172,6 +215,9 @@ impl Reporter {
             limit_millicores: time.limit_millicores,
             requests: self.calls.as_mut().map_or(0, Calls::total),
         };
+        if let Some(counts) = &mut self.counts {
+            counts.divide_cpu(time.epoch, time.used_us);
+        }
         let elapsed_ms = millis(time.at.duration_since(self.began));
         self.minutes.record(Moment { elapsed_ms, clock_ms: clock_ms() }, reading);
     }
@@ -213,11 +259,7 @@ impl Reporter {
     async fn send(&mut self, traffic: Option<TrafficReport>) -> Result<(), RegistryError> {
         let is_due = self.minutes_at.is_none_or(|at| at.elapsed() + TRAFFIC_INTERVAL / 2 >= USAGE_INTERVAL);
         let unsent = if is_due { self.minutes.unsent() } else { Vec::new() };
-        let location = match &self.location {
-            Some(location) => location.clone(),
-            None => self.registry.location().await?.ok_or(RegistryError::NoRegion)?,
-        };
-        self.location = Some(location.clone());
+        let location = self.locate().await?;
         if unsent.is_empty() && traffic.is_none() {
             return Ok(());
         }
@@ -240,6 +282,16 @@ impl Reporter {
         };
         self.next = Instant::now() + self.interval - TRAFFIC_INTERVAL / 2;
         Ok(())
+    }
+
+    /// Its location, as it is registered or as the agent has it.
+    async fn locate(&mut self) -> Result<Location, RegistryError> {
+        let location = match &self.location {
+            Some(location) => location.clone(),
+            None => self.registry.location().await?.ok_or(RegistryError::NoRegion)?,
+        };
+        self.location = Some(location.clone());
+        Ok(location)
     }
 
     async fn report(

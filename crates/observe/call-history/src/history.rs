@@ -1,10 +1,11 @@
 use std::{collections::HashMap, time::Duration};
 
-use fairmesh_model::{CallCounts, CountedInterval, CountedPath, DeniedPath};
+use fairmesh_model::{CallCounts, CountedInterval, CountedPath, CpuPath, DeniedPath, ServiceName};
+use fairmesh_signals::{beyond_shares, own_service};
 
 use crate::{
     cell::Counted,
-    denied::{DeniedCalls, first_minute},
+    minute_sums::{MinuteSums, first_minute},
     ring::{MINUTES, Ring, STEP_MS, STEPS, STEPS_OF_MINUTE},
 };
 
@@ -12,6 +13,8 @@ use crate::{
 const MAX_SPAN_MS: u64 = 120_000;
 /// When the history is full, this part of it is folded at once, so that sorting rows by size is seldom.
 const FOLDED_PART: usize = 16;
+/// The weight of a call of a path's first interval: that of a path which has as many in each ten seconds, in the long run.
+const FIRST_WEIGHT: u64 = 16 * STEPS_OF_MINUTE;
 
 /// Bounds of the memory of a [`CallHistory`].
 #[derive(Clone, Copy, Debug)]
@@ -23,17 +26,23 @@ pub struct HistoryLimits {
 }
 
 impl HistoryLimits {
-    /// Of a control plane.
+    /// Limits of a control plane.
     pub const CONTROL_PLANE: Self = Self { rows: 20_000, bytes: 240 << 20 };
 }
 
-/// Calls by path in the last hour. The smallest paths beyond the limits become one row.
+/// Calls by path in the last hour. Beyond the limits, the smallest paths of services that report more than their
+/// [share](beyond_shares) become one row.
 #[derive(Debug)]
 pub struct CallHistory {
     limits: HistoryLimits,
     rows: HashMap<CountedPath, Row>,
     other: Row,
-    denied: DeniedCalls,
+    /// The weight of the largest row that was folded of each service beyond its share. Smaller ones are folded as they come: else each
+    /// report would fill the history anew.
+    floors: HashMap<Option<ServiceName>, u64>,
+    denied: MinuteSums<DeniedPath>,
+    /// CPU of servers, in microseconds.
+    cpu: MinuteSums<CpuPath>,
     bytes: usize,
     /// Rows that came too late, or had no room below.
     left_out: u64,
@@ -46,8 +55,10 @@ struct Row {
     minutes: Ring,
     /// End of the last interval.
     to_ms: u64,
-    /// Calls, of which a sixteenth is forgotten each minute: the size by which rows are folded.
+    /// Decayed number of calls: a sixteenth is forgotten each minute. Rows are folded by this size.
     weight: u64,
+    /// Bytes of the steps and minutes.
+    bytes: usize,
 }
 
 /// The sum of a row over a window.
@@ -72,7 +83,9 @@ impl CallHistory {
             limits,
             rows: HashMap::new(),
             other: Row::default(),
-            denied: DeniedCalls::default(),
+            floors: HashMap::new(),
+            denied: MinuteSums::default(),
+            cpu: MinuteSums::default(),
             bytes: 0,
             left_out: 0,
             swept_minute: 0,
@@ -113,6 +126,11 @@ impl CallHistory {
                 self.leave_out(1);
             }
         }
+        for (path, cpu_us) in interval.cpu {
+            if minute < first_minute(now_minute) || !self.cpu.add(path, minute, cpu_us) {
+                self.leave_out(1);
+            }
+        }
         self.fold_beyond_limits();
     }
 
@@ -126,19 +144,28 @@ impl CallHistory {
         if minute_of(to_ms) < first_minute(minute_of(now_ms)) {
             return self.leave_out(1);
         }
-        let row = match self.rows.get_mut(&path) {
-            Some(row) => row,
-            None => {
-                self.bytes += size_of_row(&path);
-                self.rows.entry(path).or_default()
+        let row = match self.rows.contains_key(&path) {
+            false if self.is_folded(&path, &counts) => &mut self.other,
+            is_known => {
+                if !is_known {
+                    self.bytes += size_of_row(&path);
+                }
+                let weight = first_weight(&counts).saturating_sub(counts.calls());
+                self.rows.entry(path).or_insert_with(|| Row { weight, ..Row::default() })
             }
         };
         let change = row.add(counts, (from_ms, to_ms), now_ms);
         self.bytes = self.bytes.saturating_add_signed(change);
     }
 
-    /// The sums of the rows that are selected over the last `window`, and of those that are not told apart. Windows up to ten
-    /// minutes have steps of ten seconds, longer ones of minutes.
+    /// Whether a path that comes for the first time is smaller than what was folded of its service.
+    fn is_folded(&self, path: &CountedPath, counts: &CallCounts) -> bool {
+        let floor = || self.floors.get(&own_service(path).cloned());
+        !self.floors.is_empty() && floor().is_some_and(|floor| first_weight(counts) <= *floor)
+    }
+
+    /// The sums of the selected rows over the last `window`, and the sum of the rows that are not told apart. Windows
+    /// up to ten minutes have steps of ten seconds, longer ones of minutes.
     pub fn read(
         &self,
         window: Duration,
@@ -151,10 +178,41 @@ impl CallHistory {
         (sums, self.other.sum(None, &window, now_ms))
     }
 
+    /// The sums of the selected rows by step of the last `window`, the oldest first, each with the part of the step that reports cover;
+    /// `None` for a gap. Steps are as long as those of [`read`](Self::read).
+    pub fn steps(
+        &self,
+        window: Duration,
+        now_ms: u64,
+        is_selected: impl Fn(&CountedPath) -> bool,
+    ) -> Vec<Option<(CallCounts, Duration)>> {
+        let window = Window::of(window, now_ms);
+        let mut steps: Vec<Option<(CallCounts, Duration)>> = vec![None; window.steps()];
+        for (_, row) in self.rows.iter().filter(|(path, _)| is_selected(path)) {
+            for (step, sum) in (window.first..).zip(&mut steps) {
+                let Some(counted) = row.ring(&window).get(step) else { continue };
+                let (counts, covered) = sum.get_or_insert((CallCounts::ZERO, Duration::ZERO));
+                *counts += &counted.counts;
+                *covered = (*covered).max(Duration::from_millis(counted.covered_ms()));
+            }
+        }
+        steps
+    }
+
     /// Calls that rules do not allow, over the last `window` in whole minutes and the present one.
     pub fn denied(&self, window: Duration, now_ms: u64) -> impl Iterator<Item = (&DeniedPath, u64)> {
-        let minutes = millis(window).div_ceil(STEP_MS * STEPS_OF_MINUTE).clamp(1, MINUTES);
-        self.denied.since(minute_of(now_ms).saturating_sub(minutes))
+        self.denied.since(minute_of(now_ms).saturating_sub(whole_minutes(window)))
+    }
+
+    /// CPU of the selected paths in each minute of the last `window`, and in the present one, in microseconds, the oldest first.
+    pub fn cpu(
+        &self,
+        window: Duration,
+        now_ms: u64,
+        is_selected: impl Fn(&CpuPath) -> bool,
+    ) -> impl Iterator<Item = (&CpuPath, Vec<u64>)> {
+        let now = minute_of(now_ms);
+        self.cpu.series(now.saturating_sub(whole_minutes(window))..=now, is_selected)
     }
 
     /// Length of a step of [`RowSum::series`] over this window.
@@ -181,37 +239,61 @@ impl CallHistory {
         });
         self.bytes = self.bytes.saturating_add_signed(change);
         self.denied.forget_before(first_minute(minute));
+        self.cpu.forget_before(first_minute(minute));
+        let HistoryLimits { rows, bytes } = self.limits;
+        let has_room = self.rows.len() < rows / 4 * 3 && self.bytes < bytes / 4 * 3;
+        self.floors.retain(|_, floor| {
+            *floor -= floor.div_ceil(16);
+            !has_room && *floor > 0
+        });
     }
 
-    /// Adds the smallest rows to the one of all others, until the rest is within the limits.
+    /// Adds rows to the one of all others, until the rest is within the limits.
     fn fold_beyond_limits(&mut self) {
         let HistoryLimits { rows, bytes } = self.limits;
-        if self.rows.len() <= rows && self.bytes <= bytes {
-            return;
+        if self.rows.len() > rows {
+            self.fold_beyond_shares(rows - rows / FOLDED_PART, |_, _| 1);
         }
-        let (rows, bytes) = (rows - rows / FOLDED_PART, bytes - bytes / FOLDED_PART);
-        let mut by_weight: Vec<(u64, CountedPath)> =
-            self.rows.iter().map(|(path, row)| (row.weight, path.clone())).collect();
-        by_weight.sort_unstable();
-        for (_, path) in by_weight {
-            if self.rows.len() <= rows && self.bytes <= bytes {
-                return;
+        while self.bytes > bytes && !self.rows.is_empty() {
+            let room = (bytes - bytes / FOLDED_PART).saturating_sub(self.other.bytes);
+            self.fold_beyond_shares(room, |path, row| size_of_row(path) + row.bytes);
+        }
+    }
+
+    /// Folds the smallest rows of services with more than their share of `room`.
+    fn fold_beyond_shares(&mut self, room: usize, size: fn(&CountedPath, &Row) -> usize) {
+        let sizes = self.rows.iter().map(|(path, row)| (own_service(path), size(path, row)));
+        let shares = beyond_shares(sizes, room);
+        let mut by_service = HashMap::<Option<&ServiceName>, Vec<(u64, &CountedPath, usize)>>::new();
+        for (path, row) in &self.rows {
+            let own = own_service(path);
+            if shares.contains_key(&own) {
+                by_service.entry(own).or_default().push((row.weight, path, size(path, row)));
             }
-            self.fold(&path);
         }
+        let (mut folded, mut floors) = (Vec::new(), HashMap::new());
+        for (own, mut rows) in by_service {
+            rows.sort_unstable();
+            let mut left: usize = rows.iter().map(|(_, _, size)| size).sum();
+            for (weight, path, size) in rows {
+                if left <= shares[&own] {
+                    break;
+                }
+                left -= size;
+                floors.insert(own.cloned(), weight);
+                folded.push(path.clone());
+            }
+        }
+        folded.iter().for_each(|path| self.fold(path));
+        if self.floors.len() > self.limits.rows {
+            self.floors.clear();
+        }
+        self.floors.extend(floors);
     }
 
     fn fold(&mut self, path: &CountedPath) {
-        let Some(mut row) = self.rows.remove(path) else { return };
-        let mut change = -(size_of_row(path) as isize);
-        for (step, counted) in row.steps.iter() {
-            change += self.other.steps.add(step, &counted);
-        }
-        for (minute, counted) in row.minutes.iter() {
-            change += self.other.minutes.add(minute, &counted);
-        }
-        change += row.steps.forget_before(u64::MAX) + row.minutes.forget_before(u64::MAX);
-        self.other.to_ms = self.other.to_ms.max(row.to_ms);
+        let Some(row) = self.rows.remove(path) else { return };
+        let change = self.other.absorb(&row) - (size_of_row(path) + row.bytes) as isize;
         self.bytes = self.bytes.saturating_add_signed(change);
     }
 }
@@ -219,9 +301,10 @@ impl CallHistory {
 impl Row {
     /// Divides counts among the steps of their time; the change of the row's size.
     fn add(&mut self, mut counts: CallCounts, (from_ms, to_ms): (u64, u64), now_ms: u64) -> isize {
-        self.to_ms = self.to_ms.max(to_ms);
         self.weight = self.weight.saturating_add(counts.calls());
-        let mut change = self.forget(now_ms);
+        self.to_ms = self.to_ms.max(to_ms);
+        let forgotten = self.forget(now_ms);
+        let mut change = 0;
         let first_step = (step_of(now_ms) + 1).saturating_sub(STEPS);
         let mut at_ms = from_ms;
         loop {
@@ -240,20 +323,40 @@ impl Row {
             let covered = (covered.0 + into_minute, covered.1 + into_minute);
             change += self.minutes.add(step / STEPS_OF_MINUTE, &Counted { counts: part, covered });
             if is_last {
-                return change;
+                return forgotten + self.resize(change);
             }
             at_ms = end_ms;
         }
     }
 
+    /// Adds what another row counted; the change of this row's size.
+    fn absorb(&mut self, other: &Self) -> isize {
+        self.to_ms = self.to_ms.max(other.to_ms);
+        let steps: isize = other.steps.iter().map(|(step, counted)| self.steps.add(step, &counted)).sum();
+        let minutes = other.minutes.iter().map(|(minute, counted)| self.minutes.add(minute, &counted));
+        let change = steps + minutes.sum::<isize>();
+        self.resize(change)
+    }
+
     fn forget(&mut self, now_ms: u64) -> isize {
         let first_step = (step_of(now_ms) + 1).saturating_sub(STEPS);
-        self.steps.forget_before(first_step) + self.minutes.forget_before(first_minute(minute_of(now_ms)))
+        let steps = self.steps.forget_before(first_step);
+        let change = steps + self.minutes.forget_before(first_minute(minute_of(now_ms)));
+        self.resize(change)
+    }
+
+    fn resize(&mut self, change: isize) -> isize {
+        self.bytes = self.bytes.saturating_add_signed(change);
+        change
+    }
+
+    fn ring(&self, window: &Window) -> &Ring {
+        if window.step_ms == STEP_MS { &self.steps } else { &self.minutes }
     }
 
     /// The sum over a window; `None` if it is one gap.
     fn sum<'a>(&self, path: Option<&'a CountedPath>, window: &Window, now_ms: u64) -> Option<RowSum<'a>> {
-        let ring = if window.step_ms == STEP_MS { &self.steps } else { &self.minutes };
+        let ring = self.ring(window);
         let (mut sum, mut covered_ms, mut has_data) = (CallCounts::ZERO, 0, false);
         let series = (window.first..=window.last).map(|step| {
             let counted = ring.get(step)?;
@@ -291,11 +394,15 @@ impl Window {
         let steps = millis(window).div_ceil(step_ms).clamp(1, most);
         Self { step_ms, first: (last + 1).saturating_sub(steps), last }
     }
+
+    fn steps(&self) -> usize {
+        usize::try_from(self.last + 1 - self.first).unwrap_or_default()
+    }
 }
 
 /// Bytes of a row without its rings: its path, itself, and its place in the map.
 fn size_of_row(path: &CountedPath) -> usize {
-    /// Of a name on the heap.
+    /// Bytes of a name on the heap.
     const NAME: usize = 32;
     let name = |name: &str| NAME + name.len();
     let service = |one: &fairmesh_model::ServiceName| name(one.tenant.as_str()) + name(one.service.as_str());
@@ -310,6 +417,15 @@ fn size_of_row(path: &CountedPath) -> usize {
             .sum::<usize>();
     // Maps are at least seven sixteenths full.
     names + (size_of::<CountedPath>() + size_of::<Row>()) * 16 / 7
+}
+
+fn first_weight(counts: &CallCounts) -> u64 {
+    counts.calls().saturating_mul(FIRST_WEIGHT)
+}
+
+/// The minutes that a window covers.
+fn whole_minutes(window: Duration) -> u64 {
+    millis(window).div_ceil(STEP_MS * STEPS_OF_MINUTE).clamp(1, MINUTES)
 }
 
 fn step_of(ms: u64) -> u64 {

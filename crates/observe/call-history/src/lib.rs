@@ -10,8 +10,8 @@
 //! [`CountedInterval`]: fairmesh_model::CountedInterval
 
 mod cell;
-mod denied;
 mod history;
+mod minute_sums;
 mod ring;
 
 pub use history::{CallHistory, HistoryLimits, RowSum};

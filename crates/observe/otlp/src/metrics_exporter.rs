@@ -11,7 +11,7 @@ use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model::Met
 use prost::Message as _;
 use tokio::{
     sync::oneshot,
-    task::JoinHandle,
+    task::{JoinHandle, spawn_blocking},
     time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at},
 };
 
@@ -70,8 +70,11 @@ pub struct MetricsCounts {
 }
 
 impl MetricsExporter {
-    /// Starts a task, so that it must be called within a tokio runtime. `gather` reads the present values.
-    pub fn start(config: MetricsConfig, gather: impl Fn() -> Vec<MetricFamily> + Send + 'static) -> Self {
+    /// Starts a task, so that it must be called within a tokio runtime. `gather` reads the present values, and may block.
+    pub fn start(
+        config: MetricsConfig,
+        gather: impl Fn() -> Vec<MetricFamily> + Send + Sync + 'static,
+    ) -> Self {
         let (stopping, stopped) = oneshot::channel();
         let counters = Arc::<Counters>::default();
         let worker = Worker {
@@ -82,7 +85,7 @@ impl MetricsExporter {
             start: unix_nanos(),
             failing: false,
         };
-        let task = tokio::spawn(worker.run(gather, stopped));
+        let task = tokio::spawn(worker.run(Arc::new(gather), stopped));
         Self { counters, stopping: Mutex::new(Some(stopping)), task: Mutex::new(Some(task)) }
     }
 
@@ -126,7 +129,10 @@ struct Worker {
 }
 
 impl Worker {
-    async fn run(mut self, gather: impl Fn() -> Vec<MetricFamily>, mut stopped: oneshot::Receiver<()>) {
+    async fn run<G>(mut self, gather: Arc<G>, mut stopped: oneshot::Receiver<()>)
+    where
+        G: Fn() -> Vec<MetricFamily> + Send + Sync + 'static,
+    {
         let mut ticks = interval(self.config.interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // The first one is immediate, when there is nothing to tell yet.
@@ -137,7 +143,11 @@ impl Worker {
                 _ = ticks.tick() => {}
                 _ = &mut stopped => is_last = true,
             }
-            self.export(&gather()).await;
+            let gather = Arc::clone(&gather);
+            // Fails only when the runtime stops.
+            if let Ok(families) = spawn_blocking(move || gather()).await {
+                self.export(&families).await;
+            }
         }
     }
 

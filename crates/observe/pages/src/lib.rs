@@ -1,4 +1,4 @@
-//! The admin pages of every process: `/metrics`, `/healthz` and `/readyz`, and those that a process adds.
+//! The admin pages of every process: `/metrics`, `/healthz` and `/readyz`, and pages that a process adds.
 //!
 //! It is independent of the mesh: a process says by [`Process`] what it counts and whether it is ready, and adds routes of its
 //! own to [`router`]. [`AdminListener`] serves them all within the limits of pages.

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use axum::{Router, body::Body, extract::State, response::IntoResponse, routing::get};
 use fairmesh_metrics::DurationFamily;
 use fairmesh_otlp::MetricsExporter;
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, Response, StatusCode};
 use prometheus_client::registry::Registry;
+use tokio::task::spawn_blocking;
 
 use crate::{exposition, push};
 
@@ -91,7 +92,12 @@ async fn readyz<P: Process>(State(shown): State<Arc<Shown<P>>>) -> (StatusCode, 
     }
 }
 
-async fn metrics<P: Process>(State(shown): State<Arc<Shown<P>>>, headers: HeaderMap) -> impl IntoResponse {
+/// Metrics are read on a thread that may block: some are behind a lock that long reads hold.
+async fn metrics<P: Process>(State(shown): State<Arc<Shown<P>>>, headers: HeaderMap) -> Response<Body> {
     let counts = shown.push.as_ref().map(|push| push.counts());
-    exposition::page(&exposition::gather(&*shown.process, counts), &headers).map(Body::from)
+    match spawn_blocking(move || exposition::gather(&*shown.process, counts)).await {
+        Ok(families) => exposition::page(&families, &headers).map(Body::from),
+        // A metric panicked, or the process stops.
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
 }

@@ -22,8 +22,9 @@ const MAX_IDLE: Duration = Duration::from_secs(1);
 /// How long after a request was sent the end of its connection may be the server's close of an idle connection, which crossed the
 /// request. The server is near: only a busy machine delays the close so long. A server that ends a connection later has read the request.
 const CLOSE_RACE: Duration = Duration::from_millis(100);
-/// Checks of connections over HTTP/1.1 between two of those over HTTP/2, of which [`h2::Pool`] closes one after three: after a minute. A
-/// new one costs more than over HTTP/1.1, and a server says by GOAWAY that it closes one.
+/// Checks of HTTP/1.1 connections between two checks of HTTP/2 connections. [`h2::Pool`] closes a connection after
+/// three idle checks, that is after a minute. A new HTTP/2 connection costs more than a new HTTP/1.1 connection, and a
+/// server announces by GOAWAY that it closes one.
 const H1_CHECKS: u32 = 60;
 /// No limit: the caller's own deadlines apply.
 const UNLIMITED: Duration = Duration::from_secs(1 << 30);

@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_is_excluded_once_it_is_added() {
+    fn loopback_addresses_are_own_once_added() {
         let own = OwnAddresses::default();
         let addresses = ["127.0.0.1:7441", "[::1]:80", "[::ffff:127.0.0.2]:80", "192.0.2.1:7441"];
         let excluded = |own: &OwnAddresses| addresses.map(|address| own.contains(address.parse().unwrap()));

@@ -54,11 +54,6 @@ pub struct Replay {
 }
 
 impl RequestBody {
-    /// Its length, as far as the caller declared it or it is buffered.
-    pub fn known_length(&self) -> u64 {
-        self.declared.unwrap_or_else(|| self.buffered.len())
-    }
-
     /// No body.
     pub fn empty() -> Self {
         Self { buffered: Chunks::default(), rest: None, declared: Some(0), has_body: false }
@@ -118,6 +113,17 @@ impl RequestBody {
     /// The buffered part, in bytes.
     pub fn buffered_len(&self) -> u64 {
         self.buffered.len()
+    }
+
+    /// Has `count` told the bytes of the part that is not buffered as the caller sends them, if there is such a part.
+    pub fn count_rest(&mut self, count: impl Fn(u64) + Unpin + Send + 'static) {
+        self.rest =
+            self.rest.take().map(|source| -> UnbufferedBody { Box::pin(CountedRest { source, count }) });
+    }
+
+    /// Whether a part of it is not buffered.
+    pub fn has_rest(&self) -> bool {
+        self.rest.is_some()
     }
 
     /// A copy to send again, where the whole body is buffered.
@@ -282,6 +288,38 @@ impl Body for RequestBody {
     }
 }
 
+/// The part of a body that is not buffered, whose bytes are counted.
+struct CountedRest<F> {
+    source: UnbufferedBody,
+    count: F,
+}
+
+impl<F: Fn(u64) + Unpin> Body for CountedRest<F> {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let frame = ready!(self.source.as_mut().poll_frame(context));
+        if let Some(Ok(frame)) = &frame
+            && let Some(data) = frame.data_ref()
+        {
+            (self.count)(data.len() as u64);
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.source.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.source.size_hint()
+    }
+}
+
 /// A body whose error is boxed.
 struct Erased<B>(Pin<Box<B>>);
 
@@ -361,6 +399,49 @@ mod tests {
             assert!(body.is_end_stream());
             assert_eq!([body.has_body, body.replay().unwrap().to_body().unwrap().has_body], [has_body; 2]);
         }
+    }
+
+    #[tokio::test]
+    async fn bytes_are_counted_as_they_pass_and_not_as_declared() {
+        use http_body_util::{BodyExt as _, Full};
+        use std::sync::{
+            Arc,
+            atomic::{AtomicU64, Ordering::Relaxed},
+        };
+
+        /// Declares more than it has.
+        struct Liar(Vast, Full<Bytes>);
+
+        impl Body for Liar {
+            type Data = Bytes;
+            type Error = BoxError;
+
+            fn poll_frame(
+                mut self: Pin<&mut Self>,
+                context: &mut Context<'_>,
+            ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+                match std::mem::take(&mut self.0.0) {
+                    true => Poll::Pending,
+                    false => Pin::new(&mut self.1).poll_frame(context).map_err(Into::into),
+                }
+            }
+
+            fn size_hint(&self) -> SizeHint {
+                SizeHint::with_exact(1 << 60)
+            }
+        }
+
+        let mut taken = RequestBody::take(Liar(Vast(true), Full::new(Bytes::from("tea")))).await.unwrap();
+        assert_eq!((taken.buffered_len(), taken.has_rest()), (0, true));
+        let counted = Arc::new(AtomicU64::new(0));
+        taken.count_rest({
+            let counted = Arc::clone(&counted);
+            move |bytes| {
+                counted.fetch_add(bytes, Relaxed);
+            }
+        });
+        assert_eq!(taken.collect().await.unwrap().to_bytes(), "tea");
+        assert_eq!(counted.load(Relaxed), 3);
     }
 
     #[tokio::test]

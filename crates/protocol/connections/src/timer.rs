@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_loop_reuses_one_timer_for_sequential_calls_and_other_threads_pool_none() {
+    fn event_loop_reuses_one_timer_and_other_threads_pool_none() {
         assert_eq!(calls(), 0);
         let event_loop = std::thread::spawn(|| {
             crate::event_loops::set_event_loop(0);

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_that_moves_is_not_bounded_and_the_headers_timeout_begins_at_its_end() {
+    async fn moving_request_is_unbounded_and_headers_timeout_begins_at_its_end() {
         // A piece each ten seconds, for ten minutes.
         let upload = |now: u128| (now < 600).then_some(SendProgress { pieces: (now / 10) as u64, unsent: 0 });
         let (error, after) = late(timeouts(1 << 30), upload).await;

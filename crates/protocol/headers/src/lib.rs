@@ -13,7 +13,7 @@ mod orca;
 mod traceparent;
 mod view;
 
-use http::{HeaderMap, HeaderName};
+use http::{HeaderMap, HeaderName, header};
 
 pub use deadline::{Deadline, encode_grpc_timeout, grpc_timeout, read_deadline, write_deadline};
 pub use fairmesh_router::LoadReport;
@@ -22,14 +22,16 @@ pub use grpc::{grpc_content_type, is_grpc, is_server_error};
 pub use load::{MAX_METRIC, decode_base64, decode_binary_report};
 pub use load::{load_from_binary, load_from_text, metrics_from_binary, metrics_from_text};
 pub use traceparent::{SpanContext, TRACEPARENT, TRACESTATE};
-pub use view::HeaderMapView;
+pub use view::{AllSpellings, HeaderMapView};
 
 /// Key of a call to a sharded service: decimal, or hexadecimal after `0x`.
 pub const KEY: HeaderName = HeaderName::from_static("x-fairmesh-key");
 /// The caller for whom an intermediary calls, a SPIFFE id. It counts only from those that the policy names.
 pub const CALLER: HeaderName = HeaderName::from_static("x-fairmesh-caller");
-/// Headers by which servers learn who calls.
-pub const CLAIMS: [HeaderName; 2] = [CALLER, HeaderName::from_static("x-forwarded-client-cert")];
+/// The first service of the chain of calls, `tenant/service`, where it is not the caller. Servers attribute their CPU by it.
+pub const ORIGIN: HeaderName = HeaderName::from_static("x-fairmesh-origin");
+/// Headers by which servers learn who calls, and for whom.
+pub const CLAIMS: [HeaderName; 3] = [CALLER, HeaderName::from_static("x-forwarded-client-cert"), ORIGIN];
 /// The role that a replica must have, such as `primary`.
 pub const ROLE: HeaderName = HeaderName::from_static("x-fairmesh-role");
 /// The time left for the call, in whole milliseconds. Relative, since clocks of two machines differ.
@@ -53,6 +55,8 @@ pub const OVERLOADED: &str = "overloaded";
 pub const OVERLOADED_SERVER: HeaderName = HeaderName::from_static("x-fairmesh-full");
 /// Value of [`FAULT`] from the server layer: the caller's deadline passed while the server processed the call.
 pub const DEADLINE_EXCEEDED: &str = "deadline";
+/// Value of [`FAULT`] from the server layer: the policy of the service does not allow the call.
+pub const UNAUTHORIZED: &str = "unauthorized";
 /// Identities of the proxies that forwarded a request, one in each field, as in `CDN-Loop` (RFC 8586). A proxy that finds its own too
 /// often ends a loop.
 pub const LOOP: &str = "x-fairmesh-loop";
@@ -87,6 +91,13 @@ pub fn remove_all_spellings(headers: &mut HeaderMap, names: &[HeaderName]) {
     for spelling in found {
         headers.remove(spelling);
     }
+}
+
+/// The headers that conditions of rules may name, of a request that is judged again later: without credentials.
+pub fn without_credentials(headers: &HeaderMap) -> HeaderMap {
+    let mut kept = headers.clone();
+    kept.remove(header::AUTHORIZATION);
+    kept
 }
 
 /// Whether a program may read `spelling`, in any case, as `name`.

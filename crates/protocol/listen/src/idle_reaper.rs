@@ -22,7 +22,7 @@ pub(crate) async fn reap(shared: Weak<AcceptorState>) {
             connection.sweep_streams();
         }
         shared.close_old_unread();
-        shared.memory().wake();
-        shared.unknown_memory().wake();
+        shared.memory().wake_all();
+        shared.unknown_memory().wake_all();
     }
 }

@@ -1,8 +1,8 @@
 //! Memory accounting for incomplete requests, and large ones being handled.
 
 use std::{
-    collections::{BTreeMap, HashMap},
-    hash::Hash,
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst},
@@ -21,7 +21,7 @@ const BOUNDS: Bounds =
 /// Bounds of unknown peers, whose messages are those by which an agent joins.
 const UNKNOWN_BOUNDS: Bounds =
     Bounds { total: 4 << 20, per_user: 2 << 20, per_connection: 128 << 10, unclaimed: 128 };
-/// Minimum size of a claim, which bounds the number of claims: making room scans all.
+/// Minimum size of a claim, which bounds the number of claims.
 pub(crate) const MIN_CLAIM: usize = 16 * 1024;
 /// Minimum claim of a complete request that waits: its stream, its handler and timers.
 const MIN_WAIT_CLAIM: usize = 4 * 1024;
@@ -89,11 +89,29 @@ pub(crate) struct Holder {
 struct Ledger {
     used: usize,
     next: u64,
-    /// In order of their grant.
-    claims: BTreeMap<u64, Entry>,
-    connections: HashMap<u64, usize>,
+    claims: HashMap<u64, Entry>,
+    /// Those that hold something.
+    connections: HashMap<u64, ConnectionClaims>,
     users: HashMap<u32, usize>,
-    waiting: HashMap<u64, (Holder, Waker)>,
+    /// In order of their arrival.
+    waiting: BTreeMap<u64, WaitingRequest>,
+}
+
+/// The claims of one connection. Making room looks at each connection once: a scan of all claims took most of the time of a
+/// process whose peers left thousands of requests incomplete.
+#[derive(Debug, Default)]
+struct ConnectionClaims {
+    user: Option<u32>,
+    bytes: usize,
+    /// The claims of incomplete requests, in order of their grant.
+    revocable: BTreeSet<u64>,
+}
+
+#[derive(Debug)]
+struct WaitingRequest {
+    holder: Holder,
+    bytes: usize,
+    waker: Waker,
 }
 
 #[derive(Debug)]
@@ -157,10 +175,16 @@ impl Memory {
         &self.shared.unread
     }
 
-    /// Wakes waiting requests.
-    pub(crate) fn wake(&self) {
-        let waiting: Vec<_> = self.ledger().waiting.values().map(|(_, waker)| waker.clone()).collect();
+    /// Wakes all waiting requests: with time, claims become revocable.
+    pub(crate) fn wake_all(&self) {
+        let waiting: Vec<_> = self.ledger().waiting.values().map(|request| request.waker.clone()).collect();
         waiting.iter().for_each(Waker::wake_by_ref);
+    }
+
+    /// Wakes the waiting requests that fit into free memory. Waking all was rejected: each would search for claims to revoke.
+    fn wake_fitting(&self) {
+        let fitting = self.ledger().fitting(&self.shared.bounds);
+        fitting.iter().for_each(Waker::wake_by_ref);
     }
 
     /// Counts a body as pending. Also returns whether there are so many that each has to claim memory at once.
@@ -188,8 +212,9 @@ impl Memory {
             *waiting = None;
             return Poll::Ready(Ok(claim));
         }
+        let request = WaitingRequest { holder, bytes, waker: cx.waker().clone() };
         if let Some(WaitingClaim { id, .. }) = waiting {
-            ledger.waiting.insert(*id, (holder, cx.waker().clone()));
+            ledger.waiting.insert(*id, request);
             return Poll::Pending;
         }
         if !ledger.may_wait(holder) {
@@ -197,7 +222,7 @@ impl Memory {
         }
         ledger.next += 1;
         let id = ledger.next;
-        ledger.waiting.insert(id, (holder, cx.waker().clone()));
+        ledger.waiting.insert(id, request);
         *waiting = Some(WaitingClaim { memory: self.clone(), id });
         Poll::Pending
     }
@@ -214,12 +239,16 @@ impl Memory {
         let entry = Entry { holder, bytes, since: Instant::now(), state: Some(Arc::clone(&state)) };
         ledger.next += 1;
         ledger.used += bytes;
-        *ledger.connections.entry(holder.connection).or_default() += bytes;
+        let id = ledger.next;
+        let connection = ledger.connections.entry(holder.connection).or_default();
+        connection.user = holder.user;
+        connection.bytes += bytes;
+        connection.revocable.insert(id);
         if let Some(user) = holder.user {
             *ledger.users.entry(user).or_default() += bytes;
         }
-        ledger.claims.insert(ledger.next, entry);
-        Claim { memory: self.clone(), id: ledger.next, state }
+        ledger.claims.insert(id, entry);
+        Claim { memory: self.clone(), id, state }
     }
 
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
@@ -232,11 +261,27 @@ impl Ledger {
     /// Whether another request of this holder may wait for memory.
     fn may_wait(&self, holder: Holder) -> bool {
         let waiting = |is_counted: fn(&Holder, &Holder) -> bool| {
-            self.waiting.values().filter(|(other, _)| is_counted(other, &holder)).count()
+            self.waiting.values().filter(|other| is_counted(&other.holder, &holder)).count()
         };
         self.waiting.len() < MAX_WAITING
             && waiting(|other, holder| other.connection == holder.connection) < MAX_WAITING_PER_CONNECTION
             && waiting(Holder::is_of_same_user) < MAX_WAITING_PER_USER
+    }
+
+    /// The wakers of waiting requests that fit without a revocation, the first ones if not all do.
+    fn fitting(&self, bounds: &Bounds) -> Vec<Waker> {
+        let mut free = bounds.total.saturating_sub(self.used);
+        let fits = |request: &&WaitingRequest| {
+            let WaitingRequest { holder, bytes, .. } = request;
+            let is_within = self.of_connection(*holder) + bytes <= bounds.per_connection
+                && holder.user.is_none_or(|user| self.of_user(user) + bytes <= bounds.per_user);
+            let fits = is_within && *bytes <= free;
+            if fits {
+                free -= bytes;
+            }
+            fits
+        };
+        self.waiting.values().filter(fits).map(|request| request.waker.clone()).collect()
     }
 
     /// Whether the bytes fit, if necessary after revoking claims.
@@ -272,16 +317,20 @@ impl Ledger {
     /// claimant's, only one of [`REVOCABLE_AGE`] age.
     fn victim(&self, claimant: Holder, bytes: usize, is_candidate: impl Fn(&Holder) -> bool) -> Option<u64> {
         let now = Instant::now();
-        let of_others = self.claims.iter().filter(|(_, entry)| {
-            entry.holder.connection != claimant.connection && is_candidate(&entry.holder)
+        let takable = self.connections.iter().filter_map(|(&connection, claims)| {
+            let holder = Holder { connection, user: claims.user };
+            let oldest = *claims.revocable.first()?;
+            let is_other = connection != claimant.connection && is_candidate(&holder);
+            let is_takable = is_other
+                && (self.holds_more(holder, claimant, bytes) || self.age(oldest, now) >= REVOCABLE_AGE);
+            is_takable.then(|| (self.held(holder), claims.bytes, Reverse(oldest)))
         });
-        let takable = of_others.filter(|(_, entry)| {
-            entry.state.is_some()
-                && (self.holds_more(entry.holder, claimant, bytes)
-                    || now.duration_since(entry.since) >= REVOCABLE_AGE)
-        });
-        let rank = |id: u64, holder| (self.held(holder), self.of_connection(holder), std::cmp::Reverse(id));
-        takable.max_by_key(|(id, entry)| rank(**id, entry.holder)).map(|(id, _)| *id)
+        takable.max().map(|(_, _, Reverse(oldest))| oldest)
+    }
+
+    /// Time since the grant of a claim.
+    fn age(&self, id: u64, now: Instant) -> Duration {
+        self.claims.get(&id).map_or(Duration::ZERO, |entry| now.duration_since(entry.since))
     }
 
     /// Whether `other` holds more than the claimant with `bytes` more. Among connections of one user the connection counts.
@@ -298,7 +347,7 @@ impl Ledger {
     }
 
     fn of_connection(&self, holder: Holder) -> usize {
-        self.connections.get(&holder.connection).copied().unwrap_or_default()
+        self.connections.get(&holder.connection).map_or(0, |claims| claims.bytes)
     }
 
     fn of_user(&self, user: u32) -> usize {
@@ -308,20 +357,30 @@ impl Ledger {
     fn release(&mut self, id: u64) -> Option<Entry> {
         let entry = self.claims.remove(&id)?;
         self.used -= entry.bytes;
-        subtract(&mut self.connections, entry.holder.connection, entry.bytes);
-        if let Some(user) = entry.holder.user {
-            subtract(&mut self.users, user, entry.bytes);
+        if let Some(claims) = self.connections.get_mut(&entry.holder.connection) {
+            claims.bytes -= entry.bytes;
+            claims.revocable.remove(&id);
+            if claims.bytes == 0 {
+                self.connections.remove(&entry.holder.connection);
+            }
+        }
+        if let Some(user) = entry.holder.user
+            && let Some(rest) = self.users.get_mut(&user)
+        {
+            *rest -= entry.bytes;
+            if *rest == 0 {
+                self.users.remove(&user);
+            }
         }
         Some(entry)
     }
-}
 
-/// Subtracts bytes of a holder. One that holds nothing is not stored.
-fn subtract<K: Copy + Eq + Hash>(held: &mut HashMap<K, usize>, by: K, bytes: usize) {
-    if let Some(rest) = held.get_mut(&by) {
-        *rest -= bytes;
-        if *rest == 0 {
-            held.remove(&by);
+    /// The claim can no longer be revoked.
+    fn complete(&mut self, id: u64) {
+        let Some(entry) = self.claims.get_mut(&id) else { return };
+        entry.state = None;
+        if let Some(claims) = self.connections.get_mut(&entry.holder.connection) {
+            claims.revocable.remove(&id);
         }
     }
 }
@@ -341,9 +400,7 @@ impl Claim {
 
     /// The request is complete: its claim cannot be revoked any more.
     pub(crate) fn complete(&self) {
-        if let Some(entry) = self.memory.ledger().claims.get_mut(&self.id) {
-            entry.state = None;
-        }
+        self.memory.ledger().complete(self.id);
     }
 }
 
@@ -351,7 +408,7 @@ impl Drop for Claim {
     fn drop(&mut self) {
         let released = self.memory.ledger().release(self.id);
         if released.is_some() {
-            self.memory.wake();
+            self.memory.wake_fitting();
         }
     }
 }

@@ -45,6 +45,8 @@ const fn row(process: &'static str, name: &'static str, peers: Peers) -> Listene
 pub static CONTROL_GRPC: ListenerInfo = row("control plane", "grpc", Peers::Mesh);
 /// HTTP of the control plane.
 pub static CONTROL_HTTP: ListenerInfo = row("control plane", "http", Peers::Operators);
+/// Spans that processes export to the control plane.
+pub static CONTROL_TRACES: ListenerInfo = row("control plane", "traces", Peers::Clients);
 /// gRPC of a replica.
 pub static REPLICA_GRPC: ListenerInfo = row("replica", "grpc", Peers::Mesh);
 /// HTTP of a replica.
@@ -55,6 +57,8 @@ pub static AGENT_GRPC: ListenerInfo = row("agent", "grpc", Peers::Machine);
 pub static AGENT_MAPS: ListenerInfo = row("agent", "maps", Peers::Machine);
 /// HTTP of an agent.
 pub static AGENT_HTTP: ListenerInfo = row("agent", "http", Peers::Operators);
+/// Probes of other agents.
+pub static AGENT_PROBES: ListenerInfo = row("agent", "", Peers::Clients);
 /// gRPC of a lookaside.
 pub static LOOKASIDE_GRPC: ListenerInfo = row("lookaside", "grpc", Peers::Mesh);
 /// HTTP of a lookaside.
@@ -83,6 +87,10 @@ pub static GATEWAY_ADMIN: ListenerInfo = row("gateway", "admin", Peers::Operator
 pub static GATEWAY_NODES: ListenerInfo = row("gateway", "", Peers::Mesh);
 /// The process that takes over from a gateway.
 pub static GATEWAY_HANDOVER: ListenerInfo = row("gateway", "", Peers::Machine);
+/// Pages of a DNS server.
+pub static DNS_ADMIN: ListenerInfo = row("dns", "admin", Peers::Operators);
+/// Queries over TCP.
+pub static DNS_QUERIES: ListenerInfo = row("dns", "", Peers::Clients);
 /// Pages of `register`.
 pub static REGISTER_ADMIN: ListenerInfo = row("register", "admin", Peers::Operators);
 /// The server of a program, or of a proxy in front of one.
@@ -92,11 +100,13 @@ pub static PROGRAM: ListenerInfo = row("a program's server", "", Peers::Mesh);
 pub static LISTENERS: &[&ListenerInfo] = &[
     &CONTROL_GRPC,
     &CONTROL_HTTP,
+    &CONTROL_TRACES,
     &REPLICA_GRPC,
     &REPLICA_HTTP,
     &AGENT_GRPC,
     &AGENT_MAPS,
     &AGENT_HTTP,
+    &AGENT_PROBES,
     &LOOKASIDE_GRPC,
     &LOOKASIDE_HTTP,
     &KEYSERVER_GRPC,
@@ -111,6 +121,8 @@ pub static LISTENERS: &[&ListenerInfo] = &[
     &GATEWAY_ADMIN,
     &GATEWAY_NODES,
     &GATEWAY_HANDOVER,
+    &DNS_ADMIN,
+    &DNS_QUERIES,
     &REGISTER_ADMIN,
     &PROGRAM,
 ];

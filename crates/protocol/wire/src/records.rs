@@ -5,7 +5,7 @@
 //! router.
 
 use bytes::Bytes;
-use fairmesh_model::{Invalid, Policy, Record, RecordKey, Traffic};
+use fairmesh_model::{Invalid, Policy, PolicyField, Record, RecordKey, Traffic};
 use prost::Message;
 
 use crate::{shards, v1};
@@ -154,6 +154,11 @@ pub fn with_rules(policy: Option<&[u8]>, rules: Option<&[u8]>) -> Option<Bytes> 
     Some(bytes(&v1::Policy { authorization, ..policy }))
 }
 
+/// The number of routes of a policy, without compiling its expressions.
+pub fn route_count(policy: &[u8]) -> usize {
+    v1::Policy::decode(policy).unwrap_or_default().routes.len()
+}
+
 /// Whether a policy keeps calls within the caller's region, without compiling its expressions.
 pub fn is_local_only(policy: &[u8]) -> bool {
     v1::Policy::decode(policy).unwrap_or_default().local_only
@@ -178,6 +183,12 @@ pub fn traffic(policy: &[u8]) -> Result<Option<Traffic>, Invalid> {
     let traffic = Traffic::try_from(traffic)?;
     traffic.validate()?;
     Ok(Some(traffic))
+}
+
+/// Whether a policy says that the service has no planner, whatever the defaults of tenant and mesh say.
+pub fn refuses_planner(policy: &[u8]) -> bool {
+    let restated = v1::Policy::decode(policy).unwrap_or_default().restated;
+    restated.iter().any(|path| PolicyField::at_path(path) == Some(PolicyField::Traffic))
 }
 
 /// Whether a policy has expressions, without compiling them.

@@ -7,9 +7,9 @@
 //! that chunk and the manifests are transferred. Chunks with a fixed number of shards were rejected: one split would
 //! shift, and therefore rename, all later chunks.
 
-mod chunk_reader;
 mod chunker;
 mod part;
+mod part_reader;
 mod patch;
 mod ranges;
 mod replicas;
@@ -19,9 +19,9 @@ mod tests;
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-pub use chunk_reader::{Copies, Manifest, read_copies, read_manifest, read_ranges};
 use fairmesh_model::{ChunkHash, Invalid, RecordKey, ServiceName, ShardMap, ShardPart};
 use part::Part;
+pub use part_reader::{Copies, Manifest, read_copies, read_manifest, read_ranges};
 #[cfg(any(feature = "server", test))]
 pub use patch::differences;
 pub use patch::{Change, Patch, Value, is_patchable};

@@ -147,7 +147,12 @@ impl Transport {
 
     /// Whether callers are accepted with mutual TLS only.
     pub fn is_tls(&self) -> bool {
-        self.identity.is_some()
+        self.of_callers().is_some()
+    }
+
+    /// For connections of callers.
+    fn of_callers(&self) -> Option<&Arc<dyn TlsIdentity>> {
+        self.identity.as_ref().filter(|identity| identity.speaks_tls())
     }
 
     /// Whether connections with processes of the mesh over TCP are secured, and not in plaintext.
@@ -162,7 +167,7 @@ impl Transport {
 
     /// Why this process does not have the certificate that its connections need; `None` if it has it, or needs none.
     pub fn lacks_certificate(&self) -> Option<String> {
-        let identity = self.identity.as_ref().filter(|identity| !identity.is_ready())?;
+        let identity = self.of_callers().filter(|identity| !identity.is_ready())?;
         Some(identity.problem().unwrap_or_else(|| "it has not been issued yet".to_owned()))
     }
 
@@ -197,6 +202,12 @@ impl Transport {
     pub fn revocation_changes(&self) -> watch::Receiver<u64> {
         let changes = self.identity.as_ref().and_then(|identity| identity.revocation_changes());
         changes.unwrap_or_else(|| watch::channel(0).1)
+    }
+
+    /// Changes after [`is_tls`](Self::is_tls) has. Without a sender if it never does.
+    pub fn tls_changes(&self) -> watch::Receiver<()> {
+        let changes = self.identity.as_ref().and_then(|identity| identity.tls_changes());
+        changes.unwrap_or_else(|| watch::channel(()).1)
     }
 
     /// As [`TlsIdentity::close`]; every transport with the same identity is concerned.
@@ -299,7 +310,7 @@ impl Transport {
     /// # Errors
     /// When the handshake fails, or a limit of the listener closed the connection.
     pub async fn accept(&self, stream: GuardedStream<Stream>) -> io::Result<GuardedStream<Stream>> {
-        let Some(identity) = &self.identity else { return Ok(stream) };
+        let Some(identity) = self.of_callers() else { return Ok(stream) };
         let secure = |stream| match &self.federated_callers {
             Some(callers) => identity.accept_federated(stream, callers),
             None => identity.accept(stream),

@@ -101,9 +101,9 @@ impl FileSource {
         let Ok(found) = tokio::task::spawn_blocking(move || source.read()).await else { return };
         let mut errors = BTreeMap::new();
         for (name, mut file) in found {
-            if let (Some(wanted), false) = (&file.wanted, file.done) {
-                match self.sync(&name, wanted, known).await {
-                    Ok(()) => file.done = true,
+            if let Some(due) = &file.due {
+                match self.sync(&name, due, known).await {
+                    Ok(()) => file.due = None,
                     Err(error) => {
                         errors.insert(name.clone(), error.to_string());
                     }
@@ -125,8 +125,8 @@ impl FileSource {
                 tracing::warn!(file, error, "the endpoints of this file are unchanged");
             }
         }
-        let endpoints = known.files.values().filter_map(|file| file.wanted.as_ref());
-        *status = FileStatus { endpoints: endpoints.map(Vec::len).sum(), errors };
+        let endpoints = known.files.values().filter_map(|file| file.listed).sum();
+        *status = FileStatus { endpoints, errors };
     }
 }
 

@@ -11,7 +11,6 @@
 mod address_claims;
 mod auto_declarations;
 mod balance;
-mod clock;
 mod endpoints;
 mod error;
 mod file_source;

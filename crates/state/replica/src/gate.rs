@@ -48,13 +48,16 @@ async fn check(gate: &Gate, request: Request) -> Result<Request, Status> {
     if !gate.shared.access.is_strict() {
         return Ok(request);
     }
-    let (head, body) = request.into_parts();
+    let (mut head, body) = request.into_parts();
     let body = to_bytes(body, MAX_BODY).await.map_err(|error| Status::from_error(Box::new(error)))?;
     let caller = Caller::of_connection(&head.headers, &head.extensions);
     let call = CompleteCall { path: method.path, headers: &head.headers, body: &body };
     let verify = |statement: &[u8], call: StatedCall<'_>| {
         gate.transport.verify_call(statement, call).map_err(Status::unauthenticated)
     };
-    gate.shared.access.judge(caller, call, needs, verify)?;
+    let access = &gate.shared.access;
+    let maker = access.judge(caller, call, needs, verify)?;
+    let (body, refused) = access.keep_permitted_rows(&maker, (method.path, body))?;
+    head.extensions.insert(refused);
     Ok(Request::from_parts(head, Body::from(body)))
 }

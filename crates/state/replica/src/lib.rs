@@ -126,7 +126,10 @@ impl Replica {
         let rates = ReportRelay::new(upstream.clone(), None, SumLimits::TREE);
         let reporting = tokio::spawn(rates.clone().run(stopping.clone()));
         let counts = CountRelay::new(upstream.clone(), SumLimits::TREE.reporters);
-        let counting = tokio::spawn(counts.clone().run(stopping.clone()));
+        // Those that stop beside this replica report their last counts while it drains.
+        let all_served = CancellationToken::new();
+        let _count_with_me = all_served.clone().drop_guard();
+        let counting = tokio::spawn(counts.clone().run(all_served.clone()));
         let forward = Forwarder::new(upstream, "replica", stopping.clone());
         let pages = admin::Pages { backend: backend.clone(), rates: rates.clone(), listeners: bounded };
         let reports = Reports { forward, rates, counts };
@@ -149,6 +152,7 @@ impl Replica {
         while let Some(served) = serving.join_next().await {
             ended = ended.and(serve_result(served));
         }
+        all_served.cancel();
         // The runtime has reported a panic in one of these; the stop continues.
         let _ = saving.await;
         let _ = reporting.await;

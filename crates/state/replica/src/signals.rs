@@ -1,4 +1,4 @@
-use fairmesh_rib::{CountRelay, Forwarder, ReportRelay};
+use fairmesh_rib::{CountRelay, Forwarder, ReportRelay, access::RefusedRows};
 use fairmesh_wire::v1::{self, imbalance_server::Imbalance, signals_server::Signals};
 use tonic::{Request, Response, Status};
 
@@ -26,9 +26,12 @@ impl Signals for Reports {
         &self,
         mut request: Request<v1::ReportSignalsRequest>,
     ) -> Result<Response<v1::ReportSignalsResponse>, Status> {
+        let refused = RefusedRows::of(&request);
         let report = request.get_mut();
-        let counted = self.counts.take(report).map_err(|e| Status::invalid_argument(e.to_string()))?;
-        if let Some(response) = counted {
+        let counted =
+            self.counts.take(report, |_| {}).map_err(|e| Status::invalid_argument(e.to_string()))?;
+        if let Some(mut response) = counted {
+            response.refused_rows += refused;
             return Ok(Response::new(response));
         }
         if report.sender.is_some() && !report.usages.is_empty() {

@@ -5,6 +5,7 @@
 mod judge;
 mod methods;
 mod needs;
+mod report_rows;
 pub mod requests;
 
 use std::{
@@ -30,6 +31,7 @@ use crate::Node;
 pub use judge::{CompleteCall, MAX_BODY};
 pub use methods::{METHODS, Method, MethodAccess};
 pub use needs::Need;
+pub use report_rows::{CountedRows, RefusedRows, RefusedSubjects, RowSubject, is_refusal};
 pub use requests::needs_of_value;
 
 /// A caller.

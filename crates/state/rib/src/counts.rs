@@ -9,9 +9,9 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::Invalid;
+use fairmesh_model::{CountReport, Invalid};
 use fairmesh_signals::{CountInbox, CountOutbox, IDLE_INTERVAL_MS, REPORT_INTERVAL_MS};
-use fairmesh_wire::v1;
+use fairmesh_wire::{LogLimiter, v1};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
@@ -54,25 +54,28 @@ impl CountRelay {
         Self { shared: Arc::new(RelayState { upstream, began, counts, interval_ms }) }
     }
 
-    /// Takes the counts out of a report. Returns when the sender should report again; `None` for a report without counts.
+    /// Takes the counts out of a report, and shows them to `observe` unless the report is a repetition. Returns when the sender should
+    /// report again; `None` for a report without counts.
     ///
     /// # Errors
     /// If the counts are invalid.
     pub fn take(
         &self,
         report: &mut v1::ReportSignalsRequest,
+        observe: impl FnOnce(&CountReport),
     ) -> Result<Option<v1::ReportSignalsResponse>, Invalid> {
-        let Some(report) = report.take_counts()? else { return Ok(None) };
+        let Some((report, refused_rows)) = report.take_counts()? else { return Ok(None) };
         let now_ms = self.shared.now_ms();
         let mut counts = self.shared.counts();
         if counts.inbox.is_new(&report, now_ms) {
+            observe(&report);
             counts.outbox.leave_out(report.left_out);
             for interval in report.intervals {
                 counts.outbox.add(interval, now_ms);
             }
         }
         let next_report_ms = u32::try_from(self.shared.interval_ms.load(Relaxed)).unwrap_or(u32::MAX);
-        Ok(Some(v1::ReportSignalsResponse { next_report_ms, ..Default::default() }))
+        Ok(Some(v1::ReportSignalsResponse { next_report_ms, refused_rows, ..Default::default() }))
     }
 
     /// Sends until `stopping`, and then what is left.
@@ -138,6 +141,7 @@ pub fn settle_counts(
     match result {
         Ok(response) => {
             outbox.acknowledge();
+            log_refused_rows(response.refused_rows);
             Some(Some(response.next_report_ms.into()).filter(|asked| *asked > 0))
         }
         Err(code) => {
@@ -161,6 +165,20 @@ async fn send_report(
         tracing::debug!(reason = status.message(), "counts could not be reported");
         status.code()
     })
+}
+
+/// The others of the report counted, and the upstream shows these as left out.
+fn log_refused_rows(rows: u64) {
+    static REFUSED: LogLimiter = LogLimiter::new();
+    if rows > 0
+        && let Some(suppressed) = REFUSED.next()
+    {
+        tracing::warn!(
+            rows,
+            suppressed,
+            "counts of calls are left out: they may not be reported from here, or are not plausible"
+        );
+    }
 }
 
 /// Whether the same report would be refused again.

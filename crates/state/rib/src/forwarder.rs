@@ -196,6 +196,14 @@ impl Checker for Forwarder {
         let mut client = self.connection()?.checker();
         self.forward_response(client.report_distances(forwarded_request(request)).await)
     }
+
+    async fn report_probes(
+        &self,
+        request: Request<v1::ReportProbesRequest>,
+    ) -> Result<Response<v1::ReportProbesResponse>, Status> {
+        let mut client = self.connection()?.checker();
+        self.forward_response(client.report_probes(forwarded_request(request)).await)
+    }
 }
 
 #[cfg(test)]

@@ -11,8 +11,8 @@ use fairmesh_model::{Cursor, Identity, Prefix, StoreId};
 
 use crate::{Entry, PeerInfo, Table, Update, covering};
 
+mod memory;
 mod pull;
-mod size;
 mod watcher;
 
 use watcher::{SubscriptionState, Watcher};

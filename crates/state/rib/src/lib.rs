@@ -43,6 +43,7 @@ mod table;
 #[cfg(feature = "node")]
 mod terminated_watches;
 mod update;
+pub mod wall_clock;
 
 pub use batch::{
     Batch, Commit, Conflict, Entry, Expect, MAX_BATCH_BYTES, MAX_KEY_BYTES, MAX_OPS, MAX_VALUE_BYTES, Op,

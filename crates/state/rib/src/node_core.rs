@@ -88,8 +88,8 @@ impl NodeCore {
     }
 
     /// The memory of the table and of the watchers, in bytes.
-    pub fn size(&self) -> (u64, u64) {
-        (self.table.size(), self.hub.size())
+    pub fn memory_bytes(&self) -> (u64, u64) {
+        (self.table.memory_bytes(), self.hub.memory_bytes())
     }
 
     fn notify_changes(&mut self, keys: &[Arc<str>]) -> WokenWatchers {

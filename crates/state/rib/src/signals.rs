@@ -92,7 +92,7 @@ impl ReportRelay {
         }
         let next_report_ms = self.shared.interval_ms.load(Relaxed);
         let watched = self.watched();
-        Ok(Some(v1::ReportSignalsResponse { dropped_minutes: 0, next_report_ms, watched }))
+        Ok(Some(v1::ReportSignalsResponse { next_report_ms, watched, ..Default::default() }))
     }
 
     /// Reports the sum until `stopping`, then an empty sum. Downstream processes report elsewhere by then and would be

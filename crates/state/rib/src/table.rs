@@ -9,8 +9,8 @@ use fairmesh_model::Prefix;
 use crate::{Batch, Commit, Conflict, Entry, Expect, covering};
 
 mod apply_update;
+mod memory;
 mod previous_values;
-mod size;
 
 use previous_values::PreviousValues;
 

@@ -7,7 +7,7 @@ use crate::Entry;
 /// The changes between two revisions of a reader. They are applied as one change: snapshots first, then the rest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Update {
-    /// The reader's revision afterwards, for every subscribed prefix.
+    /// The reader's revision after the update, for every subscribed prefix.
     pub revision: Revision,
     /// Subscriptions that resume from the reader's revision; their copies are current afterwards.
     pub resumed: Vec<Resumed>,

@@ -60,7 +60,7 @@ fn reported_memory_matches_allocations() {
     table.load(1, (0..RECORDS).map(entry));
     let mut node = NodeCore::new(STORE, table);
     let loaded = IN_USE.load(Relaxed);
-    near(node.size().0, loaded - empty);
+    near(node.memory_bytes().0, loaded - empty);
 
     let from = Cursor::at(Revision { store: STORE, partition: 0, number: 1 });
     for watcher in 0..WATCHERS {
@@ -72,5 +72,5 @@ fn reported_memory_matches_allocations() {
         }
         assert!(node.pull(id).is_some(), "they resume");
     }
-    near(node.size().1, IN_USE.load(Relaxed) - loaded);
+    near(node.memory_bytes().1, IN_USE.load(Relaxed) - loaded);
 }

@@ -59,7 +59,7 @@ pub use info::CertificateInfo;
 pub use key::PrivateKey;
 pub use member::Member;
 pub use one_way_tls::OneWayTls;
-pub use program::{IdentityRequest, Membership, ProgramIdentity, ServerIdentity};
+pub use program::{IdentityRequest, LateIdentity, Membership, ProgramIdentity, ServerIdentity};
 pub use refused::Refused;
 pub use revocations::{RevocationSource, follow_revocations};
 pub use signer::{

@@ -2,6 +2,7 @@
 //! without an agent.
 
 mod control_plane_source;
+mod late_identity;
 
 use std::{
     path::PathBuf,
@@ -32,6 +33,7 @@ use crate::{
 };
 
 use control_plane_source::ControlPlaneSource;
+pub use late_identity::LateIdentity;
 
 /// How long one request may take.
 const TIMEOUT: Duration = Duration::from_secs(12);
@@ -104,9 +106,9 @@ pub enum ServerIdentity {
     Secured(ProgramIdentity),
     /// In plaintext: the mesh has no trust domain.
     Plaintext,
-    /// In plaintext, since the agent does not answer or has reached no control plane yet. The mesh may still turn out to have a
-    /// trust domain. Ask again with this request before the server is registered; until then it must not be called.
-    Undecided(Box<IdentityRequest>),
+    /// In plaintext for now, since the agent does not answer or has reached no control plane yet. The mesh may still turn out to have a
+    /// trust domain. Ask again before the server is registered; until then it must not be called.
+    Undecided(Arc<LateIdentity>),
 }
 
 /// Whether the mesh has a trust domain, as far as the agent of a machine knows.
@@ -165,29 +167,43 @@ impl ProgramIdentity {
     /// The identity of a server. The server accepts only mutual TLS if the agent is a member of a trust domain, and
     /// decides this once. Without a certificate within the patience, connections fail until one arrives.
     pub async fn of_server(request: IdentityRequest) -> ServerIdentity {
+        match Self::for_server(&request).await {
+            Ok(Some(identity)) => ServerIdentity::Secured(identity),
+            Ok(None) => ServerIdentity::Plaintext,
+            Err(_) => ServerIdentity::Undecided(Arc::new(LateIdentity::new(request))),
+        }
+    }
+
+    /// The identity of a server; `None` if the mesh has no trust domain.
+    ///
+    /// # Errors
+    /// While the agent does not say whether it has one.
+    async fn for_server(request: &IdentityRequest) -> Result<Option<Self>, Membership> {
         if let Some(socket) = &request.workload_api {
-            return ServerIdentity::Secured(Self::of_workload_api(&request, socket.clone()).await);
+            return Ok(Some(Self::of_workload_api(request, socket.clone()).await));
         }
-        if let Some(source) = ControlPlaneSource::of(&request) {
-            return ServerIdentity::Secured(Self::of_control_plane(&request, source).await);
+        if let Some(source) = ControlPlaneSource::of(request) {
+            return Ok(Some(Self::of_control_plane(request, source).await));
         }
-        let Some(source) = request.source() else { return ServerIdentity::Plaintext };
+        let Some(source) = request.source() else { return Ok(None) };
+        let unknown = |error: String, membership| {
+            tracing::debug!(error, "no agent gives this server an identity");
+            Err(membership)
+        };
         match source.first(request.patience).await {
             Ok(()) => {
                 let this = Self::of_agent(source);
                 this.know_revocations().await;
-                return ServerIdentity::Secured(this);
+                return Ok(Some(this));
             }
-            Err(NotIssued::NoDomain) => return ServerIdentity::Plaintext,
-            Err(NotIssued::NoAgent(error) | NotIssued::Undecided(error)) => {
-                tracing::debug!(error, "no agent gives this server an identity");
-                return ServerIdentity::Undecided(Box::new(request));
-            }
+            Err(NotIssued::NoDomain) => return Ok(None),
+            Err(NotIssued::NoAgent(error)) => return unknown(error, Membership::NoAgent),
+            Err(NotIssued::Undecided(error)) => return unknown(error, Membership::Undecided),
             Err(NotIssued::Unavailable(error) | NotIssued::Failed(error)) => {
                 tracing::warn!(error, "this server has no certificate yet, and accepts no calls until then");
             }
         }
-        ServerIdentity::Secured(Self::of_agent(source))
+        Ok(Some(Self::of_agent(source)))
     }
 
     /// Gets the identity from a Workload API. Connections are never in plaintext, since the API was configured
@@ -307,20 +323,6 @@ fn follow_revocations(
 }
 
 impl IdentityRequest {
-    /// Whether the agent is a member of a trust domain.
-    pub async fn membership(&self) -> Membership {
-        if self.workload_api.is_some() {
-            return Membership::Member;
-        }
-        let Some(source) = self.source() else { return Membership::NoAgent };
-        match source.first(self.patience).await {
-            Ok(()) | Err(NotIssued::Unavailable(_) | NotIssued::Failed(_)) => Membership::Member,
-            Err(NotIssued::NoDomain) => Membership::NoDomain,
-            Err(NotIssued::Undecided(_)) => Membership::Undecided,
-            Err(NotIssued::NoAgent(_)) => Membership::NoAgent,
-        }
-    }
-
     /// Checks the token of a program without an agent.
     ///
     /// # Errors

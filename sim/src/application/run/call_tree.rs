@@ -16,7 +16,7 @@ use crate::{
 
 /// No call is the parent of clients' calls.
 const NO_PARENT: u32 = u32::MAX;
-/// Salts of what is drawn for a call: its demand and the number of calls that it makes.
+/// Salts of a call's random draws: its demand and the number of calls that it makes.
 const DEMAND_SALT: u64 = 5;
 const TIMES_SALT: u64 = 6;
 

@@ -155,7 +155,7 @@ impl Controller {
         }
     }
 
-    /// Writes are in force at once, and none fails. Returns those that are no mere confirmations.
+    /// Writes are in force at once, and none fails. Returns all writes but mere confirmations.
     fn write(&mut self, service: usize, writes: &[TableWrite]) -> Vec<(u16, u16)> {
         self.revision += u64::from(!writes.is_empty());
         let tables = &mut Arc::make_mut(&mut self.facts[service]).tables;

@@ -25,9 +25,9 @@ pub struct Measured {
     pub planner: String,
     /// Client calls that ended.
     pub calls: u64,
-    /// Those that failed, by deadlines or full queues.
+    /// Client calls that failed, by deadlines or full queues.
     pub failed: u64,
-    /// Those that tables dropped.
+    /// Client calls that tables dropped.
     pub dropped: u64,
     /// Mean milliseconds of client calls that were served.
     pub mean_ms: f64,
@@ -61,7 +61,7 @@ pub struct MeasuredClass {
     pub to: String,
     /// Calls that ended.
     pub calls: u64,
-    /// Those that failed or were dropped.
+    /// Calls that failed or were dropped.
     pub failed: u64,
     /// Mean milliseconds of the others.
     pub mean_ms: f64,

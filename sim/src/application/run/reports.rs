@@ -199,7 +199,7 @@ impl PendingReports {
     /// The reports that have arrived, as old as they are by now.
     pub(super) fn arrived(&mut self, now: u64) -> Vec<TrafficReport> {
         let mut arrived: Vec<Arrival> = self.on_the_way.extract_if(.., |one| one.at <= now).collect();
-        // Of two reports of a region the newer one counts.
+        // The newer one of two reports of a region counts.
         arrived.sort_by_key(|arrival| arrival.sent);
         let aged = |Arrival { sent, mut report, .. }: Arrival| {
             let age = Duration::from_nanos(now - sent);

@@ -24,7 +24,7 @@ pub struct Play {
     pub report_delay: SimTime,
     /// Range of delays after which callers learn of tables and of the registry.
     pub propagation: [SimTime; 2],
-    /// Deadline of each call, also of those that calls make.
+    /// Deadline of each call, nested calls included.
     pub timeout: String,
     /// What happens to pools.
     pub events: Vec<PoolEvent>,

@@ -104,7 +104,7 @@ impl Engine<'_> {
         let mut largest = (0.0_f64, 0.0_f64);
         for process in processes {
             let Some(node) = &process.node else { continue };
-            let (table, watchers) = node.size();
+            let (table, watchers) = node.memory_bytes();
             let simulated = process.children.len().max(1) as f64;
             let all: u64 = process.children.values().map(|child| self.processes[*child].multiplicity).sum();
             largest.0 = largest.0.max(table as f64 / MEGA);

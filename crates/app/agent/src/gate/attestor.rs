@@ -1,5 +1,5 @@
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -8,7 +8,7 @@ use fairmesh_model::{
     CallerId, DefaultAuthorization, Policy, ProgramFacts, Record, RecordKey, ServiceName, SpiffeId,
     SpiffePath, access::admits_caller,
 };
-use fairmesh_rib::follower::FollowerHandle;
+use fairmesh_rib::{access::is_refusal, follower::FollowerHandle};
 use fairmesh_wire::{records, v1};
 use tokio::{
     sync::Semaphore,
@@ -33,6 +33,9 @@ const MAX_USERS: usize = 1024;
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// Policies of one read: below the bound of prefixes of a read.
 const MAX_READ: usize = 1024;
+
+/// Services that a program may not call, with the reason of each.
+pub(super) type RefusedCalls = BTreeMap<ServiceName, Status>;
 
 /// Asks control planes what programs of other users than the agent's may do, and remembers the answers for a short time.
 #[derive(Debug)]
@@ -108,7 +111,7 @@ impl Attestor {
             let known = async || identity.identities_of(program).await.map(drop);
             self.decide(program, Question::BeKnown, known).await?;
         }
-        self.check_calls(identity, program, asked).await
+        first(self.refused_calls(identity, program, &asked.calls).await?)
     }
 
     /// The same for a peer over TCP, whose certificate says who it is.
@@ -117,25 +120,41 @@ impl Attestor {
         if let Some(service) = asked.acts_for.iter().find(is_other) {
             return Err(Status::permission_denied(format!("{id} acts for no instance of {service}")));
         }
-        let calls: Vec<_> = asked.calls.iter().cloned().collect();
-        let policies = self.policies(&calls).await?;
-        let callers = [CallerId::new(id.clone())];
-        calls.iter().try_for_each(|service| policies.check(service, &callers))
+        first(self.calls_refused_to_proved(id, &asked.calls).await?)
     }
 
-    async fn check_calls(
+    /// The services of these that a peer over TCP may not call, by one read.
+    pub(super) async fn calls_refused_to_proved(
+        &self,
+        id: &SpiffeId,
+        calls: &BTreeSet<ServiceName>,
+    ) -> Result<RefusedCalls, Status> {
+        let calls: Vec<_> = calls.iter().cloned().collect();
+        let policies = self.policies(&calls).await?;
+        let callers = [CallerId::new(id.clone())];
+        refusals(calls.into_iter().map(|service| {
+            let decided = policies.check(&service, &callers);
+            (service, decided)
+        }))
+    }
+
+    /// The services of these that a program of another user may not call, by one read.
+    ///
+    /// # Errors
+    /// `Unavailable` while no control plane says.
+    pub(super) async fn refused_calls(
         &self,
         identity: &AgentIdentity,
         program: &ProgramFacts,
-        asked: &Asked,
-    ) -> Result<(), Status> {
+        calls: &BTreeSet<ServiceName>,
+    ) -> Result<RefusedCalls, Status> {
         let known = |service: &&ServiceName| {
             let answer = self.answer(program, &Question::Call((*service).clone()));
             !answer.is_some_and(|answer| answer.is_current() && answer.refused.is_none())
         };
-        let unknown: Vec<_> = asked.calls.iter().filter(known).cloned().collect();
+        let unknown: Vec<_> = calls.iter().filter(known).cloned().collect();
         if unknown.is_empty() {
-            return Ok(());
+            return Ok(RefusedCalls::new());
         }
         // One request answers for all of them.
         let asking = self.asking(program);
@@ -146,14 +165,17 @@ impl Attestor {
             Ok((callers, self.policies(&unknown).await?))
         };
         let read = read.await;
-        for service in unknown {
+        let settle = |service: ServiceName| {
             let decided = match &read {
                 Ok((callers, policies)) => policies.check(&service, callers),
                 Err(status) => Err(Status::clone(status)),
             };
-            self.settle(program, Question::Call(service), decided)?;
-        }
-        Ok(())
+            let settled = self.settle(program, Question::Call(service.clone()), decided);
+            (service, settled)
+        };
+        // A refusal keeps none of the others from being remembered.
+        let settled: Vec<_> = unknown.into_iter().map(settle).collect();
+        refusals(settled)
     }
 
     /// The answer to a question: the one that is remembered, or that of `ask`.
@@ -242,6 +264,30 @@ impl Attestor {
         }
         Ok(read)
     }
+}
+
+/// The services of these decisions that are refused.
+///
+/// # Errors
+/// The first that is no decision.
+fn refusals(
+    decided: impl IntoIterator<Item = (ServiceName, Result<(), Status>)>,
+) -> Result<RefusedCalls, Status> {
+    let mut refused = RefusedCalls::new();
+    for (service, decided) in decided {
+        match decided {
+            Ok(()) => {}
+            Err(reason) if is_refusal(&reason) => drop(refused.insert(service, reason)),
+            Err(status) => return Err(status),
+        }
+    }
+    Ok(refused)
+}
+
+/// # Errors
+/// The first refusal.
+fn first(refused: RefusedCalls) -> Result<(), Status> {
+    refused.into_values().next().map_or(Ok(()), Err)
 }
 
 /// What services say of their callers.

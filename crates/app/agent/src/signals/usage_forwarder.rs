@@ -138,15 +138,16 @@ impl UsageForwarder {
         Ok(())
     }
 
-    /// Forwards until `stopping`.
+    /// Forwards until `stopping`, and then what is left.
     pub(super) async fn run(&self, stopping: CancellationToken) {
         let mut ticks = interval(FORWARD_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                _ = ticks.tick() => {}
-                () = stopping.cancelled() => return,
-            }
+        let mut is_stopping = false;
+        while !is_stopping {
+            is_stopping = tokio::select! {
+                _ = ticks.tick() => false,
+                () = stopping.cancelled() => true,
+            };
             // A full batch is followed by the next one at once.
             while self.forward_batch().await {}
         }

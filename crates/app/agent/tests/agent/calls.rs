@@ -32,7 +32,7 @@ async fn connect(fixture: &AgentFixture) -> Connection {
 }
 
 #[tokio::test]
-async fn the_agent_sends_its_location_and_refuses_writes_with_the_address_of_the_control_plane() {
+async fn agent_sends_location_and_refuses_writes_with_control_plane_address() {
     let fixture = AgentFixture::new();
     let agent = fixture.agent();
     let connection = connect(&fixture).await;
@@ -53,7 +53,7 @@ async fn the_agent_sends_its_location_and_refuses_writes_with_the_address_of_the
 }
 
 #[tokio::test]
-async fn registry_calls_are_forwarded_and_fail_as_unavailable_without_a_control_plane() {
+async fn registry_calls_are_forwarded_or_unavailable_without_control_plane() {
     let fixture = AgentFixture::new();
     let agent = fixture.agent();
     let connection = connect(&fixture).await;

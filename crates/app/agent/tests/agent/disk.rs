@@ -185,7 +185,7 @@ async fn two_agents_cannot_share_a_state_directory() {
 }
 
 #[tokio::test]
-async fn the_location_of_the_agent_is_saved_for_programs_that_start_without_it() {
+async fn agent_location_is_saved_for_programs_that_start_without_the_agent() {
     let fixture = AgentFixture::new();
     let agent = fixture.agent();
     let reader = Reader::start(&[&fixture.socket], true);

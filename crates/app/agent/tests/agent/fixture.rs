@@ -49,6 +49,7 @@ impl AgentFixture {
             local_address: None,
             name: "test".into(),
             metrics: self.metrics,
+            probes: None,
         };
         let stop = CancellationToken::new();
         let task = tokio::spawn(fairmesh_agent::run(config, stop.clone().cancelled_owned()));

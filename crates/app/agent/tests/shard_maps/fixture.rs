@@ -174,6 +174,7 @@ impl Fixture {
             local_address: None,
             name: "test".into(),
             metrics: None,
+            probes: None,
         };
         let stop = CancellationToken::new();
         let task = tokio::spawn(fairmesh_agent::run(config, stop.clone().cancelled_owned()));

@@ -133,7 +133,7 @@ async fn readers_never_see_a_mix_of_versions() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_program_keeps_its_map_while_the_agent_is_stopped_and_follows_the_next_agent() {
+async fn program_keeps_map_while_agent_is_stopped_and_follows_next_agent() {
     let _alone = EXCLUSIVE.lock().await;
     let mut fixture = Fixture::new(ONE_SEGMENT);
     let source = fixture.serve(&fixture.upstream()).await;

@@ -357,8 +357,8 @@ async fn unreachable(
     }
 }
 
-/// What is known of a process that accepted the connection and says nothing. Whether it is the one that was looked for can be
-/// told where it listens at a socket of this machine.
+/// Describes a process that accepts connections and does not respond, and says what to do. At a Unix socket, the
+/// message names the process that listens; at a TCP address, it may be another program.
 async fn silent_peer(what: &str, address: &Address) -> (String, String) {
     let process = match address {
         Address::Unix(path) => ProcessStat::listening_at(path).await,

@@ -7,21 +7,19 @@ use std::{
 
 use fairmesh_console::{
     failure::Failure,
-    view::{Scope, ServiceView, View, every_kind},
+    view::{ReadView, Scope, ServiceView, View, every_kind},
 };
 use fairmesh_model::{
     Endpoint, EndpointState, ServiceKind, ServiceName,
     spec::{Resource, write_duration},
 };
+use fairmesh_views::states;
 use fairmesh_wire::handshake::Connection;
 
 use super::subsets;
 use crate::{
     finding::{Level, Report, listed},
-    records::{
-        apply::warnings::{Mention, mentioned, replica_warnings, shares, unreachable_routes},
-        get,
-    },
+    records::apply::warnings::{Mention, mentioned, replica_warnings, shares, unreachable_routes},
 };
 
 /// Examines all records.
@@ -79,7 +77,7 @@ fn plaintext(name: &ServiceName, one: &ServiceView, report: &mut Report) {
 
 /// Whether calls of a declared service have an endpoint.
 fn endpoints(name: &ServiceName, one: &ServiceView, view: &View, report: &mut Report) {
-    let states = get::endpoint_states(one, view);
+    let states = states(one, view);
     let serving = one.endpoints.iter().filter(|at| at.value.state == EndpointState::Serving).count();
     let unhealthy: BTreeSet<String> = one
         .endpoints

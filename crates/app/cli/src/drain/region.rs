@@ -19,7 +19,7 @@ use fairmesh_wire::{handshake::Connection, v1};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use crate::region_drain;
+use fairmesh_traffic::region_drain;
 
 /// How often the progress is read.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -335,8 +335,8 @@ impl Progress {
     }
 }
 
-/// Whether no call goes to the region any more. The state of a way back may still be that of the drain before it, until
-/// the next round; it has arrived when its record is gone.
+/// Whether no call goes to the region any more. A way back has arrived only when its record is gone: until the next
+/// round, its state may still be the state of the drain before.
 fn has_arrived(drain: &v1::RegionDrain, state: &str) -> bool {
     !drain.returns && drain.keep == Share::NONE.millionths() && state == "done"
 }

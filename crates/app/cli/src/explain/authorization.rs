@@ -1,12 +1,17 @@
 //! Whether a caller may make the call, as the server decides.
 
+use std::{collections::BTreeMap, net::IpAddr, time::Duration};
+
 use fairmesh_console::{
     failure::Failure,
     rib_reader,
-    view::{Scope, View},
+    view::{ReadView, Scope, View},
 };
 use fairmesh_model::{CallerId, Invalid, RecordKind, ServiceName, SpiffeId, SpiffePath, TrustDomain};
-use fairmesh_router::{AuthorizationRequest, AuthorizationTable, DecisionReason};
+use fairmesh_router::{
+    AuthorizationRequest, AuthorizationTable, ClaimValue, DecisionReason, Headers, RequestAttributes,
+    UserToken,
+};
 use fairmesh_wire::handshake::Connection;
 use serde_json::{Value, json};
 
@@ -29,6 +34,56 @@ pub(super) fn caller(text: &str) -> Result<CallerArgument, Invalid> {
     }
 }
 
+/// What conditions of rules compare.
+pub(super) struct Brought<'a> {
+    source: Option<IpAddr>,
+    headers: &'a [(String, String)],
+    token: Option<UserToken>,
+}
+
+impl<'a> Brought<'a> {
+    /// A call with these headers, and a token that has these claims and is accepted.
+    pub(super) fn new(
+        source: Option<IpAddr>,
+        headers: &'a [(String, String)],
+        claims: &[(String, String)],
+    ) -> Self {
+        let mut read = BTreeMap::<String, Vec<String>>::new();
+        for (name, value) in claims {
+            read.entry(name.clone()).or_default().push(value.clone());
+        }
+        let token = (!read.is_empty()).then(|| UserToken {
+            issuer: String::new(),
+            audiences: Vec::new(),
+            valid_for: Duration::ZERO,
+            claims: read.into_iter().map(|(name, values)| (name, ClaimValue::Texts(values))).collect(),
+        });
+        Self { source, headers, token }
+    }
+
+    fn attributes(&self) -> RequestAttributes<'_> {
+        RequestAttributes { source: self.source, token: self.token.as_ref(), headers: self }
+    }
+}
+
+impl Headers for Brought<'_> {
+    fn get(&self, name: &str) -> Option<&[u8]> {
+        Headers::get(self.headers, name)
+    }
+
+    fn any(&self, name: &str, sees: &mut dyn FnMut(&[u8]) -> bool) -> bool {
+        self.headers.iter().filter(|(one, _)| one == name).any(|(_, value)| sees(value.as_bytes()))
+    }
+}
+
+/// Parses a claim as `NAME=VALUE`.
+pub(super) fn claim(text: &str) -> Result<(String, String), Invalid> {
+    let pair = text.split_once('=').filter(|(name, _)| !name.is_empty());
+    let hint = "write NAME=VALUE, as groups=members";
+    let (name, value) = pair.ok_or_else(|| Invalid::new("", format!("'{text}' is no claim"), hint))?;
+    Ok((name.to_owned(), value.to_owned()))
+}
+
 /// The decision of a server.
 pub(super) struct Decided {
     /// Whether the call is made.
@@ -42,6 +97,7 @@ pub(super) async fn decide(
     connection: &Connection,
     caller: &CallerArgument,
     (service, method, path): (&ServiceName, &str, &str),
+    brought: &Brought<'_>,
 ) -> Result<Decided, Failure> {
     let known = rib_reader::identity_of_service(connection, service).await?.map(|id| id.domain);
     let (caller, own) = match caller {
@@ -59,7 +115,8 @@ pub(super) async fn decide(
     // Without a recorded checker, servers admit the probes of all agents.
     let checkers = Some(rib_reader::checkers(connection).await).filter(|known| !known.is_empty());
     let table = AuthorizationTable::compile(&policy, view.authorization.unwrap_or_default(), checkers);
-    let decision = table.decide(&AuthorizationRequest { caller: Some(&caller), method, path });
+    let attributes = brought.attributes();
+    let decision = table.decide(&AuthorizationRequest { caller: Some(&caller), method, path, attributes });
     let rule = match decision.reason {
         DecisionReason::Rule(name) => Some(name.to_string()),
         DecisionReason::NoRule

@@ -4,7 +4,7 @@ use fairmesh_console::view::{ServiceView, View};
 use fairmesh_model::{Region, RegionDrain};
 use serde_json::{Value, json};
 
-use crate::region_drain;
+use fairmesh_traffic::region_drain;
 
 /// A drain of a region that calls of a service leave from or go to.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 use fairmesh_console::{
     cell_text::type_and_protocol,
     failure::Failure,
-    view::{Scope, ServiceView, View},
+    view::{ReadView, Scope, ServiceView, View},
 };
 use fairmesh_model::{EndpointState, RecordKind, Service, ServiceKind, ServiceName, counted};
 use fairmesh_wire::handshake::Connection;

@@ -8,7 +8,7 @@ use fairmesh_console::{
     connect,
     failure::Failure,
     output,
-    view::{Scope, View},
+    view::{ReadView, Scope, View},
 };
 use fairmesh_model::{EndpointState, InstanceId, RecordKind, ServiceName};
 use fairmesh_wire::v1::{ApplyRequest, DeregisterRequest, InstanceRef, outcome};
@@ -58,8 +58,8 @@ pub struct DeleteArgs {
     /// The kind of record.
     #[arg(value_enum)]
     kind: Deletable,
-    /// The service, as tenant/service, or the role binding; topology and hosts have no name, and
-    /// authorization has none where it applies to services without rules.
+    /// The service, as tenant/service, the tenant of policy defaults, or the role binding; topology and hosts have no name,
+    /// and authorization has none where it applies to services without rules.
     name: Option<RecordName>,
     /// The instance, of an endpoint.
     instance: Option<InstanceId>,

@@ -11,16 +11,17 @@ use fairmesh_console::{
     connect,
     failure::Failure,
     output, rib_reader,
-    view::{At, Scope, View, every_kind},
+    view::{At, ReadView, Scope, View, every_kind},
 };
 use fairmesh_model::{InstanceId, Region, ServiceName, SpiffeId};
+use fairmesh_traffic::region_drain;
+use fairmesh_views::states;
 use fairmesh_wire::{handshake::Connection, v1};
 use serde_json::{Value, json};
 
 use crate::{
     identity::describe_revocations_of,
     records::get::{self, DistanceRow},
-    region_drain,
 };
 
 /// Arguments of `fairmesh describe`.
@@ -161,7 +162,7 @@ fn endpoint(
     format: Format,
 ) -> Result<(), Failure> {
     let one = view.service(service)?;
-    let states = get::endpoint_states(one, view);
+    let states = states(one, view);
     let mut endpoints = one.endpoints.iter().zip(&states);
     let Some((At { value, revision }, state)) = endpoints.find(|(at, _)| at.value.instance == *instance)
     else {

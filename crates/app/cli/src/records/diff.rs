@@ -8,12 +8,13 @@ use fairmesh_console::{
     connect,
     failure::Failure,
     output,
-    view::{Scope, View, every_kind},
+    view::{ReadView, Scope, View, every_kind},
 };
 use fairmesh_model::{
     Policy, ServiceName, ShardMap,
     spec::{Document, Resource},
 };
+use fairmesh_wire::handshake::Connection;
 use serde_json::json;
 
 use crate::{
@@ -54,22 +55,32 @@ pub async fn run(args: DiffArgs) -> Result<ExitCode, Failure> {
     }
     let mut differences = Vec::new();
     for one in &wanted {
-        let scope = match &one.resource {
-            Resource::ShardMap(name, _) => Some(name.clone()),
-            resource => resource.records().iter().find_map(|(key, _)| key.service().cloned()),
-        };
-        let view = match scope {
-            Some(name) => View::read(&connection, &Scope::Service(name), &every_kind()).await?,
-            None if matches!(one.resource, Resource::RoleBinding(..)) => View::roles(&connection).await?,
-            None if matches!(one.resource, Resource::GatewayBackend(..)) => {
-                View::gateway_backends(&connection).await?
-            }
-            None => View::topology(&connection).await?,
-        };
+        let view = records_of(&connection, &one.resource).await?;
         differences.extend(difference(one, stored(&one.resource, &view).as_ref())?);
     }
     report(&differences, args.output_args.format())?;
     Ok(if differences.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_DIFFERENT) })
+}
+
+/// The records among which is the one that a resource would replace.
+async fn records_of(connection: &Connection, resource: &Resource) -> Result<View, Failure> {
+    let service = match resource {
+        Resource::ShardMap(name, _) => Some(name.clone()),
+        resource => resource.records().iter().find_map(|(key, _)| key.service().cloned()),
+    };
+    if let Some(name) = service {
+        return View::read(connection, &Scope::Service(name), &every_kind()).await;
+    }
+    match resource {
+        Resource::RoleBinding(..) => View::roles(connection).await,
+        Resource::GatewayBackend(..) => View::gateway_backends(connection).await,
+        Resource::GatewayQuota(..) => View::gateway_quotas(connection).await,
+        Resource::PolicyDefaults(scope, _) => {
+            let tenant = scope.tenant().cloned();
+            View::policy_defaults(connection, &tenant.map_or(Scope::All, Scope::Tenant)).await
+        }
+        _ => View::topology(connection).await,
+    }
 }
 
 /// The stored record that a resource would replace.
@@ -93,6 +104,10 @@ fn stored(resource: &Resource, view: &View) -> Option<Resource> {
         Resource::ShardMap(name, wanted) => {
             Some(Resource::ShardMap(name.clone(), ordered_as(of(name)?.shards.as_ref()?, wanted)))
         }
+        Resource::PolicyDefaults(scope, _) => {
+            let stored = view.policy_defaults.iter().find(|(of, _)| *of == scope)?.1;
+            Some(Resource::PolicyDefaults(scope.clone(), stored.clone()))
+        }
         Resource::Topology(..) if view.regions.value.regions.is_empty() => None,
         Resource::Topology(..) => {
             Some(Resource::Topology(view.regions.value.clone(), view.round_trips.clone()))
@@ -105,6 +120,9 @@ fn stored(resource: &Resource, view: &View) -> Option<Resource> {
         }
         Resource::GatewayBackend(name, _) => {
             Some(Resource::GatewayBackend(name.clone(), view.gateway_backends.get(name)?.value.clone()))
+        }
+        Resource::GatewayQuota(tenant, _) => {
+            Some(Resource::GatewayQuota(tenant.clone(), view.gateway_quotas.get(tenant)?.value))
         }
         Resource::GatewayService(name, _) => {
             Some(Resource::GatewayService(name.clone(), of(name)?.gateway.clone()?.value))

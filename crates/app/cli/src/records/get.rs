@@ -1,7 +1,6 @@
 //! `fairmesh get`.
 
 mod authorization;
-mod endpoint_state;
 mod fleet;
 mod gateway;
 mod health;
@@ -26,14 +25,13 @@ use fairmesh_console::{
     failure::Failure,
     output::{self, Listing},
     rib_reader,
-    view::{Scope, ServiceView, View, every_kind},
+    view::{ReadView, Scope, ServiceView, View, every_kind},
 };
 use fairmesh_model::{RecordKind, RecordList, ServiceName, SpiffePath, Tenant, spec::read_duration};
 use fairmesh_wire::handshake::Connection;
 
 use list_output::ListOutputArgs;
 
-pub(crate) use endpoint_state::{lost_words, states as endpoint_states};
 pub(crate) use fleet::{MOVES_HEAD, add_moves};
 pub(crate) use health::of_service as health_rows;
 pub(crate) use policies::summary as policy_summary;
@@ -87,6 +85,9 @@ pub(crate) enum Kind {
     /// Written policies; a service without one has the default.
     #[value(aliases = ["policy"])]
     Policies,
+    /// Defaults for the policies of tenants and of the mesh.
+    #[value(aliases = ["policydefaults"])]
+    PolicyDefaults,
     /// Shard maps; those of one service shard by shard.
     #[value(aliases = ["shard", "shardmaps"])]
     Shards,
@@ -116,6 +117,9 @@ pub(crate) enum Kind {
     /// Backends of the gateway, and how many services each serves.
     #[value(aliases = ["gateway-backend", "gatewaybackends", "gatewaybackend"])]
     GatewayBackends,
+    /// What tenants may have at the gateway.
+    #[value(aliases = ["gateway-quota", "gatewayquotas", "gatewayquota"])]
+    GatewayQuotas,
     /// Services that use a gateway with backends, and the backends that serve each.
     #[value(aliases = ["gateway-service", "gatewayservices", "gatewayservice", "placements", "placement"])]
     GatewayServices,
@@ -128,8 +132,8 @@ impl Kind {
             Self::Services => return every_kind(),
             Self::Endpoints => &[RecordKind::Endpoint, RecordKind::Health, RecordKind::Policy],
             Self::Hosts => &[RecordKind::Endpoint],
-            // Drains move the calls of services whose policies ask for a planner.
-            Self::Regions => &[RecordKind::Endpoint, RecordKind::Policy],
+            // Drains move the calls of services whose policies ask for a planner. Defaults complete those of declared services.
+            Self::Regions => &[RecordKind::Service, RecordKind::Endpoint, RecordKind::Policy],
             Self::Watchers => &[RecordKind::Service],
             Self::Health => &[RecordKind::Endpoint, RecordKind::Health, RecordKind::Policy],
             Self::Policies | Self::Authorization => &[RecordKind::Policy],
@@ -137,7 +141,7 @@ impl Kind {
             Self::Moves => &[RecordKind::Move],
             Self::Tables => &[RecordKind::Policy, RecordKind::RegionTable],
             Self::Workloads => &[RecordKind::Workload],
-            Self::Roles => &[],
+            Self::Roles | Self::GatewayQuotas | Self::PolicyDefaults => &[],
             Self::GatewayBackends => &[RecordKind::Placement],
             Self::GatewayServices => &[RecordKind::GatewayService, RecordKind::Placement],
         };
@@ -152,6 +156,7 @@ pub(super) const fn list_of(kind: RecordKind) -> Option<Kind> {
         RecordList::Endpoints => Kind::Endpoints,
         RecordList::Health => Kind::Health,
         RecordList::Policies => Kind::Policies,
+        RecordList::PolicyDefaults => Kind::PolicyDefaults,
         RecordList::Shards => Kind::Shards,
         RecordList::Moves => Kind::Moves,
         RecordList::Tables => Kind::Tables,
@@ -161,6 +166,7 @@ pub(super) const fn list_of(kind: RecordKind) -> Option<Kind> {
         RecordList::Hosts => Kind::Hosts,
         RecordList::Roles => Kind::Roles,
         RecordList::GatewayBackends => Kind::GatewayBackends,
+        RecordList::GatewayQuotas => Kind::GatewayQuotas,
         RecordList::GatewayServices => Kind::GatewayServices,
         RecordList::Unlisted => return None,
     })
@@ -200,6 +206,8 @@ fn read_kinds(kind: Kind) -> Vec<RecordKind> {
 async fn list(connection: &Connection, args: &GetArgs) -> Result<Listing, Failure> {
     let mut view = match args.kind {
         Kind::Roles => View::roles(connection).await?,
+        Kind::GatewayQuotas => View::gateway_quotas(connection).await?,
+        Kind::PolicyDefaults => View::policy_defaults(connection, &args.scope()).await?,
         _ => View::read(connection, &args.scope(), &read_kinds(args.kind)).await?,
     };
     if args.kind == Kind::GatewayBackends {
@@ -244,6 +252,7 @@ async fn listing(connection: &Connection, args: &GetArgs, view: &View) -> Result
         Kind::Endpoints => services::all_endpoints(view),
         Kind::Health => health::all(view),
         Kind::Policies => policies::policies(view),
+        Kind::PolicyDefaults => policies::defaults(view),
         Kind::Shards => match &args.service {
             Some(name) => shards::one(view, name)?,
             None => shards::maps(view),
@@ -256,6 +265,7 @@ async fn listing(connection: &Connection, args: &GetArgs, view: &View) -> Result
         Kind::Workloads => workloads::workloads(view),
         Kind::Roles => roles::roles(view),
         Kind::GatewayBackends => gateway::backends(view),
+        Kind::GatewayQuotas => gateway::quotas(view),
         Kind::GatewayServices => gateway::services(view),
         Kind::Authorization => authorization::authorization(view),
     })

@@ -27,8 +27,8 @@ pub(crate) struct HistoryKey {
     /// The kind of record.
     #[arg(value_enum)]
     pub(super) kind: Kind,
-    /// The service, as tenant/service, or the role binding; topology and hosts have no name, and
-    /// authorization has none where it applies to services without rules.
+    /// The service, as tenant/service, the tenant of policy defaults, or the role binding; topology and hosts have no name,
+    /// and authorization has none where it applies to services without rules.
     pub(super) name: Option<RecordName>,
 }
 
@@ -72,6 +72,10 @@ impl HistoryKey {
                 "write it as tenant/service after the kind".to_owned(),
             ),
             (false, true) => (format!("{kind} belongs to no service"), "leave the service out".to_owned()),
+            (false, false) if named.contains(&Naming::Tenant) => (
+                format!("the {kind} are of a tenant or of the mesh"),
+                "write the tenant after the kind, or nothing for the mesh".to_owned(),
+            ),
             (false, false) => (
                 format!("the name of the {kind} is missing"),
                 format!("write it after the kind (see 'fairmesh get {list}')"),

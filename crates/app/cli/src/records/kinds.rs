@@ -47,10 +47,20 @@ const GATEWAY_BACKEND: Argument = Argument {
     aliases: &["gateway-backends", "gatewaybackend"],
     help: "A backend of a gateway; the audit log has its history",
 };
+const GATEWAY_QUOTA: Argument = Argument {
+    name: "gateway-quota",
+    aliases: &["gateway-quotas", "gatewayquota"],
+    help: "What a tenant may have at a gateway; the audit log has its history",
+};
 const GATEWAY_SERVICE: Argument = Argument {
     name: "gateway-service",
     aliases: &["gateway-services", "gatewayservice"],
     help: "How the service uses a gateway with backends",
+};
+const POLICY_DEFAULTS: Argument = Argument {
+    name: "policy-defaults",
+    aliases: &["policydefaults"],
+    help: "Defaults for the policies of a tenant; without a tenant, of the mesh. The audit log has their history",
 };
 const ROLE: Argument = Argument {
     name: "role",
@@ -67,8 +77,10 @@ const fn argument(kind: RecordKind) -> Option<&'static Argument> {
         RecordKind::Regions | RecordKind::RoundTrips => &TOPOLOGY,
         RecordKind::Hosts => &HOSTS,
         RecordKind::Authorization | RecordKind::DefaultAuthorization => &AUTHORIZATION,
+        RecordKind::PolicyDefaults => &POLICY_DEFAULTS,
         RecordKind::RoleBinding => &ROLE,
         RecordKind::GatewayBackend => &GATEWAY_BACKEND,
+        RecordKind::GatewayQuota => &GATEWAY_QUOTA,
         RecordKind::GatewayService => &GATEWAY_SERVICE,
         RecordKind::Endpoint
         | RecordKind::Health
@@ -82,6 +94,7 @@ const fn argument(kind: RecordKind) -> Option<&'static Argument> {
         | RecordKind::TrustBundle
         | RecordKind::Revocations
         | RecordKind::FederatedDomains
+        | RecordKind::TokenIssuers
         | RecordKind::JoinedAgent
         | RecordKind::History
         | RecordKind::MeshHistory => return None,

@@ -40,6 +40,8 @@ pub(super) enum Naming {
     Service,
     /// By a name of their own.
     Label,
+    /// By a tenant, and one of the mesh without a name.
+    Tenant,
     /// The mesh has one.
     Unnamed,
 }
@@ -50,6 +52,7 @@ impl Naming {
         match (kind.scope(), kind.is_single()) {
             (KindScope::Service, _) => Self::Service,
             (KindScope::Mesh, true) => Self::Unnamed,
+            (KindScope::Mesh, false) if kind == RecordKind::PolicyDefaults => Self::Tenant,
             (KindScope::Mesh, false) => Self::Label,
         }
     }
@@ -58,8 +61,8 @@ impl Naming {
     fn is_of(self, name: Option<&RecordName>) -> bool {
         match name {
             Some(RecordName::Service(_)) => self == Self::Service,
-            Some(RecordName::Label(_)) => self == Self::Label,
-            None => self == Self::Unnamed,
+            Some(RecordName::Label(_)) => matches!(self, Self::Label | Self::Tenant),
+            None => matches!(self, Self::Unnamed | Self::Tenant),
         }
     }
 }

@@ -9,7 +9,7 @@ use fairmesh_model::{
 use fairmesh_wire::records;
 use serde_json::{Value, json};
 
-use crate::identity::{bundle_value, describe_revoked, federated_value, timestamp};
+use crate::identity::{bundle_value, describe_revoked, federated_value, timestamp, token_issuer_value};
 
 /// How commands show a record.
 #[allow(clippy::large_enum_variant, reason = "destructured at once")]
@@ -60,6 +60,12 @@ fn shown(key: &RecordKey, record: Record) -> Option<Shown> {
         Record::Workload(entry) => Shown::Document(Resource::Workload(service()?, entry)),
         Record::Authorization(rules) => Shown::Document(Resource::ServiceAuthorization(service()?, rules)),
         Record::DefaultAuthorization(default) => Shown::Document(Resource::Authorization(default)),
+        Record::PolicyDefaults(defaults) => match key {
+            RecordKey::PolicyDefaults(scope) => {
+                Shown::Document(Resource::PolicyDefaults(scope.clone(), defaults))
+            }
+            _ => return None,
+        },
         Record::RoleBinding(binding) => match key {
             RecordKey::RoleBinding(name) => Shown::Document(Resource::RoleBinding(name.clone(), binding)),
             _ => return None,
@@ -68,6 +74,10 @@ fn shown(key: &RecordKey, record: Record) -> Option<Shown> {
             RecordKey::GatewayBackend(name) => {
                 Shown::Document(Resource::GatewayBackend(name.clone(), backend))
             }
+            _ => return None,
+        },
+        Record::GatewayQuota(quota) => match key {
+            RecordKey::GatewayQuota(tenant) => Shown::Document(Resource::GatewayQuota(tenant.clone(), quota)),
             _ => return None,
         },
         Record::GatewayService(used) => Shown::Document(Resource::GatewayService(service()?, used)),
@@ -80,6 +90,9 @@ fn shown(key: &RecordKey, record: Record) -> Option<Shown> {
         Record::RegionDrain(drain) => Shown::Json(drain_value(&drain)),
         Record::TrustBundle(bundle) => Shown::Json(bundle_value(&bundle).ok()?),
         Record::FederatedDomains(domains) => Shown::Json(domains_value(&domains)?),
+        Record::TokenIssuers(all) => {
+            Shown::Json(json!({ "issuers": all.issuers.iter().map(token_issuer_value).collect::<Vec<_>>() }))
+        }
         Record::Revocations(all) => {
             Shown::Json(json!({ "revocations": all.entries.iter().map(revocation).collect::<Vec<_>>() }))
         }

@@ -7,7 +7,7 @@ use std::{
 
 use fairmesh_console::{
     failure::Failure,
-    view::{Scope, ServiceView, View, every_kind},
+    view::{ReadView, Scope, ServiceView, View, every_kind},
 };
 use fairmesh_identity::CertificateInfo;
 use fairmesh_model::{

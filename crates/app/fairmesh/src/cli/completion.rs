@@ -14,7 +14,7 @@ use clap_complete::{
 use fairmesh_console::{
     arguments::TargetArgs,
     connect,
-    view::{Scope, View},
+    view::{ReadView, Scope, View},
 };
 use fairmesh_model::{RecordKind, ServiceName};
 use fairmesh_wire::handshake::Connection;

@@ -21,6 +21,7 @@ const PROCESSES: &[&[&str]] = &[
     &["control"],
     &["agent"],
     &["proxy"],
+    &["dns"],
     &["lookaside"],
     &["keyserver"],
     &["gateway"],

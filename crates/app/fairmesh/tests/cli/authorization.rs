@@ -16,8 +16,8 @@ use super::{
     support::{Mesh, Run, fairmesh, wait_until},
 };
 
-struct Service {
-    mesh: Mesh,
+pub(crate) struct Service {
+    pub(crate) mesh: Mesh,
     agent: String,
     /// Where the proxy has its pages.
     admin: String,
@@ -26,7 +26,7 @@ struct Service {
 
 impl Service {
     /// `shop/cart` behind a proxy, `shop/bytes` behind `register`.
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let (mesh, _) = domain();
         mesh.apply("kind: Service\nname: shop/cart\n---\nkind: Service\nname: shop/bytes\n").ok();
         let (process, agent) = agent(&mesh, "web-1", &mesh.address(), None);
@@ -49,11 +49,11 @@ impl Service {
         this
     }
 
-    fn call(&self, service: &str, caller: &str, more: &[&str]) -> Run {
+    pub(crate) fn call(&self, service: &str, caller: &str, more: &[&str]) -> Run {
         self.mesh.run(&[&["call", service, "--agent", &self.agent, "--as", caller, "-v"], more].concat())
     }
 
-    fn apply(&self, documents: &str) {
+    pub(crate) fn apply(&self, documents: &str) {
         self.mesh.apply(documents).ok();
     }
 

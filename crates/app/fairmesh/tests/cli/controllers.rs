@@ -36,7 +36,16 @@ fn control_status_shows_the_last_round_of_each_controller() {
     let names: Vec<_> = controllers(&mesh).iter().map(|one| one["name"].clone()).collect();
     assert_eq!(
         names,
-        ["distance-targets", "drains", "federated-bundles", "placement", "planner", "quotas", "verdicts"]
+        [
+            "distance-targets",
+            "drains",
+            "federated-bundles",
+            "placement",
+            "planner",
+            "quotas",
+            "token-issuers",
+            "verdicts"
+        ]
     );
     let targets = controller(&mesh, "distance-targets");
     assert_eq!((&targets["nextInMs"], &targets["shadow"]), (&Value::Null, &json!(false)));
@@ -75,7 +84,9 @@ fn shadow_mode_is_refused_for_controllers_that_protect() {
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{error}");
     assert!(
-        error.contains("distance-targets, drains, federated-bundles, placement, planner, verdicts"),
+        error.contains(
+            "distance-targets, drains, federated-bundles, placement, planner, token-issuers, verdicts"
+        ),
         "{error}"
     );
 }

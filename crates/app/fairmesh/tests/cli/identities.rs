@@ -210,7 +210,7 @@ fn local_processes_find_the_control_plane_by_default() {
 }
 
 #[test]
-fn server_started_without_its_agent_is_not_plaintext() {
+fn server_started_without_its_agent_registers_once_it_has_an_identity() {
     let (mesh, _) = domain();
     mesh.apply("kind: Service\nname: shop/catalog\n").ok();
     let address = format!("unix:{}", mesh.path("web-1.sock").display());
@@ -221,22 +221,49 @@ fn server_started_without_its_agent_is_not_plaintext() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
     command.args(&arguments).env_clear().stderr(std::fs::File::create(&log).unwrap());
     let said = |what: &str| std::fs::read_to_string(&log).unwrap().contains(what);
-    let early = Killed(command.spawn().unwrap());
+    let _server = Killed(command.spawn().unwrap());
     wait_until("it looks for the agent", || said("could not be registered"));
-    let (_agent, _) = agent(&mesh, "web-1", &mesh.address(), None);
-    wait_until("it says what to do", || {
-        said("the mesh has a trust domain: it is not registered; restart it")
-    });
     let endpoints = || mesh.run(&["get", "endpoints", "shop/catalog", "--json"]).json();
     assert_eq!(endpoints(), serde_json::json!([]));
-    drop(early);
-    let _restarted = start(&arguments, None);
+    let (_agent, address) = agent(&mesh, "web-1", &mesh.address(), None);
     wait_until("it is registered", || endpoints()[0]["mtls"] == true);
+    wait_until("it is called by mutual TLS", || {
+        mesh.run(&["call", "shop/catalog", "--agent", &address, "/items"]).code == Some(0)
+    });
+    assert!(!accepts_plaintext(&listen), "its callers have an identity");
 }
 
-/// A server in plaintext that started while its agent had reached no control plane, until one with this trust domain is there;
-/// its log, which `said` reads.
-fn server_before_the_control_plane(domain: &str) -> (Mesh, Killed, Killed, impl Fn(&str) -> bool) {
+#[test]
+fn inbound_started_without_its_agent_registers_once_it_has_an_identity() {
+    let (mesh, _) = domain();
+    mesh.apply("kind: Service\nname: shop/catalog\n").ok();
+    let address = format!("unix:{}", mesh.path("web-1.sock").display());
+    let [inbound, listen, program] =
+        [free_port(), free_port(), echo()].map(|port| format!("127.0.0.1:{port}"));
+    let from_to = format!("shop/catalog@{inbound}={program}");
+    let proxy = ["proxy", "--agent", &address, "--admin", "none", "--listen", &listen, "--inbound", &from_to];
+    let _proxy = start(&proxy, None);
+    wait_until("it serves in plaintext", || accepts_plaintext(&inbound));
+    let endpoints = || mesh.run(&["get", "endpoints", "shop/catalog", "--json"]).json();
+    assert_eq!(endpoints(), serde_json::json!([]));
+    let (_agent, address) = agent(&mesh, "web-1", &mesh.address(), None);
+    wait_until("it is registered", || endpoints()[0]["mtls"] == true);
+    wait_until("it is called by mutual TLS", || {
+        mesh.run(&["call", "shop/catalog", "--agent", &address, "/items"]).code == Some(0)
+    });
+    assert!(!accepts_plaintext(&inbound), "its callers have an identity");
+}
+
+/// Whether a server responds with 200 to a request in plaintext.
+fn accepts_plaintext(address: &str) -> bool {
+    let url = format!("http://{address}/items");
+    let curl =
+        Command::new("curl").args(["-s", "-m", "5", "-o", "/dev/null", "-w", "%{http_code}", &url]).output();
+    curl.unwrap().stdout == b"200"
+}
+
+/// A server in plaintext that started while its agent had reached no control plane, until one with this trust domain is there.
+fn server_before_the_control_plane(domain: &str) -> (Mesh, Killed, Killed) {
     let mut mesh = Mesh::empty();
     mesh.arguments = ["--trust-domain", domain].map(String::from).to_vec();
     let (running, address) = agent(&mesh, "web-1", &mesh.address(), None);
@@ -256,21 +283,19 @@ fn server_before_the_control_plane(domain: &str) -> (Mesh, Killed, Killed, impl 
     wait_until("the service is declared", || {
         mesh.apply("kind: Service\nname: shop/catalog\n").code == Some(0)
     });
-    (mesh, running, server, said)
+    (mesh, running, server)
 }
 
 #[test]
-fn server_started_before_agent_sync_is_not_plaintext() {
-    let (mesh, _agent, _server, said) = server_before_the_control_plane("prod");
-    wait_until("it says what to do", || {
-        said("the mesh has a trust domain: it is not registered; restart it")
-    });
-    assert_eq!(mesh.run(&["get", "endpoints", "shop/catalog", "--json"]).json(), serde_json::json!([]));
+fn server_started_before_agent_sync_registers_with_mutual_tls() {
+    let (mesh, _agent, _server) = server_before_the_control_plane("prod");
+    let endpoints = || mesh.run(&["get", "endpoints", "shop/catalog", "--json"]).json();
+    wait_until("it is registered", || endpoints()[0]["mtls"] == true);
 }
 
 #[test]
 fn server_started_before_sync_with_plaintext_mesh_registers() {
-    let (mesh, _agent, _server, _) = server_before_the_control_plane("none");
+    let (mesh, _agent, _server) = server_before_the_control_plane("none");
     let endpoints = || mesh.run(&["get", "endpoints", "shop/catalog", "--json"]).json();
     wait_until("it is registered", || {
         endpoints()[0]["instance"].is_string() && endpoints()[0]["mtls"] != true

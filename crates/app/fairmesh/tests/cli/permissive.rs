@@ -172,7 +172,7 @@ fn request_again(stream: &mut TcpStream) -> String {
 }
 
 #[test]
-fn proxies_and_servers_of_the_library_accept_plaintext_while_the_policy_is_permissive() {
+fn proxies_and_library_servers_accept_plaintext_under_permissive_policy() {
     let (mesh, _) = domain();
     mesh.apply("kind: Service\nname: shop/catalog\n").ok();
     let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);

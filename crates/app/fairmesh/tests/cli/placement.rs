@@ -76,12 +76,21 @@ fn gateway_documents_survive_a_round_trip_and_bad_ones_are_refused() {
     let yaml = mesh.run(&["get", "gateway-backends", "-o", "yaml"]).ok();
     let file = mesh.file("backends.yaml", &yaml);
     assert_eq!(mesh.run(&["diff", "-f", &file]).ok().trim(), "", "{yaml}");
+    mesh.apply("{kind: GatewayQuota, tenant: red, requests: 500, routes: 2000}").ok();
+    let yaml = mesh.run(&["get", "gateway-quotas", "-o", "yaml"]).ok();
+    let file = mesh.file("quotas.yaml", &yaml);
+    assert_eq!(mesh.run(&["diff", "-f", &file]).ok().trim(), "", "{yaml}");
+    assert!(mesh.run(&["get", "gateway-quotas"]).ok().contains("2000"));
     for (document, problem) in [
         ("{kind: GatewayBackend, name: x, zone: a, replicas: []}", "replicas"),
         ("{kind: GatewayBackend, name: x, zone: a, capacity: 0, replicas: ['10.0.0.1:1']}", "capacity"),
         ("{kind: GatewayBackend, name: x, zone: a, replicas: ['0.0.0.0:7440']}", "replicas"),
         ("{kind: GatewayService, service: red/web, homeZone: a, backends: 2}", "backends"),
         ("{kind: GatewayService, service: red/web}", "homeZone"),
+        ("{kind: GatewayQuota, tenant: red}", "limits nothing"),
+        ("{kind: GatewayQuota, tenant: red, requests: 0}", "requests"),
+        ("{kind: GatewayQuota, tenant: red, services: 65537}", "services"),
+        ("{kind: GatewayQuota, tenant: fairmesh, routes: 1}", "tenant"),
     ] {
         let refused = mesh.apply(document).fails(2);
         assert!(refused.contains(problem), "{document}: {refused}");

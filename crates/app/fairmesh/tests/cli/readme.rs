@@ -115,7 +115,7 @@ fn pages() -> Vec<std::path::PathBuf> {
     pages
 }
 
-/// The anchors of headings, as GitHub makes them.
+/// The anchors of headings, as GitHub makes them, and those of rows of tables.
 fn anchors(page: &str) -> Vec<String> {
     let mut is_code = false;
     let headings = page.lines().filter(|line| {
@@ -127,7 +127,8 @@ fn anchors(page: &str) -> Vec<String> {
         let kept = text.chars().filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
         kept.map(|c| if c == ' ' { '-' } else { c }).collect()
     };
-    headings.map(anchor).collect()
+    let rows = page.split("| <a id=\"").skip(1).filter_map(|rest| rest.split_once('"'));
+    headings.map(anchor).chain(rows.map(|(id, _)| id.to_owned())).collect()
 }
 
 #[test]
@@ -143,7 +144,8 @@ fn links_of_pages_lead_to_files_and_headings() {
             let target = if file.is_empty() { page.clone() } else { page.parent().unwrap().join(file) };
             let is_known = match fs::read_to_string(&target) {
                 Ok(text) => anchor.is_empty() || anchors(&text).contains(&anchor.to_owned()),
-                Err(_) => target.is_dir(),
+                // A folder, or a picture.
+                Err(_) => target.exists() && anchor.is_empty(),
             };
             if !is_known {
                 broken.push(format!("{}: {link}", page.file_name().unwrap().display()));

@@ -282,17 +282,6 @@ fn common_mistakes_are_refused_with_a_hint() {
     }
 }
 
-/// Where the control plane serves HTTP, once its log says so.
-fn logged_http(mesh: &Mesh) -> String {
-    let logged = || {
-        let log = mesh.control_log();
-        let line = log.lines().find_map(|line| line.split_once("serving HTTP address="))?;
-        Some(line.1.trim().to_owned())
-    };
-    super::support::wait_until("the log has its address", || logged().is_some());
-    logged().unwrap()
-}
-
 #[test]
 fn connection_errors_distinguish_unknown_hosts_and_http_ports() {
     let complaint = fairmesh("nowhere.invalid:7400", &["get", "services"], "").fails(1);
@@ -302,7 +291,7 @@ fn connection_errors_distinguish_unknown_hosts_and_http_ports() {
     assert!(complaint.contains("cannot reach the control plane"), "{complaint}");
 
     let mesh = Mesh::start();
-    let http = logged_http(&mesh);
+    let http = mesh.pages();
     let complaint = fairmesh(&http, &["get", "services"], "").fails(1);
     assert!(complaint.contains("it may be an HTTP port") && complaint.contains("7400"), "{complaint}");
     assert!(!complaint.contains("compression"), "{complaint}");
@@ -319,7 +308,7 @@ fn a_service_may_be_named_by_its_host() {
 #[test]
 fn no_colours_are_written_into_files() {
     let mesh = Mesh::start();
-    logged_http(&mesh);
+    mesh.pages();
     let logged = mesh.control_log();
     let complaint = mesh.apply("kind: Service\nnaem: shop/a\n").fails(2);
     let usage = fairmesh("", &["apply", "--nothing"], "").fails(2);

@@ -489,6 +489,26 @@ fn read_all(world: &mut World, pages: &[String]) {
 }
 
 #[test]
+fn program_of_register_inherits_no_token() {
+    let mesh = Mesh::start();
+    let (to, address, seen) =
+        (mesh.address(), format!("127.0.0.1:{}", free_port()), mesh.path("environment"));
+    let write = format!("env > '{0}.new'; mv '{0}.new' '{0}'; exec sleep 600", seen.display());
+    let register = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
+        .args(["register", "shop/x", "--address", &address, "--control", &to, "--region", "eu"])
+        .args(["--", "sh", "-c", &write])
+        .env_clear()
+        .envs([("PATH", "/usr/bin:/bin"), ("FAIRMESH_TOKEN", "secret"), ("KEPT", "yes")])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let _register = Killed(register);
+    wait_until("the program runs", || seen.exists());
+    let environment = fs::read_to_string(seen).unwrap();
+    assert!(environment.contains("KEPT=yes") && !environment.contains("secret"), "{environment}");
+}
+
+#[test]
 fn output_and_logs_contain_no_secret() {
     if tool("openssl").is_none() {
         return skipped("certificates of listeners cannot be made", "openssl is missing");

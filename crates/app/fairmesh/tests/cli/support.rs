@@ -170,6 +170,17 @@ impl Mesh {
         fs::read_to_string(self.path("control.log")).unwrap()
     }
 
+    /// Where the control plane serves HTTP, once its log says so.
+    pub(crate) fn pages(&self) -> String {
+        let logged = || {
+            let log = self.control_log();
+            let line = log.lines().find_map(|line| line.split_once("serving HTTP address="))?;
+            Some(line.1.trim().to_owned())
+        };
+        wait_until("the log has its address", || logged().is_some());
+        logged().unwrap()
+    }
+
     /// Sends a signal and waits for the end; the exit code, or `None` for a death by signal.
     pub(crate) fn stop_control(&mut self, signal: &str) -> Option<i32> {
         let mut child = self.control.take().unwrap();
@@ -233,15 +244,7 @@ impl Mesh {
 
     /// Registers an endpoint without a lease, as a server that never dies.
     pub(crate) fn register(&self, service: &str, instance: &str, region: &str, port: u16) {
-        let endpoint = Endpoint {
-            mtls: false,
-            instance: instance.into(),
-            address: format!("127.0.0.1:{port}"),
-            location: Some(Location { region: region.into(), ..Location::default() }),
-            state: fairmesh_wire::v1::endpoint::State::Serving.into(),
-            ..Endpoint::default()
-        };
-        self.announce(service, endpoint);
+        self.announce(service, endpoint(instance, region, port));
     }
 
     /// Registers an endpoint as it is given.
@@ -298,6 +301,18 @@ impl Drop for Mesh {
             let _ = child.kill();
             let _ = child.wait();
         }
+    }
+}
+
+/// A plaintext endpoint of this machine.
+pub(crate) fn endpoint(instance: &str, region: &str, port: u16) -> Endpoint {
+    Endpoint {
+        mtls: false,
+        instance: instance.into(),
+        address: format!("127.0.0.1:{port}"),
+        location: Some(Location { region: region.into(), ..Location::default() }),
+        state: fairmesh_wire::v1::endpoint::State::Serving.into(),
+        ..Endpoint::default()
     }
 }
 

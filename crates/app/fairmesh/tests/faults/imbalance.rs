@@ -1,13 +1,17 @@
 //! Uneven load over real servers, an agent and a control plane, seen as wasted cores.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use fairmesh_model::Protocol;
+use futures_util::future::join_all;
 use serde_json::Value;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
-    task::JoinSet,
     time::{Instant, interval},
 };
 
@@ -35,12 +39,14 @@ async fn call(address: SocketAddr, steps: u64) {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 }
 
-/// Calls one server at a fixed rate: a call that takes longer does not lower what the server burns.
-async fn calls(address: SocketAddr, steps: u64) {
+/// Calls every server of the list once, again and again. A round begins when all calls of the one before have ended: on a busy
+/// machine, a loop for each server would call the hot one less often, and all would burn the same.
+async fn rounds(servers: Arc<Mutex<Vec<(SocketAddr, u64)>>>) {
     let mut ticks = interval(PAUSE);
     loop {
         ticks.tick().await;
-        call(address, steps).await;
+        let servers = servers.lock().unwrap().clone();
+        join_all(servers.into_iter().map(|(address, steps)| call(address, steps))).await;
     }
 }
 
@@ -54,11 +60,13 @@ async fn server(world: &World, instance: &str) -> (SocketAddr, Process) {
 async fn overloaded_server_shows_as_wasted_cores() {
     let _machine = beside_others().await;
     let world = World::start("").await;
-    let (mut servers, mut calling) = (Vec::new(), JoinSet::new());
+    let called = Arc::new(Mutex::new(Vec::new()));
+    let calling = tokio::spawn(rounds(called.clone()));
+    let mut servers = Vec::new();
     for (instance, steps) in [("hot", HOT), ("cool-1", COOL), ("cool-2", COOL)] {
         let (address, process) = server(&world, instance).await;
         // From its start on: the first report of a server covers the time before the next server runs too.
-        calling.spawn(calls(address, steps));
+        called.lock().unwrap().push((address, steps));
         servers.push(process);
     }
     let start = Instant::now();
@@ -68,7 +76,7 @@ async fn overloaded_server_shows_as_wasted_cores() {
         if seen["total"]["containers"].as_f64().unwrap() == 3.0 {
             break seen;
         }
-        assert!(calling.try_join_next().is_none(), "a call failed");
+        assert!(!calling.is_finished(), "a call failed");
         assert!(start.elapsed() < PATIENCE, "not all three servers are heard of: {seen:#}");
     };
     // One at 10 and two at 1 use 12 and would use 30 at the p99: an index of 2.5, less what a call costs in itself.
@@ -84,6 +92,11 @@ async fn overloaded_server_shows_as_wasted_cores() {
         .map(|cause| cause["wastedMillicoreMinutes"].as_i64().unwrap())
         .sum();
     assert_eq!(causes, sum("wastedMillicoreMinutes"), "{seen:#}");
+    // What the dashboard shows.
+    for name in ["containers", "used_cores", "wasted_cores"] {
+        let series = format!("fairmesh_imbalance_{name}{{service=\"shop/cart\"}}");
+        until(&series, async || world.control_has_metric(&series).await).await;
+    }
 
     let lines = world.cli(&["imbalance", "--by", "region", "--json"]).await.json();
     assert_eq!(lines["lines"][0]["name"], "eu", "where the agent says that the servers run");

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use fairmesh_model::Protocol;
+use fairmesh_model::{EndpointState, Protocol};
 use http::{Request, Response};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::{
@@ -127,6 +127,45 @@ async fn inbound_program_serves_reports_and_leaves_without_failures() {
     assert!(world.endpoint("shop/one", "plain").await.is_none(), "it is out of the registry");
     load.goes_on(50).await;
     load.stop_unharmed().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn inbound_proxy_is_replaced_under_load_without_a_failed_call() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let plain = Plain::start("plain").await;
+    let [address, listen] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
+    let (agent, socket) = (world.agent_address(), world.path("proxy.sock"));
+    let args = format!(
+        "proxy --agent {agent} --handover {} --listen {listen} --admin none --drain-deadline 10s \
+         --inbound shop/one@{address}={} --inbound-instance plain",
+        socket.display(),
+        plain.address
+    );
+    let start = |name: &str| Process::start(Started::fairmesh(world.path(name), &args));
+    let process = async || {
+        let endpoint = world.endpoint("shop/one", "plain").await.unwrap();
+        (endpoint.state, endpoint.incarnation())
+    };
+    let mut first = start("first.log");
+    world.serves("shop/one", "plain").await;
+    let before = process().await;
+    let mesh = world.mesh().await;
+    // POSTs are never repeated, and there is no other endpoint.
+    let load = Load::start(Load::of(&mesh.service("shop/one").unwrap(), &[(Kind::Get, 2), (Kind::Post, 3)]));
+    load.reaches("plain").await;
+    let mut second = start("second.log");
+    let ended = first.end().await;
+    assert!(ended.success(), "{ended}: {}", first.log());
+    load.goes_on(200).await;
+    load.stop_unharmed().await;
+    let after = process().await;
+    assert_eq!((before.0, after.0), (EndpointState::Serving, EndpointState::Serving));
+    assert!(before.1 < after.1, "the second has registered it");
+    second.signal(Signal::TERM);
+    let ended = second.end().await;
+    assert!(ended.success(), "{ended}: {}", second.log());
+    assert!(world.endpoint("shop/one", "plain").await.is_none(), "it is out of the registry");
 }
 
 /// A proxy in front of a program whose connections the test takes itself.
@@ -341,6 +380,12 @@ async fn requests_that_programs_reject_eject_no_endpoint() {
     }
 }
 
+/// The series of one request without an identity.
+const SERVED_ONCE: &str = concat!(
+    r#"http_server_request_duration_seconds_count{fairmesh_caller="(unknown)",fairmesh_callee="shop/two","#,
+    r#"http_request_method="POST",http_response_status_code="200"} 1"#
+);
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn inbound_requests_are_counted_logged_and_traced() {
     let _machine = beside_others().await;
@@ -360,6 +405,7 @@ async fn inbound_requests_are_counted_logged_and_traced() {
     until("it is counted", async || proxy.page("/metrics").await.contains(series)).await;
     let timed = r#"inbound_response_headers_duration_seconds_count{service="shop/two",caller="(none)"} 1"#;
     assert!(proxy.page("/metrics").await.contains(timed), "the time to its headers");
+    assert!(proxy.page("/metrics").await.contains(SERVED_ONCE), "by the names of OpenTelemetry");
     let sent = r#"inbound_response_bytes_total{service="shop/two",caller="(none)"} 5"#;
     until("its body is counted", async || proxy.page("/metrics").await.contains(sent)).await;
     let given_up = say(&address, "GET /slow HTTP/1.1\r\nhost: two.shop\r\n\r\n").await;
@@ -414,7 +460,7 @@ async fn register_counts_logs_and_names_requests_in_front_of_a_program() {
     until("it is counted", async || metrics().await.contains(series)).await;
     let timed =
         r#"fairmesh_register_response_headers_duration_seconds_count{service="shop/two",caller="(none)"} 1"#;
-    assert!(metrics().await.contains(timed));
+    assert!(metrics().await.contains(timed) && metrics().await.contains(SERVED_ONCE));
     until("it is logged", async || register.log().contains(r#""direction":"inbound""#)).await;
     assert!(page(&admin, "/readyz").await.contains("registered and serving"));
 }

@@ -263,14 +263,14 @@ async fn promtool_accepts_the_metrics_of_every_process() {
 }
 
 /// The page of metrics at an address, once there is one.
-async fn page(address: &str) -> Option<Bytes> {
+pub(crate) async fn page(address: &str) -> Option<Bytes> {
     let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
     let answer = client.get(format!("http://{address}/metrics").parse().unwrap()).await.ok()?;
     Some(answer.into_body().collect().await.ok()?.to_bytes())
 }
 
 /// `register` in front of a program that does not listen, so that its requests fail, and are counted; with the address of its pages.
-async fn start_register(fleet: &Fleet) -> (Process, String) {
+pub(crate) async fn start_register(fleet: &Fleet) -> (Process, String) {
     let [admin, front, program] = [(); 3].map(|()| format!("127.0.0.1:{}", free_port()));
     let arguments = format!(
         "register shop/registered --agent unix:{} --address {front} --program {program} --admin {admin} \

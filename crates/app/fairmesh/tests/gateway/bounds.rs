@@ -46,13 +46,13 @@ routes: [{name: slow, fault: {delay: {share: 100%, time: 2s}}}]
 ";
 
 /// Calls of the other tenant, one after the other.
-struct Victim {
+pub(crate) struct Victim {
     stop: Arc<AtomicBool>,
     calls: JoinHandle<usize>,
 }
 
 impl Victim {
-    fn start(mesh: &Arc<Mesh>, red: Transport) -> Self {
+    pub(crate) fn start(mesh: &Arc<Mesh>, red: Transport) -> Self {
         let stop = Arc::<AtomicBool>::default();
         let (mesh, stopped) = (Arc::clone(mesh), Arc::clone(&stop));
         let calls = tokio::spawn(async move {
@@ -68,7 +68,7 @@ impl Victim {
     }
 
     /// The number of its calls. None failed.
-    async fn stop(self) -> usize {
+    pub(crate) async fn stop(self) -> usize {
         self.stop.store(true, Relaxed);
         self.calls.await.unwrap()
     }
@@ -171,7 +171,7 @@ async fn change_routes(mesh: &Mesh, blue: &Transport) {
     let mut ticks = interval(Duration::from_millis(10));
     for number in 0..CHANGES {
         ticks.tick().await;
-        mesh.set_policy(&control, "blue/web", &policy(number)).await;
+        mesh.set_policies(&control, &[("blue/web", policy(number))]).await;
         if number % 20 == 0 {
             let answer = mesh.call(blue, VIRTUAL, &long).await;
             assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
@@ -197,6 +197,78 @@ async fn tenant_at_every_bound_costs_the_other_no_call() {
     let calls = victim.stop().await;
     assert!(calls > 20, "{calls}");
     assert_eq!(mesh.metric("fairmesh_gateway_tenant_requests_refused_total{tenant=\"red\"} ").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tenant_deleted_while_it_calls_costs_the_other_no_call() {
+    let Some(mesh) = Mesh::start(serve_pod().await).await else { return };
+    let mesh = Arc::new(mesh);
+    mesh.cli(&["apply", "-f", "-"], RECORDS).await.ok();
+    let [red, blue] = [mesh.identity("red", "red/client").await, mesh.identity("blue", "blue/client").await];
+    until("red reaches its web", async || mesh.reaches_web(&red).await).await;
+    until("blue is known", async || mesh.call(&blue, VIRTUAL, GET).await.contains("no_endpoints")).await;
+    let victim = Victim::start(&mesh, red);
+    // Its policy holds each of them for a while.
+    let mut calls = Vec::new();
+    for _ in 0..REQUESTS {
+        let (mesh, blue) = (Arc::clone(&mesh), blue.clone());
+        calls.push(tokio::spawn(async move { mesh.call(&blue, VIRTUAL, GET).await }));
+    }
+    mesh.counts(false, "fairmesh_gateway_tenant_requests_in_flight{tenant=\"blue\"}", "8").await;
+    for name in ["web", "vault", "s0", "s1", "s2", "s3", "s4"] {
+        mesh.cli(&["delete", "service", &format!("blue/{name}"), "--force"], "").await.ok();
+    }
+    for call in calls {
+        let answer = call.await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 404 ") || answer.starts_with("HTTP/1.1 503 "), "{answer}");
+    }
+    until("blue has no service", async || mesh.call(&blue, VIRTUAL, GET).await.starts_with("HTTP/1.1 404 "))
+        .await;
+    assert!(victim.stop().await > 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn quota_of_a_tenant_applies_in_place_of_the_options() {
+    let Some(mesh) = Mesh::start(serve_pod().await).await else { return };
+    mesh.cli(&["apply", "-f", "-"], RECORDS).await.ok();
+    let [red, blue] = [mesh.identity("red", "red/client").await, mesh.identity("blue", "blue/client").await];
+    until("red reaches its web", async || mesh.reaches_web(&red).await).await;
+    let quota = "{kind: GatewayQuota, tenant: blue, connections: 4, services: 2, routes: 3}\n";
+    mesh.cli(&["apply", "-f", "-"], quota).await.ok();
+    let refused = "fairmesh_gateway_tenant_connections_refused_total{tenant=\"blue\"} ";
+    let mut held = Vec::new();
+    until("connections beyond the quota are refused", async || {
+        held.push(mesh.open(&blue, VIRTUAL).await);
+        mesh.metric(refused).await > 0
+    })
+    .await;
+    drop(held);
+    mesh.counts(false, "fairmesh_gateway_tenant_connections_open{tenant=\"blue\"}", "0").await;
+    call_many_services(&mesh, &blue).await;
+    // Routes are limited where they are written, and those of another tenant are not.
+    let routes = |service: &str| {
+        let routes: Vec<String> = (0..4).map(|number| format!("{{name: r{number}}}")).collect();
+        format!("{{kind: Policy, service: {service}, routes: [{}]}}\n", routes.join(", "))
+    };
+    let run = mesh.cli(&["apply", "-f", "-"], &routes("blue/vault")).await;
+    assert!(run.code != Some(0) && run.err.contains("GatewayQuota blue"), "{run:?}");
+    mesh.cli(&["apply", "-f", "-"], &routes("red/client")).await.ok();
+    let listed = mesh.cli(&["get", "gateway-quotas", "--json"], "").await.json();
+    assert!(listed[0]["tenant"] == "blue" && listed[0]["routes"] == 3, "{listed}");
+    // Without the record, the options apply again.
+    mesh.cli(&["delete", "gateway-quota", "blue"], "").await.ok();
+    let before = mesh.metric(refused).await;
+    until("the options apply", async || {
+        let mut held = Vec::new();
+        for _ in 0..8 {
+            held.push(mesh.open(&blue, VIRTUAL).await.unwrap());
+        }
+        let open = mesh.metric("fairmesh_gateway_tenant_connections_open{tenant=\"blue\"} ").await;
+        open == 8
+    })
+    .await;
+    assert!(mesh.metric(refused).await >= before);
+    assert!(mesh.reaches_web(&red).await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

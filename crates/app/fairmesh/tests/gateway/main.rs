@@ -9,4 +9,6 @@ mod lies;
 mod mesh;
 mod placement;
 mod policies;
+mod routes;
 mod slow;
+mod upgrade;

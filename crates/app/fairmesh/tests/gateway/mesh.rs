@@ -3,7 +3,7 @@
 use std::{io, net::SocketAddr, path::PathBuf};
 
 use fairmesh_identity::{IdentityRequest, ProgramIdentity};
-use fairmesh_model::{Policy, RecordKey, ServiceName};
+use fairmesh_model::{Policy, Record, RecordKey, Service, ServiceName};
 use fairmesh_test_support::{
     PATIENCE, Process, Program, Run, eventually_async as until, fairmesh, free_port, run, skipped,
 };
@@ -64,7 +64,7 @@ pub(crate) struct Mesh {
     pub(crate) node: SocketAddr,
     /// The pod behind the node.
     pub(crate) pod: SocketAddr,
-    gateway_pages: String,
+    pub(crate) gateway_pages: String,
     node_pages: String,
 }
 
@@ -103,12 +103,7 @@ impl Mesh {
             mesh.agent(tenant, &format!("{grpc} --join-token-file {dir}/{tenant}.token")).await;
         }
         mesh.cli(&["apply", "-f", "-"], RECORDS).await.ok();
-        let (agent, pages) = (mesh.agent_of("edge"), &mesh.gateway_pages);
-        let args = format!(
-            "gateway --agent {agent} --listen {gateway} --admin {pages} --cores 1 {}",
-            options.gateway
-        );
-        mesh.start_process("gateway", &args);
+        mesh.start_process("gateway", &mesh.gateway_args(options.gateway));
         let (agent, pages, capture) = (mesh.agent_of("red"), &mesh.node_pages, local());
         let args = format!(
             "node --agent {agent} --gateway {gateway} --capture {capture} --admin {pages} --pod red/web@{node}={pod} {}",
@@ -145,12 +140,24 @@ impl Mesh {
         format!("unix:{}", self.path("control.sock").display())
     }
 
-    /// Writes a policy as a program does, without the time that a command takes.
-    pub(crate) async fn set_policy(&self, connection: &Connection, service: &str, policy: &Policy) {
-        let key = RecordKey::Policy(ServiceName::new(service).unwrap()).to_string();
-        let op = Op { key, value: Some(records::encode(&policy.clone().into())), condition: None };
-        let request = ApplyRequest { ops: vec![op], dry_run: false, ..Default::default() };
-        connection.admin().apply(request).await.unwrap();
+    /// Writes policies in one batch as a program does, without the time that a command takes.
+    pub(crate) async fn set_policies(&self, connection: &Connection, policies: &[(&str, Policy)]) {
+        let records =
+            policies.iter().map(|(name, policy)| (RecordKey::Policy(named(name)), policy.clone().into()));
+        apply(connection, records).await;
+    }
+
+    /// Declares services in one batch.
+    pub(crate) async fn set_services(&self, connection: &Connection, services: &[(&str, Service)]) {
+        let records =
+            services.iter().map(|(name, service)| (RecordKey::Service(named(name)), service.clone().into()));
+        apply(connection, records).await;
+    }
+
+    /// Whether a caller of red gets an answer of its web.
+    pub(crate) async fn reaches_web(&self, red: &Transport) -> bool {
+        let request = "GET / HTTP/1.1\r\nhost: web\r\nconnection: close\r\n\r\n";
+        self.call(red, VIRTUAL, request).await.contains("red/web for")
     }
 
     /// A connection to the control plane.
@@ -161,6 +168,17 @@ impl Mesh {
 
     pub(crate) fn agent_of(&self, name: &str) -> String {
         format!("unix:{}", self.path(&format!("{name}.sock")).display())
+    }
+
+    /// The arguments of the gateway, with further ones.
+    pub(crate) fn gateway_args(&self, further: &str) -> String {
+        let (agent, gateway, pages) = (self.agent_of("edge"), self.gateway, &self.gateway_pages);
+        format!("gateway --agent {agent} --listen {gateway} --admin {pages} --cores 1 {further}")
+    }
+
+    /// Runs a command that needs no control plane.
+    pub(crate) async fn command(&self, args: &[&str]) -> Run {
+        run(fairmesh(args), "", PATIENCE).await
     }
 
     /// Runs a command against the control plane.
@@ -211,6 +229,20 @@ impl Mesh {
         stream.flush().await?;
         Ok(stream)
     }
+}
+
+fn named(service: &str) -> ServiceName {
+    ServiceName::new(service).unwrap()
+}
+
+async fn apply(connection: &Connection, records: impl Iterator<Item = (RecordKey, Record)>) {
+    let ops = records.map(|(key, record)| Op {
+        key: key.to_string(),
+        value: Some(records::encode(&record)),
+        condition: None,
+    });
+    let request = ApplyRequest { ops: ops.collect(), dry_run: false, ..Default::default() };
+    connection.admin().apply(request).await.unwrap();
 }
 
 /// The header of a connection to this destination.

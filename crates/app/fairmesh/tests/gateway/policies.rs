@@ -5,6 +5,9 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::mesh::{Mesh, VIRTUAL, serve_pod};
 
+/// An upgraded connection is a request until it ends.
+const IN_FLIGHT: &str = "fairmesh_gateway_tenant_requests_in_flight{tenant=\"red\"}";
+
 fn get(path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nhost: web\r\nconnection: close\r\n\r\n")
 }
@@ -50,6 +53,7 @@ async fn upgraded_connection_ends_when_its_caller_is_no_longer_allowed() {
         head.push(stream.read_u8().await.unwrap());
     }
     assert!(head.starts_with(b"HTTP/1.1 101 "), "{}", String::from_utf8_lossy(&head));
+    mesh.counts(false, IN_FLIGHT, "1").await;
     // Another rule for the same caller changes nothing.
     let policy = |from: &str| {
         format!(
@@ -68,4 +72,5 @@ async fn upgraded_connection_ends_when_its_caller_is_no_longer_allowed() {
     mesh.cli(&["apply", "-f", "-"], &policy("red/other")).await.ok();
     let ended = tokio::time::timeout(fairmesh_test_support::PATIENCE, stream.read(&mut echoed)).await;
     assert!(!matches!(ended.expect("it stays open"), Ok(1..)), "nothing was sent");
+    mesh.counts(false, IN_FLIGHT, "0").await;
 }

@@ -8,6 +8,7 @@
 mod checker;
 mod faults;
 mod harness;
+mod zone_probes;
 
 use std::{
     env,

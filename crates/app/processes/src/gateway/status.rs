@@ -6,7 +6,7 @@ use fairmesh_console::{
     connect,
     failure::Failure,
     output::{self, Listing},
-    view::{Scope, View},
+    view::{ReadView, Scope, View},
 };
 use fairmesh_model::RecordKind;
 use fairmesh_wire::{

@@ -1,6 +1,6 @@
 use std::{ffi::OsString, os::unix::process::ExitStatusExt, process::ExitStatus, time::Duration};
 
-use fairmesh_console::failure::Failure;
+use fairmesh_console::{arguments::SECRET_VARIABLES, failure::Failure};
 use rustix::{
     io::Errno,
     process::{
@@ -40,6 +40,9 @@ impl Child {
         let mut starting = Command::new(program);
         // Its own group: Ctrl-C then reaches this command only, and callers leave before the program stops.
         starting.args(arguments).process_group(0);
+        for name in SECRET_VARIABLES {
+            starting.env_remove(name);
+        }
         end_with_parent(&mut starting);
         let process = starting.spawn().map_err(|error| {
             Failure::failed_with(

@@ -82,6 +82,7 @@ impl Front {
         let software = format!("register {service}");
         let registry = RegistryClient::new(plan.addresses.clone(), software, transport.clone());
         let authorizer = ConnectionAuthorizer::follow(service, &registry);
+        let authorizer = if plan.tcp { authorizer } else { authorizer.parsing_requests() };
         // Callers that find the endpoint before it knows who may call would be turned away.
         let _ = timeout(POLICY_TIMEOUT, authorizer.ready()).await;
         plan.registration.mtls = transport.is_tls();
@@ -102,13 +103,18 @@ impl Front {
         if plan.tcp {
             return Ok(Forwarding::Bytes(program));
         }
-        let (service, own) = (plan.registration.service.clone(), self.opened.transport.id());
+        let (service, transport) = (plan.registration.service.clone(), self.opened.transport.clone());
         let observer = Arc::clone(&self.pages.observer);
-        let front = ProgramFront::start((service, program), (authorizer.clone(), own), observer);
+        let front = ProgramFront::start((service, program), (authorizer.clone(), transport), observer);
         let front = front.map_err(|error| Failure::refused(error.problem, error.hint))?;
         // The program has one listener in front of it.
         let _ = self.pages.front.set(front.clone());
         Ok(Forwarding::Requests(front, program))
+    }
+
+    /// Who may call, and counts of the requests, if this command listens in front of the program.
+    pub(super) fn authorizer(&self) -> Option<&ConnectionAuthorizer> {
+        self.terminator.as_ref().map(Terminator::authorizer)
     }
 
     /// Closes the listener, and follows nothing more.

@@ -7,6 +7,7 @@ use std::{
 
 use fairmesh_console::failure::Failure;
 use fairmesh_listen::{Listeners, table};
+use fairmesh_metrics::DurationFamily;
 use fairmesh_pages::{AdminListener, AdminServer, Process, Readiness, router};
 use fairmesh_proxy::{ProgramFront, RequestObserver};
 use fairmesh_server::RegistrationState;
@@ -51,6 +52,10 @@ impl Process for RegisterPages {
         }
         self.observer.register(registry);
         self.listeners.register(registry);
+    }
+
+    fn calls(&self) -> Vec<DurationFamily> {
+        self.front.get().map(ProgramFront::calls).unwrap_or_default()
     }
 
     async fn readiness(&self) -> Readiness {

@@ -51,6 +51,11 @@ impl Terminator {
         self.address
     }
 
+    /// Decides who may call.
+    pub(super) fn authorizer(&self) -> &ConnectionAuthorizer {
+        &self.authorizer
+    }
+
     /// Closes the listener and connections, and tells the agent that the policy is followed no more.
     pub(super) async fn close(self) {
         if let Forwarding::Requests(front, _) = &self.forwarding {

@@ -42,6 +42,7 @@ impl Bench {
             oidc: None,
             grpc: vec!["127.0.0.1:0".parse().unwrap()],
             http: SocketAddr::from(([127, 0, 0, 1], 0)),
+            traces: None,
             http_names: Vec::new(),
             sources: Vec::new(),
             shadow_controllers: Vec::new(),

@@ -43,6 +43,19 @@ fn late_usage_within_bounds_counts_in_its_own_minute() {
 }
 
 #[test]
+fn instances_have_the_sum_of_their_minutes() {
+    let mut open = OpenMinutes::default();
+    for minute in [999, 1_000] {
+        take(&mut open, "a", minute, Usage { requests: 7, ..usage(30_000, 60_000) });
+    }
+    take(&mut open, "b", 1_000, usage(1_000, 20_000));
+    let instances: Vec<_> =
+        open.instances(&cart()).into_iter().map(|one| (one.cpu_us, one.covered_ms, one.requests)).collect();
+    assert_eq!(instances, [(60_000_000, 120_000, 14), (1_000_000, 20_000, 0)]);
+    assert!(open.instances(&ServiceName::new("shop/other").unwrap()).is_empty());
+}
+
+#[test]
 fn repeated_reports_count_once_and_the_fuller_one_wins() {
     let mut open = OpenMinutes::default();
     assert_eq!(take(&mut open, "a", 1_000, usage(10_000, 20_000)), AddOutcome::Counted);

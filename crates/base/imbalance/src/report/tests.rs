@@ -42,6 +42,19 @@ fn lines_sort_by_waste_and_average_cores_over_minutes() {
 }
 
 #[test]
+fn causes_of_a_service_add_up_to_its_waste() {
+    let report = ImbalanceReport::of(Breakdown::Service, &rows(), Vec::new());
+    for line in &report.lines {
+        assert_eq!(line.causes.unwrap().total(), line.area.wasted(), "{}", line.name);
+    }
+    let view = report.view();
+    let wasted: f64 = view.lines[0].causes.iter().map(|cause| cause.wasted_cores).sum();
+    assert_eq!(wasted, view.lines[0].wasted_cores);
+    let regions = ImbalanceReport::of(Breakdown::named("region").unwrap(), &rows(), Vec::new()).view();
+    assert!(regions.lines.iter().all(|line| line.causes.is_empty()), "a region is a cause itself");
+}
+
+#[test]
 fn a_line_of_an_hour_or_a_day_is_an_average_over_its_own_minutes() {
     let mut busy = row("eu", &[5_000, 3_000]);
     busy.add(&row("eu", &[5_000, 3_000]));

@@ -67,9 +67,8 @@ pub fn admits_caller(
     let is_denied = authorization.is_some_and(|authorization| {
         authorization.mode == crate::AuthorizationMode::Enforce
             && authorization.rules.iter().any(|rule| {
-                let is_for_all_calls = rule.methods.is_empty() && rule.paths.is_empty();
                 let is_named = rule.from.is_empty() || rule.from.iter().any(|one| one.matches_denied(caller));
-                rule.denies && is_for_all_calls && is_named
+                rule.denies && rule.is_for_all_requests() && is_named
             })
     });
     !is_denied && admits_some(authorization, default, |pattern| pattern.is_none_or(|one| one.matches(caller)))
@@ -105,13 +104,8 @@ mod tests {
     use crate::{AuthorizationRule, CallerMatch, Tenant};
 
     fn rule(denies: bool, from: &[&str]) -> AuthorizationRule {
-        AuthorizationRule {
-            name: Label::new("rule").unwrap(),
-            denies,
-            from: from.iter().map(|text| CallerMatch::new(*text).unwrap()).collect(),
-            methods: Vec::new(),
-            paths: Vec::new(),
-        }
+        let from = from.iter().map(|text| CallerMatch::new(*text).unwrap()).collect();
+        AuthorizationRule { denies, ..AuthorizationRule::allowing(Label::new("rule").unwrap(), from) }
     }
 
     #[test]
@@ -165,6 +159,8 @@ mod tests {
         };
         use DefaultAuthorization::{Allow, Deny};
         let for_one_path = AuthorizationRule { methods: vec!["POST".into()], ..rule(true, &["shop/web"]) };
+        let sources = vec!["10.0.0.0/8".parse().unwrap()];
+        let on_condition = AuthorizationRule { sources, ..rule(true, &["shop/web"]) };
         for (rules, default, may) in [
             (vec![rule(false, &["shop/web"])], Deny, true),
             (vec![rule(false, &[])], Deny, true),
@@ -174,6 +170,7 @@ mod tests {
             (vec![rule(true, &["shop/web"])], Allow, false),
             (vec![rule(true, &["shop/api"])], Allow, true),
             (vec![for_one_path], Allow, true),
+            (vec![on_condition], Allow, true),
         ] {
             assert_eq!(decide(rules.clone(), default), may, "{rules:?}");
         }

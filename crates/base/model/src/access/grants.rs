@@ -2,8 +2,8 @@ use std::collections::BTreeSet;
 
 use super::{AccessRole, OutOfBounds, RoleBinding, WorkloadBounds};
 use crate::{
-    KindScope, Label, Prefix, Readers, RecordKey, RecordKind, Region, ServiceName, Tenant, WorkloadEntry,
-    Writers,
+    DefaultsScope, KindScope, Label, Prefix, Readers, RecordKey, RecordKind, Region, ServiceName, Tenant,
+    WorkloadEntry, Writers,
 };
 
 /// Tenants covered by a grant.
@@ -145,6 +145,9 @@ impl Grants {
         let text = prefix.as_str();
         let segments: Vec<&str> = text.strip_prefix('/').unwrap_or(text).split('/').collect();
         match segments[..] {
+            // A caller reads the defaults of a tenant that it names, and not the names of all tenants.
+            ["g", "policy-defaults", tenant] => !tenant.is_empty(),
+            ["g", "policy-defaults", ..] => false,
             ["g", group, ..] => is_for_everyone(text, group),
             ["t", tenant, _] => prefix.is_folder() && self.views_tenant(tenant),
             ["t", tenant, _, ""] => self.views_tenant(tenant),
@@ -168,6 +171,9 @@ impl Grants {
 
     /// Whether the caller may write a record.
     pub fn may_write(&self, key: &RecordKey) -> bool {
+        if let RecordKey::PolicyDefaults(DefaultsScope::Tenant(tenant)) = key {
+            return self.operate.includes(tenant);
+        }
         let Some(service) = key.service() else { return self.admin };
         match key.kind().rules().writers {
             Writers::Operators => self.operate.includes(&service.tenant),
@@ -299,10 +305,14 @@ mod tests {
             ("/g/identity/bundle", true),
             ("/g/identity/revocations", true),
             ("/g/identity/federation", true),
+            ("/g/identity/issuers", true),
             ("/g/identity/", false),
             ("/g/identity/agents/web-2", false),
             ("/g/roles/", false),
             ("/g/drains/", true),
+            ("/g/policy-defaults/", false),
+            ("/g/policy-defaults/*", true),
+            ("/g/policy-defaults/bank", true),
             ("/g/gateway/backends/", true),
             ("/t/shop/placements/", true),
             ("/t/bank/placements/rates", false),
@@ -354,6 +364,8 @@ mod tests {
         assert!(grants.may_write(&policy("shop/cart")) && !grants.may_write(&policy("bank/vault")));
         assert!(grants.may_view(&service("bank/vault"), || false));
         assert!(!grants.may_write(&RecordKey::Regions));
+        let defaults = |tenant| RecordKey::PolicyDefaults(DefaultsScope::named(tenant).unwrap());
+        assert_eq!(["shop", "bank", ""].map(|of| grants.may_write(&defaults(of))), [true, false, false]);
         // An operator says how a service uses the gateway, and not which backends serve it.
         assert!(grants.may_write(&RecordKey::GatewayService(service("shop/cart"))));
         assert!(!grants.may_write(&RecordKey::Placement(service("shop/cart"))));

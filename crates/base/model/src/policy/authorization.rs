@@ -1,13 +1,14 @@
 //! Which callers may use a service.
 
-use crate::{Invalid, Label, PathMatch, SpiffeId, SpiffePath, route::is_token};
+use super::conditions::{AcceptedTokens, Condition};
+use crate::{AddressPrefix, Invalid, Label, PathMatch, SpiffeId, SpiffePath, route::is_token};
 
 /// Upper bound of the rules of a policy.
 const MAX_RULES: usize = 200;
 /// Upper bound of the callers, methods or paths of a rule, and of intermediaries.
 const MAX_CONDITIONS: usize = 256;
 /// Upper bound of a text in a rule, in bytes.
-const MAX_TEXT: usize = 1024;
+pub(super) const MAX_TEXT: usize = 1024;
 /// The scheme of whole ids.
 const SCHEME: &str = "spiffe://";
 
@@ -21,6 +22,8 @@ pub struct Authorization {
     pub rules: Vec<AuthorizationRule>,
     /// Callers that may name another caller in the header `x-fairmesh-caller`.
     pub intermediaries: Vec<CallerMatch>,
+    /// The tokens of end users that count in conditions; a request with another one is refused. Empty: none is read.
+    pub tokens: Vec<AcceptedTokens>,
 }
 
 /// How calls that are not allowed are handled.
@@ -58,6 +61,10 @@ pub struct AuthorizationRule {
     pub methods: Vec<String>,
     /// Any of these paths, exact or by prefix; empty means all.
     pub paths: Vec<PathMatch>,
+    /// Any of these addresses, from which the connection comes; empty means all.
+    pub sources: Vec<AddressPrefix>,
+    /// Conditions on the request, all of which have to hold.
+    pub when: Vec<Condition>,
 }
 
 /// A caller as proved by its certificate.
@@ -176,6 +183,7 @@ impl Authorization {
     pub(crate) fn validate(&self) -> Result<(), Invalid> {
         at_most("rules", self.rules.len(), MAX_RULES)?;
         at_most("intermediaries", self.intermediaries.len(), MAX_CONDITIONS)?;
+        AcceptedTokens::validate_all(&self.tokens)?;
         let mut names = std::collections::BTreeSet::new();
         for (i, rule) in self.rules.iter().enumerate() {
             let at = |e: Invalid| e.within(format!("rules[{i}]"));
@@ -190,10 +198,23 @@ impl Authorization {
 }
 
 impl AuthorizationRule {
+    /// A rule that allows these callers all requests.
+    pub fn allowing(name: Label, from: Vec<CallerMatch>) -> Self {
+        let (methods, paths, sources, when) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { name, denies: false, from, methods, paths, sources, when }
+    }
+
+    /// Whether it is about all requests of its callers.
+    pub fn is_for_all_requests(&self) -> bool {
+        self.methods.is_empty() && self.paths.is_empty() && self.sources.is_empty() && self.when.is_empty()
+    }
+
     fn validate(&self) -> Result<(), Invalid> {
         at_most("from", self.from.len(), MAX_CONDITIONS)?;
         at_most("methods", self.methods.len(), MAX_CONDITIONS)?;
         at_most("paths", self.paths.len(), MAX_CONDITIONS)?;
+        at_most("sourceAddresses", self.sources.len(), MAX_CONDITIONS)?;
+        Condition::validate_all(&self.when)?;
         for (i, method) in self.methods.iter().enumerate() {
             if !is_token(method) || method.bytes().any(|byte| byte.is_ascii_lowercase()) {
                 let problem = format!("'{method}' is not a method");
@@ -214,60 +235,9 @@ impl AuthorizationRule {
     }
 }
 
-fn at_most(field: &str, length: usize, most: usize) -> Result<(), Invalid> {
+pub(super) fn at_most(field: &str, length: usize, most: usize) -> Result<(), Invalid> {
     match length <= most {
         true => Ok(()),
         false => Err(Invalid::new(field, format!("has {length}"), format!("give at most {most}"))),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn callers_match_by_name_by_beginning_and_by_whole_id() {
-        let caller = CallerId::new("spiffe://prod/shop/cart".parse().unwrap());
-        assert_eq!(caller.path(), "shop/cart");
-        for (text, matches) in [
-            ("shop/cart", true),
-            ("shop/*", true),
-            ("shop/ca*", true),
-            ("*", true),
-            ("spiffe://prod/shop/cart", true),
-            ("spiffe://prod/*", true),
-            ("spiffe://other/shop/cart", false),
-            ("shop/car", false),
-            ("shopping/*", false),
-            ("fairmesh/agent/*", false),
-        ] {
-            assert_eq!(CallerMatch::new(text).unwrap().matches(&caller), matches, "{text}");
-        }
-        let of_partner = CallerId::federated("spiffe://partner/shop/cart".parse().unwrap());
-        for (text, matches) in [
-            ("spiffe://partner/shop/cart", true),
-            ("spiffe://prod/shop/cart", false),
-            ("spiffe://partner/*", false),
-            ("shop/cart", false),
-            ("shop/*", false),
-            ("*", false),
-        ] {
-            assert_eq!(CallerMatch::new(text).unwrap().matches(&of_partner), matches, "{text}");
-        }
-        for (text, denied) in [
-            ("spiffe://partner/shop/cart", true),
-            ("spiffe://partner/*", true),
-            ("*", true),
-            ("spiffe://prod/*", false),
-            ("shop/cart", false),
-            ("shop/*", false),
-        ] {
-            assert_eq!(CallerMatch::new(text).unwrap().matches_denied(&of_partner), denied, "{text}");
-        }
-        assert_eq!(CallerMatch::new("spiffe://prod/*").unwrap().whole_id(), None);
-        assert_eq!(CallerMatch::new("shop/cart").unwrap().whole_id(), None);
-        for wrong in ["", "cart", "sh*", "shop/*/x", "shop/**", "spiffe://prod", "*/cart", "Shop/cart"] {
-            assert!(CallerMatch::new(wrong).is_err(), "{wrong}");
-        }
     }
 }

@@ -1,4 +1,4 @@
-use super::{Locality, Policy, Ring};
+use super::{Policy, Ring};
 
 impl Policy {
     /// Why the planner's rings contradict the policy's locality, as a message; `None` if they agree.
@@ -23,8 +23,7 @@ impl Policy {
             );
         }
         let local = without_own(&mut self.locality.rings.iter().copied());
-        let is_default = self.locality.rings.is_empty() || self.locality.rings == Locality::default_rings();
-        if is_default || planned == local {
+        if self.locality.has_default_rings() || planned == local {
             return None;
         }
         let words = |rings: &[Ring]| rings.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
@@ -41,7 +40,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{LoadRing, Share, Traffic, TrafficPlanner};
+    use crate::{LoadRing, Locality, Share, Traffic, TrafficPlanner};
 
     fn policy(planned: &[Ring], local: &[Ring]) -> Policy {
         let ring = |ring: &Ring| LoadRing { ring: *ring, load: Share::ALL };

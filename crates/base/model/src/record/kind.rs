@@ -78,6 +78,8 @@ pub enum RecordList {
     Health,
     /// Policies.
     Policies,
+    /// Defaults of policies.
+    PolicyDefaults,
     /// Shard maps.
     Shards,
     /// Shard moves.
@@ -94,6 +96,8 @@ pub enum RecordList {
     Hosts,
     /// Backends of a gateway.
     GatewayBackends,
+    /// What tenants may have at a gateway.
+    GatewayQuotas,
     /// Services of a gateway, and the backends on which they are placed.
     GatewayServices,
     /// Role bindings.
@@ -305,7 +309,9 @@ mod tests {
                 KindScope::Service => assert_ne!(readers, Readers::Everyone, "{kind:?}"),
                 KindScope::Mesh => {
                     assert_ne!(readers, Readers::Callers, "{kind:?}");
-                    assert_eq!(writers, Writers::Admins, "{kind:?}");
+                    // Operators write the defaults of their tenants.
+                    let is_of_tenants = *kind == RecordKind::PolicyDefaults;
+                    assert_eq!(writers == Writers::Admins, !is_of_tenants, "{kind:?}");
                 }
             }
         }

@@ -7,9 +7,9 @@
 
 use crate::{
     Authorization, DefaultAuthorization, ElectedChecker, Endpoint, FederatedDomains, GatewayBackend,
-    GatewayService, Hosts, JoinedAgent, MeasuredDistances, Placement, Policy, RegionDrain, RegionTable,
-    Regions, Revocations, RoundTrips, Service, ShardMove, TrustBundle, Verdict, WorkloadEntry,
-    access::RoleBinding,
+    GatewayQuota, GatewayService, Hosts, JoinedAgent, MeasuredDistances, Placement, Policy, PolicyDefaults,
+    RegionDrain, RegionTable, Regions, Revocations, RoundTrips, Service, ShardMove, TokenIssuers,
+    TrustBundle, Verdict, WorkloadEntry, access::RoleBinding,
 };
 
 /// Calls a macro with the rows of all kinds.
@@ -103,6 +103,11 @@ macro_rules! record_kinds {
                     history: Kept("authorization"), readers: Everyone, writers: Admins, is_applied: true,
                     audit: Security, list: Authorization
                 }
+                /// Defaults for the policies of a tenant, at its name, or of the mesh, at `*`.
+                PolicyDefaults(scope: DefaultsScope) at ["policy-defaults"] => PolicyDefaults(PolicyDefaults) {
+                    history: InAudit("policyDefaults"), readers: Everyone, writers: Operators, is_applied: true,
+                    audit: Security, list: PolicyDefaults
+                }
                 /// Who may do what with the records.
                 RoleBinding(name: Label) at ["roles"] => RoleBinding(RoleBinding) {
                     history: InAudit("roles"), readers: Viewers, writers: Admins, is_applied: true,
@@ -112,6 +117,11 @@ macro_rules! record_kinds {
                 GatewayBackend(name: Label) at ["gateway", "backends"] => GatewayBackend(GatewayBackend) {
                     history: InAudit("gatewayBackends"), readers: Everyone, writers: Admins, is_applied: true,
                     audit: Security, list: GatewayBackends
+                }
+                /// What a tenant may have at a gateway.
+                GatewayQuota(name: Tenant) at ["gateway-quotas"] => GatewayQuota(GatewayQuota) {
+                    history: InAudit("gatewayQuotas"), readers: Viewers, writers: Admins, is_applied: true,
+                    audit: Security, list: GatewayQuotas
                 }
                 /// The roots of the trust domain.
                 TrustBundle at ["identity", "bundle"] => TrustBundle(TrustBundle) {
@@ -124,6 +134,10 @@ macro_rules! record_kinds {
                 }
                 /// Other trust domains whose certificates are verified.
                 FederatedDomains at ["identity", "federation"] => FederatedDomains(FederatedDomains) {
+                    history: No, readers: Everyone, writers: Admins, is_applied: true, audit: Security, list: Unlisted
+                }
+                /// The issuers whose tokens of end users servers verify.
+                TokenIssuers at ["identity", "issuers"] => TokenIssuers(TokenIssuers) {
                     history: No, readers: Everyone, writers: Admins, is_applied: true, audit: Security, list: Unlisted
                 }
                 /// An agent that joined the trust domain.

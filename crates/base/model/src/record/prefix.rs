@@ -98,6 +98,16 @@ impl Prefix {
         Self("/g/gateway/backends/".into())
     }
 
+    /// What tenants may have at the gateway.
+    pub fn gateway_quotas() -> Self {
+        Self("/g/gateway-quotas/".into())
+    }
+
+    /// The defaults of policies, of all tenants and of the mesh.
+    pub fn policy_defaults() -> Self {
+        Self("/g/policy-defaults/".into())
+    }
+
     /// The bindings of roles.
     pub fn roles() -> Self {
         Self("/g/roles/".into())

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{InstanceId, Invalid, Label, Region, ServiceName, ShardId, Tenant};
+use crate::{DefaultsScope, InstanceId, Invalid, Label, Region, ServiceName, ShardId, Tenant};
 
 use super::{ChunkHash, KindScope, RecordKind, ShardPart};
 
@@ -154,6 +154,9 @@ impl RecordKey {
         let text = match (kind.scope(), kind.is_single()) {
             (KindScope::Service, _) => kind.prefix_of(&ServiceName::new(name).map_err(within)?).to_string(),
             (KindScope::Mesh, true) => format!("/g/{}", kind.path()),
+            (KindScope::Mesh, false) if kind == RecordKind::PolicyDefaults => {
+                Self::PolicyDefaults(DefaultsScope::named(name).map_err(within)?).to_string()
+            }
             (KindScope::Mesh, false) => format!("/g/{}/{}", kind.path(), Label::new(name).map_err(within)?),
         };
         Self::parse(&text)
@@ -219,6 +222,7 @@ mod tests {
             RecordKey::GatewayService(cart.clone()),
             RecordKey::Placement(cart.clone()),
             RecordKey::GatewayBackend(Label::new("gw-1").unwrap()),
+            RecordKey::GatewayQuota(Tenant::new("shop").unwrap()),
             RecordKey::History(RecordKind::Authorization, cart.clone(), 7),
             RecordKey::History(RecordKind::Workload, cart.clone(), 7),
             RecordKey::History(RecordKind::Policy, cart, 42),
@@ -229,7 +233,10 @@ mod tests {
             RecordKey::TrustBundle,
             RecordKey::Revocations,
             RecordKey::FederatedDomains,
+            RecordKey::TokenIssuers,
             RecordKey::DefaultAuthorization,
+            RecordKey::PolicyDefaults(DefaultsScope::Mesh),
+            RecordKey::PolicyDefaults(DefaultsScope::Tenant(Tenant::new("shop").unwrap())),
             RecordKey::RoleBinding(Label::new("shop-operators").unwrap()),
             RecordKey::JoinedAgent(Label::new("web-1").unwrap()),
         ];

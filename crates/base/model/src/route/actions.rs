@@ -42,6 +42,8 @@ pub struct Actions {
     /// Sources of a key that fixes the split's backend; the first source with a value counts. Without a key or without
     /// sources, each call draws a backend.
     pub split_key: Vec<KeySource>,
+    /// Whether calls that draw a backend without endpoints are divided among the other backends, by their weights.
+    pub redistributes_empty: bool,
 }
 
 /// A rate limit.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    KeySpecs, RouteSpec,
+    KeySpecs, RouteSpec, WhenEmptySpec,
     policy::is_default,
     text::{read, read_duration, read_duration_option, read_option, write_duration},
 };
@@ -197,6 +197,7 @@ impl RouteSpec {
             role: read_option("role", self.role.as_ref())?,
             retry_on: self.retry_on.clone(),
             split_key: self.split_key.validate().map_err(|e| e.within("splitKey"))?,
+            redistributes_empty: self.when_empty == WhenEmptySpec::Redistribute,
         })
     }
 
@@ -228,6 +229,10 @@ impl RouteSpec {
             role: actions.role.as_ref().map(ToString::to_string),
             retry_on: actions.retry_on.clone(),
             split_key: KeySpecs::of(&actions.split_key),
+            when_empty: match actions.redistributes_empty {
+                true => WhenEmptySpec::Redistribute,
+                false => WhenEmptySpec::Fail,
+            },
             ..self
         }
     }

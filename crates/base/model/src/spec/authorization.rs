@@ -1,9 +1,11 @@
+use std::net::IpAddr;
+
 use serde::{Deserialize, Serialize};
 
-use super::{PathSpec, Resource, text::read};
+use super::{AcceptedTokensSpec, ConditionSpec, PathSpec, Resource, text::read};
 use crate::{
-    Authorization, AuthorizationMode, AuthorizationRule, CallerMatch, DefaultAuthorization, Invalid,
-    ServiceName,
+    AddressPrefix, Authorization, AuthorizationMode, AuthorizationRule, CallerMatch, DefaultAuthorization,
+    Invalid, ServiceName,
 };
 
 /// Which callers may use a service.
@@ -20,6 +22,9 @@ pub struct AuthorizationSpec {
     /// Callers whose `x-fairmesh-caller` counts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub intermediaries: Vec<String>,
+    /// Tokens of end users that the service accepts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tokens: Vec<AcceptedTokensSpec>,
 }
 
 /// A document of kind Authorization: who may call a service, or what applies to services without rules.
@@ -42,6 +47,9 @@ pub struct AuthorizationDocumentSpec {
     /// Callers whose `x-fairmesh-caller` counts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub intermediaries: Vec<String>,
+    /// Tokens of end users that the service accepts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tokens: Vec<AcceptedTokensSpec>,
 }
 
 /// Conditions on calls, all of which have to hold.
@@ -63,6 +71,12 @@ pub struct RuleSpec {
     /// Any of these paths.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub paths: Vec<PathSpec>,
+    /// Any of these addresses and blocks of addresses.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub source_addresses: Vec<String>,
+    /// Conditions on claims and headers, all of which have to hold.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub when: Vec<ConditionSpec>,
 }
 
 /// What applies to services without rules.
@@ -81,12 +95,11 @@ impl AuthorizationSpec {
             Some("audit") => AuthorizationMode::Audit,
             Some(other) => return Err(unknown("mode", other, "write enforce or audit")),
         };
-        let rules = self.rules.iter().enumerate();
-        let rules = rules.map(|(i, rule)| rule.validate().map_err(|e| e.within(format!("rules[{i}]"))));
         Ok(Authorization {
             mode,
-            rules: rules.collect::<Result<_, _>>()?,
+            rules: each("rules", &self.rules, RuleSpec::validate)?,
             intermediaries: callers("intermediaries", &self.intermediaries)?,
+            tokens: self.tokens.iter().map(AcceptedTokensSpec::validate).collect(),
         })
     }
 
@@ -97,6 +110,7 @@ impl AuthorizationSpec {
             mode: is_audit.then(|| "audit".to_owned()),
             rules: authorization.rules.iter().map(RuleSpec::of).collect(),
             intermediaries: texts(&authorization.intermediaries),
+            tokens: authorization.tokens.iter().map(AcceptedTokensSpec::of).collect(),
         }
     }
 }
@@ -107,12 +121,14 @@ impl AuthorizationDocumentSpec {
     /// # Errors
     /// For a document of both a service and the mesh, or of neither.
     pub fn validate(&self) -> Result<Resource, Invalid> {
-        let Self { service, default, mode, rules, intermediaries } = self.clone();
-        let rules = AuthorizationSpec { mode, rules, intermediaries };
+        let Self { service, default, mode, rules, intermediaries, tokens } = self.clone();
+        let rules = AuthorizationSpec { mode, rules, intermediaries, tokens };
         match (service, default) {
             (Some(service), None) => {
                 let service = service.parse().map_err(|e: Invalid| e.within("service"))?;
-                Ok(Resource::ServiceAuthorization(service, rules.validate()?))
+                let rules = rules.validate()?;
+                Authorization::validate(&rules)?;
+                Ok(Resource::ServiceAuthorization(service, rules))
             }
             (None, Some(default)) if rules == AuthorizationSpec::default() => {
                 DefaultAuthorizationSpec { default }.validate().map(Resource::Authorization)
@@ -135,8 +151,8 @@ impl AuthorizationDocumentSpec {
 
     /// The inverse of validation, for a service.
     pub fn of(service: &ServiceName, authorization: &Authorization) -> Self {
-        let AuthorizationSpec { mode, rules, intermediaries } = AuthorizationSpec::of(authorization);
-        Self { service: Some(service.to_string()), default: None, mode, rules, intermediaries }
+        let AuthorizationSpec { mode, rules, intermediaries, tokens } = AuthorizationSpec::of(authorization);
+        Self { service: Some(service.to_string()), default: None, mode, rules, intermediaries, tokens }
     }
 
     /// The inverse of validation, for services without rules.
@@ -153,14 +169,14 @@ impl RuleSpec {
             Some("deny") => true,
             Some(other) => return Err(unknown("action", other, "write allow or deny")),
         };
-        let paths = self.paths.iter().enumerate();
-        let paths = paths.map(|(i, path)| path.validate().map_err(|e| e.within(format!("paths[{i}]"))));
         Ok(AuthorizationRule {
             name: read("name", &self.name)?,
             denies,
             from: callers("from", &self.from)?,
             methods: self.methods.clone(),
-            paths: paths.collect::<Result<_, _>>()?,
+            paths: each("paths", &self.paths, PathSpec::validate)?,
+            sources: each("sourceAddresses", &self.source_addresses, |text| source(text))?,
+            when: each("when", &self.when, ConditionSpec::validate)?,
         })
     }
 
@@ -171,6 +187,8 @@ impl RuleSpec {
             from: texts(&rule.from),
             methods: rule.methods.clone(),
             paths: rule.paths.iter().map(PathSpec::of).collect(),
+            source_addresses: rule.sources.iter().map(ToString::to_string).collect(),
+            when: rule.when.iter().map(ConditionSpec::of).collect(),
         }
     }
 }
@@ -198,14 +216,24 @@ impl DefaultAuthorizationSpec {
 }
 
 fn callers(field: &str, texts: &[String]) -> Result<Vec<CallerMatch>, Invalid> {
-    let read = |(i, text): (usize, &String)| {
-        CallerMatch::new(text.as_str()).map_err(|e| e.within(format!("{field}[{i}]")))
-    };
-    texts.iter().enumerate().map(read).collect()
+    each(field, texts, |text| CallerMatch::new(text.as_str()))
 }
 
 fn texts(callers: &[CallerMatch]) -> Vec<String> {
     callers.iter().map(|caller| caller.as_str().to_owned()).collect()
+}
+
+fn each<T, U>(field: &str, all: &[T], read: impl Fn(&T) -> Result<U, Invalid>) -> Result<Vec<U>, Invalid> {
+    let read = |(i, one): (usize, &T)| read(one).map_err(|e| e.within(format!("{field}[{i}]")));
+    all.iter().enumerate().map(read).collect()
+}
+
+/// A block of addresses, or a single one.
+fn source(text: &str) -> Result<AddressPrefix, Invalid> {
+    match text.parse::<IpAddr>() {
+        Ok(address) => AddressPrefix::new(address, if address.is_ipv4() { 32 } else { 128 }),
+        Err(_) => text.parse(),
+    }
 }
 
 fn unknown(field: &str, text: &str, hint: &str) -> Invalid {

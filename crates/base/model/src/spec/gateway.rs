@@ -1,7 +1,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::text::{read, read_address};
-use crate::{GatewayBackend, GatewayService, Invalid, Label, ServiceName};
+use crate::{GatewayBackend, GatewayQuota, GatewayService, Invalid, Label, ServiceName, Tenant};
 
 /// A backend of a gateway: replicas with one configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,6 +34,58 @@ pub struct GatewayServiceSpec {
     /// How many backends serve it; by default 3.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backends: Option<u32>,
+}
+
+/// What a tenant may have at a gateway. Limits that are not given are those of the replicas' options.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct GatewayQuotaSpec {
+    /// The tenant.
+    pub tenant: String,
+    /// Connections at each replica.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connections: Option<u32>,
+    /// Connections that begin in a second at each replica.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub handshakes_per_second: Option<u32>,
+    /// Requests in flight at each replica.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requests: Option<u32>,
+    /// Services that its pods call, at each replica.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub services: Option<u32>,
+    /// Routes of all of its policies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routes: Option<u32>,
+    /// Backends of all of its services together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backends: Option<u32>,
+}
+
+impl GatewayQuotaSpec {
+    /// Validates.
+    pub fn validate(&self) -> Result<(Tenant, GatewayQuota), Invalid> {
+        let Self { tenant, connections, handshakes_per_second, requests, services, routes, backends } = self;
+        let quota = GatewayQuota {
+            connections: *connections,
+            handshakes_per_second: *handshakes_per_second,
+            requests: *requests,
+            services: *services,
+            routes: *routes,
+            backends: *backends,
+        };
+        quota.validate()?;
+        Ok((read("tenant", tenant)?, quota))
+    }
+
+    /// The inverse of [`validate`](Self::validate).
+    pub fn of(tenant: &Tenant, quota: &GatewayQuota) -> Self {
+        let GatewayQuota { connections, handshakes_per_second, requests, services, routes, backends } =
+            *quota;
+        let tenant = tenant.to_string();
+        Self { tenant, connections, handshakes_per_second, requests, services, routes, backends }
+    }
 }
 
 impl GatewayBackendSpec {

@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -5,7 +7,8 @@ use super::{
     text::{read, read_duration, read_option, read_timeouts, write_duration},
 };
 use crate::{
-    Invalid, Locality, MtlsMode, Policy, Retries, Ring, RouteSource, ServiceName, Timeouts, within_bounds,
+    Invalid, Locality, MtlsMode, Policy, PolicyField, Retries, Ring, RouteSource, ServiceName, Timeouts,
+    within_bounds,
 };
 
 /// How calls to a service are routed and protected. Fields that are left out have defaults.
@@ -24,7 +27,7 @@ pub struct PolicySpec {
     /// How an endpoint is picked.
     #[serde(default, skip_serializing_if = "is_default")]
     pub balancing: BalancingSpec,
-    /// Timeout of the whole call, such as `15s`; only bounded by idle timeouts by default.
+    /// Timeout of the whole call, such as `15s`, or `none`; only bounded by idle timeouts by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<String>,
     /// From the end of the request to the response headers.
@@ -107,13 +110,20 @@ pub(super) fn non_default<T: PartialEq + Copy>(value: T, default: T) -> Option<T
 impl PolicySpec {
     /// Validates.
     pub fn validate(&self) -> Result<(ServiceName, Policy), Invalid> {
+        let policy = self.plan()?;
+        Ok((read("service", &self.service)?, policy))
+    }
+
+    /// The policy, without the name of its service.
+    pub(super) fn plan(&self) -> Result<Policy, Invalid> {
+        let total = self.timeout.clone().filter(|text| text != NONE);
         let routes = self.routes.iter().enumerate();
         let routes = routes.map(|(i, spec)| spec.validate().map_err(|e| e.within(format!("routes[{i}]"))));
         let policy = Policy {
             routes: within_bounds(routes)?,
             locality: self.locality.validate().map_err(|e| e.within("locality"))?,
             balancing: self.balancing.validate().map_err(|e| e.within("balancing"))?,
-            timeouts: read_timeouts(&self.timeout, &self.response_header_timeout, &self.idle_timeout)?,
+            timeouts: read_timeouts(&total, &self.response_header_timeout, &self.idle_timeout)?,
             retries: self.retries.validate(),
             limit: self.limit.as_ref().map(LimitSpec::validate).transpose().map_err(|e| e.within("limit"))?,
             key: self.key.validate().map_err(|e| e.within("key"))?,
@@ -128,9 +138,11 @@ impl PolicySpec {
             traffic: self
                 .traffic
                 .as_ref()
-                .map(|spec| spec.validate().map(Box::new))
+                .map(TrafficSpec::validate)
                 .transpose()
-                .map_err(|e| e.within("traffic"))?,
+                .map_err(|e| e.within("traffic"))?
+                .flatten()
+                .map(Box::new),
             authorization: self
                 .authorization
                 .as_ref()
@@ -139,29 +151,51 @@ impl PolicySpec {
                 .map_err(|e| e.within("authorization"))?,
             mtls: read_mtls(self.mtls.as_deref())?,
             accept_routes_from: read_route_sources(&self.accept_routes_from)?,
+            restated: BTreeSet::new(),
         };
         policy.validate()?;
-        Ok((read("service", &self.service)?, policy))
+        Ok(policy.restating(self.stated()))
+    }
+
+    /// The fields with defaults that are written and may have the built-in value.
+    fn stated(&self) -> impl Iterator<Item = PolicyField> {
+        let fields = [
+            (PolicyField::Timeout, self.timeout.is_some()),
+            (PolicyField::Attempts, self.retries.attempts.is_some()),
+            (PolicyField::BudgetPercent, self.retries.budget_percent.is_some()),
+            (PolicyField::BudgetFloor, self.retries.budget_floor.is_some()),
+            (PolicyField::Rings, !self.locality.rings.is_empty()),
+            (PolicyField::Traffic, self.traffic.is_some()),
+        ];
+        fields.into_iter().filter_map(|(field, is_stated)| is_stated.then_some(field))
     }
 
     /// The inverse of [`validate`](Self::validate).
     pub fn of(service: &ServiceName, policy: &Policy) -> Self {
+        Self { service: service.to_string(), ..Self::of_plan(policy) }
+    }
+
+    /// The inverse of [`plan`](Self::plan).
+    pub(super) fn of_plan(policy: &Policy) -> Self {
         let Timeouts { total, response_header, idle } = policy.timeouts;
+        let restates = |field| policy.restated.contains(&field);
+        let no_timeout = || restates(PolicyField::Timeout).then(|| NONE.to_owned());
+        let no_planner = || restates(PolicyField::Traffic).then(TrafficSpec::without_planner);
         Self {
-            service: service.to_string(),
+            service: String::new(),
             routes: policy.routes.iter().map(RouteSpec::of).collect(),
-            locality: LocalitySpec::of(&policy.locality),
+            locality: LocalitySpec::of(&policy.locality, restates(PolicyField::Rings)),
             balancing: BalancingSpec::of(&policy.balancing),
-            timeout: total.map(write_duration),
+            timeout: total.map(write_duration).or_else(no_timeout),
             response_header_timeout: response_header.map(write_duration),
             idle_timeout: idle.map(write_duration),
-            retries: RetriesSpec::of(&policy.retries),
+            retries: RetriesSpec::of(&policy.retries, restates),
             limit: policy.limit.as_ref().map(LimitSpec::of),
             key: KeySpecs::of(&policy.key),
             role: policy.role.as_ref().map(ToString::to_string),
             health_check: policy.health_check.as_ref().map(HealthCheckSpec::of),
             lookaside: policy.lookaside.clone(),
-            traffic: policy.traffic.as_deref().map(TrafficSpec::of),
+            traffic: policy.traffic.as_deref().map(TrafficSpec::of).or_else(no_planner),
             authorization: policy.authorization.as_deref().map(AuthorizationSpec::of),
             mtls: (policy.mtls == MtlsMode::Permissive).then(|| "permissive".to_owned()),
             accept_routes_from: policy.accept_routes_from.iter().map(ToString::to_string).collect(),
@@ -199,14 +233,17 @@ impl LocalitySpec {
         Ok(Locality { rings, zone_first, local_only: self.local_only })
     }
 
-    fn of(locality: &Locality) -> Self {
-        let usual = locality.rings.is_empty() || locality.rings == Locality::default_rings();
-        let written = locality.rings.iter().filter(|_| !usual);
+    fn of(locality: &Locality, restates_rings: bool) -> Self {
+        let omitted = locality.has_default_rings() && !restates_rings;
+        let written = locality.rings.iter().filter(|_| !omitted);
         let zone = locality.zone_first.then(|| ZONE.to_owned());
         let rings = zone.into_iter().chain(written.map(ToString::to_string));
         Self { rings: rings.collect(), local_only: locality.local_only }
     }
 }
+
+/// No timeout and no planner, whatever the defaults say.
+pub(super) const NONE: &str = "none";
 
 /// The ring of the caller's own zone.
 const ZONE: &str = "zone";
@@ -240,12 +277,18 @@ impl RetriesSpec {
         }
     }
 
-    fn of(retries: &Retries) -> Self {
+    fn of(retries: &Retries, restates: impl Fn(PolicyField) -> bool) -> Self {
         let default = Retries::default();
+        let written =
+            |field, value: u32, default: u32| (value != default || restates(field)).then_some(value);
         Self {
-            attempts: non_default(retries.attempts, default.attempts),
-            budget_percent: non_default(retries.budget_percent, default.budget_percent),
-            budget_floor: non_default(retries.budget_floor, default.budget_floor),
+            attempts: written(PolicyField::Attempts, retries.attempts, default.attempts),
+            budget_percent: written(
+                PolicyField::BudgetPercent,
+                retries.budget_percent,
+                default.budget_percent,
+            ),
+            budget_floor: written(PolicyField::BudgetFloor, retries.budget_floor, default.budget_floor),
         }
     }
 }

@@ -1,14 +1,15 @@
 //! The validated form of documents, and the records that they are written as.
 
 use crate::{
-    Authorization, DefaultAuthorization, Endpoint, GatewayBackend, GatewayService, Hosts, Label, Policy,
-    Record, RecordKey, Regions, RoundTrips, Service, ServiceName, ShardMap, WorkloadEntry,
-    access::RoleBinding,
+    Authorization, DefaultAuthorization, DefaultsScope, Endpoint, GatewayBackend, GatewayQuota,
+    GatewayService, Hosts, Label, Policy, PolicyDefaults, Record, RecordKey, Regions, RoundTrips, Service,
+    ServiceName, ShardMap, Tenant, WorkloadEntry, access::RoleBinding,
 };
 
 use super::{
-    AuthorizationDocumentSpec, Document, EndpointsSpec, GatewayBackendSpec, GatewayServiceSpec, HostsSpec,
-    PolicySpec, RoleBindingSpec, ServiceSpec, ShardMapSpec, TopologySpec, WorkloadSpec,
+    AuthorizationDocumentSpec, Document, EndpointsSpec, GatewayBackendSpec, GatewayQuotaSpec,
+    GatewayServiceSpec, HostsSpec, PolicyDefaultsSpec, PolicySpec, RoleBindingSpec, ServiceSpec,
+    ShardMapSpec, TopologySpec, WorkloadSpec,
 };
 
 /// The validated form of a document.
@@ -19,6 +20,8 @@ pub enum Resource {
     Service(ServiceName, Service),
     /// How calls to a service are routed and protected.
     Policy(ServiceName, Policy),
+    /// Defaults for the policies of a tenant or of the mesh.
+    PolicyDefaults(DefaultsScope, PolicyDefaults),
     /// Regions and the round trips between them.
     Topology(Regions, RoundTrips),
     /// Speeds of the fleet's machines.
@@ -39,6 +42,8 @@ pub enum Resource {
     GatewayBackend(Label, GatewayBackend),
     /// How a service uses a gateway with backends.
     GatewayService(ServiceName, GatewayService),
+    /// What a tenant may have at a gateway.
+    GatewayQuota(Tenant, GatewayQuota),
 }
 
 impl Resource {
@@ -47,6 +52,9 @@ impl Resource {
         match self {
             Self::Service(name, _) => ("Service", name.to_string()),
             Self::Policy(name, _) => ("Policy", name.to_string()),
+            Self::PolicyDefaults(scope, _) => {
+                ("PolicyDefaults", scope.tenant().map(ToString::to_string).unwrap_or_default())
+            }
             Self::Topology(..) => ("Topology", String::new()),
             Self::Hosts(_) => ("Hosts", String::new()),
             Self::ShardMap(name, _) => ("ShardMap", name.to_string()),
@@ -57,6 +65,7 @@ impl Resource {
             Self::RoleBinding(name, _) => ("RoleBinding", name.to_string()),
             Self::GatewayBackend(name, _) => ("GatewayBackend", name.to_string()),
             Self::GatewayService(name, _) => ("GatewayService", name.to_string()),
+            Self::GatewayQuota(tenant, _) => ("GatewayQuota", tenant.to_string()),
         }
     }
 
@@ -65,6 +74,9 @@ impl Resource {
         match self {
             Self::Service(name, service) => vec![(RecordKey::Service(name.clone()), service.clone().into())],
             Self::Policy(name, policy) => vec![(RecordKey::Policy(name.clone()), policy.clone().into())],
+            Self::PolicyDefaults(scope, defaults) => {
+                vec![(RecordKey::PolicyDefaults(scope.clone()), defaults.clone().into())]
+            }
             Self::Topology(regions, round_trips) => vec![
                 (RecordKey::Regions, regions.clone().into()),
                 (RecordKey::RoundTrips, round_trips.clone().into()),
@@ -84,6 +96,9 @@ impl Resource {
             Self::GatewayService(name, service) => {
                 vec![(RecordKey::GatewayService(name.clone()), service.clone().into())]
             }
+            Self::GatewayQuota(tenant, quota) => {
+                vec![(RecordKey::GatewayQuota(tenant.clone()), (*quota).into())]
+            }
             Self::ShardMap(..) | Self::Endpoints(..) => Vec::new(),
         }
     }
@@ -95,6 +110,9 @@ impl From<&Resource> for Document {
         match resource {
             Resource::Service(name, service) => Self::Service(ServiceSpec::of(name, service)),
             Resource::Policy(name, policy) => Self::Policy(PolicySpec::of(name, policy)),
+            Resource::PolicyDefaults(scope, defaults) => {
+                Self::PolicyDefaults(PolicyDefaultsSpec::of(scope, defaults))
+            }
             Resource::Topology(regions, round_trips) => {
                 Self::Topology(TopologySpec::of(regions, round_trips))
             }
@@ -115,6 +133,7 @@ impl From<&Resource> for Document {
             Resource::GatewayService(name, service) => {
                 Self::GatewayService(GatewayServiceSpec::of(name, service))
             }
+            Resource::GatewayQuota(tenant, quota) => Self::GatewayQuota(GatewayQuotaSpec::of(tenant, quota)),
         }
     }
 }

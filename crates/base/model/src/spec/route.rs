@@ -72,6 +72,21 @@ pub struct RouteSpec {
     /// Where the key is read that keeps its backend of the split.
     #[serde(default, skip_serializing_if = "KeySpecs::is_empty")]
     pub split_key: KeySpecs,
+    /// What becomes of calls that draw a backend of the split without endpoints; `fail` by default.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub when_empty: WhenEmptySpec,
+}
+
+/// What becomes of calls that draw a backend of a split without endpoints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum WhenEmptySpec {
+    /// They fail.
+    #[default]
+    Fail,
+    /// They are divided among the other backends, by their weights.
+    Redistribute,
 }
 
 /// A backend of a split.

@@ -52,7 +52,7 @@ pub struct RoundTripSpec {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EgressSpec {
-    /// Of 10⁹ bytes between two regions without a price of their own, such as `$0.02`.
+    /// Price of 10⁹ bytes between two regions without a price of their own, such as `$0.02`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub price: Option<String>,
     /// Prices in one direction.
@@ -75,7 +75,7 @@ pub struct EgressPriceSpec {
     pub from: String,
     /// The region that receives.
     pub to: String,
-    /// Of 10⁹ bytes, such as `$0.08`.
+    /// Price of 10⁹ bytes, such as `$0.08`.
     pub price: String,
 }
 

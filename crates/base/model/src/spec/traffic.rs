@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    policy::read_ring,
+    policy::{NONE, read_ring},
     text::{read, read_option},
 };
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TrafficSpec {
-    /// The planner: `rings` or `optimizer`.
+    /// The planner: `rings`, `optimizer`, or `none` whatever the defaults of tenant and mesh say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub planner: Option<String>,
     /// `active`; `shadow`, which publishes no tables; or `hold`, which changes none.
@@ -77,13 +77,24 @@ pub struct SharesSpec {
 }
 
 impl TrafficSpec {
-    pub(super) fn validate(&self) -> Result<Traffic, Invalid> {
+    /// `planner: none`.
+    pub(super) fn without_planner() -> Self {
+        Self { planner: Some(NONE.to_owned()), ..Self::default() }
+    }
+
+    /// Validates; `None` for `planner: none`.
+    pub(super) fn validate(&self) -> Result<Option<Traffic>, Invalid> {
+        if self.planner.as_deref() == Some(NONE) {
+            let hint = "write 'planner: none' alone, or leave the planner out for shares";
+            let problem = || Invalid::new("", "has fields beside 'planner: none'", hint);
+            return if *self == Self::without_planner() { Ok(None) } else { Err(problem()) };
+        }
         let planner = match self.planner.as_deref() {
             None => None,
             Some("rings") => Some(TrafficPlanner::Rings),
             Some("optimizer") => Some(TrafficPlanner::Optimizer),
             Some(other) => {
-                let hint = "write 'rings' or 'optimizer'";
+                let hint = "write 'rings', 'optimizer' or 'none'";
                 return Err(Invalid::new("planner", format!("'{other}' is no planner"), hint));
             }
         };
@@ -115,7 +126,7 @@ impl TrafficSpec {
         for (i, spec) in self.shares.iter().enumerate() {
             spec.add(&mut traffic).map_err(|e| e.within(format!("shares[{i}]")))?;
         }
-        Ok(traffic)
+        Ok(Some(traffic))
     }
 
     pub(super) fn of(traffic: &Traffic) -> Self {

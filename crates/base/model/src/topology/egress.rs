@@ -16,6 +16,9 @@ pub const MAX_EGRESS_PRICES: usize = 4_096;
 pub struct Dollars(u64);
 
 impl Dollars {
+    /// Units of [`Self::picodollars`] in a dollar.
+    pub const PER_DOLLAR: u64 = PICOS;
+
     /// An amount in units of 10⁻¹² dollars.
     pub fn of_picodollars(picodollars: u64) -> Self {
         Self(picodollars)
@@ -65,9 +68,9 @@ impl fmt::Display for Dollars {
 /// What bytes between regions cost, and how that weighs against latency. The bill and the optimizer read the same prices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Egress {
-    /// Of 10⁹ bytes between two regions without a price of their own.
+    /// Price of 10⁹ bytes between two regions without a price of their own.
     pub price: Dollars,
-    /// Of 10⁹ bytes, by the region that sends them and the one that receives them.
+    /// Prices of 10⁹ bytes, by the sending and the receiving region.
     pub prices: BTreeMap<(Region, Region), Dollars>,
     /// What one millisecond less of one call is worth; `None` leaves egress out of plans.
     pub per_ms: Option<Dollars>,

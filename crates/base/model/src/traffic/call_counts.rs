@@ -6,6 +6,7 @@
 
 use std::{collections::BTreeMap, iter, ops::AddAssign, time::Duration};
 
+use super::attributed_cpu::CpuPath;
 use crate::{Label, Region, ServiceName, Zone};
 
 /// The most rows of one [`CountReport`].
@@ -398,7 +399,8 @@ pub const fn latency_bucket(us: u64) -> usize {
 /// Latencies below 2 to this power of microseconds share the first bucket.
 const SHORTEST_BITS: u32 = 7;
 
-/// The bounds of a bucket in microseconds: from, and below. The last one ends at twice its beginning.
+/// The bounds of a bucket in microseconds, lower and upper; the upper bound is exclusive. The last bucket ends at twice
+/// its lower bound.
 pub const fn latency_bounds_us(bucket: usize) -> (u64, u64) {
     let from = lower_us(bucket);
     let to = if bucket + 1 < LATENCY_BUCKETS { lower_us(bucket + 1) } else { from * 2 };
@@ -440,6 +442,8 @@ pub struct CountedInterval {
     pub calls: BTreeMap<CountedPath, CallCounts>,
     /// Calls that rules do not allow.
     pub denied: BTreeMap<DeniedPath, u64>,
+    /// CPU of servers, in microseconds.
+    pub cpu: BTreeMap<CpuPath, u64>,
 }
 
 /// What was counted since the last report.
@@ -458,7 +462,7 @@ pub struct CountReport {
 impl CountedInterval {
     /// The number of rows.
     pub fn rows(&self) -> usize {
-        self.calls.len() + self.denied.len()
+        self.calls.len() + self.denied.len() + self.cpu.len()
     }
 
     /// Adds the rows of another interval.
@@ -469,6 +473,10 @@ impl CountedInterval {
         for (path, count) in other.denied {
             let sum = self.denied.entry(path).or_default();
             *sum = sum.saturating_add(count);
+        }
+        for (path, cpu_us) in other.cpu {
+            let sum = self.cpu.entry(path).or_default();
+            *sum = sum.saturating_add(cpu_us);
         }
     }
 }
@@ -483,7 +491,8 @@ impl CountReport {
     pub fn services(&self) -> impl Iterator<Item = &ServiceName> {
         self.intervals.iter().flat_map(|interval| {
             let calls = interval.calls.keys().flat_map(|path| iter::once(&path.service).chain(&path.caller));
-            calls.chain(interval.denied.keys().map(|path| &path.service))
+            let denied = interval.denied.keys().map(|path| &path.service);
+            calls.chain(denied).chain(interval.cpu.keys().map(|path| &path.service))
         })
     }
 }

@@ -83,6 +83,8 @@ async fn check(access: &Access, mut request: Request) -> Result<(Arc<str>, Reque
     let call = CompleteCall { path: method.path, headers: &head.headers, body: &body };
     let verify = |statement: &[u8], call: StatedCall<'_>| access.trust.signer(statement, call);
     let caller = access.control.judge(caller, call, *needs, verify)?;
+    let (body, refused) = access.control.keep_permitted_rows(&caller, (method.path, body))?;
+    head.extensions.insert(refused);
     let author = caller::author(&caller, &head.headers);
     caller::describe(caller, &mut head.extensions);
     Ok((author, Request::from_parts(head, Body::from(body))))

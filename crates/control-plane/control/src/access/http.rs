@@ -5,11 +5,11 @@ use axum::{
     Json, Router,
     body::{Body, Bytes, to_bytes},
     extract::{FromRequestParts as _, MatchedPath, Query, RawPathParams, Request, State},
-    http::StatusCode,
+    http::{HeaderMap, StatusCode, header::ORIGIN},
     middleware::{Next, from_fn_with_state},
     response::{IntoResponse as _, Response},
 };
-use fairmesh_model::{InstanceId, Invalid, ServiceName};
+use fairmesh_model::{InstanceId, Invalid, ServiceName, Tenant};
 use fairmesh_rib::access::{Caller, Need};
 use fairmesh_store::author;
 use serde::{Deserialize, Serialize};
@@ -28,6 +28,7 @@ const MAX_BODY: usize = 1 << 20;
 #[serde(default)]
 struct Named {
     service: String,
+    tenant: String,
     instance: String,
     instances: Vec<String>,
     endpoints: Vec<NamedInstance>,
@@ -54,6 +55,15 @@ pub(crate) fn guard_pages(pages: Router, access: Access) -> Router {
 }
 
 async fn guard(State(access): State<Access>, request: Request, next: Next) -> Response {
+    if is_foreign(request.headers()) && !is_for_everyone(&request) {
+        let who = Caller::of_connection(request.headers(), request.extensions());
+        let refusal = Status::permission_denied("the request is sent by a page of another site");
+        access.audit.note_denied(&who.to_string(), request.uri().path(), refusal.message());
+        return refused_with(
+            &refusal,
+            "browsers read /ui/ of this address alone; call this path from a program",
+        );
+    }
     let caller = Caller::of_connection(request.headers(), request.extensions());
     // Monitoring may send tokens that are meant for others.
     let caller = match is_for_everyone(&request) {
@@ -82,6 +92,17 @@ async fn guard(State(access): State<Access>, request: Request, next: Next) -> Re
             response
         }
     }
+}
+
+/// Whether a browser sent the request for another site's page, which has the browser's way to this port, and so its role.
+///
+/// The page at `/ui/` sends only GET to its own origin, and thus no `Origin`, as programs do not. A browser adds it to all other
+/// requests, also where a form or `no-cors` spares them the preflight, and where a name of the other site was rebound to this address.
+/// `Sec-Fetch-Site` (W3C Fetch Metadata) is checked too: GET with `no-cors` has no `Origin`. Comparing `Origin` with `Host` was
+/// rejected, since they are the same after DNS rebinding.
+fn is_foreign(headers: &HeaderMap) -> bool {
+    let site = headers.get("sec-fetch-site").map(|site| site.as_bytes());
+    headers.contains_key(ORIGIN) || matches!(site, Some(b"cross-site" | b"same-site"))
 }
 
 /// Whether it is a page that is open, or none.
@@ -122,8 +143,7 @@ async fn check(access: &Access, caller: &Caller, request: Request) -> Result<Req
     let service =
         param("tenant").zip(param("service")).map(|(tenant, service)| format!("{tenant}/{service}"));
     let body = to_bytes(body, MAX_BODY).await.map_err(too_large)?;
-    let query =
-        || Query::<Named>::try_from_uri(&head.uri).map(|Query(query)| query.service).unwrap_or_default();
+    let query = || Query::<Named>::try_from_uri(&head.uri).map(|Query(query)| query).unwrap_or_default();
     let needs = needs(needed, service, &body, query).map_err(|invalid| {
         (
             StatusCode::BAD_REQUEST,
@@ -132,6 +152,7 @@ async fn check(access: &Access, caller: &Caller, request: Request) -> Result<Req
             .into_response()
     })?;
     access.control.check(caller, &needs).map_err(|status| refused(&status))?;
+    head.extensions.insert(caller.clone());
     Ok(Request::from_parts(head, Body::from(body)))
 }
 
@@ -139,7 +160,7 @@ fn needs(
     needed: PageAccess,
     service: Option<String>,
     body: &Bytes,
-    query: impl FnOnce() -> String,
+    query: impl FnOnce() -> Named,
 ) -> Result<Vec<Need>, Invalid> {
     let of_path = || ServiceName::new(service.clone().unwrap_or_default());
     let named = || {
@@ -148,11 +169,18 @@ fn needs(
     };
     Ok(match needed {
         PageAccess::Everyone => Vec::new(),
+        PageAccess::ViewAll => vec![Need::ViewAll],
+        PageAccess::Administer => vec![Need::Admin],
         PageAccess::View => vec![Need::View(of_path()?)],
         PageAccess::Operate => vec![Need::Operate(of_path()?)],
-        PageAccess::ViewQueried => match query() {
+        PageAccess::ViewHistory => vec![Need::ViewHistory(of_path()?)],
+        PageAccess::ViewQueried => match query().service {
             all if all.is_empty() => vec![Need::ViewAll],
             service => vec![Need::View(ServiceName::new(service)?)],
+        },
+        PageAccess::ViewTenantQueried => match query().tenant {
+            all if all.is_empty() => vec![Need::ViewAll],
+            tenant => vec![Need::ViewTenant(Tenant::new(tenant)?)],
         },
         PageAccess::ServeShards => vec![Need::Serve(of_path()?, InstanceId::new(named()?.instance)?)],
         PageAccess::Serve => {
@@ -169,16 +197,61 @@ fn needs(
 }
 
 fn refused(status: &Status) -> Response {
+    refused_with(
+        status,
+        "callers in plaintext are 'anonymous' in role bindings; over https, send the token of a user",
+    )
+}
+
+fn refused_with(status: &Status, hint: &'static str) -> Response {
     let code = match status.code() {
         Code::NotFound => StatusCode::NOT_FOUND,
         Code::Unauthenticated => StatusCode::UNAUTHORIZED,
         _ => StatusCode::FORBIDDEN,
     };
-    let hint = "callers in plaintext are 'anonymous' in role bindings; over https, send the token of a user";
     (code, Json(Failure { error: status.message().to_owned(), field: "", hint })).into_response()
 }
 
 fn too_large(error: axum::Error) -> Response {
     let failure = Failure { error: error.to_string(), field: "", hint: "send at most 1 MiB" };
     (StatusCode::PAYLOAD_TOO_LARGE, Json(failure)).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    fn headers(of: &[(&'static str, &'static str)]) -> HeaderMap {
+        of.iter().map(|(name, value)| (name.parse().unwrap(), HeaderValue::from_static(value))).collect()
+    }
+
+    #[test]
+    fn request_of_another_sites_page_is_foreign() {
+        for foreign in [
+            &[("origin", "https://evil.example"), ("sec-fetch-site", "cross-site")][..],
+            &[("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "no-cors")],
+            &[("sec-fetch-site", "same-site")],
+            // Over plaintext browsers send no fetch metadata; a rebound name is its own origin.
+            &[("origin", "null")],
+            &[("origin", "http://evil.example:7401"), ("host", "evil.example:7401")],
+        ] {
+            assert!(is_foreign(&headers(foreign)), "{foreign:?}");
+        }
+    }
+
+    #[test]
+    fn request_of_a_program_or_the_page_itself_is_not_foreign() {
+        for own in [
+            &[][..],
+            &[("user-agent", "curl/8.5.0"), ("content-type", "application/x-www-form-urlencoded")],
+            &[("sec-fetch-site", "same-origin"), ("sec-fetch-mode", "cors")],
+            &[("sec-fetch-site", "none"), ("sec-fetch-mode", "navigate")],
+            // Node's fetch.
+            &[("sec-fetch-mode", "cors"), ("accept-language", "*")],
+        ] {
+            assert!(!is_foreign(&headers(own)), "{own:?}");
+        }
+    }
 }

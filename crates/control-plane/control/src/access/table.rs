@@ -15,6 +15,14 @@ pub(crate) enum PageAccess {
     ServeShards,
     /// To read the service of the query, or all.
     ViewQueried,
+    /// To read the tenant of the query, or all.
+    ViewTenantQueried,
+    /// To read the service in the path, its callers and its earlier values.
+    ViewHistory,
+    /// To read all tenants.
+    ViewAll,
+    /// To operate the whole mesh.
+    Administer,
 }
 
 /// All routes of HTTP, as method, path and need.
@@ -37,6 +45,20 @@ pub(crate) static ROUTES: &[(&str, &str, PageAccess)] = &[
     ("GET", "/v1/shards/{tenant}/{service}/plan", PageAccess::View),
     ("POST", "/v1/shards/{tenant}/{service}/ready", PageAccess::ServeShards),
     ("GET", "/v1/imbalance", PageAccess::ViewQueried),
+    ("GET", "/ui", PageAccess::Everyone),
+    ("GET", "/ui/", PageAccess::Everyone),
+    ("GET", "/ui/{file}", PageAccess::Everyone),
+    ("GET", "/ui/api/live", PageAccess::ViewTenantQueried),
+    ("GET", "/ui/api/live/{tenant}/{service}", PageAccess::ViewHistory),
+    ("GET", "/ui/api/history/{tenant}/{service}", PageAccess::ViewHistory),
+    ("GET", "/ui/api/why/{tenant}/{service}", PageAccess::ViewHistory),
+    ("GET", "/ui/api/planner/{tenant}/{service}", PageAccess::ViewHistory),
+    ("GET", "/ui/api/regions", PageAccess::ViewTenantQueried),
+    ("GET", "/ui/api/forecast/{region}", PageAccess::ViewAll),
+    ("GET", "/ui/api/imbalance", PageAccess::ViewTenantQueried),
+    ("GET", "/ui/api/security", PageAccess::ViewTenantQueried),
+    ("GET", "/ui/api/audit/{log}", PageAccess::Administer),
+    ("GET", "/ui/api/fleet", PageAccess::ViewAll),
 ];
 
 #[cfg(test)]
@@ -50,7 +72,9 @@ mod tests {
         let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
         let registry = sources.join("../../../state/registry/src/http.rs");
         let pages = sources.join("../../../observe/pages/src/router.rs");
-        let files = [pages, sources.join("imbalance/http.rs"), registry];
+        let web = sources.join("../../../observe/web/src");
+        let web = ["api.rs", "files.rs"].map(|file| web.join(file));
+        let files = [pages, sources.join("imbalance/http.rs"), registry].into_iter().chain(web);
         let mut routed = BTreeSet::new();
         for text in files.map(|file| fs::read_to_string(file).unwrap()) {
             for route in text.split(".route(").skip(1) {

@@ -50,7 +50,7 @@ pub(super) fn save_ops(
 }
 
 /// The current value and the earlier ones, newest first. Empty if the record never existed.
-pub(super) fn changes(node: &Node, key: &RecordKey) -> Vec<v1::Change> {
+pub(crate) fn changes(node: &Node, key: &RecordKey) -> Vec<v1::Change> {
     let earlier = earlier(node, key);
     let current = rules::current(node, key);
     if earlier.is_empty() && current.is_none() {

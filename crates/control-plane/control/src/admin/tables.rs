@@ -7,6 +7,8 @@ use fairmesh_model::{Prefix, Record, RecordKey, ServiceName, TableOrigin, Traffi
 use fairmesh_rib::{Node, Op};
 use fairmesh_wire::records;
 
+use crate::facts::policy_in_force;
+
 /// The writes that make a service's tables match its policy; `None` is no policy.
 ///
 /// They are unconditional: the policy decides about its tables, whatever a planner has written meanwhile.
@@ -17,7 +19,8 @@ pub(super) fn ops(node: &Node, service: &ServiceName, policy: Option<&[u8]>) -> 
         (key.to_string(), records::encode(&Record::RegionTable(table)))
     });
     let mut wanted: BTreeMap<String, Bytes> = wanted.collect();
-    let keeps_planned = traffic.is_some_and(|traffic| traffic.publishes() && traffic.planner.is_some());
+    let in_force = policy_in_force(node, service, policy).traffic;
+    let keeps_planned = in_force.publishes() && in_force.is_planned();
     let mut ops = Vec::new();
     for (key, entry) in node.read(&[Prefix::tables(service)]).1 {
         match wanted.remove(&*key) {

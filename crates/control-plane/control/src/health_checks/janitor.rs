@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn verdicts_on_removed_endpoints_are_deleted_and_those_without_a_checker_become_stale() {
+    fn removed_endpoints_lose_verdicts_and_leaderless_verdicts_go_stale() {
         let check = || Some(HealthCheck::new(Probe::Tcp));
         assert_eq!(planned_writes(check(), false), [("gone".into(), None)]);
         let leaderless = planned_writes(check(), true);

@@ -12,6 +12,7 @@ use super::{
     distance_targets::{DistanceTarget, DistanceTargets},
     election::{LeaderGuard, MAX_CANDIDATES},
 };
+use crate::zone_probes::ZoneProbes;
 
 /// The most judgements in one call.
 const MAX_JUDGEMENTS: usize = 1000;
@@ -22,6 +23,7 @@ static ELECTED: LogLimiter = LogLimiter::new();
 #[derive(Clone, Debug)]
 pub(crate) struct CheckerService {
     pub(crate) checks: Checks,
+    pub(crate) probes: ZoneProbes,
     pub(crate) closing: CancellationToken,
 }
 
@@ -115,6 +117,13 @@ impl v1::checker_server::Checker for CheckerService {
         self.require_leader(&region, term)?;
         self.checks.report_distances(&region, &distances).await?;
         Ok(Response::new(v1::ReportDistancesResponse {}))
+    }
+
+    async fn report_probes(
+        &self,
+        request: Request<v1::ReportProbesRequest>,
+    ) -> Result<Response<v1::ReportProbesResponse>, Status> {
+        self.probes.exchange(request.into_inner()).map(Response::new)
     }
 }
 

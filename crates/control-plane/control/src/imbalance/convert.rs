@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fairmesh_imbalance::{
-    Area, Breakdown, Causes, ImbalanceReport, Measure, Row, ServiceOutlier, Slice, Usage,
+    Area, Breakdown, Causes, ImbalanceReport, Line, Measure, Row, ServiceOutlier, Slice, Usage,
 };
 use fairmesh_model::{InstanceId, Location};
 use fairmesh_wire::v1;
@@ -93,14 +93,18 @@ pub(super) fn report(report: &ImbalanceReport) -> v1::ReadImbalanceResponse {
     v1::ReadImbalanceResponse {
         by: report.by.name().into(),
         minutes: report.minutes,
-        lines: report
-            .lines
-            .iter()
-            .map(|one| v1::ImbalanceLine { minutes: one.minutes, ..line(&one.name, one.area, one.own_peak) })
-            .collect(),
+        lines: report.lines.iter().map(report_line).collect(),
         total: Some(area(report.total)),
         causes: Some(causes(report.causes)),
         outliers: report.outliers.iter().map(outlier).collect(),
+    }
+}
+
+fn report_line(one: &Line) -> v1::ImbalanceLine {
+    v1::ImbalanceLine {
+        minutes: one.minutes,
+        causes: one.causes.map(causes),
+        ..line(&one.name, one.area, one.own_peak)
     }
 }
 
@@ -120,6 +124,7 @@ fn line(name: &str, of: Area, own_peak: u64) -> v1::ImbalanceLine {
         area: Some(area(of)),
         own_peak_millicore_minutes: own_peak,
         minutes: 0,
+        causes: None,
     }
 }
 

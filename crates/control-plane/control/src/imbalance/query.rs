@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, HashSet};
 
 use fairmesh_imbalance::{
-    Breakdown, Dimension, ImbalanceReport, Minute, Row, ServiceOutlier, Tier, outliers, read_window,
+    Breakdown, Dimension, ImbalanceReport, Member, Minute, Row, ServiceOutlier, Tier, outliers, read_window,
 };
-use fairmesh_model::{Invalid, ServiceName};
+use fairmesh_model::{Invalid, ServiceName, Tenant};
 
 use super::{HistoryError, Imbalance};
 
@@ -20,9 +20,11 @@ fn default_window(by: Breakdown) -> u32 {
 
 /// Parameters of a report.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct ReportQuery {
+pub(crate) struct ReportQuery {
     /// `None` means all services.
     pub(super) service: Option<ServiceName>,
+    /// `None` means those of all tenants.
+    pub(super) tenant: Option<Tenant>,
     pub(super) by: Breakdown,
     /// Window in minutes, up to now.
     pub(super) window: u32,
@@ -36,7 +38,7 @@ impl ReportQuery {
     }
 
     /// Parses a query with the window in minutes; 0 means the default.
-    pub(super) fn of(service: &str, by: &str, window: u32) -> Result<Self, Invalid> {
+    pub(crate) fn of(service: &str, by: &str, window: u32) -> Result<Self, Invalid> {
         let service = match service {
             "" => None,
             name => Some(ServiceName::new(name).map_err(|e| e.within("service"))?),
@@ -58,7 +60,17 @@ impl ReportQuery {
             let hint = format!("ask for {days}d at most, or by day");
             return Err(Invalid::new("window", format!("hours are kept for {days} days"), hint));
         }
-        Ok(Self { service, by, window })
+        Ok(Self { service, tenant: None, by, window })
+    }
+
+    /// Narrows a query to the services of a tenant; `None` leaves it as it is.
+    pub(crate) fn within(self, tenant: Option<&Tenant>) -> Self {
+        Self { tenant: tenant.cloned(), ..self }
+    }
+
+    fn has(&self, service: &ServiceName) -> bool {
+        self.service.as_ref().is_none_or(|wanted| wanted == service)
+            && self.tenant.as_ref().is_none_or(|wanted| *wanted == service.tenant)
     }
 }
 
@@ -73,7 +85,7 @@ impl Imbalance {
         let from = tier.bucket(now.before(query.window - 1));
         let mut rows: BTreeMap<(Minute, ServiceName), Row> = BTreeMap::new();
         let mut add = |(minute, service, row): (Minute, ServiceName, Row)| {
-            if query.service.as_ref().is_none_or(|query| *query == service) {
+            if query.has(&service) {
                 rows.entry((query.by.time(minute), service)).or_default().add(&row);
             }
         };
@@ -93,17 +105,16 @@ impl Imbalance {
             rows.map(|(service, row)| (minute, service, row)).for_each(&mut add);
         }
         let outliers = match query.by {
-            Breakdown::Slice(Dimension::HostType) => self.outliers(query.service.as_ref()),
+            Breakdown::Slice(Dimension::HostType) => self.outliers(query),
             _ => Vec::new(),
         };
         Ok(ImbalanceReport::of(query.by, &rows, outliers))
     }
 
     /// Outliers among instances of one service and host type, over the open minutes.
-    fn outliers(&self, query: Option<&ServiceName>) -> Vec<ServiceOutlier> {
+    fn outliers(&self, query: &ReportQuery) -> Vec<ServiceOutlier> {
         let members = self.open().members();
-        let groups =
-            members.into_iter().filter(|((service, _), _)| query.is_none_or(|query| query == service));
+        let groups = members.into_iter().filter(|((service, _), _)| query.has(service));
         let entry = groups.flat_map(|((service, host_type), members)| {
             let name = move |outlier| ServiceOutlier {
                 service: service.clone(),
@@ -113,6 +124,11 @@ impl Imbalance {
             outliers(&members).into_iter().map(name)
         });
         entry.collect()
+    }
+
+    /// The usage of the instances of a service over the open minutes.
+    pub(crate) fn instances(&self, service: &ServiceName) -> Vec<Member> {
+        self.open().instances(service)
     }
 
     /// The rows of the last whole minute, for metrics.

@@ -23,7 +23,7 @@ impl Imbalance {
     ///
     /// # Errors
     /// Why it could not be computed.
-    pub(super) async fn cached_report(
+    pub(crate) async fn cached_report(
         self: &Arc<Self>,
         query: ReportQuery,
     ) -> Result<Arc<ImbalanceReport>, String> {

@@ -44,7 +44,7 @@ fn report_usage(
 }
 
 async fn wasted(imbalance: &Imbalance, window: u32, now: Minute) -> (u64, Area) {
-    let query = ReportQuery { service: None, by: Breakdown::Service, window };
+    let query = ReportQuery { service: None, tenant: None, by: Breakdown::Service, window };
     let report = imbalance.report(&query, now).await.unwrap();
     (report.minutes, report.total)
 }
@@ -122,7 +122,7 @@ async fn a_crash_in_the_middle_of_closing_a_minute_counts_each_service_once() {
 }
 
 #[tokio::test]
-async fn a_write_that_fails_in_the_middle_of_closing_a_minute_counts_each_service_once() {
+async fn failed_write_while_closing_a_minute_counts_each_service_once() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
     report_usage(&imbalance, "a", later(0), 2_000, later(0));

@@ -3,28 +3,37 @@
 use std::{
     cmp::Reverse,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use fairmesh_call_history::{CallHistory, HistoryLimits, RowSum};
-use fairmesh_model::{CountReport, ServiceName, Tenant};
+use fairmesh_model::{
+    CallCounts, CountReport, CountedBy, CpuBy, CpuPath, Egress, Region, ServiceName, Tenant,
+};
+use fairmesh_planner::EgressTotals;
 use fairmesh_signals::{CountInbox, IDLE_INTERVAL_MS, REPORT_INTERVAL_MS, SumLimits};
 use fairmesh_wire::{convert::counts, v1};
 use prost::Message as _;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::cost::{self, CostTotals};
 use crate::monotonic_clock::MonotonicClock;
 
 /// How long processes report at the short interval after a look.
 const LOOK_MS: u64 = 60_000;
-/// The window of a request without one.
-const DEFAULT_WINDOW: Duration = Duration::from_secs(60);
-/// The longest window.
-const MAX_WINDOW: Duration = Duration::from_secs(3_600);
+/// The window of a request without one, in seconds.
+const DEFAULT_WINDOW_S: u32 = 60;
+/// The longest window, in seconds.
+const MAX_WINDOW_S: u32 = 3_600;
 /// Bytes of the rows of a response, which a message has room for.
 const MAX_ROWS_BYTES: usize = 3 << 20;
+/// How long a view answers further requests.
+const VIEW_MS: u64 = 1_000;
+/// The most views that are kept.
+const MAX_VIEWS: usize = 8;
 /// The most rows of denied calls in a response.
 const MAX_DENIED: usize = 1_024;
 
@@ -35,16 +44,25 @@ pub(crate) struct CallViews {
     began_ms: u64,
     taken: Mutex<Taken>,
     looked_until_ms: AtomicU64,
+    /// The last views, so that many operators who look cost as much as one.
+    views: Mutex<Vec<(View, u64, v1::ReadCallsResponse)>>,
+    /// The turn of a report.
+    turn: Arc<Semaphore>,
 }
+
+/// What a view is of: its scope, its window in seconds, and whether it has series.
+type View = (CallScope, u32, bool);
 
 #[derive(Debug)]
 struct Taken {
     inbox: CountInbox,
     history: CallHistory,
+    egress: EgressTotals,
+    cost: CostTotals,
 }
 
 /// Which calls a view has.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CallScope {
     All,
     /// From and to services of a tenant.
@@ -67,17 +85,48 @@ impl CallViews {
     /// History begins now.
     pub(crate) fn new(clock: MonotonicClock) -> Self {
         let history = CallHistory::new(HistoryLimits::CONTROL_PLANE);
-        let taken = Mutex::new(Taken { inbox: CountInbox::new(SumLimits::TREE.reporters), history });
-        Self { clock, began_ms: clock.now_ms(), taken, looked_until_ms: AtomicU64::new(0) }
+        let inbox = CountInbox::new(SumLimits::TREE.reporters);
+        let taken = Mutex::new(Taken {
+            inbox,
+            history,
+            egress: EgressTotals::default(),
+            cost: CostTotals::default(),
+        });
+        let looked_until_ms = AtomicU64::new(0);
+        Self {
+            clock,
+            began_ms: clock.now_ms(),
+            taken,
+            looked_until_ms,
+            views: Mutex::default(),
+            turn: Arc::new(Semaphore::new(1)),
+        }
     }
 
-    /// Takes a report. The response says when its sender should report again.
-    pub(crate) fn record(&self, report: CountReport) -> v1::ReportSignalsResponse {
+    /// Waits for the turn of a report, to be held while [`record`](Self::record) runs: each that waits there for a view takes a thread.
+    pub(crate) async fn turn(&self) -> Option<OwnedSemaphorePermit> {
+        // The semaphore is never closed.
+        Arc::clone(&self.turn).acquire_owned().await.ok()
+    }
+
+    /// Takes a report, whose bytes have these prices between known regions. The response says when its sender should report again.
+    /// Blocks while a view is read.
+    pub(crate) fn record(
+        &self,
+        report: CountReport,
+        prices: &Egress,
+        is_known: impl Fn(&Region) -> bool,
+    ) -> v1::ReportSignalsResponse {
         let now_ms = self.clock.now_ms();
-        let mut taken = self.taken();
+        let mut guard = self.taken();
+        let taken = &mut *guard;
         if taken.inbox.is_new(&report, now_ms) {
             taken.history.leave_out(report.left_out);
             for interval in report.intervals {
+                for (path, counts) in &interval.calls {
+                    taken.egress.add(path, counts, prices, &is_known);
+                }
+                taken.cost.add(&interval);
                 taken.history.record(interval, now_ms);
             }
         }
@@ -86,14 +135,26 @@ impl CallViews {
         v1::ReportSignalsResponse { next_report_ms: next as u32, ..Default::default() }
     }
 
-    /// The calls of a scope over a window. Processes report more often from now on, for a minute.
-    pub(crate) fn read(&self, scope: &CallScope, window_s: u32, has_series: bool) -> v1::ReadCallsResponse {
+    /// The calls of a scope over a window, as they are or were within the last second. Processes report more often from now on, for a
+    /// minute. Takes a tenth of a second in a large mesh: not for threads that serve connections.
+    pub(crate) fn read(&self, (scope, window_s, has_series): View) -> v1::ReadCallsResponse {
+        let view = (scope, whole_steps(window_s), has_series);
         let now_ms = self.clock.now_ms();
         self.looked_until_ms.fetch_max(now_ms.saturating_add(LOOK_MS), Relaxed);
-        let window = match window_s {
-            0 => DEFAULT_WINDOW,
-            seconds => Duration::from_secs(seconds.into()).min(MAX_WINDOW),
-        };
+        let mut views = self.views.lock().unwrap_or_else(PoisonError::into_inner);
+        views.retain(|(_, at_ms, _)| now_ms.saturating_sub(*at_ms) < VIEW_MS);
+        if let Some((_, _, known)) = views.iter().find(|(known, _, _)| *known == view) {
+            return known.clone();
+        }
+        let response = self.read_anew(&view, now_ms);
+        if views.len() < MAX_VIEWS {
+            views.push((view, now_ms, response.clone()));
+        }
+        response
+    }
+
+    fn read_anew(&self, (scope, window_s, has_series): &View, now_ms: u64) -> v1::ReadCallsResponse {
+        let (window, has_series) = (Duration::from_secs((*window_s).into()), *has_series);
         let taken = self.taken();
         let history = &taken.history;
         let (mut sums, other) = history.read(window, now_ms, |path| {
@@ -120,6 +181,37 @@ impl CallViews {
         }
     }
 
+    /// The CPU of a service over a window in seconds, by caller or by origin.
+    pub(crate) fn cost(&self, service: &ServiceName, by: CpuBy, window_s: u32) -> v1::ReadCostResponse {
+        let now_ms = self.clock.now_ms();
+        let taken = self.taken();
+        let is_selected = |path: &CpuPath| path.service == *service && path.by == by;
+        let cpu = taken.history.cpu(cost::window(window_s), now_ms, is_selected);
+        v1::ReadCostResponse { rows: cost::rows(cpu), history_ms: now_ms.saturating_sub(self.began_ms) }
+    }
+
+    /// CPU by caller and service.
+    pub(super) fn cost_totals(&self) -> CostTotals {
+        self.taken().cost.clone()
+    }
+
+    /// Bytes between regions, and what they cost.
+    pub(super) fn egress(&self) -> EgressTotals {
+        self.taken().egress.clone()
+    }
+
+    /// Calls to a service by step of the last `window`, as its callers counted them, or else its servers.
+    pub(crate) fn steps(
+        &self,
+        service: &ServiceName,
+        window: Duration,
+    ) -> Vec<Option<(CallCounts, Duration)>> {
+        let (now_ms, history) = (self.clock.now_ms(), &self.taken().history);
+        let counted_by = |by| history.steps(window, now_ms, |path| path.service == *service && path.by == by);
+        let by_callers = counted_by(CountedBy::Caller);
+        if by_callers.iter().any(Option::is_some) { by_callers } else { counted_by(CountedBy::Server) }
+    }
+
     /// Paths, bytes and reporters of the history.
     pub(super) fn size(&self) -> (usize, usize, usize) {
         let taken = self.taken();
@@ -130,6 +222,13 @@ impl CallViews {
     fn taken(&self) -> MutexGuard<'_, Taken> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The seconds of the steps that a window covers: windows of the same steps are one view.
+fn whole_steps(window_s: u32) -> u32 {
+    let window_s = if window_s == 0 { DEFAULT_WINDOW_S } else { window_s.min(MAX_WINDOW_S) };
+    let step = CallHistory::step(Duration::from_secs(window_s.into())).as_secs();
+    window_s.next_multiple_of(u32::try_from(step).unwrap_or(1).max(1))
 }
 
 fn most_denied(mut denied: Vec<v1::DeniedCalls>) -> Vec<v1::DeniedCalls> {
@@ -155,7 +254,7 @@ fn write(sum: RowSum<'_>, has_series: bool) -> v1::CallsRow {
 
 #[cfg(test)]
 mod tests {
-    use fairmesh_model::{CallCounts, CountedBy, CountedInterval, CountedPath, DeniedPath};
+    use fairmesh_model::{CountedInterval, CountedPath, DeniedPath};
 
     use super::*;
 
@@ -194,24 +293,28 @@ mod tests {
         CountReport { reporter: 1, number, intervals: vec![interval], left_out: 0 }
     }
 
+    #[test]
+    fn windows_of_the_same_steps_are_one_view() {
+        assert_eq!([0, 1, 10, 11, 599, 601, 9_999].map(whole_steps), [60, 10, 10, 20, 600, 660, 3_600]);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn view_has_the_calls_of_its_scope_and_each_report_once() {
         let views = CallViews::new(MonotonicClock::start());
-        assert_eq!(views.record(report(1)).next_report_ms, IDLE_INTERVAL_MS as u32);
-        views.record(report(1));
+        let record = |report| views.record(report, &Egress::default(), |_| true);
+        assert_eq!(record(report(1)).next_report_ms, IDLE_INTERVAL_MS as u32);
+        record(report(1));
         let read = |scope| {
-            let view = views.read(&scope, 0, false);
+            let view = views.read((scope, 0, false));
             let calls = view.rows.iter().map(|row| row.calls.as_ref().unwrap().calls);
             (calls.collect::<Vec<_>>(), view.denied.len())
         };
         assert_eq!(read(CallScope::All), (vec![9, 4, 2], 2));
         assert_eq!(read(CallScope::Tenant(name("shop/any").tenant)), (vec![4, 2], 1));
         assert_eq!(read(CallScope::Service(name("shop/web"))), (vec![4], 0));
-        assert_eq!(
-            views.record(report(2)).next_report_ms,
-            REPORT_INTERVAL_MS as u32,
-            "since it is looked at"
-        );
+        assert_eq!(record(report(2)).next_report_ms, REPORT_INTERVAL_MS as u32, "since it is looked at");
+        assert_eq!(read(CallScope::All), (vec![9, 4, 2], 2), "a view answers for a second");
+        tokio::time::advance(Duration::from_millis(VIEW_MS)).await;
         assert_eq!(read(CallScope::All), (vec![18, 8, 4], 2));
     }
 }

@@ -1,11 +1,12 @@
 use std::sync::Arc;
 
 use fairmesh_model::Invalid;
-use fairmesh_rib::Node;
+use fairmesh_rib::{Node, access::RefusedRows};
 use fairmesh_wire::{
     identity_of,
     v1::{self, signals_server::Signals},
 };
+use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
 
 use super::TrafficReports;
@@ -33,7 +34,7 @@ impl Signals for SignalsService {
         &self,
         request: Request<v1::ReportSignalsRequest>,
     ) -> Result<Response<v1::ReportSignalsResponse>, Status> {
-        let identity = identity_of(&request);
+        let (identity, refused) = (identity_of(&request), RefusedRows::of(&request));
         let mut report = request.into_inner();
         if let Some(sender) = &mut report.sender {
             sender.reporter = self.reporters.of(&identity, sender.reporter);
@@ -41,16 +42,28 @@ impl Signals for SignalsService {
         if let Some(counts) = &mut report.counts {
             counts.reporter = self.reporters.of(&identity, counts.reporter);
         }
-        let taken = self.take(report).map_err(|e| Status::invalid_argument(e.to_string()))?;
-        Ok(Response::new(taken))
+        let invalid = |e: Invalid| Status::invalid_argument(e.to_string());
+        if let Some((counts, implausible)) = report.take_counts().map_err(invalid)? {
+            let traffic = Arc::clone(&self.traffic);
+            let turn = traffic.counts.turn().await;
+            // It waits while a view is read, and keeps its turn if its caller no longer waits.
+            let recorded = spawn_blocking(move || {
+                let _turn = turn;
+                traffic.record_counts(counts)
+            });
+            let recorded = recorded.await;
+            let stopping = |_| Status::unavailable("the control plane is stopping; retry");
+            let refused_rows = refused + implausible;
+            let response = v1::ReportSignalsResponse { refused_rows, ..recorded.map_err(stopping)? };
+            return Ok(Response::new(response));
+        }
+        self.take(report).map(Response::new).map_err(invalid)
     }
 }
 
 impl SignalsService {
+    /// Takes rates and minutes.
     fn take(&self, mut report: v1::ReportSignalsRequest) -> Result<v1::ReportSignalsResponse, Invalid> {
-        if let Some(counts) = report.take_counts()? {
-            return Ok(self.traffic.counts.record(counts));
-        }
         let rates = report.take_rates()?;
         let mut response = rates.map(|rates| self.traffic.record(rates)).unwrap_or_default();
         let usages = report.usages;

@@ -6,7 +6,7 @@ use std::{
     },
 };
 
-use fairmesh_model::{ServiceName, TrafficReport};
+use fairmesh_model::{CountReport, Region, ServiceName, TrafficReport};
 use fairmesh_planner::ServiceReports;
 use fairmesh_rib::Node;
 use fairmesh_signals::{IDLE_INTERVAL_MS, REPORT_INTERVAL_MS, ReportSums, SumLimits, Taken};
@@ -75,7 +75,14 @@ impl TrafficReports {
         self.observe_graph(now_ms);
         let watched = self.watched().names(now_ms);
         let next = if is_planned || !watched.is_empty() { REPORT_INTERVAL_MS } else { IDLE_INTERVAL_MS };
-        v1::ReportSignalsResponse { dropped_minutes: 0, next_report_ms: next as u32, watched }
+        v1::ReportSignalsResponse { next_report_ms: next as u32, watched, ..Default::default() }
+    }
+
+    /// Takes counts of calls, with the prices and the regions of the topology. Blocks while a view is read.
+    pub(super) fn record_counts(&self, counts: CountReport) -> v1::ReportSignalsResponse {
+        let topology = self.facts.topology();
+        let is_known = |region: &Region| self.facts.lock().has_region(region);
+        self.counts.record(counts, &topology.regions.egress, is_known)
     }
 
     /// Brings the facts of planned services up to date with the reports. Costs nothing if no report has arrived since the last

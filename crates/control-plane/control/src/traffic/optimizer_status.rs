@@ -49,7 +49,7 @@ pub(super) fn why_rings(planner: &ServicePlanner) -> String {
 }
 
 /// Regions and classes with calls.
-fn expected(plan: &ServicePlan) -> Vec<v1::ExpectedCalls> {
+pub(super) fn expected(plan: &ServicePlan) -> Vec<v1::ExpectedCalls> {
     let classes = || std::iter::once(String::new()).chain(plan.classes.iter().map(ToString::to_string));
     let of_region = plan.regions.iter().zip(&plan.expected);
     let rows = of_region

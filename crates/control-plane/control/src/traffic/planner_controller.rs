@@ -11,7 +11,7 @@ use fairmesh_rib::{Expect, Node, Op};
 use fairmesh_wire::records;
 use tokio::sync::Notify;
 
-use super::{LONGEST_PAUSE, Plans, ROUND_INTERVAL, TrafficPlanning};
+use super::{LONGEST_PAUSE, Plans, ROUND_INTERVAL, TrafficPlanning, what_if::Model};
 
 /// A round is made after this time without any change: reports that stop are a change as well.
 const SILENCE: Duration = Duration::from_secs(5);
@@ -55,13 +55,19 @@ pub(crate) struct PlannerFacts {
     not_understood: Vec<ServiceName>,
 }
 
-/// The publication of other plans.
+/// The publication of other plans, or of the optimizer's model to subscribers.
 #[derive(Debug)]
-pub(crate) struct PublishPlans(Plans);
+pub(crate) enum Publication {
+    Plans(Plans),
+    Model(Box<Model>),
+}
 
-impl fmt::Display for PublishPlans {
+impl fmt::Display for Publication {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "publish the plans of {} services", self.0.by_service.len())
+        match self {
+            Self::Plans(plans) => write!(f, "publish the plans of {} services", plans.by_service.len()),
+            Self::Model(_) => f.write_str("publish the model for a prediction"),
+        }
     }
 }
 
@@ -88,16 +94,29 @@ impl PlannerController {
     }
 
     /// The publication of the plans, if they differ from the last published plans.
-    fn publish(&mut self, topology: &TopologyFacts) -> Option<PublishPlans> {
+    fn publish(&mut self, topology: &TopologyFacts) -> Option<Publication> {
         let before = self.published_topology.replace(topology.version);
         let differs = mem::take(&mut self.is_unpublished) || before != Some(topology.version);
         differs.then(|| {
-            PublishPlans(Plans {
+            Publication::Plans(Plans {
                 topology: topology.version,
                 by_service: self.planner.services().clone(),
                 without_trace_context: self.planner.without_trace_context(),
             })
         })
+    }
+
+    /// The optimizer's model after the round, if it was asked for. Copying it in each round was rejected: that costs as much as the
+    /// mesh is large.
+    fn model(
+        &self,
+        services: BTreeMap<ServiceName, Arc<ServiceFacts>>,
+        topology: Arc<TopologyFacts>,
+        now: Now,
+    ) -> Option<Publication> {
+        let model =
+            || Model { optimizer: self.planner.optimizer().clone(), services, topology, at_ms: now.ms };
+        self.planning.what_if.take_request().then(|| Publication::Model(Box::new(model())))
     }
 }
 
@@ -106,7 +125,7 @@ impl Controller for PlannerController {
     const DEADLINE: Duration = Duration::from_secs(10);
     const LONGEST_PAUSE: Duration = LONGEST_PAUSE;
     type Facts = PlannerFacts;
-    type Effect = PublishPlans;
+    type Effect = Publication;
 
     fn triggers(&self) -> Triggers {
         let notify = Some(Arc::clone(&self.changed));
@@ -134,7 +153,7 @@ impl Controller for PlannerController {
         Ok(read)
     }
 
-    fn reconcile(&mut self, facts: PlannerFacts, now: controllers::Now) -> Decision<PublishPlans> {
+    fn reconcile(&mut self, facts: PlannerFacts, now: controllers::Now) -> Decision<Publication> {
         let now = self.planning.now(now);
         let PlannerFacts { topology, planned, sum, leftovers, not_understood } = facts;
         self.pending.clear();
@@ -153,15 +172,21 @@ impl Controller for PlannerController {
         }
         let without_planner = "its policy asks for no planner any more";
         writes.extend(leftovers.iter().map(|(service, tables)| batch(service, tables, without_planner)));
-        let effects = self.publish(&topology).into_iter().collect();
+        let effects = self.publish(&topology).into_iter();
+        let effects = effects.chain(self.model(planned, topology, now)).collect();
         let mut refused = self.refused();
         refused.extend(not_understood.iter().map(refuse_unknown));
         Decision { writes, effects, refused }
     }
 
-    async fn apply(&mut self, PublishPlans(plans): PublishPlans) -> Result<(), BoxError> {
-        self.planning.plans.publish(plans);
-        self.planning.plans_changed.notify_one();
+    async fn apply(&mut self, publication: Publication) -> Result<(), BoxError> {
+        match publication {
+            Publication::Plans(plans) => {
+                self.planning.plans.publish(plans);
+                self.planning.plans_changed.notify_one();
+            }
+            Publication::Model(model) => self.planning.what_if.publish(*model),
+        }
         Ok(())
     }
 

@@ -18,6 +18,11 @@ impl<T> Published<T> {
         Arc::clone(&self.0.borrow())
     }
 
+    /// Receives the present value and later ones.
+    pub(super) fn follow(&self) -> watch::Receiver<Arc<T>> {
+        self.0.subscribe()
+    }
+
     /// Replaces the value.
     pub(super) fn publish(&self, value: T) {
         self.0.send_replace(Arc::new(value));

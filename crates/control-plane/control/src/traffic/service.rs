@@ -4,9 +4,10 @@ use fairmesh_model::{Invalid, Region, ServiceName};
 use fairmesh_rib::Node;
 use fairmesh_store::Store;
 use fairmesh_wire::v1::{self, traffic_planner_server::TrafficPlanner};
+use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
 
-use super::{TrafficPlanning, drain_requests::DrainRequest};
+use super::{TrafficPlanning, drain_requests::DrainRequest, what_if::scenario};
 
 /// The gRPC service `TrafficPlanner`.
 #[derive(Clone, Debug)]
@@ -75,6 +76,17 @@ impl TrafficPlanner for TrafficService {
     ) -> Result<Response<v1::TrafficGraphResponse>, Status> {
         let service = named("service", &request.into_inner().service)?;
         Ok(Response::new(self.planning.reports.call_graph(service.as_ref())?))
+    }
+
+    async fn what_if(
+        &self,
+        request: Request<v1::WhatIfRequest>,
+    ) -> Result<Response<v1::WhatIfResponse>, Status> {
+        let (request, node) = (request.into_inner(), self.node.clone());
+        // Checking many policies compiles their expressions.
+        let read = spawn_blocking(move || scenario(request, &node)).await;
+        let scenario = read.map_err(|error| Status::internal(error.to_string()))??;
+        Ok(Response::new(self.planning.what_if(scenario).await?))
     }
 }
 

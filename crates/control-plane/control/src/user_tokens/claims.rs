@@ -1,15 +1,14 @@
 //! Reads the claims of a verified token.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use fairmesh_rib::access::User;
-use serde_json::{Map, Value};
+use fairmesh_tokens::{Claims, LEEWAY, Refusal, is_for, valid_until};
+use serde_json::Value;
 use tokio::time::Instant;
 
-use super::{OidcConfig, Refusal};
+use super::OidcConfig;
 
-/// Maximum clock difference between the issuer and this machine.
-const LEEWAY: Duration = Duration::from_secs(60);
 /// The most groups of a user.
 const MAX_GROUPS: usize = 256;
 /// The longest name of a user or group in bytes, as in role bindings.
@@ -39,27 +38,14 @@ impl From<&OidcConfig> for Expected {
 
 impl Expected {
     /// The user of a token with a verified signature.
-    pub(crate) fn user(&self, claims: &Map<String, Value>, now: Duration) -> Result<User, Refusal> {
+    pub(crate) fn user(&self, claims: &Claims, now: Duration) -> Result<User, Refusal> {
         if claims.get("iss").and_then(Value::as_str) != Some(&*self.issuer) {
             return Err(Refusal::claim("iss", format_args!("is not {}", self.issuer)));
         }
-        let is_audience = |value: &Value| value.as_str() == Some(&*self.audience);
-        let is_for_this_mesh = claims.get("aud").is_some_and(|audience| match audience {
-            Value::Array(audiences) => audiences.iter().any(is_audience),
-            one => is_audience(one),
-        });
-        if !is_for_this_mesh {
+        if !is_for(claims, &self.audience) {
             return Err(Refusal::claim("aud", format_args!("does not name {}", self.audience)));
         }
-        let expires_at = time(claims, "exp")?.ok_or_else(|| Refusal::claim("exp", "is missing"))?;
-        if now >= expires_at + LEEWAY {
-            let ago = Seconds(now.saturating_sub(expires_at));
-            return Err(Refusal::claim("exp", format_args!("says that it expired {ago} ago")));
-        }
-        if let Some(begins_at) = time(claims, "nbf")?.filter(|begins_at| now + LEEWAY < *begins_at) {
-            let left = Seconds(begins_at.saturating_sub(now));
-            return Err(Refusal::claim("nbf", format_args!("says that it is valid only in {left}")));
-        }
+        let expires_at = valid_until(claims, now)?;
         let left = (expires_at + LEEWAY).saturating_sub(now);
         Ok(User {
             issuer: Arc::clone(&self.issuer),
@@ -70,7 +56,7 @@ impl Expected {
         })
     }
 
-    fn name(&self, claims: &Map<String, Value>) -> Result<String, Refusal> {
+    fn name(&self, claims: &Claims) -> Result<String, Refusal> {
         let claim = &*self.username_claim;
         if claim == EMAIL
             && claims.get("email_verified").is_some_and(|verified| *verified != Value::Bool(true))
@@ -81,7 +67,7 @@ impl Expected {
     }
 
     /// The groups: a list or a single one.
-    fn groups(&self, claims: &Map<String, Value>) -> Result<Vec<String>, Refusal> {
+    fn groups(&self, claims: &Claims) -> Result<Vec<String>, Refusal> {
         let claim = &*self.groups_claim;
         match claims.get(claim) {
             None | Some(Value::Null) => Ok(Vec::new()),
@@ -98,18 +84,6 @@ impl Expected {
 /// The longest watch with one token, whatever its claims. The bound keeps sums of times representable.
 const MAX_VALIDITY: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// The latest time in a claim: the year 9999.
-const MAX_TIME: f64 = 253_402_300_799.0;
-
-/// A `NumericDate` (RFC 7519, 2).
-fn time(claims: &Map<String, Value>, claim: &str) -> Result<Option<Duration>, Refusal> {
-    let Some(value) = claims.get(claim) else { return Ok(None) };
-    match value.as_f64() {
-        Some(seconds) if (0.0..=MAX_TIME).contains(&seconds) => Ok(Some(Duration::from_secs_f64(seconds))),
-        _ => Err(Refusal::claim(claim, "is no time")),
-    }
-}
-
 /// A name that fits on a log line.
 fn name(claim: &str, value: &Value) -> Result<String, Refusal> {
     match value.as_str() {
@@ -119,18 +93,5 @@ fn name(claim: &str, value: &Value) -> Result<String, Refusal> {
         }
         Some(name) => Ok(name.to_owned()),
         None => Err(Refusal::claim(claim, "is no text")),
-    }
-}
-
-/// A time for people.
-struct Seconds(Duration);
-
-impl fmt::Display for Seconds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.as_secs() {
-            seconds @ 0..120 => write!(f, "{seconds} s"),
-            seconds @ 120..7200 => write!(f, "{} min", seconds / 60),
-            seconds => write!(f, "{} h", seconds / 3600),
-        }
     }
 }

@@ -10,17 +10,12 @@ use std::{
 };
 
 use bytes::Bytes;
-use jsonwebtoken::{Algorithm, DecodingKey};
+use fairmesh_tokens::{Algorithm, DecodingKey, JwksError, KeySet};
 use tokio::{sync::Mutex as AsyncMutex, task::spawn_blocking, time::Instant};
 
-use super::{
-    JwksLocation,
-    key_set::{JwksError, KeySet},
-};
-use crate::web::{self, FetchError, WebUrl};
+use super::JwksLocation;
+use crate::web::{self, FetchError, MAX_JWKS_DOCUMENT as MAX_DOCUMENT, WebUrl};
 
-/// The largest JWKS, in bytes: a hundred keys with their certificates.
-const MAX_DOCUMENT: usize = 512 * 1024;
 /// How often a file is compared with its last content.
 const FILE_INTERVAL: Duration = Duration::from_secs(1);
 /// How often keys are fetched. Together with the check interval, a withdrawn key is used for at most a minute.
@@ -113,7 +108,7 @@ impl KeySource {
     ) -> Result<DecodingKey, NoKey> {
         self.refresh(FETCH_PAUSE).await;
         let keys = self.current();
-        let missing = if keys.len() == 0 { NoKey::NotLoaded } else { NoKey::Unknown };
+        let missing = if keys.is_empty() { NoKey::NotLoaded } else { NoKey::Unknown };
         keys.find(id, algorithm).cloned().ok_or(missing)
     }
 
@@ -124,7 +119,7 @@ impl KeySource {
                 JwksLocation::File(_) => FILE_INTERVAL,
                 JwksLocation::Url(_) => FETCH_PAUSE,
             };
-            let is_loaded = self.current().len() > 0;
+            let is_loaded = !self.current().is_empty();
             self.refresh(if is_loaded { FETCH_INTERVAL } else { FETCH_PAUSE }).await;
             tokio::time::sleep(pause).await;
         }
@@ -159,7 +154,7 @@ impl KeySource {
                 // A file that is being replaced is briefly missing; this is reported once.
                 match reading.file.take() {
                     Some(_) => Err(problem),
-                    None if self.current().len() == 0 => Err(problem),
+                    None if self.current().is_empty() => Err(problem),
                     None => Ok(()),
                 }
             }

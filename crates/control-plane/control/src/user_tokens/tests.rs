@@ -20,6 +20,7 @@ use aws_lc_rs::{
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD as BASE64};
 use fairmesh_identity::Clock;
 use fairmesh_test_support::eventually_async;
+use fairmesh_wire::transport::BearerToken;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -309,14 +310,14 @@ async fn unusable_jwks_keys_are_skipped() {
         json!({ "kty": "LATTICE", "kid": "one" }),
         json!("one"),
     ];
-    let error = key_set::KeySet::parse(set(&unusable).as_bytes()).unwrap_err();
+    let error = KeySet::parse(set(&unusable).as_bytes()).unwrap_err();
     assert!(error.to_string().contains("no key that verifies tokens"), "{error}");
     let keys: Vec<_> = unusable.into_iter().chain([ed.jwk("two")]).collect();
     let (_folder, _, verifier) = with_keys(&keys).await;
     verifier.user(&ed.token("two", &claims(json!({})))).await.unwrap();
     assert!(refused(&verifier, &key.token("one", &claims(json!({})))).await.contains("'kid'"));
     for wrong in ["", "[]", "{}", r#"{"keys":{}}"#, &set(&vec![ed.jwk("two"); 101])] {
-        assert!(key_set::KeySet::parse(wrong.as_bytes()).is_err(), "{wrong}");
+        assert!(KeySet::parse(wrong.as_bytes()).is_err(), "{wrong}");
     }
     // The key is too short.
     let short = Key::rsa(KeySize::Rsa2048);

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use fairmesh_control::audit::{AuditEntry, AuditEvent, ChainReader};
+use fairmesh_audit::{AuditEntry, AuditEvent, ChainReader};
 use fairmesh_model::{Protocol, access::AccessRole};
 use fairmesh_wire::{handshake::Connection, v1};
 use tonic::Code;
@@ -61,8 +61,7 @@ async fn every_write_is_logged_with_its_caller_and_the_values_before_and_after()
             .chain(&activity)
             .flat_map(|entry| entry.changes.iter().map(move |change| (entry, change)));
         let changes = changes.filter(|(_, change)| change.key == key);
-        let bytes =
-            |value: &Option<fairmesh_control::audit::AuditValue>| value.as_ref().and_then(|it| it.bytes());
+        let bytes = |value: &Option<fairmesh_audit::AuditValue>| value.as_ref().and_then(|it| it.bytes());
         changes.map(|(entry, it)| (entry.who.clone(), bytes(&it.before), bytes(&it.after))).collect()
     };
     let who = "spiffe://prod/fairmesh/operator/web-1.alice".to_owned();

@@ -118,12 +118,19 @@ async fn call_all(on: &Connection, name: &str) -> Vec<(&'static str, Result<(), 
     call!(all, on, admin.list_controllers("Admin/ListControllers", v1::ListControllersRequest {}));
     let calls = v1::ReadCallsRequest { service: name.into(), ..Default::default() };
     call!(all, on, admin.read_calls("Admin/ReadCalls", calls));
+    let cost = v1::ReadCostRequest { service: name.into(), ..Default::default() };
+    call!(all, on, admin.read_cost("Admin/ReadCost", cost));
+    let traces = v1::ReadTracesRequest { service: name.into(), ..Default::default() };
+    call!(all, on, admin.read_traces("Admin/ReadTraces", traces));
+    call!(all, on, admin.read_probes("Admin/ReadProbes", v1::ReadProbesRequest {}));
     let campaign = v1::CampaignRequest { region: region(), name: "test".into() };
     call!(all, on, checker.campaign("Checker/Campaign", campaign));
     let judge = v1::JudgeRequest { region: region(), ..Default::default() };
     call!(all, on, checker.judge("Checker/Judge", judge));
     let distances = v1::ReportDistancesRequest { region: region(), ..Default::default() };
     call!(all, on, checker.report_distances("Checker/ReportDistances", distances));
+    let probes = v1::ReportProbesRequest { region: region(), ..Default::default() };
+    call!(all, on, checker.report_probes("Checker/ReportProbes", probes));
     let usage = v1::ReportUsageRequest { usages: vec![minutes.clone()], traffic: None };
     call!(all, on, imbalance.report("Imbalance/Report", usage));
     let usage = v1::ReportSignalsRequest { usages: vec![minutes], ..Default::default() };
@@ -177,6 +184,7 @@ async fn call_all(on: &Connection, name: &str) -> Vec<(&'static str, Result<(), 
     call!(all, on, traffic_planner.calls("TrafficPlanner/Calls", calls));
     let graph = v1::TrafficGraphRequest { service: name.into() };
     call!(all, on, traffic_planner.graph("TrafficPlanner/Graph", graph));
+    call!(all, on, traffic_planner.what_if("TrafficPlanner/WhatIf", v1::WhatIfRequest::default()));
     all
 }
 

@@ -234,6 +234,40 @@ fn report(region: &str, service: &str) -> v1::ReportSignalsRequest {
     v1::ReportSignalsRequest { sender: Some(sender), servers: vec![servers], ..Default::default() }
 }
 
+/// A report of the calls that a service counted by caller, in a region, with this many calls in each row.
+fn counted(number: u64, rows: &[(&str, &str)]) -> v1::ReportSignalsRequest {
+    let row = |(service, to): &(&str, &str)| v1::CountedCalls {
+        service: (*service).into(),
+        by_server: true,
+        to: (*to).into(),
+        calls: 5,
+        ..Default::default()
+    };
+    let interval =
+        v1::CountedInterval { span_ms: 1_000, calls: rows.iter().map(row).collect(), ..Default::default() };
+    let counts = v1::CountReport { reporter: 7, number, intervals: vec![interval], left_out: 0 };
+    v1::ReportSignalsRequest { counts: Some(counts), ..Default::default() }
+}
+
+#[tokio::test]
+async fn rows_of_counts_that_are_refused_cost_the_others_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = start_strict(folder.path()).await;
+    let agent = join(&control, "web-1", &["shop"], "eu").await.connect(&control).await;
+    let rows = [("shop/cart", "eu"), ("bank/vault", "eu"), ("shop/cart", "us"), ("shop/stock", "eu")];
+    let response = agent.signals().report(counted(1, &rows)).await.unwrap().into_inner();
+    assert_eq!(response.refused_rows, 2, "of another tenant, and of another region");
+    let refused = agent.signals().report(counted(2, &rows[1..3])).await.unwrap_err();
+    assert!(is_refusal(&refused), "no row is left: {refused}");
+    let view = v1::ReadCallsRequest { window_s: 60, ..Default::default() };
+    let view = own(&control).await.admin().read_calls(view).await.unwrap().into_inner();
+    let calls: Vec<_> = view.rows.into_iter().filter_map(|row| row.calls).collect();
+    let calls: Vec<_> = calls.iter().map(|row| (&*row.service, &*row.to, row.calls)).collect();
+    assert_eq!(calls, [("shop/cart", "eu", 5), ("shop/stock", "eu", 5)]);
+    assert_eq!(view.left_out, 2);
+    control.stop().await;
+}
+
 #[tokio::test]
 async fn load_reports_are_limited_to_own_region_and_tenants() {
     let folder = tempfile::tempdir().unwrap();

@@ -230,8 +230,8 @@ async fn an_operator_registers_workloads_within_its_delegation_only() {
 }
 
 fn rules(from: &str) -> Authorization {
-    let (from, methods, paths) = (vec![CallerMatch::new(from).unwrap()], Vec::new(), Vec::new());
-    let rule = AuthorizationRule { name: "callers".parse().unwrap(), denies: false, from, methods, paths };
+    let from = vec![CallerMatch::new(from).unwrap()];
+    let rule = AuthorizationRule::allowing("callers".parse().unwrap(), from);
     Authorization { rules: vec![rule], ..Authorization::default() }
 }
 

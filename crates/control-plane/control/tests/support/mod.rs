@@ -31,6 +31,7 @@ pub(crate) fn config(data_dir: PathBuf) -> ControlConfig {
         oidc: None,
         grpc: vec![Address::Tcp("127.0.0.1:0".into())],
         http: SocketAddr::from(([127, 0, 0, 1], 0)),
+        traces: None,
         http_names: Vec::new(),
         sources: Vec::new(),
         shadow_controllers: Vec::new(),

@@ -4,10 +4,6 @@ use fairmesh_model::{CallNode, Region};
 
 use super::{Edge, GraphEdge, GraphNode};
 
-/// The share of a node's calls from which on a surplus at its servers comes from outside of the mesh: less is the noise of two
-/// counts of the same calls.
-const OUTSIDE_SHARE: f64 = 0.1;
-
 /// Decayed counts of one node.
 #[derive(Clone, Debug, Default)]
 pub(super) struct NodeSums {
@@ -45,13 +41,14 @@ impl NodeSums {
         self.served.values_mut().chain(self.demand.values_mut()).for_each(|calls| *calls *= factor);
     }
 
-    pub(super) fn describe(&self, node: &CallNode, now_ms: u64) -> GraphNode {
+    /// A surplus at the servers comes from outside of the mesh if it is more than this part of the calls.
+    pub(super) fn describe(&self, node: &CallNode, least_outside: f64, now_ms: u64) -> GraphNode {
         let mut demand = self.demand.clone();
         let served: f64 = self.served.values().sum();
         let known: f64 = demand.values().sum();
         let surplus = served - self.sent;
         let mut outside = BTreeMap::new();
-        if surplus > served * OUTSIDE_SHARE {
+        if surplus > served * least_outside {
             for (region, calls) in &self.served {
                 let calls = surplus * calls / served;
                 *demand.entry(region.clone()).or_default() += calls;
@@ -85,6 +82,11 @@ impl EdgeSums {
         }
     }
 
+    /// Calls for each call of the parent; `None` if its servers report none.
+    pub(super) fn multiplicity(&self) -> Option<f64> {
+        ratio(self.calls(), self.parent_calls)
+    }
+
     /// Calls per second.
     pub(super) fn rate(&self) -> f64 {
         ratio(self.calls(), self.seconds).unwrap_or_default()
@@ -96,7 +98,7 @@ impl EdgeSums {
             parent: parent.clone(),
             child: child.clone(),
             from: per_second(&self.from, self.seconds),
-            multiplicity: ratio(calls, self.parent_calls),
+            multiplicity: self.multiplicity(),
             request_bytes: ratio(self.request_bytes, calls).unwrap_or_default(),
             response_bytes: ratio(self.response_bytes, calls).unwrap_or_default(),
             time_us: ratio(self.time_us, self.answered),
@@ -105,7 +107,8 @@ impl EdgeSums {
         }
     }
 
-    fn calls(&self) -> f64 {
+    /// Calls of all regions.
+    pub(super) fn calls(&self) -> f64 {
         self.from.values().sum()
     }
 }

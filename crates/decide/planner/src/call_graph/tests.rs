@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 use fairmesh_model::{CallPath, CallRates, ServedPath, ServedRates};
 
 use super::*;
@@ -138,4 +140,71 @@ fn graph_is_bounded_and_says_what_is_left_out() {
     let calls: Vec<_> = names.iter().map(|name| (None, name.as_str(), 1)).collect();
     let graph = observed(&sum(&[], &calls));
     assert_eq!((graph.nodes(60_000).len(), graph.left_out()), (MAX_GRAPH_NODES, 7));
+}
+
+#[test]
+fn held_service_keeps_its_rates_and_the_multiplicities_around_it() {
+    let all = sum(
+        &[("web", 30), ("cart", 60), ("db", 30)],
+        &[(None, "web", 30), (Some("web"), "cart", 60), (Some("cart"), "db", 30)],
+    );
+    let mut graph = observed(&all);
+    let before = (graph.nodes(60_000), graph.edges(60_000));
+    let without_cart = sum(&[("web", 30), ("db", 30)], &[(None, "web", 30), (Some("cart"), "db", 30)]);
+    let held = BTreeSet::from([node("cart").service]);
+    (61..=160).for_each(|second| graph.observe_except(&held, &without_cart, second * 1_000));
+    for (now, before) in graph.nodes(160_000).iter().zip(&before.0) {
+        let rate = |node: &GraphNode| node.served[&region("eu")];
+        assert!((rate(now) - rate(before)).abs() < 1e-6, "{now:?}, before {before:?}");
+    }
+    for (now, before) in graph.edges(160_000).iter().zip(&before.1) {
+        let of = |edge: &GraphEdge| (edge.from[&region("eu")], edge.multiplicity.unwrap());
+        let ((now_rate, now_calls), (rate, calls)) = (of(now), of(before));
+        assert!((now_rate - rate).abs() < 1e-6 && (now_calls - calls).abs() < 1e-6, "{now:?}");
+    }
+}
+
+#[test]
+fn rise_beyond_chance_is_adopted_at_once_and_a_fall_is_not() {
+    let (mut recent, mut latest) = (CallGraph::with_half_life(3_000.0), CallGraph::with_half_life(1.0));
+    let mut second = 0;
+    let mut next = |calls: u64| {
+        let sum = sum(&[("web", calls)], &[(None, "web", calls), (Some("web"), "cart", calls)]);
+        second += 1;
+        recent.observe(&sum, second * 1_000);
+        latest.observe(&sum, second * 1_000);
+        let has_risen = recent.adopt_rises(&latest);
+        let demand = recent.nodes(second * 1_000).last().map(|web| web.demand[&region("eu")]);
+        (has_risen, demand.unwrap_or_default())
+    };
+    for _ in 0..60 {
+        next(100);
+    }
+    let (has_risen, demand) = next(130);
+    assert!(!has_risen && demand < 110.0, "three standard deviations: {demand}");
+    let (has_risen, demand) = next(300);
+    assert!(has_risen && (demand - 300.0).abs() < 1e-6, "{demand}");
+    let (has_risen, demand) = next(300);
+    assert!(!has_risen && (demand - 300.0).abs() < 1e-6, "{demand}");
+    let (has_risen, demand) = next(100);
+    assert!(!has_risen && demand > 200.0, "{demand}");
+}
+
+#[test]
+fn backlog_that_is_worked_off_is_no_demand_from_outside() {
+    let (mut recent, mut slow) = (CallGraph::with_half_life(3_000.0), CallGraph::default());
+    let mut observe = |served, sent, seconds: Range<u64>| {
+        let sum = sum(&[("web", served)], &[(None, "web", sent)]);
+        for at in seconds {
+            recent.observe(&sum, at * 1_000);
+            slow.observe(&sum, at * 1_000);
+        }
+        recent.with_recent_demand(&slow, 0).remove(0)
+    };
+    observe(100, 100, 0..60);
+    observe(100, 150, 60..64);
+    let node = observe(130, 100, 64..68);
+    assert!(node.outside.is_empty() && node.demand[&region("eu")] < 130.0, "{node:?}");
+    let node = observe(150, 100, 68..128);
+    assert!((node.outside[&region("eu")] - 50.0).abs() < 1.0, "callers outside of the mesh: {node:?}");
 }

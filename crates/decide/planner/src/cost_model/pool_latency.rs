@@ -68,11 +68,12 @@ struct Point<'a> {
 }
 
 impl PoolLatency {
-    /// Counts calls. Observations that are negative or not finite are ignored.
+    /// Counts calls. Those of full servers, the last tenth, are ignored, and so are observations that are negative or not finite.
     pub fn observe(&mut self, observation: LatencyObservation) {
         let LatencyObservation { class, bucket, calls, exclusive_us } = observation;
         let is_valid = |number: f64| number.is_finite() && number >= 0.0;
-        if is_valid(calls) && is_valid(exclusive_us) && bucket < UTILISATION_BUCKETS {
+        // Full servers have a backlog, whose times say how long it has grown, not what a call takes at this load. No plan goes there.
+        if is_valid(calls) && is_valid(exclusive_us) && bucket + 1 < UTILISATION_BUCKETS {
             let times = self.fresh.entry((class, bucket)).or_default();
             times.calls += calls;
             times.sum_us += exclusive_us;
@@ -120,7 +121,7 @@ fn point<'a>(
 ) -> Option<Point<'a>> {
     let work = *work.get(class)?;
     let utilisation = (f64::from(*bucket) + 0.5) / f64::from(UTILISATION_BUCKETS);
-    let stress = work / (1.0 - utilisation.min(MAX_UTILISATION));
+    let stress = work / (1.0 - utilisation);
     let mean_us = times.sum_us / times.calls;
     (times.calls >= MIN_CALLS).then_some(Point { class, calls: times.calls, mean_us, stress })
 }

@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use fairmesh_model::{Label, Region, ServerRates, ServiceName, TrafficReport};
+use fairmesh_model::{Label, Region, ServedPath, ServedRates, ServerRates, ServiceName, TrafficReport};
 
 use super::{LatencyFit, LatencyObservation, PoolLatency, WorkFit, WorkRegression};
 
@@ -12,7 +12,8 @@ const FORGOTTEN_MS: u64 = 600_000;
 const FIT_INTERVAL_MS: u64 = 10_000;
 /// Reports stand for no more than this time, however late the next sum is formed.
 const MAX_STEP_MS: u64 = 5_000;
-/// The share of received calls by which processed ones may differ: those that are in flight at the ends of an interval.
+/// The share of received calls by which processed calls may differ, because calls are in flight at the ends of an
+/// interval.
 const MISCOUNTED_SHARE: f64 = 0.1;
 /// Thousandths in one.
 const MILLI: f64 = 1_000.0;
@@ -33,6 +34,9 @@ struct Pool {
     at_ms: u64,
 }
 
+/// Calls that servers of a pool processed.
+type Served<'a> = (&'a ServedPath, &'a ServedRates);
+
 /// The fits of one pool.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PoolFit {
@@ -47,9 +51,9 @@ pub struct PoolFit {
 }
 
 impl PoolCosts {
-    /// Counts what a sum of reports says of the time since the last one. `now_ms` is of a clock that only advances. Pools of which some
-    /// servers report no CPU or no calls have no fit: their calls cost what is not measured, or their CPU is that of calls that
-    /// are not counted.
+    /// Counts what a sum of reports says of the time since the last one. `now_ms` is of a clock that only advances. A
+    /// pool has no fit if some of its servers report no CPU or no calls: calls would cost unmeasured CPU, or CPU would
+    /// be that of uncounted calls.
     pub fn observe(&mut self, sum: &TrafficReport, now_ms: u64) {
         let Some(before_ms) = self.observed_at_ms.replace(now_ms) else { return };
         let step_ms = now_ms.saturating_sub(before_ms).min(MAX_STEP_MS);
@@ -58,27 +62,20 @@ impl PoolCosts {
         }
         let seconds = step_ms as f64 / MILLI;
         self.pools.retain(|_, pool| now_ms.saturating_sub(pool.at_ms) < FORGOTTEN_MS);
-        let mut rates = BTreeMap::<(ServiceName, Region), BTreeMap<Option<Label>, f64>>::new();
-        for (path, served) in &sum.served {
+        let mut served = BTreeMap::<(ServiceName, Region), Vec<Served<'_>>>::new();
+        for (path, rates) in &sum.served {
             let key = (path.node.service.clone(), path.region.clone());
-            let calls = served.calls as f64 / MILLI;
-            *rates.entry(key.clone()).or_default().entry(path.node.class.clone()).or_default() += calls;
-            if let (Some(bucket), Some(pool)) = (path.bucket, self.pool(&key, now_ms)) {
-                pool.latency.observe(LatencyObservation {
-                    class: path.node.class.clone(),
-                    bucket,
-                    calls: calls * seconds,
-                    exclusive_us: served.exclusive_us as f64 * seconds,
-                });
-            }
+            served.entry(key).or_default().push((path, rates));
         }
         for (key, servers) in &sum.servers {
-            let Some(rates) = rates.get(key).filter(|rates| is_whole(servers, rates.values().sum())) else {
+            let served = served.get(key).map(Vec::as_slice).unwrap_or_default();
+            let calls = served.iter().map(|(_, rates)| rates.calls as f64 / MILLI).sum();
+            if served.is_empty() {
                 continue;
-            };
-            if let Some(pool) = self.pool(key, now_ms) {
-                pool.regression.observe(rates, servers.cpu_millicores as f64 / MILLI, now_ms);
-                pool.update(now_ms);
+            }
+            // Nor do times of calls count while a backlog grows or is worked off.
+            if let Some(pool) = self.pool(key, now_ms).filter(|_| is_whole(servers, calls)) {
+                pool.observe(served, servers, (seconds, now_ms));
             }
         }
     }
@@ -115,6 +112,20 @@ fn is_whole(servers: &ServerRates, served: f64) -> bool {
 }
 
 impl Pool {
+    fn observe(&mut self, served: &[Served<'_>], servers: &ServerRates, (seconds, now_ms): (f64, u64)) {
+        let mut by_class = BTreeMap::<Option<Label>, f64>::new();
+        for (path, rates) in served {
+            let (class, calls) = (path.node.class.clone(), rates.calls as f64 / MILLI);
+            *by_class.entry(class.clone()).or_default() += calls;
+            if let Some(bucket) = path.bucket {
+                let (calls, exclusive_us) = (calls * seconds, rates.exclusive_us as f64 * seconds);
+                self.latency.observe(LatencyObservation { class, bucket, calls, exclusive_us });
+            }
+        }
+        self.regression.observe(&by_class, servers.cpu_millicores as f64 / MILLI, now_ms);
+        self.update(now_ms);
+    }
+
     fn update(&mut self, now_ms: u64) {
         if self.fitted_at_ms.is_some_and(|at| now_ms.saturating_sub(at) < FIT_INTERVAL_MS) {
             return;
@@ -130,7 +141,7 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
-    use fairmesh_model::{CallNode, ServedPath, ServedRates};
+    use fairmesh_model::CallNode;
 
     use super::*;
 

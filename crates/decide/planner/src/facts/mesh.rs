@@ -4,10 +4,13 @@ use std::{
 };
 
 use fairmesh_model::{
-    Endpoint, EndpointState, Hosts, MeasuredDistances, Region, Regions, RoundTrips, ServiceName, Traffic,
+    Endpoint, EndpointState, Hosts, MeasuredDistances, Region, Regions, RoundTrips, ServiceName,
 };
 
-use super::{ServiceFacts, ServiceReports, StoredDrain, StoredTable, TopologyFacts};
+use super::{
+    PolicyFacts, ServiceFacts, ServiceReports, StoredDrain, StoredTable, TopologyFacts,
+    policies::WrittenPolicies,
+};
 use crate::lone_shards::LoneShards;
 
 /// Facts of all services and of the topology, changed one record at a time.
@@ -19,6 +22,7 @@ use crate::lone_shards::LoneShards;
 pub struct MeshFacts {
     version: u64,
     services: BTreeMap<ServiceName, Arc<ServiceFacts>>,
+    pub(super) policies: WrittenPolicies,
     planned: Arc<BTreeSet<ServiceName>>,
     /// Services without a planner that have tables of one.
     left_over: BTreeSet<ServiceName>,
@@ -26,19 +30,6 @@ pub struct MeshFacts {
     topology: Arc<TopologyFacts>,
     /// Services with endpoints in a region, in whatever state.
     by_region: BTreeMap<Region, BTreeSet<ServiceName>>,
-}
-
-/// What planners need of a policy.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct PolicyFacts {
-    /// Who divides the calls among regions; the default, which is nobody, where it does not say.
-    pub traffic: Traffic,
-    /// Whether it divides calls in a way that this release does not know; `traffic` is the default then.
-    pub not_understood: bool,
-    /// Whether calls may not leave their region.
-    pub local_only: bool,
-    /// Whether calls prefer the zone of their caller.
-    pub zone_first: bool,
 }
 
 impl MeshFacts {
@@ -77,6 +68,11 @@ impl MeshFacts {
         self.by_region.keys().chain(self.topology.regions.regions.keys()).cloned().collect()
     }
 
+    /// Whether a topology declares a region, or it has endpoints.
+    pub fn has_region(&self, region: &Region) -> bool {
+        self.by_region.contains_key(region) || self.topology.regions.regions.contains_key(region)
+    }
+
     /// Services with a serving endpoint in a region, in the order of names.
     pub fn serving_in(&self, region: &Region) -> impl Iterator<Item = (&ServiceName, &ServiceFacts)> {
         let names = self.by_region.get(region).into_iter().flatten();
@@ -85,9 +81,9 @@ impl MeshFacts {
         facts.filter(move |(_, facts)| facts.serving_in(&region) > 0)
     }
 
-    /// A policy is written, or removed.
-    pub fn set_policy(&mut self, service: &ServiceName, policy: Option<PolicyFacts>) {
-        let PolicyFacts { traffic, not_understood, local_only, zone_first } = policy.unwrap_or_default();
+    /// Takes the policy of a service, with the defaults that complete it.
+    pub(super) fn put_policy_in_force(&mut self, service: &ServiceName, policy: PolicyFacts) {
+        let PolicyFacts { traffic, not_understood, local_only, zone_first, .. } = policy;
         match not_understood {
             true => self.not_understood.insert(service.clone()),
             false => self.not_understood.remove(service),

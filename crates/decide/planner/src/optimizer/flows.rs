@@ -9,7 +9,7 @@ const MAX_FLOWS: usize = 65_536;
 /// Counts below this are forgotten.
 const LEAST: f64 = 1e-3;
 
-/// How the calls of each node are divided among regions at present, whoever divides them. Decayed counts. Bounded.
+/// How the calls of each node are divided among regions at present, with any planner or none. Decayed counts. Bounded.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Flows {
     counts: BTreeMap<CallNode, BTreeMap<(Region, Region), f64>>,

@@ -31,6 +31,9 @@ pub(super) struct Sources<'a> {
     pub(super) edges: &'a [GraphEdge],
     /// The services whose calls are the optimizer's to divide.
     pub(super) models: &'a BTreeMap<ServiceName, ServiceModel>,
+    /// The last models of services whose reports are refused: their shares are those in force, and their servers have no more room than
+    /// before.
+    pub(super) held: &'a BTreeMap<ServiceName, ServiceModel>,
     /// All services with a planner.
     pub(super) services: &'a BTreeMap<ServiceName, Arc<ServiceFacts>>,
     pub(super) flows: &'a Flows,
@@ -41,7 +44,8 @@ pub(super) struct Sources<'a> {
 ///
 /// Its nodes are the classes of the optimizer's services, and the nodes that are called for their calls. Calls of all other nodes do not
 /// depend on the plan: they are demand of the regions in which they are made. A node that another planner divides has its present shares as
-/// given ones, and takes no work: it says from where its own calls are made, and its load is not the optimizer's.
+/// given ones, and takes no work: it says from where its own calls are made, and its load is not the optimizer's. A service whose reports
+/// are refused for now has given shares, and its load counts: without it, calls before it would come home to full servers.
 #[derive(Clone, Debug)]
 pub(super) struct GraphProblem {
     pub(super) problem: Problem,
@@ -71,7 +75,7 @@ impl GraphProblem {
         let pools =
             services.iter().map(|service| pools(sources, service, (&regions, &nodes), preferences.ceiling));
         let of_service = |node: &CallNode| services.binary_search(&node.service).unwrap_or_default();
-        let problem_node = |node: &CallNode| match sources.models.get(&node.service) {
+        let problem_node = |node: &CallNode| match sources.model(&node.service) {
             Some(model) => {
                 let cost = model.cost(node.class.as_ref());
                 Node { service: of_service(node), work: cost.work, latency: cost.base_ms }
@@ -90,6 +94,14 @@ impl GraphProblem {
         let (edges, outside) = edges::edges(sources, &problem, (&regions, &nodes));
         problem.edges = edges;
         Self { problem, regions, services, nodes, outside }
+    }
+
+    /// The number of shares that a solution goes through, or a few more: edges × regions².
+    pub(super) fn size(sources: Sources<'_>) -> usize {
+        let (nodes, regions) = (included(sources), regions(sources).len());
+        let edges = sources.edges.iter().filter(|edge| nodes.contains(&sources.merged(&edge.child))).count();
+        // A node may be called by clients, and from outside of the mesh.
+        (edges + 2 * nodes.len()).saturating_mul(regions * regions)
     }
 
     pub(super) fn shape(&self) -> Shape {
@@ -146,7 +158,7 @@ impl GraphProblem {
         Ok((plan, leads_nowhere))
     }
 
-    /// Shares of a table that sum to 1, without those that it drops.
+    /// Shares of a table without its dropped calls; they sum to 1.
     fn row(&self, shares: &RegionShares) -> Vec<(u16, f64)> {
         let to = |region: &Region| shares.to.get(region).map_or(0.0, |to| share(*to));
         let row = entries(self.regions.iter().map(to));
@@ -201,9 +213,14 @@ fn included(sources: Sources<'_>) -> BTreeSet<CallNode> {
 }
 
 impl<'a> Sources<'a> {
+    /// What the servers of a service are taken for.
+    fn model(self, service: &ServiceName) -> Option<&'a ServiceModel> {
+        self.models.get(service).or_else(|| self.held.get(service))
+    }
+
     /// The node with whose calls those of a node of the graph share a row in tables.
     fn merged(self, node: &CallNode) -> CallNode {
-        let class = match self.models.get(&node.service) {
+        let class = match self.model(&node.service) {
             Some(model) => node.class.clone().filter(|class| model.classes.contains(class)),
             None => node.class.clone(),
         };
@@ -212,7 +229,7 @@ impl<'a> Sources<'a> {
 
     /// The regions that serve a node.
     fn placed(self, node: &CallNode) -> BTreeSet<&'a Region> {
-        match self.models.get(&node.service) {
+        match self.model(&node.service) {
             Some(model) => model.placed().collect(),
             None => {
                 let facts = self.services.get(&node.service);
@@ -231,7 +248,7 @@ fn pools(
     (regions, nodes): (&[Region], &[CallNode]),
     ceiling: f64,
 ) -> ServicePools {
-    if let Some(model) = sources.models.get(service) {
+    if let Some(model) = sources.model(service) {
         return model.pools(regions, &sources.topology.round_trips, ceiling);
     }
     let own = nodes.iter().filter(|node| node.service == *service);

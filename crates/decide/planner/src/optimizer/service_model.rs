@@ -2,17 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use fairmesh_model::{CallNode, Label, Region, Ring, RoundTrips, ServiceName, TrafficMode};
+use fairmesh_model::{CallNode, Label, Region, Ring, RoundTrips, ServerRates, ServiceName, TrafficMode};
 use fairmesh_te::optimizer::{Kink, ServicePools};
 
 use super::Fallback;
 use crate::{
     call_graph::GraphNode,
-    cost_model::PoolFit,
+    cost_model::{ClassWork, PoolFit, WorkFit},
     facts::{ServiceFacts, TopologyFacts},
 };
 
-/// Fits with a standard error above this part of what they predict are not planned with.
+/// A fit whose standard error is above this part of its prediction is not planned with.
 const MAX_ERROR: f64 = 0.5;
 /// Fits that no report has changed for this long are not planned with.
 const MAX_AGE_MS: u64 = 300_000;
@@ -20,6 +20,12 @@ const MAX_AGE_MS: u64 = 300_000;
 const MAX_BACKGROUND: f64 = 0.95;
 /// A region's calls count as at most so many times as heavy as in the mean, or as light.
 const MAX_FACTOR: f64 = 4.0;
+/// Utilisation below which CPU says little of the work of calls.
+const MIN_LOAD: f64 = 0.1;
+/// The part by which calls take more CPU than their fit says because counts of calls and of CPU end at different times.
+const NOISE: f64 = 0.25;
+/// Standard deviations of the CPU of a second's calls that are no chance.
+const NO_CHANCE: f64 = 3.0;
 /// Calls per second below which there are none: decayed counts never become zero.
 const LEAST_CALLS: f64 = 0.01;
 /// Thousandths in one.
@@ -127,6 +133,13 @@ impl ServiceModel {
             kinks: facts.traffic.rings.iter().map(ring).collect(),
             classes,
         })
+    }
+
+    /// The model while no report says what has changed: its capacity in regions that still serve. `None` once it is too old.
+    pub(super) fn held(mut self, serving: &[Region], now_ms: u64) -> Option<Self> {
+        self.capacity.retain(|region, _| serving.contains(region));
+        let is_fresh = now_ms.saturating_sub(self.at_ms) <= MAX_AGE_MS;
+        (is_fresh && self.placed().next().is_some()).then_some(self)
     }
 
     /// What a call of a class costs; of all other calls without one.
@@ -303,7 +316,8 @@ fn capacities(
             let mean = sum(&|class| works.get(class).copied().unwrap_or_default());
             if here > 0.0 && mean > 0.0 { (here / mean).clamp(1.0 / MAX_FACTOR, MAX_FACTOR) } else { 1.0 }
         });
-        let capacity = (limit - background) / factor;
+        let strain = fit.map_or(1.0, |fit| strain(servers, fit, |class| weights.calls(class, region)));
+        let capacity = (limit - background) / (factor * strain);
         cores.insert(region.clone(), capacity);
         (known, power) = (known + capacity, power + facts.power_in(region));
     }
@@ -317,6 +331,32 @@ fn capacities(
     };
     let serving = facts.endpoints.keys().filter(|region| facts.serving_in(region) > 0);
     Ok(serving.map(|region| (region.clone(), capacity(region))).collect())
+}
+
+/// The CPU that the calls of a region take, as a multiple of what its fit says, from 1 to [`MAX_FACTOR`]. Fits follow
+/// in minutes, and not at all while servers are full. Arriving calls are counted, because the calls that a full pool
+/// processes seem to cost as much as ever. The factor is too high while a backlog is worked off, which keeps calls away
+/// from a full pool.
+fn strain(servers: &ServerRates, fit: &WorkFit, calls: impl Fn(&Option<Label>) -> f64) -> f64 {
+    if servers.counting < servers.measured {
+        return 1.0;
+    }
+    let mut sums = [0.0; 3];
+    for (class, ClassWork { seconds: work, .. }) in &fit.classes {
+        let rate = calls(class);
+        sums.iter_mut().zip([rate, rate * work, rate * work * work]).for_each(|(sum, more)| *sum += more);
+    }
+    let [calls, work, squares] = sums;
+    let received = servers.received.saturating_sub(servers.refused) as f64 / MILLI;
+    let expected = if calls > 0.0 { received * work / calls } else { 0.0 };
+    let used = (servers.cpu_millicores as f64 / MILLI - fit.background).max(0.0);
+    if expected <= MIN_LOAD * servers.limit_millicores as f64 / MILLI {
+        return 1.0;
+    }
+    // The relative deviation in a second, if the work of calls is distributed exponentially within their class.
+    let deviation = (2.0 * squares * calls / (work * work) / received).sqrt();
+    let possible = 1.0 + (NO_CHANCE * deviation).max(NOISE);
+    if used > possible * expected { (used / expected).min(MAX_FACTOR) } else { 1.0 }
 }
 
 /// The fits of a service among those of all pools, which are in the order of names.

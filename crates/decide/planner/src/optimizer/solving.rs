@@ -16,9 +16,9 @@ const DEAD_BAND: f64 = 0.02;
 /// The gap at which a solution ends.
 const GAP: f64 = 0.01;
 /// Shares that one solution goes through at most, in all its iterations together: about two seconds. Where they do not suffice, the next
-/// solution goes on from the best plan of this one.
+/// solution goes on from the best plan of this one. A problem with more shares is not solved.
 const MAX_WORK: usize = 100_000_000;
-const ITERATIONS: std::ops::RangeInclusive<usize> = 5..=200;
+const MAX_ITERATIONS: usize = 200;
 /// The share of a region's calls that one plan moves at most, unless the shares in force overload servers: the model may be wrong, and the next
 /// reports say so.
 const MAX_STEP: f64 = 0.5;
@@ -62,6 +62,12 @@ impl Solving {
             *self = Self { number: self.number, ..Self::default() };
             return;
         }
+        if GraphProblem::size(sources) > MAX_WORK {
+            let text = "the edges of the call graph are too many to be planned over so many regions";
+            let trouble = Some(Fallback::new("left_out", text));
+            *self = Self { number: self.number, trouble, ..Self::default() };
+            return;
+        }
         let built = GraphProblem::new(sources);
         match self.solve(&built, sources) {
             Ok(candidate) if candidate.plan.is_usable(built.problem.preferences.ceiling) => {
@@ -82,14 +88,24 @@ impl Solving {
         }
     }
 
+    /// What the tables in force cause, and the last plan where none are published.
+    pub(super) fn evaluate_in_force(
+        &self,
+        built: &GraphProblem,
+        sources: Sources<'_>,
+    ) -> Result<Plan, ProblemError> {
+        let evaluated =
+            built.evaluate(|service, region, class| self.in_force(sources, (service, region), class));
+        evaluated.map(|(plan, _)| plan)
+    }
+
     fn solve(&mut self, built: &GraphProblem, sources: Sources<'_>) -> Result<Candidate, ProblemError> {
         let (in_force, leads_nowhere) =
             built.evaluate(|service, region, class| self.in_force(sources, (service, region), class))?;
         let shape = built.shape();
         let last = self.last.take().filter(|(known, _)| *known == shape);
         let start = last.as_ref().map_or(&in_force, |(_, plan)| plan);
-        let arcs = built.problem.edges.len() * built.problem.regions * built.problem.regions;
-        let iterations = (MAX_WORK / arcs.max(1)).clamp(*ITERATIONS.start(), *ITERATIONS.end());
+        let iterations = (MAX_WORK / GraphProblem::size(sources).max(1)).clamp(1, MAX_ITERATIONS);
         let effort = Effort { gap: GAP, iterations };
         let mut left = iterations;
         let plan = optimize(&built.problem, Some(start), effort, &mut |_| {
@@ -128,10 +144,9 @@ impl Solving {
         now_ms: u64,
     ) -> Result<(), ProblemError> {
         let Candidate { mut in_force, leads_nowhere, plan } = candidate;
-        let is_first = sources.models.keys().any(|service| !self.plans.contains_key(service));
-        if !is_first && !leads_nowhere && !is_worth_publishing(&built.problem, &in_force, &plan, DEAD_BAND)? {
+        if !leads_nowhere && !is_worth_publishing(&built.problem, &in_force, &plan, DEAD_BAND)? {
             in_force.bound = plan.bound;
-            self.refresh(built, sources, &in_force);
+            self.refresh(built, sources, &in_force, now_ms);
             return Ok(());
         }
         let gap = plan.gap();
@@ -145,14 +160,19 @@ impl Solving {
         Ok(())
     }
 
-    /// What the plan in force causes at present.
-    fn refresh(&mut self, built: &GraphProblem, sources: Sources<'_>, in_force: &Plan) {
+    /// What the plan in force causes at present. A service that joins has the tables in force as its plan.
+    fn refresh(&mut self, built: &GraphProblem, sources: Sources<'_>, in_force: &Plan, now_ms: u64) {
         for (service, model) in sources.models {
-            let Some(plan) = self.plans.get_mut(service) else { continue };
-            let present = built.service_plan(in_force, (service, model), plan.number, plan.planned_at_ms);
-            if present.regions == plan.regions {
-                *plan = Arc::new(ServicePlan { tables: plan.tables.clone(), ..present });
-            }
+            let known = self.plans.get(service);
+            let (number, at_ms) =
+                known.map_or((self.number, now_ms), |plan| (plan.number, plan.planned_at_ms));
+            let present = built.service_plan(in_force, (service, model), number, at_ms);
+            let plan = match known {
+                Some(known) if present.regions != known.regions => continue,
+                Some(known) => ServicePlan { tables: known.tables.clone(), ..present },
+                None => present,
+            };
+            self.plans.insert(service.clone(), Arc::new(plan));
         }
     }
 }
@@ -205,7 +225,7 @@ fn mix(before: &Row, after: &Row, part: f64) -> Vec<(u16, f64)> {
 }
 
 /// Why there is no problem, with names instead of positions.
-fn problem_text(built: &GraphProblem, error: &ProblemError) -> Fallback {
+pub(super) fn problem_text(built: &GraphProblem, error: &ProblemError) -> Fallback {
     let text = match error {
         ProblemError::LoopGain(node) => {
             let name = built.nodes.get(*node).map(|node| node.service.to_string()).unwrap_or_default();

@@ -1,4 +1,6 @@
+mod changes;
 mod faults;
+mod what_if;
 mod world;
 
 use fairmesh_model::{
@@ -91,7 +93,7 @@ fn price_of_egress_keeps_calls_at_home_and_a_cap_bounds_them() {
     assert!(free > 100_000.0, "{free} bytes a second: nothing is weighed");
     assert!(spread("$0", Some("$0.00001"), None) > 0.9 * free, "a price of zero weighs nothing");
     assert!(spread("$1000000", Some("$0.00001"), None) < 0.1 * free, "a huge price");
-    // Half of what the free plan spends.
+    // Half of the free plan's egress.
     let dollars = free / 2.0 / 1e9 * 0.02 * 3_600.0;
     let capped = spread("$0.02", None, Some(&format!("{dollars:.9}")));
     assert!(capped < 0.6 * free, "{capped} of {free}");

@@ -4,7 +4,7 @@ use fairmesh_model::Region;
 use fairmesh_te::{ClassShares, MILLIONTHS, RegionTable, Tables};
 
 use super::{ServicePlanner, ShiftNote};
-use crate::optimizer::{ServicePlan, Verdict};
+use crate::optimizer::{Fallback, ServicePlan, Verdict};
 
 /// A change of shares below this, in ten-thousandths, is not noted.
 const NOTED: u32 = 100;
@@ -38,9 +38,16 @@ impl ServicePlanner {
         Some(RegionTable { classes: table.classes.iter().map(class).collect::<Option<_>>()? })
     }
 
-    /// Puts shares of the optimizer into the plan of this round, and notes what they change.
+    /// Puts shares of the optimizer into the plan of this round, and notes what they change. Without any that fit, rings plan, and the
+    /// verdict says so.
     pub(super) fn take_optimized(&mut self, before: &Tables, now_ms: u64) -> bool {
-        let Some((plan, tables)) = self.optimized() else { return false };
+        let Some((plan, tables)) = self.optimized() else {
+            if let Some(verdict @ Verdict::Optimized(_)) = &mut self.verdict {
+                let text = "the last plan is for other classes or regions than there are";
+                *verdict = Verdict::Rings(Fallback::new("unsolved", text));
+            }
+            return false;
+        };
         let load = |region: &Region| plan.regions.binary_search(region).map_or(0.0, |at| plan.loads[at]);
         let predicted = self.regions.iter().map(load).collect();
         let notes = self.changes(plan, (before, &tables), now_ms);

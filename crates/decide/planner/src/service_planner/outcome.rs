@@ -1,5 +1,7 @@
 use fairmesh_model::{Label, Region, RegionTable};
 
+use super::STARTING;
+
 /// Why the tables were not planned anew.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
@@ -7,6 +9,13 @@ pub struct Refused {
     pub reason: &'static str,
     /// For operators.
     pub text: String,
+}
+
+impl Refused {
+    /// Whether the reports are at fault, and not the settings, the servers, or the time since a start.
+    pub(crate) fn is_of_reports(&self) -> bool {
+        !matches!(self.reason, STARTING | "held" | "local_only" | "no_capacity" | "mismatch")
+    }
 }
 
 /// A table to be written; `None` deletes it.

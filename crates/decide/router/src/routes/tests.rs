@@ -207,7 +207,40 @@ fn a_split_shares_by_weight_and_sends_nothing_to_weight_0() {
 }
 
 #[test]
-fn a_split_stays_with_a_key_and_changed_weights_move_few_keys() {
+fn calls_of_an_empty_backend_are_divided_by_weight_and_others_stay() {
+    let backend = |name, weight| Backend { service: ServiceName::new(name).unwrap(), weight };
+    let split = vec![backend("shop/old", 60), backend("shop/new", 30), backend("shop/next", 10)];
+    let mut redistributing = route(0, Match::default(), split);
+    redistributing.actions.redistributes_empty = true;
+    let rule = Rule::new(&redistributing, "", None);
+    redistributing.actions.redistributes_empty = false;
+    let failing = Rule::new(&redistributing, "", None);
+    let own = ServiceName::new("shop/own").unwrap();
+    let request =
+        RequestView::<[(String, String)]> { host: "", path: "/", method: "GET", headers: &[], grpc: false };
+    let is_empty = |name: &ServiceName| name.service.as_str() == "old";
+    let mut counts = std::collections::BTreeMap::new();
+    for seed in 0..100_000 {
+        let (drawn, _) = rule.backend(&request, seed, &own);
+        assert!(failing.redistributed(&request, seed, drawn, is_empty).is_none());
+        assert!(rule.redistributed(&request, seed, drawn, |_| true).is_none(), "all are empty");
+        match rule.redistributed(&request, seed, drawn, is_empty) {
+            None => assert!(!is_empty(drawn), "it stays"),
+            Some((other, position)) => {
+                assert_eq!(
+                    (rule.split[position as usize - 1].service == *other, is_empty(drawn)),
+                    (true, true)
+                );
+                *counts.entry(other.service.to_string()).or_insert(0_u32) += 1;
+            }
+        }
+    }
+    assert_eq!(counts.len(), 2);
+    assert!((44_000..46_000).contains(&counts["new"]), "three quarters of six tenths: {counts:?}");
+}
+
+#[test]
+fn split_sends_a_key_to_one_backend_and_changed_weights_move_few_keys() {
     let backend = |name, weight| Backend { service: ServiceName::new(name).unwrap(), weight };
     let rule = |old, new| {
         let mut route = route(0, Match::default(), vec![backend("shop/old", old), backend("shop/new", new)]);

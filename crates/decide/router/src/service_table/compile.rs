@@ -131,6 +131,7 @@ fn without_routes(policy: &Policy) -> Policy {
         authorization: _,
         mtls,
         accept_routes_from,
+        restated: _,
     } = policy;
     Policy {
         routes: Vec::new(),
@@ -156,6 +157,7 @@ fn without_routes(policy: &Policy) -> Policy {
         authorization: None,
         mtls: *mtls,
         accept_routes_from: accept_routes_from.clone(),
+        restated: BTreeSet::new(),
     }
 }
 

@@ -48,6 +48,7 @@ impl ServiceTable {
         &self,
         request: &RequestView<'_, H>,
         seed: u64,
+        is_empty: impl Fn(&ServiceName) -> bool,
         tracer: &mut W,
     ) -> RouteDecision<'_> {
         let Some((position, rule)) = self.routes.find(request) else {
@@ -75,6 +76,12 @@ impl ServiceTable {
         if W::ENABLED {
             rule.describe_split().into_iter().for_each(|split| tracer.record_step("route", || split));
         }
+        let is_empty = |name: &ServiceName| if *name == self.name { self.is_empty() } else { is_empty(name) };
+        let redistributed = rule.redistributed(request, seed, target, is_empty);
+        if let Some((other, _)) = redistributed {
+            tracer.record_step("route", || format!("{target} has no endpoint to call: to {other} instead"));
+        }
+        let (target, route_backend) = redistributed.unwrap_or((target, route_backend));
         RouteDecision {
             target,
             route: Some(&rule.name),

@@ -1,5 +1,5 @@
 use fairmesh_model::{
-    Capacities, DistanceSource, EndpointState, InstanceId, Region, Standing, Timeouts, Verdict,
+    Capacities, DistanceSource, EndpointState, InstanceId, Region, ServiceName, Standing, Timeouts, Verdict,
 };
 
 use super::{Explanation, ServiceTable};
@@ -17,10 +17,10 @@ pub(super) fn explain<H: Headers + ?Sized>(
     table: &ServiceTable,
     request: &RequestView<'_, H>,
     params: &PickParams<'_>,
-    now: u64,
-    seed: u64,
+    (now, seed): (u64, u64),
+    empty: &[ServiceName],
 ) -> Explanation {
-    let mut explanation = explain_route(table, request, params, now, seed);
+    let mut explanation = explain_route(table, request, params, (now, seed), empty);
     if explanation.direct_response.is_none() && explanation.target == table.name {
         let (class, role) = (explanation.class.clone(), explanation.role.clone());
         let params =
@@ -36,11 +36,11 @@ pub(super) fn explain_route<H: Headers + ?Sized>(
     table: &ServiceTable,
     request: &RequestView<'_, H>,
     params: &PickParams<'_>,
-    now: u64,
-    seed: u64,
+    (now, seed): (u64, u64),
+    empty: &[ServiceName],
 ) -> Explanation {
     let mut recorder = StepRecorder { table, now, steps: Vec::new() };
-    let routed = table.decide_route(request, seed, &mut recorder);
+    let routed = table.decide_route(request, seed, |name| empty.contains(name), &mut recorder);
     let (target, class, actions) = (routed.target.clone(), routed.class.cloned(), routed.actions);
     if let Some(timeouts) = describe_timeouts(&routed.timeouts) {
         recorder.record_step("route", || timeouts);

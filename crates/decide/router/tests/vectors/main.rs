@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 
 mod health;
 mod keys;
+mod policy_defaults;
 mod region_tables;
 mod routing;
 #[path = "../../../../../vectors/support.rs"]

@@ -100,6 +100,27 @@ fn splits() {
 }
 
 #[test]
+fn empty_backends() {
+    let policy = json!({"service": "shop/cart", "routes": [
+        {"name": "canary", "match": {"path": {"prefix": "/"}},
+            "split": [{"service": "shop/old", "weight": 60}, {"service": "shop/new", "weight": 30}, {"service": "shop/next", "weight": 10}],
+            "splitKey": {"header": "x-user"}, "whenEmpty": "redistribute"},
+    ]});
+    let table = Fleet::replicated(policy.clone(), endpoints(&[])).compile();
+    let sets: [&[&str]; 4] =
+        [&[], &["shop/new"], &["shop/old", "shop/next"], &["shop/old", "shop/new", "shop/next"]];
+    let keys = [None, Some("0"), Some("7")];
+    let cases = sets.into_iter().flat_map(|empty| keys.map(|key| (empty, key))).map(|(empty, key)| {
+        let headers: Vec<_> = key.map(|key| ("x-user".to_owned(), key.to_owned())).into_iter().collect();
+        let request = RequestView { host: "cart.shop", path: "/", method: "GET", headers: &headers, grpc: false };
+        let is_empty = |name: &fairmesh_model::ServiceName| empty.contains(&name.to_string().as_str());
+        let to = |seed| json!(table.route_past_empty(&request, seed, is_empty).target);
+        json!({"empty": empty, "headers": headers, "target_by_seed_0_to_15": (0..16).map(to).collect::<Vec<_>>()})
+    });
+    check("empty-backends.json", &[("policy", vec![policy]), ("cases", cases.collect())]);
+}
+
+#[test]
 fn tenants() {
     let sources: [&[&str]; 4] = [&[], &["red/api"], &["red/*"], &["green/*", "red/web"]];
     let cases = sources.into_iter().flat_map(|sources| {

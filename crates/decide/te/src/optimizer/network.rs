@@ -132,7 +132,7 @@ impl Network {
         });
         let ceiling = problem.preferences.ceiling;
         let pools = &problem.services[service];
-        // A first guess of what the way around a full pool costs; the pool raises it.
+        // A first guess of the cost of the way around a full pool; the pool raises it.
         let farthest = problem.round_trips.iter().copied().fold(0.0, f64::max);
         let pool = |region: &usize| Pool::new(pools, pools.capacity[*region], (ceiling, farthest));
         self.pools.extend(placed.iter().map(pool));

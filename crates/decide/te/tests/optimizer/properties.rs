@@ -127,7 +127,7 @@ fn dead_band_keeps_shares_in_force_until_they_cost_more() {
 }
 
 #[test]
-fn plan_starts_from_one_for_other_placement() {
+fn plan_after_lost_servers_starts_from_the_previous_plan() {
     let problem = paper([800.0, 200.0, 200.0, 200.0], 10.0);
     let last = solve(&problem);
     let mut lost = problem;

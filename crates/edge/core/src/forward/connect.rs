@@ -115,9 +115,10 @@ impl Forwarder {
         }
         let parsed = HostPort::parse(named).filter(|parsed| parsed.port.is_some_and(|port| port > 0));
         let host = parsed.ok_or(TunnelRefusal::Malformed)?.name();
+        let service_host = self.services.without_zone(host);
         let target = match &client_info.service {
             Some(service) => self.services.by_name(service),
-            None => client_info.service_of_host(host).and_then(|name| self.services.by_name(&name)),
+            None => client_info.service_of_host(service_host).and_then(|name| self.services.by_name(&name)),
         };
         let target = target.map_err(|error| match error {
             HostError::TooManyServices { .. } => TunnelRefusal::TooManyServices(error),
@@ -127,7 +128,7 @@ impl Forwarder {
             | HostError::Misdirected(_) => TunnelRefusal::not_served(client_info),
         })?;
         let is_own_host = client_info.service.is_none()
-            || client_info.service_of_host(host).is_ok_and(|name| name == *target.handle.name());
+            || client_info.service_of_host(service_host).is_ok_and(|name| name == *target.handle.name());
         let is_served = is_own_host
             || matches!(&*service_state(&target.handle), ServiceState::Ready(ready) if ready.upstream.names_host(host));
         if is_served { Ok(target) } else { Err(TunnelRefusal::not_served(client_info)) }

@@ -12,7 +12,7 @@ use fairmesh_calls::{
 use fairmesh_headers::{grpc_content_type, is_grpc};
 use fairmesh_metrics::{CallOutcome, known_method};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
-use tokio::time::Instant;
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 
 use crate::{
     counter::{GaugeGuard, increment},
@@ -80,11 +80,12 @@ impl Forwarder {
     where
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
     {
+        client_info.permit.note_request();
         if loops::is_loop(request.headers()) {
             let remedy = origin.count_loop(&self.metrics.requests);
             return error_response::loop_detected(remedy, grpc_content_type(request.headers()));
         }
-        let permit = match client_info.enter_request() {
+        let mut permit = match client_info.enter_request() {
             Ok(permit) => permit,
             Err(fault) => return error_response::from_fault(&fault, grpc_content_type(request.headers())),
         };
@@ -101,7 +102,7 @@ impl Forwarder {
         }
         match self.target(&request, client_info) {
             Ok(target) => {
-                let mut response = self.forward(request, client_info, &target).await;
+                let mut response = self.forward(request, client_info, (&target, &mut permit)).await;
                 if let Some(permit) = permit {
                     hold_with_body(response.body_mut(), permit);
                 }
@@ -127,17 +128,20 @@ impl Forwarder {
     pub fn target_of(&self, host: &str, client_info: &ConnectionInfo) -> Result<Arc<Target>, HostError> {
         match &client_info.service {
             Some(service) => client_info.host_cache.get("", || self.services.by_name(service)),
-            None => client_info
-                .host_cache
-                .get(host, || self.services.by_name(&client_info.service_of_host(host)?)),
+            None => client_info.host_cache.get(host, || self.by_host(host, client_info)),
         }
     }
 
+    fn by_host(&self, host: &str, client_info: &ConnectionInfo) -> Result<Arc<Target>, HostError> {
+        self.services.by_name(&client_info.service_of_host(self.services.without_zone(host))?)
+    }
+
+    /// `permit` is that of the request, which an upgraded connection takes along.
     pub(crate) async fn forward<B>(
         &self,
         request: Request<B>,
         client_info: &ConnectionInfo,
-        target: &Arc<Target>,
+        (target, permit): (&Arc<Target>, &mut Option<OwnedSemaphorePermit>),
     ) -> Response<Body>
     where
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
@@ -150,7 +154,9 @@ impl Forwarder {
         // gRPC requires HTTP/2: clients over HTTP/1.1 do not read trailers.
         let has_trailers = parts.version == Version::HTTP_2;
         client_info.set_principal(&mut parts.extensions);
-        let arrival = Arrival { caller: client_info.caller, began, length: body.size_hint().exact() };
+        let length = body.size_hint().exact();
+        let is_outside = client_info.boundary.is_some();
+        let arrival = Arrival { caller: client_info.caller, began, length, is_outside };
         let observation = self.observer.begin(&mut parts, target, arrival);
         let (body, too_long) = LimitedBody::new(body, self.max_body);
         let body = body.without_claims(client_info.states_caller());
@@ -169,17 +175,11 @@ impl Forwarder {
             Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 upgraded_region = server_region(&response).cloned();
                 let (head, body) = response.into_parts();
-                let revoked = revoked(info.take_allowed(), Arc::clone(&client_info.permit));
+                let revoked = revoked(info.take_allowed(), (Arc::clone(&client_info.permit), permit.take()));
                 let head = Response::from_parts(head, ());
                 (self.tunnels.switch_protocols(head, (upgrade, body.into_tunnel()), revoked), None)
             }
-            Ok(mut response) => {
-                prepare_response(&mut response);
-                if kind.is_some() {
-                    end_with_status(&mut response, has_trailers);
-                }
-                (response, None)
-            }
+            Ok(response) => (prepared(response, kind.is_some().then_some(has_trailers)), None),
             Err(_) if too_long.is_set() => (self.too_large(kind), None),
             Err(fault) => {
                 self.record_fault(&fault, client_info, target);
@@ -221,11 +221,24 @@ impl Forwarder {
     }
 }
 
-/// Resolves when the call that opened a connection would no longer be allowed. Holds the permit of the client's connection until then.
-async fn revoked(allowed: Option<Box<AllowedCall>>, permit: Arc<ConnectionPermit>) {
+/// The response for the client; `status_trailers` of a gRPC call is whether its status may follow in trailers.
+fn prepared(mut response: Response<Body>, status_trailers: Option<bool>) -> Response<Body> {
+    prepare_response(&mut response);
+    if let Some(has_trailers) = status_trailers {
+        end_with_status(&mut response, has_trailers);
+    }
+    response
+}
+
+/// Resolves when the call that opened a connection would no longer be allowed. Holds the permits of the client's connection and of the
+/// request until it is dropped.
+async fn revoked(
+    allowed: Option<Box<AllowedCall>>,
+    held: (Arc<ConnectionPermit>, Option<OwnedSemaphorePermit>),
+) {
     match allowed {
         Some(allowed) => allowed.revoked().await,
-        None => hold(permit).await,
+        None => hold(held).await,
     }
 }
 

@@ -76,6 +76,7 @@ impl<O: Origin> ConnectionHandler<O> {
         let at_boundary = client_info.boundary.is_some();
         let is_reserved = |name: &str| is_mesh_header(name) || (at_boundary && Boundary::is_claim(name));
         let request = BorrowedRequest::read(input, &mut room, is_reserved)?;
+        client_info.permit.note_request();
         let request = with_added(request, client_info.over_tls, &added)?;
         let target = &*target.insert(forwarder.target_of(request.host, client_info).ok()?);
         if request.body.len() as u64 > forwarder.max_body || forwarder.observer.may_observe(target, began) {

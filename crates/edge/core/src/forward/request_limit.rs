@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
+    atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
 };
 
 use fairmesh_calls::{Fault, FaultKind};
@@ -10,11 +10,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{counter::increment, listen::accept::connection_limit};
 
-/// Requests in flight, over HTTP/2 as many as there are streams. A request is in flight until its response has ended.
+/// Requests in flight, over HTTP/2 as many as there are streams. A request is in flight until its response has ended, and one for
+/// an upgrade until the upgraded connection has.
 #[derive(Debug)]
 pub struct RequestLimit {
     permits: Arc<Semaphore>,
-    max: usize,
+    max: AtomicUsize,
     /// The option that sets the limit, for messages.
     option: &'static str,
     refused: AtomicU64,
@@ -23,13 +24,19 @@ pub struct RequestLimit {
 impl RequestLimit {
     /// A limit of `max` requests, at least one, which `option` sets.
     pub fn new(max: usize, option: &'static str) -> Arc<Self> {
-        let permits = connection_limit(max);
-        Arc::new(Self { max: permits.available_permits(), permits, option, refused: AtomicU64::new(0) })
+        // The permits only count, so that the limit may change while requests are in flight.
+        let permits = connection_limit(Semaphore::MAX_PERMITS);
+        Arc::new(Self { max: AtomicUsize::new(max.max(1)), permits, option, refused: AtomicU64::new(0) })
+    }
+
+    /// Changes the limit, for requests that begin from now on.
+    pub fn set_max(&self, max: usize) {
+        self.max.store(max.max(1), Relaxed);
     }
 
     /// Number of requests in flight.
     pub fn in_flight(&self) -> u64 {
-        (self.max - self.permits.available_permits()) as u64
+        (Semaphore::MAX_PERMITS - self.permits.available_permits()) as u64
     }
 
     /// Number of requests that were refused.
@@ -42,11 +49,14 @@ impl RequestLimit {
     /// # Errors
     /// [`FaultKind::RateLimited`] at the limit, which is counted.
     pub(crate) fn enter(&self) -> Result<OwnedSemaphorePermit, Fault> {
-        Arc::clone(&self.permits).try_acquire_owned().map_err(|_| {
+        let max = self.max.load(Relaxed);
+        // The own permit counts as well, so that requests at one moment do not exceed the limit together.
+        let permit = Arc::clone(&self.permits).try_acquire_owned().ok();
+        permit.filter(|_| self.in_flight() <= max as u64).ok_or_else(|| {
             increment(&self.refused);
-            let Self { max, option, .. } = self;
+            let option = self.option;
             let message = format!(
-                "the tenant has {max} requests in flight, its maximum at this gateway ({option}); retry when some have ended"
+                "the tenant has {max} requests in flight, its maximum at this gateway ({option}, or 'requests' of its GatewayQuota); retry when some have ended"
             );
             Fault::new(FaultKind::RateLimited, message)
         })
@@ -64,6 +74,11 @@ mod tests {
         let fault = limit.enter().unwrap_err();
         assert_eq!((fault.kind(), limit.in_flight(), limit.refused()), (FaultKind::RateLimited, 1, 1));
         assert!(fault.to_string().contains("--max-tenant-requests"), "{fault}");
+        limit.set_max(2);
+        let second = limit.enter().unwrap();
+        limit.set_max(1);
+        drop(second);
+        assert!(limit.enter().is_err(), "the first is still in flight");
         drop(first);
         assert!(limit.enter().is_ok());
     }

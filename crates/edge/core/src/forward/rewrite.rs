@@ -11,7 +11,7 @@ use crate::forward::{boundary::Boundary, connection_info::ConnectionInfo, hop_by
 pub(crate) fn prepare_request(parts: &mut Parts, client_info: &ConnectionInfo) {
     rewrite_host(parts, client_info);
     hop_by_hop::strip_request(&mut parts.headers);
-    // After the removal of what `connection` names, which could be the caller.
+    // After the fields that `connection` names are removed, which could include the caller.
     if let Some(principal) = &client_info.principal {
         state_caller(&mut parts.headers, principal.caller.as_str());
     }

@@ -80,7 +80,8 @@ impl Drop for UnidentifiedPlace {
     }
 }
 
-fn site_of(address: IpAddr) -> IpAddr {
+/// The address whose connections count together.
+pub(crate) fn site_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {
             Ipv6Addr::from_bits(address.to_bits() & u128::MAX << (u128::BITS - PREFIX_BITS)).into()

@@ -16,6 +16,8 @@ pub struct ConnectionMetrics {
     pub(crate) accepted: AtomicU64,
     /// Accepts that waited for a permit or a file descriptor.
     pub(crate) accepts_delayed: AtomicU64,
+    /// Connections without a request that were closed for new ones.
+    pub(crate) displaced: AtomicU64,
     /// Connections that failed.
     pub failed: AtomicU64,
     /// Connections and tunnels that were open at the drain deadline.
@@ -43,6 +45,11 @@ impl ConnectionMetrics {
         registry.register("connections_open", "Open connections of programs", open);
         let counters = [
             ("connections_accepted", "Accepted connections of programs", &self.accepted),
+            (
+                "connections_displaced",
+                "Connections without a request that were closed for new ones",
+                &self.displaced,
+            ),
             ("connections_failed", "Connections of programs that failed", &self.failed),
             ("connections_drain_timeout", "Connections closed at the drain deadline", &self.drain_timeouts),
             (

@@ -11,13 +11,14 @@ use fairmesh_calls::{
     forwarding::{BodyEnd, BodyObserver},
 };
 use fairmesh_headers::GRPC_STATUS;
+use fairmesh_metrics::TraceExemplar;
 use http::{HeaderMap, header::CONTENT_LENGTH};
 use http_body::Frame;
 
 use crate::{
     observe::{
         access_log::entry::AccessLogEntry,
-        observer::RequestObserver,
+        observer::{RequestObserver, unix_time},
         request_info::{CompletedRequest, RequestInfo, RequestOutcome},
         spans::ActiveSpan,
     },
@@ -31,6 +32,14 @@ pub(crate) struct ObservedRequest {
     pub(crate) service: ServiceName,
     pub(crate) request: RequestInfo,
     pub(crate) span: Option<ActiveSpan>,
+}
+
+impl ObservedRequest {
+    /// The exported span, as an exemplar of metrics.
+    pub(crate) fn exemplar(&self) -> Option<TraceExemplar> {
+        let own = self.span.as_ref()?.own;
+        Some(TraceExemplar { trace: own.trace, span: own.span, at: unix_time() })
+    }
 }
 
 /// Follows a response to its end.

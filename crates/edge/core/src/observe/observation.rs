@@ -14,7 +14,6 @@ use crate::{
     observe::{
         completion::{CompletionWatch, ObservedRequest},
         explain_header,
-        observer::unix_time,
         request_info::RequestOutcome,
     },
     services::target::{GrpcStatusWatch, Target},
@@ -47,8 +46,7 @@ pub(crate) struct CallEnd<'a> {
 impl Observation {
     /// The exported span, as an exemplar of metrics.
     pub(crate) fn exemplar(&self) -> Option<TraceExemplar> {
-        let own = self.observed.as_ref()?.span.as_ref()?.own;
-        Some(TraceExemplar { trace: own.trace, span: own.span, at: unix_time() })
+        self.observed.as_ref().and_then(ObservedRequest::exemplar)
     }
 
     /// The trace in which the library stores the attempts.

@@ -24,7 +24,7 @@ use crate::{
         observation::Observation,
         recent_requests::RecentRequests,
         request_info::{Arrival, RequestInfo, RequestOutcome},
-        spans::{TraceConfig, Tracer},
+        spans::{TraceConfig, Tracer, take_decision},
         tap::Taps,
     },
     services::target::Target,
@@ -90,7 +90,11 @@ impl RequestObserver {
             .recent_requests
             .as_ref()
             .is_some_and(|recent_requests| recent_requests.is_due(&target.last, arrival.began));
-        let span = self.tracer.as_ref().and_then(|tracer| tracer.begin(&mut parts.headers));
+        if arrival.is_outside {
+            take_decision(&mut parts.headers, self.tracer.is_some());
+        }
+        let span =
+            self.tracer.as_ref().and_then(|tracer| tracer.begin(&mut parts.headers, arrival.is_outside));
         let is_tapped = self.taps.wants(target.handle.name());
         if !explain && !is_recorded && span.is_none() && !is_tapped && !self.access.is_enabled() {
             return None;

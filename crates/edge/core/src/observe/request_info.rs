@@ -28,6 +28,8 @@ pub struct Arrival {
     pub began: Instant,
     /// Length of the body, if announced.
     pub length: Option<u64>,
+    /// Whether its client is outside the mesh.
+    pub is_outside: bool,
 }
 
 /// The request.
@@ -82,7 +84,7 @@ pub struct RequestOutcome {
 impl RequestInfo {
     /// The request of these headers. `time` is its arrival since the Unix epoch.
     pub fn new(parts: &Parts, arrival: Arrival, time: Duration) -> Self {
-        let Arrival { caller, began, length } = arrival;
+        let Arrival { caller, began, length, is_outside: _ } = arrival;
         Self {
             method: parts.method.clone(),
             uri: parts.uri.clone(),

@@ -13,12 +13,14 @@ use fairmesh_calls::{
     forwarding::{BodyEnd, BodyObserver, observe_body},
 };
 use fairmesh_headers::{LOAD_PATH, is_grpc};
+use fairmesh_metrics::{CallOutcome, TraceExemplar, known_method};
 use http::{HeaderMap, Method, Request, Response, StatusCode, request::Parts};
 use http_body::Frame;
 use tokio::time::Instant;
 
 use crate::observe::{
     completion::{CompletionWatch, ObservedRequest},
+    grpc_status,
     observation::CLIENT_CLOSED_REQUEST,
     observer::{RequestObserver, unix_time},
     request_info::{Arrival, RequestInfo, RequestOutcome},
@@ -54,6 +56,8 @@ pub struct ServedRequest(Option<PendingRequest>);
 struct PendingRequest {
     metrics: Arc<ServedMetrics>,
     began: Instant,
+    /// The method, as a label of durations.
+    method: &'static str,
     is_grpc: bool,
     /// The caller by the connection.
     peer: Option<Arc<ServedCaller>>,
@@ -100,6 +104,7 @@ impl ServedObserver {
         let pending = PendingRequest {
             metrics: Arc::clone(&self.metrics),
             began: arrival.began,
+            method: known_method(parts.method.as_str()),
             is_grpc: is_grpc(&parts.headers),
             peer,
             accepted: OnceLock::new(),
@@ -115,7 +120,8 @@ impl ServedObserver {
         parts: &mut Parts,
         arrival: Arrival,
     ) -> Option<ObservedRequest> {
-        let span = observer.tracer.as_ref().and_then(|tracer| tracer.begin(&mut parts.headers));
+        let span =
+            observer.tracer.as_ref().and_then(|tracer| tracer.begin(&mut parts.headers, arrival.is_outside));
         if span.is_none() && !observer.access.is_enabled() && !observer.taps.wants(&self.service) {
             return None;
         }
@@ -148,27 +154,37 @@ impl Drop for ServedRequest {
     fn drop(&mut self) {
         let Some(pending) = self.0.take() else { return };
         let status = StatusCode::from_u16(CLIENT_CLOSED_REQUEST).unwrap_or_default();
-        pending.into_watch(status, Some("given_up"), &HeaderMap::new()).ended(BodyEnd::Complete);
+        let watch = pending.into_watch(status, Some("given_up"), &HeaderMap::new());
+        if watch.awaits_status {
+            watch.call.record_missing_status(BodyEnd::Cancelled);
+            let _ = watch.has_status.set(());
+        }
+        watch.ended(BodyEnd::Complete);
     }
 }
 
 impl PendingRequest {
     /// Counts the beginning of the response, and returns what follows it to its end.
     fn into_watch(self, status: StatusCode, fault: Option<&'static str>, headers: &HeaderMap) -> ServedWatch {
-        let Self { metrics, began, is_grpc, peer, accepted, received, observed } = self;
+        let Self { metrics, began, method, is_grpc, peer, accepted, received, observed } = self;
         let caller = accepted.get().cloned();
         let series = match &caller {
             Some(accepted) => metrics.accepted(accepted.as_deref()),
             None => metrics.refused(peer.as_deref()),
         };
         series.responses.record(status, began.elapsed());
-        let awaits_status = is_grpc && series.grpc_statuses.record(headers).is_none();
+        let exemplar = observed.as_ref().and_then(ObservedRequest::exemplar);
+        let call = ServedCall { series, began, exemplar };
+        let awaits_status = is_grpc && !call.record_status(headers);
+        if !is_grpc {
+            call.record(CallOutcome::Http { method, status: status.as_u16() });
+        }
         let completion = observed.and_then(|mut observed| {
             observed.request.served_caller = caller.unwrap_or(peer);
             completion_watch(observed, outcome(status, fault, began), headers)
         });
         let (has_status, sent) = (OnceLock::new(), AtomicU64::new(0));
-        ServedWatch { series, awaits_status, has_status, received, sent, completion }
+        ServedWatch { call, awaits_status, has_status, received, sent, completion }
     }
 }
 
@@ -183,10 +199,41 @@ fn completion_watch(
     is_reported.then(|| CompletionWatch::new(observed, outcome, is_logged, None, headers))
 }
 
+/// A call whose response has begun.
+#[derive(Debug)]
+struct ServedCall {
+    series: Arc<CallerSeries>,
+    began: Instant,
+    /// Its span, if that is exported.
+    exemplar: Option<TraceExemplar>,
+}
+
+impl ServedCall {
+    /// Counts how long it took until now.
+    fn record(&self, outcome: CallOutcome) {
+        self.series.durations.record(None, outcome, self.began.elapsed(), self.exemplar);
+    }
+
+    /// Counts the gRPC status in headers or trailers, if there is one.
+    fn record_status(&self, headers: &HeaderMap) -> bool {
+        let Some(status) = grpc_status::named_in(headers) else { return false };
+        self.series.grpc_statuses.record(headers);
+        self.record(CallOutcome::Grpc(status));
+        true
+    }
+
+    /// Counts that a call of gRPC ended without a status.
+    fn record_missing_status(&self, end: BodyEnd) {
+        self.series.grpc_statuses.record_missing();
+        let status = if end == BodyEnd::Cancelled { "CANCELLED" } else { "UNKNOWN" };
+        self.record(CallOutcome::Grpc(status));
+    }
+}
+
 /// Follows a response to its end.
 #[derive(Debug)]
 struct ServedWatch {
-    series: Arc<CallerSeries>,
+    call: ServedCall,
     /// Whether the gRPC status is expected in the trailers.
     awaits_status: bool,
     has_status: OnceLock<()>,
@@ -202,7 +249,7 @@ impl BodyObserver for ServedWatch {
         }
         if self.awaits_status
             && let Some(trailers) = frame.trailers_ref()
-            && self.series.grpc_statuses.record(trailers).is_some()
+            && self.call.record_status(trailers)
         {
             // Trailers end the body.
             let _ = self.has_status.set(());
@@ -214,10 +261,11 @@ impl BodyObserver for ServedWatch {
 
     fn ended(&self, end: BodyEnd) {
         if self.awaits_status && self.has_status.get().is_none() {
-            self.series.grpc_statuses.record_missing();
+            self.call.record_missing_status(end);
         }
-        self.series.received.fetch_add(self.received.0.load(Relaxed), Relaxed);
-        self.series.sent.fetch_add(self.sent.load(Relaxed), Relaxed);
+        let series = &self.call.series;
+        series.received.fetch_add(self.received.0.load(Relaxed), Relaxed);
+        series.sent.fetch_add(self.sent.load(Relaxed), Relaxed);
         if let Some(completion) = &self.completion {
             completion.ended(end);
         }

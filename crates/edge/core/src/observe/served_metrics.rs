@@ -10,6 +10,7 @@ use std::{
 };
 
 use fairmesh_calls::ServiceName;
+use fairmesh_metrics::{CallRow, CallSeries, UNKNOWN};
 use fairmesh_model::{CallerId, SpiffePath};
 use tokio::time::Instant;
 
@@ -34,8 +35,8 @@ pub struct ServedCaller {
 }
 
 impl ServedCaller {
-    /// A caller with a verified identity. Its label is the service; `fairmesh/ROLE` for a process of the mesh, of which each machine has
-    /// one; the whole id for a caller of another trust domain.
+    /// A caller with a verified identity. Its label is the service; `fairmesh/ROLE` for a process of the mesh, since
+    /// each machine has one; the whole id for a caller of another trust domain.
     pub fn new(caller: &CallerId) -> Self {
         let label = match &caller.id().path {
             _ if caller.is_federated() => caller.as_str().to_owned(),
@@ -72,6 +73,8 @@ pub struct ServedMetrics {
 pub(crate) struct CallerSeries {
     pub(crate) responses: RegionMetrics,
     pub(crate) grpc_statuses: GrpcStatusCounts,
+    /// How long calls took, by outcome.
+    pub(crate) durations: CallSeries,
     /// Bytes of the bodies of requests and of responses.
     pub(crate) received: AtomicU64,
     pub(crate) sent: AtomicU64,
@@ -125,6 +128,16 @@ impl ServedMetrics {
         let reserved = reserved.into_iter().filter(|(_, series)| series.responses.count() > 0);
         let reserved = reserved.map(|(label, series)| (label.to_owned(), Arc::clone(series)));
         reserved.chain(callers.iter().map(|(label, series)| (label.clone(), Arc::clone(series)))).collect()
+    }
+
+    /// The durations of calls, by the conventions of OpenTelemetry.
+    pub fn call_rows(&self) -> Vec<CallRow> {
+        let series = self.series();
+        let rows = series.iter().flat_map(|(label, series)| {
+            let caller = if label == ANONYMOUS { UNKNOWN } else { label };
+            series.durations.rows(caller, &self.service).collect::<Vec<_>>()
+        });
+        rows.collect()
     }
 
     fn now(&self) -> u64 {

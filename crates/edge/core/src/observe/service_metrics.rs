@@ -27,7 +27,7 @@ pub struct ServiceMetrics {
 }
 
 impl ServiceMetrics {
-    /// Counts a response to a request over HTTP with this method, that no span is exported of. `from` is the server's region.
+    /// Counts a response to an HTTP request with this method, without an exported span. `from` is the server's region.
     #[inline]
     pub fn record_response(
         &self,

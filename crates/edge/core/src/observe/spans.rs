@@ -9,10 +9,10 @@ use std::{
 };
 
 use fairmesh_calls::{ServiceName, observe::AttemptRecord};
-use fairmesh_headers::{SpanContext, TRACEPARENT, TRACESTATE};
+use fairmesh_headers::{SpanContext, TRACEPARENT, TRACESTATE, remove_all_spellings};
 use fairmesh_model::arith::mix64;
 use fairmesh_otlp::{AttributeValue, Collector, Counts, Exporter, RootSampler, Sampler, Span, SpanKind};
-use http::{HeaderMap, Method, Version};
+use http::{HeaderMap, HeaderName, Method, Version};
 use tokio::time::Instant;
 
 use crate::observe::request_info::{CompletedRequest, RequestInfo};
@@ -35,6 +35,29 @@ pub struct TraceConfig {
     pub service: Option<ServiceName>,
     /// Identity of this proxy among others (`service.instance.id`).
     pub instance: String,
+}
+
+/// Fields of B3 contexts, which decide on traces too.
+const B3: [HeaderName; 6] = [
+    HeaderName::from_static("b3"),
+    HeaderName::from_static("x-b3-traceid"),
+    HeaderName::from_static("x-b3-spanid"),
+    HeaderName::from_static("x-b3-parentspanid"),
+    HeaderName::from_static("x-b3-sampled"),
+    HeaderName::from_static("x-b3-flags"),
+];
+
+/// Takes the decision on a trace from a client outside the mesh, also where this proxy exports no spans: later processes would follow it.
+pub(crate) fn take_decision(headers: &mut HeaderMap, is_traced: bool) {
+    remove_all_spellings(headers, &B3);
+    // The tracer decides itself.
+    if !is_traced
+        && headers.contains_key(TRACEPARENT)
+        && let Some(parent) = SpanContext::read(headers)
+        && parent.sampled
+    {
+        headers.insert(TRACEPARENT, SpanContext { sampled: false, ..parent }.header());
+    }
 }
 
 /// Creates spans of requests.
@@ -71,13 +94,23 @@ impl Tracer {
     }
 
     /// Begins the span of a sampled request, and makes it the parent in the request's headers. A request that begins a trace which is not
-    /// sampled carries that decision on, so that no later process begins a part of the trace.
-    pub(crate) fn begin(&self, headers: &mut HeaderMap) -> Option<ActiveSpan> {
+    /// sampled carries that decision on, so that no later process begins a part of the trace. A client outside the mesh names a trace, and
+    /// does not decide: its requests would fill the queues of all processes that they pass, or hide from them.
+    pub(crate) fn begin(&self, headers: &mut HeaderMap, is_outside: bool) -> Option<ActiveSpan> {
         let parent = match headers.contains_key(TRACEPARENT) {
             true => SpanContext::read(headers),
             false => None,
         };
         let (trace, sampled) = match parent {
+            Some(parent) if is_outside => {
+                // The client chose the id of the trace, by which a share decides.
+                let sampled = self.takes(u128::from(self.id()));
+                if !sampled {
+                    headers.insert(TRACEPARENT, SpanContext { sampled, ..parent }.header());
+                    return None;
+                }
+                (parent.trace, true)
+            }
             // The context of a request that is not exported stays that of its caller.
             Some(parent) => self.is_sampled(parent).then_some((parent.trace, true))?,
             None => self.root(headers)?,

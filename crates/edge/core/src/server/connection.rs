@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use futures_util::{FutureExt as _, future::BoxFuture};
-use tokio::net::TcpStream;
+use tokio::{net::TcpStream, time::Instant};
 use tokio_rustls::server::TlsStream;
 
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
     },
     listen::{
         client_stream::{ClientStream, TcpClientStream},
-        connection_permit::ConnectionPermit,
+        connection_permit::{ConnectionPermit, UntilDisplaced},
         proxy_header,
         proxy_protocol::{self, Addresses},
         socket,
@@ -30,9 +30,38 @@ use crate::{
 };
 
 impl ConnectionServer {
+    /// Serves a connection until it ends. One of HTTP that sends no request makes room for another one.
+    pub fn serve_connection(
+        self: Arc<Self>,
+        accepted: AcceptedConnection,
+        options: Arc<ServeOptions>,
+    ) -> impl Future<Output = ()> + Send {
+        let (permit, client) = (Arc::clone(&accepted.permit), accepted.caller);
+        // In other protocols the server may speak first.
+        if matches!(options.protocol, ServedProtocol::Http { .. }) {
+            self.set_silent(&permit, client);
+        }
+        UntilDisplaced::new(permit, self.serve_accepted(accepted, options))
+    }
+
+    /// Serves HTTP on a connection of `client` until it ends, or makes room for another one before its first request.
+    pub fn until_displaced(
+        &self,
+        permit: Arc<ConnectionPermit>,
+        client: SocketAddr,
+        served: impl Future<Output = ()> + Send,
+    ) -> impl Future<Output = ()> + Send {
+        self.set_silent(&permit, client);
+        UntilDisplaced::new(permit, served)
+    }
+
+    fn set_silent(&self, permit: &ConnectionPermit, client: SocketAddr) {
+        permit.set_silent(self.silent.enter(client.ip(), Instant::now()));
+    }
+
     /// Reads the PROXY protocol header if required, and serves the protocol of the listener. Long operations are boxed,
     /// since every connection would otherwise reserve space for the largest one.
-    pub async fn serve_connection(
+    async fn serve_accepted(
         self: Arc<Self>,
         AcceptedConnection { mut stream, caller, permit }: AcceptedConnection,
         options: Arc<ServeOptions>,

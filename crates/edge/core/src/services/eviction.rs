@@ -1,7 +1,10 @@
 //! Evicts services that are no longer called.
 
 use std::{
-    sync::{Arc, PoisonError, Weak, atomic::Ordering::Acquire},
+    sync::{
+        Arc, PoisonError, Weak,
+        atomic::Ordering::{Acquire, Relaxed},
+    },
     time::Duration,
 };
 
@@ -46,10 +49,11 @@ impl Services {
                 && (matches!(*service_state(&target.handle), ServiceState::Unknown)
                     || target.is_idle(now, idle_for))
         });
-        let room = index.by_name.len() < self.limits.services;
+        let max = self.max.load(Relaxed);
+        let room = index.by_name.len() < max;
         if !room {
             tracing::warn!(
-                services = self.limits.services,
+                services = max,
                 option = self.limits.services_option,
                 "the table of services is full, and all were called recently; raise the option, or run another proxy"
             );

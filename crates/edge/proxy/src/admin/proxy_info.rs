@@ -48,6 +48,8 @@ impl ProxyInfo {
             access_log,
             traces,
             endpoints,
+            // Among the further options.
+            zone: _,
             options,
             service,
             inbound: _,

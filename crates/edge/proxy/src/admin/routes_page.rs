@@ -137,7 +137,7 @@ pub(super) async fn routes(
     };
     match &*service_state(&target.handle) {
         ServiceState::Ready(ready) => {
-            let policy = PolicySpec::of(&name, &ready.read_policy().unwrap_or_default());
+            let policy = PolicySpec::of(&name, &ready.read_policy());
             let table = ready.region_table().map(|(from, table, age)| TablePage::new(from, table, age));
             let service = name.to_string();
             let counts = RouteCounts::all(&target);

@@ -18,7 +18,11 @@ impl Process for AdminState {
     }
 
     fn calls(&self) -> Vec<DurationFamily> {
-        families(Side::Client, self.services.call_rows(&self.calling_service()))
+        let mut all = families(Side::Client, self.services.call_rows(&self.calling_service()));
+        if let Some(endpoint) = &self.inbound {
+            all.extend(families(Side::Server, endpoint.observer.metrics().call_rows()));
+        }
+        all
     }
 
     async fn readiness(&self) -> Readiness {

@@ -40,7 +40,7 @@ impl HttpHandler for CallerHandler {
     {
         let (RequestHandler { server, forwarder, observer }, peer) = (&self.handler, &self.peer);
         let length = request.body().size_hint().exact();
-        let arrival = Arrival { caller: peer.address, began: Instant::now(), length };
+        let arrival = Arrival { caller: peer.address, began: Instant::now(), length, is_outside: false };
         let (request, served) = observer.begin(request, arrival, peer.served.clone());
         let forward = service_fn(async |request: Request<B>| {
             if let Some(served) = &served {

@@ -17,7 +17,7 @@ pub struct InboundEndpoint {
     pub program: SocketAddr,
 }
 
-/// Configuration of an [`InboundServer`](crate::InboundServer).
+/// Configuration of a [`ServedEndpoint`](crate::ServedEndpoint).
 #[derive(Clone, Debug)]
 pub struct InboundConfig {
     /// How connections of callers are accepted.

@@ -41,7 +41,7 @@ pub(crate) struct LocalForwarder {
 pub(crate) enum Revocation {
     /// By the request that each began with.
     Calls(ServerLayer),
-    /// By the peer of its connection.
+    /// By the peer of its connection, or by the caller that it states.
     Connections(ConnectionAuthorizer),
 }
 
@@ -50,7 +50,7 @@ impl Revocation {
     async fn revoked(self, call: AcceptedCall, peer: Identity) {
         match self {
             Self::Calls(layer) => layer.revoked(&call).await,
-            Self::Connections(authorizer) => authorizer.revoked(&peer).await,
+            Self::Connections(authorizer) => authorizer.call_revoked(&call, &peer).await,
         }
     }
 }
@@ -72,9 +72,9 @@ impl LocalForwarder {
         let revoked = self.revocation.clone().revoked(AcceptedCall::of(&request), peer.identity.clone());
         let (mut parts, body) = request.into_parts();
         let upgrade = UpgradeRequest::take(&mut parts);
-        let received = parts.extensions.remove::<ReceivedBytes>();
+        let (received, counted) = (parts.extensions.remove::<ReceivedBytes>(), parts.extensions.remove());
         prepare_request(&mut parts, upgrade.as_ref(), peer);
-        let (body, too_long) = LimitedBody::new(RequestBody { body, received }, self.max_body);
+        let (body, too_long) = LimitedBody::new(RequestBody { body, received, counted }, self.max_body);
         match self.program.send(Request::from_parts(parts, body)).await {
             Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 self.switch_protocols(response, upgrade, revoked).map(ResponseBody::Own)

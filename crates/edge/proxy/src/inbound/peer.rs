@@ -14,7 +14,7 @@ use http::HeaderValue;
 pub(crate) struct Peer {
     pub(crate) address: SocketAddr,
     pub(crate) identity: Identity,
-    /// The identity that the peer proved, as programs and counters get it.
+    /// The identity that the peer proved, in the form that programs and counters get.
     pub(crate) caller: Option<Caller>,
     pub(crate) served: Option<Arc<ServedCaller>>,
     /// `x-forwarded-client-cert` of its requests.

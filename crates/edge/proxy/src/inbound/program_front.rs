@@ -25,8 +25,9 @@ use fairmesh_edge::{
 };
 use fairmesh_headers::read_deadline;
 use fairmesh_listen::GuardedStream;
-use fairmesh_model::{Invalid, Protocol, ServiceName, SpiffeId};
-use fairmesh_server::{ConnectionAuthorizer, Stream};
+use fairmesh_metrics::{DurationFamily, Side, families};
+use fairmesh_model::{Invalid, Protocol, ServiceName};
+use fairmesh_server::{ConnectionAuthorizer, Stream, Transport};
 use http::{Request, Response, Version};
 use prometheus_client::registry::Registry;
 use tokio::time::Instant;
@@ -44,8 +45,8 @@ use crate::inbound::{
 #[derive(Clone, Debug)]
 pub struct ProgramFront {
     authorizer: ConnectionAuthorizer,
-    /// The identity by which callers know this process.
-    own: Option<SpiffeId>,
+    /// How callers connect. Its identity, by which callers know this process, may come later.
+    transport: Transport,
     /// To the program over HTTP/1.1 and over HTTP/2.
     http1: Arc<LocalForwarder>,
     http2: Arc<LocalForwarder>,
@@ -61,7 +62,7 @@ impl ProgramFront {
     /// The address is not a host of URIs.
     pub fn start(
         (service, program): (ServiceName, SocketAddr),
-        (authorizer, own): (ConnectionAuthorizer, Option<SpiffeId>),
+        (authorizer, transport): (ConnectionAuthorizer, Transport),
         observer: Arc<RequestObserver>,
     ) -> Result<Self, Invalid> {
         let (metrics, shutdown) = (Arc::<EdgeMetrics>::default(), Arc::<Shutdown>::default());
@@ -80,12 +81,12 @@ impl ProgramFront {
         let (http1, http2) = (forwarder(Protocol::Http1)?, forwarder(Protocol::Http2)?);
         let served = ServedObserver::new(service);
         served.set_observer(observer);
-        Ok(Self { authorizer, own, http1, http2, observer: Arc::new(served), metrics, shutdown })
+        Ok(Self { authorizer, transport, http1, http2, observer: Arc::new(served), metrics, shutdown })
     }
 
     /// Serves an accepted connection until it ends, or its caller may no longer use the service.
     pub async fn serve(&self, stream: GuardedStream<Stream>) {
-        let Some(peer) = Peer::of(&stream, self.own.as_ref()) else { return };
+        let Some(peer) = Peer::of(&stream, self.transport.id().as_ref()) else { return };
         let _open = self.metrics.connections.count_open();
         let (address, identity) = (peer.address, peer.identity.clone());
         let server = HttpServer {
@@ -103,6 +104,11 @@ impl ProgramFront {
     /// Ends upgraded connections.
     pub fn stop(&self) {
         self.shutdown.start_without_grace(Instant::now());
+    }
+
+    /// Durations of the requests, by caller.
+    pub fn calls(&self) -> Vec<DurationFamily> {
+        families(Side::Server, self.observer.metrics().call_rows())
     }
 
     /// Registers the requests by caller, and the connections.
@@ -124,12 +130,16 @@ impl HttpHandler for FrontHandler {
     {
         let Self { front, peer } = self;
         let length = request.body().size_hint().exact();
-        let arrival = Arrival { caller: peer.address, began: Instant::now(), length };
+        let arrival = Arrival { caller: peer.address, began: Instant::now(), length, is_outside: false };
         let (mut request, served) = front.observer.begin(request, arrival, peer.served.clone());
-        let caller = match front.authorizer.caller_of(&request, peer.caller.as_ref()) {
+        let caller = match front.authorizer.caller_of(&mut request, peer.caller.as_ref()) {
             Ok(caller) => caller,
-            Err(refusal) => return respond((*refusal).map(foreign_body), served),
+            Err(refusal) => {
+                front.authorizer.count_refused(peer.caller.as_ref());
+                return respond((*refusal).map(foreign_body), served);
+            }
         };
+        let counted = served.as_ref().map(|_| front.authorizer.count(&mut request, caller.as_ref()));
         if let Some(served) = &served {
             served.accept(peer.served_caller(caller.as_ref()));
         }
@@ -140,7 +150,13 @@ impl HttpHandler for FrontHandler {
             request.extensions_mut().insert(deadline);
         }
         let forwarder = if request.version() == Version::HTTP_2 { &front.http2 } else { &front.http1 };
-        respond(forwarder.forward(request, peer).await.map(foreign_body), served)
+        let response = forwarder.forward(request, peer).await;
+        let response = match counted {
+            Some(counted) => counted.response(response).map(foreign_body),
+            // A poll of the load is no call.
+            None => response.map(foreign_body),
+        };
+        respond(response, served)
     }
 }
 

@@ -7,6 +7,7 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_edge::observe::served::ReceivedBytes;
+use fairmesh_server::RequestBytes;
 use http_body::{Body, Frame, SizeHint};
 
 use crate::inbound::caller_headers;
@@ -17,6 +18,8 @@ pub(crate) struct RequestBody<B> {
     pub(crate) body: B,
     /// `None` for a request that is not observed.
     pub(crate) received: Option<ReceivedBytes>,
+    /// Counts for reports.
+    pub(crate) counted: Option<RequestBytes>,
 }
 
 impl<B> Body for RequestBody<B>
@@ -30,10 +33,13 @@ where
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        let Self { body, received } = &mut *self;
+        let Self { body, received, counted } = &mut *self;
         Pin::new(body).poll_frame(context).map_ok(|mut frame| {
             if let Some(received) = received {
                 received.count(&frame);
+            }
+            if let Some(counted) = counted {
+                counted.count(&frame);
             }
             if let Some(trailers) = frame.trailers_mut() {
                 caller_headers::remove_claims(trailers);
@@ -65,7 +71,7 @@ mod tests {
             names.map(|name| (name.parse().unwrap(), HeaderValue::from_static("1"))).into_iter().collect();
         let body =
             Full::new(Bytes::from_static(b"tea")).with_trailers(std::future::ready(Some(Ok(trailers))));
-        let received = RequestBody { body, received: None }.collect().await.unwrap();
+        let received = RequestBody { body, received: None, counted: None }.collect().await.unwrap();
         let trailers = received.trailers().unwrap();
         assert_eq!(trailers.keys().map(|name| name.as_str()).collect::<Vec<_>>(), ["x-checksum"]);
         assert_eq!(received.to_bytes(), "tea");

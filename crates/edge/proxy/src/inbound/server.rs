@@ -7,7 +7,13 @@
 //! The library provides listener, authorization, limits and load reports. The shared parts of proxies serve and forward the connections, as
 //! for clients of the other listeners.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use fairmesh_calls::forwarding::DirectClient;
 use fairmesh_edge::{
@@ -15,8 +21,11 @@ use fairmesh_edge::{
     server::http::HttpServer, shutdown::Shutdown, tunnel::Tunnels,
 };
 use fairmesh_server::{CallerConnection, MeshServer, serve_connections};
-use tokio::{net::TcpListener, task::JoinHandle};
-use tokio_util::task::TaskTracker;
+use tokio::{
+    net::TcpListener,
+    time::{Instant, timeout},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     error::ProxyError,
@@ -32,13 +41,6 @@ use crate::{
 /// Idle timeout of callers' connections. Longer than callers keep one, so that none is closed that a caller is about to use.
 pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// A running inbound server.
-#[derive(Debug)]
-pub struct InboundServer {
-    endpoint: ServedEndpoint,
-    serving: JoinHandle<()>,
-}
-
 /// The registered endpoint, and what is seen of its requests. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct ServedEndpoint {
@@ -46,56 +48,86 @@ pub struct ServedEndpoint {
     pub(crate) observer: Arc<ServedObserver>,
     /// Counters of its connections.
     pub(crate) connections: Arc<EdgeMetrics>,
+    succession: Arc<Succession>,
+    serving: TaskTracker,
+}
+
+/// The processes before and after this one.
+#[derive(Debug, Default)]
+struct Succession {
+    /// Cancelled when this process accepts connections: at once without a predecessor.
+    begins: CancellationToken,
+    /// Whether a successor serves the endpoint.
+    has_successor: AtomicBool,
 }
 
 impl ServedEndpoint {
-    /// Drains and deregisters the endpoint.
-    pub async fn shutdown(&self) {
-        self.server.shutdown().await;
-    }
-}
-
-/// The address of an inbound server, bound and not registered yet.
-#[derive(Debug)]
-pub struct BoundInbound {
-    listener: TcpListener,
-    config: InboundConfig,
-}
-
-impl BoundInbound {
-    /// Binds the address.
-    ///
-    /// # Errors
-    /// The address cannot be bound.
-    pub async fn bind(config: InboundConfig) -> Result<Self, ProxyError> {
-        let address = config.inbound.address;
-        let listener = TcpListener::bind(address).await;
-        let listener = listener.map_err(|source| ProxyError::Listen { address, source })?;
-        Ok(Self { listener, config })
-    }
-
-    /// Registers the endpoint and serves. Every other listener of the process is bound by then.
+    /// Registers the endpoint and serves it at `listener`. Every other listener of the process is bound by then. With a predecessor, it
+    /// does so once it [succeeds](Self::succeed).
     ///
     /// # Errors
     /// The configuration is invalid.
-    pub async fn start(self) -> Result<InboundServer, ProxyError> {
-        let Self { listener, config } = self;
+    pub(crate) async fn start(
+        listener: TcpListener,
+        config: InboundConfig,
+        has_predecessor: bool,
+    ) -> Result<Self, ProxyError> {
         let InboundEndpoint { service, address, program } = config.inbound.clone();
         let client = DirectClient::start("the program", program, config.protocol);
         let client = client.map_err(ProxyError::Inbound)?;
         let limits = config.limits;
-        let server = server_builder(config).start().await.map_err(ProxyError::Inbound)?;
+        let builder = server_builder(config);
+        let builder = if has_predecessor { builder.register_later() } else { builder };
+        let server = builder.start().await.map_err(ProxyError::Inbound)?;
         tracing::info!(%service, %address, %program, "serving in front of a program");
-        let observer = Arc::new(ServedObserver::new(service));
-        let endpoint = ServedEndpoint { server, observer, connections: Arc::default() };
-        let serving = tokio::spawn(serve(listener, client, endpoint.clone(), limits));
-        Ok(InboundServer { endpoint, serving })
+        let endpoint = Self {
+            server,
+            observer: Arc::new(ServedObserver::new(service)),
+            connections: Arc::default(),
+            succession: Arc::default(),
+            serving: TaskTracker::new(),
+        };
+        if !has_predecessor {
+            endpoint.succession.begins.cancel();
+        }
+        endpoint.serving.spawn(serve(listener, client, endpoint.clone(), limits));
+        endpoint.serving.close();
+        Ok(endpoint)
+    }
+
+    /// Registers the endpoint in place of the predecessor's registration, and accepts connections beside it.
+    ///
+    /// # Errors
+    /// The registry does not respond within `time_limit`.
+    pub(crate) async fn succeed(&self, time_limit: Duration) -> Result<(), ProxyError> {
+        self.succession.begins.cancel();
+        let registered = timeout(time_limit, self.server.register()).await;
+        registered.map_err(|_| ProxyError::Unregistered { waited: time_limit })
+    }
+
+    /// Closes connections gracefully: a successor has registered the endpoint and accepts new ones.
+    pub(crate) fn hand_over(&self, drain: Duration) {
+        self.succession.has_successor.store(true, Relaxed);
+        self.server.hand_over(Shutdown::idle_grace(drain));
+    }
+
+    /// Drains, unless a successor serves the endpoint: callers move away, requests in flight complete, and the endpoint is deregistered,
+    /// all within the deadline.
+    pub async fn shutdown(&self) {
+        self.server.shutdown().await;
+        // Ends with the drain.
+        self.serving.wait().await;
     }
 }
 
 /// Serves until the endpoint is deregistered and every connection and tunnel has ended.
 async fn serve(listener: TcpListener, program: DirectClient, endpoint: ServedEndpoint, limits: Limits) {
-    let ServedEndpoint { server, observer, connections: metrics } = endpoint;
+    let ServedEndpoint { server, observer, connections: metrics, succession, .. } = endpoint;
+    tokio::select! {
+        () = succession.begins.cancelled() => {}
+        // It never succeeded its predecessor.
+        () = server.draining() => return,
+    }
     let shutdown = Arc::<Shutdown>::default();
     let tasks = TaskTracker::new();
     let bounds = fairmesh_listen::Limits::program().with_connections(limits.connections);
@@ -104,7 +136,13 @@ async fn serve(listener: TcpListener, program: DirectClient, endpoint: ServedEnd
     let (revocation, max_body) = (Revocation::Calls(server.layer()), limits.body.unwrap_or(UNLIMITED));
     let forwarder = LocalForwarder { program, tunnels, metrics: Arc::clone(&metrics), max_body, revocation };
     let handler = RequestHandler { server: server.layer(), forwarder: Arc::new(forwarder), observer };
-    let closing = async { shutdown.start_without_grace(server.closing().await) };
+    let closing = async {
+        let deadline = server.closing().await;
+        match succession.has_successor.load(Relaxed) {
+            true => shutdown.start(deadline - Instant::now()),
+            false => shutdown.start_without_grace(deadline),
+        }
+    };
     let served = serve_connections(listener, &server, bounds, {
         let (shutdown, server) = (Arc::clone(&shutdown), server.clone());
         move |connection: CallerConnection| {
@@ -132,21 +170,6 @@ async fn serve(listener: TcpListener, program: DirectClient, endpoint: ServedEnd
     tasks.wait().await;
 }
 
-impl InboundServer {
-    /// The registered endpoint.
-    pub fn server(&self) -> ServedEndpoint {
-        self.endpoint.clone()
-    }
-
-    /// Drains: callers move away, requests in flight complete, and the endpoint is deregistered, all within the
-    /// deadline.
-    pub async fn stop(self) {
-        self.endpoint.shutdown().await;
-        // Ends with the drain.
-        let _ = self.serving.await;
-    }
-}
-
 fn server_builder(config: InboundConfig) -> fairmesh_server::ServerBuilder {
     let InboundConfig {
         transport,
@@ -164,6 +187,7 @@ fn server_builder(config: InboundConfig) -> fairmesh_server::ServerBuilder {
         .address(inbound.address)
         .protocol(protocol)
         .remember_traces()
+        .forwards_bodies()
         .at_most(requests)
         .drain_deadline(limits.drain);
     if let Some(transport) = transport {

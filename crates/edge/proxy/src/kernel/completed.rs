@@ -94,7 +94,7 @@ pub(super) fn record(
     let Some(caller) = caller.filter(|_| forwarder.observer.may_observe(&target, began)) else { return };
     let mut bytes = BytesMut::from(call.head);
     let Ok(Some(received)) = RequestReader::default().read(&mut bytes) else { return };
-    let arrival = Arrival { caller, began, length: received.body.left() };
+    let arrival = Arrival { caller, began, length: received.body.left(), is_outside: false };
     let outcome = RequestOutcome {
         status,
         route_backend: Some(route_backend_name(&target.handle, route_backend)),

@@ -12,8 +12,9 @@ use fairmesh_edge::forward::forwarder::Forwarder;
 use fairmesh_kernel::{Counters, KernelError};
 use tokio::{
     net::{TcpListener, TcpStream},
-    time::sleep,
+    time::{sleep, timeout},
 };
+use tokio_util::task::TaskTracker;
 
 use crate::kernel::{
     attached::Attached, caller::KernelCaller, completed::record_completed, metrics::KernelMetrics,
@@ -23,16 +24,21 @@ use crate::kernel::{
 /// requests.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
+/// How long a proxy that stops waits for the last calls of the kernel.
+const RECORD_TIMEOUT: Duration = Duration::from_secs(3);
+
 /// The maps shared with the eBPF programs, while these are attached.
 #[derive(Debug)]
 pub(crate) struct RedirectedConnections {
     attached: Arc<RwLock<Option<Arc<Attached>>>>,
     metrics: Arc<KernelMetrics>,
+    /// Tasks that release maps.
+    releases: TaskTracker,
 }
 
 impl RedirectedConnections {
     pub(crate) fn new(metrics: Arc<KernelMetrics>) -> Self {
-        Self { attached: Arc::default(), metrics }
+        Self { attached: Arc::default(), metrics, releases: TaskTracker::new() }
     }
 
     /// Redirects connections to this listener whenever programs are attached. Never completes.
@@ -109,6 +115,12 @@ impl RedirectedConnections {
         self.set(None);
     }
 
+    /// Waits until calls are recorded that the kernel sent before [`stop`](Self::stop).
+    pub(crate) async fn wait_recorded(&self) {
+        self.releases.close();
+        let _ = timeout(RECORD_TIMEOUT, self.releases.wait()).await;
+    }
+
     fn attached(&self) -> Option<Arc<Attached>> {
         self.attached.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -117,7 +129,7 @@ impl RedirectedConnections {
         let mut current = self.attached.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(before) = current.take() {
             before.stop();
-            tokio::spawn(before.release());
+            self.releases.spawn(before.release());
         }
         *current = attached.map(Arc::new);
     }

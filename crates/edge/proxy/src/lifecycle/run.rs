@@ -2,6 +2,7 @@
 
 use std::{
     future::{Future, pending},
+    net::SocketAddr,
     path::Path,
     pin::pin,
     sync::Arc,
@@ -34,6 +35,7 @@ use crate::{
     admin::{metrics::ProxyMetrics, proxy_info::ProxyInfo, server, state::AdminState},
     config::ProxyConfig,
     error::ProxyError,
+    inbound::{config::InboundConfig, server::ServedEndpoint},
     lifecycle::bind::BoundListener,
     listeners::{
         acceptor::Acceptor,
@@ -62,7 +64,7 @@ pub async fn run(
     mesh: Mesh,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ProxyError> {
-    let bound = BoundProxy::bind(&config).await?;
+    let bound = BoundProxy::bind(&config, None).await?;
     bound.run(config, mesh, shutdown).await
 }
 
@@ -75,32 +77,44 @@ pub struct BoundProxy {
     metrics: Arc<ProxyMetrics>,
     tls: Option<LoadedTls>,
     sockets: Sockets,
+    inbound: Option<TcpListener>,
     handover: Option<Handover>,
     predecessor: Option<Predecessor>,
 }
 
 impl BoundProxy {
-    /// Binds the listeners and the address of the admin pages, or takes them over.
+    /// Binds the listeners, the address of the admin pages and that of an `inbound` endpoint, or takes them over.
     ///
     /// # Errors
     /// As for [`run`].
-    pub async fn bind(config: &ProxyConfig) -> Result<Self, ProxyError> {
+    pub async fn bind(config: &ProxyConfig, inbound: Option<SocketAddr>) -> Result<Self, ProxyError> {
         let metrics = Arc::new(ProxyMetrics::default());
         check_tls(&config.listen, config.tls.is_some())?;
         let load = |files| Tls::load(files, config.key_server.clone(), &metrics.edge.tls);
         let tls = config.tls.clone().map(load).transpose()?;
         let (predecessor, mut inherited) = predecessor(config.handover.as_deref()).await?;
         let listeners = BoundListener::bind_all(&config.listen, &mut inherited).await?;
-        let admin = match config.admin {
-            Some(address) => Some(BoundListener::bind(address, &mut inherited).await?.listener),
-            None => None,
-        };
+        let admin = bind_option(config.admin, &mut inherited).await?;
+        let inbound = bind_option(inbound, &mut inherited).await?;
         let sockets = Sockets { listeners, admin };
-        let all = sockets.listeners.iter().map(|bound| &bound.listener).chain(&sockets.admin);
+        let all = sockets.listeners.iter().map(|bound| &bound.listener).chain(&sockets.admin).chain(&inbound);
         // From here on a successor finds the addresses in use, so it must find this proxy too.
         let handover =
             config.handover.as_deref().map(|path| open_handover(path, inherited, all)).transpose()?;
-        Ok(Self { metrics, tls, sockets, handover, predecessor })
+        Ok(Self { metrics, tls, sockets, inbound, handover, predecessor })
+    }
+
+    /// Starts to serve an endpoint at the address that was bound for it; with a predecessor, once this proxy takes over. `None` where no
+    /// address was bound.
+    ///
+    /// # Errors
+    /// The configuration is invalid.
+    pub async fn start_inbound(
+        &mut self,
+        config: InboundConfig,
+    ) -> Result<Option<ServedEndpoint>, ProxyError> {
+        let Some(listener) = self.inbound.take() else { return Ok(None) };
+        ServedEndpoint::start(listener, config, self.predecessor.is_some()).await.map(Some)
     }
 
     /// As for [`run`], with the configuration that was bound.
@@ -113,7 +127,7 @@ impl BoundProxy {
         mesh: Mesh,
         shutdown: impl Future<Output = ()>,
     ) -> Result<(), ProxyError> {
-        let Self { metrics, tls, sockets, handover, predecessor } = self;
+        let Self { metrics, tls, sockets, inbound: _, handover, predecessor } = self;
         // A connection to one of them would forward a request in a circle.
         exclude_addresses(&mesh, sockets.listeners.iter().map(|bound| bound.address));
         let drain = config.limits.drain;
@@ -145,6 +159,9 @@ impl RunningProxy {
         tracing::info!(connections = self.acceptor.server.open_connections(), "draining");
         self.shutdown.start(drain);
         let deadline = Instant::now() + drain;
+        if let (Some(inbound), true) = (&self.inbound, successor.is_some()) {
+            inbound.hand_over(drain);
+        }
         self.accepting.close();
         self.accepting.wait().await;
         drop(handover);
@@ -154,6 +171,10 @@ impl RunningProxy {
             successor.confirm_stopped().await;
         }
         self.wait_drained(deadline).await;
+        if let Some(inbound) = &self.inbound {
+            inbound.shutdown().await;
+        }
+        self.state.mesh.clone().close().await;
         stop(&mut served).await;
         Ok(())
     }
@@ -178,6 +199,7 @@ struct RunningProxy {
     acceptor: Acceptor,
     services: Arc<Services>,
     state: AdminState,
+    inbound: Option<ServedEndpoint>,
     observer: Arc<RequestObserver>,
     shutdown: Arc<Shutdown>,
     accepting: TaskTracker,
@@ -196,6 +218,7 @@ impl RunningProxy {
         let ProxyConfig { listen, cores, limits, access_log, traces, endpoints, inbound, .. } = config;
         let has_admin_pages = config.admin.is_some();
         let services = Services::start(mesh.clone(), limits);
+        config.zone.into_iter().for_each(|zone| services.set_zone(zone));
         let observer_config = ObserverConfig { log: access_log, traces, endpoints, pages: has_admin_pages };
         let observer = RequestObserver::start(observer_config);
         if let Some(endpoint) = &inbound {
@@ -203,7 +226,7 @@ impl RunningProxy {
         }
         let state =
             AdminState::new(mesh, Arc::clone(&services), Arc::clone(&metrics), Arc::clone(&observer), about)
-                .with_inbound(inbound)
+                .with_inbound(inbound.clone())
                 .with_key_server(config.key_server);
         let (shutdown, connections) = (Arc::new(Shutdown::default()), TaskTracker::new());
         let edge = Arc::clone(&metrics.edge);
@@ -216,7 +239,7 @@ impl RunningProxy {
         let acceptor =
             Acceptor::new(Arc::new(server), Arc::clone(&metrics.capture), Arc::clone(&metrics.kernel));
         let accepting = TaskTracker::new();
-        Ok(Self { listen, acceptor, services, state, observer, shutdown, accepting, connections })
+        Ok(Self { listen, acceptor, services, state, inbound, observer, shutdown, accepting, connections })
     }
 
     /// Serves until a successor has taken over.
@@ -238,6 +261,9 @@ impl RunningProxy {
         });
         if let Some(predecessor) = predecessor {
             self.wait_informed(time_limit).await?;
+            if let Some(inbound) = &self.inbound {
+                inbound.succeed(time_limit).await?;
+            }
             self.accept(listeners);
             // Done before the predecessor stops, so that the admin pages are always available.
             self.state.set_ready(true);
@@ -283,6 +309,7 @@ impl RunningProxy {
     async fn wait_drained(&self, deadline: Instant) {
         self.connections.close();
         self.connections.wait().await;
+        self.acceptor.wait_recorded().await;
         match self.acceptor.server.drain_timeouts() {
             0 => tracing::info!("drained"),
             timed_out => tracing::warn!(
@@ -306,6 +333,16 @@ impl RunningProxy {
             let acceptor = self.acceptor.clone();
             self.accepting.spawn(acceptor.accept(listener, listen, known, self.connections.clone()));
         }
+    }
+}
+
+async fn bind_option(
+    address: Option<SocketAddr>,
+    inherited: &mut Inherited,
+) -> Result<Option<TcpListener>, ProxyError> {
+    match address {
+        Some(address) => Ok(Some(BoundListener::bind(address, inherited).await?.listener)),
+        None => Ok(None),
     }
 }
 

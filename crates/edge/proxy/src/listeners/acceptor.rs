@@ -78,6 +78,11 @@ impl Acceptor {
         }
     }
 
+    /// Waits, for seconds at most, until the calls that the kernel sent for this proxy are counted. For a proxy without connections.
+    pub(crate) async fn wait_recorded(&self) {
+        self.redirected.wait_recorded().await;
+    }
+
     /// Serves HTTP to services, and passes other traffic through to its original destination.
     async fn serve_redirected(&self, accepted: AcceptedConnection, listen: &ListenerConfig) {
         let AcceptedConnection { stream, caller, permit } = accepted;
@@ -90,15 +95,20 @@ impl Acceptor {
         };
         match self.passthrough.detect(&stream, caller, destination).await {
             CapturedTraffic::Service => {
-                let client_info = ConnectionInfo::new(caller, None, permit).allow_connect(listen.connect);
+                let client_info =
+                    ConnectionInfo::new(caller, None, Arc::clone(&permit)).allow_connect(listen.connect);
                 socket::set_user_timeout(&stream, self.server.limits.idle_timeout);
                 let captured = CapturedConnection::new(destination, Arc::clone(&self.passthrough));
                 match kernel {
+                    // The kernel may send the requests of a connection that is silent here.
                     Some(caller) => {
                         let origin = RedirectedConnection::new(captured, caller);
                         self.server.serve_http(CallerStream::new(stream), client_info, origin).await;
                     }
-                    None => self.server.serve_http(stream, client_info, captured).await,
+                    None => {
+                        let served = self.server.serve_http(stream, client_info, captured);
+                        self.server.until_displaced(permit, caller, served).await;
+                    }
                 }
             }
             CapturedTraffic::Other(server) => {

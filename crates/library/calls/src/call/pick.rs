@@ -83,6 +83,9 @@ impl<T: EndpointTransport> Call<'_, T> {
         let counters = paths.to_endpoint(self.reported_as(), index)?;
         counters.record_attempt(!std::mem::replace(&mut self.is_reported, true));
         counters.record_request_bytes(self.request_bytes);
+        if let Some(streamed) = &self.streamed {
+            streamed.begin(counters);
+        }
         Some(ReportedAttempt { counters: Arc::clone(counters), began: now })
     }
 
@@ -124,7 +127,8 @@ impl<T: EndpointTransport> Call<'_, T> {
             *index = picked.index;
             self.attempts += 1;
         }
-        self.attempt = Some(PendingAttempt { picked, clock, outcome: Outcome::Unknown, reported });
+        self.attempt =
+            Some(PendingAttempt { picked, clock, outcome: Outcome::Unknown, ended_at: 0, reported });
     }
 
     /// The role that the call names, else that of its route.

@@ -1,7 +1,10 @@
 //! How a call ends, for reports: the one place for the library, proxies and the kernel form.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use fairmesh_headers::{GRPC_STATUS, is_grpc};
 use fairmesh_model::{CallFault, ResponseClass};
+use fairmesh_signals::CallCounters;
 use http::{HeaderMap, StatusCode};
 
 use super::state::Call;
@@ -9,6 +12,23 @@ use crate::{
     discovery::{EndpointTransport, ServiceState},
     fault::carried_fault,
 };
+
+/// Counts the part of a request's body that comes while it is sent, for the attempt that sends it.
+#[derive(Debug, Default)]
+pub(crate) struct StreamedBytes(Mutex<Option<Arc<CallCounters>>>);
+
+impl StreamedBytes {
+    /// Counts for this attempt from now on.
+    pub(super) fn begin(&self, attempt: &Arc<CallCounters>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(attempt));
+    }
+
+    pub(super) fn count(&self, bytes: u64) {
+        if let Some(attempt) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            attempt.record_request_bytes(bytes);
+        }
+    }
+}
 
 impl<T: EndpointTransport> Call<'_, T> {
     /// Counts the final response by its class.

@@ -51,8 +51,9 @@ impl<T: EndpointTransport> Call<'_, T> {
         let is_at_fault = outcome != AttemptOutcome::Rejected || !self.serves_others();
         if let Some(attempt) = &mut self.attempt {
             attempt.outcome = if is_at_fault { outcome.for_endpoint() } else { Outcome::Unknown };
+            attempt.ended_at = attempt.clock.now();
             if let Some(reported) = &attempt.reported {
-                report_end(reported, outcome, attempt.clock.now());
+                report_end(reported, outcome, attempt.ended_at);
             }
             end_child(&mut self.child, attempt.clock);
         }

@@ -2,6 +2,7 @@
 
 use std::{ptr, sync::Arc, time::Duration};
 
+use fairmesh_model::ServiceName;
 use fairmesh_router::{Headers, PickError, PickParams, RequestView, Step};
 
 use super::{
@@ -10,7 +11,7 @@ use super::{
     timeouts::{CallTimeouts, TimeoutParams, shorter},
 };
 use crate::{
-    discovery::{EndpointTransport, ReadyService, ServiceState, Subscription, state_fault},
+    discovery::{EndpointTransport, ServiceState, Subscription, state_fault},
     fault::{Fault, FaultKind},
 };
 
@@ -41,7 +42,8 @@ impl<T: EndpointTransport> Call<'_, T> {
         let ServiceState::Ready(ready) = &**state else {
             return Err(unresolved(self.service, state));
         };
-        let routed = ready.upstream.route(request, start.seed);
+        let is_empty = |name: &ServiceName| ready.is_empty_backend(name);
+        let routed = ready.upstream.route_past_empty(request, start.seed, is_empty);
         self.route_backend = ready.route_backend(routed.route_backend);
         if let Err(wait) = ready.upstream.admit(&routed, start.now) {
             return Err(rate_limited(self.service, wait));
@@ -78,10 +80,11 @@ impl<T: EndpointTransport> Call<'_, T> {
         start: CallStart,
     ) -> Vec<Step> {
         match &**self.service.borrow_state() {
-            ServiceState::Ready(ReadyService { upstream, .. }) => {
+            ServiceState::Ready(ready) => {
                 let ask =
                     PickParams { key: context.key, role: context.role.as_ref(), ..PickParams::default() };
-                upstream.explain_route(request, &ask, start.now, start.seed).steps
+                let (at, empty) = ((start.now, start.seed), ready.empty_backends());
+                ready.upstream.explain_route(request, &ask, at, &empty).steps
             }
             _ => Vec::new(),
         }

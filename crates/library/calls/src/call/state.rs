@@ -1,11 +1,12 @@
 use std::sync::Arc;
 
+use fairmesh_connections::RequestBody;
 use fairmesh_model::{Label, ShardKey};
 use fairmesh_router::{EndpointPick, Outcome, RouteActions};
-use fairmesh_signals::{CallCounters, ChildCall, NodeId, ServedCall, TraceParents};
+use fairmesh_signals::{CallCounters, ChildCall, NodeId, OriginId, ServedCall, TraceParents};
 use hazarc::ArcBorrow;
 
-use super::{clock::Clock, timeouts::CallTimeouts};
+use super::{clock::Clock, report::StreamedBytes, timeouts::CallTimeouts};
 use crate::discovery::{EndpointTransport, RouteBackendIndex, ServiceState, Subscription};
 
 /// Attempts of one call that are remembered: a policy allows ten, and two more may go to a wrong shard.
@@ -33,10 +34,14 @@ pub struct Call<'a, T: EndpointTransport> {
     pub(super) class: Option<Label>,
     /// The call that this process serves and makes this one for.
     pub(super) parent: Option<NodeId>,
+    /// The first service of the chain of calls, if it is another one.
+    pub(super) origin: Option<OriginId>,
     /// While an attempt is in flight, if it is made for a served call.
     pub(super) child: Option<ChildCall>,
-    /// Length of the request's body; 0 if it is not known.
+    /// Length of the request's body, as far as it was there when the call began.
     pub(super) request_bytes: u64,
+    /// Counts the rest as it comes.
+    pub(super) streamed: Option<Arc<StreamedBytes>>,
     /// Its route and backend.
     pub(super) route_backend: RouteBackendIndex,
     /// Random, from its start.
@@ -57,6 +62,8 @@ pub(super) struct PendingAttempt {
     pub(super) picked: EndpointPick,
     pub(super) clock: Clock,
     pub(super) outcome: Outcome,
+    /// When the outcome became known, in nanoseconds of the clock: the clock is read once, since that costs as much as a pick.
+    pub(super) ended_at: u64,
     /// Where its end is counted for reports.
     pub(super) reported: Option<ReportedAttempt>,
 }
@@ -87,8 +94,10 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
             policy_key: None,
             class: None,
             parent: ServedCall::current_node(),
+            origin: ServedCall::current_origin(),
             child: None,
             request_bytes: 0,
+            streamed: None,
             route_backend: RouteBackendIndex::default(),
             seed: 0,
             idempotent: false,
@@ -113,9 +122,11 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
             policy_key: self.policy_key,
             class: self.class.clone(),
             parent: self.parent,
+            origin: self.origin,
             // The parent waits for both as for one.
             child: None,
             request_bytes: self.request_bytes,
+            streamed: self.streamed.clone(),
             route_backend: self.route_backend,
             seed: self.seed,
             idempotent: self.idempotent,
@@ -131,8 +142,15 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
     #[inline]
     pub(crate) fn find_parent(&mut self, at: &Clock, now: u64, trace: impl FnOnce() -> Option<u128>) {
         if let (None, Some(traces)) = (self.parent, TraceParents::of_this_process()) {
-            self.parent = trace().and_then(|trace| traces.find(trace, at.instant(now).into_std()));
+            let found = trace().and_then(|trace| traces.find(trace, at.instant(now).into_std()));
+            (self.parent, self.origin) = found.map_or((None, None), |(node, origin)| (Some(node), origin));
         }
+    }
+
+    /// The first service of the chain of calls, which its request names.
+    #[inline]
+    pub(crate) fn origin(&self) -> Option<&'static str> {
+        self.origin.and_then(OriginId::name)
     }
 
     /// The call that it is made for.
@@ -145,7 +163,14 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
         self.parent = parent;
     }
 
-    /// Sets the length of the request's body, which reports count for each attempt.
+    /// Counts the part of a body that is yet to come, for the attempt that sends it. A declared length is the caller's word.
+    pub(crate) fn count_streamed(&mut self, body: &mut RequestBody) {
+        let streamed = Arc::<StreamedBytes>::default();
+        self.streamed = Some(Arc::clone(&streamed));
+        body.count_rest(move |bytes| streamed.count(bytes));
+    }
+
+    /// Sets the length of the request's body, as far as it is there, which reports count for each attempt.
     #[inline]
     pub(crate) fn set_request_bytes(&mut self, bytes: u64) {
         self.request_bytes = bytes;
@@ -211,13 +236,8 @@ impl<'a, T: EndpointTransport> Call<'a, T> {
     /// Counts the end of the attempt in flight.
     #[inline]
     pub(super) fn release(&mut self) {
-        if let Some(PendingAttempt { picked, clock, outcome, .. }) = self.attempt.take() {
-            // A success is evidence for a while, and a penalty has a time.
-            let now = match outcome {
-                Outcome::Unknown => 0,
-                Outcome::Ok | Outcome::Failed | Outcome::Unreachable | Outcome::Overloaded => clock.now(),
-            };
-            self.target().endpoint_stats().finish(picked.index, outcome, now);
+        if let Some(PendingAttempt { picked, clock, outcome, ended_at, .. }) = self.attempt.take() {
+            self.target().endpoint_stats().finish(picked.index, outcome, ended_at);
             end_child(&mut self.child, clock);
         }
     }

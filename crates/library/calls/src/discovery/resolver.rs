@@ -6,6 +6,7 @@ mod data_age;
 mod endpoint_list;
 mod event;
 mod event_queue;
+mod policy_defaults;
 mod quota;
 mod records;
 mod registry;
@@ -35,6 +36,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use self::config::{DEFAULT_IDLE_TIMEOUT, ResolverConfig};
 use self::{
+    counts::CountReports,
     data_age::DataAge,
     event::{Event, EventSink},
     event_queue::EventQueue,
@@ -54,16 +56,18 @@ pub struct Resolver<T> {
     /// The age of the data, where it is not followed to its source.
     age: watch::Receiver<DataAge>,
     clock: Clock,
+    counts: CountReports,
     _worker: DropGuard,
 }
 
 impl<T: EndpointTransport> Resolver<T> {
-    /// Starts to follow; must be called within a tokio runtime. Runs until it is dropped.
+    /// Starts to follow the upstream; must be called within a tokio runtime. The resolver runs until it is dropped.
     pub fn start(config: ResolverConfig) -> Self {
         Self::start_with(config, |config, sink| Follower::spawn(config.upstream.clone(), sink))
     }
 
-    /// Starts to follow a node of this process; must be called within a tokio runtime. Runs until it is dropped.
+    /// Starts to follow a node of this process; must be called within a tokio runtime. The resolver runs until it is
+    /// dropped.
     #[cfg(feature = "fixed")]
     pub fn start_local(config: ResolverConfig, node: &Node) -> Self {
         Self::start_with(config, |config, sink| Follower::spawn_local(node, &config.upstream.software, sink))
@@ -112,7 +116,7 @@ impl<T: EndpointTransport> Resolver<T> {
             stop.clone(),
         ));
         tokio::spawn(signals::report_periodically(Arc::clone(&registry), handle.clone(), stop.clone()));
-        tokio::spawn(counts::report_periodically(Arc::clone(&registry), handle.clone(), stop.clone()));
+        let counts = CountReports::start(Arc::clone(&registry), handle.clone(), stop.child_token());
         let worker = Worker::new(WorkerParams {
             config,
             handle,
@@ -122,7 +126,7 @@ impl<T: EndpointTransport> Resolver<T> {
             maps,
         });
         tokio::spawn(worker.run(events, stop.clone()));
-        Self { registry, state, upstream, age, clock, _worker: stop.drop_guard() }
+        Self { registry, state, upstream, age, clock, counts, _worker: stop.drop_guard() }
     }
 
     /// The subscription of a service; the first use of a service starts to follow it.
@@ -130,8 +134,9 @@ impl<T: EndpointTransport> Resolver<T> {
         self.registry.get_or_track(name)
     }
 
-    /// As [`FollowerHandle::close`].
+    /// Reports what was counted of calls until now, and then as [`FollowerHandle::close`]. Returns within two seconds.
     pub async fn close(&self) {
+        self.counts.close().await;
         self.upstream.close().await;
     }
 

@@ -5,7 +5,9 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_model::{Authorization, Label, Policy, Record, RecordKey, Region, RegionTable, ServiceName};
+use fairmesh_model::{
+    Authorization, InheritedDefaults, Label, Policy, Record, RecordKey, Region, RegionTable, ServiceName,
+};
 use fairmesh_router::{RouteNumbers, ServiceNumbers, ServiceTable, TableInput};
 use fairmesh_signals::{CallCounters, Destinations, ReportedAs, ReportedPaths};
 use fairmesh_wire::{records, v1};
@@ -54,6 +56,8 @@ pub struct ReadyService<T> {
     reported: OnceLock<Box<ReportedPaths>>,
     /// The record of the policy that it was compiled from, which the compiled routes cannot be read from.
     policy_record: Option<Bytes>,
+    /// The defaults that complete that policy.
+    policy_defaults: InheritedDefaults,
     /// The traffic classes of the policy, which its compiled routes cannot be read from either.
     pub(super) traffic_classes: Arc<[Label]>,
     /// The region table that it was compiled from.
@@ -114,14 +118,15 @@ impl<T> ReadyService<T> {
         policy.authorization?.try_into().ok()
     }
 
-    /// The policy with its routes, for operators: decoded for each call of this function. `None` if there is none.
+    /// The policy in force with its routes, for operators: decoded for each call of this function.
     #[doc(hidden)]
-    pub fn read_policy(&self) -> Option<Policy> {
+    pub fn read_policy(&self) -> Policy {
         let key = RecordKey::Policy(self.upstream.name().clone());
-        match records::decode(&key, self.policy_record.as_ref()?) {
-            Ok(Record::Policy(policy)) => Some(policy),
-            _ => None,
-        }
+        let own = match self.policy_record.as_ref().map(|value| records::decode(&key, value)) {
+            Some(Ok(Record::Policy(policy))) => policy,
+            _ => Policy::default(),
+        };
+        self.policy_defaults.apply(own)
     }
 }
 
@@ -151,18 +156,21 @@ impl<T: EndpointTransport> ReadyService<T> {
             caller: None,
             reported: OnceLock::new(),
             policy_record: None,
+            policy_defaults: InheritedDefaults::default(),
             traffic_classes: Arc::default(),
             region_table: None,
         }
     }
 
-    /// The same with the record of its policy and the traffic classes in it, and the region table of the caller's region.
+    /// The same with the record of its policy and its defaults, the traffic classes in it, and the region table of the caller's
+    /// region.
     pub(super) fn with_records(
         self,
-        (policy_record, traffic_classes): (Option<Bytes>, Arc<[Label]>),
+        (policy_record, policy_defaults): (Option<Bytes>, InheritedDefaults),
+        traffic_classes: Arc<[Label]>,
         region_table: Option<Arc<ReceivedTable>>,
     ) -> Self {
-        Self { policy_record, traffic_classes, region_table, ..self }
+        Self { policy_record, policy_defaults, traffic_classes, region_table, ..self }
     }
 
     /// The region table of the callers in this region, with the time since it was last confirmed, for operators; `None` if
@@ -225,6 +233,21 @@ impl<T: EndpointTransport> ReadyService<T> {
     /// Another service that a route of this one sends calls to.
     pub fn split(&self, name: &ServiceName) -> Option<&Arc<Subscription<T>>> {
         self.splits.iter().find(|split| split.name() == name)
+    }
+
+    /// Whether a service of a split has no endpoint to call, or is not declared. One whose records have not arrived may have some.
+    pub fn is_empty_backend(&self, name: &ServiceName) -> bool {
+        self.split(name).is_some_and(|split| match &**split.borrow_state() {
+            ServiceState::Ready(ready) => ready.upstream.is_empty(),
+            ServiceState::Unknown => true,
+            ServiceState::Waiting | ServiceState::Unavailable(_) => false,
+        })
+    }
+
+    /// The backends without endpoints whose calls the routes redistribute.
+    pub(crate) fn empty_backends(&self) -> Vec<ServiceName> {
+        let backends = self.upstream.redistributed_backends();
+        backends.filter(|name| self.is_empty_backend(name)).cloned().collect()
     }
 
     /// The transport to an endpoint of this snapshot, where it was opened.

@@ -1,11 +1,15 @@
 //! Whether the caller for whom a proxy makes a call may call the service that gets it.
 
-use std::sync::Arc;
+use std::{future::pending, sync::Arc};
 
 use fairmesh_connections::{EndpointPool, Head};
+use fairmesh_headers::{AllSpellings, without_credentials};
 use fairmesh_model::{DefaultAuthorization, ServiceName};
-use fairmesh_router::{AuthorizationDecision, AuthorizationRequest};
-use http::{Method, header};
+use fairmesh_router::{
+    AuthorizationDecision, AuthorizationRequest, RequestAttributes, TokenRefusal, UserToken,
+};
+use http::{HeaderMap, Method, header};
+use tokio::time::{Instant, sleep_until};
 
 use super::{context::DispatchContext, route::Routed};
 use crate::{
@@ -23,6 +27,10 @@ pub struct AllowedCall {
     target: Arc<Subscription<Arc<EndpointPool>>>,
     method: Method,
     path: String,
+    headers: HeaderMap,
+    token: Option<UserToken>,
+    /// When its token ends.
+    ends: Option<Instant>,
 }
 
 /// Refuses a call that the policy of its target does not allow its principal. Without a principal the server decides.
@@ -62,13 +70,20 @@ pub(super) async fn authorize_for(
         return Err(Fault::new(FaultKind::Unavailable, format!("{} is not known yet; retry", target.name())));
     };
     let from = dispatch.handle.subscription.name();
+    accept_route(ready, from)?;
+    let token = token(principal, ready, &head.headers)?;
     let asked = AuthorizationRequest {
         caller: Some(&principal.caller),
         method: head.method.as_str(),
         path: head.path.as_str(),
+        attributes: RequestAttributes {
+            source: Some(principal.source),
+            token: token.as_ref(),
+            headers: &AllSpellings(&head.headers),
+        },
     };
     let default = *principal.default.borrow();
-    let decision = decide(ready, from, &asked, default)?;
+    let decision = decide(ready, &asked, default);
     let (caller, name) = (principal.caller.as_str(), target.name());
     if !decision.is_allowed
         && let Some(suppressed) = principal.log.next()
@@ -86,44 +101,75 @@ pub(super) async fn authorize_for(
             target: Arc::clone(target),
             method: head.method.clone(),
             path: head.path.as_str().to_owned(),
+            headers: without_credentials(&head.headers),
+            ends: token.as_ref().map(|token| Instant::now() + token.valid_for),
+            token,
         });
     }
     Ok(())
 }
 
-/// The decision of a service on a call by a route of the service `from`.
+/// The token of an end user that counts for the target.
 ///
 /// # Errors
-/// The service does not accept the route. That comes first, so that the rules of another tenant are not asked for callers that it does not
-/// consent to.
-fn decide<'a>(
-    ready: &'a ReadyService<Arc<EndpointPool>>,
-    from: &ServiceName,
-    asked: &AuthorizationRequest<'_>,
-    default: DefaultAuthorization,
-) -> Result<AuthorizationDecision<'a>, Fault> {
+/// The target accepts tokens, and not this one.
+fn token(
+    principal: &Principal,
+    ready: &ReadyService<Arc<EndpointPool>>,
+    headers: &HeaderMap,
+) -> Result<Option<UserToken>, Fault> {
+    let (table, verifier) = (&ready.upstream, Arc::clone(&principal.tokens.borrow()));
+    table.read_token(&AllSpellings(headers), &*verifier).map_err(|problem| match problem {
+        TokenRefusal::Unknown => Fault::new(FaultKind::Unavailable, format!("{problem}; retry")),
+        TokenRefusal::Refused(_) => Fault::new(
+            FaultKind::Unauthorized,
+            format!("{}: {problem}; get a new one from its issuer", table.name()),
+        ),
+    })
+}
+
+/// Refuses a route of the service `from` that the target does not accept. That comes first, so that the rules of another tenant are not
+/// asked for callers that it does not consent to.
+fn accept_route(ready: &ReadyService<Arc<EndpointPool>>, from: &ServiceName) -> Result<(), Fault> {
     let table = &ready.upstream;
     table.accept_routes_from(from).map_err(|error| {
         Fault::new(FaultKind::from(&error), format!("{} does not accept the route", table.name()))
-    })?;
-    Ok(match asked.caller {
+    })
+}
+
+/// The decision of a service on a call.
+fn decide<'a>(
+    ready: &'a ReadyService<Arc<EndpointPool>>,
+    asked: &AuthorizationRequest<'_>,
+    default: DefaultAuthorization,
+) -> AuthorizationDecision<'a> {
+    let table = &ready.upstream;
+    match asked.caller {
         Some(caller) if asked.method == Method::CONNECT.as_str() => {
             table.authorize_connection(caller, default)
         }
         _ => table.authorize(asked, default),
-    })
+    }
 }
 
 /// Without the rule, which may be of another tenant: the log has it.
 fn refused(caller: &str, name: &str) -> Fault {
     let message = format!(
-        "{name}: its policy does not allow the call of {caller}; 'fairmesh explain {name} --as CALLER' says why, and its operator can allow it"
+        "{name}: its policy does not allow the call of {caller}; 'fairmesh explain {name} --as {caller}' says why, and its operator can allow it"
     );
     Fault::new(FaultKind::Unauthorized, message)
 }
 
+/// Resolves at this time; never without one.
+async fn ended(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => pending().await,
+    }
+}
+
 impl AllowedCall {
-    /// Resolves when the call would no longer be allowed: by the policy of its target, by the mesh's default, or since the target is no
+    /// Resolves when its token ends, or the call would no longer be allowed: by the policy of its target, by the mesh's default, or since the target is no
     /// longer declared. The target is followed until then.
     pub async fn revoked(&self) {
         let mut default = self.principal.default.clone();
@@ -137,6 +183,7 @@ impl AllowedCall {
                 () = self.target.changed(&state) => {}
                 // Its sender ends with the process.
                 Ok(()) = default.changed() => {}
+                () = ended(self.ends) => return,
             }
         }
     }
@@ -146,10 +193,15 @@ impl AllowedCall {
             caller: Some(&self.principal.caller),
             method: self.method.as_str(),
             path: &self.path,
+            attributes: RequestAttributes {
+                source: Some(self.principal.source),
+                token: self.token.as_ref(),
+                headers: &AllSpellings(&self.headers),
+            },
         };
         match state {
             ServiceState::Ready(ready) => {
-                decide(ready, &self.from, &asked, default).is_ok_and(|decision| decision.permits())
+                accept_route(ready, &self.from).is_ok() && decide(ready, &asked, default).permits()
             }
             ServiceState::Unknown => false,
             // The last decision holds until there are records.

@@ -9,7 +9,7 @@ use http::{Response, request::Parts};
 use super::{
     context::{DispatchContext, NOTHING_SENT},
     lookaside::{Decided, apply_lookaside},
-    request::{pending_request, take_head, write_key},
+    request::{pending_request, take_head, write_key, write_origin},
     retry::execute_attempts,
     route::{Routed, route},
     route_actions,
@@ -45,8 +45,12 @@ pub(super) async fn execute(
     let mut pending = Some(Request::new(take_head(handle, parts)?, body));
     let mut call = Call::new(&handle.subscription);
     let request = pending_request(&mut pending)?;
-    call.set_request_bytes(request.body.known_length());
+    call.set_request_bytes(request.body.buffered_len());
+    if request.body.has_rest() {
+        call.count_streamed(&mut request.body);
+    }
     call.find_parent(&clock, now, || SpanContext::read(&request.head.headers).map(|span| span.trace));
+    write_origin(&mut request.head, call.origin());
     let result = execute_call(dispatch, &mut call, &mut pending, sent).await;
     result.inspect_err(|fault| call.report_fault(fault.kind().into()))
 }

@@ -57,7 +57,9 @@ pub(super) fn send(
     let mesh = &dispatch.handle.mesh;
     let copy = body.replay().filter(|_| body.buffered_len() <= MAX_BODY);
     let copy = copy.and_then(|copy| copy.to_body());
-    let permit = Arc::clone(&mesh.mirror_permits).try_acquire_owned();
+    let permits =
+        dispatch.options.principal.as_ref().map_or(&mesh.mirror_permits, |principal| &principal.mirrors);
+    let permit = Arc::clone(permits).try_acquire_owned();
     let (Some(body), Ok(permit)) = (copy, permit) else {
         return dispatch.handle.count(|counters| &counters.mirrors_skipped);
     };

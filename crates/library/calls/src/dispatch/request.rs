@@ -11,7 +11,7 @@ use crate::{
     fault::{Fault, FaultKind},
     service::handle::Handle,
 };
-use fairmesh_headers::{HeaderMapView, KEY, ROLE, TRACEPARENT, is_grpc, is_grpc_web};
+use fairmesh_headers::{HeaderMapView, KEY, ORIGIN, ROLE, TRACEPARENT, is_grpc, is_grpc_web};
 use fairmesh_http::{
     BoxError,
     path::{Path, RawPath},
@@ -101,6 +101,14 @@ pub(super) fn write_key(head: &mut Head, key: ShardKey) {
     // Digits are always a header value.
     if let Ok(key) = HeaderValue::try_from(key.to_string()) {
         head.headers.insert(KEY, key);
+    }
+}
+
+/// Names the first service of the chain of calls, in place of what the program says.
+pub(super) fn write_origin(head: &mut Head, origin: Option<&'static str>) {
+    if let Some(origin) = origin {
+        // Names of services are always a header value.
+        head.headers.insert(ORIGIN, HeaderValue::from_static(origin));
     }
 }
 

@@ -119,7 +119,8 @@ fn is_claim(name: &str) -> bool {
     CLAIMS.iter().any(|claim| is_spelling_of(name, claim))
 }
 
-/// Edits headers, except those that are kept. Policies are checked for invalid names and values, so that nothing else is left out here.
+/// Edits headers, except the kept ones. Policies are checked for invalid names and values, so that nothing else is left
+/// out here.
 fn edit(headers: &mut HeaderMap, edits: &HeaderEdits, is_kept: impl Fn(&str) -> bool) {
     let header = |(name, value): (&String, &String)| {
         let name = HeaderName::try_from(name).ok().filter(|name| !is_kept(name.as_str()))?;

@@ -1,4 +1,4 @@
-use fairmesh_headers::{DEADLINE_EXCEEDED, FAULT, OVERLOADED};
+use fairmesh_headers::{DEADLINE_EXCEEDED, FAULT, OVERLOADED, UNAUTHORIZED};
 use fairmesh_model::CallFault;
 use fairmesh_router::PickError;
 use http::{HeaderMap, StatusCode};
@@ -42,7 +42,7 @@ pub enum FaultKind {
     Loop,
     /// A route sends the call to a service of another tenant, whose policy does not accept it.
     RouteNotAccepted,
-    /// The policy of the service does not allow the caller for whom a gateway makes the call.
+    /// The policy of the service does not allow the call, or the caller for whom a gateway makes it.
     Unauthorized,
 }
 
@@ -118,7 +118,7 @@ impl FaultKind {
             Self::TooLarge => "too_large",
             Self::Loop => "loop",
             Self::RouteNotAccepted => "route_not_accepted",
-            Self::Unauthorized => "unauthorized",
+            Self::Unauthorized => UNAUTHORIZED,
         }
     }
 

@@ -4,7 +4,10 @@ use fairmesh_connections::EndpointPool;
 use fairmesh_model::ServiceName;
 use fairmesh_rib::follower::FollowerState;
 use fairmesh_wire::transport::{Address, Transport};
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout},
+};
 
 use super::{
     lease_set::{LeaseKey, LeaseSet},
@@ -12,6 +15,9 @@ use super::{
     renewal,
 };
 use crate::{call::CallContext, discovery::Subscription};
+
+/// Time limit of the last reports of a program that ends.
+pub(super) const LAST_REPORTS: Duration = Duration::from_secs(1);
 
 /// All leases of one lookaside.
 pub(crate) struct Leases(Arc<LookasideConnection>);
@@ -53,8 +59,26 @@ impl Leases {
         let set = Arc::new(LeaseSet::new(key.service.clone()));
         index.insert(key.clone(), Arc::clone(&set));
         drop(index);
-        tokio::spawn(renewal::run(Arc::downgrade(&self.0), &set, key));
+        self.0.renewals.spawn(renewal::run(&self.0, &set, key));
         set
+    }
+
+    /// Reports the results of the leases in use, since the lookaside counts calls by them. Returns within a second; leases are not
+    /// renewed any more.
+    pub(crate) async fn close(&self) {
+        self.stop();
+        let _ = timeout(LAST_REPORTS, self.stopped()).await;
+    }
+
+    /// Begins to [`close`](Self::close).
+    pub(super) fn stop(&self) {
+        self.0.closing.cancel();
+        self.0.renewals.close();
+    }
+
+    /// Completes once the last results are reported.
+    pub(super) async fn stopped(&self) {
+        self.0.renewals.wait().await;
     }
 
     /// The state of the connection, as of the last response.

@@ -3,6 +3,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use fairmesh_rib::follower::FollowerState;
 use fairmesh_wire::transport::{Address, Channel, Transport, connect_channel_lazy};
 use tokio::{sync::watch, time::Instant};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::index::LeaseIndex;
 
@@ -15,6 +16,9 @@ pub(super) struct LookasideConnection {
     pub(super) client_id: String,
     /// How the caller connects.
     pub(super) transport: Transport,
+    /// The tasks that renew leases, and whether they end.
+    pub(super) renewals: TaskTracker,
+    pub(super) closing: CancellationToken,
 }
 
 impl LookasideConnection {
@@ -31,6 +35,8 @@ impl LookasideConnection {
             connection: watch::Sender::new(connection),
             client_id,
             transport: transport.clone(),
+            renewals: TaskTracker::new(),
+            closing: CancellationToken::new(),
         }
     }
 

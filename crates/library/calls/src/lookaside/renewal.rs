@@ -2,7 +2,7 @@
 
 use std::{
     future::{Future, pending},
-    sync::{Arc, Weak},
+    sync::Arc,
     time::Duration,
 };
 
@@ -32,14 +32,15 @@ const MAX_INTERVAL: Duration = Duration::from_secs(10 * 60);
 /// How long leases are renewed that no call uses.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
-/// Renews the leases of a set while it is in the index, from its first call on. Keeps neither the set nor the mesh
-/// alive.
+/// Renews the leases of a set while it is in the index, from its first call on, until the lookaside's connection closes. Keeps
+/// neither the set nor the mesh alive.
 pub(super) fn run(
-    lookaside: Weak<LookasideConnection>,
+    lookaside: &Arc<LookasideConnection>,
     set: &Arc<LeaseSet>,
     key: LeaseKey,
 ) -> impl Future<Output = ()> + 'static {
     let (renew, set) = (Arc::clone(&set.renew), Arc::downgrade(set));
+    let (closing, lookaside) = (lookaside.closing.clone(), Arc::downgrade(lookaside));
     let mut renewal = Renewal { table: None, backoff: RETRY_BACKOFF, unused: Duration::ZERO, key };
     async move {
         let mut renew_at = None;
@@ -47,8 +48,12 @@ pub(super) fn run(
             tokio::select! {
                 () = renew.notified() => {}
                 () = until(renew_at) => {}
+                () = closing.cancelled() => {}
             }
             let (Some(lookaside), Some(set)) = (lookaside.upgrade(), set.upgrade()) else { return };
+            if closing.is_cancelled() {
+                return renewal.end(&lookaside, &set).await;
+            }
             if renew_at.is_some_and(|at| at <= Instant::now()) || set.needs_renewal() {
                 match renewal.renew(&lookaside, &set).await {
                     Some(at) => renew_at = Some(at),
@@ -97,6 +102,15 @@ impl Renewal {
         Some(began + self.next_interval(lookaside, set, good_for))
     }
 
+    /// Reports for the last time. A call that waits for the first leases gets none.
+    async fn end(&mut self, lookaside: &LookasideConnection, set: &LeaseSet) {
+        let calls = set.begin_renewal();
+        self.report(lookaside, set, calls).await;
+        if matches!(*set.subscription.state(), ServiceState::Waiting) {
+            set.subscription.publish(ServiceState::Unavailable("the mesh is closed".to_owned()));
+        }
+    }
+
     /// Removes an unused set from the index and closes its connections. A later call gets another set.
     fn retire(&self, lookaside: &LookasideConnection, set: &Arc<LeaseSet>) {
         lookaside.index().remove(&self.key, set);
@@ -119,7 +133,7 @@ impl Renewal {
         timeout(RESPONSE_TIMEOUT, client.pick(request)).await.map_err(late)?.map(tonic::Response::into_inner)
     }
 
-    /// Reports the results of the leases in use, which ends them. A lost report changes nothing here.
+    /// Reports the results of the leases in use, which ends them. The calls of a lost report are not counted; nothing else changes.
     async fn report(&mut self, lookaside: &LookasideConnection, set: &LeaseSet, calls: u32) {
         let (Some(table), ServiceState::Ready(ready)) = (self.table.take(), &*set.subscription.state())
         else {

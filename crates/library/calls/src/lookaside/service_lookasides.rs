@@ -6,13 +6,17 @@
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use fairmesh_model::ServiceName;
 use fairmesh_wire::transport::{Address, Transport};
+use tokio::time::timeout;
 
-use super::{lease_set::LeaseSet, leases::Leases};
+use super::{
+    lease_set::LeaseSet,
+    leases::{LAST_REPORTS, Leases},
+};
 use crate::{call::CallContext, discovery::ServiceState};
 
 /// The most lookasides of a program; beyond it all are forgotten, and those in use connected to again.
@@ -54,8 +58,24 @@ impl ServiceLookasides {
         matches!(*state, ServiceState::Ready(_)).then_some(set)
     }
 
+    /// As [`Leases::close`], of all.
+    pub(crate) async fn close(&self) {
+        let all: Vec<_> = self.by_address().values().flatten().cloned().collect();
+        all.iter().for_each(|leases| leases.stop());
+        let stopped = async {
+            for leases in &all {
+                leases.stopped().await;
+            }
+        };
+        let _ = timeout(LAST_REPORTS, stopped).await;
+    }
+
+    fn by_address(&self) -> MutexGuard<'_, HashMap<Arc<str>, Option<Arc<Leases>>>> {
+        self.by_address.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn at(&self, address: &Arc<str>) -> Option<Arc<Leases>> {
-        let mut by_address = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut by_address = self.by_address();
         if let Some(known) = by_address.get(address) {
             return known.clone();
         }

@@ -54,11 +54,11 @@ impl Source {
         }
     }
 
-    /// As [`Resolver::close`]; leases end by themselves.
+    /// As [`Resolver::close`], or as [`Leases::close`].
     pub(crate) async fn close(&self) {
         match self {
             Self::Records(resolver) => resolver.close().await,
-            Self::Leases(_) => {}
+            Self::Leases(leases) => leases.close().await,
         }
     }
 

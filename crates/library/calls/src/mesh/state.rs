@@ -17,14 +17,11 @@ use tokio::sync::Semaphore;
 use super::fixed::InjectedFaults;
 use super::source::Source;
 use crate::{
-    call::Clock,
+    call::{Clock, Principal},
     fault::Fault,
     lookaside::ServiceLookasides,
     observe::{Counters, Freshness, Observer},
 };
-
-/// The most mirrored calls in flight: beyond it they are skipped, so that they cannot delay other calls.
-const MAX_MIRRORED_CALLS: usize = 64;
 
 /// State that all handles of a mesh share.
 pub(crate) struct MeshState {
@@ -41,7 +38,7 @@ pub(crate) struct MeshState {
     /// Those of a mesh for tests; `None` in production.
     #[cfg(feature = "fixed")]
     pub(super) injected_faults: Option<Arc<InjectedFaults>>,
-    /// Permits for mirrored calls.
+    /// Permits for mirrored calls without a principal.
     pub(crate) mirror_permits: Arc<Semaphore>,
     seed: AtomicU64,
 }
@@ -64,7 +61,7 @@ impl MeshState {
             observer,
             #[cfg(feature = "fixed")]
             injected_faults: None,
-            mirror_permits: Arc::new(Semaphore::new(MAX_MIRRORED_CALLS)),
+            mirror_permits: Principal::mirror_permits(),
         }
     }
 

@@ -35,6 +35,8 @@ pub struct Question<'a, H: Headers + ?Sized> {
     pub now: u64,
     /// Random: another number may give another endpoint.
     pub seed: u64,
+    /// Backends without endpoints, of routes that [redistribute](ServiceTable::redistributed_backends) their calls.
+    pub empty: &'a [ServiceName],
 }
 
 /// The decision of one service's snapshot.
@@ -69,9 +71,9 @@ pub fn explain<H: Headers + ?Sized>(
     revision: u64,
     question: &Question<'_, H>,
 ) {
-    let Question { request, ask, now, seed } = question;
+    let Question { request, ask, now, seed, empty } = question;
     let explanation = match report.decisions.is_empty() {
-        true => upstream.explain(request, ask, *now, *seed),
+        true => upstream.explain_past_empty(request, ask, (*now, *seed), empty),
         // The key that the policy of the called service read in the request is kept, and the role and class that its route set.
         false => {
             let Decision { explanation: Explanation { key, role, class, .. }, service, .. } =

@@ -37,10 +37,14 @@ impl ServiceHandle {
             call_seed: seed,
             ..PickParams::default()
         };
-        let question = Question { request, ask, now: self.inner.mesh.clock.now(), seed };
         let mut report =
             CallExplanation { freshness: Some(self.inner.mesh.freshness()), ..CallExplanation::default() };
         let state = wait_ready(&self.inner.subscription, timeout).await?;
+        let empty = match &*state {
+            ServiceState::Ready(ready) => ready.empty_backends(),
+            _ => Vec::new(),
+        };
+        let question = Question { request, ask, now: self.inner.mesh.clock.now(), seed, empty: &empty };
         if let ServiceState::Ready(ready) = &*state {
             observe::explain(&mut report, &ready.upstream, ready.revision, &question);
             let next = report.next_service().and_then(|name| ready.split(name));

@@ -1,13 +1,18 @@
 //! Policies: route actions, limits, retries, hedges and mirrors.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use fairmesh_calls::{discovery::ServiceState, forwarding::service_state};
+use fairmesh_calls::{
+    discovery::ServiceState,
+    forwarding::{Principal, TokenRefusal, TokenVerifier, UserToken, service_state, with_principals},
+};
 use fairmesh_client::{Body, FaultKind, Mesh, Retry, ServiceHandle, observe::CallExplanation};
 use fairmesh_model::{
-    Abort, Actions, Delay, HeaderEdits, KeySource, Label, Match, Mirror, PathMatch, PathRewrite, Policy,
-    Protocol, RateLimit, Redirect, Retries, Rewrite, Route, RouteSource, Scope, ServiceKind, Share,
+    Abort, Actions, CallerId, DefaultAuthorization, Delay, HeaderEdits, KeySource, Label, Match, Mirror,
+    PathMatch, PathRewrite, Policy, Protocol, RateLimit, Redirect, Retries, Rewrite, Route, RouteSource,
+    Scope, ServiceKind, Share, Timeouts,
 };
+use fairmesh_wire::{LogLimiter, proxy_protocol::ConnectionId};
 use http::{Request, StatusCode};
 use http_body_util::BodyExt as _;
 
@@ -190,6 +195,31 @@ async fn slow(held: usize) -> Server {
     server.await
 }
 
+#[tokio::test]
+async fn default_timeout_of_the_tenant_ends_the_first_call() {
+    for protocol in BOTH {
+        let rig = Rig::start().await;
+        let timeouts = |ms| Timeouts { total: Some(Duration::from_millis(ms)), ..Timeouts::default() };
+        let of = |ms| Policy { timeouts: timeouts(ms), ..Policy::default() };
+        rig.policy_defaults("", &of(60_000));
+        rig.policy_defaults("shop", &of(100));
+        let server = Server::start(|_| async {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            text(200, "late")
+        });
+        let server = server.await;
+        rig.replicated("shop/one", protocol, &[server.address]);
+        let mesh = rig.mesh().await;
+        let service = mesh.service("shop/one").unwrap();
+        let fault = ask(&service, get("/")).await.unwrap_err();
+        assert_eq!(fault.kind(), FaultKind::Deadline, "{fault}");
+        // The change of one record reaches a running caller.
+        rig.policy_defaults("shop", &of(50_000));
+        let answered = async { while ask(&service, get("/")).await.is_err() {} };
+        tokio::time::timeout(crate::rig::PATIENCE, answered).await.unwrap();
+    }
+}
+
 fn generous(policy: Policy) -> Policy {
     Policy { retries: Retries { attempts: 3, budget_percent: 100, budget_floor: 100 }, ..policy }
 }
@@ -306,6 +336,60 @@ async fn mirrored_requests_never_delay_the_call() {
     };
     tokio::time::timeout(crate::rig::PATIENCE, enough).await.unwrap();
     assert!(stuck.requests() <= 64, "{}", stuck.requests());
+}
+
+/// Verifies no token.
+#[derive(Debug)]
+struct NoTokens;
+
+impl TokenVerifier for NoTokens {
+    fn verify(&self, _: &str) -> Result<UserToken, TokenRefusal> {
+        Err(TokenRefusal::Unknown)
+    }
+}
+
+/// A caller behind a gateway.
+fn principal(id: &str) -> Arc<Principal> {
+    Arc::new(Principal {
+        caller: CallerId::new(id.parse().unwrap()),
+        default: tokio::sync::watch::channel(DefaultAuthorization::Allow).1,
+        source: [127, 0, 0, 1].into(),
+        tokens: tokio::sync::watch::channel(Arc::new(NoTokens) as Arc<dyn TokenVerifier>).1,
+        connection: ConnectionId(7),
+        log: Arc::new(LogLimiter::new()),
+        mirrors: Principal::mirror_permits(),
+    })
+}
+
+#[tokio::test]
+async fn tenant_with_a_stuck_mirror_skips_no_copies_of_another() {
+    let rig = Rig::start().await;
+    let (server, stuck) = (Server::echo("a").await, slow(usize::MAX).await);
+    let mirror = Some(Mirror { service: named("shop/stuck"), share: Share::ALL });
+    rig.policy("shop/one", below("", Actions { mirror, ..Actions::default() }));
+    rig.replicated("shop/one", Protocol::Http1, &[server.address]);
+    rig.replicated("shop/stuck", Protocol::Http1, &[stuck.address]);
+    let mesh =
+        with_principals(Mesh::builder()).agent(rig.address()).client_id("test").connect().await.unwrap();
+    let service = mesh.service("shop/one").unwrap();
+    service.prepare().await.unwrap();
+    let [red, blue] = ["red", "blue"].map(|tenant| principal(&format!("spiffe://prod/{tenant}/web")));
+    let call = async |caller: &Arc<Principal>| {
+        let mut request = post("/add", "tea");
+        request.extensions_mut().insert(Arc::clone(caller));
+        assert_eq!(ask(&service, request).await.unwrap().0, 200);
+    };
+    let exhausted = async {
+        while mesh.stats().mirrors_skipped == 0 {
+            call(&red).await;
+        }
+    };
+    tokio::time::timeout(crate::rig::PATIENCE, exhausted).await.unwrap();
+    let before = mesh.stats();
+    call(&blue).await;
+    let after = mesh.stats();
+    assert_eq!(after.mirrored_calls - before.mirrored_calls, 1);
+    assert_eq!(after.mirrors_skipped, before.mirrors_skipped);
 }
 
 #[tokio::test]

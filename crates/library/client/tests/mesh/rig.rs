@@ -10,9 +10,10 @@ use std::{
 use bytes::Bytes;
 use fairmesh_client::{Body, Fault, Mesh, ServiceHandle};
 use fairmesh_model::{
-    Backend, Endpoint, EndpointState, Identity, InstanceId, KeyRange, Label, Location, Match, PathMatch,
-    Policy, Prefix, Protocol, Record, RecordKey, Region, Regions, Replica, ReplicaState, Revision, Role,
-    Route, Service, ServiceKind, ServiceName, Shard, ShardId, ShardKey, ShardMap, StoreId, Verdict,
+    Backend, DefaultsScope, Endpoint, EndpointState, Identity, InstanceId, KeyRange, Label, Location, Match,
+    PathMatch, Policy, PolicyDefaults, Prefix, Protocol, Record, RecordKey, Region, Regions, Replica,
+    ReplicaState, Revision, Role, Route, Service, ServiceKind, ServiceName, Shard, ShardId, ShardKey,
+    ShardMap, StoreId, Verdict,
 };
 use fairmesh_rib::{
     Batch, Commit, Node,
@@ -153,6 +154,13 @@ impl Rig {
 
     pub(crate) fn policy(&self, name: &str, policy: Policy) {
         self.write([(RecordKey::Policy(named(name)), Some(records::encode(&policy.into())))]);
+    }
+
+    /// Defaults for the policies of a tenant; of the mesh without a name.
+    pub(crate) fn policy_defaults(&self, tenant: &str, policy: &Policy) {
+        let key = RecordKey::PolicyDefaults(DefaultsScope::named(tenant).unwrap());
+        let defaults = PolicyDefaults::new(policy).unwrap();
+        self.write([(key, Some(records::encode(&defaults.into())))]);
     }
 
     pub(crate) fn shard_map(&self, name: &str, map: &ShardMap) {

@@ -1,13 +1,15 @@
 //! What routes and policies decide where a call says nothing: the role of a copy, and the statuses after which it is retried.
 
+use std::collections::BTreeSet;
+
 use fairmesh_client::{Body, ServiceHandle};
 use fairmesh_model::{
-    Actions, EndpointState, InstanceId, Label, Match, Policy, Protocol, Replica, ReplicaState, Retries, Role,
-    Route, ServiceKind, Shard, ShardId, ShardKey, ShardMap,
+    Actions, Backend, EndpointState, InstanceId, Label, Match, Policy, Protocol, Replica, ReplicaState,
+    Retries, Role, Route, ServiceKind, ServiceName, Shard, ShardId, ShardKey, ShardMap,
 };
 
 use crate::{
-    rig::{Rig, ask, get, map, post, region},
+    rig::{PATIENCE, Rig, ask, get, map, post, region},
     server::{Server, text},
 };
 
@@ -103,4 +105,64 @@ async fn statuses_of_a_route_are_retried_where_repeating_is_safe() {
             assert!(others.len() < 100, "no route names the status for this method");
         }
     }
+}
+
+/// Whether calls go to servers of both names, and none fails.
+async fn both_serve(service: &ServiceHandle) -> bool {
+    let mut names = BTreeSet::new();
+    for _ in 0..40 {
+        let Ok((_, text)) = ask(service, get("/")).await else { return false };
+        names.insert(text.split(' ').next().unwrap_or_default().to_owned());
+    }
+    names.into_iter().eq(["one", "two"])
+}
+
+#[tokio::test]
+async fn calls_of_empty_backends_go_to_the_others_where_the_route_says_so() {
+    let rig = Rig::start().await;
+    let servers = [Server::echo("one").await, Server::echo("two").await];
+    rig.replicated("shop/one", Protocol::Http1, &[servers[0].address]);
+    rig.replicated("shop/two", Protocol::Http1, &[servers[1].address]);
+    let split = ["shop/one", "shop/two", "shop/undeclared"]
+        .map(|name| Backend { service: ServiceName::new(name).unwrap(), weight: 1 });
+    let actions = Actions { redistributes_empty: true, ..Actions::default() };
+    let routes = vec![Route { split: split.into(), ..route(&[], actions) }];
+    rig.policy("shop/one", Policy { routes, ..Policy::default() });
+    let mesh = rig.mesh().await;
+    let service = mesh.service("shop/one").unwrap();
+    service.prepare().await.unwrap();
+    // A backend whose records have not arrived may have endpoints.
+    for backend in ["shop/two", "shop/undeclared"] {
+        mesh.service(backend).unwrap().resolved().await;
+    }
+    let answers = async || {
+        let mut names = BTreeSet::new();
+        for _ in 0..40 {
+            let (status, name) = answered_by(&service, get("/")).await;
+            assert_eq!(status, 200);
+            names.insert(name);
+        }
+        names.into_iter().collect::<Vec<_>>()
+    };
+    // Before the policy arrives, the service itself serves all calls. A backend whose records have not arrived counts as not empty.
+    let known = async { while !both_serve(&service).await {} };
+    tokio::time::timeout(PATIENCE, known).await.unwrap();
+    assert_eq!(answers().await, ["one", "two"]);
+    let becomes = async |expected: &str| {
+        let moved = async { while answers().await != [expected] {} };
+        tokio::time::timeout(PATIENCE, moved).await.unwrap();
+    };
+    rig.endpoint("shop/two", "i0", servers[1].address, EndpointState::Draining);
+    becomes("one").await;
+    for seed in 0..20 {
+        let report = service.explain(&get("/"), seed).await.unwrap();
+        assert_eq!(report.endpoint.as_ref().unwrap().address, servers[0].address, "{report}");
+    }
+    rig.endpoint("shop/two", "i0", servers[1].address, EndpointState::Serving);
+    rig.remove_endpoint("shop/one", "i0");
+    // The service itself is a backend as well. Calls that were decided before may fail.
+    let moved =
+        async { while ask(&service, get("/")).await.is_ok_and(|(_, text)| text.starts_with("one")) {} };
+    tokio::time::timeout(PATIENCE, moved).await.unwrap();
+    becomes("two").await;
 }

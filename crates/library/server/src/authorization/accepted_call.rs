@@ -1,26 +1,63 @@
-use http::{Method, Request, Uri, uri::PathAndQuery};
+use std::{future::pending, net::IpAddr, sync::Arc};
 
-use super::Caller;
+use fairmesh_headers::{AllSpellings, without_credentials};
+use fairmesh_router::{AuthorizationRequest, RequestAttributes, UserToken};
+use http::{HeaderMap, Method, Request, Uri, header, uri::PathAndQuery};
+use tokio::time::{Instant, sleep_until};
+
+use super::{Caller, caller};
 
 /// An accepted request, to be judged anew while the connection that it opened lives on.
 #[derive(Clone, Debug)]
 pub struct AcceptedCall {
     pub(super) caller: Option<Caller>,
-    pub(super) method: Method,
+    method: Method,
     target: Uri,
+    source: Option<IpAddr>,
+    token: Option<Arc<UserToken>>,
+    /// When its token ends.
+    ends: Option<Instant>,
+    /// Those of a request for another protocol. Other requests open no connection that is judged anew.
+    headers: HeaderMap,
 }
 
 impl AcceptedCall {
     /// The call of a request that the layer has accepted.
     pub fn of<B>(request: &Request<B>) -> Self {
+        let token = request.extensions().get::<Arc<UserToken>>().cloned();
         Self {
             caller: request.extensions().get().cloned(),
             method: request.method().clone(),
             target: request.uri().clone(),
+            source: caller::source_of(request.extensions()),
+            ends: token.as_ref().map(|token| Instant::now() + token.valid_for),
+            token,
+            headers: match request.headers().contains_key(header::UPGRADE) {
+                true => without_credentials(request.headers()),
+                false => HeaderMap::new(),
+            },
         }
     }
 
-    pub(super) fn path(&self) -> &str {
-        self.target.path_and_query().map_or(self.target.path(), PathAndQuery::as_str)
+    /// Resolves when the token of the call ends; never without one.
+    pub(super) async fn ended(&self) {
+        match self.ends {
+            Some(ends) => sleep_until(ends).await,
+            None => pending().await,
+        }
+    }
+
+    /// Has `judge` decide on the call.
+    pub(super) fn judged<T>(&self, judge: impl FnOnce(&AuthorizationRequest<'_>) -> T) -> T {
+        judge(&AuthorizationRequest {
+            caller: self.caller.as_ref().map(Caller::verified),
+            method: self.method.as_str(),
+            path: self.target.path_and_query().map_or(self.target.path(), PathAndQuery::as_str),
+            attributes: RequestAttributes {
+                source: self.source,
+                token: self.token.as_deref(),
+                headers: &AllSpellings(&self.headers),
+            },
+        })
     }
 }

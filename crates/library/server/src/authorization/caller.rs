@@ -1,4 +1,4 @@
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 
 use fairmesh_model::{CallerId, Identity, ServiceName, SpiffeId, SpiffePath};
 use http::Extensions;
@@ -63,6 +63,12 @@ impl Caller {
 pub struct ConnectInfo {
     pub(crate) tcp: TcpConnectInfo,
     pub(crate) caller: Option<Caller>,
+}
+
+/// The address from which a request's connection comes, once the peer was taken.
+pub(super) fn source_of(extensions: &Extensions) -> Option<IpAddr> {
+    let tcp = extensions.get::<TcpConnectInfo>();
+    tcp.and_then(|tcp| tcp.remote_addr).map(|address| address.ip().to_canonical())
 }
 
 /// The peer of a request's connection. Also inserts the connection information that handlers expect.

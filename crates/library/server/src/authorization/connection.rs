@@ -18,21 +18,25 @@ use hyper_util::{
 };
 
 use super::{
-    Authorizer, Caller, NotAccepted, PolicySubscription,
+    AcceptedCall, Authorizer, Caller, NotAccepted, PolicySubscription,
     forwarded_probe::{self, ResponseBody},
 };
 use crate::{
     RegistryClient, ServerBody,
-    layer::{refusal::Refusal, server_load::ServerLoad},
+    layer::{caller_counts::CallerCounts, refusal::Refusal, server_load::ServerLoad},
 };
 
 /// Decides by a service's policy which connections are accepted. Cheap to clone.
 ///
-/// Only rules for all methods and paths allow a connection, because its requests are not parsed.
+/// Only rules for all methods and paths allow a connection. Where its requests are parsed, those of an accepted intermediary are judged one
+/// by one instead, by the caller that each states.
 #[derive(Clone, Debug)]
 pub struct ConnectionAuthorizer {
-    authorizer: Arc<Authorizer>,
+    pub(crate) authorizer: Arc<Authorizer>,
     following: Arc<Option<PolicySubscription>>,
+    /// Counts of requests by caller, where they are seen.
+    pub(crate) callers: Arc<CallerCounts>,
+    parses_requests: bool,
 }
 
 impl ConnectionAuthorizer {
@@ -40,7 +44,13 @@ impl ConnectionAuthorizer {
     pub fn follow(service: ServiceName, registry: &RegistryClient) -> Self {
         let authorizer = Arc::new(Authorizer::of_server(service, registry.transport()));
         let following = authorizer.follow(registry, &Arc::default());
-        Self { authorizer, following: Arc::new(following) }
+        Self { authorizer, following: Arc::new(following), callers: Arc::default(), parses_requests: false }
+    }
+
+    /// The same where requests of accepted connections are parsed, and each is judged by [`caller_of`](Self::caller_of).
+    #[must_use]
+    pub fn parsing_requests(self) -> Self {
+        Self { parses_requests: true, ..self }
     }
 
     /// Unsubscribes from the agent, so that drains do not wait for this process to reconnect. Returns within a second.
@@ -64,6 +74,9 @@ impl ConnectionAuthorizer {
         program: SocketAddr,
     ) -> Option<GuardedStream<Stream>> {
         let peer = identity_of(&stream);
+        if self.judges_requests_of(&peer) {
+            return Some(stream);
+        }
         if self.authorizer.probe_for(&peer).is_some() && !self.authorizer.still_accepts(&peer) {
             let of_checker = |request| self.clone().respond_to_checker(peer.clone(), request, program);
             respond(stream, of_checker).await;
@@ -94,26 +107,40 @@ impl ConnectionAuthorizer {
         }
     }
 
+    /// Whether the requests of a peer are judged, and not its connection.
+    fn judges_requests_of(&self, peer: &Identity) -> bool {
+        self.parses_requests && self.authorizer.is_intermediary(peer)
+    }
+
     /// The caller of a request on an accepted connection: the peer, or the caller that it states as an accepted intermediary.
     ///
     /// # Errors
-    /// The response to an intermediary that does not state exactly one caller of its trust domain.
+    /// The response to a request of a peer whose connection is no longer accepted, or of an intermediary whose caller may not make it, or
+    /// that does not state exactly one caller of its trust domain.
     #[doc(hidden)]
     pub fn caller_of<B>(
         &self,
-        request: &Request<B>,
+        request: &mut Request<B>,
         peer: Option<&Caller>,
     ) -> Result<Option<Caller>, Box<Response<ResponseBody>>> {
-        let caller = peer.map(|peer| self.authorizer.caller_through(request.headers(), peer)).transpose();
+        let caller = self.authorizer.caller_through(request, peer);
         caller.map_err(|problem| Box::new(refusal(request, problem.into())))
+    }
+
+    /// Resolves when the caller of an upgraded connection may no longer make the call that it began with.
+    #[doc(hidden)]
+    pub async fn call_revoked(&self, call: &AcceptedCall, peer: &Identity) {
+        match self.judges_requests_of(peer) {
+            true => self.authorizer.call_revoked(call).await,
+            false => self.revoked(peer).await,
+        }
     }
 
     /// Resolves when this peer may no longer use the service.
     pub async fn revoked(&self, peer: &Identity) {
         let mut changes = self.authorizer.changes();
-        while self.authorizer.still_accepts(peer) {
-            // The sender lives in `self`.
-            let _ = changes.changed().await;
+        while self.judges_requests_of(peer) || self.authorizer.still_accepts(peer) {
+            changes.changed().await;
         }
     }
 }
@@ -131,6 +158,7 @@ impl From<NotAccepted> for Refusal {
         match problem {
             NotAccepted::Refused => Self::Unauthorized,
             NotAccepted::Unknown => Self::Unready,
+            NotAccepted::BadToken => Self::BadToken,
         }
     }
 }

@@ -7,17 +7,19 @@ use std::{
 
 use fairmesh_model::{
     DefaultAuthorization, Label, Policy, Prefix, Record, RecordKey, Region, Revision, ServiceName,
+    TokenIssuers,
 };
 use fairmesh_rib::{
     ArrivedRecord, Mirror, Snapshot, Update,
     follower::{Backoff, Follower, FollowerConfig, FollowerHandle, Sink},
 };
 use fairmesh_router::AuthorizationTable;
+use fairmesh_tokens::Issuers;
 use fairmesh_wire::records;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::Authorizer;
+use super::{Authorizer, system_time};
 use crate::{RegistryClient, layer::processed_call::ServedClasses};
 
 /// The subscription to the policy. Dropping it unsubscribes.
@@ -53,6 +55,7 @@ pub(super) fn follow(
     let records = PolicyRecords {
         wanted: wanted.iter().cloned().collect(),
         complete: BTreeSet::new(),
+        unreadable: BTreeSet::new(),
         policy: Policy::default(),
         default: DefaultAuthorization::default(),
         checkers: BTreeMap::new(),
@@ -62,7 +65,7 @@ pub(super) fn follow(
         applied,
     };
     let handle = Follower::spawn(config, records);
-    wanted.into_iter().chain([Prefix::checkers()]).for_each(|prefix| handle.subscribe(prefix));
+    wanted.into_iter().chain([Prefix::checkers(), issuers()]).for_each(|prefix| handle.subscribe(prefix));
     let acknowledged = handle.clone();
     let acks = tokio::spawn(async move {
         while revisions.changed().await.is_ok() {
@@ -77,6 +80,8 @@ pub(super) fn follow(
 struct PolicyRecords {
     wanted: BTreeSet<Prefix>,
     complete: BTreeSet<Prefix>,
+    /// Records that cannot be read, and of which there is no earlier one: who may call is not known.
+    unreadable: BTreeSet<Prefix>,
     policy: Policy,
     default: DefaultAuthorization,
     checkers: BTreeMap<Region, Label>,
@@ -96,6 +101,10 @@ impl Sink for PolicyRecords {
     }
 
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
+        if *prefix == issuers() {
+            tracing::warn!(%prefix, reason, "the issuers of tokens are not known: requests with a token of an end user are refused");
+            return self.set_issuers(&TokenIssuers::default());
+        }
         match *prefix == Prefix::checkers() {
             true => {
                 tracing::warn!(%prefix, reason, "the elected checkers are not known: any agent may make probes");
@@ -112,11 +121,22 @@ impl Sink for PolicyRecords {
 impl PolicyRecords {
     /// Puts the records in force once the wanted ones are known.
     fn compile(&self) {
-        if self.wanted.is_subset(&self.complete) {
+        if self.wanted.is_subset(&self.complete) && self.unreadable.is_empty() {
             self.served.apply(&self.policy);
             let table = AuthorizationTable::compile(&self.policy, self.default, self.known_checkers());
             self.authorizer.set(table);
         }
+    }
+
+    fn set_issuers(&self, record: &TokenIssuers) {
+        let (issuers, unreadable) = Issuers::of(record, system_time);
+        for issuer in unreadable {
+            tracing::error!(
+                issuer,
+                "the keys of an issuer of tokens are not understood, and its tokens are refused"
+            );
+        }
+        self.authorizer.set_issuers(issuers);
     }
 
     /// The elected checkers; `None` once the upstream responded that it has no record of any. Probes are refused while its
@@ -127,10 +147,21 @@ impl PolicyRecords {
     }
 }
 
+/// The record of the issuers of tokens. It is not waited for: only a request with a token needs it.
+fn issuers() -> Prefix {
+    Prefix::from(&RecordKey::TokenIssuers)
+}
+
 impl Mirror for PolicyRecords {
     fn retain(&mut self, snapshot: &Snapshot) {
+        if snapshot.prefix == issuers() && !snapshot.holds(snapshot.prefix.as_str()) {
+            self.set_issuers(&TokenIssuers::default());
+        }
         if snapshot.prefix == Prefix::checkers() {
             self.checkers.retain(|region, _| snapshot.holds(&RecordKey::Checker(region.clone()).to_string()));
+        }
+        if !snapshot.holds(snapshot.prefix.as_str()) {
+            self.unreadable.remove(&snapshot.prefix);
         }
         for key in &self.wanted {
             if *key == snapshot.prefix && !snapshot.holds(key.as_str()) {
@@ -143,9 +174,15 @@ impl Mirror for PolicyRecords {
     }
 
     fn put(&mut self, key: RecordKey, record: ArrivedRecord<'_>) {
-        match records::decode(&key, record.value) {
+        let prefix = Prefix::from(&key);
+        let read = records::decode(&key, record.value);
+        if read.is_ok() {
+            self.unreadable.remove(&prefix);
+        }
+        match read {
             Ok(Record::Policy(policy)) => self.policy = policy,
             Ok(Record::DefaultAuthorization(default)) => self.default = default,
+            Ok(Record::TokenIssuers(record)) => self.set_issuers(&record),
             Ok(Record::ElectedChecker(checker)) => {
                 if let RecordKey::Checker(region) = key {
                     self.records_checkers = true;
@@ -154,14 +191,21 @@ impl Mirror for PolicyRecords {
             }
             Ok(_) => {}
             // The last valid record stays in force, so that an invalid one opens nothing.
-            Err(error) => tracing::error!(%key, %error, "the record is not understood; keeping the last one"),
+            Err(error) => {
+                tracing::error!(%key, %error, "the record is not understood; keeping the last one");
+                if self.wanted.contains(&prefix) && !self.complete.contains(&prefix) {
+                    self.unreadable.insert(prefix);
+                }
+            }
         }
     }
 
     fn delete(&mut self, _text: &str, key: &RecordKey) {
+        self.unreadable.remove(&Prefix::from(key));
         match key {
             RecordKey::Policy(_) => self.policy = Policy::default(),
             RecordKey::DefaultAuthorization => self.default = DefaultAuthorization::default(),
+            RecordKey::TokenIssuers => self.set_issuers(&TokenIssuers::default()),
             RecordKey::Checker(region) => _ = self.checkers.remove(region),
             _ => {}
         }
@@ -178,6 +222,8 @@ mod tests {
 
     use fairmesh_model::{ElectedChecker, Identity, StoreId, spec::PolicySpec};
     use fairmesh_rib::Entry;
+    use fairmesh_wire::transport::Transport;
+    use futures_util::FutureExt as _;
     use serde_json::json;
 
     use super::*;
@@ -189,14 +235,16 @@ mod tests {
             .map(|key| Prefix::from(&key));
         let policy = json!({"service": "shop/cart", "healthCheck": {"http": {"path": "/healthz"}}});
         let spec: PolicySpec = serde_json::from_value(policy).unwrap();
+        let transport = Transport::tls(Arc::<fairmesh_identity::Workload>::default());
         PolicyRecords {
             wanted: wanted.iter().cloned().collect(),
             complete: wanted.into(),
+            unreadable: BTreeSet::new(),
             policy: spec.validate().unwrap().1,
             default: DefaultAuthorization::Deny,
             checkers: BTreeMap::new(),
             records_checkers: false,
-            authorizer: Arc::new(Authorizer::new(service, true)),
+            authorizer: Arc::new(Authorizer::of_server(service, &transport)),
             served: Arc::default(),
             applied: watch::Sender::new(None),
         }
@@ -242,5 +290,29 @@ mod tests {
         records.update(snapshot(&["web"]));
         records.refused(&Prefix::checkers(), "unknown prefix");
         assert_eq!(["red", "web"].map(|agent| may_probe(&records, agent)), [false, true]);
+    }
+    #[test]
+    fn server_with_an_unreadable_first_policy_knows_no_policy() {
+        let mut records = followed();
+        let key = RecordKey::Policy(ServiceName::new("shop/cart").unwrap());
+        let snapshot = |value: Vec<u8>| {
+            let entry = Entry { value: value.into(), revision: 1 };
+            let entries = [(key.to_string().into(), entry)].into();
+            let snapshot = Snapshot { prefix: Prefix::from(&key), entries, age: Duration::ZERO };
+            let revision = Revision { store: StoreId(1), partition: 0, number: 1 };
+            Update { snapshots: vec![snapshot], ..Update::empty(revision) }
+        };
+        records.complete.remove(&Prefix::from(&key));
+        for _ in 0..2 {
+            records.update(snapshot(vec![0xff]));
+            assert!(
+                records.authorizer.ready().now_or_never().is_none(),
+                "a later release may have written it"
+            );
+        }
+        records.update(snapshot(records::encode(&Policy::default().into()).to_vec()));
+        assert!(records.authorizer.ready().now_or_never().is_some());
+        records.update(snapshot(vec![0xff]));
+        assert!(records.unreadable.is_empty(), "the last one stays in force");
     }
 }

@@ -72,7 +72,7 @@ fn version_2_counts_the_cgroup_and_the_least_quota_up_to_the_top() {
 }
 
 #[test]
-fn version_1_counts_in_nanoseconds_and_takes_the_quota_of_another_controller() {
+fn cgroup_v1_usage_is_in_nanoseconds_and_quota_in_another_controller() {
     let machine = Machine::new();
     machine
         .mounted(&[("/", "cgroup", "memory"), ("/", "cgroup", "cpuacct"), ("/", "cgroup", "cpu")])

@@ -2,17 +2,22 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
 };
 
-use fairmesh_headers::{GRPC_STATUS, is_grpc};
+use bytes::Bytes;
+use fairmesh_headers::{GRPC_STATUS, ORIGIN, is_grpc};
 use fairmesh_model::{
-    CallCounts, CallFault, CountedBy, CountedPath, DeniedPath, Label, MAX_DENIED_CALLER, Region,
+    CallCounts, CallFault, CountedBy, CountedPath, CpuUser, DeniedPath, Label, MAX_DENIED_CALLER, Region,
     ResponseClass, ServiceName,
 };
-use fairmesh_signals::CallCounters;
+use fairmesh_signals::{CallCounters, Chain, InFlightMeter, InFlightTime, OriginId};
 use hazarc::AtomicOptionArc;
 use http::{HeaderMap, Request, StatusCode, header::CONTENT_LENGTH};
+use http_body::Frame;
 use tokio::time::Instant;
 
 use super::refusal::Refusal;
@@ -20,40 +25,111 @@ use crate::Caller;
 
 /// The most callers that one server tells apart; calls of others count as those of an unknown caller.
 const MAX_CALLERS: usize = 256;
+/// The most pairs of a caller and another origin that one server tells apart; further origins of a caller are counted together.
+const MAX_ORIGINS: usize = 256;
 /// The most callers and rules of denied calls between two reports.
 const MAX_DENIED: usize = 256;
 /// The caller of denied calls beyond.
 const OTHER: &str = "(other)";
 
 /// Counters by calling service. Only callers whose identity was verified have their own.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct CallerCounts {
-    unknown: Arc<CallCounters>,
+    /// The epoch of times in flight.
+    epoch: Instant,
+    unknown: Arc<CountedCaller>,
     /// Replaced as a whole when a caller comes for the first time.
-    known: AtomicOptionArc<HashMap<ServiceName, Arc<CallCounters>>>,
+    known: AtomicOptionArc<HashMap<ServiceName, Arc<CountedCaller>>>,
+    /// Origins of all callers.
+    origins: AtomicUsize,
     adding: Mutex<()>,
+}
+
+/// What is counted of a caller.
+#[derive(Debug, Default)]
+struct CountedCaller {
+    counters: CallCounters,
+    /// Of chains of calls that begin with it.
+    own: Arc<CountedOrigin>,
+    /// Of chains of calls that begin elsewhere; replaced as a whole.
+    origins: AtomicOptionArc<HashMap<ServiceName, Arc<CountedOrigin>>>,
+    /// Of those beyond.
+    other_origins: Arc<CountedOrigin>,
+}
+
+/// Calls of a caller in chains with the same first service.
+#[derive(Debug, Default)]
+struct CountedOrigin {
+    in_flight: InFlightMeter,
+    id: Option<OriginId>,
 }
 
 /// A call until its response ends.
 #[derive(Debug)]
 pub(crate) struct CountedCall {
-    counters: Arc<CallCounters>,
+    caller: Arc<CountedCaller>,
+    origin: Arc<CountedOrigin>,
+    epoch: Instant,
     began: Instant,
     /// Whether the gRPC status is yet to come.
     awaits_status: bool,
+    /// The declared length of the request's body, which counts with the response.
+    declared: u64,
+}
+
+/// Counts bytes of the body of a request as they pass, in the extensions of one that is forwarded to a program.
+#[derive(Clone, Debug)]
+pub struct RequestBytes(Arc<CountedCaller>);
+
+impl RequestBytes {
+    /// Counts a frame of the body.
+    pub fn count(&self, frame: &Frame<Bytes>) {
+        self.0.counters.record_request_bytes(frame.data_ref().map_or(0, |data| data.len() as u64));
+    }
+}
+
+impl Default for CallerCounts {
+    fn default() -> Self {
+        Self {
+            epoch: Instant::now(),
+            unknown: Arc::default(),
+            known: AtomicOptionArc::default(),
+            origins: AtomicUsize::default(),
+            adding: Mutex::default(),
+        }
+    }
 }
 
 impl CallerCounts {
-    /// Counts a call, whose caller is in its extensions. A refused caller gets no counters of its own, so that none takes the room of
-    /// accepted ones: [`DeniedCounts`] names it.
-    pub(crate) fn begin<B>(&self, request: &Request<B>, is_accepted: bool) -> CountedCall {
-        let caller = request.extensions().get::<Caller>().and_then(Caller::service);
-        let counters = if is_accepted { self.of(caller) } else { self.of_refused(caller) };
-        counters.record_attempt(true);
-        let length =
-            request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-        counters.record_request_bytes(length.unwrap_or_default());
-        CountedCall { counters, began: Instant::now(), awaits_status: false }
+    /// Counts a call with these headers. A refused caller gets no counters of its own, so that none takes the room of accepted ones:
+    /// [`DeniedCounts`] names it. The origin of a chain is the word of its caller, and counts from callers with a verified identity.
+    pub(crate) fn begin(
+        &self,
+        caller: Option<&Caller>,
+        headers: &HeaderMap,
+        is_accepted: bool,
+    ) -> CountedCall {
+        let service = caller.and_then(Caller::service);
+        let caller = if is_accepted { self.of(service) } else { self.of_refused(service) };
+        caller.counters.record_attempt(true);
+        let origin = service.filter(|_| is_accepted).and_then(|service| stated_origin(headers, service));
+        let origin = match origin {
+            Some(origin) => self.origin(&caller, origin),
+            None => Arc::clone(&caller.own),
+        };
+        let (epoch, began) = (self.epoch, Instant::now());
+        origin.in_flight.begin(micros(epoch, began));
+        CountedCall { caller, origin, epoch, began, awaits_status: false, declared: 0 }
+    }
+
+    /// The time in which calls of each chain were in flight so far.
+    pub(crate) fn in_flight(&self) -> Vec<(Chain, InFlightTime)> {
+        let now_us = micros(self.epoch, Instant::now());
+        let known = self.known.load();
+        let known = known.as_ref().into_iter().flat_map(|known| known.iter());
+        let known = known.map(|(name, caller)| (CpuUser::Service(name.clone()), caller));
+        let callers = known.chain([(CpuUser::Unknown, &self.unknown)]);
+        callers.flat_map(|(name, caller)| caller.in_flight(&name, now_us)).collect()
     }
 
     /// What was counted so far, of servers in this region.
@@ -73,61 +149,144 @@ impl CallerCounts {
         };
         let known = self.known.load();
         let known = known.as_ref().into_iter().flat_map(|known| known.iter());
-        let known = known.map(|(caller, counters)| row(Some(caller), counters));
-        known.chain([row(None, &self.unknown)]).collect()
+        let known = known.map(|(name, caller)| row(Some(name), &caller.counters));
+        known.chain([row(None, &self.unknown.counters)]).collect()
     }
 
-    fn of(&self, caller: Option<&ServiceName>) -> Arc<CallCounters> {
+    fn of(&self, caller: Option<&ServiceName>) -> Arc<CountedCaller> {
         let Some(caller) = caller else { return Arc::clone(&self.unknown) };
         self.find(caller).unwrap_or_else(|| self.add(caller))
     }
 
     /// The counters of a caller that was refused: its own, if earlier calls were accepted.
-    fn of_refused(&self, caller: Option<&ServiceName>) -> Arc<CallCounters> {
+    fn of_refused(&self, caller: Option<&ServiceName>) -> Arc<CountedCaller> {
         caller.and_then(|caller| self.find(caller)).unwrap_or_else(|| Arc::clone(&self.unknown))
     }
 
-    fn find(&self, caller: &ServiceName) -> Option<Arc<CallCounters>> {
+    fn find(&self, caller: &ServiceName) -> Option<Arc<CountedCaller>> {
         self.known.load().as_ref().and_then(|known| known.get(caller)).cloned()
     }
 
     #[cold]
-    fn add(&self, caller: &ServiceName) -> Arc<CallCounters> {
+    fn add(&self, caller: &ServiceName) -> Arc<CountedCaller> {
         let _alone = self.adding.lock().unwrap_or_else(PoisonError::into_inner);
         let mut known = self.known.load().as_ref().map(|known| HashMap::clone(known)).unwrap_or_default();
         if known.len() >= MAX_CALLERS && !known.contains_key(caller) {
             return Arc::clone(&self.unknown);
         }
-        let counters = Arc::clone(known.entry(caller.clone()).or_default());
+        let counted = known.entry(caller.clone()).or_insert_with(|| Arc::new(CountedCaller::of(caller)));
+        let counted = Arc::clone(counted);
         self.known.store(Some(Arc::new(known)));
-        counters
+        counted
+    }
+
+    /// What is counted of a caller's chains with this origin.
+    fn origin(&self, caller: &CountedCaller, name: ServiceName) -> Arc<CountedOrigin> {
+        let known = caller.origins.load().as_ref().and_then(|known| known.get(&name)).cloned();
+        known.unwrap_or_else(|| self.add_origin(caller, name))
+    }
+
+    #[cold]
+    fn add_origin(&self, caller: &CountedCaller, name: ServiceName) -> Arc<CountedOrigin> {
+        let _alone = self.adding.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = caller.origins.load().as_ref().map(|known| HashMap::clone(known)).unwrap_or_default();
+        if let Some(known) = known.get(&name) {
+            return Arc::clone(known);
+        }
+        if self.origins.load(Relaxed) >= MAX_ORIGINS {
+            return Arc::clone(&caller.other_origins);
+        }
+        self.origins.fetch_add(1, Relaxed);
+        let origin = Arc::new(CountedOrigin::of(&name));
+        known.insert(name, Arc::clone(&origin));
+        caller.origins.store(Some(Arc::new(known)));
+        origin
+    }
+}
+
+/// The origin of a chain as a caller states it, if that is another service.
+fn stated_origin(headers: &HeaderMap, caller: &ServiceName) -> Option<ServiceName> {
+    let name = ServiceName::new(headers.get(ORIGIN)?.to_str().ok()?).ok()?;
+    (name != *caller).then_some(name)
+}
+
+impl CountedCaller {
+    fn of(name: &ServiceName) -> Self {
+        Self { own: Arc::new(CountedOrigin::of(name)), ..Self::default() }
+    }
+
+    fn in_flight(&self, name: &CpuUser, now_us: u64) -> Vec<(Chain, InFlightTime)> {
+        let chain = |origin: CpuUser, counted: &CountedOrigin| {
+            (Chain { caller: name.clone(), origin }, counted.in_flight.read(now_us))
+        };
+        let origins = self.origins.load();
+        let origins = origins.as_ref().into_iter().flat_map(|origins| origins.iter());
+        let origins = origins.map(|(origin, counted)| chain(CpuUser::Service(origin.clone()), counted));
+        let others = chain(CpuUser::Other, &self.other_origins);
+        origins.chain([chain(name.clone(), &self.own), others]).collect()
+    }
+}
+
+impl CountedOrigin {
+    fn of(name: &ServiceName) -> Self {
+        Self { id: OriginId::of(name), ..Self::default() }
+    }
+}
+
+/// Microseconds since the epoch.
+fn micros(epoch: Instant, at: Instant) -> u64 {
+    u64::try_from(at.saturating_duration_since(epoch).as_micros()).unwrap_or(u64::MAX)
+}
+
+impl Drop for CountedCall {
+    fn drop(&mut self) {
+        self.origin.in_flight.end(micros(self.epoch, Instant::now()));
     }
 }
 
 impl CountedCall {
+    /// The first service of its chain of calls, if that is known.
+    pub(crate) fn origin(&self) -> Option<OriginId> {
+        self.origin.id
+    }
+
     /// Counts that the layer refuses the call.
     pub(crate) fn refuse(&self, refusal: Refusal) {
-        self.counters.record_fault(match refusal {
+        self.caller.counters.record_fault(match refusal {
             Refusal::WrongShard(_) => CallFault::WrongShard,
             Refusal::Overloaded => CallFault::Overloaded,
             Refusal::Late => CallFault::Deadline,
-            Refusal::Unauthorized => CallFault::Unauthorized,
+            Refusal::Unauthorized | Refusal::BadToken => CallFault::Unauthorized,
             Refusal::Unready => CallFault::Unavailable,
         });
     }
 
     /// Counts that the service failed: its caller sees a broken connection or stream.
     pub(crate) fn fail(&self) {
-        self.counters.record_fault(CallFault::Reset);
+        self.caller.counters.record_fault(CallFault::Reset);
+    }
+
+    /// Has the body of an accepted request counted: as it passes if it is forwarded to a program, else by its declared length once the
+    /// service responds, since the layer does not see what the service reads.
+    pub(crate) fn count_body<B>(&mut self, request: &mut Request<B>, is_forwarded: bool) {
+        if is_forwarded {
+            request.extensions_mut().insert(RequestBytes(Arc::clone(&self.caller)));
+            return;
+        }
+        let declared = request.headers().get(CONTENT_LENGTH);
+        self.declared = declared.and_then(|length| length.to_str().ok()?.parse().ok()).unwrap_or_default();
     }
 
     /// Counts the response by its head, or notes that its gRPC status follows.
     pub(crate) fn respond(&mut self, status: StatusCode, headers: &HeaderMap) {
-        self.counters.record_answer(u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX));
+        self.caller.counters.record_request_bytes(std::mem::take(&mut self.declared));
+        self.caller
+            .counters
+            .record_answer(u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX));
         match headers.get(GRPC_STATUS) {
-            Some(grpc) => self.counters.record_response(ResponseClass::of_grpc(grpc == "0")),
+            Some(grpc) => self.caller.counters.record_response(ResponseClass::of_grpc(grpc == "0")),
             None if status.is_success() && is_grpc(headers) => self.awaits_status = true,
-            None => self.counters.record_response(ResponseClass::of_status(status.as_u16())),
+            None => self.caller.counters.record_response(ResponseClass::of_status(status.as_u16())),
         }
     }
 
@@ -136,14 +295,14 @@ impl CountedCall {
         if std::mem::take(&mut self.awaits_status) {
             let is_ok =
                 trailers.and_then(|trailers| trailers.get(GRPC_STATUS)).is_some_and(|status| status == "0");
-            self.counters.record_response(ResponseClass::of_grpc(is_ok));
+            self.caller.counters.record_response(ResponseClass::of_grpc(is_ok));
         }
     }
 
     /// Counts bytes of the response's body.
     #[inline]
     pub(crate) fn record_bytes(&self, bytes: usize) {
-        self.counters.record_bytes(bytes as u64);
+        self.caller.counters.record_bytes(bytes as u64);
     }
 }
 
@@ -183,7 +342,7 @@ mod tests {
         let service = ServiceName::new("shop/cart").unwrap();
         for n in 0..MAX_CALLERS + 3 {
             let caller = ServiceName::new(format!("shop/c{n}")).unwrap();
-            counts.of(Some(&caller)).record_attempt(true);
+            counts.of(Some(&caller)).counters.record_attempt(true);
             denied.count(Some(&format!("spiffe://mesh/shop/c{n}")), None, true);
         }
         let rows = counts.read(&service, &Region::new("eu").unwrap());
@@ -196,6 +355,64 @@ mod tests {
     }
 
     #[test]
+    fn declared_length_counts_with_the_response_alone() {
+        let counts = CallerCounts::default();
+        let request = || Request::post("/").header(CONTENT_LENGTH, u64::MAX / 2).body(()).unwrap();
+        counts.begin(None, &HeaderMap::new(), false).refuse(Refusal::Unauthorized);
+        let mut forwarded = counts.begin(None, &HeaderMap::new(), true);
+        let mut request_of_program = request();
+        forwarded.count_body(&mut request_of_program, true);
+        let passing = request_of_program.extensions().get::<RequestBytes>().unwrap();
+        passing.count(&Frame::data(Bytes::from_static(b"tea")));
+        forwarded.respond(StatusCode::OK, &HeaderMap::new());
+        assert_eq!(counts.unknown.counters.counts().request_bytes(), 3);
+        let mut served = counts.begin(None, &HeaderMap::new(), true);
+        served.count_body(&mut request(), false);
+        assert_eq!(counts.unknown.counters.counts().request_bytes(), 3);
+        served.respond(StatusCode::OK, &HeaderMap::new());
+        assert_eq!(counts.unknown.counters.counts().request_bytes(), 3 + u64::MAX / 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_in_flight_is_counted_by_caller_and_origin() {
+        let counts = CallerCounts::default();
+        let identity = fairmesh_model::Identity::Spiffe("spiffe://mesh/shop/cart".parse().unwrap());
+        let cart = Caller::of(&identity).unwrap();
+        let from = |origin: &'static str| {
+            [(ORIGIN, http::HeaderValue::from_static(origin))].into_iter().collect::<HeaderMap>()
+        };
+        let calls = [
+            (Some(&cart), from("shop/web"), true),
+            (Some(&cart), from("shop/cart"), true),
+            (Some(&cart), from("no name"), true),
+            (Some(&cart), from("shop/liar"), false),
+            (None, from("shop/liar"), true),
+        ];
+        let begun = calls.map(|(caller, headers, is_accepted)| counts.begin(caller, &headers, is_accepted));
+        assert_eq!(begun[0].origin().and_then(OriginId::name), Some("shop/web"));
+        assert_eq!(begun[4].origin(), None);
+        tokio::time::advance(std::time::Duration::from_millis(5)).await;
+        drop(begun);
+        tokio::time::advance(std::time::Duration::from_millis(5)).await;
+        let mut seen: Vec<_> = counts
+            .in_flight()
+            .into_iter()
+            .map(|(Chain { caller, origin }, time)| {
+                (caller.to_string(), origin.to_string(), time.since(InFlightTime::default()))
+            })
+            .filter(|(_, _, time_us)| *time_us > 0)
+            .collect();
+        seen.sort();
+        let row = |caller: &str, origin: &str, time_us| (caller.to_owned(), origin.to_owned(), time_us);
+        let expected = [
+            row("(unknown)", "(unknown)", 5_000),
+            row("shop/cart", "shop/cart", 15_000),
+            row("shop/cart", "shop/web", 5_000),
+        ];
+        assert_eq!(seen, expected);
+    }
+
+    #[test]
     fn refused_callers_take_no_counters_of_their_own() {
         let (counts, service) = (CallerCounts::default(), ServiceName::new("shop/cart").unwrap());
         let [web, stranger] = ["spiffe://mesh/shop/web", "spiffe://mesh/shop/stranger"].map(|id| {
@@ -205,7 +422,7 @@ mod tests {
             request
         });
         for (request, is_accepted) in [(&web, true), (&stranger, false), (&web, false)] {
-            counts.begin(request, is_accepted);
+            counts.begin(request.extensions().get(), request.headers(), is_accepted);
         }
         let rows = counts.read(&service, &Region::new("eu").unwrap());
         let calls = |caller: Option<&str>| {

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Instant};
 use fairmesh_headers::{HeaderMapView, SpanContext, is_grpc};
 use fairmesh_model::{Label, Policy, ServiceName};
 use fairmesh_router::{ClassTable, RequestView};
-use fairmesh_signals::{ServedCall, ServedCounters, TraceParents};
+use fairmesh_signals::{OriginId, ServedCall, ServedCounters, TraceParents};
 use hazarc::AtomicOptionArc;
 use http::{
     Request, header,
@@ -58,8 +58,12 @@ impl ServedClasses {
         self.current.load().as_ref().map(|classes| Arc::clone(&classes.counters))
     }
 
-    /// Begins a call: what counts it, and what marks it as the parent of the calls that are made for it.
-    pub(crate) fn begin<B>(&self, request: &Request<B>) -> (Option<ProcessedCall>, ServedCall) {
+    /// Begins a call of a chain with this origin: what counts it, and what marks it as the parent of the calls that are made for it.
+    pub(crate) fn begin<B>(
+        &self,
+        request: &Request<B>,
+        origin: Option<OriginId>,
+    ) -> (Option<ProcessedCall>, ServedCall) {
         let current = self.current.load();
         let Some(classes) = current.as_ref() else { return (None, ServedCall::NONE) };
         let (table, counters) = (&classes.table, &classes.counters);
@@ -68,10 +72,10 @@ impl ServedClasses {
         if let (Some(traces), Some(node)) = (TraceParents::of_this_process(), node)
             && let Some(span) = SpanContext::read(request.headers())
         {
-            traces.remember(span.trace, node, began);
+            traces.remember(span.trace, (node, origin), began);
         }
         let processed = ProcessedCall { counters: Arc::clone(counters), position, began };
-        (Some(processed), ServedCall::new(node))
+        (Some(processed), ServedCall::new(node, origin))
     }
 }
 

@@ -8,7 +8,8 @@ use tonic::Code;
 use super::{ServerBody, server_load::ServerLoad};
 use crate::load_report;
 use fairmesh_headers::{
-    CallerProtocol, DEADLINE_EXCEEDED, FAULT, GRPC_STATUS, OVERLOADED, OVERLOADED_SERVER, WRONG_SHARD,
+    CallerProtocol, DEADLINE_EXCEEDED, FAULT, GRPC_STATUS, OVERLOADED, OVERLOADED_SERVER, UNAUTHORIZED,
+    WRONG_SHARD,
 };
 
 /// Why the layer responds itself.
@@ -22,6 +23,8 @@ pub(crate) enum Refusal {
     Late,
     /// The policy of the service does not allow the call.
     Unauthorized,
+    /// The token of an end user is not accepted.
+    BadToken,
     /// Who may call is not known yet.
     Unready,
 }
@@ -37,7 +40,7 @@ pub(crate) struct Refusals {
 impl Refusals {
     pub(crate) fn count(&self, refusal: Refusal) {
         match refusal {
-            Refusal::WrongShard(_) | Refusal::Unauthorized | Refusal::Unready => {}
+            Refusal::WrongShard(_) | Refusal::Unauthorized | Refusal::BadToken | Refusal::Unready => {}
             Refusal::Overloaded => drop(self.overloaded.fetch_add(1, Relaxed)),
             Refusal::Late => drop(self.late.fetch_add(1, Relaxed)),
         }
@@ -82,7 +85,12 @@ impl Refusal {
             Self::Unauthorized => (
                 StatusCode::FORBIDDEN,
                 Code::PermissionDenied,
-                "the policy of this service does not allow this caller this call; `fairmesh explain SERVICE --as CALLER` says why",
+                "the policy of this service does not allow this caller this call",
+            ),
+            Self::BadToken => (
+                StatusCode::UNAUTHORIZED,
+                Code::Unauthenticated,
+                "this service does not accept the token in 'authorization'; get a new one from its issuer, for this service",
             ),
             Self::Unready => (
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -97,12 +105,26 @@ impl Refusal {
         }
     }
 
+    /// The message of a response, with how a refusal by the policy is explained.
+    fn message(self, load: &ServerLoad) -> String {
+        let (_, _, words) = self.status_and_message();
+        // `SERVICE/INSTANCE`.
+        let name = load.name().and_then(|name| name.to_str().ok());
+        match (self, name.and_then(|name| name.rsplit_once('/'))) {
+            (Self::Unauthorized, Some((service, _))) => {
+                format!("{words}; 'fairmesh explain {service} --as' with the caller's identity says why")
+            }
+            _ => words.to_owned(),
+        }
+    }
+
     /// Removes marks from a response of the service that only the layer may set, since callers would attribute them to
     /// this server.
     pub(crate) fn remove_marks(headers: &mut HeaderMap) {
         headers.remove(WRONG_SHARD);
         headers.remove(OVERLOADED_SERVER);
-        if headers.get(FAULT).is_some_and(|fault| fault == OVERLOADED || fault == DEADLINE_EXCEEDED) {
+        let of_layer = [OVERLOADED, DEADLINE_EXCEEDED, UNAUTHORIZED];
+        if headers.get(FAULT).is_some_and(|fault| of_layer.iter().any(|one| fault == one)) {
             headers.remove(FAULT);
         }
     }
@@ -111,7 +133,10 @@ impl Refusal {
     fn mark(self, headers: &mut HeaderMap, name: Option<&HeaderValue>) {
         match self {
             Self::WrongShard(version) => headers.insert(WRONG_SHARD, HeaderValue::from(version)),
-            Self::Unauthorized => None,
+            Self::Unauthorized => headers.insert(FAULT, HeaderValue::from_static(UNAUTHORIZED)),
+            // RFC 6750, 3.
+            Self::BadToken => headers
+                .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer error=\"invalid_token\"")),
             Self::Overloaded | Self::Unready => {
                 name.and_then(|name| headers.insert(OVERLOADED_SERVER, name.clone()));
                 headers.insert(FAULT, HeaderValue::from_static(OVERLOADED))
@@ -123,14 +148,14 @@ impl Refusal {
     /// The whole response, in the caller's protocol.
     pub(crate) fn response<B>(self, caller: &CallerProtocol, load: &ServerLoad) -> Response<ServerBody<B>> {
         load.refusals().count(self);
-        let (status, _, words) = self.status_and_message();
+        let (status, _, _) = self.status_and_message();
         let kind = match caller {
             CallerProtocol::Grpc(kind) | CallerProtocol::GrpcWeb(kind) => kind.clone(),
             CallerProtocol::Http => HeaderValue::from_static("text/plain; charset=utf-8"),
         };
         let is_http = *caller == CallerProtocol::Http;
-        let mut response =
-            Response::new(ServerBody::text(if is_http { format!("{words}\n") } else { String::new() }));
+        let text = if is_http { self.message(load) + "\n" } else { String::new() };
+        let mut response = Response::new(ServerBody::text(text));
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, kind);
         if is_http {
@@ -154,7 +179,9 @@ impl Refusal {
     fn end_grpc(self, headers: &mut HeaderMap, load: &ServerLoad) {
         let (_, code, words) = self.status_and_message();
         headers.insert(GRPC_STATUS, HeaderValue::from(code as i32));
-        headers.insert("grpc-message", HeaderValue::from_static(words));
+        // Names of services are ASCII.
+        let message = HeaderValue::try_from(self.message(load));
+        headers.insert("grpc-message", message.unwrap_or_else(|_| HeaderValue::from_static(words)));
         self.mark(headers, load.name());
         load_report::add_binary(headers, load.report());
     }

@@ -64,6 +64,8 @@ pub enum Drained {
 pub struct Lease {
     target: Arc<LeaseTarget>,
     wanted: watch::Sender<EndpointState>,
+    /// Cancelled when the endpoint is to be registered.
+    begins: CancellationToken,
     stop: CancellationToken,
     task: tokio::sync::Mutex<Option<AbortOnDropHandle<()>>>,
 }
@@ -80,20 +82,47 @@ struct LeaseTarget {
 impl Lease {
     /// Starts to keep `registration` in `state`. Must be called within a tokio runtime.
     pub fn keep(registry: Arc<RegistryClient>, registration: Registration, state: EndpointState) -> Self {
+        let lease = Self::keep_later(registry, registration, state);
+        lease.begin();
+        lease
+    }
+
+    /// The same, from [`begin`](Self::begin) on.
+    pub(crate) fn keep_later(
+        registry: Arc<RegistryClient>,
+        registration: Registration,
+        state: EndpointState,
+    ) -> Self {
         let registration_state = watch::Sender::new(RegistrationState::Registering);
         let drained = AtomicBool::new(false);
         let target = Arc::new(LeaseTarget { registry, registration, registration_state, drained });
         let (wanted, wanted_receiver) = watch::channel(state);
-        let stop = CancellationToken::new();
+        let (begins, stop) = (CancellationToken::new(), CancellationToken::new());
         let lease_task = LeaseTask {
             target: Arc::clone(&target),
             wanted: wanted_receiver,
             acknowledged: None,
             backoff: Backoff::default(),
         };
-        let task = tokio::spawn(lease_task.run(stop.clone()));
+        let task = tokio::spawn(lease_task.run(begins.clone(), stop.clone()));
         let task = tokio::sync::Mutex::new(Some(AbortOnDropHandle::new(task)));
-        Self { target, wanted, stop, task }
+        Self { target, wanted, begins, stop, task }
+    }
+
+    /// Registers the endpoint.
+    pub(crate) fn begin(&self) {
+        self.begins.cancel();
+    }
+
+    /// Whether the endpoint is, or was, to be registered.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.begins.is_cancelled()
+    }
+
+    /// Stops renewing, and leaves the registration to another process.
+    pub(crate) async fn hand_over(&self) {
+        self.stop.cancel();
+        self.task.lock().await.take();
     }
 
     /// Sets the state of the endpoint. [`EndpointState::Lost`] also stops renewals, which would revive the endpoint. A
@@ -115,6 +144,10 @@ impl Lease {
     ///
     /// Only the request counts for that: a connection that takes long to make shows that the registry is away.
     pub async fn drain(&self, within: Duration) -> Drained {
+        if !self.has_begun() {
+            // Callers do not know this process.
+            return Drained::CallersMoved;
+        }
         self.set(EndpointState::Draining);
         let end = Instant::now() + within;
         let mut retry_until = Instant::now() + within / 5;
@@ -170,7 +203,8 @@ impl Lease {
     /// When the registry refuses it or is not reached; the lease then expires by itself.
     pub async fn leave(&self) -> Result<(), RegistryError> {
         self.stop.cancel();
-        let Some(task) = self.task.lock().await.take() else {
+        let task = self.task.lock().await.take();
+        let Some(task) = task.filter(|_| self.has_begun()) else {
             return Ok(());
         };
         let end = Instant::now() + LEAVE_TIMEOUT;
@@ -236,7 +270,11 @@ struct LeaseTask {
 }
 
 impl LeaseTask {
-    async fn run(mut self, stop: CancellationToken) {
+    async fn run(mut self, begins: CancellationToken, stop: CancellationToken) {
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = begins.cancelled() => {}
+        }
         while !stop.is_cancelled() {
             let pause = self.step().await;
             tokio::select! {

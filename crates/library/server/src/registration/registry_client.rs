@@ -3,10 +3,11 @@
 use std::{
     future::Future,
     net::IpAddr,
+    sync::{Arc, OnceLock},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use fairmesh_identity::{IdentityRequest, Membership};
+use fairmesh_identity::{LateIdentity, Membership};
 use fairmesh_model::{Endpoint, InstanceId, Location, ServiceName, ShardId};
 use fairmesh_wire::{
     handshake::{ConnectError, Connection, connect, is_version_refusal},
@@ -19,8 +20,12 @@ use tokio::{
 };
 use tonic::{Code, Response, Status};
 
+use crate::authorization::{Authorizer, ConnectionAuthorizer};
+
 /// Timeout of a call to the registry, unless stated otherwise.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long an endpoint that is registered late waits for its policy.
+const POLICY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why a request to the registry failed.
 #[derive(Debug, thiserror::Error)]
@@ -45,15 +50,6 @@ pub enum RegistryError {
         address: Address,
         /// The error.
         status: Box<Status>,
-    },
-    /// The server began before its agent knew of the trust domain of the mesh, and accepts plaintext.
-    #[error(
-        "this server started while its agent at {agent} was away or had reached no control plane, and so serves plaintext, but \
-         the mesh has a trust domain: it is not registered; restart it, now that the agent responds"
-    )]
-    Plaintext {
-        /// The agent.
-        agent: Address,
     },
     /// The server accepts plaintext, and its agent does not know yet whether the mesh has a trust domain.
     #[error(
@@ -106,7 +102,9 @@ pub struct RegistryClient {
     addresses: Vec<Address>,
     transport: Transport,
     software: String,
-    undecided: Option<IdentityRequest>,
+    undecided: Option<Arc<LateIdentity>>,
+    /// Knows who may call, which an endpoint that is registered late has to learn first.
+    authorizer: OnceLock<Arc<Authorizer>>,
     /// Distinguishes this process from earlier and later ones of the same name.
     incarnation: u64,
     current: Mutex<Option<(Address, Connection)>>,
@@ -129,14 +127,34 @@ impl RegistryClient {
     /// A client for the first of `addresses` that responds; `software` describes this program.
     pub fn new(addresses: Vec<Address>, software: impl Into<String>, transport: Transport) -> Self {
         let (software, incarnation) = (software.into(), incarnation());
-        Self { addresses, transport, software, undecided: None, incarnation, current: Mutex::new(None) }
+        Self {
+            addresses,
+            transport,
+            software,
+            undecided: None,
+            authorizer: OnceLock::new(),
+            incarnation,
+            current: Mutex::new(None),
+        }
     }
 
-    /// Of a server that began to accept plaintext without knowing whether the mesh has a trust domain: nothing is
-    /// registered once its agent responds to this request that it has one.
+    /// For a server that began to accept plaintext and does not know whether the mesh has a trust domain. The server
+    /// asks its agent before it is registered, and then speaks mutual TLS if the mesh has a trust domain.
     #[must_use]
-    pub fn undecided(self, request: Option<IdentityRequest>) -> Self {
-        Self { undecided: request, ..self }
+    pub fn undecided(self, identity: Option<Arc<LateIdentity>>) -> Self {
+        Self { undecided: identity, ..self }
+    }
+
+    /// Has an undecided endpoint registered once its server knows who may call.
+    #[must_use]
+    pub fn after_policy_of(self, authorizer: Option<&ConnectionAuthorizer>) -> Self {
+        authorizer.into_iter().for_each(|known| self.wait_for_policy(&known.authorizer));
+        self
+    }
+
+    pub(crate) fn wait_for_policy(&self, authorizer: &Arc<Authorizer>) {
+        // There is one for each server.
+        let _ = self.authorizer.set(Arc::clone(authorizer));
     }
 
     /// How it connects.
@@ -167,13 +185,14 @@ impl RegistryClient {
     /// # Errors
     /// When the registry refuses it or is not reached.
     pub async fn register(&self, mut registration: v1::Registration) -> Result<(), RegistryError> {
-        if let Some(request) = &self.undecided {
-            let agent = || request.agent.clone();
-            match request.membership().await {
-                Membership::Member => return Err(RegistryError::Plaintext { agent: agent() }),
-                Membership::Undecided => return Err(RegistryError::Undecided { agent: agent() }),
-                // Without its agent, a control plane may register it, which knows whether it may.
-                Membership::NoDomain | Membership::NoAgent => {}
+        if let Some(late) = &self.undecided {
+            self.decide(late).await?;
+            // Callers that find the endpoint before it knows who may call would be turned away.
+            if let Some(authorizer) = self.authorizer.get() {
+                let _ = timeout(POLICY_TIMEOUT, authorizer.ready()).await;
+            }
+            if let Some(endpoint) = &mut registration.endpoint {
+                endpoint.mtls = self.transport.is_tls();
             }
         }
         if let Some(problem) = self.transport.lacks_certificate() {
@@ -186,6 +205,19 @@ impl RegistryClient {
         let (address, connection) = self.connection().await?;
         let mut service = connection.registry();
         self.call(address, CALL_TIMEOUT, service.register(request)).await.map(drop)
+    }
+
+    /// Asks the agent whether the mesh has a trust domain.
+    async fn decide(&self, late: &LateIdentity) -> Result<(), RegistryError> {
+        match late.decide().await {
+            Membership::Member | Membership::NoDomain => Ok(()),
+            // Without its agent, a control plane may register it, which knows whether it may.
+            Membership::NoAgent if self.connection().await?.0 != *late.agent() => Ok(()),
+            // An agent that has come meanwhile is asked with the next attempt.
+            Membership::NoAgent | Membership::Undecided => {
+                Err(RegistryError::Undecided { agent: late.agent().clone() })
+            }
+        }
     }
 
     /// Renews the lease, with a report of callers in plaintext; `false` when the registry does not know the instance.

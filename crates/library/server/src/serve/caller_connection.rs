@@ -9,9 +9,10 @@ use fairmesh_http::socket;
 use fairmesh_listen::{Connection, GuardedStream, forward_async_write};
 use fairmesh_wire::transport::Stream;
 use tokio::io::{AsyncRead, ReadBuf};
+use tonic::transport::server::TcpConnectInfo;
 use tower_layer::Layer;
 
-use super::guarded_service::GuardedService;
+use super::caller_service::CallerService;
 use crate::{Caller, MeshServer, identity_of};
 
 /// A connection of a caller, within the limits of its listener.
@@ -23,6 +24,7 @@ pub struct CallerConnection(GuardedStream<Stream>);
 pub struct CallerLayer {
     connection: Option<Arc<Connection>>,
     caller: Option<Caller>,
+    tcp: TcpConnectInfo,
 }
 
 impl CallerConnection {
@@ -34,7 +36,12 @@ impl CallerConnection {
 
     /// The layer around the service of its requests.
     pub fn layer(&self) -> CallerLayer {
-        CallerLayer { connection: self.0.connection().cloned(), caller: Caller::of(&identity_of(&self.0)) }
+        let remote_addr = self.0.get_ref().tcp().and_then(|socket| socket.peer_addr().ok());
+        CallerLayer {
+            connection: self.0.connection().cloned(),
+            caller: Caller::of(&identity_of(&self.0)),
+            tcp: TcpConnectInfo { local_addr: None, remote_addr },
+        }
     }
 
     /// The stream, which holds its place at the listener.
@@ -44,10 +51,10 @@ impl CallerConnection {
 }
 
 impl<S> Layer<S> for CallerLayer {
-    type Service = GuardedService<S>;
+    type Service = CallerService<S>;
 
-    fn layer(&self, inner: S) -> GuardedService<S> {
-        GuardedService::new(inner, self.connection.clone(), self.caller.clone())
+    fn layer(&self, inner: S) -> CallerService<S> {
+        CallerService::new(inner, self.connection.clone(), (self.caller.clone(), self.tcp.clone()))
     }
 }
 

@@ -1,52 +1,75 @@
 //! Reports the counts of calls that the server processed or denied.
 
 use std::{
+    collections::BTreeMap,
     hash::{BuildHasher as _, RandomState},
     sync::Arc,
     time::Duration,
 };
 
-use fairmesh_model::{CountedInterval, Region, ServiceName};
+use fairmesh_model::{CountedInterval, CpuBy, CpuPath, CpuUser, Region, ServiceName};
 use fairmesh_rib::settle_counts;
-use fairmesh_signals::{CountMeter, CountOutbox};
+use fairmesh_signals::{CountMeter, CountOutbox, CpuDivision};
 use fairmesh_wire::v1;
 use tonic::Code;
 
-use crate::{RegistryClient, RegistryError, layer::LayerState};
+use crate::{
+    ConnectionAuthorizer, RegistryClient, RegistryError,
+    authorization::Authorizer,
+    layer::{LayerState, caller_counts::CallerCounts},
+};
 
 /// The most reports that are sent at once.
 const MAX_REPORTS: usize = 4;
 
 /// What a server counted, on its way to its agent.
 pub(super) struct CountReports {
-    layer: Counted,
+    callers: Arc<CallerCounts>,
+    authorizer: Arc<Authorizer>,
     meter: CountMeter,
+    division: CpuDivision,
+    /// CPU in microseconds that is divided since the last interval.
+    cpu: BTreeMap<(CpuBy, CpuUser), u64>,
     outbox: CountOutbox,
     read_at_ms: u64,
 }
 
-/// The parts of the layer that count.
-struct Counted {
-    callers: Arc<crate::layer::caller_counts::CallerCounts>,
-    authorizer: Arc<crate::authorization::Authorizer>,
-}
-
 impl CountReports {
+    /// What a layer counts.
     pub(super) fn of(layer: &LayerState) -> Self {
-        let counted =
-            Counted { callers: Arc::clone(&layer.callers), authorizer: Arc::clone(&layer.authorizer) };
+        Self::new(Arc::clone(&layer.callers), Arc::clone(&layer.authorizer))
+    }
+
+    /// What is counted in front of a program.
+    pub(super) fn of_front(front: &ConnectionAuthorizer) -> Self {
+        Self::new(Arc::clone(&front.callers), Arc::clone(&front.authorizer))
+    }
+
+    fn new(callers: Arc<CallerCounts>, authorizer: Arc<Authorizer>) -> Self {
         let outbox = CountOutbox::new(RandomState::new().hash_one("counts"));
-        Self { layer: counted, meter: CountMeter::default(), outbox, read_at_ms: 0 }
+        let (meter, division, cpu) = Default::default();
+        Self { callers, authorizer, meter, division, cpu, outbox, read_at_ms: 0 }
+    }
+
+    /// Divides the CPU that the program used since the last time among its callers. `used_us` is a total in microseconds, comparable within
+    /// an epoch.
+    pub(super) fn divide_cpu(&mut self, epoch: u32, used_us: u64) {
+        for (user, part) in self.division.read((epoch, used_us), self.callers.in_flight()) {
+            *self.cpu.entry(user).or_default() += part;
+        }
     }
 
     /// Reads what was counted since the last time.
     pub(super) fn read(&mut self, service: &ServiceName, region: &Region, now_ms: u64) {
-        let calls = self.meter.read(self.layer.callers.read(service, region));
-        let denied = self.layer.authorizer.denied.take(service);
+        let calls = self.meter.read(self.callers.read(service, region));
+        let denied = self.authorizer.denied.take(service);
+        let path = |(by, user)| CpuPath { service: service.clone(), by, user };
+        let cpu: BTreeMap<_, _> =
+            std::mem::take(&mut self.cpu).into_iter().map(|(user, part)| (path(user), part)).collect();
         let span = Duration::from_millis(now_ms.saturating_sub(self.read_at_ms));
         self.read_at_ms = now_ms;
-        if !calls.is_empty() || !denied.is_empty() {
-            let interval = CountedInterval { span, calls, denied, ..CountedInterval::default() };
+        let interval = CountedInterval { span, calls, denied, cpu, ..CountedInterval::default() };
+        if interval.rows() > 0 {
             self.outbox.add(interval, now_ms);
         }
     }

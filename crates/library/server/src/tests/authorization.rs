@@ -1,24 +1,43 @@
 //! Who may call a server of the library, as `vectors/` says.
 
-use std::{convert::Infallible, path::Path, pin::pin, sync::Arc};
+use std::{
+    convert::Infallible,
+    path::Path,
+    pin::pin,
+    slice::from_ref,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
+use aws_lc_rs::signature::{Ed25519KeyPair, KeyPair as _};
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD as BASE64};
+use fairmesh_identity::Workload;
 use fairmesh_model::{
-    Identity, ServiceName,
+    Identity, ServiceName, SpiffeId, TokenIssuer, TokenIssuers,
     spec::{DefaultAuthorizationSpec, PolicySpec},
 };
 use fairmesh_router::AuthorizationTable;
+use fairmesh_tokens::Issuers;
+use fairmesh_wire::transport::{ExpectedPeer, FederatedCallers, Handshake, TlsIdentity, Transport};
 use futures_util::FutureExt as _;
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header::CONTENT_TYPE};
+use http::{
+    HeaderValue, Request, Response, StatusCode,
+    header::{AUTHORIZATION, CONTENT_TYPE, UPGRADE},
+};
 use serde_json::Value;
+use tokio::{net::TcpStream, sync::watch};
 use tonic::transport::server::TcpConnectInfo;
 use tower::{Layer as _, ServiceExt as _, service_fn};
 
 use crate::{
     Caller, ConnectInfo, ServerLayer,
-    authorization::{AcceptedCall, Authorizer, NotAccepted},
+    authorization::{AcceptedCall, Authorizer, NotAccepted, system_time},
     layer::LayerState,
 };
-use fairmesh_headers::{CALLER, FAULT, GRPC_STATUS};
+use fairmesh_headers::{CALLER, FAULT, GRPC_STATUS, UNAUTHORIZED};
 
 const WEB: &str = "spiffe://prod/shop/web";
 
@@ -31,7 +50,8 @@ fn table(policy: &Value, default: &Value) -> AuthorizationTable {
 
 /// A layer of a server whose callers prove identities, before and after its policy is known.
 fn layer(table: Option<AuthorizationTable>) -> ServerLayer {
-    let authorizer = Authorizer::new(ServiceName::new("shop/cart").unwrap(), true);
+    let transport = Transport::tls(Arc::<Workload>::default());
+    let authorizer = Authorizer::of_server(ServiceName::new("shop/cart").unwrap(), &transport);
     table.into_iter().for_each(|table| authorizer.set(table));
     ServerLayer { shared: Arc::new(LayerState { authorizer: Arc::new(authorizer), ..LayerState::default() }) }
 }
@@ -67,13 +87,132 @@ fn request(by: Option<&str>, method: &str, path: &str) -> Request<String> {
     request
 }
 
+/// A request with what conditions compare: headers, a token with these claims, and an address.
+fn brought(mut request: Request<String>, more: &Value, issuer: &Issuer) -> Request<String> {
+    for pair in more["headers"].as_array().into_iter().flatten() {
+        let name: http::HeaderName = pair[0].as_str().unwrap().parse().unwrap();
+        request.headers_mut().append(name, pair[1].as_str().unwrap().parse().unwrap());
+    }
+    if more["claims"].is_object() {
+        let mut claims = more["claims"].clone();
+        (claims["iss"], claims["aud"]) = (ISSUER.into(), "cart".into());
+        request.headers_mut().insert(AUTHORIZATION, issuer.bearer(claims));
+    }
+    if let Some(source) = more["source"].as_str() {
+        let remote_addr = Some((source.parse::<std::net::IpAddr>().unwrap(), 1).into());
+        let tcp = TcpConnectInfo { local_addr: None, remote_addr };
+        let caller = request.extensions_mut().remove();
+        request.extensions_mut().insert(ConnectInfo { tcp, caller });
+    }
+    request
+}
+
+const ISSUER: &str = "https://idp.example";
+
+/// An issuer of tokens.
+struct Issuer(Ed25519KeyPair);
+
+impl Issuer {
+    fn new() -> Self {
+        Self(Ed25519KeyPair::generate().unwrap())
+    }
+
+    /// The issuers that a server knows: this one.
+    fn known(&self) -> Issuers {
+        let public = BASE64.encode(self.0.public_key());
+        let key = serde_json::json!({"kty": "OKP", "crv": "Ed25519", "kid": "one", "x": public});
+        let keys = serde_json::json!({"keys": [key]}).to_string().into_bytes();
+        let record = TokenIssuers { issuers: vec![TokenIssuer { issuer: ISSUER.into(), url: None, keys }] };
+        Issuers::of(&record, system_time).0
+    }
+
+    /// A token with these claims, which ends in five minutes unless they say otherwise.
+    fn bearer(&self, mut claims: Value) -> HeaderValue {
+        if claims["exp"].is_null() {
+            claims["exp"] = (system_time().as_secs() + 300).into();
+        }
+        let header = serde_json::json!({"alg": "EdDSA", "kid": "one"});
+        let signed = [header, claims].map(|part| BASE64.encode(part.to_string())).join(".");
+        let signature = BASE64.encode(self.0.sign(signed.as_bytes()));
+        format!("Bearer {signed}.{signature}").parse().unwrap()
+    }
+}
+
+/// A policy that lets members in, by tokens of the issuer for `cart`.
+fn for_members(mode: &str) -> AuthorizationTable {
+    let policy = serde_json::json!({"service": "shop/cart", "authorization": {
+        "mode": mode,
+        "tokens": [{"issuer": ISSUER, "audiences": ["cart"]}],
+        "rules": [{"name": "members", "when": [{"claim": "groups", "values": ["members"]}]}],
+    }});
+    table(&policy, &"deny".into())
+}
+
+#[tokio::test]
+async fn token_that_is_not_for_the_service_is_refused_with_401() {
+    let (layer, issuer, other) = (layer(Some(for_members("enforce"))), Issuer::new(), Issuer::new());
+    let member = |claims: Value| {
+        let mut whole = serde_json::json!({"iss": ISSUER, "aud": ["cart"], "groups": ["members"]});
+        claims.as_object().unwrap().iter().for_each(|(name, value)| whole[name] = value.clone());
+        whole
+    };
+    let with = |bearer: &[HeaderValue]| {
+        let mut request = request(Some(WEB), "GET", "/");
+        for line in bearer {
+            request.headers_mut().append(AUTHORIZATION, line.clone());
+        }
+        request
+    };
+    let good = issuer.bearer(member(serde_json::json!({})));
+    assert_eq!(send(&layer, with(from_ref(&good))).await.status(), 503, "no issuers are known yet");
+    layer.shared.authorizer.set_issuers(issuer.known());
+    assert_eq!(send(&layer, with(from_ref(&good))).await.status(), 200);
+    assert_eq!(send(&layer, with(&[])).await.status(), 403, "no rule allows it");
+    assert_eq!(send(&layer, with(&["Basic abc".parse().unwrap()])).await.status(), 403, "it is no token");
+    let past = system_time().as_secs() - 300;
+    for bad in [
+        other.bearer(member(serde_json::json!({}))),
+        issuer.bearer(member(serde_json::json!({"aud": "other"}))),
+        issuer.bearer(member(serde_json::json!({"iss": "https://evil.example"}))),
+        issuer.bearer(member(serde_json::json!({"exp": past}))),
+        "bearer x".parse().unwrap(),
+    ] {
+        let refused = send(&layer, with(&[bad])).await;
+        assert_eq!(
+            (refused.status(), &refused.headers()["www-authenticate"]),
+            (StatusCode::UNAUTHORIZED, &HeaderValue::from_static("Bearer error=\"invalid_token\""))
+        );
+    }
+    assert_eq!(send(&layer, with(&[good.clone(), good.clone()])).await.status(), 401, "which one counts?");
+    layer.shared.authorizer.set(for_members("audit"));
+    assert_eq!(send(&layer, with(&["Bearer x".parse().unwrap()])).await.status(), 200);
+    assert_eq!(layer.admission().audited, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn upgraded_connection_ends_with_the_token_of_its_request() {
+    let (layer, issuer) = (layer(Some(for_members("enforce"))), Issuer::new());
+    layer.shared.authorizer.set_issuers(issuer.known());
+    let mut request = request(Some(WEB), "GET", "/chat");
+    let claims = serde_json::json!({"iss": ISSUER, "aud": "cart", "groups": "members"});
+    request.headers_mut().insert(AUTHORIZATION, issuer.bearer(claims));
+    request.headers_mut().insert(UPGRADE, HeaderValue::from_static("websocket"));
+    assert_eq!(layer.shared.authorizer.accept(&mut request), Ok(()));
+    let call = AcceptedCall::of(&request);
+    let mut revoked = pin!(layer.revoked(&call));
+    layer.shared.authorizer.set(for_members("enforce"));
+    assert!(revoked.as_mut().now_or_never().is_none(), "its claims count for a change too");
+    tokio::time::timeout(Duration::from_secs(400), revoked).await.unwrap();
+}
+
 #[tokio::test]
 async fn authorization_layer_decides_as_the_vectors() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../vectors/authorization.json");
     let vectors: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
-    let mut refused = 0;
+    let (mut refused, issuer) = (0, Issuer::new());
     for case in vectors.as_object().unwrap().values().flat_map(|list| list.as_array().unwrap()) {
         let layer = layer(Some(table(&case["policy"], &case["default"])));
+        layer.shared.authorizer.set_issuers(issuer.known());
         for decision in case["decisions"].as_array().unwrap() {
             let call = &decision["call"];
             let (by, method, path) = (call[0].as_str(), call[1].as_str().unwrap(), call[2].as_str().unwrap());
@@ -81,7 +220,7 @@ async fn authorization_layer_decides_as_the_vectors() {
             if path.parse::<http::Uri>().is_err() {
                 continue;
             }
-            let response = send(&layer, request(by, method, path)).await;
+            let response = send(&layer, brought(request(by, method, path), &call[3], &issuer)).await;
             let expected = match decision["permitted"].as_bool().unwrap() {
                 true => StatusCode::OK,
                 false => StatusCode::FORBIDDEN,
@@ -126,7 +265,7 @@ async fn grpc_refusal_has_a_status_that_is_not_retried() {
     call.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     let response = send(&layer, call).await;
     assert_eq!(response.headers()[GRPC_STATUS], "7");
-    assert!(!response.headers().contains_key(FAULT));
+    assert_eq!(response.headers()[FAULT], UNAUTHORIZED);
     let admission = layer.admission();
     assert_eq!((admission.unauthorized, admission.audited), (1, 0));
 }
@@ -158,22 +297,96 @@ async fn handlers_see_the_caller_and_ignore_untrusted_statements() {
 
 #[test]
 fn caller_on_an_accepted_connection_is_who_an_intermediary_states() {
+    let rules = serde_json::json!([
+        {"name": "web", "from": ["shop/web"], "paths": [{"exact": "/cart"}]},
+        {"name": "other", "from": ["shop/other"]},
+    ]);
     let policy = serde_json::json!({"service": "shop/cart", "authorization": {
-        "rules": [{"name": "web", "from": ["shop/gateway", "shop/other"]}], "intermediaries": ["shop/gateway"],
+        "rules": rules, "intermediaries": ["shop/gateway"],
     }});
-    let layer = layer(Some(table(&policy, &"allow".into())));
-    let mut headers = HeaderMap::new();
-    headers.append(CALLER, HeaderValue::from_static(WEB));
-    let seen = |by: &str, headers: &HeaderMap| {
-        let through = layer.shared.authorizer.caller_through(headers, &caller(by));
-        through.map(|caller| caller.id().to_string())
-    };
+    let layer = layer(Some(table(&policy, &"deny".into())));
     let [gateway, other] = ["spiffe://prod/shop/gateway", "spiffe://prod/shop/other"];
-    assert_eq!(seen(gateway, &headers), Ok(WEB.to_owned()));
-    assert_eq!(seen(gateway, &HeaderMap::new()), Ok(gateway.to_owned()));
-    assert_eq!(seen(other, &headers), Ok(other.to_owned()));
-    headers.append(CALLER, HeaderValue::from_static(WEB));
-    assert_eq!(seen(gateway, &headers), Err(NotAccepted::Refused));
+    let seen = |by: &str, stated: &[&'static str], path: &str| {
+        let mut request = request(None, "GET", path);
+        for id in stated {
+            request.headers_mut().append(CALLER, HeaderValue::from_static(id));
+        }
+        let through = layer.shared.authorizer.caller_through(&mut request, Some(&caller(by)));
+        through.map(|caller| caller.unwrap().id().to_string())
+    };
+    assert_eq!(seen(gateway, &[WEB], "/cart"), Ok(WEB.to_owned()));
+    assert_eq!(seen(other, &[WEB], "/cart"), Ok(other.to_owned()), "its connection was judged");
+    let refused = Err(NotAccepted::Refused);
+    assert_eq!(seen(gateway, &[WEB], "/admin"), refused, "the caller that it states may not");
+    assert_eq!(seen(gateway, &["spiffe://prod/shop/stranger"], "/cart"), refused);
+    assert_eq!(seen(gateway, &[], "/cart"), refused, "itself may not either");
+    assert_eq!(seen(gateway, &[WEB, WEB], "/cart"), refused);
+    let intermediary = |id: &str| Identity::Spiffe(id.parse().unwrap());
+    assert!(layer.shared.authorizer.is_intermediary(&intermediary(gateway)));
+    assert!(!layer.shared.authorizer.is_intermediary(&intermediary(other)));
+    let without = serde_json::json!({"service": "shop/cart", "authorization": {"rules": rules}});
+    layer.shared.authorizer.set(table(&without, &"deny".into()));
+    assert_eq!(seen(gateway, &[WEB], "/cart"), refused, "its connection was accepted as an intermediary's");
+    assert_eq!(seen(other, &[], "/cart"), Ok(other.to_owned()));
+}
+
+/// The identity of a server that learns late that callers prove theirs.
+#[derive(Debug, Default)]
+struct LateTls {
+    speaks_tls: AtomicBool,
+    changes: watch::Sender<()>,
+}
+
+impl TlsIdentity for LateTls {
+    fn is_ready(&self) -> bool {
+        self.speaks_tls()
+    }
+
+    fn speaks_tls(&self) -> bool {
+        self.speaks_tls.load(Relaxed)
+    }
+
+    fn tls_changes(&self) -> Option<watch::Receiver<()>> {
+        Some(self.changes.subscribe())
+    }
+
+    fn id(&self) -> Option<SpiffeId> {
+        None
+    }
+
+    fn connect(&self, _: ExpectedPeer<'_>, _: TcpStream) -> Handshake {
+        unreachable!()
+    }
+
+    fn accept(&self, _: TcpStream) -> Handshake {
+        unreachable!()
+    }
+
+    fn accept_federated(&self, _: TcpStream, _: &Arc<FederatedCallers>) -> Handshake {
+        unreachable!()
+    }
+
+    fn accept_joining(&self, _: TcpStream) -> Handshake {
+        unreachable!()
+    }
+}
+
+#[test]
+fn plaintext_calls_are_revoked_when_the_server_learns_of_mutual_tls() {
+    let identity = Arc::new(LateTls::default());
+    let transport = Transport::tls(Arc::clone(&identity) as Arc<_>).of_server();
+    let authorizer = Authorizer::of_server(ServiceName::new("shop/cart").unwrap(), &transport);
+    authorizer.set(table(&serde_json::json!({"service": "shop/cart"}), &"allow".into()));
+    let plaintext = || request(None, "GET", "/");
+    let call = AcceptedCall::of(&plaintext());
+    let mut revoked = pin!(authorizer.call_revoked(&call));
+    assert!(revoked.as_mut().now_or_never().is_none());
+    assert!(authorizer.caller_through(&mut plaintext(), None).is_ok());
+    identity.speaks_tls.store(true, Relaxed);
+    identity.changes.send_replace(());
+    assert!(revoked.now_or_never().is_some(), "the policy is the same");
+    let through = authorizer.caller_through(&mut plaintext(), None);
+    assert_eq!(through.map(drop), Err(NotAccepted::Refused));
 }
 
 #[tokio::test]

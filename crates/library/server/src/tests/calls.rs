@@ -184,6 +184,13 @@ impl checker_server::Checker for App {
     ) -> Result<tonic::Response<v1::ReportDistancesResponse>, Status> {
         Err(Status::unimplemented(""))
     }
+
+    async fn report_probes(
+        &self,
+        _: tonic::Request<v1::ReportProbesRequest>,
+    ) -> Result<tonic::Response<v1::ReportProbesResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
 }
 
 #[tonic::async_trait]

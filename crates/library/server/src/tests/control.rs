@@ -5,7 +5,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -22,7 +22,7 @@ use fairmesh_wire::{
     rpc,
     shards::encode_map,
     transport::{Address, Transport, serve},
-    v1::{self, registry_server::Registry},
+    v1::{self, registry_server::Registry, signals_server::Signals},
 };
 use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
@@ -55,6 +55,8 @@ pub(super) struct FakeRegistry {
     pub(super) hangs: Arc<AtomicBool>,
     /// Whether it refuses drains at once, as one that has lost its store.
     pub(super) refuses_drains: Arc<AtomicBool>,
+    /// Calls in reports of counts.
+    pub(super) counted: Arc<AtomicU64>,
 }
 
 pub(super) struct Control {
@@ -76,6 +78,7 @@ impl FakeRegistry {
             callers_moved: Arc::new(watch::Sender::new(true)),
             hangs: Arc::default(),
             refuses_drains: Arc::default(),
+            counted: Arc::default(),
         }
     }
 
@@ -85,6 +88,7 @@ impl FakeRegistry {
         let listener = Transport::default().bind(at.unwrap_or(&anywhere)).await.unwrap();
         let address = listener.address().unwrap();
         let registry = Routes::new(rpc::registry_server(self.clone()));
+        let registry = registry.add_service(rpc::signals_server(self.clone()));
         let services = RibServer::new(self.clone(), CancellationToken::new()).with_services(registry);
         let stop = CancellationToken::new();
         let stopped = stop.clone();
@@ -293,6 +297,19 @@ impl Registry for FakeRegistry {
         _: Request<v1::ListMovesRequest>,
     ) -> Result<Response<v1::ListMovesResponse>, Status> {
         Err(Status::unimplemented(""))
+    }
+}
+
+#[tonic::async_trait]
+impl Signals for FakeRegistry {
+    async fn report(
+        &self,
+        request: Request<v1::ReportSignalsRequest>,
+    ) -> Result<Response<v1::ReportSignalsResponse>, Status> {
+        let counts = request.into_inner().counts.unwrap_or_default();
+        let rows = counts.intervals.iter().flat_map(|interval| &interval.calls);
+        self.counted.fetch_add(rows.map(|row| row.calls).sum(), Ordering::Relaxed);
+        Ok(Response::new(v1::ReportSignalsResponse::default()))
     }
 }
 

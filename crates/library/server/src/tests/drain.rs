@@ -51,6 +51,20 @@ async fn serving(control: &Address, finish: Arc<Notify>) -> (MeshServer, SocketA
 }
 
 #[tokio::test]
+async fn server_that_stops_reports_its_last_calls() {
+    let control = FakeRegistry::new(Some("eu")).serve(None).await;
+    let finish = Arc::new(Notify::new());
+    let (server, address, task) = serving(&control.address, Arc::clone(&finish)).await;
+    for _ in 0..3 {
+        finish.notify_one();
+        send(address, Request::get("/")).await.unwrap();
+    }
+    assert_eq!(timeout(BOUND, server.shutdown()).await.unwrap(), Drained::CallersMoved);
+    timeout(BOUND, task).await.unwrap().unwrap();
+    assert_eq!(control.registry.counted.load(Ordering::Relaxed), 3);
+}
+
+#[tokio::test]
 async fn drain_moves_callers_finishes_calls_then_deregisters() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     control.registry.callers_moved.send_replace(false);
@@ -153,7 +167,7 @@ async fn a_call_that_does_not_end_by_the_drain_deadline_is_reported() {
 }
 
 #[tokio::test]
-async fn an_endless_stream_does_not_delay_a_grpc_server_beyond_the_drain_deadline() {
+async fn endless_stream_delays_grpc_server_at_most_until_drain_deadline() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let incoming = tonic::transport::server::TcpIncoming::bind(([127, 0, 0, 1], 0).into()).unwrap();
     let address = incoming.local_addr().unwrap();

@@ -69,6 +69,16 @@ fn step_without_report_is_a_gap_and_zero_is_zero() {
 }
 
 #[test]
+fn steps_of_selected_rows_are_added_up_and_gaps_stay() {
+    let mut history = history(10, 1 << 20);
+    history.record(interval([(1, 10), (2, 5), (3, 99)], 0, 10_000), 110_000);
+    history.record(interval([(1, 4)], 0, 5_000), 135_000);
+    let steps = history.steps(MINUTE, 135_000, |path| path.service != self::path(3).service);
+    let expected = |count, seconds| Some((calls(count), Duration::from_secs(seconds)));
+    assert_eq!(steps, [None, None, expected(15, 10), None, None, expected(4, 5)]);
+}
+
+#[test]
 fn late_interval_counts_in_its_own_time() {
     let mut history = history(10, 1 << 20);
     history.record(interval([(1, 1)], 0, 10_000), 600_000);
@@ -101,6 +111,50 @@ fn smallest_rows_are_folded_into_other() {
     assert!(rows.iter().all(|row| row.counts.calls() > 25), "the largest are told apart");
     let other = other.unwrap();
     assert_eq!((other.path, other.counts.calls()), (None, (1..=25).sum()));
+}
+
+/// An interval with the rows of a service.
+fn interval_of(own: &str, rows: impl IntoIterator<Item = (usize, u64)>) -> CountedInterval {
+    let mut interval = interval(rows, 0, 10_000);
+    let own = Some(ServiceName::new(own).unwrap());
+    let renamed = |(path, counts)| (CountedPath { caller: own.clone(), ..path }, counts);
+    interval.calls = std::mem::take(&mut interval.calls).into_iter().map(renamed).collect();
+    interval
+}
+
+#[test]
+fn ten_times_as_many_paths_keep_the_limits_and_the_largest() {
+    let limits = HistoryLimits { rows: 2_000, bytes: 24 << 20 };
+    let mut history = CallHistory::new(limits);
+    let calls = |number: usize| if number.is_multiple_of(20) { 1_000 } else { 1 + number as u64 % 10 };
+    for round in 1..=4 {
+        for report in 0..5 {
+            let rows = (report * 4_000..(report + 1) * 4_000).map(|number| (number, calls(number)));
+            history.record(interval(rows, 0, 10_000), round * 10_000);
+            assert!(history.rows() <= limits.rows && history.bytes() <= limits.bytes);
+        }
+    }
+    let (rows, _) = history.read(MINUTE, 40_000, |_| true);
+    let large = rows.iter().filter(|row| row.counts.calls() == 4 * 1_000).count();
+    assert_eq!(large, 1_000, "each of the large ones, since its first report");
+    assert_eq!(total(&history, MINUTE, 40_000), (0..20_000).map(calls).sum::<u64>() * 4);
+}
+
+#[test]
+fn paths_of_one_reporter_fold_no_others() {
+    let mut history = history(160, 1 << 20);
+    history.record(interval_of("bank/rates", (0..40).map(|number| (number, 1))), 10_000);
+    history.record(interval_of("shop/quiet", (0..20).map(|number| (number, 1))), 10_000);
+    for round in 1..=3 {
+        let many = (0..1_000).map(|number| (number, 1 << 40));
+        history.record(interval_of("shop/loud", many), round * 10_000);
+    }
+    let (rows, other) = history.read(MINUTE, 30_000, |_| true);
+    let of =
+        |own: &str| rows.iter().filter(|row| row.path.unwrap().caller == ServiceName::new(own).ok()).count();
+    assert_eq!((of("bank/rates"), of("shop/quiet")), (40, 20));
+    assert!(of("shop/loud") <= 100 && other.unwrap().counts.calls() >= 900 << 40);
+    assert!(history.rows() <= 160);
 }
 
 /// What 20,000 rows need, by the size of 1,000 with all steps and minutes, and outcomes as they are in a busy mesh.

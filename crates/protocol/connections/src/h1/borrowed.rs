@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_that_reads_no_more_of_a_request_fails_it_after_the_idle_timeout() {
+    async fn request_fails_after_idle_timeout_when_server_stops_reading() {
         let (connection, _accepted) = small_buffers().await;
         let mut exchange = partly_sent(connection);
         let (began, idle) = (Instant::now(), Duration::from_secs(5));

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn quiet_streams_are_pinged_as_rarely_as_grpc_servers_demand_and_a_hung_server_is_detected() {
+    async fn quiet_streams_are_pinged_rarely_and_a_hung_server_is_detected() {
         let (near, far) = tokio::io::duplex(1 << 16);
         let (pings, mut received) = mpsc::unbounded_channel();
         tokio::spawn(serve(far, pings, 3));

@@ -27,6 +27,11 @@ const MAX_BODY: usize = 64 * 1024;
 /// How long to wait for the rest of a large message, when most of it has arrived.
 pub const REMAINDER_WAIT: Duration = Duration::from_millis(20);
 
+/// A field of the caller's own with a number, such as a deadline.
+type NumberField<'a> = Option<&'a (HeaderName, u64)>;
+/// A field of the caller's own with a text.
+type TextField<'a> = Option<&'a (HeaderName, &'a str)>;
+
 /// Storage for the header fields of a message, which need not be initialised.
 pub type HeaderStorage<'a> = [MaybeUninit<Header<'a>>; MAX_FIELDS];
 
@@ -150,16 +155,19 @@ impl<'a> BorrowedRequest<'a> {
         declared.chain(added.map(|(_, value)| value.as_bytes()))
     }
 
-    /// Writes the headers for this host, and a numeric field if there is one; the body follows.
-    pub fn write(&self, host: &str, field: Option<(&HeaderName, u64)>, out: &mut Vec<u8>) {
+    /// Writes the headers for this host, and a numeric and a textual field if there are any; the body follows.
+    pub fn write(&self, host: &str, (number, text): (NumberField<'_>, TextField<'_>), out: &mut Vec<u8>) {
         out.extend_from_slice(self.method.as_bytes());
         out.push(b' ');
         out.extend_from_slice(self.path.as_bytes());
         out.extend_from_slice(b" HTTP/1.1\r\nhost: ");
         out.extend_from_slice(host.as_bytes());
         out.extend_from_slice(b"\r\n");
-        if let Some((name, value)) = field {
-            write_number(out, name, value);
+        if let Some((name, value)) = number {
+            write_number(out, name, *value);
+        }
+        if let Some((name, value)) = text {
+            super::write_field(out, name, value.as_bytes());
         }
         for field in self.fields.iter().filter(|field| !is_host_or_length(field)) {
             write(field, out);
@@ -229,7 +237,7 @@ impl<'a> BorrowedResponse<'a> {
         fields.find(|field| field.name.eq_ignore_ascii_case(name.as_str())).map(|field| field.value)
     }
 
-    /// The same, of which the fields with these names, in lower case, are not written.
+    /// The same response, written without the fields of these names, in lower case.
     #[must_use]
     pub fn hiding(self, hidden: &'static [&'static str]) -> Self {
         Self { hidden, ..self }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fairmesh_model::{GatewayBackend, GatewayService, Invalid, Label, Placement, Zone};
+use fairmesh_model::{GatewayBackend, GatewayQuota, GatewayService, Invalid, Label, Placement, Zone};
 
 use super::endpoint::socket_address;
 use crate::v1;
@@ -31,6 +31,25 @@ impl TryFrom<v1::GatewayBackend> for GatewayBackend {
         };
         backend.validate()?;
         Ok(backend)
+    }
+}
+
+impl From<GatewayQuota> for v1::GatewayQuota {
+    fn from(quota: GatewayQuota) -> Self {
+        let GatewayQuota { connections, handshakes_per_second, requests, services, routes, backends } = quota;
+        Self { connections, handshakes_per_second, requests, services, routes, backends }
+    }
+}
+
+impl TryFrom<v1::GatewayQuota> for GatewayQuota {
+    type Error = Invalid;
+
+    fn try_from(message: v1::GatewayQuota) -> Result<Self, Invalid> {
+        let v1::GatewayQuota { connections, handshakes_per_second, requests, services, routes, backends } =
+            message;
+        let quota = Self { connections, handshakes_per_second, requests, services, routes, backends };
+        quota.validate()?;
+        Ok(quota)
     }
 }
 

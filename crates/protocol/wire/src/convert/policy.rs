@@ -1,10 +1,11 @@
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use fairmesh_model::{
-    Authorization, Backend, HealthCheck, Invalid, Locality, MtlsMode, Policy, Retries, Route, RouteSource,
-    ServiceName, Traffic, within_bounds,
+    Authorization, Backend, HealthCheck, Invalid, Locality, MtlsMode, Policy, PolicyDefaults, PolicyField,
+    Retries, Route, RouteSource, ServiceName, Traffic, within_bounds,
 };
 
+use super::required;
 use crate::v1;
 
 mod actions;
@@ -49,6 +50,7 @@ impl From<Policy> for v1::Policy {
             }
             .into(),
             accept_routes_from: policy.accept_routes_from.iter().map(ToString::to_string).collect(),
+            restated: policy.restated.into_iter().map(|field| field.path().to_owned()).collect(),
         }
     }
 }
@@ -102,9 +104,26 @@ impl TryFrom<v1::Policy> for Policy {
                 .iter()
                 .map(|source| RouteSource::new(source).map_err(|e| e.within("accept_routes_from")))
                 .collect::<Result<_, _>>()?,
+            restated: BTreeSet::new(),
         };
         policy.validate()?;
-        Ok(policy)
+        // A newer release may restate fields that have no defaults here.
+        Ok(policy.restating(message.restated.iter().filter_map(|path| PolicyField::at_path(path))))
+    }
+}
+
+impl From<PolicyDefaults> for v1::PolicyDefaults {
+    fn from(defaults: PolicyDefaults) -> Self {
+        Self { policy: Some(defaults.as_policy().clone().into()) }
+    }
+}
+
+impl TryFrom<v1::PolicyDefaults> for PolicyDefaults {
+    type Error = Invalid;
+
+    fn try_from(message: v1::PolicyDefaults) -> Result<Self, Invalid> {
+        let policy = required("policy", message.policy)?.try_into()?;
+        Self::new(&policy)
     }
 }
 

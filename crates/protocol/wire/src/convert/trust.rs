@@ -3,7 +3,8 @@
 use bytes::Bytes;
 use fairmesh_model::{
     BundleEndpoint, FederatedDomains, Invalid, JoinedAgent, MAX_CERTIFICATE, MAX_RETIRED_ROOTS, MAX_ROOTS,
-    MAX_TENANTS, Region, Revocation, Revocations, RevokedCertificates, Tenant, TrustBundle, TrustDomain,
+    MAX_TENANTS, Region, Revocation, Revocations, RevokedCertificates, Tenant, TokenIssuer, TokenIssuers,
+    TrustBundle, TrustDomain,
 };
 
 use crate::v1;
@@ -74,6 +75,32 @@ impl TryFrom<v1::FederatedDomains> for FederatedDomains {
         let domains = Self { bundles, endpoints };
         domains.validate()?;
         Ok(domains)
+    }
+}
+
+impl From<TokenIssuers> for v1::TokenIssuers {
+    fn from(all: TokenIssuers) -> Self {
+        let issuer = |one: TokenIssuer| v1::TokenIssuer {
+            issuer: one.issuer,
+            url: one.url.unwrap_or_default(),
+            keys: one.keys.into(),
+        };
+        Self { issuers: all.issuers.into_iter().map(issuer).collect() }
+    }
+}
+
+impl TryFrom<v1::TokenIssuers> for TokenIssuers {
+    type Error = Invalid;
+
+    fn try_from(message: v1::TokenIssuers) -> Result<Self, Invalid> {
+        let issuer = |one: v1::TokenIssuer| TokenIssuer {
+            issuer: one.issuer,
+            url: Some(one.url).filter(|url| !url.is_empty()),
+            keys: one.keys.into(),
+        };
+        let all = Self { issuers: message.issuers.into_iter().map(issuer).collect() };
+        all.validate()?;
+        Ok(all)
     }
 }
 

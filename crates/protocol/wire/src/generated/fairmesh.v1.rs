@@ -1094,6 +1094,10 @@ pub struct Policy {
     /// The role of the copies of a shard that get calls which name none; empty: copies of any role.
     #[prost(string, tag = "32")]
     pub role: ::prost::alloc::string::String,
+    /// Fields that are stated although they have the built-in value, so that no default replaces them; by their paths in documents,
+    /// such as retries.attempts.
+    #[prost(string, repeated, tag = "33")]
+    pub restated: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// Nested message and enum types in `Policy`.
 pub mod policy {
@@ -1135,6 +1139,13 @@ pub mod policy {
             }
         }
     }
+}
+/// Defaults for the policies of a tenant or of the mesh, at policy-defaults/.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PolicyDefaults {
+    /// Only the fields that have defaults are read.
+    #[prost(message, optional, tag = "1")]
+    pub policy: ::core::option::Option<Policy>,
 }
 /// Who divides the calls to a service among regions: a planner, or shares written by hand.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1267,7 +1278,7 @@ pub struct SourceShares {
 /// How the calls of one traffic class are divided.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RegionShares {
-    /// Empty: calls without a class, and of classes that are not listed.
+    /// The class; empty: calls without a class, and calls of classes that are not listed.
     #[prost(string, tag = "1")]
     pub class: ::prost::alloc::string::String,
     #[prost(message, repeated, tag = "2")]
@@ -1592,6 +1603,9 @@ pub struct Actions {
     /// Statuses of responses after which a call that may be repeated is retried, beside 503; 400 to 599, at most 16.
     #[prost(uint32, repeated, tag = "15")]
     pub retry_on: ::prost::alloc::vec::Vec<u32>,
+    /// Whether calls that draw a backend without endpoints are divided among the other backends, by their weights.
+    #[prost(bool, tag = "16")]
+    pub redistributes_empty: bool,
 }
 /// A rate limit.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1962,7 +1976,7 @@ pub struct RegionInfo {
 /// Prices of bytes between regions. All amounts are in units of 10^-12 dollars; prices are of 10^9 bytes.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Egress {
-    /// Of pairs that are not listed.
+    /// Price of pairs that are not listed.
     #[prost(uint64, tag = "1")]
     pub price: u64,
     #[prost(message, repeated, tag = "2")]
@@ -2113,6 +2127,25 @@ pub struct BundleEndpoint {
     #[prost(string, tag = "2")]
     pub url: ::prost::alloc::string::String,
 }
+/// The issuers whose tokens of end users servers verify, at identity/issuers.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TokenIssuers {
+    /// At most 16, each once.
+    #[prost(message, repeated, tag = "1")]
+    pub issuers: ::prost::alloc::vec::Vec<TokenIssuer>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TokenIssuer {
+    /// As tokens have it in iss; at most 1024 bytes.
+    #[prost(string, tag = "1")]
+    pub issuer: ::prost::alloc::string::String,
+    /// Where control planes fetch its keys again; empty: they were given. At most 1024 bytes.
+    #[prost(string, tag = "2")]
+    pub url: ::prost::alloc::string::String,
+    /// Its public keys as a JWKS, with what verification needs, at most 32768 bytes.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub keys: ::prost::bytes::Bytes,
+}
 /// An agent that joined the trust domain.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct JoinedAgent {
@@ -2225,6 +2258,9 @@ pub struct Authorization {
     /// Callers whose header x-fairmesh-caller names the caller that they call for, at most 256.
     #[prost(string, repeated, tag = "3")]
     pub intermediaries: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The tokens of end users that count in conditions, at most 16, each issuer once; empty: none is read.
+    #[prost(message, repeated, tag = "4")]
+    pub tokens: ::prost::alloc::vec::Vec<AcceptedTokens>,
 }
 /// Nested message and enum types in `Authorization`.
 pub mod authorization {
@@ -2266,6 +2302,15 @@ pub mod authorization {
         }
     }
 }
+/// Tokens of an issuer at identity/issuers.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AcceptedTokens {
+    #[prost(string, tag = "1")]
+    pub issuer: ::prost::alloc::string::String,
+    /// 1 to 256; a token has to name one of them.
+    #[prost(string, repeated, tag = "2")]
+    pub audiences: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct AuthorizationRule {
     #[prost(string, tag = "1")]
@@ -2279,6 +2324,12 @@ pub struct AuthorizationRule {
     pub methods: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(message, repeated, tag = "5")]
     pub paths: ::prost::alloc::vec::Vec<AuthorizedPath>,
+    /// Addresses from which connections come, as 10.0.0.0/8, at most 256; empty: all.
+    #[prost(string, repeated, tag = "6")]
+    pub sources: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// At most 32, all of which have to hold.
+    #[prost(message, repeated, tag = "7")]
+    pub when: ::prost::alloc::vec::Vec<AuthorizationCondition>,
 }
 /// Nested message and enum types in `AuthorizationRule`.
 pub mod authorization_rule {
@@ -2297,6 +2348,8 @@ pub mod authorization_rule {
     pub enum Action {
         Allow = 0,
         Deny = 1,
+        /// As ALLOW, of rules with sources or conditions: servers that know none refuse the record.
+        AllowIf = 2,
     }
     impl Action {
         /// String value of the enum field names used in the ProtoBuf definition.
@@ -2307,6 +2360,7 @@ pub mod authorization_rule {
             match self {
                 Self::Allow => "ALLOW",
                 Self::Deny => "DENY",
+                Self::AllowIf => "ALLOW_IF",
             }
         }
         /// Creates an enum from field names used in the ProtoBuf definition.
@@ -2314,10 +2368,39 @@ pub mod authorization_rule {
             match value {
                 "ALLOW" => Some(Self::Allow),
                 "DENY" => Some(Self::Deny),
+                "ALLOW_IF" => Some(Self::AllowIf),
                 _ => None,
             }
         }
     }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AuthorizationCondition {
+    /// Whether it must have none of the values, instead of one of them.
+    #[prost(bool, tag = "3")]
+    pub excludes: bool,
+    /// 1 to 256; * at the end of a value stands for any rest.
+    #[prost(string, repeated, tag = "4")]
+    pub values: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(oneof = "authorization_condition::Subject", tags = "1, 2")]
+    pub subject: ::core::option::Option<authorization_condition::Subject>,
+}
+/// Nested message and enum types in `AuthorizationCondition`.
+pub mod authorization_condition {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Subject {
+        #[prost(message, tag = "1")]
+        Claim(super::ClaimPath),
+        /// In lower case.
+        #[prost(string, tag = "2")]
+        Header(::prost::alloc::string::String),
+    }
+}
+/// The names that lead to a claim of a token, from the outside in, 1 to 4.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ClaimPath {
+    #[prost(string, repeated, tag = "1")]
+    pub names: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AuthorizedPath {
@@ -2473,6 +2556,25 @@ pub struct ZoneBackends {
     /// Names of backends.
     #[prost(string, repeated, tag = "2")]
     pub backends: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// What a tenant may have at the gateway, at gateway-quotas/. What is absent is left to the replicas' options; nothing is 0.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GatewayQuota {
+    /// At each replica.
+    #[prost(uint32, optional, tag = "1")]
+    pub connections: ::core::option::Option<u32>,
+    #[prost(uint32, optional, tag = "2")]
+    pub handshakes_per_second: ::core::option::Option<u32>,
+    #[prost(uint32, optional, tag = "3")]
+    pub requests: ::core::option::Option<u32>,
+    #[prost(uint32, optional, tag = "4")]
+    pub services: ::core::option::Option<u32>,
+    /// Routes of all policies together.
+    #[prost(uint32, optional, tag = "5")]
+    pub routes: ::core::option::Option<u32>,
+    /// Backends of all services together, each counted once for each service.
+    #[prost(uint32, optional, tag = "6")]
+    pub backends: ::core::option::Option<u32>,
 }
 /// Unspecified: serving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
@@ -4397,6 +4499,52 @@ pub struct ReportedDistance {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReportDistancesResponse {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ReportProbesRequest {
+    /// Where the agent is; the zone is empty if it is not known.
+    #[prost(string, tag = "1")]
+    pub region: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub zone: ::prost::alloc::string::String,
+    /// Where the agent answers probes: IP address and port.
+    #[prost(string, tag = "3")]
+    pub address: ::prost::alloc::string::String,
+    /// One for each target of the last response.
+    #[prost(message, repeated, tag = "4")]
+    pub results: ::prost::alloc::vec::Vec<ProbeResult>,
+    /// The agent stops, and is to be probed no longer.
+    #[prost(bool, tag = "5")]
+    pub leaving: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ProbeResult {
+    /// The address that was probed.
+    #[prost(string, tag = "1")]
+    pub target: ::prost::alloc::string::String,
+    /// Outcomes of the protocols that were tried.
+    #[prost(message, repeated, tag = "2")]
+    pub outcomes: ::prost::alloc::vec::Vec<ProtocolOutcome>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ProtocolOutcome {
+    /// tcp, http1, http2, grpc or websocket; readers skip others.
+    #[prost(string, tag = "1")]
+    pub protocol: ::prost::alloc::string::String,
+    #[prost(bool, tag = "2")]
+    pub failed: bool,
+    /// If it passed.
+    #[prost(uint64, tag = "3")]
+    pub took_us: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReportProbesResponse {
+    /// Addresses of agents.
+    #[prost(string, repeated, tag = "1")]
+    pub targets: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Time until the next report.
+    #[prost(uint32, tag = "2")]
+    pub interval_ms: u32,
+}
 /// Generated client implementations.
 pub mod checker_client {
     #![allow(
@@ -4549,6 +4697,31 @@ pub mod checker_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Checker", "ReportDistances"));
             self.inner.unary(req, path, codec).await
         }
+        /// What an agent found when it probed other agents. The response names the agents that it probes next.
+        pub async fn report_probes(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReportProbesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReportProbesResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codegen::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/fairmesh.v1.Checker/ReportProbes",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("fairmesh.v1.Checker", "ReportProbes"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -4588,6 +4761,14 @@ pub mod checker_server {
             request: tonic::Request<super::ReportDistancesRequest>,
         ) -> std::result::Result<
             tonic::Response<super::ReportDistancesResponse>,
+            tonic::Status,
+        >;
+        /// What an agent found when it probed other agents. The response names the agents that it probes next.
+        async fn report_probes(
+            &self,
+            request: tonic::Request<super::ReportProbesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReportProbesResponse>,
             tonic::Status,
         >;
     }
@@ -4801,6 +4982,51 @@ pub mod checker_server {
                     };
                     Box::pin(fut)
                 }
+                "/fairmesh.v1.Checker/ReportProbes" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReportProbesSvc<T: Checker>(pub Arc<T>);
+                    impl<
+                        T: Checker,
+                    > tonic::server::UnaryService<super::ReportProbesRequest>
+                    for ReportProbesSvc<T> {
+                        type Response = super::ReportProbesResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReportProbesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Checker>::report_probes(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReportProbesSvc(inner);
+                        let codec = crate::codegen::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 _ => {
                     Box::pin(async move {
                         let mut response = http::Response::new(
@@ -4856,11 +5082,11 @@ pub struct ReportSignalsRequest {
     /// At most 1024.
     #[prost(message, repeated, tag = "4")]
     pub servers: ::prost::alloc::vec::Vec<ServerRates>,
-    /// Paths and groups of servers that had no room, in this report or in those that it is the sum of.
+    /// Paths and groups of servers that had no room, in this report or in the reports that it sums.
     #[prost(uint32, tag = "5")]
     pub left_out: u32,
-    /// Services, tenant/service, of which such rows are: what is reported of them is not all. At most 1024, the first by name:
-    /// of 1024, there may be further ones.
+    /// Services, tenant/service, with such rows: their figures here are incomplete. At most 1024, the first by name:
+    /// with 1024, there may be further ones.
     #[prost(string, repeated, tag = "6")]
     pub incomplete: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Calls that servers processed; at most 4096. What is beyond that is left out, and `left_out` does not count it.
@@ -4896,6 +5122,9 @@ pub struct ReportSignalsResponse {
     /// operator looks at them; at most 64. A report without rows asks for this.
     #[prost(string, repeated, tag = "3")]
     pub watched: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Rows of counts that were left out, since their sender may not report them, or since their numbers are not plausible.
+    #[prost(uint64, tag = "4")]
+    pub refused_rows: u64,
 }
 /// CPU usage of one instance. Each minute covers all of it so far: the longest coverage wins, so that repeated reports are not
 /// counted twice. Minutes that are late by up to 15 minutes count in their own minute.
@@ -4962,10 +5191,11 @@ pub struct CallRates {
     /// Until responses began, in microseconds per second.
     #[prost(uint64, tag = "10")]
     pub time_us: u64,
-    /// Of the bodies of responses, per second.
+    /// Bytes of the bodies of responses, per second.
     #[prost(uint64, tag = "11")]
     pub bytes: u64,
-    /// Of services that prefer the zone of the caller: its zone, and that of the servers where these are of the same region.
+    /// For services that prefer the zone of the caller: the caller's zone, and the servers' zone if these are of the
+    /// same region.
     #[prost(string, tag = "12")]
     pub from_zone: ::prost::alloc::string::String,
     #[prost(string, tag = "13")]
@@ -4978,7 +5208,7 @@ pub struct CallRates {
     pub parent_service: ::prost::alloc::string::String,
     #[prost(string, tag = "16")]
     pub parent_class: ::prost::alloc::string::String,
-    /// Of the bodies of requests, per second.
+    /// Bytes of the bodies of requests, per second.
     #[prost(uint64, tag = "17")]
     pub request_bytes: u64,
 }
@@ -5016,7 +5246,7 @@ pub struct ServerRates {
     /// Those of them that count calls.
     #[prost(uint32, tag = "4")]
     pub counting: u32,
-    /// Calls that arrived, in thousandths per second, with those that were refused because of overload.
+    /// Calls that arrived, in thousandths per second, including calls that were refused because of overload.
     #[prost(uint64, tag = "5")]
     pub received: u64,
     #[prost(uint64, tag = "6")]
@@ -5060,7 +5290,7 @@ pub struct CountReport {
     /// At most 64, and at most 4096 rows in all of them.
     #[prost(message, repeated, tag = "3")]
     pub intervals: ::prost::alloc::vec::Vec<CountedInterval>,
-    /// Rows that had no room.
+    /// Rows that had no room, or were refused.
     #[prost(uint64, tag = "4")]
     pub left_out: u64,
 }
@@ -5077,6 +5307,8 @@ pub struct CountedInterval {
     pub calls: ::prost::alloc::vec::Vec<CountedCalls>,
     #[prost(message, repeated, tag = "4")]
     pub denied: ::prost::alloc::vec::Vec<DeniedCalls>,
+    #[prost(message, repeated, tag = "5")]
+    pub cpu: ::prost::alloc::vec::Vec<AttributedCpu>,
 }
 /// Calls of one path.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -5099,7 +5331,7 @@ pub struct CountedCalls {
     /// The region of the servers; empty: no server was picked.
     #[prost(string, tag = "6")]
     pub to: ::prost::alloc::string::String,
-    /// Of services that prefer the zone of the caller.
+    /// For services that prefer the zone of the caller.
     #[prost(string, tag = "7")]
     pub from_zone: ::prost::alloc::string::String,
     #[prost(string, tag = "8")]
@@ -5113,7 +5345,7 @@ pub struct CountedCalls {
     /// Until responses began, over all attempts with one, in microseconds.
     #[prost(uint64, tag = "11")]
     pub time_us: u64,
-    /// Of the bodies of requests and of responses.
+    /// Bytes of the bodies of requests and of responses.
     #[prost(uint64, tag = "12")]
     pub request_bytes: u64,
     #[prost(uint64, tag = "13")]
@@ -5149,6 +5381,22 @@ pub struct DeniedCalls {
     pub audit: bool,
     #[prost(uint64, tag = "5")]
     pub count: u64,
+}
+/// CPU that the servers of a service used, divided by how long calls of each caller, and of each origin, were in flight.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AttributedCpu {
+    /// tenant/service
+    #[prost(string, tag = "1")]
+    pub service: ::prost::alloc::string::String,
+    /// Whether it is divided by the first service of the chain of calls, and else by the caller. Both add up to the whole.
+    #[prost(bool, tag = "2")]
+    pub by_origin: bool,
+    /// tenant/service; (unknown): without a verified identity; (other): those with the least; (idle): no call was in flight.
+    #[prost(string, tag = "3")]
+    pub user: ::prost::alloc::string::String,
+    /// In microseconds.
+    #[prost(uint64, tag = "4")]
+    pub cpu_us: u64,
 }
 /// Generated client implementations.
 pub mod signals_client {
@@ -5444,6 +5692,172 @@ pub mod signals_server {
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReadCostRequest {
+    /// tenant/service
+    #[prost(string, tag = "1")]
+    pub service: ::prost::alloc::string::String,
+    /// Whether CPU is divided by the first service of the chain of calls, and else by the caller.
+    #[prost(bool, tag = "2")]
+    pub by_origin: bool,
+    /// The last seconds to add up, rounded up to minutes beside the present one; at most 3600. 0: 600.
+    #[prost(uint32, tag = "3")]
+    pub window_s: u32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ReadCostResponse {
+    /// Those with the most first: at most 32 services, and (unknown), (other) and (idle).
+    #[prost(message, repeated, tag = "1")]
+    pub rows: ::prost::alloc::vec::Vec<CostRow>,
+    /// Since history began, when this control plane was started.
+    #[prost(uint64, tag = "2")]
+    pub history_ms: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CostRow {
+    /// tenant/service; (unknown): without a verified identity; (other): those with the least; (idle): no call was in flight.
+    #[prost(string, tag = "1")]
+    pub user: ::prost::alloc::string::String,
+    /// In microseconds.
+    #[prost(uint64, tag = "2")]
+    pub cpu_us: u64,
+    /// The same by minute, the oldest first. The last one is not over.
+    #[prost(uint64, repeated, tag = "3")]
+    pub minutes_us: ::prost::alloc::vec::Vec<u64>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReadTracesRequest {
+    /// Only traces in which this service takes part, tenant/service, and spans of services of its tenant; empty: see tenant.
+    #[prost(string, tag = "1")]
+    pub service: ::prost::alloc::string::String,
+    /// Only traces in which services of this tenant take part, and their spans; empty: all.
+    #[prost(string, tag = "2")]
+    pub tenant: ::prost::alloc::string::String,
+    /// The trace, 32 hexadecimal digits; empty: a list without spans.
+    #[prost(string, tag = "3")]
+    pub id: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ReadTracesResponse {
+    /// The slowest first, at most 200; with an id, that trace. Sums are of the spans that may be seen.
+    #[prost(message, repeated, tag = "1")]
+    pub traces: ::prost::alloc::vec::Vec<TraceSummary>,
+    /// By their beginnings.
+    #[prost(message, repeated, tag = "2")]
+    pub spans: ::prost::alloc::vec::Vec<TraceSpan>,
+    /// Traces that are not in this response.
+    #[prost(uint32, tag = "3")]
+    pub not_shown: u32,
+    /// Spans of services of other tenants.
+    #[prost(uint32, tag = "4")]
+    pub hidden_spans: u32,
+    /// Spans that had no room since this control plane was started.
+    #[prost(uint64, tag = "5")]
+    pub left_out: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TraceSummary {
+    /// 32 hexadecimal digits.
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    /// Of the first span.
+    #[prost(string, tag = "2")]
+    pub service: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub name: ::prost::alloc::string::String,
+    /// From the beginning of the first span to the end of the last, in microseconds.
+    #[prost(uint64, tag = "4")]
+    pub duration_us: u64,
+    /// Whether a span failed.
+    #[prost(bool, tag = "5")]
+    pub failed: bool,
+    #[prost(uint32, tag = "6")]
+    pub spans: u32,
+    /// Since the first span arrived, in milliseconds.
+    #[prost(uint64, tag = "7")]
+    pub age_ms: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TraceSpan {
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+    /// 0: none. The parent may not be known.
+    #[prost(uint64, tag = "2")]
+    pub parent: u64,
+    #[prost(enumeration = "trace_span::Kind", tag = "3")]
+    pub kind: i32,
+    /// The service that is called, tenant/service, or the name that a program gives itself.
+    #[prost(string, tag = "4")]
+    pub service: ::prost::alloc::string::String,
+    /// The process that exports it, by the service for which it stands.
+    #[prost(string, tag = "5")]
+    pub process: ::prost::alloc::string::String,
+    #[prost(string, tag = "6")]
+    pub name: ::prost::alloc::string::String,
+    /// Since the beginning of the first span, in microseconds, by the clock of the process.
+    #[prost(uint64, tag = "7")]
+    pub start_us: u64,
+    #[prost(uint64, tag = "8")]
+    pub duration_us: u64,
+    /// Of HTTP; 0: none.
+    #[prost(uint32, tag = "9")]
+    pub status: u32,
+    /// Why it failed; empty: it did not.
+    #[prost(string, tag = "10")]
+    pub error: ::prost::alloc::string::String,
+    /// The instance that served it, its address and its region; empty: not known.
+    #[prost(string, tag = "11")]
+    pub instance: ::prost::alloc::string::String,
+    #[prost(string, tag = "12")]
+    pub address: ::prost::alloc::string::String,
+    #[prost(string, tag = "13")]
+    pub region: ::prost::alloc::string::String,
+    /// The revision of the routing information base by which it was decided; 0: not known.
+    #[prost(uint64, tag = "14")]
+    pub revision: u64,
+}
+/// Nested message and enum types in `TraceSpan`.
+pub mod trace_span {
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Kind {
+        Internal = 0,
+        Server = 1,
+        Client = 2,
+    }
+    impl Kind {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Internal => "INTERNAL",
+                Self::Server => "SERVER",
+                Self::Client => "CLIENT",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "INTERNAL" => Some(Self::Internal),
+                "SERVER" => Some(Self::Server),
+                "CLIENT" => Some(Self::Client),
+                _ => None,
+            }
+        }
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReadCallsRequest {
     /// Only calls to and from this service, tenant/service; empty: see tenant.
     #[prost(string, tag = "1")]
@@ -5472,7 +5886,7 @@ pub struct ReadCallsResponse {
     /// Since history began, when this control plane was started.
     #[prost(uint64, tag = "4")]
     pub history_ms: u64,
-    /// Rows that agents, replicas and programs had no room for, and those that arrived too late.
+    /// Rows that agents, replicas and programs had no room for, and rows that arrived too late.
     #[prost(uint64, tag = "5")]
     pub left_out: u64,
     #[prost(message, repeated, tag = "6")]
@@ -5841,7 +6255,7 @@ pub struct Change {
     /// Why it was replaced, as the author said.
     #[prost(string, tag = "5")]
     pub replaced_message: ::prost::alloc::string::String,
-    /// Of the current value: the revision of this store that wrote it, for conditions.
+    /// For the current value: the revision of this store that wrote it, for conditions.
     #[prost(uint64, tag = "6")]
     pub stored_revision: u64,
 }
@@ -5857,6 +6271,55 @@ pub struct RollbackRequest {
     /// Why, for the history; at most 1024 bytes.
     #[prost(string, tag = "4")]
     pub message: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReadProbesRequest {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ReadProbesResponse {
+    /// Each ordered pair of zones with a result in the last quarter of an hour, by name.
+    #[prost(message, repeated, tag = "1")]
+    pub pairs: ::prost::alloc::vec::Vec<ProbedPair>,
+    /// Agents that answer probes.
+    #[prost(uint32, tag = "2")]
+    pub agents: u32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ProbedPair {
+    /// Zones are empty where agents do not know theirs.
+    #[prost(string, tag = "1")]
+    pub from_region: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub from_zone: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub to_region: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub to_zone: ::prost::alloc::string::String,
+    /// passing, degraded (some agents fail), failing (all fail), or stale (no result is recent).
+    #[prost(string, tag = "5")]
+    pub verdict: ::prost::alloc::string::String,
+    /// The first protocol that fails, if one does.
+    #[prost(string, tag = "6")]
+    pub fault: ::prost::alloc::string::String,
+    /// Since the last result.
+    #[prost(uint64, tag = "7")]
+    pub age_ms: u64,
+    /// Protocols of recent results, in the order in which faults are looked for.
+    #[prost(message, repeated, tag = "8")]
+    pub protocols: ::prost::alloc::vec::Vec<ProbedProtocol>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ProbedProtocol {
+    /// tcp, http1, http2, grpc or websocket.
+    #[prost(string, tag = "1")]
+    pub protocol: ::prost::alloc::string::String,
+    /// Agents whose last probe passed, and whose last probe failed.
+    #[prost(uint32, tag = "2")]
+    pub passed: u32,
+    #[prost(uint32, tag = "3")]
+    pub failed: u32,
+    /// The median time of passed probes; absent without one.
+    #[prost(uint64, optional, tag = "4")]
+    pub took_us: ::core::option::Option<u64>,
 }
 /// Generated client implementations.
 pub mod admin_client {
@@ -6130,6 +6593,81 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Admin", "ReadCalls"));
             self.inner.unary(req, path, codec).await
         }
+        /// The CPU of a service, by whose calls were in flight while its servers used it.
+        pub async fn read_cost(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReadCostRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadCostResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codegen::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/fairmesh.v1.Admin/ReadCost",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("fairmesh.v1.Admin", "ReadCost"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// The slowest and the failed traces of the last hour, or one of them. FAILED_PRECONDITION: this control plane takes no spans.
+        pub async fn read_traces(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReadTracesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadTracesResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codegen::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/fairmesh.v1.Admin/ReadTraces",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("fairmesh.v1.Admin", "ReadTraces"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// The network between zones, as agents that probe each other see it.
+        pub async fn read_probes(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReadProbesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadProbesResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codegen::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/fairmesh.v1.Admin/ReadProbes",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("fairmesh.v1.Admin", "ReadProbes"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -6206,6 +6744,30 @@ pub mod admin_server {
             request: tonic::Request<super::ReadCallsRequest>,
         ) -> std::result::Result<
             tonic::Response<super::ReadCallsResponse>,
+            tonic::Status,
+        >;
+        /// The CPU of a service, by whose calls were in flight while its servers used it.
+        async fn read_cost(
+            &self,
+            request: tonic::Request<super::ReadCostRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadCostResponse>,
+            tonic::Status,
+        >;
+        /// The slowest and the failed traces of the last hour, or one of them. FAILED_PRECONDITION: this control plane takes no spans.
+        async fn read_traces(
+            &self,
+            request: tonic::Request<super::ReadTracesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadTracesResponse>,
+            tonic::Status,
+        >;
+        /// The network between zones, as agents that probe each other see it.
+        async fn read_probes(
+            &self,
+            request: tonic::Request<super::ReadProbesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadProbesResponse>,
             tonic::Status,
         >;
     }
@@ -6636,6 +7198,135 @@ pub mod admin_server {
                     };
                     Box::pin(fut)
                 }
+                "/fairmesh.v1.Admin/ReadCost" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReadCostSvc<T: Admin>(pub Arc<T>);
+                    impl<T: Admin> tonic::server::UnaryService<super::ReadCostRequest>
+                    for ReadCostSvc<T> {
+                        type Response = super::ReadCostResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReadCostRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Admin>::read_cost(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReadCostSvc(inner);
+                        let codec = crate::codegen::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/fairmesh.v1.Admin/ReadTraces" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReadTracesSvc<T: Admin>(pub Arc<T>);
+                    impl<T: Admin> tonic::server::UnaryService<super::ReadTracesRequest>
+                    for ReadTracesSvc<T> {
+                        type Response = super::ReadTracesResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReadTracesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Admin>::read_traces(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReadTracesSvc(inner);
+                        let codec = crate::codegen::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/fairmesh.v1.Admin/ReadProbes" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReadProbesSvc<T: Admin>(pub Arc<T>);
+                    impl<T: Admin> tonic::server::UnaryService<super::ReadProbesRequest>
+                    for ReadProbesSvc<T> {
+                        type Response = super::ReadProbesResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReadProbesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Admin>::read_probes(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReadProbesSvc(inner);
+                        let codec = crate::codegen::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 _ => {
                     Box::pin(async move {
                         let mut response = http::Response::new(
@@ -6756,6 +7447,9 @@ pub struct ImbalanceLine {
     /// Number of minutes; 0: as in the response.
     #[prost(uint64, tag = "4")]
     pub minutes: u64,
+    /// Parts of the waste of a service; absent from other lines.
+    #[prost(message, optional, tag = "5")]
+    pub causes: ::core::option::Option<Causes>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ImbalanceOutlier {
@@ -8961,6 +9655,78 @@ pub mod workload_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WhatIfRequest {
+    /// Policies, regions and round trips after the change, as they would be written; others are refused.
+    #[prost(message, repeated, tag = "1")]
+    pub records: ::prost::alloc::vec::Vec<Op>,
+    #[prost(message, repeated, tag = "2")]
+    pub demand: ::prost::alloc::vec::Vec<DemandFactor>,
+    /// Regions whose servers are gone; their callers stay.
+    #[prost(string, repeated, tag = "3")]
+    pub lost_regions: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// What the calls of clients in a region are multiplied with.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DemandFactor {
+    /// Empty: all regions.
+    #[prost(string, tag = "1")]
+    pub region: ::prost::alloc::string::String,
+    /// 0 to 1000.
+    #[prost(double, tag = "2")]
+    pub factor: f64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WhatIfResponse {
+    /// What the tables in force cause, and what the best plan after the change causes.
+    #[prost(message, optional, tag = "1")]
+    pub now: ::core::option::Option<Prediction>,
+    #[prost(message, optional, tag = "2")]
+    pub then: ::core::option::Option<Prediction>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Prediction {
+    /// Mean milliseconds of a client's call with all calls that are made for it, and by how much the errors of the fits may change it.
+    #[prost(double, tag = "1")]
+    pub latency_ms: f64,
+    #[prost(double, tag = "2")]
+    pub latency_error_ms: f64,
+    /// Dollars per hour.
+    #[prost(double, tag = "3")]
+    pub egress: f64,
+    /// The share of clients' calls that are shed.
+    #[prost(double, tag = "4")]
+    pub shed: f64,
+    /// How far the cost of the plan may be above the least one, as a part of it.
+    #[prost(double, tag = "5")]
+    pub gap: f64,
+    #[prost(message, repeated, tag = "6")]
+    pub services: ::prost::alloc::vec::Vec<PredictedService>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PredictedService {
+    /// tenant/service
+    #[prost(string, tag = "1")]
+    pub service: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "2")]
+    pub loads: ::prost::alloc::vec::Vec<PredictedLoad>,
+    #[prost(message, repeated, tag = "3")]
+    pub expected: ::prost::alloc::vec::Vec<ExpectedCalls>,
+    /// Standard error of the fits, as a part of the times that they predict.
+    #[prost(double, tag = "4")]
+    pub model_error: f64,
+    /// Why the optimizer cannot plan the service; the rest is empty then.
+    #[prost(string, tag = "5")]
+    pub why_not: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PredictedLoad {
+    #[prost(string, tag = "1")]
+    pub region: ::prost::alloc::string::String,
+    /// Utilisation of the servers, 0 to 1.
+    #[prost(double, tag = "2")]
+    pub load: f64,
+}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TrafficCallsRequest {
     /// The called service, as tenant/service; empty: all whose calls are reported at present.
@@ -9624,6 +10390,29 @@ pub mod traffic_planner_client {
                 .insert(GrpcMethod::new("fairmesh.v1.TrafficPlanner", "Graph"));
             self.inner.unary(req, path, codec).await
         }
+        /// What a change would lead to, by the optimizer's model; nothing is changed. FAILED_PRECONDITION if the model does not know
+        /// enough, RESOURCE_EXHAUSTED while another prediction is made.
+        pub async fn what_if(
+            &mut self,
+            request: impl tonic::IntoRequest<super::WhatIfRequest>,
+        ) -> std::result::Result<tonic::Response<super::WhatIfResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codegen::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/fairmesh.v1.TrafficPlanner/WhatIf",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("fairmesh.v1.TrafficPlanner", "WhatIf"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -9687,6 +10476,12 @@ pub mod traffic_planner_server {
             tonic::Response<super::TrafficGraphResponse>,
             tonic::Status,
         >;
+        /// What a change would lead to, by the optimizer's model; nothing is changed. FAILED_PRECONDITION if the model does not know
+        /// enough, RESOURCE_EXHAUSTED while another prediction is made.
+        async fn what_if(
+            &self,
+            request: tonic::Request<super::WhatIfRequest>,
+        ) -> std::result::Result<tonic::Response<super::WhatIfResponse>, tonic::Status>;
     }
     #[derive(Debug)]
     pub struct TrafficPlannerServer<T> {
@@ -10019,6 +10814,51 @@ pub mod traffic_planner_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GraphSvc(inner);
+                        let codec = crate::codegen::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/fairmesh.v1.TrafficPlanner/WhatIf" => {
+                    #[allow(non_camel_case_types)]
+                    struct WhatIfSvc<T: TrafficPlanner>(pub Arc<T>);
+                    impl<
+                        T: TrafficPlanner,
+                    > tonic::server::UnaryService<super::WhatIfRequest>
+                    for WhatIfSvc<T> {
+                        type Response = super::WhatIfResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::WhatIfRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as TrafficPlanner>::what_if(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = WhatIfSvc(inner);
                         let codec = crate::codegen::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

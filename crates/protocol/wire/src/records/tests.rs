@@ -33,13 +33,16 @@ fn keys() -> Vec<RecordKey> {
         RecordKey::TrustBundle,
         RecordKey::Revocations,
         RecordKey::FederatedDomains,
+        RecordKey::TokenIssuers,
         RecordKey::JoinedAgent(Label::new("web-1").unwrap()),
         RecordKey::Workload(cart()),
         RecordKey::Authorization(cart()),
         RecordKey::DefaultAuthorization,
+        RecordKey::PolicyDefaults(DefaultsScope::Mesh),
         RecordKey::RoleBinding(Label::new("shop").unwrap()),
         RecordKey::GatewayService(cart()),
         RecordKey::GatewayBackend(Label::new("gw-1").unwrap()),
+        RecordKey::GatewayQuota(Tenant::new("shop").unwrap()),
         RecordKey::Placement(cart()),
     ]
 }

@@ -1,6 +1,6 @@
 use std::{fmt, sync::Arc};
 
-use fairmesh_model::{Identity, Invalid, MeshRole, SpiffeId, SpiffePath};
+use fairmesh_model::{Identity, Invalid, MAX_TOKEN, MeshRole, SpiffeId, SpiffePath};
 use http::HeaderValue;
 
 use super::Address;
@@ -15,7 +15,7 @@ pub struct BearerToken(Arc<str>);
 
 impl BearerToken {
     /// The longest token, in bytes.
-    pub const MAX: usize = 8 * 1024;
+    pub const MAX: usize = MAX_TOKEN;
 
     /// A token as text, of which white space at both ends does not count.
     ///

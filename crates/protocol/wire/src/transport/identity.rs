@@ -80,6 +80,12 @@ pub trait TlsIdentity: fmt::Debug + Send + Sync {
         self.is_ready()
     }
 
+    /// Whether servers with it accept mutual TLS. Asked for each connection: a server may learn from its agent, after it has begun to
+    /// serve, that the mesh has a trust domain.
+    fn speaks_tls(&self) -> bool {
+        true
+    }
+
     /// Why there is no certificate yet, if that is known.
     fn problem(&self) -> Option<String> {
         None
@@ -106,6 +112,12 @@ pub trait TlsIdentity: fmt::Debug + Send + Sync {
     /// Changes when certificates of peers are revoked, after which reads and writes of their connections fail; `None` if
     /// none ever is.
     fn revocation_changes(&self) -> Option<watch::Receiver<u64>> {
+        None
+    }
+
+    /// Changes after [`speaks_tls`](Self::speaks_tls) has: connections that were accepted in plaintext have to be judged anew; `None` if
+    /// it never does.
+    fn tls_changes(&self) -> Option<watch::Receiver<()>> {
         None
     }
 

@@ -58,6 +58,11 @@ impl Services {
 }
 
 impl Services {
+    /// The calls, for use within the process.
+    pub fn calls(&self) -> Routes {
+        self.calls.clone()
+    }
+
     /// The same with other calls, such as those behind a check.
     #[must_use]
     pub fn map_calls(self, change: impl FnOnce(Routes) -> Routes) -> Self {

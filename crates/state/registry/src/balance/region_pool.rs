@@ -152,7 +152,10 @@ impl RegionPool {
                 self.members[holder].groups.insert(index);
             }
         }
-        let total: u128 = self.members.iter().map(|member| u128::from(member.load)).sum();
+        // Of shards whole: copies are rounded up, and one more of them would raise every fair share.
+        let shards = self.groups.iter().map(|group| u128::from(group.work));
+        let total: u128 =
+            shards.chain(self.members.iter().map(|member| u128::from(member.server.rest))).sum();
         let power: u128 = self.members.iter().map(|member| u128::from(member.server.power)).sum();
         for member in &mut self.members {
             let fair = total * u128::from(member.server.power) / power.max(1);

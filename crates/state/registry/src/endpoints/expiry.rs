@@ -137,8 +137,8 @@ impl Registry {
         if back.is_empty() { Ok(()) } else { self.restore_states(&back).await }
     }
 
-    /// Notes endpoints that were marked as lost, with their states before. Returns those that renewed their leases meanwhile, and
-    /// those whose addresses were claimed by endpoints of other services meanwhile.
+    /// Notes endpoints that were marked as lost, with their states before. Returns endpoints that renewed their leases
+    /// meanwhile, and endpoints whose addresses were claimed by endpoints of other services meanwhile.
     fn note_lost(
         &self,
         marked: Vec<(StoredEndpoint, EndpointState)>,

@@ -13,9 +13,10 @@ use fairmesh_wire::records;
 use tokio::time::Instant;
 
 use super::{InstanceRef, Registration, check_batch, states::set_state};
+use fairmesh_rib::wall_clock::now_ms;
+
 use crate::{
-    MAX_AUTO_DECLARED, Registry, RegistryError, auto_declarations::peer_of, clock::now_ms,
-    stored_records::StoredEndpoint,
+    MAX_AUTO_DECLARED, Registry, RegistryError, auto_declarations::peer_of, stored_records::StoredEndpoint,
 };
 
 /// The label with the protocol of an endpoint whose service is not declared.

@@ -5,7 +5,9 @@ use fairmesh_rib::Op;
 use tokio::time::Instant;
 
 use super::{InstanceClaim, InstanceRef, StateReport, check_batch, expiry::EXPIRY_BATCH};
-use crate::{Registry, RegistryError, clock::now_ms, leases::Renewal, stored_records::StoredEndpoint};
+use fairmesh_rib::wall_clock::now_ms;
+
+use crate::{Registry, RegistryError, leases::Renewal, stored_records::StoredEndpoint};
 
 /// The longest wait for callers that a drain may request.
 const MAX_DRAIN_TIMEOUT: Duration = Duration::from_secs(3600);

@@ -482,7 +482,7 @@ async fn future_incarnation_does_not_block_successors() {
         one.endpoint.labels.insert(Endpoint::INCARNATION.into(), incarnation.to_string());
         one
     };
-    let now_us = crate::clock::now_ms() * 1_000;
+    let now_us = fairmesh_rib::wall_clock::now_ms() * 1_000;
     let hour_us = 3_600_000_000;
     for future in [u64::MAX, now_us + 25 * hour_us, now_us + 50 * 60_000_000] {
         test.registry.register(&[process(future)]).await.unwrap();

@@ -3,6 +3,7 @@ use std::{
     ffi::OsStr,
     fs, io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use fairmesh_model::spec::Resource;
@@ -18,8 +19,8 @@ enum FileContent {
     Unknown,
     /// The file does not exist.
     Nothing,
-    /// Its content.
-    Text(String),
+    /// Its content. Shared, since each scan begins with a copy of all states.
+    Text(Arc<str>),
 }
 
 /// The state of a file.
@@ -29,10 +30,10 @@ pub(super) struct FileState {
     last: FileContent,
     /// The accepted content, which two scans found.
     accepted: FileContent,
-    /// The endpoints of the last valid content; `None` before any was valid.
-    pub(super) wanted: Option<Vec<Registration>>,
-    /// Whether the endpoints are registered.
-    pub(super) done: bool,
+    /// The number of endpoints of the last valid content; `None` before any was valid.
+    pub(super) listed: Option<usize>,
+    /// The endpoints that are to be registered. They are dropped afterwards: those of a large fleet take more memory than its records.
+    pub(super) due: Option<Arc<[Registration]>>,
     /// The error of the accepted content.
     pub(super) error: Option<String>,
     /// The read error of the last scan.
@@ -62,7 +63,7 @@ impl Source {
         for (name, path) in &files {
             let file = self.known.entry(name.clone()).or_default();
             match fs::read_to_string(path) {
-                Ok(text) => file.observe(name, FileContent::Text(text)),
+                Ok(text) => file.observe(name, FileContent::Text(text.into())),
                 Err(error) => {
                     file.read_error = Some(format!("{}: {error}; make it readable", path.display()))
                 }
@@ -86,7 +87,7 @@ impl Source {
 impl Source {
     /// Whether the known files list endpoints, or did before this process started.
     fn lists_any(&self) -> bool {
-        self.known.values().any(|file| file.wanted.as_ref().is_none_or(|wanted| !wanted.is_empty()))
+        self.known.values().any(|file| file.listed.is_none_or(|count| count > 0))
     }
 }
 
@@ -123,11 +124,12 @@ impl FileState {
     /// Accepts the content of a scan if the previous scan found the same.
     fn observe(&mut self, name: &str, found: FileContent) {
         self.read_error = None;
-        if found == self.last && found != self.accepted {
+        if found != self.last {
+            self.last = found;
+        } else if found != self.accepted {
             self.accept(name, &found);
-            self.accepted = found.clone();
+            self.accepted = self.last.clone();
         }
-        self.last = found;
     }
 
     fn accept(&mut self, name: &str, found: &FileContent) {
@@ -137,7 +139,9 @@ impl FileState {
             FileContent::Nothing | FileContent::Unknown => Ok(Vec::new()),
         };
         match wanted {
-            Ok(wanted) => (self.wanted, self.done, self.error) = (Some(wanted), false, None),
+            Ok(wanted) => {
+                (self.listed, self.due, self.error) = (Some(wanted.len()), Some(wanted.into()), None);
+            }
             Err(error) => self.error = Some(error),
         }
     }

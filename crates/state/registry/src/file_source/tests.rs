@@ -74,6 +74,22 @@ async fn a_file_owns_the_endpoints_that_it_lists_only() {
 }
 
 #[tokio::test]
+async fn endpoints_of_a_file_are_dropped_once_they_are_registered() {
+    let (test, folder) = (TestRegistry::new(), tempfile::tempdir().unwrap());
+    let file = folder.path().join("shop.yaml");
+    fs::write(&file, list("shop/cart", &["a", "b"])).unwrap();
+    let mut scanner = Scanner::at(&test, &file);
+    test.store.full.store(true, Ordering::Relaxed);
+    assert_eq!(scanner.accept().await.errors.len(), 1);
+    let due = |scanner: &Scanner| scanner.known.files.values().filter_map(|file| file.due.clone()).count();
+    assert_eq!(due(&scanner), 1, "they are tried again");
+    test.store.full.store(false, Ordering::Relaxed);
+    assert_eq!(scanner.scan().await, FileStatus { endpoints: 2, errors: BTreeMap::new() });
+    assert_eq!((due(&scanner), registered(&test)), (0, vec!["a".to_owned(), "b".to_owned()]));
+    assert_eq!(scanner.scan().await.endpoints, 2, "the number stays");
+}
+
+#[tokio::test]
 async fn an_invalid_edit_keeps_the_last_good_state_and_shows_an_error() {
     let (test, folder) = (TestRegistry::new(), tempfile::tempdir().unwrap());
     let file = folder.path().join("shop.yaml");

@@ -16,7 +16,9 @@ use fairmesh_wire::{
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::Registry;
-use crate::{RegistryError, clock::now_ms};
+use fairmesh_rib::wall_clock::now_ms;
+
+use crate::RegistryError;
 
 /// How long a declaration outlives the last endpoint: longer than a program takes to restart.
 pub const DECLARATION_GRACE: Duration = Duration::from_secs(5 * 60);

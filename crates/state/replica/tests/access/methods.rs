@@ -68,6 +68,7 @@ fn requests() -> BTreeMap<&'static str, Vec<u8>> {
         ("Quota/Claim", of(v1::ClaimRequest { caller: 7, demands: vec![demand] })),
         ("Checker/Campaign", of(v1::CampaignRequest { region: us(), name: "x".into() })),
         ("Checker/Judge", of(v1::JudgeRequest { region: us(), ..Default::default() })),
+        ("Checker/ReportProbes", of(v1::ReportProbesRequest { region: us(), ..Default::default() })),
         ("Checker/ReportDistances", of(v1::ReportDistancesRequest { region: us(), ..Default::default() })),
     ])
 }

@@ -94,6 +94,7 @@ impl Processes {
             local_address: None,
             name: name.into(),
             metrics: None,
+            probes: None,
         };
         let stop = CancellationToken::new();
         let task = tokio::spawn(fairmesh_agent::run(config, stop.clone().cancelled_owned()));

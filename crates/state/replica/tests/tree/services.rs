@@ -28,6 +28,7 @@ impl Root {
             data_dir: processes.state("control"),
             grpc: vec![address.clone()],
             http: ([127, 0, 0, 1], 0).into(),
+            traces: None,
             http_names: Vec::new(),
             sources: Vec::new(),
             shadow_controllers: Vec::new(),

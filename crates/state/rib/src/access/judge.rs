@@ -71,7 +71,7 @@ impl AccessControl {
         needs.iter().try_for_each(|need| self.check_one(&grants, caller, need))
     }
 
-    fn check_one(&self, grants: &Grants, who: &Caller, need: &Need) -> Result<(), Status> {
+    pub(super) fn check_one(&self, grants: &Grants, who: &Caller, need: &Need) -> Result<(), Status> {
         let views = |service: &ServiceName| self.may_view(grants, service);
         let (admin, relays) = (grants.admin, grants.relays_reports);
         let refusal = match need {

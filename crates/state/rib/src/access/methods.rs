@@ -44,9 +44,13 @@ pub static METHODS: &[Method] = &[
     row("/fairmesh.v1.Admin/DescribeCaller", MethodAccess::Caller),
     row("/fairmesh.v1.Admin/ListControllers", MethodAccess::Of(of::view_all)),
     row("/fairmesh.v1.Admin/ReadCalls", MethodAccess::Of(of::read_calls)),
+    row("/fairmesh.v1.Admin/ReadCost", MethodAccess::Of(of::read_cost)),
+    row("/fairmesh.v1.Admin/ReadTraces", MethodAccess::Of(of::read_traces)),
+    row("/fairmesh.v1.Admin/ReadProbes", MethodAccess::Of(of::view_all)),
     row("/fairmesh.v1.Checker/Campaign", MethodAccess::Of(of::campaign)),
     row("/fairmesh.v1.Checker/Judge", MethodAccess::Of(of::judge)),
     row("/fairmesh.v1.Checker/ReportDistances", MethodAccess::Of(of::report_distances)),
+    row("/fairmesh.v1.Checker/ReportProbes", MethodAccess::Of(of::report_probes)),
     row("/fairmesh.v1.Identity/Join", MethodAccess::Everyone),
     row("/fairmesh.v1.Identity/Issue", MethodAccess::Everyone),
     row("/fairmesh.v1.Authority/DescribeAuthority", MethodAccess::Everyone),
@@ -79,6 +83,7 @@ pub static METHODS: &[Method] = &[
     row("/fairmesh.v1.TrafficPlanner/Drains", MethodAccess::Of(of::view_all)),
     row("/fairmesh.v1.TrafficPlanner/Calls", MethodAccess::Of(of::traffic_calls)),
     row("/fairmesh.v1.TrafficPlanner/Graph", MethodAccess::Of(of::view_all)),
+    row("/fairmesh.v1.TrafficPlanner/WhatIf", MethodAccess::Of(of::view_all)),
 ];
 
 #[cfg(test)]

@@ -30,7 +30,7 @@ pub fn one_message(body: &[u8]) -> Result<&[u8], Status> {
     }
 }
 
-fn decode<M: Message + Default>(message: &[u8]) -> Result<M, Status> {
+pub(super) fn decode<M: Message + Default>(message: &[u8]) -> Result<M, Status> {
     M::decode(message)
         .map_err(|error| Status::invalid_argument(format!("the request cannot be read: {error}")))
 }
@@ -39,11 +39,11 @@ fn invalid(error: Invalid) -> Status {
     Status::invalid_argument(error.to_string())
 }
 
-fn service(text: &str) -> Result<ServiceName, Status> {
+pub(super) fn service(text: &str) -> Result<ServiceName, Status> {
     ServiceName::new(text).map_err(|error| invalid(error.within("service")))
 }
 
-fn region(text: &str) -> Result<Region, Status> {
+pub(super) fn region(text: &str) -> Result<Region, Status> {
     Region::new(text).map_err(|error| invalid(error.within("region")))
 }
 
@@ -178,6 +178,11 @@ pub fn report_distances(message: &[u8]) -> Needs {
     Ok(vec![Need::Check(region(&decode::<v1::ReportDistancesRequest>(message)?.region)?)])
 }
 
+/// Needs of `Checker/ReportProbes`.
+pub fn report_probes(message: &[u8]) -> Needs {
+    Ok(vec![Need::Check(region(&decode::<v1::ReportProbesRequest>(message)?.region)?)])
+}
+
 /// Needs of `Signals/Report`.
 pub fn report_signals(message: &[u8]) -> Needs {
     rows(&decode(message)?)
@@ -188,7 +193,7 @@ pub fn report_usage(message: &[u8]) -> Needs {
     rows(&decode::<v1::ReportUsageRequest>(message)?.into())
 }
 
-/// Needs of the rows of a report.
+/// Needs of the rows of a report. Rows of counts are judged one by one instead, by [`CountedRows`](super::CountedRows).
 fn rows(report: &v1::ReportSignalsRequest) -> Needs {
     let named = report.usages.iter().map(|one| (one.service.as_str(), one.instance.as_str()));
     let mut needs = instances(named, Need::Serve)?;
@@ -221,29 +226,7 @@ fn rows(report: &v1::ReportSignalsRequest) -> Needs {
         needs.push(Need::ServeAny(service(&served.service)?));
         needs.push(Need::ReportFor(region(&served.region)?));
     }
-    for interval in report.counts.iter().flat_map(|counts| &counts.intervals) {
-        interval.calls.iter().try_for_each(|calls| counted_calls(calls, &mut needs))?;
-        for denied in &interval.denied {
-            needs.push(Need::ServeAny(service(&denied.service)?));
-        }
-    }
     Ok(needs)
-}
-
-/// Needs of a row of counts. Servers say who called them, and callers which service they are.
-fn counted_calls(calls: &v1::CountedCalls, needs: &mut Vec<Need>) -> Result<(), Status> {
-    let (own, own_region) = match calls.by_server {
-        true => (&calls.service, &calls.to),
-        false => {
-            needs.push(Need::CallFrom(service(&calls.service)?));
-            (&calls.caller, &calls.from)
-        }
-    };
-    needs.push(Need::ReportFor(region(own_region)?));
-    if !own.is_empty() {
-        needs.push(Need::ServeAny(service(own)?));
-    }
-    Ok(())
 }
 
 /// One service, or all.
@@ -268,16 +251,32 @@ pub fn traffic_calls(message: &[u8]) -> Needs {
 
 /// Needs of `Admin/ReadCalls`.
 pub fn read_calls(message: &[u8]) -> Needs {
-    let v1::ReadCallsRequest { service: name, tenant, .. } = decode(message)?;
-    match tenant.as_str() {
+    let v1::ReadCallsRequest { service, tenant, .. } = decode(message)?;
+    viewed_calls(&service, &tenant)
+}
+
+/// Needs of `Admin/ReadTraces`.
+pub fn read_traces(message: &[u8]) -> Needs {
+    let v1::ReadTracesRequest { service, tenant, .. } = decode(message)?;
+    viewed_calls(&service, &tenant)
+}
+
+/// One service, one tenant, or all.
+fn viewed_calls(name: &str, tenant: &str) -> Needs {
+    match tenant {
         // Callers of a service may view it, and not who else calls it.
-        _ if !name.is_empty() => Ok(vec![Need::ViewHistory(service(&name)?)]),
+        _ if !name.is_empty() => Ok(vec![Need::ViewHistory(service(name)?)]),
         "" => viewed(""),
         tenant => {
             let tenant = Tenant::new(tenant).map_err(|e| Status::invalid_argument(e.to_string()))?;
             Ok(vec![Need::ViewTenant(tenant)])
         }
     }
+}
+
+/// Needs of `Admin/ReadCost`. Callers of a service may view it, and not who else calls it.
+pub fn read_cost(message: &[u8]) -> Needs {
+    Ok(vec![Need::ViewHistory(service(&decode::<v1::ReadCostRequest>(message)?.service)?)])
 }
 
 /// Needs of `Quota/Claim`.

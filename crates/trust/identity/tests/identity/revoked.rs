@@ -11,7 +11,7 @@ fn revocations(path: &str, certificates: RevokedCertificates) -> Revocations {
 }
 
 #[tokio::test]
-async fn open_connections_of_a_revoked_peer_end_and_no_others() {
+async fn revocation_ends_only_the_open_connections_of_the_revoked_peer() {
     let ca = Ca::default();
     let (control, kept) = (ca.workload("fairmesh/control/one"), ca.transport("fairmesh/agent/web-2"));
     let (agent, server) = (ca.transport("fairmesh/agent/web-1"), Transport::tls(control.clone()));

@@ -1,7 +1,7 @@
 //! Converts resources to writes.
 
 use bytes::Bytes;
-use fairmesh_model::{RecordKey, RecordKind, Replica, Shard, ShardMap, spec::Resource};
+use fairmesh_model::{DefaultsScope, RecordKey, RecordKind, Replica, Shard, ShardMap, spec::Resource};
 use fairmesh_wire::{records, v1::Op};
 
 /// One record to write.
@@ -32,6 +32,7 @@ pub(super) fn of(resources: &[Resource]) -> Vec<Change> {
 fn unnamed(key: &RecordKey) -> Option<&'static str> {
     match key {
         RecordKey::RoundTrips => Some("round trips"),
+        RecordKey::PolicyDefaults(DefaultsScope::Mesh) => Some("of the mesh"),
         key if key.kind().is_single() && key.service().is_none() => key.kind().history_name(),
         _ => None,
     }

@@ -10,11 +10,11 @@ use fairmesh_console::{
     cell_text::type_and_protocol,
     failure::Failure,
     output,
-    view::{Scope, ServiceView, View},
+    view::{ReadView, Scope, ServiceView, View},
 };
 use fairmesh_model::{
-    BalancingPolicy, InstanceId, Policy, RecordKind, Region, Service, ServiceKind, ServiceName, ShardMap,
-    spec::Resource,
+    BalancingPolicy, DefaultsByScope, InstanceId, Policy, RecordKind, Region, Service, ServiceKind,
+    ServiceName, ShardMap, spec::Resource,
 };
 use fairmesh_wire::handshake::Connection;
 
@@ -50,6 +50,9 @@ pub(crate) async fn print_warnings(
         known.regions = view.regions;
         known.has_trust_domain |= view.has_trust_domain;
         known.authorization = view.authorization;
+        for (scope, defaults) in view.policy_defaults.iter() {
+            known.policy_defaults.set(scope.clone(), Some(defaults.clone()));
+        }
         known.services.extend(view.services);
     }
     shares::add_known(connection, resources, &mut known).await;
@@ -107,7 +110,7 @@ pub(crate) struct Mention {
     pub(crate) name: ServiceName,
     /// The reference in words.
     pub(crate) reference: String,
-    /// What is lost while the service is not declared.
+    /// What fails while the service is not declared.
     pub(crate) effect: &'static str,
 }
 
@@ -149,6 +152,8 @@ pub(crate) fn mentioned(resource: &Resource) -> Vec<Mention> {
         }
         Resource::Service(..)
         | Resource::GatewayBackend(..)
+        | Resource::GatewayQuota(..)
+        | Resource::PolicyDefaults(..)
         | Resource::Topology(..)
         | Resource::Hosts(_)
         | Resource::Endpoints(..)
@@ -168,6 +173,7 @@ pub(crate) fn warnings(known: Option<&View>, resources: &[&Resource]) -> Vec<Str
     let stored = |name: &ServiceName| known.services.get(name).is_some_and(|of| of.service.is_some());
     // Files without any declaration, such as a policy alone, are about services that are declared elsewhere.
     let declares = stored_records.is_some() || declared(resources).next().is_some();
+    let defaults = defaults(known, resources);
     let mut warnings = Vec::new();
     for resource in resources {
         for Mention { name, reference, effect } in mentioned(resource) {
@@ -184,7 +190,7 @@ pub(crate) fn warnings(known: Option<&View>, resources: &[&Resource]) -> Vec<Str
             Resource::Policy(name, policy) => {
                 warnings.extend(unreachable_routes(name, policy));
                 warnings.extend(unaccepted_routes(name, policy, known, resources));
-                let conflict = policy.ring_conflict();
+                let conflict = defaults.of(&name.tenant).apply(policy.clone()).ring_conflict();
                 warnings.extend(conflict.map(|why| format!("the policy of {name}: {why}")));
                 warnings.extend(shares::unknown_regions(name, policy, &shares::regions(known, resources)));
                 warnings.extend(unknown_classes(name, policy, known, resources));
@@ -197,6 +203,17 @@ pub(crate) fn warnings(known: Option<&View>, resources: &[&Resource]) -> Vec<Str
     warnings.extend(refused_endpoints(known, resources));
     warnings.dedup();
     warnings
+}
+
+/// The defaults of policies once the resources are written.
+fn defaults(known: &View, resources: &[&Resource]) -> DefaultsByScope {
+    let mut defaults = known.policy_defaults.clone();
+    for resource in resources {
+        if let Resource::PolicyDefaults(scope, written) = resource {
+            defaults.set(scope.clone(), Some(written.clone()));
+        }
+    }
+    defaults
 }
 
 /// Whether a resource is about this service, rather than naming it.

@@ -7,11 +7,11 @@ use fairmesh_console::{
     cell_text::type_and_protocol,
     failure::Failure,
     output::{self, Listing},
-    view::{At, ServiceView, View},
+    view::{At, ReadView, ServiceView, View},
 };
 use fairmesh_model::{
-    AuthorizationMode, AuthorizationRule, Capacities, Capacity, DefaultAuthorization, Hosts, Region,
-    ServiceName,
+    AuthorizationMode, AuthorizationRule, Capacities, Capacity, DefaultAuthorization, FieldOrigin, Hosts,
+    PolicyField, Region, ServiceName,
     spec::{DefaultAuthorizationSpec, Document, PolicySpec, Resource, ShardMapSpec},
 };
 use serde_json::{Value, json};
@@ -119,10 +119,11 @@ fn text(name: &ServiceName, one: &ServiceView, lists: &Lists) -> Result<String, 
         "Policy",
         match &one.policy {
             Some(policy) => format!("written (revision {})", policy.revision),
-            None => "default".into(),
+            None => "none of its own".into(),
         },
     ));
-    let policy = one.effective_policy();
+    let (policy, origins) = one.merged_policy();
+    lines.push(("Defaults", defaults(&origins)));
     lines.extend(get::policy_summary(&policy, one.service.as_ref().map(|service| service.value.kind)));
     lines.push(("Callers", lists.authorization.clone()));
     if !one.endpoints.is_empty() {
@@ -154,6 +155,18 @@ fn text(name: &ServiceName, one: &ServiceView, lists: &Lists) -> Result<String, 
         section(&mut text, "Moves", &hint);
     }
     Ok(text)
+}
+
+/// The fields of the policy that come from defaults, in words.
+fn defaults(origins: &[(PolicyField, FieldOrigin)]) -> String {
+    let of = |wanted: FieldOrigin, whose: &str| {
+        let fields = origins.iter().filter(|(_, origin)| *origin == wanted);
+        let fields: Vec<_> = fields.map(|(field, _)| field.path()).collect();
+        (!fields.is_empty()).then(|| format!("{} of the {whose}", fields.join(", ")))
+    };
+    let inherited = [of(FieldOrigin::Tenant, "tenant"), of(FieldOrigin::Mesh, "mesh")];
+    let inherited: Vec<_> = inherited.into_iter().flatten().collect();
+    if inherited.is_empty() { "built-in values only".to_owned() } else { inherited.join("; ") }
 }
 
 fn table_or_none(listing: &Listing) -> String {

@@ -1,7 +1,10 @@
 //! Lists of the backends of a gateway, and of the services that use it.
 
 use fairmesh_console::{output::Listing, view::View};
-use fairmesh_model::spec::{Document, GatewayBackendSpec, GatewayServiceSpec, Resource};
+use fairmesh_model::{
+    GatewayQuota,
+    spec::{Document, GatewayBackendSpec, GatewayQuotaSpec, GatewayServiceSpec, Resource},
+};
 use serde_json::json;
 
 use crate::records::value_document::placement_value;
@@ -27,6 +30,33 @@ pub(super) fn backends(view: &View) -> Listing {
         item["revision"] = json!(backend.revision);
         listing.add(row, item);
         listing.documents.push(Document::from(&Resource::GatewayBackend(name.clone(), value.clone())));
+    }
+    listing
+}
+
+/// One row per tenant with limits of its own.
+pub(super) fn quotas(view: &View) -> Listing {
+    let mut listing = Listing::new(&[
+        "TENANT",
+        "CONNECTIONS",
+        "HANDSHAKES/S",
+        "REQUESTS",
+        "SERVICES",
+        "ROUTES",
+        "BACKENDS",
+        "REVISION",
+    ]);
+    for (tenant, quota) in &view.gateway_quotas {
+        let GatewayQuota { connections, handshakes_per_second, requests, services, routes, backends } =
+            quota.value;
+        let limits = [connections, handshakes_per_second, requests, services, routes, backends];
+        let limits = limits.map(|limit| limit.map_or_else(|| "-".to_owned(), |limit| limit.to_string()));
+        let row =
+            [tenant.to_string()].into_iter().chain(limits).chain([quota.revision.to_string()]).collect();
+        let mut item = json!(GatewayQuotaSpec::of(tenant, &quota.value));
+        item["revision"] = json!(quota.revision);
+        listing.add(row, item);
+        listing.documents.push(Document::from(&Resource::GatewayQuota(tenant.clone(), quota.value)));
     }
     listing
 }

@@ -4,7 +4,8 @@ use fairmesh_console::{
     output::Listing,
     view::{ServiceView, View, instant},
 };
-use fairmesh_model::{Endpoint, Hosts, ServiceName, Standing, Verdict, VerdictEffect};
+use fairmesh_model::{Endpoint, Hosts, ServiceName, Standing, Verdict};
+use fairmesh_views::effect;
 use serde_json::json;
 
 /// One row per checked endpoint, of every service.
@@ -56,15 +57,4 @@ pub(crate) fn of_service(name: &ServiceName, one: &ServiceView, hosts: &Hosts) -
         );
     }
     listing
-}
-
-/// Effect of a verdict on callers.
-pub(super) fn effect(verdict: &Verdict, force: VerdictEffect, panic: bool) -> &'static str {
-    match force {
-        VerdictEffect::Exclusion => "last resort",
-        VerdictEffect::Penalty => "after others",
-        VerdictEffect::None if panic && verdict.effect() != VerdictEffect::None => "none: panic",
-        VerdictEffect::None if verdict.stale => "none: stale",
-        VerdictEffect::None => "none",
-    }
 }

@@ -96,10 +96,12 @@ fn wide_columns(kind: Kind) -> &'static [(&'static str, &'static str)] {
         | Kind::Hosts
         | Kind::Moves
         | Kind::Watchers
+        | Kind::PolicyDefaults
         | Kind::Workloads
         | Kind::Authorization
         | Kind::Roles
         | Kind::GatewayBackends
+        | Kind::GatewayQuotas
         | Kind::GatewayServices => &[],
     }
 }
@@ -126,10 +128,12 @@ pub(super) fn name(kind: Kind, item: &Value) -> Option<String> {
     let within = |name: &str| Some(format!("{}/{}", field("service")?, field(name)?));
     match kind {
         Kind::Services | Kind::Regions | Kind::Hosts | Kind::Roles | Kind::GatewayBackends => field("name"),
+        Kind::GatewayQuotas => field("tenant"),
         Kind::Endpoints | Kind::Health => within("instance"),
         Kind::Policies | Kind::Shards | Kind::Workloads | Kind::Authorization | Kind::GatewayServices => {
             field("service")
         }
+        Kind::PolicyDefaults => field("tenant"),
         Kind::Moves => within("shard"),
         Kind::Tables => within("from"),
         Kind::Watchers => field("software"),

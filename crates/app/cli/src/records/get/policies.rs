@@ -4,20 +4,20 @@ use std::time::Duration;
 
 use fairmesh_console::{output::Listing, view::View};
 use fairmesh_model::{
-    Balancing, BalancingPolicy, CallKind, HealthCheck, Locality, Outliers, Policy, Probe, Score, ServiceKind,
-    Traffic, counted,
-    spec::{Document, PolicySpec, Resource, write_duration},
+    Balancing, BalancingPolicy, CallKind, HealthCheck, Locality, Outliers, Policy, PolicyField, Probe, Score,
+    ServiceKind, Traffic, counted,
+    spec::{Document, PolicyDefaultsSpec, PolicySpec, Resource, write_duration},
 };
 use serde_json::json;
 
-/// One row per written policy.
+/// One row per written policy, with the values in force.
 pub(super) fn policies(view: &View) -> Listing {
     let mut listing =
         Listing::new(&["SERVICE", "ROUTES", "RINGS", "SUBSET", "TIMEOUT", "ATTEMPTS", "REVISION"]);
     for (name, one) in &view.services {
         let Some(policy) = &one.policy else { continue };
-        let value = &policy.value;
-        let mut item = json!(PolicySpec::of(name, value));
+        let (value, written) = (&one.effective_policy(), &policy.value);
+        let mut item = json!(PolicySpec::of(name, written));
         item["revision"] = json!(policy.revision);
         listing.add(
             vec![
@@ -31,7 +31,26 @@ pub(super) fn policies(view: &View) -> Listing {
             ],
             item,
         );
-        listing.documents.push(Document::from(&Resource::Policy(name.clone(), value.clone())));
+        listing.documents.push(Document::from(&Resource::Policy(name.clone(), written.clone())));
+    }
+    listing
+}
+
+/// One row per tenant with defaults, and one of the mesh.
+pub(super) fn defaults(view: &View) -> Listing {
+    let mut listing = Listing::new(&["TENANT", "FIELDS", "REVISION"]);
+    for (scope, defaults) in view.policy_defaults.iter() {
+        let stated = PolicyField::ALL.into_iter().filter(|field| defaults.as_policy().states(*field));
+        let revision = view.defaults_revisions.get(scope).copied().unwrap_or_default();
+        let mut item = json!(PolicyDefaultsSpec::of(scope, defaults));
+        item["revision"] = json!(revision);
+        let row = vec![
+            scope.tenant().map_or_else(|| "(mesh)".to_owned(), ToString::to_string),
+            stated.map(PolicyField::path).collect::<Vec<_>>().join(", "),
+            revision.to_string(),
+        ];
+        listing.add(row, item);
+        listing.documents.push(Document::from(&Resource::PolicyDefaults(scope.clone(), defaults.clone())));
     }
     listing
 }

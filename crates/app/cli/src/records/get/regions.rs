@@ -13,7 +13,7 @@ use fairmesh_model::{
 };
 use serde_json::{Value, json};
 
-use crate::region_drain;
+use fairmesh_traffic::region_drain;
 
 /// The columns of distances.
 const DISTANCES: &[&str] = &["FROM", "TO", "DISTANCE", "SOURCE", "DECLARED", "MEASURED", "MEASURED AT"];

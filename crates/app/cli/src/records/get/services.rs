@@ -9,9 +9,8 @@ use fairmesh_model::{
     Endpoint, ServiceName,
     spec::{Document, Resource},
 };
+use fairmesh_views::{DisplayedState, states};
 use serde_json::{Value, json};
-
-use super::endpoint_state::{DisplayedState, states};
 
 /// One row per service.
 pub(super) fn services(view: &View) -> Listing {

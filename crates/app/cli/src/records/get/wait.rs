@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fairmesh_console::{
     failure::Failure,
-    view::{Scope, View, every_kind},
+    view::{ReadView, Scope, View, every_kind},
 };
 use fairmesh_model::{EndpointState, ServiceName, spec::write_duration};
 use fairmesh_wire::handshake::Connection;

@@ -17,7 +17,7 @@ use super::{
     list_output::{ListFormat, name, widen},
     listing, read_kinds,
 };
-use crate::reconnect::Reconnect;
+use fairmesh_traffic::reconnect::Reconnect;
 
 /// One row or item of the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,8 +34,12 @@ pub(super) async fn watch(connection: &Connection, args: &GetArgs) -> Result<(),
     }
     let mut prefixes = match args.kind {
         Kind::Roles => vec![Prefix::roles()],
+        Kind::PolicyDefaults => args.scope().policy_defaults(),
         kind => View::prefixes(&args.scope(), &read_kinds(kind)),
     };
+    if args.kind == Kind::Policies {
+        prefixes.extend(args.scope().policy_defaults());
+    }
     if args.kind == Kind::Regions {
         prefixes.push(Prefix::drains());
     }

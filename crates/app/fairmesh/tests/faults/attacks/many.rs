@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use super::{memory, others_are_served};
-use crate::harness::{Proxy, Spec, World, alone, read_head, skipped};
+use crate::harness::{Proxy, Spec, World, alone, beside_others, read_head, skipped};
 
 const MANY: u64 = 10_000;
 /// What one may cost that is idle after a request.
@@ -92,4 +92,29 @@ async fn connection_beyond_ten_thousand_waits_for_a_free_place() {
     drop(waits);
     proxy.counts("connections_open", 0.0).await;
     others_are_served(&proxy).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silent_connections_make_room_for_new_ones() {
+    const MAX: u64 = 200;
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
+    let proxy = Proxy::with(&world, &format!("--max-connections {MAX} --idle-timeout 300s")).await;
+    let served = served(&proxy.for_one, 20).await;
+    let to = proxy.for_one.clone();
+    let connect = |_| {
+        let to = to.clone();
+        async move { TcpStream::connect(to).await.unwrap() }
+    };
+    // More than there is room for: new ones of the flood displace those before as well.
+    let silent = each((0..2 * MAX).map(connect)).await;
+    proxy.reaches("connections_displaced_total", 1.0).await;
+    for _ in 0..5 {
+        let asked = async { asks(TcpStream::connect(&proxy.for_one).await.unwrap()).await };
+        timeout(Duration::from_secs(10), asked).await.expect("a new client waits for silent ones");
+    }
+    let again = each(served.into_iter().map(asks)).await;
+    assert_eq!(again.len(), 20, "connections with a request keep their place");
+    drop(silent);
 }

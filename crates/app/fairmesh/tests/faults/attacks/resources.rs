@@ -14,6 +14,8 @@ use crate::harness::{
     PATIENCE, Program, Proxy, RawServer, Spec, World, beside_others, read_head, say, until,
 };
 
+/// Connections of a program that takes more than the proxy has descriptors for.
+const IDLE: u32 = 150;
 const GET: &str = "GET / HTTP/1.1\r\nhost: one.shop\r\n\r\n";
 /// What systems keep of a connection whose reader does not read, on both of its ends.
 const OF_THE_SYSTEM: u64 = 32 << 20;
@@ -64,11 +66,13 @@ async fn proxy_accepts_again_after_descriptor_exhaustion() {
     };
     let proxy = Proxy::run(&world, "", limited).await;
     let mut idle = Vec::new();
-    for _ in 0..150 {
+    for _ in 0..IDLE {
         idle.push(TcpStream::connect(&proxy.by_host).await.unwrap());
     }
     until("no descriptor is left", async || proxy.process.log().contains("limit of open files")).await;
     drop(idle);
+    // Until then the rest of the queue may take the descriptors again.
+    proxy.reaches("connections_accepted_total", f64::from(IDLE)).await;
     until("all are gone", async || proxy.metric("connections_open").await <= 2.0).await;
     others_are_served(&proxy).await;
     proxy.reaches("accepts_delayed_total", 1.0).await;

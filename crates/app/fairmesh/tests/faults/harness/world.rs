@@ -232,15 +232,25 @@ impl World {
     pub(crate) async fn control_metric(&self, name: &str) -> f64 {
         metric(&self.pages, name).await
     }
+
+    /// Whether the control plane has a metric, by its name with its labels.
+    pub(crate) async fn control_has_metric(&self, name: &str) -> bool {
+        find_metric(&self.pages, name).await.is_ok()
+    }
 }
 
 async fn metric(address: &str, name: &str) -> f64 {
+    find_metric(address, name).await.unwrap_or_else(|text| panic!("no {name} in {text}"))
+}
+
+/// The value of a metric, or the page that lacks it.
+async fn find_metric(address: &str, name: &str) -> Result<f64, String> {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: mesh\r\nconnection: close\r\n\r\n").await.unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).await.unwrap();
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    value.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
+    value.map(|value| value.parse().unwrap()).ok_or(text)
 }
 
 fn agent_program(folder: &TempDir, (region, name): (&str, &str), (metrics, above): (&str, &str)) -> Program {

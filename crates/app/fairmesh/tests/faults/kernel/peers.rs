@@ -169,7 +169,7 @@ async fn programs_of_other_languages_and_proxies_call_through_the_kernel() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn programs_of_other_languages_and_proxies_serve_callers_of_the_same_machine() {
+async fn programs_of_other_languages_and_proxies_serve_local_callers() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("the caller is a Python program", "python3 is missing");

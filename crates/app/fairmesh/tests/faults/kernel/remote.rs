@@ -1,4 +1,4 @@
-//! Requests to servers that are not attached, as those on other machines: the proxy reads their responses.
+//! Requests to servers that are not attached, such as servers on other machines: the proxy reads their responses.
 
 use super::{
     Attached,

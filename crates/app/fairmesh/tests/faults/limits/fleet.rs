@@ -37,19 +37,21 @@ impl Fleet {
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path().display().to_string();
         let [control_http, replica_http, agent_http, lookaside_http] = ports();
-        let [control_grpc, replica_grpc, lookaside_grpc, _] = ports();
+        let [control_grpc, replica_grpc, lookaside_grpc, agent_probes] = ports();
+        let control_traces = format!("127.0.0.1:{}", free_port());
         let start = |name: &str, args: String| {
             Process::start(program(folder.path().join(format!("{name}.log")), &args, descriptors))
         };
         let control = format!(
-            "control --trust-domain none --admin {control_http} --grpc {control_grpc} --data-dir {dir}/data"
+            "control --trust-domain none --admin {control_http} --grpc {control_grpc} --traces {control_traces} \
+             --data-dir {dir}/data"
         );
         let replica = format!(
             "rib replica --upstream {control_grpc} --listen {replica_grpc} --admin {replica_http} \
              --state-dir {dir}/replica --name replica"
         );
         let agent = format!(
-            "agent --region eu --name agent --control {control_grpc} --admin {agent_http} \
+            "agent --region eu --name agent --control {control_grpc} --admin {agent_http} --zone-probes {agent_probes} \
              --listen unix:{dir}/agent.sock --state-dir {dir}/agent"
         );
         let lookaside = format!(

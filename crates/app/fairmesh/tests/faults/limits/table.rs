@@ -97,6 +97,16 @@ async fn start_register(fleet: &Fleet) -> (Process, String) {
     (process, http)
 }
 
+/// A DNS server, with the address of its pages.
+async fn start_dns(fleet: &Fleet) -> (Process, String) {
+    let [queries, http] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
+    let args =
+        format!("dns --agent unix:{} --listen {queries} --admin {http}", fleet.agent_socket().display());
+    let process = Process::start(program(fleet.path("dns.log"), &args, None));
+    until("it has pages", async || get(&http, "/healthz").await.is_some()).await;
+    (process, http)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_listener_of_every_process_is_in_the_table() {
     let _machine = beside_others().await;
@@ -112,6 +122,7 @@ async fn every_listener_of_every_process_is_in_the_table() {
     let (key_server, keys_http) = fleet.start_key_server().await;
     let [(gateway, gateway_http), (node, node_http)] = gateway_and_node(&fleet).await;
     let (register, register_http) = start_register(&fleet).await;
+    let (dns, dns_http) = start_dns(&fleet).await;
     let mut rows = rows();
     for (name, kind, process, http) in [
         ("control plane", "control", &fleet.control, &fleet.control_http),
@@ -123,6 +134,7 @@ async fn every_listener_of_every_process_is_in_the_table() {
         ("gateway", "gateway", &gateway, &gateway_http),
         ("node", "node", &node, &node_http),
         ("register", "register", &register, &register_http),
+        ("dns", "dns", &dns, &dns_http),
     ] {
         let listed = rows.remove(name).unwrap_or_default();
         let labels: BTreeSet<_> =

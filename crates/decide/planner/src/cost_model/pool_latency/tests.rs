@@ -80,6 +80,18 @@ fn classes_without_new_data_are_shifted_with_the_pool() {
 }
 
 #[test]
+fn backlog_of_full_servers_says_nothing_of_latency() {
+    let mut pool = PoolLatency::default();
+    observe(&mut pool, &[1, 3, 5, 7], 0.0);
+    pool.update(&work(), 1_000);
+    let before = pool.fit().cloned();
+    let (calls, exclusive_us) = (1_000.0, 1_000.0 * 3e6);
+    pool.observe(LatencyObservation { class: class("light"), bucket: 9, calls, exclusive_us });
+    pool.update(&work(), 2_000);
+    assert_eq!(pool.fit().cloned(), before);
+}
+
+#[test]
 fn noise_leaves_an_error_and_nothing_negative() {
     let mut pool = PoolLatency::default();
     // Faster under load, as with a cache that warms up.

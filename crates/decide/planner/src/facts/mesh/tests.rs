@@ -1,6 +1,6 @@
 use std::{net::SocketAddr, time::Duration};
 
-use fairmesh_model::{CallPath, CallRates, HostType, InstanceId, Location, TrafficPlanner, Zone};
+use fairmesh_model::{CallPath, CallRates, HostType, InstanceId, Location, Traffic, TrafficPlanner, Zone};
 use fairmesh_signals::ServiceSum;
 use proptest::prelude::*;
 

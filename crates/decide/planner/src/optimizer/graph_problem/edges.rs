@@ -153,7 +153,7 @@ impl Given<'_> {
     /// Importance of a node's calls: the position of its class.
     fn priority(&self, node: usize) -> u8 {
         let CallNode { service, class } = &self.nodes[node];
-        let classes = self.sources.models.get(service).map(|model| &model.classes[..]).unwrap_or_default();
+        let classes = self.sources.model(service).map(|model| &model.classes[..]).unwrap_or_default();
         let position = class.as_ref().and_then(|class| classes.iter().position(|one| one == class));
         position.map_or(0, |at| u8::try_from(at + 1).unwrap_or(u8::MAX))
     }
@@ -164,13 +164,33 @@ impl Given<'_> {
         if self.sources.models.contains_key(&named.service) {
             return Vec::new();
         }
+        let capacity = &self.problem.services[self.problem.nodes[node].service].capacity;
         let row = |(source, region): (usize, &Region)| {
-            let shares = self.sources.flows.shares(named, region);
-            let of = |to: &Region| shares.get(to).copied().unwrap_or_default();
-            let row: Vec<f64> = self.regions.iter().map(of).collect();
-            if shares.is_empty() { self.only(self.nearest(node, source)) } else { row }
+            let in_force = self.in_force(named, region);
+            let shares = in_force.unwrap_or_else(|| self.sources.flows.shares(named, region));
+            let of = |(to, capacity): (&Region, &f64)| match *capacity > 0.0 {
+                true => shares.get(to).copied().unwrap_or_default(),
+                false => 0.0,
+            };
+            let row: Vec<f64> = self.regions.iter().zip(capacity).map(of).collect();
+            let sum: f64 = row.iter().sum();
+            if sum > 0.0 {
+                row.iter().map(|share| share / sum).collect()
+            } else {
+                self.only(self.nearest(node, source))
+            }
         };
         self.regions.iter().enumerate().map(row).collect()
+    }
+
+    /// The table in force of a service whose reports are refused: flows are counted by class, and tables have rows of several.
+    fn in_force(&self, node: &CallNode, from: &Region) -> Option<BTreeMap<&Region, f64>> {
+        let Sources { held, services, .. } = self.sources;
+        let facts = services.get(&node.service).filter(|_| held.contains_key(&node.service))?;
+        let shares = &facts.tables.get(from)?.table.shares;
+        let own = node.class.as_ref().and_then(|class| shares.classes.get(class));
+        let row = own.or(shares.default.as_ref())?;
+        Some(row.to.iter().map(|(to, share)| (to, f64::from(share.millionths()))).collect())
     }
 
     /// Calls stay in the region of the servers that they reached.

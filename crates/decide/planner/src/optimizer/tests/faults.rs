@@ -68,7 +68,7 @@ fn demand_above_capacity_is_dropped_before_it_is_routed() {
     world.demand = [250.0; 3];
     world.seconds(60);
     let dropped: Vec<f64> = ["ap", "eu", "us"].map(|from| world.share("web", from, from).1).into();
-    // 750 calls of 20 ms need 15 cores of 12, of which 85 % are admitted.
+    // 750 calls of 20 ms need 15 cores; calls for 85 % of the 12 cores are admitted.
     assert!(dropped.iter().all(|dropped| (0.25..0.40).contains(dropped)), "{dropped:?}");
     assert!(world.loads.as_flattened().iter().all(|load| *load < 0.92), "{:?}", world.loads);
 }

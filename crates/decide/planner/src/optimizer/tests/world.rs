@@ -47,6 +47,8 @@ pub(super) struct World {
     pub(super) attempts: f64,
     /// What the CPU of the servers of `cart` in `eu` is multiplied with in reports.
     pub(super) lie: f64,
+    /// How many times as much CPU calls of `cart` take in `eu`.
+    pub(super) slowness: f64,
     pub(super) is_silent: bool,
     /// Whether writes are lost.
     pub(super) loses_writes: bool,
@@ -86,6 +88,7 @@ impl World {
             names_parents: true,
             attempts: 1.0,
             lie: 1.0,
+            slowness: 1.0,
             is_silent: false,
             loses_writes: false,
             latency_ms: 0.0,
@@ -194,7 +197,7 @@ impl World {
 
     /// Calls of a second, as they are reported.
     fn live(&mut self) -> TrafficReport {
-        let mut report = TrafficReport::default();
+        let mut report = TrafficReport { regions: REGIONS.map(region).into(), ..TrafficReport::default() };
         let (mut latency, mut egress) = (0.0, 0.0);
         let mut offered = self.demand;
         for (at, name) in ["web", "cart"].into_iter().enumerate() {
@@ -211,8 +214,8 @@ impl World {
                     }
                 }
             }
-            self.loads[at] = arrived.map(|rate| rate * WORK[at] / CORES);
-            let time = |to: usize| BASE_MS + 1e3 * WORK[at] / (1.0 - self.loads[at][to].min(FULL));
+            self.loads[at] = [0, 1, 2].map(|to| arrived[to] * self.work(at, to) / CORES);
+            let time = |to: usize| BASE_MS + 1e3 * self.work(at, to) / (1.0 - self.loads[at][to].min(FULL));
             for (from, to, rate) in rows {
                 let (a, b) = (region(REGIONS[from]), region(REGIONS[to]));
                 let way = self.topology.round_trips.get(&a, &b).unwrap().as_secs_f64() * 1e3;
@@ -228,6 +231,11 @@ impl World {
         let clients: f64 = self.demand.iter().sum();
         (self.latency_ms, self.egress) = (latency / clients.max(1.0), egress);
         report
+    }
+
+    /// CPU seconds of a call of `web` or `cart` in a region.
+    fn work(&self, at: usize, to: usize) -> f64 {
+        WORK[at] * if (at, to) == (1, 1) { self.slowness } else { 1.0 }
     }
 
     fn report_dropped(&self, report: &mut TrafficReport, at: usize, from: usize, rate: f64) {
@@ -278,18 +286,22 @@ impl World {
         let bucket = ((load * 10.0) as u8).min(9);
         // In the middle of the bucket, which the fit takes for the utilisation of its calls.
         let middle = (f64::from(bucket) + 0.5) / 10.0;
-        let mean_us = BASE_MS * 1e3 + 1e6 * WORK[at] / (1.0 - middle);
+        let work = self.work(at, to);
+        let served = rate.min(CORES / work);
+        let mean_us = BASE_MS * 1e3 + 1e6 * work / (1.0 - middle);
         let node = CallNode { service: name.clone(), class: None };
         let path = ServedPath { node, region: region(REGIONS[to]), bucket: Some(bucket) };
         let milli = |number: f64| (number * 1e3) as u64;
-        report.served.insert(path, ServedRates { calls: milli(rate), exclusive_us: (rate * mean_us) as u64 });
+        report
+            .served
+            .insert(path, ServedRates { calls: milli(served), exclusive_us: (served * mean_us) as u64 });
         let lie = if (at, to) == (1, 1) { self.lie } else { 1.0 };
         let servers = ServerRates {
             servers: 4,
             counting: 4,
             received: milli(rate),
             measured: 4,
-            cpu_millicores: milli(rate * WORK[at] * lie),
+            cpu_millicores: milli(load * CORES * lie),
             limit_millicores: milli(CORES),
             ..ServerRates::default()
         };

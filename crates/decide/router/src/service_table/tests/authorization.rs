@@ -3,24 +3,21 @@
 use fairmesh_model::{Authorization, AuthorizationMode, AuthorizationRule, CallerMatch, SpiffeId};
 
 use super::*;
-use crate::DecisionReason;
+use crate::{DecisionReason, RequestAttributes};
 
 fn caller(path: &str) -> CallerId {
     CallerId::new(format!("spiffe://prod/{path}").parse::<SpiffeId>().unwrap())
 }
 
 fn rule(from: &str, methods: &[&str]) -> AuthorizationRule {
-    AuthorizationRule {
-        name: Label::new("reads").unwrap(),
-        denies: false,
-        from: vec![CallerMatch::new(from).unwrap()],
-        methods: methods.iter().map(|method| (*method).to_owned()).collect(),
-        paths: Vec::new(),
-    }
+    let from = vec![CallerMatch::new(from).unwrap()];
+    let methods = methods.iter().map(|method| (*method).to_owned()).collect();
+    AuthorizationRule { methods, ..AuthorizationRule::allowing(Label::new("reads").unwrap(), from) }
 }
 
 fn permits(table: &ServiceTable, caller: &CallerId, method: &str, default: DefaultAuthorization) -> bool {
-    let request = AuthorizationRequest { caller: Some(caller), method, path: "/" };
+    let attributes = RequestAttributes::default();
+    let request = AuthorizationRequest { caller: Some(caller), method, path: "/", attributes };
     table.authorize(&request, default).permits()
 }
 
@@ -34,7 +31,7 @@ fn rules_of_policy_decide_and_survive_other_changes() {
     assert_eq!(open.authorize_connection(&other, Deny).reason, DecisionReason::Default);
     let rules = vec![rule("shop/client", &["GET"])];
     fleet.policy.authorization =
-        Some(Box::new(Authorization { mode: AuthorizationMode::Enforce, rules, intermediaries: Vec::new() }));
+        Some(Box::new(Authorization { mode: AuthorizationMode::Enforce, rules, ..Authorization::default() }));
     let first = fleet.compile(None);
     fleet.endpoints.push(endpoint("b", "eu"));
     for table in [&first, &fleet.recompile(&first)] {

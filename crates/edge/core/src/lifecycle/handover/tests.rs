@@ -15,7 +15,7 @@ async fn listeners(count: usize) -> Vec<TcpListener> {
 }
 
 #[tokio::test]
-async fn a_successor_gets_all_sockets_and_the_predecessor_serves_until_it_reports() {
+async fn successor_gets_all_sockets_and_predecessor_serves_until_its_report() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("made/proxy.sock");
     assert!(Predecessor::find(&path).await.unwrap().is_none());

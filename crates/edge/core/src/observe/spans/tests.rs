@@ -17,7 +17,7 @@ fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
 async fn a_sampled_trace_continues_with_the_proxys_span_as_parent() {
     let tracer = tracer(0);
     let mut headers_in = headers(&[("traceparent", CALLERS), ("tracestate", "vendor=1")]);
-    let begun = tracer.begin(&mut headers_in).unwrap();
+    let begun = tracer.begin(&mut headers_in, false).unwrap();
     let passed_on = SpanContext::read(&headers_in).unwrap();
     assert_eq!((begun.parent, &*begun.state), (0x00f0_67aa_0ba9_02b7, "vendor=1"));
     assert_eq!(passed_on, begun.own);
@@ -37,9 +37,32 @@ async fn unsampled_requests_are_forwarded_untouched() {
         (&always, &[("x-b3-traceid", "80f198ee56343ba8"), ("x-b3-spanid", "e457b5a2e4d86bd1")]),
     ] {
         let mut headers_in = headers(pairs);
-        assert!(tracer.begin(&mut headers_in).is_none());
+        assert!(tracer.begin(&mut headers_in, false).is_none());
         assert_eq!(headers_in, headers(pairs));
     }
+}
+
+#[tokio::test]
+async fn client_outside_names_a_trace_and_does_not_decide_on_it() {
+    for context in [CALLERS.to_owned(), CALLERS.replace("-01", "-00")] {
+        for (one_in, is_exported) in [(1, true), (0, false)] {
+            let mut headers_in = headers(&[("traceparent", &*context)]);
+            let begun = tracer(one_in).begin(&mut headers_in, true);
+            let passed_on = SpanContext::read(&headers_in).unwrap();
+            assert_eq!((begun.is_some(), passed_on.sampled), (is_exported, is_exported), "{context}");
+            assert_eq!(passed_on.trace, 0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736);
+            assert_eq!(begun.map(|span| span.parent), is_exported.then_some(0x00f0_67aa_0ba9_02b7));
+        }
+    }
+    let mut half = tracer(0);
+    half.sampler = Sampler { follows_parent: true, roots: RootSampler::share(0.5) };
+    let of_low_id = CALLERS.replace("a3ce929d0e0e4736", "0000000000000000");
+    let exported = |_: &i32| half.begin(&mut headers(&[("traceparent", &*of_low_id)]), true).is_some();
+    let exported = (0..400).filter(exported).count();
+    assert!((100..300).contains(&exported), "{exported} of 400, each by a random number");
+    let mut headers_in = headers(&[("b3", "0"), ("X_B3_Sampled", "0"), ("traceparent", CALLERS)]);
+    take_decision(&mut headers_in, false);
+    assert_eq!(headers_in, headers(&[("traceparent", &CALLERS.replace("-01", "-00"))]));
 }
 
 #[tokio::test]
@@ -48,7 +71,7 @@ async fn requests_without_a_valid_context_start_traces() {
     let mut seen = std::collections::HashSet::new();
     for number in 0..100 {
         let mut headers_in = headers(&[("traceparent", "00-xyz-1-01"), ("tracestate", "vendor=1")]);
-        let begun = tracer.begin(&mut headers_in);
+        let begun = tracer.begin(&mut headers_in, false);
         assert_eq!(begun.is_some(), number % 2 == 0, "one in two");
         let Some(begun) = begun else {
             let decided = SpanContext::read(&headers_in).unwrap();
@@ -67,13 +90,13 @@ async fn a_sampler_that_follows_no_parent_decides_by_the_trace_id() {
     all.sampler = Sampler { follows_parent: false, roots: RootSampler::share(1.0) };
     none.sampler = Sampler { follows_parent: false, roots: RootSampler::share(0.0) };
     let unrecorded = CALLERS.replace("-01", "-00");
-    let begun = all.begin(&mut headers(&[("traceparent", &unrecorded)])).unwrap();
+    let begun = all.begin(&mut headers(&[("traceparent", &unrecorded)]), false).unwrap();
     assert!(
         begun.own.sampled
             && begun.own.trace == SpanContext::read(&headers(&[("traceparent", CALLERS)])).unwrap().trace
     );
-    assert!(none.begin(&mut headers(&[("traceparent", CALLERS)])).is_none());
-    assert!(all.begin(&mut headers(&[])).is_some() && none.begin(&mut headers(&[])).is_none());
+    assert!(none.begin(&mut headers(&[("traceparent", CALLERS)]), false).is_none());
+    assert!(all.begin(&mut headers(&[]), false).is_some() && none.begin(&mut headers(&[]), false).is_none());
 }
 
 #[test]

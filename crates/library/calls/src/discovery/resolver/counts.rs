@@ -5,21 +5,54 @@
 
 use std::{
     hash::{BuildHasher as _, RandomState},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use fairmesh_model::CountedInterval;
+use fairmesh_model::{CallCounts, CountedInterval, CountedPath};
 use fairmesh_rib::{follower::FollowerHandle, send_counts};
 use fairmesh_signals::{CountMeter, CountOutbox, IDLE_INTERVAL_MS, REPORT_INTERVAL_MS, counted_by_caller};
-use tokio::time::{Instant, sleep};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
 use tokio_util::sync::CancellationToken;
 
 use super::registry::SubscriptionRegistry;
 use crate::discovery::service_state::ServiceState;
 
-/// Reports until `stop` is cancelled, and what was counted until then.
-pub(super) async fn report_periodically<T>(
+/// Time limit of the last report of a program that ends.
+const LAST_REPORT: Duration = Duration::from_secs(1);
+
+/// The task that reports.
+pub(super) struct CountReports {
+    stop: CancellationToken,
+    task: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl CountReports {
+    /// Reports until `stop` is cancelled, and what was counted until then.
+    pub(super) fn start<T: Send + Sync + 'static>(
+        registry: Arc<SubscriptionRegistry<T>>,
+        upstream: FollowerHandle,
+        stop: CancellationToken,
+    ) -> Self {
+        let task = tokio::spawn(report_periodically(registry, upstream, stop.clone()));
+        Self { stop, task: Mutex::new(Some(task)) }
+    }
+
+    /// Reports what was counted since the last report, and nothing more after that. Returns within a second.
+    pub(super) async fn close(&self) {
+        self.stop.cancel();
+        let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(task) = task {
+            // The runtime has already reported a panic of it.
+            let _ = timeout(LAST_REPORT, task).await;
+        }
+    }
+}
+
+async fn report_periodically<T>(
     registry: Arc<SubscriptionRegistry<T>>,
     upstream: FollowerHandle,
     stop: CancellationToken,
@@ -61,18 +94,25 @@ impl CountReporter {
             let by_name = registry.by_name();
             names.iter().filter_map(|name| Some(by_name.get(name)?.subscription.state())).collect()
         };
-        let paths = states.iter().filter_map(|state| match &**state {
-            ServiceState::Ready(ready) => ready.reported(),
-            _ => None,
-        });
+        let ended: Vec<_> = registry.take_ended().iter().map(|subscription| subscription.state()).collect();
         let now_ms = millis(self.began.elapsed());
         let span = Duration::from_millis(now_ms - self.read_at_ms);
         self.read_at_ms = now_ms;
-        let calls = self.meter.read(paths.flat_map(|paths| paths.iter()).map(counted_by_caller));
-        if !calls.is_empty() {
-            self.outbox.add(CountedInterval { span, calls, ..CountedInterval::default() }, now_ms);
+        for calls in [self.meter.end(counted(&ended)), self.meter.read(counted(&states))] {
+            if !calls.is_empty() {
+                self.outbox.add(CountedInterval { span, calls, ..CountedInterval::default() }, now_ms);
+            }
         }
     }
+}
+
+/// What is counted of the calls of services.
+fn counted<T>(states: &[Arc<ServiceState<T>>]) -> impl Iterator<Item = (CountedPath, CallCounts)> {
+    let paths = states.iter().filter_map(|state| match &**state {
+        ServiceState::Ready(ready) => ready.reported(),
+        _ => None,
+    });
+    paths.flat_map(|paths| paths.iter()).map(counted_by_caller)
 }
 
 fn millis(duration: Duration) -> u64 {

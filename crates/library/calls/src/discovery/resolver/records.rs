@@ -4,12 +4,13 @@ use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::Duration,
 };
 
 use bytes::Bytes;
 use fairmesh_model::{
-    Invalid, Location, Policy, Prefix, Record, RecordKey, Region, Service, ServiceKind, ServiceName,
-    ShardPart, Verdicts,
+    InheritedDefaults, Invalid, Location, Policy, Prefix, Record, RecordKey, Region, RegionTable, Service,
+    ServiceKind, ServiceName, ShardPart, Verdicts,
 };
 use fairmesh_rib::ArrivedRecord;
 use fairmesh_wire::records;
@@ -38,12 +39,13 @@ pub(super) struct PrefixChanges {
     pub(super) removed: Vec<Prefix>,
 }
 
-/// A policy as its record, and the parts of it that decide which prefixes are needed. It is not kept decoded once it is
-/// published, which takes many times as much memory.
+/// A policy as its record with the defaults that complete it, and the parts of it that decide which prefixes are needed. It is not
+/// kept decoded once it is published, which takes many times as much memory.
 #[derive(Debug)]
 struct PolicyRecord {
     value: Option<Bytes>,
-    /// The decoded policy, the default one where there is none, until it is published: it keeps compiled regular expressions in use, which would otherwise be
+    defaults: InheritedDefaults,
+    /// The policy in force, completed by the defaults, until it is published: it keeps compiled regular expressions in use, which would otherwise be
     /// compiled again, on the event loop. Boxed, since most services have none most of the time.
     unpublished: Option<Box<Policy>>,
     local_only: bool,
@@ -53,21 +55,22 @@ struct PolicyRecord {
 }
 
 impl PolicyRecord {
-    fn new(policy: Policy, value: Bytes) -> Self {
+    /// Completes the policy of a record by the defaults; without a record, the policy is the default one.
+    fn new(own: Policy, value: Option<Bytes>, defaults: InheritedDefaults) -> Self {
+        let policy = defaults.apply(own);
         let (local_only, has_checks) = (policy.locality.local_only, policy.health_check.is_some());
         let has_tables = policy.traffic.as_ref().is_some_and(|traffic| traffic.publishes()) && !local_only;
-        Self { value: Some(value), unpublished: Some(Box::new(policy)), local_only, has_checks, has_tables }
+        let unpublished = Some(Box::new(policy));
+        Self { value, defaults, unpublished, local_only, has_checks, has_tables }
     }
-}
 
-impl Default for PolicyRecord {
-    fn default() -> Self {
-        Self {
-            value: None,
-            unpublished: Some(Box::default()),
-            local_only: false,
-            has_checks: false,
-            has_tables: false,
+    /// The policy that the service states itself.
+    fn own(&self, name: &ServiceName) -> Policy {
+        // It was decoded when it arrived.
+        let key = RecordKey::Policy(name.clone());
+        match self.value.as_ref().and_then(|value| records::decode(&key, value).ok()) {
+            Some(Record::Policy(policy)) => policy,
+            _ => Policy::default(),
         }
     }
 }
@@ -78,7 +81,7 @@ impl ServiceRecords {
         Self {
             name,
             service: None,
-            policy: PolicyRecord::default(),
+            policy: PolicyRecord::new(Policy::default(), None, InheritedDefaults::default()),
             endpoints: EndpointList::default(),
             health: Verdicts::default(),
             shards: ShardParts::new(maps_offered),
@@ -87,23 +90,29 @@ impl ServiceRecords {
         }
     }
 
-    /// The policy; the default where there is none.
+    /// The policy in force: that of the service, completed by the defaults.
     pub(super) fn policy(&self) -> Cow<'_, Policy> {
-        if let Some(policy) = &self.policy.unpublished {
-            return Cow::Borrowed(policy);
-        }
-        let key = RecordKey::Policy(self.name.clone());
-        // It was decoded when it arrived.
-        let read = self.policy.value.as_ref().and_then(|value| records::decode(&key, value).ok());
-        match read {
-            Some(Record::Policy(policy)) => Cow::Owned(policy),
-            _ => Cow::Owned(Policy::default()),
+        match &self.policy.unpublished {
+            Some(policy) => Cow::Borrowed(policy),
+            None => Cow::Owned(self.policy.defaults.apply(self.policy.own(&self.name))),
         }
     }
 
-    /// The record of the policy, if there is one.
-    pub(super) fn policy_record(&self) -> Option<Bytes> {
-        self.policy.value.clone()
+    /// The record of the policy, if there is one, and the defaults that complete it.
+    pub(super) fn policy_record(&self) -> (Option<Bytes>, InheritedDefaults) {
+        (self.policy.value.clone(), self.policy.defaults.clone())
+    }
+
+    /// Completes the policy by these defaults from now on.
+    pub(super) fn set_defaults(&mut self, defaults: InheritedDefaults) {
+        if self.policy.defaults != defaults {
+            let own = self.policy.own(&self.name);
+            self.policy = PolicyRecord::new(own, self.policy.value.take(), defaults);
+        }
+    }
+
+    fn set_policy(&mut self, own: Policy, value: Option<Bytes>) {
+        self.policy = PolicyRecord::new(own, value, std::mem::take(&mut self.policy.defaults));
     }
 
     /// Whether the last published snapshot has this policy.
@@ -234,7 +243,7 @@ impl ServiceRecords {
             self.service = None;
         }
         if gone(&RecordKey::Policy(self.name.clone()).to_string()) {
-            self.policy = PolicyRecord::default();
+            self.set_policy(Policy::default(), None);
         }
         if self.table.as_ref().is_some_and(|table| gone(&self.table_key(&table.region).to_string())) {
             self.table = None;
@@ -256,42 +265,43 @@ impl ServiceRecords {
         }
     }
 
+    /// Whether a record that is costly to read is the one in place, as in every snapshot after a reconnect.
+    fn is_known(&self, key: &RecordKey, value: &Bytes) -> bool {
+        match key {
+            RecordKey::Policy(_) => self.policy.value.as_ref() == Some(value),
+            RecordKey::RegionTable(_, region) => {
+                self.table.as_ref().is_some_and(|table| table.is(region, value))
+            }
+            _ => false,
+        }
+    }
+
     /// Takes a record in. An invalid one leaves the previous one in place.
     pub(super) fn put(&mut self, key: &RecordKey, record: ArrivedRecord<'_>) -> Result<(), Invalid> {
         let ArrivedRecord { text, value, age } = record;
         if matches!(key, RecordKey::ShardManifest(..) | RecordKey::ShardChunk(..)) {
             return self.shards.put(key, value);
         }
-        // As in every snapshot after a reconnect.
-        let is_known = match key {
-            RecordKey::Policy(_) => self.policy.value.as_ref() == Some(value),
-            RecordKey::RegionTable(_, region) => {
-                self.table.as_ref().is_some_and(|table| table.is(region, value))
-            }
-            _ => false,
-        };
-        if is_known {
+        if self.is_known(key, value) {
             return Ok(());
         }
         match records::decode(key, value)? {
             Record::Service(service) => self.service = Some(service),
-            Record::Policy(policy) => self.policy = PolicyRecord::new(policy, value.clone()),
+            Record::Policy(policy) => self.set_policy(policy, Some(value.clone())),
             Record::Endpoint(endpoint) => self.endpoints.put(text, endpoint),
             Record::Verdict(verdict) => {
                 if let RecordKey::Health(_, region, instance) = key {
                     self.health.put(region.clone(), instance.clone(), verdict);
                 }
             }
-            Record::RegionTable(table) => {
-                if let RecordKey::RegionTable(_, region) = key {
-                    self.table = Some(Arc::new(ReceivedTable::new(region, table, (value, age))));
-                }
-            }
-            // No prefix that a service needs has these: topology and identities have their own, and the rest is not for routers.
+            Record::RegionTable(table) => self.put_table(key, table, (value, age)),
+            // No prefix that a service needs has these: topology, defaults and identities have their own, and the rest is not for
+            // routers.
             Record::Move(_)
             | Record::GatewayService(_)
             | Record::Placement(_)
             | Record::GatewayBackend(_)
+            | Record::GatewayQuota(_)
             | Record::Workload(_)
             | Record::Authorization(_)
             | Record::Regions(_)
@@ -301,10 +311,12 @@ impl ServiceRecords {
             | Record::RegionDrain(_)
             | Record::ElectedChecker(_)
             | Record::DefaultAuthorization(_)
+            | Record::PolicyDefaults(_)
             | Record::RoleBinding(_)
             | Record::TrustBundle(_)
             | Record::Revocations(_)
             | Record::FederatedDomains(_)
+            | Record::TokenIssuers(_)
             | Record::JoinedAgent(_) => {
                 tracing::debug!(%key, "skipped a record that decides no call");
             }
@@ -312,10 +324,16 @@ impl ServiceRecords {
         Ok(())
     }
 
+    fn put_table(&mut self, key: &RecordKey, table: RegionTable, record: (&Bytes, Duration)) {
+        if let RecordKey::RegionTable(_, region) = key {
+            self.table = Some(Arc::new(ReceivedTable::new(region, table, record)));
+        }
+    }
+
     pub(super) fn delete(&mut self, text: &str, key: &RecordKey) {
         match key {
             RecordKey::Service(_) => self.service = None,
-            RecordKey::Policy(_) => self.policy = PolicyRecord::default(),
+            RecordKey::Policy(_) => self.set_policy(Policy::default(), None),
             RecordKey::Endpoint(..) => self.endpoints.delete(text),
             RecordKey::Health(_, region, instance) => self.health.remove(region, instance),
             RecordKey::ShardManifest(..) | RecordKey::ShardChunk(..) => {

@@ -16,6 +16,8 @@ pub(super) struct SubscriptionRegistry<T> {
     rate_limited: Mutex<HashSet<ServiceName>>,
     /// The services whose calls are counted for reports.
     reported: Mutex<HashSet<ServiceName>>,
+    /// Services that are not followed any more, and whose last calls have yet to be read.
+    ended: Mutex<Vec<Arc<Subscription<T>>>>,
     /// The services that operators look at: a few.
     watched: Mutex<HashSet<ServiceName>>,
     events: Arc<EventQueue<T>>,
@@ -46,6 +48,7 @@ impl<T> SubscriptionRegistry<T> {
             by_name: Mutex::default(),
             rate_limited: Mutex::default(),
             reported: Mutex::default(),
+            ended: Mutex::default(),
             watched: Mutex::default(),
             events,
             first_snapshot: watch::Sender::new(false),
@@ -133,10 +136,22 @@ impl<T> SubscriptionRegistry<T> {
     fn remove_unless(&self, name: &ServiceName, stays: impl Fn(&RegisteredService<T>) -> bool) -> bool {
         let mut by_name = self.by_name();
         let stays = by_name.get(name).is_some_and(stays);
-        if !stays {
-            by_name.remove(name);
+        if !stays
+            && let Some(removed) = by_name.remove(name)
+            && self.reported().remove(name)
+        {
+            self.ended().push(removed.subscription);
         }
         !stays
+    }
+
+    /// The services that ended since the last call of this, of those whose calls are reported.
+    pub(super) fn take_ended(&self) -> Vec<Arc<Subscription<T>>> {
+        std::mem::take(&mut *self.ended())
+    }
+
+    fn ended(&self) -> MutexGuard<'_, Vec<Arc<Subscription<T>>>> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The number of regions of services in use where health verdicts are ignored now.

@@ -192,8 +192,7 @@ impl<T: EndpointTransport> TrackedService<T> {
             Some(before) => Arc::clone(&before.traffic_classes),
             None => policy.traffic_classes().into(),
         };
-        let policy = (self.records.policy_record(), classes);
-        let ready = ready.with_records(policy, self.records.table.clone());
+        let ready = ready.with_records(self.records.policy_record(), classes, self.records.table.clone());
         // Without a location its calls have no source region, and reports of them are of no use.
         match topology.location {
             Some(_) => {

@@ -16,7 +16,7 @@ pub(super) struct Topology {
     pub(super) client: u64,
     /// The service that the caller is, if it is one.
     pub(super) caller: Option<ServiceName>,
-    /// How the caller connects, which may know of a trust domain before the records say so.
+    /// How the caller connects. The transport may know a trust domain before the records have its roots.
     pub(super) transport: Transport,
     /// Whether the records have the roots of a trust domain.
     pub(super) has_trust_domain: bool,

@@ -1,5 +1,6 @@
 //! The single writer of all snapshots.
 
+mod defaults;
 mod disk;
 mod evidence;
 mod idle;
@@ -18,7 +19,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_model::{Prefix, Record, RecordKey, Revision, ServiceName};
+use fairmesh_model::{DefaultsScope, Prefix, Record, RecordKey, Revision, ServiceName};
 use fairmesh_rib::{Update, follower::FollowerHandle};
 use fairmesh_wire::records;
 use tokio::{
@@ -34,6 +35,7 @@ use super::{
     data_age::DataAge,
     event::Event,
     event_queue::EventQueue,
+    policy_defaults::FollowedDefaults,
     registry::SubscriptionRegistry,
     service::TrackedService,
     shard_maps::{MapCommands, MapEvent},
@@ -76,6 +78,7 @@ pub(super) struct Worker<T> {
     handle: FollowerHandle,
     registry: Arc<SubscriptionRegistry<T>>,
     topology: Topology,
+    defaults: FollowedDefaults,
     age: watch::Sender<DataAge>,
     /// To the follower of large shard maps, where an agent may share them.
     maps: Option<MapCommands>,
@@ -122,11 +125,15 @@ impl<T: EndpointTransport> Worker<T> {
         let WorkerParams { config, handle, registry, topology, age, maps } = params;
         handle.subscribe(roots());
         handle.subscribe(Prefix::topology());
+        let mut defaults = FollowedDefaults::default();
+        let of_mesh = defaults.follow(DefaultsScope::Mesh, Instant::now() + CONNECT_PATIENCE);
+        of_mesh.into_iter().for_each(|prefix| handle.subscribe(prefix));
         Self {
             config,
             handle,
             registry,
             topology,
+            defaults,
             age,
             maps,
             services: HashMap::new(),
@@ -200,6 +207,7 @@ impl<T: EndpointTransport> Worker<T> {
         match event {
             Event::Track(subscription) => {
                 let name = subscription.name().clone();
+                self.follow_defaults(&name.tenant);
                 self.stale.insert(name.clone());
                 self.waiting.insert(name.clone());
                 let service = TrackedService::new(subscription, self.maps.is_some());
@@ -261,6 +269,9 @@ impl<T: EndpointTransport> Worker<T> {
         // An agent that has reached no upstream since it was updated has them on no disk.
         if self.has_topology && self.awaits_roots.is_some_and(|until| now >= until) {
             self.mark_arrived(&roots());
+        }
+        if self.has_topology {
+            self.defaults.overdue(now).iter().for_each(|scope| self.defaults_arrived(scope));
         }
         self.judge_contested();
         let state = self.handle.state().borrow().clone();

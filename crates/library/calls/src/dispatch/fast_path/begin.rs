@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use fairmesh_connections::EndpointPool;
-use fairmesh_headers::DEADLINE;
+use fairmesh_headers::{DEADLINE, ORIGIN};
 use fairmesh_http::h1::BorrowedRequest;
 use tokio::time::Instant;
 
@@ -70,8 +70,9 @@ pub(crate) fn try_fast<'a>(
     let pool = picked_pool(handle, &call, &picked);
     drop(picked);
     let left = call.server_deadline(now).map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
-    let name = DEADLINE;
-    let head = |out: &mut Vec<u8>| request.write(host, left.map(|left| (&name, left)), out);
+    let (deadline, origin) =
+        (left.map(|left| (DEADLINE, left)), call.origin().map(|origin| (ORIGIN, origin)));
+    let head = |out: &mut Vec<u8>| request.write(host, (deadline.as_ref(), origin.as_ref()), out);
     let Some(mut exchange) = pool.begin_borrowed(head, request.body) else {
         return slow(call, Stage::Begun(FirstAttempt::Picked(pool, now)));
     };

@@ -10,7 +10,7 @@ use crate::{
     dispatch::{
         context::DispatchContext,
         execute::execute_routed,
-        request::{RequestCopy, body_error, pending_request, take_head},
+        request::{RequestCopy, body_error, pending_request, take_head, write_origin},
         retry::{FirstAttempt, retry_loop},
         route::Routed,
     },
@@ -76,7 +76,9 @@ impl<'a> SlowCall<'a> {
         let body = RequestBody::take_unpin(body).await.map_err(body_error)?;
         let dispatch = DispatchContext { handle, options: &handle.context, start, trace: None, call_info };
         call_info.set_route_backend(call.route_backend());
-        let mut pending = Some(fairmesh_connections::Request::new(take_head(handle, &mut parts)?, body));
+        let mut head = take_head(handle, &mut parts)?;
+        write_origin(&mut head, call.origin());
+        let mut pending = Some(fairmesh_connections::Request::new(head, body));
         let result = match stage {
             Stage::Refused(fault) => Err(fault),
             Stage::Routed => {

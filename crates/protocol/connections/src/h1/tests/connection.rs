@@ -84,7 +84,7 @@ async fn read_to_end(mut stream: DuplexStream) -> String {
 }
 
 #[tokio::test]
-async fn a_request_is_written_with_the_length_of_its_body_and_the_response_is_read() {
+async fn request_is_written_with_its_body_length_and_response_is_read() {
     let (connection, mut server) = connected(1 << 16);
     let mut pending = Some(request(
         &Method::POST,
@@ -165,7 +165,7 @@ async fn a_request_of_which_nothing_was_sent_is_still_pending() {
 }
 
 #[tokio::test]
-async fn a_body_is_sent_completely_whether_or_not_it_is_copied_and_for_any_size_of_writes() {
+async fn body_is_sent_completely_copied_or_not_in_writes_of_any_size() {
     for size in [1, 4095, 4096, 4097, 70_000] {
         for room in [7, 4096, 1 << 20] {
             let (connection, mut server) = connected(room);
@@ -216,7 +216,7 @@ async fn a_partly_sent_request_may_have_been_processed() {
 }
 
 #[tokio::test]
-async fn an_early_response_is_returned_and_the_rest_of_the_request_is_sent_meanwhile() {
+async fn early_response_is_returned_while_the_request_is_still_sent() {
     let (connection, mut server) = connected(1 << 16);
     let (frames, request) = upload(&[]).await;
     let mut pending = Some(request);
@@ -273,7 +273,7 @@ async fn long_bodies_in_both_directions_do_not_wait_for_each_other() {
 }
 
 #[tokio::test]
-async fn the_response_of_a_server_that_closes_before_it_has_read_the_request_is_read() {
+async fn response_is_read_when_server_closes_before_reading_the_request() {
     let (connection, mut server) = connected(100);
     let body = RequestBody::take(Full::new(Bytes::from(vec![b'x'; 10_000]))).await.unwrap();
     let mut pending = Some(with_body(&Method::POST, &[], body));

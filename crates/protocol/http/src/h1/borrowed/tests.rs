@@ -169,7 +169,7 @@ fn borrow_request(text: &[u8]) -> Option<ParsedMessage> {
     let mut storage = header_storage();
     let borrowed = BorrowedRequest::read(text, &mut storage, is_reserved)?;
     let mut out = Vec::new();
-    borrowed.write(borrowed.host, Some((&ADDED, 7)), &mut out);
+    borrowed.write(borrowed.host, (Some(&(ADDED, 7)), None), &mut out);
     out.extend_from_slice(borrowed.body);
     let seen = parse_request(&out);
     let seen =
@@ -283,7 +283,7 @@ fn common_messages_are_borrowed() {
     assert_eq!((borrowed.method, borrowed.path, borrowed.host), ("POST", "/a?b=c", "cart.shop"));
     assert_eq!((borrowed.body, borrowed.length), (&b"tea"[..], request.len() - 3));
     let mut out = Vec::new();
-    borrowed.write("own", Some((&ADDED, 15_000)), &mut out);
+    borrowed.write("own", (Some(&(ADDED, 15_000)), None), &mut out);
     let text = "POST /a?b=c HTTP/1.1\r\nhost: own\r\nx-own-deadline: 15000\r\nUser-Agent: x\r\ncontent-length: 3\r\n\r\n";
     assert_eq!(String::from_utf8(out).unwrap(), text);
     let response = b"HTTP/1.1 404 Nope\r\nServer: x\r\nKeep-Alive: timeout=5\r\nConnection: keep-alive\r\nContent-Length: 3\r\n\r\ntea";

@@ -40,6 +40,7 @@ pub(super) fn write(actions: Actions) -> Option<v1::Actions> {
         split_key: actions.split_key.into_iter().map(Into::into).collect(),
         role: actions.role.map(String::from).unwrap_or_default(),
         retry_on: actions.retry_on.into_iter().map(u32::from).collect(),
+        redistributes_empty: actions.redistributes_empty,
     })
 }
 
@@ -73,6 +74,7 @@ pub(super) fn read(message: v1::Actions) -> Result<Actions, Invalid> {
         split_key: read_sources(message.split_key).map_err(at("split_key"))?,
         role: read_role(message.role)?,
         retry_on: message.retry_on.into_iter().map(to_u16).collect(),
+        redistributes_empty: message.redistributes_empty,
     })
 }
 

@@ -1,11 +1,14 @@
 use fairmesh_model::{
-    Authorization, AuthorizationMode, AuthorizationRule, CallerMatch, DefaultAuthorization, Invalid,
-    PathMatch,
+    AcceptedTokens, AddressPrefix, Authorization, AuthorizationMode, AuthorizationRule, CallerMatch,
+    Condition, ConditionSubject, DefaultAuthorization, Invalid, PathMatch, ValueMatch,
 };
 
 use crate::{
     convert::read_enum,
-    v1::{self, authorization::Mode, authorization_rule::Action, authorized_path},
+    v1::{
+        self, authorization::Mode, authorization_condition::Subject, authorization_rule::Action,
+        authorized_path,
+    },
 };
 
 impl From<Authorization> for v1::Authorization {
@@ -18,6 +21,7 @@ impl From<Authorization> for v1::Authorization {
             mode: mode.into(),
             rules: authorization.rules.into_iter().map(Into::into).collect(),
             intermediaries: texts(&authorization.intermediaries),
+            tokens: authorization.tokens.into_iter().map(Into::into).collect(),
         }
     }
 }
@@ -30,17 +34,21 @@ impl TryFrom<v1::Authorization> for Authorization {
             Mode::Enforce => AuthorizationMode::Enforce,
             Mode::Audit => AuthorizationMode::Audit,
         };
-        let rules = message.rules.into_iter().enumerate().map(|(i, rule)| {
-            AuthorizationRule::try_from(rule).map_err(|e: Invalid| e.within(format!("rules[{i}]")))
-        });
         let intermediaries = callers("intermediaries", message.intermediaries)?;
-        Ok(Self { mode, rules: rules.collect::<Result<_, _>>()?, intermediaries })
+        let rules = each("rules", message.rules, AuthorizationRule::try_from)?;
+        let tokens = message.tokens.into_iter().map(Into::into).collect();
+        Ok(Self { mode, rules, intermediaries, tokens })
     }
 }
 
 impl From<AuthorizationRule> for v1::AuthorizationRule {
     fn from(rule: AuthorizationRule) -> Self {
-        let action = if rule.denies { Action::Deny } else { Action::Allow };
+        let has_conditions = !rule.sources.is_empty() || !rule.when.is_empty();
+        let action = match rule.denies {
+            true => Action::Deny,
+            false if has_conditions => Action::AllowIf,
+            false => Action::Allow,
+        };
         let path = |path| match path {
             PathMatch::Exact(text) => Some(authorized_path::Path::Exact(text)),
             PathMatch::Prefix(text) => Some(authorized_path::Path::Prefix(text)),
@@ -54,6 +62,8 @@ impl From<AuthorizationRule> for v1::AuthorizationRule {
             from: texts(&rule.from),
             methods: rule.methods,
             paths: paths.collect(),
+            sources: rule.sources.iter().map(ToString::to_string).collect(),
+            when: rule.when.into_iter().map(Into::into).collect(),
         }
     }
 }
@@ -62,18 +72,57 @@ impl TryFrom<v1::AuthorizationRule> for AuthorizationRule {
     type Error = Invalid;
 
     fn try_from(message: v1::AuthorizationRule) -> Result<Self, Invalid> {
-        let path = |(i, path): (usize, v1::AuthorizedPath)| match path.path {
+        let path = |path: v1::AuthorizedPath| match path.path {
             Some(authorized_path::Path::Exact(text)) => Ok(PathMatch::Exact(text)),
             Some(authorized_path::Path::Prefix(text)) => Ok(PathMatch::Prefix(text)),
-            None => Err(Invalid::new(format!("paths[{i}]"), "is empty", "upgrade this side, or give a path")),
+            None => Err(Invalid::new("", "is empty", "upgrade this side, or give a path")),
         };
         Ok(Self {
             name: message.name.try_into().map_err(|e: Invalid| e.within("name"))?,
             denies: read_enum::<Action>("action", message.action)? == Action::Deny,
             from: callers("from", message.from)?,
             methods: message.methods,
-            paths: message.paths.into_iter().enumerate().map(path).collect::<Result<_, _>>()?,
+            paths: each("paths", message.paths, path)?,
+            sources: each("sources", message.sources, |text| text.parse::<AddressPrefix>())?,
+            when: each("when", message.when, Condition::try_from)?,
         })
+    }
+}
+
+impl From<AcceptedTokens> for v1::AcceptedTokens {
+    fn from(AcceptedTokens { issuer, audiences }: AcceptedTokens) -> Self {
+        Self { issuer, audiences }
+    }
+}
+
+impl From<v1::AcceptedTokens> for AcceptedTokens {
+    fn from(v1::AcceptedTokens { issuer, audiences }: v1::AcceptedTokens) -> Self {
+        Self { issuer, audiences }
+    }
+}
+
+impl From<Condition> for v1::AuthorizationCondition {
+    fn from(condition: Condition) -> Self {
+        let subject = match condition.subject {
+            ConditionSubject::Claim(names) => Subject::Claim(v1::ClaimPath { names }),
+            ConditionSubject::Header(name) => Subject::Header(name),
+        };
+        let values = condition.values.into_iter().map(|value| value.0).collect();
+        Self { subject: Some(subject), excludes: condition.excludes, values }
+    }
+}
+
+impl TryFrom<v1::AuthorizationCondition> for Condition {
+    type Error = Invalid;
+
+    fn try_from(message: v1::AuthorizationCondition) -> Result<Self, Invalid> {
+        let subject = match message.subject {
+            Some(Subject::Claim(path)) => ConditionSubject::Claim(path.names),
+            Some(Subject::Header(name)) => ConditionSubject::Header(name),
+            None => return Err(Invalid::new("", "has no subject", "upgrade this side, or give one")),
+        };
+        let values = message.values.into_iter().map(ValueMatch).collect();
+        Ok(Self { subject, excludes: message.excludes, values })
     }
 }
 
@@ -103,9 +152,12 @@ impl TryFrom<v1::DefaultAuthorization> for DefaultAuthorization {
 }
 
 fn callers(field: &str, texts: Vec<String>) -> Result<Vec<CallerMatch>, Invalid> {
-    let read =
-        |(i, text): (usize, String)| CallerMatch::new(text).map_err(|e| e.within(format!("{field}[{i}]")));
-    texts.into_iter().enumerate().map(read).collect()
+    each(field, texts, CallerMatch::new)
+}
+
+fn each<T, U>(field: &str, all: Vec<T>, read: impl Fn(T) -> Result<U, Invalid>) -> Result<Vec<U>, Invalid> {
+    let read = |(i, one): (usize, T)| read(one).map_err(|e| e.within(format!("{field}[{i}]")));
+    all.into_iter().enumerate().map(read).collect()
 }
 
 fn texts(callers: &[CallerMatch]) -> Vec<String> {

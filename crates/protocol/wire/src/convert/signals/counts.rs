@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use fairmesh_model::{
-    CallCounts, CountReport, CountedBy, CountedInterval, CountedPath, DeniedPath, Invalid,
+    CallCounts, CountReport, CountedBy, CountedInterval, CountedPath, CpuBy, CpuPath, DeniedPath, Invalid,
     MAX_COUNT_INTERVALS, MAX_COUNT_ROWS, MAX_DENIED_CALLER, ServiceName,
 };
 
-use super::{bounded, optional, plausible};
+use super::{bounded, optional};
 use crate::v1;
 
 /// More than a mesh calls in an interval: sums of such numbers stay far from overflow.
@@ -25,26 +25,43 @@ impl From<CountReport> for v1::CountReport {
 }
 
 impl v1::ReportSignalsRequest {
-    /// Takes the counts out, and leaves rates and minutes; `None` of a report without any.
+    /// Takes the counts out, and leaves rates and minutes; `None` of a report without any. Rows with numbers that no process counts are
+    /// left out, and so cost the others nothing; their number comes with the report, whose [`left_out`](CountReport::left_out) has them too.
     ///
     /// # Errors
     /// With the path of the field, if they are more than a report may have, or invalid.
-    pub fn take_counts(&mut self) -> Result<Option<CountReport>, Invalid> {
+    pub fn take_counts(&mut self) -> Result<Option<(CountReport, u64)>, Invalid> {
         let Some(counts) = self.counts.take() else { return Ok(None) };
         read(counts).map(Some).map_err(|e| e.within("counts"))
     }
 }
 
-fn read(message: v1::CountReport) -> Result<CountReport, Invalid> {
-    let rows = message.intervals.iter().map(|one| one.calls.len() + one.denied.len()).sum();
+fn read(mut message: v1::CountReport) -> Result<(CountReport, u64), Invalid> {
+    let rows = message.intervals.iter().map(rows).sum();
     bounded("intervals", message.intervals.len(), MAX_COUNT_INTERVALS)?;
     bounded("rows", rows, MAX_COUNT_ROWS)?;
+    let left_out = message.intervals.iter_mut().map(leave_out_implausible).sum();
     let intervals = message.intervals.into_iter().enumerate();
     let intervals = intervals
         .map(|(i, interval)| read_interval(interval).map_err(|e| e.within(format!("intervals[{i}]"))))
         .collect::<Result<_, _>>()?;
-    let (reporter, number, left_out) = (message.reporter, message.number, message.left_out);
-    Ok(CountReport { reporter, number, intervals, left_out })
+    let (reporter, number) = (message.reporter, message.number);
+    let report =
+        CountReport { reporter, number, intervals, left_out: message.left_out.saturating_add(left_out) };
+    Ok((report, left_out))
+}
+
+/// Removes the rows with numbers that no process counts, and returns how many they are.
+fn leave_out_implausible(interval: &mut v1::CountedInterval) -> u64 {
+    let before = rows(interval);
+    interval.calls.retain(|row| read_counts(row).values().iter().all(|number| *number <= MAX_COUNT));
+    interval.denied.retain(|row| row.count <= MAX_COUNT);
+    interval.cpu.retain(|row| row.cpu_us <= MAX_COUNT);
+    (before - rows(interval)) as u64
+}
+
+fn rows(interval: &v1::CountedInterval) -> usize {
+    interval.calls.len() + interval.denied.len() + interval.cpu.len()
 }
 
 fn write_interval(interval: CountedInterval) -> v1::CountedInterval {
@@ -53,6 +70,7 @@ fn write_interval(interval: CountedInterval) -> v1::CountedInterval {
         span_ms: u32::try_from(interval.span.as_millis()).unwrap_or(u32::MAX),
         calls: interval.calls.iter().map(|(path, counts)| write_calls(path, counts)).collect(),
         denied: interval.denied.iter().map(|(path, count)| write_denied(path, *count)).collect(),
+        cpu: interval.cpu.iter().map(|(path, cpu_us)| write_cpu(path, *cpu_us)).collect(),
     }
 }
 
@@ -70,6 +88,11 @@ fn read_interval(message: v1::CountedInterval) -> Result<CountedInterval, Invali
         let (path, count) = read_denied(denied).map_err(|e| e.within(format!("denied[{i}]")))?;
         let sum = interval.denied.entry(path).or_default();
         *sum = sum.saturating_add(count);
+    }
+    for (i, cpu) in message.cpu.into_iter().enumerate() {
+        let (path, cpu_us) = read_cpu(&cpu).map_err(|e| e.within(format!("cpu[{i}]")))?;
+        let sum = interval.cpu.entry(path).or_default();
+        *sum = sum.saturating_add(cpu_us);
     }
     Ok(interval)
 }
@@ -111,8 +134,7 @@ fn trimmed(numbers: &[u64]) -> Vec<u64> {
     numbers[..len].iter().copied().map(bounded_count).collect()
 }
 
-/// A number as receivers take it: they refuse a report with a greater one as a whole. A declared length of a body can be that great, and so
-/// can a sum.
+/// A number as receivers take it: they leave a row with a greater one out. A sum can be that great.
 fn bounded_count(number: u64) -> u64 {
     number.min(MAX_COUNT)
 }
@@ -138,7 +160,6 @@ pub fn read_calls(message: v1::CountedCalls) -> Result<(CountedPath, CallCounts)
         bounded(field, numbers.len(), MAX_NUMBERS)?;
     }
     let counts = read_counts(&message);
-    plausible("counts", counts.values().iter().copied().max().unwrap_or_default(), MAX_COUNT)?;
     let path = CountedPath {
         service: ServiceName::new(&message.service).map_err(|e| e.within("service"))?,
         caller: optional("caller", message.caller)?,
@@ -167,7 +188,6 @@ pub fn write_denied(path: &DeniedPath, count: u64) -> v1::DeniedCalls {
 }
 
 fn read_denied(message: v1::DeniedCalls) -> Result<(DeniedPath, u64), Invalid> {
-    plausible("count", message.count, MAX_COUNT)?;
     bounded("caller", message.caller.len(), MAX_DENIED_CALLER)?;
     if message.caller.chars().any(char::is_control) {
         return Err(Invalid::new("caller", "has control characters", "send a SPIFFE id"));
@@ -181,8 +201,27 @@ fn read_denied(message: v1::DeniedCalls) -> Result<(DeniedPath, u64), Invalid> {
     Ok((path, message.count))
 }
 
+fn write_cpu(path: &CpuPath, cpu_us: u64) -> v1::AttributedCpu {
+    v1::AttributedCpu {
+        service: path.service.to_string(),
+        by_origin: path.by == CpuBy::Origin,
+        user: path.user.to_string(),
+        cpu_us: bounded_count(cpu_us),
+    }
+}
+
+fn read_cpu(message: &v1::AttributedCpu) -> Result<(CpuPath, u64), Invalid> {
+    let path = CpuPath {
+        service: ServiceName::new(&message.service).map_err(|e| e.within("service"))?,
+        by: if message.by_origin { CpuBy::Origin } else { CpuBy::Caller },
+        user: message.user.parse().map_err(|e: Invalid| e.within("user"))?,
+    };
+    Ok((path, message.cpu_us))
+}
+
 #[cfg(test)]
 mod tests {
+    use fairmesh_model::CpuUser;
     use prost::Message as _;
 
     use super::*;
@@ -210,6 +249,12 @@ mod tests {
             span: Duration::from_secs(5),
             calls: [(path, counts)].into(),
             denied: [(denied, 3)].into(),
+            cpu: [CpuUser::Unknown, CpuUser::Service(ServiceName::new("shop/web").unwrap())]
+                .into_iter()
+                .map(|user| {
+                    (CpuPath { service: ServiceName::new("shop/cart").unwrap(), by: CpuBy::Origin, user }, 7)
+                })
+                .collect(),
         };
         CountReport { reporter: 7, number: 2, intervals: vec![interval], left_out: 1 }
     }
@@ -220,7 +265,7 @@ mod tests {
 
     #[test]
     fn counts_round_trip() {
-        assert_eq!(message().take_counts(), Ok(Some(report())));
+        assert_eq!(message().take_counts(), Ok(Some((report(), 0))));
     }
 
     #[test]
@@ -230,9 +275,24 @@ mod tests {
         interval.calls.values_mut().for_each(|counts| *counts = CallCounts::from_values([u64::MAX; _]));
         interval.denied.values_mut().for_each(|count| *count = u64::MAX);
         let sent = v1::ReportSignalsRequest { counts: Some(report.into()), ..Default::default() };
-        let taken = { sent }.take_counts().unwrap().unwrap();
+        let (taken, left_out) = { sent }.take_counts().unwrap().unwrap();
+        assert_eq!(left_out, 0);
         let sums = taken.intervals[0].calls.values().flat_map(|counts| *counts.values());
         assert!(sums.chain(taken.intervals[0].denied.values().copied()).all(|number| number == MAX_COUNT));
+    }
+
+    #[test]
+    fn implausible_rows_are_left_out_alone() {
+        let mut message = message();
+        let interval = &mut message.counts.as_mut().unwrap().intervals[0];
+        let (calls, denied) = (interval.calls[0].clone(), interval.denied[0].clone());
+        interval.calls.push(v1::CountedCalls { request_bytes: MAX_COUNT + 1, ..calls.clone() });
+        interval.calls.push(v1::CountedCalls { latency: vec![u64::MAX], ..calls });
+        interval.denied.push(v1::DeniedCalls { count: u64::MAX, ..denied });
+        let cpu = interval.cpu[0].clone();
+        interval.cpu.push(v1::AttributedCpu { cpu_us: MAX_COUNT + 1, ..cpu });
+        let (taken, left_out) = message.take_counts().unwrap().unwrap();
+        assert_eq!((left_out, taken.left_out, taken.intervals), (4, 1 + 4, report().intervals));
     }
 
     #[test]
@@ -256,8 +316,8 @@ mod tests {
             refusal(|one| one.calls[0].service = "cart".into())
                 .contains("counts.intervals[0].calls[0].service")
         );
-        assert!(refusal(|one| one.calls[0].calls = u64::MAX).contains("counts"));
         assert!(refusal(|one| one.denied[0].caller = "\u{1b}[2J".into()).contains("control characters"));
+        assert!(refusal(|one| one.cpu[0].user = "cart".into()).contains("cpu[0].user"));
         assert!(
             refusal(|one| one.calls = vec![one.calls[0].clone(); MAX_COUNT_ROWS]).contains("at most 4096")
         );

@@ -37,7 +37,8 @@ impl From<v1::ReportSignalsRequest> for v1::ReportUsageRequest {
 
 impl From<v1::ReportSignalsResponse> for v1::ReportUsageResponse {
     fn from(response: v1::ReportSignalsResponse) -> Self {
-        let v1::ReportSignalsResponse { dropped_minutes, next_report_ms, watched } = response;
+        let v1::ReportSignalsResponse { dropped_minutes, next_report_ms, watched, refused_rows: _ } =
+            response;
         Self { dropped: dropped_minutes, next_traffic_ms: next_report_ms, watched }
     }
 }
@@ -45,6 +46,6 @@ impl From<v1::ReportSignalsResponse> for v1::ReportUsageResponse {
 impl From<v1::ReportUsageResponse> for v1::ReportSignalsResponse {
     fn from(response: v1::ReportUsageResponse) -> Self {
         let v1::ReportUsageResponse { dropped, next_traffic_ms, watched } = response;
-        Self { dropped_minutes: dropped, next_report_ms: next_traffic_ms, watched }
+        Self { dropped_minutes: dropped, next_report_ms: next_traffic_ms, watched, refused_rows: 0 }
     }
 }

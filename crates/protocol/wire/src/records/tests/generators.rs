@@ -1,9 +1,10 @@
 //! Arbitrary valid records, for property tests.
 
 mod gateway;
+mod traffic;
 mod trust;
 
-use std::time::Duration;
+use std::{net::IpAddr, time::Duration};
 
 use fairmesh_model::{
     access::{AccessRole, RoleBinding, Subject, UidRange, WorkloadBounds},
@@ -11,7 +12,8 @@ use fairmesh_model::{
 };
 use gateway::gateway_entry;
 use proptest::{collection, option, prelude::*, sample::select};
-use trust::{federated_domains, joined_agent, revocations, trust_bundle};
+use traffic::{region_table, traffic};
+use trust::{federated_domains, joined_agent, revocations, token_issuers, trust_bundle};
 
 fn name<N: std::str::FromStr<Err = Invalid> + std::fmt::Debug>() -> impl Strategy<Value = N> {
     "[a-z0-9][a-z0-9._-]{0,12}".prop_map(|text| text.parse().unwrap())
@@ -184,6 +186,7 @@ fn actions() -> impl Strategy<Value = Actions> {
                 role,
                 retry_on,
                 split_key,
+                redistributes_empty: false,
             }
         },
     );
@@ -247,14 +250,15 @@ fn policy() -> impl Strategy<Value = Policy> {
     let sources = "[a-z]{1,5}/([a-z]{1,5}|[*])".prop_map(|text| RouteSource::new(&text).unwrap());
     let security = (option::of(authorization()), modes, collection::vec(sources, 0..3));
     let rest = (option::of(health_check()), lookaside, option::of(traffic()), security);
-    let key = (key, option::of(name()));
+    let restated = collection::btree_set(select(PolicyField::ALL.to_vec()), 0..4);
+    let key = (key, option::of(name()), restated);
     (routes, locality(), balancing, timeouts(), (retries, option::of(limit()), key), rest).prop_map(
         |(
             routes,
             locality,
             (subset, balancing),
             timeouts,
-            (retries, limit, (key, role)),
+            (retries, limit, (key, role, restated)),
             (health_check, lookaside, traffic, (authorization, mtls, accept_routes_from)),
         )| {
             Policy {
@@ -272,9 +276,20 @@ fn policy() -> impl Strategy<Value = Policy> {
                 authorization: authorization.map(Box::new),
                 mtls,
                 accept_routes_from,
+                restated: Default::default(),
             }
+            .restating(restated)
         },
     )
+}
+
+fn policy_defaults() -> impl Strategy<Value = (RecordKey, Record)> {
+    let scope =
+        option::of(name()).prop_map(|tenant| tenant.map_or(DefaultsScope::Mesh, DefaultsScope::Tenant));
+    (scope, policy()).prop_filter_map("defaults have no shares", |(scope, policy)| {
+        let defaults = PolicyDefaults::new(&policy).ok()?;
+        Some((RecordKey::PolicyDefaults(scope), defaults.into()))
+    })
 }
 
 fn authorization() -> impl Strategy<Value = Authorization> {
@@ -286,78 +301,46 @@ fn authorization() -> impl Strategy<Value = Authorization> {
     let path = (any::<bool>(), "(/[a-z]{1,4}){1,3}")
         .prop_map(|(exact, text)| if exact { PathMatch::Exact(text) } else { PathMatch::Prefix(text) });
     let rest = (collection::vec("[A-Z]{1,6}", 0..3), collection::vec(path, 0..3));
-    let rule = (any::<bool>(), callers(), rest);
-    (modes, collection::btree_map(name::<Label>(), rule, 0..4), callers()).prop_map(
-        |(mode, rules, intermediaries)| {
-            let rule = |(name, (denies, from, (methods, paths)))| AuthorizationRule {
+    let source = (any::<u32>(), 8..=32_u8).prop_map(|(bits, length)| {
+        let network = bits & u32::MAX << (32 - length);
+        AddressPrefix::new(IpAddr::V4(network.into()), length).unwrap()
+    });
+    let conditions = (collection::vec(source, 0..2), collection::vec(condition(), 0..3));
+    let rule = (any::<bool>(), callers(), rest, conditions);
+    let tokens = collection::btree_map("[a-z]{1,8}", texts(), 0..2).prop_map(|all| {
+        all.into_iter().map(|(issuer, audiences)| AcceptedTokens { issuer, audiences }).collect()
+    });
+    (modes, collection::btree_map(name::<Label>(), rule, 0..4), callers(), tokens).prop_map(
+        |(mode, rules, intermediaries, tokens)| {
+            let rule = |(name, (denies, from, (methods, paths), (sources, when)))| AuthorizationRule {
                 name,
                 denies,
                 from,
                 methods,
                 paths,
+                sources,
+                when,
             };
-            Authorization { mode, rules: rules.into_iter().map(rule).collect(), intermediaries }
+            Authorization { mode, rules: rules.into_iter().map(rule).collect(), intermediaries, tokens }
         },
     )
 }
 
-fn traffic() -> impl Strategy<Value = Traffic> {
-    let shares = collection::btree_map(name::<Region>(), traffic_shares(), 1..4);
-    let by_hand = (shares, any::<bool>()).prop_map(|(shares, is_shadow)| {
-        let mode = if is_shadow { TrafficMode::Shadow } else { TrafficMode::Active };
-        Traffic { mode, shares, ..Traffic::default() }
-    });
-    prop_oneof![by_hand, planned_traffic()]
-}
-
-fn planned_traffic() -> impl Strategy<Value = Traffic> {
-    let load = |percent: u32| Share::of_millionths(percent * 10_000).unwrap();
-    let rings = option::of((10..50_u32, 50..=100_u32)).prop_map(move |loads| {
-        let ring = |(ring, percent)| LoadRing { ring, load: load(percent) };
-        let rings = |(near, far)| [(Ring::Region, near), (Ring::Any, far)].map(ring).to_vec();
-        loads.map(rings).unwrap_or_default()
-    });
-    let classes = collection::btree_set(name::<Label>(), 0..4);
-    let metric = option::of(("[a-z]{1,8}", 1..1_000_u32));
-    let mode = prop_oneof![Just(TrafficMode::Active), Just(TrafficMode::Shadow), Just(TrafficMode::Hold)];
-    let planner = select(vec![TrafficPlanner::Rings, TrafficPlanner::Optimizer]);
-    (rings, classes, metric, mode, planner).prop_map(|(rings, classes, metric, mode, planner)| Traffic {
-        planner: Some(planner),
-        mode,
-        rings,
-        classes: classes.into_iter().collect(),
-        load: metric
-            .filter(|_| planner == TrafficPlanner::Rings)
-            .map(|(name, full_scale)| LoadMetric { name, full_scale }),
-        ..Traffic::default()
+fn condition() -> impl Strategy<Value = Condition> {
+    let subject = prop_oneof![
+        texts().prop_map(ConditionSubject::Claim),
+        "[a-z]{1,5}".prop_map(ConditionSubject::Header),
+    ];
+    (subject, any::<bool>(), texts()).prop_map(|(subject, excludes, values)| Condition {
+        subject,
+        excludes,
+        values: values.into_iter().map(ValueMatch).collect(),
     })
 }
 
-fn traffic_shares() -> impl Strategy<Value = TrafficShares> {
-    let classes = collection::btree_map(name::<Label>(), region_shares(), 1..4);
-    (option::of(region_shares()), classes).prop_map(|(default, classes)| TrafficShares { default, classes })
-}
-
-fn region_shares() -> impl Strategy<Value = RegionShares> {
-    collection::btree_map(name::<Region>(), 10_000..200_000_u32, 0..5).prop_map(|to| {
-        let dropped = 1_000_000 - to.values().sum::<u32>();
-        let share = |millionths| Share::of_millionths(millionths).unwrap();
-        RegionShares {
-            to: to.into_iter().map(|(region, millionths)| (region, share(millionths))).collect(),
-            dropped: share(dropped),
-        }
-    })
-}
-
-fn region_table() -> impl Strategy<Value = RegionTable> {
-    let confirmed = option::of((any::<u64>(), any::<u64>()));
-    (traffic_shares(), collection::btree_set(name::<Zone>(), 0..4), confirmed).prop_map(
-        |(shares, zones, confirmed)| {
-            let planned = confirmed.map(|(round, at_ms)| TableOrigin::Planned(Confirmation { round, at_ms }));
-            let zones = zones.into_iter().map(|zone| (zone.clone(), [(zone, Share::ALL)].into())).collect();
-            RegionTable { shares, zones, origin: planned.unwrap_or(TableOrigin::ByHand) }
-        },
-    )
+/// One to three texts.
+fn texts() -> impl Strategy<Value = Vec<String>> {
+    collection::vec("[a-z]{1,5}[*]?", 1..4)
 }
 
 fn health_check() -> impl Strategy<Value = HealthCheck> {
@@ -575,6 +558,7 @@ pub(super) fn entry() -> impl Strategy<Value = (RecordKey, Record)> {
         revocations().prop_map(|record| (RecordKey::Revocations, Record::Revocations(record))),
         federated_domains()
             .prop_map(|record| (RecordKey::FederatedDomains, Record::FederatedDomains(record))),
+        token_issuers().prop_map(|record| (RecordKey::TokenIssuers, record.into())),
         trust_bundle().prop_map(|bundle| (RecordKey::TrustBundle, Record::TrustBundle(bundle))),
         (name(), name(), any::<u64>()).prop_map(|(region, agent, elected_at_ms)| (
             RecordKey::Checker(region),
@@ -590,6 +574,7 @@ pub(super) fn entry() -> impl Strategy<Value = (RecordKey, Record)> {
             .prop_map(|(name, entry)| (RecordKey::Workload(name), Record::Workload(entry))),
         (name(), role_binding())
             .prop_map(|(name, binding)| (RecordKey::RoleBinding(name), Record::RoleBinding(binding))),
+        policy_defaults(),
         gateway_entry(),
     ]
 }

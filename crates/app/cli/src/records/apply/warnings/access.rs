@@ -90,7 +90,9 @@ fn covers(before: &AuthorizationRule, new: &AuthorizationRule) -> bool {
         || !new.methods.is_empty() && new.methods.iter().all(|method| before.methods.contains(method));
     let has_paths = before.paths.is_empty()
         || !new.paths.is_empty() && new.paths.iter().all(|path| before.paths.contains(path));
-    !before.denies && has_callers && has_methods && has_paths
+    let has_conditions = (before.sources.is_empty() || before.sources == new.sources)
+        && before.when.iter().all(|condition| new.when.contains(condition));
+    !before.denies && has_callers && has_methods && has_paths && has_conditions
 }
 
 fn callers(rule: &AuthorizationRule) -> String {
@@ -112,8 +114,8 @@ mod tests {
     use super::*;
 
     fn rule(name: &str, denies: bool, from: &str) -> AuthorizationRule {
-        let (from, methods, paths) = (vec![CallerMatch::new(from).unwrap()], Vec::new(), Vec::new());
-        AuthorizationRule { name: name.parse().unwrap(), denies, from, methods, paths }
+        let from = vec![CallerMatch::new(from).unwrap()];
+        AuthorizationRule { denies, ..AuthorizationRule::allowing(name.parse().unwrap(), from) }
     }
 
     fn rules(rules: &[AuthorizationRule]) -> Authorization {
@@ -134,6 +136,13 @@ mod tests {
         );
         assert_eq!(reasons(Some(&before), &rules(&[web]), Allow), ["rule 'bad' no longer refuses x/y"]);
         assert_eq!(reasons(Some(&before), &rules(&[bad]), Allow).len(), 1, "all others are allowed");
+        let on_condition =
+            AuthorizationRule { sources: vec!["10.0.0.0/8".parse().unwrap()], ..before.rules[0].clone() };
+        assert_eq!(
+            reasons(Some(&rules(&[on_condition.clone(), before.rules[1].clone()])), &before, Allow),
+            ["rule 'web' allows shop/web"]
+        );
+        assert_eq!(reasons(Some(&before), &rules(&[on_condition, before.rules[1].clone()]), Allow).len(), 0);
         let audit = Authorization { mode: AuthorizationMode::Audit, ..before.clone() };
         assert_eq!(reasons(Some(&before), &audit, Allow).len(), 1);
         assert_eq!(reasons(None, &before, Allow), Vec::<String>::new(), "all were allowed");

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use fairmesh_console::view::{Scope, View};
+use fairmesh_console::view::{ReadView, Scope, View};
 use fairmesh_model::{
     Label, Policy, RecordKind, Region, Regions, Ring, ServiceName, Share, Tenant, spec::Resource,
 };

@@ -26,6 +26,12 @@ impl<T: EndpointTransport> Worker<T> {
             self.read_prefix(cache, roots());
         }
         self.mark_arrived(&roots());
+        for prefix in self.defaults.missing() {
+            if let Some(cache) = &cache {
+                self.read_prefix(cache, prefix.clone());
+            }
+            self.mark_arrived(&prefix);
+        }
         let waiting: Vec<_> =
             self.services.iter().filter(|(_, s)| s.is_waiting()).map(|(name, _)| name.clone()).collect();
         for name in waiting {

@@ -43,5 +43,6 @@ impl<T: EndpointTransport> Worker<T> {
             let _ = maps.send(MapCommand::Unfollow(map));
         }
         service.retire();
+        self.unfollow_defaults(&name.tenant);
     }
 }

@@ -5,7 +5,10 @@ use fairmesh_wire::LogLimiter;
 use tokio::{task::yield_now, time::Instant};
 
 use super::{MAX_UNKNOWN, RESUBSCRIBE_INTERVAL, Worker, roots, weakening::note_weakening};
-use crate::discovery::{endpoint_transport::EndpointTransport, resolver::records::PrefixChanges};
+use crate::discovery::{
+    endpoint_transport::EndpointTransport,
+    resolver::{policy_defaults::scope_of, records::PrefixChanges},
+};
 
 static REFUSED: LogLimiter = LogLimiter::new();
 
@@ -14,8 +17,16 @@ impl<T: EndpointTransport> Worker<T> {
     /// from now on include it. Yields to the other tasks of this thread between two services.
     pub(super) async fn settle(&mut self) {
         for name in std::mem::take(&mut self.stale) {
+            let defaults = self.defaults.of(&name.tenant);
+            let service = self.services.get_mut(&name);
+            // An undeclared service is known as such without them.
+            let waits = defaults.is_none()
+                && service.as_ref().is_some_and(|service| service.records.declared() != Some(false));
+            if let (Some(defaults), Some(service)) = (defaults, service) {
+                service.records.set_defaults(defaults);
+            }
             self.update_subscriptions(&name);
-            if !self.has_topology || self.awaits_roots() {
+            if !self.has_topology || self.awaits_roots() || waits {
                 self.stale.insert(name);
                 continue;
             }
@@ -76,7 +87,8 @@ impl<T: EndpointTransport> Worker<T> {
             // Without round trips all regions are equally far: worse, and no reason to fail a call.
             None if prefix == Prefix::topology() && !self.has_topology => self.mark_arrived(&prefix),
             None if prefix == Prefix::topology() => {}
-            None if prefix == roots() => self.mark_arrived(&prefix),
+            // One of the release before may refuse defaults, and has none.
+            None if prefix == roots() || scope_of(&prefix).is_some() => self.mark_arrived(&prefix),
             // Unsubscribed meanwhile.
             None => return,
         }

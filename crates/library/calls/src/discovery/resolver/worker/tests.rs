@@ -1,4 +1,5 @@
 mod looks;
+mod policy_defaults;
 mod region_tables;
 mod shard_maps;
 mod unused_services;
@@ -176,8 +177,17 @@ impl Rig {
         subscription
     }
 
-    /// Delivers the service and its one endpoint.
+    /// Delivers the service and its one endpoint, without defaults of policies.
     fn deliver(&mut self) {
+        for scope in [DefaultsScope::Mesh, DefaultsScope::Tenant(name().tenant)] {
+            let defaults = Prefix::from(&RecordKey::PolicyDefaults(scope));
+            self.handle(Event::Update(update([(defaults, vec![])])));
+        }
+        self.deliver_without_defaults();
+    }
+
+    /// The same before it is known whether there are defaults.
+    fn deliver_without_defaults(&mut self) {
         let (service, policy) = (RecordKey::Service(name()), RecordKey::Policy(name()));
         let declared = Service {
             kind: ServiceKind::Replicated,
@@ -402,7 +412,7 @@ async fn a_burst_of_refused_prefixes_writes_a_few_lines() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_an_agent_the_location_is_the_stored_one_or_else_the_configured_fallback() {
+async fn location_without_agent_is_configured_or_stored_or_the_fallback() {
     let cache = |rig: &Rig| Cache::open(rig.folder.path().join("cache")).unwrap();
     let mut rig = rig_at(None);
     cache(&rig).save_location(&here()).unwrap();

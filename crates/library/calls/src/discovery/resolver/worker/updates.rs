@@ -7,7 +7,7 @@ use fairmesh_wire::records;
 use tokio::time::Instant;
 
 use super::{CONNECT_PATIENCE, Worker, roots};
-use crate::discovery::endpoint_transport::EndpointTransport;
+use crate::discovery::{endpoint_transport::EndpointTransport, resolver::policy_defaults::scope_of};
 
 impl<T: EndpointTransport> Worker<T> {
     pub(super) fn apply_update(&mut self, update: &Update) {
@@ -33,6 +33,7 @@ impl<T: EndpointTransport> Worker<T> {
             self.has_topology = true;
             // Services wait for the roots for as long after it.
             self.awaits_roots = self.awaits_roots.map(|_| Instant::now() + CONNECT_PATIENCE);
+            self.defaults.wait_until(Instant::now() + CONNECT_PATIENCE);
             self.mark_all_stale();
         } else if *prefix == roots() {
             if self.awaits_roots.take().is_some() {
@@ -43,6 +44,8 @@ impl<T: EndpointTransport> Worker<T> {
         {
             service.records.arrived(prefix);
             self.stale.insert(name.clone());
+        } else if let Some(scope) = scope_of(prefix) {
+            self.defaults_arrived(&scope);
         }
     }
 
@@ -57,6 +60,12 @@ impl<T: EndpointTransport> Worker<T> {
                 }
             }
             Record::Hosts(hosts) => self.topology.hosts = hosts,
+            Record::PolicyDefaults(defaults) => {
+                if let RecordKey::PolicyDefaults(scope) = key {
+                    self.put_defaults(scope, Some(defaults));
+                }
+                return Ok(());
+            }
             // A mesh does not lose its trust domain: no snapshot without the record takes it back.
             Record::TrustBundle(_) if self.topology.has_trust_domain => return Ok(()),
             Record::TrustBundle(_) => self.topology.has_trust_domain = true,
@@ -76,6 +85,7 @@ impl<T: EndpointTransport> Worker<T> {
                 }
             }
             RecordKey::Hosts => self.topology.hosts = Hosts::default(),
+            RecordKey::PolicyDefaults(scope) => return self.put_defaults(scope, None),
             _ => return,
         }
         self.mark_all_stale();
@@ -97,6 +107,10 @@ impl<T: EndpointTransport> Mirror for Worker<T> {
             }
         } else if let Some(service) = owner.and_then(|owner| self.services.get_mut(owner)) {
             service.records.retain(&snapshot.prefix, |key| snapshot.holds(key));
+        } else if let Some(scope) = scope_of(&snapshot.prefix)
+            && !snapshot.holds(snapshot.prefix.as_str())
+        {
+            self.put_defaults(&scope, None);
         }
     }
 

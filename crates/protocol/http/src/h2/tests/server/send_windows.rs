@@ -88,7 +88,7 @@ async fn a_window_may_become_negative() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_response_ends_with_a_negative_window() {
+async fn response_ends_despite_a_negative_window() {
     let mut client = Client::with(&[(INITIAL_WINDOW_SIZE, 4)]).await;
     let (pieces, response) = streamed();
     client.request(&get(1, "/")).await.respond(response);

@@ -231,7 +231,7 @@ async fn a_closing_connection_lingers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_owner_may_end_the_connection_with_a_violation() {
+async fn refused_connection_ends_with_the_given_violation() {
     let (mut near, far) = duplex(PIPE);
     let service = |_| Box::pin(std::future::pending::<BoxResponse>());
     let connection = ServerConnection::new(far, [PREFACE, &settings_frame(&[])].concat()[..].into(), service);

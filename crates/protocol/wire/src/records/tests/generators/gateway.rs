@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use super::{address, name, service_name};
-use fairmesh_model::{GatewayBackend, GatewayService, Placement, Record, RecordKey};
+use fairmesh_model::{GatewayBackend, GatewayQuota, GatewayService, Placement, Record, RecordKey};
 use proptest::{collection, prelude::*};
 
 /// Any record of a gateway, at one of its valid keys.
@@ -9,6 +9,8 @@ pub(super) fn gateway_entry() -> impl Strategy<Value = (RecordKey, Record)> {
     prop_oneof![
         (name(), gateway_backend())
             .prop_map(|(name, backend)| (RecordKey::GatewayBackend(name), Record::GatewayBackend(backend))),
+        (service_name(), gateway_quota())
+            .prop_map(|(name, quota)| (RecordKey::GatewayQuota(name.tenant), Record::GatewayQuota(quota))),
         (service_name(), gateway_service())
             .prop_map(|(name, used)| (RecordKey::GatewayService(name), Record::GatewayService(used))),
         (service_name(), placement())
@@ -19,6 +21,21 @@ pub(super) fn gateway_entry() -> impl Strategy<Value = (RecordKey, Record)> {
 fn gateway_backend() -> impl Strategy<Value = GatewayBackend> {
     (name(), 1..=1_000_000_u32, collection::btree_set(address(), 1..4), any::<bool>()).prop_map(
         |(zone, capacity, replicas, is_closed)| GatewayBackend { zone, capacity, replicas, is_closed },
+    )
+}
+
+fn gateway_quota() -> impl Strategy<Value = GatewayQuota> {
+    let limit = || proptest::option::of(1..=u32::MAX);
+    let services = proptest::option::of(1..=65_536_u32);
+    (limit(), limit(), limit(), services, limit(), 1..=u32::MAX).prop_map(
+        |(connections, handshakes_per_second, requests, services, routes, backends)| GatewayQuota {
+            connections,
+            handshakes_per_second,
+            requests,
+            services,
+            routes,
+            backends: Some(backends),
+        },
     )
 }
 

@@ -2,7 +2,7 @@
 
 use fairmesh_model::{
     BundleEndpoint, FederatedDomains, JoinedAgent, MAX_CERTIFICATE, MAX_RETIRED_ROOTS, MAX_ROOTS, MAX_SERIAL,
-    Revocation, Revocations, RevokedCertificates, SpiffePath, TrustBundle,
+    Revocation, Revocations, RevokedCertificates, SpiffePath, TokenIssuer, TokenIssuers, TrustBundle,
 };
 use proptest::{collection, option, prelude::*};
 
@@ -45,4 +45,11 @@ pub(super) fn revocations() -> impl Strategy<Value = Revocations> {
 pub(super) fn joined_agent() -> impl Strategy<Value = JoinedAgent> {
     (collection::vec(name(), 0..5), any::<u64>(), option::of(name()))
         .prop_map(|(tenants, joined, region)| JoinedAgent { tenants, joined, region })
+}
+
+pub(super) fn token_issuers() -> impl Strategy<Value = TokenIssuers> {
+    let one = (option::of("https://[a-z]{1,8}"), collection::vec(any::<u8>(), 1..20));
+    collection::btree_map("[a-z]{1,8}", one, 0..3).prop_map(|all| TokenIssuers {
+        issuers: all.into_iter().map(|(issuer, (url, keys))| TokenIssuer { issuer, url, keys }).collect(),
+    })
 }

@@ -59,7 +59,7 @@ fn drops(subscription: &Subscription<CountingTransport>) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_services_with_tables_follow_that_of_the_own_region_and_no_call_waits_for_it() {
+async fn planned_services_follow_the_own_region_table_and_no_call_waits() {
     let mut rig = rig();
     let subscription = rig.follow();
     rig.deliver();

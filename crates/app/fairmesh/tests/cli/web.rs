@@ -1,0 +1,343 @@
+//! The web page of the control plane: in a browser, and what it refuses.
+
+mod large_mesh;
+mod mesh_pages;
+
+use std::{
+    env, fs,
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::TcpStream,
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    time::Duration,
+};
+
+use axum::{Router, routing::get};
+use fairmesh_client::{Body, Mesh as Library, ServiceHandle};
+use fairmesh_model::{ServiceName, SpiffePath};
+use fairmesh_server::{MeshServer, serve_http};
+use fairmesh_test_support::skipped;
+use fairmesh_wire::transport::Address;
+use http::Request;
+use http_body_util::BodyExt as _;
+use serde_json::{Value, json};
+use tokio::{net::TcpListener, runtime::Runtime, time::interval};
+
+use super::support::{Agent, Mesh, wait_until};
+
+const SERVICES: &str = "\
+kind: Topology
+regions: [{name: eu, neighbours: [us]}, {name: us}]
+roundTrips: [{between: [eu, us], rtt: 20ms}]
+---
+kind: Service
+name: shop/web
+---
+kind: Service
+name: shop/cart
+---
+kind: Service
+name: shop/catalog
+---
+kind: Service
+name: shop/ads
+---
+kind: Service
+name: shop/db
+---
+kind: Policy
+service: shop/cart
+timeout: 2s
+authorization: {mode: audit, rules: [{name: web, from: [shop/web]}]}
+";
+
+/// A later value of a policy: its history has two.
+const SLOWER: &str = "\
+kind: Policy
+service: shop/cart
+timeout: 5s
+retries: {attempts: 2}
+authorization: {mode: audit, rules: [{name: web, from: [shop/web]}]}
+";
+
+/// Who calls whom; an empty name is a caller outside the mesh.
+const EDGES: &[(&str, &str)] = &[
+    ("", "shop/web"),
+    ("shop/web", "shop/cart"),
+    ("shop/web", "shop/catalog"),
+    ("shop/web", "shop/ads"),
+    ("shop/cart", "shop/db"),
+    ("shop/catalog", "shop/db"),
+];
+
+/// A control plane with the services, and the address of its page.
+fn mesh() -> (Mesh, String) {
+    let mesh = Mesh::start();
+    mesh.apply(SERVICES).ok();
+    mesh.apply(SLOWER).ok();
+    let pages = mesh.pages();
+    (mesh, pages)
+}
+
+/// Serves a service until its runtime ends, which is as sudden as a crash.
+fn serve(service: &str, agent: &Agent) -> Runtime {
+    let runtime = Runtime::new().unwrap();
+    let address: Address = agent.address().parse().unwrap();
+    runtime.block_on(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = MeshServer::builder(service).listener(&listener).unwrap();
+        let server = server.agent(address).start().await.unwrap();
+        let router = Router::new().route("/", get("served"));
+        tokio::spawn(async move { serve_http(listener, router, &server).await });
+    });
+    runtime
+}
+
+/// Calls along an edge until the runtime ends.
+async fn call(agent: Address, (caller, callee): (&str, &str)) {
+    let builder = Library::builder().agent(agent).client_id(format!("{caller}-{callee}"));
+    let builder = match caller {
+        "" => builder,
+        caller => builder.identity(SpiffePath::Service(ServiceName::new(caller).unwrap())),
+    };
+    let library = builder.connect().await.unwrap();
+    let service: ServiceHandle = library.service(callee).unwrap();
+    tokio::spawn(async move {
+        let _library = library;
+        let mut ticks = interval(Duration::from_millis(25));
+        loop {
+            ticks.tick().await;
+            let request = Request::get("/").body(Body::empty()).unwrap();
+            if let Ok(response) = service.send(request).await {
+                let _ = response.into_body().collect().await;
+            }
+        }
+    });
+}
+
+/// Node with playwright-core, driving a browser.
+struct Browser {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Browser {
+    /// `None` if the machine has none.
+    fn start(url: &str) -> Option<Self> {
+        let modules = modules().filter(|folder| folder.is_dir());
+        let (Some(modules), Some(chromium)) = (modules, fairmesh_test_support::tool("chromium")) else {
+            skipped(
+                "no browser can be driven",
+                "`scripts/setup.sh browser` installs Chromium and playwright-core",
+            );
+            return None;
+        };
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cli/web/browser.mjs");
+        let mut child = Command::new("node")
+            .arg(script)
+            .arg(url)
+            .env("MODULES", modules)
+            .env("CHROMIUM", chromium)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        Some(Self { child, input, output })
+    }
+
+    /// Has the browser do a step; its result.
+    fn step(&mut self, step: &Value) -> Value {
+        writeln!(self.input, "{step}").unwrap();
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        let result: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"));
+        assert_eq!(result["error"], Value::Null, "{step}");
+        result["result"].clone()
+    }
+
+    /// Looks at pages in both colours for what keeps people from using them, and for what the browser has complained of.
+    fn audit(&mut self, states: &[&str]) {
+        let audit = self.step(&json!({"do": "audit", "states": states}));
+        assert_eq!(audit, json!({"violations": [], "console": []}));
+    }
+
+    /// Writes pictures for the documentation, if their folder is given.
+    fn take_screenshots(&mut self, shots: &Value) {
+        if let Ok(folder) = env::var("WEB_SCREENSHOTS") {
+            fs::create_dir_all(&folder).unwrap();
+            self.step(&json!({"do": "screenshots", "folder": folder, "shots": shots}));
+        }
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        let _ = writeln!(self.input, "{}", json!({"do": "end"}));
+        wait_until("the browser ends", || self.child.try_wait().unwrap().is_some());
+    }
+}
+
+/// Where `scripts/setup.sh browser` has put the modules.
+fn modules() -> Option<PathBuf> {
+    let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache")))?;
+    Some(cache.join("fairmesh/tools/browser/node_modules"))
+}
+
+#[test]
+fn page_shows_the_mesh_in_a_browser() {
+    let (mesh, pages) = mesh();
+    let Some(mut browser) = Browser::start(&format!("http://{pages}/ui/")) else { return };
+    let (eu, us) = (mesh.agent("eu"), mesh.agent("us"));
+    let servers = ["web", "cart", "ads", "db"].map(|name| serve(&format!("shop/{name}"), &eu));
+    let catalog = serve("shop/catalog", &us);
+    let callers = Runtime::new().unwrap();
+    callers.block_on(async {
+        for edge in EDGES {
+            call(eu.address().parse().unwrap(), *edge).await;
+        }
+    });
+
+    let shown = browser.step(&json!({"do": "graph", "services": 5, "nodes": 6, "edges": EDGES}));
+    assert_eq!(shown["policy"], "default-src 'none'", "{shown}");
+    let why = browser.step(&json!({"do": "why", "service": "shop/catalog", "region": "eu", "seed": "7"}));
+    let told = mesh.run(&["explain", "shop/catalog", "--region", "eu", "--seed", "7", "--json"]).json();
+    assert_eq!(why["goesTo"], told["goesTo"]["instance"]);
+    assert_eq!(why["steps"].as_array().unwrap().len(), told["steps"].as_array().unwrap().len());
+    browser.step(&json!({"do": "service", "service": "shop/cart", "versions": 2}));
+
+    let [.., db] = servers;
+    db.shutdown_background();
+    let seen = browser.step(&json!({"do": "failing", "service": "shop/db", "caller": "shop/cart"}));
+    assert!(seen["ms"].as_u64().unwrap() <= 10_000, "{seen}");
+    browser.step(&json!({"do": "shows", "state": "service?service=shop/cart", "panels": [
+        ["Who may call", "audited only"],
+        ["Callers behind", "have applied its newest record"],
+    ]}));
+    browser.step(&json!({"do": "shows", "state": "graph?service=shop/catalog&split=region", "panels": [["Graph", ""]]}));
+    browser.audit(&[
+        "graph",
+        "graph?service=shop/cart",
+        "service?service=shop/cart",
+        "why?service=shop/cart&region=eu",
+    ]);
+    browser.take_screenshots(&json!([
+        ["graph", "graph", "light"],
+        ["graph-dark", "graph?service=shop/cart", "dark"],
+        ["service", "service?service=shop/cart", "light"],
+        ["why", "why?service=shop/catalog&region=eu", "light"],
+    ]));
+    drop(browser);
+    callers.shutdown_background();
+    catalog.shutdown_background();
+}
+
+/// The head of a response.
+fn head(pages: &str, path: &str, host: &str, more: &str) -> String {
+    respond(pages, ("GET", path), host, &format!("{more}\r\n"))
+}
+
+/// The head of a response to a request of any method; `rest` is the other headers and the body.
+fn respond(pages: &str, (method, path): (&str, &str), host: &str, rest: &str) -> String {
+    let mut stream = TcpStream::connect(pages).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let request = format!("{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n{rest}");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).unwrap();
+    let text = String::from_utf8_lossy(&bytes);
+    text.split("\r\n\r\n").next().unwrap().to_lowercase()
+}
+
+#[test]
+fn page_is_served_to_its_own_hosts_with_a_strict_policy() {
+    let (_mesh, pages) = mesh();
+    for host in [&*pages, "localhost:7401"] {
+        let index = head(&pages, "/ui/", host, "");
+        assert!(
+            index.starts_with("http/1.1 200") && index.contains("default-src 'none'; script-src 'self'"),
+            "{index}"
+        );
+    }
+    for path in ["/ui/", "/ui/main.js", "/ui/api/live", "/ui/api/why/shop/web?region=eu"] {
+        let rebound = head(&pages, path, "evil.example:7401", "accept-encoding: gzip\r\n");
+        assert!(
+            rebound.starts_with("http/1.1 421") && rebound.contains("default-src 'none'"),
+            "{path}: {rebound}"
+        );
+    }
+    let script = head(&pages, "/ui/main.js", &pages, "accept-encoding: gzip\r\n");
+    assert!(script.starts_with("http/1.1 200") && script.contains("content-encoding: gzip"), "{script}");
+    let tag = script.lines().find_map(|line| line.strip_prefix("etag: ")).unwrap();
+    let again = head(&pages, "/ui/main.js", &pages, &format!("if-none-match: {tag}\r\n"));
+    assert!(again.starts_with("http/1.1 304"), "{again}");
+    let unknown = head(&pages, "/ui/none.js", &pages, "accept-encoding: gzip\r\n");
+    assert!(unknown.starts_with("http/1.1 404"), "{unknown}");
+}
+
+#[test]
+fn requests_of_other_sites_pages_are_refused() {
+    let (mesh, pages) = mesh();
+    let body = r#"{"service": "shop/web", "endpoints": [{"instance": "evil-0", "address": "127.0.0.1:9", "region": "eu"}]}"#;
+    let post = |more: &str| {
+        let rest = format!("content-type: text/plain\r\ncontent-length: {}\r\n{more}\r\n{body}", body.len());
+        respond(&pages, ("POST", "/v1/register"), &pages, &rest)
+    };
+    for more in ["origin: https://evil.example\r\n", "origin: null\r\n", "sec-fetch-site: cross-site\r\n"] {
+        let refused = post(more);
+        assert!(refused.starts_with("http/1.1 403"), "{more}: {refused}");
+    }
+    let listed = mesh.run(&["get", "endpoints", "shop/web"]).ok();
+    assert!(!listed.contains("evil-0"), "{listed}");
+    for path in ["/v1/imbalance", "/ui/api/live"] {
+        let refused = head(&pages, path, &pages, "sec-fetch-site: same-site\r\n");
+        assert!(refused.starts_with("http/1.1 403"), "{path}: {refused}");
+    }
+    for path in ["/ui/", "/healthz"] {
+        let linked = head(&pages, path, &pages, "sec-fetch-site: cross-site\r\nsec-fetch-mode: navigate\r\n");
+        assert!(linked.starts_with("http/1.1 200"), "{path}: {linked}");
+    }
+    assert!(post("").starts_with("http/1.1 200"), "a program may");
+}
+
+#[test]
+fn page_of_a_strict_mesh_shows_a_viewer_its_tenant_alone() {
+    let mut mesh = Mesh::empty();
+    mesh.arguments = ["--trust-domain", "test.mesh"].map(str::to_owned).to_vec();
+    mesh.start_control();
+    let pages = mesh.pages();
+    mesh.apply("kind: Service\nname: shop/web\n---\nkind: Service\nname: bank/vault\n").ok();
+    let is_refused = |path: &str| {
+        let head = head(&pages, path, &pages, "");
+        assert!(["200", "403", "404"].contains(&&head[9..12]), "{path}: {head}");
+        &head[9..12] != "200"
+    };
+    assert!(!is_refused("/ui/"), "the page itself says nothing of the mesh");
+    assert!(is_refused("/ui/api/history/shop/web"));
+    mesh.apply("kind: RoleBinding\nname: look\nrole: viewer\ntenants: [shop]\nsubjects: [anonymous]\n").ok();
+    for (path, expected) in [
+        ("/ui/api/regions?tenant=shop", false),
+        ("/ui/api/imbalance?tenant=shop", false),
+        ("/ui/api/security?tenant=shop", false),
+        ("/ui/api/planner/shop/web", false),
+        ("/ui/api/regions", true),
+        ("/ui/api/regions?tenant=bank", true),
+        ("/ui/api/imbalance", true),
+        ("/ui/api/security?tenant=bank", true),
+        ("/ui/api/planner/bank/vault", true),
+        ("/ui/api/forecast/eu", true),
+        ("/ui/api/fleet", true),
+        ("/ui/api/audit/security", true),
+        ("/ui/api/history/shop/web", false),
+        ("/ui/api/why/shop/web?region=eu", false),
+        ("/ui/api/history/bank/vault", true),
+        ("/ui/api/live/bank/vault", true),
+        ("/ui/api/live", true),
+        ("/ui/api/live?tenant=bank", true),
+        ("/ui/api/why/bank/vault?region=eu", true),
+    ] {
+        assert_eq!(is_refused(path), expected, "{path}");
+    }
+}

@@ -1,0 +1,80 @@
+//! Programs find services by names of DNS, and the proxy takes these names for hosts.
+
+use std::{net::SocketAddr, time::Duration};
+
+use fairmesh_model::Protocol;
+use rustix::process::Signal;
+use tokio::{net::UdpSocket, time::timeout};
+
+use crate::harness::{
+    PATIENCE, Process, Program, Proxy, Spec, World, beside_others, free_port, read_head, say, until,
+};
+
+/// The address of services, in the record of an answer.
+const ADDRESS: [u8; 4] = [240, 0, 0, 1];
+/// Codes of responses (RFC 1035, 4.1.1).
+const NO_ERROR: u8 = 0;
+const SERVER_FAILURE: u8 = 2;
+const NAME_ERROR: u8 = 3;
+
+struct Dns {
+    process: Process,
+    address: SocketAddr,
+}
+
+impl Dns {
+    fn start(world: &World) -> Self {
+        let address: SocketAddr = ([127, 0, 0, 1], free_port()).into();
+        let args = format!("dns --agent {} --listen {address} --admin none", world.agent_address());
+        let process = Process::start(Program::fairmesh(world.path("dns.log"), &args));
+        Self { process, address }
+    }
+
+    /// The code of the response for the address of a name, and whether it is [`ADDRESS`].
+    async fn ask(&self, name: &str) -> Option<(u8, bool)> {
+        // An id, the wish for recursion, one question.
+        let mut query = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+        for label in name.split('.') {
+            query.push(label.len() as u8);
+            query.extend(label.as_bytes());
+        }
+        // The root; type A, class IN.
+        query.extend([0, 0, 1, 0, 1]);
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        socket.connect(self.address).await.unwrap();
+        socket.send(&query).await.unwrap();
+        let mut response = [0; 512];
+        let length = timeout(PATIENCE, socket.recv(&mut response)).await.ok()?.ok()?;
+        assert_eq!(response[..2], [0, 7]);
+        Some((response[3] & 0xf, response[..length].ends_with(&ADDRESS)))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn services_are_found_by_name_and_called_by_that_host() {
+    let _machine = beside_others().await;
+    let mut world = World::start("").await;
+    let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
+    let dns = Dns::start(&world);
+    until("the service has its name", async || dns.ask("one.shop.mesh").await == Some((NO_ERROR, true)))
+        .await;
+    assert_eq!(dns.ask("ONE.Shop.mesh").await, Some((NO_ERROR, true)));
+    assert_eq!(dns.ask("two.shop.mesh").await, Some((NAME_ERROR, false)));
+    world.apply("{kind: Service, name: shop/two, type: replicated, protocol: http1}").await.ok();
+    until("a new service has one", async || dns.ask("two.shop.mesh").await == Some((NO_ERROR, true))).await;
+
+    let proxy = Proxy::with(&world, "--dns-zone mesh").await;
+    for (host, status) in
+        [("one.shop.mesh", 200), ("One.shop.MESH.:80", 200), ("one.shop", 200), ("x.mesh", 404)]
+    {
+        let request = format!("GET / HTTP/1.1\r\nhost: {host}\r\n\r\n");
+        let answer = read_head(&mut say(&proxy.by_host, request).await).await;
+        assert!(answer.starts_with(&format!("http/1.1 {status} ")), "{host}: {answer}");
+    }
+
+    world.agent.signal(Signal::KILL);
+    world.agent.end().await;
+    assert_eq!(dns.ask("one.shop.mesh").await, Some((NO_ERROR, true)), "as last known");
+    let unknown = timeout(Duration::from_secs(10), dns.ask("a.unheard.mesh")).await.unwrap();
+    assert_eq!(unknown, Some((SERVER_FAILURE, false)), "{}", dns.process.log());
+}

@@ -1,0 +1,61 @@
+//! `fairmesh dns`.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    process::ExitCode,
+};
+
+use clap::Args;
+use fairmesh_console::{connect, failure::Failure, stop_signals};
+use fairmesh_dns::{DnsConfig, Zone};
+use fairmesh_model::{Label, MeshRole, SpiffePath};
+use fairmesh_wire::transport::Address;
+
+use super::daemon_args::AdminAddress;
+use crate::logging::Logging;
+
+/// Arguments of `fairmesh dns`.
+#[derive(Debug, Args)]
+pub struct DnsArgs {
+    /// Address for queries, over UDP and TCP. May be repeated.
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:7453", value_delimiter = ',')]
+    listen: Vec<SocketAddr>,
+    /// The zone: cart.shop.ZONE is the service shop/cart.
+    #[arg(long, value_name = "ZONE", default_value = "mesh")]
+    zone: Zone,
+    /// The address of services without a virtual address: one whose connections the proxy captures, or at which it listens.
+    /// May be repeated, for IPv4 and IPv6.
+    #[arg(long, value_name = "IP", default_value = "240.0.0.1", value_delimiter = ',')]
+    address: Vec<IpAddr>,
+    /// Address of /metrics, /healthz and /readyz, or 'none'.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7454")]
+    admin: AdminAddress,
+    /// The agent to follow [default: FAIRMESH_AGENT, else the agent's default socket].
+    #[arg(long, value_name = "ADDRESS")]
+    agent: Option<Address>,
+    /// A control plane to follow, where there is no agent.
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "agent")]
+    control: Option<Address>,
+    #[command(flatten)]
+    logging: Logging,
+}
+
+/// Serves until SIGTERM or SIGINT.
+pub async fn run(args: DnsArgs) -> Result<ExitCode, Failure> {
+    args.logging.start()?;
+    let shutdown = stop_signals::shutdown()?;
+    let agent = args.agent.unwrap_or_else(connect::agent);
+    let name = Label::new("dns").map_err(|error| Failure::refused(error, "report this"))?;
+    let path = SpiffePath::Mesh(MeshRole::Proxy, name);
+    let transport = connect::transport_of_agent(agent.clone(), Some(path), "dns").await;
+    let config = DnsConfig {
+        listen: args.listen,
+        zone: args.zone,
+        addresses: args.address,
+        upstream: args.control.unwrap_or(agent),
+        transport,
+        admin: args.admin.0,
+    };
+    fairmesh_dns::run(config, shutdown).await.map_err(|error| Failure::stopped(&error))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,73 @@
+use serde::{Deserialize, Serialize};
+
+use super::{LocalitySpec, PolicySpec, RetriesSpec, TrafficSpec, policy::is_default};
+use crate::{DefaultsScope, Invalid, PolicyDefaults, PolicyField};
+
+/// Defaults for the policies of a tenant or of the mesh. A field that is left out has the default of the mesh, or the built-in
+/// value.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PolicyDefaultsSpec {
+    /// The tenant; without one, all services of the mesh.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
+    /// Timeout of the whole call, such as `15s`, or `none`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<String>,
+    /// From the end of the request to the response headers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub response_header_timeout: Option<String>,
+    /// Longest time without progress in the middle of a body.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_timeout: Option<String>,
+    /// When failed attempts are retried.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub retries: RetriesSpec,
+    /// Regions that calls may go to: only the rings.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub locality: LocalitySpec,
+    /// The planner that divides calls among regions, with its mode, rings and load, or `planner: none`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traffic: Option<TrafficSpec>,
+}
+
+impl PolicyDefaultsSpec {
+    /// Validates.
+    pub fn validate(&self) -> Result<(DefaultsScope, PolicyDefaults), Invalid> {
+        let Self { tenant, timeout, response_header_timeout, idle_timeout, retries, locality, traffic } =
+            self.clone();
+        if locality.local_only {
+            let hint = "write it in the policies of the services";
+            return Err(Invalid::new("locality.localOnly", "has no default", hint));
+        }
+        let policy = PolicySpec {
+            timeout,
+            response_header_timeout,
+            idle_timeout,
+            retries,
+            locality,
+            traffic,
+            ..PolicySpec::default()
+        };
+        let defaults = PolicyDefaults::new(&policy.plan()?)?;
+        let states_nothing = PolicyField::ALL.iter().all(|field| !defaults.as_policy().states(*field));
+        if states_nothing {
+            let hint = "write at least one field, such as 'timeout: 15s', or delete the defaults";
+            return Err(Invalid::new("", "has no field", hint));
+        }
+        let scope = match tenant {
+            None => DefaultsScope::Mesh,
+            Some(tenant) => DefaultsScope::Tenant(tenant.parse().map_err(|e: Invalid| e.within("tenant"))?),
+        };
+        Ok((scope, defaults))
+    }
+
+    /// The inverse of [`validate`](Self::validate).
+    pub fn of(scope: &DefaultsScope, defaults: &PolicyDefaults) -> Self {
+        let PolicySpec { timeout, response_header_timeout, idle_timeout, retries, locality, traffic, .. } =
+            PolicySpec::of_plan(defaults.as_policy());
+        let tenant = scope.tenant().map(ToString::to_string);
+        Self { tenant, timeout, response_header_timeout, idle_timeout, retries, locality, traffic }
+    }
+}

@@ -1,8 +1,0 @@
-use std::time::UNIX_EPOCH;
-
-/// Milliseconds since 1970, for records that others read, the logs of writes, and display.
-#[allow(clippy::disallowed_methods, reason = "the one reading of the wall clock in this crate")]
-pub(crate) fn now_ms() -> u64 {
-    let since = std::time::SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}

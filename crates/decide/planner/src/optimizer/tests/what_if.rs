@@ -1,0 +1,83 @@
+//! Predictions of changes, compared with what is then measured.
+
+use fairmesh_model::{
+    Traffic,
+    TrafficPlanner::{self, Optimizer, Rings},
+};
+
+use super::world::{World, region, service};
+use crate::{Fallback, OptimizerInput, PolicyFacts, Scenario, WhatIf};
+
+fn predict(world: &World, scenario: &Scenario) -> Result<WhatIf, Fallback> {
+    let refused = Default::default();
+    let input = OptimizerInput { services: &world.facts, refused: &refused, topology: &world.topology };
+    world.planner.optimizer().what_if(input, scenario, world.now.ms)
+}
+
+fn assert_near(predicted: f64, measured: f64, part: f64) {
+    assert!((predicted - measured).abs() <= part * measured, "predicted {predicted}, measured {measured}");
+}
+
+#[test]
+fn prediction_of_more_demand_is_near_what_is_then_measured() {
+    let mut world = World::learned([Optimizer, Optimizer]);
+    let scenario = Scenario { demand: vec![(Some(region("eu")), 3.25)], ..Scenario::default() };
+    let WhatIf { now, then } = predict(&world, &scenario).unwrap();
+    assert_near(now.latency_ms, world.latency_ms, 0.15);
+    world.demand[1] *= 3.25;
+    world.seconds(120);
+    assert_near(then.latency_ms, world.latency_ms, 0.15);
+    let at = world.plan("cart").regions.iter().position(|of| of.as_str() == "eu").unwrap();
+    assert_near(then.services[&service("cart")].loads[at], world.loads[1][1], 0.15);
+    assert!(then.latency_ms > now.latency_ms && then.shed == 0.0, "{then:?}");
+}
+
+#[test]
+fn lost_region_and_too_much_demand_move_and_shed_calls() {
+    let world = World::learned([Optimizer, Optimizer]);
+    let lost = Scenario { lost: [region("us")].into(), ..Scenario::default() };
+    let then = predict(&world, &lost).unwrap().then;
+    let plan = &then.services[&service("cart")];
+    let at = plan.regions.iter().position(|of| of.as_str() == "us").unwrap();
+    assert_eq!(plan.loads[at], 0.0);
+    // The chain has two hops; calls from us cross regions on at least one of them.
+    assert!(then.latency_ms > predict(&world, &Scenario::default()).unwrap().then.latency_ms + 5.0);
+    let demand = vec![(None, 10.0)];
+    let then = predict(&world, &Scenario { demand, ..lost }).unwrap().then;
+    assert!(then.shed > 0.5, "{then:?}");
+}
+
+fn policy(planner: TrafficPlanner) -> PolicyFacts {
+    let traffic = Traffic { planner: Some(planner), ..Traffic::default() };
+    PolicyFacts { traffic, ..PolicyFacts::default() }
+}
+
+#[test]
+fn service_whose_changed_policy_is_local_only_is_not_predicted() {
+    let world = World::learned([Optimizer, Optimizer]);
+    let local = PolicyFacts { local_only: true, ..policy(Optimizer) };
+    let scenario = Scenario { policies: [(service("cart"), local)].into(), ..Scenario::default() };
+    let WhatIf { now, then } = predict(&world, &scenario).unwrap();
+    assert!(now.unplanned.is_empty(), "{now:?}");
+    assert_eq!(then.unplanned[&service("cart")].reason, "local_only");
+}
+
+#[test]
+fn prices_and_policies_of_the_change_count() {
+    let mut world = World::learned([Optimizer, Optimizer]);
+    world.topology.regions.egress.price = "$0.02".parse().unwrap();
+    let demand = vec![(Some(region("eu")), 3.0)];
+    let free = Scenario { demand, ..Scenario::default() };
+    let mut regions = world.topology.regions.clone();
+    regions.egress.price = "$1000000".parse().unwrap();
+    regions.egress.per_ms = Some("$0.00001".parse().unwrap());
+    let dear = Scenario { regions: Some(regions), ..free.clone() };
+    let bytes = |scenario: &Scenario, price: f64| predict(&world, scenario).unwrap().then.egress / price;
+    assert!(bytes(&dear, 1e6) < 0.1 * bytes(&free, 0.02), "a huge price keeps calls at home");
+    let rings = |name: &str| (service(name), policy(Rings));
+    let one = Scenario { policies: [rings("cart")].into(), ..Scenario::default() };
+    let then = predict(&world, &one).unwrap().then;
+    assert_eq!(then.services.keys().collect::<Vec<_>>(), [&service("web")]);
+    let both = Scenario { policies: ["web", "cart"].map(rings).into(), ..Scenario::default() };
+    assert_eq!(predict(&world, &both).unwrap_err().text, "no service asks for the optimizer");
+}

@@ -1,0 +1,199 @@
+//! Connections that have sent no request yet. At the maximum of connections, they make room for new ones.
+//!
+//! The oldest connection of the address with the most makes room first: a client that opens many loses to clients that
+//! open few. The rejected option, the oldest of all, lets a flood displace the clients that were there before the
+//! flood.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::IpAddr,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{
+            AtomicBool,
+            Ordering::{Acquire, Relaxed, Release},
+        },
+    },
+    task::Context,
+    time::Duration,
+};
+
+use futures_util::task::AtomicWaker;
+use tokio::time::Instant;
+
+use crate::listen::unidentified::site_of;
+
+/// Time that a client has for its first request at the maximum of connections: pools of clients connect before they send.
+pub(crate) const MIN_AGE: Duration = Duration::from_secs(1);
+/// The addresses with the most connections that are searched for one that is old enough. All others have fewer.
+const SEARCHED: usize = 16;
+
+/// Connections without a request, by the address of their client.
+#[derive(Debug, Default)]
+pub struct SilentConnections(Mutex<BySite>);
+
+#[derive(Debug, Default)]
+struct BySite {
+    last: u64,
+    /// By number, so that the oldest is the first.
+    sites: HashMap<IpAddr, BTreeMap<u64, Entry>>,
+    by_count: BTreeSet<(usize, IpAddr)>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    since: Instant,
+    state: Arc<SilentState>,
+}
+
+#[derive(Debug)]
+struct SilentState {
+    is_silent: AtomicBool,
+    has_to_leave: AtomicBool,
+    waker: AtomicWaker,
+}
+
+/// A connection among the silent ones, until its first request or until this is dropped.
+#[derive(Debug)]
+pub(crate) struct SilentConnection {
+    of: Arc<SilentConnections>,
+    site: IpAddr,
+    number: u64,
+    state: Arc<SilentState>,
+}
+
+impl SilentConnections {
+    /// Adds a connection.
+    pub(crate) fn enter(self: &Arc<Self>, client: IpAddr, now: Instant) -> SilentConnection {
+        let site = site_of(client);
+        let state = Arc::new(SilentState {
+            is_silent: AtomicBool::new(true),
+            has_to_leave: AtomicBool::new(false),
+            waker: AtomicWaker::new(),
+        });
+        let mut all = self.lock();
+        all.last += 1;
+        let number = all.last;
+        let entry = Entry { since: now, state: Arc::clone(&state) };
+        all.change(site, |connections| drop(connections.insert(number, entry)));
+        drop(all);
+        SilentConnection { of: Arc::clone(self), site, number, state }
+    }
+
+    /// Has one connection make room; `false` where none has been silent for long enough.
+    pub(crate) fn displace(&self, now: Instant) -> bool {
+        let mut all = self.lock();
+        let is_old = |site: &IpAddr| {
+            let oldest = all.sites.get(site).and_then(BTreeMap::first_key_value);
+            oldest.is_some_and(|(_, entry)| now.duration_since(entry.since) >= MIN_AGE)
+        };
+        let found = all.by_count.iter().rev().take(SEARCHED).map(|(_, site)| *site).find(is_old);
+        let Some(site) = found else { return false };
+        let mut oldest = None;
+        all.change(site, |connections| oldest = connections.pop_first());
+        drop(all);
+        if let Some((_, Entry { state, .. })) = oldest {
+            state.has_to_leave.store(true, Release);
+            state.waker.wake();
+        }
+        true
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BySite> {
+        // No code that holds the lock panics.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl BySite {
+    /// Changes the connections of a site, and its rank.
+    fn change(&mut self, site: IpAddr, change: impl FnOnce(&mut BTreeMap<u64, Entry>)) {
+        let connections = self.sites.entry(site).or_default();
+        self.by_count.remove(&(connections.len(), site));
+        change(connections);
+        match connections.len() {
+            0 => drop(self.sites.remove(&site)),
+            count => drop(self.by_count.insert((count, site))),
+        }
+    }
+}
+
+impl SilentConnection {
+    /// The connection has sent a request, and keeps its place from now on.
+    #[inline]
+    pub(crate) fn note_request(&self) {
+        if self.state.is_silent.load(Relaxed) && self.state.is_silent.swap(false, Relaxed) {
+            self.leave();
+        }
+    }
+
+    /// Whether the connection has to make room. Wakes the task once it has to.
+    pub(crate) fn poll_displaced(&self, context: &Context<'_>) -> bool {
+        if !self.state.is_silent.load(Relaxed) {
+            return false;
+        }
+        self.state.waker.register(context.waker());
+        self.state.has_to_leave.load(Acquire)
+    }
+
+    fn leave(&self) {
+        self.of.lock().change(self.site, |connections| drop(connections.remove(&self.number)));
+    }
+}
+
+impl Drop for SilentConnection {
+    fn drop(&mut self) {
+        self.note_request();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+
+    fn is_displaced(one: &SilentConnection) -> bool {
+        one.poll_displaced(&Context::from_waker(Waker::noop()))
+    }
+
+    #[test]
+    fn source_with_the_most_silent_connections_loses_its_oldest() {
+        let (all, start) = (Arc::<SilentConnections>::default(), Instant::now());
+        let [few, many]: [IpAddr; 2] = [[192, 0, 2, 1].into(), [192, 0, 2, 2].into()];
+        let honest = all.enter(few, start);
+        let mut flood: Vec<_> = (0..3).map(|_| all.enter(many, start)).collect();
+        assert!(!all.displace(start), "each has time for its first request");
+        let later = start + MIN_AGE;
+        assert!(all.displace(later));
+        assert_eq!(flood.iter().map(is_displaced).collect::<Vec<_>>(), [true, false, false]);
+        drop(flood.remove(1));
+        assert!(!is_displaced(&honest));
+        drop(flood);
+        assert!(all.displace(later) && is_displaced(&honest), "the last one");
+        assert!(!all.displace(later));
+        drop(honest);
+        assert!(all.lock().sites.is_empty() && all.lock().by_count.is_empty());
+    }
+
+    #[test]
+    fn connection_with_a_request_keeps_its_place() {
+        let (all, start) = (Arc::<SilentConnections>::default(), Instant::now());
+        let client = [192, 0, 2, 1].into();
+        let [served, raced] = [(); 2].map(|()| all.enter(client, start));
+        served.note_request();
+        assert!(all.displace(start + MIN_AGE) && is_displaced(&raced) && !is_displaced(&served));
+        // Its first request has come before its task noticed.
+        raced.note_request();
+        assert!(!is_displaced(&raced) && !all.displace(start + MIN_AGE));
+    }
+
+    #[test]
+    fn young_connections_of_a_flood_protect_no_old_ones_of_others() {
+        let (all, start) = (Arc::<SilentConnections>::default(), Instant::now());
+        let old = all.enter([192, 0, 2, 1].into(), start);
+        let later = start + MIN_AGE;
+        let _young: Vec<_> = (0..2).map(|_| all.enter([192, 0, 2, 2].into(), later)).collect();
+        assert!(all.displace(later) && is_displaced(&old));
+    }
+}

@@ -1,0 +1,64 @@
+use std::sync::Arc;
+
+use fairmesh_model::{Endpoint, ServiceKind, ServiceName, arith};
+use fairmesh_router::{CompileInput, ServiceTable, ShardTable, TableInput};
+use fairmesh_views::{HypotheticalCall, View, states, table_age};
+
+/// A service as a caller has it.
+#[derive(Debug)]
+pub struct CallerTable {
+    /// What the caller decides by.
+    pub table: ServiceTable,
+    /// The revision of its newest record.
+    pub revision: u64,
+    /// Whether keys and roles matter.
+    pub kind: ServiceKind,
+    /// Endpoints that health checks found unhealthy, each with the checker and the time.
+    pub avoided: Vec<(String, String)>,
+}
+
+/// A service without a declaration.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0} is not declared, so that callers cannot find it")]
+pub struct Undeclared(pub ServiceName);
+
+impl CallerTable {
+    /// The service in these records, as the caller of `call` has it.
+    pub(crate) fn compile(
+        view: &View,
+        name: &ServiceName,
+        call: &HypotheticalCall,
+    ) -> Result<Self, Undeclared> {
+        let undeclared = || Undeclared(name.clone());
+        let one = view.services.get(name).ok_or_else(undeclared)?;
+        let service = &one.service.as_ref().ok_or_else(undeclared)?.value;
+        let endpoints: Vec<Endpoint> = one.endpoints.iter().map(|endpoint| endpoint.value.clone()).collect();
+        let shards = one.shards.as_ref().map(|map| Arc::new(ShardTable::compile(map)));
+        let table = one.tables.get(&call.location.region);
+        let facts = CompileInput {
+            name,
+            service,
+            policy: &one.effective_policy(),
+            endpoints: &endpoints,
+            shards: shards.as_ref(),
+            location: &call.location,
+            regions: &view.regions.value,
+            round_trips: &view.round_trips,
+            table: table.map(|table| TableInput { table: &table.value, age: table_age(&table.value) }),
+            hosts: &view.hosts.value,
+            health: &one.health,
+            now: 0,
+            client_id: &call.client_id,
+            client: arith::hash_text(&call.client_id),
+            requires_mtls: view.has_trust_domain,
+            authorizes_callers: false,
+        };
+        let states = states(one, view).into_iter().zip(&endpoints);
+        let avoided = states.filter(|(state, _)| state.state == "unhealthy");
+        let avoided = avoided.map(|(state, endpoint)| (endpoint.instance.to_string(), state.reason()));
+        let avoided = avoided.collect();
+        let revision = one.revision(&call.location.region);
+        let table = ServiceTable::compile(&facts, &Arc::default(), None);
+        Ok(Self { table, revision, kind: service.kind, avoided })
+    }
+}

@@ -1,0 +1,73 @@
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response};
+use http_body::{Body, Frame, SizeHint};
+
+use super::{Caller, ConnectionAuthorizer};
+use crate::layer::{caller_counts::CountedCall, refusal::Refusal};
+
+/// A request on an accepted connection, counted by its caller for reports.
+#[derive(Debug)]
+pub struct CountedRequest(CountedCall);
+
+/// The body of the response to a [`CountedRequest`], whose bytes and gRPC status count as well.
+#[derive(Debug)]
+pub struct CountedBody<B> {
+    inner: B,
+    counted: CountedCall,
+}
+
+impl ConnectionAuthorizer {
+    /// Counts a request, the bytes of whose body count by the [`RequestBytes`](crate::RequestBytes) in its extensions.
+    pub fn count<B>(&self, request: &mut Request<B>, caller: Option<&Caller>) -> CountedRequest {
+        let mut counted = self.callers.begin(caller, request.headers(), true);
+        counted.count_body(request, true);
+        CountedRequest(counted)
+    }
+
+    /// Counts a request of `peer` that is refused.
+    pub fn count_refused(&self, peer: Option<&Caller>) {
+        self.callers.begin(peer, &HeaderMap::new(), false).refuse(Refusal::Unauthorized);
+    }
+}
+
+impl CountedRequest {
+    /// Counts the response.
+    pub fn response<B>(mut self, response: Response<B>) -> Response<CountedBody<B>> {
+        self.0.respond(response.status(), response.headers());
+        response.map(|inner| CountedBody { inner, counted: self.0 })
+    }
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Body for CountedBody<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let polled = Pin::new(&mut self.inner).poll_frame(context);
+        match &polled {
+            Poll::Ready(Some(Ok(frame))) => match frame.data_ref() {
+                Some(data) => self.counted.record_bytes(data.len()),
+                None => self.counted.end(frame.trailers_ref()),
+            },
+            Poll::Ready(None | Some(Err(_))) => self.counted.end(None),
+            Poll::Pending => {}
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}

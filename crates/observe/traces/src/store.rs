@@ -1,0 +1,395 @@
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, VecDeque},
+};
+
+use crate::span::TracedSpan;
+
+/// How long a trace is kept at most, in milliseconds.
+const KEPT_MS: u64 = 60 * 60 * 1_000;
+/// How long further spans of a trace may follow, in milliseconds: processes export every few seconds.
+const SETTLED_MS: u64 = 30_000;
+/// How often traces are looked for that are to be forgotten, in milliseconds.
+const SWEEP_MS: u64 = 1_000;
+/// Bytes of a trace without its spans: itself, and its places in the maps.
+const TRACE_BYTES: usize = 512;
+
+/// Bounds of a [`TraceStore`].
+#[derive(Clone, Copy, Debug)]
+pub struct TraceLimits {
+    /// Bytes of all traces.
+    pub bytes: usize,
+    /// The slowest traces that are kept of each service, and as many of the last failed.
+    pub of_service: usize,
+    /// Services; those of a further one are kept as long as other services of the same trace need them.
+    pub services: usize,
+    /// Spans of a trace.
+    pub spans: usize,
+}
+
+impl TraceLimits {
+    /// Of a control plane.
+    pub const CONTROL_PLANE: Self = Self { bytes: 64 << 20, of_service: 32, services: 2_048, spans: 512 };
+}
+
+/// Traces of the last hour. Beyond the limits, those go first that are none of the slowest or the failed, and then those of services with
+/// the most bytes.
+#[derive(Debug)]
+pub struct TraceStore {
+    limits: TraceLimits,
+    traces: HashMap<u128, Trace>,
+    services: BTreeMap<String, ServiceTraces>,
+    /// All traces in the order of their first spans.
+    order: VecDeque<(u64, u128)>,
+    bytes: usize,
+    left_out: u64,
+    swept_ms: u64,
+}
+
+/// A trace, as far as its spans have arrived.
+#[derive(Debug, Default)]
+pub(crate) struct Trace {
+    pub(crate) spans: Vec<TracedSpan>,
+    pub(crate) arrived_ms: u64,
+    bytes: usize,
+    /// The lists of services that it is in.
+    listed: usize,
+}
+
+/// The traces of a service.
+#[derive(Debug, Default)]
+struct ServiceTraces {
+    /// By the longest span of the service.
+    slowest: Longest,
+    /// By the time at which the last failed span arrived.
+    failed: Longest,
+}
+
+/// The traces with the greatest ranks.
+#[derive(Debug, Default)]
+struct Longest {
+    by_rank: BTreeSet<(u64, u128)>,
+    ranks: HashMap<u128, u64>,
+}
+
+/// What a list does with a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Listed {
+    /// It is in the list, in place of another one if there is one.
+    InPlaceOf(Option<u128>),
+    Already,
+    TooSmall,
+}
+
+impl TraceStore {
+    /// An empty store.
+    pub fn new(limits: TraceLimits) -> Self {
+        Self {
+            limits,
+            traces: HashMap::new(),
+            services: BTreeMap::new(),
+            order: VecDeque::new(),
+            bytes: 0,
+            left_out: 0,
+            swept_ms: 0,
+        }
+    }
+
+    /// Traces.
+    pub fn len(&self) -> usize {
+        self.traces.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.traces.is_empty()
+    }
+
+    /// Bytes of all traces, as far as they are known.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Spans that had no room.
+    pub fn left_out(&self) -> u64 {
+        self.left_out
+    }
+
+    /// Adds spans that arrive now. A span that comes twice is kept once.
+    pub fn record(&mut self, spans: Vec<TracedSpan>, now_ms: u64) {
+        for span in spans {
+            self.record_span(span, now_ms);
+        }
+        if now_ms >= self.swept_ms + SWEEP_MS {
+            self.swept_ms = now_ms;
+            self.forget_unlisted(now_ms.saturating_sub(SETTLED_MS));
+            self.forget_before(now_ms.saturating_sub(KEPT_MS));
+        }
+        self.make_room();
+    }
+
+    fn record_span(&mut self, span: TracedSpan, now_ms: u64) {
+        let (id, size) = (span.trace, span.size());
+        let trace = self.traces.entry(id).or_insert_with(|| {
+            self.order.push_back((now_ms, id));
+            self.bytes += TRACE_BYTES;
+            Trace { arrived_ms: now_ms, bytes: TRACE_BYTES, ..Trace::default() }
+        });
+        if trace.spans.iter().any(|known| known.id == span.id && known.kind == span.kind) {
+            return;
+        }
+        if trace.spans.len() >= self.limits.spans {
+            self.left_out += 1;
+            return;
+        }
+        self.list(&span, now_ms);
+        if let Some(trace) = self.traces.get_mut(&id) {
+            trace.spans.push(span);
+            trace.bytes += size;
+            self.bytes += size;
+        }
+    }
+
+    /// Lists the trace of a span as one of its service's.
+    fn list(&mut self, span: &TracedSpan, now_ms: u64) {
+        let (of_service, services) = (self.limits.of_service, self.limits.services);
+        if span.service.is_empty()
+            || (self.services.len() >= services && !self.services.contains_key(&span.service))
+        {
+            return;
+        }
+        let lists = self.services.entry(span.service.clone()).or_default();
+        let slowest = lists.slowest.add(span.trace, span.took_ns(), of_service);
+        let failed = span.is_failed().then(|| lists.failed.add(span.trace, now_ms, of_service));
+        for listed in [Some(slowest), failed].into_iter().flatten() {
+            let Listed::InPlaceOf(other) = listed else { continue };
+            if let Some(trace) = self.traces.get_mut(&span.trace) {
+                trace.listed += 1;
+            }
+            if let Some(other) = other.and_then(|other| self.traces.get_mut(&other)) {
+                other.listed -= 1;
+            }
+        }
+    }
+
+    /// Forgets traces that are in no list and whose first spans arrived before this time.
+    fn forget_unlisted(&mut self, before_ms: u64) {
+        let unlisted = |(at_ms, id): &&(u64, u128)| {
+            *at_ms < before_ms && self.traces.get(id).is_some_and(|trace| trace.listed == 0)
+        };
+        let unlisted: Vec<_> = self.order.iter().filter(unlisted).map(|(_, id)| *id).collect();
+        self.forget(&unlisted);
+    }
+
+    /// Forgets traces whose first spans arrived before this time.
+    fn forget_before(&mut self, before_ms: u64) {
+        let old: Vec<_> =
+            self.order.iter().take_while(|(at_ms, _)| *at_ms < before_ms).map(|(_, id)| *id).collect();
+        self.forget(&old);
+    }
+
+    fn make_room(&mut self) {
+        if self.bytes <= self.limits.bytes {
+            return;
+        }
+        self.forget_unlisted(u64::MAX);
+        // A sixteenth at once, so that it is seldom.
+        let victims = self.largest(self.bytes.saturating_sub(self.limits.bytes - self.limits.bytes / 16));
+        self.forget(&victims);
+    }
+
+    /// Traces with at least this many bytes: of the service whose traces have the most, that which arrived first, and again.
+    fn largest(&self, mut excess: usize) -> Vec<u128> {
+        let trace = |id: &u128| Some((self.traces.get(id)?.arrived_ms, *id, self.traces.get(id)?.bytes));
+        let of = |lists: &ServiceTraces| {
+            let mut traces: Vec<_> = lists.ids().iter().filter_map(trace).collect();
+            // The first comes last, where it is taken.
+            traces.sort_unstable_by_key(|one| Reverse(*one));
+            traces
+        };
+        let bytes = |traces: &[(u64, u128, usize)]| traces.iter().map(|(_, _, bytes)| bytes).sum::<usize>();
+        let mut services: BinaryHeap<_> =
+            self.services.values().map(of).map(|traces| (bytes(&traces), traces)).collect();
+        let mut victims = BTreeSet::new();
+        while excess > 0
+            && let Some((left, mut traces)) = services.pop()
+        {
+            let Some((_, id, bytes)) = traces.pop() else { continue };
+            if victims.insert(id) {
+                excess = excess.saturating_sub(bytes);
+            }
+            services.push((left - bytes, traces));
+        }
+        victims.into_iter().collect()
+    }
+
+    fn forget(&mut self, ids: &[u128]) {
+        if ids.is_empty() {
+            return;
+        }
+        let mut forgotten = BTreeSet::new();
+        for id in ids {
+            let Some(trace) = self.traces.remove(id) else { continue };
+            self.bytes -= trace.bytes;
+            forgotten.insert(*id);
+            for service in trace.spans.iter().map(|span| &span.service) {
+                if let Some(lists) = self.services.get_mut(service) {
+                    lists.slowest.remove(*id);
+                    lists.failed.remove(*id);
+                    if lists.slowest.by_rank.is_empty() && lists.failed.by_rank.is_empty() {
+                        self.services.remove(service);
+                    }
+                }
+            }
+        }
+        self.order.retain(|(_, id)| !forgotten.contains(id));
+    }
+
+    /// The trace with this id.
+    pub(crate) fn trace(&self, id: u128) -> Option<&Trace> {
+        self.traces.get(&id)
+    }
+
+    /// Traces in the lists of the selected services, each once.
+    pub(crate) fn listed(&self, is_selected: impl Fn(&str) -> bool) -> impl Iterator<Item = (u128, &Trace)> {
+        let selected = self.services.iter().filter(|(service, _)| is_selected(service));
+        let ids: BTreeSet<_> = selected.flat_map(|(_, lists)| lists.ids()).collect();
+        ids.into_iter().filter_map(|id| Some((id, self.traces.get(&id)?)))
+    }
+}
+
+impl ServiceTraces {
+    fn ids(&self) -> BTreeSet<u128> {
+        self.slowest.ranks.keys().chain(self.failed.ranks.keys()).copied().collect()
+    }
+}
+
+impl Longest {
+    /// Adds a trace with a rank, of which the greatest counts.
+    fn add(&mut self, id: u128, rank: u64, most: usize) -> Listed {
+        if let Some(known) = self.ranks.get_mut(&id) {
+            if rank > *known {
+                self.by_rank.remove(&(*known, id));
+                self.by_rank.insert((rank, id));
+                *known = rank;
+            }
+            return Listed::Already;
+        }
+        let smallest = self.by_rank.first().copied();
+        let is_full = self.by_rank.len() >= most;
+        if is_full && smallest.is_none_or(|(smallest, _)| rank <= smallest) {
+            return Listed::TooSmall;
+        }
+        let other = smallest.filter(|_| is_full).map(|(_, other)| other);
+        if let Some(other) = other {
+            self.remove(other);
+        }
+        self.by_rank.insert((rank, id));
+        self.ranks.insert(id, rank);
+        Listed::InPlaceOf(other)
+    }
+
+    fn remove(&mut self, id: u128) {
+        if let Some(rank) = self.ranks.remove(&id) {
+            self.by_rank.remove(&(rank, id));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LIMITS: TraceLimits = TraceLimits { bytes: 1 << 20, of_service: 3, services: 4, spans: 5 };
+
+    fn span(trace: u128, id: u64, service: &str, took_ns: u64) -> TracedSpan {
+        TracedSpan { trace, id, service: service.into(), end_ns: took_ns, ..TracedSpan::default() }
+    }
+
+    fn failed(span: TracedSpan) -> TracedSpan {
+        TracedSpan { error: "unreachable".into(), ..span }
+    }
+
+    fn ids(store: &TraceStore, service: &str) -> Vec<u128> {
+        store.listed(|name| name == service).map(|(id, _)| id).collect()
+    }
+
+    #[test]
+    fn slowest_and_last_failed_traces_of_a_service_are_kept() {
+        let mut store = TraceStore::new(LIMITS);
+        for trace in 1..=20 {
+            let one = span(trace, 1, "shop/cart", (trace % 7) as u64 * 1_000);
+            store.record(vec![if trace % 2 == 0 { failed(one) } else { one }], trace as u64);
+        }
+        assert_eq!(store.len(), 20, "further spans may follow");
+        store.record(vec![span(21, 1, "shop/pay", 1)], SETTLED_MS + 100);
+        assert_eq!(
+            ids(&store, "shop/cart"),
+            [6, 13, 16, 18, 20],
+            "the slowest three, and the last three that failed"
+        );
+        assert_eq!(store.len(), 5 + 1);
+        store.record(Vec::new(), KEPT_MS + 50);
+        assert_eq!(ids(&store, "shop/cart"), [] as [u128; 0], "an hour later");
+        assert_eq!(ids(&store, "shop/pay"), [21]);
+    }
+
+    #[test]
+    fn trace_is_whole_as_long_as_one_of_its_services_keeps_it() {
+        let mut store = TraceStore::new(LIMITS);
+        store.record(vec![span(1, 1, "shop/web", 10), span(1, 2, "shop/cart", 9_000)], 0);
+        for trace in 2..10 {
+            store.record(vec![span(trace, 1, "shop/web", 100)], 0);
+        }
+        store.record(vec![span(1, 3, "shop/pay", 1), span(1, 3, "shop/pay", 1)], 2 * SETTLED_MS);
+        assert!(!ids(&store, "shop/web").contains(&1));
+        assert_eq!(store.trace(1).map(|trace| trace.spans.len()), Some(3), "and each span once");
+    }
+
+    #[test]
+    fn spans_and_services_are_bounded() {
+        let mut store = TraceStore::new(LIMITS);
+        store.record((1..=8).map(|id| span(1, id, "shop/web", id)).collect(), 0);
+        assert_eq!((store.left_out(), store.trace(1).unwrap().spans.len()), (3, 5));
+        store.record((2..9).map(|n| span(n, 1, &format!("shop/s{n}"), 1)).collect(), 0);
+        assert_eq!(store.services.len(), LIMITS.services);
+        store.record(Vec::new(), SETTLED_MS + 1);
+        assert_eq!(store.len(), LIMITS.services, "traces of further services are in no list");
+    }
+
+    #[test]
+    fn service_with_the_most_bytes_makes_room() {
+        let mut store = TraceStore::new(TraceLimits { bytes: 60_000, of_service: 100, ..LIMITS });
+        store.record(vec![span(1, 1, "shop/quiet", 1)], 0);
+        for trace in 2..200 {
+            store.record(vec![span(trace, 1, "shop/loud", trace as u64)], trace as u64);
+        }
+        assert!(store.bytes() <= 60_000);
+        assert_eq!(ids(&store, "shop/quiet"), [1]);
+        assert!(ids(&store, "shop/loud").contains(&199) && !ids(&store, "shop/loud").contains(&2));
+    }
+
+    proptest! {
+        #[test]
+        fn sums_and_lists_agree_with_the_traces(
+            spans in prop::collection::vec((1_u128..30, 1_u64..8, 0_usize..6, 0_u64..50, any::<bool>(), 0_u64..20_000), 0..300)
+        ) {
+            let mut store = TraceStore::new(TraceLimits { bytes: 12_000, ..LIMITS });
+            let mut now_ms = 0;
+            for (trace, id, service, took, is_failed, later) in spans {
+                now_ms += later;
+                let one = span(trace, id, &format!("shop/s{service}"), took);
+                store.record(vec![if is_failed { failed(one) } else { one }], now_ms);
+                prop_assert!(store.bytes() <= 12_000);
+                prop_assert_eq!(store.bytes(), store.traces.values().map(|trace| trace.bytes).sum::<usize>());
+                prop_assert_eq!(store.order.len(), store.traces.len());
+                for (id, trace) in &store.traces {
+                    let lists = store.services.values().flat_map(|lists| [&lists.slowest, &lists.failed]);
+                    prop_assert_eq!(trace.listed, lists.filter(|list| list.ranks.contains_key(id)).count());
+                }
+            }
+        }
+    }
+}

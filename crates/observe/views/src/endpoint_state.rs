@@ -1,0 +1,111 @@
+//! The state of endpoints as callers see it: that of the registration, and what health checks found.
+//!
+//! Ejections are not here: each caller makes its own from the outcomes of its calls, and tells no one else.
+//! `fairmesh proxy endpoints` shows those of a proxy.
+
+use std::collections::HashSet;
+
+use fairmesh_model::{Endpoint, EndpointState, InstanceId, Standing, Verdict, VerdictEffect};
+use serde_json::{Value, json};
+
+use crate::view::{ServiceView, View, instant};
+
+/// The state of one endpoint, for display.
+#[derive(Clone, Debug)]
+pub struct DisplayedState<'a> {
+    /// `starting`, `serving`, `draining`, `lost`, or of an endpoint that is registered as serving, `refused` or `unhealthy`.
+    pub state: &'static str,
+    verdict: Option<(&'a Verdict, &'static str)>,
+    endpoint: &'a Endpoint,
+}
+
+/// Why callers refuse an endpoint.
+pub const REFUSED: &str =
+    "plaintext endpoint in a strict mesh: callers use it only where the policy says 'mtls: permissive'";
+
+/// The states of the endpoints of a service, in their order.
+pub fn states<'a>(one: &'a ServiceView, view: &View) -> Vec<DisplayedState<'a>> {
+    let hosts = &view.hosts.value;
+    let refused: HashSet<&InstanceId> = match view.has_trust_domain {
+        true => one.refused().map(|endpoint| &endpoint.instance).collect(),
+        false => HashSet::new(),
+    };
+    let endpoints: Vec<&Endpoint> = one.endpoints.iter().map(|endpoint| &endpoint.value).collect();
+    let judged = one.health.judge_for_all(&endpoints, hosts);
+    let state = |(endpoint, force): (&'a Endpoint, VerdictEffect)| {
+        let panic = judged.standing(&endpoint.location.region) == Some(Standing::Panic);
+        let verdict = one.health.on(endpoint).map(|verdict| (verdict, effect(verdict, force, panic)));
+        let unhealthy = verdict.is_some_and(|(verdict, _)| !verdict.healthy && !verdict.stale);
+        let state = match endpoint.state {
+            EndpointState::Serving if refused.contains(&endpoint.instance) => "refused",
+            EndpointState::Serving if unhealthy => "unhealthy",
+            state => state.as_str(),
+        };
+        DisplayedState { state, verdict, endpoint }
+    };
+    endpoints.into_iter().zip(judged.effects.iter().copied()).map(state).collect()
+}
+
+impl DisplayedState<'_> {
+    /// Who found it unhealthy, drained it or lost it, since when and why, or why callers refuse it; empty of one that serves.
+    pub fn reason(&self) -> String {
+        match self.verdict {
+            Some((verdict, effect)) if self.state == "unhealthy" => format!(
+                "by health checks of {} since {}: {}; to callers: {effect}",
+                self.endpoint.location.region,
+                instant(verdict.since_ms),
+                verdict.cause
+            ),
+            _ if self.state == "refused" => REFUSED.into(),
+            _ => self.cause(),
+        }
+    }
+
+    fn cause(&self) -> String {
+        let drained =
+            self.endpoint.drained().map(|(at_ms, by)| format!("drained by {by} since {}", instant(at_ms)));
+        match (self.endpoint.state, drained) {
+            (EndpointState::Lost, Some(drained)) => format!("{}; {drained}", lost_words(self.endpoint)),
+            (EndpointState::Lost, None) => lost_words(self.endpoint),
+            (_, Some(drained)) => format!("{drained}, until 'fairmesh undrain'"),
+            (EndpointState::Draining, None) => "drained by its own process or source".into(),
+            _ => String::new(),
+        }
+    }
+
+    /// Likewise for programs: the last verdict, if any.
+    pub fn health(&self) -> Value {
+        self.verdict.map_or(Value::Null, |(verdict, effect)| {
+            json!({
+                "healthy": verdict.healthy,
+                "by": format!("health checks of {}", self.endpoint.location.region),
+                "since": instant(verdict.since_ms),
+                "cause": verdict.cause,
+                "stale": verdict.stale,
+                "effect": effect,
+            })
+        })
+    }
+}
+
+/// That an endpoint is lost, since when, and why.
+pub fn lost_words(endpoint: &Endpoint) -> String {
+    match endpoint.lost() {
+        Some((at_ms, Endpoint::REPORTED)) => {
+            format!("lost since {}: its program does not respond to its server's own checks", instant(at_ms))
+        }
+        Some((at_ms, _)) => format!("lost since {}: its lease was not renewed", instant(at_ms)),
+        None => "lost".into(),
+    }
+}
+
+/// Effect of a verdict on callers.
+pub fn effect(verdict: &Verdict, force: VerdictEffect, panic: bool) -> &'static str {
+    match force {
+        VerdictEffect::Exclusion => "last resort",
+        VerdictEffect::Penalty => "after others",
+        VerdictEffect::None if panic && verdict.effect() != VerdictEffect::None => "none: panic",
+        VerdictEffect::None if verdict.stale => "none: stale",
+        VerdictEffect::None => "none",
+    }
+}

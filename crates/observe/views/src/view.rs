@@ -1,0 +1,387 @@
+//! Records of the RIB, decoded and grouped by service, for display.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use fairmesh_model::{
+    Authorization, DefaultAuthorization, DefaultsByScope, DefaultsScope, Endpoint, FieldOrigin,
+    GatewayBackend, GatewayQuota, GatewayService, Hosts, InheritedDefaults, Invalid, KindScope, Label,
+    MtlsMode, Placement, Policy, PolicyDefaults, PolicyField, Prefix, Record, RecordKey, RecordKind, Region,
+    RegionDrain, RegionTable, Regions, RoundTrips, Service, ServiceName, ShardMap, ShardMove, TableOrigin,
+    Tenant, Verdicts, WorkloadEntry, Zone, access::RoleBinding,
+};
+use fairmesh_wire::{records, shards};
+
+/// A stored record.
+#[derive(Debug)]
+pub struct StoredRecord {
+    /// Its key.
+    pub key: RecordKey,
+    /// Its encoded value.
+    pub value: Bytes,
+    /// The revision that wrote it.
+    pub revision: u64,
+}
+
+/// A record and the revision that wrote it.
+#[derive(Clone, Debug)]
+pub struct At<T> {
+    /// The decoded record.
+    pub value: T,
+    /// The revision that wrote it; 0 if there is no record.
+    pub revision: u64,
+}
+
+/// All records of one service.
+#[derive(Debug, Default)]
+pub struct ServiceView {
+    /// The declaration.
+    pub service: Option<At<Service>>,
+    /// The policy as written, with the rules of authorization in force.
+    pub policy: Option<At<Policy>>,
+    /// The defaults of its tenant and of the mesh, if they were read, and the newest revision that wrote them.
+    pub inherited: At<InheritedDefaults>,
+    /// In the order of their names.
+    pub endpoints: Vec<At<Endpoint>>,
+    /// What active health checks found.
+    pub health: Verdicts,
+    /// The shard map, if the service is sharded.
+    pub shards: Option<ShardMap>,
+    /// Moves of shards under way.
+    pub moves: Vec<ShardMove>,
+    /// By the region of the callers.
+    pub tables: BTreeMap<Region, At<RegionTable>>,
+    /// The programs that have the identity of the service.
+    pub workload: Option<At<WorkloadEntry>>,
+    /// The record of the rules; those in force are in the policy.
+    pub authorization: Option<At<Authorization>>,
+    /// How it uses a gateway with backends.
+    pub gateway: Option<At<GatewayService>>,
+    /// The backends of the gateway that serve it.
+    pub placement: Option<At<Placement>>,
+}
+
+/// A part of the RIB.
+#[derive(Debug, Default)]
+pub struct View {
+    /// By name.
+    pub services: BTreeMap<ServiceName, ServiceView>,
+    /// The declared topology.
+    pub regions: At<Regions>,
+    /// Measured distances of regions.
+    pub round_trips: RoundTrips,
+    /// Host types and their speeds.
+    pub hosts: At<Hosts>,
+    /// The default of services without rules.
+    pub authorization: Option<DefaultAuthorization>,
+    /// Defaults of policies, if they were read.
+    pub policy_defaults: DefaultsByScope,
+    /// The revisions of the defaults of policies.
+    pub defaults_revisions: BTreeMap<DefaultsScope, u64>,
+    /// Drains of whole regions, if they were read.
+    pub drains: BTreeMap<Region, RegionDrain>,
+    /// Who may do what with the records, if they were read.
+    pub roles: BTreeMap<Label, At<RoleBinding>>,
+    /// The backends of the gateway, if they were read.
+    pub gateway_backends: BTreeMap<Label, At<GatewayBackend>>,
+    /// What tenants may have at the gateway.
+    pub gateway_quotas: BTreeMap<Tenant, At<GatewayQuota>>,
+    /// Whether the mesh has a trust domain.
+    pub has_trust_domain: bool,
+}
+
+impl ServiceView {
+    /// The rules in force.
+    pub fn rules(&self) -> Option<&Authorization> {
+        self.policy.as_ref()?.value.authorization.as_deref()
+    }
+}
+
+impl<T: Default> Default for At<T> {
+    fn default() -> Self {
+        Self { value: T::default(), revision: 0 }
+    }
+}
+
+/// Time since a moment in milliseconds since 1970, for display; zero if this machine's clock is behind.
+pub fn age_of(at_ms: u64) -> Duration {
+    #[allow(clippy::disallowed_methods, reason = "ages of records are shown by the wall clock")]
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    now.saturating_sub(Duration::from_millis(at_ms))
+}
+
+/// A time in milliseconds since 1970, as RFC 3339 writes it.
+pub fn instant(at_ms: u64) -> String {
+    let time = i64::try_from(at_ms).ok().and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());
+    time.map(|time| time.to_string()).unwrap_or_default()
+}
+
+/// The age of a table by the clock of this machine; routers go by the age of their data.
+pub fn table_age(table: &RegionTable) -> Duration {
+    match table.origin {
+        TableOrigin::ByHand => Duration::ZERO,
+        TableOrigin::Planned(confirmed) => age_of(confirmed.at_ms),
+    }
+}
+
+/// The services that a command reads.
+#[derive(Clone, Debug)]
+pub enum Scope {
+    /// Every service.
+    All,
+    /// The services of one tenant.
+    Tenant(Tenant),
+    /// One service.
+    Service(ServiceName),
+}
+
+/// The prefix of the records of all tenants.
+pub const ALL_TENANTS: &str = "/t/";
+
+/// All kinds of records of services, without their earlier values.
+pub fn every_kind() -> Vec<RecordKind> {
+    let of_services = RecordKind::ALL.iter().copied().filter(|kind| kind.scope() == KindScope::Service);
+    of_services.filter(|kind| *kind != RecordKind::History).collect()
+}
+
+impl Scope {
+    /// The prefixes of the defaults of its policies.
+    pub fn policy_defaults(&self) -> Vec<Prefix> {
+        let of = |scope| Prefix::from(&RecordKey::PolicyDefaults(scope));
+        let tenant = match self {
+            Self::All => return vec![Prefix::policy_defaults()],
+            Self::Tenant(tenant) => tenant,
+            Self::Service(name) => &name.tenant,
+        };
+        vec![of(DefaultsScope::Mesh), of(DefaultsScope::Tenant(tenant.clone()))]
+    }
+
+    fn prefixes(&self, kinds: &[RecordKind]) -> Vec<Prefix> {
+        match self {
+            // There is no list of tenants, so all of them are read and filtered here.
+            Self::All => Prefix::new(ALL_TENANTS).into_iter().collect(),
+            Self::Tenant(tenant) => kinds.iter().map(|kind| Prefix::tenant(tenant, *kind)).collect(),
+            Self::Service(name) => kinds.iter().map(|kind| kind.prefix_of(name)).collect(),
+        }
+    }
+}
+
+impl View {
+    /// The prefixes of the records of `scope` of these kinds, of the topology, and of records that concern all
+    /// services.
+    pub fn prefixes(scope: &Scope, kinds: &[RecordKind]) -> Vec<Prefix> {
+        let mut prefixes = scope.prefixes(kinds);
+        prefixes.push(Prefix::topology());
+        prefixes.push(Prefix::from(&RecordKey::DefaultAuthorization));
+        prefixes.push(Prefix::from(&RecordKey::TrustBundle));
+        prefixes
+    }
+
+    /// Decodes records.
+    ///
+    /// # Errors
+    /// If one cannot be decoded, with its key.
+    pub fn of(stored: Vec<StoredRecord>) -> Result<Self, Invalid> {
+        let mut view = Self::default();
+        let mut parts: BTreeMap<ServiceName, Vec<(RecordKey, Bytes)>> = BTreeMap::new();
+        for one in stored {
+            match &one.key {
+                RecordKey::ShardManifest(name, _) | RecordKey::ShardChunk(name, ..) => {
+                    parts.entry(name.clone()).or_default().push((one.key, one.value));
+                }
+                RecordKey::History(..) | RecordKey::MeshHistory(..) => {}
+                _ => view.take(one)?,
+            }
+        }
+        for (name, parts) in parts {
+            let map = shards::decode_map(parts).map_err(|e| e.within(format!("shards of {name}")))?;
+            view.services.entry(name).or_default().shards = map;
+        }
+        view.inherit();
+        Ok(view)
+    }
+
+    /// Gives services the defaults of their policies.
+    fn inherit(&mut self) {
+        for (name, service) in &mut self.services {
+            let revisions = self.defaults_revisions.iter().filter(|(scope, _)| scope.includes(&name.tenant));
+            let revision = revisions.map(|(_, revision)| *revision).max().unwrap_or_default();
+            service.inherited = At { value: self.policy_defaults.of(&name.tenant), revision };
+        }
+    }
+
+    /// Decodes the records that this release can read, and leaves out others: one of them must not hide a whole mesh. Shard maps are
+    /// left out too.
+    pub fn of_readable(stored: Vec<StoredRecord>) -> Self {
+        let mut view = Self::default();
+        for one in stored {
+            let is_part = matches!(one.key, RecordKey::ShardManifest(..) | RecordKey::ShardChunk(..));
+            if !is_part && !matches!(one.key, RecordKey::History(..) | RecordKey::MeshHistory(..)) {
+                // What is left out is an error of `of`.
+                let _ = view.take(one);
+            }
+        }
+        view.inherit();
+        view
+    }
+
+    /// Takes a record. A kind of record without an arm does not compile.
+    fn take(&mut self, stored: StoredRecord) -> Result<(), Invalid> {
+        let StoredRecord { key, value, revision } = stored;
+        let record = records::decode(&key, &value).map_err(|e| e.within(key.to_string()))?;
+        match record {
+            Record::Service(value) => self.set(&key, |of| of.service = Some(At { value, revision })),
+            Record::Policy(value) => self.set(&key, |of| of.policy = Some(At { value, revision })),
+            Record::Authorization(value) => {
+                self.set(&key, |of| of.authorization = Some(At { value, revision }));
+            }
+            Record::Workload(value) => self.set(&key, |of| of.workload = Some(At { value, revision })),
+            Record::Endpoint(value) => self.set(&key, |of| of.endpoints.push(At { value, revision })),
+            Record::Move(value) => self.set(&key, |of| of.moves.push(value)),
+            Record::Verdict(value) => {
+                if let RecordKey::Health(name, region, instance) = key {
+                    self.services.entry(name).or_default().health.put(region, instance, value);
+                }
+            }
+            Record::RegionTable(value) => {
+                if let RecordKey::RegionTable(name, from) = key {
+                    self.services.entry(name).or_default().tables.insert(from, At { value, revision });
+                }
+            }
+            Record::Regions(value) => self.regions = At { value, revision },
+            Record::RoundTrips(value) => self.round_trips.set_declared(value),
+            Record::MeasuredDistances(value) => {
+                if let RecordKey::MeasuredDistances(from) = key {
+                    self.round_trips.set_measured(from, Some(value));
+                }
+            }
+            Record::Hosts(value) => self.hosts = At { value, revision },
+            Record::DefaultAuthorization(value) => self.authorization = Some(value),
+            Record::PolicyDefaults(value) => self.take_defaults(key, value, revision),
+            Record::RoleBinding(value) => {
+                if let RecordKey::RoleBinding(name) = key {
+                    self.roles.insert(name, At { value, revision });
+                }
+            }
+            Record::GatewayBackend(_)
+            | Record::GatewayQuota(_)
+            | Record::GatewayService(_)
+            | Record::Placement(_) => self.take_gateway(key, record, revision),
+            Record::RegionDrain(value) => {
+                if let RecordKey::RegionDrain(region) = key {
+                    self.drains.insert(region, value);
+                }
+            }
+            Record::TrustBundle(_) => self.has_trust_domain = true,
+            // `fairmesh identity` and `explain` read them by themselves.
+            Record::Revocations(_) | Record::FederatedDomains(_) | Record::TokenIssuers(_) => {}
+            Record::JoinedAgent(_) | Record::ElectedChecker(_) => {}
+        }
+        Ok(())
+    }
+
+    fn take_defaults(&mut self, key: RecordKey, value: PolicyDefaults, revision: u64) {
+        if let RecordKey::PolicyDefaults(scope) = key {
+            self.defaults_revisions.insert(scope.clone(), revision);
+            self.policy_defaults.set(scope, Some(value));
+        }
+    }
+
+    /// Takes a record of the gateway.
+    fn take_gateway(&mut self, key: RecordKey, record: Record, revision: u64) {
+        match (record, key) {
+            (Record::GatewayBackend(value), RecordKey::GatewayBackend(name)) => {
+                self.gateway_backends.insert(name, At { value, revision });
+            }
+            (Record::GatewayQuota(value), RecordKey::GatewayQuota(tenant)) => {
+                self.gateway_quotas.insert(tenant, At { value, revision });
+            }
+            (Record::GatewayService(value), key) => {
+                self.set(&key, |of| of.gateway = Some(At { value, revision }));
+            }
+            (Record::Placement(value), key) => {
+                self.set(&key, |of| of.placement = Some(At { value, revision }));
+            }
+            _ => {}
+        }
+    }
+
+    /// Changes what is known of the service of a key.
+    fn set(&mut self, key: &RecordKey, change: impl FnOnce(&mut ServiceView)) {
+        if let Some(name) = key.service() {
+            change(self.services.entry(name.clone()).or_default());
+        }
+    }
+
+    /// The number of known services that a backend of the gateway serves.
+    pub fn services_on(&self, backend: &Label) -> usize {
+        let placements = self.services.values().filter_map(|one| one.placement.as_ref());
+        placements.filter(|placement| placement.value.has(backend)).count()
+    }
+
+    /// The zones of a region in which endpoints are, or that its tables name.
+    pub fn zones_in(&self, region: &Region) -> BTreeSet<Zone> {
+        let mut zones = BTreeSet::new();
+        for service in self.services.values() {
+            let here = service.endpoints.iter().map(|endpoint| &endpoint.value.location);
+            zones.extend(here.filter(|at| at.region == *region).filter_map(|at| at.zone.clone()));
+            let table = service.tables.get(region).into_iter();
+            zones.extend(
+                table
+                    .flat_map(|table| &table.value.zones)
+                    .flat_map(|(from, to)| [from].into_iter().chain(to.keys()).cloned()),
+            );
+        }
+        zones
+    }
+
+    /// Every region that is declared, has endpoints or takes part in measured distances.
+    pub fn region_names(&self) -> Vec<Region> {
+        let used = self.services.values().flat_map(|service| &service.endpoints);
+        let used = used.map(|endpoint| endpoint.value.location.region.clone());
+        let measured = self.round_trips.measured_regions().cloned();
+        let declared = self.regions.value.regions.keys().cloned();
+        let mut names: Vec<Region> = declared.chain(used).chain(measured).collect();
+        names.sort();
+        names.dedup();
+        names
+    }
+}
+
+impl ServiceView {
+    /// Its endpoints that callers of a mesh with a trust domain refuse, since they speak plaintext.
+    pub fn refused(&self) -> impl Iterator<Item = &Endpoint> {
+        let (mode, service) = (self.mtls(), self.service.as_ref().map(|at| &at.value));
+        let endpoints = self.endpoints.iter().map(|at| &at.value);
+        endpoints.filter(move |endpoint| mode.refuses(service, endpoint))
+    }
+
+    /// Whether its policy permits plaintext.
+    pub fn mtls(&self) -> MtlsMode {
+        self.policy.as_ref().map(|policy| policy.value.mtls).unwrap_or_default()
+    }
+
+    /// The revision of the newest record by which a caller in `region` decides.
+    pub fn revision(&self, region: &Region) -> u64 {
+        let endpoints = self.endpoints.iter().map(|endpoint| endpoint.revision);
+        let policy = self.policy.as_ref().map(|policy| policy.revision);
+        let table = self.tables.get(region).map(|table| table.revision);
+        let declared = self.service.as_ref().map(|service| service.revision);
+        let newest = endpoints.chain(policy).chain(table).chain(declared).max().unwrap_or_default();
+        newest.max(self.inherited.revision)
+    }
+
+    /// The policy in force: as written, with the defaults of tenant and mesh, and the built-in values.
+    pub fn effective_policy(&self) -> Policy {
+        self.merged_policy().0
+    }
+
+    /// The policy in force, and where its fields with defaults come from.
+    pub fn merged_policy(&self) -> (Policy, [(PolicyField, FieldOrigin); PolicyField::ALL.len()]) {
+        let written = self.policy.as_ref().map(|policy| policy.value.clone());
+        self.inherited.value.merge(written.unwrap_or_default())
+    }
+}

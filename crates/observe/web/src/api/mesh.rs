@@ -1,0 +1,194 @@
+//! The whole mesh, or what of it concerns one tenant: calls, regions, waste, security and processes.
+
+use axum::{
+    extract::{Path, Query, Request, State},
+    http::StatusCode,
+    response::Response,
+};
+use fairmesh_model::{Prefix, RecordKey};
+use fairmesh_views::Scope;
+use fairmesh_wire::v1;
+use serde_json::json;
+
+use super::{Asked, EARLIER, RECORDS_EVERY, SLOW_EVERY, Served, answer, failure, invalid, millis, stream};
+use crate::{
+    commands::{problem, wait},
+    graph::{self, Cut},
+    inventory,
+    panels::{
+        audit, authority, controllers, denied, drains, followers, planner, probes, protection, topology,
+    },
+    shown::Shown,
+    source::{AuditLog, Refusal},
+    streams::Part,
+};
+
+/// The calls of the mesh, and what there is in it.
+pub(super) async fn live(State(served): State<Served>, Query(asked): Query<Asked>) -> Response {
+    let scope = match asked.scope() {
+        Ok(scope) => scope,
+        Err(error) => return invalid(error),
+    };
+    let (of, tenant) = (scope.clone(), asked.tenant.clone());
+    let mesh = served.part("mesh", (RECORDS_EVERY, asked.tenant.clone()), move |served| {
+        served.inventories.list(&tenant, served.source.records(&of, inventory::KINDS))
+    });
+    let window = asked.window();
+    let cut = Cut { region: asked.region.clone(), by_region: asked.split == "region" };
+    // Pages that show the same get the same.
+    let key = format!("{} {window:?} {cut:?}", asked.tenant);
+    let calls = served.part("calls", (1, key), move |served| {
+        let now = served.source.calls(&scope, window);
+        // Without all rows of now, it is not known which pairs have stopped.
+        let is_known = window < EARLIER && now.not_shown == 0;
+        let earlier = if is_known { served.source.calls(&scope, EARLIER) } else { Default::default() };
+        graph::graph(&now, &earlier, (&cut, millis(window)))
+    });
+    stream(&served, vec![mesh, calls])
+}
+
+/// Regions, their drains and probes, and what is planned. Drains and probes concern all tenants.
+pub(super) async fn regions(State(served): State<Served>, Query(asked): Query<Asked>) -> Response {
+    let scope = match asked.scope() {
+        Ok(scope) => scope,
+        Err(error) => return invalid(error),
+    };
+    let of = scope.clone();
+    let topology = served.part("topology", (RECORDS_EVERY, asked.tenant.clone()), move |served| {
+        topology::topology(&served.view(&of, topology::KINDS))
+    });
+    let of = scope.clone();
+    let planner = served.part("planner", (RECORDS_EVERY, asked.tenant.clone()), move |served| {
+        let request = v1::TrafficStatusRequest::default();
+        wait(async {
+            Ok(planner::summary(&served.commands.planner().status(request).await?.into_inner(), &of))
+        })
+    });
+    let mut parts = vec![topology, planner];
+    if matches!(scope, Scope::All) {
+        parts.extend([drains_of(&served), probes_of(&served)]);
+    }
+    stream(&served, parts)
+}
+
+fn drains_of(served: &Served) -> Part {
+    served.part("drains", (RECORDS_EVERY, String::new()), |served| {
+        let request = v1::DrainsRequest::default();
+        wait(async { Ok(drains::drains(&served.commands.planner().drains(request).await?.into_inner())) })
+    })
+}
+
+fn probes_of(served: &Served) -> Part {
+    served.part("probes", (RECORDS_EVERY, String::new()), |served| {
+        let request = v1::ReadProbesRequest::default();
+        wait(async { Ok(probes::probes(&served.commands.admin().read_probes(request).await?.into_inner())) })
+    })
+}
+
+/// What a drain of a region would lead to.
+pub(super) async fn forecast(State(served): State<Served>, Path(region): Path<String>) -> Response {
+    let Ok(_permit) = served.questions.clone().try_acquire_owned() else {
+        return failure(StatusCode::SERVICE_UNAVAILABLE, "others ask at the moment", "retry");
+    };
+    let forecast = served.commands.planner().forecast_drain(v1::ForecastDrainRequest { region }).await;
+    let refusal = |status: tonic::Status| Refusal {
+        problem: status.message().to_owned(),
+        hint: "see 'fairmesh drain --region NAME --dry-run'".to_owned(),
+    };
+    answer(Some(forecast.map(|response| drains::forecast(response.get_ref())).map_err(refusal)))
+}
+
+/// Wasted cores.
+pub(super) async fn imbalance(State(served): State<Served>, Query(asked): Query<Asked>) -> Response {
+    let tenant = match asked.scope() {
+        Ok(Scope::Tenant(tenant)) => Some(tenant),
+        Ok(_) => None,
+        Err(error) => return invalid(error),
+    };
+    let Asked { by, minutes, .. } = asked;
+    let key = format!("{} {by} {minutes}", asked.tenant);
+    let part = served.part("imbalance", (SLOW_EVERY, key), move |served| {
+        match served.source.imbalance(tenant.as_ref(), &by, minutes) {
+            Ok(view) => Shown::head(&view),
+            Err(Refusal { problem: why, hint }) => problem(&format!("{why}: {hint}")),
+        }
+    });
+    stream(&served, vec![part])
+}
+
+/// What is protected and what is not. The authority, agents and revocations concern all tenants.
+pub(super) async fn security(
+    State(served): State<Served>,
+    Query(asked): Query<Asked>,
+    request: Request,
+) -> Response {
+    let scope = match asked.scope() {
+        Ok(scope) => scope,
+        Err(error) => return invalid(error),
+    };
+    let of = scope.clone();
+    let protection = served.part("protection", (SLOW_EVERY, asked.tenant.clone()), move |served| {
+        wait(protection::protection(&served.view(&of, protection::KINDS), &served.commands))
+    });
+    let (of, window) = (scope.clone(), asked.window());
+    let denied = served.part("denied", (1, format!("{} {window:?}", asked.tenant)), move |served| {
+        denied::denied(&served.source.calls(&of, window), millis(window))
+    });
+    let mut parts = vec![protection, denied];
+    if matches!(scope, Scope::All) {
+        let asker = request.extensions().clone();
+        let identities = served.part("identities", (SLOW_EVERY, String::new()), move |served| {
+            let stored = served.source.read(&[Prefix::identity()]);
+            // All that verify their peers follow what is revoked.
+            let prefix = Prefix::from(&RecordKey::Revocations);
+            wait(async {
+                Ok(authority::identities(&stored, &served.commands.watchers(&prefix, &asker).await?))
+            })
+        });
+        parts.extend([authority_of(&served), identities]);
+    }
+    stream(&served, parts)
+}
+
+fn authority_of(served: &Served) -> Part {
+    served.part("authority", (SLOW_EVERY, String::new()), |served| {
+        let request = v1::DescribeAuthorityRequest::default();
+        wait(async {
+            let response = served.commands.authority().describe_authority(request).await?.into_inner();
+            Ok(authority::authority(&response, &*served.source))
+        })
+    })
+}
+
+/// The newest entries of a log of writes. It is read in the task of the request, whose caller is logged as the reader.
+pub(super) async fn audit(State(served): State<Served>, Path(log): Path<String>) -> Response {
+    let log = match log.as_str() {
+        "security" => AuditLog::Security,
+        "activity" => AuditLog::Activity,
+        _ => return failure(StatusCode::NOT_FOUND, "there is no such log", "name security or activity"),
+    };
+    let lines = served.source.newest_audited(log, audit::MAX_SHOWN).await;
+    let refusal = |error: std::io::Error| Refusal {
+        problem: format!("the log of writes cannot be read: {error}"),
+        hint: "see the log of the control plane".to_owned(),
+    };
+    answer(Some(lines.map(|lines| json!({ "entries": audit::entries(&lines) })).map_err(refusal)))
+}
+
+/// The processes that follow this control plane, and its controllers.
+pub(super) async fn fleet(State(served): State<Served>, request: Request) -> Response {
+    let controllers = served.part("controllers", (RECORDS_EVERY, String::new()), |served| {
+        let request = v1::ListControllersRequest::default();
+        wait(async {
+            Ok(controllers::controllers(
+                &served.commands.admin().list_controllers(request).await?.into_inner(),
+            ))
+        })
+    });
+    let asker = request.extensions().clone();
+    let followers = served.part("followers", (RECORDS_EVERY, String::new()), move |served| {
+        let everything = Prefix::everything();
+        wait(async { Ok(followers::followers(&served.commands.watchers(&everything, &asker).await?)) })
+    });
+    stream(&served, vec![controllers, followers])
+}

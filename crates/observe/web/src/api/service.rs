@@ -1,0 +1,135 @@
+//! One service: its records and calls, its policies, its tables, and decisions about its calls.
+
+use axum::{
+    extract::{Path, Query, Request, State},
+    http::{Extensions, StatusCode},
+    response::Response,
+};
+use fairmesh_model::{RecordKey, RecordKind, ServiceKind, ServiceName};
+use fairmesh_views::Scope;
+use fairmesh_wire::v1;
+use serde_json::Value;
+use tokio::task::spawn_blocking;
+use tonic::Status;
+
+use super::{
+    Asked, EARLIER, RECORDS_EVERY, SLOW_EVERY, Served, answer, failure, invalid, millis, named, stream,
+};
+use crate::{
+    commands::{Commands, wait},
+    history,
+    panels::{callers_behind, planner, shards},
+    service,
+    shown::Shown,
+    streams::Part,
+    why::Form,
+};
+
+type Named = Path<(String, String)>;
+
+/// The records of a service, its calls, its shards, and the callers that are behind.
+pub(super) async fn live(
+    State(served): State<Served>,
+    Path(path): Named,
+    Query(asked): Query<Asked>,
+    request: Request,
+) -> Response {
+    let name = match named(path) {
+        Ok(name) => name,
+        Err(error) => return invalid(error),
+    };
+    let (of, scope, window) = (name.clone(), Scope::Service(name.clone()), asked.window());
+    let records = served.part("service", (RECORDS_EVERY, name.to_string()), move |served| {
+        service::records(&of, &served.view(&scope, service::KINDS), &served.source.loads(&of))
+    });
+    let of = name.clone();
+    let calls = served.part("calls", (1, format!("{name} {window:?}")), move |served| {
+        let response = served.source.calls(&Scope::Service(of.clone()), window);
+        let steps = served.source.steps(&of, EARLIER.max(window));
+        Shown::head(&service::calls(&of, &response, (&steps, millis(window))))
+    });
+    let (behind, shards) = (behind(&served, &name, request.extensions()), shards_of(&served, &name));
+    stream(&served, vec![records, calls, behind, shards])
+}
+
+fn behind(served: &Served, name: &ServiceName, asker: &Extensions) -> Part {
+    let (of, asker) = (name.clone(), asker.clone());
+    served.part("behind", (RECORDS_EVERY, name.to_string()), move |served| {
+        let stored = served.source.records(&Scope::Service(of.clone()), service::KINDS);
+        let written = service::newest_revision(&stored);
+        // Programs follow the policies of the services that they call.
+        let prefix = RecordKind::Policy.prefix_of(&of);
+        wait(async {
+            let response = served.commands.watchers(&prefix, &asker).await?;
+            Ok(callers_behind::callers_behind(&response, written))
+        })
+    })
+}
+
+fn shards_of(served: &Served, name: &ServiceName) -> Part {
+    let of = name.clone();
+    served.part("shards", (SLOW_EVERY, name.to_string()), move |served| {
+        let kinds = [RecordKind::Service];
+        let view = served.view(&Scope::Service(of.clone()), &kinds);
+        let declared = view.services.get(&of).and_then(|one| one.service.as_ref());
+        match declared.is_some_and(|at| at.value.kind == ServiceKind::Sharded) {
+            true => wait(read_shards(&served.commands, of.to_string())),
+            false => Shown::head(&Value::Null),
+        }
+    })
+}
+
+async fn read_shards(commands: &Commands, service: String) -> Result<Shown, Status> {
+    let mut registry = commands.registry();
+    let map = registry.get_shards(v1::GetShardsRequest { service: service.clone() }).await?.into_inner().map;
+    let loads = v1::ReadShardLoadsRequest { service: service.clone() };
+    let loads = registry.read_shard_loads(loads).await?.into_inner();
+    let moves = registry.list_moves(v1::ListMovesRequest { service }).await?.into_inner();
+    Ok(shards::shards(&map.unwrap_or_default(), &loads, &moves))
+}
+
+/// What the planner knows of a service and decides.
+pub(super) async fn planner(State(served): State<Served>, Path(path): Named) -> Response {
+    let name = match named(path) {
+        Ok(name) => name,
+        Err(error) => return invalid(error),
+    };
+    let (key, service) = (name.to_string(), name.to_string());
+    let detail = served.part("plan", (RECORDS_EVERY, key), move |served| {
+        let request = v1::TrafficStatusRequest { service: service.clone() };
+        wait(async { Ok(planner::detail(&served.commands.planner().status(request).await?.into_inner())) })
+    });
+    stream(&served, vec![detail])
+}
+
+/// The values of a policy.
+pub(super) async fn history(State(served): State<Served>, Path(path): Named) -> Response {
+    let name = match named(path) {
+        Ok(name) => name,
+        Err(error) => return invalid(error),
+    };
+    let read = move || history::policies(&name, &served.source.changes(&RecordKey::Policy(name.clone())));
+    answer(spawn_blocking(move || Ok(read())).await.ok())
+}
+
+/// The decision about a call that is not made.
+pub(super) async fn why(
+    State(served): State<Served>,
+    Path(path): Named,
+    Query(form): Query<Form>,
+    request: Request,
+) -> Response {
+    let call = match named(path).and_then(|name| form.call(name)) {
+        Ok(call) => call,
+        Err(error) => return invalid(error),
+    };
+    let asker = request.extensions().clone();
+    let Ok(permit) = served.questions.clone().try_acquire_owned() else {
+        return failure(StatusCode::SERVICE_UNAVAILABLE, "others ask at the moment", "retry");
+    };
+    let explain = move || {
+        let _permit = permit;
+        served.source.explain(&call, &asker)
+    };
+    answer(spawn_blocking(explain).await.ok())
+}

@@ -1,0 +1,242 @@
+//! One service: its endpoints, its policy, and the calls from and to it.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use fairmesh_model::{
+    CallCounts, CallFault, DefaultAuthorization, Endpoint, EndpointState, RecordKind, Region, ResponseClass,
+    ServiceName,
+    spec::{Document, Resource},
+};
+use fairmesh_views::{CallRow, CallSum, ServiceView, StoredRecord, View, states};
+use fairmesh_wire::v1;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::{
+    graph::{Numbers, rows},
+    shown::Shown,
+    source::InstanceLoad,
+};
+
+/// The kinds of records that a service is shown by.
+pub(crate) const KINDS: &[RecordKind] = &[
+    RecordKind::Service,
+    RecordKind::Policy,
+    RecordKind::Endpoint,
+    RecordKind::Health,
+    RecordKind::Authorization,
+];
+
+/// The records of a service, as the page shows them.
+pub(crate) fn records(name: &ServiceName, view: &View, loads: &[InstanceLoad]) -> Shown {
+    let empty = ServiceView::default();
+    let one = view.services.get(name).unwrap_or(&empty);
+    let service = one.service.as_ref().map(|at| &at.value);
+    let policy = one.policy.as_ref().map(|at| Resource::Policy(name.clone(), at.value.clone()));
+    let in_force = Resource::Policy(name.clone(), one.effective_policy());
+    Shown::head(&json!({
+        "name": name.to_string(),
+        "declared": service.is_some(),
+        "kind": service.map(|service| service.kind),
+        "protocol": service.map(|service| service.protocol),
+        "policy": policy.map(|policy| Document::from(&policy)),
+        "policyRevision": one.policy.as_ref().map(|at| at.revision),
+        "authorization": json!(Document::from(&in_force))["authorization"],
+        "withoutRules": default_name(view.authorization.unwrap_or_default()),
+        "endpoints": endpoints(one, view, loads),
+    }))
+}
+
+/// What happens to calls of services without rules, as documents of kind Authorization name it.
+pub(crate) const fn default_name(default: DefaultAuthorization) -> &'static str {
+    match default {
+        DefaultAuthorization::Allow => "allow",
+        DefaultAuthorization::Audit => "audit",
+        DefaultAuthorization::Deny => "deny",
+    }
+}
+
+/// The revision of the newest record by which callers of a service decide.
+pub(crate) fn newest_revision(stored: &[StoredRecord]) -> u64 {
+    stored.iter().filter(|one| one.key.service().is_some()).map(|one| one.revision).max().unwrap_or_default()
+}
+
+/// Endpoints with the share of their region's calls that is due to them, by their power, and the share that they received.
+fn endpoints(one: &ServiceView, view: &View, loads: &[InstanceLoad]) -> Vec<Value> {
+    let hosts = &view.hosts.value;
+    let mut power: BTreeMap<&Region, u64> = BTreeMap::new();
+    for endpoint in one.endpoints.iter().map(|at| &at.value).filter(|endpoint| serves(endpoint)) {
+        *power.entry(&endpoint.location.region).or_default() += u64::from(hosts.power(endpoint));
+    }
+    let load = |endpoint: &Endpoint| loads.iter().find(|load| load.instance == endpoint.instance);
+    let mut received: BTreeMap<&Region, u64> = BTreeMap::new();
+    for endpoint in one.endpoints.iter().map(|at| &at.value) {
+        let requests = load(endpoint).map_or(0, |load| load.requests);
+        *received.entry(&endpoint.location.region).or_default() += requests;
+    }
+    let part = |part: u64, whole: Option<&u64>| {
+        whole.filter(|whole| **whole > 0).map(|whole| part as f64 / *whole as f64)
+    };
+    let states = states(one, view);
+    let shown = one.endpoints.iter().zip(&states).map(|(at, state)| {
+        let endpoint = &at.value;
+        let region = &endpoint.location.region;
+        let own = u64::from(hosts.power(endpoint));
+        let load = load(endpoint);
+        json!({
+            "instance": endpoint.instance.to_string(),
+            "address": endpoint.address.to_string(),
+            "region": region.to_string(),
+            "zone": endpoint.location.zone.as_ref().map(ToString::to_string),
+            "state": state.state,
+            "reason": state.reason(),
+            "health": state.health(),
+            "mtls": endpoint.mtls,
+            "version": endpoint.labels.get("version"),
+            "power": own,
+            "due": serves(endpoint).then(|| part(own, power.get(region))).flatten(),
+            "received": load.filter(|load| load.requests > 0).and_then(|load| part(load.requests, received.get(region))),
+            "cores": load.filter(|load| load.covered_ms > 0).map(|load| load.cpu_us as f64 / 1_000.0 / load.covered_ms as f64),
+            "revision": at.revision,
+        })
+    });
+    shown.collect()
+}
+
+fn serves(endpoint: &Endpoint) -> bool {
+    endpoint.state == EndpointState::Serving
+}
+
+/// What was counted in a step, and the part of it that reports cover.
+type Step = (CallCounts, Duration);
+
+/// Calls from and to a service, over a window.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ServiceCalls {
+    /// Callers, regions, and the calls from there.
+    callers: Vec<Path>,
+    /// Called services, regions, and the calls there.
+    called: Vec<Path>,
+    /// Calls to the service by response class and by fault.
+    outcomes: BTreeMap<&'static str, u64>,
+    denied: Vec<Denied>,
+    steps: Steps,
+    window_ms: u64,
+    history_ms: u64,
+}
+
+/// The other service, its class, both regions, and the calls.
+#[derive(Debug, Serialize)]
+struct Path(String, String, [String; 2], Numbers);
+
+#[derive(Debug, Serialize)]
+struct Denied {
+    caller: String,
+    rule: String,
+    audit: bool,
+    count: u64,
+}
+
+/// Steps of the window, the oldest first; `null` for a gap.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Steps {
+    step_ms: u32,
+    rate: Vec<Option<f64>>,
+    failed: Vec<Option<f64>>,
+    p50_us: Vec<Option<u64>>,
+    p99_us: Vec<Option<u64>>,
+}
+
+/// The calls of a response about one service.
+pub(crate) fn calls(
+    name: &ServiceName,
+    response: &v1::ReadCallsResponse,
+    (steps, window_ms): (&[Option<Step>], u64),
+) -> ServiceCalls {
+    let (name, rows) = (name.to_string(), rows(response));
+    let (to, from): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.service == name);
+    let from: Vec<_> = from.into_iter().filter(|row| row.caller == name).collect();
+    let mut sum = CallSum::default();
+    to.iter().for_each(|row| sum.add(row));
+    ServiceCalls {
+        callers: paths(&to, |row| &row.caller),
+        called: paths(&from, |row| &row.service),
+        outcomes: outcomes(&sum.counts),
+        denied: response.denied.iter().map(denied).collect(),
+        steps: Steps::of(steps, response.step_ms),
+        window_ms,
+        history_ms: response.history_ms,
+    }
+}
+
+fn paths(rows: &[&CallRow], other: impl Fn(&CallRow) -> &String) -> Vec<Path> {
+    let mut sums = BTreeMap::<_, CallSum>::new();
+    for row in rows {
+        let path = (other(row).clone(), row.class.clone(), [row.from.clone(), row.to.clone()]);
+        sums.entry(path).or_default().add(row);
+    }
+    let path = |((other, class, regions), mut sum): ((String, String, [String; 2]), CallSum)| {
+        sum.per_second();
+        Path(other, class, regions, Numbers::of(&sum))
+    };
+    sums.into_iter().map(path).collect()
+}
+
+fn outcomes(counts: &CallCounts) -> BTreeMap<&'static str, u64> {
+    let responses = ResponseClass::ALL.iter().map(|class| class.label()).zip(counts.responses());
+    let faults = CallFault::ALL.iter().map(|fault| fault.label()).zip(counts.faults());
+    let mut outcomes = BTreeMap::new();
+    for (label, calls) in responses.chain(faults).filter(|(_, calls)| **calls > 0) {
+        *outcomes.entry(label).or_default() += calls;
+    }
+    outcomes
+}
+
+fn denied(row: &v1::DeniedCalls) -> Denied {
+    let v1::DeniedCalls { caller, rule, audit, count, .. } = row.clone();
+    Denied { caller, rule, audit, count }
+}
+
+impl Steps {
+    fn of(steps: &[Option<Step>], step_ms: u32) -> Self {
+        let each = |value: fn(&CallCounts) -> u64| {
+            let rate = |(counts, covered): &Step| value(counts) as f64 / covered.as_secs_f64();
+            steps.iter().map(|step| step.as_ref().map(rate).filter(|rate| rate.is_finite())).collect()
+        };
+        let latency = |part| steps.iter().map(|step| step.as_ref()?.0.latency_quantile_us(part)).collect();
+        Self {
+            step_ms,
+            rate: each(CallCounts::calls),
+            failed: each(CallCounts::failures),
+            p50_us: latency(0.5),
+            p99_us: latency(0.99),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::tests::row;
+
+    #[test]
+    fn a_service_has_its_callers_and_those_that_it_calls() {
+        let rows = vec![
+            row("shop/web", "shop/cart", ("eu", "eu"), 100),
+            row("shop/web", "shop/cart", ("us", "eu"), 10),
+            row("shop/cart", "shop/db", ("eu", "eu"), 40),
+        ];
+        let response = v1::ReadCallsResponse { rows, step_ms: 10_000, ..Default::default() };
+        let step = (CallCounts::ZERO.with_totals([20, 0, 0, 0, 0]), Duration::from_secs(10));
+        let steps = [None, Some(step)];
+        let calls = calls(&ServiceName::new("shop/cart").unwrap(), &response, (&steps, 60_000));
+        let others = |paths: &[Path]| paths.iter().map(|path| path.0.clone()).collect::<Vec<_>>();
+        assert_eq!(others(&calls.callers), ["shop/web", "shop/web"]);
+        assert_eq!(others(&calls.called), ["shop/db"]);
+        assert_eq!(calls.steps.rate, [None, Some(2.0)], "a gap is not zero");
+        assert_eq!(calls.steps.p99_us, [None, None]);
+        assert_eq!(calls.outcomes.values().sum::<u64>(), 110);
+    }
+}

@@ -1,0 +1,137 @@
+//! The keys of an issuer.
+
+use fairmesh_model::MAX_ISSUER_KEYS;
+use jsonwebtoken::{
+    Algorithm, AlgorithmFamily, DecodingKey,
+    jwk::{AlgorithmParameters, EllipticCurve, Jwk, KeyOperations, PublicKeyUse},
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// The members of a key that verification needs (RFC 7518, 6; RFC 8037, 2).
+const MEMBERS: [&str; 10] = ["kty", "use", "key_ops", "alg", "kid", "crv", "x", "y", "n", "e"];
+/// The most keys of a set.
+const MAX_KEYS: usize = 100;
+
+/// Public keys that verify tokens.
+#[derive(Debug, Default)]
+pub struct KeySet {
+    keys: Vec<Key>,
+}
+
+#[derive(Debug)]
+struct Key {
+    id: Option<String>,
+    /// The only permitted algorithm, if the set names one or the key fits no other.
+    algorithm: Option<Algorithm>,
+    key: DecodingKey,
+}
+
+/// A JWKS. Keys are parsed separately, so that a key of a new kind does not hide the others.
+#[derive(Deserialize)]
+struct Document {
+    keys: Vec<Value>,
+}
+
+/// Why a document has no keys. The messages go on after its name.
+#[derive(Debug, thiserror::Error)]
+pub enum JwksError {
+    /// It is no JWKS.
+    #[error("is no JWKS: {0}")]
+    Malformed(#[from] serde_json::Error),
+    /// It has too many keys.
+    #[error("has {0} keys, of at most {MAX_KEYS}")]
+    TooManyKeys(usize),
+    /// It has no usable key.
+    #[error("has no key that verifies tokens: RSA, EC (P-256, P-384) or OKP (Ed25519) for signatures")]
+    NoKey,
+    /// They are more than a record holds.
+    #[error("has more than {MAX_ISSUER_KEYS} bytes of keys")]
+    TooLarge,
+}
+
+impl KeySet {
+    /// A JWKS of the usable keys of another one, in an order of their own and with what verification needs. Equal keys have equal
+    /// bytes, however their server writes them.
+    ///
+    /// # Errors
+    /// When no key verifies tokens, or they do not fit into a record.
+    pub fn reduce(document: &[u8]) -> Result<Vec<u8>, JwksError> {
+        Self::parse(document)?;
+        let document: Document = serde_json::from_slice(document)?;
+        let usable = document.keys.into_iter().filter(|key| Key::parse(key).is_some());
+        let mut keys: Vec<_> = usable.map(needed).collect();
+        keys.sort_by_cached_key(Value::to_string);
+        let reduced = json!({ "keys": keys }).to_string().into_bytes();
+        if reduced.len() > MAX_ISSUER_KEYS { Err(JwksError::TooLarge) } else { Ok(reduced) }
+    }
+
+    /// Reads a JWKS. Keys for other uses and symmetric ones are left out.
+    ///
+    /// # Errors
+    /// When it has none that verifies tokens.
+    pub fn parse(document: &[u8]) -> Result<Self, JwksError> {
+        let document: Document = serde_json::from_slice(document)?;
+        if document.keys.len() > MAX_KEYS {
+            return Err(JwksError::TooManyKeys(document.keys.len()));
+        }
+        let keys: Vec<_> = document.keys.iter().filter_map(Key::parse).collect();
+        if keys.is_empty() { Err(JwksError::NoKey) } else { Ok(Self { keys }) }
+    }
+
+    /// Whether it has no keys: none were parsed yet.
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    /// The number of keys.
+    pub fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// The key of a token. A token without a key id needs exactly one fitting key.
+    pub fn find(&self, id: Option<&str>, algorithm: Algorithm) -> Option<&DecodingKey> {
+        let mut fitting = self.keys.iter().filter(|key| {
+            key.key.family() == algorithm.family()
+                && key.algorithm.is_none_or(|only| only == algorithm)
+                && id.is_none_or(|id| key.id.as_deref() == Some(id))
+        });
+        let first = fitting.next()?;
+        (id.is_some() || fitting.next().is_none()).then_some(&first.key)
+    }
+}
+
+/// The members of a key that verification needs.
+fn needed(mut key: Value) -> Value {
+    if let Some(members) = key.as_object_mut() {
+        members.retain(|name, _| MEMBERS.contains(&name.as_str()));
+    }
+    key
+}
+
+impl Key {
+    fn parse(value: &Value) -> Option<Self> {
+        let jwk = Jwk::deserialize(value).ok()?;
+        let verifies = |operations: &Vec<KeyOperations>| operations.contains(&KeyOperations::Verify);
+        let is_for_signatures =
+            jwk.common.public_key_use.as_ref().is_none_or(|usage| *usage == PublicKeyUse::Signature)
+                && jwk.common.key_operations.as_ref().is_none_or(verifies);
+        let of_curve = match &jwk.algorithm {
+            AlgorithmParameters::RSA(_) => None,
+            AlgorithmParameters::EllipticCurve(key) => match key.curve {
+                EllipticCurve::P256 => Some(Algorithm::ES256),
+                EllipticCurve::P384 => Some(Algorithm::ES384),
+                _ => return None,
+            },
+            AlgorithmParameters::OctetKeyPair(key) if key.curve == EllipticCurve::Ed25519 => {
+                Some(Algorithm::EdDSA)
+            }
+            _ => return None,
+        };
+        let told = jwk.common.key_algorithm.map(Algorithm::try_from).transpose().ok()?;
+        let is_consistent = told.is_none() || of_curve.is_none() || told == of_curve;
+        let key = DecodingKey::from_jwk(&jwk).ok()?;
+        let is_usable = is_for_signatures && is_consistent && key.family() != AlgorithmFamily::Hmac;
+        is_usable.then(|| Self { id: jwk.common.key_id, algorithm: told.or(of_curve), key })
+    }
+}

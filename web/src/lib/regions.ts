@@ -1,0 +1,93 @@
+/** The event `topology` of `/ui/api/regions`. */
+export interface Topology {
+  regions: { name: string; declared: boolean; continent: string | null; neighbours: string[]; endpoints: number; serving: number }[];
+  /** From, to, µs, and whether it is `declared` or `measured`. */
+  roundTrips: [string, string, number, string][];
+}
+
+/** The event `drains`. */
+export interface Drain {
+  region: string;
+  phase: string | null;
+  keep: number | null;
+  stepsMade: number | null;
+  steps: number;
+  until: string | null;
+  state: string;
+  held: boolean;
+  staying: string[];
+  services: number | null;
+}
+
+export interface Change {
+  agoMs: number;
+  from: string;
+  class: string | null;
+  text: string;
+}
+
+/** A row of the event `planner`. */
+export interface Planned {
+  planner: string;
+  mode: string;
+  plannedAgoMs: number | null;
+  confirmedAgoMs: number | null;
+  refusal: string | null;
+  whyRings: string | null;
+  gap: number | null;
+  offered: number;
+  dropped: number;
+  change: Change | null;
+}
+
+/** The event `plan` of `/ui/api/planner/TENANT/SERVICE`. */
+export interface Plan extends Planned {
+  name: string;
+  round: number;
+  plannedRounds: number;
+  refusedRounds: number;
+  regions: { region: string; endpoints: number; load: number | null; predicted: number | null; offered: number; received: number; unreported: number; serversAgoMs: number | null; callersAgoMs: number | null; zoneRefusal: string | null }[];
+  tables: { from: string; class: string | null; to: [string, number][]; dropped: number }[];
+  shifts: Change[];
+  optimized: {
+    number: number;
+    gap: number;
+    plannedAgoMs: number;
+    modelAgeMs: number;
+    modelError: number;
+    expected: { from: string; class: string | null; calls: number; latencyMs: number; egress: number }[];
+  } | null;
+}
+
+/** A row of the event `probes`, by both places on two lines. */
+export interface Probed {
+  verdict: string;
+  fault: string | null;
+  ageMs: number;
+  protocols: { protocol: string; passed: number; failed: number; tookUs: number | null }[];
+}
+
+/** `/ui/api/forecast/REGION`. */
+export interface Forecast {
+  services: {
+    service: string;
+    refusal: string;
+    hold: string;
+    leaving: number;
+    staying: number;
+    dropped: number;
+    ofOthers: number;
+    regions: { region: string; before: number; after: number; calls: number; roundTripUs: number | null; full: boolean; timeNowUs: number | null; timeAfterUs: number | null }[];
+  }[];
+  unmoved: { service: string; reason: string }[];
+}
+
+/** The places of a matrix of probes, in the order of their names. */
+export function places(probes: ReadonlyMap<string, Probed>): string[] {
+  return [...new Set([...probes.keys()].flatMap((pair) => pair.split("\n")))].sort();
+}
+
+/** The time of the first protocol that passed, in µs. */
+export function took(probed: Probed): number | null {
+  return probed.protocols.find((one) => one.tookUs !== null)?.tookUs ?? null;
+}

@@ -1,0 +1,151 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { diff, lines } from "../src/lib/diff.ts";
+import { ago, cores, duration, instant, micros, percent, rate } from "../src/lib/format.ts";
+import { MAX_NODES, NO_CALLS, NO_MESH, level, matrix, picture, rows, serviceOf, type Calls, type Mesh, type Numbers } from "../src/lib/graph.ts";
+import { link, read } from "../src/lib/route.ts";
+import { times } from "../src/lib/service.ts";
+import { places, took, type Probed } from "../src/lib/regions.ts";
+import { daysUntil, issued, words, type Entry } from "../src/lib/security.ts";
+import { authorization, pause, updated } from "../src/lib/stream.ts";
+
+const numbers = (rate: number, failed = 0, age = 1_000): Numbers => [rate, 0, failed, 900, 4_000, 0, age];
+
+function calls(pairs: [string, string, Numbers][]): Calls {
+  const rows = new Map<string, Numbers>();
+  for (const [from, to, of] of pairs) rows.set(`${from}\n${to}`, of).set(to, of);
+  return { ...NO_CALLS, rows };
+}
+
+const mesh = (names: string[]): Mesh => ({
+  ...NO_MESH,
+  services: new Map(names.map((name) => [name, { kind: "replicated", protocol: "http", endpoints: { serving: 1 } }])),
+});
+
+test("what is not known is a dash and never zero", () => {
+  for (const write of [rate, percent, micros, duration]) {
+    for (const value of [-1, null, undefined, Number.NaN]) assert.equal(write(value), "–");
+  }
+  assert.equal(rate(0), "0");
+});
+
+test("numbers have three digits and a unit", () => {
+  assert.deepEqual([rate(1234.5), rate(12.34), rate(0.123)], ["1,235", "12.3", "0.12"]);
+  assert.deepEqual([micros(900), micros(1_500), micros(2_000_000)], ["900 µs", "1.50 ms", "2.00 s"]);
+  assert.deepEqual([percent(0.05), percent(0.00001)], ["5.00 %", "< 0.01 %"]);
+  assert.deepEqual([duration(5_000), duration(600_000), duration(36_000_000)], ["5 s", "10 min", "10 h"]);
+});
+
+test("ages, cores and times are written for people", () => {
+  assert.deepEqual([ago(5_000), ago(null)], ["5 s ago", "never"]);
+  assert.deepEqual([0, 0.0042, 0.25, 12.34, 1234].map(cores), ["0.00", "0.004", "0.25", "12.3", "1,234"]);
+  assert.equal(instant("2026-05-04T12:30:00.123Z"), "2026-05-04 12:30:00Z");
+});
+
+test("an update changes the rows that it has alone", () => {
+  const all = updated(new Map(), { whole: true, head: null, rows: { a: 1, b: 2 }, gone: [] });
+  assert.deepEqual([...updated(all, { whole: false, head: null, rows: { b: 3, c: 4 }, gone: ["a"] })], [["b", 3], ["c", 4]]);
+  assert.deepEqual([...updated(all, { whole: true, head: null, rows: {}, gone: [] })], []);
+});
+
+test("a service is near in each of its regions", () => {
+  const shown = calls([["a/web@eu", "a/cart@us", numbers(1)], ["a/cart@eu", "a/db@eu", numbers(1)], ["a/x@eu", "a/y@eu", numbers(1)]]);
+  const drawn = picture(shown, NO_MESH, "a/cart", new Set());
+  assert.deepEqual(drawn.nodes.map((node) => node.id).sort(), ["a/cart@eu", "a/cart@us", "a/db@eu", "a/web@eu"]);
+  assert.equal(serviceOf("a/cart@us"), "a/cart");
+});
+
+test("a matrix of probes has each place once", () => {
+  const probed: Probed = { verdict: "passing", fault: null, ageMs: 0, protocols: [{ protocol: "tcp", passed: 0, failed: 1, tookUs: null }, { protocol: "grpc", passed: 1, failed: 0, tookUs: 900 }] };
+  assert.deepEqual(places(new Map([["us\neu/a", probed], ["eu/a\nus", probed]])), ["eu/a", "us"]);
+  assert.equal(took(probed), 900);
+});
+
+test("entries of the log are told in a line, and certificates by age", () => {
+  const entry = (number: number, more: Partial<Entry>): Entry => ({ number, atMs: number, who: "a", message: null, changes: [], allChanges: 0, event: null, details: null, ...more });
+  const certificate = (number: number, identity: string) => entry(number, { event: "certificate", details: { identity } });
+  assert.equal(words(entry(1, { changes: [{ key: "/k", what: "created" }], allChanges: 3 })), "created /k, and 2 more");
+  assert.equal(words(certificate(2, "shop/cart")), "certificate: shop/cart");
+  const found = issued([certificate(9, "shop/web"), certificate(7, "shop/cart"), certificate(5, "shop/web"), entry(3, {})]);
+  assert.deepEqual(found, [{ identity: "shop/cart", atMs: 7, count: 1 }, { identity: "shop/web", atMs: 9, count: 2 }]);
+  assert.equal(daysUntil("2026-05-04T12:00:00Z", Date.parse("2026-05-01T13:00:00Z")), 2);
+});
+
+test("a service is shown with its neighbours alone", () => {
+  const shown = calls([["a/web", "a/cart", numbers(1)], ["a/cart", "a/db", numbers(1)], ["a/x", "a/y", numbers(1)]]);
+  const drawn = picture(shown, mesh([]), "a/cart", new Set());
+  assert.deepEqual(drawn.nodes.map((node) => node.id).sort(), ["a/cart", "a/db", "a/web"]);
+  assert.equal(drawn.edges.length, 2);
+});
+
+test("tenants of a large mesh are folded, and one that is opened is not", () => {
+  const names = Array.from({ length: MAX_NODES + 1 }, (_, at) => `t${at % 3}/s${at}`);
+  const pairs = names.slice(1).map((name, at) => [names[at] ?? "", name, numbers(1, at % 2)] as [string, string, Numbers]);
+  const folded = picture(calls(pairs), mesh(names), "", new Set());
+  assert.deepEqual([folded.kind, folded.nodes.length], ["graph", 3]);
+  const between = folded.edges.find((edge) => edge.from === "t0" && edge.to === "t1");
+  assert.equal(between?.numbers[0], 100);
+  assert.equal(between?.numbers[2], 0.5, "failed parts are weighted by their calls");
+  const open = picture(calls(pairs), mesh(names), "", new Set(["t0"]));
+  assert.equal(open.nodes.length, 103);
+});
+
+test("what is too large for a graph is a matrix of the busiest", () => {
+  const names = Array.from({ length: MAX_NODES + 1 }, (_, at) => `t/s${at}`);
+  const pairs = names.slice(1).map((name, at) => ["t/s0", name, numbers(at)] as [string, string, Numbers]);
+  const drawn = picture(calls(pairs), mesh(names), "", new Set());
+  assert.equal(drawn.kind, "matrix");
+  const shown = matrix(drawn.edges, "", 40);
+  assert.deepEqual([shown.callers, shown.services.length, shown.hiddenServices], [["t/s0"], 40, MAX_NODES - 40]);
+  assert.equal(shown.services[0], `t/s${MAX_NODES}`);
+  assert.equal(matrix(drawn.edges, "s299", 40).services.length, 1);
+});
+
+test("2,000 services and 10,000 pairs are filtered, and folded by tenant", () => {
+  const names = Array.from({ length: 2_000 }, (_, at) => `t${at % 40}/service-${at}`);
+  const pairs = Array.from({ length: 10_000 }, (_, at) => [names[at % 2_000], names[(at * 7 + 1 + Math.floor(at / 2_000) * 13) % 2_000], numbers(at)] as [string, string, Numbers]);
+  const all = calls(pairs);
+  assert.equal(rows(all, mesh(names), "service-199").length, 11);
+  const drawn = picture(all, mesh(names), "", new Set());
+  assert.deepEqual([drawn.nodes.length, drawn.kind], [40, "matrix"], "too many pairs of tenants for a graph");
+  const begun = performance.now();
+  for (let at = 0; at < 10; at += 1) rows(all, mesh(names), `service-1${at}`);
+  assert.ok((performance.now() - begun) / 10 < 50, "a filter answers at once");
+});
+
+test("levels say what is bad, and what is old before it", () => {
+  const levels = [undefined, numbers(0), numbers(1), numbers(1, 0.01), numbers(1, 0.5), numbers(1, 0.5, 60_000), numbers(-1)].map(level);
+  assert.deepEqual(levels, ["none", "none", "good", "warn", "bad", "old", "old"]);
+});
+
+test("the state of the page is in its URL", () => {
+  const url = link("why", { service: "shop/cart", path: "/a?b=c&d", region: "" });
+  assert.equal(url, "#/why?service=shop/cart&path=/a%3Fb%3Dc%26d");
+  const route = read(url);
+  assert.deepEqual([route.page, route.query.get("service"), route.query.get("path")], ["why", "shop/cart", "/a?b=c&d"]);
+  assert.equal(read("#/nothing").page, "graph");
+});
+
+test("documents are compared by lines", () => {
+  const old = lines({ timeout: "2s", routes: [{ name: "a", split: [] }], none: null });
+  assert.deepEqual(old, ["timeout: 2s", "routes:", "  - name: a", "    split: []"]);
+  const now = lines({ timeout: "5s", retry: { attempts: 2 }, routes: [{ name: "a", split: [] }] });
+  const changed = diff(old, now).filter((line) => line.sign !== " ").map((line) => line.sign + line.text);
+  assert.deepEqual(changed, ["-timeout: 2s", "+timeout: 5s", "+retry:", "+  attempts: 2"]);
+});
+
+test("steps end with the present one", () => {
+  assert.deepEqual(times(3, 10_000, 65_000), [40, 50, 60]);
+});
+
+test("a token is sent over https alone", () => {
+  assert.deepEqual(authorization("https:", "secret"), { authorization: "Bearer secret" });
+  assert.deepEqual(authorization("http:", "secret"), {});
+  assert.deepEqual(authorization("https:", ""), {});
+});
+
+test("a stream that ends at once is opened again after a pause", () => {
+  assert.equal(pause(true, 60_000), 0);
+  assert.equal(pause(true, 5), 2_000);
+  assert.equal(pause(false, 60_000), 2_000);
+});
