@@ -59,7 +59,11 @@ impl Leases {
         let set = Arc::new(LeaseSet::new(key.service.clone()));
         index.insert(key.clone(), Arc::clone(&set));
         drop(index);
-        self.0.renewals.spawn(renewal::run(&self.0, &set, key));
+        let (renewal, running) = (renewal::run(&self.0, &set, key), self.0.renewals.subscribe());
+        tokio::spawn(async move {
+            renewal.await;
+            drop(running);
+        });
         set
     }
 
@@ -73,12 +77,11 @@ impl Leases {
     /// Begins to [`close`](Self::close).
     pub(super) fn stop(&self) {
         self.0.closing.cancel();
-        self.0.renewals.close();
     }
 
     /// Completes once the last results are reported.
     pub(super) async fn stopped(&self) {
-        self.0.renewals.wait().await;
+        self.0.renewals.closed().await;
     }
 
     /// The state of the connection, as of the last response.

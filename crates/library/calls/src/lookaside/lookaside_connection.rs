@@ -3,7 +3,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use fairmesh_rib::follower::FollowerState;
 use fairmesh_wire::transport::{Address, Channel, Transport, connect_channel_lazy};
 use tokio::{sync::watch, time::Instant};
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 
 use super::index::LeaseIndex;
 
@@ -16,8 +16,9 @@ pub(super) struct LookasideConnection {
     pub(super) client_id: String,
     /// How the caller connects.
     pub(super) transport: Transport,
-    /// The tasks that renew leases, and whether they end.
-    pub(super) renewals: TaskTracker,
+    /// Each task that renews leases has a receiver. A tracker of tasks would bring four crates into the lean library.
+    pub(super) renewals: watch::Sender<()>,
+    /// Whether these tasks end.
     pub(super) closing: CancellationToken,
 }
 
@@ -35,7 +36,7 @@ impl LookasideConnection {
             connection: watch::Sender::new(connection),
             client_id,
             transport: transport.clone(),
-            renewals: TaskTracker::new(),
+            renewals: watch::Sender::default(),
             closing: CancellationToken::new(),
         }
     }
