@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use fairmesh_test_support::alone;
 use fairmesh_wire::v1;
 use serde_json::json;
 use tokio::runtime::Runtime;
@@ -62,6 +63,7 @@ fn report(mesh: &Mesh) {
 
 #[test]
 fn page_of_a_large_mesh_opens_and_filters_at_once() {
+    let _machine = Runtime::new().unwrap().block_on(alone());
     let mesh = Mesh::start();
     let pages = mesh.pages();
     let Some(mut browser) = Browser::start(&format!("http://{pages}/ui/")) else { return };
