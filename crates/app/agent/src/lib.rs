@@ -110,17 +110,16 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let maps = bind_maps(&config, &listeners).await?;
     let prober = ZoneProber::bind(&config).await?;
     let admin = AdminListener::bind_optional(config.metrics, &listeners, &table::AGENT_HTTP).await?;
-    let node = Node::replica();
+    let (node, checks) = (Node::replica(), Arc::<checker::Counts>::default());
     let shared = Arc::new(AgentState::new(node.clone(), disk));
     let upstream = follow(&config, transport.clone(), &shared, saved);
     let identity =
         kept.map(|kept| AgentIdentity::new(&config, kept, workload, (upstream.clone(), transport)));
-    let checks = Arc::<checker::Counts>::default();
     let backend = AgentRib::new(shared.clone(), upstream.clone(), checks.clone(), &config);
     let region = config.location.region.clone();
-    let reports = Reports::new(upstream.clone(), backend.upstreams().into(), region.clone());
-
     let stopping = CancellationToken::new();
+    let forward = Forwarder::new(upstream.clone(), "agent", stopping.clone());
+    let reports = Reports::new(forward.clone(), backend.upstreams().into(), region.clone());
     let _stop_with_me = stopping.clone().drop_guard();
     start_following(&backend, node, candidate(&config, checks), &upstream, &stopping);
     let (probing, prober) = start_prober(prober, &upstream, &stopping);
@@ -134,8 +133,8 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let admin = admin.map(|listener| listener.start(fairmesh_pages::router(Arc::new(pages))));
     let saving = tokio::spawn(shared.clone().save_all(upstream.state(), stopping.clone()));
 
-    let gate = Gate::new(identity.clone(), upstream.clone(), region);
-    let routes = routes(Forwarder::new(upstream, "agent", stopping.clone()), reports, identity, &stopping);
+    let gate = Gate::new(identity.clone(), upstream, region);
+    let routes = routes(forward, reports, identity, &stopping);
     tracing::info!(listen = %config.listen, region = %config.location.region, "agent is serving");
     let stopped = async {
         shutdown.await;

@@ -7,7 +7,7 @@ mod usage_forwarder;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fairmesh_model::{CountReport, Invalid, Region};
-use fairmesh_rib::{CountRelay, ReportRelay, access::RefusedRows, follower::FollowerHandle};
+use fairmesh_rib::{CountRelay, Forwarder, ReportRelay, access::RefusedRows};
 use fairmesh_signals::SumLimits;
 use fairmesh_wire::v1::{self, imbalance_server::Imbalance, signals_server::Signals};
 use prometheus_client::registry::Registry;
@@ -24,6 +24,8 @@ pub(crate) struct Reports {
     pub(crate) usages: UsageForwarder,
     pub(crate) rates: ReportRelay,
     pub(crate) counts: CountRelay,
+    /// Passes on what is not added up here.
+    forward: Forwarder,
     calls: Arc<Mutex<CallSums>>,
     began: Instant,
     /// Addresses of the control plane, for messages.
@@ -31,12 +33,13 @@ pub(crate) struct Reports {
 }
 
 impl Reports {
-    /// Reports to `upstream` for programs in `region`. Messages name the addresses in `upstreams`.
-    pub(crate) fn new(upstream: FollowerHandle, upstreams: String, region: Region) -> Self {
+    /// Reports to the upstream of `forward` for programs in `region`. Messages name the addresses in `upstreams`.
+    pub(crate) fn new(forward: Forwarder, upstreams: String, region: Region) -> Self {
+        let upstream = forward.upstream();
         let rates = ReportRelay::new(upstream.clone(), Some(region), SumLimits::AGENT);
         let counts = CountRelay::new(upstream.clone(), SumLimits::AGENT.reporters);
-        let usages = UsageForwarder::new(upstream);
-        Self { usages, rates, counts, calls: Arc::default(), began: Instant::now(), upstreams }
+        let usages = UsageForwarder::new(upstream.clone());
+        Self { usages, rates, counts, forward, calls: Arc::default(), began: Instant::now(), upstreams }
     }
 
     /// Reports rates until `stopping`, since programs report them elsewhere from then on, and what counts once until `served`: programs
@@ -82,6 +85,13 @@ impl Signals for Reports {
         let mut taken = taken.map_err(|e| Status::invalid_argument(e.to_string()))?;
         taken.refused_rows += refused;
         Ok(Response::new(taken))
+    }
+
+    async fn report_gateway(
+        &self,
+        request: Request<v1::ReportGatewayRequest>,
+    ) -> Result<Response<v1::ReportGatewayResponse>, Status> {
+        self.forward.report_gateway(request).await
     }
 }
 

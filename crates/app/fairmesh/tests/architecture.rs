@@ -57,6 +57,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("placement", &["model"]),
     // Which agents probe which, and what that says: who sends and who asks is none of it.
     ("probes", &["model"]),
+    // What replicas of a gateway report, and why a backend is overloaded: who reports, and who acts, is none of it.
+    ("backend-loads", &["model"]),
     // From facts to tables, for the control plane and the simulator: who collects facts and writes tables is none of it.
     ("planner", &["model", "signals", "te"]),
     ("sim", &["model", "balancer", "router", "rib", "te", "planner", "signals"]),
@@ -124,7 +126,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "gateway",
         &[
             "model", "metrics", "listen", "pages", "wire", "identity", "tokens", "rib", "headers", "calls",
-            "edge",
+            "server", "edge",
         ],
     ),
     // Forwards bytes: no word of routes or policies. The records that it follows say which replica serves a service.
@@ -159,6 +161,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "signals",
             "planner",
             "placement",
+            "backend-loads",
             "probes",
             "store",
             "registry",
@@ -252,6 +255,7 @@ const PURE: &[&str] = &[
     "te",
     "planner",
     "placement",
+    "backend-loads",
     "probes",
     "call-history",
 ];

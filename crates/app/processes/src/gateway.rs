@@ -1,5 +1,7 @@
 //! `fairmesh gateway`.
 
+mod explain;
+mod loads;
 mod status;
 mod upgrade;
 
@@ -35,8 +37,10 @@ pub struct GatewayCommandArgs {
 /// Further commands.
 #[derive(Debug, Subcommand)]
 enum GatewayCommand {
-    /// Show the backends of the gateway, the services that each serves, and what is not placed as it asks, and why.
+    /// Show the backends of the gateway, their load, the services that each serves, and what is not placed as it asks, and why.
     Status(status::StatusArgs),
+    /// Show how loaded a backend is, or the backends of a service, and why.
+    Explain(explain::ExplainArgs),
     /// Replace the program of replicas one by one, by hot upgrade; stop and go back when error codes rise.
     Upgrade(upgrade::UpgradeArgs),
 }
@@ -117,6 +121,7 @@ struct GatewayArgs {
 pub async fn run(args: GatewayCommandArgs) -> Result<ExitCode, Failure> {
     match args.command {
         Some(GatewayCommand::Status(args)) => status::run(args).await.map(|()| ExitCode::SUCCESS),
+        Some(GatewayCommand::Explain(args)) => explain::run(args).await.map(|()| ExitCode::SUCCESS),
         Some(GatewayCommand::Upgrade(args)) => upgrade::run(args).await,
         None => serve(args.replica).await,
     }

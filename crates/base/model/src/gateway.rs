@@ -63,6 +63,8 @@ pub struct Placement {
     pub home_zone: Zone,
     /// Names of backends by their zones.
     pub zones: BTreeMap<Zone, BTreeSet<Label>>,
+    /// How many of them serve it beyond what it asks for, since its calls have grown.
+    pub added: u32,
 }
 
 impl GatewayBackend {
@@ -195,7 +197,7 @@ mod tests {
     fn placement(zones: &[(&str, &[&str])]) -> Placement {
         let names = |names: &[&str]| names.iter().map(|name| Label::new(name).unwrap()).collect();
         let zones = zones.iter().map(|(zone, backends)| (Zone::new(zone).unwrap(), names(backends)));
-        Placement { home_zone: Zone::new("b").unwrap(), zones: zones.collect() }
+        Placement { home_zone: Zone::new("b").unwrap(), zones: zones.collect(), added: 0 }
     }
 
     #[test]

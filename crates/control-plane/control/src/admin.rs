@@ -31,6 +31,7 @@ use crate::{
     audit::{AuditLog, Log},
     change_message::read_message,
     controllers,
+    gateway_loads::GatewayLoads,
     signals::{CallScope, CallViews},
     traces,
     wall_clock::now_ms,
@@ -53,6 +54,7 @@ pub(crate) struct AdminService {
     pub(crate) controllers: Statuses,
     pub(crate) calls: Arc<CallViews>,
     pub(crate) probes: ZoneProbes,
+    pub(crate) gateway: GatewayLoads,
     pub(crate) traces: Option<Traces>,
     /// Locked while workloads are written, from the comparison with other tenants' workloads until the node has them. Two tenants could
     /// otherwise claim the same programs at the same moment.
@@ -168,6 +170,13 @@ impl v1::admin_server::Admin for AdminService {
         _: Request<v1::ReadProbesRequest>,
     ) -> Result<Response<v1::ReadProbesResponse>, Status> {
         Ok(Response::new(self.probes.read()))
+    }
+
+    async fn read_gateway(
+        &self,
+        _: Request<v1::ReadGatewayRequest>,
+    ) -> Result<Response<v1::ReadGatewayResponse>, Status> {
+        Ok(Response::new(self.gateway.read()))
     }
 
     async fn split_store(

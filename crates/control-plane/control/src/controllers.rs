@@ -16,6 +16,7 @@ pub(crate) use metrics::register;
 pub(crate) use service::describe;
 
 use crate::{
+    gateway_loads::GatewayLoads,
     health_checks::{Checks, TargetController, VerdictController},
     identity::{FederationController, IdentityService, IssuerControllers, TokenIssuerController},
     placement::PlacementController,
@@ -64,18 +65,19 @@ pub(crate) struct Controllers {
     pub(crate) quotas: Quotas,
     pub(crate) identity: IdentityService,
     pub(crate) planning: TrafficPlanning,
+    pub(crate) gateway: GatewayLoads,
 }
 
 impl Controllers {
     /// Runs the controllers until `stop`.
     pub(crate) fn spawn(self, runtime: &Runtime, tasks: &mut Tasks, stop: &CancellationToken) {
-        let Self { checks, quotas, identity, planning } = self;
+        let Self { checks, quotas, identity, planning, gateway } = self;
         spawn_cancellable(tasks, stop, runtime.run(TargetController(checks.clone())));
         spawn_cancellable(tasks, stop, runtime.run(VerdictController(checks)));
         spawn_cancellable(tasks, stop, runtime.run(QuotaController(quotas)));
         spawn_cancellable(tasks, stop, runtime.run(FederationController::default()));
         spawn_cancellable(tasks, stop, runtime.run(TokenIssuerController::default()));
-        spawn_cancellable(tasks, stop, runtime.run(PlacementController::default()));
+        spawn_cancellable(tasks, stop, runtime.run(PlacementController::new(gateway)));
         spawn_cancellable(tasks, stop, runtime.run(PlannerController::new(planning.clone())));
         spawn_cancellable(tasks, stop, runtime.run(DrainController(planning)));
         if let Some(IssuerControllers { revocations, trust_bundle, issuer_file }) = identity.controllers() {

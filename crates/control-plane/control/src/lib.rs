@@ -19,6 +19,7 @@ mod error;
 mod facts;
 #[doc(hidden)]
 pub mod fuzzing;
+mod gateway_loads;
 mod health_checks;
 mod http;
 mod identity;

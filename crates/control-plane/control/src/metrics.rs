@@ -17,6 +17,7 @@ use crate::{
     audit::AuditLog,
     controllers,
     endpoint_counts::{EndpointCounts, STATES},
+    gateway_loads::GatewayLoads,
     health_checks::Checks,
     imbalance::Imbalance,
     quotas::Quotas,
@@ -69,6 +70,7 @@ pub(crate) struct Observed {
     pub(crate) imbalance: Arc<Imbalance>,
     pub(crate) planning: TrafficPlanning,
     pub(crate) probes: ZoneProbes,
+    pub(crate) gateway: GatewayLoads,
     /// If this control plane takes spans.
     pub(crate) traces: Option<Traces>,
 }
@@ -95,7 +97,7 @@ impl Metrics {
     /// Registers the present values of all metrics.
     pub(crate) fn register(&self, sources: &MetricSources, all: &mut Registry) {
         self.read(sources);
-        let Observed { audit, controllers, imbalance, planning, probes, traces } = &sources.observed;
+        let Observed { audit, controllers, imbalance, planning, probes, gateway, traces } = &sources.observed;
         self.register_own(all.sub_registry_with_prefix("control"));
         imbalance.register(all.sub_registry_with_prefix("imbalance"));
         register_load_reports(&sources.registry, all.sub_registry_with_prefix("control"));
@@ -109,6 +111,7 @@ impl Metrics {
         let help = "Writes that are missing in the log of writes";
         all.sub_registry_with_prefix("control").register("audit_entries_lost", help, lost);
         probes.register(all.sub_registry_with_prefix("control"));
+        gateway.register(all.sub_registry_with_prefix("control"));
         if let Some(traces) = traces {
             register_traces(traces, all.sub_registry_with_prefix("control"));
         }

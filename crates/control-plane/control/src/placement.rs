@@ -1,5 +1,7 @@
 //! Places services on the backends of the gateway.
 
+mod growth;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     convert::Infallible,
@@ -14,6 +16,10 @@ use fairmesh_model::{
 use fairmesh_placement::{Backend, PlacedService, PlanInput, plan};
 use fairmesh_rib::{Expect, Node, Op};
 use fairmesh_wire::records;
+use tokio::time::Instant;
+
+use self::growth::{Growth, GrowthRounds};
+use crate::gateway_loads::GatewayLoads;
 
 /// The least time between rounds: declarations that are applied together are placed together.
 const MIN_GAP: Duration = Duration::from_secs(1);
@@ -27,8 +33,14 @@ const SEED: u64 = 0;
 /// It decides from records alone, by a pure function. A backend whose replicas are down is declared all the same, so that nothing moves
 /// when one fails, and a service that takes its backends down is not moved on to further ones. A round that cannot read a record moves
 /// nothing.
-#[derive(Clone, Debug, Default)]
+///
+/// One decision goes by load: a service whose calls have grown gets one more backend at a time while a backend of it is overloaded, and
+/// gives it back later, see [`GrowthRounds`].
+#[derive(Clone, Debug)]
 pub(crate) struct PlacementController {
+    growth: GrowthRounds,
+    /// Writes of the round whose placements go by load, by subject.
+    by_load: BTreeMap<String, ServiceName>,
     /// The last round that placed everything.
     settled: Option<Settled>,
 }
@@ -52,6 +64,14 @@ pub(crate) struct PlacementFacts {
     wanted: BTreeMap<ServiceName, GatewayService>,
     /// Placements in force, and the revisions that wrote them.
     placed: BTreeMap<ServiceName, (Placement, u64)>,
+    /// What the loads of backends ask for.
+    growth: Growth,
+}
+
+impl PlacementController {
+    pub(crate) fn new(loads: GatewayLoads) -> Self {
+        Self { growth: GrowthRounds::new(loads), by_load: BTreeMap::new(), settled: None }
+    }
 }
 
 impl Controller for PlacementController {
@@ -64,7 +84,7 @@ impl Controller for PlacementController {
         // No prefix is of one kind and all tenants.
         let tenants = Prefix::new("/t/").into_iter();
         let prefixes = tenants.chain([Prefix::gateway_backends(), Prefix::gateway_quotas()]).collect();
-        Triggers { prefixes, min_gap: MIN_GAP, ..Triggers::default() }
+        Triggers { prefixes, interval: Some(growth::INTERVAL), min_gap: MIN_GAP, ..Triggers::default() }
     }
 
     async fn read_facts(&mut self, node: &Node, _: Wake) -> Result<Self::Facts, BoxError> {
@@ -72,32 +92,59 @@ impl Controller for PlacementController {
             let changed = node.changes_since(settled.revision, concerns);
             settled.is_shared == is_shared(node) && changed.is_some_and(|(_, changed)| changed.is_empty())
         };
-        match self.settled.as_ref().is_some_and(unchanged) {
-            true => Ok(None),
-            false => PlacementFacts::read(node).map(Some),
+        let is_due = self.growth.look(Instant::now());
+        if self.settled.as_ref().is_some_and(unchanged) && !is_due {
+            return Ok(None);
         }
+        PlacementFacts::read(node).map(Some)
     }
 
-    fn reconcile(&mut self, facts: Self::Facts, _: Now) -> Decision<Infallible> {
-        let Some(facts) = facts else {
+    fn reconcile(&mut self, facts: Self::Facts, now: Now) -> Decision<Infallible> {
+        let Some(mut facts) = facts else {
             let refused = self.settled.as_ref().map(|settled| settled.refused.clone()).unwrap_or_default();
             return Decision { refused, ..Decision::default() };
         };
+        let placed = facts.placed.iter().map(|(name, (placed, _))| (name, placed));
+        facts.growth = self.growth.round(placed, &facts.backends, now.at);
         let (ops, refused) = facts.decide();
         // What is written starts a round of its own, which finds whether it is all.
-        let PlacementFacts { revision, is_shared, .. } = facts;
-        self.settled = ops.is_empty().then(|| Settled { revision, is_shared, refused: refused.clone() });
+        let PlacementFacts { revision, is_shared, growth, .. } = facts;
+        // A refusal of an addition ends with the growth.
+        let is_settled = ops.is_empty() && !growth.has_growing();
+        self.settled = is_settled.then(|| Settled { revision, is_shared, refused: refused.clone() });
+        let (by_load, ops): (Vec<Op>, Vec<Op>) =
+            ops.into_iter().partition(|op| service_of(op).is_some_and(|service| growth.is_of(&service)));
+        self.by_load = by_load.iter().filter_map(|op| Some((subject_of(op)?, service_of(op)?))).collect();
+        let by_load = by_load.into_iter().filter_map(|op| {
+            let reason = "its calls have grown, or are fewer again";
+            Some(Write { subject: subject_of(&op)?, reason, ops: vec![op] })
+        });
         let writes = ops.chunks(MAX_OPS_PER_BATCH).map(|ops| Write {
             subject: format!("placements of {} services", ops.len()),
             reason: "services or backends of the gateway have changed",
             ops: ops.to_vec(),
         });
-        Decision { writes: writes.collect(), refused, ..Decision::default() }
+        Decision { writes: by_load.chain(writes).collect(), refused, ..Decision::default() }
     }
 
     async fn apply(&mut self, effect: Infallible) -> Result<(), BoxError> {
         match effect {}
     }
+
+    fn written(&mut self, subject: &str) {
+        if let Some(service) = self.by_load.remove(subject) {
+            self.growth.changed(service, Instant::now());
+        }
+    }
+}
+
+/// The service of a write.
+fn service_of(op: &Op) -> Option<ServiceName> {
+    RecordKey::parse(&op.key).ok()?.service().cloned()
+}
+
+fn subject_of(op: &Op) -> Option<String> {
+    service_of(op).map(|service| format!("placement of {service}"))
 }
 
 fn concerns(key: &str) -> bool {
@@ -146,6 +193,7 @@ impl PlacementFacts {
 
     /// The records to write, and what is refused.
     fn decide(&self) -> (Vec<Op>, Vec<Refusal>) {
+        let of_record = |one| of_record(one, &self.growth);
         let backends: Vec<Backend> = self.backends.iter().map(of_record).collect();
         let services: Vec<PlacedService> =
             self.wanted.iter().map(|(name, one)| self.wish(name, one)).collect();
@@ -173,10 +221,12 @@ impl PlacementFacts {
 
     fn wish(&self, name: &ServiceName, wanted: &GatewayService) -> PlacedService {
         let placed = self.placed.get(name);
+        let added = placed.map_or(0, |(placed, _)| self.growth.added(name, placed, wanted.backends)) as usize;
         PlacedService {
             name: name.clone(),
             home: wanted.home_zone.clone(),
-            count: wanted.backends as usize,
+            count: wanted.backends as usize + added,
+            added,
             present: placed.into_iter().flat_map(|(placed, _)| placed.backends().cloned()).collect(),
         }
     }
@@ -189,8 +239,12 @@ impl PlacementFacts {
             let zone = self.backends.get(backend)?.zone.clone();
             zones.entry(zone).or_default().insert(backend.clone());
         }
-        let placement = Placement { home_zone: self.wanted.get(name)?.home_zone.clone(), zones };
+        let wanted = self.wanted.get(name)?;
         let in_force = self.placed.get(name);
+        let added = in_force.map_or(0, |(placed, _)| self.growth.added(name, placed, wanted.backends));
+        // An addition that is refused is none.
+        let beyond = u32::try_from(names.len()).unwrap_or(u32::MAX).saturating_sub(wanted.backends);
+        let placement = Placement { home_zone: wanted.home_zone.clone(), zones, added: added.min(beyond) };
         if names.is_empty() || in_force.is_some_and(|(placed, _)| *placed == placement) {
             return None;
         }
@@ -200,12 +254,13 @@ impl PlacementFacts {
     }
 }
 
-fn of_record((name, backend): (&Label, &GatewayBackend)) -> Backend {
+fn of_record((name, backend): (&Label, &GatewayBackend), growth: &Growth) -> Backend {
     Backend {
         name: name.clone(),
         zone: backend.zone.clone(),
         capacity: backend.capacity,
         is_open: !backend.is_closed,
+        used_permille: growth.used_permille(name),
     }
 }
 
@@ -325,7 +380,7 @@ mod tests {
         let backends = backends.into_iter().map(|(name, one)| (RecordKey::GatewayBackend(name), one.into()));
         let wanted = wanted.into_iter().map(|(name, one)| (RecordKey::GatewayService(name), one.into()));
         let node = node(&backends.chain(wanted).collect::<Vec<_>>());
-        let mut controller = PlacementController::default();
+        let mut controller = PlacementController::new(GatewayLoads::new(node.clone()));
         let now = Now { at: tokio::time::Instant::now(), wall_ms: 0 };
         let facts = controller.read_facts(&node, Wake::Changed).await.unwrap();
         let decided = controller.reconcile(facts, now);

@@ -31,6 +31,7 @@ use crate::{
     audit::{self, AuditLog},
     caller_numbers::CallerNumbers,
     controllers::Controllers,
+    gateway_loads::GatewayLoads,
     health_checks::{CheckerService, Checks, Woken},
     http,
     identity::{CertificateIssuer, IdentityService, page_hosts, recorded_bundle},
@@ -196,7 +197,7 @@ impl Control {
         let checks = Checks::new(node.clone(), applied.clone(), indices.checks.clone());
         let planning = TrafficPlanning::new(node.clone(), indices.facts.clone(), &config.shadow_controllers);
         let identity = IdentityService::new(issuer, (&node, &applied), (permissions.clone(), audit.clone()));
-        let callers = (node.clone(), identity.revocations());
+        let (callers, gateway) = ((node.clone(), identity.revocations()), GatewayLoads::new(node.clone()));
         let access = Access::new(permissions.clone(), callers, (tokens.clone(), audit.clone()));
         let observed = Observed {
             audit,
@@ -204,6 +205,7 @@ impl Control {
             imbalance: imbalance.clone(),
             planning: planning.clone(),
             probes: ZoneProbes::new(random()),
+            gateway: gateway.clone(),
             traces: spawn_traces(traces, tasks, closing),
         };
         let other_services = routes(&registry, (&checks, &observed.probes), &quotas, closing);
@@ -225,13 +227,12 @@ impl Control {
         };
         let store_readiness = Readiness::of(&config.data_dir);
         let verification = store_readiness.integrity.clone().watch(store.clone(), imbalance.clone());
-        spawn_cancellable(store_tasks, writes_ended, verification);
         let state = http::HttpState { metrics, sources, store_readiness, closing: closing.clone() };
         store_tasks.spawn(apply_until(store, node, indices, writes_ended.clone()));
-        spawn_cancellable(store_tasks, writes_ended, tokens.follow_keys());
-        let controllers = Controllers { checks, quotas, identity, planning };
+        let controllers = Controllers { checks, quotas, identity, planning, gateway };
         controllers.spawn(&runtime, store_tasks, writes_ended);
-        Background { read_lease, imbalance, registry }.spawn(store_tasks, writes_ended);
+        spawn_cancellable(store_tasks, writes_ended, verification);
+        Background { read_lease, imbalance, registry, tokens }.spawn(store_tasks, writes_ended);
         // Last, so that the first call already sees every controller's status.
         let calls = services.calls();
         serve_grpc(tasks, grpc, &services.map_calls(|calls| guard_calls(calls, access.clone())), closing);
@@ -269,11 +270,13 @@ struct Background {
     read_lease: Option<ReadLease>,
     imbalance: Arc<Imbalance>,
     registry: Registry,
+    tokens: UserTokens,
 }
 
 impl Background {
     fn spawn(self, store_tasks: &mut Tasks, writes_ended: &CancellationToken) {
-        let Self { read_lease, imbalance, registry } = self;
+        let Self { read_lease, imbalance, registry, tokens } = self;
+        spawn_cancellable(store_tasks, writes_ended, tokens.follow_keys());
         if let Some(read_lease) = read_lease {
             spawn_cancellable(store_tasks, writes_ended, read_lease.watch_expiry());
         }
@@ -446,13 +449,19 @@ fn operator_services(
     routes: Routes,
     identity: &IdentityService,
     partitions: Option<Arc<PartitionedStore>>,
-    Observed { audit, controllers, imbalance, planning, probes, traces }: Observed,
+    Observed { audit, controllers, imbalance, planning, probes, gateway, traces }: Observed,
 ) -> Routes {
     let (node, store, access) = (identity.node.clone(), identity.store.clone(), identity.access.clone());
     let (traffic, reporters) = (planning.reports(), CallerNumbers::default());
     let calls = Arc::clone(&traffic.counts);
     let planner = TrafficService { planning, node: node.clone(), store: store.clone() };
-    let signals = SignalsService { imbalance: imbalance.clone(), traffic, node: node.clone(), reporters };
+    let signals = SignalsService {
+        imbalance: imbalance.clone(),
+        traffic,
+        node: node.clone(),
+        reporters,
+        gateway: gateway.clone(),
+    };
     let imbalance = ImbalanceService { imbalance, signals: signals.clone() };
     routes
         .add_service(rpc::admin_server(AdminService {
@@ -464,6 +473,7 @@ fn operator_services(
             controllers,
             calls,
             probes,
+            gateway,
             traces,
             workloads: Arc::default(),
         }))

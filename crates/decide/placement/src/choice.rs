@@ -29,6 +29,8 @@ pub(crate) struct Wish<'a> {
     pub(crate) name: &'a ServiceName,
     pub(crate) home: &'a Zone,
     pub(crate) count: usize,
+    /// How many of these it gets since its calls have grown.
+    pub(crate) added: usize,
 }
 
 /// A plan in the making.
@@ -39,6 +41,8 @@ pub(crate) struct Draft<'a> {
     /// Places on each backend of services that have lost others and are not placed anew yet.
     pub(crate) reserved: Vec<usize>,
     pub(crate) seed: u64,
+    /// Backends that take over calls of a growing service in this plan: each of one, since nothing is known of what it then has to spare.
+    pub(crate) relieving: BTreeSet<usize>,
     /// Combinations that were tried.
     pub(crate) combinations: u64,
     /// Home zones and numbers of backends for which a search has found no combination for a new service.
@@ -58,6 +62,7 @@ impl<'a> Draft<'a> {
             occupied,
             reserved,
             seed,
+            relieving: BTreeSet::new(),
             combinations: 0,
             exhausted,
             spare: None,

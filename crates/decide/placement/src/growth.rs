@@ -5,6 +5,7 @@ use fairmesh_model::arith::mix_pair;
 use crate::{
     backend_set::BackendSet,
     choice::{Draft, Wish},
+    input::MAX_ADDED_PERMILLE,
     missing::Missing,
 };
 
@@ -22,10 +23,13 @@ impl Draft<'_> {
     pub(crate) fn grow(&mut self, wishes: &[Wish<'_>], wish: Wish<'_>) -> Result<(), Missing> {
         let Some(before) = self.occupied.remove(wish.service) else { return Ok(()) };
         let grown = self.grown(wishes, wish, &before);
-        let Ok(set) = grown.and_then(|set| self.claim(wishes, wish, set)) else {
-            self.occupied.insert(wish.service, before.clone());
-            self.check_room(wish, &before)?;
-            return Err(self.no_combination(wish));
+        let set = match grown.and_then(|set| self.claim(wishes, wish, set)) {
+            Ok(set) => set,
+            Err(error) => {
+                self.occupied.insert(wish.service, before.clone());
+                let error = self.check_room(wish, &before).err().unwrap_or(error);
+                return Err(if wish.added > 0 { Missing::Relief(wish.home.clone()) } else { error });
+            }
         };
         // The others keep what they have of the combinations, whatever this tenant may take.
         let spare = self.spare.take();
@@ -74,22 +78,44 @@ impl Draft<'_> {
         let mut set = before.clone();
         while set.len() < wish.count {
             let mut best: Option<((usize, usize, u64, u64), usize)> = None;
+            let is_added = set.len() + wish.added >= wish.count;
             for backend in self.candidates(&set) {
-                if !self.fits(wish, &set, backend) {
+                if !self.fits(wish, &set, backend) || (is_added && !self.may_relieve(wish, backend)) {
                     continue;
                 }
                 let covered = self.occupied.shorter_within_on(&set.with(backend), backend);
+                // Load of one service moves no other.
+                if is_added && !covered.is_empty() {
+                    continue;
+                }
                 let of_others = of_others(wishes, wish, &covered);
                 let chance = mix_pair(self.seed ^ wish.service as u64, backend as u64);
-                let cost = (of_others, covered.len(), self.used(backend), chance);
+                // Of backends that take over calls, the one with the most CPU to spare comes first.
+                let used = if is_added { u64::from(self.cpu(backend)) } else { self.used(backend) };
+                let cost = (of_others, covered.len(), used, chance);
                 if best.is_none_or(|(least, _)| cost < least) {
                     best = Some((cost, backend));
                 }
             }
             let (_, backend) = best.ok_or_else(|| self.no_combination(wish))?;
+            if is_added {
+                self.relieving.insert(backend);
+            }
             set.insert(backend);
         }
         Ok(set)
+    }
+
+    /// Whether a backend has CPU for calls of a service that grows.
+    fn may_relieve(&self, wish: Wish<'_>, backend: usize) -> bool {
+        self.fleet.is_in(backend, wish.home)
+            && self.cpu(backend) <= MAX_ADDED_PERMILLE
+            && !self.relieving.contains(&backend)
+    }
+
+    /// The share of CPU that a backend uses, in thousandths; where it is unknown, it counts as busy.
+    fn cpu(&self, backend: usize) -> u32 {
+        self.fleet.backends[backend].used_permille.unwrap_or(u32::MAX)
     }
 
     /// Checks that a set lies within no other service, that few services lie within it, and that the tenant may take it.

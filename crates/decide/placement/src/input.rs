@@ -8,6 +8,9 @@ use fairmesh_model::{GatewayService, Label, ServiceName, Tenant, Zone};
 pub(crate) const HOME: usize = 2;
 /// Backends of a service in other zones, at least.
 pub(crate) const ELSEWHERE: usize = 1;
+/// The share of its CPU limit up to which a backend takes over calls of a service that grows, in thousandths. Where nothing is known of a
+/// backend's CPU, it takes none.
+pub const MAX_ADDED_PERMILLE: u32 = 400;
 /// The fewest backends of a service.
 pub const MIN_BACKENDS: usize = GatewayService::MIN_BACKENDS as usize;
 /// The most backends of a service.
@@ -30,6 +33,8 @@ pub struct Backend {
     pub capacity: u32,
     /// Whether it gets further services. A closed backend keeps its services.
     pub is_open: bool,
+    /// The share of its CPU limit in use, in thousandths; `None`: unknown.
+    pub used_permille: Option<u32>,
 }
 
 /// A service that uses the gateway.
@@ -41,6 +46,9 @@ pub struct PlacedService {
     pub home: Zone,
     /// How many backends it is to have; [`MIN_BACKENDS`] to [`MAX_BACKENDS`], values outside count as the nearest.
     pub count: usize,
+    /// How many of these it gets since its calls have grown. One that is added is in the home zone, where most calls arrive, and uses
+    /// [`MAX_ADDED_PERMILLE`] of its CPU at most. Where a service is repaired, any backend replaces one that is lost.
+    pub added: usize,
     /// Where it is at present; empty for a new service.
     pub present: BTreeSet<Label>,
 }

@@ -22,6 +22,6 @@ mod missing;
 mod occupied;
 mod plan;
 
-pub use input::{Backend, MAX_BACKENDS, MIN_BACKENDS, PlacedService, PlanInput};
+pub use input::{Backend, MAX_ADDED_PERMILLE, MAX_BACKENDS, MIN_BACKENDS, PlacedService, PlanInput};
 pub use missing::Missing;
 pub use plan::{Effort, Plan, plan};

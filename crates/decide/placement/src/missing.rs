@@ -4,7 +4,7 @@ use std::fmt;
 
 use fairmesh_model::{Tenant, Zone};
 
-use crate::input::{ELSEWHERE, HOME, MIN_BACKENDS};
+use crate::input::{ELSEWHERE, HOME, MAX_ADDED_PERMILLE, MIN_BACKENDS};
 
 /// What is missing to place a service. The text says what to do.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,6 +43,8 @@ pub enum Missing {
     },
     /// A combination of backends that is not among those of another service, and has none of another service within it.
     Combination(Zone),
+    /// A backend in the home zone that takes over calls of a service that grows.
+    Relief(Zone),
 }
 
 impl fmt::Display for Missing {
@@ -75,6 +77,11 @@ impl fmt::Display for Missing {
             Self::Combination(zone) => write!(
                 f,
                 "no combination was found that shares not all of its backends with another service; add a backend in zone {zone}"
+            ),
+            Self::Relief(zone) => write!(
+                f,
+                "its calls have grown, and no further backend in zone {zone} has room and uses less than {}% of its CPU; add a backend there",
+                MAX_ADDED_PERMILLE / 10
             ),
         }
     }

@@ -90,7 +90,7 @@ struct Used {
 
 fn wish(at: usize, service: &PlacedService) -> Wish<'_> {
     let count = service.count.clamp(MIN_BACKENDS, MAX_BACKENDS);
-    Wish { service: at, name: &service.name, home: &service.home, count }
+    Wish { service: at, name: &service.name, home: &service.home, count, added: service.added }
 }
 
 impl Used {

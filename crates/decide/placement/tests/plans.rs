@@ -23,12 +23,12 @@ fn zone(number: usize) -> Zone {
 
 fn backend(number: usize, zones: usize, capacity: u32) -> Backend {
     let name = Label::new(format!("gw-{number}")).unwrap();
-    Backend { name, zone: zone(number % zones), capacity, is_open: true }
+    Backend { name, zone: zone(number % zones), capacity, is_open: true, used_permille: None }
 }
 
 fn service(number: usize, zones: usize, count: usize) -> PlacedService {
     let name = ServiceName::new(format!("t{}/s{number}", number % 7)).unwrap();
-    PlacedService { name, home: zone(number % zones), count, present: BTreeSet::new() }
+    PlacedService { name, home: zone(number % zones), count, added: 0, present: BTreeSet::new() }
 }
 
 impl Gateway {
@@ -371,4 +371,37 @@ fn closed_and_full_backends_get_no_further_services() {
     assert_eq!(gateway.services[..2], before[..], "nothing moves");
     assert!(gateway.loads()[&closed] <= 2 && gateway.loads().values().all(|load| *load <= 2));
     assert!(gateway.services[2..].iter().all(|service| !service.present.contains(&closed)));
+}
+
+#[test]
+fn backends_added_for_growth_are_at_home_and_have_cpu_to_spare() {
+    let mut gateway = Gateway::new((12, 2, 100), 6);
+    gateway.plan();
+    let present = gateway.services[0].present.clone();
+    let home = gateway.services[0].home.clone();
+    let is_new = |gateway: &Gateway, one: &Backend| {
+        one.zone == home && !present.contains(&one.name) && gateway.services[0].present.contains(&one.name)
+    };
+    gateway.services[0].added = 1;
+    gateway.services[0].count += 1;
+    // Nothing is known of any backend's CPU.
+    let made = gateway.plan();
+    assert_eq!(made.refused.get(&gateway.services[0].name), Some(&Missing::Relief(home.clone())));
+    assert_eq!(gateway.services[0].present, present);
+    // All but one at home are busy.
+    let idle =
+        gateway.backends.iter().position(|one| one.zone == home && !present.contains(&one.name)).unwrap();
+    for (number, backend) in gateway.backends.iter_mut().enumerate() {
+        backend.used_permille = Some(if number == idle { 400 } else { 401 });
+    }
+    let made = gateway.plan();
+    assert!(made.refused.is_empty(), "{:?}", made.refused);
+    let added: Vec<usize> =
+        (0..gateway.backends.len()).filter(|at| is_new(&gateway, &gateway.backends[*at])).collect();
+    assert_eq!(added, [idle]);
+    // It is given back.
+    gateway.services[0].added = 0;
+    gateway.services[0].count -= 1;
+    gateway.plan();
+    assert_eq!(gateway.services[0].present.len(), MIN_BACKENDS);
 }

@@ -1,6 +1,11 @@
 //! One connection of a node: whose it is, what it is for, and how it is served.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    io, mem,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use fairmesh_calls::forwarding::Principal;
 use fairmesh_edge::{
@@ -59,6 +64,9 @@ pub(crate) struct Connections {
     /// Permits of the connections of all tenants.
     pub(crate) permits: Arc<Semaphore>,
     pub(crate) idle_timeout: Duration,
+    /// Connections to virtual addresses since the last report, by service: as many services as connections were accepted in a second.
+    /// `None`: this replica does not report.
+    pub(crate) opened: Option<Mutex<BTreeMap<ServiceName, u64>>>,
 }
 
 /// A connection whose pod has proved its identity.
@@ -89,6 +97,12 @@ impl Connections {
         let Some(tenant) = self.admit(&pod, &permit) else { return };
         drop(place);
         self.serve_pod(pod, &tenant, permit).boxed().await;
+    }
+
+    /// Connections to virtual addresses since the last call.
+    pub(crate) fn take_opened(&self) -> BTreeMap<ServiceName, u64> {
+        let take = |opened: &Mutex<_>| mem::take(&mut *opened.lock().unwrap_or_else(PoisonError::into_inner));
+        self.opened.as_ref().map(take).unwrap_or_default()
     }
 
     /// Exchanges the permit of an unknown peer for one of its tenant and one of all tenants. That of the tenant comes first, so that a tenant
@@ -130,6 +144,10 @@ impl Connections {
         };
         if let Some(service) = service.as_ref().filter(|service| !self.directory.serves(service)) {
             return refuse(stream, service).await;
+        }
+        if let (Some(service), Some(opened)) = (&service, &self.opened) {
+            let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
+            *opened.entry(service.clone()).or_default() += 1;
         }
         let default = self.directory.default_authorization();
         let (log, mirrors) = (Arc::clone(&tenant.log), Arc::clone(&tenant.mirrors));

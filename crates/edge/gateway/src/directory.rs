@@ -124,6 +124,11 @@ impl Directory {
         }
     }
 
+    /// The agent.
+    pub(crate) fn upstream(&self) -> &FollowerHandle {
+        &self.upstream
+    }
+
     /// What tenants may have, and its changes.
     pub(crate) fn quotas(&self) -> &watch::Receiver<Quotas> {
         &self.quotas

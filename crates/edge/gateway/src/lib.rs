@@ -14,6 +14,7 @@ mod config;
 mod connection;
 mod directory;
 mod handshake_rate;
+mod loads;
 mod metrics;
 mod origin;
 mod pages;

@@ -33,6 +33,8 @@ pub(crate) struct GatewayMetrics {
     pub(crate) refused_connections: AtomicU64,
     /// Connections of tenants whose virtual addresses are not known yet.
     pub(crate) unrouted: AtomicU64,
+    /// Reports of the load that no control plane took.
+    pub(crate) failed_reports: AtomicU64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -112,6 +114,8 @@ pub(crate) fn register(registry: &mut Registry, connections: &Arc<Connections>) 
     ] {
         registry.counter(name, help, counter);
     }
+    let help = "Reports of the load that no control plane took";
+    registry.counter("load_reports_failed", help, &metrics.failed_reports);
     let help = "Connections whose caller has not proved its identity";
     registry.gauge("handshakes_open", help, connections.unidentified.open());
     metrics.edge.connections.register(registry);

@@ -5,7 +5,7 @@ use std::{
     io,
     net::SocketAddr,
     sync::{
-        Arc, Weak,
+        Arc, Mutex, Weak,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
@@ -39,6 +39,7 @@ use crate::{
     config::GatewayConfig,
     connection::Connections,
     directory::{Directory, Quotas},
+    loads::LoadReporter,
     metrics::GatewayMetrics,
     pages::{self, Pages},
     tenants::{Shared, Tenants},
@@ -130,6 +131,7 @@ impl Gateway {
             requests: config.tenant_requests,
             tenants: config.tenants,
         });
+        let reporter = LoadReporter::new(config.listen, config.backend.clone(), config.cores);
         let connections = Connections {
             transport: config.transport.clone(),
             tenants,
@@ -142,18 +144,17 @@ impl Gateway {
             unidentified: Unidentified::new(config.handshakes),
             permits: connection_limit(config.connections),
             idle_timeout: config.limits.idle_timeout,
+            opened: reporter.is_some().then(Mutex::default),
         };
         let connections = Arc::new(connections);
         tokio::spawn(follow_quotas(Arc::downgrade(&connections), connections.directory.quotas().clone()));
         tokio::spawn(forget_tenants(Arc::downgrade(&connections), config.limits.service_idle));
-        Ok(Self {
-            server: Arc::new(server),
-            connections,
-            observer,
-            shutdown,
-            tasks,
-            is_ready: Arc::default(),
-        })
+        let is_ready = Arc::<AtomicBool>::default();
+        if let Some(reporter) = reporter {
+            let stopping = shutdown.started().clone();
+            tokio::spawn(reporter.run(Arc::downgrade(&connections), Arc::clone(&is_ready), stopping));
+        }
+        Ok(Self { server: Arc::new(server), connections, observer, shutdown, tasks, is_ready })
     }
 
     fn pages(&self) -> Pages {

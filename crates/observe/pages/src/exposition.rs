@@ -18,6 +18,8 @@ use prometheus_client::{
 };
 use prost::Message as _;
 
+pub use process::resident_memory;
+
 use crate::{Process, exposition::negotiation::Format};
 
 /// All metrics of a process as they are now. `pushes` are the outcomes of pushes to a collector, if there are any.

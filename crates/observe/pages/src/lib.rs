@@ -10,5 +10,6 @@ mod push;
 mod router;
 mod server;
 
+pub use exposition::resident_memory;
 pub use router::{Process, ProcessRouter, Readiness, router};
 pub use server::{AdminListener, AdminServer, BindError};

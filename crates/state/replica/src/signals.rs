@@ -43,6 +43,13 @@ impl Signals for Reports {
             None => Signals::report(&self.forward, request).await,
         }
     }
+
+    async fn report_gateway(
+        &self,
+        request: Request<v1::ReportGatewayRequest>,
+    ) -> Result<Response<v1::ReportGatewayResponse>, Status> {
+        self.forward.report_gateway(request).await
+    }
 }
 
 #[tonic::async_trait]

@@ -292,8 +292,9 @@ impl AccessControl {
         let Some((agent, joined)) = self.agent_of(name) else { return Grants::default() };
         let view = Reach::of(&joined.tenants);
         let relays_reports = role == MeshRole::Replica && view.is_everything();
+        let is_gateway = role == MeshRole::Gateway && view.is_everything();
         let machine = Machine { agent: Some(agent), region: joined.region, is_agent: false };
-        Grants { view, machine: Some(machine), relays_reports, ..Grants::default() }
+        Grants { view, machine: Some(machine), relays_reports, is_gateway, ..Grants::default() }
     }
 
     /// The agent that vouches for a process: its name is a prefix of the process's name. The longest name counts, so that

@@ -44,6 +44,11 @@ impl Forwarder {
         Self { upstream, kind, closing }
     }
 
+    /// The upstream that it forwards to.
+    pub fn upstream(&self) -> &FollowerHandle {
+        &self.upstream
+    }
+
     fn connection(&self) -> Result<Connection, Status> {
         self.upstream.connection().ok_or_else(|| self.unavailable())
     }
@@ -145,6 +150,7 @@ forward! {
 forward! {
     Signals by signals:
     report: ReportSignalsRequest => ReportSignalsResponse;
+    report_gateway: ReportGatewayRequest => ReportGatewayResponse;
 }
 
 forward! {

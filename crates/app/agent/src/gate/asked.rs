@@ -46,6 +46,7 @@ impl Asked {
                 | Need::Write(_)
                 | Need::Register(..)
                 | Need::Check(_)
+                | Need::ReportGateway
                 | Need::Admin => {
                     return Err(Status::permission_denied("an agent passes this on for no program"));
                 }

@@ -32,6 +32,8 @@ pub(super) static METHODS: &[Method] = &[
     row("/fairmesh.v1.Rib/Read", Access::Everyone),
     row("/fairmesh.v1.Rib/Watchers", Access::Everyone),
     row("/fairmesh.v1.Signals/Report", Access::Answered(of::report_signals)),
+    // A gateway states it itself: the agent passes on no such report in its own name.
+    row("/fairmesh.v1.Signals/ReportGateway", Access::Forwarded(of::report_gateway)),
     row("/fairmesh.v1.Imbalance/Report", Access::Answered(of::report_usage)),
     // An agent knows of no imbalance.
     row("/fairmesh.v1.Imbalance/Read", Access::Everyone),

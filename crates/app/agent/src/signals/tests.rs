@@ -1,7 +1,7 @@
 use fairmesh_model::Prefix;
 use fairmesh_rib::{
     Update,
-    follower::{Backoff, Follower, FollowerConfig, Sink},
+    follower::{Backoff, Follower, FollowerConfig, FollowerHandle, Sink},
 };
 use fairmesh_wire::transport::Address;
 
@@ -28,7 +28,8 @@ pub(super) fn absent() -> FollowerHandle {
 }
 
 fn reports() -> Reports {
-    Reports::new(absent(), "nowhere".to_owned(), Region::new("eu").unwrap())
+    let forward = Forwarder::new(absent(), "agent", CancellationToken::new());
+    Reports::new(forward, "nowhere".to_owned(), Region::new("eu").unwrap())
 }
 
 /// A report of one minute and of a server's load.

@@ -122,11 +122,15 @@ fn drain_value(RegionDrain { keep, returns, over, .. }: &RegionDrain) -> Value {
     json!({ "keep": keep.to_string(), "returns": returns, "over": write_duration(*over) })
 }
 
-pub(super) fn placement_value(Placement { home_zone, zones }: &Placement) -> Value {
+pub(super) fn placement_value(Placement { home_zone, zones, added }: &Placement) -> Value {
     let zones = zones.iter().map(|(zone, backends)| {
         (zone.to_string(), json!(backends.iter().map(ToString::to_string).collect::<Vec<_>>()))
     });
-    json!({ "homeZone": home_zone.to_string(), "zones": zones.collect::<serde_json::Map<_, _>>() })
+    json!({
+        "homeZone": home_zone.to_string(),
+        "zones": zones.collect::<serde_json::Map<_, _>>(),
+        "added": added,
+    })
 }
 
 fn domains_value(domains: &FederatedDomains) -> Option<Value> {

@@ -6,6 +6,7 @@ mod bounds;
 mod demo;
 mod floods;
 mod lies;
+mod loads;
 mod mesh;
 mod placement;
 mod policies;

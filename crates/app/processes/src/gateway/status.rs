@@ -15,9 +15,14 @@ use fairmesh_wire::{
 };
 use serde_json::json;
 
+use super::loads;
+
 /// The controller that places services.
 const CONTROLLER: &str = "placement";
+const HEAD: &[&str] =
+    &["BACKEND", "ZONE", "SERVICES", "CAPACITY", "OPEN", "REPORTING", "CPU", "REQUESTS/S", "REPLICAS"];
 /// Columns of the tables below the list of backends.
+const ALERTS: &[&str] = &["OVERLOADED", "WHY"];
 const PLACED: &[&str] = &["SERVICE", "HOME ZONE", "ASKED", "PLACED", "BACKENDS"];
 const REFUSED: &[&str] = &["NOT PLACED AS ASKED", "SINCE"];
 
@@ -36,14 +41,27 @@ pub(super) async fn run(args: StatusArgs) -> Result<(), Failure> {
     let kinds = [RecordKind::GatewayService, RecordKind::Placement];
     let view = View::read(&connection, &Scope::All, &kinds).await?;
     let backends = View::gateway_backends(&connection).await?.gateway_backends;
-    let mut listing = Listing::new(&["BACKEND", "ZONE", "SERVICES", "CAPACITY", "OPEN", "REPLICAS"]);
+    let loads = loads::read(&connection).await?;
+    let mut listing = Listing::new(HEAD);
+    let mut alerts = Vec::new();
     for (name, backend) in &backends {
         let (backend, services) = (&backend.value, view.services_on(name));
         let replicas: Vec<String> = backend.replicas.iter().map(ToString::to_string).collect();
         let open = if backend.is_closed { "no" } else { "yes" };
         let row =
             [name.as_str(), backend.zone.as_str(), &services.to_string(), &backend.capacity.to_string()];
-        let row = row.into_iter().chain([open, &replicas.join(", ")]).map(str::to_owned).collect();
+        let load = loads.get(name.as_str());
+        let [up, cpu, requests] = load.map_or_else(
+            || ["0", "-", "-"].map(str::to_owned),
+            |load| [load.replicas.to_string(), loads::cpu(load), loads::requests(load)],
+        );
+        let up = format!("{up} of {}", replicas.len());
+        let further = [open, &up, &cpu, &requests, &replicas.join(", ")];
+        let row = row.into_iter().chain(further).map(str::to_owned).collect();
+        alerts.extend(
+            load.and_then(|load| load.alert.as_ref())
+                .map(|alert| vec![name.to_string(), loads::sentence(alert)]),
+        );
         let item = json!({
             "backend": name.as_str(),
             "zone": backend.zone.as_str(),
@@ -51,13 +69,14 @@ pub(super) async fn run(args: StatusArgs) -> Result<(), Failure> {
             "capacity": backend.capacity,
             "open": !backend.is_closed,
             "replicas": replicas,
+            "load": load.map(loads::item),
         });
         listing.add(row, item);
     }
     listing.why_empty = backends.is_empty().then(|| {
         "the gateway has no backends, so that each replica serves all services; declare them with 'kind: GatewayBackend'".to_owned()
     });
-    listing.further = vec![(PLACED, placed(&view)), (REFUSED, refused(&connection).await?)];
+    listing.further = vec![(ALERTS, alerts), (PLACED, placed(&view)), (REFUSED, refused(&connection).await?)];
     listing.print(args.output.format())
 }
 

@@ -48,6 +48,8 @@ pub struct Grants {
     pub machine: Option<Machine>,
     /// Whether the caller forwards sums of reports, as replicas do.
     pub relays_reports: bool,
+    /// Whether the caller is a replica of a gateway, which serves all tenants.
+    pub is_gateway: bool,
     /// Delegations that let the caller give identities to programs.
     pub workloads: Vec<Delegation>,
 }

@@ -10,7 +10,7 @@ use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
 
 use super::TrafficReports;
-use crate::{caller_numbers::CallerNumbers, imbalance::Imbalance};
+use crate::{caller_numbers::CallerNumbers, gateway_loads::GatewayLoads, imbalance::Imbalance};
 
 /// Maximum of instance-minutes in one report; agents send at most 2,000.
 const MAX_MINUTES: usize = 10_000;
@@ -26,6 +26,8 @@ pub(crate) struct SignalsService {
     /// Existing services and endpoints: minutes of others are refused.
     pub(crate) node: Node,
     pub(crate) reporters: CallerNumbers,
+    /// Takes the loads of the gateway's replicas.
+    pub(crate) gateway: GatewayLoads,
 }
 
 #[tonic::async_trait]
@@ -58,6 +60,13 @@ impl Signals for SignalsService {
             return Ok(Response::new(response));
         }
         self.take(report).map(Response::new).map_err(invalid)
+    }
+
+    async fn report_gateway(
+        &self,
+        request: Request<v1::ReportGatewayRequest>,
+    ) -> Result<Response<v1::ReportGatewayResponse>, Status> {
+        self.gateway.exchange(request.into_inner()).map(Response::new)
     }
 }
 

@@ -123,6 +123,7 @@ async fn call_all(on: &Connection, name: &str) -> Vec<(&'static str, Result<(), 
     let traces = v1::ReadTracesRequest { service: name.into(), ..Default::default() };
     call!(all, on, admin.read_traces("Admin/ReadTraces", traces));
     call!(all, on, admin.read_probes("Admin/ReadProbes", v1::ReadProbesRequest {}));
+    call!(all, on, admin.read_gateway("Admin/ReadGateway", v1::ReadGatewayRequest {}));
     let campaign = v1::CampaignRequest { region: region(), name: "test".into() };
     call!(all, on, checker.campaign("Checker/Campaign", campaign));
     let judge = v1::JudgeRequest { region: region(), ..Default::default() };
@@ -135,6 +136,8 @@ async fn call_all(on: &Connection, name: &str) -> Vec<(&'static str, Result<(), 
     call!(all, on, imbalance.report("Imbalance/Report", usage));
     let usage = v1::ReportSignalsRequest { usages: vec![minutes], ..Default::default() };
     call!(all, on, signals.report("Signals/Report", usage));
+    let load = v1::ReportGatewayRequest::default();
+    call!(all, on, signals.report_gateway("Signals/ReportGateway", load));
     let waste = v1::ReadImbalanceRequest { service: name.into(), ..Default::default() };
     call!(all, on, imbalance.read("Imbalance/Read", waste));
     call!(all, on, quota.claim("Quota/Claim", v1::ClaimRequest { caller: 1, demands: vec![demand] }));

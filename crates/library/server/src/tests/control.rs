@@ -302,6 +302,13 @@ impl Registry for FakeRegistry {
 
 #[tonic::async_trait]
 impl Signals for FakeRegistry {
+    async fn report_gateway(
+        &self,
+        _: tonic::Request<v1::ReportGatewayRequest>,
+    ) -> Result<tonic::Response<v1::ReportGatewayResponse>, Status> {
+        Err(Status::unimplemented("a server reports none"))
+    }
+
     async fn report(
         &self,
         request: Request<v1::ReportSignalsRequest>,

@@ -56,6 +56,11 @@ pub(crate) fn register(process: &mut Registry) {
     }
 }
 
+/// Resident memory of this process in bytes.
+pub fn resident_memory() -> Option<u64> {
+    memory().map(|(_, resident)| resident)
+}
+
 /// Virtual and resident memory in bytes.
 fn memory() -> Option<(u64, u64)> {
     let text = fs::read_to_string("/proc/self/statm").ok()?;

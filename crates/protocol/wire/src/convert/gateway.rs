@@ -76,7 +76,7 @@ impl From<Placement> for v1::Placement {
             zone: zone.into(),
             backends: backends.into_iter().map(String::from).collect(),
         });
-        Self { home_zone: placement.home_zone.into(), zones: zones.collect() }
+        Self { home_zone: placement.home_zone.into(), zones: zones.collect(), added: placement.added }
     }
 }
 
@@ -84,14 +84,14 @@ impl TryFrom<v1::Placement> for Placement {
     type Error = Invalid;
 
     fn try_from(message: v1::Placement) -> Result<Self, Invalid> {
-        let v1::Placement { home_zone, zones } = message;
+        let v1::Placement { home_zone, zones, added } = message;
         let mut by_zone: BTreeMap<Zone, BTreeSet<Label>> = BTreeMap::new();
         for v1::ZoneBackends { zone, backends } in zones {
             let zone = read_zone("zones.zone", zone)?;
             let backends = backends.into_iter().map(Label::try_from).collect::<Result<Vec<_>, _>>();
             by_zone.entry(zone).or_default().extend(backends.map_err(|e| e.within("zones.backends"))?);
         }
-        let placement = Self { home_zone: read_zone("home_zone", home_zone)?, zones: by_zone };
+        let placement = Self { home_zone: read_zone("home_zone", home_zone)?, zones: by_zone, added };
         placement.validate()?;
         Ok(placement)
     }

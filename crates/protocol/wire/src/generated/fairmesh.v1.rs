@@ -2548,6 +2548,9 @@ pub struct Placement {
     pub home_zone: ::prost::alloc::string::String,
     #[prost(message, repeated, tag = "2")]
     pub zones: ::prost::alloc::vec::Vec<ZoneBackends>,
+    /// How many of them serve it beyond what it asks for, since its calls have grown.
+    #[prost(uint32, tag = "3")]
+    pub added: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ZoneBackends {
@@ -5398,6 +5401,66 @@ pub struct AttributedCpu {
     #[prost(uint64, tag = "4")]
     pub cpu_us: u64,
 }
+/// What a replica of a gateway counted since its last report, and what it has now. A report that is lost is not repeated.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ReportGatewayRequest {
+    /// Where nodes connect, IP:PORT.
+    #[prost(string, tag = "1")]
+    pub address: ::prost::alloc::string::String,
+    /// Empty: a replica that serves all services.
+    #[prost(string, tag = "2")]
+    pub backend: ::prost::alloc::string::String,
+    /// The time since the last report, in milliseconds.
+    #[prost(uint32, tag = "3")]
+    pub span_ms: u32,
+    /// CPU time used in it, in microseconds.
+    #[prost(uint64, tag = "4")]
+    pub cpu_us: u64,
+    /// In thousandths of a core; 0: unknown.
+    #[prost(uint32, tag = "5")]
+    pub limit_millicores: u32,
+    /// Resident memory.
+    #[prost(uint64, tag = "6")]
+    pub memory_bytes: u64,
+    /// Open connections of nodes.
+    #[prost(uint64, tag = "7")]
+    pub open: u64,
+    /// Connections in the interval, those that were refused included.
+    #[prost(uint64, tag = "8")]
+    pub accepted: u64,
+    /// At most 64, those with the most requests and connections.
+    #[prost(message, repeated, tag = "9")]
+    pub services: ::prost::alloc::vec::Vec<GatewayServiceCounts>,
+    /// Whether the replica ends.
+    #[prost(bool, tag = "10")]
+    pub leaving: bool,
+    /// Of all services, those beyond the list included.
+    #[prost(uint64, tag = "11")]
+    pub requests: u64,
+    #[prost(uint64, tag = "12")]
+    pub errors: u64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReportGatewayResponse {
+    /// When to report again, in milliseconds.
+    #[prost(uint32, tag = "1")]
+    pub next_report_ms: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GatewayServiceCounts {
+    /// tenant/service
+    #[prost(string, tag = "1")]
+    pub service: ::prost::alloc::string::String,
+    /// With a response, errors included.
+    #[prost(uint64, tag = "2")]
+    pub requests: u64,
+    /// Responses with a status of 4xx or 5xx.
+    #[prost(uint64, tag = "3")]
+    pub errors: u64,
+    /// Connections to the virtual address of the service.
+    #[prost(uint64, tag = "4")]
+    pub connections: u64,
+}
 /// Generated client implementations.
 pub mod signals_client {
     #![allow(
@@ -5504,6 +5567,31 @@ pub mod signals_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Signals", "Report"));
             self.inner.unary(req, path, codec).await
         }
+        /// Reports the load of a replica of a gateway, once a second.
+        pub async fn report_gateway(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReportGatewayRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReportGatewayResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codegen::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/fairmesh.v1.Signals/ReportGateway",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("fairmesh.v1.Signals", "ReportGateway"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -5527,6 +5615,14 @@ pub mod signals_server {
             request: tonic::Request<super::ReportSignalsRequest>,
         ) -> std::result::Result<
             tonic::Response<super::ReportSignalsResponse>,
+            tonic::Status,
+        >;
+        /// Reports the load of a replica of a gateway, once a second.
+        async fn report_gateway(
+            &self,
+            request: tonic::Request<super::ReportGatewayRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReportGatewayResponse>,
             tonic::Status,
         >;
     }
@@ -5636,6 +5732,51 @@ pub mod signals_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ReportSvc(inner);
+                        let codec = crate::codegen::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/fairmesh.v1.Signals/ReportGateway" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReportGatewaySvc<T: Signals>(pub Arc<T>);
+                    impl<
+                        T: Signals,
+                    > tonic::server::UnaryService<super::ReportGatewayRequest>
+                    for ReportGatewaySvc<T> {
+                        type Response = super::ReportGatewayResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReportGatewayRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Signals>::report_gateway(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReportGatewaySvc(inner);
                         let codec = crate::codegen::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -6321,6 +6462,105 @@ pub struct ProbedProtocol {
     #[prost(uint64, optional, tag = "4")]
     pub took_us: ::core::option::Option<u64>,
 }
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReadGatewayRequest {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ReadGatewayResponse {
+    /// Replicas that reported in the last seconds, by address.
+    #[prost(message, repeated, tag = "1")]
+    pub replicas: ::prost::alloc::vec::Vec<GatewayReplicaLoad>,
+    /// Backends with such a replica, by name.
+    #[prost(message, repeated, tag = "2")]
+    pub backends: ::prost::alloc::vec::Vec<GatewayBackendLoad>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GatewayReplicaLoad {
+    /// Where nodes connect, IP:PORT.
+    #[prost(string, tag = "1")]
+    pub address: ::prost::alloc::string::String,
+    /// Empty: a replica that serves all services.
+    #[prost(string, tag = "2")]
+    pub backend: ::prost::alloc::string::String,
+    /// Since its last report.
+    #[prost(uint64, tag = "3")]
+    pub age_ms: u64,
+    #[prost(uint64, tag = "4")]
+    pub cpu_millicores: u64,
+    /// 0: unknown.
+    #[prost(uint64, tag = "5")]
+    pub limit_millicores: u64,
+    /// Resident memory.
+    #[prost(uint64, tag = "6")]
+    pub memory_bytes: u64,
+    /// Open connections.
+    #[prost(uint64, tag = "7")]
+    pub open: u64,
+    /// In thousandths per second.
+    #[prost(uint64, tag = "8")]
+    pub requests: u64,
+    #[prost(uint64, tag = "9")]
+    pub errors: u64,
+}
+/// Rates are in thousandths per second: of the last seconds, and what was usual in the minutes before.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GatewayBackendLoad {
+    #[prost(string, tag = "1")]
+    pub backend: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "2")]
+    pub replicas: u32,
+    #[prost(uint64, tag = "3")]
+    pub cpu_millicores: u64,
+    #[prost(uint64, tag = "4")]
+    pub usual_cpu_millicores: u64,
+    /// 0: unknown.
+    #[prost(uint64, tag = "5")]
+    pub limit_millicores: u64,
+    /// New connections.
+    #[prost(uint64, tag = "6")]
+    pub connections: u64,
+    #[prost(uint64, tag = "7")]
+    pub usual_connections: u64,
+    /// At most 128, those with the most requests and connections.
+    #[prost(message, repeated, tag = "8")]
+    pub services: ::prost::alloc::vec::Vec<GatewayServiceLoad>,
+    /// Absent: its CPU is within its limits.
+    #[prost(message, optional, tag = "9")]
+    pub alert: ::core::option::Option<GatewayAlert>,
+    /// Of all services, those beyond the list included.
+    #[prost(uint64, tag = "10")]
+    pub requests: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GatewayServiceLoad {
+    /// tenant/service
+    #[prost(string, tag = "1")]
+    pub service: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "2")]
+    pub requests: u64,
+    #[prost(uint64, tag = "3")]
+    pub usual_requests: u64,
+    #[prost(uint64, tag = "4")]
+    pub errors: u64,
+    /// New connections to its virtual address.
+    #[prost(uint64, tag = "5")]
+    pub connections: u64,
+    #[prost(uint64, tag = "6")]
+    pub usual_connections: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GatewayAlert {
+    #[prost(uint64, tag = "1")]
+    pub age_ms: u64,
+    /// growth, connections, costlier requests, or undetermined.
+    #[prost(string, tag = "2")]
+    pub cause: ::prost::alloc::string::String,
+    /// The service that is the cause, tenant/service; empty: none is known.
+    #[prost(string, tag = "3")]
+    pub service: ::prost::alloc::string::String,
+    /// For people.
+    #[prost(string, tag = "4")]
+    pub reason: ::prost::alloc::string::String,
+}
 /// Generated client implementations.
 pub mod admin_client {
     #![allow(
@@ -6668,6 +6908,31 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("fairmesh.v1.Admin", "ReadProbes"));
             self.inner.unary(req, path, codec).await
         }
+        /// The loads of the gateway's replicas and backends, and why backends are overloaded.
+        pub async fn read_gateway(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReadGatewayRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadGatewayResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codegen::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/fairmesh.v1.Admin/ReadGateway",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("fairmesh.v1.Admin", "ReadGateway"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -6768,6 +7033,14 @@ pub mod admin_server {
             request: tonic::Request<super::ReadProbesRequest>,
         ) -> std::result::Result<
             tonic::Response<super::ReadProbesResponse>,
+            tonic::Status,
+        >;
+        /// The loads of the gateway's replicas and backends, and why backends are overloaded.
+        async fn read_gateway(
+            &self,
+            request: tonic::Request<super::ReadGatewayRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadGatewayResponse>,
             tonic::Status,
         >;
     }
@@ -7312,6 +7585,49 @@ pub mod admin_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ReadProbesSvc(inner);
+                        let codec = crate::codegen::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/fairmesh.v1.Admin/ReadGateway" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReadGatewaySvc<T: Admin>(pub Arc<T>);
+                    impl<T: Admin> tonic::server::UnaryService<super::ReadGatewayRequest>
+                    for ReadGatewaySvc<T> {
+                        type Response = super::ReadGatewayResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReadGatewayRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Admin>::read_gateway(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReadGatewaySvc(inner);
                         let codec = crate::codegen::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

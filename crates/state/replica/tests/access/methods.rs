@@ -63,6 +63,7 @@ fn requests() -> BTreeMap<&'static str, Vec<u8>> {
             "Signals/Report",
             of(v1::ReportSignalsRequest { usages: vec![usage.clone()], ..Default::default() }),
         ),
+        ("Signals/ReportGateway", of(v1::ReportGatewayRequest::default())),
         ("Imbalance/Report", of(v1::ReportUsageRequest { usages: vec![usage], traffic: None })),
         ("Imbalance/Read", of(v1::ReadImbalanceRequest::default())),
         ("Quota/Claim", of(v1::ClaimRequest { caller: 7, demands: vec![demand] })),

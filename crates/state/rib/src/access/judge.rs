@@ -116,6 +116,9 @@ impl AccessControl {
             Need::CallFromAny if !relays && !grants.view.is_everything() => {
                 lacks_role(who, "viewer of all tenants")
             }
+            Need::ReportGateway if !grants.is_gateway => Status::permission_denied(format!(
+                "{who} is no gateway: only one whose agent vouches for all tenants reports its load"
+            )),
             Need::Admin if !admin => lacks_role(who, "admin"),
             _ => return Ok(()),
         };

@@ -35,6 +35,8 @@ pub enum Need {
     Check(Region),
     /// Reports for a region.
     ReportFor(Region),
+    /// Reports the load of a replica of a gateway.
+    ReportGateway,
     /// Operates the whole mesh.
     Admin,
 }

@@ -188,6 +188,11 @@ pub fn report_signals(message: &[u8]) -> Needs {
     rows(&decode(message)?)
 }
 
+/// Needs of `Signals/ReportGateway`.
+pub fn report_gateway(_: &[u8]) -> Needs {
+    Ok(vec![Need::ReportGateway])
+}
+
 /// Needs of `Imbalance/Report`: the same as of `Signals/Report` with the same report.
 pub fn report_usage(message: &[u8]) -> Needs {
     rows(&decode::<v1::ReportUsageRequest>(message)?.into())

@@ -30,6 +30,13 @@ impl ReportingUpstream {
 
 #[tonic::async_trait]
 impl Signals for ReportingUpstream {
+    async fn report_gateway(
+        &self,
+        _: Request<v1::ReportGatewayRequest>,
+    ) -> Result<Response<v1::ReportGatewayResponse>, Status> {
+        Err(Status::unimplemented("a relay reports none"))
+    }
+
     async fn report(
         &self,
         request: Request<v1::ReportSignalsRequest>,

@@ -129,6 +129,7 @@ async fn try_row(connection: &Connection, row: &str, vault: &str) -> bool {
             does(c, method, v1::WatchersRequest { prefix: "/t/blue/services/vault".into() }).await
         }
         "Signals/Report" => does(c, method, minutes(vault)).await,
+        "Signals/ReportGateway" => does(c, method, v1::ReportGatewayRequest::default()).await,
         "Signals/Report, of calls" => does(c, method, calls()).await,
         "Imbalance/Report" => does(c, method, v1::ReportUsageRequest::from(minutes(vault))).await,
         "Imbalance/Report, of calls" => does(c, method, v1::ReportUsageRequest::from(calls())).await,

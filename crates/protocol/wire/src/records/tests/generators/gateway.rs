@@ -46,5 +46,9 @@ fn gateway_service() -> impl Strategy<Value = GatewayService> {
 
 fn placement() -> impl Strategy<Value = Placement> {
     let zone = (name(), collection::btree_set(name(), 1..4));
-    (name(), zone).prop_map(|(home_zone, zone)| Placement { home_zone, zones: BTreeMap::from([zone]) })
+    (name(), zone, 0..3_u32).prop_map(|(home_zone, zone, added)| Placement {
+        home_zone,
+        zones: BTreeMap::from([zone]),
+        added,
+    })
 }

@@ -1,0 +1,219 @@
+//! Replicas with a CPU quota report their load; a service whose calls grow gets a further backend.
+
+use std::{
+    fs, io,
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use fairmesh_test_support::{Process, Program, eventually_async as until, free_port, skipped};
+use rustix::process::Pid;
+use serde_json::Value;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpSocket,
+    time::timeout,
+};
+
+use crate::mesh::{Mesh, serve_pod};
+
+/// A tenth of a core for each replica: a few calls that each begin with a handshake use it up.
+const QUOTA_US: u32 = 10_000;
+const PERIOD_US: u32 = 100_000;
+/// The address of the pod that calls: all of 127.0.0.0/8 is on loopback.
+const POD: &str = "127.0.1.7";
+/// Backends in the home zone, each of one replica.
+const BACKENDS: [&str; 3] = ["a1", "a2", "a3"];
+/// Backends of the other zone, whose replicas are not started: a service has half of all backends at most.
+const ELSEWHERE: [&str; 5] = ["b1", "b2", "b3", "b4", "b5"];
+/// Callers that each call again once they have a response.
+const CALLERS: usize = 4;
+/// From the alert to the effect: the figure of the issue for an addition.
+const RELIEF: Duration = Duration::from_secs(20);
+/// Time limit of one call, which waits while its replica has used up its CPU.
+const CALL: Duration = Duration::from_secs(30);
+
+/// A control group with a CPU quota, where there is one; empty on drop.
+struct Quota(PathBuf);
+
+impl Quota {
+    fn new(name: &str) -> io::Result<Self> {
+        let name = format!("fairmesh-gateway-{}-{name}", std::process::id());
+        let root = PathBuf::from("/sys/fs/cgroup");
+        if root.join("cgroup.controllers").exists() {
+            fs::write(root.join("cgroup.subtree_control"), "+cpu")?;
+            let folder = root.join(name);
+            fs::create_dir(&folder)?;
+            fs::write(folder.join("cpu.max"), format!("{QUOTA_US} {PERIOD_US}"))?;
+            return Ok(Self(folder));
+        }
+        let folder = root.join("cpu").join(name);
+        fs::create_dir(&folder)?;
+        fs::write(folder.join("cpu.cfs_period_us"), PERIOD_US.to_string())?;
+        fs::write(folder.join("cpu.cfs_quota_us"), QUOTA_US.to_string())?;
+        Ok(Self(folder))
+    }
+
+    fn take(&self, process: Pid) {
+        fs::write(self.0.join("cgroup.procs"), process.as_raw_nonzero().to_string()).unwrap();
+    }
+}
+
+impl Drop for Quota {
+    fn drop(&mut self) {
+        // The process in it was killed, and may still be on its way out.
+        let removed = (0..500).any(|_| {
+            fs::remove_dir(&self.0).is_ok() || {
+                thread::sleep(Duration::from_millis(10));
+                false
+            }
+        });
+        assert!(removed || thread::panicking(), "{} is left", self.0.display());
+    }
+}
+
+/// A gateway with backends. Fields are dropped in their order: a group once its process has ended.
+struct Fleet {
+    _node: Process,
+    replicas: Vec<Process>,
+    _quotas: Vec<Quota>,
+    virtual_address: SocketAddr,
+    mesh: Mesh,
+}
+
+impl Fleet {
+    async fn start() -> Option<Self> {
+        let mesh = Mesh::start(serve_pod().await).await?;
+        let quotas = BACKENDS.iter().map(|name| Quota::new(name)).collect::<io::Result<Vec<_>>>();
+        let quotas = match quotas {
+            Ok(quotas) => quotas,
+            Err(error) => {
+                skipped("a replica cannot get a CPU quota", &error.to_string());
+                return None;
+            }
+        };
+        let at = |ip: [u8; 4]| SocketAddr::from((ip, free_port()));
+        let (virtual_address, addresses) = (at([127, 0, 0, 9]), BACKENDS.map(|_| at([127, 0, 0, 1])));
+        let mut records = format!(
+            "{{kind: Service, name: red/web, virtualAddress: '{virtual_address}'}}\n---\n{{kind: GatewayService, service: red/web, homeZone: a}}\n"
+        );
+        let home = BACKENDS.iter().zip(addresses).map(|(name, address)| (name, "a", address));
+        let elsewhere = ELSEWHERE.iter().map(|name| (name, "b", at([127, 0, 0, 1])));
+        for (name, zone, address) in home.chain(elsewhere) {
+            records += &format!(
+                "---\n{{kind: GatewayBackend, name: {name}, zone: {zone}, replicas: ['{address}']}}\n"
+            );
+        }
+        mesh.cli(&["apply", "-f", "-"], &records).await.ok();
+        let replicas = BACKENDS.iter().zip(addresses).zip(&quotas).map(|((name, address), quota)| {
+            let agent = mesh.agent_of("edge");
+            let args =
+                format!("gateway --agent {agent} --listen {address} --admin none --cores 1 --backend {name}");
+            let process = Process::start(Program::fairmesh(mesh.path(&format!("{name}.log")), &args));
+            quota.take(process.pid());
+            process
+        });
+        let replicas = replicas.collect();
+        let args = format!(
+            "node --agent {} --gateway {} --capture 0.0.0.0:{} --admin none --pod red/client={POD}",
+            mesh.agent_of("red"),
+            addresses[0],
+            virtual_address.port()
+        );
+        let node = Process::start(Program::fairmesh(mesh.path("caller.log"), &args));
+        let this = Self { _node: node, replicas, _quotas: quotas, virtual_address, mesh };
+        until("red reaches its web", async || call(this.virtual_address).await).await;
+        Some(this)
+    }
+
+    async fn status(&self) -> Value {
+        self.mesh.cli(&["gateway", "status", "--json"], "").await.json()
+    }
+
+    /// The backends in the home zone, and how many were added.
+    async fn placement(&self) -> (usize, u64) {
+        let listed = self.mesh.cli(&["get", "gateway-services", "red/web", "-o", "json"], "").await.json();
+        let placement = &listed[0]["placement"];
+        let home = placement["zones"]["a"].as_array().map_or(0, Vec::len);
+        (home, placement["added"].as_u64().unwrap_or_default())
+    }
+}
+
+/// Calls through the node, as the pod; whether red/web responded.
+async fn call(destination: SocketAddr) -> bool {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(format!("{POD}:0").parse().unwrap()).unwrap();
+    let called = async {
+        let mut stream = socket.connect(destination).await?;
+        stream.write_all(b"GET / HTTP/1.1\r\nhost: web\r\nconnection: close\r\n\r\n").await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.map(|_| answer)
+    };
+    let answered = timeout(CALL, called).await;
+    answered.is_ok_and(|answer| answer.is_ok_and(|answer| answer.contains("red/web for")))
+}
+
+fn alert_of(status: &Value) -> Option<&Value> {
+    let loads = status.as_array().into_iter().flatten().map(|backend| &backend["load"]["alert"]);
+    loads.into_iter().find(|alert| !alert.is_null())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn service_whose_calls_grow_gets_a_further_backend_and_loses_no_call() {
+    let Some(fleet) = Fleet::start().await else { return };
+    until("all replicas report", async || {
+        let status = fleet.status().await;
+        let loads = status.as_array().unwrap().iter().map(|one| &one["load"]);
+        let reporting = loads.filter(|load| load["replicas"] == 1 && load["limitCores"] == 0.1);
+        reporting.count() == BACKENDS.len()
+    })
+    .await;
+    assert_eq!(fleet.placement().await, (2, 0));
+    let (stop, failed) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+    let callers: Vec<_> = (0..CALLERS)
+        .map(|_| {
+            let (stop, failed, to) = (Arc::clone(&stop), Arc::clone(&failed), fleet.virtual_address);
+            tokio::spawn(async move {
+                while !stop.load(Relaxed) {
+                    if !call(to).await {
+                        failed.fetch_add(1, Relaxed);
+                    }
+                }
+            })
+        })
+        .collect();
+    until("a backend has an alert", async || alert_of(&fleet.status().await).is_some()).await;
+    let alerted = Instant::now();
+    until("red/web has a further backend", async || fleet.placement().await == (3, 1)).await;
+    let took = alerted.elapsed();
+    assert!(took <= RELIEF, "{took:?}");
+    let explained = fleet.mesh.cli(&["gateway", "explain", "red/web"], "").await.ok();
+    for backend in ["a1: CPU", "a2: CPU", "a3: CPU", "calls of red/web have grown"] {
+        assert!(explained.contains(backend), "{backend}: {explained}");
+    }
+    until("the further backend gets calls", async || {
+        let status = fleet.status().await;
+        let loads = status.as_array().unwrap().iter().map(|one| &one["load"]);
+        let serving = loads.filter(|load| {
+            load["services"].as_array().is_some_and(|all| {
+                all.iter()
+                    .any(|one| one["service"] == "red/web" && one["requestsPerSecond"].as_f64() > Some(0.1))
+            })
+        });
+        serving.count() >= 3
+    })
+    .await;
+    stop.store(true, Relaxed);
+    for caller in callers {
+        caller.await.unwrap();
+    }
+    assert_eq!(failed.load(Relaxed), 0, "calls");
+    until("the alert ends", async || alert_of(&fleet.status().await).is_none()).await;
+    drop(fleet.replicas);
+}

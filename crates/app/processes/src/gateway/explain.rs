@@ -1,0 +1,161 @@
+//! `fairmesh gateway explain`: how loaded a backend is, or the backends of a service, and why.
+
+use clap::Args;
+use fairmesh_console::{
+    arguments::{OutputArgs, TargetArgs},
+    connect,
+    failure::Failure,
+    output,
+    view::{ReadView, Scope, View},
+};
+use fairmesh_model::{Label, RecordKind, ServiceName};
+use fairmesh_wire::v1::{GatewayBackendLoad, GatewayServiceLoad};
+use serde_json::{Value, json};
+
+use super::loads;
+
+const HEAD: &[&str] = &["SERVICE", "REQUESTS/S", "USUALLY", "ERRORS/S", "NEW CONNECTIONS/S", "USUALLY"];
+
+/// Arguments of `fairmesh gateway explain`.
+#[derive(Debug, Args)]
+pub(super) struct ExplainArgs {
+    /// A backend, or a service, TENANT/SERVICE, whose backends are explained.
+    #[arg(value_name = "BACKEND|SERVICE")]
+    subject: String,
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// A backend with its load, if its replicas report.
+struct Explained {
+    backend: String,
+    load: Option<GatewayBackendLoad>,
+}
+
+/// Prints the load of each backend, its services, and the cause of its alert.
+pub(super) async fn run(args: ExplainArgs) -> Result<(), Failure> {
+    let connection = connect::connect(&args.target).await?;
+    let (names, service) = match args.subject.contains('/') {
+        true => {
+            let service = ServiceName::new(args.subject.clone())
+                .map_err(|error| Failure::refused(error, "write TENANT/SERVICE"))?;
+            let view = View::read(&connection, &Scope::All, &[RecordKind::Placement]).await?;
+            (backends_of(&view, &service)?, Some(service))
+        }
+        false => {
+            let backend = Label::new(args.subject.clone())
+                .map_err(|error| Failure::refused(error, "write the name of a backend, or TENANT/SERVICE"))?;
+            let known = View::gateway_backends(&connection).await?.gateway_backends;
+            if !known.contains_key(&backend) {
+                let hint = "see `fairmesh get gateway-backends`";
+                return Err(Failure::refused(format!("there is no backend {backend}"), hint));
+            }
+            (vec![backend.to_string()], None)
+        }
+    };
+    let mut read = loads::read(&connection).await?;
+    let explained: Vec<Explained> =
+        names.into_iter().map(|backend| Explained { load: read.remove(&backend), backend }).collect();
+    let service = service.as_ref();
+    let text: Vec<String> = explained.iter().map(|one| one.text(service)).collect();
+    let items: Vec<Value> = explained.iter().map(Explained::item).collect();
+    output::print_one(args.output.format(), &items, &text.join("\n"))
+}
+
+/// The backends on which a service is placed.
+fn backends_of(view: &View, service: &ServiceName) -> Result<Vec<String>, Failure> {
+    let placed = view.services.get(service).and_then(|one| one.placement.as_ref());
+    let placed = placed.ok_or_else(|| {
+        let hint = "every replica serves it; `kind: GatewayService` asks for backends, and `fairmesh gateway status` says what is refused";
+        Failure::refused(format!("{service} is placed on no backends"), hint)
+    })?;
+    Ok(placed.value.backends().map(ToString::to_string).collect())
+}
+
+impl Explained {
+    fn text(&self, service: Option<&ServiceName>) -> String {
+        let Self { backend, load } = self;
+        let Some(load) = load else {
+            return format!("{backend}: no replica reports its load; see `fairmesh gateway status`\n");
+        };
+        let mut text = format!(
+            "{backend}: CPU {}, usually {}; {} new connections a second\n",
+            loads::cpu(load),
+            output::decimal(load.usual_cpu_millicores as f64 / 1e3, 2),
+            loads::rate(load.connections),
+        );
+        match &load.alert {
+            Some(alert) => text += &format!("  {}\n", loads::sentence(alert)),
+            None => text += "  within its CPU limits\n",
+        }
+        let is_shown = |one: &&GatewayServiceLoad| service.is_none_or(|name| one.service == name.to_string());
+        let rows: Vec<Vec<String>> = load.services.iter().filter(is_shown).map(row).collect();
+        if rows.is_empty() { text } else { text + "\n" + &output::table(HEAD, &rows) }
+    }
+
+    fn item(&self) -> Value {
+        json!({ "backend": self.backend, "load": self.load.as_ref().map(loads::item) })
+    }
+}
+
+fn row(one: &GatewayServiceLoad) -> Vec<String> {
+    let rates = [one.requests, one.usual_requests, one.errors, one.connections, one.usual_connections];
+    std::iter::once(one.service.clone()).chain(rates.map(loads::rate)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_wire::v1::GatewayAlert;
+
+    use super::*;
+
+    fn load() -> GatewayBackendLoad {
+        let service = |name: &str, requests| GatewayServiceLoad {
+            service: name.into(),
+            requests,
+            usual_requests: 100_000,
+            ..Default::default()
+        };
+        GatewayBackendLoad {
+            backend: "gw-1".into(),
+            replicas: 1,
+            cpu_millicores: 950,
+            usual_cpu_millicores: 300,
+            limit_millicores: 1_000,
+            services: vec![service("red/web", 700_000), service("blue/web", 100_000)],
+            alert: Some(GatewayAlert {
+                age_ms: 12_300,
+                cause: "growth".into(),
+                service: "red/web".into(),
+                reason: "calls of red/web have grown".into(),
+            }),
+            ..GatewayBackendLoad::default()
+        }
+    }
+
+    #[test]
+    fn backend_is_explained_with_its_cause_and_services() {
+        let explained = Explained { backend: "gw-1".into(), load: Some(load()) };
+        let text = explained.text(None);
+        for part in [
+            "gw-1: CPU 0.95 of 1.00 (95%), usually 0.30",
+            "too much CPU for 12 s: calls of red/web have grown",
+            "red/web",
+            "blue/web",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let blue = ServiceName::new("blue/web").unwrap();
+        let text = explained.text(Some(&blue));
+        assert!(text.contains("blue/web") && !text.contains("red/web  "), "{text}");
+    }
+
+    #[test]
+    fn backend_without_reports_is_not_called_idle() {
+        let explained = Explained { backend: "gw-1".into(), load: None };
+        assert!(explained.text(None).contains("no replica reports"));
+        assert_eq!(explained.item()["load"], Value::Null);
+    }
+}

@@ -1,0 +1,326 @@
+//! Loads of the gateway's replicas: their reports, what operators see of them, and the log of alerts.
+//!
+//! Everything is in memory: a control plane that starts has all replicas again after a second. What was usual before is not
+//! known then, and the cause of an alert in the first minute is undetermined.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use fairmesh_backend_loads::{
+    Alert, BackendLoad, Cause, LoadBoard, MAX_SERVICES, ReplicaLoad, Report, ServiceCounts, ServiceTrend,
+};
+use fairmesh_metrics::Register as _;
+use fairmesh_model::{Invalid, Label, Record, RecordKey, ServiceName};
+use fairmesh_rib::Node;
+use fairmesh_wire::{records, v1};
+use prometheus_client::registry::Registry;
+use tonic::Status;
+
+use crate::monotonic_clock::MonotonicClock;
+
+/// The most services of a backend that are shown.
+const MAX_SHOWN: usize = 128;
+
+/// The loads that this control plane knows. Clones share them.
+#[derive(Clone, Debug)]
+pub(crate) struct GatewayLoads {
+    board: Arc<Mutex<LoadBoard>>,
+    clock: MonotonicClock,
+    /// The records of backends.
+    node: Node,
+}
+
+/// The state of backends at one time.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BackendLevels {
+    /// The share of CPU in use, in thousandths, where it is known.
+    pub(crate) used: BTreeMap<Label, u32>,
+    /// Services whose growth overloads a backend, and these backends.
+    pub(crate) growing: BTreeSet<(ServiceName, Label)>,
+    /// The replicas that report.
+    pub(crate) reporting: BTreeSet<SocketAddr>,
+}
+
+impl GatewayLoads {
+    /// Loads of no replica.
+    pub(crate) fn new(node: Node) -> Self {
+        Self { board: Arc::default(), clock: MonotonicClock::start(), node }
+    }
+
+    fn board(&self) -> MutexGuard<'_, LoadBoard> {
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the report of a replica, and says when to report again.
+    pub(crate) fn exchange(
+        &self,
+        request: v1::ReportGatewayRequest,
+    ) -> Result<v1::ReportGatewayResponse, Status> {
+        let report = report(request).map_err(|invalid| Status::invalid_argument(invalid.to_string()))?;
+        if let Some(backend) = &report.backend
+            && !self.is_declared(backend, report.address)
+        {
+            return Err(Status::failed_precondition(format!(
+                "the record of the backend {backend} lists no replica at {}; see `fairmesh get gateway-backends`",
+                report.address
+            )));
+        }
+        let next = self.board().exchange(report, self.clock.now_ms());
+        let next_report_ms = u32::try_from(next.as_millis()).unwrap_or(u32::MAX);
+        Ok(v1::ReportGatewayResponse { next_report_ms })
+    }
+
+    /// Whether a backend's record lists a replica. Reports of others would make up backends.
+    fn is_declared(&self, backend: &Label, address: SocketAddr) -> bool {
+        let key = RecordKey::GatewayBackend(backend.clone());
+        let entry = self.node.get(&key.to_string());
+        let record = entry.and_then(|entry| records::decode(&key, &entry.value).ok());
+        matches!(record, Some(Record::GatewayBackend(declared)) if declared.replicas.contains(&address))
+    }
+
+    /// Begins and ends alerts, and logs those that change. It looks at every replica, so that reports do not.
+    fn reviewed(&self) -> MutexGuard<'_, LoadBoard> {
+        let mut board = self.board();
+        let before = board.alerts().clone();
+        board.review(self.clock.now_ms());
+        log_changes(&before, board.alerts());
+        board
+    }
+
+    /// The loads of replicas and backends.
+    pub(crate) fn read(&self) -> v1::ReadGatewayResponse {
+        let (board, now_ms) = (self.reviewed(), self.clock.now_ms());
+        let backends = board.backends(now_ms).into_iter().map(|(name, load)| {
+            let alert = board.alerts().get(&name).map(|alert| alert_message(alert, now_ms));
+            backend_message(&name, &load, alert)
+        });
+        v1::ReadGatewayResponse {
+            replicas: board.replicas(now_ms).map(|load| replica_message(&load)).collect(),
+            backends: backends.collect(),
+        }
+    }
+
+    /// The state of backends now.
+    pub(crate) fn levels(&self) -> BackendLevels {
+        let (board, now_ms) = (self.reviewed(), self.clock.now_ms());
+        let backends = board.backends(now_ms);
+        let level = |load: &BackendLoad| u32::try_from(thousandths(load.utilisation()?)).ok();
+        let used = backends.iter().filter_map(|(name, load)| Some((name.clone(), level(load)?)));
+        let growing = board.alerts().iter().filter_map(|(backend, alert)| match &alert.cause {
+            Cause::Growth(service) => Some((service.clone(), backend.clone())),
+            _ => None,
+        });
+        BackendLevels {
+            used: used.collect(),
+            growing: growing.collect(),
+            reporting: board.replicas(now_ms).map(|one| one.address).collect(),
+        }
+    }
+
+    /// Registers the metrics. Their labels are the names of declared backends.
+    pub(crate) fn register(&self, control: &mut Registry) {
+        let (board, now_ms) = (self.reviewed(), self.clock.now_ms());
+        let backends = board.backends(now_ms);
+        let levels = backends
+            .iter()
+            .filter_map(|(name, load)| Some(([("backend", name.to_string().into())], load.utilisation()?)));
+        let help = "CPU in use by the replicas of each backend of the gateway, as a share of their limits";
+        control.gauges("gateway_backend_utilisation_ratio", help, levels);
+        let alerts = board.alerts().iter().map(|(name, alert)| {
+            let labels = [("backend", name.to_string().into()), ("cause", alert.cause.as_str().into())];
+            (labels, 1_u64)
+        });
+        let help = "1 for each backend of the gateway that uses too much CPU, with the cause";
+        control.gauges("gateway_backend_alert", help, alerts);
+        let help = "Reports of replicas of the gateway left out, since there were too many replicas";
+        control.counter("gateway_reports_left_out", help, board.left_out());
+    }
+}
+
+fn log_changes(before: &BTreeMap<Label, Alert>, now: &BTreeMap<Label, Alert>) {
+    for (backend, alert) in now {
+        if before.get(backend).is_none_or(|before| before.cause != alert.cause) {
+            tracing::warn!(%backend, cause = %alert.cause, "a backend of the gateway uses too much of its CPU");
+        }
+    }
+    for backend in before.keys().filter(|backend| !now.contains_key(*backend)) {
+        tracing::info!(%backend, "a backend of the gateway is within its CPU limits again");
+    }
+}
+
+fn report(request: v1::ReportGatewayRequest) -> Result<Report, Invalid> {
+    let hint = "write an IP address and a port";
+    let address: SocketAddr = request
+        .address
+        .parse()
+        .map_err(|_| Invalid::new("address", format!("'{}' is no address", request.address), hint))?;
+    let backend = Some(request.backend).filter(|backend| !backend.is_empty());
+    let mut services = BTreeMap::new();
+    for counts in request.services.into_iter().take(MAX_SERVICES) {
+        let v1::GatewayServiceCounts { service, requests, errors, connections } = counts;
+        services.insert(ServiceName::new(service)?, ServiceCounts { requests, errors, connections });
+    }
+    Ok(Report {
+        address,
+        backend: backend.map(Label::new).transpose()?,
+        span: Duration::from_millis(request.span_ms.into()),
+        cpu: Duration::from_micros(request.cpu_us),
+        limit_millicores: Some(request.limit_millicores).filter(|limit| *limit > 0),
+        memory: request.memory_bytes,
+        open: request.open,
+        accepted: request.accepted,
+        all: ServiceCounts {
+            requests: request.requests,
+            errors: request.errors,
+            connections: request.accepted,
+        },
+        services,
+        is_leaving: request.leaving,
+    })
+}
+
+fn replica_message(load: &ReplicaLoad) -> v1::GatewayReplicaLoad {
+    v1::GatewayReplicaLoad {
+        address: load.address.to_string(),
+        backend: load.backend.as_ref().map(ToString::to_string).unwrap_or_default(),
+        age_ms: millis(load.age),
+        cpu_millicores: thousandths(load.cores),
+        limit_millicores: load.limit.map_or(0, thousandths),
+        memory_bytes: load.memory,
+        open: load.open,
+        requests: thousandths(load.requests),
+        errors: thousandths(load.errors),
+    }
+}
+
+fn backend_message(
+    name: &Label,
+    load: &BackendLoad,
+    alert: Option<v1::GatewayAlert>,
+) -> v1::GatewayBackendLoad {
+    let mut services: Vec<_> = load.services.iter().collect();
+    let weight = |trend: &ServiceTrend| trend.requests.recent + trend.connections.recent;
+    services.sort_by(|(_, a), (_, b)| weight(b).total_cmp(&weight(a)));
+    services.truncate(MAX_SHOWN);
+    v1::GatewayBackendLoad {
+        backend: name.to_string(),
+        replicas: u32::try_from(load.replicas).unwrap_or(u32::MAX),
+        cpu_millicores: thousandths(load.cores.recent),
+        usual_cpu_millicores: thousandths(load.cores.usual),
+        limit_millicores: thousandths(load.limit),
+        requests: thousandths(load.all.requests.recent),
+        connections: thousandths(load.accepted.recent),
+        usual_connections: thousandths(load.accepted.usual),
+        services: services.into_iter().map(|(name, trend)| service_message(name, trend)).collect(),
+        alert,
+    }
+}
+
+fn service_message(name: &ServiceName, trend: &ServiceTrend) -> v1::GatewayServiceLoad {
+    v1::GatewayServiceLoad {
+        service: name.to_string(),
+        requests: thousandths(trend.requests.recent),
+        usual_requests: thousandths(trend.requests.usual),
+        errors: thousandths(trend.errors.recent),
+        connections: thousandths(trend.connections.recent),
+        usual_connections: thousandths(trend.connections.usual),
+    }
+}
+
+fn alert_message(alert: &Alert, now_ms: u64) -> v1::GatewayAlert {
+    v1::GatewayAlert {
+        age_ms: now_ms.saturating_sub(alert.since_ms),
+        cause: alert.cause.as_str().to_owned(),
+        service: alert.cause.service().map(ToString::to_string).unwrap_or_default(),
+        reason: alert.cause.to_string(),
+    }
+}
+
+/// Rates of reporters are no negative numbers; those too large for the type are shown as its largest.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a cast of floats saturates")]
+fn thousandths(value: f64) -> u64 {
+    (value * 1_000.0).round() as u64
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use fairmesh_model::{GatewayBackend, StoreId, Zone};
+    use fairmesh_rib::Entry;
+
+    use super::*;
+
+    /// Loads of backends in zone `a` with one replica each, at 10.0.0.1 and ports from 1 on.
+    pub(crate) fn loads_of(backends: &[&str]) -> GatewayLoads {
+        let entry = |(port, name): (u16, &&str)| {
+            let backend = GatewayBackend {
+                zone: Zone::new("a").unwrap(),
+                capacity: 10,
+                replicas: [SocketAddr::from(([10, 0, 0, 1], port))].into(),
+                is_closed: false,
+            };
+            let key = RecordKey::GatewayBackend(Label::new(*name).unwrap());
+            (key.to_string().into(), Entry { value: records::encode(&backend.into()), revision: 1 })
+        };
+        GatewayLoads::new(Node::load(StoreId(7), 1, (1..).zip(backends).map(entry)))
+    }
+
+    fn request(address: &str, service: &str) -> v1::ReportGatewayRequest {
+        let counts = v1::GatewayServiceCounts { service: service.into(), requests: 10, ..Default::default() };
+        v1::ReportGatewayRequest {
+            address: address.into(),
+            backend: "gw-1".into(),
+            span_ms: 1_000,
+            cpu_us: 900_000,
+            limit_millicores: 1_000,
+            services: vec![counts],
+            requests: 10,
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn overloaded_backend_is_shown_with_its_services_and_alert() {
+        let loads = loads_of(&["gw-1"]);
+        loads.exchange(request("10.0.0.1:1", "red/web")).unwrap();
+        let read = loads.read();
+        assert_eq!((read.replicas[0].cpu_millicores, read.replicas[0].requests), (900, 10_000));
+        let backend = &read.backends[0];
+        assert_eq!((&*backend.backend, &*backend.services[0].service), ("gw-1", "red/web"));
+        assert_eq!(backend.alert.as_ref().unwrap().cause, "undetermined", "nothing usual is known");
+        let leaving = v1::ReportGatewayRequest { leaving: true, ..request("10.0.0.1:1", "red/web") };
+        loads.exchange(leaving).unwrap();
+        assert_eq!(loads.read().replicas, []);
+    }
+
+    #[test]
+    fn reports_without_an_address_or_with_no_name_are_refused() {
+        let loads = loads_of(&["gw-1"]);
+        for (address, service) in [("gw.example:7440", "red/web"), ("", "red/web"), ("10.0.0.1:1", "web")] {
+            let refused = loads.exchange(request(address, service)).unwrap_err();
+            assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{refused}");
+        }
+        assert_eq!(loads.read().replicas, []);
+    }
+
+    #[test]
+    fn replica_that_its_backend_does_not_list_is_refused() {
+        let loads = loads_of(&["gw-1"]);
+        let unlisted = [
+            request("10.0.0.1:2", "red/web"),
+            v1::ReportGatewayRequest { backend: "gw-2".into(), ..request("10.0.0.1:1", "red/web") },
+        ];
+        for request in unlisted {
+            let refused = loads.exchange(request).unwrap_err();
+            assert_eq!(refused.code(), tonic::Code::FailedPrecondition, "{refused}");
+        }
+        assert_eq!(loads.read().replicas, []);
+    }
+}

@@ -1,0 +1,155 @@
+//! Which services get one more backend since their calls have grown, and which give one back (Canal Mesh, section 4.3: *Reuse*).
+//!
+//! One backend at a time, and then a pause: new connections have to reach the backend before its effect can be judged. What is
+//! added stays in the record of the placement, so that a control plane that starts takes nothing back by mistake.
+//!
+//! A service grows only while each replica of its backends in the home zone reports. Where one fails, the others get its calls, and a
+//! service that takes its backends down is not moved on to further ones.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    time::Duration,
+};
+
+use fairmesh_model::{GatewayBackend, Label, Placement, ServiceName};
+use tokio::time::Instant;
+
+use crate::gateway_loads::{BackendLevels, GatewayLoads};
+
+/// How often loads are looked at.
+pub(super) const INTERVAL: Duration = Duration::from_secs(2);
+/// The pause between two additions of a service.
+const PAUSE: Duration = Duration::from_secs(10);
+/// How long the backends of a service have to do with one less before it gives one back.
+const QUIET: Duration = Duration::from_mins(10);
+/// The share of CPU in thousandths up to which the other backends would get if one is given back: well below the safe level.
+const QUIET_PERMILLE: u32 = 500;
+
+/// Remembers what was added when.
+#[derive(Clone, Debug)]
+pub(super) struct GrowthRounds {
+    loads: GatewayLoads,
+    /// When a placement was changed last.
+    changed: BTreeMap<ServiceName, Instant>,
+    /// Services that can do with one backend less, and since when.
+    quiet: BTreeMap<ServiceName, Instant>,
+    /// Placements with added backends, as of the last round that read records.
+    extended: BTreeMap<ServiceName, Placement>,
+    levels: BackendLevels,
+}
+
+/// The changes of a round.
+#[derive(Debug, Default)]
+pub(super) struct Growth {
+    grows: BTreeSet<ServiceName>,
+    gives_back: BTreeSet<ServiceName>,
+    used: BTreeMap<Label, u32>,
+}
+
+impl GrowthRounds {
+    pub(super) fn new(loads: GatewayLoads) -> Self {
+        let (changed, quiet, extended) = Default::default();
+        Self { loads, changed, quiet, extended, levels: BackendLevels::default() }
+    }
+
+    /// Looks at the loads; whether a placement may have to change.
+    pub(super) fn look(&mut self, now: Instant) -> bool {
+        self.levels = self.loads.levels();
+        self.changed.retain(|_, at| now.duration_since(*at) < PAUSE);
+        let levels = &self.levels;
+        let quiet = self.extended.iter().filter(|(_, placement)| levels.does_with_one_less(placement));
+        let since = |service: &ServiceName| self.quiet.get(service).copied().unwrap_or(now);
+        self.quiet = quiet.map(|(service, _)| (service.clone(), since(service))).collect();
+        let is_over = |since: &Instant| now.duration_since(*since) >= QUIET;
+        self.levels.growing.iter().any(|(service, _)| !self.changed.contains_key(service))
+            || self.quiet.values().any(is_over)
+    }
+
+    /// Decides for the placements in force.
+    pub(super) fn round<'a>(
+        &mut self,
+        placed: impl Iterator<Item = (&'a ServiceName, &'a Placement)>,
+        backends: &BTreeMap<Label, GatewayBackend>,
+        now: Instant,
+    ) -> Growth {
+        let mut growth = Growth { used: self.levels.used.clone(), ..Growth::default() };
+        self.extended.clear();
+        for (service, placement) in placed {
+            if placement.added > 0 {
+                self.extended.insert(service.clone(), placement.clone());
+            }
+            if self.changed.contains_key(service) {
+                continue;
+            }
+            let is_over = |since: &Instant| now.duration_since(*since) >= QUIET;
+            if self.levels.grows(service, placement, backends) {
+                growth.grows.insert(service.clone());
+            } else if placement.added > 0 && self.quiet.get(service).is_some_and(is_over) {
+                growth.gives_back.insert(service.clone());
+            }
+        }
+        growth
+    }
+
+    /// Notes that a placement was changed.
+    pub(super) fn changed(&mut self, service: ServiceName, now: Instant) {
+        self.quiet.remove(&service);
+        self.changed.insert(service, now);
+    }
+}
+
+impl Growth {
+    /// How many backends a service is to have beyond the number that it asks for: as many again at most.
+    pub(super) fn added(&self, service: &ServiceName, placed: &Placement, asked: u32) -> u32 {
+        match (self.grows.contains(service), self.gives_back.contains(service)) {
+            (true, _) => placed.added.saturating_add(1).min(asked),
+            (false, true) => placed.added.saturating_sub(1),
+            (false, false) => placed.added,
+        }
+    }
+
+    /// Whether the load changes a placement.
+    pub(super) fn is_of(&self, service: &ServiceName) -> bool {
+        self.grows.contains(service) || self.gives_back.contains(service)
+    }
+
+    /// Whether there is something that can be refused as long as it lasts.
+    pub(super) fn has_growing(&self) -> bool {
+        !self.grows.is_empty()
+    }
+
+    /// The share of CPU that a backend uses, in thousandths.
+    pub(super) fn used_permille(&self, backend: &Label) -> Option<u32> {
+        self.used.get(backend).copied()
+    }
+}
+
+impl BackendLevels {
+    /// Whether growth of a service overloads a backend in its home zone, where a further one helps.
+    fn grows(
+        &self,
+        service: &ServiceName,
+        placement: &Placement,
+        backends: &BTreeMap<Label, GatewayBackend>,
+    ) -> bool {
+        let home = placement.zones.get(&placement.home_zone);
+        let home = || home.into_iter().flatten();
+        let report = |replicas: &BTreeSet<SocketAddr>| replicas.is_subset(&self.reporting);
+        home().any(|backend| self.growing.contains(&(service.clone(), backend.clone())))
+            && home().all(|backend| backends.get(backend).is_some_and(|one| report(&one.replicas)))
+    }
+
+    /// Whether the backends in the home zone would be quiet without one of them.
+    fn does_with_one_less(&self, placement: &Placement) -> bool {
+        let home = placement.zones.get(&placement.home_zone);
+        let used: Vec<u32> =
+            home.into_iter().flatten().filter_map(|one| self.used.get(one).copied()).collect();
+        let Some(most) = used.iter().max().filter(|_| used.len() > 1) else { return false };
+        let count = u32::try_from(used.len()).unwrap_or(u32::MAX);
+        most.saturating_mul(count) <= QUIET_PERMILLE * (count - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests;

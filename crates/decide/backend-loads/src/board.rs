@@ -1,0 +1,302 @@
+//! The last loads of all replicas, and the alerts of their backends.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    time::Duration,
+};
+
+use fairmesh_model::{Label, ServiceName};
+
+use crate::{
+    cause::{Cause, Evidence, served},
+    report::{MAX_SERVICES, Report},
+    trend::{ServiceTrend, Trend, per_second},
+};
+
+/// How often a replica reports.
+pub const INTERVAL: Duration = Duration::from_secs(1);
+/// The share of its CPU limit from which on a backend has an alert.
+pub const ALERT_LEVEL: f64 = 0.8;
+/// The share below which an alert ends: far enough below for a load that swings around the alert level.
+pub const SAFE_LEVEL: f64 = 0.6;
+/// The most replicas; reports of others are left out.
+pub const MAX_REPLICAS: usize = 2_000;
+/// A replica without a report for so long counts no more: three were missed, each of which may take two seconds.
+const LIVE_MS: u64 = 6_000;
+/// What was usual for a silent replica is kept for so long. A replica that lacks CPU reports late, and others get its calls meanwhile.
+const KEPT_MS: u64 = 120_000;
+/// The least interval of a report: rates of a shorter one would be absurd.
+const MIN_SPAN: Duration = Duration::from_millis(100);
+
+/// The loads of the replicas of a gateway.
+#[derive(Clone, Debug, Default)]
+pub struct LoadBoard {
+    replicas: BTreeMap<SocketAddr, Replica>,
+    alerts: BTreeMap<Label, Alert>,
+    left_out: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Replica {
+    backend: Option<Label>,
+    since_ms: u64,
+    at_ms: u64,
+    /// Cores in use, and the limit.
+    cores: Trend,
+    limit: Option<f64>,
+    memory: u64,
+    open: u64,
+    accepted: Trend,
+    /// All requests and errors.
+    all: ServiceTrend,
+    services: BTreeMap<ServiceName, ServiceTrend>,
+}
+
+/// A backend that uses too much of its CPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Alert {
+    /// When it began.
+    pub since_ms: u64,
+    /// Why, as far as is known.
+    pub cause: Cause,
+}
+
+/// What is known of a replica.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReplicaLoad {
+    /// Where nodes connect.
+    pub address: SocketAddr,
+    /// Its backend; `None`: it serves all services.
+    pub backend: Option<Label>,
+    /// Time since its last report.
+    pub age: Duration,
+    /// Cores in use.
+    pub cores: f64,
+    /// The limit of cores; `None`: unknown.
+    pub limit: Option<f64>,
+    /// Resident memory in bytes.
+    pub memory: u64,
+    /// Open connections.
+    pub open: u64,
+    /// Requests and errors per second, of all services.
+    pub requests: f64,
+    /// See `requests`.
+    pub errors: f64,
+}
+
+/// The sum of the replicas of a backend.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct BackendLoad {
+    /// Replicas that report.
+    pub replicas: usize,
+    /// Since when the replica that is known for the shortest time is known.
+    pub known_for: Duration,
+    /// Cores in use by the replicas whose limit is known.
+    pub cores: Trend,
+    /// The limit of these replicas.
+    pub limit: f64,
+    /// New connections per second.
+    pub accepted: Trend,
+    /// Of all services, also of those that are not in `services`.
+    pub all: ServiceTrend,
+    /// Services that had calls lately.
+    pub services: BTreeMap<ServiceName, ServiceTrend>,
+}
+
+impl BackendLoad {
+    /// The share of the CPU limit in use; `None` where no limit is known.
+    pub fn utilisation(&self) -> Option<f64> {
+        (self.limit > 0.0).then(|| self.cores.recent / self.limit)
+    }
+}
+
+impl LoadBoard {
+    /// Takes a report; returns the time until the next one. Counts of services beyond [`MAX_SERVICES`] are left out.
+    pub fn exchange(&mut self, report: Report, now_ms: u64) -> Duration {
+        if report.is_leaving {
+            self.replicas.remove(&report.address);
+            return INTERVAL;
+        }
+        if self.replicas.len() >= MAX_REPLICAS && !self.replicas.contains_key(&report.address) {
+            self.left_out += 1;
+            return INTERVAL * 10;
+        }
+        let is_alert = report.backend.as_ref().is_some_and(|backend| self.alerts.contains_key(backend));
+        let before = self.replicas.remove(&report.address);
+        // One that moved to another backend begins anew.
+        let before = before.filter(|before| before.backend == report.backend);
+        let address = report.address;
+        let replica = match before {
+            Some(before) => before.take(report, now_ms, is_alert),
+            None => Replica::first(report, now_ms),
+        };
+        self.replicas.insert(address, replica);
+        INTERVAL
+    }
+
+    /// The replicas that report, by address.
+    pub fn replicas(&self, now_ms: u64) -> impl Iterator<Item = ReplicaLoad> {
+        let live = self.replicas.iter().filter(move |(_, one)| one.is_live(now_ms));
+        live.map(move |(address, one)| one.load(*address, now_ms))
+    }
+
+    /// The loads of backends by name. Replicas without a backend are in none.
+    pub fn backends(&self, now_ms: u64) -> BTreeMap<Label, BackendLoad> {
+        let mut backends = BTreeMap::<Label, BackendLoad>::new();
+        for replica in self.replicas.values().filter(|one| one.is_live(now_ms)) {
+            let Some(name) = &replica.backend else { continue };
+            let sum = backends.entry(name.clone()).or_default();
+            let known_for = Duration::from_millis(now_ms.saturating_sub(replica.since_ms));
+            sum.known_for = if sum.replicas == 0 { known_for } else { sum.known_for.min(known_for) };
+            sum.replicas += 1;
+            if let Some(limit) = replica.limit {
+                sum.cores += replica.cores;
+                sum.limit += limit;
+            }
+            sum.accepted += replica.accepted;
+            sum.all += replica.all;
+            for (service, trend) in &replica.services {
+                *sum.services.entry(service.clone()).or_default() += *trend;
+            }
+        }
+        backends
+    }
+
+    /// The alerts of backends, as of the last [`review`](Self::review).
+    pub fn alerts(&self) -> &BTreeMap<Label, Alert> {
+        &self.alerts
+    }
+
+    /// Reports that were left out, since there were too many replicas.
+    pub fn left_out(&self) -> u64 {
+        self.left_out
+    }
+
+    /// Begins and ends alerts, looks for their causes, and forgets replicas that were silent for long. The alert of a backend without a
+    /// report goes on as long as its replicas are remembered.
+    pub fn review(&mut self, now_ms: u64) {
+        self.replicas.retain(|_, one| now_ms.saturating_sub(one.at_ms) < KEPT_MS);
+        let backends = self.backends(now_ms);
+        let level = |name: &Label| backends.get(name).and_then(BackendLoad::utilisation);
+        let known: BTreeSet<&Label> = self.replicas.values().filter_map(|one| one.backend.as_ref()).collect();
+        self.alerts.retain(|name, _| match level(name) {
+            Some(level) => level >= SAFE_LEVEL,
+            None => known.contains(name),
+        });
+        for name in backends.keys().filter(|name| level(name) >= Some(ALERT_LEVEL)) {
+            let alert = Alert { since_ms: now_ms, cause: Cause::Undetermined };
+            self.alerts.entry(name.clone()).or_insert(alert);
+        }
+        if self.alerts.is_empty() {
+            return;
+        }
+        let (alerted, totals) = (self.alerts.keys().cloned().collect(), self.totals(now_ms));
+        let evidence = Evidence { backends: &backends, alerted: &alerted, totals: &totals };
+        for (name, alert) in &mut self.alerts {
+            alert.cause = evidence.cause(name);
+        }
+    }
+
+    /// Served requests of each service, with what was usual for replicas that are silent now.
+    fn totals(&self, now_ms: u64) -> BTreeMap<ServiceName, Trend> {
+        let mut totals = BTreeMap::<ServiceName, Trend>::new();
+        for replica in self.replicas.values() {
+            let is_live = replica.is_live(now_ms);
+            for (service, trend) in &replica.services {
+                let total = totals.entry(service.clone()).or_default();
+                let trend = served(trend);
+                total.usual += trend.usual;
+                if is_live {
+                    total.recent += trend.recent;
+                }
+            }
+        }
+        totals
+    }
+}
+
+impl Replica {
+    fn first(report: Report, now_ms: u64) -> Self {
+        let span = report.span.max(MIN_SPAN);
+        let services = report.services.into_iter().take(MAX_SERVICES);
+        let services = services.map(|(name, counts)| (name, ServiceTrend::first(counts, span)));
+        Self {
+            backend: report.backend,
+            since_ms: now_ms,
+            at_ms: now_ms,
+            cores: Trend::first(report.cpu.as_secs_f64() / span.as_secs_f64()),
+            limit: cores(report.limit_millicores),
+            memory: report.memory,
+            open: report.open,
+            accepted: Trend::first(per_second(report.accepted, span)),
+            all: ServiceTrend::first(report.all, span),
+            services: services.collect(),
+        }
+    }
+
+    fn take(mut self, report: Report, now_ms: u64, is_alert: bool) -> Self {
+        let span = report.span.max(MIN_SPAN);
+        self.cores.take(report.cpu.as_secs_f64() / span.as_secs_f64(), span, is_alert);
+        self.accepted.take(per_second(report.accepted, span), span, is_alert);
+        self.all.take(report.all, span, is_alert);
+        let mut counts: BTreeMap<_, _> = report.services.into_iter().take(MAX_SERVICES).collect();
+        // A service that is missing in a full report may have had calls.
+        if counts.len() < MAX_SERVICES {
+            for name in self.services.keys() {
+                counts.entry(name.clone()).or_default();
+            }
+        }
+        for (name, counts) in counts {
+            self.services.entry(name).or_default().take(counts, span, is_alert);
+        }
+        self.services.retain(|_, trend| !trend.is_quiet());
+        self.bound_services();
+        Self {
+            at_ms: now_ms,
+            limit: cores(report.limit_millicores),
+            memory: report.memory,
+            open: report.open,
+            ..self
+        }
+    }
+
+    /// Keeps the services with the most requests and connections: a replica that names others in each report fills no memory.
+    fn bound_services(&mut self) {
+        if self.services.len() <= 2 * MAX_SERVICES {
+            return;
+        }
+        let weight = |trend: &ServiceTrend| trend.requests.recent + trend.connections.recent;
+        let mut by_weight: Vec<_> =
+            self.services.iter().map(|(name, trend)| (weight(trend), name.clone())).collect();
+        by_weight.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+        for (_, name) in by_weight.split_off(MAX_SERVICES) {
+            self.services.remove(&name);
+        }
+    }
+
+    fn is_live(&self, now_ms: u64) -> bool {
+        now_ms.saturating_sub(self.at_ms) < LIVE_MS
+    }
+
+    fn load(&self, address: SocketAddr, now_ms: u64) -> ReplicaLoad {
+        ReplicaLoad {
+            address,
+            backend: self.backend.clone(),
+            age: Duration::from_millis(now_ms.saturating_sub(self.at_ms)),
+            cores: self.cores.recent,
+            limit: self.limit,
+            memory: self.memory,
+            open: self.open,
+            requests: self.all.requests.recent,
+            errors: self.all.errors.recent,
+        }
+    }
+}
+
+fn cores(millicores: Option<u32>) -> Option<f64> {
+    millicores.filter(|limit| *limit > 0).map(|limit| f64::from(limit) / 1_000.0)
+}
+
+#[cfg(test)]
+mod tests;
