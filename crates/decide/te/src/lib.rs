@@ -25,6 +25,7 @@ mod policy;
 mod problem;
 mod rings;
 mod shift;
+mod smoothed;
 mod state;
 mod table;
 mod targets;

@@ -1,13 +1,16 @@
 use crate::{
     check::{COMPARED_LOAD, FULL, is_loaded, work},
-    observation::{Observation, RegionObservation},
+    observation::{CallerReport, Observation, RegionObservation},
     pace::Pid,
     peak::Peak,
+    smoothed::Smoothed,
     table::{ClassShares, Tables, WHOLE},
 };
 
-/// Weight of the newest work per call in its mean.
+/// Weight of the newest work per call in its mean, at most.
 const WORK_WEIGHT: f64 = 0.3;
+/// Data that is this much newer than the last is another report: the age of a sum swings a little by itself.
+const NEWER_MS: u64 = 200;
 /// Weight of the newest count of unreported calls where it grows. Reports of callers and servers are of different seconds,
 /// so a shift looks like such calls for a moment: they are believed only when they last.
 const UNREPORTED_WEIGHT: f64 = 0.2;
@@ -21,8 +24,19 @@ const SETTLING_MS: u64 = 60_000;
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Work {
     mean: f64,
+    /// The same without the noise of single reports.
+    smoothed: Smoothed,
     /// Whether it was seen under load. Until then it is mostly background work, and replaced by the first that was.
     is_firm: bool,
+}
+
+impl Work {
+    /// Takes the work per call that servers have seen until this time.
+    fn observe(&mut self, new: f64, at_ms: u64) {
+        if self.smoothed.is_older(at_ms, NEWER_MS) {
+            self.mean += WORK_WEIGHT * (self.smoothed.observe(new, at_ms) - self.mean);
+        }
+    }
 }
 
 /// What a planner remembers from one round to the next.
@@ -35,8 +49,8 @@ pub struct PlannerState {
     classes: usize,
     /// Mean work per call, by region.
     work: Vec<Option<Work>>,
-    /// The last demand, by source and class.
-    demand: Vec<f64>,
+    /// The demand, by source and class.
+    demand: Vec<Smoothed>,
     has_demand: Vec<bool>,
     /// Whether the callers of a region vanished with it.
     is_absent: Vec<bool>,
@@ -63,7 +77,7 @@ impl PlannerState {
             planned_at_ms: None,
             classes,
             work: vec![None; regions],
-            demand: vec![0.0; regions * classes],
+            demand: vec![Smoothed::default(); regions * classes],
             peak_demand: vec![Peak::default(); regions * classes],
             has_demand: vec![false; regions],
             is_absent: vec![false; regions],
@@ -87,7 +101,7 @@ impl PlannerState {
             next.unreported[at] = self.unreported[before];
             next.presence[at] = self.presence[before];
             for class in 0..self.classes {
-                next.demand[at * self.classes + class] = self.demand(before, class);
+                next.demand[at * self.classes + class] = self.demand[before * self.classes + class];
                 next.peak_demand[at * self.classes + class] = self.peak_demand[before * self.classes + class];
                 let old = self.tables.of(before, class);
                 let mut shares: Vec<u32> = from.iter().map(|to| to.map_or(0, |to| old.shares[to])).collect();
@@ -147,13 +161,13 @@ impl PlannerState {
     }
 
     pub(crate) fn demand(&self, source: usize, class: usize) -> f64 {
-        self.demand[source * self.classes + class]
+        self.demand[source * self.classes + class].mean()
     }
 
     /// The greatest demand of the last 20 to 40 s; at least the present one.
     pub(crate) fn peak_demand(&self, source: usize, class: usize) -> f64 {
         let at = source * self.classes + class;
-        self.peak_demand[at].value().max(self.demand[at])
+        self.peak_demand[at].value().max(self.demand[at].mean())
     }
 
     /// Work per call that was seen under load.
@@ -170,6 +184,16 @@ impl PlannerState {
         own.or_else(|| self.median_work()).unwrap_or(NO_WORK) / power
     }
 
+    /// The standard deviation of the load by a region's own calls, as a part of it: what is left of the noise of reports.
+    pub(crate) fn load_error(&self, region: usize) -> f64 {
+        let demand = &self.demand[region * self.classes..][..self.classes];
+        let variance: f64 = demand.iter().map(|demand| demand.error().powi(2)).sum();
+        let total: f64 = demand.iter().map(Smoothed::mean).sum();
+        let of_demand = if total > 0.0 { variance.sqrt() / total } else { 0.0 };
+        let work = self.work[region].filter(|work| work.mean > 0.0);
+        of_demand.hypot(work.map_or(0.0, |work| work.smoothed.error() / work.mean))
+    }
+
     fn median_work(&self) -> Option<f64> {
         let mut known: Vec<f64> = self.work.iter().flatten().map(|work| work.mean).collect();
         known.sort_by(f64::total_cmp);
@@ -181,15 +205,25 @@ impl PlannerState {
         for (at, region) in observation.regions.iter().enumerate() {
             self.learn_presence(at, region.power > 0.0, observation.now_ms);
             if let Some(callers) = &region.callers {
-                self.demand[at * self.classes..][..self.classes].copy_from_slice(&callers.offered);
-                self.has_demand[at] = true;
                 self.is_absent[at] = observation.present_callers(region).is_none();
-                let peaks = self.peak_demand[at * self.classes..].iter_mut();
-                peaks.zip(&callers.offered).for_each(|(peak, now)| peak.observe(*now, observation.now_ms));
+                self.learn_demand(at, callers, observation.now_ms);
             }
             self.learn_work(at, region);
             let (new, known) = (observation.unreported(at), self.unreported[at]);
             self.unreported[at] = new.min(known + UNREPORTED_WEIGHT * (new - known).max(0.0));
+        }
+    }
+
+    fn learn_demand(&mut self, at: usize, callers: &CallerReport, now_ms: u64) {
+        let rows = at * self.classes..(at + 1) * self.classes;
+        for (demand, rate) in self.demand[rows.clone()].iter_mut().zip(&callers.offered) {
+            if demand.is_older(callers.at_ms, NEWER_MS) {
+                demand.observe(*rate, callers.at_ms);
+            }
+        }
+        self.has_demand[at] = true;
+        for (peak, demand) in self.peak_demand[rows.clone()].iter_mut().zip(&self.demand[rows]) {
+            peak.observe(demand.mean(), now_ms);
         }
     }
 
@@ -200,16 +234,17 @@ impl PlannerState {
         let received = region.servers.map_or(0.0, |servers| servers.received);
         let expected = self.known_work(at).unwrap_or_default() * received / region.power;
         let is_firm = is_loaded(region) || expected >= COMPARED_LOAD;
-        let mean = match self.work[at] {
+        let at_ms = region.servers.map_or(0, |servers| servers.at_ms);
+        match &mut self.work[at] {
             // What is seen while the region is quiet says less.
-            Some(known) if known.is_firm && !is_firm => return,
-            Some(known) if known.is_firm == is_firm => match load >= FULL && new < known.mean {
-                true => known.mean,
-                false => known.mean + WORK_WEIGHT * (new - known.mean),
-            },
-            _ => new,
-        };
-        self.work[at] = Some(Work { mean, is_firm });
+            Some(known) if known.is_firm && !is_firm => {}
+            Some(known) if known.is_firm == is_firm => {
+                if !(load >= FULL && new < known.mean) {
+                    known.observe(new, at_ms);
+                }
+            }
+            unknown => *unknown = Some(Work { mean: new, smoothed: Smoothed::of(new), is_firm }),
+        }
     }
 
     fn learn_presence(&mut self, region: usize, is_present: bool, now_ms: u64) {
@@ -252,7 +287,7 @@ mod tests {
         let mut state = PlannerState::new(3, 1);
         state.tables.sources[0].classes[0] = ClassShares { shares: vec![6_000, 3_000, 500], dropped: 500 };
         (state.work[2], state.demand[2], state.has_demand[2]) =
-            (Some(Work { mean: 0.5, is_firm: true }), 70.0, true);
+            (Some(Work { mean: 0.5, smoothed: Smoothed::of(0.5), is_firm: true }), Smoothed::of(70.0), true);
         // The second region goes, and a new one comes first.
         let next = state.remapped(&[None, Some(0), Some(2)]);
         assert!(next.fits(3, 1));

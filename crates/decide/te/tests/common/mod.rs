@@ -124,3 +124,25 @@ impl World {
         self.plan(&observation)
     }
 }
+
+/// White noise.
+#[derive(Clone, Debug)]
+pub struct Noise(u64);
+
+impl Noise {
+    /// Noise of a seed.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// A number from -1 to 1.
+    pub fn uniform(&mut self) -> f64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
+    }
+
+    /// A number with a mean of 0 and a variance of 1: a sum of twelve, which is nearly normal.
+    pub fn normal(&mut self) -> f64 {
+        (0..12).map(|_| self.uniform()).sum::<f64>() / 2.0
+    }
+}
