@@ -12,6 +12,7 @@
 //! load alone. Demand does not depend on the table in force, so reports that are seconds old do not make the planner
 //! move the same calls twice. A controller on load alone was rejected, because it has to be slower than its reports.
 
+mod backlog;
 mod check;
 mod distances;
 pub mod drain;

@@ -66,7 +66,7 @@ pub fn plan(input: PlanInput<'_>, state: &PlannerState) -> Plan {
         return Plan { state, refusal, shifts: Vec::new(), predicted: Vec::new(), aim: Vec::new() };
     }
     let mut next = state.clone();
-    next.learn(observation);
+    next.learn(observation, policy.ceiling());
     let mut problem = Problem::new(policy, rings, observation, &next);
     if next.is_settling(observation.now_ms) && problem.is_short(policy) {
         next.settle();

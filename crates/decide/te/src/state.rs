@@ -1,4 +1,5 @@
 use crate::{
+    backlog::Backlog,
     check::{COMPARED_LOAD, FULL, is_loaded, work},
     observation::{CallerReport, Observation, RegionObservation},
     pace::Pid,
@@ -58,6 +59,8 @@ pub struct PlannerState {
     peak_demand: Vec<Peak>,
     /// Calls per second that no caller reports, by the region that gets them.
     unreported: Vec<f64>,
+    /// Calls that wait, by region.
+    backlog: Vec<Backlog>,
     /// By region: whether servers were there, once it is known, and until when they have to stay to be used.
     presence: Vec<(Option<bool>, u64)>,
 }
@@ -82,6 +85,7 @@ impl PlannerState {
             has_demand: vec![false; regions],
             is_absent: vec![false; regions],
             unreported: vec![0.0; regions],
+            backlog: vec![Backlog::default(); regions],
             presence: vec![(None, 0); regions],
         }
     }
@@ -99,6 +103,7 @@ impl PlannerState {
             next.has_demand[at] = self.has_demand[before];
             next.is_absent[at] = self.is_absent[before];
             next.unreported[at] = self.unreported[before];
+            next.backlog[at] = self.backlog[before];
             next.presence[at] = self.presence[before];
             for class in 0..self.classes {
                 next.demand[at * self.classes + class] = self.demand[before * self.classes + class];
@@ -200,13 +205,16 @@ impl PlannerState {
         known.get(known.len() / 2).copied()
     }
 
-    /// Takes over an observation that was checked.
-    pub(crate) fn learn(&mut self, observation: &Observation) {
+    /// Takes over an observation that was checked, of regions that are full from this load on.
+    pub(crate) fn learn(&mut self, observation: &Observation, ceiling: f64) {
         for (at, region) in observation.regions.iter().enumerate() {
             self.learn_presence(at, region.power > 0.0, observation.now_ms);
             if let Some(callers) = &region.callers {
                 self.is_absent[at] = observation.present_callers(region).is_none();
                 self.learn_demand(at, callers, observation.now_ms);
+            }
+            if let Some(servers) = &region.servers {
+                self.backlog[at].observe(servers, ceiling);
             }
             self.learn_work(at, region);
             let (new, known) = (observation.unreported(at), self.unreported[at]);
@@ -239,7 +247,10 @@ impl PlannerState {
             // What is seen while the region is quiet says less.
             Some(known) if known.is_firm && !is_firm => {}
             Some(known) if known.is_firm == is_firm => {
-                if !(load >= FULL && new < known.mean) {
+                // A full region gets more calls than it works on, and one with a backlog works on more than it gets.
+                let seems_cheap = load >= FULL && new < known.mean;
+                let seems_dear = self.backlog[at].is_possible() && new > known.mean;
+                if !seems_cheap && !seems_dear {
                     known.observe(new, at_ms);
                 }
             }

@@ -204,9 +204,18 @@ impl ServiceFacts {
     }
 
     fn sent_to(&self, region: &Region) -> f64 {
-        let calls = self.reports.calls.iter().filter(|(path, _)| path.to.as_ref() == Some(region));
         // Not a sum, which is -0 of no calls.
-        calls.fold(0.0, |sum, (_, rates)| sum + rates.attempts as f64 / MILLI)
+        self.calls_to(region).fold(0.0, |sum, rates| sum + rates.attempts as f64 / MILLI)
+    }
+
+    /// Attempts per second to a region that ended, answered or shed.
+    pub fn answered_in(&self, region: &Region) -> f64 {
+        self.calls_to(region).fold(0.0, |sum, rates| sum + (rates.answered + rates.shed) as f64 / MILLI)
+    }
+
+    fn calls_to(&self, region: &Region) -> impl Iterator<Item = &CallRates> {
+        let calls = self.reports.calls.iter().filter(|(path, _)| path.to.as_ref() == Some(region));
+        calls.map(|(_, rates)| rates)
     }
 }
 

@@ -35,7 +35,8 @@ impl ServicePlanner {
         for (region, known) in &mut self.known {
             if let Some((load, received)) = facts.servers_in(region) {
                 let at_ms = before(facts.reports.at_ms, facts.age_of_servers(region));
-                known.servers = Some(ServerReport { at_ms, load, received });
+                let answered = facts.answered_in(region);
+                known.servers = Some(ServerReport { at_ms, load, received, answered });
             }
             if let Some(callers) = facts.callers_in(region) {
                 known.callers = Some((before(facts.reports.at_ms, facts.age_of_callers(region)), callers));

@@ -83,6 +83,7 @@ impl World {
                 at_ms: self.now_ms,
                 load: if self.power[at] > 0.0 { (arrivals[at] / self.power[at]).min(1.0) } else { 0.0 },
                 received: arrivals[at],
+                ..ServerReport::default()
             }),
             callers: Some(CallerReport {
                 at_ms: self.now_ms,
