@@ -210,6 +210,7 @@ impl RegionReport {
             RegionReportFault::Late => {}
             RegionReportFault::Tenfold => servers.load *= 10.0,
             RegionReportFault::Tenth => servers.load /= 10.0,
+            RegionReportFault::Half => servers.load /= 2.0,
             RegionReportFault::Zero => servers.load = 0.0,
             RegionReportFault::Nan => servers.load = f64::NAN,
             RegionReportFault::Disagreeing => servers.received *= 10.0,

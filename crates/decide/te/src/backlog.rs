@@ -4,6 +4,8 @@ use crate::{check::FULL, observation::ServerReport};
 
 /// A region may be full below this utilisation only by its thresholds.
 const LEAST_FULL: f64 = 0.85;
+/// A load above this is no share of CPU, but that of a metric without an upper bound, which says by itself how full servers are.
+const MOST_FULL: f64 = 1.05;
 /// Calls of a backlog end, answered or timed out, within this time. A region that is full for longer is so by what calls cost.
 const LONGEST_BACKLOG_MS: u64 = 30_000;
 /// Responses that are more than the calls that arrived, by this part of them and this many per second, end calls of earlier.
@@ -27,7 +29,7 @@ impl Backlog {
         if servers.at_ms <= self.at_ms {
             return;
         }
-        let is_full = servers.load >= ceiling.clamp(LEAST_FULL, FULL);
+        let is_full = (ceiling.clamp(LEAST_FULL, FULL)..=MOST_FULL).contains(&servers.load);
         let ends_calls = servers.answered > servers.received * MORE_ANSWERED + MIN_ANSWERED;
         if is_full || ends_calls {
             self.since_ms.get_or_insert(servers.at_ms);

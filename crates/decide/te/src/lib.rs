@@ -30,6 +30,7 @@ mod smoothed;
 mod state;
 mod table;
 mod targets;
+mod trust;
 mod zones;
 
 pub use check::{MAX_LOAD, Refusal};
@@ -40,4 +41,5 @@ pub use rings::{Plan, PlanInput, plan};
 pub use shift::{Cause, Destination, Shift};
 pub use state::PlannerState;
 pub use table::{ClassShares, MILLIONTHS, MIN_SHARE, RegionTable, Tables, WHOLE};
+pub use trust::Doubt;
 pub use zones::ZoneState;

@@ -84,6 +84,11 @@ impl Smoothed {
         self.mean
     }
 
+    /// Whether so few values are known that each counts in full.
+    pub(crate) fn is_new(&self) -> bool {
+        self.count < MIN_REMEMBERED + 2
+    }
+
     /// Whether its last value is so much older than this, or there is none.
     pub(crate) fn is_older(&self, than_ms: u64, by_ms: u64) -> bool {
         self.count == 0 || than_ms >= self.at_ms.saturating_add(by_ms)

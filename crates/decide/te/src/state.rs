@@ -1,11 +1,12 @@
 use crate::{
     backlog::Backlog,
     check::{COMPARED_LOAD, FULL, is_loaded, work},
-    observation::{CallerReport, Observation, RegionObservation},
+    observation::{CallerReport, Observation, RegionObservation, ServerReport},
     pace::Pid,
     peak::Peak,
     smoothed::Smoothed,
     table::{ClassShares, Tables, WHOLE},
+    trust::{Doubt, Evidence, Trust},
 };
 
 /// Weight of the newest work per call in its mean, at most.
@@ -27,6 +28,8 @@ struct Work {
     mean: f64,
     /// The same without the noise of single reports.
     smoothed: Smoothed,
+    /// Whether that is newer.
+    is_new: bool,
     /// Whether it was seen under load. Until then it is mostly background work, and replaced by the first that was.
     is_firm: bool,
 }
@@ -35,7 +38,16 @@ impl Work {
     /// Takes the work per call that servers have seen until this time.
     fn observe(&mut self, new: f64, at_ms: u64) {
         if self.smoothed.is_older(at_ms, NEWER_MS) {
-            self.mean += WORK_WEIGHT * (self.smoothed.observe(new, at_ms) - self.mean);
+            self.smoothed.observe(new, at_ms);
+            self.is_new = true;
+        }
+    }
+
+    /// Learns from what was observed last, unless that is suspected to be too little.
+    fn follow(&mut self, is_suspect: bool) {
+        let change = self.smoothed.mean() - self.mean;
+        if std::mem::take(&mut self.is_new) && !(is_suspect && change < 0.0) {
+            self.mean += WORK_WEIGHT * change;
         }
     }
 }
@@ -61,6 +73,8 @@ pub struct PlannerState {
     unreported: Vec<f64>,
     /// Calls that wait, by region.
     backlog: Vec<Backlog>,
+    /// How far reports are trusted, by region.
+    trust: Vec<Trust>,
     /// By region: whether servers were there, once it is known, and until when they have to stay to be used.
     presence: Vec<(Option<bool>, u64)>,
 }
@@ -86,6 +100,7 @@ impl PlannerState {
             is_absent: vec![false; regions],
             unreported: vec![0.0; regions],
             backlog: vec![Backlog::default(); regions],
+            trust: vec![Trust::default(); regions],
             presence: vec![(None, 0); regions],
         }
     }
@@ -104,6 +119,7 @@ impl PlannerState {
             next.is_absent[at] = self.is_absent[before];
             next.unreported[at] = self.unreported[before];
             next.backlog[at] = self.backlog[before];
+            next.trust[at] = self.trust[before];
             next.presence[at] = self.presence[before];
             for class in 0..self.classes {
                 next.demand[at * self.classes + class] = self.demand[before * self.classes + class];
@@ -186,7 +202,24 @@ impl PlannerState {
             return f64::INFINITY;
         }
         let own = self.work[region].map(|work| work.mean);
-        own.or_else(|| self.median_work()).unwrap_or(NO_WORK) / power
+        let work = own.or_else(|| self.median_work()).unwrap_or(NO_WORK);
+        let trust = self.trust[region];
+        // What was suspected from the first report on has not been learnt from others before.
+        let is_unknown = self.work[region].is_none_or(|work| work.smoothed.is_new());
+        let is_doubted = trust.seems_cheap() || (trust.is_suspect() && is_unknown);
+        let others = if is_doubted { median_of_others(&self.firm_works(), region) } else { None };
+        work.max(others.unwrap_or_default()) * trust.strain() / power
+    }
+
+    /// Why a region is planned with less capacity than its reports imply; `None` if it is not.
+    pub fn doubt(&self, region: usize) -> Option<Doubt> {
+        self.trust[region].doubt()
+    }
+
+    /// Work per call that was seen under load, by region, without delay.
+    fn firm_works(&self) -> Vec<Option<f64>> {
+        let firm = |work: &Option<Work>| work.filter(|work| work.is_firm).map(|work| work.smoothed.mean());
+        self.work.iter().map(firm).collect()
     }
 
     /// The standard deviation of the load by a region's own calls, as a part of it: what is left of the noise of reports.
@@ -219,6 +252,41 @@ impl PlannerState {
             self.learn_work(at, region);
             let (new, known) = (observation.unreported(at), self.unreported[at]);
             self.unreported[at] = new.min(known + UNREPORTED_WEIGHT * (new - known).max(0.0));
+        }
+        self.learn_trust(observation, ceiling);
+        for (work, trust) in self.work.iter_mut().zip(&self.trust) {
+            work.iter_mut().for_each(|work| work.follow(trust.is_suspect()));
+        }
+    }
+
+    /// Compares what regions report with one another.
+    fn learn_trust(&mut self, observation: &Observation, ceiling: f64) {
+        let reports: Vec<Option<ServerReport>> =
+            observation.regions.iter().map(|region| region.servers.filter(|_| region.power > 0.0)).collect();
+        let times: Vec<Option<f64>> = reports
+            .iter()
+            .map(|report| report.map(|report| report.response_time).filter(|time| *time > 0.0))
+            .collect();
+        let failing = self.trust.iter_mut().zip(&reports);
+        let failing: Vec<Option<f64>> = failing
+            .map(|(trust, report)| report.map(|report| trust.observe_failing(report.failing, report.at_ms)))
+            .collect();
+        let works = self.firm_works();
+        let ratio = |values: &[Option<f64>], at: usize| {
+            let others = median_of_others(values, at).filter(|others| *others > 0.0)?;
+            Some(values[at]? / others)
+        };
+        for (at, report) in reports.iter().enumerate() {
+            let Some(report) = report else { continue };
+            let others = median_of_others(&failing, at);
+            self.trust[at].judge(&Evidence {
+                at_ms: report.at_ms,
+                work: ratio(&works, at),
+                time: ratio(&times, at),
+                load: report.load / ceiling,
+                // Where all fail, or there is no other, moving calls is of no use.
+                failing: others.map_or(0.0, |others| failing[at].unwrap_or_default() - others),
+            });
         }
     }
 
@@ -254,7 +322,9 @@ impl PlannerState {
                     known.observe(new, at_ms);
                 }
             }
-            unknown => *unknown = Some(Work { mean: new, smoothed: Smoothed::of(new), is_firm }),
+            unknown => {
+                *unknown = Some(Work { mean: new, smoothed: Smoothed::of(new), is_new: false, is_firm })
+            }
         }
     }
 
@@ -289,6 +359,14 @@ impl PlannerState {
     }
 }
 
+/// The median of the values that are known of the other regions, the lower one of two.
+fn median_of_others(values: &[Option<f64>], region: usize) -> Option<f64> {
+    let others = values.iter().enumerate().filter(|(at, _)| *at != region);
+    let mut others: Vec<f64> = others.filter_map(|(_, value)| *value).collect();
+    others.sort_by(f64::total_cmp);
+    others.get(others.len().saturating_sub(1) / 2).copied()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -297,8 +375,11 @@ mod tests {
     fn a_state_keeps_what_it_knows_of_regions_that_stay() {
         let mut state = PlannerState::new(3, 1);
         state.tables.sources[0].classes[0] = ClassShares { shares: vec![6_000, 3_000, 500], dropped: 500 };
-        (state.work[2], state.demand[2], state.has_demand[2]) =
-            (Some(Work { mean: 0.5, smoothed: Smoothed::of(0.5), is_firm: true }), Smoothed::of(70.0), true);
+        (state.work[2], state.demand[2], state.has_demand[2]) = (
+            Some(Work { mean: 0.5, smoothed: Smoothed::of(0.5), is_new: false, is_firm: true }),
+            Smoothed::of(70.0),
+            true,
+        );
         // The second region goes, and a new one comes first.
         let next = state.remapped(&[None, Some(0), Some(2)]);
         assert!(next.fits(3, 1));

@@ -5,7 +5,7 @@
 mod common;
 
 use common::World;
-use fairmesh_te::{Observation, Plan, WHOLE};
+use fairmesh_te::{Doubt, Observation, Plan, PlannerState, WHOLE};
 
 /// A round of a second, of reports that were changed.
 fn second(world: &mut World, change: impl FnOnce(&mut Observation)) -> Plan {
@@ -79,4 +79,89 @@ fn region_that_stays_full_has_dearer_calls() {
         away = WHOLE - world.state.tables().of(1, 0).shares[1];
     }
     assert!(away > 3_000, "{away}");
+}
+
+/// A region whose neighbour has too many calls, and three others.
+fn beside_an_overloaded_region() -> World {
+    let mut world =
+        World::new(vec![100.0; 5], vec![vec![95.0], vec![60.0], vec![50.0], vec![50.0], vec![50.0]]);
+    (0..30).for_each(|_| drop(second(&mut world, |_| {})));
+    world
+}
+
+/// The true load of the second region after a minute in which its reports are changed.
+fn load_after(world: &mut World, change: impl Fn(&mut Observation)) -> f64 {
+    let mut most = 0.0_f64;
+    for _ in 0..60 {
+        second(world, &change);
+        most = most.max(world.loads(world.state.tables())[1]);
+    }
+    most
+}
+
+#[test]
+fn region_that_reports_half_its_load_is_not_filled() {
+    let mut world = beside_an_overloaded_region();
+    let half = |observation: &mut Observation| observation.regions[1].servers.as_mut().unwrap().load /= 2.0;
+    let honest = load_after(&mut beside_an_overloaded_region(), |_| {});
+    let load = load_after(&mut world, half);
+    assert!(load <= honest + 0.01, "{load} instead of {honest}");
+    assert_eq!(world.state.doubt(1), Some(Doubt::SeemsCheap));
+    // From the start, too.
+    let mut world = World { state: PlannerState::new(5, 1), ..world };
+    let load = load_after(&mut world, half);
+    assert!(load <= honest + 0.01, "{load} instead of {honest}");
+    (0..30).for_each(|_| drop(second(&mut world, |_| {})));
+    assert_eq!(world.state.doubt(1), None);
+}
+
+#[test]
+fn region_of_faster_servers_is_believed_where_its_calls_are_not_slow() {
+    let with_time = |of_second: f64| {
+        let mut world = beside_an_overloaded_region();
+        let load = load_after(&mut world, |observation| {
+            for (region, time) in observation.regions.iter_mut().zip([0.1, of_second, 0.1, 0.1, 0.1]) {
+                region.servers.as_mut().unwrap().response_time = time;
+            }
+            observation.regions[1].servers.as_mut().unwrap().load /= 2.0;
+        });
+        (load, world.state.doubt(1))
+    };
+    let (load, doubt) = with_time(0.1);
+    assert!(load > 0.8 && doubt.is_none(), "{load}");
+    let (load, doubt) = with_time(0.2);
+    assert!(load < 0.7 && doubt.is_some(), "{load}");
+}
+
+/// What callers of a region see that reach only so much of its capacity.
+fn reach(observation: &mut Observation, region: usize, reachable: f64) {
+    let servers = observation.regions[region].servers.as_mut().unwrap();
+    servers.failing = (1.0 - reachable / servers.load).max(0.0);
+}
+
+#[test]
+fn region_of_which_callers_reach_a_part_is_planned_by_that_part() {
+    let mut world = World::new(vec![100.0; 3], vec![vec![55.0], vec![40.0], vec![40.0]]);
+    (0..30).for_each(|_| drop(second(&mut world, |_| {})));
+    for _ in 0..300 {
+        second(&mut world, |observation| reach(observation, 0, 0.4));
+    }
+    let loads = world.loads(world.state.tables());
+    assert!(loads[0] < 0.43, "{loads:?}");
+    assert_eq!(world.state.doubt(0), Some(Doubt::Fails));
+    // The subset has grown: calls come back by and by.
+    (0..1_800).for_each(|_| drop(second(&mut world, |_| {})));
+    assert_eq!(world.state.tables().of(0, 0).shares[0], WHOLE, "{:?}", world.state.tables());
+    assert_eq!(world.state.doubt(0), None);
+}
+
+#[test]
+fn calls_that_fail_in_all_regions_move_none() {
+    let mut world = World::new(vec![100.0; 3], vec![vec![64.0], vec![40.0], vec![40.0]]);
+    for _ in 0..60 {
+        let plan = second(&mut world, |observation| {
+            observation.regions.iter_mut().for_each(|region| region.servers.as_mut().unwrap().failing = 0.3);
+        });
+        assert_eq!(plan.shifts, []);
+    }
 }

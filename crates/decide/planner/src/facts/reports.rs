@@ -213,6 +213,18 @@ impl ServiceFacts {
         self.calls_to(region).fold(0.0, |sum, rates| sum + (rates.answered + rates.shed) as f64 / MILLI)
     }
 
+    /// The share of calls to a region that its servers shed or that got no response, whichever is greater.
+    pub fn failing_in(&self, region: &Region) -> f64 {
+        let mut sum = CallRates::default();
+        self.calls_to(region).for_each(|rates| sum += *rates);
+        let share = |of: u64, whole: u64| if whole > 0 { (of as f64 / whole as f64).min(1.0) } else { 0.0 };
+        let servers = self.reports.servers.get(region);
+        let shed = servers.map_or(0.0, |servers| share(servers.refused, servers.received));
+        // Callers of an old release do not count responses.
+        let lost = if sum.answered > 0 { sum.attempts.saturating_sub(sum.answered) } else { 0 };
+        share(lost, sum.attempts).max(shed)
+    }
+
     fn calls_to(&self, region: &Region) -> impl Iterator<Item = &CallRates> {
         let calls = self.reports.calls.iter().filter(|(path, _)| path.to.as_ref() == Some(region));
         calls.map(|(_, rates)| rates)

@@ -1,0 +1,125 @@
+//! How far the capacity is trusted that the reports of a region's servers imply.
+
+use std::fmt;
+
+/// Work per call below this part of the other regions' median is doubted, and believed again from the second part on.
+const DOUBTED_WORK: f64 = 0.65;
+const BELIEVED_WORK: f64 = 0.75;
+/// For so many reports in a row: single ones of few calls say little.
+const DOUBTED_REPORTS: u8 = 3;
+/// Calls that take this multiple of the other regions' median time contradict a low load, down to the second multiple.
+const SLOW: f64 = 1.5;
+const NO_LONGER_SLOW: f64 = 1.25;
+/// A share of calls that fail beyond that of other regions, from which on callers do not reach all of a region's capacity.
+const MANY_FAIL: f64 = 0.05;
+/// Weight of the newest share in its mean: an interval of callers ends at another time than their calls.
+const FAILING_WEIGHT: f64 = 0.2;
+/// How much more loaded a region may seem than it reports.
+const MOST_STRAIN: f64 = 1.5;
+/// Strain that has no cause any more falls by two thirds in this time: the cause may only be away with the calls.
+const STRAIN_MS: f64 = 300_000.0;
+/// Strain below this is none.
+const LEAST_STRAIN: f64 = 1.01;
+
+/// Why a region is planned with less capacity than its reports imply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doubt {
+    /// Its calls seem cheaper than those of other regions, and nothing else says so.
+    SeemsCheap,
+    /// More of its calls fail than of other regions, though it is not full: callers do not reach all of its servers.
+    Fails,
+}
+
+impl fmt::Display for Doubt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SeemsCheap => {
+                write!(f, "its servers report much less load for as many calls as those of other regions")
+            }
+            Self::Fails => write!(f, "more of its calls fail than of other regions, though it is not full"),
+        }
+    }
+}
+
+/// What reports of one region say beside those of the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Evidence {
+    /// The end of the interval.
+    pub(crate) at_ms: u64,
+    /// Work per call and time of calls, as multiples of the other regions' median; `None` where there is nothing to compare.
+    pub(crate) work: Option<f64>,
+    pub(crate) time: Option<f64>,
+    /// Utilisation, as a part of that from which on calls are dropped.
+    pub(crate) load: f64,
+    /// The mean share of calls that fail beyond that of the other regions.
+    pub(crate) failing: f64,
+}
+
+/// What is remembered of one region.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Trust {
+    at_ms: u64,
+    failing: f64,
+    /// Reports in a row that made calls seem cheap.
+    cheap_reports: u8,
+    strain: f64,
+}
+
+impl Default for Trust {
+    fn default() -> Self {
+        Self { at_ms: 0, failing: 0.0, cheap_reports: 0, strain: 1.0 }
+    }
+}
+
+impl Trust {
+    /// Takes the share of calls that failed, and returns its mean.
+    pub(crate) fn observe_failing(&mut self, share: f64, at_ms: u64) -> f64 {
+        if at_ms > self.at_ms {
+            self.failing += FAILING_WEIGHT * (share - self.failing);
+        }
+        self.failing
+    }
+
+    /// Judges a report.
+    pub(crate) fn judge(&mut self, evidence: &Evidence) {
+        if evidence.at_ms <= self.at_ms {
+            return;
+        }
+        let fails = evidence.failing > MANY_FAIL;
+        let (work, slow) =
+            if self.seems_cheap() { (BELIEVED_WORK, NO_LONGER_SLOW) } else { (DOUBTED_WORK, SLOW) };
+        // A region of faster servers answers at least as fast as others.
+        let contradicts = fails || evidence.time.is_none_or(|time| time > slow);
+        let is_cheap = evidence.work.is_some_and(|ratio| ratio < work) && contradicts;
+        self.cheap_reports = if is_cheap { (self.cheap_reports + 1).min(DOUBTED_REPORTS) } else { 0 };
+        let elapsed_ms = evidence.at_ms.saturating_sub(self.at_ms) as f64;
+        let decay = (-elapsed_ms / STRAIN_MS).exp();
+        let rest = 1.0 + (self.strain - 1.0) * if self.at_ms > 0 { decay } else { 1.0 };
+        let is_below = evidence.load > 0.0 && evidence.load < 1.0;
+        let needed = if fails && is_below { (1.0 + evidence.failing) / evidence.load } else { 1.0 };
+        self.strain = rest.max(needed.min(MOST_STRAIN));
+        self.at_ms = evidence.at_ms;
+    }
+
+    /// Whether work per call is at least that of the other regions, whatever the servers report.
+    pub(crate) fn seems_cheap(&self) -> bool {
+        self.cheap_reports >= DOUBTED_REPORTS
+    }
+
+    /// Whether the last report made calls seem cheap: it is not learnt from.
+    pub(crate) fn is_suspect(&self) -> bool {
+        self.cheap_reports > 0
+    }
+
+    /// How many times as much load calls are than the servers report.
+    pub(crate) fn strain(&self) -> f64 {
+        if self.strain < LEAST_STRAIN { 1.0 } else { self.strain }
+    }
+
+    pub(crate) fn doubt(&self) -> Option<Doubt> {
+        match self.seems_cheap() {
+            true => Some(Doubt::SeemsCheap),
+            false => (self.strain() > 1.0).then_some(Doubt::Fails),
+        }
+    }
+}
