@@ -64,7 +64,7 @@ pub struct ServerReport {
     pub received: f64,
     /// Calls that ended per second, answered or shed; 0 if callers do not say.
     pub answered: f64,
-    /// The share of its calls that servers shed or that got no response.
+    /// The share of its calls that servers shed or that got no response; less than 0 while more end than begin.
     pub failing: f64,
     /// Mean time of calls of the region itself until responses begin, in seconds; 0 if callers do not say.
     pub response_time: f64,

@@ -315,9 +315,9 @@ impl Round<'_> {
         self.policy.margin / (self.problem.offered(source) * self.problem.cost[source])
     }
 
-    /// Whether a region keeps all of its calls that it can serve.
+    /// Whether a region keeps all of its calls that it can serve: it is not drained.
     fn is_whole(&self, source: usize) -> bool {
-        self.problem.keep[source] >= 1.0
+        self.problem.keep[source] >= 1.0 || !self.problem.serves(source)
     }
 
     /// Whether calls are dropped of a class, and not by the aim, while less important ones of the source are served.

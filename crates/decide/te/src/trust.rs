@@ -7,9 +7,10 @@ const DOUBTED_WORK: f64 = 0.65;
 const BELIEVED_WORK: f64 = 0.75;
 /// For so many reports in a row: single ones of few calls say little.
 const DOUBTED_REPORTS: u8 = 3;
-/// Calls that take this multiple of the other regions' median time contradict a low load, down to the second multiple.
-const SLOW: f64 = 1.5;
-const NO_LONGER_SLOW: f64 = 1.25;
+/// Calls of servers that are that much faster take less time than those of other regions: at most this part of the median, and
+/// at most the second part where they were doubted.
+const FASTER: f64 = 0.85;
+const MUCH_FASTER: f64 = 0.75;
 /// A share of calls that fail beyond that of other regions, from which on callers do not reach all of a region's capacity.
 const MANY_FAIL: f64 = 0.05;
 /// Weight of the newest share in its mean: an interval of callers ends at another time than their calls.
@@ -86,10 +87,9 @@ impl Trust {
             return;
         }
         let fails = evidence.failing > MANY_FAIL;
-        let (work, slow) =
-            if self.seems_cheap() { (BELIEVED_WORK, NO_LONGER_SLOW) } else { (DOUBTED_WORK, SLOW) };
-        // A region of faster servers answers at least as fast as others.
-        let contradicts = fails || evidence.time.is_none_or(|time| time > slow);
+        let (work, faster) =
+            if self.seems_cheap() { (BELIEVED_WORK, MUCH_FASTER) } else { (DOUBTED_WORK, FASTER) };
+        let contradicts = fails || evidence.time.is_none_or(|time| time > faster);
         let is_cheap = evidence.work.is_some_and(|ratio| ratio < work) && contradicts;
         self.cheap_reports = if is_cheap { (self.cheap_reports + 1).min(DOUBTED_REPORTS) } else { 0 };
         let elapsed_ms = evidence.at_ms.saturating_sub(self.at_ms) as f64;

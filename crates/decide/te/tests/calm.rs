@@ -4,8 +4,8 @@
 
 mod common;
 
-use common::{Noise, World};
-use fairmesh_te::{LoadRing, Plan, WHOLE};
+use common::{Noise, World, noisy_second as second, poisson};
+use fairmesh_te::{LoadRing, WHOLE};
 
 /// Loads of the first of five regions: from one that nothing leaves to one that several regions help.
 const LOADS: [f64; 8] = [0.5, 0.56, 0.6, 0.7, 0.75, 0.8, 0.95, 1.1];
@@ -23,32 +23,9 @@ fn world(thresholds: [f64; 4], power: f64, load: f64) -> World {
     world
 }
 
-/// The noise of a count of calls that arrive at random.
-fn poisson(rate: f64, random: &mut Noise) -> f64 {
-    rate + rate.sqrt() * random.normal()
-}
-
 /// Noise of 20 %.
 fn twenty_percent(rate: f64, random: &mut Noise) -> f64 {
     rate * (1.0 + 0.2 * random.uniform())
-}
-
-/// A round of a second. Callers and servers count in other seconds, and the load is that of calls of different lengths.
-fn second(world: &mut World, noise: fn(f64, &mut Noise) -> f64, random: &mut Noise) -> Plan {
-    let mut observation = world.observation();
-    for region in &mut observation.regions {
-        let callers = region.callers.as_mut().unwrap();
-        callers.offered.iter_mut().for_each(|rate| *rate = noise(*rate, random).max(0.0));
-        let servers = region.servers.as_mut().unwrap();
-        let received = noise(servers.received, random).max(0.0);
-        let work = 1.0 + random.normal() / received.max(1.0).sqrt();
-        servers.load = (servers.load * work * received / servers.received.max(1.0)).clamp(0.0, 1.0);
-        servers.received = received;
-    }
-    // Counts of few calls differ so much now and then that a round is refused.
-    let plan = world.plan(&observation);
-    world.now_ms -= 4_000;
-    plan
 }
 
 /// In how many of these rounds tables change, after a first minute; the most of three seeds.
@@ -84,6 +61,16 @@ fn noise_of_20_percent_rewrites_tables_at_most_15_times_in_300_seconds() {
             }
         }
     }
+}
+
+#[test]
+fn calls_of_a_lost_region_rest_where_they_went() {
+    let mut world = World::new(vec![480.0; 6], vec![vec![288.0]; 6]);
+    let mut random = Noise::new(1);
+    (0..60).for_each(|_| drop(second(&mut world, poisson, &mut random)));
+    world.power[0] = 0.0;
+    let changes = rewrites(&world, 180, poisson);
+    assert!(changes <= 5, "{changes}");
 }
 
 #[test]

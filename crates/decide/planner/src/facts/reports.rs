@@ -213,16 +213,19 @@ impl ServiceFacts {
         self.calls_to(region).fold(0.0, |sum, rates| sum + (rates.answered + rates.shed) as f64 / MILLI)
     }
 
-    /// The share of calls to a region that its servers shed or that got no response, whichever is greater.
+    /// The share of calls to a region that its servers shed or that got no response, whichever is greater. Calls end later than they
+    /// begin, so that it may be less than 0.
     pub fn failing_in(&self, region: &Region) -> f64 {
         let mut sum = CallRates::default();
         self.calls_to(region).for_each(|rates| sum += *rates);
-        let share = |of: u64, whole: u64| if whole > 0 { (of as f64 / whole as f64).min(1.0) } else { 0.0 };
-        let servers = self.reports.servers.get(region);
-        let shed = servers.map_or(0.0, |servers| share(servers.refused, servers.received));
+        let servers = self.reports.servers.get(region).filter(|servers| servers.received > 0);
+        let shed = servers.map_or(0.0, |servers| servers.refused as f64 / servers.received as f64);
         // Callers of an old release do not count responses.
-        let lost = if sum.answered > 0 { sum.attempts.saturating_sub(sum.answered) } else { 0 };
-        share(lost, sum.attempts).max(shed)
+        let lost = match sum.attempts.min(sum.answered) {
+            0 => 0.0,
+            _ => 1.0 - sum.answered as f64 / sum.attempts as f64,
+        };
+        if shed > 0.0 { lost.max(shed.min(1.0)) } else { lost.max(-1.0) }
     }
 
     fn calls_to(&self, region: &Region) -> impl Iterator<Item = &CallRates> {

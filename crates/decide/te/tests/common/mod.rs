@@ -147,3 +147,26 @@ impl Noise {
         (0..12).map(|_| self.uniform()).sum::<f64>() / 2.0
     }
 }
+
+/// The noise of a count of calls that arrive at random.
+pub fn poisson(rate: f64, random: &mut Noise) -> f64 {
+    rate + rate.sqrt() * random.normal()
+}
+
+/// A round of a second. Callers and servers count in other seconds, and the load is that of calls of different lengths.
+pub fn noisy_second(world: &mut World, noise: fn(f64, &mut Noise) -> f64, random: &mut Noise) -> Plan {
+    let mut observation = world.observation();
+    for region in &mut observation.regions {
+        let callers = region.callers.as_mut().unwrap();
+        callers.offered.iter_mut().for_each(|rate| *rate = noise(*rate, random).max(0.0));
+        let servers = region.servers.as_mut().unwrap();
+        let received = noise(servers.received, random).max(0.0);
+        let work = 1.0 + random.normal() / received.max(1.0).sqrt();
+        servers.load = (servers.load * work * received / servers.received.max(1.0)).clamp(0.0, 1.0);
+        servers.received = received;
+    }
+    // Counts of few calls differ so much now and then that a round is refused.
+    let plan = world.plan(&observation);
+    world.now_ms -= 4_000;
+    plan
+}
