@@ -14,7 +14,7 @@ const MUCH_FASTER: f64 = 0.75;
 /// A share of calls that fail beyond that of other regions, from which on callers do not reach all of a region's capacity.
 const MANY_FAIL: f64 = 0.05;
 /// Weight of the newest share in its mean: an interval of callers ends at another time than their calls.
-const FAILING_WEIGHT: f64 = 0.2;
+const FAILING_WEIGHT: f64 = 0.1;
 /// How much more loaded a region may seem than it reports.
 const MOST_STRAIN: f64 = 1.5;
 /// Strain that has no cause any more falls by two thirds in this time: the cause may only be away with the calls.

@@ -57,15 +57,20 @@ fn strike(world: &mut World, random: &mut Noise) {
     }
 }
 
-/// The regions that are above a threshold while a region of the ring that this opens has room. Noise, and less than a share can
-/// be, are no room.
+/// The regions that are above a threshold by their own calls while a region of the ring that this opens has room. Noise, and less
+/// than a share can be, are no room. Calls of a region that is lost may fill another one up to the threshold of the ring by which
+/// they reach it, and do not push its own calls away.
 fn needlessly_above(world: &World) -> Vec<usize> {
     let loads = world.loads(world.state.tables());
     let noise = |region: usize| 3.0 * loads[region] / (loads[region] * world.power[region]).max(1.0).sqrt();
     let thresholds: Vec<f64> = world.policy.rings.iter().map(|ring| ring.load).collect();
     let is_needless = |region: usize| {
-        let stays = |class: usize| world.state.tables().of(region, class).shares[region] > 0;
-        let excess = |threshold: f64| loads[region] > threshold + 0.01 + noise(region);
+        let stays = |class: usize| {
+            let share = world.state.tables().of(region, class).shares[region];
+            world.demand[region][class] * f64::from(share) / f64::from(WHOLE)
+        };
+        let own = (0..world.policy.classes).map(stays).sum::<f64>() / world.power[region];
+        let excess = |threshold: f64| own > threshold + 0.01 + noise(region);
         let opened = (0..thresholds.len()).filter(|ring| excess(thresholds[*ring]));
         let has_room = |ring: usize, to: usize| {
             let is_within = world.rings.ring(region, to).is_some_and(|found| found <= ring + 1);
@@ -73,7 +78,7 @@ fn needlessly_above(world: &World) -> Vec<usize> {
             to != region && world.power[to] > 0.0 && is_within && loads[to] < room
         };
         let mut rooms = opened.map(|ring| (0..loads.len()).any(|to| has_room(ring, to)));
-        (0..world.policy.classes).any(stays) && rooms.any(|has_room| has_room)
+        rooms.any(|has_room| has_room)
     };
     (0..loads.len()).filter(|region| world.power[*region] > 0.0 && is_needless(*region)).collect()
 }
