@@ -163,6 +163,10 @@ fn one_second_rounds_rewrite_tables_seldom_and_drop_no_more() {
         scenario.traffic.as_mut().unwrap().every = SimTime::seconds(1);
         let report = play_scenario(&scenario);
         assert!(report.changed <= most, "{name}: {} rounds change tables", report.changed);
-        assert!(report.most_dropped.iter().all(|share| *share <= dropped), "{name}: {:?}", report.most_dropped);
+        assert!(
+            report.most_dropped.iter().all(|share| *share <= dropped),
+            "{name}: {:?}",
+            report.most_dropped
+        );
     }
 }

@@ -227,7 +227,7 @@ impl ServicePlanner {
         self.plan_zones(facts);
     }
 
-    /// Tells operators of regions that are planned with less capacity than their reports imply, or no longer are.
+    /// Tells operators of regions whose capacity is doubted from now on, or no longer.
     fn note_doubts(&mut self, next: &PlannerState, at_ms: u64) {
         for (at, region) in self.regions.iter().enumerate() {
             let text = match (self.state.doubt(at), next.doubt(at)) {
@@ -239,7 +239,7 @@ impl ServicePlanner {
         }
     }
 
-    /// The regions that are planned with less capacity than their reports imply.
+    /// The regions whose capacity is doubted.
     pub fn doubted_regions(&self) -> impl Iterator<Item = (&Region, Doubt)> {
         let doubts = self.regions.iter().enumerate();
         doubts.filter_map(|(at, region)| Some((region, self.state.doubt(at)?)))

@@ -208,10 +208,10 @@ impl PlannerState {
         let is_unknown = self.work[region].is_none_or(|work| work.smoothed.is_new());
         let is_doubted = trust.seems_cheap() || (trust.is_suspect() && is_unknown);
         let others = if is_doubted { median_of_others(&self.firm_works(), region) } else { None };
-        work.max(others.unwrap_or_default()) * trust.strain() / power
+        work.max(others.unwrap_or_default()) / power
     }
 
-    /// Why a region is planned with less capacity than its reports imply; `None` if it is not.
+    /// Why the capacity of a region is doubted; `None` if it is not.
     pub fn doubt(&self, region: usize) -> Option<Doubt> {
         self.trust[region].doubt()
     }

@@ -15,19 +15,16 @@ const MUCH_FASTER: f64 = 0.75;
 const MANY_FAIL: f64 = 0.05;
 /// Weight of the newest share in its mean: an interval of callers ends at another time than their calls.
 const FAILING_WEIGHT: f64 = 0.1;
-/// How much more loaded a region may seem than it reports.
-const MOST_STRAIN: f64 = 1.5;
-/// Strain that has no cause any more falls by two thirds in this time: the cause may only be away with the calls.
-const STRAIN_MS: f64 = 300_000.0;
-/// Strain below this is none.
-const LEAST_STRAIN: f64 = 1.01;
+/// The doubt ends below this part of it.
+const FEW_FAIL: f64 = MANY_FAIL / 2.0;
 
-/// Why a region is planned with less capacity than its reports imply.
+/// Why the capacity of a region is doubted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doubt {
-    /// Its calls seem cheaper than those of other regions, and nothing else says so.
+    /// Its calls seem cheaper than those of other regions, and nothing else says so: it is planned by the others' work per call.
     SeemsCheap,
-    /// More of its calls fail than of other regions, though it is not full: callers do not reach all of its servers.
+    /// More of its calls fail than of other regions, though it is not full: callers do not reach all of its servers. That is shown
+    /// and moves no calls, since callers reach as small a part of the region that these would go to.
     Fails,
 }
 
@@ -57,19 +54,13 @@ pub(crate) struct Evidence {
 }
 
 /// What is remembered of one region.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Trust {
     at_ms: u64,
     failing: f64,
     /// Reports in a row that made calls seem cheap.
     cheap_reports: u8,
-    strain: f64,
-}
-
-impl Default for Trust {
-    fn default() -> Self {
-        Self { at_ms: 0, failing: 0.0, cheap_reports: 0, strain: 1.0 }
-    }
+    fails: bool,
 }
 
 impl Trust {
@@ -92,12 +83,8 @@ impl Trust {
         let contradicts = fails || evidence.time.is_none_or(|time| time > faster);
         let is_cheap = evidence.work.is_some_and(|ratio| ratio < work) && contradicts;
         self.cheap_reports = if is_cheap { (self.cheap_reports + 1).min(DOUBTED_REPORTS) } else { 0 };
-        let elapsed_ms = evidence.at_ms.saturating_sub(self.at_ms) as f64;
-        let decay = (-elapsed_ms / STRAIN_MS).exp();
-        let rest = 1.0 + (self.strain - 1.0) * if self.at_ms > 0 { decay } else { 1.0 };
-        let is_below = evidence.load > 0.0 && evidence.load < 1.0;
-        let needed = if fails && is_below { (1.0 + evidence.failing) / evidence.load } else { 1.0 };
-        self.strain = rest.max(needed.min(MOST_STRAIN));
+        let many = if self.fails { FEW_FAIL } else { MANY_FAIL };
+        self.fails = evidence.failing > many && evidence.load < 1.0;
         self.at_ms = evidence.at_ms;
     }
 
@@ -111,15 +98,10 @@ impl Trust {
         self.cheap_reports > 0
     }
 
-    /// How many times as much load calls are than the servers report.
-    pub(crate) fn strain(&self) -> f64 {
-        if self.strain < LEAST_STRAIN { 1.0 } else { self.strain }
-    }
-
     pub(crate) fn doubt(&self) -> Option<Doubt> {
         match self.seems_cheap() {
             true => Some(Doubt::SeemsCheap),
-            false => (self.strain() > 1.0).then_some(Doubt::Fails),
+            false => self.fails.then_some(Doubt::Fails),
         }
     }
 }

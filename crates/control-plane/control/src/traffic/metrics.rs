@@ -49,7 +49,7 @@ impl TrafficPlanning {
         traffic.gauge("refused_services", help, refusing);
         let doubted =
             plans.by_service.values().map(|planner| planner.doubted_regions().count()).sum::<usize>();
-        let help = "Regions of services that are planned with less capacity than their reports imply";
+        let help = "Regions of services whose capacity is doubted";
         traffic.gauge("doubted_regions", help, doubted);
         let (mut optimized, mut left) = (0_usize, BTreeMap::<&'static str, usize>::new());
         for planner in plans.by_service.values() {
