@@ -14,7 +14,7 @@ const MUCH_FASTER: f64 = 0.75;
 /// A share of calls that fail beyond that of other regions, from which on callers do not reach all of a region's capacity.
 const MANY_FAIL: f64 = 0.05;
 /// Weight of the newest share in its mean: an interval of callers ends at another time than their calls.
-const FAILING_WEIGHT: f64 = 0.1;
+const FAILING_WEIGHT: f64 = 0.05;
 /// The doubt ends below this part of it.
 const FEW_FAIL: f64 = MANY_FAIL / 2.0;
 
