@@ -69,9 +69,8 @@ impl Smoothed {
         self.remember(value);
         let noise = self.noise();
         let deviation = value - self.mean;
-        if noise <= ROUNDING * self.mean.abs() {
-            self.restart(value, 1.0);
-        } else if deviation.abs() > (OUTLIER + OUTLIER_OF_SECOND / self.seconds()) * noise {
+        let most = (OUTLIER + OUTLIER_OF_SECOND / self.seconds()) * noise;
+        if noise <= ROUNDING * self.mean.abs() || deviation.abs() > most {
             self.restart(value, 1.0);
         } else if let Some(run) = self.changed(value, deviation / noise) {
             self.restart(run.sum / run.count, run.count);
