@@ -39,6 +39,7 @@ soak: ## Cause outages, replace all there is under full load, stream, send by th
 	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test faults -- --nocapture kernel::soak
 	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test faults -- --nocapture kernel::million
 	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test faults -- --nocapture kernel::pipelined
+	FLEETS=500 cargo test --release -p fairmesh-te --test fleets
 	fuzz/run $$((60 * $${SOAK_MINUTES:-10})) kernel_head
 	SOAK_MINUTES=1 cargo test --release --workspace --test faults -- --nocapture --include-ignored limits:: services::
 	SOAK_MINUTES=1 cargo test --release --workspace --test gateway routes::

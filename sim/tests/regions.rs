@@ -4,7 +4,10 @@
 
 use std::{fs, path::Path};
 
-use fairmesh_sim::{Round, Scenario, TrafficReport, run, scenario::RegionReportFault};
+use fairmesh_sim::{
+    Round, Scenario, TrafficReport, run,
+    scenario::{RegionReportFault, SimTime},
+};
 
 fn scenario(name: &str) -> Scenario {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../scenarios/{name}.yaml"));
@@ -143,5 +146,27 @@ fn vanished_region_uses_no_capacity_and_is_called_on_return() {
     assert!(returned.len() > 90);
     for round in returned {
         assert!(round.dropped == [0.0] && round.all_local > 0.99, "{round:?}");
+    }
+}
+
+#[test]
+fn one_second_rounds_rewrite_tables_seldom_and_drop_no_more() {
+    // Load that changes once, or three times and back.
+    let scenarios = [
+        ("region-domino", 5, 0.0),
+        ("region-crash", 15, 0.0),
+        ("region-shortage", 5, 0.5),
+        ("region-incident", 40, 0.0),
+    ];
+    for (name, most, dropped) in scenarios {
+        let mut scenario = scenario(name);
+        scenario.traffic.as_mut().unwrap().every = SimTime::seconds(1);
+        let report = play_scenario(&scenario);
+        assert!(report.changed <= most, "{name}: {} rounds change tables", report.changed);
+        assert!(
+            report.most_dropped.iter().all(|share| *share <= dropped),
+            "{name}: {:?}",
+            report.most_dropped
+        );
     }
 }

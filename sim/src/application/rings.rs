@@ -75,6 +75,7 @@ fn observation(problem: &Problem, plan: &Plan, service: usize, now_ms: u64) -> O
         let power = problem.services[service].capacity[at];
         let received = sent.iter().map(|row| row[at]).sum();
         let load = plan.loads[service * count + at].min(FULL);
+        let servers = ServerReport { at_ms: now_ms, load, received, ..ServerReport::default() };
         let callers = CallerReport {
             at_ms: now_ms,
             offered: vec![sent[at].iter().sum()],
@@ -84,7 +85,7 @@ fn observation(problem: &Problem, plan: &Plan, service: usize, now_ms: u64) -> O
         RegionObservation {
             power,
             keep: 1.0,
-            servers: (power > 0.0).then_some(ServerReport { at_ms: now_ms, load, received }),
+            servers: (power > 0.0).then_some(servers),
             callers: Some(callers),
         }
     };

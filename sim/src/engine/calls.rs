@@ -138,6 +138,7 @@ impl Engine {
             false => upstream.finish(request.index, classify(outcome), now),
         }
         if has_response(outcome) {
+            self.count_answered(id);
             self.start_round_if_due(id);
         }
     }

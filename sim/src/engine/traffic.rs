@@ -43,6 +43,18 @@ impl Engine {
         }
     }
 
+    /// An attempt gets a response.
+    #[inline]
+    pub(super) fn count_answered(&mut self, id: u32) {
+        let Some(traffic) = &mut self.traffic else { return };
+        let request = self.in_flight.get(id);
+        let group = self.callers[request.caller as usize].group;
+        let source = self.caller_groups[group as usize].region;
+        let to = self.servers[request.server as usize].region;
+        let time = self.now.saturating_sub(request.began);
+        traffic.counters.record_answered(source, request.class.into(), (to, time));
+    }
+
     /// Begins the first interval.
     pub(super) fn begin_traffic(&mut self) {
         let Some(traffic) = &mut self.traffic else { return };

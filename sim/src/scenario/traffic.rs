@@ -102,6 +102,8 @@ pub enum RegionReportFault {
     Tenfold,
     /// The load is a tenth of the true one.
     Tenth,
+    /// The load is half of the true one.
+    Half,
     /// The load is 0.
     Zero,
     /// The load is not a number.

@@ -24,8 +24,17 @@ pub(crate) struct RegionReport {
     servers: Option<ServerSums>,
     /// Calls per second by class.
     offered: Vec<f64>,
-    /// Attempts per second by class and destination.
-    sent: Vec<Vec<f64>>,
+    /// By class and destination.
+    attempts: Vec<Vec<AttemptSums>>,
+}
+
+/// Attempts of one source, class and destination: counts, or rates per second.
+#[derive(Clone, Copy, Debug, Default)]
+struct AttemptSums {
+    sent: f64,
+    /// Those with a response, and how long responses took, in nanoseconds.
+    answered: f64,
+    time: f64,
 }
 
 /// Servers of one region.
@@ -46,8 +55,8 @@ pub(crate) struct Counters {
     /// Calls offered by source and class, and those of them that a table dropped.
     offered: Vec<u64>,
     dropped: Vec<u64>,
-    /// Attempts by source, class and destination.
-    sent: Vec<u64>,
+    /// By source, class and destination.
+    attempts: Vec<AttemptSums>,
     /// By server, at the start of the interval: busy time, requests.
     starts: Vec<(f64, u64)>,
     /// When the interval began.
@@ -76,7 +85,7 @@ impl Counters {
             classes,
             offered: vec![0; rows],
             dropped: vec![0; rows],
-            sent: vec![0; rows * regions],
+            attempts: vec![AttemptSums::default(); rows * regions],
             starts: Vec::new(),
             began: 0,
         }
@@ -91,8 +100,19 @@ impl Counters {
     }
 
     pub(crate) fn record_sent(&mut self, source: u16, class: usize, to: u16) {
+        self.attempts_to(source, class, to).sent += 1.0;
+    }
+
+    /// A response that took so many nanoseconds.
+    pub(crate) fn record_answered(&mut self, source: u16, class: usize, (to, time): (u16, u64)) {
+        let sums = self.attempts_to(source, class, to);
+        sums.answered += 1.0;
+        sums.time += time as f64;
+    }
+
+    fn attempts_to(&mut self, source: u16, class: usize, to: u16) -> &mut AttemptSums {
         let row = usize::from(source) * self.classes + class;
-        self.sent[row * self.regions + usize::from(to)] += 1;
+        &mut self.attempts[row * self.regions + usize::from(to)]
     }
 
     /// Begins an interval.
@@ -106,11 +126,16 @@ impl Counters {
         let seconds = (now - self.began) as f64 / 1e9;
         let servers = self.servers(servers, registry, now);
         let rate = |count: &u64| *count as f64 / seconds;
+        let per_second = |sums: &AttemptSums| AttemptSums {
+            sent: sums.sent / seconds,
+            answered: sums.answered / seconds,
+            time: sums.time / seconds,
+        };
         let report = |(source, servers): (usize, &Option<ServerSums>)| RegionReport {
             at: now,
             servers: *servers,
             offered: self.offered[source * self.classes..][..self.classes].iter().map(rate).collect(),
-            sent: self.rows(source).map(|row| row.iter().map(rate).collect()).collect(),
+            attempts: self.rows(source).map(|row| row.iter().map(per_second).collect()).collect(),
         };
         Interval {
             loads: servers.iter().map(|sums| sums.map_or(0.0, |sums| sums.load)).collect(),
@@ -143,20 +168,20 @@ impl Counters {
     }
 
     /// Attempts of a source by destination, one row for each class.
-    fn rows(&self, source: usize) -> impl Iterator<Item = &[u64]> {
-        let rows = self.sent.chunks(self.regions);
+    fn rows(&self, source: usize) -> impl Iterator<Item = &[AttemptSums]> {
+        let rows = self.attempts.chunks(self.regions);
         rows.skip(source * self.classes).take(self.classes)
     }
 
     fn local(&self, sources: impl IntoIterator<Item = usize>) -> f64 {
-        let (mut local, mut all) = (0, 0);
+        let (mut local, mut all) = (0.0, 0.0);
         for source in sources {
             for row in self.rows(source) {
-                local += row[source];
-                all += row.iter().sum::<u64>();
+                local += row[source].sent;
+                all += row.iter().map(|sums| sums.sent).sum::<f64>();
             }
         }
-        if all > 0 { local as f64 / all as f64 } else { 1.0 }
+        if all > 0.0 { local / all } else { 1.0 }
     }
 
     fn dropped_share(&self, class: usize) -> f64 {
@@ -174,19 +199,22 @@ impl RegionReport {
         (interval, age): (Duration, Duration),
     ) -> TrafficReport {
         let place = &names.places[source];
-        let rates = |offered: f64, attempts: f64| {
-            let (offered, attempts) = ((offered * MILLI) as u64, (attempts * MILLI) as u64);
-            let mut rates = CallRates { offered, attempts, ..CallRates::default() };
+        let rates = |offered: f64, sums: AttemptSums| {
+            let [offered, attempts, answered] =
+                [offered, sums.sent, sums.answered].map(|rate| (rate * MILLI) as u64);
+            let time_us = (sums.time / 1e3) as u64;
+            let mut rates = CallRates { offered, attempts, answered, time_us, ..CallRates::default() };
             rates.grow_older(age);
             rates
         };
         let offered = self.offered.iter().enumerate();
-        let offered = offered.map(|(class, rate)| (names.path(source, class, None), rates(*rate, 0.0)));
-        let sent = self.sent.iter().enumerate().flat_map(|(class, row)| {
+        let offered = offered
+            .map(|(class, rate)| (names.path(source, class, None), rates(*rate, AttemptSums::default())));
+        let sent = self.attempts.iter().enumerate().flat_map(|(class, row)| {
             let row = row.iter().enumerate();
-            row.map(move |(to, rate)| (names.path(source, class, Some(to)), rates(0.0, *rate)))
+            row.map(move |(to, sums)| (names.path(source, class, Some(to)), rates(0.0, *sums)))
         });
-        let called = |(_, rates): &(CallPath, CallRates)| rates.offered + rates.attempts > 0;
+        let called = |(_, rates): &(CallPath, CallRates)| rates.offered + rates.attempts + rates.answered > 0;
         let servers = self.servers.map(|sums| {
             let mut rates = sums.rates();
             rates.grow_older(age);
@@ -210,6 +238,7 @@ impl RegionReport {
             RegionReportFault::Late => {}
             RegionReportFault::Tenfold => servers.load *= 10.0,
             RegionReportFault::Tenth => servers.load /= 10.0,
+            RegionReportFault::Half => servers.load /= 2.0,
             RegionReportFault::Zero => servers.load = 0.0,
             RegionReportFault::Nan => servers.load = f64::NAN,
             RegionReportFault::Disagreeing => servers.received *= 10.0,

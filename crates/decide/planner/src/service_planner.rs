@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fairmesh_model::{Label, LoadMetric, MAX_TABLE_REGIONS, Region, TrafficMode, TrafficShares};
 use fairmesh_te::{
-    CallerReport, Destination, LoadRing, Observation, Plan, PlanInput, PlannerState, Refusal,
+    CallerReport, Destination, Doubt, LoadRing, Observation, Plan, PlanInput, PlannerState, Refusal,
     RegionObservation, RingMatrix, RingsPolicy, ServerReport, Shift, Tables, plan,
 };
 
@@ -209,6 +209,7 @@ impl ServicePlanner {
     /// Takes over the plan of rings, and the shares of the optimizer instead of its own where there are any.
     fn adopt_plan(&mut self, facts: &ServiceFacts, planned: Plan, now: Now) {
         let before = self.state.tables().clone();
+        self.note_doubts(&planned.state, now.ms);
         self.state = planned.state;
         self.predicted = planned.predicted;
         self.planned_at_ms = Some(now.ms);
@@ -224,6 +225,24 @@ impl ServicePlanner {
         }
         self.forget_shifts();
         self.plan_zones(facts);
+    }
+
+    /// Tells operators of regions whose capacity is doubted from now on, or no longer.
+    fn note_doubts(&mut self, next: &PlannerState, at_ms: u64) {
+        for (at, region) in self.regions.iter().enumerate() {
+            let text = match (self.state.doubt(at), next.doubt(at)) {
+                (before, after) if before == after => continue,
+                (_, Some(doubt)) => format!("the capacity of {region} is doubted: {doubt}"),
+                (_, None) => format!("the capacity of {region} is no longer doubted"),
+            };
+            self.shifts.push_front(ShiftNote { at_ms, from: region.clone(), class: None, text });
+        }
+    }
+
+    /// The regions whose capacity is doubted.
+    pub fn doubted_regions(&self) -> impl Iterator<Item = (&Region, Doubt)> {
+        let doubts = self.regions.iter().enumerate();
+        doubts.filter_map(|(at, region)| Some((region, self.state.doubt(at)?)))
     }
 
     /// Forgets the oldest changes, but not the last ones of a region in the tables because others have many.

@@ -150,7 +150,8 @@ fn check_region(
     if is_stale(servers.at_ms) {
         return Err(Refusal::ServersStale(at));
     }
-    let is_possible = (0.0..=MAX_LOAD).contains(&servers.load) && is_rate(servers.received);
+    let is_possible =
+        (0.0..=MAX_LOAD).contains(&servers.load) && is_rate(servers.received) && is_rate(servers.answered);
     if !is_possible {
         return Err(Refusal::Absurd(at));
     }

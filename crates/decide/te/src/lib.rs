@@ -12,6 +12,7 @@
 //! load alone. Demand does not depend on the table in force, so reports that are seconds old do not make the planner
 //! move the same calls twice. A controller on load alone was rejected, because it has to be slower than its reports.
 
+mod backlog;
 mod check;
 mod distances;
 pub mod drain;
@@ -25,9 +26,11 @@ mod policy;
 mod problem;
 mod rings;
 mod shift;
+mod smoothed;
 mod state;
 mod table;
 mod targets;
+mod trust;
 mod zones;
 
 pub use check::{MAX_LOAD, Refusal};
@@ -38,4 +41,5 @@ pub use rings::{Plan, PlanInput, plan};
 pub use shift::{Cause, Destination, Shift};
 pub use state::PlannerState;
 pub use table::{ClassShares, MILLIONTHS, MIN_SHARE, RegionTable, Tables, WHOLE};
+pub use trust::Doubt;
 pub use zones::ZoneState;

@@ -54,7 +54,7 @@ impl Observation {
 }
 
 /// The sum of the reports of a region's servers over one interval.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ServerReport {
     /// End of the interval.
     pub at_ms: u64,
@@ -62,6 +62,12 @@ pub struct ServerReport {
     pub load: f64,
     /// Calls that arrived per second, with those that were shed.
     pub received: f64,
+    /// Calls that ended per second, answered or shed; 0 if callers do not say.
+    pub answered: f64,
+    /// The share of its calls that servers shed or that got no response; less than 0 while more end than begin.
+    pub failing: f64,
+    /// Mean time of calls of the region itself until responses begin, in seconds; 0 if callers do not say.
+    pub response_time: f64,
 }
 
 /// The sum of the reports of a region's callers over one interval.
@@ -75,10 +81,4 @@ pub struct CallerReport {
     pub sent: Vec<f64>,
     /// The share of each class that must stay in its region: `localOnly`, shards without a copy elsewhere.
     pub pinned: f64,
-}
-
-impl Default for ServerReport {
-    fn default() -> Self {
-        Self { at_ms: 0, load: 0.0, received: 0.0 }
-    }
 }

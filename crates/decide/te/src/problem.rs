@@ -34,6 +34,8 @@ pub(crate) struct Problem<'a> {
     pinned: Vec<f64>,
     /// Utilisation by one call per second (ServiceRouter §3.4.1, RPS cost); infinite where nothing serves.
     pub(crate) cost: Vec<f64>,
+    /// The standard deviation of a region's load, as a part of it.
+    error: Vec<f64>,
 }
 
 impl<'a> Problem<'a> {
@@ -69,6 +71,7 @@ impl<'a> Problem<'a> {
                 })
                 .collect(),
             cost: (0..powers.len()).map(|region| state.cost(region, powers[region])).collect(),
+            error: (0..powers.len()).map(|region| state.load_error(region)).collect(),
         }
     }
 
@@ -148,6 +151,17 @@ impl<'a> Problem<'a> {
         let arrivals = flows.arrivals().into_iter().zip(&self.unreported).map(|(rate, more)| rate + more);
         let load = |(rate, cost): (f64, &f64)| if cost.is_finite() { rate * cost } else { 0.0 };
         arrivals.zip(&self.cost).map(load).collect()
+    }
+
+    /// The share of a source's calls that the noise of reports can seem to move: three times the standard deviation of the calls that it
+    /// and the regions that it calls get.
+    pub(crate) fn noise(&self, source: usize, flows: &Flows) -> f64 {
+        let offered = self.offered(source);
+        let arrivals = flows.arrivals();
+        let calls = |to: usize| (0..self.classes).any(|class| flows.get(source, class, to) > 0.0);
+        let called = (0..self.regions).filter(|to| *to == source || calls(*to));
+        let variance: f64 = called.map(|to| (self.error[to] * arrivals[to]).powi(2)).sum();
+        if offered > 0.0 { 3.0 * variance.sqrt() / offered } else { 0.0 }
     }
 
     /// The flows of tables at the present demand. Shares of regions that serve nothing go where `target` sends them,

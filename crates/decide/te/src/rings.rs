@@ -20,6 +20,8 @@ const LEAVE_PER_SECOND: f64 = 0.2;
 const RETURN_PER_SECOND: f64 = 0.01;
 /// Differences of shares below this cause no change.
 pub(crate) const DEAD_BAND: f64 = 0.005;
+/// The same where reports are noisy.
+const MOST_DEAD_BAND: f64 = 0.08;
 /// Differences of shares below this come from sums in another order.
 const ROUNDING: f64 = 1e-6;
 /// The interval that a first round counts as, in seconds.
@@ -64,7 +66,7 @@ pub fn plan(input: PlanInput<'_>, state: &PlannerState) -> Plan {
         return Plan { state, refusal, shifts: Vec::new(), predicted: Vec::new(), aim: Vec::new() };
     }
     let mut next = state.clone();
-    next.learn(observation);
+    next.learn(observation, policy.ceiling());
     let mut problem = Problem::new(policy, rings, observation, &next);
     if next.is_settling(observation.now_ms) && problem.is_short(policy) {
         next.settle();
@@ -145,6 +147,7 @@ impl Round<'_> {
             let error = self.distance(source, &current, target);
             let part = Self::part(&mut next.pids[source], error, (seconds, per_second));
             self.blend(source, &mut flows, target, part);
+            self.pace_return(source, &mut flows, &current, seconds);
         }
         self.guard(&mut flows, &current, &loads);
         // What leaves a region may need the room, and is not told from calls that come nearer.
@@ -153,12 +156,8 @@ impl Round<'_> {
             let are = |direction| (0..directions.len()).filter(move |at| directions[*at] == direction);
             let most = (RETURN_PER_SECOND * seconds).max(MIN_CHANGE);
             let loads = self.targets.expected_loads(self.before, (are(Direction::Return), &home));
-            self.targets.draw_near(
-                (self.policy, self.problem),
-                loads,
-                (are(Direction::Stay), most),
-                &mut flows,
-            );
+            let stay = are(Direction::Stay).map(|source| (source, self.dead_band(source, &current)));
+            self.targets.draw_near((self.policy, self.problem), loads, (stay, most), &mut flows);
         }
         flows
     }
@@ -186,6 +185,7 @@ impl Round<'_> {
                 }
                 Direction::Stay | Direction::Leave => pid.rest(),
             }
+            self.pace_return(source, &mut flows, current, seconds);
         }
         let bounds = self.problem.loads(aim).into_iter().map(|load| load.max(self.policy.ceiling()));
         let is_relief =
@@ -195,6 +195,32 @@ impl Round<'_> {
         }
         next.pids.iter_mut().for_each(Pid::rest);
         aim.clone()
+    }
+
+    /// Calls that a change brings home from other regions come at the pace of a return, whatever the change is for, unless calls
+    /// are dropped meanwhile.
+    fn pace_return(&self, source: usize, flows: &mut Flows, current: &Flows, seconds: f64) {
+        let dropped = |flows: &Flows| flows.dropped.iter().sum::<f64>();
+        if dropped(current) > dropped(&self.targets.aim) * (1.0 + DEAD_BAND) {
+            return;
+        }
+        let rows = 0..self.problem.classes;
+        let served_again = |class: usize| {
+            let row = current.row(source, class);
+            (current.dropped[row] - flows.dropped[row]).max(0.0)
+        };
+        let comes = |class: usize| {
+            let gain = flows.get(source, class, source) - current.get(source, class, source);
+            (gain - served_again(class)).max(0.0)
+        };
+        let coming: Vec<f64> = rows.map(comes).collect();
+        let most = (RETURN_PER_SECOND * seconds).max(MIN_CHANGE) * self.problem.offered(source);
+        let excess = 1.0 - most / coming.iter().sum::<f64>();
+        if excess > ROUNDING {
+            for (class, coming) in coming.into_iter().enumerate() {
+                flows.take_back((source, class), (source, coming * excess), current);
+            }
+        }
     }
 
     /// The part of the remaining change that this round makes, of at most so much per second.
@@ -248,25 +274,50 @@ impl Round<'_> {
         let (away, dropped) = self.away(source, current);
         let (least_away, least_dropped) = self.away(source, least);
         let (back_away, back_dropped) = self.away(source, back);
+        let band = self.dead_band(source, current);
         let is_hot = |to: usize| {
             let excess = self.sent(source, to, current) - self.sent(source, to, aim);
             // The least share of a region that may get none is too much.
-            let most = if self.problem.accepts(to) { 2.0 * DEAD_BAND } else { ROUNDING };
+            let most = if self.problem.accepts(to) { band.max(2.0 * DEAD_BAND) } else { ROUNDING };
             // Others that have to go there are let in up to the threshold itself, and would wait below it.
             let is_full = loads[to] > self.policy.rings[0].load - DEAD_BAND;
             to != source && excess > most && (is_full || !self.problem.accepts(to))
         };
         let uses_hot = (0..self.problem.regions).any(is_hot);
         // A change that has begun is made up to its aim, beyond the threshold.
-        let is_short = is_leaving && away < self.away(source, aim).0 - DEAD_BAND;
+        let (aim_away, _) = self.away(source, aim);
+        let is_short = is_leaving && away < aim_away - DEAD_BAND.max(band / 3.0);
+        // Higher thresholds may keep fewer calls at home: they leave more room in the nearest regions.
+        let least_away = match self.is_whole(source) {
+            true => least_away.min(aim_away - band.min(self.margin(source))),
+            false => least_away,
+        };
         let is_above = away < least_away - ROUNDING || dropped < least_dropped - ROUNDING;
+        // Where all calls fit at home, the last of them come back.
+        let back_band = if back_away < DEAD_BAND { DEAD_BAND } else { band };
         if is_above || is_short || uses_hot || self.drops_wrong_class(source, current) {
             Direction::Leave
-        } else if away > back_away + DEAD_BAND || dropped > back_dropped + DEAD_BAND {
+        } else if away > back_away + back_band || dropped > back_dropped + DEAD_BAND {
             Direction::Return
         } else {
             Direction::Stay
         }
+    }
+
+    /// Differences of a source's shares below this cause no change: they may be noise. What a drain has leave is none.
+    fn dead_band(&self, source: usize, current: &Flows) -> f64 {
+        let noise = if self.is_whole(source) { self.problem.noise(source, current) } else { 0.0 };
+        noise.clamp(DEAD_BAND, MOST_DEAD_BAND)
+    }
+
+    /// The share of a source's calls that is as much load at home as a shift aims below the threshold.
+    fn margin(&self, source: usize) -> f64 {
+        self.policy.margin / (self.problem.offered(source) * self.problem.cost[source])
+    }
+
+    /// Whether a region keeps all of its calls that it can serve: it is not drained.
+    fn is_whole(&self, source: usize) -> bool {
+        self.problem.keep[source] >= 1.0 || !self.problem.serves(source)
     }
 
     /// Whether calls are dropped of a class, and not by the aim, while less important ones of the source are served.

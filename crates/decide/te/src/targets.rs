@@ -89,43 +89,57 @@ impl<'a> Targets<'a> {
 
     /// Brings calls of sources that stay away nearer, at most this share of each source: what farther rings serve while a
     /// region of a nearer one has room where a shift aims, by the loads to be expected. A drain, or a load that is gone, has
-    /// sent them there.
+    /// sent them there. Room for less than `least` of a source's calls may be noise.
     pub(crate) fn draw_near(
         &self,
         (policy, problem): (&RingsPolicy, &Problem<'_>),
         mut loads: Vec<f64>,
-        (sources, most): (impl Iterator<Item = usize>, f64),
+        (sources, most): (impl Iterator<Item = (usize, f64)>, f64),
         flows: &mut Flows,
     ) {
         let limit = policy.rings.first().map_or(1.0, |ring| ring.load) - policy.margin;
-        for source in sources {
-            let mut left = most * problem.offered(source);
-            let mut moves = Vec::new();
-            let mut near = flows.clone();
-            let mut loads_then = loads.clone();
-            for class in 0..problem.classes {
-                // What the greatest demand of late is to the present one.
-                let times = self.peaks.demand(source, class) / problem.demand(source, class);
-                for from in farthest_first(problem, source).into_iter().filter(|_| times.is_finite()) {
-                    while let Some(to) = nearer_with_room(problem, (source, from), &loads_then, limit) {
-                        let room = (limit - loads_then[to]) / problem.cost[to] / times;
-                        let rate = near.get(source, class, from).min(left).min(room);
-                        if rate <= 0.0 {
-                            break;
-                        }
-                        near.add(source, class, from, -rate);
-                        near.add(source, class, to, rate);
-                        loads_then[to] += rate * times * problem.cost[to];
-                        left -= rate;
-                        moves.push(rate);
-                    }
-                }
+        for (source, least) in sources {
+            let offered = problem.offered(source);
+            let room = self.nearer(problem, source, (offered, limit), (flows, &loads)).2;
+            if room < least * offered {
+                continue;
             }
+            let (near, loads_then, moved) =
+                self.nearer(problem, source, (most * offered, limit), (flows, &loads));
             // Less is not published.
-            if moves.iter().sum::<f64>() >= share(MIN_SHARE) * problem.offered(source) {
+            if moved >= share(MIN_SHARE) * offered {
                 (*flows, loads) = (near, loads_then);
             }
         }
+    }
+
+    /// The flows and loads once at most so many calls of a source were moved to nearer regions below a load, and how many were.
+    fn nearer(
+        &self,
+        problem: &Problem<'_>,
+        source: usize,
+        (most, limit): (f64, f64),
+        (flows, loads): (&Flows, &[f64]),
+    ) -> (Flows, Vec<f64>, f64) {
+        let (mut near, mut loads, mut left) = (flows.clone(), loads.to_vec(), most);
+        for class in 0..problem.classes {
+            // What the greatest demand of late is to the present one.
+            let times = self.peaks.demand(source, class) / problem.demand(source, class);
+            for from in farthest_first(problem, source).into_iter().filter(|_| times.is_finite()) {
+                while let Some(to) = nearer_with_room(problem, (source, from), &loads, limit) {
+                    let room = (limit - loads[to]) / problem.cost[to] / times;
+                    let rate = near.get(source, class, from).min(left).min(room);
+                    if rate <= 0.0 {
+                        break;
+                    }
+                    near.add(source, class, from, -rate);
+                    near.add(source, class, to, rate);
+                    loads[to] += rate * times * problem.cost[to];
+                    left -= rate;
+                }
+            }
+        }
+        (near, loads, most - left)
     }
 }
 

@@ -217,6 +217,7 @@ fn damage(report: &mut TrafficReport, fault: RegionReportFault) {
         match fault {
             RegionReportFault::Tenfold => servers.cpu_millicores *= LIE,
             RegionReportFault::Tenth => servers.cpu_millicores /= LIE,
+            RegionReportFault::Half => servers.cpu_millicores /= 2,
             RegionReportFault::Zero => servers.cpu_millicores = 0,
             RegionReportFault::Disagreeing => servers.received *= LIE,
             RegionReportFault::Missing | RegionReportFault::Late | RegionReportFault::Nan => {}

@@ -47,6 +47,10 @@ impl TrafficPlanning {
         let refusing = plans.by_service.values().filter(|planner| planner.refused.is_some()).count();
         let help = "Services whose region tables are kept as they are now";
         traffic.gauge("refused_services", help, refusing);
+        let doubted =
+            plans.by_service.values().map(|planner| planner.doubted_regions().count()).sum::<usize>();
+        let help = "Regions of services whose capacity is doubted";
+        traffic.gauge("doubted_regions", help, doubted);
         let (mut optimized, mut left) = (0_usize, BTreeMap::<&'static str, usize>::new());
         for planner in plans.by_service.values() {
             match &planner.verdict {

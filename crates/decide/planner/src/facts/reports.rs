@@ -204,9 +204,33 @@ impl ServiceFacts {
     }
 
     fn sent_to(&self, region: &Region) -> f64 {
-        let calls = self.reports.calls.iter().filter(|(path, _)| path.to.as_ref() == Some(region));
         // Not a sum, which is -0 of no calls.
-        calls.fold(0.0, |sum, (_, rates)| sum + rates.attempts as f64 / MILLI)
+        self.calls_to(region).fold(0.0, |sum, rates| sum + rates.attempts as f64 / MILLI)
+    }
+
+    /// Attempts per second to a region that ended, answered or shed.
+    pub fn answered_in(&self, region: &Region) -> f64 {
+        self.calls_to(region).fold(0.0, |sum, rates| sum + (rates.answered + rates.shed) as f64 / MILLI)
+    }
+
+    /// The share of calls to a region that its servers shed or that got no response, whichever is greater. Calls end later than they
+    /// begin, so that it may be less than 0.
+    pub fn failing_in(&self, region: &Region) -> f64 {
+        let mut sum = CallRates::default();
+        self.calls_to(region).for_each(|rates| sum += *rates);
+        let servers = self.reports.servers.get(region).filter(|servers| servers.received > 0);
+        let shed = servers.map_or(0.0, |servers| servers.refused as f64 / servers.received as f64);
+        // Callers of an old release do not count responses.
+        let lost = match sum.attempts.min(sum.answered) {
+            0 => 0.0,
+            _ => 1.0 - sum.answered as f64 / sum.attempts as f64,
+        };
+        if shed > 0.0 { lost.max(shed.min(1.0)) } else { lost.max(-1.0) }
+    }
+
+    fn calls_to(&self, region: &Region) -> impl Iterator<Item = &CallRates> {
+        let calls = self.reports.calls.iter().filter(|(path, _)| path.to.as_ref() == Some(region));
+        calls.map(|(_, rates)| rates)
     }
 }
 

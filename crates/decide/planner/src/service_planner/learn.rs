@@ -35,7 +35,10 @@ impl ServicePlanner {
         for (region, known) in &mut self.known {
             if let Some((load, received)) = facts.servers_in(region) {
                 let at_ms = before(facts.reports.at_ms, facts.age_of_servers(region));
-                known.servers = Some(ServerReport { at_ms, load, received });
+                let response_time = facts.response_time(region, region).unwrap_or_default().as_secs_f64();
+                let (answered, failing) = (facts.answered_in(region), facts.failing_in(region));
+                known.servers =
+                    Some(ServerReport { at_ms, load, received, answered, failing, response_time });
             }
             if let Some(callers) = facts.callers_in(region) {
                 known.callers = Some((before(facts.reports.at_ms, facts.age_of_callers(region)), callers));

@@ -395,6 +395,19 @@ fn metric_beyond_full_scale_counts_as_full() {
 }
 
 #[test]
+fn region_whose_calls_get_no_response_is_doubted() {
+    let mut world = World::started();
+    for _ in 0..30 {
+        world.report();
+        let to_eu = world.facts.reports.calls.iter_mut().filter(|(path, _)| path.to == Some(region("eu")));
+        to_eu.for_each(|(_, rates)| rates.answered /= 2);
+        world.second();
+    }
+    assert!(world.planner.doubted_regions().any(|(doubted, _)| *doubted == region("eu")));
+    assert!(world.planner.shifts.iter().any(|shift| shift.text.contains("the capacity of eu is doubted")));
+}
+
+#[test]
 fn shadow_writes_nothing_and_hold_changes_nothing() {
     let mut world = World::started();
     world.facts.traffic.mode = TrafficMode::Hold;

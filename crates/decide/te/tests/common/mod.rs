@@ -83,6 +83,7 @@ impl World {
                 at_ms: self.now_ms,
                 load: if self.power[at] > 0.0 { (arrivals[at] / self.power[at]).min(1.0) } else { 0.0 },
                 received: arrivals[at],
+                ..ServerReport::default()
             }),
             callers: Some(CallerReport {
                 at_ms: self.now_ms,
@@ -123,4 +124,49 @@ impl World {
         let observation = self.observation();
         self.plan(&observation)
     }
+}
+
+/// White noise.
+#[derive(Clone, Debug)]
+pub struct Noise(u64);
+
+impl Noise {
+    /// Noise of a seed.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// A number from -1 to 1.
+    pub fn uniform(&mut self) -> f64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
+    }
+
+    /// A number with a mean of 0 and a variance of 1: a sum of twelve, which is nearly normal.
+    pub fn normal(&mut self) -> f64 {
+        (0..12).map(|_| self.uniform()).sum::<f64>() / 2.0
+    }
+}
+
+/// The noise of a count of calls that arrive at random.
+pub fn poisson(rate: f64, random: &mut Noise) -> f64 {
+    rate + rate.sqrt() * random.normal()
+}
+
+/// A round of a second. Callers and servers count in other seconds, and the load is that of calls of different lengths.
+pub fn noisy_second(world: &mut World, noise: fn(f64, &mut Noise) -> f64, random: &mut Noise) -> Plan {
+    let mut observation = world.observation();
+    for region in &mut observation.regions {
+        let callers = region.callers.as_mut().unwrap();
+        callers.offered.iter_mut().for_each(|rate| *rate = noise(*rate, random).max(0.0));
+        let servers = region.servers.as_mut().unwrap();
+        let received = noise(servers.received, random).max(0.0);
+        let work = 1.0 + random.normal() / received.max(1.0).sqrt();
+        servers.load = (servers.load * work * received / servers.received.max(1.0)).clamp(0.0, 1.0);
+        servers.received = received;
+    }
+    // Counts of few calls differ so much now and then that a round is refused.
+    let plan = world.plan(&observation);
+    world.now_ms -= 4_000;
+    plan
 }

@@ -1,0 +1,164 @@
+//! What the planner makes of reports that are true and misleading, or plausible and wrong.
+
+#![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
+
+mod common;
+
+use common::World;
+use fairmesh_te::{Doubt, Observation, Plan, PlannerState, WHOLE};
+
+/// A round of a second, of reports that were changed.
+fn second(world: &mut World, change: impl FnOnce(&mut Observation)) -> Plan {
+    let mut observation = world.observation();
+    change(&mut observation);
+    let plan = world.plan(&observation);
+    world.now_ms -= 4_000;
+    assert_eq!(plan.refusal, None);
+    plan
+}
+
+/// The greatest dropped share of a class.
+fn dropped(world: &World, class: usize) -> f64 {
+    let of = |source| f64::from(world.state.tables().of(source, class).dropped) / f64::from(WHOLE);
+    (0..world.power.len()).map(of).fold(0.0, f64::max)
+}
+
+/// Five regions, two of which are lost: the others have room for all calls but a few of the lowest class.
+fn after_crashes() -> World {
+    let mut world = World::new(vec![100.0; 5], vec![vec![18.5; 3]; 5]);
+    (0..20).for_each(|_| drop(second(&mut world, |_| {})));
+    (world.power[3], world.power[4]) = (0.0, 0.0);
+    (0..20).for_each(|_| drop(second(&mut world, |_| {})));
+    assert!(dropped(&world, 2) > 0.0 && dropped(&world, 1) == 0.0, "{:?}", world.state.tables());
+    world
+}
+
+#[test]
+fn backlog_of_a_full_region_makes_no_call_dearer() {
+    let mut world = after_crashes();
+    let before = dropped(&world, 2);
+    // Servers work on the calls that waited for them, and fewer arrive.
+    for round in 0..20 {
+        let plan = second(&mut world, |observation| {
+            let servers = observation.regions[1].servers.as_mut().unwrap();
+            servers.received *= 0.65;
+            // The last report is of an interval in which the backlog ended.
+            servers.load = if round < 19 { 1.0 } else { 0.8 };
+        });
+        assert!(plan.predicted[1] < 0.91, "{plan:?}");
+        assert_eq!(dropped(&world, 1), 0.0, "{:?}", world.state.tables());
+        assert!(dropped(&world, 2) <= before + 0.02, "{:?}", world.state.tables());
+    }
+}
+
+#[test]
+fn calls_that_end_in_greater_number_than_they_arrive_are_a_backlog() {
+    let mut world = World::new(vec![100.0; 3], vec![vec![60.0]; 3]);
+    (0..20).for_each(|_| drop(second(&mut world, |_| {})));
+    // Concurrency is what such servers are short of: their CPU is not full while they work on what has waited.
+    for _ in 0..10 {
+        let plan = second(&mut world, |observation| {
+            let servers = observation.regions[1].servers.as_mut().unwrap();
+            (servers.load, servers.received, servers.answered) = (0.8, 50.0, 80.0);
+        });
+        assert_eq!(plan.shifts, [], "{plan:?}");
+    }
+}
+
+#[test]
+fn region_that_stays_full_has_dearer_calls() {
+    let mut world = World::new(vec![100.0; 3], vec![vec![60.0]; 3]);
+    (0..20).for_each(|_| drop(second(&mut world, |_| {})));
+    let mut away = 0;
+    // A release makes each call twice as dear in one region.
+    for _ in 0..60 {
+        second(&mut world, |observation| {
+            let servers = observation.regions[1].servers.as_mut().unwrap();
+            servers.load = (servers.load * 2.0).min(1.0);
+        });
+        away = WHOLE - world.state.tables().of(1, 0).shares[1];
+    }
+    assert!(away > 3_000, "{away}");
+}
+
+/// A region whose neighbour has too many calls, and three others.
+fn beside_an_overloaded_region() -> World {
+    let mut world =
+        World::new(vec![100.0; 5], vec![vec![95.0], vec![60.0], vec![50.0], vec![50.0], vec![50.0]]);
+    (0..30).for_each(|_| drop(second(&mut world, |_| {})));
+    world
+}
+
+/// The true load of the second region after a minute in which its reports are changed.
+fn load_after(world: &mut World, change: impl Fn(&mut Observation)) -> f64 {
+    let mut most = 0.0_f64;
+    for _ in 0..60 {
+        second(world, &change);
+        most = most.max(world.loads(world.state.tables())[1]);
+    }
+    most
+}
+
+#[test]
+fn region_that_reports_half_its_load_is_not_filled() {
+    let mut world = beside_an_overloaded_region();
+    let half = |observation: &mut Observation| observation.regions[1].servers.as_mut().unwrap().load /= 2.0;
+    let honest = load_after(&mut beside_an_overloaded_region(), |_| {});
+    let load = load_after(&mut world, half);
+    assert!(load <= honest + 0.01, "{load} instead of {honest}");
+    assert_eq!(world.state.doubt(1), Some(Doubt::SeemsCheap));
+    // From the start, too.
+    let mut world = World { state: PlannerState::new(5, 1), ..world };
+    let load = load_after(&mut world, half);
+    assert!(load <= honest + 0.01, "{load} instead of {honest}");
+    (0..30).for_each(|_| drop(second(&mut world, |_| {})));
+    assert_eq!(world.state.doubt(1), None);
+}
+
+#[test]
+fn region_of_faster_servers_is_believed_where_its_calls_are_faster() {
+    let with_time = |of_second: f64| {
+        let mut world = beside_an_overloaded_region();
+        let load = load_after(&mut world, |observation| {
+            for (region, time) in observation.regions.iter_mut().zip([0.1, of_second, 0.1, 0.1, 0.1]) {
+                region.servers.as_mut().unwrap().response_time = time;
+            }
+            observation.regions[1].servers.as_mut().unwrap().load /= 2.0;
+        });
+        (load, world.state.doubt(1))
+    };
+    let (load, doubt) = with_time(0.06);
+    assert!(load > 0.8 && doubt.is_none(), "{load}");
+    let (load, doubt) = with_time(0.1);
+    assert!(load < 0.7 && doubt.is_some(), "{load}");
+}
+
+/// What callers of a region see that reach only so much of its capacity.
+fn reach(observation: &mut Observation, region: usize, reachable: f64) {
+    let servers = observation.regions[region].servers.as_mut().unwrap();
+    servers.failing = (1.0 - reachable / servers.load).max(0.0);
+}
+
+#[test]
+fn region_of_which_callers_reach_a_part_is_doubted_until_they_reach_more() {
+    let mut world = World::new(vec![100.0; 3], vec![vec![55.0], vec![40.0], vec![40.0]]);
+    (0..30).for_each(|_| drop(second(&mut world, |_| {})));
+    for _ in 0..30 {
+        // The regions that its calls would go to are reached as little.
+        assert_eq!(second(&mut world, |observation| reach(observation, 0, 0.4)).shifts, []);
+    }
+    assert_eq!(world.state.doubt(0), Some(Doubt::Fails));
+    (0..60).for_each(|_| drop(second(&mut world, |_| {})));
+    assert_eq!(world.state.doubt(0), None);
+}
+
+#[test]
+fn calls_that_fail_in_all_regions_move_none() {
+    let mut world = World::new(vec![100.0; 3], vec![vec![64.0], vec![40.0], vec![40.0]]);
+    for _ in 0..60 {
+        let plan = second(&mut world, |observation| {
+            observation.regions.iter_mut().for_each(|region| region.servers.as_mut().unwrap().failing = 0.3);
+        });
+        assert_eq!(plan.shifts, []);
+    }
+}
