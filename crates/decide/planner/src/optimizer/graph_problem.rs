@@ -88,6 +88,7 @@ impl GraphProblem {
             egress_prices: prices(sources.topology, &regions),
             services: pools.collect(),
             nodes: nodes.iter().map(problem_node).collect(),
+            corrections: Vec::new(),
             edges: Vec::new(),
             preferences,
         };
