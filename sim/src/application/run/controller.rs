@@ -29,7 +29,7 @@ pub enum Planner {
     Criticality,
     /// The optimizer, which learns its model from reports.
     Optimizer,
-    /// The optimizer with the true model from the start.
+    /// The optimizer with the true model from the start; it knows events of servers as they happen, and nothing of caches.
     Oracle,
 }
 
@@ -100,8 +100,8 @@ impl Controller {
     }
 
     /// Plans with the power of each service's servers by region; returns services and regions whose shares are others.
-    pub(super) fn plan(&mut self, serving: &[Vec<Vec<u32>>], now: u64) -> Vec<(u16, u16)> {
-        let now_ms = now / 1_000_000;
+    pub(super) fn plan(&mut self, serving: &[Vec<Vec<u32>>], now_nanos: u64) -> Vec<(u16, u16)> {
+        let now_ms = now_nanos / 1_000_000;
         let now = Now { ms: now_ms, started_ms: 0, wall_ms: now_ms };
         self.collect_facts(serving, now_ms);
         let writes: Vec<(usize, Vec<TableWrite>)> = match &mut self.kind {
@@ -114,7 +114,7 @@ impl Controller {
                     .collect()
             }
             Kind::Contender(contender) => {
-                let tables = contender.plan(&self.facts, &self.names);
+                let tables = contender.plan(&self.facts, &self.names, now_nanos);
                 let origin = TableOrigin::Planned(Confirmation { round: self.revision, at_ms: now_ms });
                 tables.into_iter().map(|(at, shares)| (at, contender_writes(shares, origin))).collect()
             }
