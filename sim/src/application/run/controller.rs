@@ -29,12 +29,14 @@ pub enum Planner {
     Criticality,
     /// The optimizer, which learns its model from reports.
     Optimizer,
+    /// The same, but it does not correct its model by what it measures of its plans.
+    OptimizerAlone,
     /// The optimizer with the true model from the start; it knows events of servers as they happen, and nothing of caches.
     Oracle,
 }
 
 impl Planner {
-    /// All planners, in the order of reports.
+    /// The planners of reports, in their order.
     pub const ALL: [Self; 6] =
         [Self::Rings, Self::Waterfall, Self::WaterfallBest, Self::Criticality, Self::Optimizer, Self::Oracle];
 
@@ -46,6 +48,7 @@ impl Planner {
             Self::WaterfallBest => "waterfall-best",
             Self::Criticality => "criticality",
             Self::Optimizer => "optimizer",
+            Self::OptimizerAlone => "optimizer-alone",
             Self::Oracle => "oracle",
         }
     }
@@ -74,6 +77,7 @@ impl Controller {
     pub(super) fn new(scenario: &Scenario, planner: Planner, names: &Names) -> Result<Self, Invalid> {
         let kind = match planner {
             Planner::Rings | Planner::Optimizer => Kind::Mesh(Box::default()),
+            Planner::OptimizerAlone => Kind::Mesh(Box::new(MeshPlanner::without_adjustment())),
             other => Kind::Contender(Box::new(Contender::new(scenario, other, names)?)),
         };
         let traffic = policy(scenario, planner)?;
@@ -193,7 +197,7 @@ fn policy(scenario: &Scenario, planner: Planner) -> Result<Traffic, Invalid> {
     let rings = scenario.router_rings()?.into_iter().zip(loads);
     Ok(Traffic {
         planner: Some(match planner {
-            Planner::Optimizer => TrafficPlanner::Optimizer,
+            Planner::Optimizer | Planner::OptimizerAlone => TrafficPlanner::Optimizer,
             _ => TrafficPlanner::Rings,
         }),
         rings: rings

@@ -82,13 +82,19 @@ impl GraphProblem {
             }
             None => Node { service: of_service(node), work: 0.0, latency: 0.0 },
         };
+        let corrections = nodes.iter().flat_map(|node| {
+            let model = sources.model(&node.service);
+            regions
+                .iter()
+                .map(move |region| model.map_or(0.0, |model| model.correction(node.class.as_ref(), region)))
+        });
         let mut problem = Problem {
             regions: regions.len(),
             round_trips: round_trips(sources.topology, &regions),
             egress_prices: prices(sources.topology, &regions),
             services: pools.collect(),
             nodes: nodes.iter().map(problem_node).collect(),
-            corrections: Vec::new(),
+            corrections: corrections.collect(),
             edges: Vec::new(),
             preferences,
         };

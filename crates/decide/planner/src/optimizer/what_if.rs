@@ -102,7 +102,11 @@ impl OptimizerPlanner {
             let model =
                 check_settings(facts, topology).and_then(|()| ServiceModel::new(known, topology, now_ms));
             match model {
-                Ok(model) => drop(models.insert(service.clone(), model)),
+                Ok(mut model) => {
+                    let known = self.models.get(service).filter(|known| known.classes == model.classes);
+                    model.corrections.extend(known.into_iter().flat_map(|known| known.corrections.clone()));
+                    models.insert(service.clone(), model);
+                }
                 Err(why) => drop(unplanned.insert(service.clone(), why)),
             }
         }
