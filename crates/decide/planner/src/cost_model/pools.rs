@@ -84,7 +84,10 @@ impl PoolCosts {
     pub(crate) fn rescale(&mut self, key: &(ServiceName, Region), factor: f64) {
         if let Some(pool) = self.pools.get_mut(key) {
             pool.regression.rescale(factor);
-            pool.work = pool.regression.fit().or_else(|| pool.work.take());
+            if let Some(work) = &mut pool.work {
+                work.background *= factor;
+                work.classes.values_mut().for_each(|class| class.seconds *= factor);
+            }
         }
     }
 
