@@ -15,7 +15,7 @@ use fairmesh_model::{Invalid, Label, RegionTable};
 
 pub(crate) use call_tree::{CallEnd, NewCall, TreeCall};
 pub use controller::Planner;
-pub use measured::{Measured, MeasuredClass, MeasuredPool, TableChange, WindowFigures};
+pub use measured::{Measured, MeasuredClass, MeasuredPool, TableChange, TriedChange, WindowFigures};
 
 use caches::Caches;
 use call_tree::CallTrees;
@@ -128,6 +128,7 @@ impl ApplicationRun {
     /// What was measured.
     pub(crate) fn report(self, scenario: &Scenario) -> Measured {
         let forecast = forecast::forecast(scenario, &self.controller, &self.names);
-        self.measurements.report(scenario, &self.names, forecast.as_ref())
+        let attempts = self.controller.attempts().iter().map(TriedChange::from).collect();
+        Measured { attempts, ..self.measurements.report(scenario, &self.names, forecast.as_ref()) }
     }
 }

@@ -7,21 +7,28 @@
 //! One decision: a correction is the mean difference at the present load, added to every call. A correction by load was
 //! rejected: a plan that leaves the load that it was measured at has no other.
 
+mod attempts;
 mod batches;
+mod calls;
 mod latency;
+mod moves;
 mod work;
 
 use std::collections::BTreeMap;
 
 use fairmesh_model::{Label, Region, ServiceName, TrafficReport};
 
+pub(crate) use attempts::Present;
+pub use attempts::{Attempt, Outcome};
 pub use latency::LatencyCorrection;
+pub(crate) use moves::Shift;
 pub use work::WorkCorrection;
 
 use crate::{
     cost_model::{PoolCosts, PoolFit},
     optimizer::ServiceModel,
 };
+use attempts::Attempts;
 use batches::PoolBatches;
 
 /// The most pools; further ones are not corrected.
@@ -40,6 +47,8 @@ pub struct Adjustments {
     pub latency: Vec<LatencyCorrection>,
     /// The latest corrections of work.
     pub work: Vec<WorkCorrection>,
+    /// The latest changes of plans that were tried out, the oldest first.
+    pub attempts: Vec<Attempt>,
 }
 
 /// Recent measurements of pools, and the corrections that follow from them. Bounded.
@@ -51,6 +60,7 @@ pub(crate) struct Adjustment {
     observed_at_ms: Option<u64>,
     latency: BTreeMap<(ServiceName, Region, Option<Label>), LatencyCorrection>,
     work: Vec<WorkCorrection>,
+    attempts: Attempts,
 }
 
 impl Adjustment {
@@ -96,6 +106,9 @@ impl Adjustment {
         if has_ended {
             self.correct_work(costs, now_ms);
         }
+        let latency = &self.latency;
+        let is_corrected = |service: &ServiceName| latency.values().any(|one| one.service == *service);
+        self.attempts.observe(sum, is_corrected, (step_ms as f64 / 1e3, now_ms));
     }
 
     fn correct_work(&mut self, costs: &mut PoolCosts, now_ms: u64) {
@@ -138,9 +151,29 @@ impl Adjustment {
     /// What is done for a service.
     pub(crate) fn of_service(&self, service: &ServiceName) -> Adjustments {
         let latency = self.latency.values().filter(|one| one.service == *service).cloned().collect();
-        Adjustments {
-            latency,
-            work: self.work.iter().filter(|one| one.service == *service).cloned().collect(),
-        }
+        let work = self.work.iter().filter(|one| one.service == *service).cloned().collect();
+        Adjustments { latency, work, attempts: self.attempts.of_service(service) }
+    }
+
+    /// The changes that are in force beside the optimizer's plan.
+    pub(crate) fn shifts(&self) -> Vec<Shift> {
+        self.attempts.shifts()
+    }
+
+    /// A change that is to be made now: an attempt begins, or is rolled back.
+    pub(crate) fn advance(&mut self, present: Present<'_>) -> Option<Shift> {
+        let corrections: Vec<&LatencyCorrection> =
+            self.latency.values().filter(|one| present.models.contains_key(&one.service)).collect();
+        let load = |service: &ServiceName, region: &Region| {
+            let pool = self.pools.get(&(service.clone(), region.clone()));
+            let last = pool.and_then(|pool| pool.batches().back());
+            last.filter(|batch| batch.limit > 0.0).map_or(0.0, |batch| batch.cpu / batch.limit)
+        };
+        self.attempts.advance(present, &corrections, load)
+    }
+
+    /// Another plan is in force, or the last change was not made.
+    pub(crate) fn end_attempt(&mut self, outcome: Outcome, now_ms: u64) {
+        self.attempts.reset(outcome, now_ms);
     }
 }

@@ -26,7 +26,7 @@ mod tables;
 
 pub use fairmesh_te::drain::Forecast;
 
-pub use adjustment::{Adjustments, LatencyCorrection, WorkCorrection};
+pub use adjustment::{Adjustments, Attempt, LatencyCorrection, Outcome, WorkCorrection};
 pub use call_graph::{CallGraph, GraphEdge, GraphNode, MAX_GRAPH_EDGES, MAX_GRAPH_NODES};
 pub use cost_model::{
     ClassWork, LatencyFit, LatencyObservation, PoolCosts, PoolFit, PoolLatency, WorkFit, WorkRegression,

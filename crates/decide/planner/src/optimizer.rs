@@ -13,6 +13,7 @@ mod flows;
 mod graph_problem;
 mod service_model;
 mod service_plan;
+mod shifts;
 mod solving;
 mod trace_context;
 mod what_if;
@@ -30,7 +31,7 @@ pub use what_if::{Prediction, Scenario, WhatIf};
 
 use crate::{
     Now,
-    adjustment::Adjustment,
+    adjustment::{Adjustment, Outcome, Present},
     call_graph::{CallGraph, GraphEdge, GraphNode},
     cost_model::PoolCosts,
     facts::{ServiceFacts, TopologyFacts},
@@ -219,10 +220,21 @@ impl OptimizerPlanner {
         let active = self.models.iter().filter(|(service, _)| is_active(service));
         let active = active.map(|(service, model)| (service.clone(), model.clone())).collect();
         let (models, held, flows) = (&active, &self.held, &self.flows);
-        let sources = Sources { nodes: &nodes, edges: &edges, models, held, services, flows, topology };
-        self.active.round(sources, now_ms);
+        let plans = self.active.plans();
+        let change = self.adjustment.advance(Present { models, plans, topology, now_ms });
+        let shifts = self.adjustment.shifts();
+        let (nodes, edges, shifts) = (&nodes[..], &edges[..], &shifts[..]);
+        let sources = Sources { nodes, edges, models, held, services, flows, topology, shifts };
+        match change {
+            Some(shift) if self.active.shift(sources, &shift, now_ms) => {}
+            Some(_) => self.adjustment.end_attempt(Outcome::HeadRoom, now_ms),
+            None if self.active.round(sources, now_ms) => {
+                self.adjustment.end_attempt(Outcome::Replanned, now_ms);
+            }
+            None => {}
+        }
         match active.len() < self.models.len() {
-            true => self.shadow.round(Sources { models: &self.models, ..sources }, now_ms),
+            true => drop(self.shadow.round(Sources { models: &self.models, shifts: &[], ..sources }, now_ms)),
             false => self.shadow = Solving::default(),
         }
         for service in self.models.keys() {

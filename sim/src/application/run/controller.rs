@@ -7,7 +7,7 @@ use fairmesh_model::{
     TrafficPlanner, TrafficReport,
 };
 use fairmesh_planner::{
-    MeshPlanner, Now, ServiceFacts, ServiceReports, StoredTable, TableWrite, TopologyFacts,
+    Attempt, MeshPlanner, Now, ServiceFacts, ServiceReports, StoredTable, TableWrite, TopologyFacts, Verdict,
 };
 use fairmesh_signals::{ReportSums, SumLimits};
 use serde::{Deserialize, Serialize};
@@ -136,6 +136,16 @@ impl Controller {
     pub(super) fn table(&self, service: u16, region: u16) -> Option<&RegionTable> {
         let region = &self.names.regions[usize::from(region)];
         Some(&self.facts[usize::from(service)].tables.get(region)?.table)
+    }
+
+    /// The latest changes of plans that the optimizer tried out.
+    pub(super) fn attempts(&self) -> Vec<Attempt> {
+        let Kind::Mesh(planner) = &self.kind else { return Vec::new() };
+        let plans = planner.services().values().filter_map(|service| match &service.verdict {
+            Some(Verdict::Optimized(plan)) => Some(plan),
+            _ => None,
+        });
+        plans.flat_map(|plan| plan.adjustments.attempts.clone()).collect()
     }
 
     fn collect_facts(&mut self, serving: &[Vec<Vec<u32>>], now_ms: u64) {

@@ -14,6 +14,7 @@ use fairmesh_te::optimizer::{Caller, Node, Plan, Preferences, Problem, ProblemEr
 
 use super::{flows::Flows, service_model::ServiceModel};
 use crate::{
+    adjustment::Shift,
     call_graph::{GraphEdge, GraphNode},
     facts::{ServiceFacts, TopologyFacts},
 };
@@ -38,6 +39,8 @@ pub(super) struct Sources<'a> {
     pub(super) services: &'a BTreeMap<ServiceName, Arc<ServiceFacts>>,
     pub(super) flows: &'a Flows,
     pub(super) topology: &'a TopologyFacts,
+    /// Changes that are in force beside the optimizer's plan.
+    pub(super) shifts: &'a [Shift],
 }
 
 /// A problem, and what its positions stand for.

@@ -169,6 +169,20 @@ impl ServiceModel {
         self.corrections.insert(region.clone(), row);
     }
 
+    /// What one more call costs in a region at this utilisation, in milliseconds: its own time, and that of the calls that it slows down.
+    pub(crate) fn marginal_ms(&self, class: Option<&Label>, region: &Region, load: f64) -> f64 {
+        let cost = self.cost(class);
+        let left = (1.0 - load).max(0.01);
+        cost.base_ms + self.correction(class, region) + self.sensitivity * cost.work / (left * left)
+    }
+
+    /// Calls per second that take this part of a region's capacity.
+    pub(crate) fn room(&self, class: Option<&Label>, region: &Region, part: f64) -> f64 {
+        let capacity = self.capacity.get(region).copied().unwrap_or_default();
+        let work = self.cost(class).work;
+        if work > 0.0 { (part * capacity / work).max(0.0) } else { 0.0 }
+    }
+
     /// The correction of a class in a region.
     pub(super) fn correction(&self, class: Option<&Label>, region: &Region) -> f64 {
         let at = class.and_then(|class| self.classes.iter().position(|one| one == class));

@@ -116,7 +116,7 @@ impl OptimizerPlanner {
             return Err(Fallback::new("unplanned", text));
         }
         let (held, flows) = (&self.held, &self.flows);
-        let sources = Sources { nodes, edges, models: &models, held, services, flows, topology };
+        let sources = Sources { nodes, edges, models: &models, held, services, flows, topology, shifts: &[] };
         let built = GraphProblem::new(sources);
         let plan = match is_in_force {
             true => self.active.evaluate_in_force(&built, sources),

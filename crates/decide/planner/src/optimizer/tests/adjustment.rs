@@ -3,6 +3,7 @@
 use fairmesh_model::TrafficPlanner::Optimizer;
 
 use super::world::World;
+use crate::{Attempt, Outcome};
 
 const BOTH: [fairmesh_model::TrafficPlanner; 2] = [Optimizer, Optimizer];
 
@@ -77,4 +78,60 @@ fn reports_of_less_cpu_count_after_a_minute() {
     world.seconds(30);
     let plan = world.plan("cart");
     assert!((plan.adjustments.work[0].factor - 0.6).abs() < 0.1, "{:?}", plan.adjustments.work);
+}
+
+/// A world in which calls of `cart` take longer in `us`, by these milliseconds while `eu` sends none of its calls there, and otherwise.
+/// `eu` is so full that calls to `us` cost about as much by the model.
+fn corrected(other_ms: [f64; 2]) -> World {
+    let mut world = World::learned(BOTH);
+    world.demand = [60.0, 120.0, 60.0];
+    world.other_ms = other_ms;
+    world
+}
+
+fn attempts(world: &World) -> Vec<Attempt> {
+    world.plan("cart").adjustments.attempts.clone()
+}
+
+#[test]
+fn model_that_is_right_is_not_put_to_the_test() {
+    let mut world = corrected([0.0; 2]);
+    world.seconds(400);
+    assert!(attempts(&world).is_empty(), "{:?}", attempts(&world));
+}
+
+#[test]
+fn attempt_that_makes_calls_faster_is_kept() {
+    // Calls of eu would warm a cache in us. A constant does not tell.
+    let mut world = corrected([40.0, 0.0]);
+    world.seconds(100);
+    let (before, known) = (world.latency_ms, attempts(&world));
+    assert!(known.iter().all(|attempt| attempt.outcome != Outcome::Kept), "{known:?}");
+    world.seconds(400);
+    let all = attempts(&world);
+    let kept = all.iter().find(|attempt| attempt.outcome == Outcome::Kept);
+    let kept = kept.unwrap_or_else(|| panic!("{all:?}"));
+    assert_eq!((kept.source.as_str(), kept.from.as_str(), kept.to.as_str()), ("eu", "eu", "us"));
+    assert!(kept.after_ms.unwrap() < 0.95 * kept.before_ms, "{kept:?}");
+    assert!(world.latency_ms < 0.95 * before, "{} ms after {before} ms", world.latency_ms);
+    assert!(world.share("cart", "eu", "us").0 > 0.05);
+}
+
+#[test]
+fn attempt_that_makes_calls_slower_is_rolled_back_early() {
+    let mut world = corrected([40.0, 150.0]);
+    let mut worst = 0;
+    for _ in 0..400 {
+        world.second();
+        worst += u32::from(world.share("cart", "eu", "us").0 > 0.05);
+    }
+    let all = attempts(&world);
+    let tried = all.iter().filter(|one| one.source.as_str() == "eu" && one.to.as_str() == "us");
+    let outcomes: Vec<Outcome> = tried.map(|one| one.outcome).collect();
+    // Either its calls say so, or the correction of us does, and the optimizer plans anew.
+    let has_ended = |outcome: &Outcome| matches!(outcome, Outcome::Worse | Outcome::Replanned);
+    assert!(!outcomes.is_empty() && outcomes.iter().all(has_ended), "{all:?}");
+    assert!(all.iter().any(|one| one.outcome == Outcome::Worse), "{all:?}");
+    assert!(world.share("cart", "eu", "us").0 < 0.05, "hardly any, as before");
+    assert!(worst < 60, "{worst} s of 400 were slower");
 }

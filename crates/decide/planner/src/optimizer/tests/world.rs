@@ -51,6 +51,8 @@ pub(super) struct World {
     pub(super) slowness: f64,
     /// Milliseconds that calls of `cart` take longer in `eu`.
     pub(super) delay_ms: f64,
+    /// Milliseconds that calls of `cart` take longer in `us` while `eu` sends hardly any, and while it sends more.
+    pub(super) other_ms: [f64; 2],
     pub(super) is_silent: bool,
     /// Whether writes are lost.
     pub(super) loses_writes: bool,
@@ -92,6 +94,7 @@ impl World {
             lie: 1.0,
             slowness: 1.0,
             delay_ms: 0.0,
+            other_ms: [0.0; 2],
             is_silent: false,
             loses_writes: false,
             latency_ms: 0.0,
@@ -244,7 +247,13 @@ impl World {
     }
 
     fn base_ms(&self, at: usize, to: usize) -> f64 {
-        BASE_MS + if (at, to) == (1, 1) { self.delay_ms } else { 0.0 }
+        let sends = self.share("cart", "eu", "us").0 > 0.05;
+        BASE_MS
+            + match (at, to) {
+                (1, 1) => self.delay_ms,
+                (1, 2) => self.other_ms[usize::from(sends)],
+                _ => 0.0,
+            }
     }
 
     fn report_dropped(&self, report: &mut TrafficReport, at: usize, from: usize, rate: f64) {
