@@ -21,8 +21,8 @@ pub use capacity::capacity_factor;
 pub use figures::{ClassFigures, EgressFigures, Figures, PoolFigures};
 pub use random::RandomApplication;
 pub(crate) use run::{ApplicationRun, CallEnd, NO_CALLER, NewCall, TreeCall};
-pub use run::{Measured, MeasuredClass, MeasuredPool, Planner, TableChange, WindowFigures};
-pub use scenario::{Call, Clients, Operation, Play, Pool, PoolEvent, Scenario, Service, Variant};
+pub use run::{Measured, MeasuredClass, MeasuredPool, Planner, TableChange, TriedChange, WindowFigures};
+pub use scenario::{Cache, Call, Clients, Operation, Play, Pool, PoolEvent, Scenario, Service, Variant};
 
 use crate::{engine::build_application, scenario::SimTime};
 

@@ -47,6 +47,8 @@ pub(crate) struct Server {
     /// Time of this server's next valid completion event.
     pub(crate) completion_at: u64,
     pub(crate) cores: f64,
+    /// Cores without scenario events.
+    usual_cores: f64,
     /// Work per nanosecond of one core, without neighbours.
     speed: f64,
     /// Factor of the speed due to neighbours.
@@ -90,6 +92,7 @@ impl Server {
             jobs: BinaryHeap::new(),
             completion_at: NEVER,
             cores,
+            usual_cores: cores,
             speed,
             neighbour_factor: 1.0,
             speed_factor: 1.0,
@@ -209,6 +212,13 @@ impl Server {
     pub(crate) fn set_speed_factor(&mut self, times: f64, now: u64) {
         self.advance(now);
         self.speed_factor = times;
+        self.update_rate();
+    }
+
+    /// Sets the factor of the cores.
+    pub(crate) fn set_cores_factor(&mut self, times: f64, now: u64) {
+        self.advance(now);
+        self.cores = self.usual_cores * times;
         self.update_rate();
     }
 

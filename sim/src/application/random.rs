@@ -71,6 +71,7 @@ impl RandomApplication {
             egress_prices,
             services: services.collect(),
             nodes,
+            corrections: Vec::new(),
             edges,
             preferences: Preferences { admission: 0.9, ..Preferences::default() },
         }

@@ -1,5 +1,6 @@
 //! An application while it is simulated: its call trees, what they are counted as, its planner, and what is measured.
 
+mod caches;
 mod call_tree;
 mod contender;
 mod controller;
@@ -14,8 +15,9 @@ use fairmesh_model::{Invalid, Label, RegionTable};
 
 pub(crate) use call_tree::{CallEnd, NewCall, TreeCall};
 pub use controller::Planner;
-pub use measured::{Measured, MeasuredClass, MeasuredPool, TableChange, WindowFigures};
+pub use measured::{Measured, MeasuredClass, MeasuredPool, TableChange, TriedChange, WindowFigures};
 
+use caches::Caches;
 use call_tree::CallTrees;
 use controller::Controller;
 use counters::Counters;
@@ -32,6 +34,7 @@ pub(crate) const NO_CALLER: u32 = u32::MAX;
 #[derive(Debug)]
 pub(crate) struct ApplicationRun {
     pub(crate) trees: CallTrees,
+    caches: Caches,
     /// By the number of the request in flight.
     calls: Vec<TreeCall>,
     /// The caller of each service in each server, by server, then service.
@@ -55,6 +58,7 @@ impl ApplicationRun {
             measurements: Measurements::new(scenario),
             controller: Controller::new(scenario, planner, &names)?,
             pending: PendingReports::new(scenario),
+            caches: Caches::new(scenario),
             trees,
             calls: Vec::new(),
             inner_callers: Vec::new(),
@@ -87,6 +91,14 @@ impl ApplicationRun {
         self.trees.next_calls(&mut self.calls[id as usize], now)
     }
 
+    /// How long a call from a region waits for a record that the cache in the region `at` does not have.
+    pub(crate) fn cache_wait(&mut self, id: u32, source: u16, at: u16) -> u64 {
+        let call = &self.calls[id as usize];
+        let operation = self.trees.operation_of(call.edge);
+        let service = self.trees.operations[usize::from(operation)].service;
+        self.caches.wait((operation, source), (service, at), call.seed())
+    }
+
     /// An interval of reports ends.
     pub(crate) fn end_interval(&mut self, servers: &mut [Server], registry: &Registry, now: u64) {
         let interval = self.counters.end(servers, registry, now);
@@ -116,6 +128,7 @@ impl ApplicationRun {
     /// What was measured.
     pub(crate) fn report(self, scenario: &Scenario) -> Measured {
         let forecast = forecast::forecast(scenario, &self.controller, &self.names);
-        self.measurements.report(scenario, &self.names, forecast.as_ref())
+        let attempts = self.controller.attempts().iter().map(TriedChange::from).collect();
+        Measured { attempts, ..self.measurements.report(scenario, &self.names, forecast.as_ref()) }
     }
 }

@@ -1,5 +1,6 @@
 //! An application as written in YAML: regions, services, operations and clients.
 
+mod events;
 mod play;
 mod validation;
 mod variant;
@@ -72,6 +73,19 @@ pub struct Service {
     /// Worker slots and queue of a server. A call holds its slot until its response, also while it waits for calls that it makes.
     #[serde(default)]
     pub limit: Option<Limit>,
+    /// A cache that all servers of a region share.
+    #[serde(default)]
+    pub cache: Option<Cache>,
+}
+
+/// A cache of the records that were used last.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Cache {
+    /// The number of records that it has room for.
+    pub records: u32,
+    /// Mean time to fetch a record that it does not have; it is exponentially distributed.
+    pub miss: SimTime,
 }
 
 /// Calls of one class to one service.
@@ -87,6 +101,9 @@ pub struct Operation {
     /// Time that does not depend on load.
     #[serde(default)]
     pub wait: SimTime,
+    /// The records, first and one after the last, of which a call from a region reads one by chance. Calls from other regions read none.
+    #[serde(default)]
+    pub records: BTreeMap<String, [u32; 2]>,
     /// Calls that it makes: stages one after the other, the calls of a stage in parallel.
     #[serde(default)]
     pub calls: Vec<Vec<Call>>,
@@ -214,6 +231,7 @@ impl Scenario {
             egress_prices,
             services: self.services.iter().zip(&shapes).map(pools).collect(),
             nodes: self.operations.iter().map(node).collect(),
+            corrections: Vec::new(),
             edges: clients.chain(calls).collect(),
             preferences,
         }

@@ -114,6 +114,14 @@ impl Engine {
         run.measurements.record_bytes((to, source), bytes, self.now);
     }
 
+    /// How long a call waits for a record that the cache of its pool does not have.
+    pub(super) fn cache_wait(&mut self, id: u32) -> u64 {
+        let Some(run) = &mut self.application else { return 0 };
+        let request = self.in_flight.get(id);
+        let source = self.caller_groups[usize::from(self.callers[request.caller as usize].group)].region;
+        run.cache_wait(id, source, self.servers[request.server as usize].region)
+    }
+
     fn count_served(&mut self, id: u32) {
         let Some(run) = &mut self.application else { return };
         let server = &mut self.servers[self.in_flight.get(id).server as usize];

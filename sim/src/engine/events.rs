@@ -44,6 +44,10 @@ impl Engine {
                     self.servers[server_id as usize].set_speed_factor(times, now);
                     self.schedule_completion(server_id);
                 }
+                Action::Cores { times, .. } => {
+                    self.servers[server_id as usize].set_cores_factor(times, now);
+                    self.schedule_completion(server_id);
+                }
                 Action::Delay { by, .. } => self.servers[server_id as usize].delay = by.nanos(),
                 Action::Reports { are, .. } => {
                     self.servers[server_id as usize].set_report_fault(Some(are), now)
@@ -70,12 +74,13 @@ impl Engine {
             match action {
                 Action::Fail { .. } => server.failing = None,
                 Action::Speed { .. } => server.set_speed_factor(1.0, now),
+                Action::Cores { .. } => server.set_cores_factor(1.0, now),
                 Action::Delay { .. } => server.delay = 0,
                 Action::Reports { .. } => server.set_report_fault(None, now),
                 _ => {}
             }
             match action {
-                Action::Speed { .. } => self.schedule_completion(server_id),
+                Action::Speed { .. } | Action::Cores { .. } => self.schedule_completion(server_id),
                 Action::Fail { .. } | Action::Lost { .. } => self.metrics.watch_recovery(server_id, now),
                 _ => {}
             }

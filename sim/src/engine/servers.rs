@@ -108,7 +108,8 @@ impl Engine {
                 self.schedule_request(self.now + delay, EventKind::StreamBegins, id);
             }
             let request = self.in_flight.get(id);
-            match request.demand.wait + self.servers[server_id as usize].delay {
+            let wait = request.demand.wait + self.servers[server_id as usize].delay;
+            match wait + self.cache_wait(id) {
                 0 => self.complete(id),
                 wait => self.schedule_request(self.now + wait, EventKind::WaitElapsed, id),
             }

@@ -74,6 +74,14 @@ pub enum Action {
         #[serde(default, rename = "for")]
         duration: Option<SimTime>,
     },
+    /// Their cores are multiplied, as when the limit of their CPU changes; their reports say so.
+    Cores {
+        /// The factor.
+        times: f64,
+        /// Duration; by default, to the end.
+        #[serde(default, rename = "for")]
+        duration: Option<SimTime>,
+    },
     /// Requests take longer, without using a core: a slow disk, or a slow network in front of the servers.
     Delay {
         /// By how much.
@@ -158,6 +166,7 @@ impl Action {
         match self {
             Self::Fail { duration, .. }
             | Self::Speed { duration, .. }
+            | Self::Cores { duration, .. }
             | Self::Delay { duration, .. }
             | Self::Reports { duration, .. }
             | Self::Lost { duration } => *duration,
@@ -191,6 +200,7 @@ impl ScenarioEvent {
             }
             Action::Fail { share, .. } => within_range("action.fail.share", *share, 0.0, 1.0),
             Action::Speed { times, .. } => within_range("action.speed.times", *times, 0.01, 100.0),
+            Action::Cores { times, .. } => within_range("action.cores.times", *times, 0.01, 100.0),
             _ => Ok(()),
         }
     }

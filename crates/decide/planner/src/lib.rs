@@ -10,6 +10,7 @@
 //! One decision: a planner reads snapshots of facts and keeps a memory of its own, so that another planner can decide from the
 //! same facts. A planner that owns its facts was rejected: two of them would disagree on the mesh.
 
+mod adjustment;
 mod call_graph;
 mod cost_model;
 mod egress_bill;
@@ -25,6 +26,7 @@ mod tables;
 
 pub use fairmesh_te::drain::Forecast;
 
+pub use adjustment::{Adjustments, Attempt, LatencyCorrection, Outcome, WorkCorrection};
 pub use call_graph::{CallGraph, GraphEdge, GraphNode, MAX_GRAPH_EDGES, MAX_GRAPH_NODES};
 pub use cost_model::{
     ClassWork, LatencyFit, LatencyObservation, PoolCosts, PoolFit, PoolLatency, WorkFit, WorkRegression,

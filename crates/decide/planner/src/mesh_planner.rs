@@ -40,6 +40,11 @@ pub struct ServiceRound {
 }
 
 impl MeshPlanner {
+    /// One whose optimizer does not correct its model by what it measures of its plans, for comparison.
+    pub fn without_adjustment() -> Self {
+        Self { optimizer: OptimizerPlanner::without_adjustment(), ..Self::default() }
+    }
+
     /// The planners, as the last round left them.
     pub fn services(&self) -> &BTreeMap<ServiceName, Arc<ServicePlanner>> {
         &self.services

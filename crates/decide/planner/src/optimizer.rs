@@ -13,6 +13,7 @@ mod flows;
 mod graph_problem;
 mod service_model;
 mod service_plan;
+mod shifts;
 mod solving;
 mod trace_context;
 mod what_if;
@@ -24,18 +25,20 @@ use std::{
 
 use fairmesh_model::{Label, Region, ServiceName, TrafficMode, TrafficReport};
 
+pub(crate) use service_model::ServiceModel;
 pub use service_plan::{Expectation, Fallback, ServicePlan, Verdict};
 pub use what_if::{Prediction, Scenario, WhatIf};
 
 use crate::{
     Now,
+    adjustment::{Adjustment, Outcome, Present},
     call_graph::{CallGraph, GraphEdge, GraphNode},
     cost_model::PoolCosts,
     facts::{ServiceFacts, TopologyFacts},
 };
 use flows::Flows;
 use graph_problem::Sources;
-use service_model::{Known, ServiceModel, check_settings, fits_of, nodes_of};
+use service_model::{Known, check_settings, fits_of, nodes_of};
 use solving::Solving;
 use trace_context::TraceContexts;
 
@@ -64,6 +67,7 @@ pub struct OptimizerPlanner {
     /// When plans were made for a rise alone, within the last period.
     rises: Vec<u64>,
     costs: PoolCosts,
+    adjustment: Adjustment,
     flows: Flows,
     contexts: TraceContexts,
     /// The plan of services whose tables are published.
@@ -110,6 +114,7 @@ impl Default for OptimizerPlanner {
             has_risen: false,
             rises: Vec::new(),
             costs: PoolCosts::default(),
+            adjustment: Adjustment::default(),
             flows: Flows::default(),
             contexts: TraceContexts::default(),
             active: Solving::default(),
@@ -124,6 +129,11 @@ impl Default for OptimizerPlanner {
 }
 
 impl OptimizerPlanner {
+    /// One that does not correct its model by what it measures of its plans, for comparison.
+    pub(crate) fn without_adjustment() -> Self {
+        Self { adjustment: Adjustment::off(), ..Self::default() }
+    }
+
     /// Counts what a sum of reports says of the time since the last one. `now_ms` is of a clock that only advances.
     /// Services whose reports are refused stay as they are known, and so do services with servers in a region without
     /// reports.
@@ -144,6 +154,7 @@ impl OptimizerPlanner {
         }
         self.has_risen |= self.recent.adopt_rises(&self.latest);
         self.costs.observe(&sum, now_ms);
+        self.adjustment.observe(&sum, &mut self.costs, now_ms);
         self.flows.observe(&sum, now_ms);
         self.contexts.observe(&sum, now_ms);
     }
@@ -165,7 +176,7 @@ impl OptimizerPlanner {
             self.rises.push(now.ms);
         }
         if standings.is_empty() {
-            *self = Self::default();
+            *self = Self { adjustment: self.adjustment.cleared(), ..Self::default() };
             return;
         }
         self.plan(input, &standings, now.ms);
@@ -200,20 +211,39 @@ impl OptimizerPlanner {
         let OptimizerInput { services, topology, .. } = input;
         let (nodes, edges) = self.graph_of_recent_demand(now_ms);
         self.learn_models(input, (standings, &nodes), now_ms);
+        for (service, model) in &mut self.models {
+            if !self.unheard.contains(service) {
+                self.adjustment.correct(service, model, now_ms);
+            }
+        }
         let is_active = |service: &&ServiceName| standings[*service].mode == TrafficMode::Active;
         let active = self.models.iter().filter(|(service, _)| is_active(service));
         let active = active.map(|(service, model)| (service.clone(), model.clone())).collect();
         let (models, held, flows) = (&active, &self.held, &self.flows);
-        let sources = Sources { nodes: &nodes, edges: &edges, models, held, services, flows, topology };
-        self.active.round(sources, now_ms);
+        let plans = self.active.plans();
+        let change = self.adjustment.advance(Present { models, plans, topology, now_ms });
+        let shifts = self.adjustment.shifts();
+        let (nodes, edges, shifts) = (&nodes[..], &edges[..], &shifts[..]);
+        let sources = Sources { nodes, edges, models, held, services, flows, topology, shifts };
+        match change {
+            Some(shift) if self.active.shift(sources, &shift, now_ms) => {}
+            Some(_) => self.adjustment.end_attempt(Outcome::HeadRoom, now_ms),
+            None if self.active.round(sources, now_ms) => {
+                self.adjustment.end_attempt(Outcome::Replanned, now_ms);
+            }
+            None => {}
+        }
         match active.len() < self.models.len() {
-            true => self.shadow.round(Sources { models: &self.models, ..sources }, now_ms),
+            true => drop(self.shadow.round(Sources { models: &self.models, shifts: &[], ..sources }, now_ms)),
             false => self.shadow = Solving::default(),
         }
         for service in self.models.keys() {
             let solving = if active.contains_key(service) { &self.active } else { &self.shadow };
             let verdict = match solving.plan_of(service) {
-                Ok(plan) => Verdict::Optimized(Arc::clone(plan)),
+                Ok(plan) => {
+                    let adjustments = self.adjustment.of_service(service);
+                    Verdict::Optimized(Arc::new(ServicePlan { adjustments, ..ServicePlan::clone(plan) }))
+                }
                 Err(fallback) => Verdict::Rings(fallback),
             };
             self.verdicts.insert(service.clone(), verdict);

@@ -105,6 +105,11 @@ impl TreeCall {
         }
     }
 
+    /// What is drawn for the call depends on it alone.
+    pub(super) fn seed(&self) -> u64 {
+        self.seed
+    }
+
     pub(crate) fn parent(&self) -> Option<u32> {
         (self.parent != NO_PARENT).then_some(self.parent)
     }

@@ -34,6 +34,8 @@ pub(super) struct Contender {
     nodes: Vec<(Vec<usize>, Vec<Label>)>,
     in_force: Option<Plan>,
     has_heard: bool,
+    /// The oracle's, which knows what events do to servers.
+    scenario: Option<Scenario>,
 }
 
 impl Contender {
@@ -50,11 +52,16 @@ impl Contender {
             Planner::WaterfallBest => best_threshold(scenario),
             _ => scenario.waterfall,
         };
-        Ok(Self { planner, load, problem, nodes, in_force: None, has_heard: false })
+        let scenario = (planner == Planner::Oracle).then(|| scenario.clone());
+        Ok(Self { planner, load, problem, nodes, in_force: None, has_heard: false, scenario })
     }
 
     /// Tables for the demand of the last reports; none where the last plan is as good, or there is no plan.
-    pub(super) fn plan(&mut self, facts: &[Arc<ServiceFacts>], names: &Names) -> ServiceShares {
+    pub(super) fn plan(&mut self, facts: &[Arc<ServiceFacts>], names: &Names, now: u64) -> ServiceShares {
+        if let Some(scenario) = &self.scenario {
+            let Problem { services, corrections, .. } = scenario.problem_at(now);
+            (self.problem.services, self.problem.corrections) = (services, corrections);
+        }
         if !self.learn_demand(facts, names) {
             return Vec::new();
         }

@@ -7,7 +7,7 @@ use fairmesh_model::{
     TrafficPlanner, TrafficReport,
 };
 use fairmesh_planner::{
-    MeshPlanner, Now, ServiceFacts, ServiceReports, StoredTable, TableWrite, TopologyFacts,
+    Attempt, MeshPlanner, Now, ServiceFacts, ServiceReports, StoredTable, TableWrite, TopologyFacts, Verdict,
 };
 use fairmesh_signals::{ReportSums, SumLimits};
 use serde::{Deserialize, Serialize};
@@ -29,12 +29,14 @@ pub enum Planner {
     Criticality,
     /// The optimizer, which learns its model from reports.
     Optimizer,
-    /// The optimizer with the true model from the start.
+    /// The same, but it does not correct its model by what it measures of its plans.
+    OptimizerAlone,
+    /// The optimizer with the true model from the start; it knows events of servers as they happen, and nothing of caches.
     Oracle,
 }
 
 impl Planner {
-    /// All planners, in the order of reports.
+    /// The planners of reports, in their order.
     pub const ALL: [Self; 6] =
         [Self::Rings, Self::Waterfall, Self::WaterfallBest, Self::Criticality, Self::Optimizer, Self::Oracle];
 
@@ -46,6 +48,7 @@ impl Planner {
             Self::WaterfallBest => "waterfall-best",
             Self::Criticality => "criticality",
             Self::Optimizer => "optimizer",
+            Self::OptimizerAlone => "optimizer-alone",
             Self::Oracle => "oracle",
         }
     }
@@ -74,6 +77,7 @@ impl Controller {
     pub(super) fn new(scenario: &Scenario, planner: Planner, names: &Names) -> Result<Self, Invalid> {
         let kind = match planner {
             Planner::Rings | Planner::Optimizer => Kind::Mesh(Box::default()),
+            Planner::OptimizerAlone => Kind::Mesh(Box::new(MeshPlanner::without_adjustment())),
             other => Kind::Contender(Box::new(Contender::new(scenario, other, names)?)),
         };
         let traffic = policy(scenario, planner)?;
@@ -100,8 +104,8 @@ impl Controller {
     }
 
     /// Plans with the power of each service's servers by region; returns services and regions whose shares are others.
-    pub(super) fn plan(&mut self, serving: &[Vec<Vec<u32>>], now: u64) -> Vec<(u16, u16)> {
-        let now_ms = now / 1_000_000;
+    pub(super) fn plan(&mut self, serving: &[Vec<Vec<u32>>], now_nanos: u64) -> Vec<(u16, u16)> {
+        let now_ms = now_nanos / 1_000_000;
         let now = Now { ms: now_ms, started_ms: 0, wall_ms: now_ms };
         self.collect_facts(serving, now_ms);
         let writes: Vec<(usize, Vec<TableWrite>)> = match &mut self.kind {
@@ -114,7 +118,7 @@ impl Controller {
                     .collect()
             }
             Kind::Contender(contender) => {
-                let tables = contender.plan(&self.facts, &self.names);
+                let tables = contender.plan(&self.facts, &self.names, now_nanos);
                 let origin = TableOrigin::Planned(Confirmation { round: self.revision, at_ms: now_ms });
                 tables.into_iter().map(|(at, shares)| (at, contender_writes(shares, origin))).collect()
             }
@@ -132,6 +136,16 @@ impl Controller {
     pub(super) fn table(&self, service: u16, region: u16) -> Option<&RegionTable> {
         let region = &self.names.regions[usize::from(region)];
         Some(&self.facts[usize::from(service)].tables.get(region)?.table)
+    }
+
+    /// The latest changes of plans that the optimizer tried out.
+    pub(super) fn attempts(&self) -> Vec<Attempt> {
+        let Kind::Mesh(planner) = &self.kind else { return Vec::new() };
+        let plans = planner.services().values().filter_map(|service| match &service.verdict {
+            Some(Verdict::Optimized(plan)) => Some(plan),
+            _ => None,
+        });
+        plans.flat_map(|plan| plan.adjustments.attempts.clone()).collect()
     }
 
     fn collect_facts(&mut self, serving: &[Vec<Vec<u32>>], now_ms: u64) {
@@ -193,7 +207,7 @@ fn policy(scenario: &Scenario, planner: Planner) -> Result<Traffic, Invalid> {
     let rings = scenario.router_rings()?.into_iter().zip(loads);
     Ok(Traffic {
         planner: Some(match planner {
-            Planner::Optimizer => TrafficPlanner::Optimizer,
+            Planner::Optimizer | Planner::OptimizerAlone => TrafficPlanner::Optimizer,
             _ => TrafficPlanner::Rings,
         }),
         rings: rings

@@ -1,6 +1,7 @@
 //! What clients saw of an application, and what it cost.
 
 use fairmesh_model::{RegionTable, TrafficShares};
+use fairmesh_planner::Attempt;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
@@ -51,6 +52,28 @@ pub struct Measured {
     pub windows: Vec<WindowFigures>,
     /// Tables over time, warm-up included.
     pub tables: Vec<TableChange>,
+    /// The latest changes of plans that the optimizer tried out.
+    pub attempts: Vec<TriedChange>,
+}
+
+/// A change of a plan that was tried out, and what came of it.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TriedChange {
+    /// When it began, in seconds.
+    pub at: f64,
+    /// The service.
+    pub service: String,
+    /// The region of the callers, the one that got fewer of their calls, and the one that got more.
+    pub regions: [String; 3],
+    /// The part of the calls that was moved.
+    pub share: f64,
+    /// Mean milliseconds of a call to the service before.
+    pub before_ms: f64,
+    /// The same afterwards.
+    pub after_ms: Option<f64>,
+    /// How it ended.
+    pub outcome: String,
 }
 
 /// Calls of one list of clients.
@@ -265,6 +288,7 @@ impl Measurements {
             pools,
             windows: self.windows(),
             tables: self.tables,
+            attempts: Vec::new(),
         }
     }
 
@@ -308,6 +332,20 @@ impl Measurements {
             ..*sums
         });
         figures.collect()
+    }
+}
+
+impl From<&Attempt> for TriedChange {
+    fn from(attempt: &Attempt) -> Self {
+        Self {
+            at: attempt.began_ms as f64 / 1e3,
+            service: attempt.service.to_string(),
+            regions: [&attempt.source, &attempt.from, &attempt.to].map(ToString::to_string),
+            share: attempt.share,
+            before_ms: attempt.before_ms,
+            after_ms: attempt.after_ms,
+            outcome: attempt.outcome.name().to_owned(),
+        }
     }
 }
 

@@ -72,6 +72,13 @@ impl Scenario {
             let problem = format!("there is no service '{}'", operation.service);
             return Err(Invalid::new("service", problem, "name one of services"));
         }
+        for (region, [first, end]) in &operation.records {
+            self.check_region("records", region)?;
+            if first >= end {
+                let hint = "write the first record and the one after the last";
+                return Err(Invalid::new("records", format!("has no record for '{region}'"), hint));
+            }
+        }
         for (stage, calls) in operation.calls.iter().enumerate() {
             for (i, call) in calls.iter().enumerate() {
                 self.check_call(call).map_err(|e| e.within(format!("calls[{stage}][{i}]")))?;

@@ -80,6 +80,17 @@ impl PoolCosts {
         }
     }
 
+    /// Calls of a pool take so many times the CPU that its fit says: the fit follows at once, and what was measured before counts less.
+    pub(crate) fn rescale(&mut self, key: &(ServiceName, Region), factor: f64) {
+        if let Some(pool) = self.pools.get_mut(key) {
+            pool.regression.rescale(factor);
+            if let Some(work) = &mut pool.work {
+                work.background *= factor;
+                work.classes.values_mut().for_each(|class| class.seconds *= factor);
+            }
+        }
+    }
+
     /// The fits of all pools, in the order of their names.
     pub fn fits(&self) -> Vec<PoolFit> {
         let fit = |((service, region), pool): (&(ServiceName, Region), &Pool)| PoolFit {

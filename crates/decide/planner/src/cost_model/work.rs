@@ -8,6 +8,9 @@ use super::linear::solve;
 const HALF_LIFE_MS: f64 = 300_000.0;
 /// Intervals, by weight, that a fit needs at least for each class.
 const MIN_INTERVALS: f64 = 4.0;
+/// What intervals before a rescaling count from then on, and the weight that is left to them at least: few intervals make no fit.
+const RESCALED_WEIGHT: f64 = 0.25;
+const LEAST_WEIGHT: f64 = 40.0;
 /// The share of the common work per call that every class is pulled to, relative to the class's own evidence: classes whose rates
 /// rise and fall together cannot be told apart, and then cost the same.
 const RIDGE: f64 = 1e-4;
@@ -80,6 +83,14 @@ impl WorkRegression {
         }
         self.cpu_squared += cpu_cores * cpu_cores;
         self.weight += 1.0;
+    }
+
+    /// Multiplies the CPU of all intervals by a factor, and lets them count less: what classes cost in relation to each other stays known,
+    /// and new intervals soon prevail.
+    pub fn rescale(&mut self, factor: f64) {
+        self.with_cpu.iter_mut().for_each(|sum| *sum *= factor);
+        self.cpu_squared *= factor * factor;
+        self.decay((LEAST_WEIGHT / self.weight).clamp(RESCALED_WEIGHT, 1.0));
     }
 
     /// The fit; `None` without enough intervals, or where no call was observed.

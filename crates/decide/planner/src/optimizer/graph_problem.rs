@@ -14,6 +14,7 @@ use fairmesh_te::optimizer::{Caller, Node, Plan, Preferences, Problem, ProblemEr
 
 use super::{flows::Flows, service_model::ServiceModel};
 use crate::{
+    adjustment::Shift,
     call_graph::{GraphEdge, GraphNode},
     facts::{ServiceFacts, TopologyFacts},
 };
@@ -38,6 +39,8 @@ pub(super) struct Sources<'a> {
     pub(super) services: &'a BTreeMap<ServiceName, Arc<ServiceFacts>>,
     pub(super) flows: &'a Flows,
     pub(super) topology: &'a TopologyFacts,
+    /// Changes that are in force beside the optimizer's plan.
+    pub(super) shifts: &'a [Shift],
 }
 
 /// A problem, and what its positions stand for.
@@ -82,12 +85,19 @@ impl GraphProblem {
             }
             None => Node { service: of_service(node), work: 0.0, latency: 0.0 },
         };
+        let corrections = nodes.iter().flat_map(|node| {
+            let model = sources.model(&node.service);
+            regions
+                .iter()
+                .map(move |region| model.map_or(0.0, |model| model.correction(node.class.as_ref(), region)))
+        });
         let mut problem = Problem {
             regions: regions.len(),
             round_trips: round_trips(sources.topology, &regions),
             egress_prices: prices(sources.topology, &regions),
             services: pools.collect(),
             nodes: nodes.iter().map(problem_node).collect(),
+            corrections: corrections.collect(),
             edges: Vec::new(),
             preferences,
         };

@@ -35,11 +35,11 @@ const SURCHARGE: f64 = 1.05;
 
 /// A service as the optimizer plans it.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct ServiceModel {
+pub(crate) struct ServiceModel {
     /// The classes with shares of their own, besides all other calls.
-    pub(super) classes: Vec<Label>,
+    pub(crate) classes: Vec<Label>,
     /// Cores by region, in cores of the mean region.
-    pub(super) capacity: BTreeMap<Region, f64>,
+    pub(crate) capacity: BTreeMap<Region, f64>,
     /// Milliseconds for each second of CPU on idle servers.
     pub(super) sensitivity: f64,
     /// CPU of a call in seconds, and milliseconds that do not depend on load, by class.
@@ -48,15 +48,17 @@ pub(super) struct ServiceModel {
     pub(super) error: f64,
     /// When the older of both fits was changed last.
     pub(super) at_ms: u64,
+    /// Milliseconds by which calls take longer than their cost says, by region, then class as in `classes_cost`.
+    pub(super) corrections: BTreeMap<Region, Vec<f64>>,
     /// Thresholds that the policy writes.
     kinks: Vec<(Ring, f64)>,
 }
 
 /// What a call of one class costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct ClassCost {
+pub(crate) struct ClassCost {
     pub(super) work: f64,
-    pub(super) base_ms: f64,
+    pub(crate) base_ms: f64,
 }
 
 /// What is known of one service.
@@ -130,6 +132,7 @@ impl ServiceModel {
             classes_cost,
             error,
             at_ms,
+            corrections: BTreeMap::new(),
             kinks: facts.traffic.rings.iter().map(ring).collect(),
             classes,
         })
@@ -143,9 +146,48 @@ impl ServiceModel {
     }
 
     /// What a call of a class costs; of all other calls without one.
-    pub(super) fn cost(&self, class: Option<&Label>) -> ClassCost {
+    pub(crate) fn cost(&self, class: Option<&Label>) -> ClassCost {
         let at = class.and_then(|class| self.classes.iter().position(|one| one == class));
         self.classes_cost.get(at.map_or(0, |at| at + 1)).copied().unwrap_or_default()
+    }
+
+    /// The class whose row in tables a call of this class has.
+    pub(crate) fn row_of<'a>(&self, class: Option<&'a Label>) -> Option<&'a Label> {
+        class.filter(|class| self.classes.contains(class))
+    }
+
+    /// What a call takes at a utilisation, in milliseconds, before corrections.
+    pub(crate) fn predict_ms(&self, class: Option<&Label>, utilisation: f64) -> f64 {
+        let cost = self.cost(class);
+        cost.base_ms + self.sensitivity * cost.work / (1.0 - utilisation)
+    }
+
+    /// Corrects calls in a region by these milliseconds, by class. A call takes its CPU at least.
+    pub(crate) fn correct(&mut self, region: &Region, by_class: Vec<f64>) {
+        let least = |(by, cost): (f64, &ClassCost)| by.max(-cost.base_ms);
+        let row = by_class.into_iter().zip(&self.classes_cost).map(least).collect();
+        self.corrections.insert(region.clone(), row);
+    }
+
+    /// What one more call costs in a region at this utilisation, in milliseconds: its own time, and that of the calls that it slows down.
+    pub(crate) fn marginal_ms(&self, class: Option<&Label>, region: &Region, load: f64) -> f64 {
+        let cost = self.cost(class);
+        let left = (1.0 - load).max(0.01);
+        cost.base_ms + self.correction(class, region) + self.sensitivity * cost.work / (left * left)
+    }
+
+    /// Calls per second that take this part of a region's capacity.
+    pub(crate) fn room(&self, class: Option<&Label>, region: &Region, part: f64) -> f64 {
+        let capacity = self.capacity.get(region).copied().unwrap_or_default();
+        let work = self.cost(class).work;
+        if work > 0.0 { (part * capacity / work).max(0.0) } else { 0.0 }
+    }
+
+    /// The correction of a class in a region.
+    pub(super) fn correction(&self, class: Option<&Label>, region: &Region) -> f64 {
+        let at = class.and_then(|class| self.classes.iter().position(|one| one == class));
+        let row = self.corrections.get(region).and_then(|row| row.get(at.map_or(0, |at| at + 1)));
+        row.copied().unwrap_or_default()
     }
 
     /// The regions with capacity.

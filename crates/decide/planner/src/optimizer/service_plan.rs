@@ -3,6 +3,8 @@ use std::sync::Arc;
 use fairmesh_model::{Label, Region};
 use fairmesh_te::Tables;
 
+use crate::adjustment::Adjustments;
+
 /// Who plans a service whose policy asks for the optimizer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
@@ -44,6 +46,8 @@ pub struct ServicePlan {
     pub model_at_ms: u64,
     /// The standard error of the fits of this service, as a part of the times that they predict.
     pub model_error: f64,
+    /// What is measured of the service against its model, and done about it.
+    pub adjustments: Adjustments,
 }
 
 /// What calls from one region and of one class are expected to take and to cost.

@@ -9,7 +9,7 @@ use super::{
     Fallback, ServicePlan,
     graph_problem::{GraphProblem, Shape, Sources},
 };
-use crate::tables::to_shares;
+use crate::{adjustment::Shift, tables::to_shares};
 
 /// A plan that costs less than the shares in force by a smaller part of their cost is not published.
 const DEAD_BAND: f64 = 0.02;
@@ -55,8 +55,37 @@ impl Solving {
         self.plans.get(service).ok_or_else(|| self.trouble.clone().unwrap_or_else(unsolved))
     }
 
-    /// Solves anew. Services without a model leave the plan.
-    pub(super) fn round(&mut self, sources: Sources<'_>, now_ms: u64) {
+    /// The plans in force.
+    pub(super) fn plans(&self) -> &BTreeMap<ServiceName, Arc<ServicePlan>> {
+        &self.plans
+    }
+
+    /// Changes the tables in force; `false` where that is not possible, as over the ceiling.
+    pub(super) fn shift(&mut self, sources: Sources<'_>, shift: &Shift, now_ms: u64) -> bool {
+        let built = GraphProblem::new(sources);
+        let shifted = self
+            .evaluate_in_force(&built, sources)
+            .and_then(|in_force| built.shifted(&in_force, std::slice::from_ref(shift)));
+        let service = &shift.of.service;
+        let known = sources.models.get(service).zip(self.plans.get(service));
+        let (Ok(step), Some((model, known))) = (shifted, known) else { return false };
+        if !step.is_usable(built.problem.preferences.ceiling) {
+            return false;
+        }
+        let plan = built.service_plan(&step, (service, model), known.number, now_ms);
+        let plan = ServicePlan { planned_at_ms: known.planned_at_ms, gap: known.gap, ..plan };
+        self.plans.insert(service.clone(), Arc::new(plan));
+        true
+    }
+
+    /// Solves anew. Services without a model leave the plan. Returns whether another plan is in force.
+    pub(super) fn round(&mut self, sources: Sources<'_>, now_ms: u64) -> bool {
+        let before = self.number;
+        self.solve_anew(sources, now_ms);
+        self.number != before
+    }
+
+    fn solve_anew(&mut self, sources: Sources<'_>, now_ms: u64) {
         self.plans.retain(|service, _| sources.models.contains_key(service));
         if sources.models.is_empty() {
             *self = Self { number: self.number, ..Self::default() };
@@ -144,7 +173,8 @@ impl Solving {
         now_ms: u64,
     ) -> Result<(), ProblemError> {
         let Candidate { mut in_force, leads_nowhere, plan } = candidate;
-        if !leads_nowhere && !is_worth_publishing(&built.problem, &in_force, &plan, DEAD_BAND)? {
+        let shifted = built.shifted(&plan, sources.shifts)?;
+        if !leads_nowhere && !is_worth_publishing(&built.problem, &in_force, &shifted, DEAD_BAND)? {
             in_force.bound = plan.bound;
             self.refresh(built, sources, &in_force, now_ms);
             return Ok(());

@@ -1,3 +1,4 @@
+mod adjustment;
 mod changes;
 mod faults;
 mod what_if;

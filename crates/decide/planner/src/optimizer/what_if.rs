@@ -102,7 +102,11 @@ impl OptimizerPlanner {
             let model =
                 check_settings(facts, topology).and_then(|()| ServiceModel::new(known, topology, now_ms));
             match model {
-                Ok(model) => drop(models.insert(service.clone(), model)),
+                Ok(mut model) => {
+                    let known = self.models.get(service).filter(|known| known.classes == model.classes);
+                    model.corrections.extend(known.into_iter().flat_map(|known| known.corrections.clone()));
+                    models.insert(service.clone(), model);
+                }
                 Err(why) => drop(unplanned.insert(service.clone(), why)),
             }
         }
@@ -112,7 +116,7 @@ impl OptimizerPlanner {
             return Err(Fallback::new("unplanned", text));
         }
         let (held, flows) = (&self.held, &self.flows);
-        let sources = Sources { nodes, edges, models: &models, held, services, flows, topology };
+        let sources = Sources { nodes, edges, models: &models, held, services, flows, topology, shifts: &[] };
         let built = GraphProblem::new(sources);
         let plan = match is_in_force {
             true => self.active.evaluate_in_force(&built, sources),

@@ -108,7 +108,7 @@ impl Arcs {
             for at in 0..service.placed.len() {
                 let arriving = flow.arrivals[node.first_state + at];
                 flow.work[service.first_pool + at] += node.work * arriving;
-                flow.linear += node.latency * arriving;
+                flow.linear += node.latency[at] * arriving;
             }
         }
     }

@@ -42,7 +42,8 @@ pub(super) struct Service {
 pub(super) struct CallNode {
     pub(super) service: usize,
     pub(super) work: f64,
-    pub(super) latency: f64,
+    /// By placed region.
+    pub(super) latency: Vec<f64>,
     pub(super) first_state: usize,
     pub(super) inbound: Range<usize>,
 }
@@ -138,12 +139,14 @@ impl Network {
         self.pools.extend(placed.iter().map(pool));
     }
 
-    fn add_node(&mut self, problem: &Problem, node: usize) {
-        let node = &problem.nodes[node];
+    fn add_node(&mut self, problem: &Problem, number: usize) {
+        let node = &problem.nodes[number];
+        let placed = &self.services[node.service].placed;
+        let latency = placed.iter().map(|region| problem.latency(number, usize::from(*region))).collect();
         self.nodes.push(CallNode {
             service: node.service,
             work: node.work,
-            latency: node.latency,
+            latency,
             first_state: self.states,
             inbound: 0..0,
         });

@@ -102,8 +102,8 @@ impl Pricing<'_> {
         for at in 0..count {
             let (state, pool) = (node.first_state + at, service.first_pool + at);
             let slope = self.slopes[pool];
-            self.value[state] += node.latency + work * slope.price;
-            self.least[state] += node.latency + work * slope.price;
+            self.value[state] += node.latency[at] + work * slope.price;
+            self.least[state] += node.latency[at] + work * slope.price;
             self.curvature[state] += work * work * slope.curvature;
             self.row.value.push(self.value[state] + work * self.shift[pool]);
             self.row.curvature.push(self.curvature[state] / self.scale);

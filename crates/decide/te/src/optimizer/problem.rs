@@ -18,6 +18,9 @@ pub struct Problem {
     pub services: Vec<ServicePools>,
     /// The nodes of the call graph.
     pub nodes: Vec<Node>,
+    /// Milliseconds by which calls of a node take longer in a region than its latency and the pool say, by node × regions + region. Negative
+    /// where they are faster. Empty: nowhere.
+    pub corrections: Vec<f64>,
     /// Calls from clients to nodes, and from nodes to nodes.
     pub edges: Vec<Edge>,
     /// What a plan is worth.
@@ -125,6 +128,12 @@ impl Problem {
     /// Whether a service has servers in a region.
     pub(super) fn is_placed(&self, service: usize, region: usize) -> bool {
         self.services[service].capacity[region] > 0.0
+    }
+
+    /// Milliseconds of a call of a node in a region that do not depend on load.
+    pub fn latency(&self, node: usize, region: usize) -> f64 {
+        let correction = self.corrections.get(node * self.regions + region).copied().unwrap_or_default();
+        self.nodes[node].latency + correction
     }
 
     /// The regions where a service has servers.

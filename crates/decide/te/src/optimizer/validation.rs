@@ -70,7 +70,19 @@ impl Problem {
             }
             check(is_number(node.work) && is_number(node.latency), "node", at)?;
         }
+        self.validate_corrections()?;
         self.edges.iter().enumerate().try_for_each(|(at, edge)| self.validate_edge(at, edge))
+    }
+
+    /// No call takes less than no time.
+    fn validate_corrections(&self) -> Result<(), ProblemError> {
+        if ![0, self.nodes.len() * self.regions].contains(&self.corrections.len()) {
+            return Err(ProblemError::Size("the list of corrections"));
+        }
+        let mut places = (0..self.corrections.len()).map(|at| (at / self.regions, at % self.regions));
+        places.try_for_each(|(node, region)| {
+            check(is_number(self.latency(node, region)), "the correction of node", node)
+        })
     }
 
     fn validate_service(&self, at: usize, service: &ServicePools) -> Result<(), ProblemError> {

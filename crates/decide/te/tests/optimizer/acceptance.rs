@@ -17,6 +17,19 @@ fn two_pools_match_closed_form() {
 }
 
 #[test]
+fn correction_of_a_region_counts_like_a_longer_way_there() {
+    let far = one_service(&[vec![0.0, 30.0], vec![30.0, 0.0]], &[1_200.0, 0.0], 1_000.0, 10.0);
+    let mut near = one_service(&[vec![0.0, 20.0], vec![20.0, 0.0]], &[1_200.0, 0.0], 1_000.0, 10.0);
+    near.corrections = vec![0.0, 10.0];
+    let [far, near] = [far, near].map(|problem| (solve_within(&problem, 1e-6), problem));
+    assert_flow(flow(&near.1, &near.0, 0, (0, 0)), 646.7071);
+    assert!((far.0.objective / near.0.objective - 1.0).abs() < 1e-6);
+    let mut impossible = near.1;
+    impossible.corrections = vec![0.0, -1.0];
+    assert!(impossible.validate().is_err(), "a call takes less than no time");
+}
+
+#[test]
 fn figure_3a_waterfall_overloads_ut_and_optimum_spreads() {
     let problem = paper([1325.0, 200.0, 1325.0, 200.0], 10.0);
     let nearest = waterfall(&problem, 0.95).unwrap();

@@ -27,6 +27,7 @@ fn cut_point(dollars_per_ms: f64) -> Problem {
             pool([0.0, 3_000.0], 5.0),
         ],
         nodes: vec![node(0), node(1), node(2)],
+        corrections: Vec::new(),
         edges,
         preferences: Preferences { dollars_per_ms, ..latency_alone() },
     }

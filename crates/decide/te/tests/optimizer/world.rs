@@ -26,6 +26,7 @@ pub(crate) fn one_service(trips: &[Vec<f64>], demand: &[f64], capacity: f64, sen
             ..ServicePools::default()
         }],
         nodes: vec![Node { service: 0, work: 1.0, latency: 0.0 }],
+        corrections: Vec::new(),
         edges: vec![clients(demand, 0, 0)],
         preferences: latency_alone(),
     }

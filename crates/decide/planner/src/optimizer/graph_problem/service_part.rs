@@ -4,7 +4,10 @@ use fairmesh_model::ServiceName;
 use fairmesh_te::optimizer::Plan;
 
 use super::{GraphProblem, HOUR};
-use crate::optimizer::{Expectation, ServicePlan, service_model::ServiceModel};
+use crate::{
+    adjustment::Adjustments,
+    optimizer::{Expectation, ServicePlan, service_model::ServiceModel},
+};
 
 /// Bytes that a price of egress is of.
 const PRICED_BYTES: f64 = 1e9;
@@ -34,6 +37,7 @@ impl GraphProblem {
             planned_at_ms: now_ms,
             model_at_ms: model.at_ms,
             model_error: model.error,
+            adjustments: Adjustments::default(),
         }
     }
 
@@ -61,8 +65,10 @@ impl GraphProblem {
                 let to = usize::from(*to);
                 let calls = calls * share;
                 let waiting = node.work * plan.work_latencies[node.service * count + to];
-                sums.latency_ms +=
-                    calls * (self.problem.round_trips[source * count + to] + node.latency + waiting);
+                sums.latency_ms += calls
+                    * (self.problem.round_trips[source * count + to]
+                        + self.problem.latency(callee, to)
+                        + waiting);
                 let dollars = edge.request_bytes * self.problem.egress_prices[source * count + to]
                     + edge.response_bytes * self.problem.egress_prices[to * count + source];
                 sums.egress += calls * dollars / PRICED_BYTES * HOUR;

@@ -49,6 +49,10 @@ pub(super) struct World {
     pub(super) lie: f64,
     /// How many times as much CPU calls of `cart` take in `eu`.
     pub(super) slowness: f64,
+    /// Milliseconds that calls of `cart` take longer in `eu`.
+    pub(super) delay_ms: f64,
+    /// Milliseconds that calls of `cart` take longer in `us` while `eu` sends hardly any, and while it sends more.
+    pub(super) other_ms: [f64; 2],
     pub(super) is_silent: bool,
     /// Whether writes are lost.
     pub(super) loses_writes: bool,
@@ -89,6 +93,8 @@ impl World {
             attempts: 1.0,
             lie: 1.0,
             slowness: 1.0,
+            delay_ms: 0.0,
+            other_ms: [0.0; 2],
             is_silent: false,
             loses_writes: false,
             latency_ms: 0.0,
@@ -215,7 +221,9 @@ impl World {
                 }
             }
             self.loads[at] = [0, 1, 2].map(|to| arrived[to] * self.work(at, to) / CORES);
-            let time = |to: usize| BASE_MS + 1e3 * self.work(at, to) / (1.0 - self.loads[at][to].min(FULL));
+            let time = |to: usize| {
+                self.base_ms(at, to) + 1e3 * self.work(at, to) / (1.0 - self.loads[at][to].min(FULL))
+            };
             for (from, to, rate) in rows {
                 let (a, b) = (region(REGIONS[from]), region(REGIONS[to]));
                 let way = self.topology.round_trips.get(&a, &b).unwrap().as_secs_f64() * 1e3;
@@ -236,6 +244,16 @@ impl World {
     /// CPU seconds of a call of `web` or `cart` in a region.
     fn work(&self, at: usize, to: usize) -> f64 {
         WORK[at] * if (at, to) == (1, 1) { self.slowness } else { 1.0 }
+    }
+
+    fn base_ms(&self, at: usize, to: usize) -> f64 {
+        let sends = self.share("cart", "eu", "us").0 > 0.05;
+        BASE_MS
+            + match (at, to) {
+                (1, 1) => self.delay_ms,
+                (1, 2) => self.other_ms[usize::from(sends)],
+                _ => 0.0,
+            }
     }
 
     fn report_dropped(&self, report: &mut TrafficReport, at: usize, from: usize, rate: f64) {
@@ -288,7 +306,7 @@ impl World {
         let middle = (f64::from(bucket) + 0.5) / 10.0;
         let work = self.work(at, to);
         let served = rate.min(CORES / work);
-        let mean_us = BASE_MS * 1e3 + 1e6 * work / (1.0 - middle);
+        let mean_us = self.base_ms(at, to) * 1e3 + 1e6 * work / (1.0 - middle);
         let node = CallNode { service: name.clone(), class: None };
         let path = ServedPath { node, region: region(REGIONS[to]), bucket: Some(bucket) };
         let milli = |number: f64| (number * 1e3) as u64;

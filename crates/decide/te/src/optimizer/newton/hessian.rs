@@ -46,7 +46,7 @@ impl<'a> Hessian<'a> {
             let service = &network.services[node.service];
             for at in 0..service.placed.len() {
                 let slope = self.slopes[service.first_pool + at];
-                value[node.first_state + at] += node.latency + node.work * slope.price;
+                value[node.first_state + at] += node.latency[at] + node.work * slope.price;
                 curvature[node.first_state + at] += node.work * node.work * slope.curvature;
             }
             for edge in &network.edges[node.inbound.clone()] {

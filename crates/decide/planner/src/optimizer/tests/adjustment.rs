@@ -1,0 +1,137 @@
+//! What the optimizer measures against its model, and does about it.
+
+use fairmesh_model::TrafficPlanner::Optimizer;
+
+use super::world::World;
+use crate::{Attempt, Outcome};
+
+const BOTH: [fairmesh_model::TrafficPlanner; 2] = [Optimizer, Optimizer];
+
+/// The milliseconds that are added to calls of `cart` in `eu`.
+fn correction(world: &World) -> f64 {
+    let plan = world.plan("cart");
+    let of_eu = plan.adjustments.latency.iter().find(|one| one.region.as_str() == "eu");
+    of_eu.map_or(0.0, |one| one.ms)
+}
+
+#[test]
+fn model_that_is_right_is_not_corrected() {
+    let world = World::learned(BOTH);
+    for name in ["web", "cart"] {
+        let adjustments = &world.plan(name).adjustments;
+        assert!(adjustments.latency.is_empty() && adjustments.work.is_empty(), "{adjustments:?}");
+    }
+}
+
+#[test]
+fn delay_in_one_region_corrects_the_model_there_within_20_s() {
+    let mut world = World::learned(BOTH);
+    world.delay_ms = 300.0;
+    world.seconds(20);
+    let plan = world.plan("cart");
+    let one = plan.adjustments.latency.iter().find(|one| one.region.as_str() == "eu").unwrap();
+    // 20 ms of CPU in the middle of the bucket, and 1 ms besides. The fit, a mean over regions, has begun to follow.
+    assert!((one.measured_ms - 331.8).abs() < 5.0, "{one:?}");
+    assert!((one.predicted_ms + one.ms - 331.8).abs() < 5.0 && one.ms > 250.0, "{one:?}");
+    assert!(one.error_ms < 10.0 && world.now.ms - one.since_ms < 15_000, "{one:?}");
+    world.seconds(20);
+    assert!(world.share("cart", "eu", "eu").0 < 0.01, "every other region is nearer than 300 ms");
+    assert!(world.latency_ms < 80.0, "{}", world.latency_ms);
+}
+
+#[test]
+fn correction_falls_slowly_after_the_fault() {
+    let mut world = World::learned(BOTH);
+    world.delay_ms = 20.0;
+    world.seconds(40);
+    let at_first = correction(&world);
+    // The fit, a mean over three regions, has taken a part over.
+    assert!((12.0..21.0).contains(&at_first) && world.share("cart", "eu", "eu").0 > 0.9, "{at_first}");
+    world.delay_ms = 0.0;
+    world.seconds(30);
+    let after_half_a_minute = correction(&world);
+    assert!(after_half_a_minute > 0.7 * at_first, "{after_half_a_minute} after {at_first}");
+    world.seconds(600);
+    assert_eq!(correction(&world), 0.0);
+}
+
+#[test]
+fn slower_servers_rescale_the_fit_of_their_work_within_15_s() {
+    let mut world = World::learned(BOTH);
+    world.slowness = 1.6;
+    world.seconds(15);
+    let plan = world.plan("cart");
+    let work = &plan.adjustments.work;
+    assert_eq!(work.len(), 1, "{work:?}");
+    assert!((1.4..1.65).contains(&work[0].factor) && work[0].region.as_str() == "eu", "{work:?}");
+    assert!((work[0].measured_cores / work[0].predicted_cores / work[0].factor - 1.0).abs() < 1e-9);
+}
+
+#[test]
+fn reports_of_less_cpu_count_after_a_minute() {
+    let mut world = World::learned(BOTH);
+    world.demand = [100.0; 3];
+    world.seconds(30);
+    world.lie = 0.6;
+    world.seconds(50);
+    assert!(world.plan("cart").adjustments.work.is_empty());
+    world.seconds(30);
+    let plan = world.plan("cart");
+    assert!((plan.adjustments.work[0].factor - 0.6).abs() < 0.1, "{:?}", plan.adjustments.work);
+}
+
+/// A world in which calls of `cart` take longer in `us`, by these milliseconds while `eu` sends none of its calls there, and otherwise.
+/// `eu` is so full that calls to `us` cost about as much by the model.
+fn corrected(other_ms: [f64; 2]) -> World {
+    let mut world = World::learned(BOTH);
+    world.demand = [60.0, 120.0, 60.0];
+    world.other_ms = other_ms;
+    world
+}
+
+fn attempts(world: &World) -> Vec<Attempt> {
+    world.plan("cart").adjustments.attempts.clone()
+}
+
+#[test]
+fn model_that_is_right_is_not_put_to_the_test() {
+    let mut world = corrected([0.0; 2]);
+    world.seconds(400);
+    assert!(attempts(&world).is_empty(), "{:?}", attempts(&world));
+}
+
+#[test]
+fn attempt_that_makes_calls_faster_is_kept() {
+    // Calls of eu would warm a cache in us. A constant does not tell.
+    let mut world = corrected([40.0, 0.0]);
+    world.seconds(100);
+    let (before, known) = (world.latency_ms, attempts(&world));
+    assert!(known.iter().all(|attempt| attempt.outcome != Outcome::Kept), "{known:?}");
+    world.seconds(400);
+    let all = attempts(&world);
+    let kept = all.iter().find(|attempt| attempt.outcome == Outcome::Kept);
+    let kept = kept.unwrap_or_else(|| panic!("{all:?}"));
+    assert_eq!((kept.source.as_str(), kept.from.as_str(), kept.to.as_str()), ("eu", "eu", "us"));
+    assert!(kept.after_ms.unwrap() < 0.95 * kept.before_ms, "{kept:?}");
+    assert!(world.latency_ms < 0.95 * before, "{} ms after {before} ms", world.latency_ms);
+    assert!(world.share("cart", "eu", "us").0 > 0.05);
+}
+
+#[test]
+fn attempt_that_makes_calls_slower_is_rolled_back_early() {
+    let mut world = corrected([40.0, 150.0]);
+    let mut worst = 0;
+    for _ in 0..400 {
+        world.second();
+        worst += u32::from(world.share("cart", "eu", "us").0 > 0.05);
+    }
+    let all = attempts(&world);
+    let tried = all.iter().filter(|one| one.source.as_str() == "eu" && one.to.as_str() == "us");
+    let outcomes: Vec<Outcome> = tried.map(|one| one.outcome).collect();
+    // Either its calls say so, or the correction of us does, and the optimizer plans anew.
+    let has_ended = |outcome: &Outcome| matches!(outcome, Outcome::Worse | Outcome::Replanned);
+    assert!(!outcomes.is_empty() && outcomes.iter().all(has_ended), "{all:?}");
+    assert!(all.iter().any(|one| one.outcome == Outcome::Worse), "{all:?}");
+    assert!(world.share("cart", "eu", "us").0 < 0.05, "hardly any, as before");
+    assert!(worst < 60, "{worst} s of 400 were slower");
+}
