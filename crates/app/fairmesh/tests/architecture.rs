@@ -57,7 +57,6 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("placement", &["model"]),
     // Which agents probe which, and what that says: who sends and who asks is none of it.
     ("probes", &["model"]),
-    // What replicas of a gateway report, and why a backend is overloaded: who reports, and who acts, is none of it.
     ("backend-loads", &["model"]),
     // From facts to tables, for the control plane and the simulator: who collects facts and writes tables is none of it.
     ("planner", &["model", "signals", "te"]),
@@ -145,6 +144,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("lookaside", &["model", "metrics", "listen", "pages", "wire", "rib", "router", "signals", "calls"]),
     // Runs controllers, and knows none of them.
     ("controllers", &["model", "rib", "store"]),
+    ("gateway-control", &["model", "metrics", "wire", "rib", "placement", "backend-loads", "controllers"]),
     // Who wrote which records: a file beside the store, and no part of it.
     ("audit", &["model", "identity", "rib", "store"]),
     (
@@ -160,8 +160,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "rib",
             "signals",
             "planner",
-            "placement",
-            "backend-loads",
+            "gateway-control",
             "probes",
             "store",
             "registry",

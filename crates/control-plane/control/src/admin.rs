@@ -11,6 +11,7 @@ mod tables;
 use std::sync::Arc;
 
 use fairmesh_controllers::Statuses;
+use fairmesh_gateway_control::GatewayLoads;
 use fairmesh_model::{CpuBy, Invalid, RecordKey, Revision, ServiceName, Tenant};
 use fairmesh_rib::{
     Node,
@@ -31,7 +32,6 @@ use crate::{
     audit::{AuditLog, Log},
     change_message::read_message,
     controllers,
-    gateway_loads::GatewayLoads,
     signals::{CallScope, CallViews},
     traces,
     wall_clock::now_ms,

@@ -9,6 +9,7 @@ mod service;
 use std::str::FromStr;
 
 use fairmesh_controllers::{Controller, Runtime};
+use fairmesh_gateway_control::{GatewayLoads, PlacementController};
 use fairmesh_model::Invalid;
 use tokio_util::sync::CancellationToken;
 
@@ -16,10 +17,8 @@ pub(crate) use metrics::register;
 pub(crate) use service::describe;
 
 use crate::{
-    gateway_loads::GatewayLoads,
     health_checks::{Checks, TargetController, VerdictController},
     identity::{FederationController, IdentityService, IssuerControllers, TokenIssuerController},
-    placement::PlacementController,
     quotas::{QuotaController, Quotas},
     tasks::{Tasks, spawn_cancellable},
     traffic::{DrainController, PlannerController, TrafficPlanning},

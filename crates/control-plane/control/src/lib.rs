@@ -19,7 +19,6 @@ mod error;
 mod facts;
 #[doc(hidden)]
 pub mod fuzzing;
-mod gateway_loads;
 mod health_checks;
 mod http;
 mod identity;
@@ -29,7 +28,6 @@ mod metrics;
 mod monotonic_clock;
 mod open_store;
 mod page;
-mod placement;
 mod quotas;
 mod read_lease;
 mod readiness;

@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
 use fairmesh_controllers::Statuses;
+use fairmesh_gateway_control::GatewayLoads;
 use fairmesh_listen::Listeners;
 use fairmesh_metrics::Register as _;
 use fairmesh_model::Revision;
@@ -17,7 +18,6 @@ use crate::{
     audit::AuditLog,
     controllers,
     endpoint_counts::{EndpointCounts, STATES},
-    gateway_loads::GatewayLoads,
     health_checks::Checks,
     imbalance::Imbalance,
     quotas::Quotas,

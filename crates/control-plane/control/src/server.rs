@@ -8,6 +8,7 @@ use std::{
 };
 
 use fairmesh_controllers::{Runtime, RuntimeConfig};
+use fairmesh_gateway_control::GatewayLoads;
 use fairmesh_listen::{Limits, Listeners, table};
 use fairmesh_model::StoreId;
 use fairmesh_pages::AdminListener;
@@ -31,7 +32,6 @@ use crate::{
     audit::{self, AuditLog},
     caller_numbers::CallerNumbers,
     controllers::Controllers,
-    gateway_loads::GatewayLoads,
     health_checks::{CheckerService, Checks, Woken},
     http,
     identity::{CertificateIssuer, IdentityService, page_hosts, recorded_bundle},

@@ -172,6 +172,11 @@ impl Adjustment {
         self.attempts.advance(present, &corrections, load)
     }
 
+    /// Whether an attempt is being measured.
+    pub(crate) fn is_trying(&self) -> bool {
+        self.attempts.is_running()
+    }
+
     /// Another plan is in force, or the last change was not made.
     pub(crate) fn end_attempt(&mut self, outcome: Outcome, now_ms: u64) {
         self.attempts.reset(outcome, now_ms);

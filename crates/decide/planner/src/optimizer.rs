@@ -221,17 +221,27 @@ impl OptimizerPlanner {
         let active = active.map(|(service, model)| (service.clone(), model.clone())).collect();
         let (models, held, flows) = (&active, &self.held, &self.flows);
         let plans = self.active.plans();
-        let change = self.adjustment.advance(Present { models, plans, topology, now_ms });
+        let is_same = self.seen.as_ref().is_some_and(|(_, seen)| seen == standings);
+        let is_calm = is_same && !self.has_risen && self.unheard.is_empty() && held.is_empty();
+        let change = self.adjustment.advance(Present { models, plans, topology, is_calm, now_ms });
         let shifts = self.adjustment.shifts();
         let (nodes, edges, shifts) = (&nodes[..], &edges[..], &shifts[..]);
         let sources = Sources { nodes, edges, models, held, services, flows, topology, shifts };
-        match change {
-            Some(shift) if self.active.shift(sources, &shift, now_ms) => {}
-            Some(_) => self.adjustment.end_attempt(Outcome::HeadRoom, now_ms),
-            None if self.active.round(sources, now_ms) => {
-                self.adjustment.end_attempt(Outcome::Replanned, now_ms);
+        let has_begun = match change {
+            Some(shift) if self.active.shift(sources, &shift, now_ms) => self.adjustment.is_trying(),
+            Some(_) => {
+                // A change that cannot be taken back goes with the next plan.
+                if !self.adjustment.is_trying() {
+                    self.active.republish();
+                }
+                self.adjustment.end_attempt(Outcome::HeadRoom, now_ms);
+                false
             }
-            None => {}
+            None => false,
+        };
+        // A round that takes a change back is about another fault, perhaps, which cannot wait.
+        if !has_begun && self.active.round(sources, now_ms) {
+            self.adjustment.end_attempt(Outcome::Replanned, now_ms);
         }
         match active.len() < self.models.len() {
             true => drop(self.shadow.round(Sources { models: &self.models, shifts: &[], ..sources }, now_ms)),

@@ -152,6 +152,7 @@ fn check_region(
     }
     let is_possible =
         (0.0..=MAX_LOAD).contains(&servers.load) && is_rate(servers.received) && is_rate(servers.answered);
+    let is_possible = is_possible && servers.failing.is_finite() && servers.response_time.is_finite();
     if !is_possible {
         return Err(Refusal::Absurd(at));
     }

@@ -9,6 +9,8 @@ use crate::{
     trust::{Doubt, Evidence, Trust},
 };
 
+/// Regions that another one has to differ from before its reports are doubted.
+const MIN_COMPARED: usize = 2;
 /// Weight of the newest work per call in its mean, at most.
 const WORK_WEIGHT: f64 = 0.3;
 /// Data that is this much newer than the last is another report: the age of a sum swings a little by itself.
@@ -271,8 +273,16 @@ impl PlannerState {
         let failing: Vec<Option<f64>> = failing
             .map(|(trust, report)| report.map(|report| trust.observe_failing(report.failing, report.at_ms)))
             .collect();
-        let works = self.firm_works();
+        // Regions without servers, or whose servers do not report, say nothing any more.
+        let works: Vec<Option<f64>> =
+            self.firm_works().into_iter().zip(&reports).map(|(work, report)| report.and(work)).collect();
         let ratio = |values: &[Option<f64>], at: usize| {
+            // With one other region, nobody knows which of both is right.
+            let count =
+                values.iter().enumerate().filter(|(other, one)| *other != at && one.is_some()).count();
+            if count < MIN_COMPARED {
+                return None;
+            }
             let others = median_of_others(values, at).filter(|others| *others > 0.0)?;
             Some(values[at]? / others)
         };

@@ -45,6 +45,8 @@ pub(crate) struct LoadReporter {
     /// The most CPU that its threads can use, in thousandths of a core.
     most_millicores: u32,
     last: Option<Counted>,
+    /// Why the last report failed; each reason is logged once.
+    failure: Option<String>,
 }
 
 /// Counters since the start.
@@ -64,7 +66,14 @@ impl LoadReporter {
             return None;
         }
         let most_millicores = u32::try_from(cores).unwrap_or(u32::MAX).saturating_mul(1_000);
-        Some(Self { address, backend, cpu: Cpu::of_this_program(), most_millicores, last: None })
+        Some(Self {
+            address,
+            backend,
+            cpu: Cpu::of_this_program(),
+            most_millicores,
+            last: None,
+            failure: None,
+        })
     }
 
     /// Reports while connections are accepted, and says that the replica ends unless a successor has its address.
@@ -106,11 +115,15 @@ impl LoadReporter {
         match message {
             Some(message) => match send(connections, message).await {
                 Ok(response) => {
+                    self.failure = None;
                     Duration::from_millis(response.next_report_ms.into()).clamp(INTERVAL, MAX_INTERVAL)
                 }
                 Err(status) => {
                     increment(&connections.metrics.failed_reports);
-                    tracing::debug!(reason = status.message(), "the load of this gateway is not reported");
+                    if self.failure.as_deref() != Some(status.message()) {
+                        self.failure = Some(status.message().to_owned());
+                        tracing::warn!(reason = status.message(), "the load of this gateway is not reported");
+                    }
                     let is_refused = matches!(status.code(), Code::Unimplemented | Code::PermissionDenied);
                     if is_refused { REFUSED_RETRY } else { INTERVAL }
                 }

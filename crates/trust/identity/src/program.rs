@@ -35,6 +35,9 @@ use crate::{
 use control_plane_source::ControlPlaneSource;
 pub use late_identity::LateIdentity;
 
+/// The method by which a gateway reports its load.
+const REPORT_GATEWAY: &str = "/fairmesh.v1.Signals/ReportGateway";
+
 /// How long one request may take.
 const TIMEOUT: Duration = Duration::from_secs(12);
 
@@ -542,11 +545,13 @@ impl TlsIdentity for ProgramIdentity {
     }
 
     /// Signs calls through a replica, and other calls if this identity states all of them. An agent vouches for its
-    /// machine's programs, and a control plane sees the caller itself; a replica does neither.
+    /// machine's programs, and a control plane sees the caller itself; a replica does neither. An agent vouches for no gateway's
+    /// report, so that one is always stated.
     fn sign_call(&self, call: StatedCall<'_>, peer: &Identity) -> Option<Vec<u8>> {
         let is_replica =
             matches!(peer, Identity::Spiffe(SpiffeId { path: SpiffePath::Mesh(MeshRole::Replica, _), .. }));
-        if is_replica || self.states_calls { self.workload.state_call(call) } else { None }
+        let is_stated = is_replica || self.states_calls || call.path == REPORT_GATEWAY;
+        if is_stated { self.workload.state_call(call) } else { None }
     }
 
     fn verify_call(&self, statement: &[u8], call: StatedCall<'_>) -> Result<SpiffeId, String> {

@@ -40,7 +40,8 @@ fn services_are_placed_and_refusals_say_what_is_missing() {
     mesh.apply(BACKENDS).ok();
     mesh.apply(SERVICES).ok();
     // Zone b has room for one service.
-    let placed = json!({ "homeZone": "a", "zones": { "a": ["one", "two"], "b": ["three"] } });
+    let zones = json!({ "a": ["one", "two"], "b": ["three"] });
+    let placed = json!({ "homeZone": "a", "zones": zones, "added": 0 });
     wait_until("the first is placed", || placement(&mesh, "red/api") == placed);
     wait_until("the second is refused", || !refused(&mesh).is_empty());
     let [refusal] = &refused(&mesh)[..] else { panic!("one is refused") };

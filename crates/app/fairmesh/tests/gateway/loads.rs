@@ -9,7 +9,7 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use fairmesh_test_support::{Process, Program, eventually_async as until, free_port, skipped};
@@ -18,13 +18,13 @@ use serde_json::Value;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpSocket,
-    time::timeout,
+    time::{Instant, timeout},
 };
 
 use crate::mesh::{Mesh, serve_pod};
 
-/// A tenth of a core for each replica: a few calls that each begin with a handshake use it up.
-const QUOTA_US: u32 = 10_000;
+/// A fifth of a core for each replica: a few calls that each begin with a handshake use it up.
+const QUOTA_US: u32 = 20_000;
 const PERIOD_US: u32 = 100_000;
 /// The address of the pod that calls: all of 127.0.0.0/8 is on loopback.
 const POD: &str = "127.0.1.7";
@@ -94,7 +94,7 @@ impl Fleet {
         let quotas = match quotas {
             Ok(quotas) => quotas,
             Err(error) => {
-                skipped("a replica cannot get a CPU quota", &error.to_string());
+                skipped("a replica cannot get a CPU quota", error.to_string());
                 return None;
             }
         };
@@ -170,7 +170,7 @@ async fn service_whose_calls_grow_gets_a_further_backend_and_loses_no_call() {
     until("all replicas report", async || {
         let status = fleet.status().await;
         let loads = status.as_array().unwrap().iter().map(|one| &one["load"]);
-        let reporting = loads.filter(|load| load["replicas"] == 1 && load["limitCores"] == 0.1);
+        let reporting = loads.filter(|load| load["replicas"] == 1 && load["limitCores"] == 0.2);
         reporting.count() == BACKENDS.len()
     })
     .await;

@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use fairmesh_gateway_control::GatewayLoads;
 use fairmesh_model::Invalid;
 use fairmesh_rib::{Node, access::RefusedRows};
 use fairmesh_wire::{
@@ -10,7 +11,7 @@ use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
 
 use super::TrafficReports;
-use crate::{caller_numbers::CallerNumbers, gateway_loads::GatewayLoads, imbalance::Imbalance};
+use crate::{caller_numbers::CallerNumbers, imbalance::Imbalance};
 
 /// Maximum of instance-minutes in one report; agents send at most 2,000.
 const MAX_MINUTES: usize = 10_000;

@@ -36,7 +36,11 @@ const WORSE: f64 = 3.0;
 const LEAST_GAIN: f64 = 0.01;
 /// Moves that seem to cost more than this part of the cost of a call are not attempted.
 const HOPELESS: f64 = 0.03;
-/// A move that failed is not attempted again for so long.
+/// An attempt ends as worse if so much more of the calls get no response.
+const MORE_LOST: f64 = 0.005;
+/// An attempt is not judged by calls that are more or fewer than before by this part.
+const OTHER_DEMAND: f64 = 0.15;
+/// A move is not attempted again for so long, however it ended.
 const COOL_MS: u64 = 600_000;
 /// Attempts that are remembered, and services that are measured at a time.
 const MAX_REMEMBERED: usize = 32;
@@ -107,6 +111,8 @@ pub(crate) struct Present<'a> {
     /// The plans in force.
     pub(crate) plans: &'a BTreeMap<ServiceName, std::sync::Arc<ServicePlan>>,
     pub(crate) topology: &'a TopologyFacts,
+    /// Whether an attempt may begin: nothing else changes, and all reports arrive.
+    pub(crate) is_calm: bool,
     pub(crate) now_ms: u64,
 }
 
@@ -171,14 +177,17 @@ impl Attempts {
             let shift = running.shift;
             self.running = None;
             self.end(outcome, now_ms);
+            self.cooled.insert(shift.of.clone(), now_ms + COOL_MS);
             if outcome == Outcome::Kept {
                 self.kept.push(shift);
                 return None;
             }
-            self.cooled.insert(shift.of.clone(), now_ms + COOL_MS);
             return Some(shift.inverse());
         }
         self.cooled.retain(|_, until| *until > now_ms);
+        if !present.is_calm {
+            return None;
+        }
         let (shift, before) = self.candidate(present, corrections)?;
         let since_ms = self.since(present, &shift.of.service);
         let weights = self.measured.get(&shift.of.service)?.weights((since_ms, now_ms));
@@ -207,13 +216,15 @@ impl Attempts {
     pub(super) fn reset(&mut self, outcome: Outcome, now_ms: u64) {
         if let Some(Running { shift, .. }) = self.running.take() {
             self.end(outcome, now_ms);
-            if outcome == Outcome::HeadRoom {
-                self.cooled.insert(shift.of, now_ms + COOL_MS);
-            }
+            self.cooled.insert(shift.of, now_ms + COOL_MS);
         }
         if outcome == Outcome::Replanned {
             self.kept.clear();
         }
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        self.running.is_some()
     }
 
     /// The latest attempts of a service.
@@ -253,6 +264,13 @@ impl Attempts {
         let Some((before, after)) = before.zip(after) else {
             return (measured_ms >= MEASURE_MS).then_some(Outcome::NotBetter);
         };
+        // What fails fast is no gain, and other demand explains other times.
+        if after.lost > before.lost + MORE_LOST {
+            return Some(Outcome::Worse);
+        }
+        if (after.calls - before.calls).abs() > OTHER_DEMAND * before.calls {
+            return Some(Outcome::NotBetter);
+        }
         let gain = before.ms - after.ms;
         let error = before.error.hypot(after.error);
         (attempt.before_ms, attempt.after_ms, attempt.error_ms) = (before.ms, Some(after.ms), error);

@@ -36,6 +36,7 @@ struct CallBatch {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Sums {
+    attempts: f64,
     calls: f64,
     ms: f64,
     request_bytes: f64,
@@ -48,6 +49,10 @@ pub(super) struct BatchMean {
     pub(super) ms: f64,
     pub(super) error: f64,
     pub(super) batches: usize,
+    /// Attempts with a response, per second.
+    pub(super) calls: f64,
+    /// The part of attempts without a response.
+    pub(super) lost: f64,
 }
 
 impl CallBatches {
@@ -59,6 +64,7 @@ impl CallBatches {
             return;
         }
         let sums = self.open.rows.entry(key).or_default();
+        sums.attempts += rates.attempts as f64 / MILLI * seconds;
         sums.calls += rates.answered as f64 / MILLI * seconds;
         sums.ms += rates.time_us as f64 / MILLI * seconds;
         sums.request_bytes += rates.request_bytes as f64 * seconds;
@@ -89,15 +95,25 @@ impl CallBatches {
         topology: &TopologyFacts,
     ) -> Option<BatchMean> {
         let within = |batch: &&CallBatch| batch.began_ms >= from_ms && batch.ended_ms <= to_ms;
-        let costs: Vec<f64> =
-            self.closed.iter().filter(within).filter_map(|batch| batch.cost(weights, topology)).collect();
+        let batches: Vec<&CallBatch> = self.closed.iter().filter(within).collect();
+        let costs: Vec<f64> = batches.iter().filter_map(|batch| batch.cost(weights, topology)).collect();
         let count = costs.len() as f64;
         if costs.len() < 2 {
             return None;
         }
         let ms = costs.iter().sum::<f64>() / count;
         let variance = costs.iter().map(|cost| (cost - ms).powi(2)).sum::<f64>() / (count - 1.0);
-        Some(BatchMean { ms, error: (variance / count).sqrt(), batches: costs.len() })
+        let rows = || batches.iter().flat_map(|batch| batch.rows.values());
+        let (attempts, calls) =
+            rows().fold((0.0, 0.0), |(attempts, calls), row| (attempts + row.attempts, calls + row.calls));
+        let span_ms: u64 = batches.iter().map(|batch| batch.ended_ms.saturating_sub(batch.began_ms)).sum();
+        Some(BatchMean {
+            ms,
+            error: (variance / count).sqrt(),
+            batches: costs.len(),
+            calls: calls * 1e3 / (span_ms.max(1) as f64),
+            lost: if attempts > 0.0 { (1.0 - calls / attempts).max(0.0) } else { 0.0 },
+        })
     }
 
     /// Calls by region of the callers and class, over batches that lie within these times.

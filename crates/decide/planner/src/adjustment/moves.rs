@@ -31,13 +31,16 @@ pub(crate) struct Move {
 pub(crate) struct Shift {
     pub(crate) of: Move,
     pub(crate) share: f64,
+    /// Whether it takes an earlier one back.
+    pub(crate) takes_back: bool,
 }
 
 impl Shift {
     /// The way back.
     pub(crate) fn inverse(&self) -> Self {
         let Move { from, to, .. } = self.of.clone();
-        Self { of: Move { from: to, to: from, ..self.of.clone() }, share: self.share }
+        let of = Move { from: to, to: from, ..self.of.clone() };
+        Self { of, share: self.share, takes_back: true }
     }
 }
 
@@ -60,7 +63,7 @@ pub(super) fn moves(
         let (gain, share) = candidates.gain(source, (from, to))?;
         let [source, from, to] = [source, from, to].map(|at| plan.regions[at].clone());
         let of = Move { service: service.clone(), class: class.clone(), source, from, to };
-        Some((gain, Shift { of, share }))
+        Some((gain, Shift { of, share, takes_back: false }))
     });
     shifts.collect()
 }

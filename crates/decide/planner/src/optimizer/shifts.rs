@@ -27,7 +27,12 @@ impl GraphProblem {
         Ok(shifted)
     }
 
-    fn shift(&self, row: &mut Vec<(u16, f64)>, (edge, source): (usize, usize), Shift { of, share }: &Shift) {
+    fn shift(
+        &self,
+        row: &mut Vec<(u16, f64)>,
+        (edge, source): (usize, usize),
+        Shift { of, share, .. }: &Shift,
+    ) {
         let node = CallNode { service: of.service.clone(), class: of.class.clone() };
         if self.regions[source] != of.source || self.nodes[self.problem.edges[edge].callee] != node {
             return;

@@ -35,6 +35,8 @@ pub(super) struct Solving {
     number: u64,
     solved_at_ms: Option<u64>,
     trouble: Option<Fallback>,
+    /// Whether the tables in force have a change that could not be taken back.
+    must_publish: bool,
 }
 
 /// What is in force, and what is new.
@@ -61,6 +63,7 @@ impl Solving {
     }
 
     /// Changes the tables in force; `false` where that is not possible, as over the ceiling.
+    /// One that takes an earlier change back is made whatever pools are full.
     pub(super) fn shift(&mut self, sources: Sources<'_>, shift: &Shift, now_ms: u64) -> bool {
         let built = GraphProblem::new(sources);
         let shifted = self
@@ -69,13 +72,18 @@ impl Solving {
         let service = &shift.of.service;
         let known = sources.models.get(service).zip(self.plans.get(service));
         let (Ok(step), Some((model, known))) = (shifted, known) else { return false };
-        if !step.is_usable(built.problem.preferences.ceiling) {
+        if !shift.takes_back && !step.is_usable(built.problem.preferences.ceiling) {
             return false;
         }
         let plan = built.service_plan(&step, (service, model), known.number, now_ms);
         let plan = ServicePlan { planned_at_ms: known.planned_at_ms, gap: known.gap, ..plan };
         self.plans.insert(service.clone(), Arc::new(plan));
         true
+    }
+
+    /// Has the next plan published however little it differs from the tables in force.
+    pub(super) fn republish(&mut self) {
+        self.must_publish = true;
     }
 
     /// Solves anew. Services without a model leave the plan. Returns whether another plan is in force.
@@ -174,7 +182,8 @@ impl Solving {
     ) -> Result<(), ProblemError> {
         let Candidate { mut in_force, leads_nowhere, plan } = candidate;
         let shifted = built.shifted(&plan, sources.shifts)?;
-        if !leads_nowhere && !is_worth_publishing(&built.problem, &in_force, &shifted, DEAD_BAND)? {
+        let is_free = !leads_nowhere && !self.must_publish;
+        if is_free && !is_worth_publishing(&built.problem, &in_force, &shifted, DEAD_BAND)? {
             in_force.bound = plan.bound;
             self.refresh(built, sources, &in_force, now_ms);
             return Ok(());
@@ -182,6 +191,7 @@ impl Solving {
         let gap = plan.gap();
         let step = next_step(built, &in_force, plan)?;
         self.number += 1;
+        self.must_publish = false;
         for (service, model) in sources.models {
             let plan =
                 ServicePlan { gap, ..built.service_plan(&step, (service, model), self.number, now_ms) };

@@ -2,7 +2,7 @@ use fairmesh_model::Zone;
 use fairmesh_wire::v1;
 
 use super::*;
-use crate::gateway_loads::tests::loads_of;
+use crate::loads::tests::loads_of;
 
 fn service(name: &str) -> ServiceName {
     ServiceName::new(name).unwrap()

@@ -18,37 +18,41 @@ use fairmesh_model::{Invalid, Label, Record, RecordKey, ServiceName};
 use fairmesh_rib::Node;
 use fairmesh_wire::{records, v1};
 use prometheus_client::registry::Registry;
+use tokio::time::Instant;
 use tonic::Status;
-
-use crate::monotonic_clock::MonotonicClock;
 
 /// The most services of a backend that are shown.
 const MAX_SHOWN: usize = 128;
 
 /// The loads that this control plane knows. Clones share them.
 #[derive(Clone, Debug)]
-pub(crate) struct GatewayLoads {
+pub struct GatewayLoads {
     board: Arc<Mutex<LoadBoard>>,
-    clock: MonotonicClock,
+    /// When it began: times count from then on.
+    began: Instant,
     /// The records of backends.
     node: Node,
 }
 
 /// The state of backends at one time.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct BackendLevels {
+pub struct BackendLevels {
     /// The share of CPU in use, in thousandths, where it is known.
-    pub(crate) used: BTreeMap<Label, u32>,
+    pub used: BTreeMap<Label, u32>,
     /// Services whose growth overloads a backend, and these backends.
-    pub(crate) growing: BTreeSet<(ServiceName, Label)>,
+    pub growing: BTreeSet<(ServiceName, Label)>,
     /// The replicas that report.
-    pub(crate) reporting: BTreeSet<SocketAddr>,
+    pub reporting: BTreeSet<SocketAddr>,
 }
 
 impl GatewayLoads {
-    /// Loads of no replica.
-    pub(crate) fn new(node: Node) -> Self {
-        Self { board: Arc::default(), clock: MonotonicClock::start(), node }
+    /// Loads of no replica; `node` has the records of backends.
+    pub fn new(node: Node) -> Self {
+        Self { board: Arc::default(), began: Instant::now(), node }
+    }
+
+    fn now_ms(&self) -> u64 {
+        millis(self.began.elapsed())
     }
 
     fn board(&self) -> MutexGuard<'_, LoadBoard> {
@@ -56,10 +60,10 @@ impl GatewayLoads {
     }
 
     /// Takes the report of a replica, and says when to report again.
-    pub(crate) fn exchange(
-        &self,
-        request: v1::ReportGatewayRequest,
-    ) -> Result<v1::ReportGatewayResponse, Status> {
+    ///
+    /// # Errors
+    /// The report is malformed, or of a replica that the record of its backend does not list.
+    pub fn exchange(&self, request: v1::ReportGatewayRequest) -> Result<v1::ReportGatewayResponse, Status> {
         let report = report(request).map_err(|invalid| Status::invalid_argument(invalid.to_string()))?;
         if let Some(backend) = &report.backend
             && !self.is_declared(backend, report.address)
@@ -69,7 +73,7 @@ impl GatewayLoads {
                 report.address
             )));
         }
-        let next = self.board().exchange(report, self.clock.now_ms());
+        let next = self.board().exchange(report, self.now_ms());
         let next_report_ms = u32::try_from(next.as_millis()).unwrap_or(u32::MAX);
         Ok(v1::ReportGatewayResponse { next_report_ms })
     }
@@ -86,14 +90,14 @@ impl GatewayLoads {
     fn reviewed(&self) -> MutexGuard<'_, LoadBoard> {
         let mut board = self.board();
         let before = board.alerts().clone();
-        board.review(self.clock.now_ms());
+        board.review(self.now_ms());
         log_changes(&before, board.alerts());
         board
     }
 
     /// The loads of replicas and backends.
-    pub(crate) fn read(&self) -> v1::ReadGatewayResponse {
-        let (board, now_ms) = (self.reviewed(), self.clock.now_ms());
+    pub fn read(&self) -> v1::ReadGatewayResponse {
+        let (board, now_ms) = (self.reviewed(), self.now_ms());
         let backends = board.backends(now_ms).into_iter().map(|(name, load)| {
             let alert = board.alerts().get(&name).map(|alert| alert_message(alert, now_ms));
             backend_message(&name, &load, alert)
@@ -105,8 +109,8 @@ impl GatewayLoads {
     }
 
     /// The state of backends now.
-    pub(crate) fn levels(&self) -> BackendLevels {
-        let (board, now_ms) = (self.reviewed(), self.clock.now_ms());
+    pub fn levels(&self) -> BackendLevels {
+        let (board, now_ms) = (self.reviewed(), self.now_ms());
         let backends = board.backends(now_ms);
         let level = |load: &BackendLoad| u32::try_from(thousandths(load.utilisation()?)).ok();
         let used = backends.iter().filter_map(|(name, load)| Some((name.clone(), level(load)?)));
@@ -122,8 +126,8 @@ impl GatewayLoads {
     }
 
     /// Registers the metrics. Their labels are the names of declared backends.
-    pub(crate) fn register(&self, control: &mut Registry) {
-        let (board, now_ms) = (self.reviewed(), self.clock.now_ms());
+    pub fn register(&self, control: &mut Registry) {
+        let (board, now_ms) = (self.reviewed(), self.now_ms());
         let backends = board.backends(now_ms);
         let levels = backends
             .iter()

@@ -19,7 +19,7 @@ use fairmesh_wire::records;
 use tokio::time::Instant;
 
 use self::growth::{Growth, GrowthRounds};
-use crate::gateway_loads::GatewayLoads;
+use crate::loads::GatewayLoads;
 
 /// The least time between rounds: declarations that are applied together are placed together.
 const MIN_GAP: Duration = Duration::from_secs(1);
@@ -35,9 +35,9 @@ const SEED: u64 = 0;
 /// nothing.
 ///
 /// One decision goes by load: a service whose calls have grown gets one more backend at a time while a backend of it is overloaded, and
-/// gives it back later, see [`GrowthRounds`].
+/// gives it back later.
 #[derive(Clone, Debug)]
-pub(crate) struct PlacementController {
+pub struct PlacementController {
     growth: GrowthRounds,
     /// Writes of the round whose placements go by load, by subject.
     by_load: BTreeMap<String, ServiceName>,
@@ -54,7 +54,7 @@ struct Settled {
 
 /// What a round decides from.
 #[derive(Debug, Default)]
-pub(crate) struct PlacementFacts {
+pub struct PlacementFacts {
     revision: u64,
     /// Whether several tenants have records of any kind.
     is_shared: bool,
@@ -69,7 +69,8 @@ pub(crate) struct PlacementFacts {
 }
 
 impl PlacementController {
-    pub(crate) fn new(loads: GatewayLoads) -> Self {
+    /// A controller that decides by these loads.
+    pub fn new(loads: GatewayLoads) -> Self {
         Self { growth: GrowthRounds::new(loads), by_load: BTreeMap::new(), settled: None }
     }
 }

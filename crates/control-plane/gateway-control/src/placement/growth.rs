@@ -15,7 +15,7 @@ use std::{
 use fairmesh_model::{GatewayBackend, Label, Placement, ServiceName};
 use tokio::time::Instant;
 
-use crate::gateway_loads::{BackendLevels, GatewayLoads};
+use crate::loads::{BackendLevels, GatewayLoads};
 
 /// How often loads are looked at.
 pub(super) const INTERVAL: Duration = Duration::from_secs(2);
