@@ -86,7 +86,7 @@ impl GatewayLoads {
         matches!(record, Some(Record::GatewayBackend(declared)) if declared.replicas.contains(&address))
     }
 
-    /// Begins and ends alerts, and logs those that change. It looks at every replica, so that reports do not.
+    /// Begins and ends alerts, and logs changes. A review looks at every replica, so that a report need not.
     fn reviewed(&self) -> MutexGuard<'_, LoadBoard> {
         let mut board = self.board();
         let before = board.alerts().clone();

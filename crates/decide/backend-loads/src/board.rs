@@ -22,7 +22,7 @@ pub const ALERT_LEVEL: f64 = 0.8;
 pub const SAFE_LEVEL: f64 = 0.6;
 /// The most replicas; reports of others are left out.
 pub const MAX_REPLICAS: usize = 2_000;
-/// A replica without a report for so long counts no more: three were missed, each of which may take two seconds.
+/// A replica without a report for so long counts no more. It has missed three reports, and a report takes up to two seconds.
 const LIVE_MS: u64 = 6_000;
 /// What was usual for a silent replica is kept for so long. A replica that lacks CPU reports late, and others get its calls meanwhile.
 const KEPT_MS: u64 = 120_000;
@@ -98,7 +98,7 @@ pub struct BackendLoad {
     pub limit: f64,
     /// New connections per second.
     pub accepted: Trend,
-    /// Of all services, also of those that are not in `services`.
+    /// The sum of all services. `services` has the busiest ones alone.
     pub all: ServiceTrend,
     /// Services that had calls lately.
     pub services: BTreeMap<ServiceName, ServiceTrend>,

@@ -160,7 +160,7 @@ fn explains(backend: &BackendLoad, trend: &ServiceTrend) -> f64 {
     if all > 0.0 { growth / all } else { 0.0 }
 }
 
-/// Requests without those that were refused or failed: a flood of refusals is no growth of a service.
+/// Requests that a server answered. Refused and failed ones do not count: a flood of refusals is no growth of a service.
 pub(crate) fn served(trend: &ServiceTrend) -> Trend {
     let ServiceTrend { requests, errors, .. } = trend;
     Trend {

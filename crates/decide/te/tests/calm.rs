@@ -86,7 +86,7 @@ fn spike_beyond_the_noise_moves_calls_in_its_first_round() {
 }
 
 #[test]
-fn calls_that_have_to_leave_a_full_region_come_home_at_the_pace_of_a_return() {
+fn calls_that_left_a_full_region_come_home_at_the_usual_pace() {
     let mut world = world(DEFAULT, 2_000.0, 1.0);
     let mut random = Noise::new(1);
     let exact: fn(f64, &mut Noise) -> f64 = |rate, _| rate;
