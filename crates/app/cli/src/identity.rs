@@ -60,6 +60,18 @@ pub struct ReadArgs {
     output: OutputArgs,
 }
 
+/// Arguments of a command that changes a record.
+#[derive(Debug, clap::Args)]
+struct ChangeArgs {
+    /// Why, for the log of writes.
+    #[arg(long, default_value = "")]
+    message: String,
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
 /// Runs the subcommand.
 pub async fn run(command: IdentityCommand) -> Result<ExitCode, Failure> {
     match command {

@@ -8,7 +8,6 @@ use std::{
 
 use clap::{Args, Subcommand};
 use fairmesh_console::{
-    arguments::{OutputArgs, TargetArgs},
     connect,
     failure::Failure,
     output::{self, Listing},
@@ -26,7 +25,7 @@ use fairmesh_wire::{
 };
 use serde_json::{Value, json};
 
-use super::{ReadArgs, timestamp};
+use super::{ChangeArgs, ReadArgs, timestamp};
 
 /// Subcommands of `fairmesh identity federation`.
 #[derive(Debug, Subcommand)]
@@ -59,18 +58,6 @@ pub struct RemoveArgs {
     domain: TrustDomain,
     #[command(flatten)]
     of: ChangeArgs,
-}
-
-/// What both have.
-#[derive(Debug, Args)]
-struct ChangeArgs {
-    /// Why, for the log of writes.
-    #[arg(long, default_value = "")]
-    message: String,
-    #[command(flatten)]
-    target: TargetArgs,
-    #[command(flatten)]
-    output: OutputArgs,
 }
 
 pub(super) async fn run(command: FederationCommand) -> Result<(), Failure> {

@@ -3,12 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
-use fairmesh_console::{
-    arguments::{OutputArgs, TargetArgs},
-    connect,
-    failure::Failure,
-    output, rib_reader,
-};
+use fairmesh_console::{connect, failure::Failure, output, rib_reader};
 use fairmesh_model::{
     Prefix, Record, RecordKey, Revocation, Revocations, RevokedCertificates, SpiffeId, SpiffePath,
 };
@@ -20,7 +15,7 @@ use fairmesh_wire::{
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use super::timestamp;
+use super::{ChangeArgs, timestamp};
 
 /// Revocations of certificates that have expired since are dropped after this time: their life, and the skew of clocks.
 const KEPT: Duration = Duration::from_secs(25 * 3600);
@@ -52,18 +47,6 @@ pub struct RestoreArgs {
     id: SpiffePath,
     #[command(flatten)]
     of: ChangeArgs,
-}
-
-/// What both have.
-#[derive(Debug, Args)]
-struct ChangeArgs {
-    /// Why, for the log of writes.
-    #[arg(long, default_value = "")]
-    message: String,
-    #[command(flatten)]
-    target: TargetArgs,
-    #[command(flatten)]
-    output: OutputArgs,
 }
 
 /// A serial number without leading zeros.

@@ -8,7 +8,6 @@ use std::{
 
 use clap::{Args, Subcommand};
 use fairmesh_console::{
-    arguments::{OutputArgs, TargetArgs},
     connect,
     failure::Failure,
     output::{self, Listing},
@@ -24,7 +23,7 @@ use fairmesh_wire::{
 };
 use serde_json::{Value, json};
 
-use super::ReadArgs;
+use super::{ChangeArgs, ReadArgs};
 
 /// Subcommands of `fairmesh identity token-issuers`.
 #[derive(Debug, Subcommand)]
@@ -56,18 +55,6 @@ pub struct RemoveArgs {
     issuer: String,
     #[command(flatten)]
     of: ChangeArgs,
-}
-
-/// What both have.
-#[derive(Debug, Args)]
-struct ChangeArgs {
-    /// Why, for the log of writes.
-    #[arg(long, default_value = "")]
-    message: String,
-    #[command(flatten)]
-    target: TargetArgs,
-    #[command(flatten)]
-    output: OutputArgs,
 }
 
 pub(super) async fn run(command: TokenIssuersCommand) -> Result<(), Failure> {
