@@ -38,6 +38,8 @@ use crate::{
 const FIRST_PICK_TIMEOUT: Duration = Duration::from_secs(5);
 /// The most services of one lookaside: each costs a subscription, and callers may name any.
 const MAX_SERVICES: usize = 4096;
+/// Backends of one pick that turn out to be empty, until the caller is told to retry.
+const MAX_EMPTY_BACKENDS: usize = 16;
 /// The most endpoints of one pick.
 pub(crate) const MAX_ENDPOINTS: usize = 32;
 /// Further failures in a row have no further effect.
@@ -129,22 +131,40 @@ impl Picker {
         let requested = self.ready(&query.service).await;
         self.permit(query, (&query.service, requested.as_ref().ok())).await?;
         let requested = requested?;
-        let target = match &*service_state(&requested) {
-            ServiceState::Ready(ready) => self.route_target(ready).clone(),
-            _ => return Err(changing(&query.service).into()),
-        };
-        let routed = match target == query.service {
-            true => requested,
-            false => {
-                let routed = self.ready(&target).await?;
-                self.permit(query, (&target, Some(&routed))).await?;
-                routed
-            }
-        };
+        let (target, routed) = self.routed(query, requested).await?;
         match &*service_state(&routed) {
             ServiceState::Ready(ready) => self.lease(ready, query).map_err(Status::from),
             _ => Err(changing(&target).into()),
         }
+    }
+
+    /// The service that gets the call, which the caller may know.
+    async fn routed(
+        &self,
+        query: &PickQuery,
+        requested: ServiceHandle,
+    ) -> Result<(ServiceName, ServiceHandle), Status> {
+        let seed = self.next_seed();
+        let target = || match &*service_state(&requested) {
+            ServiceState::Ready(ready) => Ok(Self::route_target(ready, seed).clone()),
+            _ => Err(changing(&query.service)),
+        };
+        let mut backend = target()?;
+        for _ in 0..MAX_EMPTY_BACKENDS {
+            if backend == query.service {
+                return Ok((backend, requested));
+            }
+            let known = self.ready(&backend).await;
+            // The route may give the calls of a backend that turns out to be empty to another one.
+            let routed = target()?;
+            if routed == backend {
+                let known = known?;
+                self.permit(query, (&backend, Some(&known))).await?;
+                return Ok((backend, known));
+            }
+            backend = routed;
+        }
+        Err(changing(&query.service).into())
     }
 
     /// Whether the caller may be told of a service, whose records are in the handle if it has any.
@@ -161,12 +181,12 @@ impl Picker {
     }
 
     /// The service that a call is routed to, without its path and headers.
-    fn route_target<'a, T: EndpointTransport>(&self, ready: &'a ReadyService<T>) -> &'a ServiceName {
+    fn route_target<T: EndpointTransport>(ready: &ReadyService<T>, seed: u64) -> &ServiceName {
         let upstream = &ready.upstream;
         let grpc = upstream.protocol() == Protocol::Grpc;
         let request = RequestView { host: "", path: "/", method: "POST", headers: &(), grpc };
         let is_empty = |name: &ServiceName| ready.is_empty_backend(name);
-        upstream.route_past_empty(&request, self.next_seed(), is_empty).target
+        upstream.route_past_empty(&request, seed, is_empty).target
     }
 
     fn lease<T: EndpointTransport>(

@@ -5,7 +5,7 @@ mod mesh_pages;
 
 use std::{
     env, fs,
-    io::{BufRead as _, BufReader, Read as _, Write as _},
+    io::{BufRead as _, BufReader, Write as _},
     net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
@@ -245,10 +245,9 @@ fn respond(pages: &str, (method, path): (&str, &str), host: &str, rest: &str) ->
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let request = format!("{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n{rest}");
     stream.write_all(request.as_bytes()).unwrap();
-    let mut bytes = Vec::new();
-    stream.read_to_end(&mut bytes).unwrap();
-    let text = String::from_utf8_lossy(&bytes);
-    text.split("\r\n\r\n").next().unwrap().to_lowercase()
+    // No further: the body of an event stream ends after a minute.
+    let lines = BufReader::new(stream).lines().map(Result::unwrap);
+    lines.take_while(|line| !line.is_empty()).collect::<Vec<_>>().join("\r\n").to_lowercase()
 }
 
 #[test]

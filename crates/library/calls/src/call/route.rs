@@ -29,8 +29,8 @@ impl<T: EndpointTransport> Call<'_, T> {
     /// returned.
     ///
     /// # Errors
-    /// While the service is not known yet; call it again with the same start once it is. And where a rate limit refuses
-    /// the call.
+    /// While the service or the backend is not known yet: call it again with the same start after a change. And where a rate
+    /// limit refuses the call.
     #[inline]
     pub fn route<H: Headers + ?Sized>(
         &mut self,
@@ -45,9 +45,6 @@ impl<T: EndpointTransport> Call<'_, T> {
         let is_empty = |name: &ServiceName| ready.is_empty_backend(name);
         let routed = ready.upstream.route_past_empty(request, start.seed, is_empty);
         self.route_backend = ready.route_backend(routed.route_backend);
-        if let Err(wait) = ready.upstream.admit(&routed, start.now) {
-            return Err(rate_limited(self.service, wait));
-        }
         self.timeouts = CallTimeouts::new(&TimeoutParams {
             timeouts: &routed.timeouts,
             total: shorter(shorter(routed.timeouts.total, context.timeout), start.limit),
@@ -55,6 +52,16 @@ impl<T: EndpointTransport> Call<'_, T> {
             grpc: request.grpc,
             is_stream: self.is_stream,
         });
+        // Nearly always the very same name, so that its text need not be compared.
+        let is_own = ptr::eq(routed.target, ready.upstream.name());
+        let backend = if is_own { None } else { ready.split(routed.target) };
+        // The route may give the calls of an empty backend to another one. Nothing is counted before that is decided.
+        if let Some(waiting) = backend.and_then(waiting) {
+            return Err(waiting);
+        }
+        if let Err(wait) = ready.upstream.admit(&routed, start.now) {
+            return Err(rate_limited(self.service, wait));
+        }
         self.idempotent = context.idempotent || routed.idempotent || is_idempotent(request);
         self.actions = routed.actions.cloned();
         self.class = routed.class.cloned();
@@ -63,11 +70,10 @@ impl<T: EndpointTransport> Call<'_, T> {
         if context.key.is_none() {
             self.policy_key = ready.upstream.key(request);
         }
-        // Nearly always the very same name, so that its text need not be compared.
-        if ptr::eq(routed.target, ready.upstream.name()) {
+        if is_own {
             return Ok(state);
         }
-        self.target_override = ready.split(routed.target).cloned();
+        self.target_override = backend.cloned();
         Ok(self.snapshot())
     }
 
@@ -98,6 +104,13 @@ pub(super) fn unresolved<T>(service: &Arc<Subscription<T>>, state: SnapshotGuard
         Some(fault) => Unresolved::Fault(fault),
         None => Unresolved::Waiting(Arc::clone(service), state.into_owned()),
     })
+}
+
+/// The wait for the records of a backend, if they have not arrived.
+fn waiting<T>(backend: &Arc<Subscription<T>>) -> Option<Box<Unresolved<T>>> {
+    let state = backend.borrow_state();
+    let is_waiting = matches!(&**state, ServiceState::Waiting);
+    is_waiting.then(|| Box::new(Unresolved::Waiting(Arc::clone(backend), state.into_owned())))
 }
 
 #[cold]

@@ -4,11 +4,12 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use fairmesh_connections::{EndpointPool, EndpointResponse, Head, PendingRequest};
 use fairmesh_headers::{HeaderMapView, TRACEPARENT};
+use tokio::time::timeout;
 
 use super::{attempt::Attempt, request::route_view};
 use crate::{
     call::{Call, CallContext, CallStart, DecisionContext, Pick, nanos},
-    discovery::ServiceState,
+    discovery::{ServiceState, Subscription, unknown_state_fault},
     fault::{Fault, FaultKind},
     observe::{AttemptEnd, AttemptStart, CallInfo, Trace},
     service::handle::Handle,
@@ -47,6 +48,28 @@ impl DispatchContext<'_> {
         let limit = self.limit_of(deadline.saturating_sub(self.start.now));
         let name = self.handle.subscription.name();
         Fault::new(FaultKind::Deadline, format!("{name}: {limit}; {progress}"))
+    }
+
+    /// Waits until `service` leaves the state `seen`, and returns the time.
+    ///
+    /// # Errors
+    /// The time that the call has for what precedes its request passes first.
+    #[cold]
+    pub(super) async fn wait_for_change(
+        &self,
+        call: &Call<'_, Arc<EndpointPool>>,
+        (service, seen): (&Subscription<Arc<EndpointPool>>, &Arc<ServiceState<Arc<EndpointPool>>>),
+        now: u64,
+    ) -> Result<u64, Fault> {
+        let left = call.left_before_request(now);
+        if Box::pin(timeout(left, service.changed(seen))).await.is_ok() {
+            return Ok(self.handle.mesh.clock.now());
+        }
+        let progress = if call.attempts() == 0 { NOTHING_SENT } else { MAYBE_PROCESSED };
+        Err(match call.has_deadline() {
+            true => self.deadline_fault(call.deadline(), progress),
+            false => unknown_state_fault(service),
+        })
     }
 
     /// Records the reasons of a route in the trace.

@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use fairmesh_connections::EndpointPool;
 
-use super::context::{DispatchContext, MAYBE_PROCESSED};
+use super::context::DispatchContext;
 use crate::{
     call::{Call, DecisionContext, Pick, SnapshotGuard, Unresolved},
-    discovery::unknown_state_fault,
     fault::{Fault, FaultKind},
     observe::count,
     service::handle::Handle,
@@ -41,14 +40,7 @@ pub(super) async fn pick_endpoint(
                 return Err(fault);
             }
             Unresolved::Waiting(subscription, seen) => {
-                let left = call.left_before_request(*now);
-                if Box::pin(tokio::time::timeout(left, subscription.changed(&seen))).await.is_err() {
-                    return Err(match call.has_deadline() {
-                        true => dispatch.deadline_fault(call.deadline(), MAYBE_PROCESSED),
-                        false => unknown_state_fault(&subscription),
-                    });
-                }
-                *now = mesh.clock.now();
+                *now = dispatch.wait_for_change(call, (&subscription, &seen), *now).await?;
                 snapshot = call.snapshot();
             }
         }

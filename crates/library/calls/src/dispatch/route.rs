@@ -40,8 +40,8 @@ pub(super) async fn route(
                 dispatch.trace_route(call, head);
                 return Ok(Routed { now, snapshot });
             }
-            Err(unresolved) => {
-                if let Unresolved::Fault(fault) = *unresolved {
+            Err(unresolved) => match *unresolved {
+                Unresolved::Fault(fault) => {
                     if fault.kind() == FaultKind::RateLimited {
                         handle.count(|counters| &counters.rate_limited_calls);
                         dispatch.call_info.set_route_backend(call.route_backend());
@@ -49,11 +49,16 @@ pub(super) async fn route(
                     }
                     return Err(fault);
                 }
-                let limits = [start.limit, options.timeout];
-                let timeout = limits.into_iter().flatten().min().unwrap_or(DEFAULT_READY_TIMEOUT);
-                Box::pin(wait_ready(&handle.subscription, timeout)).await?;
-                now = handle.mesh.clock.now();
-            }
+                Unresolved::Waiting(service, _) if Arc::ptr_eq(&service, &handle.subscription) => {
+                    let limits = [start.limit, options.timeout];
+                    let timeout = limits.into_iter().flatten().min().unwrap_or(DEFAULT_READY_TIMEOUT);
+                    Box::pin(wait_ready(&service, timeout)).await?;
+                    now = handle.mesh.clock.now();
+                }
+                Unresolved::Waiting(backend, seen) => {
+                    now = dispatch.wait_for_change(call, (&backend, &seen), now).await?;
+                }
+            },
         }
     }
 }

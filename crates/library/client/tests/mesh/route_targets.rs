@@ -131,10 +131,6 @@ async fn calls_of_empty_backends_go_to_the_others_where_the_route_says_so() {
     let mesh = rig.mesh().await;
     let service = mesh.service("shop/one").unwrap();
     service.prepare().await.unwrap();
-    // A backend whose records have not arrived may have endpoints.
-    for backend in ["shop/two", "shop/undeclared"] {
-        mesh.service(backend).unwrap().resolved().await;
-    }
     let answers = async || {
         let mut names = BTreeSet::new();
         for _ in 0..40 {
@@ -170,4 +166,25 @@ async fn calls_of_empty_backends_go_to_the_others_where_the_route_says_so() {
         async { while ask(&service, get("/")).await.is_ok_and(|(_, text)| text.starts_with("one")) {} };
     tokio::time::timeout(PATIENCE, moved).await.unwrap();
     becomes("two").await;
+}
+
+#[tokio::test]
+async fn calls_before_records_of_empty_backend_arrive_go_to_the_others() {
+    let rig = Rig::start().await;
+    let server = Server::echo("one").await;
+    rig.replicated("shop/one", Protocol::Http1, &[server.address]);
+    let split = ["shop/one", "shop/undeclared"]
+        .map(|name| Backend { service: ServiceName::new(name).unwrap(), weight: 1 });
+    let actions = Actions { redistributes_empty: true, ..Actions::default() };
+    let routes = vec![Route { split: split.into(), ..route(&[], actions) }];
+    rig.policy("shop/one", Policy { routes, ..Policy::default() });
+    for _ in 0..20 {
+        // A mesh that knows nothing yet: its first calls begin before the records of a backend arrive.
+        let mesh = rig.mesh().await;
+        let service = mesh.service("shop/one").unwrap();
+        let calls = (0..8).map(|_| answered_by(&service, get("/")));
+        for answer in futures_util::future::join_all(calls).await {
+            assert_eq!(answer, (200, "one".to_owned()));
+        }
+    }
 }

@@ -45,6 +45,11 @@ def respond(connection, path, body):
         connection.sendall(b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n")
     if kind == "slow":
         time.sleep(0.3)
+    # Before the response, after which the caller goes on.
+    if kind == "hold":
+        released.clear()
+    if kind == "release":
+        released.set()
     if kind == "die":
         return connection.shutdown(socket.SHUT_RDWR)
     if kind == "split":
@@ -58,11 +63,8 @@ def respond(connection, path, body):
     else:
         connection.sendall(head + length + text)
     if kind == "hold":
-        # Reads no further before it is told to.
-        released.clear()
+        # Reads no further until it is released.
         released.wait()
-    if kind == "release":
-        released.set()
     if kind == "last":
         connection.shutdown(socket.SHUT_RDWR)
 

@@ -60,6 +60,8 @@ def was_held():
     assert not held or is_queued(size + len(part), 20), 'it does not pass TCP'
     aside = socket.create_connection(('127.0.0.1', PORT))
     aside.sendall(b'GET /release HTTP/1.1\\r\\n\\r\\n')
+    # A release that is processed later would release the next server that is held.
+    assert aside.recv(1), 'the server does not respond'
     check(b'plain-1', b'ab' + part)
     return held
 
