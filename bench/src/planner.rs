@@ -21,7 +21,7 @@ use fairmesh_planner::{
 use fairmesh_signals::{ReportSums, SumLimits};
 
 use crate::{
-    meter::{own_cpu, resident},
+    process_usage::{own_cpu, resident},
     report::Report,
 };
 

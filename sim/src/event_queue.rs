@@ -1,10 +1,10 @@
 //! The event queue: a calendar queue of small events.
 //!
-//! Time is divided into buckets, 1,024 of them to an epoch. An event of the present epoch goes to its bucket, a later
-//! one to the list of its epoch, and the few far in the future into a heap; a bucket is sorted when it becomes current.
-//! So the cost of an event is independent of the number queued. Events of the same time are in order of insertion,
-//! which makes a run repeatable. A heap of all events was rejected: most of the time of a simulation would be cache
-//! misses.
+//! Time is divided into buckets, 1,024 per epoch. An event of the current epoch goes into its bucket, a later one into
+//! the list of its epoch, and the few in the far future into a heap; a bucket is sorted when it becomes current. The
+//! cost of an event is therefore independent of the number of queued events. Events of the same time keep their order
+//! of insertion, which makes runs repeatable. Rejected: a heap of all events, with which most of the time of a
+//! simulation would be cache misses.
 
 use std::{
     cmp::Reverse,
@@ -31,7 +31,7 @@ pub(crate) struct QueuedEvent {
 pub(crate) struct EventQueue {
     /// A bucket is `1 << shift` nanoseconds.
     shift: u32,
-    /// Number of the current bucket, counted from time 0, and its events, the next one last.
+    /// Number of the current bucket counted from time 0, and its events in reverse order.
     bucket_number: u64,
     current: Vec<QueuedEvent>,
     /// Buckets of the present epoch, with a bit for each non-empty one.
@@ -66,7 +66,7 @@ impl EventQueue {
         }
     }
 
-    /// Adds an event; one in the past becomes the next.
+    /// Adds an event. An event in the past becomes the next one.
     #[inline]
     pub(crate) fn push(&mut self, at: u64, payload: u64) {
         self.len += 1;
@@ -123,7 +123,7 @@ impl EventQueue {
         self.filled[bucket / 64] &= !(1 << (bucket % 64));
         self.bucket_number = self.bucket_number >> BUCKET_BITS << BUCKET_BITS | bucket as u64;
         std::mem::swap(&mut self.current, &mut self.buckets[bucket]);
-        // Reversed first, so that the stable sort leaves the first inserted of equal times at the end.
+        // Reversed first, so that among equal times the stable sort leaves the first inserted at the end.
         self.current.reverse();
         self.current.sort_by_key(|event| Reverse(event.at));
     }
@@ -151,7 +151,7 @@ impl EventQueue {
             self.free_lists.push(list);
         }
         while let Some(&Reverse((at, _, payload))) = self.far_events.peek()
-            // All that now fit into `near_epochs`: later insertions come after them.
+            // Moves all events that now fit into `near_epochs`: later insertions must come after them.
             && at >> self.shift >> BUCKET_BITS <= epoch + NEAR_EPOCHS
         {
             self.far_events.pop();
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_from_the_far_heap_precedes_later_insertions_of_the_same_time() {
+    fn far_event_precedes_later_insertions_of_same_time() {
         let mut queue = EventQueue::new(1e6);
         let epoch = 1 << queue.shift << BUCKET_BITS;
         let at = (NEAR_EPOCHS + 1) * epoch;

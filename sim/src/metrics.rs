@@ -3,7 +3,7 @@
 mod load_shares;
 mod windows;
 
-use fairmesh_balancer::poll::EstimateCounters;
+use fairmesh_balancer::load_poll::EstimateCounters;
 use hdrhistogram::Histogram;
 
 pub(crate) use load_shares::LoadShares;
@@ -18,13 +18,13 @@ use crate::{
     server::Server,
 };
 
-/// Outcomes of calls, warm-up excluded.
+/// Outcomes of calls, excluding the warm-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CallOutcomes {
-    /// Calls completed.
+    /// Completed calls.
     pub calls: u64,
-    /// Error responses of the server, such as 500.
+    /// Error responses of servers, such as 500.
     pub errors: u64,
     /// 503 responses.
     pub busy: u64,
@@ -53,7 +53,7 @@ impl CallOutcomes {
     }
 }
 
-/// Sources of load estimates in polling rounds, warm-up excluded (ServiceRouter §3.4.3), and the polls sent.
+/// Sources of load estimates in polling rounds (ServiceRouter §3.4.3) and the polls sent, excluding the warm-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EstimateCounts {
@@ -78,9 +78,9 @@ pub(crate) struct Metrics {
     /// Sources of load estimates, during the warm-up and afterwards.
     estimates: [EstimateCounters; 2],
     polls: u64,
-    /// Calls completed, warm-up included.
+    /// Completed calls, including the warm-up.
     pub(crate) all_calls: u64,
-    /// Latency of successful calls, streams excluded, in microseconds, before and after the first event.
+    /// Latency of successful calls in microseconds, excluding streams, before and after the first event.
     pub(crate) latency_before: Histogram<u64>,
     pub(crate) latency_after: Histogram<u64>,
     pub(crate) shares: LoadShares,
@@ -106,7 +106,7 @@ impl Metrics {
         }
     }
 
-    /// An attempt is sent to a server.
+    /// Counts an attempt that is sent to a server.
     #[inline]
     pub(crate) fn record_sent(&mut self, server: u32, last_resort: bool) {
         self.shares.record_sent(server);
@@ -118,7 +118,7 @@ impl Metrics {
         &self.estimates[usize::from(now >= self.measured_from)]
     }
 
-    /// A poll is sent.
+    /// Counts a poll that is sent.
     pub(crate) fn record_poll(&mut self, now: u64) {
         self.polls += u64::from(now >= self.measured_from);
     }
@@ -129,7 +129,7 @@ impl Metrics {
         EstimateCounts { cached, polled, random, polls: self.polls }
     }
 
-    /// A call has no endpoint to go to.
+    /// Counts a call without an endpoint.
     pub(crate) fn record_unroutable(&mut self, now: u64) {
         self.all_calls += 1;
         if now >= self.measured_from {
@@ -138,7 +138,7 @@ impl Metrics {
         }
     }
 
-    /// A region table drops a call.
+    /// Counts a call dropped by a region table.
     pub(crate) fn record_dropped(&mut self, now: u64) {
         self.all_calls += 1;
         if now >= self.measured_from {
@@ -147,7 +147,7 @@ impl Metrics {
         }
     }
 
-    /// A call has completed.
+    /// Records a completed call.
     #[inline]
     pub(crate) fn record_completion(&mut self, request: &InFlightRequest, now: u64) {
         self.all_calls += 1;
@@ -171,21 +171,21 @@ impl Metrics {
         }
     }
 
-    /// A server has recovered and should soon get its share again.
+    /// Watches a recovered server, which should soon get its share again.
     pub(crate) fn watch_recovery(&mut self, server: u32, now: u64) {
         self.shares.watch(server, now);
     }
 
-    /// A second has passed.
+    /// Ends a second.
     pub(crate) fn second(&mut self, now: u64, servers: &mut [Server], registry: &Registry) {
         self.shares.second(now, servers, registry);
         self.windows.second(now, servers, registry);
     }
 }
 
-/// From one microsecond to one hour, with three significant digits.
+/// A histogram from one microsecond to one hour, with three significant digits.
 pub(crate) fn latency_histogram() -> Histogram<u64> {
-    // The bounds are in order and three digits are few enough, which is all that it requires.
+    // The bounds are in order and three digits are few enough, so this cannot fail.
     #[allow(clippy::unwrap_used, reason = "constant arguments that the documentation allows")]
     Histogram::new_with_bounds(1, 3_600_000_000, 3).unwrap()
 }

@@ -1,4 +1,4 @@
-//! Plots as SVG, written by hand: lines and texts are all they need.
+//! Plots as SVG, written by hand, because they consist only of lines and texts.
 
 mod application;
 mod bars;
@@ -23,7 +23,7 @@ const LEFT: f64 = 60.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 50.0;
 const BOTTOM: f64 = 60.0;
-/// More lines than this hide each other; of more servers, every n-th is drawn.
+/// More lines than this would hide each other; with more servers, every n-th is drawn.
 const MAX_LINES: usize = 200;
 /// A colour per group of servers, distinguishable with colour blindness (Okabe and Ito).
 const COLOURS: [&str; 6] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"];
@@ -31,11 +31,11 @@ const COLOURS: [&str; 6] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9
 /// An axis of a plot.
 #[derive(Clone, Copy, Debug)]
 pub struct Axis<'a> {
-    /// The value where it begins.
+    /// Value at the start.
     pub from: f64,
-    /// The value where it ends.
+    /// Value at the end.
     pub to: f64,
-    /// What its values are.
+    /// Label of the axis.
     pub label: &'a str,
 }
 
@@ -55,7 +55,7 @@ impl Axis<'_> {
 }
 
 impl Plot {
-    /// With about ten ticks on each axis.
+    /// Creates a plot with about ten ticks on each axis.
     pub fn new(title: &str, x: Axis<'_>, y: Axis<'_>) -> Self {
         let svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
@@ -85,7 +85,7 @@ impl Plot {
         self.text((LEFT, TOP - 8.0), "start", &escape(y_label));
     }
 
-    /// Pixels of a value; values beyond the axes are drawn at their end.
+    /// Pixels of a value. Values beyond the axes are drawn at their ends.
     fn position(&self, x: f64, y: f64) -> (f64, f64) {
         let part = |value: f64, (from, to): (f64, f64)| ((value - from) / (to - from)).clamp(0.0, 1.0);
         let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
@@ -125,7 +125,7 @@ impl Plot {
         COLOURS[n % COLOURS.len()]
     }
 
-    /// The SVG.
+    /// The finished SVG.
     pub fn finish(mut self) -> String {
         self.svg.push_str("</svg>\n");
         self.svg
@@ -187,7 +187,7 @@ pub fn utilisation(scenario: &Scenario, result: &SimulationResult) -> String {
     plot.finish()
 }
 
-/// The mean of a sample, or a quantile, without servers that are down.
+/// The mean of a sample, or a quantile, excluding servers that are down.
 fn level(sample: &[f32], quantile: Option<f64>) -> f32 {
     let mut present: Vec<f32> = sample.iter().copied().filter(|value| !value.is_nan()).collect();
     if present.is_empty() {
@@ -217,7 +217,7 @@ fn ticks((from, to): (f64, f64)) -> Vec<f64> {
     (first..).map(|n| n as f64 * step).take_while(|value| *value <= to + step / 1e6).collect()
 }
 
-/// Without trailing zeros.
+/// Formats a number without trailing zeros.
 fn number(value: f64) -> String {
     let text = format!("{value:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

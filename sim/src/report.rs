@@ -15,12 +15,12 @@ use crate::{
 pub struct SimulationResult {
     /// The figures.
     pub report: Report,
-    /// Time series for plots: the end of each sample in seconds, and the utilisation of each server in it, NaN while it
-    /// was down.
+    /// Time series for plots: end of each sample in seconds, and the utilisation of each server (NaN while it was
+    /// down).
     pub timeline: Vec<(f64, Vec<f32>)>,
 }
 
-/// The figures of a simulation; the same scenario and seed give the same, to the last bit.
+/// Figures of a simulation. The same scenario and seed give bit-identical figures.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
@@ -32,7 +32,7 @@ pub struct Report {
     pub seconds: f64,
     /// Requests simulated, warm-up included.
     pub requests: u64,
-    /// Mean over the windows of the coefficient of variation of utilisation.
+    /// Mean over the windows of the utilisation's coefficient of variation.
     pub cv: Option<f64>,
     /// Mean over the windows of mean utilisation.
     pub mean_utilisation: f64,
@@ -40,7 +40,7 @@ pub struct Report {
     pub p99_utilisation: f64,
     /// Mean over the windows of the cores that are idle because of p99 utilisation.
     pub wasted_cores: f64,
-    /// 1 + wasted over used cores (Uber, imbalance indicator).
+    /// 1 + wasted cores / used cores (Uber, imbalance indicator).
     pub imbalance: f64,
     /// Outcomes of calls.
     pub outcomes: CallOutcomes,
@@ -50,15 +50,15 @@ pub struct Report {
     pub last_resort: u64,
     /// Sources of load estimates, and number of polls.
     pub estimates: EstimateCounts,
-    /// Latency of successful calls before the first event, or of all without events.
+    /// Latency of successful calls before the first event; of all successful calls if there are no events.
     pub latency: Option<Latency>,
-    /// The same after the first event.
+    /// Latency of successful calls after the first event.
     pub latency_after_event: Option<Latency>,
     /// The greatest multiple of its fair share that a server got in any second after the first event.
     pub worst_second: Option<WorstSecond>,
-    /// How long recovered servers took to get four fifths of their fair share.
+    /// Time in which recovered servers got four fifths of their fair share.
     pub recoveries: Vec<Recovery>,
-    /// Groups of servers, each with the multiple of its fair share that it got after the first event.
+    /// For each group of servers, the multiple of its fair share that it got after the first event.
     pub groups: Vec<ServerGroupShare>,
     /// The windows.
     pub windows: Vec<Window>,
@@ -82,7 +82,7 @@ impl Report {
 pub struct ServerGroupShare {
     /// Its name.
     pub name: String,
-    /// The multiple of its fair share; `None` if that is 0.
+    /// The multiple of its fair share; `None` if the fair share is 0.
     pub share: Option<f64>,
 }
 

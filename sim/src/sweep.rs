@@ -21,18 +21,18 @@ pub struct Grid {
     pub name: String,
     /// The generated fleets.
     pub fleets: FleetRange,
-    /// The policy that every combination is compared with.
+    /// The policy with which every combination is compared.
     pub baseline: Contender,
-    /// Fields of `balancing` common to all combinations.
+    /// Fields of `balancing` that all combinations share.
     #[serde(default)]
     pub base: Map<String, Value>,
-    /// The values of each field of `balancing`, nested ones as `outer.inner`: every combination is simulated.
+    /// Values of each field of `balancing` (nested fields as `outer.inner`). Every combination is simulated.
     #[serde(default)]
     pub grid: BTreeMap<String, Vec<Value>>,
-    /// The values of fields that are varied one at a time, while all others stay as in `base`.
+    /// Values of fields that are varied one at a time, while all others stay as in `base`.
     #[serde(default)]
     pub vary: BTreeMap<String, Vec<Value>>,
-    /// Each combination is simulated on one in so many fleets, in turn; the baseline on all.
+    /// Each combination is simulated on one in this many fleets, in turn; the baseline on all.
     #[serde(default = "one")]
     pub one_in: u64,
 }
@@ -55,10 +55,10 @@ pub struct FleetRange {
     /// Only fleets with at least this many servers.
     #[serde(default)]
     pub servers: u32,
-    /// Whether they have a [rollout](with_rollout), after whose start latency counts.
+    /// Whether fleets have a [rollout](with_rollout); latency then counts from its start.
     #[serde(default)]
     pub deploying: bool,
-    /// Whether callers are at [distances](with_distance) related to the request time, instead of near the servers.
+    /// Whether callers are at [distances](with_distance) related to the request time, rather than near the servers.
     #[serde(default)]
     pub distant: bool,
 }
@@ -90,12 +90,12 @@ pub struct SweepResult {
     pub name: String,
     /// The fleets.
     pub fleets: FleetRange,
-    /// Every combination against the baseline, which comes first.
+    /// Summary of every combination against the baseline; the baseline itself comes first.
     pub summaries: Vec<Summary>,
     /// Servers and callers of each fleet.
     #[serde(skip)]
     pub sizes: Vec<(u32, u32)>,
-    /// By fleet, the reports of the baseline and of every combination simulated on it.
+    /// By fleet: the reports of the baseline, and of every combination simulated on the fleet.
     #[serde(skip)]
     pub reports: Vec<Vec<Option<Report>>>,
 }
@@ -138,7 +138,7 @@ impl Grid {
         Ok(contenders)
     }
 
-    /// Whether the contender at `position` is simulated on the fleet at `number`.
+    /// Whether the contender at `position` is simulated on the fleet with this number.
     fn includes(&self, number: usize, position: usize) -> bool {
         position == 0 || ((number + position) as u64).is_multiple_of(self.one_in.max(1))
     }
@@ -154,7 +154,7 @@ impl Grid {
     }
 }
 
-/// Servers and callers.
+/// Number of servers and callers.
 fn size(fleet: &Scenario) -> (u32, u32) {
     let servers = fleet.servers.iter().map(|group| group.count).sum();
     (servers, fleet.callers.iter().map(|group| group.count).sum())
@@ -189,7 +189,7 @@ fn set(fields: &mut Map<String, Value>, path: &str, value: Value) {
     }
 }
 
-/// Simulates the baseline on every fleet, and every combination on its share of them.
+/// Simulates the baseline on every fleet, and every combination on its share of the fleets.
 ///
 /// # Errors
 /// The first combination that is no valid policy.
@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sweep_grid_has_every_combination_and_the_baseline() {
+    fn sweep_grid_has_every_combination_and_baseline() {
         let grid: Grid = serde_json::from_value(serde_json::json!({
             "name": "subsets",
             "fleets": {"from": 0, "count": 2},
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn single_variations_run_on_their_share_of_the_fleets() {
+    fn single_variations_run_on_their_share_of_fleets() {
         let grid: Grid = serde_json::from_value(serde_json::json!({
             "name": "constants",
             "fleets": {"from": 0, "count": 6, "requests": 3000},
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_field_is_rejected() {
+    fn unknown_sweep_field_is_rejected() {
         let grid = serde_json::json!({
             "name": "slip", "fleets": {"from": 0, "count": 1}, "baseline": {"name": "b"},
             "grid": {"sbset": [2]},

@@ -21,11 +21,11 @@ pub enum Distribution {
     },
     /// A mixture of two exponential distributions.
     Bimodal {
-        /// The mean of the usual one.
+        /// Mean of the usual distribution.
         usual: SimTime,
-        /// The mean of the rare one.
+        /// Mean of the rare distribution.
         rare: SimTime,
-        /// The share of the rare one.
+        /// Share of the rare distribution.
         share: f64,
     },
 }

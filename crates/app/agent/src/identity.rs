@@ -3,10 +3,10 @@
 //! An agent becomes a member of the trust domain when it joins: with a token, or over the Unix socket of a control plane
 //! on its machine. It saves its certificate on disk, so that a restart needs no other token.
 
-mod rejoin;
-mod source;
-mod spiffe;
-mod workloads;
+mod certificate_source;
+mod saved_certificate;
+mod workload_api;
+mod workload_certificates;
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -29,15 +29,15 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
-use source::ControlSource;
-pub(crate) use spiffe::SpiffeService;
-pub(crate) use workloads::{WorkloadService, is_own_user};
+use certificate_source::ControlSource;
+pub(crate) use workload_api::SpiffeService;
+pub(crate) use workload_certificates::{WorkloadService, is_own_user};
 
 use crate::{AgentConfig, description};
 
 /// The folder of the agent's key and certificate within the state directory.
 const FOLDER: &str = "identity";
-/// How long a program waits for a starting agent to learn whether there is a trust domain.
+/// How long a program waits for a starting agent to find out whether there is a trust domain.
 const KNOWN_TIMEOUT: Duration = Duration::from_millis(800);
 /// Time over which the agents of a mesh spread their requests for changed roots.
 const ROOTS_SPREAD: Duration = Duration::from_secs(10);
@@ -60,30 +60,30 @@ struct Shared {
     unusable: Option<String>,
     upstream: FollowerHandle,
     token: Option<JoinToken>,
-    /// The Workload API that gives this agent its certificate instead of a control plane.
+    /// The Workload API from which this agent gets its certificate, replacing the control plane.
     workload_api: Option<WorkloadApi>,
     /// The control planes or replicas, and the transport to them.
     control_planes: (Transport, Vec<Address>),
-    /// The transport of an agent that joins.
+    /// The transport used for joining.
     joining: Transport,
     folder: PathBuf,
-    /// Where this agent reads its own copy of the records, like a program, so that they are subscribed and saved on
-    /// disk.
+    /// This agent's own copy of the revocation records. The agent reads its copy like a program, so that the records
+    /// are subscribed and saved on disk.
     own_copy: RevocationSource,
-    /// Whether this agent is, or is about to become, a member; false while it cannot join. `None` until a control plane was
-    /// reached, since the mesh may have no trust domain.
+    /// Whether this agent is a member or about to become one; false while it cannot join. `None` until a control plane
+    /// was reached, since the mesh may have no trust domain.
     is_member: watch::Sender<Option<bool>>,
     /// When the agent last joined.
     joined_at: Mutex<Option<Instant>>,
 }
 
-/// Identity of an agent at its start.
+/// Identity of an agent as loaded at startup.
 #[derive(Debug)]
 pub(crate) struct Kept {
-    /// The name of the agent in ids.
+    /// Name of the agent in SPIFFE IDs.
     name: Label,
-    /// Why the certificate on disk cannot be used, if so. The agent was a member of a trust domain and does not return to
-    /// plaintext.
+    /// Why the certificate on disk is unusable, if it is. Such an agent was a member of a trust domain and does not
+    /// return to plaintext.
     unusable: Option<String>,
 }
 
@@ -168,7 +168,7 @@ impl AgentIdentity {
         Self { shared: Arc::new(shared) }
     }
 
-    /// When the certificate expires, since 1970; zero without one.
+    /// Expiry of the certificate as time since the Unix epoch; zero without a certificate.
     pub(crate) fn expires_at(&self) -> Duration {
         self.shared.workload.credentials().map_or(Duration::ZERO, |own| own.validity().1)
     }
@@ -288,7 +288,7 @@ impl Shared {
         self.unusable.is_some() || self.workload.is_ready()
     }
 
-    /// The missing certificate and the way to get one, as a message.
+    /// Error message that explains the missing certificate and how to get one.
     fn no_certificate(&self) -> String {
         let problem = match (&self.unusable, self.workload.is_ready()) {
             (_, true) if self.workload.is_revoked() => "its certificate is revoked",
@@ -332,7 +332,7 @@ impl Shared {
     }
 }
 
-/// The transport for joining with a token. It ignores the agent's certificate, which is useless then, except one from a
+/// The transport for joining with a token. Omits the agent's certificate, which is useless then, unless it comes from a
 /// Workload API.
 fn joining_transport(config: &AgentConfig, transport: &Transport) -> Transport {
     match &config.join_token {

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     AgentConfig,
-    checker::Counts,
+    health_checker::Counts,
     shard_maps::{self, MapName},
     state::AgentState,
     subscriptions::{Claimed, Subscriptions},
@@ -139,10 +139,10 @@ impl AgentRib {
         state.connected.then_some(state.since)
     }
 
-    /// Whether a prefix can be served: `None` if so, otherwise the notification of its next change.
+    /// Checks whether a prefix can be served. Returns `None` if so, otherwise the notification of its next change.
     ///
     /// # Errors
-    /// The reason, if waiting does not help.
+    /// The reason why waiting does not help.
     fn poll_ready(&self, prefix: &Prefix, may_wait: bool) -> Result<Option<OwnedNotified>, String> {
         let mut subscriptions = self.shared.subscriptions();
         match subscriptions.freshness(prefix) {
@@ -212,9 +212,9 @@ impl ServedRib for AgentRib {
         Some(&self.acquired)
     }
 
-    /// Returns when the prefix has arrived from the upstream. With a saved copy, returns at the latest when the
-    /// upstream is known to be disconnected or [`UPSTREAM_TIMEOUT`] has passed; without one, once both hold, the copy of the
-    /// last use is served from disk, or it fails.
+    /// Waits until the prefix has arrived from the upstream. With a saved copy, returns at the latest when the upstream
+    /// is known to be disconnected or [`UPSTREAM_TIMEOUT`] has passed. Without a saved copy, once both hold, serves the
+    /// retired copy on disk, or fails.
     async fn ready(&self, prefix: &Prefix) -> Result<(), String> {
         let mut state = self.upstream.state();
         let upstream_timeout = sleep(UPSTREAM_TIMEOUT);
@@ -279,10 +279,10 @@ mod tests {
     use fairmesh_wire::transport::Address;
 
     use super::*;
-    use crate::{disk::Disk, state::UpstreamSink};
+    use crate::{disk_writer::Disk, state::UpstreamSink};
 
     #[tokio::test]
-    async fn refused_map_follower_releases_no_foreign_claims() {
+    async fn refused_map_follower_keeps_claims_of_others() {
         let folder = tempfile::tempdir().unwrap();
         let absent = Address::Unix(folder.path().join("absent"));
         let location = Location::in_region(Region::new("eu").unwrap());

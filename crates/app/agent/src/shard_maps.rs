@@ -9,11 +9,11 @@
 //! would write tens of megabytes. A list of recent moves that is merged into a table now and then was rejected,
 //! because every look-up would search both.
 
-mod build;
 mod build_loop;
 mod map_records;
 mod prefix_records;
-mod sessions;
+mod table_builder;
+mod table_server;
 
 use std::{
     collections::BTreeMap,
@@ -26,18 +26,18 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_model::{ChunkHash, Prefix, RecordKey, Region, ServiceName, ShardPart, StoreId};
-use fairmesh_rib::{Entry, Update, cache::Cache, covering, follower::FollowerHandle};
+use fairmesh_rib::{Entry, Update, covering, disk_cache::Cache, follower::FollowerHandle};
 use tokio::{
     sync::{Notify, Semaphore, watch},
     time::timeout,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-pub(crate) use build::BuiltMap;
 use map_records::MapRecords;
 use prefix_records::PrefixRecords;
 pub(crate) use prefix_records::is_value_on_disk;
-pub(crate) use sessions::{limits, serve};
+pub(crate) use table_builder::BuiltMap;
+pub(crate) use table_server::{limits, serve};
 
 use crate::state::AgentState;
 
@@ -45,7 +45,7 @@ use crate::state::AgentState;
 const MAX_CONCURRENT_BUILDS: usize = 2;
 /// How long a map stays after its last follower left, so that a reconnecting program causes no rebuild.
 const LINGER: Duration = Duration::from_secs(5);
-/// Maximum of maps kept without a follower.
+/// Maximum number of maps kept without a follower.
 const MAX_LINGERING: usize = 16;
 
 /// A map of one service, with the copies of one region or all.
@@ -297,7 +297,7 @@ impl ShardMaps {
     /// Drops a map and its tables once it has had no follower for [`LINGER`].
     async fn linger(&self, name: &MapName, mut signals: MapSignals) {
         loop {
-            // Its sender is dropped only with the map, below.
+            // The sender is dropped only with the map, below.
             let _ = signals.users.wait_for(|users| *users == 0).await;
             let lingering = self.lock().followed.values().filter(|f| *f.users.borrow() == 0).count();
             if lingering <= MAX_LINGERING {
@@ -392,7 +392,7 @@ mod tests {
     use fairmesh_model::Location;
 
     use super::*;
-    use crate::disk::Disk;
+    use crate::disk_writer::Disk;
 
     async fn maps(folder: &tempfile::TempDir) -> ShardMaps {
         let here = Location::in_region(Region::new("eu").unwrap());
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_build_of_a_dropped_map_does_not_overwrite_its_successor() {
+    async fn build_of_dropped_map_does_not_overwrite_successor() {
         let folder = tempfile::tempdir().unwrap();
         let maps = maps(&folder).await;
         let first = maps.join(&name()).unwrap();
@@ -426,14 +426,14 @@ mod tests {
         assert!(maps.latest(&name()).failure.is_none());
         maps.publish(&name(), &own, fails(2));
         assert_eq!(maps.latest(&name()).failure, Some((2, String::new())));
-        // No program gets a build of forbidden records.
+        // Programs must not get a build of records that this machine may no longer read.
         maps.refused(&name().prefixes()[0], "refused");
         maps.publish(&name(), &own, fails(3));
         assert_eq!(maps.latest(&name()).failure, Some((0, "refused".to_owned())));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn map_survives_reconnecting_followers_and_is_dropped_after_linger_time() {
+    async fn map_survives_reconnects_and_is_dropped_after_linger_time() {
         let folder = tempfile::tempdir().unwrap();
         let maps = maps(&folder).await;
         let signals = maps.join(&name()).unwrap();
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn lingering_maps_are_bounded_and_dropped_at_shutdown() {
+    async fn maps_without_followers_are_bounded_and_dropped_at_shutdown() {
         let folder = tempfile::tempdir().unwrap();
         let maps = maps(&folder).await;
         let named = |i| MapName { region: Some(Region::new(format!("r{i}")).unwrap()), ..name() };

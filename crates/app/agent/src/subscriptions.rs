@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_expires_only_after_its_last_user_left() {
+    fn prefix_expires_only_after_its_last_user_left() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
         assert_eq!(all.claim(&prefix(1), 0), Claimed::New { evicted: Vec::new() });
         assert_eq!(all.claim(&prefix(1), 0), Claimed::Known);
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_does_not_expire_while_the_upstream_is_disconnected() {
+    fn copy_does_not_expire_while_upstream_is_disconnected() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
         all.restore(prefix(1), start, LINGER, true);
         all.claim(&prefix(2), 0);
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_used_only_by_maps_is_not_in_the_node() {
+    fn prefix_used_only_by_maps_is_not_in_node() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
         assert_eq!(all.claim_for_map(&prefix(1)), Claimed::New { evicted: Vec::new() });
         assert!(!all.in_node("/1/key"));
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn longest_idle_subscription_is_evicted_never_a_used_one() {
+    fn longest_idle_subscription_is_evicted_but_never_used_one() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
         (0..MAX_PREFIXES)
             .for_each(|i| assert_eq!(all.claim(&prefix(i), 0), Claimed::New { evicted: Vec::new() }));
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn data_ages_from_the_disconnection_of_the_upstream() {
+    fn data_ages_from_disconnection_of_upstream() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
         let second = Duration::from_secs(1);
         all.restore(prefix(1), start, 10 * second, true);
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn data_ages_while_the_upstream_is_disconnected_from_its_own() {
+    fn data_ages_while_upstream_lost_its_own_upstream() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
         let second = Duration::from_secs(1);
         all.claim(&prefix(1), 0);

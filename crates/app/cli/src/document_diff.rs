@@ -1,12 +1,12 @@
-//! What changed between two documents, in words: `timeout: 5s -> 6s; routes: added canary`.
+//! Text of the changes between two documents, such as `timeout: 5s -> 6s; routes: added canary`.
 
 use serde_json::{Map, Value};
 
-/// Changes that are told one by one.
+/// Maximum number of changes listed individually.
 const MAX_CHANGES: usize = 4;
-/// Characters of a value.
+/// Maximum number of characters of a value.
 const MAX_VALUE_CHARS: usize = 40;
-/// Fields by which the items of a list are told apart.
+/// Fields that identify the items of a list.
 const NAMES: &[&str] = &["name", "id", "instance", "service", "prefix", "between"];
 
 /// The changes in one line.
@@ -73,7 +73,7 @@ fn compare_items(path: &str, old: &[Value], new: &[Value], changes: &mut Vec<Str
     }
 }
 
-/// Items with their names, if each has one of its own.
+/// Items with their names, if each has a unique name.
 fn named(items: &[Value]) -> Option<Vec<(String, &Value)>> {
     let name = |item: &Value| {
         NAMES.iter().find_map(|field| match item.get(field)? {
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn reordered_routes_count_as_a_change() {
+    fn reordered_routes_count_as_change() {
         let (old, new) = (
             json!({ "routes": [{ "name": "a" }, { "name": "b" }] }),
             json!({ "routes": [{ "name": "b" }, { "name": "a" }] }),

@@ -2,7 +2,7 @@
 
 mod balance;
 mod loads;
-mod wait;
+mod wait_for_move;
 
 use std::{collections::BTreeSet, process::ExitCode};
 
@@ -213,7 +213,7 @@ async fn start_move(args: MoveArgs) -> Result<ExitCode, Failure> {
         MoveShardRequest { service: service.to_string(), r#move: Some(move_request.clone().into()) };
     connection.registry().move_shard(request).await?;
     if args.wait {
-        wait::wait_until_moved(&connection, service, &move_request).await?;
+        wait_for_move::wait_until_moved(&connection, service, &move_request).await?;
     }
     let item = json!({
         "service": service.to_string(),

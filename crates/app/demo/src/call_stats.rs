@@ -11,10 +11,10 @@ use std::{
 
 use hdrhistogram::Histogram;
 
-/// The event during which a call begins.
+/// The event during which a call starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// None.
+    /// No event.
     Calm,
     /// A planned stop.
     Drain,
@@ -45,7 +45,7 @@ impl Phase {
     ];
     const COUNT: usize = 8;
 
-    /// Its name in the report.
+    /// Name in the report.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Calm => "calm",
@@ -65,11 +65,11 @@ impl Phase {
 pub(super) struct CallRecord {
     /// Kind of the call.
     pub call: &'static str,
-    /// Phase in which it began.
+    /// Phase in which the call started.
     pub phase: Phase,
     /// Region of the caller.
     pub from: &'static str,
-    /// Latency from the scheduled start, so that a stalled driver is visible.
+    /// Latency from the scheduled start, so that a stalled load generator is visible.
     pub took: Duration,
     /// Region of the response, or the failure.
     pub result: Result<String, Failure>,
@@ -80,14 +80,14 @@ pub(super) struct CallRecord {
 pub(super) struct Failure {
     /// The library's reason.
     pub why: String,
-    /// Whether it was in flight to a server that died, and is not safe to retry.
+    /// Whether the call was in flight to a server that died, and must not be retried.
     pub in_flight: bool,
 }
 
 /// Calls and failures of one phase.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Count {
-    /// Calls that began in it, or were in flight when it began.
+    /// Calls that started in the phase, or were in flight when it started.
     pub calls: u64,
     /// Failed calls.
     pub failed: u64,
@@ -108,7 +108,7 @@ pub(super) struct Row {
     pub regions: BTreeMap<(String, String), u64>,
 }
 
-/// Collects from many tasks. One lock suffices for some thousands of calls a second.
+/// Collects calls from many tasks. One lock suffices for a few thousand calls per second.
 #[derive(Debug)]
 pub(super) struct CallStats {
     phase: AtomicUsize,
@@ -176,7 +176,7 @@ impl CallStats {
         })
     }
 
-    /// By kind of call.
+    /// Statistics by kind of call.
     pub(super) fn rows(&self) -> Vec<(&'static str, Row)> {
         self.lock().rows.iter().map(|(name, row)| (*name, row.clone())).collect()
     }
@@ -201,7 +201,7 @@ impl CallStats {
 
 impl Row {
     fn new() -> Self {
-        // Proof: 1 µs to a minute with three digits are valid bounds.
+        // Proof: 1 µs to one minute with three digits are valid bounds.
         #[allow(clippy::unwrap_used)]
         let latency = Histogram::new_with_bounds(1, 60_000_000, 3).unwrap();
         Self { calls: 0, failed: 0, latency, regions: BTreeMap::new() }
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_counts_for_the_event_during_it() {
+    fn call_counts_for_event_during_it() {
         let tally = CallStats::new();
         let early = tally.now();
         tally.enter(Phase::Kill);

@@ -11,7 +11,7 @@ use std::{
 
 use fairmesh_console::connect::transport;
 use fairmesh_model::{EndpointState, Prefix, Record, RecordKey, RecordKind, ServiceName};
-use fairmesh_wire::{handshake, records, transport::Address, v1};
+use fairmesh_wire::{handshake, record_encoding, transport::Address, v1};
 use tokio::{
     net::{TcpListener, TcpStream},
     task::JoinHandle,
@@ -19,10 +19,10 @@ use tokio::{
 };
 
 use super::{
+    delay_relay,
     error::DemoError,
     identities, kernel_form,
     process::{Process, Program},
-    relay,
     tls_records::RelayCounts,
     topology::{self, DemoRegion, REGIONS},
 };
@@ -50,16 +50,16 @@ pub(super) struct Fleet {
     pub servers: Vec<Process>,
     /// The proxy beside an agent, if started, and its address.
     sidecar: Option<(Process, SocketAddr)>,
-    /// What the part of the kernel form started.
+    /// The processes of the kernel form's part.
     pub kernel: Option<kernel_form::Place>,
     /// Relays between agents of other regions and the control plane.
     relays: Vec<JoinHandle<()>>,
-    /// What these have seen.
+    /// Connection counts of the relays.
     pub relay_counts: Arc<RelayCounts>,
 }
 
 impl Fleet {
-    /// Starts the control plane, to be followed by [`up`](Self::up); `say` is called for each step.
+    /// Starts the control plane; [`up`](Self::up) must follow. Calls `say` for each step.
     pub(super) fn start(dir: &Path, say: &dyn Fn(&str)) -> Result<Self, DemoError> {
         let binary = std::env::current_exe()?;
         let (control_address, control_http) = (free_port()?, free_port()?);
@@ -100,7 +100,7 @@ impl Fleet {
         self.servers_up().await
     }
 
-    /// The control plane, for this demo as its user.
+    /// The control plane's Unix socket, used by the demo as its user.
     pub(super) fn control_socket(&self) -> Address {
         Address::Unix(self.dir.join("control/control.sock"))
     }
@@ -163,7 +163,7 @@ impl Fleet {
         listens(&mut self.control, &address).await
     }
 
-    /// Waits until every agent listens: a server that starts before its agent serves without an identity.
+    /// Waits until every agent listens: a server that starts before its agent would serve without an identity.
     async fn agents_up(&mut self) -> Result<(), DemoError> {
         let addresses = REGIONS.map(|place| self.agent_socket(place));
         for (agent, address) in self.agents.iter_mut().zip(&addresses) {
@@ -218,13 +218,13 @@ impl Fleet {
             rib.read(request).await.map_err(|e| DemoError::Fleet(e.message().to_owned()))?.into_inner();
         let record = |entry: v1::Entry| {
             let key = RecordKey::parse(&entry.key).ok()?;
-            let record = records::decode(&key, &entry.value).ok()?;
+            let record = record_encoding::decode(&key, &entry.value).ok()?;
             Some((key, record))
         };
         Ok(answer.entries.into_iter().filter_map(record).collect())
     }
 
-    /// Stops everything: servers first, so that each can drain. One that does not stop does not block the others.
+    /// Stops everything: servers first, so that each can drain. A process that does not stop does not block the others.
     ///
     /// # Errors
     /// The first error.
@@ -251,7 +251,7 @@ impl Fleet {
         self.apply("shop.yaml", topology::DECLARATIONS).await
     }
 
-    /// Applies documents, which are kept in this file of the demo's folder.
+    /// Writes documents to a file in the demo's folder, and applies them.
     pub(super) async fn apply(&self, file: &str, documents: &str) -> Result<(), DemoError> {
         let file = self.dir.join(file);
         std::fs::write(&file, documents)?;
@@ -297,7 +297,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// The control plane as reached from a region: through a relay with the region's delay.
+    /// The control plane's address for a region: a relay with the region's delay.
     async fn relay_to_control(&mut self, place: DemoRegion) -> Result<SocketAddr, DemoError> {
         let delay = place.round_trip(REGIONS[0]) / 2;
         if delay.is_zero() {
@@ -306,7 +306,7 @@ impl Fleet {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
         let counts = Arc::clone(&self.relay_counts);
-        let border = relay::serve(listener, self.control_address, Arc::new(move |_| delay), counts);
+        let border = delay_relay::serve(listener, self.control_address, Arc::new(move |_| delay), counts);
         self.relays.push(tokio::spawn(border));
         Ok(address)
     }
@@ -386,12 +386,12 @@ fn args<const N: usize>(args: [OsString; N]) -> Vec<OsString> {
     args.into()
 }
 
-/// A port that was free a moment ago. If another program takes it first, the log of the process says so.
+/// A port that was free a moment ago. If another program takes it first, the log of the process shows that.
 pub(super) fn free_port() -> io::Result<SocketAddr> {
     StdListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }
 
-/// Waits until a process of the fleet takes connections at its address.
+/// Waits until a process of the fleet accepts connections at its address.
 async fn listens(process: &mut Process, address: &Address) -> Result<(), DemoError> {
     let deadline = Instant::now() + START_TIMEOUT;
     loop {
@@ -403,7 +403,7 @@ async fn listens(process: &mut Process, address: &Address) -> Result<(), DemoErr
     }
 }
 
-/// Fails when a process has ended or time is over.
+/// Fails if a process has ended or the deadline has passed.
 pub(super) fn still_up(process: &mut Process, deadline: Instant, waiting: &str) -> Result<(), DemoError> {
     let why = match process.ended()? {
         Some(status) => format!("{} ended with {status}", process.name()),

@@ -15,11 +15,11 @@ use tokio::process::{Child, Command};
 /// Command of a process, to start and restart it.
 #[derive(Clone, Debug)]
 pub(super) struct Program {
-    /// Name for people; also of the log file.
+    /// Name for display, and of the log file.
     pub name: String,
     /// The executable.
     pub binary: PathBuf,
-    /// Its arguments.
+    /// Arguments of the process.
     pub args: Vec<OsString>,
 }
 
@@ -52,7 +52,7 @@ impl Process {
         Ok(Self { program, child, logs: logs.to_owned() })
     }
 
-    /// Name for people.
+    /// Name for display.
     pub(super) fn name(&self) -> &str {
         &self.program.name
     }
@@ -62,7 +62,7 @@ impl Process {
         self.child.kill().await
     }
 
-    /// Terminates it and waits, killing it after `patience`.
+    /// Terminates it and waits; kills it after `patience`.
     pub(super) async fn stop(&mut self, patience: Duration) -> io::Result<ExitStatus> {
         self.terminate()?;
         match tokio::time::timeout(patience, self.child.wait()).await {

@@ -24,7 +24,7 @@ pub(super) const REGIONS: [DemoRegion; 3] = [
 const ROUND_TRIPS_MS: [[u64; 3]; 3] = [[0, 20, 60], [20, 0, 50], [60, 50, 0]];
 
 impl DemoRegion {
-    /// The region of this name.
+    /// The region with this name.
     pub(super) fn named(name: &str) -> Option<Self> {
         REGIONS.into_iter().find(|place| place.name == name)
     }
@@ -47,7 +47,7 @@ impl DemoRegion {
         Duration::from_millis(ROUND_TRIPS_MS[self.index()][other.index()])
     }
 
-    /// One-way delay from a caller at `address` to this region; callers of no region have none.
+    /// One-way delay from a caller at `address` to this region; zero if the address belongs to no region.
     pub(super) fn one_way_from(self, address: IpAddr) -> Duration {
         Self::of(address).map_or(Duration::ZERO, |caller| self.round_trip(caller) / 2)
     }
@@ -61,11 +61,11 @@ pub(super) const SERVERS: [(&str, [u32; 3]); 4] = [
     ("catalog", [2, 2, 2]),
     ("cart", [2, 2, 2]),
     ("checkout", [2, 1, 1]),
-    // None in ap: its checkouts pay in another region.
+    // No payment server in ap: its checkouts pay in another region.
     ("payment", [2, 2, 0]),
 ];
 
-/// The instances of the fleet's own services: service, region, instance id.
+/// Instances of the fleet's own services: service, region, instance id.
 pub(super) fn instances() -> impl Iterator<Item = (&'static str, DemoRegion, String)> {
     SERVERS.into_iter().flat_map(|(service, counts)| {
         REGIONS.into_iter().zip(counts).flat_map(move |(place, count)| {

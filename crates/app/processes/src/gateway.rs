@@ -1,9 +1,9 @@
 //! `fairmesh gateway`.
 
+mod backend_load_text;
 mod explain;
-mod loads;
+mod rolling_upgrade;
 mod status;
-mod upgrade;
 
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
@@ -22,7 +22,7 @@ use super::{
     daemon_args::{AdminAddress, host_name},
     proxy::LogForm,
 };
-use crate::{logging::Logging, size::read_size};
+use crate::{byte_size::read_size, logging::Logging};
 
 /// Arguments of `fairmesh gateway`.
 #[derive(Debug, Args)]
@@ -42,7 +42,7 @@ enum GatewayCommand {
     /// Show how loaded a backend is, or the backends of a service, and why.
     Explain(explain::ExplainArgs),
     /// Replace the program of replicas one by one, by hot upgrade; stop and go back when error codes rise.
-    Upgrade(upgrade::UpgradeArgs),
+    Upgrade(rolling_upgrade::UpgradeArgs),
 }
 
 /// Arguments of a replica.
@@ -122,7 +122,7 @@ pub async fn run(args: GatewayCommandArgs) -> Result<ExitCode, Failure> {
     match args.command {
         Some(GatewayCommand::Status(args)) => status::run(args).await.map(|()| ExitCode::SUCCESS),
         Some(GatewayCommand::Explain(args)) => explain::run(args).await.map(|()| ExitCode::SUCCESS),
-        Some(GatewayCommand::Upgrade(args)) => upgrade::run(args).await,
+        Some(GatewayCommand::Upgrade(args)) => rolling_upgrade::run(args).await,
         None => serve(args.replica).await,
     }
 }
@@ -135,7 +135,7 @@ async fn serve(args: GatewayArgs) -> Result<ExitCode, Failure> {
     let name = Label::new("gateway").map_err(|error| Failure::refused(error, "report this"))?;
     let path = SpiffePath::Mesh(MeshRole::Gateway, name);
     let transport = connect::transport_of_agent(agent.clone(), Some(path), "gateway").await;
-    // Nodes and pods are known by mutual TLS only.
+    // Nodes and pods are identified only by mutual TLS.
     connect::require_identity(&transport)?;
     let processors = || std::thread::available_parallelism().map_or(1, usize::from);
     let cores = args.cores.map_or_else(processors, usize::from);

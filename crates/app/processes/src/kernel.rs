@@ -1,4 +1,4 @@
-//! `fairmesh kernel`: has the kernel send requests of unmodified programs.
+//! `fairmesh kernel`: lets the kernel send requests of unmodified programs.
 
 mod attach;
 mod status;

@@ -1,4 +1,4 @@
-//! Connects again, for commands that go on until they are interrupted.
+//! Reconnects, for commands that run until they are interrupted.
 
 use std::time::Duration;
 
@@ -12,29 +12,30 @@ use tokio::time::sleep;
 
 /// Interval of attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
-/// How often a control plane that responds may refuse the connection, or what is asked for over it, as while it starts.
+/// Number of refusals tolerated from a control plane that responds, such as while it starts.
 const MAX_REFUSALS: u32 = 20;
 
-/// Attempts to have again what `lost` had, however long no control plane is there: a restart of one is no end of what happens.
+/// Reconnects after the connection `lost`, for as long as no control plane is reachable: a restart must not end the
+/// command.
 #[derive(Debug)]
 pub struct Reconnect {
     lost: Connection,
     refusals: u32,
-    /// The reason that was printed last.
+    /// The last printed reason.
     told: String,
 }
 
 impl Reconnect {
-    /// After the connection was lost for this reason, which is printed.
+    /// Starts to reconnect after the connection was lost for reason `why`, which is printed.
     pub fn new(lost: Connection, why: &Failure) -> Self {
         output::note(format!("{}; connecting again", why.message()));
         Self { lost, refusals: 0, told: String::new() }
     }
 
-    /// The next connection.
+    /// Returns the next connection.
     ///
     /// # Errors
-    /// When a control plane responds and refuses again and again.
+    /// When a control plane responds but keeps refusing.
     pub async fn next(&mut self) -> Result<Connection, Failure> {
         loop {
             sleep(RETRY_INTERVAL).await;
@@ -55,7 +56,7 @@ impl Reconnect {
     /// Counts a refusal.
     ///
     /// # Errors
-    /// The refusal, if it is one too many.
+    /// The refusal, once there are too many.
     pub fn refused(&mut self, refusal: Failure) -> Result<(), Failure> {
         self.refusals += 1;
         if self.refusals < MAX_REFUSALS { Ok(()) } else { Err(refusal) }

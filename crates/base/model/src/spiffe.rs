@@ -1,29 +1,29 @@
-//! SPIFFE ids: the names in certificates.
+//! SPIFFE ids: the identities in certificates.
 
 use std::{fmt, str::FromStr};
 
 use crate::{Invalid, Label, ServiceName, Tenant, TrustDomain};
 
-/// The scheme of ids, and the reserved tenant of the mesh's processes.
+/// The scheme of ids. The tenant `RESERVED` is for the mesh's own processes.
 const SCHEME: &str = "spiffe://";
 const RESERVED: &str = "fairmesh";
 
-/// An identity: `spiffe://DOMAIN/TENANT/SERVICE` of a service, `spiffe://DOMAIN/fairmesh/ROLE/NAME` of a process of the
-/// mesh.
+/// A SPIFFE id. Services have `spiffe://DOMAIN/TENANT/SERVICE`, and the mesh's processes have
+/// `spiffe://DOMAIN/fairmesh/ROLE/NAME`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SpiffeId {
     /// The trust domain.
     pub domain: TrustDomain,
-    /// The identity within the domain.
+    /// The identity within the trust domain.
     pub path: SpiffePath,
 }
 
 /// An identity within a trust domain.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SpiffePath {
-    /// Each instance of a service.
+    /// A service, which all of its instances share.
     Service(ServiceName),
-    /// A process of the mesh, or a person who operates it.
+    /// A process of the mesh, or a person who operates the mesh.
     Mesh(MeshRole, Label),
 }
 
@@ -38,11 +38,11 @@ pub enum MeshRole {
     Replica,
     /// A proxy or a lookaside that many programs share.
     Proxy,
-    /// A key server. It signs for proxies and does not read the records of services.
+    /// A key server. It signs for proxies, and may not read the records of services.
     KeyServer,
-    /// A gateway of many tenants. Nodes trust it to reach their pods.
+    /// A gateway that serves many tenants. Nodes trust it to reach their pods.
     Gateway,
-    /// A person, or a program that calls services without being one.
+    /// A person, or a program that calls services but is not a service itself.
     Operator,
 }
 
@@ -57,7 +57,7 @@ impl MeshRole {
         Self::Operator,
     ];
 
-    /// The role in ids.
+    /// The role's name in ids.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Agent => "agent",
@@ -72,7 +72,7 @@ impl MeshRole {
 }
 
 impl SpiffePath {
-    /// The identity with this path in a trust domain.
+    /// The id of this identity in a trust domain.
     pub fn within(self, domain: &TrustDomain) -> SpiffeId {
         SpiffeId { domain: domain.clone(), path: self }
     }
@@ -118,7 +118,7 @@ impl FromStr for SpiffePath {
 impl FromStr for SpiffeId {
     type Err = Invalid;
 
-    /// Parses an id in its displayed form; other spellings are refused.
+    /// Parses an id in its displayed form. Other spellings are refused.
     fn from_str(text: &str) -> Result<Self, Invalid> {
         let parts = text.strip_prefix(SCHEME).and_then(|rest| rest.split_once('/'));
         let (domain, path) = parts.ok_or_else(|| {

@@ -10,11 +10,11 @@ use fairmesh_model::{
 
 use crate::service_sums::ServiceSums;
 
-/// Missed intervals after which a report expires.
+/// Number of missed intervals after which a report expires.
 const MISSED_INTERVALS: u64 = 3;
-/// Additional time before expiry, for delays on the way.
+/// Additional time before a report expires, in milliseconds. Covers delays on the way.
 const GRACE_MS: u64 = 500;
-/// Bounds of what a reporter may claim as its interval.
+/// Bounds to which the interval in a report is clamped, in milliseconds.
 const MIN_INTERVAL_MS: u64 = 100;
 const MAX_INTERVAL_MS: u64 = 20_000;
 
@@ -25,24 +25,24 @@ pub struct SumLimits {
     pub reporters: usize,
     /// Number of paths and groups of servers over all reporters.
     pub rows: usize,
-    /// Number of rows of processed calls over all reporters. The limit is one of its own, since planners of regions do
-    /// without these rows.
+    /// Number of rows of processed calls over all reporters. The limit is separate because regional planners do not
+    /// need these rows.
     pub served: usize,
 }
 
 impl SumLimits {
-    /// Limits of an agent: the programs of one machine.
+    /// Limits of an agent, which receives reports from the programs on one machine.
     pub const AGENT: Self = Self { reporters: 2_000, rows: 20_000, served: 20_000 };
-    /// Limits of a replica or control plane: agents and replicas.
+    /// Limits of a replica or control plane, which receives reports from agents and replicas.
     pub const TREE: Self = Self { reporters: 20_000, rows: 200_000, served: 200_000 };
 }
 
-/// Outcome of taking a report.
+/// Result of recording a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// The report replaces its reporter's last one, without its processed calls if there are too many of them.
+    /// The report replaced its reporter's last one. With too many rows of processed calls, those rows were dropped.
     Kept,
-    /// There are too many reporters or rows.
+    /// The report was refused: there are too many reporters or rows.
     Full,
 }
 
@@ -54,7 +54,8 @@ pub struct ReportSums {
     rows: usize,
     /// Rows of processed calls.
     served: usize,
-    /// Services of refused reports, with the time when each report would have expired; all services if the map is full.
+    /// Services of refused reports, each with the time at which the refused report would have expired. If the map is
+    /// full, all services count as incomplete.
     not_taken: BTreeMap<ServiceName, u64>,
 }
 
@@ -66,7 +67,7 @@ struct LiveReport {
 }
 
 impl ReportSums {
-    /// Sums without reports.
+    /// Creates sums without reports.
     pub fn new(limits: SumLimits) -> Self {
         Self { limits, by_reporter: HashMap::new(), rows: 0, served: 0, not_taken: BTreeMap::new() }
     }
@@ -76,13 +77,13 @@ impl ReportSums {
         self.by_reporter.len()
     }
 
-    /// Paths and groups that did not fit into reports.
+    /// Number of paths and server groups that did not fit into the reports.
     pub fn left_out(&mut self, now_ms: u64) -> u32 {
         self.expire(now_ms);
         self.by_reporter.values().fold(0, |sum: u32, live| sum.saturating_add(live.report.left_out))
     }
 
-    /// Takes a report. An empty report takes no room. `now_ms` comes from a monotonic clock.
+    /// Records a report. An empty report removes its reporter. `now_ms` comes from a monotonic clock.
     pub fn record(&mut self, mut report: TrafficReport, now_ms: u64) -> Taken {
         if is_of_nothing(&report) {
             let before = self.by_reporter.remove(&report.reporter);
@@ -113,8 +114,8 @@ impl ReportSums {
         Taken::Kept
     }
 
-    /// The sum of all unexpired reports, of any size. The caller sets `reporter` and `interval`. Data ages by the time
-    /// for which its report was held.
+    /// Returns the sum of all unexpired reports, without a size limit. The caller sets `reporter` and `interval`. The
+    /// age of the data includes the time since its report arrived.
     pub fn sum_of_all(&mut self, now_ms: u64) -> TrafficReport {
         self.expire(now_ms);
         let incomplete = self.not_taken.keys().cloned().collect();
@@ -144,7 +145,7 @@ impl ReportSums {
         sum
     }
 
-    /// The sums of all reports that are not void, of each of these services by itself.
+    /// Returns a separate sum of all unexpired reports for each of `services`.
     pub fn sums_by_service<'a>(
         &'a mut self,
         services: &'a BTreeSet<ServiceName>,
@@ -162,9 +163,10 @@ impl ReportSums {
         sums
     }
 
-    /// The sum as one report of bounded size. With too many paths, [parents, then callers](merge_paths) are combined. Remaining excess is dropped from
-    /// the end by name and counted, and its services are marked incomplete. If too many services are incomplete, all are: a
-    /// service with missing data must never look like one with fewer calls.
+    /// Returns the sum as one report of bounded size. With too many paths, [parents, then callers](merge_paths) are
+    /// merged. Paths and server groups that still do not fit are dropped, last names first; their number is reported
+    /// and their services are marked incomplete. If too many services are incomplete, all are marked. A service with
+    /// missing data must never look like one with fewer calls.
     pub fn sum(&mut self, now_ms: u64) -> TrafficReport {
         let mut sum = self.sum_of_all(now_ms);
         sum.calls = merge_paths(sum.calls);
@@ -223,7 +225,8 @@ impl ReportSums {
     }
 }
 
-/// Calls with their parents and callers, as far as [`MAX_CALL_PATHS`] have room for them: planners of regions need neither.
+/// Merges calls of different parents, then of different callers, until they fit into [`MAX_CALL_PATHS`]. Planners of
+/// regions need neither.
 pub fn merge_paths(calls: BTreeMap<CallPath, CallRates>) -> BTreeMap<CallPath, CallRates> {
     let merge = |calls: BTreeMap<CallPath, CallRates>, path: fn(CallPath) -> CallPath| {
         if calls.len() <= MAX_CALL_PATHS {
@@ -239,8 +242,8 @@ pub fn merge_paths(calls: BTreeMap<CallPath, CallRates>) -> BTreeMap<CallPath, C
     merge(calls, |path| CallPath { caller: None, ..path })
 }
 
-/// Processed calls, as far as [`MAX_SERVED_PATHS`] have room for them: first without their utilisation, then without the
-/// last services by name. A service is left out as a whole, since a part of its rows would look like fewer calls.
+/// Bounds processed calls to [`MAX_SERVED_PATHS`] rows. Merges the utilisation buckets first, then drops the last
+/// services by name. A service is dropped as a whole, since some of its rows would look like fewer calls.
 fn bound_served(served: BTreeMap<ServedPath, ServedRates>) -> BTreeMap<ServedPath, ServedRates> {
     if served.len() <= MAX_SERVED_PATHS {
         return served;
@@ -298,7 +301,7 @@ mod tests {
         ReportSums::new(SumLimits { reporters, rows, served: 2 })
     }
 
-    /// Rows of one class of a service, by utilisation.
+    /// Rows of calls to a service without a class, one per utilisation bucket.
     fn served(service: &ServiceName, buckets: u8) -> impl Iterator<Item = (ServedPath, ServedRates)> {
         let row = move |bucket| {
             let node = CallNode { service: service.clone(), class: None };
@@ -313,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_replaces_the_last_one_of_its_reporter_and_others_add_up() {
+    fn report_replaces_last_report_of_same_reporter_and_adds_to_others() {
         let mut sums = sums(10, 100);
         for (reporter, region, calls) in
             [(1, "eu", 10), (2, "eu", 5), (3, "us", 7), (1, "eu", 20), (1, "eu", 20)]
@@ -355,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn parents_then_callers_are_merged_where_paths_have_no_room() {
+    fn too_many_paths_merge_parents_then_callers() {
         let path = report(1, "eu", 1).calls.keys().next().unwrap().clone();
         let rates = CallRates { offered: 1, ..CallRates::default() };
         let calls = |parents: usize, callers: usize| {
@@ -374,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_beyond_the_bound_are_counted_at_every_level() {
+    fn paths_beyond_limit_are_counted_at_every_level() {
         let mut sums = sums(10, 100_000);
         let mut many = report(1, "eu", 1);
         let path = many.calls.keys().next().unwrap().clone();
@@ -421,7 +424,7 @@ mod tests {
         above.record(TrafficReport { reporter: 7, ..all }, 0);
         assert!(above.sum_of_all(0).is_incomplete(&other), "all the way up");
 
-        // Each report has room to name all of its services.
+        // Each report has room for the names of all its services.
         let mut above = ReportSums::new(SumLimits::TREE);
         for (reporter, prefix) in [(1, "a"), (2, "b")] {
             let incomplete = named(prefix, MAX_INCOMPLETE_SERVICES - 1).collect();
@@ -458,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn processed_calls_without_room_leave_the_rest_of_the_report() {
+    fn processed_calls_without_room_do_not_affect_rest_of_report() {
         let (cart, mut sums) = (ServiceName::new("shop/cart").unwrap(), sums(10, 4));
         let with = |reporter, buckets| TrafficReport {
             served: served(&cart, buckets).collect(),
@@ -477,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn processed_calls_beyond_the_bound_lose_utilisation_then_services() {
+    fn processed_calls_beyond_limit_lose_utilisation_then_services() {
         let rows = |services, buckets| -> BTreeMap<_, _> {
             let names: Vec<_> = named("s", services).collect();
             names.iter().flat_map(|name| served(name, buckets).collect::<Vec<_>>()).collect()

@@ -20,7 +20,7 @@ mod forecast;
 mod metrics;
 mod optimizer_status;
 mod planner_controller;
-mod published;
+mod published_value;
 mod service;
 mod status;
 mod what_if;
@@ -33,12 +33,14 @@ use fairmesh_planner::{Now, ServicePlanner};
 use fairmesh_rib::Node;
 use tokio::sync::Notify;
 
-use crate::{ShadowController, facts::FactsIndex, monotonic_clock::MonotonicClock, signals::TrafficReports};
+use crate::{
+    ShadowController, monotonic_clock::MonotonicClock, planner_facts::FactsIndex, reports::TrafficReports,
+};
 pub(crate) use drain_controller::DrainController;
 use drain_states::DrainState;
 use metrics::PlanCounts;
 pub(crate) use planner_controller::PlannerController;
-use published::Published;
+use published_value::Published;
 pub(crate) use service::TrafficService;
 use what_if::WhatIfs;
 

@@ -15,33 +15,34 @@ use fairmesh_model::{
 };
 use fairmesh_placement::{Backend, PlacedService, PlanInput, plan};
 use fairmesh_rib::{Expect, Node, Op};
-use fairmesh_wire::records;
+use fairmesh_wire::record_encoding;
 use tokio::time::Instant;
 
 use self::growth::{Growth, GrowthRounds};
 use crate::loads::GatewayLoads;
 
-/// The least time between rounds: declarations that are applied together are placed together.
+/// Minimum time between rounds: declarations that are applied together are placed together.
 const MIN_GAP: Duration = Duration::from_secs(1);
-/// The most records of one batch.
+/// Maximum number of records in one batch.
 const MAX_OPS_PER_BATCH: usize = 1_000;
-/// The seed of draws. Any will do: equal records have to give equal plans at every control plane.
+/// Seed of random draws. Any value works, but it must be the same for all control planes, so that equal
+/// records give equal plans.
 const SEED: u64 = 0;
 
 /// Writes the placements of services that use the gateway.
 ///
-/// It decides from records alone, by a pure function. A backend whose replicas are down is declared all the same, so that nothing moves
-/// when one fails, and a service that takes its backends down is not moved on to further ones. A round that cannot read a record moves
-/// nothing.
+/// Placements are decided by a pure function from records alone. A backend whose replicas are down stays
+/// declared, so nothing moves when a backend fails, and a service that crashes its backends is not moved on
+/// to further ones. A round that cannot read a record moves nothing.
 ///
-/// One decision goes by load: a service whose calls have grown gets one more backend at a time while a backend of it is overloaded, and
-/// gives it back later.
+/// Only one decision depends on load: a service whose calls have grown gets one additional backend at a time
+/// while one of its backends is overloaded, and gives it back later.
 #[derive(Clone, Debug)]
 pub struct PlacementController {
     growth: GrowthRounds,
-    /// Writes of the round whose placements go by load, by subject.
+    /// The writes of the current round that were decided by load, by subject.
     by_load: BTreeMap<String, ServiceName>,
-    /// The last round that placed everything.
+    /// The last round that left nothing to change.
     settled: Option<Settled>,
 }
 
@@ -52,24 +53,24 @@ struct Settled {
     refused: Vec<Refusal>,
 }
 
-/// What a round decides from.
+/// The input of a round's decision.
 #[derive(Debug, Default)]
 pub struct PlacementFacts {
     revision: u64,
     /// Whether several tenants have records of any kind.
     is_shared: bool,
     backends: BTreeMap<Label, GatewayBackend>,
-    /// The most backends of a tenant's services together, where a record says so.
+    /// Maximum number of backends for all services of a tenant together, for tenants with a quota record.
     quotas: BTreeMap<Tenant, usize>,
     wanted: BTreeMap<ServiceName, GatewayService>,
-    /// Placements in force, and the revisions that wrote them.
+    /// Placements in force, each with the revision that wrote it.
     placed: BTreeMap<ServiceName, (Placement, u64)>,
-    /// What the loads of backends ask for.
+    /// The changes that the loads of backends call for.
     growth: Growth,
 }
 
 impl PlacementController {
-    /// A controller that decides by these loads.
+    /// Creates a controller that considers these loads.
     pub fn new(loads: GatewayLoads) -> Self {
         Self { growth: GrowthRounds::new(loads), by_load: BTreeMap::new(), settled: None }
     }
@@ -77,12 +78,13 @@ impl PlacementController {
 
 impl Controller for PlacementController {
     const NAME: &'static str = "placement";
-    /// `None`: no record of the gateway has changed since everything was placed, and the number of tenants asks for no other bounds.
+    /// `None` if no record of the gateway has changed since everything was placed, and the number of tenants
+    /// does not change the limits.
     type Facts = Option<PlacementFacts>;
     type Effect = Infallible;
 
     fn triggers(&self) -> Triggers {
-        // No prefix is of one kind and all tenants.
+        // There is no prefix for one record kind of all tenants.
         let tenants = Prefix::new("/t/").into_iter();
         let prefixes = tenants.chain([Prefix::gateway_backends(), Prefix::gateway_quotas()]).collect();
         Triggers { prefixes, interval: Some(growth::INTERVAL), min_gap: MIN_GAP, ..Triggers::default() }
@@ -108,9 +110,9 @@ impl Controller for PlacementController {
         let placed = facts.placed.iter().map(|(name, (placed, _))| (name, placed));
         facts.growth = self.growth.round(placed, &facts.backends, now.at);
         let (ops, refused) = facts.decide();
-        // What is written starts a round of its own, which finds whether it is all.
+        // Each write starts another round, which finds out whether anything is left to do.
         let PlacementFacts { revision, is_shared, growth, .. } = facts;
-        // A refusal of an addition ends with the growth.
+        // A refused addition must be reconsidered until the growth ends.
         let is_settled = ops.is_empty() && !growth.has_growing();
         self.settled = is_settled.then(|| Settled { revision, is_shared, refused: refused.clone() });
         let (by_load, ops): (Vec<Op>, Vec<Op>) =
@@ -153,7 +155,8 @@ fn concerns(key: &str) -> bool {
     matches!(RecordKind::of(key), Some(GatewayBackend | GatewayQuota | GatewayService | Placement))
 }
 
-/// Whether the mesh has several tenants. A tenant is one from its first record on, so that room is left before it asks for the gateway.
+/// Whether the mesh has several tenants. A tenant counts from its first record on, so that there is room for
+/// it before it uses the gateway.
 fn is_shared(node: &Node) -> bool {
     node.tenant_prefixes(RecordKind::Service).len() > 1
 }
@@ -162,7 +165,8 @@ impl PlacementFacts {
     /// Reads all records of the gateway.
     ///
     /// # Errors
-    /// A record is not understood: it may be of a newer release, and a plan without it would move what it is about.
+    /// A record cannot be decoded. It may be from a newer release, and a plan that ignores it would move the
+    /// services that it concerns.
     fn read(node: &Node) -> Result<Self, BoxError> {
         let mut prefixes = node.tenant_prefixes(RecordKind::GatewayService);
         prefixes.extend(node.tenant_prefixes(RecordKind::Placement));
@@ -172,7 +176,7 @@ impl PlacementFacts {
         for (key, entry) in entries {
             let key = RecordKey::parse(&key)?;
             let record =
-                records::decode(&key, &entry.value).map_err(|error| error.within(key.to_string()))?;
+                record_encoding::decode(&key, &entry.value).map_err(|error| error.within(key.to_string()))?;
             match (key, record) {
                 (RecordKey::GatewayBackend(name), Record::GatewayBackend(backend)) => {
                     facts.backends.insert(name, backend);
@@ -192,7 +196,7 @@ impl PlacementFacts {
         Ok(facts)
     }
 
-    /// The records to write, and what is refused.
+    /// The records to write, and the refused changes.
     fn decide(&self) -> (Vec<Op>, Vec<Refusal>) {
         let of_record = |one| of_record(one, &self.growth);
         let backends: Vec<Backend> = self.backends.iter().map(of_record).collect();
@@ -232,8 +236,8 @@ impl PlacementFacts {
         }
     }
 
-    /// The write of a placement, if another one is in force. A service none of whose backends exists any more keeps its record, since
-    /// there is nothing to put in its place.
+    /// The write of a placement, if it differs from the one in force. If none of a service's backends exists
+    /// any more, its record stays, since there is nothing to replace it.
     fn put(&self, name: &ServiceName, names: &BTreeSet<Label>) -> Option<Op> {
         let mut zones: BTreeMap<_, BTreeSet<Label>> = BTreeMap::new();
         for backend in names {
@@ -243,7 +247,7 @@ impl PlacementFacts {
         let wanted = self.wanted.get(name)?;
         let in_force = self.placed.get(name);
         let added = in_force.map_or(0, |(placed, _)| self.growth.added(name, placed, wanted.backends));
-        // An addition that is refused is none.
+        // An addition that was refused does not count.
         let beyond = u32::try_from(names.len()).unwrap_or(u32::MAX).saturating_sub(wanted.backends);
         let placement = Placement { home_zone: wanted.home_zone.clone(), zones, added: added.min(beyond) };
         if names.is_empty() || in_force.is_some_and(|(placed, _)| *placed == placement) {
@@ -251,7 +255,7 @@ impl PlacementFacts {
         }
         let expected = in_force.map_or(Expect::Absent, |(_, revision)| Expect::Revision(*revision));
         let key = RecordKey::Placement(name.clone()).to_string();
-        Some(Op::put(key, records::encode(&placement.into())).expecting(expected))
+        Some(Op::put(key, record_encoding::encode(&placement.into())).expecting(expected))
     }
 }
 
@@ -296,7 +300,7 @@ mod tests {
     }
 
     impl PlacementFacts {
-        /// Brings operations into force, and returns the services that they are about.
+        /// Applies operations to the facts, and returns their keys.
         fn commit(&mut self, ops: &[Op]) -> Vec<String> {
             self.revision += 1;
             for op in ops {
@@ -304,7 +308,7 @@ mod tests {
                 let name = key.service().unwrap().clone();
                 match &op.value {
                     None => drop(self.placed.remove(&name)),
-                    Some(value) => match records::decode(&key, value).unwrap() {
+                    Some(value) => match record_encoding::decode(&key, value).unwrap() {
                         Record::Placement(placed) => drop(self.placed.insert(name, (placed, self.revision))),
                         other => panic!("{other:?}"),
                     },
@@ -315,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn services_are_placed_once_and_deleted_with_their_declaration() {
+    fn services_are_placed_once_and_placements_deleted_with_declaration() {
         let mut facts = facts();
         let (ops, refused) = facts.decide();
         assert!(refused.is_empty() && ops.iter().all(|op| op.expect == Expect::Absent));
@@ -332,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn one_tenant_gets_half_of_all_places() {
+    fn tenant_without_quota_gets_at_most_half_of_all_places() {
         let mut facts = facts();
         facts.backends.values_mut().for_each(|backend| backend.capacity = 2);
         facts.backends.insert(Label::new("four").unwrap(), GatewayBackend { capacity: 3, ..backend("b") });
@@ -351,11 +355,11 @@ mod tests {
     }
 
     #[test]
-    fn placements_stay_where_nothing_can_replace_them() {
+    fn placements_stay_when_backends_are_deleted_or_closed() {
         let mut facts = facts();
         let (ops, _) = facts.decide();
         facts.commit(&ops);
-        // All backends are deleted: the records stay, and what is missing is said.
+        // All backends are deleted: the records stay, and the refusals say what is missing.
         let backends = std::mem::take(&mut facts.backends);
         let (ops, refused) = facts.decide();
         assert!(ops.is_empty() && refused.len() == 2, "{ops:?} {refused:?}");
@@ -370,13 +374,13 @@ mod tests {
 
     fn node(entries: &[(RecordKey, Record)]) -> Node {
         let entry = |(key, record): &(RecordKey, Record)| {
-            (key.to_string().into(), Entry { value: records::encode(record), revision: 1 })
+            (key.to_string().into(), Entry { value: record_encoding::encode(record), revision: 1 })
         };
         Node::load(StoreId(7), 1, entries.iter().map(entry))
     }
 
     #[tokio::test]
-    async fn rounds_without_changed_records_decide_nothing() {
+    async fn round_without_changed_records_decides_nothing() {
         let PlacementFacts { backends, wanted, .. } = facts();
         let backends = backends.into_iter().map(|(name, one)| (RecordKey::GatewayBackend(name), one.into()));
         let wanted = wanted.into_iter().map(|(name, one)| (RecordKey::GatewayService(name), one.into()));
@@ -391,7 +395,7 @@ mod tests {
         let facts = controller.read_facts(&node, Wake::Changed).await.unwrap();
         assert!(facts.is_some() && controller.reconcile(facts, now).writes.is_empty());
         assert!(controller.read_facts(&node, Wake::Changed).await.unwrap().is_none());
-        // A record of a newer release: nothing is decided.
+        // A record from a newer release: the round decides nothing.
         let broken = [("/g/gateway/backends/one".into(), Some(b"\xff".as_slice().into()))];
         assert!(node.apply(Commit { revision: 3, changes: broken.into() }));
         assert!(controller.read_facts(&node, Wake::Changed).await.is_err());

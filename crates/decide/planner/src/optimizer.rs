@@ -9,13 +9,13 @@
 //! One decision: the state in force is that of the stored tables, not that of the last plan. So a control plane that takes over, a write
 //! that failed and a person who changed a table are all the same case.
 
-mod flows;
+mod current_flows;
 mod graph_problem;
+mod missing_trace_context;
 mod service_model;
 mod service_plan;
-mod shifts;
-mod solving;
-mod trace_context;
+mod successive_solutions;
+mod trial_shifts;
 mod what_if;
 
 use std::{
@@ -31,16 +31,16 @@ pub use what_if::{Prediction, Scenario, WhatIf};
 
 use crate::{
     Now,
-    adjustment::{Adjustment, Outcome, Present},
     call_graph::{CallGraph, GraphEdge, GraphNode},
     cost_model::PoolCosts,
     facts::{ServiceFacts, TopologyFacts},
+    model_adjustment::{Adjustment, Outcome, Present},
 };
-use flows::Flows;
+use current_flows::Flows;
 use graph_problem::Sources;
+use missing_trace_context::TraceContexts;
 use service_model::{Known, check_settings, fits_of, nodes_of};
-use solving::Solving;
-use trace_context::TraceContexts;
+use successive_solutions::Solving;
 
 /// The half-life of demand: a plan is for the calls of the last seconds, by the graph and the costs of the last minutes.
 const DEMAND_HALF_LIFE_MS: f64 = 3_000.0;

@@ -1,11 +1,11 @@
 //! The rounds of one service: from facts to the tables that are to be written. No clock, no I/O.
 
 mod drain;
-mod learn;
-mod optimized;
-mod outcome;
+mod facts_update;
+mod optimizer_shares;
 mod publish;
-mod zones;
+mod region_zones;
+mod round_outcome;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -16,14 +16,14 @@ use fairmesh_te::{
 };
 
 pub use drain::DrainStep;
-pub use outcome::{Refused, ShiftNote, TableWrite};
-pub use zones::RegionZones;
+pub use region_zones::RegionZones;
+pub use round_outcome::{Refused, ShiftNote, TableWrite};
 
 use crate::{
     facts::{CallerRates, ServiceFacts, TopologyFacts},
-    now::{MAX_START_MS, MIN_START_MS, Now},
     optimizer::Verdict,
-    tables::to_shares,
+    planning_time::{MAX_START_MS, MIN_START_MS, Now},
+    table_conversion::to_shares,
 };
 
 /// A service is planned anew after this time though none of its facts has changed: reports that stop are a change as well.

@@ -1,6 +1,6 @@
 //! Whether servers work on calls that arrived earlier.
 
-use crate::{check::FULL, observation::ServerReport};
+use crate::{observation::ServerReport, observation_check::FULL};
 
 /// A region may be full below this utilisation only by its thresholds.
 const LEAST_FULL: f64 = 0.85;

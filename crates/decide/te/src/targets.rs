@@ -1,12 +1,12 @@
 //! Where the calls of a round should be, and how those that are away come back: home, or nearer.
 
 use crate::{
-    flows::Flows,
-    policy::RingsPolicy,
-    problem::Problem,
-    rings::{DEAD_BAND, share},
-    state::PlannerState,
-    table::{MIN_SHARE, Tables},
+    planner_state::PlannerState,
+    region_flows::Flows,
+    rings_planner::{DEAD_BAND, share},
+    rings_policy::RingsPolicy,
+    round_problem::Problem,
+    share_tables::{MIN_SHARE, Tables},
 };
 
 /// Loads within this of a ceiling are at it.

@@ -1,4 +1,4 @@
-//! How many connections of a tenant begin in a second.
+//! Limits the number of new connections of a tenant per second.
 
 use std::{
     sync::{
@@ -12,22 +12,23 @@ use tokio::time::Instant;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The generic cell rate algorithm (ITU-T I.371, annex A): it keeps one time, at which a tenant that begins connections as fast as it may
-/// would begin the next one. After a quiet second, those of one second may begin at once.
+/// The generic cell rate algorithm (ITU-T I.371, annex A). It keeps one time: when the next connection would
+/// begin if the tenant opened connections exactly at its rate. After a quiet second, a burst of one second's
+/// connections may begin at once.
 #[derive(Debug, Default)]
 pub(crate) struct HandshakeRate {
-    /// Zero: any number.
+    /// Connections per second; zero means unlimited.
     per_second: AtomicU32,
     next: Mutex<Option<Instant>>,
 }
 
 impl HandshakeRate {
-    /// Changes the rate; `None` admits any number.
+    /// Changes the rate; `None` means unlimited.
     pub(crate) fn set(&self, per_second: Option<u32>) {
         self.per_second.store(per_second.unwrap_or_default(), Relaxed);
     }
 
-    /// Whether a connection may begin now, which then counts.
+    /// Whether a connection may begin now. If so, counts it.
     pub(crate) fn admits(&self, now: Instant) -> bool {
         let per_second = self.per_second.load(Relaxed);
         if per_second == 0 {
@@ -48,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rate_admits_those_of_one_second_and_then_one_after_the_other() {
+    fn rate_admits_burst_of_one_second_then_steady_rate() {
         let (rate, now) = (HandshakeRate::default(), Instant::now());
         let admitted = |at| (0..10).filter(|_| rate.admits(at)).count();
         assert_eq!(admitted(now), 10, "without a quota");

@@ -1,4 +1,4 @@
-//! Picks endpoints for callers, and records their reports.
+//! Picks endpoints for callers, and records the results that they report.
 
 use std::{
     collections::{HashMap, hash_map::RandomState},
@@ -29,31 +29,31 @@ use tonic::Status;
 
 use crate::{
     LeaseTerms, Limits,
-    grants::Grants,
+    caller_grants::Grants,
     lease_table::LeaseTable,
     metrics::{Metrics, add},
 };
 
 /// How long a pick waits for the first records of a service.
 const FIRST_PICK_TIMEOUT: Duration = Duration::from_secs(5);
-/// The most services of one lookaside: each costs a subscription, and callers may name any.
+/// Maximum number of services per lookaside. Each costs a subscription, and callers may name any service.
 const MAX_SERVICES: usize = 4096;
 /// Backends of one pick that turn out to be empty, until the caller is told to retry.
 const MAX_EMPTY_BACKENDS: usize = 16;
-/// The most endpoints of one pick.
+/// Maximum number of endpoints per pick.
 pub(crate) const MAX_ENDPOINTS: usize = 32;
-/// Further failures in a row have no further effect.
+/// Consecutive failures beyond this number have no further effect.
 const MAX_FAILURES: u32 = 16;
 
-/// An endpoint that a caller may call.
+/// A leased endpoint that a caller may call.
 #[derive(Debug)]
 struct Lease {
     held: EndpointRef,
-    /// Where its calls are counted, if a planner needs them.
+    /// Where the calls of the lease are counted, if a planner needs the counts.
     counters: Option<Arc<CallCounters>>,
 }
 
-/// The request of a caller.
+/// A caller's request for a pick.
 #[derive(Clone, Debug)]
 pub(crate) struct PickQuery {
     pub(crate) caller: Identity,
@@ -61,23 +61,23 @@ pub(crate) struct PickQuery {
     pub(crate) key: Option<ShardKey>,
     pub(crate) role: Option<Role>,
     pub(crate) endpoints: usize,
-    /// Endpoints that failed it recently.
+    /// Endpoints that recently failed for the caller.
     pub(crate) avoid: Vec<InstanceId>,
 }
 
-/// The response to a caller.
+/// The result of a pick for a caller.
 #[derive(Debug)]
 pub(crate) struct PickResult {
     pub(crate) service: ServiceName,
     pub(crate) protocol: Protocol,
-    /// The part of the policy that callers apply.
+    /// The part of the policy that callers apply themselves.
     pub(crate) policy: Policy,
     pub(crate) revision: u64,
     pub(crate) keys: KeyRange,
     pub(crate) leases: Vec<(u64, Arc<EndpointTarget>)>,
 }
 
-/// The report of a caller about a lease.
+/// A caller's report about a lease.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LeaseReport {
     pub(crate) calls: u32,
@@ -117,7 +117,7 @@ impl Picker {
     /// Picks endpoints and leases them.
     ///
     /// # Errors
-    /// The fault of a call of the library, or that the caller may not know the service.
+    /// The fault that a call of the library would have, or the caller may not know the service.
     pub(crate) async fn pick(&self, query: &PickQuery) -> Result<PickResult, Status> {
         let picked = self.try_pick(query).await;
         match &picked {
@@ -167,7 +167,7 @@ impl Picker {
         Err(changing(&query.service).into())
     }
 
-    /// Whether the caller may be told of a service, whose records are in the handle if it has any.
+    /// Checks that the caller may learn about a service. The handle has the service's records, if they exist.
     async fn permit(
         &self,
         query: &PickQuery,
@@ -180,7 +180,7 @@ impl Picker {
         self.grants.check(&query.caller, service, authorization).await
     }
 
-    /// The service that a call is routed to, without its path and headers.
+    /// The service to which a call without path and headers is routed.
     fn route_target<T: EndpointTransport>(ready: &ReadyService<T>, seed: u64) -> &ServiceName {
         let upstream = &ready.upstream;
         let grpc = upstream.protocol() == Protocol::Grpc;
@@ -197,7 +197,7 @@ impl Picker {
         let (upstream, revision) = (&ready.upstream, ready.revision);
         let keys = query.key.map_or(KeyRange::ALL, |key| upstream.equivalent_keys(key));
         let now = self.clock.now();
-        // Where the key alone determines the endpoint, the others are for its failure only.
+        // If the key alone determines the endpoint, the other endpoints are only for its failure.
         let is_hashed = query.key.is_some() && keys != KeyRange::ALL && upstream.shards().is_none();
         let limit = if is_hashed { 1 } else { query.endpoints.clamp(1, MAX_ENDPOINTS) };
         let picked = choose(upstream, query, limit, || (now, self.next_seed()));
@@ -238,7 +238,7 @@ impl Picker {
         })
     }
 
-    /// Records a report of a lease; `false` for an unknown or expired one.
+    /// Records a report about a lease. Returns `false` if the lease is unknown or has expired.
     pub(crate) fn record(&self, id: u64, report: LeaseReport) -> bool {
         let now = self.clock.now();
         let mut leases = self.lease_table();
@@ -270,7 +270,7 @@ impl Picker {
         true
     }
 
-    /// Ends the leases that have expired.
+    /// Ends expired leases.
     pub(crate) fn expire_leases(&self) {
         let now = self.clock.now();
         let mut leases = self.lease_table();
@@ -284,13 +284,13 @@ impl Picker {
         self.mesh.first_snapshot().await;
     }
 
-    /// Registers the metrics as they are now.
+    /// Registers the metrics with their current values.
     pub(crate) fn register_metrics(&self, registry: &mut Registry) {
         let active = self.lease_table().len();
         self.metrics.register((active, self.mesh.stats().data_age.as_secs_f64()), registry);
     }
 
-    /// The handle of a service whose records have arrived.
+    /// Returns the handle of a service once its records have arrived.
     async fn ready(&self, name: &ServiceName) -> Result<ServiceHandle, Fault> {
         let service = self.service(name)?;
         match service.clone().timeout(FIRST_PICK_TIMEOUT).prepare().await {
@@ -323,13 +323,13 @@ impl Picker {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A different number each time, since the mixing is a bijection.
+    /// Returns a different number each time, since the mixing function is a bijection.
     fn next_seed(&self) -> u64 {
         mix64(self.seeds.fetch_add(0x9e37_79b9_7f4a_7c15, Relaxed))
     }
 }
 
-/// Chooses up to `limit` different endpoints of the same ring and state as the first, and counts a call at each.
+/// Chooses up to `limit` different endpoints in the same ring and state as the first one, and counts a call at each.
 fn choose(
     upstream: &ServiceTable,
     query: &PickQuery,
@@ -370,8 +370,8 @@ fn choose(
     Ok(chosen)
 }
 
-/// Whether a further pick is another endpoint in the same ring and state as the first; with a region table also in the
-/// same region, since callers would divide their calls evenly.
+/// Whether a further pick is another endpoint in the same ring and state as the first one. With a region table it must
+/// also be in the same region, since callers would divide their calls evenly.
 fn is_equivalent(upstream: &ServiceTable, first: &EndpointPick, picked: &EndpointPick) -> bool {
     let reach = |index| {
         let found = upstream.candidates().find(|candidate| candidate.index == index);
@@ -391,7 +391,7 @@ fn failed_indexes(upstream: &ServiceTable, instances: &[InstanceId]) -> Vec<u32>
     failed.map(|candidate| candidate.index).collect()
 }
 
-/// Its records were there a moment ago.
+/// The fault for a service whose records were available a moment ago.
 fn changing(service: &ServiceName) -> Fault {
     Fault::new(FaultKind::Unavailable, format!("{service}: its records are changing; retry"))
 }

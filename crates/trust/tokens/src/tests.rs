@@ -30,7 +30,7 @@ fn issuer(name: &str, keys: &Value) -> TokenIssuer {
 }
 
 #[test]
-fn issuer_vouches_for_its_own_tokens_only() {
+fn issuer_keys_verify_only_own_tokens() {
     let [one, two] = [(); 2].map(|()| Ed25519KeyPair::generate().unwrap());
     let record = TokenIssuers {
         issuers: vec![
@@ -62,7 +62,7 @@ fn issuer_vouches_for_its_own_tokens_only() {
 }
 
 #[test]
-fn reduced_keys_are_equal_however_they_are_written() {
+fn reduced_key_set_is_canonical() {
     let [one, two] = [(); 2].map(|()| jwk(&Ed25519KeyPair::generate().unwrap()));
     let mut verbose = one.clone();
     verbose["x5c"] = json!(["x".repeat(100_000)]);

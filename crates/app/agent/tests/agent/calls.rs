@@ -95,7 +95,7 @@ async fn get(address: SocketAddr, path: &str) -> String {
 }
 
 #[tokio::test]
-async fn metrics_describe_the_copy_and_readiness_its_usability() {
+async fn metrics_describe_copy_and_readiness_its_usability() {
     let mut fixture = AgentFixture::new();
     let free = ([127, 0, 0, 1], free_port()).into();
     fixture.metrics = Some(free);

@@ -24,7 +24,7 @@ use crate::manifests::{self, ManifestDocument};
 
 pub(crate) use changes::same_map;
 
-/// Alternative to a change of a declaration that has running servers.
+/// Hint for a change of a declaration that has running servers.
 const HINT: &str = "write a shard map along with 'type: sharded', and the protocol that its servers speak (see \
     'fairmesh get endpoints'); or say --force where they are ready for it";
 
@@ -64,7 +64,7 @@ struct DocumentResult {
     outcome: &'static str,
 }
 
-/// Writes the documents: services, policies, topology and hosts all or none, then shard maps one by one.
+/// Writes the documents: services, policies, topology and hosts in one transaction, then shard maps one by one.
 pub async fn run(args: ApplyArgs) -> Result<ExitCode, Failure> {
     let wanted = manifests::load(&args.files)?;
     let connection = connect::connect(&args.target).await?;

@@ -56,7 +56,7 @@ pub async fn open(admin: SocketAddr, path: &str) -> Result<Incoming, Failure> {
     if status.is_success() {
         return Ok(answer.into_body());
     }
-    // Says what is wrong, such as that the service was not called.
+    // The body explains the error, such as that the service was not called.
     let body = Limited::new(answer.into_body(), MAX_PAGE_BYTES).collect().await;
     let text =
         body.map(|body| String::from_utf8_lossy(&body.to_bytes()).trim().to_owned()).unwrap_or_default();

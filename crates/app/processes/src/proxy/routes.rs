@@ -45,7 +45,7 @@ pub(super) async fn run(args: RoutesArgs) -> Result<ExitCode, Failure> {
         let policy = &routed["policy"];
         let rows = routes.iter().map(|route| row(&service, route, policy));
         listing.rows.extend(rows.map(|row| with_revision(row, &routed)));
-        // What calls that match no route get.
+        // The default for calls that match no route.
         let rest = json!({ "name": "(default)" });
         listing.rows.push(with_revision(row(&service, &rest, policy), &routed));
         counts.extend(count_rows(&service, &routed["counts"]));
@@ -57,7 +57,7 @@ pub(super) async fn run(args: RoutesArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The services to list; of all, those whose records the proxy has.
+/// The services to list. Without a given service, all whose records the proxy has.
 async fn services(args: &RoutesArgs) -> Result<Vec<String>, Failure> {
     if let Some(service) = &args.service {
         return Ok(vec![service.to_string()]);
@@ -81,7 +81,7 @@ fn count_rows(service: &str, counts: &Value) -> Vec<Vec<String>> {
         let text = |field: &str| pair[field].as_str().unwrap_or_default().to_owned();
         vec![
             service.to_owned(),
-            // As in the table of routes.
+            // Same name as in the table of routes.
             text("route").replace("(none)", "(default)"),
             text("backend"),
             all.to_string(),
@@ -95,7 +95,7 @@ fn count_rows(service: &str, counts: &Value) -> Vec<Vec<String>> {
     counts.as_array().into_iter().flatten().map(row).collect()
 }
 
-/// A row for each class of the region table that the proxy has.
+/// One row for each class of the region table in use.
 fn table_rows(service: &str, table: &Value) -> Vec<Vec<String>> {
     let percent = |value: &Value| format!("{}%", value.as_f64().unwrap_or_default());
     let confirmed = match (table["byHand"].as_bool(), table["ageSeconds"].as_f64()) {
@@ -120,7 +120,7 @@ fn table_rows(service: &str, table: &Value) -> Vec<Vec<String>> {
     table["shares"].as_array().into_iter().flatten().map(row).collect()
 }
 
-/// What is left of the force of a table, and for how long.
+/// Remaining weight of a region table, and its remaining time.
 fn table_state(table: &Value) -> String {
     let weakens = table["weakensInSeconds"].as_f64();
     let left = weakens.map(|seconds| rough_age(Duration::try_from_secs_f64(seconds).unwrap_or_default()));
@@ -174,7 +174,7 @@ fn backends(service: &str, route: &Value) -> String {
     split.iter().map(share).collect::<Vec<_>>().join(", ")
 }
 
-/// A value in one line, as flow style of YAML.
+/// A value on one line, in YAML flow style.
 fn flow(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn region_table_shows_its_age_and_remaining_force() {
+    fn region_table_shows_age_and_remaining_weight() {
         let table = |force: &str, age: f64, weakens: Value| {
             json!({ "from": "eu", "byHand": false, "ageSeconds": age, "force": force, "weakensInSeconds": weakens,
                 "shares": [{ "class": null, "toPercent": { "eu": 70.0, "us": 20.5 }, "droppedPercent": 9.5 }] })
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_route_shows_its_requests_and_the_share_of_errors() {
+    fn route_shows_requests_and_share_of_errors() {
         let counts = json!([
             { "route": "canary", "backend": "shop/next", "responses": [0, 60, 0, 4, 16], "grpcFailures": 8,
               "withoutServer": 2 },
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_route_shows_shares_and_actions() {
+    fn route_shows_shares_and_actions() {
         let route = json!({
             "name": "canary", "match": { "path": { "prefix": "/a" } },
             "split": [{ "service": "shop/web", "weight": 9 }, { "service": "shop/web-canary", "weight": 1 }],

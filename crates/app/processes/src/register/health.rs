@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn three_consecutive_failures_lose_a_program_and_one_success_restores_it() {
+    fn program_is_lost_after_three_failures_and_restored_by_one_success() {
         let mut health = Health::default();
         let looks = [false, true, true, false, false, true, false, false, false, false, true];
         let changes = looks.map(|responded| health.observe(responded));

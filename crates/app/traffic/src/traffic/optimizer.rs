@@ -1,4 +1,4 @@
-//! What `fairmesh traffic` says of the optimizer.
+//! Output of `fairmesh traffic` about the optimizer.
 
 use fairmesh_console::output::{self, ago, decimal};
 use fairmesh_model::Region;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::status::class;
 
-/// Says which program passes no trace context on.
+/// Warns about a program that does not propagate trace context.
 pub(super) fn warn_of_missing_context(missing: &v1::MissingTraceContext) {
     let (service, percent) = (&missing.service, missing.share * 100.0);
     output::warn(format!(
@@ -16,7 +16,7 @@ pub(super) fn warn_of_missing_context(missing: &v1::MissingTraceContext) {
     ));
 }
 
-/// The name of the planner that the policy asks for.
+/// Name of the planner that the policy requests.
 pub(super) fn planner(service: &v1::ServiceTraffic) -> &'static str {
     match service.planner() {
         Planner::Optimizer => "optimizer",
@@ -24,7 +24,7 @@ pub(super) fn planner(service: &v1::ServiceTraffic) -> &'static str {
     }
 }
 
-/// Who plans, if the policy asks for the optimizer: its plan, or why rings plan.
+/// Line about who plans if the policy requests the optimizer: its plan, or why rings plan instead.
 pub(super) fn headline(service: &v1::ServiceTraffic) -> String {
     match (&service.optimized, service.why_rings.as_str()) {
         (Some(plan), _) => format!(
@@ -40,7 +40,7 @@ pub(super) fn headline(service: &v1::ServiceTraffic) -> String {
     }
 }
 
-/// What the plan expects of calls to the service, as a table; `None` if the optimizer does not plan it.
+/// The plan's expectations for calls to the service, as a table. `None` if the optimizer does not plan the service.
 pub(super) fn expected_table(service: &v1::ServiceTraffic, region: Option<&Region>) -> Option<String> {
     let plan = service.optimized.as_ref()?;
     let rows = plan.expected.iter().filter(|row| region.is_none_or(|region| row.from == region.as_str()));

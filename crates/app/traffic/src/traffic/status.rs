@@ -18,15 +18,15 @@ use serde_json::{Value, json};
 use super::{ExplainArgs, StatusArgs, optimizer, read, why_not_planned};
 use crate::region_drain;
 
-/// Changes that `status` shows.
+/// Maximum number of changes shown by `status`.
 const MAX_SHIFTS: usize = 5;
-/// Calls per second that no caller reports below which they may be those of another second: the planner believes a difference
-/// by and by, and takes less than this for none.
+/// Minimum rate of unreported calls per second that is shown. Smaller differences may be calls of another second: the
+/// planner follows a difference gradually, and ignores less than this.
 const MIN_UNREPORTED: f64 = 5.0;
-/// Millionths in a percent.
+/// Millionths per percent.
 const PERCENT: f64 = 10_000.0;
 
-/// Shows what the planner knows and decides.
+/// Shows the planner's data and decisions.
 pub(super) async fn status(args: StatusArgs) -> Result<(), Failure> {
     let connection = connect::connect(&args.target).await?;
     let services = read(&connection, args.service.as_ref()).await?;
@@ -45,7 +45,7 @@ pub(super) async fn status(args: StatusArgs) -> Result<(), Failure> {
     output::print_one(args.output.format(), &items, &text.join("\n"))
 }
 
-/// The drains of regions, a line each.
+/// The region drains, one line each.
 async fn drains(connection: &Connection) -> Result<Option<String>, Failure> {
     let drains = connection.traffic_planner().drains(v1::DrainsRequest {}).await?.into_inner().drains;
     let line = |one: &v1::RegionDrainStatus| {
@@ -89,7 +89,7 @@ pub(super) async fn explain(args: ExplainArgs) -> Result<(), Failure> {
     listing.print(args.output.format())
 }
 
-/// Refuses a region without endpoints and callers of the service: of a misspelt one there are no changes.
+/// Refuses a region without endpoints and callers of the service, because a misspelt region would just have no changes.
 fn check_region(service: &v1::ServiceTraffic, region: &Region) -> Result<(), Failure> {
     let known: Vec<&str> = service.regions.iter().map(|known| known.region.as_str()).collect();
     if known.contains(&region.as_str()) {
@@ -159,7 +159,7 @@ fn text(service: &v1::ServiceTraffic) -> String {
     text
 }
 
-/// What is sent between zones, and why no zone is preferred.
+/// Text about calls between zones, and why no zone is preferred.
 fn zones(service: &v1::ServiceTraffic) -> String {
     let rows =
         service.regions.iter().flat_map(|region| region.zones.iter().map(|zone| (&region.region, zone)));

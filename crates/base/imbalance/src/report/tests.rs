@@ -15,7 +15,7 @@ fn rows() -> BTreeMap<(Minute, ServiceName), Row> {
 }
 
 #[test]
-fn lines_add_up_to_the_total_in_every_breakdown() {
+fn lines_add_up_to_total_in_every_breakdown() {
     for by in Breakdown::ALL {
         let report = ImbalanceReport::of(by, &rows(), Vec::new());
         assert_eq!((report.minutes, report.total.wasted()), (2, 2_000 + 2_000 + 8_000));
@@ -42,7 +42,7 @@ fn lines_sort_by_waste_and_average_cores_over_minutes() {
 }
 
 #[test]
-fn causes_of_a_service_add_up_to_its_waste() {
+fn service_causes_add_up_to_its_waste() {
     let report = ImbalanceReport::of(Breakdown::Service, &rows(), Vec::new());
     for line in &report.lines {
         assert_eq!(line.causes.unwrap().total(), line.area.wasted(), "{}", line.name);
@@ -55,7 +55,7 @@ fn causes_of_a_service_add_up_to_its_waste() {
 }
 
 #[test]
-fn a_line_of_an_hour_or_a_day_is_an_average_over_its_own_minutes() {
+fn hour_and_day_lines_are_averages_over_their_own_minutes() {
     let mut busy = row("eu", &[5_000, 3_000]);
     busy.add(&row("eu", &[5_000, 3_000]));
     let (late, next) = (Minute(29_671_859), Minute(29_671_860));
@@ -84,7 +84,7 @@ fn every_breakdown_parses_as_displayed() {
 }
 
 #[test]
-fn days_are_converted_to_dates() {
+fn day_numbers_are_converted_to_dates() {
     let dates = [
         (0, (1970, 1, 1)),
         (58, (1970, 2, 28)),

@@ -1,7 +1,7 @@
-//! Capacity of a service by location (Uber, zone weights and host-aware balancing): the sum over its hosts, so that
-//! ten instances of power 1200 count as twelve.
+//! Capacity of a service by location: the summed power of its endpoints (Uber, zone weights and host-aware
+//! balancing). Ten instances of power 1200 count as twelve.
 //!
-//! The module belongs to the model and not to the router, since capacity follows from records alone. `explain` and
+//! Capacity belongs to the model rather than to the router, since it follows from records alone. `explain` and
 //! `describe` show it, and region shares are computed from it.
 
 use std::collections::BTreeMap;
@@ -20,11 +20,11 @@ pub struct Capacity {
 /// Capacity of a service in all locations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capacities {
-    /// In total.
+    /// Capacity of all locations together.
     pub total: Capacity,
-    /// By region.
+    /// Capacity by region.
     pub regions: BTreeMap<Region, Capacity>,
-    /// By zone within its region; `None` for endpoints without a zone.
+    /// Capacity by region and zone; the zone is `None` for endpoints without one.
     pub zones: BTreeMap<(Region, Option<Zone>), Capacity>,
 }
 
@@ -43,7 +43,7 @@ impl Capacity {
 }
 
 impl Capacities {
-    /// Sums up the serving endpoints. An instance with two records during a move counts once.
+    /// Sums the power of the serving endpoints. An instance that has two records while it moves counts once.
     pub fn of<'a>(endpoints: impl IntoIterator<Item = &'a Endpoint>, hosts: &Hosts) -> Self {
         let mut once = std::collections::BTreeSet::<&InstanceId>::new();
         let mut capacities = Self::default();
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn ten_instances_on_fast_hosts_count_as_twelve() {
+    fn capacity_of_ten_instances_on_fast_hosts_counts_as_twelve() {
         let fast = HostType::new("fast").unwrap();
         let hosts = Hosts::new([(fast, 1200)].into(), Vec::new()).unwrap();
         let mut endpoints: Vec<_> =

@@ -1,9 +1,10 @@
 use super::{Policy, Ring};
 
 impl Policy {
-    /// Why the planner's rings contradict the policy's locality, as a message; `None` if they agree.
+    /// A message that says how the planner's rings contradict the policy's locality; `None` if they agree.
     ///
-    /// Tables divide calls by the planner's rings. Without a table in force, the rings of the locality divide them.
+    /// While a planner's table is in force, calls are divided by the planner's rings. Otherwise they are divided by
+    /// the rings of the locality.
     pub fn ring_conflict(&self) -> Option<String> {
         let traffic = self.traffic.as_ref().filter(|traffic| traffic.is_planned())?;
         if self.locality.local_only {

@@ -5,26 +5,26 @@ use std::{
 
 use fairmesh_model::{EndpointState, Record, RecordKey, RecordKind, Region, ServiceName};
 use fairmesh_rib::{Commit, Entry, Node};
-use fairmesh_wire::{records, v1};
+use fairmesh_wire::{record_encoding, v1};
 use prost::Message as _;
 use tokio::sync::{Notify, watch};
 
 use super::distance_targets::{DistanceTargets, ServingEndpoints};
 
-/// Index of checked services and verdicts, updated by commits. Otherwise every record of every tenant would have to be
-/// read.
+/// Index of checked services and verdicts, updated by commits. Without it, every record of every tenant would
+/// have to be read.
 #[derive(Debug, Default)]
 pub(crate) struct CheckIndex {
     state: Mutex<IndexState>,
-    /// Every service whose policy has a health check; notifies of changes.
+    /// All services whose policies have a health check. Notifies of changes.
     services: watch::Sender<Arc<BTreeSet<ServiceName>>>,
-    /// Notified when there may be verdicts on endpoints that are gone or no longer checked.
+    /// Notified when verdicts may exist for endpoints that are gone or no longer checked.
     pub(super) stale_verdicts: Arc<Notify>,
-    /// Notified when other endpoints may become targets of measured distances.
+    /// Notified when the targets for measuring distances may change.
     pub(super) targets_changed: Arc<Notify>,
 }
 
-/// Tasks to wake once the node has applied a commit.
+/// The tasks to wake once the node has applied a commit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Woken {
     pub(super) stale_verdicts: bool,
@@ -35,13 +35,13 @@ pub(crate) struct Woken {
 struct IndexState {
     services: BTreeSet<ServiceName>,
     verdicts: BTreeMap<Region, BTreeSet<RecordKey>>,
-    /// Verdicts that found their endpoint unhealthy.
+    /// Keys of verdicts that find their endpoint unhealthy.
     unhealthy: BTreeMap<Region, BTreeSet<RecordKey>>,
     serving: ServingEndpoints,
 }
 
 impl CheckIndex {
-    /// Rebuilds the index. The caller wakes everything ([`Woken::ALL`]) once the node has these entries.
+    /// Rebuilds the index. The caller must wake all tasks ([`Woken::ALL`]) once the node has these entries.
     pub(crate) fn load(&self, entries: &[(Arc<str>, Entry)]) {
         let mut state = IndexState::default();
         for (key, entry) in entries {
@@ -51,7 +51,7 @@ impl CheckIndex {
         self.publish();
     }
 
-    /// Indexes a commit that `node` is about to apply. Returns what to [`wake`](Self::wake) afterwards.
+    /// Indexes a commit that `node` is about to apply. Returns the tasks to [`wake`](Self::wake) afterwards.
     pub(crate) fn apply(&self, commit: &Commit, node: &Node) -> Woken {
         let (mut checked, mut gone, mut targets) = (false, false, false);
         let mut state = self.state();
@@ -64,8 +64,8 @@ impl CheckIndex {
                 Some(RecordKind::Service) => targets = true,
                 Some(RecordKind::Health) => {
                     state.index(key, value.as_deref());
-                    // A verdict reported while its endpoint was removed would stay, and a new instance of that name
-                    // would start with it.
+                    // A verdict that was reported while its endpoint was removed would otherwise stay, and
+                    // apply to a new instance of the same name.
                     gone |= value.is_some() && !has_endpoint(node, key);
                 }
                 Some(RecordKind::Endpoint) => {
@@ -82,7 +82,7 @@ impl CheckIndex {
         Woken { stale_verdicts: checked || gone, targets }
     }
 
-    /// Wakes tasks; they read the node.
+    /// Wakes the tasks, which then read the node.
     pub(crate) fn wake(&self, woken: Woken) {
         if woken.stale_verdicts {
             self.stale_verdicts.notify_one();
@@ -92,12 +92,12 @@ impl CheckIndex {
         }
     }
 
-    /// Chooses the targets of measured distances.
+    /// Chooses the targets for measuring distances.
     pub(super) fn choose_targets(&self, node: &Node) -> DistanceTargets {
         self.state().serving.choose(node)
     }
 
-    /// Every checked service, and later changes.
+    /// All checked services. The receiver is notified of changes.
     pub(super) fn services(&self) -> watch::Receiver<Arc<BTreeSet<ServiceName>>> {
         self.services.subscribe()
     }
@@ -107,7 +107,7 @@ impl CheckIndex {
         self.state().verdicts.clone()
     }
 
-    /// Number of endpoints that health checks find unhealthy, by region of the endpoint.
+    /// Number of endpoints with an unhealthy verdict, by region of the endpoint.
     pub(crate) fn unhealthy(&self) -> Vec<(Region, usize)> {
         let state = self.state();
         state.unhealthy.iter().map(|(region, keys)| (region.clone(), keys.len())).collect()
@@ -123,9 +123,9 @@ impl CheckIndex {
     }
 }
 
-/// Whether the endpoint at a key serves.
+/// Whether the record at an endpoint's key describes a serving endpoint.
 fn serves(key: &str, value: &[u8]) -> bool {
-    let endpoint = RecordKey::parse(key).and_then(|key| records::decode(&key, value));
+    let endpoint = RecordKey::parse(key).and_then(|key| record_encoding::decode(&key, value));
     matches!(endpoint, Ok(Record::Endpoint(endpoint)) if endpoint.state == EndpointState::Serving)
 }
 
@@ -136,7 +136,7 @@ fn has_endpoint(node: &Node, verdict: &str) -> bool {
 }
 
 impl Woken {
-    /// Everything, after a load.
+    /// Wakes all tasks, after a load.
     pub(crate) const ALL: Self = Self { stale_verdicts: true, targets: true };
 }
 
@@ -153,7 +153,8 @@ impl IndexState {
         }
         match RecordKey::parse(text) {
             Ok(RecordKey::Policy(service)) => {
-                // Decodes only the message: validation would compile expressions in the task that applies commits.
+                // Decodes only the message: full validation would compile expressions in the task that
+                // applies commits.
                 let policy = value.and_then(|value| v1::Policy::decode(value).ok());
                 let checked = policy.is_some_and(|policy| policy.health_check.is_some());
                 if checked { self.services.insert(service) } else { self.services.remove(&service) }
@@ -167,7 +168,7 @@ impl IndexState {
                     true => unhealthy.insert(key.clone()),
                     false => unhealthy.remove(&key),
                 };
-                // A region stays a metric label only while it has something to show.
+                // Removed, so that a region stays a metric label only while it has unhealthy endpoints.
                 if unhealthy.is_empty() {
                     self.unhealthy.remove(region);
                 }

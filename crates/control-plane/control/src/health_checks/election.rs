@@ -11,35 +11,36 @@ use tokio::{
     time::Instant,
 };
 
-/// Regions whose elections are remembered, beyond those with a leader or a candidate: a peer can name any.
+/// Maximum number of remembered regions, not counting those with a leader or a candidate: a peer can name any
+/// region.
 pub(super) const MAX_REGIONS: usize = 1024;
-/// Candidates of all regions: each holds a call open.
+/// Maximum number of candidates in all regions. Each holds a call open.
 pub(super) const MAX_CANDIDATES: usize = 65_536;
 
-/// The election of a checker in every region.
+/// The elections of all regions' checkers.
 #[derive(Debug)]
 pub(super) struct Elections {
     by_region: Mutex<HashMap<Region, RegionElection>>,
     places: Arc<Semaphore>,
-    /// Start of term numbers. It is random, so that this process accepts no report for a previous one. A process id
-    /// would not suffice, since every process in a container may have the same. The standard library's hash seeds are
-    /// random enough.
+    /// First term number. It is random, so that this process accepts no report for a term of a previous
+    /// process. A process id would not suffice, since every process in a container may have the same one. The
+    /// seeds of the standard library's hasher are random enough.
     first_term: u64,
     began: Instant,
 }
 
 #[derive(Debug)]
 struct RegionElection {
-    /// The leader is first in this lock's queue.
+    /// The queue of candidates; the holder of the lock is the leader.
     queue: Arc<tokio::sync::Mutex<()>>,
     /// The current term; `None` without a leader.
     term: Option<u64>,
-    /// Elections so far.
+    /// Number of elections so far.
     elections: u64,
     leaderless_since: Instant,
 }
 
-/// The leadership of a region; dropping it elects the next candidate.
+/// The leadership of a region. Dropping it elects the next candidate.
 #[derive(Debug)]
 pub(super) struct LeaderGuard {
     elections: Arc<Elections>,
@@ -57,7 +58,8 @@ impl Default for Elections {
 }
 
 impl Elections {
-    /// Admits another candidate while the permit lives; `None` if there are [`MAX_CANDIDATES`].
+    /// Admits another candidate for as long as the permit lives. `None` if there are already
+    /// [`MAX_CANDIDATES`].
     pub(super) fn admit(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.places).try_acquire_owned().ok()
     }
@@ -86,7 +88,7 @@ impl Elections {
         LeaderGuard { elections: self, region, term, _first: first }
     }
 
-    /// Whether a region's leader has this term.
+    /// Whether a region has a leader with this term.
     pub(super) fn holds(&self, region: &Region, term: u64) -> bool {
         self.lock().get(region).is_some_and(|election| election.term == Some(term))
     }
@@ -110,7 +112,8 @@ impl Elections {
     }
 }
 
-/// Forgets the region that has longest been without leader and candidates, if there are too many.
+/// If too many regions are remembered, forgets the one that has been without leader and candidates for
+/// longest.
 fn make_room(elections: &mut HashMap<Region, RegionElection>) {
     if elections.len() < MAX_REGIONS {
         return;
@@ -147,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn candidates_are_bounded() {
+    fn number_of_candidates_is_bounded() {
         let elections = Elections::default();
         let admitted: Vec<_> = std::iter::from_fn(|| elections.admit()).collect();
         assert_eq!((admitted.len(), elections.candidates()), (MAX_CANDIDATES, MAX_CANDIDATES));
@@ -157,7 +160,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn regions_without_leader_and_candidate_are_forgotten() {
+    async fn regions_without_leader_and_candidates_are_forgotten() {
         let elections = Arc::<Elections>::default();
         let kept = elections.clone().campaign(region("eu")).await;
         for i in 0..2 * MAX_REGIONS {
@@ -168,7 +171,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_region_has_one_leader_and_then_the_next() {
+    async fn region_has_one_leader_at_a_time() {
         let elections = Arc::<Elections>::default();
         let first = elections.clone().campaign(region("eu")).await;
         let other = elections.clone().campaign(region("us")).await;
@@ -189,13 +192,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_term_of_one_process_is_not_valid_in_the_next() {
+    async fn term_of_one_process_is_not_valid_in_next() {
         let (old, new) = (Arc::<Elections>::default(), Arc::<Elections>::default());
         let (before, after) = (old.campaign(region("eu")).await, new.clone().campaign(region("eu")).await);
         assert!(new.holds(&region("eu"), after.term) && !new.holds(&region("eu"), before.term));
     }
 
-    /// The future after one poll that did not complete.
+    /// Polls a future once, which must not complete, and returns it.
     async fn waiting<F: Future>(future: F) -> std::pin::Pin<Box<F>> {
         let mut future = Box::pin(future);
         assert!(tokio::time::timeout(Duration::from_millis(1), &mut future).await.is_err());

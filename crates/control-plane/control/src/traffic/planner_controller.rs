@@ -8,7 +8,7 @@ use fairmesh_planner::{
     MeshPlanner, Now, ServiceFacts, ServicePlanner, ServiceRound, TableWrite, TopologyFacts,
 };
 use fairmesh_rib::{Expect, Node, Op};
-use fairmesh_wire::records;
+use fairmesh_wire::record_encoding;
 use tokio::sync::Notify;
 
 use super::{LONGEST_PAUSE, Plans, ROUND_INTERVAL, TrafficPlanning, what_if::Model};
@@ -214,7 +214,7 @@ fn batch(service: &ServiceName, tables: &[TableWrite], reason: &'static str) -> 
     let op = |write: &TableWrite| {
         let key = RecordKey::RegionTable(service.clone(), write.from.clone()).to_string();
         let op = match &write.table {
-            Some(table) => Op::put(key, records::encode(&Record::RegionTable(table.clone()))),
+            Some(table) => Op::put(key, record_encoding::encode(&Record::RegionTable(table.clone()))),
             None => Op::delete(key),
         };
         op.expecting(write.replaces.map_or(Expect::Absent, Expect::Revision))

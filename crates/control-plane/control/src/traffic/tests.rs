@@ -5,7 +5,7 @@ use fairmesh_model::{
 };
 use fairmesh_rib::{Commit, Expect};
 use fairmesh_test_support::endpoint;
-use fairmesh_wire::{records, v1};
+use fairmesh_wire::{record_encoding, v1};
 use prost::Message as _;
 use tokio::time::{Instant, advance};
 
@@ -54,7 +54,7 @@ impl World {
 
     fn commit(&self, changes: Vec<(RecordKey, Option<Record>)>) {
         let change = |(key, record): (RecordKey, Option<Record>)| {
-            (key.to_string().into(), record.map(|record| records::encode(&record)))
+            (key.to_string().into(), record.map(|record| record_encoding::encode(&record)))
         };
         let changes = changes.into_iter().map(change).collect();
         let commit = Commit { revision: self.node.revision().number + 1, changes };

@@ -122,7 +122,7 @@ impl OptimizerPlanner {
             true => self.active.evaluate_in_force(&built, sources),
             false => optimize(&built.problem, None, EFFORT, &mut |_| true),
         };
-        let plan = plan.map_err(|error| super::solving::problem_text(&built, &error))?;
+        let plan = plan.map_err(|error| super::successive_solutions::problem_text(&built, &error))?;
         let service = |(service, model): (&ServiceName, &ServiceModel)| {
             (service.clone(), built.service_plan(&plan, (service, model), 0, now_ms))
         };

@@ -1,4 +1,4 @@
-//! Ends long-lived streams before the drain deadline: a gRPC call that is still in flight ends with `UNAVAILABLE`,
+//! Ends long-lived streams before the drain deadline: gRPC calls still in flight end with `UNAVAILABLE`,
 //! which clients retry, whereas a closed connection is an error.
 
 use std::{
@@ -28,13 +28,13 @@ pub(crate) struct DrainNotice {
     waiters: Arc<Notify>,
 }
 
-/// The body of a response, which ends when the notice is sent.
+/// The body of a response. It ends early when the notice is sent.
 #[derive(Debug)]
 pub(crate) struct DrainableBody {
     body: Body,
-    /// Set for gRPC, which has trailers for the status.
+    /// Set for gRPC responses, whose trailers carry the status.
     notice: Option<Arc<DrainNotice>>,
-    /// Created when the body is first pending.
+    /// Created when the body is pending for the first time.
     notified: Option<Pin<Box<OwnedNotified>>>,
 }
 

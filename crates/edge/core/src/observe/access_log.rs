@@ -15,7 +15,8 @@ use tokio::sync::{
 
 use crate::{counter::increment, observe::access_log::entry::AccessLogEntry};
 
-/// Queue of lines to be written; further ones are dropped and counted, so that a slow reader does not delay calls.
+/// Maximum number of lines waiting to be written. Further lines are dropped and counted, so that a slow
+/// reader does not delay calls.
 const QUEUE: usize = 4096;
 
 /// Configuration of the access log, which is written to standard output.
@@ -23,7 +24,8 @@ const QUEUE: usize = 4096;
 pub struct AccessLogConfig {
     /// Format of lines.
     pub form: AccessLogFormat,
-    /// Logs one of this many requests; failed ones (5xx, or no response of a server) are always logged. 0 counts as 1.
+    /// Logs one in this many requests. Failed requests (5xx, or no response from a server) are always logged.
+    /// 0 counts as 1.
     pub one_in: u64,
 }
 
@@ -48,7 +50,7 @@ pub struct AccessLogger {
     dropped: AtomicU64,
 }
 
-/// What the thread that writes gets, in order.
+/// Messages to the writer thread, in order.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
@@ -56,7 +58,7 @@ pub struct AccessLogger {
 )]
 enum Queued {
     Line(AccessLogEntry),
-    /// Tells that all before it has been written.
+    /// Asks the thread to confirm that all earlier lines have been written.
     Flush(oneshot::Sender<()>),
 }
 
@@ -89,12 +91,13 @@ impl AccessLogger {
         }
     }
 
-    /// Waits until the lines so far have been written, since those that are queued would be lost at the end of the process.
+    /// Waits until all lines so far have been written. Queued lines would otherwise be lost when the process
+    /// ends.
     pub(crate) async fn flush(&self) {
         let Some(lines) = &self.lines else { return };
         let (done, written) = oneshot::channel();
         if lines.send(Queued::Flush(done)).await.is_ok() {
-            // It fails where the thread has ended, which then writes nothing any more.
+            // Fails if the writer thread has ended; nothing more is written then.
             let _ = written.await;
         }
     }
@@ -121,7 +124,7 @@ fn write(form: AccessLogFormat, mut queue: mpsc::Receiver<Queued>, out: impl Wri
             next = queue.try_recv().ok();
         }
         let _ = out.flush();
-        // It fails where the caller has given up waiting.
+        // Fails if the caller no longer waits.
         for done in flushed {
             let _ = done.send(());
         }
@@ -165,7 +168,7 @@ mod tests {
         assert_eq!(access.dropped(), 100, "the queue is full");
     }
 
-    /// Output that can be looked at while another thread writes.
+    /// Output that a test can read while another thread writes to it.
     #[derive(Clone, Default)]
     struct Shared(Arc<Mutex<Vec<u8>>>);
 
@@ -180,7 +183,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_logged_is_written_once_it_is_flushed() {
+    async fn flush_waits_until_logged_lines_are_written() {
         let (lines, queue) = mpsc::channel(100);
         let access = AccessLogger { lines: Some(lines), ..AccessLogger::start(AccessLogConfig::default()) };
         (0..3).for_each(|_| access.write(AccessLogEntry::default()));
@@ -195,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_counted_while_disabled() {
+    fn disabled_log_counts_nothing() {
         let access = AccessLogger::start(AccessLogConfig::default());
         assert!(!access.selects(true) && access.seen.load(Relaxed) == 0);
     }

@@ -1,10 +1,10 @@
-//! Caches the target of the last request of a connection: the next request nearly always has the same host.
+//! Caches the target of a connection's last request: the next request nearly always has the same host.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::services::{host_name::HostError, target::Target};
 
-/// Each connection has its own lock, whereas the table of services is shared.
+/// The cache of one connection. It has its own lock, whereas all connections share the table of services.
 #[derive(Debug, Default)]
 pub struct HostCache(Mutex<Option<CachedTarget>>);
 
@@ -16,7 +16,7 @@ struct CachedTarget {
 }
 
 impl HostCache {
-    /// The cached target of this host; calls `look_up` for another host, or if the target was evicted.
+    /// The cached target of this host. Calls `look_up` for another host, or if the target was evicted.
     pub fn get(
         &self,
         host: &str,
@@ -46,7 +46,7 @@ mod tests {
     use crate::{limits::Limits, services::Services};
 
     #[tokio::test]
-    async fn a_removed_service_is_looked_up_again() {
+    async fn removed_service_is_looked_up_again() {
         let nowhere = "127.0.0.1:1".parse().unwrap();
         let mesh = Mesh::builder().agent(nowhere).client_id("test").connect().await.unwrap();
         let (services, recent, looked_up) =

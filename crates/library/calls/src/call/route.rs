@@ -1,4 +1,4 @@
-//! Routing a call: its target, timeouts and actions.
+//! Routes a call: chooses its target, timeouts and actions.
 
 use std::{ptr, sync::Arc, time::Duration};
 
@@ -15,21 +15,21 @@ use crate::{
     fault::{Fault, FaultKind},
 };
 
-/// Why no attempt can begin. It is boxed, so that the usual result is returned in registers.
+/// Why no attempt can begin. Boxed, so that the usual result is returned in registers.
 #[derive(Debug)]
 pub enum Unresolved<T> {
-    /// The state of this service may change soon: wait for a newer one.
+    /// The state of this service may change soon: the caller must wait for a newer one.
     Waiting(Arc<Subscription<T>>, Arc<ServiceState<T>>),
     /// The call is over.
     Fault(Fault),
 }
 
 impl<T: EndpointTransport> Call<'_, T> {
-    /// Finds its route, and with it the target and the timeouts. The first attempt is decided by the snapshot that is
-    /// returned.
+    /// Finds the route of the call, and with it the target and the timeouts. The returned snapshot decides the first
+    /// attempt.
     ///
     /// # Errors
-    /// While the service or the backend is not known yet: call it again with the same start after a change. And where a rate
+    /// The service is not known yet; the caller then calls this again with the same start once it is known. Or a rate
     /// limit refuses the call.
     #[inline]
     pub fn route<H: Headers + ?Sized>(
@@ -70,6 +70,7 @@ impl<T: EndpointTransport> Call<'_, T> {
         if context.key.is_none() {
             self.policy_key = ready.upstream.key(request);
         }
+        // Almost always the very same name, so that its text need not be compared.
         if is_own {
             return Ok(state);
         }
@@ -77,7 +78,7 @@ impl<T: EndpointTransport> Call<'_, T> {
         Ok(self.snapshot())
     }
 
-    /// The reasons of [`route`](Self::route), for traces.
+    /// Explains [`route`](Self::route), for traces.
     #[cold]
     pub(crate) fn explain_route<H: Headers + ?Sized>(
         &self,
@@ -97,7 +98,7 @@ impl<T: EndpointTransport> Call<'_, T> {
     }
 }
 
-/// The result for a call whose service has no snapshot.
+/// Returns the result for a call whose service has no snapshot.
 #[cold]
 pub(super) fn unresolved<T>(service: &Arc<Subscription<T>>, state: SnapshotGuard<T>) -> Box<Unresolved<T>> {
     Box::new(match state_fault(service, &state) {

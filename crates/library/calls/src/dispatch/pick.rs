@@ -1,4 +1,4 @@
-//! Picking the endpoint of an attempt, once its service is known.
+//! Picks the endpoint of an attempt once its service is known.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::{
     service::handle::Handle,
 };
 
-/// Picks the endpoint of the next attempt, and waits where its service is not known yet; keeps `now` current.
+/// Picks the endpoint of the next attempt, waiting if its service is not known yet. Keeps `now` current.
 pub(super) async fn pick_endpoint(
     dispatch: DispatchContext<'_>,
     call: &mut Call<'_, Arc<EndpointPool>>,
@@ -47,7 +47,7 @@ pub(super) async fn pick_endpoint(
     }
 }
 
-/// The pool of the picked endpoint; counts unusual picks.
+/// Returns the pool of the picked endpoint, and counts unusual picks.
 #[inline]
 pub(super) fn picked_pool(
     handle: &Handle,

@@ -1,4 +1,4 @@
-//! Routing a call, once its service is known.
+//! Routes a call once its service is known.
 
 use std::sync::Arc;
 
@@ -15,13 +15,14 @@ use crate::{
     fault::{Fault, FaultKind},
 };
 
-/// A routed call: the time, so that the first attempt need not read the clock again, and the snapshot that decides it.
+/// A routed call: the current time, so that the first attempt need not read the clock again, and the snapshot that
+/// decides the attempt.
 pub(super) struct Routed {
     pub(super) now: u64,
     pub(super) snapshot: SnapshotGuard<Arc<EndpointPool>>,
 }
 
-/// Routes the call, and waits where its service is not known yet.
+/// Routes the call, waiting if its service is not known yet.
 pub(super) async fn route(
     dispatch: DispatchContext<'_>,
     call: &mut Call<'_, Arc<EndpointPool>>,

@@ -1,4 +1,5 @@
-//! Metrics that the program writes into its own responses, for planners: callers have them from the responses.
+//! Metrics that the program writes into its own responses, collected for planners. Callers read them from the
+//! responses.
 
 use std::{
     sync::{
@@ -14,13 +15,13 @@ use tokio::time::Instant;
 
 use super::custom_metrics::{MAX_METRICS, check};
 
-/// How long a metric holds, whatever responses follow.
+/// How long a metric stays valid even if responses lack it.
 const HOLDS: Duration = Duration::from_secs(10);
 
-/// The latest values, of the first names that responses had.
+/// The latest values of the first names that appeared in responses.
 #[derive(Debug, Default)]
 pub(crate) struct ProgramReport {
-    /// Whether there is any: most programs write none, and take no lock.
+    /// Whether there are any metrics. Most programs write none, so no lock is taken for them.
     is_used: AtomicBool,
     metrics: Mutex<Vec<ReportedMetric>>,
 }
@@ -30,7 +31,7 @@ struct ReportedMetric {
     name: String,
     value: f64,
     at: Instant,
-    /// Whether the last response did not have it.
+    /// Whether the last response lacked the metric.
     is_missing: bool,
 }
 
@@ -39,7 +40,7 @@ impl ReportedMetric {
         self.at.elapsed() < HOLDS
     }
 
-    /// Responses go on without it.
+    /// Whether the metric has expired: it is old, and responses now lack it.
     fn has_lapsed(&self) -> bool {
         self.is_missing && !self.is_recent()
     }
@@ -63,10 +64,11 @@ impl ProgramReport {
         self.is_used.store(!metrics.is_empty(), Relaxed);
     }
 
-    /// The metrics of the program by now; `is_idle` is whether no call is in flight.
+    /// The current metrics of the program. `is_idle` means that no call is in flight.
     ///
-    /// A program tells its load with responses alone. While calls wait for theirs it is what it was. Without calls there is none,
-    /// and a value that stayed would keep calls away for good; where it is not so, the next response says it.
+    /// A program reports its load only in responses. While calls are waiting for their responses, the last values stay.
+    /// Without calls the load is 0; if a value stayed, it would keep calls away for good. If the load is not 0, the
+    /// next response shows that.
     pub(crate) fn values(&self, is_idle: bool) -> Vec<(String, f64)> {
         if !self.is_used.load(Relaxed) {
             return Vec::new();
@@ -135,7 +137,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn new_metric_replaces_only_an_expired_one() {
+    async fn new_metric_replaces_only_expired_one() {
         let report = ProgramReport::default();
         let names = |from: usize| (from..from + MAX_METRICS).map(|at| format!("m{at}=1")).collect::<Vec<_>>();
         learn(&report, &names(0).join(","));

@@ -9,12 +9,13 @@ use tower_service::Service;
 
 use super::server::check;
 
-/// The only call before a version is negotiated.
+/// The only call that is accepted before a version is negotiated.
 const HELLO_PATH: &str = "/fairmesh.v1.Rib/Hello";
-/// Calls to other services carry no version: health checks by common tools, and packages with a version in their name.
+/// Path prefix of the services that need a version. Health checks by common tools, and services in packages with
+/// their own version, do not.
 const OWN_PATHS: &str = "/fairmesh.v1.";
 
-/// The layer that rejects calls with an unsupported version. [`crate::transport::serve`] applies it.
+/// Layer that rejects calls with an unsupported version. [`crate::transport::serve`] applies it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VersionCheck;
 

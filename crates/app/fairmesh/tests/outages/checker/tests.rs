@@ -1,4 +1,4 @@
-//! No false alarm over thousands of histories of a correct store, and every planted bug found.
+//! The checker accepts thousands of histories of a correct store and finds every planted bug.
 
 mod store;
 
@@ -8,11 +8,11 @@ use store::{Bug, Dice, Run};
 
 use super::{Kind, check};
 
-/// How many histories a test makes.
+/// Number of histories per test.
 const HISTORIES: u64 = 2000;
 
 #[test]
-fn correct_history_passes_the_checker() {
+fn correct_history_passes_checker() {
     let mut unknown = 0;
     for seed in 0..HISTORIES {
         let Run { history, .. } = Run::new(Dice(seed), None);
@@ -24,7 +24,7 @@ fn correct_history_passes_the_checker() {
     assert!(unknown > 1000, "unknown outcomes are what makes it hard: {unknown}");
 }
 
-/// Every history in which the bug came to bear is refused, for one of these reasons.
+/// Asserts that every history in which the bug took effect is rejected, for one of these reasons.
 #[track_caller]
 fn caught(bug: Bug, reasons: &[Kind]) {
     let (mut planted, mut seen) = (0, BTreeSet::new());
@@ -46,7 +46,7 @@ fn caught(bug: Bug, reasons: &[Kind]) {
 }
 
 #[test]
-fn an_acknowledged_write_that_is_lost_is_found() {
+fn lost_acknowledged_write_is_found() {
     caught(Bug::LosesWrite, &[Kind::Lost, Kind::WrongState]);
 }
 
@@ -61,27 +61,27 @@ fn duplicated_write_is_found() {
 }
 
 #[test]
-fn two_writes_with_one_revision_are_found() {
+fn two_writes_with_same_revision_are_found() {
     caught(Bug::RepeatsRevision, &[Kind::Doubled]);
 }
 
 #[test]
-fn a_revision_below_an_earlier_one_is_found() {
+fn revision_below_earlier_one_is_found() {
     caught(Bug::RevisionGoesBack, &[Kind::Order]);
 }
 
 #[test]
-fn a_write_whose_expectation_was_not_met_is_found() {
+fn write_applied_despite_unmet_expectation_is_found() {
     caught(Bug::IgnoresExpectation, &[Kind::Expectation]);
 }
 
 #[test]
-fn a_write_that_is_refused_without_reason_is_found() {
+fn write_refused_without_reason_is_found() {
     caught(Bug::RefusesFalsely, &[Kind::FalseConflict]);
 }
 
 #[test]
-fn a_refused_write_that_is_carried_out_is_found() {
+fn applied_refused_write_is_found() {
     caught(Bug::WritesWhatItRefused, &[Kind::Phantom]);
 }
 
@@ -91,12 +91,12 @@ fn unwritten_value_is_found() {
 }
 
 #[test]
-fn a_linearizable_read_of_an_older_state_is_found() {
+fn stale_linearizable_read_is_found() {
     caught(Bug::ReadsStale, &[Kind::Order]);
 }
 
 #[test]
-fn an_older_state_under_a_newer_number_is_found() {
+fn older_state_under_newer_revision_is_found() {
     caught(Bug::ReadsMislabelled, &[Kind::WrongState]);
 }
 
@@ -106,26 +106,26 @@ fn read_below_its_requested_revision_is_found() {
 }
 
 #[test]
-fn a_watch_that_tears_a_batch_is_found() {
+fn batch_torn_by_watch_is_found() {
     caught(Bug::TearsBatch, &[Kind::WrongState]);
 }
 
 #[test]
-fn a_watch_that_is_out_of_order_is_found() {
+fn watch_out_of_order_is_found() {
     caught(Bug::Reorders, &[Kind::Backwards, Kind::WrongState]);
 }
 
 #[test]
-fn a_watch_that_leaves_a_change_out_is_found() {
+fn change_missing_from_watch_is_found() {
     caught(Bug::LeavesOut, &[Kind::WrongState]);
 }
 
 #[test]
-fn a_watch_that_falls_silent_is_found() {
+fn silent_watch_is_found() {
     caught(Bug::FallsSilent, &[Kind::Behind]);
 }
 
 #[test]
-fn watcher_reset_to_an_older_snapshot_is_found() {
+fn watcher_reset_to_older_snapshot_is_found() {
     caught(Bug::GoesBack, &[Kind::Backwards]);
 }

@@ -6,7 +6,7 @@ use fairmesh_console::output;
 
 use super::{
     By,
-    walk::{Server, Tree, WatcherInfo},
+    tree_walk::{Server, Tree, WatcherInfo},
 };
 
 /// Placeholder of unknown values.

@@ -17,15 +17,15 @@ use tokio::{
 
 use crate::{
     http1::{
-        connection::Connection, offload::Offload, outcome::ConnectionEnd, request_body::IncomingBody,
-        serve::serve,
+        connection::Connection, connection_end::ConnectionEnd, request_body::IncomingBody,
+        request_offload::Offload, serve::serve,
     },
     shutdown::Shutdown,
 };
 
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 
-/// A sender that returns one request, once the connection has read another.
+/// A sender that returns one request after the connection has read another one.
 #[derive(Default)]
 struct Sender {
     returned: Option<&'static [u8]>,
@@ -50,7 +50,7 @@ impl Offload for Sender {
         self.last_completed
     }
 
-    /// Allows it from the second time on.
+    /// Refuses the first time, and allows closing afterwards.
     fn may_close(&mut self) -> bool {
         mem::replace(&mut self.may_close, true)
     }
@@ -60,7 +60,8 @@ async fn path(request: Request<IncomingBody<ReadHalf<DuplexStream>>>) -> Respons
     Response::new(format!("<{}>", request.uri()).into())
 }
 
-/// Serves a connection with this sender until it ends; returns what its client, which has sent `sent`, has received.
+/// Serves a connection with this sender until it ends. The client sends `sent`; returns what the client
+/// received.
 async fn received(sender: Sender, sent: &[u8]) -> String {
     let (near, mut far) = duplex(4096);
     let (reader, writer) = split(near);

@@ -2,30 +2,30 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The age of a mesh's data: as the agent last reported, and growing from then on unless the agent reported that it is
-/// current.
+/// The age of a mesh's data: the age that the agent last reported, growing from then on unless the agent reported its
+/// data as current.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct DataAge {
-    /// The age at the moment from which on it grows; `None` while nothing ages. Not the time of origin, which may lie
-    /// before the start of the clock.
+    /// Age at the time from which it grows; `None` while nothing ages. The time of origin is not stored, since it may
+    /// lie before the start of the clock.
     oldest: Option<(Duration, Instant)>,
-    /// Whether data has arrived on the current connection, which replaces the age of earlier data.
+    /// Whether data has arrived on the current connection, whose age replaces that of earlier data.
     has_data: bool,
 }
 
-/// What is learnt of the age of data.
+/// An event that changes the age of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AgeChange {
     /// Data of this age arrived.
     Arrived(Duration),
-    /// The agent lost its source and its data is this old; zero: it has its source again.
+    /// The agent lost its source, and its data has this age. Zero means that the agent has its source again.
     Reported(Duration),
-    /// The connection to the agent is lost.
+    /// The connection to the agent was lost.
     Disconnected,
 }
 
 impl AgeChange {
-    /// Adds a change to the waiting ones. They have the effect of all changes, and are three at most.
+    /// Adds a change to the waiting ones. The waiting changes, at most three, have the combined effect of all.
     pub(super) fn coalesce(self, waiting: &mut Vec<Self>) {
         match (self, waiting.last_mut()) {
             (Self::Arrived(age), Some(Self::Arrived(known))) => *known = age.max(*known),
@@ -39,7 +39,7 @@ impl AgeChange {
 }
 
 impl DataAge {
-    /// Applies a change that is learnt now.
+    /// Applies a change that became known at `now`.
     pub(super) fn apply(&mut self, change: AgeChange, now: Instant) {
         match change {
             AgeChange::Arrived(age) => self.arrived(age, now),
@@ -48,7 +48,7 @@ impl DataAge {
         }
     }
 
-    /// The age; `None` where nothing is known to age.
+    /// The age; `None` if no data is known to age.
     pub(super) fn at(&self, now: Instant) -> Option<Duration> {
         self.oldest.map(|(age, since)| age + now.saturating_duration_since(since))
     }
@@ -63,18 +63,18 @@ impl DataAge {
         }
     }
 
-    /// The agent reports that its data ages and is at most `age` old, or that it no longer ages where that is zero.
+    /// The agent reports that its data ages and is at most `age` old; zero means that it no longer ages.
     fn set(&mut self, age: Duration, now: Instant) {
         self.oldest = None;
         self.arrived(age, now);
     }
 
-    /// Data of this `age` is used that is not refreshed.
+    /// Data of this `age`, which is not refreshed, is in use.
     pub(super) fn add_unrefreshed(&mut self, age: Duration, now: Instant) {
         self.oldest = Some((self.at(now).unwrap_or_default().max(age), now));
     }
 
-    /// The agent is disconnected: all data ages.
+    /// The agent is disconnected, so all data ages.
     fn disconnected(&mut self, now: Instant) {
         self.has_data = false;
         self.add_unrefreshed(Duration::ZERO, now);
@@ -90,7 +90,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn the_oldest_data_counts_and_ages_until_the_agent_has_its_source() {
+    fn data_age_is_that_of_oldest_data_and_grows_until_agent_has_source() {
         let (mut age, start) = (DataAge::default(), Instant::now());
         age.arrived(Duration::ZERO, start);
         assert_eq!(age.at(start + SECOND), None);
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn the_age_of_a_new_connection_counts_once_it_delivers_data() {
+    fn age_of_new_connection_applies_once_it_delivers_data() {
         let (mut age, start) = (DataAge::default(), Instant::now());
         age.add_unrefreshed(10 * SECOND, start);
         age.disconnected(start + SECOND);
@@ -130,7 +130,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn coalesced_changes_have_the_effect_of_all(
+        fn coalesced_age_changes_have_combined_effect(
             before in prop::collection::vec(change(), 0..4),
             changes in prop::collection::vec(change(), 0..20),
         ) {

@@ -29,23 +29,23 @@ pub struct FastCall<'a> {
     pub(super) attempt: Attempt,
     pub(super) exchange: BorrowedExchange,
     pub(super) until: Instant,
-    /// Whether the body of the request was dropped.
+    /// Whether the request body was dropped.
     pub(super) is_body_dropped: bool,
-    /// A response that could not be borrowed, or the error; boxed, since it is rare, and connections reserve memory for
+    /// A response that could not be borrowed, or the error. Boxed, since it is rare and connections reserve memory for
     /// it.
     pub(super) owned: Option<Box<Result<ReceivedResponse, SendError>>>,
 }
 
 impl<'a> FastCall<'a> {
-    /// Decides for the whole call that its request is not sent again, where that would not happen anyway; whether the
-    /// body may be dropped, and its memory reused for the next request.
+    /// If the request would not be sent again anyway, fixes that decision for the whole call. Returns whether the body
+    /// may be dropped, so that its memory can be reused for the next request.
     #[must_use]
     pub fn drop_body(&mut self) -> bool {
         self.is_body_dropped = !self.call.may_be_sent_twice(&self.call.snapshot(), &self.handle.context);
         self.is_body_dropped
     }
 
-    /// Waits for the response; returns what `read` made of a borrowed one, and `None` otherwise.
+    /// Waits for the response. Returns the result of `read` for a borrowed response, and `None` for any other.
     #[inline]
     pub fn poll<T>(
         &mut self,
@@ -68,13 +68,13 @@ impl<'a> FastCall<'a> {
         Poll::Ready(None)
     }
 
-    /// Its route and backend.
+    /// The call's route and backend.
     #[inline]
     pub fn route_backend(&self) -> RouteBackendIndex {
         self.call.route_backend()
     }
 
-    /// Ends the call, whose response was read.
+    /// Ends the call after its response was read.
     #[inline]
     pub fn end(self) {
         let Self { handle, mut call, attempt, exchange, .. } = self;
@@ -85,7 +85,7 @@ impl<'a> FastCall<'a> {
         attempt.pool.keep_borrowed(exchange);
     }
 
-    /// Continues as a slow call, whose request may be sent again: the response could not be borrowed.
+    /// Continues as a slow call because the response could not be borrowed. Its request may be sent again.
     #[cold]
     pub fn into_slow(self) -> SlowCall<'a> {
         let Self { handle, call, start, attempt, exchange, is_body_dropped, owned, .. } = self;

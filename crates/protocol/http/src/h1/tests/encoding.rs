@@ -1,4 +1,4 @@
-//! Messages, as they are written.
+//! Messages are written with correct framing.
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn head(method: &Method, path: &str, headers: &HeaderMap, own: &[HeaderName], fr
 }
 
 #[test]
-fn a_request_is_framed_by_its_body_not_its_headers() {
+fn request_is_framed_by_its_body_not_its_headers() {
     let mut headers = HeaderMap::new();
     for (name, value) in [
         ("host", "other"),
@@ -49,7 +49,7 @@ fn a_request_is_framed_by_its_body_not_its_headers() {
 }
 
 #[test]
-fn a_body_of_wrong_length_is_an_error() {
+fn body_of_wrong_length_is_rejected() {
     let mut out = Vec::new();
     let mut encoder = Encoder::new(Framing::Length(5));
     assert_eq!(encoder.data(3, false, &mut out).unwrap(), b"");
@@ -84,7 +84,7 @@ fn chunks_and_trailers_round_trip() {
 }
 
 #[test]
-fn a_response_is_framed_for_the_version_of_its_client() {
+fn response_framing_matches_client_version() {
     let headers = HeaderMap::from_iter([
         (header::CONTENT_LENGTH, http::HeaderValue::from_static("7")),
         (header::TRANSFER_ENCODING, http::HeaderValue::from_static("gzip")),
@@ -133,7 +133,7 @@ fn a_response_is_framed_for_the_version_of_its_client() {
 }
 
 #[test]
-fn split_cookies_become_one_field() {
+fn split_cookie_fields_are_joined() {
     let mut headers: HeaderMap = [(header::COOKIE, HeaderValue::from_static("a=1"))].into_iter().collect();
     join_cookies(&mut headers);
     assert_eq!(headers[header::COOKIE], "a=1");

@@ -1,9 +1,9 @@
-//! Responses, as a client reads them.
+//! Responses, as a client parses them.
 
 use super::*;
 
 #[test]
-fn a_101_needs_an_upgrade_request() {
+fn status_101_without_upgrade_request_is_rejected() {
     let switch = "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\nx";
     assert!(read_at_once_and_bytewise(&Method::GET, switch).unwrap_err().to_string().contains("did not ask"));
     let mut input = BytesMut::from(switch);
@@ -21,7 +21,7 @@ fn a_101_needs_an_upgrade_request() {
 }
 
 #[test]
-fn a_body_ends_as_its_headers_declare() {
+fn response_body_ends_where_its_headers_declare() {
     let get = &Method::GET;
     for (method, text, body, persistent, rest) in [
         (get, "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nteaHTTP", "tea", true, "HTTP"),
@@ -65,7 +65,7 @@ fn a_body_ends_as_its_headers_declare() {
 }
 
 #[test]
-fn trailers_come_after_the_body() {
+fn trailers_are_returned_after_body() {
     let text = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nA\r\n0123456789\r\n00\r\nx-sum: 1\r\nX-Sum:2\r\n\r\nrest";
     let read = read_at_once_and_bytewise(&Method::GET, text).unwrap().unwrap();
     let sums = read.trailers.as_ref().unwrap().get_all("x-sum").iter();
@@ -85,7 +85,7 @@ fn spaces_before_colons_are_removed_from_responses() {
 }
 
 #[test]
-fn equal_lengths_become_one() {
+fn equal_repeated_lengths_are_merged() {
     for lengths in ["3\r\ncontent-length: 3", "3, 3", "3,3,3", "03"] {
         let text = format!("HTTP/1.1 200 OK\r\ncontent-length: {lengths}\r\n\r\ntea");
         for method in [Method::GET, Method::HEAD] {
@@ -138,7 +138,7 @@ fn ambiguous_responses_are_rejected() {
 }
 
 #[test]
-fn malformed_chunks_fail_with_the_headers() {
+fn malformed_chunks_fail_response_together_with_headers() {
     let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
     for (chunks, is_broken) in [
         ("zz\r\n", true),
@@ -178,7 +178,7 @@ fn later_versions_of_http1_are_read_as_1_1() {
 }
 
 #[test]
-fn a_length_fits_a_signed_number() {
+fn length_beyond_signed_range_is_rejected() {
     for (length, is_read) in [("9223372036854775807", true), ("9223372036854775808", false)] {
         let response = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n");
         let read = ResponseReader::new(&Method::GET).read(&mut BytesMut::from(&response[..]));
@@ -223,7 +223,7 @@ fn truncated_response_is_incomplete() {
 }
 
 #[test]
-fn response_sizes_are_bounded() {
+fn oversized_responses_are_rejected() {
     let refused = |text: String| read(&Method::GET, text.as_bytes().chunks(1000)).unwrap_err().0.to_owned();
     let head = "HTTP/1.1 200 OK\r\n";
     let chunked = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";

@@ -1,4 +1,4 @@
-//! RFC 7541, appendix C.
+//! The examples of RFC 7541, appendix C.
 
 use super::*;
 
@@ -33,7 +33,7 @@ fn fields_match_rfc_7541_c_2() {
     assert_eq!(decoder.table().sizes(), (vec![], true));
 }
 
-/// Blocks of one connection, their fields, and the sizes of the table's entries after each.
+/// Blocks of one connection, each with its fields and with the sizes of the table's entries after it.
 type Example<'a> = [(&'a str, &'a [(&'a str, &'a str)], &'a [usize])];
 
 fn check(size: usize, example: &Example<'_>) {
@@ -86,7 +86,7 @@ const ANSWERS: [&[(&str, &str)]; 3] = [
     ],
 ];
 
-/// After each block of c.3 and c.4, and of c.5 and c.6.
+/// Sizes of the table's entries after each block of C.3 and C.4.
 const REQUEST_SIZES: [&[usize]; 3] = [&[57], &[53, 57], &[54, 53, 57]];
 const ANSWER_SIZES: [&[usize]; 3] = [&[63, 65, 52, 42], &[42, 63, 65, 52], &[98, 52, 65]];
 

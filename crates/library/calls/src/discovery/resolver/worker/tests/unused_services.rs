@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn an_unused_service_is_not_followed_any_more() {
+async fn unused_service_is_unfollowed() {
     let mut rig = rig();
     let used = rig.follow();
     rig.deliver();
@@ -30,7 +30,7 @@ async fn an_unused_service_is_not_followed_any_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unused_service_is_kept_only_with_aging_records() {
+async fn unused_service_stays_followed_only_while_its_records_age() {
     let mut rig = rig();
     drop(rig.follow());
     rig.deliver();
