@@ -20,6 +20,7 @@ mod forecast;
 mod metrics;
 mod optimizer_status;
 mod planner_controller;
+mod planning_threads;
 mod published;
 mod service;
 mod status;
