@@ -35,7 +35,7 @@ use batches::PoolBatches;
 const MAX_POOLS: usize = 4_096;
 /// Corrections of work that are remembered.
 const MAX_REMEMBERED: usize = 64;
-/// Pools without a report for this long are forgotten.
+/// Pools without a report for this long are forgotten, and so are corrections of services without a model.
 const FORGOTTEN_MS: u64 = 600_000;
 /// Reports stand for no more than this time, however late the next sum is formed.
 const MAX_STEP_MS: u64 = 5_000;
@@ -124,6 +124,20 @@ impl Adjustment {
         }
         let surplus = self.work.len().saturating_sub(MAX_REMEMBERED);
         self.work.drain(..surplus);
+    }
+
+    /// Forgets corrections of services, regions and classes that are not named any more, and of services that have had no model for long:
+    /// they would take the room of others.
+    pub(crate) fn retain(
+        &mut self,
+        is_named: impl Fn(&ServiceName, &Region, Option<&Label>) -> bool,
+        now_ms: u64,
+    ) {
+        self.latency.retain(|(service, region, class), one| {
+            let is_recent = now_ms.saturating_sub(one.updated_at_ms) < FORGOTTEN_MS;
+            is_recent && is_named(service, region, class.as_ref())
+        });
+        self.work.retain(|one| is_named(&one.service, &one.region, None));
     }
 
     /// Corrects the model of a service by what was measured of its calls, and returns the corrections.

@@ -211,6 +211,7 @@ impl OptimizerPlanner {
         let OptimizerInput { services, topology, .. } = input;
         let (nodes, edges) = self.graph_of_recent_demand(now_ms);
         self.learn_models(input, (standings, &nodes), now_ms);
+        self.forget_unnamed(input, now_ms);
         for (service, model) in &mut self.models {
             if !self.unheard.contains(service) {
                 self.adjustment.correct(service, model, now_ms);
@@ -258,6 +259,18 @@ impl OptimizerPlanner {
             };
             self.verdicts.insert(service.clone(), verdict);
         }
+    }
+
+    /// Forgets corrections of what no service that asks for the optimizer has any more: regions with endpoints, and classes of the policy.
+    fn forget_unnamed(&mut self, input: OptimizerInput<'_>, now_ms: u64) {
+        let is_named = |service: &ServiceName, region: &Region, class: Option<&Label>| {
+            let facts = input.services.get(service).filter(|facts| facts.traffic.is_optimized());
+            facts.is_some_and(|facts| {
+                facts.endpoints.contains_key(region)
+                    && class.is_none_or(|class| facts.traffic.classes.contains(class))
+            })
+        };
+        self.adjustment.retain(is_named, now_ms);
     }
 
     /// Makes a model of each service, or says why there is none. The last one stays while reports are missing; while they are refused,

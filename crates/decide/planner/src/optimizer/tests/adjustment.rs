@@ -1,8 +1,8 @@
 //! What the optimizer measures against its model, and does about it.
 
-use fairmesh_model::TrafficPlanner::Optimizer;
+use fairmesh_model::TrafficPlanner::{Optimizer, Rings};
 
-use super::world::World;
+use super::world::{World, region, service};
 use crate::{Attempt, Outcome};
 
 const BOTH: [fairmesh_model::TrafficPlanner; 2] = [Optimizer, Optimizer];
@@ -37,6 +37,32 @@ fn delay_in_one_region_corrects_the_model_there_within_20_s() {
     world.seconds(20);
     assert!(world.share("cart", "eu", "eu").0 < 0.01, "every other region is nearer than 300 ms");
     assert!(world.latency_ms < 80.0, "{}", world.latency_ms);
+}
+
+/// Where calls of `cart` are corrected.
+fn corrected_regions(world: &World) -> Vec<String> {
+    let adjustments = world.planner.optimizer().adjustment.of_service(&service("cart"));
+    let latency = adjustments.latency.iter().map(|one| one.region.to_string());
+    latency.chain(adjustments.work.iter().map(|one| one.region.to_string())).collect()
+}
+
+#[test]
+fn corrections_of_regions_and_services_that_are_gone_are_forgotten() {
+    let delayed = || {
+        let mut world = World::learned(BOTH);
+        (world.delay_ms, world.slowness) = (20.0, 1.6);
+        world.seconds(30);
+        assert!(corrected_regions(&world).iter().filter(|name| *name == "eu").count() == 2);
+        world
+    };
+    let mut world = delayed();
+    world.set_policy("cart", |facts| drop(facts.endpoints.remove(&region("eu"))));
+    world.seconds(1);
+    assert!(!corrected_regions(&world).contains(&"eu".to_owned()), "no server of eu is left");
+    let mut world = delayed();
+    world.set_policy("cart", |facts| facts.traffic.planner = Some(Rings));
+    world.seconds(1);
+    assert!(corrected_regions(&world).is_empty(), "rings need no model");
 }
 
 #[test]
