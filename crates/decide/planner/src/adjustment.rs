@@ -21,7 +21,9 @@ use fairmesh_model::{Label, Region, ServiceName, TrafficReport};
 pub(crate) use attempts::Present;
 pub use attempts::{Attempt, Outcome};
 pub use latency::LatencyCorrection;
-pub(crate) use moves::Shift;
+#[cfg(test)]
+pub(crate) use moves::Move;
+pub(crate) use moves::{HEAD_ROOM, Shift};
 pub use work::WorkCorrection;
 
 use crate::{
@@ -184,6 +186,11 @@ impl Adjustment {
             last.filter(|batch| batch.limit > 0.0).map_or(0.0, |batch| batch.cpu / batch.limit)
         };
         self.attempts.advance(present, &corrections, load)
+    }
+
+    /// Ends the attempt that has begun once one of these pools is full: they get more calls by it.
+    pub(crate) fn watch(&mut self, pools: Vec<(ServiceName, Region)>) {
+        self.attempts.watch(pools);
     }
 
     /// Whether an attempt is being measured.

@@ -228,9 +228,12 @@ impl OptimizerPlanner {
         let shifts = self.adjustment.shifts();
         let (nodes, edges, shifts) = (&nodes[..], &edges[..], &shifts[..]);
         let sources = Sources { nodes, edges, models, held, services, flows, topology, shifts };
-        let has_begun = match change {
-            Some(shift) if self.active.shift(sources, &shift, now_ms) => self.adjustment.is_trying(),
-            Some(_) => {
+        let has_begun = match change.map(|shift| self.active.shift(sources, &shift, now_ms)) {
+            Some(Some(fuller)) => {
+                self.adjustment.watch(fuller);
+                self.adjustment.is_trying()
+            }
+            Some(None) => {
                 // A change that cannot be taken back goes with the next plan.
                 if !self.adjustment.is_trying() {
                     self.active.republish();
@@ -250,14 +253,7 @@ impl OptimizerPlanner {
         }
         for service in self.models.keys() {
             let solving = if active.contains_key(service) { &self.active } else { &self.shadow };
-            let verdict = match solving.plan_of(service) {
-                Ok(plan) => {
-                    let adjustments = self.adjustment.of_service(service);
-                    Verdict::Optimized(Arc::new(ServicePlan { adjustments, ..ServicePlan::clone(plan) }))
-                }
-                Err(fallback) => Verdict::Rings(fallback),
-            };
-            self.verdicts.insert(service.clone(), verdict);
+            self.verdicts.insert(service.clone(), verdict(solving, &self.adjustment, service));
         }
     }
 
@@ -313,6 +309,17 @@ impl OptimizerPlanner {
                 },
             }
         }
+    }
+}
+
+/// Who plans a service with a model.
+fn verdict(solving: &Solving, adjustment: &Adjustment, service: &ServiceName) -> Verdict {
+    match solving.plan_of(service) {
+        Ok(plan) => {
+            let adjustments = adjustment.of_service(service);
+            Verdict::Optimized(Arc::new(ServicePlan { adjustments, ..ServicePlan::clone(plan) }))
+        }
+        Err(fallback) => Verdict::Rings(fallback),
     }
 }
 

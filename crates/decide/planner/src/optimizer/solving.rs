@@ -9,7 +9,10 @@ use super::{
     Fallback, ServicePlan,
     graph_problem::{GraphProblem, Shape, Sources},
 };
-use crate::{adjustment::Shift, tables::to_shares};
+use crate::{
+    adjustment::{HEAD_ROOM, Shift},
+    tables::to_shares,
+};
 
 /// A plan that costs less than the shares in force by a smaller part of their cost is not published.
 const DEAD_BAND: f64 = 0.02;
@@ -62,23 +65,30 @@ impl Solving {
         &self.plans
     }
 
-    /// Changes the tables in force; `false` where that is not possible, as over the ceiling.
+    /// Changes the tables in force, and returns the pools that get more calls by it: those of the moved calls, and of the calls that are
+    /// made for them. `None` where that is not possible, as without head room in one of them.
     /// One that takes an earlier change back is made whatever pools are full.
-    pub(super) fn shift(&mut self, sources: Sources<'_>, shift: &Shift, now_ms: u64) -> bool {
+    pub(super) fn shift(
+        &mut self,
+        sources: Sources<'_>,
+        shift: &Shift,
+        now_ms: u64,
+    ) -> Option<Vec<(ServiceName, Region)>> {
         let built = GraphProblem::new(sources);
-        let shifted = self
-            .evaluate_in_force(&built, sources)
-            .and_then(|in_force| built.shifted(&in_force, std::slice::from_ref(shift)));
+        let in_force = self.evaluate_in_force(&built, sources).ok()?;
+        let step = built.shifted(&in_force, std::slice::from_ref(shift)).ok()?;
         let service = &shift.of.service;
-        let known = sources.models.get(service).zip(self.plans.get(service));
-        let (Ok(step), Some((model, known))) = (shifted, known) else { return false };
-        if !shift.takes_back && !step.is_usable(built.problem.preferences.ceiling) {
-            return false;
+        let (model, known) = sources.models.get(service).zip(self.plans.get(service))?;
+        let fuller = built.fuller_pools(&in_force, &step);
+        let has_room = || fuller.iter().all(|at| step.loads[*at] <= HEAD_ROOM);
+        let is_possible = || has_room() && step.is_usable(built.problem.preferences.ceiling);
+        if !shift.takes_back && !is_possible() {
+            return None;
         }
         let plan = built.service_plan(&step, (service, model), known.number, now_ms);
         let plan = ServicePlan { planned_at_ms: known.planned_at_ms, gap: known.gap, ..plan };
         self.plans.insert(service.clone(), Arc::new(plan));
-        true
+        Some(fuller.into_iter().map(|at| built.pool(at)).collect())
     }
 
     /// Has the next plan published however little it differs from the tables in force.

@@ -3,7 +3,11 @@
 use fairmesh_model::TrafficPlanner::{Optimizer, Rings};
 
 use super::world::{World, region, service};
-use crate::{Attempt, Outcome};
+use crate::{
+    Attempt, Outcome,
+    adjustment::{Move, Shift},
+    optimizer::graph_problem::Sources,
+};
 
 const BOTH: [fairmesh_model::TrafficPlanner; 2] = [Optimizer, Optimizer];
 
@@ -160,4 +164,33 @@ fn attempt_that_makes_calls_slower_is_rolled_back_early() {
     assert!(all.iter().any(|one| one.outcome == Outcome::Worse), "{all:?}");
     assert!(world.share("cart", "eu", "us").0 < 0.05, "hardly any, as before");
     assert!(worst < 60, "{worst} s of 400 were slower");
+}
+
+#[test]
+fn change_loads_the_pools_that_its_calls_call_and_needs_their_room() {
+    let change = |demand: [f64; 3], takes_back: bool| {
+        let mut world = World::learned(BOTH);
+        world.demand = demand;
+        world.seconds(30);
+        let (source, from, to) = (region("eu"), region("eu"), region("us"));
+        let of = Move { service: service("web"), class: None, source, from, to };
+        let planner = world.planner.optimizer().clone();
+        let (nodes, edges) = planner.graph_of_recent_demand(world.now.ms);
+        let sources = Sources {
+            nodes: &nodes,
+            edges: &edges,
+            models: &planner.models,
+            held: &planner.held,
+            services: &world.facts,
+            flows: &planner.flows,
+            topology: &world.topology,
+            shifts: &[],
+        };
+        planner.active.clone().shift(sources, &Shift { of, share: 0.1, takes_back }, world.now.ms)
+    };
+    let fuller = Some(["cart", "web"].map(|name| (service(name), region("us"))).to_vec());
+    assert_eq!(change([60.0, 60.0, 60.0], false), fuller);
+    // `web` would be at 41 % in us, and `cart` at 82 %.
+    assert_eq!(change([150.0; 3], false), None);
+    assert_eq!(change([150.0; 3], true), fuller);
 }
