@@ -4,9 +4,9 @@ use fairmesh_model::TrafficPlanner::{Optimizer, Rings};
 
 use super::world::{World, region, service};
 use crate::{
-    Attempt, Outcome,
+    Attempt, OptimizerInput, OptimizerPlanner, Outcome, Verdict,
     adjustment::{Move, Shift},
-    optimizer::graph_problem::Sources,
+    optimizer::{graph_problem::Sources, solving::Solving},
 };
 
 const BOTH: [fairmesh_model::TrafficPlanner; 2] = [Optimizer, Optimizer];
@@ -193,4 +193,25 @@ fn change_loads_the_pools_that_its_calls_call_and_needs_their_room() {
     // `web` would be at 41 % in us, and `cart` at 82 %.
     assert_eq!(change([150.0; 3], false), None);
     assert_eq!(change([150.0; 3], true), fuller);
+}
+
+#[test]
+fn first_plan_of_another_control_plane_takes_an_attempt_back() {
+    let mut world = corrected([40.0, 150.0]);
+    while world.share("cart", "eu", "us").0 < 0.05 {
+        assert!(world.now.ms < 900_000, "no attempt: {:?}", attempts(&world));
+        world.second();
+    }
+    // It has measured the same, and knows of no attempt.
+    let known = world.planner.optimizer().clone();
+    let mut adjustment = known.adjustment.clone();
+    adjustment.end_attempt(Outcome::Replanned, world.now.ms);
+    let mut other = OptimizerPlanner { adjustment, active: Solving::default(), seen: None, ..known };
+    let refused = Default::default();
+    let input = OptimizerInput { services: &world.facts, refused: &refused, topology: &world.topology };
+    other.round(input, world.now);
+    let Verdict::Optimized(plan) = other.verdict(&service("cart")) else { panic!("{other:?}") };
+    let [eu, us] = ["eu", "us"].map(|name| plan.regions.iter().position(|one| one.as_str() == name).unwrap());
+    let share = plan.tables.of(eu, 0).shares[us];
+    assert!(share < 500, "{share} of 10,000");
 }
