@@ -1,5 +1,6 @@
 //! `fairmesh traffic`: the planner of region tables.
 
+mod adjustments;
 mod calls;
 mod classes;
 mod graph;

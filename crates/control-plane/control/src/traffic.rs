@@ -13,6 +13,7 @@
 //! or another control plane, that was faster wins, and the next round starts from what it wrote. Conditions on the
 //! policy's record were rejected, since a batch can only check records that it writes.
 
+mod adjustments;
 mod drain_controller;
 mod drain_requests;
 mod drain_states;

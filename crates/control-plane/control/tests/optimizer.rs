@@ -17,7 +17,11 @@ use std::{
 use fairmesh_model::{
     Policy, Protocol, Record, RecordKey, Region, RegionTable, RoundTrips, Traffic, TrafficPlanner,
 };
-use fairmesh_wire::{handshake::Connection, record_encoding, v1};
+use fairmesh_wire::{
+    handshake::Connection,
+    record_encoding,
+    v1::{self, model_correction::Of},
+};
 use support::{TestControl, config, policy_key, put, read_all, service, service_key};
 use tokio::{
     task::JoinHandle,
@@ -42,6 +46,8 @@ struct Load {
     /// Calls per second of clients to `shop/web`, by region.
     demand: [AtomicU64; 2],
     silent: AtomicBool,
+    /// Microseconds that calls of `shop/cart` take longer in `eu`.
+    delay_us: AtomicU64,
 }
 
 /// Tables by service and region of the callers.
@@ -98,7 +104,10 @@ async fn report(connection: &Connection, load: &Load) {
             report.calls.extend((0..2).map(|to| calls(at, (here, to), flows[here][to])));
             let received = flows[0][here] + flows[1][here];
             report.servers.push(servers(at, here, received));
-            report.served.extend(TENTHS.map(|tenth| served(at, here, tenth, received / 3.0)));
+            let delay_us = if (at, here) == (1, 0) { load.delay_us.load(Relaxed) } else { 0 };
+            let mut served = TENTHS.map(|tenth| served(at, here, tenth, received / 3.0));
+            served.iter_mut().for_each(|row| row.exclusive_us += row.calls * delay_us / 1_000);
+            report.served.extend(served);
         }
         connection.signals().report(report).await.unwrap();
     }
@@ -276,6 +285,18 @@ async fn chain_is_planned_once_measured_and_uses_rings_without_reports() {
     let plan = planned[0].optimized.as_ref().unwrap();
     assert!(plan.gap < 0.02 && plan.model_error < 0.05 && !plan.expected.is_empty(), "{plan:?}");
     assert_eq!(world.metric("fairmesh_traffic_optimized_services").await, "2");
+
+    world.load.delay_us.store(200_000, Relaxed);
+    let is_corrected = |service: &v1::ServiceTraffic| {
+        let corrections = service.optimized.iter().flat_map(|plan| &plan.corrections);
+        service.service != SERVICES[1] || corrections.filter(|one| one.region == "eu").count() > 0
+    };
+    let corrected = world.become_so("the model of the slow region is corrected", is_corrected).await;
+    let cart = corrected.iter().find(|service| service.service == SERVICES[1]).unwrap();
+    let one = &cart.optimized.as_ref().unwrap().corrections[0];
+    let Some(Of::Latency(latency)) = &one.of else { panic!("{one:?}") };
+    assert!(latency.added_ms > 20.0 && latency.measured_ms > latency.predicted_ms, "{one:?}");
+    assert!(one.calls >= 100.0 && one.began_ago_ms < 60_000, "{one:?}");
 
     world.load.silent.store(true, Relaxed);
     let left = world

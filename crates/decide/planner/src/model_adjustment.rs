@@ -19,7 +19,9 @@ use std::collections::BTreeMap;
 use fairmesh_model::{Label, Region, ServiceName, TrafficReport};
 
 pub use latency_correction::LatencyCorrection;
-pub(crate) use plan_changes::Shift;
+#[cfg(test)]
+pub(crate) use plan_changes::Move;
+pub(crate) use plan_changes::{HEAD_ROOM, Shift};
 pub(crate) use plan_trials::Present;
 pub use plan_trials::{Attempt, Outcome};
 pub use work_correction::WorkCorrection;
@@ -35,7 +37,7 @@ use report_batches::PoolBatches;
 const MAX_POOLS: usize = 4_096;
 /// Corrections of work that are remembered.
 const MAX_REMEMBERED: usize = 64;
-/// Pools without a report for this long are forgotten.
+/// Pools without a report for this long are forgotten, and so are corrections of services without a model.
 const FORGOTTEN_MS: u64 = 600_000;
 /// Reports stand for no more than this time, however late the next sum is formed.
 const MAX_STEP_MS: u64 = 5_000;
@@ -126,6 +128,20 @@ impl Adjustment {
         self.work.drain(..surplus);
     }
 
+    /// Forgets corrections of services, regions and classes that are not named any more, and of services that have had no model for long:
+    /// they would take the room of others.
+    pub(crate) fn retain(
+        &mut self,
+        is_named: impl Fn(&ServiceName, &Region, Option<&Label>) -> bool,
+        now_ms: u64,
+    ) {
+        self.latency.retain(|(service, region, class), one| {
+            let is_recent = now_ms.saturating_sub(one.updated_at_ms) < FORGOTTEN_MS;
+            is_recent && is_named(service, region, class.as_ref())
+        });
+        self.work.retain(|one| is_named(&one.service, &one.region, None));
+    }
+
     /// Corrects the model of a service by what was measured of its calls, and returns the corrections.
     pub(crate) fn correct(&mut self, service: &ServiceName, model: &mut ServiceModel, now_ms: u64) {
         if self.is_off {
@@ -170,6 +186,11 @@ impl Adjustment {
             last.filter(|batch| batch.limit > 0.0).map_or(0.0, |batch| batch.cpu / batch.limit)
         };
         self.attempts.advance(present, &corrections, load)
+    }
+
+    /// Ends the attempt that has begun once one of these pools is full: they get more calls by it.
+    pub(crate) fn watch(&mut self, pools: Vec<(ServiceName, Region)>) {
+        self.attempts.watch(pools);
     }
 
     /// Whether an attempt is being measured.

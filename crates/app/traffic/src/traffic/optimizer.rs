@@ -5,7 +5,7 @@ use fairmesh_model::Region;
 use fairmesh_wire::v1::{self, traffic::Planner};
 use serde_json::{Value, json};
 
-use super::status::class;
+use super::{adjustments, status::class};
 
 /// Warns about a program that does not propagate trace context.
 pub(super) fn warn_of_missing_context(missing: &v1::MissingTraceContext) {
@@ -76,5 +76,7 @@ pub(super) fn item(plan: &v1::OptimizerPlan) -> Value {
         "modelAgeMs": plan.model_age_ms,
         "modelError": plan.model_error,
         "expected": plan.expected.iter().map(expected).collect::<Vec<_>>(),
+        "corrections": plan.corrections.iter().map(adjustments::correction_item).collect::<Vec<_>>(),
+        "attempts": plan.attempts.iter().map(adjustments::attempt_item).collect::<Vec<_>>(),
     })
 }

@@ -15,7 +15,7 @@ use fairmesh_wire::{
 };
 use serde_json::{Value, json};
 
-use super::{ExplainArgs, StatusArgs, optimizer, read, why_not_planned};
+use super::{ExplainArgs, StatusArgs, adjustments, optimizer, read, why_not_planned};
 use crate::region_drain;
 
 /// Maximum number of changes shown by `status`.
@@ -66,10 +66,13 @@ pub(super) async fn explain(args: ExplainArgs) -> Result<(), Failure> {
     if let Some(region) = &args.region {
         check_region(service, region)?;
     }
-    if args.output.format() == Format::Table
-        && let Some(expected) = optimizer::expected_table(service, args.region.as_ref())
-    {
-        output::print_one(Format::Table, &(), &(expected + "\n"))?;
+    if args.output.format() == Format::Table {
+        let region = args.region.as_ref();
+        let expected = optimizer::expected_table(service, region);
+        let adjusted = service.optimized.as_ref().and_then(|plan| adjustments::tables(plan, region));
+        for table in expected.into_iter().chain(adjusted) {
+            output::write(&(table + "\n"))?;
+        }
     }
     let mut listing = Listing::new(&["AGO", "CALLERS", "CLASS", "CHANGE"]);
     let region = args.region.as_ref().map(ToString::to_string);
@@ -107,6 +110,36 @@ fn check_region(service: &v1::ServiceTraffic, region: &Region) -> Result<(), Fai
 
 fn text(service: &v1::ServiceTraffic) -> String {
     let mut text = format!("{}: {}\n", service.service, headline(service));
+    // Writing to a string cannot fail.
+    let _ = write!(text, "\n{}", region_table(service));
+    if !service.tables.is_empty() {
+        let _ = write!(
+            text,
+            "\n{}",
+            output::table(&["CALLERS", "CLASS", "SHARES", "DROPPED"], &table_rows(service))
+        );
+    }
+    for region in service.regions.iter().filter(|region| region.unreported >= MIN_UNREPORTED) {
+        let (name, rate) = (&region.region, region.unreported);
+        text.push_str(&format!(
+            "\n{rate:.1} calls/s to {name} are of callers that do not report: no table moves them\n"
+        ));
+    }
+    text.push_str(&zones(service));
+    if let Some(tables) = service.optimized.as_ref().and_then(|plan| adjustments::tables(plan, None)) {
+        let _ = write!(text, "\n{tables}");
+    }
+    for shift in service.shifts.iter().take(MAX_SHIFTS) {
+        let _ = write!(text, "\n{} ago, callers of {}: {}", ago(shift.ago_ms), shift.from, shift.text);
+    }
+    if !service.shifts.is_empty() {
+        text.push('\n');
+    }
+    text
+}
+
+/// What is known of each region.
+fn region_table(service: &v1::ServiceTraffic) -> String {
     let load = |load: Option<f64>| load.map_or_else(|| "-".into(), |load| decimal(load * 100.0, 1) + " %");
     let rows: Vec<Vec<String>> = service
         .regions
@@ -134,29 +167,7 @@ fn text(service: &v1::ServiceTraffic) -> String {
         "SERVERS HEARD",
         "CALLERS HEARD",
     ];
-    // Writing to a string cannot fail.
-    let _ = write!(text, "\n{}", output::table(&head, &rows));
-    if !service.tables.is_empty() {
-        let _ = write!(
-            text,
-            "\n{}",
-            output::table(&["CALLERS", "CLASS", "SHARES", "DROPPED"], &table_rows(service))
-        );
-    }
-    for region in service.regions.iter().filter(|region| region.unreported >= MIN_UNREPORTED) {
-        let (name, rate) = (&region.region, region.unreported);
-        text.push_str(&format!(
-            "\n{rate:.1} calls/s to {name} are of callers that do not report: no table moves them\n"
-        ));
-    }
-    text.push_str(&zones(service));
-    for shift in service.shifts.iter().take(MAX_SHIFTS) {
-        let _ = write!(text, "\n{} ago, callers of {}: {}", ago(shift.ago_ms), shift.from, shift.text);
-    }
-    if !service.shifts.is_empty() {
-        text.push('\n');
-    }
-    text
+    output::table(&head, &rows)
 }
 
 /// Text about calls between zones, and why no zone is preferred.

@@ -7,6 +7,8 @@ use crate::optimizer::ServiceModel;
 
 /// Calls from which on the mean of a batch counts.
 const MIN_CALLS: f64 = 10.0;
+/// Calls in all batches together that begin a correction, or raise one.
+const MIN_EVIDENCE: f64 = 100.0;
 /// Batches that say enough to correct a model, and those that do if the difference is greater than [`LARGE`].
 const MIN_BATCHES: usize = 4;
 const FEW_BATCHES: usize = 2;
@@ -16,8 +18,10 @@ const LEAST_MS: f64 = 2.0;
 const LEAST: f64 = 0.1;
 /// A correction stays while the difference is above this part of both.
 const STAYS: f64 = 0.5;
-/// Standard errors that are no chance.
+/// Standard errors that are no chance: by the means of batches, and of as many calls with times that are distributed exponentially. The
+/// latter are more, because few calls are far from the normal distribution, and each class is tested after each batch.
 const NO_CHANCE: f64 = 3.0;
+const NO_CHANCE_OF_CALLS: f64 = 4.0;
 /// The part of the mean by which the last batches differ from those before if something has changed.
 const CHANGE: f64 = 0.25;
 /// The time in which a correction falls by half of the way to what is measured now, and to nothing while no call is measured.
@@ -38,6 +42,8 @@ pub struct LatencyCorrection {
     pub measured_ms: f64,
     /// The standard error of the difference, by the means of batches.
     pub error_ms: f64,
+    /// The calls that it was measured by.
+    pub calls: f64,
     /// Since when the model is corrected, on the clock of [`crate::Now::ms`].
     pub since_ms: u64,
     /// When calls were measured last.
@@ -50,10 +56,22 @@ pub struct LatencyCorrection {
     pub(super) base_ms: f64,
 }
 
-/// A mean over batches.
+/// The calls of a class in a batch.
+#[derive(Clone, Copy, Debug)]
+struct Point {
+    calls: f64,
+    /// Mean milliseconds above the model.
+    difference: f64,
+    /// Mean milliseconds by the model.
+    predicted: f64,
+    ended_ms: u64,
+}
+
+/// A mean over batches, weighted by calls.
 #[derive(Clone, Copy, Debug)]
 struct Mean {
     batches: usize,
+    calls: f64,
     /// Milliseconds above the model.
     difference: f64,
     /// The standard deviation of a batch.
@@ -62,120 +80,161 @@ struct Mean {
     at_ms: u64,
 }
 
-/// The correction of a class in a pool, from the batches since the last change.
+/// The correction of a class in a pool, from the batches since the last change of its calls.
 pub(super) fn correction(
-    (service, region, class): &(ServiceName, Region, Option<Label>),
+    key: &(ServiceName, Region, Option<Label>),
     (pool, known): (&mut PoolBatches, Option<LatencyCorrection>),
     model: &ServiceModel,
     now_ms: u64,
 ) -> Option<LatencyCorrection> {
-    if has_changed(pool, class, model) {
-        pool.forget_before_last(FEW_BATCHES);
+    let class = &key.2;
+    let mut points: Vec<Point> =
+        pool.of_class(class).filter_map(|batch| Point::of(batch, class, model)).collect();
+    if let Some(changed_ms) = changed_ms(&points) {
+        pool.change_class(class, changed_ms);
+        points.retain(|point| point.ended_ms > changed_ms);
     }
-    let mean = mean_of(pool.batches().iter(), class, model);
-    let measured = mean.filter(|mean| is_significant(mean, known.is_some()));
-    let target = measured.map_or(0.0, |mean| mean.difference);
+    let mean = Mean::of(&points);
     let base_ms = model.cost(class.as_ref()).base_ms;
-    let ms = known.as_ref().map_or(target, |known| {
+    let before = known.as_ref().map(|known| known.ms + known.base_ms - base_ms);
+    let measured = mean.and_then(|mean| mean.target(before));
+    let target = measured.unwrap_or_default();
+    let ms = known.as_ref().zip(before).map_or(target, |(known, before)| {
         let elapsed = now_ms.saturating_sub(known.updated_at_ms) as f64;
-        let before = known.ms + known.base_ms - base_ms;
         target + (before - target).max(0.0) * (-elapsed / HALF_LIFE_MS).exp2()
     });
     if measured.is_none() && ms.abs() < LEAST_MS {
         return None;
     }
-    let unseen = || {
-        known
-            .as_ref()
-            .map_or((0.0, 0.0, 0.0, 0), |one| (one.predicted_ms, one.measured_ms, one.error_ms, one.at_ms))
-    };
-    let (predicted_ms, measured_ms, error_ms, at_ms) = mean.map_or_else(unseen, |mean| {
-        (mean.predicted, mean.predicted + mean.difference, mean.error(), mean.at_ms)
-    });
-    let since_ms = known.map_or(now_ms, |known| known.since_ms);
-    let (service, region, class) = (service.clone(), region.clone(), class.clone());
-    let updated_at_ms = now_ms;
-    Some(LatencyCorrection {
-        service,
-        region,
-        class,
-        predicted_ms,
-        measured_ms,
-        error_ms,
-        since_ms,
-        at_ms,
-        ms,
-        updated_at_ms,
-        base_ms,
-    })
+    let since_ms = known.as_ref().map_or(now_ms, |known| known.since_ms);
+    // Without calls, the last ones are what is known.
+    let seen = mean.map(|mean| mean.seen(key, since_ms)).or(known)?;
+    Some(LatencyCorrection { ms, updated_at_ms: now_ms, base_ms, ..seen })
 }
 
 impl Mean {
-    /// The standard error.
+    /// `None` where no batch has enough calls.
+    fn of(points: &[Point]) -> Option<Self> {
+        let at_ms = points.last()?.ended_ms;
+        let calls: f64 = points.iter().map(|point| point.calls).sum();
+        let mean = |value: &dyn Fn(&Point) -> f64| {
+            points.iter().map(|point| point.calls * value(point)).sum::<f64>() / calls
+        };
+        let difference = mean(&|point| point.difference);
+        let variance = mean(&|point| (point.difference - difference).powi(2));
+        let count = points.len() as f64;
+        Some(Self {
+            batches: points.len(),
+            calls,
+            difference,
+            deviation: (variance * count / (count - 1.0).max(1.0)).sqrt(),
+            predicted: mean(&|point| point.predicted),
+            at_ms,
+        })
+    }
+
+    /// The standard error of the difference by the means of batches.
     fn error(&self) -> f64 {
         self.deviation / (self.batches as f64).sqrt()
     }
-}
 
-/// Whether the difference is no chance, and great enough to be worth a correction. Less keeps one that is known.
-fn is_significant(mean: &Mean, is_known: bool) -> bool {
-    let least = LEAST_MS.max(LEAST * mean.predicted);
-    let is_large = mean.difference.abs() > LARGE * mean.predicted;
-    let enough = if is_large { FEW_BATCHES } else { MIN_BATCHES };
-    let is_new = mean.batches >= enough && mean.difference.abs() > least.max(NO_CHANCE * mean.error());
-    is_new || is_known && mean.difference.abs() > STAYS * least
-}
-
-/// Whether the last batches differ from those before by more than chance.
-fn has_changed(pool: &PoolBatches, class: &Option<Label>, model: &ServiceModel) -> bool {
-    let older = pool.batches().len().saturating_sub(FEW_BATCHES);
-    let before = mean_of(pool.batches().iter().take(older), class, model);
-    let after = mean_of(pool.batches().iter().skip(older), class, model);
-    let (Some(before), Some(after)) = (before, after) else { return false };
-    if before.batches < FEW_BATCHES || after.batches < FEW_BATCHES {
-        return false;
+    /// What the difference is by chance. Without the part of calls, two batches that happen to agree would be certain.
+    fn chance(&self) -> f64 {
+        (NO_CHANCE * self.error()).max(NO_CHANCE_OF_CALLS * self.predicted / self.calls.sqrt())
     }
-    let error = before.deviation * (1.0 / before.batches as f64 + 1.0 / after.batches as f64).sqrt();
+
+    /// What calls are to be corrected by, if the difference is no chance and great enough to be worth it. Less keeps a correction that is
+    /// in force, which has no more than `before` by few calls.
+    fn target(&self, before: Option<f64>) -> Option<f64> {
+        let least = LEAST_MS.max(LEAST * self.predicted);
+        let is_large = self.difference.abs() > LARGE * self.predicted;
+        let enough = if is_large { FEW_BATCHES } else { MIN_BATCHES };
+        let is_known_well = self.calls >= MIN_EVIDENCE;
+        let is_no_chance = self.difference.abs() > least.max(self.chance());
+        match before {
+            _ if is_known_well && self.batches >= enough && is_no_chance => Some(self.difference),
+            Some(before) if self.difference.abs() > STAYS * least => Some(match is_known_well {
+                true => self.difference,
+                false => self.difference.clamp(before.min(0.0), before.max(0.0)),
+            }),
+            _ => None,
+        }
+    }
+
+    /// What is measured, without what follows from it.
+    fn seen(
+        &self,
+        (service, region, class): &(ServiceName, Region, Option<Label>),
+        since_ms: u64,
+    ) -> LatencyCorrection {
+        LatencyCorrection {
+            service: service.clone(),
+            region: region.clone(),
+            class: class.clone(),
+            predicted_ms: self.predicted,
+            measured_ms: self.predicted + self.difference,
+            error_ms: self.error(),
+            calls: self.calls,
+            since_ms,
+            at_ms: self.at_ms,
+            ms: 0.0,
+            updated_at_ms: 0,
+            base_ms: 0.0,
+        }
+    }
+}
+
+/// The end of the last batch before a change: the last batches differ from those before by more than chance.
+fn changed_ms(points: &[Point]) -> Option<u64> {
+    let (before, after) = points.split_at(points.len().saturating_sub(FEW_BATCHES));
+    let last_ms = before.last()?.ended_ms;
+    let (before, after) = (Mean::of(before)?, Mean::of(after)?);
+    if before.batches < FEW_BATCHES {
+        return None;
+    }
     let measured = before.predicted + before.difference;
+    let of_batches = before.deviation * (1.0 / before.batches as f64 + 1.0 / after.batches as f64).sqrt();
+    let of_calls = measured * (1.0 / before.calls + 1.0 / after.calls).sqrt();
     let least = LEAST_MS.max(CHANGE * measured);
-    (after.difference - before.difference).abs() > least.max(NO_CHANCE * error)
+    let differs = (after.difference - before.difference).abs();
+    let chance = (NO_CHANCE * of_batches).max(NO_CHANCE_OF_CALLS * of_calls);
+    (differs > least.max(chance)).then_some(last_ms)
 }
 
-/// `None` where no batch has enough calls.
-fn mean_of<'a>(
-    batches: impl Iterator<Item = &'a Batch>,
-    class: &Option<Label>,
-    model: &ServiceModel,
-) -> Option<Mean> {
-    let points: Vec<_> = batches.filter_map(|batch| point(batch, class, model)).collect();
-    let calls: f64 = points.iter().map(|point| point.0).sum();
-    let at_ms = points.last()?.3;
-    let difference = points.iter().map(|point| point.1).sum::<f64>() / calls;
-    let squares: f64 = points.iter().map(|(calls, sum, ..)| calls * (sum / calls - difference).powi(2)).sum();
-    let count = points.len() as f64;
-    Some(Mean {
-        batches: points.len(),
-        difference,
-        deviation: (squares / calls * count / (count - 1.0).max(1.0)).sqrt(),
-        predicted: points.iter().map(|point| point.2).sum::<f64>() / calls,
-        at_ms,
-    })
-}
-
-/// Calls of a batch, the sums of their milliseconds above the model and by the model, and when it ended.
-fn point(batch: &Batch, class: &Option<Label>, model: &ServiceModel) -> Option<(f64, f64, f64, u64)> {
-    let (mut calls, mut measured, mut predicted) = (0.0, 0.0, 0.0);
-    let of_class = batch.times.iter().filter(|((own, _), _)| model.row_of(own.as_ref()) == class.as_ref());
-    for ((_, bucket), (count, sum)) in of_class {
-        let utilisation = (f64::from(*bucket) + 0.5) / f64::from(UTILISATION_BUCKETS);
-        calls += count;
-        measured += sum;
-        predicted += count * model.predict_ms(class.as_ref(), utilisation);
+impl Point {
+    /// `None` where a batch has few calls, or its times say nothing of their load.
+    fn of(batch: &Batch, class: &Option<Label>, model: &ServiceModel) -> Option<Self> {
+        let (mut calls, mut measured, mut predicted) = (0.0, 0.0, 0.0);
+        let of_class =
+            batch.times.iter().filter(|((own, _), _)| model.row_of(own.as_ref()) == class.as_ref());
+        for ((_, bucket), (count, sum)) in of_class {
+            let utilisation = (f64::from(*bucket) + 0.5) / f64::from(UTILISATION_BUCKETS);
+            calls += count;
+            measured += sum;
+            predicted += count * model.predict_ms(class.as_ref(), utilisation);
+        }
+        (batch.is_measured && batch.is_steady && calls >= MIN_CALLS).then(|| Self {
+            calls,
+            difference: (measured - predicted) / calls,
+            predicted: predicted / calls,
+            ended_ms: batch.ended_ms,
+        })
     }
-    (batch.is_measured && batch.is_steady && calls >= MIN_CALLS).then_some((
-        calls,
-        measured - predicted,
-        predicted,
-        batch.ended_ms,
-    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_calls_keep_a_correction_and_neither_begin_nor_raise_one() {
+        let few =
+            Mean { batches: 3, calls: 40.0, difference: 200.0, deviation: 1.0, predicted: 50.0, at_ms: 0 };
+        assert_eq!(few.target(None), None);
+        assert_eq!(few.target(Some(100.0)), Some(100.0));
+        assert_eq!(Mean { difference: 60.0, ..few }.target(Some(100.0)), Some(60.0));
+        assert_eq!(Mean { difference: 1.0, ..few }.target(Some(100.0)), None);
+        let many = Mean { calls: 400.0, ..few };
+        assert_eq!([many.target(None), many.target(Some(100.0))], [Some(200.0); 2]);
+    }
 }

@@ -11,8 +11,8 @@ use crate::{
 /// The part of a region's calls that a change moves, and the least one.
 const STEP: f64 = 0.1;
 const LEAST_STEP: f64 = 0.03;
-/// The utilisation that a change may bring a region to by the model.
-const HEAD_ROOM: f64 = 0.8;
+/// The utilisation that a change may bring a pool to by the model.
+pub(crate) const HEAD_ROOM: f64 = 0.8;
 /// Thousandths in one.
 const MILLI: f64 = 1_000.0;
 

@@ -84,7 +84,7 @@ pub enum Outcome {
     NotBetter,
     /// Rolled back: calls are slower.
     Worse,
-    /// Rolled back: a region became too full.
+    /// Rolled back: a pool that got more calls became too full, of this service or of one that it calls.
     HeadRoom,
     /// Ended by another plan.
     Replanned,
@@ -124,6 +124,8 @@ struct Running {
     weights: BTreeMap<(Region, Option<Label>), f64>,
     /// Since when the plan before was in force.
     since_ms: u64,
+    /// Pools that get more calls.
+    fuller: Vec<(ServiceName, Region)>,
 }
 
 /// Attempts, one at a time.
@@ -208,7 +210,7 @@ impl Attempts {
         });
         let surplus = self.past.len().saturating_sub(MAX_REMEMBERED);
         self.past.drain(..surplus);
-        self.running = Some(Running { shift: shift.clone(), weights, since_ms });
+        self.running = Some(Running { shift: shift.clone(), weights, since_ms, fuller: Vec::new() });
         Some(shift)
     }
 
@@ -220,6 +222,13 @@ impl Attempts {
         }
         if outcome == Outcome::Replanned {
             self.kept.clear();
+        }
+    }
+
+    /// The pools that get more calls by the running attempt.
+    pub(super) fn watch(&mut self, fuller: Vec<(ServiceName, Region)>) {
+        if let Some(running) = &mut self.running {
+            running.fuller = fuller;
         }
     }
 
@@ -248,11 +257,11 @@ impl Attempts {
     /// How the running attempt ends; `None` while it goes on.
     fn judge(
         &mut self,
-        Running { shift, weights, since_ms }: &Running,
+        Running { shift, weights, since_ms, fuller }: &Running,
         Present { topology, now_ms, .. }: Present<'_>,
         load: impl Fn(&ServiceName, &Region) -> f64,
     ) -> Option<Outcome> {
-        if load(&shift.of.service, &shift.of.to) > FULL {
+        if fuller.iter().any(|(service, region)| load(service, region) > FULL) {
             return Some(Outcome::HeadRoom);
         }
         let attempt = self.past.back_mut()?;
@@ -306,5 +315,31 @@ impl Attempts {
             }
         }
         best.map(|(_, shift, before)| (shift, before))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn full_pool_of_a_called_service_ends_an_attempt() {
+        let region = |name: &str| Region::new(name).unwrap();
+        let [web, cart] = ["shop/web", "shop/cart"].map(|name| ServiceName::new(name).unwrap());
+        let (source, from, to) = (region("eu"), region("eu"), region("us"));
+        let of = Move { service: web.clone(), class: None, source, from, to };
+        let shift = Shift { of, share: 0.1, takes_back: false };
+        let running =
+            Running { shift: shift.clone(), weights: BTreeMap::new(), since_ms: 0, fuller: Vec::new() };
+        let mut attempts = Attempts { running: Some(running), ..Attempts::default() };
+        attempts.watch(vec![(web, region("us")), (cart.clone(), region("us"))]);
+        let (models, plans, topology) = Default::default();
+        let present =
+            Present { models: &models, plans: &plans, topology: &topology, is_calm: true, now_ms: 1_000 };
+        let load = |service: &ServiceName, of_cart: f64| if *service == cart { of_cart } else { 0.3 };
+        assert_eq!(attempts.advance(present, &[], |service, _| load(service, 0.85)), None);
+        assert!(attempts.is_running());
+        let ended = attempts.advance(present, &[], |service, _| load(service, 0.95));
+        assert_eq!(ended, Some(shift.inverse()));
     }
 }

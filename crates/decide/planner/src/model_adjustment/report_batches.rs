@@ -20,6 +20,8 @@ const MILLI: f64 = 1_000.0;
 pub(super) struct PoolBatches {
     open: Batch,
     closed: VecDeque<Batch>,
+    /// When calls of classes last changed: batches that ended until then say nothing of the present of their class.
+    changed_ms: BTreeMap<Option<Label>, u64>,
     /// Seconds and processed calls of the report that is being counted.
     step: f64,
     served: f64,
@@ -88,17 +90,37 @@ impl PoolBatches {
         self.closed.retain(|batch| now_ms.saturating_sub(batch.ended_ms) <= MAX_AGE_MS);
         let surplus = self.closed.len().saturating_sub(MAX_BATCHES);
         self.closed.drain(..surplus);
+        let oldest_ms = self.closed.front().map_or(now_ms, |batch| batch.ended_ms);
+        self.changed_ms.retain(|_, changed_ms| *changed_ms >= oldest_ms);
         true
     }
 
-    /// Batches, the oldest first.
+    /// Batches of all classes, the oldest first.
     pub(super) fn batches(&self) -> &VecDeque<Batch> {
         &self.closed
+    }
+
+    /// Batches since the calls of a class last changed, the oldest first.
+    pub(super) fn of_class(&self, class: &Option<Label>) -> impl Iterator<Item = &Batch> {
+        let changed_ms = self.changed_ms.get(class).copied().unwrap_or_default();
+        self.closed.iter().filter(move |batch| batch.ended_ms > changed_ms)
+    }
+
+    /// Calls of a class are others since this time. Batches of other classes stay.
+    pub(super) fn change_class(&mut self, class: &Option<Label>, changed_ms: u64) {
+        self.changed_ms.insert(class.clone(), changed_ms);
     }
 
     /// What was before the last batches is not the present any more.
     pub(super) fn forget_before_last(&mut self, count: usize) {
         let surplus = self.closed.len().saturating_sub(count);
         self.closed.drain(..surplus);
+    }
+}
+
+impl Batch {
+    /// Processed calls of all classes.
+    pub(super) fn processed(&self) -> f64 {
+        self.calls.values().sum()
     }
 }

@@ -5,8 +5,11 @@ use fairmesh_model::{Region, ServiceName};
 use super::report_batches::{Batch, MAX_BATCHES, PoolBatches};
 use crate::cost_model::WorkFit;
 
-/// Batches in which calls must take more CPU.
+/// Batches in which calls must take more CPU, at least.
 pub(super) const MIN_BATCHES: usize = 2;
+/// Calls that these batches have together, at least. The work of calls may be less even than exponentially distributed, so that few of them
+/// say little of the others.
+const MIN_CALLS: f64 = 100.0;
 /// The least part by which CPU differs from the fit.
 const LEAST: f64 = 0.1;
 /// Standard deviations that are no chance.
@@ -27,15 +30,17 @@ pub struct WorkCorrection {
     pub predicted_cores: f64,
     /// Cores in use.
     pub measured_cores: f64,
+    /// The calls that it was measured by.
+    pub calls: f64,
     /// By this the work of all classes was multiplied.
     pub factor: f64,
     /// When, on the clock of [`crate::Now::ms`].
     pub at_ms: u64,
 }
 
-/// The correction of a pool; `None` where the fit is right, by chance or not. Calls that take more CPU count after two batches: a pool
-/// that is taken for stronger than it is overflows. Calls that take less count after a minute, because reports that are wrong for a while
-/// would send it too many calls.
+/// The correction of a pool; `None` where the fit is right, by chance or not. Calls that take more CPU count after two batches, or as many
+/// as have enough calls: a pool that is taken for stronger than it is overflows. Calls that take less count after a minute, because reports
+/// that are wrong for a while would send it too many calls.
 pub(super) fn correction(
     (service, region): &(ServiceName, Region),
     pool: &PoolBatches,
@@ -44,15 +49,19 @@ pub(super) fn correction(
 ) -> Option<WorkCorrection> {
     let batches = pool.batches();
     let last = |count: usize| batches.iter().skip(batches.len().saturating_sub(count));
+    let calls = |count: usize| last(count).map(Batch::processed).sum::<f64>();
     let heavier = || {
-        let (factor, chance) = factor_of(last(MIN_BATCHES), fit)?;
+        let enough = (MIN_BATCHES..=batches.len()).find(|count| calls(*count) >= MIN_CALLS)?;
+        let (factor, chance) = factor_of(last(enough), fit)?;
         // The fault may have begun within the first of them.
-        let (newest, _) = factor_of(last(1), fit)?;
-        (batches.len() >= MIN_BATCHES && factor > 1.0 + chance).then_some((newest, 1))
+        let newest = factor_of(last(1), fit).filter(|_| calls(1) >= MIN_CALLS);
+        let whole = (factor, enough);
+        (factor > 1.0 + chance).then(|| newest.map_or(whole, |(newest, _)| (newest, 1)))
     };
     let lighter = || {
         let (factor, chance) = factor_of(last(MAX_BATCHES), fit)?;
-        (batches.len() == MAX_BATCHES && factor < 1.0 - chance).then_some((factor, MAX_BATCHES))
+        let is_measured = batches.len() == MAX_BATCHES && calls(MAX_BATCHES) >= MIN_CALLS;
+        (is_measured && factor < 1.0 - chance).then_some((factor, MAX_BATCHES))
     };
     let (factor, count) = heavier().or_else(lighter)?;
     let factor = factor.clamp(MAX_FACTOR.recip(), MAX_FACTOR);
@@ -63,6 +72,7 @@ pub(super) fn correction(
         region: region.clone(),
         predicted_cores: measured_cores / factor,
         measured_cores,
+        calls: calls(count),
         factor,
         at_ms: now_ms,
     })
@@ -91,4 +101,51 @@ fn factor_of<'a>(batches: impl Iterator<Item = &'a Batch>, fit: &WorkFit) -> Opt
     // The deviation if the work of calls is distributed exponentially within their class.
     let deviation = (2.0 * squares).sqrt() / expected;
     (directions != (true, true) && used > 0.0).then(|| (used / expected, (NO_CHANCE * deviation).max(LEAST)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use fairmesh_model::{ServedRates, ServerRates};
+
+    use super::*;
+    use crate::cost_model::ClassWork;
+
+    /// The correction of a pool of ten cores after batches with so many calls of 0.2 s each and this multiple of their CPU.
+    fn corrected(batches: &[(u64, u64)]) -> Option<WorkCorrection> {
+        let mut pool = PoolBatches::default();
+        for (at, (calls, multiple)) in (1..).zip(batches) {
+            pool.begin_report(5_000, at * 5_000);
+            let rates = ServedRates { calls: calls * 1_000 / 5, exclusive_us: 0 };
+            pool.add_calls(&None, None, rates);
+            let servers = ServerRates {
+                servers: 1,
+                counting: 1,
+                measured: 1,
+                received: rates.calls,
+                cpu_millicores: calls * multiple * 200 / 5,
+                limit_millicores: 10_000,
+                ..ServerRates::default()
+            };
+            assert!(pool.end_report(&servers, at * 5_000));
+        }
+        let classes = BTreeMap::from([(None, ClassWork { seconds: 0.2, error: 0.0 })]);
+        let fit = WorkFit { classes, background: 0.0, error: 0.0, at_ms: 0 };
+        let key = (ServiceName::new("shop/cart").unwrap(), Region::new("eu").unwrap());
+        correction(&key, &pool, &fit, 0)
+    }
+
+    #[test]
+    fn few_calls_correct_work_after_as_many_batches_as_have_enough() {
+        assert_eq!(corrected(&[(30, 2); 2]), None);
+        let one = corrected(&[(30, 2); 4]).unwrap();
+        assert_eq!((one.factor, one.calls), (2.0, 120.0));
+    }
+
+    #[test]
+    fn newest_batch_counts_alone_only_with_enough_calls() {
+        assert_eq!(corrected(&[(100, 2), (100, 3)]).unwrap().factor, 3.0);
+        assert_eq!(corrected(&[(60, 2), (60, 3)]).unwrap().factor, 2.5);
+    }
 }

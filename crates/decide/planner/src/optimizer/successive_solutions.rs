@@ -1,6 +1,10 @@
 //! Solutions over time: each starts from the one before, and replaces the shares in force only if that is worth it.
 
-use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use fairmesh_model::{Label, Region, RegionShares, ServiceName, TrafficMode};
 use fairmesh_te::optimizer::{Effort, Plan, ProblemError, Shares, is_worth_publishing, optimize};
@@ -9,7 +13,10 @@ use super::{
     Fallback, ServicePlan,
     graph_problem::{GraphProblem, Shape, Sources},
 };
-use crate::{model_adjustment::Shift, table_conversion::to_shares};
+use crate::{
+    model_adjustment::{HEAD_ROOM, Shift},
+    table_conversion::to_shares,
+};
 
 /// A plan that costs less than the shares in force by a smaller part of their cost is not published.
 const DEAD_BAND: f64 = 0.02;
@@ -37,6 +44,8 @@ pub(super) struct Solving {
     trouble: Option<Fallback>,
     /// Whether the tables in force have a change that could not be taken back.
     must_publish: bool,
+    /// Services whose tables follow from plans of this control plane. Those of others may have changes that another one was trying out.
+    adopted: BTreeSet<ServiceName>,
 }
 
 /// What is in force, and what is new.
@@ -62,23 +71,30 @@ impl Solving {
         &self.plans
     }
 
-    /// Changes the tables in force; `false` where that is not possible, as over the ceiling.
+    /// Changes the tables in force, and returns the pools that get more calls by it: those of the moved calls, and of the calls that are
+    /// made for them. `None` where that is not possible, as without head room in one of them.
     /// One that takes an earlier change back is made whatever pools are full.
-    pub(super) fn shift(&mut self, sources: Sources<'_>, shift: &Shift, now_ms: u64) -> bool {
+    pub(super) fn shift(
+        &mut self,
+        sources: Sources<'_>,
+        shift: &Shift,
+        now_ms: u64,
+    ) -> Option<Vec<(ServiceName, Region)>> {
         let built = GraphProblem::new(sources);
-        let shifted = self
-            .evaluate_in_force(&built, sources)
-            .and_then(|in_force| built.shifted(&in_force, std::slice::from_ref(shift)));
+        let in_force = self.evaluate_in_force(&built, sources).ok()?;
+        let step = built.shifted(&in_force, std::slice::from_ref(shift)).ok()?;
         let service = &shift.of.service;
-        let known = sources.models.get(service).zip(self.plans.get(service));
-        let (Ok(step), Some((model, known))) = (shifted, known) else { return false };
-        if !shift.takes_back && !step.is_usable(built.problem.preferences.ceiling) {
-            return false;
+        let (model, known) = sources.models.get(service).zip(self.plans.get(service))?;
+        let fuller = built.fuller_pools(&in_force, &step);
+        let has_room = || fuller.iter().all(|at| step.loads[*at] <= HEAD_ROOM);
+        let is_possible = || has_room() && step.is_usable(built.problem.preferences.ceiling);
+        if !shift.takes_back && !is_possible() {
+            return None;
         }
         let plan = built.service_plan(&step, (service, model), known.number, now_ms);
         let plan = ServicePlan { planned_at_ms: known.planned_at_ms, gap: known.gap, ..plan };
         self.plans.insert(service.clone(), Arc::new(plan));
-        true
+        Some(fuller.into_iter().map(|at| built.pool(at)).collect())
     }
 
     /// Has the next plan published however little it differs from the tables in force.
@@ -95,14 +111,14 @@ impl Solving {
 
     fn solve_anew(&mut self, sources: Sources<'_>, now_ms: u64) {
         self.plans.retain(|service, _| sources.models.contains_key(service));
+        self.adopted.retain(|service| sources.services.contains_key(service));
         if sources.models.is_empty() {
-            *self = Self { number: self.number, ..Self::default() };
+            self.restart(None);
             return;
         }
         if GraphProblem::size(sources) > MAX_WORK {
             let text = "the edges of the call graph are too many to be planned over so many regions";
-            let trouble = Some(Fallback::new("left_out", text));
-            *self = Self { number: self.number, trouble, ..Self::default() };
+            self.restart(Some(Fallback::new("left_out", text)));
             return;
         }
         let built = GraphProblem::new(sources);
@@ -125,6 +141,19 @@ impl Solving {
         }
     }
 
+    /// Forgets the plan in force.
+    fn restart(&mut self, trouble: Option<Fallback>) {
+        let adopted = std::mem::take(&mut self.adopted);
+        *self = Self { number: self.number, trouble, adopted, ..Self::default() };
+    }
+
+    /// Whether tables in force may have changes that another control plane was trying out: nobody would take them back. The first plan of
+    /// their services neither starts from them nor is compared with them. A mark in the tables was rejected: rings plan such a service
+    /// until it is measured, and change the tables in the meantime.
+    fn takes_over(&self, sources: Sources<'_>) -> bool {
+        sources.models.keys().any(|service| !self.adopted.contains(service))
+    }
+
     /// What the tables in force cause, and the last plan where none are published.
     pub(super) fn evaluate_in_force(
         &self,
@@ -141,11 +170,12 @@ impl Solving {
             built.evaluate(|service, region, class| self.in_force(sources, (service, region), class))?;
         let shape = built.shape();
         let last = self.last.take().filter(|(known, _)| *known == shape);
-        let start = last.as_ref().map_or(&in_force, |(_, plan)| plan);
+        let start = last.as_ref().map(|(_, plan)| plan);
+        let start = start.or_else(|| (!self.takes_over(sources)).then_some(&in_force));
         let iterations = (MAX_WORK / GraphProblem::size(sources).max(1)).clamp(1, MAX_ITERATIONS);
         let effort = Effort { gap: GAP, iterations };
         let mut left = iterations;
-        let plan = optimize(&built.problem, Some(start), effort, &mut |_| {
+        let plan = optimize(&built.problem, start, effort, &mut |_| {
             left = left.saturating_sub(1);
             left > 0
         })?;
@@ -182,7 +212,7 @@ impl Solving {
     ) -> Result<(), ProblemError> {
         let Candidate { mut in_force, leads_nowhere, plan } = candidate;
         let shifted = built.shifted(&plan, sources.shifts)?;
-        let is_free = !leads_nowhere && !self.must_publish;
+        let is_free = !leads_nowhere && !self.must_publish && !self.takes_over(sources);
         if is_free && !is_worth_publishing(&built.problem, &in_force, &shifted, DEAD_BAND)? {
             in_force.bound = plan.bound;
             self.refresh(built, sources, &in_force, now_ms);
@@ -192,6 +222,7 @@ impl Solving {
         let step = next_step(built, &in_force, plan)?;
         self.number += 1;
         self.must_publish = false;
+        self.adopted.extend(sources.models.keys().cloned());
         for (service, model) in sources.models {
             let plan =
                 ServicePlan { gap, ..built.service_plan(&step, (service, model), self.number, now_ms) };

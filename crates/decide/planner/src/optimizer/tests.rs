@@ -1,5 +1,6 @@
 mod adjustment;
 mod changes;
+mod evidence;
 mod faults;
 mod what_if;
 mod world;

@@ -1,10 +1,13 @@
 //! Changes of a plan that are tried out beside the optimizer.
 
-use fairmesh_model::CallNode;
+use fairmesh_model::{CallNode, Region, ServiceName};
 use fairmesh_te::optimizer::{Plan, ProblemError, Shares};
 
 use super::graph_problem::GraphProblem;
 use crate::model_adjustment::Shift;
+
+/// More calls per second that arrive at a pool are no rounding from this part of them on.
+const MORE: f64 = 1e-4;
 
 impl GraphProblem {
     /// A plan with these changes; calls from outside of the mesh stay.
@@ -25,6 +28,36 @@ impl GraphProblem {
         let mut shifted = Plan::evaluate(&self.problem, &shares, &plan.admitted)?;
         shifted.bound = plan.bound;
         Ok(shifted)
+    }
+
+    /// The pools at which more calls arrive by the second plan, by service × regions + region. Calls count, and not work, because the work
+    /// of services that another planner plans is not known.
+    pub(super) fn fuller_pools(&self, before: &Plan, after: &Plan) -> Vec<usize> {
+        let arrivals = self.arrivals(before).into_iter().zip(self.arrivals(after));
+        let more = arrivals.enumerate().filter(|(_, (before, after))| *after > before * (1.0 + MORE) + MORE);
+        more.map(|(at, _)| at).collect()
+    }
+
+    /// The service and the region of a pool.
+    pub(super) fn pool(&self, at: usize) -> (ServiceName, Region) {
+        let count = self.regions.len();
+        (self.services[at / count].clone(), self.regions[at % count].clone())
+    }
+
+    /// Calls per second that arrive at each pool.
+    fn arrivals(&self, plan: &Plan) -> Vec<f64> {
+        let count = self.regions.len();
+        let mut arrivals = vec![0.0; self.services.len() * count];
+        for (number, edge) in self.problem.edges.iter().enumerate() {
+            let service = self.problem.nodes[edge.callee].service;
+            for source in 0..count {
+                for (to, share) in plan.shares.row(number, source) {
+                    let calls = plan.calls[number * count + source] * share;
+                    arrivals[service * count + usize::from(*to)] += calls;
+                }
+            }
+        }
+        arrivals
     }
 
     fn shift(

@@ -103,8 +103,9 @@ impl OptimizerPlanner {
                 check_settings(facts, topology).and_then(|()| ServiceModel::new(known, topology, now_ms));
             match model {
                 Ok(mut model) => {
-                    let known = self.models.get(service).filter(|known| known.classes == model.classes);
-                    model.corrections.extend(known.into_iter().flat_map(|known| known.corrections.clone()));
+                    if let Some(known) = self.models.get(service) {
+                        model.adopt_corrections(known);
+                    }
                     models.insert(service.clone(), model);
                 }
                 Err(why) => drop(unplanned.insert(service.clone(), why)),

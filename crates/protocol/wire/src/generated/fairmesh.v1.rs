@@ -10447,6 +10447,154 @@ pub struct OptimizerPlan {
     pub model_error: f64,
     #[prost(message, repeated, tag = "6")]
     pub expected: ::prost::alloc::vec::Vec<ExpectedCalls>,
+    /// What is measured otherwise than the model says, and corrected. Of latency while it is in force, of work the latest.
+    #[prost(message, repeated, tag = "7")]
+    pub corrections: ::prost::alloc::vec::Vec<ModelCorrection>,
+    /// The latest changes of the plan that were tried out, the newest first.
+    #[prost(message, repeated, tag = "8")]
+    pub attempts: ::prost::alloc::vec::Vec<PlanAttempt>,
+}
+/// Calls of a pool cost something else than the model says.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ModelCorrection {
+    /// The region of the servers.
+    #[prost(string, tag = "1")]
+    pub region: ::prost::alloc::string::String,
+    /// Empty: all calls without a class of their own; of work, all calls.
+    #[prost(string, tag = "2")]
+    pub class: ::prost::alloc::string::String,
+    /// Since the correction began, in milliseconds.
+    #[prost(uint64, tag = "3")]
+    pub began_ago_ms: u64,
+    /// The calls that it was measured by.
+    #[prost(double, tag = "4")]
+    pub calls: f64,
+    #[prost(oneof = "model_correction::Of", tags = "5, 6")]
+    pub of: ::core::option::Option<model_correction::Of>,
+}
+/// Nested message and enum types in `ModelCorrection`.
+pub mod model_correction {
+    #[derive(Clone, Copy, PartialEq, ::prost::Oneof)]
+    pub enum Of {
+        #[prost(message, tag = "5")]
+        Latency(super::LatencyCorrection),
+        #[prost(message, tag = "6")]
+        Work(super::WorkCorrection),
+    }
+}
+/// Milliseconds of a call without the calls that it makes.
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct LatencyCorrection {
+    /// By the model without the correction, and as measured, with the standard error of the difference.
+    #[prost(double, tag = "1")]
+    pub predicted_ms: f64,
+    #[prost(double, tag = "2")]
+    pub measured_ms: f64,
+    #[prost(double, tag = "3")]
+    pub error_ms: f64,
+    /// What is added to each call.
+    #[prost(double, tag = "4")]
+    pub added_ms: f64,
+    /// Since calls were last measured, in milliseconds.
+    #[prost(uint64, tag = "5")]
+    pub measured_ago_ms: u64,
+}
+/// CPU of all calls of a pool.
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct WorkCorrection {
+    /// Cores that calls would have used by the model, and that they used.
+    #[prost(double, tag = "1")]
+    pub predicted_cores: f64,
+    #[prost(double, tag = "2")]
+    pub measured_cores: f64,
+    /// The work of all classes was multiplied by this.
+    #[prost(double, tag = "3")]
+    pub factor: f64,
+}
+/// A change of the plan that was tried out: a part of the calls of one region and class goes to another region.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PlanAttempt {
+    /// The region of the callers.
+    #[prost(string, tag = "1")]
+    pub source: ::prost::alloc::string::String,
+    /// Empty: all calls without a class of their own.
+    #[prost(string, tag = "2")]
+    pub class: ::prost::alloc::string::String,
+    /// The region that gets fewer calls, and the one that gets more.
+    #[prost(string, tag = "3")]
+    pub from: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub to: ::prost::alloc::string::String,
+    /// The part of the callers' calls that was moved.
+    #[prost(double, tag = "5")]
+    pub share: f64,
+    /// Mean milliseconds of a call to the service before and afterwards, egress at its worth included, with the standard error of the
+    /// difference; absent: too little was measured.
+    #[prost(double, tag = "6")]
+    pub before_ms: f64,
+    #[prost(double, optional, tag = "7")]
+    pub after_ms: ::core::option::Option<f64>,
+    #[prost(double, tag = "8")]
+    pub error_ms: f64,
+    #[prost(uint64, tag = "9")]
+    pub began_ago_ms: u64,
+    #[prost(enumeration = "plan_attempt::Outcome", tag = "10")]
+    pub outcome: i32,
+}
+/// Nested message and enum types in `PlanAttempt`.
+pub mod plan_attempt {
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Outcome {
+        /// It has not ended.
+        Running = 0,
+        /// Calls are faster, and the change stays until the next plan.
+        Kept = 1,
+        /// Rolled back: calls are not clearly faster; calls are slower; a pool became too full.
+        NotBetter = 2,
+        Worse = 3,
+        TooFull = 4,
+        /// Ended by another plan.
+        Replanned = 5,
+    }
+    impl Outcome {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Running => "RUNNING",
+                Self::Kept => "KEPT",
+                Self::NotBetter => "NOT_BETTER",
+                Self::Worse => "WORSE",
+                Self::TooFull => "TOO_FULL",
+                Self::Replanned => "REPLANNED",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "RUNNING" => Some(Self::Running),
+                "KEPT" => Some(Self::Kept),
+                "NOT_BETTER" => Some(Self::NotBetter),
+                "WORSE" => Some(Self::Worse),
+                "TOO_FULL" => Some(Self::TooFull),
+                "REPLANNED" => Some(Self::Replanned),
+                _ => None,
+            }
+        }
+    }
 }
 /// The plan's expectation for the calls of one class from one region to the service.
 #[derive(Clone, PartialEq, ::prost::Message)]

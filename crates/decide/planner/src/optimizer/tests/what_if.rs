@@ -81,3 +81,34 @@ fn prices_and_policies_of_the_change_count() {
     let both = Scenario { policies: ["web", "cart"].map(rings).into(), ..Scenario::default() };
     assert_eq!(predict(&world, &both).unwrap_err().text, "no service asks for the optimizer");
 }
+
+#[test]
+fn prediction_is_made_with_the_corrections_in_force() {
+    let mut world = World::learned([Optimizer, Optimizer]);
+    world.delay_ms = 20.0;
+    world.seconds(40);
+    let WhatIf { now, .. } = predict(&world, &Scenario::default()).unwrap();
+    assert_near(now.latency_ms, world.latency_ms, 0.15);
+    // With a class of its own, the calls of eu are as slow as they were.
+    let traffic = Traffic { classes: vec!["bulk".parse().unwrap()], ..policy(Optimizer).traffic };
+    let classes = PolicyFacts { traffic, ..PolicyFacts::default() };
+    let scenario = Scenario { policies: [(service("cart"), classes)].into(), ..Scenario::default() };
+    let then = predict(&world, &scenario).unwrap().then;
+    assert_near(then.latency_ms, now.latency_ms, 0.01);
+}
+
+#[test]
+fn correction_below_zero_takes_no_more_than_a_call_has() {
+    let world = World::learned([Optimizer, Optimizer]);
+    let mut optimizer = world.planner.optimizer().clone();
+    // Since the last round, the fit may have taken over what calls were faster by.
+    let cart = optimizer.models.get_mut(&service("cart")).unwrap();
+    cart.corrections.insert(region("eu"), vec![-20.0]);
+    let refused = Default::default();
+    let input = OptimizerInput { services: &world.facts, refused: &refused, topology: &world.topology };
+    let now = optimizer.what_if(input, &Scenario::default(), world.now.ms).unwrap().now;
+    let alone = predict(&world, &Scenario::default()).unwrap().now;
+    // 1 ms of the calls of eu, a third of all, does not depend on load.
+    let faster = alone.latency_ms - now.latency_ms;
+    assert!((0.1..0.5).contains(&faster), "{faster} ms faster");
+}
