@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn unmeasured_figure_is_null_with_reason() {
+    fn unmeasured_figure_is_reported_as_null_with_reason() {
         let mut report = Report::new("balance");
         report.figure("cv", 0.1, None, "");
         assert_eq!(report.complete(), Ok(()));

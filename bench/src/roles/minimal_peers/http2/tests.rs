@@ -51,7 +51,7 @@ async fn minimal_servers_work_with_other_callers() -> Result<(), BoxError> {
 }
 
 #[tokio::test]
-async fn wrong_responses_are_errors() {
+async fn minimal_caller_reports_wrong_response_as_error() {
     // A gRPC server rejects an invalid message with trailers only.
     let (listener, address) = listen().await;
     tokio::spawn(serve_plain(listener, routes(Protocol::Grpc), None));

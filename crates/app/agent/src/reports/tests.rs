@@ -57,7 +57,7 @@ fn report() -> v1::ReportSignalsRequest {
 }
 
 #[tokio::test]
-async fn program_report_queues_usage_and_adds_up_load() {
+async fn program_report_queues_its_cpu_usage_and_is_added_to_load_sum() {
     let reports = reports();
     let response = Signals::report(&reports, Request::new(report())).await.unwrap().into_inner();
     assert_eq!(response.next_report_ms, 1_000);

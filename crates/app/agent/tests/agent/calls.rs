@@ -95,7 +95,7 @@ async fn get(address: SocketAddr, path: &str) -> String {
 }
 
 #[tokio::test]
-async fn metrics_describe_copy_and_readiness_its_usability() {
+async fn agent_metrics_describe_its_copy_and_readiness_requires_usable_copy() {
     let mut fixture = AgentFixture::new();
     let free = ([127, 0, 0, 1], free_port()).into();
     fixture.metrics = Some(free);

@@ -92,7 +92,7 @@ fn shadow_mode_is_refused_for_protective_controllers() {
 }
 
 #[test]
-fn trust_domain_has_certificate_controllers() {
+fn controllers_record_roots_and_revocations_of_trust_domain() {
     let (mesh, _) = domain();
     wait_until("the roots are recorded", || controller(&mesh, "trust-bundle")["writes"] == 1);
     assert_eq!(controller(&mesh, "revocations")["changedAgoMs"], Value::Null);

@@ -73,7 +73,7 @@ fn control_plane_serves_during_etcd_outage_and_writes_afterwards() {
 }
 
 #[test]
-fn data_served_without_etcd_is_reported_stale_after_lease() {
+fn data_is_reported_stale_once_lease_expires_during_etcd_outage() {
     let mut etcd = Etcd::with(&["--max-txn-ops=10001"]);
     let mesh = on(&etcd);
     mesh.apply(SHOP).ok();

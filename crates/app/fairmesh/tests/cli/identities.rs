@@ -83,7 +83,7 @@ pub(crate) fn token(mesh: &Mesh, args: &[&str]) -> String {
 }
 
 #[test]
-fn authority_is_shown_and_rotated_by_its_user() {
+fn certificate_authority_is_shown_and_rotated_by_its_user() {
     let (mesh, tcp) = domain();
     let shown = mesh.run(&["identity", "show", "--json"]).json();
     assert_eq!(shown["domain"], "prod");
@@ -154,7 +154,7 @@ pub(crate) fn runtime() -> Runtime {
 }
 
 #[test]
-fn identity_commands_report_missing_trust_domain() {
+fn identity_commands_say_when_mesh_has_no_trust_domain() {
     let mesh = Mesh::start();
     assert!(mesh.run(&["identity", "show"]).ok().contains("has no trust domain"));
     assert!(mesh.run(&["identity", "list"]).err.contains("has no trust domain"));
@@ -304,7 +304,7 @@ fn server_started_before_sync_with_plaintext_mesh_registers() {
 }
 
 #[test]
-fn drain_does_not_wait_for_ended_caller() {
+fn drain_does_not_wait_for_stopped_program() {
     let (mesh, _) = domain();
     mesh.apply("kind: Service\nname: shop/catalog\n").ok();
     let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
@@ -539,7 +539,7 @@ fn services_are_called_over_mutual_tls_only() {
 }
 
 #[test]
-fn authority_from_future_is_replaced_before_first_join() {
+fn certificate_authority_dated_in_future_is_replaced_before_first_join() {
     let (mut mesh, tcp) = domain();
     mesh.stop_control("TERM");
     std::fs::remove_dir_all(mesh.path("data")).unwrap();

@@ -283,7 +283,7 @@ fn proxy_signs_locally_while_key_server_fails() {
 }
 
 #[test]
-fn wrong_signature_is_not_used() {
+fn proxy_rejects_key_server_signature_of_another_key() {
     let Some(world) = World::start() else { return };
     world.certificate("edge", "ec");
     world.certificate("other", "ec");
@@ -410,7 +410,7 @@ fn other_connections_are_served_while_key_server_is_slow() {
 }
 
 #[test]
-fn replayed_connection_gets_no_signature() {
+fn key_server_signs_nothing_for_replayed_connection() {
     let Some(world) = World::start() else { return };
     world.certificate("edge", "ec");
     let server = world.key_server("edge", PROXY);

@@ -100,7 +100,7 @@ fn security_check_finds_open_access_until_closed() {
 }
 
 #[test]
-fn mesh_without_trust_domain_protects_nothing() {
+fn security_check_of_mesh_without_trust_domain_finds_only_that() {
     let run = check(&Mesh::start());
     assert_eq!((found_of(&run), run.code), (vec!["trustDomain".to_owned()], Some(1)));
 }

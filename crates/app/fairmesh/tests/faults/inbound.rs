@@ -105,7 +105,7 @@ async fn raw(to: &str, path: &str, header: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn inbound_program_serves_reports_and_leaves_without_failures() {
+async fn inbound_proxy_reports_load_and_drains_program_without_failures() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let plain = Plain::start("plain").await;
@@ -178,7 +178,7 @@ async fn in_front_of_raw(world: &World) -> (Process, TcpListener, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn get_is_retried_after_program_closed_its_connection() {
+async fn inbound_proxy_retries_get_after_program_closed_its_connection() {
     let _machine = beside_others().await;
     let world = World::start("{kind: Service, name: shop/one, type: replicated, protocol: http1}").await;
     let (_inbound, listener, _) = in_front_of_raw(&world).await;

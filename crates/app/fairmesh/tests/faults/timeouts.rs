@@ -126,7 +126,7 @@ async fn call_is_bounded_by_its_deadline_and_no_default() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn begun_grpc_call_prefers_status_of_server() {
+async fn deadline_status_of_begun_grpc_call_comes_from_server() {
     let _machine = beside_others().await;
     let mesh = Mesh::start("").await;
     let grpc = ["-H", "content-type: application/grpc", "-H", "te: trailers", "-d", "x"];

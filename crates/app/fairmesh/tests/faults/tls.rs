@@ -224,7 +224,7 @@ async fn tls_listener_reads_proxy_protocol_and_drops_plaintext() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tls_is_terminated_for_plain_tcp_too() {
+async fn tls_of_tcp_listener_is_terminated_by_proxy() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/db", "db-0").await;
@@ -276,7 +276,7 @@ async fn tls_tunnel_keeps_bytes_sent_before_it_began() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn upgrade_and_stop_fail_no_request_over_tls() {
+async fn proxy_upgrade_and_stop_fail_no_request_over_tls() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let work = Duration::from_secs(1);

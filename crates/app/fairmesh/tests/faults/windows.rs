@@ -28,7 +28,7 @@ fn post(host: &str, body: Bytes) -> Request<Full<Bytes>> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unread_upload_stalls_no_other_request_of_its_client() {
+async fn upload_that_server_does_not_read_stalls_no_other_request() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let unread = RawServer::start(&world, "shop/one", "one").await;

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn distance_filter_records_first_and_lasting_changes() {
+    fn distance_filter_records_first_value_and_lasting_changes() {
         assert_eq!(recorded(&[20, 20, 21, 19, 20]), [1], "less than 10 %");
         assert_eq!(recorded(&[20, 22, 22, 22, 22]), [1, 4], "10 %, three times");
         assert_eq!(recorded(&[20, 30, 30, 20, 30, 30]), [1], "not lasting");

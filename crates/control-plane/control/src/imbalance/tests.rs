@@ -258,7 +258,7 @@ async fn damaged_file_is_left_unchanged_and_last_hour_is_kept_in_memory() {
 }
 
 #[tokio::test]
-async fn reports_by_slice_include_outliers_within_host_type() {
+async fn report_by_host_type_lists_outlier_instances() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
     for minute in 0..3 {

@@ -107,7 +107,7 @@ fn maps_of_another_release_are_refused_until_detached() {
 }
 
 #[test]
-fn only_services_refuses_connections_without_proxy() {
+fn only_services_mode_refuses_connections_when_no_proxy_listens() {
     let Some(place) = Place::new("only") else { return };
     let server = TcpListener::bind("127.96.7.2:0").unwrap();
     let to = server.local_addr().unwrap();

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn apply_names_shard_moves_newer_than_file() {
+    fn apply_names_shard_moves_that_file_would_undo() {
         let file = map(r#"{"instance": "a", "region": "eu", "role": "primary"}"#);
         let stored = map(r#"{"instance": "b", "region": "eu", "role": "primary"}"#);
         assert_eq!(moved_back(&stored, &stored), Vec::<String>::new());
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_with_reordered_replicas_are_equal() {
+    fn shard_maps_with_reordered_replicas_are_equal() {
         let a = r#"{"instance": "a", "region": "eu", "role": "primary"}"#;
         let b = r#"{"instance": "b", "region": "us", "role": "secondary"}"#;
         let both = map(&format!("{a}, {b}"));

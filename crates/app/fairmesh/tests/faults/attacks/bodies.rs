@@ -66,7 +66,7 @@ async fn silent_servers_and_clients_time_out() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn early_response_and_idle_close_are_accepted() {
+async fn response_during_upload_and_idle_server_close_are_accepted() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;

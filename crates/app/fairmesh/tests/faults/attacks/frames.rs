@@ -122,7 +122,7 @@ async fn endless_header_blocks_end_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn useless_frames_use_bounded_memory_and_end_connection() {
+async fn ping_and_settings_floods_use_bounded_memory_and_end_connection() {
     // On a machine busy with other tests, such a connection ended for another reason before the proxy closed it for its
     // frames.
     let _machine = alone().await;

@@ -137,7 +137,7 @@ async fn soft_descriptor_limit_is_raised() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn program_serves_despite_silent_connections() {
+async fn library_server_serves_despite_silent_connections_at_descriptor_limit() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let few = |program: Program| {
@@ -165,7 +165,7 @@ async fn program_serves_despite_silent_connections() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes half a minute; make soak runs it"]
-async fn missing_bodies_get_408() {
+async fn missing_request_bodies_get_408() {
     let _machine = beside_others().await;
     let fleet = Fleet::start(None).await;
     let mut all = Vec::new();

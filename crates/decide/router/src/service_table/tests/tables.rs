@@ -154,7 +154,7 @@ fn failed_call_moves_to_nearest_other_region() {
 }
 
 #[test]
-fn keys_of_lost_region_are_spread_and_then_stay() {
+fn keys_of_lost_region_spread_over_others_and_keep_endpoint() {
     let mut fleet = fleet();
     fleet.service.kind = ServiceKind::ConsistentHash;
     for endpoint in fleet.endpoints.iter_mut().filter(|endpoint| endpoint.location.region == region("eu")) {
@@ -276,7 +276,7 @@ fn sharded_calls_are_divided_among_regions_with_copy() {
 }
 
 #[test]
-fn explanation_shows_share_and_draw_of_region_table() {
+fn explanation_shows_region_table_shares_and_drawn_region() {
     let compiled = fleet().compile_with(&by_hand(&[("eu", "70%"), ("us", "20%")], "10%"), 0);
     let steps = |call_seed| {
         let explained = compiled.explain_pick(&PickParams { call_seed, ..PickParams::default() }, 0, 1);

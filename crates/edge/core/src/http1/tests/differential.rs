@@ -371,7 +371,7 @@ async fn compare(pieces: Vec<Vec<u8>>) -> Outcome {
 }
 
 #[tokio::test]
-async fn responses_to_random_requests_equal_hyper() {
+async fn random_requests_get_same_responses_as_hyper() {
     let (mut served, mut refused) = (0, 0);
     for seed in 0..4_000 {
         let ours = compare(draw(seed)).await;
@@ -382,7 +382,7 @@ async fn responses_to_random_requests_equal_hyper() {
 }
 
 #[tokio::test]
-async fn responses_to_long_bodies_equal_hyper() {
+async fn long_request_bodies_get_same_responses_as_hyper() {
     let mut served = 0;
     for seed in 0..400 {
         served += compare(draw_long(seed)).await.requests.len();

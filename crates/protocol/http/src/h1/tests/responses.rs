@@ -85,7 +85,7 @@ fn spaces_before_colons_are_removed_from_responses() {
 }
 
 #[test]
-fn equal_repeated_lengths_are_merged() {
+fn repeated_equal_content_lengths_are_merged() {
     for lengths in ["3\r\ncontent-length: 3", "3, 3", "3,3,3", "03"] {
         let text = format!("HTTP/1.1 200 OK\r\ncontent-length: {lengths}\r\n\r\ntea");
         for method in [Method::GET, Method::HEAD] {

@@ -49,7 +49,7 @@ fn repeated_fields_are_indexed() {
 }
 
 #[test]
-fn static_fields_are_indexed_at_once() {
+fn static_table_fields_are_sent_as_index_on_first_use() {
     let mut both = Both::new();
     let (out, fields) = both.block(|block| {
         block.method(&Method::GET);
