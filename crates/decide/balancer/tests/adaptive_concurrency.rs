@@ -219,12 +219,12 @@ fn refused_of_few(config: ConcurrencyConfig) -> u64 {
 }
 
 #[test]
-fn low_traffic_is_not_refused() {
+fn adaptive_concurrency_limit_does_not_refuse_low_traffic() {
     assert_eq!(refused_of_few(ConcurrencyConfig::default()), 0);
 }
 
 #[test]
-fn low_traffic_would_be_refused_without_min_samples() {
+fn adaptive_limit_without_min_samples_refuses_low_traffic() {
     let config = ConcurrencyConfig { min_samples: 1, ..ConcurrencyConfig::default() };
     let refused = refused_of_few(config);
     assert!(refused > 10, "the test would not detect it: {refused} per thousand");
@@ -254,7 +254,7 @@ fn slow_dependency_is_not_treated_as_overload() {
 }
 
 #[test]
-fn probe_ends_when_every_request_fails() {
+fn concurrency_limit_probe_ends_when_every_request_fails() {
     let mut server = Server::new(4, ServiceTime::Fixed(10 * MS), ConcurrencyConfig::default(), 1);
     // The limit is below its minimum only during a probe.
     let probes = |limit: &AdaptiveConcurrency| limit.limit() < ConcurrencyConfig::default().min_limit;

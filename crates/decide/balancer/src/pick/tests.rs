@@ -60,7 +60,7 @@ fn idle_endpoints_are_picked_in_proportion_to_weight() {
 }
 
 #[test]
-fn outstanding_calls_stay_close_to_fair_share() {
+fn outstanding_calls_per_endpoint_stay_close_to_share_by_weight() {
     // Calls never finish, which is the worst case of "most traffic to one endpoint after scaling".
     for weights in [vec![1000; 20], vec![1000; 200], [1000, 2000].repeat(10), vec![1000, 1000, 2000]] {
         let stats = stats(weights.len());
