@@ -101,7 +101,7 @@ async fn applied_declaration_replaces_one_made_by_registration() {
 }
 
 #[tokio::test]
-async fn health_checks_are_refused_by_the_pages_of_the_control_plane() {
+async fn control_plane_pages_refuse_probes_of_health_checkers() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     for path in ["/readyz", "/metrics", "/nowhere"] {

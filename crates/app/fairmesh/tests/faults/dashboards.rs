@@ -30,7 +30,8 @@ const GIVEN: [&str; 4] = ["instance", "job", "le", "process"];
 /// Series of Prometheus itself.
 const OF_PROMETHEUS: &str = "up";
 
-const A_MINUTE: &str = "usage is known after a whole minute; `imbalance_report_shows_overloaded_server_as_wasted_cores` reads it";
+const A_MINUTE: &str =
+    "usage is known after a whole minute; `imbalance_report_shows_overloaded_servers_waste` reads it";
 /// Panels without data in the small mesh, each with the reason.
 const WITHOUT_DATA: [(&str, &str); 13] = [
     ("imbalance: Wasted cores", A_MINUTE),

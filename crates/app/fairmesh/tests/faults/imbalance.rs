@@ -57,7 +57,7 @@ async fn server(world: &World, instance: &str) -> (SocketAddr, Process) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn imbalance_report_shows_overloaded_server_as_wasted_cores() {
+async fn imbalance_report_shows_overloaded_servers_waste() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let called = Arc::new(Mutex::new(Vec::new()));

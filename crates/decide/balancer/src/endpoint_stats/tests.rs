@@ -192,7 +192,7 @@ fn call_counts_in_shared_memory_are_changed_by_kernel_and_proxy() {
 }
 
 #[test]
-fn shared_call_counts_change_their_memory_boundedly_often() {
+fn endpoint_counts_move_out_of_shared_memory_boundedly_often() {
     let stats = stats(1);
     let share = |memory: &std::sync::Arc<SharedStats>| {
         let is_in_use = |shared: &dyn SharedBlock| std::ptr::eq(shared.stats(), &raw const **memory);

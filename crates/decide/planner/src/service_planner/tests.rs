@@ -191,7 +191,7 @@ fn servers(count: u32, busy: f64, received: f64) -> ServerRates {
 }
 
 #[test]
-fn a_spike_moves_calls_to_the_other_region_and_back() {
+fn load_spike_moves_calls_to_other_region_and_back() {
     let mut world = World::started();
     assert_eq!((world.share("eu", "eu"), world.share("us", "us")), (1.0, 1.0), "all are local");
     world.offered[0] = 900.0;
@@ -209,7 +209,7 @@ fn a_spike_moves_calls_to_the_other_region_and_back() {
 }
 
 #[test]
-fn planner_start_waits_for_several_reports_of_all_regions() {
+fn new_planner_waits_for_several_reports_of_all_regions() {
     let mut world = World::new();
     world.facts.reports.heard.remove(&region("us"));
     for second in 1..10 {
@@ -299,7 +299,7 @@ fn service_with_incomplete_reports_is_not_planned() {
 }
 
 #[test]
-fn silent_callers_and_too_few_servers_stop_planning() {
+fn planning_stops_without_caller_reports_or_with_few_server_reports() {
     let mut world = World::started();
     for _ in 0..11 {
         world.report();
@@ -341,7 +341,7 @@ fn tables_are_confirmed_only_while_planning_succeeds() {
 }
 
 #[test]
-fn control_plane_continues_its_predecessors_plan() {
+fn new_control_plane_continues_plan_of_its_predecessor() {
     let mut world = World::started();
     world.offered[0] = 900.0;
     world.seconds(20);
@@ -360,7 +360,7 @@ fn control_plane_continues_its_predecessors_plan() {
 }
 
 #[test]
-fn faster_writer_wins_and_is_continued() {
+fn planner_continues_tables_of_faster_writer() {
     let mut world = World::started();
     world.offered[0] = 900.0;
     world.report();
@@ -377,7 +377,7 @@ fn faster_writer_wins_and_is_continued() {
 }
 
 #[test]
-fn metric_beyond_full_scale_counts_as_full() {
+fn load_metric_beyond_full_scale_counts_as_full() {
     let mut world = World::started();
     world.offered[0] = 900.0;
     world.seconds(20);
@@ -408,7 +408,7 @@ fn region_whose_calls_get_no_response_is_doubted() {
 }
 
 #[test]
-fn shadow_writes_nothing_and_hold_changes_nothing() {
+fn shadow_mode_writes_no_tables_and_hold_mode_changes_none() {
     let mut world = World::started();
     world.facts.traffic.mode = TrafficMode::Hold;
     world.offered[0] = 900.0;
@@ -431,7 +431,7 @@ fn shadow_writes_nothing_and_hold_changes_nothing() {
 }
 
 #[test]
-fn delayed_reports_keep_the_age_of_their_data() {
+fn delayed_reports_keep_age_of_their_data() {
     let mut world = World::started();
     world.seconds(20);
     let age = |world: &mut World, seconds| {
@@ -450,7 +450,7 @@ fn delayed_reports_keep_the_age_of_their_data() {
 }
 
 #[test]
-fn drain_forecast_time_is_server_time_plus_distance() {
+fn drain_forecast_latency_is_server_time_plus_round_trip() {
     let mut world = World::new();
     let [eu, us, ap] = ["eu", "us", "ap"].map(region);
     let ms = |ms| Some(Duration::from_millis(ms));
@@ -474,7 +474,7 @@ fn drain_forecast_time_is_server_time_plus_distance() {
 }
 
 #[test]
-fn cpu_of_few_servers_is_not_representative() {
+fn cpu_reported_by_few_servers_is_not_used_as_regions_load() {
     let mut facts = World::new().facts;
     facts.traffic.load = None;
     let rates = ServerRates {
@@ -493,7 +493,7 @@ fn cpu_of_few_servers_is_not_representative() {
 }
 
 #[test]
-fn a_draining_region_keeps_its_own_callers_and_gets_no_others() {
+fn draining_region_keeps_own_callers_and_gets_no_other_calls() {
     let mut world = World::started();
     let drains = RegionInfo { draining: true, ..RegionInfo::default() };
     world.topology.regions.regions.insert(region("us"), drains);
@@ -503,7 +503,7 @@ fn a_draining_region_keeps_its_own_callers_and_gets_no_others() {
 }
 
 #[test]
-fn local_services_and_regions_beyond_a_table_are_refused() {
+fn local_only_services_and_too_many_regions_are_not_planned() {
     let mut world = World::started();
     world.facts.local_only = true;
     assert_eq!(world.second(), []);
@@ -517,7 +517,7 @@ fn local_services_and_regions_beyond_a_table_are_refused() {
 }
 
 #[test]
-fn lowest_classes_are_dropped_first_without_capacity() {
+fn lowest_priority_classes_are_dropped_first_without_capacity() {
     let mut world = World::new();
     let bulk = Label::new("bulk").unwrap();
     world.facts.traffic.classes = vec![bulk.clone()];
@@ -551,7 +551,7 @@ fn zoned(world: &mut World) {
 }
 
 #[test]
-fn zone_keeps_at_most_its_power_and_needs_reports() {
+fn zone_keeps_calls_up_to_its_power_and_needs_reports() {
     let mut world = World::new();
     world.facts.zone_first = true;
     let mut endpoints = RegionEndpoints::default();
