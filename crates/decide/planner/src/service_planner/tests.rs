@@ -551,7 +551,7 @@ fn zoned(world: &mut World) {
 }
 
 #[test]
-fn zone_keeps_calls_up_to_its_power_and_needs_reports() {
+fn zone_shares_need_caller_zone_reports_and_keep_calls_within_power() {
     let mut world = World::new();
     world.facts.zone_first = true;
     let mut endpoints = RegionEndpoints::default();
