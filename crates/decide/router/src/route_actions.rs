@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn redirect_host_cannot_be_injected_by_path() {
+    fn request_path_cannot_inject_redirect_host() {
         let bare = Redirect {
             https: None,
             host: None,
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn action_shares_are_met_independently_of_each_other() {
+    fn shares_of_route_actions_apply_independently_of_each_other() {
         let share = |text: &str| text.parse::<Share>().unwrap();
         let actions = Actions {
             abort: Some(Abort { share: share("10%"), status: 503 }),

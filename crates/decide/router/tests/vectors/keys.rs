@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn shards_match_vectors() {
+fn shard_lookups_match_vectors() {
     let mut random = Generator::new(5);
     let mut wide: Vec<u128> = (0..40).map(|i| u128::from(random.next()) << (i * 3 % 65)).collect();
     wide.extend([0, 1 << 64, (1 << 64) + 1, (1 << 64) + 2]);

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn server_cannot_claim_that_request_is_misdirected() {
+    fn fault_header_misdirected_is_removed_from_server_responses() {
         let mut headers = response(&ServiceName::new("red/web").unwrap(), None).into_parts().0.headers;
         headers.append(FAULT, HeaderValue::from_static("overloaded"));
         headers.insert("server", HeaderValue::from_static("1"));

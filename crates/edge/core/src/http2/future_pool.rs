@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn completed_future_returns_memory_and_drops_contents() {
+    fn completed_future_returns_its_memory_to_pool_and_drops_contents() {
         let held = Arc::new(());
         for _ in 0..3 {
             let mut made = PooledFuture::new(respond(Arc::clone(&held)));

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn body_not_polled_between_two_checks_is_dropped() {
+    async fn response_body_not_polled_between_two_stall_checks_is_dropped() {
         let (responses, metrics) = (StallMonitor::default(), ConnectionMetrics::default());
         let mut taken = responses.monitor(Response::new(Body::from("tea"))).into_body();
         let mut left = responses.monitor(Response::new(Body::from("tea"))).into_body();

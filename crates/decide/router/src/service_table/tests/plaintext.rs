@@ -87,7 +87,7 @@ fn plaintext_endpoint_gets_no_call_in_strict_mesh() {
 }
 
 #[test]
-fn refused_endpoint_replaces_no_other_instance() {
+fn endpoint_refused_for_plaintext_replaces_no_same_named_instance() {
     let mut fleet = attacked(ServiceKind::Replicated);
     fleet.endpoints[1].state = EndpointState::Draining;
     fleet.endpoints[0] = Endpoint { instance: fleet.endpoints[1].instance.clone(), ..endpoint("x", "us") };
@@ -98,7 +98,7 @@ fn refused_endpoint_replaces_no_other_instance() {
 }
 
 #[test]
-fn refused_endpoints_do_not_weaken_verdicts_on_others() {
+fn endpoints_refused_for_plaintext_do_not_weaken_verdicts_on_others() {
     let mut fleet = attacked(ServiceKind::Replicated);
     fleet.endpoints.extend([endpoint("second", "eu"), endpoint("third", "eu")]);
     fleet.endpoints.push(Endpoint { mtls: true, ..endpoint("other", "eu") });
