@@ -159,7 +159,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn no_services_backends_contain_all_of_anothers_after_random_changes(
+    fn placement_invariants_hold_and_plans_settle_after_random_changes(
         (backends, zones, services) in (6..20_usize, 1..4_usize, 1..40_usize),
         capacity in 8..40_u32,
         changes in proptest::collection::vec(change(), 0..12),

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn one_deadline_applies_and_idle_grace_is_at_most_half_of_it() {
+    async fn first_shutdown_deadline_applies_and_idle_grace_is_at_most_half() {
         let shutdown = Shutdown::default();
         assert!(!shutdown.is_started(), "not started");
         let began = Instant::now();

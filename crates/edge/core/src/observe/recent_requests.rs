@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn requests_are_sampled_by_interval() {
+    async fn recent_requests_are_sampled_by_interval() {
         let (recent_requests, last) = (RecentRequests::new(), LastRequest::default());
         let due = || recent_requests.is_due(&last, Instant::now());
         assert_eq!([due(), due()], [true, false]);

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tap_gets_selected_requests_until_dropped() {
+    async fn tap_receives_selected_requests_until_dropped() {
         let (taps, shop) = (Arc::new(Taps::default()), ServiceName::new("shop/web").unwrap());
         assert!(!taps.wants(&shop));
         let select = json!({ "service": "shop/web", "path": "/items", "status": "5xx", "minMs": 10.0 });
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn slow_reader_is_told_number_of_dropped_requests() {
+    async fn slow_tap_reader_gets_number_of_dropped_requests() {
         let (taps, shop) = (Arc::new(Taps::default()), ServiceName::new("shop/web").unwrap());
         let mut reader = taps.start(filter(json!({ "service": "shop/web", "oneIn": 2 }))).unwrap();
         for _ in 0..2 * (QUEUE + 3) {

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn request_is_repeated_if_its_idle_connection_closed_at_once() {
+    async fn request_is_repeated_if_reused_connection_closes_at_once() {
         let (is_repeated, outcome) = second_request(Duration::ZERO, "").await;
         assert!(is_repeated && outcome.unwrap() == "tea");
     }

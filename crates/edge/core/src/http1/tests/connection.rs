@@ -463,7 +463,7 @@ impl AsyncRead for Logged {
 }
 
 #[tokio::test]
-async fn pipelined_requests_are_all_read_before_first_response() {
+async fn simultaneous_requests_are_read_from_all_connections_before_responding() {
     let log = Log::default();
     let mut connections = Vec::new();
     for name in ["a", "b"] {
