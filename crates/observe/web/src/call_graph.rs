@@ -184,7 +184,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn services_are_split_by_region_on_request() {
+    fn call_graph_splits_services_by_region_on_request() {
         let event = event(&response(), &Cut { by_region: true, ..Cut::default() });
         let expected = [
             ("-\nshop/web@eu", 1.0),
@@ -196,7 +196,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn pair_without_current_reports_has_unknown_figures() {
+    fn call_pair_without_current_reports_has_unknown_figures() {
         let mut now = response();
         now.rows.remove(2);
         let event = event(&now, &Cut::default());
@@ -213,7 +213,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn unknown_figures_differ_from_zero() {
+    fn unknown_call_figures_differ_from_zero() {
         let mut sum = CallSum::default();
         sum.per_second();
         let Numbers([rate, _, failed, p50, p99, ..]) = Numbers::of(&sum);

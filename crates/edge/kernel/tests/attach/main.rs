@@ -62,7 +62,7 @@ fn kernel_redirects_connections_until_proxy_closes_or_detach() {
 }
 
 #[test]
-fn detach_removes_created_cgroups_and_names_existing_ones() {
+fn detach_removes_created_cgroups_and_names_ones_still_in_use() {
     let Some(place) = Place::new("created") else { return };
     let inner = format!("{}/a/b", place.cgroup);
     let elsewhere = tempfile::tempdir().unwrap();

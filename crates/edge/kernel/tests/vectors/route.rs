@@ -178,7 +178,7 @@ fn kernel_leaves_requests_that_may_match_unsupported_routes_to_proxy() {
 }
 
 #[test]
-fn kernel_leaves_services_with_too_many_routes_to_proxy() {
+fn kernel_leaves_routes_beyond_its_table_size_to_proxy() {
     let Some(mut decider) = Decider::native() else { return };
     let routes: Vec<_> = (0..40)
         .map(|i| {

@@ -188,7 +188,7 @@ async fn server_with_wrong_identity_receives_no_request() {
 }
 
 #[tokio::test]
-async fn call_refused_for_its_certificate_counts_as_unsent() {
+async fn call_refused_for_client_certificate_fails_as_unsent() {
     let domain = Domain::default();
     let address = serve("one", domain.process("shop/one")).await;
     let other = Domain::default();

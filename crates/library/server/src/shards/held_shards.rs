@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn arriving_shard_is_loaded_and_leaving_shard_released() {
+    fn assigned_shard_is_loaded_and_removed_shard_is_released() {
         let mut held = HeldShards::new(InstanceId::new("a").unwrap(), true);
         assert!(held.is_empty());
         let first = map(&[(0, "a", ReplicaState::Serving), (1, "b", ReplicaState::Serving)]);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn splits_and_merges_keep_keys_while_moves_release_them() {
+    fn shard_splits_and_merges_keep_keys_and_moves_release_them() {
         let mut held = HeldShards::new(InstanceId::new("a").unwrap(), true);
         let whole = map(&[(0, "a", ReplicaState::Serving), (5, "a", ReplicaState::Serving)]);
         held.follow(Some(&whole));

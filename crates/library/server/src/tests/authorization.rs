@@ -271,7 +271,7 @@ async fn grpc_refusal_has_non_retryable_status() {
 }
 
 #[tokio::test]
-async fn handlers_see_caller_without_untrusted_claims() {
+async fn handlers_see_authenticated_caller_without_untrusted_identity_headers() {
     let policy = serde_json::json!({"service": "shop/cart", "authorization": {
         "rules": [{"name": "web", "from": ["shop/web", "shop/other"]}], "intermediaries": ["shop/gateway"],
     }});
@@ -296,7 +296,7 @@ async fn handlers_see_caller_without_untrusted_claims() {
 }
 
 #[test]
-fn caller_on_accepted_connection_is_one_stated_by_intermediary() {
+fn upgraded_connection_is_authorized_for_caller_named_by_intermediary() {
     let rules = serde_json::json!([
         {"name": "web", "from": ["shop/web"], "paths": [{"exact": "/cart"}]},
         {"name": "other", "from": ["shop/other"]},

@@ -336,7 +336,7 @@ async fn long_grpc_response_counts_as_stream() {
 }
 
 #[tokio::test]
-async fn wrong_shard_mark_of_another_server_is_removed() {
+async fn wrong_shard_header_relayed_from_another_server_is_removed() {
     let layer = ServerLayer::default();
     let http = layer.layer(service_fn(async |_: Request<()>| {
         let response = Response::builder().status(421).header(WRONG_SHARD, "4");
@@ -358,7 +358,7 @@ async fn wrong_shard_mark_of_another_server_is_removed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn deadline_is_in_request_extensions() {
+async fn call_deadline_is_in_request_extensions() {
     let service = ServerLayer::default().layer(service_fn(async |request: Request<()>| {
         let left = request.extensions().get().copied().map(Deadline::left);
         Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(format!("{left:?}")))))

@@ -65,7 +65,7 @@ async fn endpoint_is_not_serving_before_its_server_is_ready() {
 }
 
 #[tokio::test]
-async fn forgotten_endpoint_registers_again() {
+async fn endpoint_forgotten_by_registry_registers_again() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let _server = builder(&control.address).start().await.unwrap();
     control.registry.forgets.store(true, Ordering::Relaxed);

@@ -132,7 +132,7 @@ fn span_attributes_split_authority_into_host_and_port() {
 }
 
 #[test]
-fn span_names_contain_known_methods_only() {
+fn spans_record_unknown_http_methods_as_other() {
     assert_eq!(method(&Method::from_bytes(b"MADEUP").unwrap()), "HTTP");
     let attributes = method_attributes(&Method::from_bytes(b"MADEUP").unwrap());
     assert_eq!(attributes[0], ("http.request.method", "_OTHER".into()));
