@@ -296,7 +296,7 @@ async fn handlers_see_authenticated_caller_without_untrusted_identity_headers() 
 }
 
 #[test]
-fn upgraded_connection_is_authorized_for_caller_named_by_intermediary() {
+fn caller_named_by_intermediary_is_authorized_on_accepted_connection() {
     let rules = serde_json::json!([
         {"name": "web", "from": ["shop/web"], "paths": [{"exact": "/cart"}]},
         {"name": "other", "from": ["shop/other"]},

@@ -51,7 +51,7 @@ async fn serving(control: &Address, finish: Arc<Notify>) -> (MeshServer, SocketA
 }
 
 #[tokio::test]
-async fn stopping_server_reports_load_of_its_last_calls() {
+async fn stopping_server_reports_counts_of_its_last_calls() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let finish = Arc::new(Notify::new());
     let (server, address, task) = serving(&control.address, Arc::clone(&finish)).await;

@@ -77,7 +77,7 @@ fn trailers_are_returned_after_body() {
 }
 
 #[test]
-fn spaces_before_colons_are_removed_from_responses() {
+fn spaces_before_colons_of_response_headers_are_removed() {
     let text = "HTTP/1.1 200 OK\r\nX-A : b\r\ncontent-length\t: 3\r\n\r\ntea";
     let mut input = BytesMut::from(text);
     let read = ResponseReader::new(&Method::GET).read(&mut input).unwrap().unwrap();
@@ -101,7 +101,7 @@ fn repeated_equal_content_lengths_are_merged() {
 }
 
 #[test]
-fn ambiguous_responses_are_rejected() {
+fn responses_with_ambiguous_framing_are_rejected() {
     let head = |fields: &str| format!("HTTP/1.1 200 OK\r\n{fields}\r\n\r\n3\r\ntea\r\n0\r\n\r\n");
     let chunked = |body: &str| format!("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{body}");
     for text in [
@@ -178,7 +178,7 @@ fn later_versions_of_http1_are_read_as_1_1() {
 }
 
 #[test]
-fn length_beyond_signed_range_is_rejected() {
+fn content_length_beyond_signed_64_bit_range_is_rejected() {
     for (length, is_read) in [("9223372036854775807", true), ("9223372036854775808", false)] {
         let response = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n");
         let read = ResponseReader::new(&Method::GET).read(&mut BytesMut::from(&response[..]));

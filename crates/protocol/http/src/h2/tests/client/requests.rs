@@ -117,7 +117,7 @@ async fn response_is_returned_despite_failed_request_body() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn upload_stops_at_reset_after_response() {
+async fn upload_stops_at_stream_reset_after_response() {
     let mut server = Server::with(&[(INITIAL_WINDOW_SIZE, 0)]).await;
     let called = server.call(&Method::POST, whole("too much"));
     server.expect([head(1, "POST", false)]).await;
@@ -132,7 +132,7 @@ async fn upload_stops_at_reset_after_response() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn reset_before_response_fails_call() {
+async fn stream_reset_before_response_fails_call() {
     let mut server = Server::new().await;
     let called = server.get(1).await;
     server.send(&[response_headers(1, "200", &[], false), rst_stream(1, Reason::NO_ERROR)].concat()).await;
@@ -141,7 +141,7 @@ async fn reset_before_response_fails_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dropped_call_is_reset_and_its_late_frames_are_ignored() {
+async fn dropped_call_resets_its_stream_and_late_frames_are_ignored() {
     let mut server = Server::new().await;
     for n in 0..300 {
         let stream = 2 * n + 1;

@@ -99,7 +99,7 @@ async fn long_response_gets_larger_window_without_stalling_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn data_before_reset_is_delivered() {
+async fn response_data_before_stream_reset_is_delivered() {
     let mut server = Server::new().await;
     let called = server.get(1).await;
     let sent = [

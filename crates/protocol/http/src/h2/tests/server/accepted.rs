@@ -29,7 +29,7 @@ async fn bytes_read_before_connection_starts_are_parsed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn frame_in_any_pieces_is_parsed() {
+async fn http2_frame_split_at_any_byte_is_parsed() {
     let mut client = Client::new().await;
     for byte in [post(1, &[]), raw_frame(DATA, END_STREAM, 1, "body")].concat() {
         client.send(&[byte]).await;
@@ -40,7 +40,7 @@ async fn frame_in_any_pieces_is_parsed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn request_is_dispatched_with_any_framing() {
+async fn request_is_dispatched_with_any_headers_frame_layout() {
     let mut client = Client::new().await;
     let fields = [&GET[..], &[("te", "trailers"), ("cookie", "a=b"), ("cookie", "c=d")]].concat();
     let header_block = header_block(&fields);
@@ -82,7 +82,7 @@ async fn empty_data_frame_differs_from_end_stream_in_headers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn padding_is_removed_and_trailers_are_kept() {
+async fn padding_of_request_is_removed_and_trailers_are_kept() {
     let mut client = Client::new().await;
     let dispatched = client.request(&post(1, &[("content-length", "8")])).await;
     client

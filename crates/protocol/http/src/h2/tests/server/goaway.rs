@@ -80,7 +80,7 @@ async fn late_header_blocks_are_still_decoded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn violation_after_goaway_is_still_reported() {
+async fn protocol_violation_after_goaway_is_still_reported() {
     let mut client = Client::new().await;
     let dispatched = client.request(&get(1, "/")).await;
     let event = warned(&mut client).await;

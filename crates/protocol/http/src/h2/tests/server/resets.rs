@@ -39,7 +39,7 @@ async fn cancelled_request_drops_its_response_body() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cancelled_response_that_waits_for_window_is_dropped() {
+async fn cancelled_response_waiting_for_send_window_is_dropped() {
     let mut client = Client::with(&[(INITIAL_WINDOW_SIZE, 0)]).await;
     let (pieces, response) = streamed();
     client.request(&get(1, "/")).await.respond(response);
@@ -54,7 +54,7 @@ async fn cancelled_response_that_waits_for_window_is_dropped() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn window_of_cancelled_request_is_ignored() {
+async fn window_update_for_cancelled_request_is_ignored() {
     let mut client = Client::new().await;
     let dispatched = client.request(&[post(1, &[]), window_update(1, MAX_31_BIT - 65_535)].concat()).await;
     client
@@ -88,7 +88,7 @@ async fn request_reset_at_once_is_not_dispatched() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cancelling_dispatched_requests_is_not_flood() {
+async fn cancelling_dispatched_requests_does_not_count_as_flood() {
     let mut client = Client::new().await;
     for stream in (1..600).step_by(2) {
         let mut dispatched = client.request(&get(stream, "/")).await;

@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn end_stream_is_on_last_piece() {
+async fn end_stream_flag_is_on_last_data_frame() {
     let mut client = Client::new().await;
     client.request(&get(1, "/")).await.respond(whole(200, "text"));
     client.expect([head(1, 200, &[("content-length", "4")], false), data(1, "text", true)]).await;
@@ -34,7 +34,7 @@ async fn response_without_body_ends_with_its_headers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn declared_response_length_is_kept() {
+async fn content_length_of_response_is_kept() {
     let mut client = Client::new().await;
     let (pieces, mut response) = streamed();
     *response.headers_mut() = headers(&[("content-length", "3")]);
@@ -61,7 +61,7 @@ async fn response_may_end_with_trailers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn trailers_need_no_window() {
+async fn response_trailers_need_no_send_window() {
     let mut client = Client::with(&[(INITIAL_WINDOW_SIZE, 0)]).await;
     let (pieces, response) = streamed();
     client.request(&get(1, "/")).await.respond(response);
@@ -149,7 +149,7 @@ async fn connection_specific_headers_are_dropped() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn responses_are_sent_as_they_are_ready() {
+async fn responses_are_sent_in_order_of_readiness() {
     let mut client = Client::new().await;
     let first = client.request(&get(1, "/")).await;
     let second = client.request(&get(3, "/")).await;

@@ -70,7 +70,7 @@ async fn reopened_connection_window_is_shared_by_all_responses() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn settings_may_make_send_window_negative() {
+async fn settings_frame_may_make_send_window_negative() {
     let mut client = Client::with(&[(INITIAL_WINDOW_SIZE, 100)]).await;
     client.request(&get(1, "/")).await.respond(whole(200, vec![b'x'; 300]));
     client.expect([head(1, 200, &[("content-length", "300")], false), data(1, vec![b'x'; 100], false)]).await;
@@ -88,7 +88,7 @@ async fn settings_may_make_send_window_negative() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn response_ends_despite_negative_window() {
+async fn response_ends_despite_negative_send_window() {
     let mut client = Client::with(&[(INITIAL_WINDOW_SIZE, 4)]).await;
     let (pieces, response) = streamed();
     client.request(&get(1, "/")).await.respond(response);
@@ -102,7 +102,7 @@ async fn response_ends_despite_negative_window() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn end_stream_needs_no_window() {
+async fn empty_end_stream_frame_needs_no_send_window() {
     let mut client = Client::with(&[(INITIAL_WINDOW_SIZE, 4)]).await;
     let (pieces, response) = streamed();
     client.request(&get(1, "/")).await.respond(response);

@@ -172,7 +172,7 @@ async fn oversized_headers_get_431() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn header_limits_equal_http1_and_split_cookies_count_once() {
+async fn http2_header_limits_equal_http1_and_split_cookies_count_once() {
     let mut client = Client::new().await;
     let with = |stream, count: usize| {
         let fields = [&GET[..], &[("x-a", "b")].repeat(count), &[("cookie", "c=d")].repeat(200)].concat();
@@ -236,7 +236,7 @@ async fn late_frames_on_forgotten_reset_stream_are_ignored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn duplicate_equal_lengths_are_forwarded_once() {
+async fn repeated_equal_content_lengths_are_forwarded_once() {
     let mut client = Client::new().await;
     let fields = [("content-length", "3, 3"), ("content-length", " 3")];
     let dispatched =

@@ -87,7 +87,7 @@ async fn tunnel_obeys_flow_control() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tunnel_can_end_despite_negative_window() {
+async fn tunnel_can_end_despite_negative_send_window() {
     let (mut client, mut tunnel) = tunnel().await;
     in_time(tunnel.write_all(b"some")).await.unwrap();
     client.expect([data(1, "some", false)]).await;
