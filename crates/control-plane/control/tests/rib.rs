@@ -98,7 +98,7 @@ async fn records_survive_restart() {
 }
 
 #[tokio::test]
-async fn open_watch_does_not_delay_stop() {
+async fn open_watch_does_not_delay_control_plane_stop() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;

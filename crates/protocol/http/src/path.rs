@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn raw_path_is_preserved_with_its_encoded_form() {
+    fn request_path_is_preserved_raw_and_encoded() {
         for (text, uri) in [
             (r#"/?q={"a":1}"#, "/?q={%22a%22:1}"),
             ("/<a>`b", "/%3Ca%3E%60b"),
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn path_keeps_exactly_allowed_bytes() {
+    fn request_path_keeps_exactly_allowed_bytes_unencoded() {
         for byte in 0..0x80 {
             for text in [[b'/', byte, b'a'].to_vec(), [b'/', b'?', byte].to_vec()] {
                 let path = Path::read(&text);

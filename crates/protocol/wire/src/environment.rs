@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn first_existing_socket_is_used() {
+    fn first_existing_agent_socket_is_used() {
         let root = tempfile::tempdir().unwrap();
         let [system, session, state] = ["system", "session", "state"].map(|name| root.path().join(name));
         let found =

@@ -23,7 +23,7 @@ fn binary(value: &[u8]) -> Option<LoadReport> {
 }
 
 #[test]
-fn fast_parser_of_short_load_reports_matches_general_parser() {
+fn short_load_report_prefixes_match_reports_of_fairmesh_servers() {
     let own = base64(&OrcaReport::of_outstanding(3).to_binary());
     assert_eq!(
         own.strip_prefix(SHORT_BINARY).map(<[u8]>::len),

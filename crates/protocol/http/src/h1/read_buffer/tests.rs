@@ -132,7 +132,7 @@ async fn idle_connection_holds_no_read_buffer() {
 }
 
 #[tokio::test]
-async fn connections_reuse_one_small_read_buffer_in_turn() {
+async fn connections_reuse_small_read_buffers_in_turn() {
     let (mut one, mut other) = (ReadBuffer::default(), ReadBuffer::default());
     let (first, second) = (small_of(1, &mut one).await, small_of(2, &mut other).await);
     let places = [first.as_ptr(), second.as_ptr()];

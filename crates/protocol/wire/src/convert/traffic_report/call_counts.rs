@@ -266,12 +266,12 @@ mod tests {
     }
 
     #[test]
-    fn counts_round_trip() {
+    fn call_counts_round_trip_through_wire_form() {
         assert_eq!(message().take_counts(), Ok(Some((report(), 0))));
     }
 
     #[test]
-    fn counts_above_receiver_maximum_are_capped() {
+    fn call_counts_above_receiver_maximum_are_capped() {
         let mut report = report();
         let interval = &mut report.intervals[0];
         interval.calls.values_mut().for_each(|counts| *counts = CallCounts::from_values([u64::MAX; _]));
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn only_implausible_rows_are_left_out() {
+    fn only_implausible_call_count_rows_are_left_out() {
         let mut message = message();
         let interval = &mut message.counts.as_mut().unwrap().intervals[0];
         let (calls, denied) = (interval.calls[0].clone(), interval.denied[0].clone());
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_count_rows_are_refused_with_path() {
+    fn invalid_call_count_rows_are_refused_with_field_path() {
         let refusal = |change: fn(&mut v1::CountedInterval)| {
             let mut message = message();
             change(&mut message.counts.as_mut().unwrap().intervals[0]);

@@ -117,7 +117,7 @@ async fn protocol_violation_ends_connection_and_fails_its_calls() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn data_beyond_connection_window_ends_connection() {
+async fn response_data_beyond_stream_window_resets_only_its_stream() {
     let mut server = Server::new().await;
     let called = server.get(1).await;
     server.send(&[response_headers(1, "200", &[], false), data_frames(1, (64 << 10) + 1)].concat()).await;
