@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn watches_of_one_peer_share_peer_limit() {
+    fn watches_of_one_peer_share_its_prefix_limit() {
         const MAX: usize = 16 << 20;
         let followed = FollowedPrefixes::at_most(MAX, 0);
         let long = &Prefix::new(format!("/{}/", "a".repeat(500))).unwrap();

@@ -92,7 +92,7 @@ fn shard_map_chunks_are_bounded_and_named_by_content_hash() {
 }
 
 #[test]
-fn caller_can_decode_shard_map_of_only_its_region() {
+fn shard_map_can_be_decoded_from_keys_of_one_region_only() {
     let map = large(3000);
     let mut entries = encode_map(&cart(), &map);
     entries.retain(|key, _| {

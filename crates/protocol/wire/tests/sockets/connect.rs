@@ -139,7 +139,7 @@ async fn open_watch_does_not_delay_server_stop_beyond_drain() {
 }
 
 #[tokio::test]
-async fn both_sides_of_watch_know_identity_of_each_other() {
+async fn watch_exchanges_software_names_and_server_knows_user() {
     let folder = tempfile::tempdir().unwrap();
     let address = Address::Unix(folder.path().join("agent.sock"));
     let served = serve_stub(Stub::default(), &address, Duration::ZERO).await;

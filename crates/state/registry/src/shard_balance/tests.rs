@@ -120,7 +120,7 @@ async fn executed_shard_balance_plan_moves_load_with_shards() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn balancer_adds_and_drops_shard_copies_but_never_last_one() {
+async fn shard_copy_is_added_and_dropped_on_request_but_last_one_stays() {
     let test = test().await;
     let instance = |name: &str| Some(name.parse::<InstanceId>().unwrap());
     let shard_move = |from, to| ShardMove { shard: ShardId(1), role: role(), from, to };

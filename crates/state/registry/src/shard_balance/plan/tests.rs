@@ -182,7 +182,7 @@ fn unneeded_extra_shard_copies_are_dropped() {
 }
 
 #[test]
-fn moved_shard_copies_stay_on_separate_servers_and_zones() {
+fn moved_shard_copies_respect_servers_roles_and_zones() {
     let shards: &[(Work, &[usize])] =
         &[(40, &[0, 1]), (20, &[0]), (20, &[0]), (20, &[0]), (20, &[0]), (0, &[1])];
     let mut fleet = Fleet::new(&[1000; 3], shards);
