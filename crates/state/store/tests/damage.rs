@@ -57,7 +57,7 @@ fn files_of_other_formats_are_refused_as_store() {
 }
 
 #[test]
-fn store_file_of_newer_format_is_refused_naming_needed_release() {
+fn store_file_of_newer_format_is_refused_as_newer() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     drop(fill(&path));

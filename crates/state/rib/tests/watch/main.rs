@@ -175,7 +175,7 @@ async fn follower_retry_request_ends_reconnect_pause() {
 }
 
 #[tokio::test]
-async fn upstream_that_refuses_watch_is_retried_with_backoff() {
+async fn upstream_behind_readers_revision_is_retried_with_backoff() {
     let (_folder, path) = socket();
     let (ahead, behind) = (Memory::new(1), Memory::new(1));
     for i in 0..3 {

@@ -102,11 +102,11 @@ async fn report_and_stop(serve: fn(ReportingUpstream) -> Routes) {
 }
 
 #[tokio::test]
-async fn stopping_agent_sends_empty_traffic_sums_upstream() {
+async fn stopping_traffic_report_relay_sends_empty_sums_upstream() {
     report_and_stop(|above| Routes::new(SignalsServer::new(above))).await;
 }
 
 #[tokio::test]
-async fn agent_sends_usage_to_control_plane_of_previous_release() {
+async fn traffic_report_relay_works_with_upstream_of_previous_release() {
     report_and_stop(|above| Routes::new(ImbalanceServer::new(above))).await;
 }

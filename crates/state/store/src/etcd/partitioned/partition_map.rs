@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn partition_move_reassigns_only_moved_services() {
+    fn partition_move_reassigns_only_given_range_or_services() {
         let half = PartitionMap::home().with_move(&MoveScope::Range(1 << 63, None), 1, Some(part(7)));
         let quarter = half.with_move(&MoveScope::Range(1 << 62, Some(1 << 63)), 2, Some(part(8)));
         let owners = |map: &PartitionMap| {
