@@ -230,7 +230,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn weight_and_speed_multiply_within_bounds() {
+    fn endpoint_weight_and_host_speed_multiply_within_bounds() {
         let hosts = hosts(&[("slow", 100), ("fast", 10_000)], &[]).unwrap();
         let power = |host_type, weight| hosts.power(&endpoint("10.0.0.1:80", Some(host_type), weight));
         assert_eq!(power("slow", 2500), 250);
@@ -239,7 +239,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn host_error_names_its_field() {
+    fn invalid_hosts_error_names_its_field() {
         let field = |hosts: Result<Hosts, Invalid>| hosts.unwrap_err().field;
         assert_eq!(field(hosts(&[("a", 99)], &[])), "types.a.speed");
         assert_eq!(field(hosts(&[("a", 10_001)], &[])), "types.a.speed");

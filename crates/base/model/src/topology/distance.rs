@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn unwritten_distance_change_is_offered_again() {
+    fn distance_change_is_offered_again_until_written() {
         let mut filter = DistanceFilter::default();
         let offered = [30; 5].map(|to| filter.observe(Some(ms(20)), ms(to)));
         assert_eq!(offered, [false, false, true, true, true]);

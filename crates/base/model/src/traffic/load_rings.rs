@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn load_thresholds_must_ascend_with_their_rings() {
+    fn planner_load_thresholds_must_ascend_with_their_rings() {
         let within = |ms| Ring::Within(Duration::from_millis(ms));
         let right = planned(&[(Ring::Region, 65), (within(35), 75), (within(80), 75), (Ring::Any, 90)]);
         assert_eq!(right.validate(), Ok(()));

@@ -83,7 +83,7 @@ async fn limit_no_longer_declared_is_forgotten() {
 }
 
 #[test]
-fn full_table_makes_room_for_identity_with_fewer_callers() {
+fn full_rate_limit_table_makes_room_for_identity_with_fewer_callers() {
     let mut limits = Limits::default();
     let quota = limits.by_name.entry(("shop/one".parse().unwrap(), String::new())).or_default();
     for caller in 0..3 {

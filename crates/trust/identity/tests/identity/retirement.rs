@@ -132,7 +132,7 @@ fn new_active_control_plane_adopts_recorded_roots() {
 }
 
 #[test]
-fn new_intermediate_of_same_root_keeps_its_issuing_start_time() {
+fn root_keeps_issuing_start_time_when_intermediate_is_rotated() {
     let ca = Ca::default();
     let begin = now();
     let root = ca.authority.signing_root();
