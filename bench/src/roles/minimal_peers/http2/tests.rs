@@ -26,7 +26,7 @@ async fn calls(call: impl Call) {
 }
 
 #[tokio::test]
-async fn minimal_callers_work_with_other_servers() {
+async fn minimal_benchmark_callers_work_with_other_servers() {
     for (protocol, payload) in
         [(Protocol::Http2, 1), (Protocol::Http2, 4096), (Protocol::Grpc, 0), (Protocol::Grpc, 4096)]
     {
@@ -37,7 +37,7 @@ async fn minimal_callers_work_with_other_servers() {
 }
 
 #[tokio::test]
-async fn minimal_servers_work_with_other_callers() -> Result<(), BoxError> {
+async fn minimal_benchmark_servers_work_with_other_callers() -> Result<(), BoxError> {
     for payload in [0, 4096] {
         let (listener, address) = listen().await;
         tokio::spawn(serve(listener, Protocol::Http2));

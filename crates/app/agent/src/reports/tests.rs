@@ -65,7 +65,7 @@ async fn program_report_queues_its_cpu_usage_and_is_added_to_load_sum() {
 }
 
 #[tokio::test]
-async fn report_of_previous_release_is_accepted() {
+async fn signals_report_of_previous_release_is_accepted() {
     let reports = reports();
     let former = v1::ReportUsageRequest::from(report());
     let response = Imbalance::report(&reports, Request::new(former)).await.unwrap().into_inner();

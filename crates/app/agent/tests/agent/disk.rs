@@ -152,7 +152,7 @@ async fn saved_agent_copies_of_another_store_are_replaced() {
 }
 
 #[tokio::test]
-async fn retired_copy_is_served_while_control_plane_is_unreachable() {
+async fn retired_prefix_copy_is_served_while_control_plane_is_unreachable() {
     let fixture = AgentFixture::new();
     save(&fixture, 1, 1, &["/a/1"]);
     Cache::open(fixture.state()).unwrap().retire(&prefix("/a/")).unwrap();

@@ -38,7 +38,7 @@ async fn readers_of_one_prefix_share_one_upstream_subscription() {
 }
 
 #[tokio::test]
-async fn agent_acknowledges_revision_after_its_last_reader() {
+async fn agent_acknowledges_revision_only_after_its_last_reader() {
     let fixture = AgentFixture::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x"), ("/quiet/1", "x")]);

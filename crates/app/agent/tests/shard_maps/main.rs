@@ -184,7 +184,7 @@ async fn program_without_agent_builds_shard_map_from_records() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn raw_record_watchers_coexist_with_shared_maps() {
+async fn shard_record_watchers_work_beside_shared_maps() {
     let _alone = EXCLUSIVE.lock().await;
     let mut fixture = Fixture::new(ONE_SEGMENT);
     let source = fixture.serve(&fixture.upstream()).await;

@@ -97,7 +97,7 @@ fn unanswered_call_states_reason_and_tried_endpoints() {
 }
 
 #[test]
-fn lookaside_call_uses_identity_of_local_agent() {
+fn call_through_lookaside_uses_identity_of_local_agent() {
     let (mesh, _) = domain();
     mesh.apply("kind: Service\nname: shop/hello\n").ok();
     let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
@@ -115,7 +115,7 @@ fn lookaside_call_uses_identity_of_local_agent() {
 }
 
 #[test]
-fn injected_fault_is_distinguished_from_response() {
+fn call_command_distinguishes_injected_fault_from_response() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/catalog", "catalog-0", "us", echo());
     let fault = |fault: &str| {

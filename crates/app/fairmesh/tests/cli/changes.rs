@@ -125,7 +125,7 @@ fn history_shows_write_reasons_and_rollback_names_both_revisions() {
 }
 
 #[test]
-fn mesh_wide_records_have_history() {
+fn history_command_covers_mesh_wide_records() {
     let mesh = Mesh::with_shop();
     mesh.apply(&SHOP.replace("rtt: 20ms", "rtt: 30ms").replace("speed: 1250", "speed: 1300")).ok();
     mesh.apply(&SHOP.replace("{name: us}", "{name: us}, {name: ap}").replace("rtt: 20ms", "rtt: 30ms")).ok();

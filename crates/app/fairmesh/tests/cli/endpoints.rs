@@ -157,7 +157,7 @@ fn endpoint_list_marks_undeclared_services() {
 }
 
 #[test]
-fn shards_are_split_merged_and_moved() {
+fn shards_command_splits_merges_and_moves_shards() {
     let mesh = shop_with_servers();
     mesh.run(&["shards", "split", "shop/cart", "1", "--at", "618"]).ok();
     let keys = |mesh: &Mesh| -> Vec<String> {
@@ -197,7 +197,7 @@ shards: [{id: 0, start: 0}]
 }
 
 #[test]
-fn watched_file_is_source_of_endpoints() {
+fn endpoints_follow_watched_file() {
     let mut mesh = Mesh::with_shop();
     mesh.stop_control("TERM");
     let source = "kind: Endpoints\nservice: shop/catalog\nendpoints: [{instance: c-0, address: '127.0.0.1:1', region: eu}]\n";

@@ -96,7 +96,7 @@ fn data_is_reported_stale_once_lease_expires_during_etcd_outage() {
 }
 
 #[test]
-fn store_with_new_id_keeps_records() {
+fn etcd_store_given_new_id_keeps_its_records() {
     let etcd = Etcd::with(&["--max-txn-ops=10001"]);
     let mut mesh = on(&etcd);
     mesh.apply(SHOP).ok();

@@ -115,7 +115,7 @@ fn certificate_authority_is_shown_and_rotated_by_its_user() {
 }
 
 #[test]
-fn roots_and_agents_cannot_be_written_over_network() {
+fn root_and_agent_records_cannot_be_written_over_network() {
     let (mesh, tcp) = domain();
     let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
     wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
@@ -234,7 +234,7 @@ fn server_started_without_agent_registers_once_it_has_identity() {
 }
 
 #[test]
-fn inbound_started_without_agent_registers_once_it_has_identity() {
+fn inbound_proxy_started_without_agent_registers_once_it_has_identity() {
     let (mesh, _) = domain();
     mesh.apply("kind: Service\nname: shop/catalog\n").ok();
     let address = format!("unix:{}", mesh.path("web-1.sock").display());
@@ -295,7 +295,7 @@ fn server_started_before_agent_sync_registers_with_mutual_tls() {
 }
 
 #[test]
-fn server_started_before_sync_with_plaintext_mesh_registers() {
+fn server_started_before_agent_sync_registers_in_plaintext_mesh() {
     let (mesh, _agent, _server) = server_before_the_control_plane("none");
     let endpoints = || mesh.run(&["get", "endpoints", "shop/catalog", "--json"]).json();
     wait_until("it is registered", || {
@@ -484,7 +484,7 @@ fn shows_the_identity(mesh: &Mesh, instance: &str) {
 }
 
 #[test]
-fn services_are_called_over_mutual_tls_only() {
+fn services_of_strict_mesh_are_called_over_mutual_tls_only() {
     let (mesh, tcp) = domain();
     mesh.apply("kind: Service\nname: shop/catalog\n").ok();
     let token = token(&mesh, &["web-1"]);

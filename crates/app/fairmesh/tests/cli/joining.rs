@@ -55,7 +55,7 @@ fn call_alone(mesh: &Mesh, control: &str, token: Option<&str>, (kept, caller): (
 }
 
 #[test]
-fn program_without_agent_joins_with_token_for_its_service() {
+fn program_without_agent_joins_mesh_with_token_for_its_service() {
     let (mesh, tcp) = domain();
     mesh.apply("kind: Service\nname: shop/catalog\n").ok();
     let policy =

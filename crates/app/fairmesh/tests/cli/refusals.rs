@@ -89,14 +89,14 @@ fn shard_map_of_unsharded_service_refuses_whole_file() {
 }
 
 #[test]
-fn apply_refuses_endpoints() {
+fn apply_refuses_endpoint_documents() {
     let mesh = Mesh::with_shop();
     let complaint = mesh.apply("kind: Endpoints\nservice: shop/cart\nendpoints: []\n").fails(2);
     assert!(complaint.contains("fairmesh register") && complaint.contains("--source"), "{complaint}");
 }
 
 #[test]
-fn source_file_with_another_kind_is_refused_at_start() {
+fn endpoint_source_file_with_another_kind_is_refused_at_start() {
     let mut mesh = Mesh::empty();
     // The next error after the sources were accepted.
     mesh.arguments = ["--trust-domain", "no name"].map(String::from).to_vec();
@@ -298,7 +298,7 @@ fn connection_errors_distinguish_unknown_hosts_and_http_ports() {
 }
 
 #[test]
-fn service_may_be_named_by_host() {
+fn commands_accept_service_named_by_host() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/catalog", "catalog-0", "eu", 7010);
     let by_name = mesh.run(&["explain", "shop/catalog", "--region", "eu"]).ok();

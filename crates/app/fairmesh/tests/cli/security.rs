@@ -58,7 +58,7 @@ fn found_of(run: &Run) -> Vec<String> {
 }
 
 #[test]
-fn security_check_finds_open_access_until_closed() {
+fn security_check_reports_open_access_until_it_is_closed() {
     let (mesh, _) = domain();
     mesh.apply(OPEN).ok();
     mesh.register("shop/cart", "cart-0", "eu", 7000);

@@ -150,7 +150,7 @@ fn region_drain_forecast_names_services_that_cannot_move_and_why() {
 }
 
 #[test]
-fn misspelt_region_or_service_of_planner_is_refused() {
+fn planner_settings_with_misspelt_region_or_service_are_refused() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/catalog", "catalog-0", "eu", 19_300);
     let unplanned = mesh.run(&["traffic", "status", "shop/catalog"]).fails(1);

@@ -16,7 +16,7 @@ use super::{
 };
 
 #[test]
-fn wait_ends_with_first_serving_endpoint() {
+fn wait_for_service_ends_with_first_serving_endpoint() {
     let mesh = Mesh::start();
     thread::scope(|scope| {
         let listed = scope.spawn(|| mesh.run(&["get", "endpoints", "shop/hello", "--wait=60s"]));

@@ -243,7 +243,7 @@ async fn planner_uses_load_metric_from_program_responses() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn inbound_program_is_protected_from_overload_and_foreign_keys() {
+async fn inbound_proxy_refuses_overload_and_keys_of_other_servers() {
     let _machine = beside_others().await;
     let yaml = "{kind: Service, name: shop/cart, type: sharded}\n---\n\
         {kind: ShardMap, service: shop/cart, interval: {start: 0, end: 20}, shards: [\
@@ -345,7 +345,7 @@ async fn strict_program() -> SocketAddr {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_that_programs_reject_eject_no_endpoint() {
+async fn requests_rejected_by_program_eject_no_endpoint() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     for (service, protocol) in [("shop/one", "http1"), ("shop/two", "http2")] {

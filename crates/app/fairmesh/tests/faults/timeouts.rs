@@ -102,7 +102,7 @@ async fn unresponsive_server_yields_504_on_every_path() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn call_is_bounded_by_its_deadline_and_no_default() {
+async fn call_with_deadline_is_bounded_by_it_and_by_no_default_timeout() {
     let _machine = beside_others().await;
     let mesh = Mesh::start("").await;
     for (version, host) in [(HTTP1, "one"), (HTTP2, "two")] {

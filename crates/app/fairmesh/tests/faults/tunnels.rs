@@ -136,7 +136,7 @@ async fn idle_tunnels_end_and_active_ones_survive_drain() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connect_reaches_only_services_of_mesh() {
+async fn connect_tunnel_reaches_only_services_of_mesh() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;

@@ -277,7 +277,7 @@ async fn idle_connection_is_closed_with_its_next_response() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn long_stream_is_asked_to_reconnect_before_drain_ends() {
+async fn client_of_long_stream_is_told_to_reconnect_before_drain_ends() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -357,7 +357,7 @@ async fn proxy_without_records_is_not_ready_and_accepts_no_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn misconfigured_proxy_is_replaced_by_correct_one() {
+async fn misconfigured_proxy_is_replaced_by_correct_one_on_upgrade() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;

@@ -44,7 +44,7 @@ async fn truncated_body_is_never_delivered_as_complete() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn silent_servers_and_clients_time_out() {
+async fn requests_with_silent_server_or_client_time_out() {
     let _machine = beside_others().await;
     let world = World::start(IMPATIENT).await;
     let server = RawServer::start(&world, "shop/one", "one").await;

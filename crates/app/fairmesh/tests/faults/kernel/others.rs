@@ -98,7 +98,7 @@ async fn program_behind_kernel_sees_original_addresses_and_no_server_close() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn idle_connections_closed_by_server_are_replaced() {
+async fn kernel_replaces_idle_connections_closed_by_server() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("caller and server are Python programs", "python3 is missing");

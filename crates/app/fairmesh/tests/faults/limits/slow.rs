@@ -86,7 +86,7 @@ async fn silent_connections_are_closed_on_every_listener() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn full_listener_displaces_only_its_own_quiet_connections() {
+async fn listener_at_connection_limit_closes_only_its_own_quiet_connections() {
     let _machine = beside_others().await;
     let fleet = Fleet::start(Some(256)).await;
     let honest = connection(&fleet.control_grpc).await;
@@ -115,7 +115,7 @@ async fn full_listener_displaces_only_its_own_quiet_connections() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn soft_descriptor_limit_is_raised() {
+async fn process_raises_its_soft_descriptor_limit_at_start() {
     let _machine = beside_others().await;
     let folder = tempfile::tempdir().unwrap();
     let binary = env!("CARGO_BIN_EXE_fairmesh");

@@ -98,7 +98,7 @@ async fn hedged_and_mirrored_requests_end_with_same_frame_as_original() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn library_ends_empty_body_with_data_frame() {
+async fn library_ends_empty_request_body_with_data_frame() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let mut endpoint = Endpoint::start(&world, "shop/one", "one").await;
@@ -129,7 +129,7 @@ async fn library_ends_empty_body_with_data_frame() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn inbound_proxy_preserves_request_end() {
+async fn inbound_proxy_forwards_end_of_request_unchanged() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     // Not registered here, since the proxy registers it.
