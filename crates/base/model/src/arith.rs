@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn generator_matches_splitmix64_reference() {
+    fn random_generator_matches_splitmix64_reference() {
         // The first outputs of the published reference for seed 1234567.
         let mut random = Generator::new(1_234_567);
         assert_eq!(

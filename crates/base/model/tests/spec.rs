@@ -377,7 +377,7 @@ fn policy(edit: fn(&mut PolicySpec)) -> String {
 }
 
 #[test]
-fn document_error_names_field_as_written() {
+fn document_error_names_field_as_written_in_yaml() {
     assert_eq!(policy(|p| p.service = "cart".into()), "service");
     assert_eq!(policy(|p| p.timeout = Some("15".into())), "timeout");
     assert_eq!(policy(|p| p.idle_timeout = Some("0s".into())), "idleTimeout");

@@ -126,7 +126,7 @@ fn tap_prints_selected_requests() {
 }
 
 #[test]
-fn proxy_routes_show_traffic_of_each_route_and_unrouted_rest() {
+fn proxy_routes_show_splits_and_default_route() {
     let mesh = mesh_with_web();
     let proxy = Proxy::start(&mesh, ("--control", &mesh.address()));
     let routes = |args: &[&str]| mesh.run(&[&["proxy", "routes", "--admin", &proxy.admin], args].concat());

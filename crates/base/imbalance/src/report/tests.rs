@@ -84,7 +84,7 @@ fn every_imbalance_breakdown_parses_as_displayed() {
 }
 
 #[test]
-fn day_numbers_are_converted_to_dates() {
+fn day_numbers_of_report_are_converted_to_dates() {
     let dates = [
         (0, (1970, 1, 1)),
         (58, (1970, 2, 28)),

@@ -212,7 +212,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn explicit_host_type_wins_over_address_prefixes() {
+    fn explicit_host_type_takes_precedence_over_address_prefixes() {
         let hosts = hosts(
             &[("old", 700), ("new", 1400)],
             &[("10.0.0.0/8", "old"), ("10.1.0.0/16", "new"), ("fd00::/8", "new"), ("0.0.0.0/0", "old")],
@@ -249,7 +249,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn address_prefix_rejects_bits_after_its_length() {
+    fn host_address_prefix_rejects_bits_after_its_length() {
         for text in ["10.1.0.0/16", "0.0.0.0/0", "10.1.2.3/32", "fd00::/8", "::/0", "::1/128"] {
             assert_eq!(prefix(text).to_string(), text);
         }

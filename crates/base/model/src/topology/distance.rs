@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn distance_is_median_of_minimum_samples() {
+    fn region_distance_is_median_of_minimum_samples() {
         let mut rounds = DistanceRounds::default();
         assert_eq!(rounds.add([ms(90), ms(20), ms(30)]), None);
         assert_eq!(rounds.add([ms(22)]), None, "two rounds say little");
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn implausible_samples_are_ignored() {
+    fn implausible_distance_samples_are_ignored() {
         let mut rounds = DistanceRounds::default();
         for _ in 0..9 {
             assert_eq!(rounds.add([Duration::ZERO, Duration::from_nanos(999), ms(10_001)]), None);

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn planner_settings_require_planner() {
+    fn traffic_planner_settings_require_planner() {
         let metric = |name: &str, full_scale| Some(LoadMetric { name: name.to_owned(), full_scale });
         let with = |load| Traffic { load, ..planned(&[]) };
         assert_eq!(with(metric("queue", 100)).validate(), Ok(()));
