@@ -147,7 +147,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn call_path_first_seen_within_window_counts_only_its_own_calls() {
+    fn rate_of_call_path_seen_in_part_of_window_covers_only_that_part() {
         let mut snapshot = snapshot();
         snapshot.rows.truncate(1);
         let mut new = CallRow { to: "us".into(), covered_ms: 1_000, ..snapshot.rows[0].clone() };

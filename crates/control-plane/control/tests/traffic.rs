@@ -313,7 +313,7 @@ async fn traffic_reports_of_previous_release_agents_are_accepted() {
 }
 
 #[tokio::test]
-async fn implausible_report_is_refused_and_counted_and_changes_no_table() {
+async fn implausible_traffic_report_is_refused_and_changes_no_table() {
     let folder = tempfile::tempdir().unwrap();
     let world = World::start(folder.path(), load([95, 20])).await;
     world.keeps(SETTLED).await;

@@ -206,7 +206,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn numbers_are_rounded_to_four_digits_and_ages_to_steps() {
+    fn call_graph_numbers_are_rounded_to_four_digits_and_ages_to_steps() {
         let rounded = [0.0, 0.123456, 12.3456, 98_765.4, f64::NAN].map(round);
         assert_eq!(rounded, [0.0, 0.1235, 12.35, 98_770.0, 0.0]);
         assert_eq!([700, 5_000, 34_999].map(age), [0.0, 5_000.0, 30_000.0]);

@@ -129,7 +129,7 @@ fn idle_connections_are_named_as_cause_instead_of_growth() {
 }
 
 #[test]
-fn costlier_requests_name_no_service() {
+fn overload_by_costlier_requests_names_no_service_as_cause() {
     let mut fleet = Fleet::default();
     fleet.run(&[("one", usual())], 60);
     fleet.run(&[("one", Asked { cost: 3.8, ..usual() })], 8);
@@ -212,7 +212,7 @@ fn late_load_reports_do_not_change_usual_rates() {
 }
 
 #[test]
-fn alert_freezes_usual_rates_and_ends_below_safe_level() {
+fn overload_alert_freezes_usual_rates_and_ends_below_safe_level() {
     let mut fleet = Fleet::default();
     fleet.run(&[("one", usual())], 60);
     let grown = |count: u64| Asked::of(&[("red/web", count), ("blue/web", 100), ("blue/api", 50)]);

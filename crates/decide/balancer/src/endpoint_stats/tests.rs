@@ -124,7 +124,7 @@ fn endpoint_is_ejected_from_third_consecutive_failure_on() {
 }
 
 #[test]
-fn suspect_endpoints_are_counted() {
+fn endpoints_with_recent_failures_are_counted() {
     let stats = stats(3);
     for (index, outcome) in [(0, Outcome::Failed), (0, Outcome::Unreachable), (1, Outcome::Failed)] {
         stats.finish(index, outcome, 1);

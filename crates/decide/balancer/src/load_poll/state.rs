@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn dropped_poll_guard_allows_next_poll() {
+    fn dropped_load_poll_guard_allows_next_poll() {
         let state = Arc::new(PollState::default());
         let guard = state.try_acquire().unwrap();
         assert!(state.try_acquire().is_none() && !state.is_pollable(SECOND));

@@ -91,7 +91,7 @@ fn rendezvous_top_k_is_prefix_of_full_ranking() {
 }
 
 #[test]
-fn nodes_of_equal_weight_are_ranked_by_draw_only() {
+fn rendezvous_nodes_of_equal_weight_are_ranked_by_hash_only() {
     let nodes = nodes(200, &[700]);
     for key in 0..2_000 {
         let by_draw = (0..200).min_by_key(|&position| Rank::unweighted(key, nodes[position].0));

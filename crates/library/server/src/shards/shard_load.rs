@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn hottest_shards_are_reported_individually_and_others_as_sum() {
+    async fn most_loaded_shards_are_reported_individually_and_others_as_sum() {
         let layer = ServerLayer::default();
         let own = own(1000);
         for shard in 0..1000u64 {
