@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn path_prefix_is_replaced_by_whole_segments() {
+    fn rewrite_replaces_path_prefix_by_whole_segments() {
         let to = |new: &str, path| rewrite_path(&PathRewrite::Prefix(new.into()), path, "/foo".len());
         for (new, path, expected) in [
             ("/xyz", "/foo/bar", "/xyz/bar"),

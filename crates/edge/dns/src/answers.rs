@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn service_resolves_to_virtual_or_captured_address() {
+    async fn service_name_resolves_to_virtual_or_captured_address() {
         for (name, address) in [
             ("cart.shop.mesh.", CAPTURED),
             ("Cart.SHOP.mesh.", CAPTURED),

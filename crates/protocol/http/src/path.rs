@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn query_without_path_gets_slash() {
+    fn request_target_with_query_but_no_path_gets_slash() {
         let path = |text| Path::from(PathAndQuery::from_static(text));
         assert_eq!((path("?a").as_str(), path("/?a").as_str(), path("*").as_str()), ("/?a", "/?a", "*"));
     }

@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_descriptor_exhaustion_displaces_connections() {
+    async fn only_descriptor_exhaustion_closes_quiet_connections_early() {
         let acceptor = pages(1000);
         let (_quiet, _far) = accepted(&acceptor).await;
         for (error, expected) in [

@@ -35,7 +35,7 @@ fn claim(quotas: &Quotas, caller: u64, demand: v1::Demand) -> Option<u32> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rate_quota_is_assigned_only_after_all_callers_claimed_at_startup() {
+async fn rate_quota_is_assigned_only_after_startup_grace_for_all_callers() {
     for (callers, grace) in [(10, STARTUP_GRACE), (6_000, MAX_STARTUP_GRACE)] {
         let quotas = quotas();
         let claim = |caller| claim(&quotas, caller, demand("shop/one", 100, Some(1_000)));

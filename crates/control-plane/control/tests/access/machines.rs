@@ -84,7 +84,7 @@ async fn act(connection: &Connection, service: &str, name: &str) -> Vec<(&'stati
 }
 
 #[tokio::test]
-async fn server_certificate_may_act_only_for_its_own_instances() {
+async fn agents_and_servers_may_act_only_for_their_own_instances() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let (one, two) = (

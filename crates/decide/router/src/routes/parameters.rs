@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn cookies_are_found_by_name() {
+    fn request_cookies_are_found_by_name() {
         assert_eq!(cookie("a=1; sid=x=y; b=2", "sid"), Some("x=y"));
         assert_eq!(cookie("a=1;sid=z", "sid"), Some("z"));
         assert_eq!(cookie("asid=1; sid", "sid"), None);

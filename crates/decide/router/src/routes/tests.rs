@@ -103,7 +103,7 @@ fn first(matches: Vec<Match>, host: &str, path: &str) -> Option<usize> {
 }
 
 #[test]
-fn path_prefix_matches_only_whole_segments() {
+fn route_path_prefix_matches_only_whole_segments() {
     let below =
         |prefix: &str| vec![Match { path: Some(PathMatch::Prefix(prefix.into())), ..Match::default() }];
     assert_eq!(first(below("/a"), "", "/a"), Some(0));
@@ -114,7 +114,7 @@ fn path_prefix_matches_only_whole_segments() {
 }
 
 #[test]
-fn host_comparison_ignores_case_port_and_trailing_dot() {
+fn route_host_comparison_ignores_case_port_and_trailing_dot() {
     let host = |host| vec![Match { hosts: vec![host], ..Match::default() }];
     for same in ["a.org.", "A.Org.:80", "a.org:", "a.org.:"] {
         assert_eq!(first(host(HostMatch::Exact("a.org".into())), same, "/"), Some(0), "{same}");
@@ -143,7 +143,7 @@ fn route_condition_on_host_header_uses_request_authority() {
 }
 
 #[test]
-fn header_regex_must_match_whole_value() {
+fn route_header_regex_must_match_whole_value() {
     let with = |name: &str, value: &str| {
         let value = TextMatch::Regex(Pattern::new(value).unwrap());
         vec![Match { headers: vec![HeaderMatch { name: name.into(), value }], ..Match::default() }]
@@ -159,7 +159,7 @@ fn header_regex_must_match_whole_value() {
 }
 
 #[test]
-fn query_regex_is_matched_against_decoded_value() {
+fn route_query_regex_is_matched_against_decoded_value() {
     let value = TextMatch::Regex(Pattern::new("a b+").unwrap());
     let matches = vec![Match { query: vec![QueryMatch { name: "q".into(), value }], ..Match::default() }];
     let find = |path| {
@@ -170,7 +170,7 @@ fn query_regex_is_matched_against_decoded_value() {
 }
 
 #[test]
-fn routes_report_named_hosts_and_methods() {
+fn compiled_routes_report_hosts_and_methods_they_name() {
     let hosts = vec![HostMatch::Exact("a.org".into()), HostMatch::Suffix(".b.org".into())];
     let named = |clients: &[&str], methods: &[&str]| Match {
         clients: clients.iter().map(|text| ClientMatch::new(*text).unwrap()).collect(),

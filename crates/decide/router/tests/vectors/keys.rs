@@ -31,7 +31,7 @@ fn replica(instance: &str, role: &str, state: &str) -> Value {
 }
 
 #[test]
-fn calls_by_key_match_vectors() {
+fn keyed_call_picks_match_vectors() {
     let list: Vec<_> = [
         ("a", "eu"),
         ("b", "eu"),

@@ -5,7 +5,7 @@ use super::world::{
 };
 
 #[test]
-fn two_pools_match_closed_form() {
+fn optimizer_plan_of_two_pools_matches_closed_form() {
     let trips = vec![vec![0.0, 30.0], vec![30.0, 0.0]];
     let problem = one_service(&trips, &[1200.0, 0.0], 1_000.0, 10.0);
     let plan = solve(&problem);

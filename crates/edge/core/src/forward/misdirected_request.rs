@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn misdirected_grpc_call_is_unavailable() {
+    fn misdirected_grpc_call_gets_status_unavailable() {
         let kind = Some(HeaderValue::from_static("application/grpc"));
         let response = response(&ServiceName::new("red/web").unwrap(), kind);
         assert_eq!(

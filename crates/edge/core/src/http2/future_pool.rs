@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn cancelled_futures_are_dropped_and_pool_is_bounded() {
+    fn cancelled_futures_are_dropped_and_future_pool_is_bounded() {
         let held = Arc::new(());
         let waits = Arc::clone(&held);
         let mut given_up = PooledFuture::new(async move {

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_that_sent_request_is_not_displaced() {
+    fn connection_that_sent_request_is_not_closed_for_new_ones() {
         let (all, start) = (Arc::<SilentConnections>::default(), Instant::now());
         let client = [192, 0, 2, 1].into();
         let [served, raced] = [(); 2].map(|()| all.enter(client, start));

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn number_of_taps_is_bounded() {
+    fn number_of_concurrent_taps_is_bounded() {
         let taps = Arc::new(Taps::default());
         let readers: Vec<_> = (0..MAX_TAPS).map(|_| taps.start(TapFilter::default()).unwrap()).collect();
         assert!(taps.start(TapFilter::default()).is_none());

@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn identity_claims_of_anonymous_caller_are_removed() {
+    fn identity_headers_of_anonymous_caller_are_removed() {
         let mut headers = HeaderMap::new();
         headers.append(CALLER, HeaderValue::from_static("spiffe://prod/forged"));
         headers.append(CLIENT_CERTIFICATE, HeaderValue::from_static("URI=spiffe://prod/forged"));

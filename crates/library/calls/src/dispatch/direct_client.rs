@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn request_read_by_server_is_not_repeated() {
+    async fn request_read_by_server_is_not_repeated_after_connection_close() {
         for (after, beginning) in [
             (Duration::ZERO, "HTTP/1.1 2"),
             (Duration::ZERO, "HTTP/1.1 103 Early Hints\r\n\r\n"),

@@ -125,7 +125,7 @@ async fn killed_server_fails_only_unrepeatable_calls() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn announced_drain_fails_no_call() {
+async fn announced_endpoint_drain_fails_no_call() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let servers = [Server::echo("a").await, Server::echo("b").await];
@@ -153,7 +153,7 @@ async fn announced_drain_fails_no_call() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unexpected_goaway_fails_no_call() {
+async fn unexpected_goaway_of_server_fails_no_call() {
     let rig = Rig::start().await;
     let servers = [Server::echo("a").await, Server::echo("b").await, Server::echo("c").await];
     rig.replicated("shop/one", Protocol::Http2, &servers.each_ref().map(|server| server.address));
@@ -274,7 +274,7 @@ async fn timed_out(service: &ServiceHandle, time: Duration) -> FaultKind {
 }
 
 #[tokio::test]
-async fn deadline_ends_call_on_time() {
+async fn call_deadline_ends_call_on_time() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let (server, _gate) = waiting().await;
@@ -343,7 +343,7 @@ async fn single_missed_call_deadline_ejects_no_endpoint() {
 }
 
 #[tokio::test]
-async fn cancelled_call_does_not_count_as_server_failure() {
+async fn cancelled_call_does_not_count_as_endpoint_failure() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let gate = Arc::new(Semaphore::new(0));
@@ -552,7 +552,7 @@ async fn wrong_shard_response_relayed_by_server_is_returned_unchanged() {
 }
 
 #[tokio::test]
-async fn call_to_shard_without_holder_returns_servers_response() {
+async fn wrong_shard_response_is_returned_if_no_other_holder_is_known() {
     let rig = Rig::start().await;
     let server = Server::start(async |_| {
         let mut answer = text(421, "not mine");

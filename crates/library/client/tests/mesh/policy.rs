@@ -448,7 +448,7 @@ async fn long_bodies_are_not_mirrored_and_unknown_mirrors_fail_no_call() {
 }
 
 #[tokio::test]
-async fn session_cookie_keeps_calls_at_its_endpoint() {
+async fn session_cookie_keeps_calls_at_one_endpoint() {
     let rig = Rig::start().await;
     let servers = [Server::echo("a").await, Server::echo("b").await, Server::echo("c").await];
     let policy = Policy { key: vec![KeySource::Cookie("sid".into())], ..Policy::default() };

@@ -44,7 +44,7 @@ async fn answered_by(service: &ServiceHandle, request: http::Request<Body>) -> (
 }
 
 #[tokio::test]
-async fn role_of_call_takes_precedence_over_route_and_policy() {
+async fn shard_role_of_call_takes_precedence_over_route_and_policy() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let roles = ["primary", "secondary", "witness"];
@@ -76,7 +76,7 @@ async fn role_of_call_takes_precedence_over_route_and_policy() {
 }
 
 #[tokio::test]
-async fn retry_statuses_of_route_are_retried_if_safe() {
+async fn retry_statuses_of_route_are_retried_only_for_idempotent_requests() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let failing = Server::start(async |_| text(429, "no")).await;

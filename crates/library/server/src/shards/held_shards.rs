@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_without_hooks_are_ready_at_once() {
+    fn shards_of_server_without_hooks_are_ready_at_once() {
         let mut held = HeldShards::new(InstanceId::new("a").unwrap(), false);
         let changes = held.follow(Some(&map(&[(0, "a", ReplicaState::Starting)])));
         assert_eq!(changes, Changes::default());

@@ -149,7 +149,7 @@ fn for_members(mode: &str) -> AuthorizationTable {
 }
 
 #[tokio::test]
-async fn unaccepted_token_is_refused_with_401() {
+async fn user_token_that_policy_does_not_accept_is_refused_with_401() {
     let (layer, issuer, other) = (layer(Some(for_members("enforce"))), Issuer::new(), Issuer::new());
     let member = |claims: Value| {
         let mut whole = serde_json::json!({"iss": ISSUER, "aud": ["cart"], "groups": ["members"]});
@@ -190,7 +190,7 @@ async fn unaccepted_token_is_refused_with_401() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn upgraded_connection_ends_when_token_expires() {
+async fn upgraded_connection_ends_when_user_token_expires() {
     let (layer, issuer) = (layer(Some(for_members("enforce"))), Issuer::new());
     layer.shared.authorizer.set_issuers(issuer.known());
     let mut request = request(Some(WEB), "GET", "/chat");
@@ -233,7 +233,7 @@ async fn authorization_layer_agrees_with_vectors() {
 }
 
 #[tokio::test]
-async fn forwarded_probe_drops_headers_that_change_its_meaning() {
+async fn forwarded_health_probe_drops_headers_that_change_its_meaning() {
     let probed = serde_json::json!({"service": "shop/cart", "healthCheck": {"http": {"path": "/healthz"}}});
     let layer = layer(Some(table(&probed, &"deny".into())));
     let service = layer.layer(service_fn(async |request: Request<String>| {

@@ -129,7 +129,7 @@ async fn pending_registry_connection_does_not_count_as_request() {
 }
 
 #[tokio::test]
-async fn drain_retries_when_registry_is_lost() {
+async fn server_drain_is_retried_when_registry_connection_is_lost() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     control.registry.callers_moved.send_replace(false);
     let (server, _, _task) = serving(&control.address, Arc::new(Notify::new())).await;

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frame_header_round_trips() {
+    fn http2_frame_header_round_trips() {
         let head = FrameHeader { length: 0x01_02_03, kind: DATA, flags: END_STREAM, stream: 0x7fff_fff1 };
         let mut out = Vec::new();
         head.write(&mut out);

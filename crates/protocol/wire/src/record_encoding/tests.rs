@@ -118,7 +118,7 @@ fn record_is_valid_only_at_its_own_key() {
 }
 
 #[test]
-fn only_canonical_keys_are_accepted() {
+fn only_canonical_record_keys_are_accepted() {
     let wish = Record::Move(ShardMove {
         shard: ShardId(7),
         role: Role::new("primary").unwrap(),

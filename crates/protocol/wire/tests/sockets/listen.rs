@@ -64,7 +64,7 @@ async fn socket_file_of_successor_outlives_predecessor() {
 }
 
 #[tokio::test]
-async fn port_in_use_is_refused() {
+async fn listening_on_port_in_use_is_refused() {
     let first = Transport::default().bind(&free_port()).await.unwrap();
     let error = Transport::default().bind(&first.address().unwrap()).await.unwrap_err();
     assert!(matches!(error, BindError::InUse { .. }), "{error}");

@@ -127,7 +127,7 @@ fn named_locality_rings_come_from_topology() {
 }
 
 #[test]
-fn measured_distances_are_used_if_none_is_declared() {
+fn measured_region_distances_are_used_if_none_is_declared() {
     let mut fleet = Fleet::replicated(&[("a", "eu"), ("c", "us"), ("e", "moon")]);
     let ring = |fleet: &Fleet, name: &str| rings_of(fleet).into_iter().find(|(of, _)| of == name).unwrap().1;
     assert_eq!((ring(&fleet, "us"), ring(&fleet, "moon")), (Some(2), Some(3)));

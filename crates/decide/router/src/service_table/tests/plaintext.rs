@@ -28,7 +28,7 @@ fn connects(target: &EndpointTarget, has_identity: bool) -> &'static str {
 }
 
 #[test]
-fn trust_domain_and_policy_determine_plaintext_use() {
+fn trust_domain_and_policy_decide_whether_plaintext_is_allowed() {
     // The three modes: no trust domain, permissive, and strict.
     let modes = [
         ("none", false, MtlsMode::Strict),

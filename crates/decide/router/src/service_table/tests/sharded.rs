@@ -140,7 +140,7 @@ fn endpoint_changes_reuse_compiled_shard_map() {
 }
 
 #[test]
-fn client_uses_subset_if_shard_has_very_many_copies() {
+fn client_uses_subset_of_copies_if_shard_has_very_many() {
     let names: Vec<String> = (0..200).map(|i| format!("i{i}")).collect();
     let endpoints: Vec<_> = names.iter().map(|name| (name.as_str(), "eu")).collect();
     let copies: Vec<_> = names.iter().map(|name| (5, name.as_str(), "cache", Serving)).collect();

@@ -74,7 +74,7 @@ async fn read_until(far: &mut DuplexStream, until: &str) -> String {
 }
 
 #[tokio::test]
-async fn pipelined_requests_get_responses_in_order() {
+async fn pipelined_http1_requests_get_responses_in_order() {
     let (near, mut far) = ends(1 << 16);
     let served = serve_echo(near, Arc::default());
     far.write_all(
@@ -126,7 +126,7 @@ async fn unread_expected_body_gets_no_100_continue_and_ends_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn silent_and_slow_clients_time_out() {
+async fn silent_and_slow_http1_clients_time_out() {
     for (beginning, is_request) in
         [("", false), ("GET / HTTP/1.1\r\nhost", false), ("GET /1 HTTP/1.1\r\n\r\n", true)]
     {
@@ -162,7 +162,7 @@ async fn request_headers_sent_byte_by_byte_time_out() {
 }
 
 #[tokio::test]
-async fn call_ends_when_client_disconnects() {
+async fn http1_call_ends_when_client_disconnects() {
     let (near, mut far) = ends(1 << 16);
     let begun = Arc::new(Notify::new());
     let signal = Arc::clone(&begun);
@@ -221,7 +221,7 @@ async fn shutdown_ends_connection_after_response_or_idle_grace() {
 }
 
 #[tokio::test]
-async fn http2_connection_is_handed_over_with_its_first_bytes() {
+async fn http2_connection_is_detected_and_handed_over_with_its_first_bytes() {
     let pending_upgrade = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0";
     let (near, mut far) = ends(1 << 16);
     let served = serve_echo(near, Arc::default());

@@ -117,14 +117,14 @@ async fn data_sent_before_tunnel_starts_is_delivered() {
 }
 
 #[tokio::test]
-async fn data_for_refused_tunnel_is_not_parsed_as_request() {
+async fn data_after_refused_connect_is_not_parsed_as_request() {
     let told = say("CONNECT 403:3 HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\nhost: pay.shop\r\n\r\n").await;
     assert!(told.starts_with("HTTP/1.1 403 ") && told.contains("connection: close\r\n"), "{told}");
     assert!(told.ends_with("\r\n\r\nxxx") && told.matches("HTTP/1.1").count() == 1, "{told}");
 }
 
 #[tokio::test]
-async fn upgrades_work_during_shutdown() {
+async fn http_upgrades_work_during_shutdown() {
     let shutdown = Arc::<Shutdown>::default();
     shutdown.start(Duration::from_secs(60));
     let (told, _) = switch(WEBSOCKET, shutdown).await;

@@ -15,7 +15,7 @@ async fn listeners(count: usize) -> Vec<TcpListener> {
 }
 
 #[tokio::test]
-async fn successor_gets_all_sockets_and_predecessor_serves_until_successor_reports() {
+async fn new_proxy_gets_all_sockets_and_old_one_serves_until_it_is_ready() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("made/proxy.sock");
     assert!(Predecessor::find(&path).await.unwrap().is_none());

@@ -14,7 +14,7 @@ fn head(method: &Method, path: &str, headers: &HeaderMap, own: &[HeaderName], fr
 }
 
 #[test]
-fn request_is_framed_by_its_body_not_its_headers() {
+fn http1_request_is_framed_by_its_body_not_its_headers() {
     let mut headers = HeaderMap::new();
     for (name, value) in [
         ("host", "other"),
@@ -133,7 +133,7 @@ fn response_body_framing_matches_http_version_of_client() {
 }
 
 #[test]
-fn split_cookie_fields_are_joined() {
+fn split_cookie_fields_are_joined_for_http1() {
     let mut headers: HeaderMap = [(header::COOKIE, HeaderValue::from_static("a=1"))].into_iter().collect();
     join_cookies(&mut headers);
     assert_eq!(headers[header::COOKIE], "a=1");

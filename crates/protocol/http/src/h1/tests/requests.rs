@@ -71,7 +71,7 @@ fn requests_with_ambiguous_framing_are_rejected() {
 }
 
 #[test]
-fn http2_preface_is_not_consumed() {
+fn http1_parser_does_not_consume_http2_preface() {
     let text = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nx";
     let mut input = BytesMut::from(text);
     assert_eq!(RequestReader::default().read(&mut input).unwrap_err(), RequestError::Http2);

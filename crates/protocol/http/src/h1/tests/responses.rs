@@ -65,7 +65,7 @@ fn response_body_ends_where_its_headers_declare() {
 }
 
 #[test]
-fn trailers_are_returned_after_body() {
+fn response_trailers_are_returned_after_body() {
     let text = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nA\r\n0123456789\r\n00\r\nx-sum: 1\r\nX-Sum:2\r\n\r\nrest";
     let read = read_at_once_and_bytewise(&Method::GET, text).unwrap().unwrap();
     let sums = read.trailers.as_ref().unwrap().get_all("x-sum").iter();
@@ -160,7 +160,7 @@ fn malformed_chunks_fail_response_together_with_headers() {
 }
 
 #[test]
-fn later_versions_of_http1_are_read_as_1_1() {
+fn responses_of_later_http1_versions_are_read_as_1_1() {
     for (version, is_read) in
         [("1.1", true), ("1.2", true), ("1.9", true), ("1.20", false), ("2.0", false), ("0.9", false)]
     {
@@ -209,7 +209,7 @@ fn informational_responses_are_delivered_except_100() {
 }
 
 #[test]
-fn truncated_response_is_incomplete() {
+fn truncated_http1_response_is_reported_incomplete() {
     for text in [
         "HTTP/1.1 200 O",
         "HTTP/1.1 100 Continue\r\n\r\n",

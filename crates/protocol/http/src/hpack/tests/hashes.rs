@@ -30,7 +30,7 @@ fn hashes_of_similar_header_texts_are_spread() {
 }
 
 #[test]
-fn hash_depends_on_every_byte_and_length() {
+fn header_hash_depends_on_every_byte_and_length() {
     let hasher = FieldHasher::new();
     let texts = (0..100).flat_map(|length| {
         (0..=length).map(move |at| (0..length).map(|place| u8::from(place == at)).collect::<Vec<_>>())

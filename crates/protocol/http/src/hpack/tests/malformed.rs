@@ -29,7 +29,7 @@ fn oversized_hpack_integers_are_refused() {
 }
 
 #[test]
-fn truncated_header_block_is_refused() {
+fn truncated_hpack_header_block_is_refused() {
     assert_eq!(decode(&mut Decoder::default(), b""), Ok(vec![]));
     for short in ["ff", "ff80", "40", "4001", "400161", "0161"] {
         assert!(why(&hex(short)).starts_with("the block ends within a"), "{short}");

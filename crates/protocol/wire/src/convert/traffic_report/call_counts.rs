@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn previous_release_reads_report_of_counts_as_empty() {
+    fn previous_release_reads_call_count_report_as_empty() {
         // The previous release does not know field 8 and drops it.
         let mut bytes = message().encode_to_vec();
         let at = bytes.iter().position(|byte| *byte == 0x42).unwrap();

@@ -9,7 +9,7 @@ use super::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn connection_begins_with_settings() {
+async fn http2_connection_begins_with_settings_frame() {
     let mut client = Client::ahead(&[]);
     let [streams, window, fields] = [(3, 256), (INITIAL_WINDOW_SIZE, STREAM_WINDOW as u32), (6, 68 * 1024)];
     let settings = settings_frame(&[streams, window, fields]);
@@ -23,7 +23,7 @@ async fn connection_begins_with_settings() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn bytes_read_before_connection_starts_are_parsed() {
+async fn bytes_read_before_http2_connection_starts_are_parsed() {
     let mut client = Client::ahead(&[settings_frame(&[]), get(1, "/early")].concat());
     assert_eq!(client.dispatched().await.request.uri(), "http://one.shop/early");
 }
@@ -102,7 +102,7 @@ async fn padding_of_request_is_removed_and_trailers_are_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unknown_frames_and_settings_are_ignored() {
+async fn unknown_http2_frames_and_settings_are_ignored() {
     let mut client = Client::new().await;
     client
         .send(

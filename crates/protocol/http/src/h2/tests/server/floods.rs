@@ -19,7 +19,7 @@ async fn hears_pongs(client: &mut Client, count: usize) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ping_is_acknowledged_with_its_payload() {
+async fn ping_frame_is_acknowledged_with_its_payload() {
     let mut client = Client::new().await;
     client.send(&raw_frame(PING, 0xfe, 0, [1, 2, 3, 4, 5, 6, 7, 8])).await;
     client.expect([Event::Pong(vec![1, 2, 3, 4, 5, 6, 7, 8].into())]).await;

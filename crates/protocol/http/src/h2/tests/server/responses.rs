@@ -20,7 +20,7 @@ async fn end_stream_flag_is_on_last_data_frame() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn response_without_body_ends_with_its_headers() {
+async fn http2_response_without_body_ends_with_its_headers() {
     let mut client = Client::new().await;
     for (stream, status, fields) in
         [(1, 204, &[][..]), (3, 200, &[("content-length", "1000")]), (5, 304, &[("etag", "x")])]
@@ -47,7 +47,7 @@ async fn content_length_of_response_is_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn response_may_end_with_trailers() {
+async fn http2_response_may_end_with_trailers() {
     let mut client = Client::new().await;
     let (pieces, response) = streamed();
     client.request(&get(1, "/")).await.respond(response);
@@ -72,7 +72,7 @@ async fn response_trailers_need_no_send_window() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn large_headers_use_continuation_frames() {
+async fn large_response_headers_use_continuation_frames() {
     let mut client = Client::new().await;
     let mut response = whole(200, "");
     for n in 0..400 {
@@ -120,7 +120,7 @@ async fn data_frames_have_default_maximum_size() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failing_response_body_resets_stream() {
+async fn failing_response_body_resets_its_stream() {
     let mut client = Client::new().await;
     let (pieces, response) = streamed();
     client.request(&get(1, "/")).await.respond(response);
@@ -132,7 +132,7 @@ async fn failing_response_body_resets_stream() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn connection_specific_headers_are_dropped() {
+async fn connection_specific_headers_are_removed_from_http2_responses() {
     let mut client = Client::new().await;
     let mut response = whole(200, "");
     *response.headers_mut() = headers(&[

@@ -138,7 +138,7 @@ async fn stream_error_while_body_is_read_resets_only_its_stream() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn data_after_end_of_request_resets_stream() {
+async fn data_after_end_of_request_resets_its_stream() {
     let mut client = Client::new().await;
     client.expect_alive(1).await;
     client.send(&raw_frame(DATA, 0, 1, "more")).await;
@@ -161,7 +161,7 @@ fn too_large(stream: u32, flags: u8) -> Vec<u8> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn oversized_headers_get_431() {
+async fn oversized_http2_request_headers_get_431() {
     let mut client = Client::new().await;
     client.send(&too_large(1, END_STREAM)).await;
     client.expect([head(1, 431, &[], true)]).await;

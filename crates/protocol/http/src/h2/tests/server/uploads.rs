@@ -30,7 +30,7 @@ async fn upload(client: &mut Client, stream: u32, mut left: usize) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn long_body_is_received_completely() {
+async fn long_http2_request_body_is_received_completely() {
     let mut client = Client::new().await;
     let dispatched = client.request(&post(1, &[("content-length", "3000000")])).await;
     let reading = tokio::spawn(dispatched.request.into_body().collect());
