@@ -26,7 +26,7 @@ async fn client_disconnect_fails_bodies_read_by_services() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn client_disconnect_within_frame_ends_connection_cleanly() {
+async fn client_disconnect_within_frame_fails_body_and_ends_connection() {
     for cut in [1, HEADER_LEN - 1, HEADER_LEN, HEADER_LEN + 3] {
         let mut client = Client::new().await;
         let (reading, mut response, _pieces) = in_flight(&mut client).await;

@@ -92,7 +92,7 @@ async fn protocol_violation_after_goaway_is_still_reported() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn silent_client_is_pinged_during_shutdown() {
+async fn silent_http2_client_is_pinged_and_its_ack_counts_as_activity() {
     let mut client = Client::new().await;
     assert!(lock(&client.session).take_activity());
     assert!(!lock(&client.session).take_activity());
