@@ -163,30 +163,6 @@ impl ReportSums {
         sums
     }
 
-    /// Returns the sum as one report of bounded size. With too many paths, [parents, then callers](merge_paths) are
-    /// merged. Paths and server groups that still do not fit are dropped, last names first; their number is reported
-    /// and their services are marked incomplete. If too many services are incomplete, all are marked. A service with
-    /// missing data must never look like one with fewer calls.
-    pub fn sum(&mut self, now_ms: u64) -> TrafficReport {
-        let mut sum = self.sum_of_all(now_ms);
-        sum.calls = merge_paths(sum.calls);
-        let paths = sum.calls.keys().skip(MAX_CALL_PATHS).map(|path| &path.service);
-        let groups = sum.servers.keys().skip(MAX_SERVER_GROUPS).map(|(service, _)| service);
-        let mut beyond: u32 = 0;
-        for service in paths.chain(groups) {
-            beyond = beyond.saturating_add(1);
-            sum.incomplete.insert(service.clone());
-        }
-        sum.left_out = sum.left_out.saturating_add(beyond);
-        sum.all_incomplete |= sum.incomplete.len() >= MAX_INCOMPLETE_SERVICES;
-        sum.incomplete = sum.incomplete.into_iter().take(MAX_INCOMPLETE_SERVICES).collect();
-        sum.regions = sum.regions.into_iter().take(MAX_REPORTED_REGIONS).collect();
-        sum.calls = sum.calls.into_iter().take(MAX_CALL_PATHS).collect();
-        sum.servers = sum.servers.into_iter().take(MAX_SERVER_GROUPS).collect();
-        sum.served = bound_served(sum.served);
-        sum
-    }
-
     /// Marks the services of a refused report as incomplete.
     fn miss(&mut self, report: &TrafficReport, void_at_ms: u64) {
         let called = report.calls.keys().map(|path| &path.service);
@@ -223,6 +199,28 @@ impl ReportSums {
         self.rows = self.rows.saturating_sub(rows(&report));
         self.served = self.served.saturating_sub(report.served.len());
     }
+}
+
+/// The same report within the bounds of a message. With too many paths, [parents, then callers](merge_paths) are combined. Remaining
+/// excess is dropped from the end by name and counted, and its services are marked incomplete. If too many services are
+/// incomplete, all are: a service with missing data must never look like one with fewer calls.
+pub fn bound(mut report: TrafficReport) -> TrafficReport {
+    report.calls = merge_paths(report.calls);
+    let paths = report.calls.keys().skip(MAX_CALL_PATHS).map(|path| &path.service);
+    let groups = report.servers.keys().skip(MAX_SERVER_GROUPS).map(|(service, _)| service);
+    let mut beyond: u32 = 0;
+    for service in paths.chain(groups) {
+        beyond = beyond.saturating_add(1);
+        report.incomplete.insert(service.clone());
+    }
+    report.left_out = report.left_out.saturating_add(beyond);
+    report.all_incomplete |= report.incomplete.len() >= MAX_INCOMPLETE_SERVICES;
+    report.incomplete = report.incomplete.into_iter().take(MAX_INCOMPLETE_SERVICES).collect();
+    report.regions = report.regions.into_iter().take(MAX_REPORTED_REGIONS).collect();
+    report.calls = report.calls.into_iter().take(MAX_CALL_PATHS).collect();
+    report.servers = report.servers.into_iter().take(MAX_SERVER_GROUPS).collect();
+    report.served = bound_served(report.served);
+    report
 }
 
 /// Merges calls of different parents, then of different callers, until they fit into [`MAX_CALL_PATHS`]. Planners of
@@ -312,7 +310,7 @@ mod tests {
     }
 
     fn offered(sums: &mut ReportSums, now_ms: u64) -> u64 {
-        sums.sum(now_ms).calls.values().map(|rates| rates.offered).sum()
+        bound(sums.sum_of_all(now_ms)).calls.values().map(|rates| rates.offered).sum()
     }
 
     #[test]
@@ -323,7 +321,7 @@ mod tests {
         {
             assert_eq!(sums.record(report(reporter, region, calls), 0), Taken::Kept);
         }
-        let sum = sums.sum(0);
+        let sum = bound(sums.sum_of_all(0));
         assert_eq!((sum.calls.len(), sum.servers.len(), sum.regions.len()), (2, 2, 2));
         assert_eq!(offered(&mut sums, 0), 32);
         assert_eq!(sum.servers.values().map(|rates| rates.servers).sum::<u32>(), 3);
@@ -345,7 +343,7 @@ mod tests {
         let (mut agent, mut above) = (sums(10, 100), sums(10, 100));
         agent.record(report(1, "eu", 30), 5_000);
         agent.record(report(2, "eu", 10), 7_000);
-        let mut sum = agent.sum(7_000);
+        let mut sum = bound(agent.sum_of_all(7_000));
         let age = |sum: &TrafficReport| {
             let (calls, servers) = (sum.calls.values().next().unwrap(), sum.servers.values().next().unwrap());
             (calls.age().as_millis(), servers.age().as_millis())
@@ -353,8 +351,12 @@ mod tests {
         assert_eq!(age(&sum), (1_500, 1_000), "by calls, and by servers");
         sum.interval = Duration::from_secs(1);
         above.record(sum, 100);
-        assert_eq!(age(&above.sum(800)), (2_200, 1_700));
-        assert_eq!(age(&above.sum(1_800)), (3_200, 2_700), "the report is the same, and its data is older");
+        assert_eq!(age(&bound(above.sum_of_all(800))), (2_200, 1_700));
+        assert_eq!(
+            age(&bound(above.sum_of_all(1_800))),
+            (3_200, 2_700),
+            "the report is the same, and its data is older"
+        );
     }
 
     #[test]
@@ -386,7 +388,7 @@ mod tests {
             many.calls.insert(CallPath { service, ..path.clone() }, CallRates::default());
         }
         sums.record(many, 0);
-        let sum = sums.sum(0);
+        let sum = bound(sums.sum_of_all(0));
         assert_eq!((sum.calls.len(), sum.left_out), (MAX_CALL_PATHS, 7));
         let is_complete = |service: &ServiceName| sum.calls.keys().any(|path| path.service == *service);
         assert_eq!(sum.incomplete.len(), 7);
@@ -413,7 +415,7 @@ mod tests {
                 many.calls.insert(CallPath { service, ..path.clone() }, CallRates::default());
             }
             sums.record(many, 0);
-            sums.sum(0)
+            bound(sums.sum_of_all(0))
         };
         let some = full(&mut sums(10, 100_000), MAX_INCOMPLETE_SERVICES - 1);
         assert!(!some.all_incomplete && !some.is_incomplete(&other), "{}", some.incomplete.len());
@@ -431,7 +433,7 @@ mod tests {
             above.record(TrafficReport { incomplete, ..report(reporter, "eu", 1) }, 0);
         }
         assert!(!above.sum_of_all(0).is_incomplete(&other));
-        assert!(above.sum(0).is_incomplete(&other), "their sum has not");
+        assert!(bound(above.sum_of_all(0)).is_incomplete(&other), "their sum has not");
 
         let mut no_room = sums(10, 1);
         let incomplete = named("c", MAX_INCOMPLETE_SERVICES + 1).collect();
@@ -448,8 +450,12 @@ mod tests {
             [Taken::Kept, Taken::Kept, Taken::Full, Taken::Kept]
         );
         let cart = ServiceName::new("shop/cart").unwrap();
-        assert_eq!(few.sum(0).incomplete, [cart].into(), "of what is not taken, the service is known");
-        assert!(few.sum(3_500).incomplete.is_empty(), "until it would be void");
+        assert_eq!(
+            bound(few.sum_of_all(0)).incomplete,
+            [cart].into(),
+            "of what is not taken, the service is known"
+        );
+        assert!(bound(few.sum_of_all(3_500)).incomplete.is_empty(), "until it would be void");
         assert_eq!(few.record(report(3, "eu", 1), 5_000), Taken::Kept, "the others are void");
         let mut small = sums(10, 3);
         assert_eq!(small.record(report(1, "eu", 1), 0), Taken::Kept);
@@ -469,12 +475,16 @@ mod tests {
         };
         let taken = [with(1, 2), with(2, 2), with(1, 2)].map(|report| sums.record(report, 0));
         assert_eq!(taken, [Taken::Kept; 3]);
-        let sum = sums.sum(0);
+        let sum = bound(sums.sum_of_all(0));
         assert_eq!((offered(&mut sums, 0), sum.served.len(), sum.left_out), (10, 2, 0));
         assert!(sum.incomplete.is_empty(), "{:?}", sum.incomplete);
         sums.record(report(1, "eu", 5), 0);
         sums.record(with(2, 1), 0);
-        assert_eq!((sums.sum(0).served.len(), sums.served), (1, 1), "the room of the others is free again");
+        assert_eq!(
+            (bound(sums.sum_of_all(0)).served.len(), sums.served),
+            (1, 1),
+            "the room of the others is free again"
+        );
         sums.expire(60_000);
         assert_eq!((sums.rows, sums.served), (0, 0));
     }

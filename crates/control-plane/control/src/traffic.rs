@@ -20,6 +20,7 @@ mod forecast;
 mod metrics;
 mod optimizer_status;
 mod planner_controller;
+mod planning_threads;
 mod published_value;
 mod service;
 mod status;

@@ -23,6 +23,7 @@ mod planning_time;
 mod region_drains;
 mod service_planner;
 mod table_conversion;
+mod workers;
 
 pub use fairmesh_te::drain::Forecast;
 
@@ -48,3 +49,4 @@ pub use region_drains::{DrainWait, next_keep, why_not_drained};
 pub use service_planner::{
     DrainStep, KnownRegion, Refused, RegionZones, ServicePlanner, ShiftNote, TableWrite,
 };
+pub use workers::{InSequence, Workers};

@@ -325,9 +325,13 @@ impl PlannerState {
             // What is seen while the region is quiet says less.
             Some(known) if known.is_firm && !is_firm => {}
             Some(known) if known.is_firm == is_firm => {
-                // A full region gets more calls than it works on, and one with a backlog works on more than it gets.
+                // A full region gets more calls than it works on, and one with a backlog works on more than it gets. While few
+                // calls wait, those that end tell a backlog from calls that have become dearer.
+                let is_backlog = self.backlog[at].is_possible();
+                let ended = self.backlog[at].ended().filter(|_| is_backlog);
+                let new = ended.map_or(new, |ended| load * region.power / ended);
                 let seems_cheap = load >= FULL && new < known.mean;
-                let seems_dear = self.backlog[at].is_possible() && new > known.mean;
+                let seems_dear = is_backlog && ended.is_none() && new > known.mean;
                 if !seems_cheap && !seems_dear {
                     known.observe(new, at_ms);
                 }

@@ -73,7 +73,7 @@ pub fn plan(input: PlanInput<'_>, state: &PlannerState) -> Plan {
         problem = Problem::new(policy, rings, observation, &next);
     }
     let targets = Targets::new(policy, &problem, &next);
-    let round = Round { policy, problem: &problem, targets: &targets, before: &state.tables };
+    let round = Round::new(policy, &problem, &targets, &state.tables);
     let seconds =
         state.planned_at_ms.map_or(FIRST_INTERVAL, |at| observation.now_ms.saturating_sub(at) as f64 / 1e3);
     // After a pause nothing is caught up on: the pace of a minute in one step is none.
@@ -117,23 +117,42 @@ struct Round<'a> {
     problem: &'a Problem<'a>,
     targets: &'a Targets<'a>,
     before: &'a Tables,
+    /// The flows of the tables before the round.
+    current: Flows,
+    /// By source, the differences of its shares that cause no change.
+    dead_bands: Vec<f64>,
 }
 
-impl Round<'_> {
+impl<'a> Round<'a> {
+    fn new(
+        policy: &'a RingsPolicy,
+        problem: &'a Problem<'a>,
+        targets: &'a Targets<'a>,
+        before: &'a Tables,
+    ) -> Self {
+        let current = problem.flows_of(before, &targets.aim);
+        let band = |(source, noise): (usize, f64)| {
+            // What a drain has leave is no noise.
+            let noise = if problem.is_whole(source) { noise } else { 0.0 };
+            noise.clamp(DEAD_BAND, MOST_DEAD_BAND)
+        };
+        let dead_bands = problem.noise(&current).into_iter().enumerate().map(band).collect();
+        Self { policy, problem, targets, before, current, dead_bands }
+    }
+
     /// The flows after this round.
     fn flows(&self, next: &mut PlannerState, seconds: f64) -> Flows {
-        let aim = &self.targets.aim;
-        let current = self.problem.flows_of(self.before, aim);
-        let loads = self.problem.loads(&current);
+        let (aim, current) = (&self.targets.aim, &self.current);
+        let loads = self.problem.loads(current);
         // Above the last threshold, waiting is worse than a reaction that is too strong.
         if loads.iter().any(|load| *load > self.policy.ceiling()) {
-            return self.relief(next, &current, &loads, seconds);
+            return self.relief(next, current, &loads, seconds);
         }
-        let home = self.targets.homeward(self.problem, &current);
+        let home = self.targets.homeward(self.problem, current);
         let mut directions: Vec<Direction> = (0..self.problem.regions)
-            .map(|source| self.direction(source, next.pids[source].is_active(), &current, &loads))
+            .map(|source| self.direction(source, next.pids[source].is_active(), current, &loads))
             .collect();
-        self.make_room(&mut directions, &current, &loads);
+        self.make_room(&mut directions, current, &loads);
         let mut flows = current.clone();
         for (source, direction) in directions.iter().enumerate() {
             let (target, per_second) = match direction {
@@ -144,19 +163,19 @@ impl Round<'_> {
                 Direction::Leave => (aim, LEAVE_PER_SECOND),
                 Direction::Return => (&home, RETURN_PER_SECOND),
             };
-            let error = self.distance(source, &current, target);
+            let error = self.distance(source, current, target);
             let part = Self::part(&mut next.pids[source], error, (seconds, per_second));
             self.blend(source, &mut flows, target, part);
-            self.pace_return(source, &mut flows, &current, seconds);
+            self.pace_return(source, &mut flows, current, seconds);
         }
-        self.guard(&mut flows, &current, &loads);
+        self.guard(&mut flows, current, &loads);
         // What leaves a region may need the room, and is not told from calls that come nearer.
         if !directions.contains(&Direction::Leave) {
             let directions = &directions;
             let are = |direction| (0..directions.len()).filter(move |at| directions[*at] == direction);
             let most = (RETURN_PER_SECOND * seconds).max(MIN_CHANGE);
             let loads = self.targets.expected_loads(self.before, (are(Direction::Return), &home));
-            let stay = are(Direction::Stay).map(|source| (source, self.dead_band(source, &current)));
+            let stay = are(Direction::Stay).map(|source| (source, self.dead_bands[source]));
             self.targets.draw_near((self.policy, self.problem), loads, (stay, most), &mut flows);
         }
         flows
@@ -274,7 +293,7 @@ impl Round<'_> {
         let (away, dropped) = self.away(source, current);
         let (least_away, least_dropped) = self.away(source, least);
         let (back_away, back_dropped) = self.away(source, back);
-        let band = self.dead_band(source, current);
+        let band = self.dead_bands[source];
         let is_hot = |to: usize| {
             let excess = self.sent(source, to, current) - self.sent(source, to, aim);
             // The least share of a region that may get none is too much.
@@ -288,7 +307,7 @@ impl Round<'_> {
         let (aim_away, _) = self.away(source, aim);
         let is_short = is_leaving && away < aim_away - DEAD_BAND.max(band / 3.0);
         // Higher thresholds may keep fewer calls at home: they leave more room in the nearest regions.
-        let least_away = match self.is_whole(source) {
+        let least_away = match self.problem.is_whole(source) {
             true => least_away.min(aim_away - band.min(self.margin(source))),
             false => least_away,
         };
@@ -304,20 +323,9 @@ impl Round<'_> {
         }
     }
 
-    /// Differences of a source's shares below this cause no change: they may be noise. What a drain has leave is none.
-    fn dead_band(&self, source: usize, current: &Flows) -> f64 {
-        let noise = if self.is_whole(source) { self.problem.noise(source, current) } else { 0.0 };
-        noise.clamp(DEAD_BAND, MOST_DEAD_BAND)
-    }
-
     /// The share of a source's calls that is as much load at home as a shift aims below the threshold.
     fn margin(&self, source: usize) -> f64 {
         self.policy.margin / (self.problem.offered(source) * self.problem.cost[source])
-    }
-
-    /// Whether a region keeps all of its calls that it can serve: it is not drained.
-    fn is_whole(&self, source: usize) -> bool {
-        self.problem.keep[source] >= 1.0 || !self.problem.serves(source)
     }
 
     /// Whether calls are dropped of a class, and not by the aim, while less important ones of the source are served.

@@ -136,6 +136,11 @@ impl<'a> Problem<'a> {
         self.cost[region].is_finite()
     }
 
+    /// Whether a region keeps all of its calls that it can serve: it is not drained.
+    pub(crate) fn is_whole(&self, region: usize) -> bool {
+        self.keep[region] >= 1.0 || !self.serves(region)
+    }
+
     /// The ring of a destination as seen from a source; the greatest number of a region in none.
     pub(crate) fn ring(&self, source: usize, to: usize) -> usize {
         self.rings.ring(source, to).unwrap_or(usize::MAX)
@@ -153,15 +158,18 @@ impl<'a> Problem<'a> {
         arrivals.zip(&self.cost).map(load).collect()
     }
 
-    /// The share of a source's calls that the noise of reports can seem to move: three times the standard deviation of the calls that it
-    /// and the regions that it calls get.
-    pub(crate) fn noise(&self, source: usize, flows: &Flows) -> f64 {
-        let offered = self.offered(source);
+    /// By source, the share of its calls that the noise of reports can seem to move: three times the standard deviation of the calls
+    /// that it and the regions that it calls get.
+    pub(crate) fn noise(&self, flows: &Flows) -> Vec<f64> {
         let arrivals = flows.arrivals();
-        let calls = |to: usize| (0..self.classes).any(|class| flows.get(source, class, to) > 0.0);
-        let called = (0..self.regions).filter(|to| *to == source || calls(*to));
-        let variance: f64 = called.map(|to| (self.error[to] * arrivals[to]).powi(2)).sum();
-        if offered > 0.0 { 3.0 * variance.sqrt() / offered } else { 0.0 }
+        let of_source = |source: usize| {
+            let offered = self.offered(source);
+            let calls = |to: usize| (0..self.classes).any(|class| flows.get(source, class, to) > 0.0);
+            let called = (0..self.regions).filter(|to| *to == source || calls(*to));
+            let variance: f64 = called.map(|to| (self.error[to] * arrivals[to]).powi(2)).sum();
+            if offered > 0.0 { 3.0 * variance.sqrt() / offered } else { 0.0 }
+        };
+        (0..self.regions).map(of_source).collect()
     }
 
     /// The flows of tables at the present demand. Shares of regions that serve nothing go where `target` sends them,

@@ -124,7 +124,13 @@ impl Smoothed {
         self.above.add(value, deviation, decision).or(self.below.add(value, -deviation, decision))
     }
 
+    /// Goes on from another mean. Numbers of calls have a variance in proportion to them, so what is known of the noise holds there
+    /// once it is scaled; as it was, it would be that of the old mean until half of the residuals are new.
     fn restart(&mut self, mean: f64, values: f64) {
+        if self.mean > 0.0 && mean > 0.0 {
+            let scale = (mean / self.mean).sqrt() as f32;
+            self.residuals.iter_mut().for_each(|residual| *residual *= scale);
+        }
         (self.mean, self.since_change) = (mean, values);
         (self.above, self.below) = (Run::default(), Run::default());
     }
@@ -205,6 +211,25 @@ mod tests {
         let settled = &means(noisy)[30..];
         let far = settled.iter().filter(|mean| (**mean - 100.0).abs() > 5.0).count();
         assert!(far < settled.len() / 20, "{far} of {settled:?}");
+    }
+
+    #[test]
+    fn noise_is_that_of_the_new_mean_soon_after_a_step() {
+        for (from, to) in [(1_000.0, 100.0), (100.0, 1_000.0)] {
+            let mut number = Smoothed::default();
+            let level = |second: u64| if second <= 60 { from } else { to };
+            let mut errors = Vec::new();
+            for (second, noise) in (1..).zip(noise(120)) {
+                let mean: f64 = level(second);
+                number.observe(mean + 1.7 * mean.sqrt() * noise, second * 1_000);
+                errors.push(number.error());
+            }
+            let (soon, settled) = (errors[65], errors[119]);
+            assert!(
+                (0.5..2.0).contains(&(soon / settled)),
+                "{soon} and later {settled}, from {from} to {to}"
+            );
+        }
     }
 
     #[test]

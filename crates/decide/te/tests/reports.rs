@@ -81,6 +81,30 @@ fn lasting_full_load_raises_estimated_cost_per_call() {
     assert!(away > 3_000, "{away}");
 }
 
+/// A second in which calls of the second region are so many times as dear: its servers answer as many as they can, and the others
+/// wait or get no response.
+fn dearer_second(world: &mut World, times: f64) {
+    second(world, |observation| {
+        let power = observation.regions[1].power;
+        let servers = observation.regions[1].servers.as_mut().unwrap();
+        servers.answered = servers.received.min(power / times);
+        servers.failing = 1.0 - servers.answered / servers.received;
+        servers.load = (servers.received * times / power).min(1.0);
+    });
+}
+
+#[test]
+fn calls_that_become_dearer_are_learnt_within_seconds_though_the_region_is_full() {
+    for times in [1.6, 1.8] {
+        let mut world = World::new(vec![100.0; 3], vec![vec![40.0], vec![64.0], vec![40.0]]);
+        (0..20).for_each(|_| drop(second(&mut world, |_| {})));
+        let load = |world: &World| world.arrivals(world.state.tables())[1] * times / 100.0;
+        let (before, seconds) = (load(&world), 8);
+        (0..seconds).for_each(|_| dearer_second(&mut world, times));
+        assert!(before > 1.0 && load(&world) < 0.95, "{before} to {} of {times}", load(&world));
+    }
+}
+
 /// A region whose neighbour has too many calls, and three others.
 fn beside_an_overloaded_region() -> World {
     let mut world =

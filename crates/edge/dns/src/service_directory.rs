@@ -223,6 +223,8 @@ impl FollowedTenant {
 }
 
 impl Sink for DirectorySink {
+    const APPLIES_AT_ONCE: bool = true;
+
     fn update(&mut self, update: Update) {
         self.apply(&update);
     }

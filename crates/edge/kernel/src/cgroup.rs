@@ -103,8 +103,13 @@ pub(crate) fn remove_empty(path: &str, count: u32) -> Result<bool, KernelError> 
 
 /// The directory of a cgroup such as `/shop`; `None` without a hierarchy, or if the cgroup does not exist.
 pub(crate) fn existing(path: &str) -> Option<PathBuf> {
-    let folder = mounted(&fs::read_to_string(MOUNTS).ok()?)?.join(path.trim_start_matches('/'));
+    let folder = mounted_cgroup2()?.join(path.trim_start_matches('/'));
     folder.exists().then_some(folder)
+}
+
+/// The mount point of the cgroup2 hierarchy, on machines with version 1 often beside that; `None` if it is not mounted.
+pub fn mounted_cgroup2() -> Option<PathBuf> {
+    mounted(&fs::read_to_string(MOUNTS).ok()?)
 }
 
 /// The mount point of the cgroup2 hierarchy. Mounts one if there is none.

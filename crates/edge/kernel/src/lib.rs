@@ -36,7 +36,7 @@ mod tcp_only_programs;
 pub use attach::{Attachments, Detached, Selection, attach, detach};
 pub use bpf_pins::DEFAULT_PINS;
 pub use caller_links::{Link, Settled};
-pub use cgroup::{enter_cgroup, own_cgroup};
+pub use cgroup::{enter_cgroup, mounted_cgroup2, own_cgroup};
 pub use completed_calls::{COMPLETED_AT_ONCE, CompletedCall};
 pub use connection_slots::{EndpointSlots, SentRequest, Slot, program_clock};
 pub use error::KernelError;

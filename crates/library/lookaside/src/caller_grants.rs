@@ -92,6 +92,8 @@ impl Grants {
 }
 
 impl Sink for GrantRecords {
+    const APPLIES_AT_ONCE: bool = true;
+
     fn update(&mut self, update: Update) {
         let default = Prefix::from(&RecordKey::DefaultAuthorization);
         let has_default = update.snapshots.iter().any(|snapshot| snapshot.prefix == default);

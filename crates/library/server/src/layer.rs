@@ -22,7 +22,7 @@ use fairmesh_model::{Invalid, ShardKey};
 use fairmesh_signals::ServedCall;
 use fairmesh_wire::transport::{Stream, Transport};
 use hazarc::AtomicOptionArc;
-use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http::{HeaderMap, Request, Response, StatusCode};
 use http_body::Body;
 use pin_project_lite::pin_project;
 use tokio::time::{Sleep, sleep_until};
@@ -43,7 +43,9 @@ use crate::{
     load_report,
     shards::{ownership::Ownership, shard_load::KeyedCall},
 };
-use fairmesh_headers::{CallerProtocol, Deadline, GRPC_STATUS, KEY, LOAD_PATH, ROLE, read_deadline};
+use fairmesh_headers::{
+    CallerProtocol, Deadline, GRPC_STATUS, KEY, ROLE, is_distance_probe, is_load_poll, read_deadline,
+};
 
 /// State of the layer, shared by all its clones.
 #[derive(Debug, Default)]
@@ -180,7 +182,7 @@ where
     }
 
     fn call(&mut self, mut request: Request<A>) -> ServerFuture<S::Future> {
-        if request.uri().path() == LOAD_PATH && request.method() == Method::GET {
+        if is_load_poll(&request) || is_distance_probe(&request) {
             return ServerFuture { state: State::LoadQuery { load: Arc::clone(&self.shared.load) } };
         }
         let caller = CallerProtocol::of(request.headers());
@@ -391,7 +393,7 @@ fn with_load_report<B>(mut response: Response<B>, call: Call) -> Response<Server
     response.map(|body| ServerBody::of(body, call))
 }
 
-/// Returns the response to a load poll.
+/// Returns the response to a load poll or a distance probe.
 fn load_response<B>(load: &ServerLoad) -> Response<ServerBody<B>> {
     let mut response = Response::new(ServerBody::text(""));
     *response.status_mut() = StatusCode::NO_CONTENT;

@@ -13,7 +13,8 @@ mod load_report;
 mod orca;
 mod traceparent;
 
-use http::{HeaderMap, HeaderName, header};
+use fairmesh_model::Probe;
+use http::{HeaderMap, HeaderName, Method, Request, header};
 
 pub use deadline::{Deadline, encode_grpc_timeout, grpc_timeout, read_deadline, write_deadline};
 pub use fairmesh_router::LoadReport;
@@ -71,6 +72,20 @@ pub const LOAD_BIN: HeaderName = HeaderName::from_static("endpoint-load-metrics-
 /// Path of load polls. The server layer responds to `GET`, over HTTP/1.1 or HTTP/2, with status 204 and the header
 /// `endpoint-load-metrics`, whatever the protocol of the service.
 pub const LOAD_PATH: &str = "/.well-known/fairmesh/load";
+
+/// Whether a request asks only for the load, by [`LOAD_PATH`]. It is no call of the service.
+pub fn is_load_poll<B>(request: &Request<B>) -> bool {
+    request.uri().path() == LOAD_PATH && request.method() == Method::GET
+}
+
+/// Whether a request times a round trip for an agent: `OPTIONS *`, which is about the server and no resource of it
+/// (RFC 9110 9.3.7). The server layer and listeners in front of programs respond, since it is no call of the service: it
+/// would appear as a failed call of most programs, and as a refused one of those with authorization rules.
+pub fn is_distance_probe<B>(request: &Request<B>) -> bool {
+    request.uri().path() == "*"
+        && request.method() == Method::OPTIONS
+        && request.headers().get(header::USER_AGENT).is_some_and(|agent| agent == Probe::USER_AGENT)
+}
 
 /// Named metric of a load report: requests in flight, excluding the one that carries the report.
 pub const OUTSTANDING: &str = "concurrent_requests";

@@ -4,7 +4,7 @@
 //! The crate is independent of the mesh. `wire`'s transport serves gRPC on it, [`PageListener`] serves the pages for
 //! operators, and the library's server serves the services of programs.
 //!
-//! - [`table`] has a row for every listener.
+//! - [`listener_table`] has a row for every listener.
 //! - [`Listeners`] are the listeners of one process. They share the [`Memory`] for incomplete requests.
 //! - An [`Acceptor`] accepts for all listeners of one purpose. It returns [`GuardedStream`]s, which stay in its table
 //!   until they are dropped. Once a second it closes connections that exceed a time limit. At its connection limit, it

@@ -10,7 +10,7 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// Creates an acceptor for the listeners of one row of the [table](crate::table).
+    /// Creates an acceptor for the listeners of one row of the [table](crate::listener_table).
     pub fn acceptor(&self, listener: &ListenerInfo, limits: Limits) -> Acceptor {
         let acceptor = Acceptor::new(listener.name, limits, self.memory.clone());
         // No code that holds the lock panics.

@@ -5,11 +5,11 @@
 //! * [`v1`] is generated from `proto/fairmesh/v1`. [`keys`], [`lookaside`], [`grpc_lookup`] and [`spiffe`] are
 //!   generated from the folders beside it.
 //! * [`convert`] converts between messages and validated model values.
-//! * [`records`] and [`shards`] encode the values of RIB keys.
+//! * [`record_encoding`] and [`shard_encoding`] encode the values of RIB keys.
 //! * [`lock_file`] locks out other processes.
 //! * [`run_blocking`] runs expensive work off the event loops.
 //! * [`transport`] opens and accepts connections, which may begin with a header of the [`proxy_protocol`].
-//! * [`handshake`] negotiates the protocol version. [`rpc`] has the clients and services with their size limits.
+//! * [`handshake`] negotiates the protocol version. [`grpc_stubs`] has the clients and services with their size limits.
 //! * [`watch`] is the protocol that delivers changes of the RIB.
 //!
 //! RIB records are encoded in protobuf like calls: there is one schema language, and readers skip fields that newer

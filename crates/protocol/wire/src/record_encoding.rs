@@ -70,7 +70,7 @@ fairmesh_model::record_kinds!(codec);
 ///
 /// # Errors
 /// [`Invalid`] if the bytes are not a valid record of this key. Also for keys without a [`Record`]: parts of shard
-/// maps ([`shards::decode_map`]) and history ([`decode_history`]).
+/// maps ([`shard_encoding::decode_map`]) and history ([`decode_history`]).
 pub fn decode(key: &RecordKey, value: &[u8]) -> Result<Record, Invalid> {
     let Some(record) = decode_value(key, value)? else {
         let problem = format!("{key} holds no record of its own");

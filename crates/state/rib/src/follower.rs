@@ -78,8 +78,12 @@ impl Default for Backoff {
 
 /// Receives the messages of an upstream, in order and from one task. Implementations must not block.
 pub trait Sink: Send + 'static {
+    /// Whether decisions use an update as soon as [`Sink::update`] returns. The follower then acknowledges it, and
+    /// [`FollowerHandle::ack`] is not needed.
+    const APPLIES_AT_ONCE: bool = false;
+
     /// Delivers all changes up to `update.revision`, which must be applied as one change. Acknowledge the revision
-    /// with [`FollowerHandle::ack`] once decisions use it.
+    /// with [`FollowerHandle::ack`] once decisions use it: drains and shard moves wait for a follower that does not.
     ///
     /// A revision of another store invalidates all current data. Later updates deliver the parts that are missing in
     /// this update.
@@ -256,8 +260,7 @@ impl FollowerHandle {
     /// Acknowledges all revisions up to `revision`: decisions use it from now on. The acknowledgement is sent within
     /// a second, or at once if the upstream requested it.
     pub fn ack(&self, revision: Revision) {
-        self.desired.lock().ack = Some(revision);
-        self.desired.changed.notify_one();
+        self.desired.ack(revision);
     }
 
     /// Ends the connection for good. Tells the upstream that decisions no longer use its records, so that it does not
@@ -319,6 +322,11 @@ impl Desired {
     fn lock(&self) -> MutexGuard<'_, DesiredSubscriptions> {
         // No code under this lock panics.
         self.subscriptions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ack(&self, revision: Revision) {
+        self.lock().ack = Some(revision);
+        self.changed.notify_one();
     }
 }
 

@@ -11,10 +11,14 @@ use std::{
 
 use fairmesh_model::{Invalid, Region, TrafficReport};
 use fairmesh_signals::{
-    IDLE_INTERVAL_MS, MAX_WATCHED_SERVICES, REPORT_INTERVAL_MS, ReportSums, SumLimits, Taken, WATCHED_FOR_MS,
+    IDLE_INTERVAL_MS, MAX_WATCHED_SERVICES, REPORT_INTERVAL_MS, ReportParts, ReportSums, SumLimits, Taken,
+    WATCHED_FOR_MS, bound,
 };
 use fairmesh_wire::{handshake::Connection, v1};
-use tokio::time::{Instant, MissedTickBehavior, timeout};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, MissedTickBehavior, timeout},
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::follower::FollowerHandle;
@@ -24,6 +28,8 @@ use crate::follower::FollowerHandle;
 const RELAY_INTERVAL: Duration = Duration::from_millis(REPORT_INTERVAL_MS / 2);
 /// Time limit for one report to the upstream.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Parts of a report that are sent at the same time.
+const MAX_SENDING: usize = 32;
 
 /// Aggregated reports of an agent's or replica's downstream processes. Clones share state.
 #[derive(Clone, Debug)]
@@ -40,6 +46,7 @@ struct RelayState {
     id: u64,
     began: Instant,
     sums: Mutex<ReportSums>,
+    parts: Mutex<ReportParts>,
     /// Interval requested by the upstream, in milliseconds.
     interval_ms: AtomicU32,
     /// Services that operators watch, as last reported by the upstream, and the time of that report.
@@ -59,6 +66,7 @@ impl ReportRelay {
             id: RandomState::new().hash_one(began),
             began,
             sums: Mutex::new(ReportSums::new(limits)),
+            parts: Mutex::default(),
             // Starts with the short interval, so that a planned service is noticed at once.
             interval_ms: AtomicU32::new(REPORT_INTERVAL_MS as u32),
             watched: Mutex::default(),
@@ -118,7 +126,7 @@ impl ReportRelay {
             && let Some(connection) = self.shared.upstream.connection()
         {
             let nothing = TrafficReport { reporter: self.shared.id, ..TrafficReport::default() };
-            self.report(connection, nothing).await;
+            self.send_parts(&connection, nothing).await;
         }
     }
 
@@ -140,18 +148,40 @@ impl ReportRelay {
     /// Sends the sum. Returns whether the upstream accepted it.
     async fn send(&self) -> bool {
         let Some(connection) = self.shared.upstream.connection() else { return false };
-        let mut report = self.sums().sum(self.now_ms());
+        let mut report = self.sums().sum_of_all(self.now_ms());
         report.reporter = self.shared.id;
         report.interval = self.send_interval();
         report.regions.extend(self.shared.region.clone());
         if report.regions.is_empty() && report.servers.is_empty() {
             return false;
         }
-        self.report(connection, report).await;
+        self.send_parts(&connection, report).await;
         true
     }
 
-    async fn report(&self, connection: Connection, report: TrafficReport) {
+    /// Sends the parts of a report: the first one, which says what may be missing meanwhile, and then several at a time, since the
+    /// upstream may be far away.
+    async fn send_parts(&self, connection: &Connection, report: TrafficReport) {
+        let mut parts = self.parts().divide(report).into_iter().map(bound);
+        let Some(first) = parts.next() else { return };
+        let (mut all_taken, mut sending) = (self.report(connection.clone(), first).await, JoinSet::new());
+        loop {
+            while sending.len() < MAX_SENDING
+                && let Some(part) = parts.next()
+            {
+                let (relay, connection) = (self.clone(), connection.clone());
+                sending.spawn(async move { relay.report(connection, part).await });
+            }
+            let Some(taken) = sending.join_next().await else { break };
+            all_taken &= taken.unwrap_or_default();
+        }
+        if all_taken {
+            self.parts().delivered();
+        }
+    }
+
+    /// Sends a report; returns whether the upstream has taken it.
+    async fn report(&self, connection: Connection, report: TrafficReport) -> bool {
         match timeout(REPORT_TIMEOUT, connection.report_signals(report.into())).await {
             Ok(Ok(response)) => {
                 let v1::ReportSignalsResponse { next_report_ms: asked, mut watched, .. } = response;
@@ -162,6 +192,7 @@ impl ReportRelay {
                 // A control plane of the previous release requests no interval.
                 let asked = if asked == 0 { IDLE_INTERVAL_MS as u32 } else { asked };
                 self.shared.interval_ms.store(asked, Relaxed);
+                return true;
             }
             Ok(Err(status)) if status.code() == tonic::Code::InvalidArgument => {
                 tracing::warn!(reason = status.message(), "the process above refuses the report of rates");
@@ -169,6 +200,11 @@ impl ReportRelay {
             Ok(Err(status)) => tracing::debug!(reason = status.message(), "rates could not be reported"),
             Err(_) => tracing::debug!("the process above did not take the report in time"),
         }
+        false
+    }
+
+    fn parts(&self) -> MutexGuard<'_, ReportParts> {
+        self.shared.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn sums(&self) -> MutexGuard<'_, ReportSums> {

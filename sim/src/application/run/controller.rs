@@ -7,7 +7,8 @@ use fairmesh_model::{
     TrafficPlanner, TrafficReport,
 };
 use fairmesh_planner::{
-    Attempt, MeshPlanner, Now, ServiceFacts, ServiceReports, StoredTable, TableWrite, TopologyFacts, Verdict,
+    Attempt, InSequence, MeshPlanner, Now, ServiceFacts, ServiceReports, StoredTable, TableWrite,
+    TopologyFacts, Verdict,
 };
 use fairmesh_signals::{ReportSums, SumLimits};
 use serde::{Deserialize, Serialize};
@@ -113,7 +114,7 @@ impl Controller {
             Kind::Mesh(planner) => {
                 planner.observe(&self.sums.sum_of_all(now_ms), now_ms);
                 let facts = self.names.services.iter().cloned().zip(self.facts.iter().cloned()).collect();
-                let rounds = planner.round(&facts, &self.topology, now).into_iter();
+                let rounds = planner.round(&facts, &self.topology, &InSequence, now).into_iter();
                 rounds
                     .filter_map(|round| Some((self.names.position(&round.service)?, round.tables)))
                     .collect()

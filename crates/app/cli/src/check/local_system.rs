@@ -98,16 +98,16 @@ pub(super) async fn abilities(report: &mut Report) {
 }
 
 fn examine(report: &mut Report) {
-    match Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
-        true => report.ok("cgroup", "control groups, version 2, are mounted"),
-        false => report.add(
+    match fairmesh_kernel::mounted_cgroup2() {
+        Some(mount) => report.ok("cgroup", format!("control groups of version 2 are mounted at {}", mount.display())),
+        None => report.add(
             "cgroup",
             Level::Note,
-            "no control groups of version 2 at /sys/fs/cgroup",
-            // Mounting cgroup v2 controllers on the running system would hide the v1 controllers from every process of
-            // the machine.
-            "the kernel form and 'proxy capture --cgroup' need a machine that is booted with version 2 \
-             (systemd.unified_cgroup_hierarchy=1); everything else works without",
+            "no control groups of version 2 are mounted",
+            // Mounting their controllers here would hide those of version 1 from every process of the machine, and a boot
+            // with version 2 alone may break programs that use version 1.
+            "'kernel attach' mounts them at a place of its own; 'proxy capture --cgroup' needs them at or below \
+             /sys/fs/cgroup; everything else works without",
         ),
     }
     let nft =

@@ -15,6 +15,7 @@ use fairmesh_wire::v1::{ApplyRequest, DeregisterRequest, InstanceRef, outcome};
 use serde_json::json;
 
 use super::{
+    apply::warnings::wider_access,
     breaking_change::{self, Change},
     history_key::{self, HistoryKey, Version},
     kind_names::Kind,
@@ -114,6 +115,9 @@ async fn delete_record(args: &DeleteArgs, of: &HistoryKey) -> Result<ExitCode, F
     if let (Some(name), true, false) = (of.service(), of.kind.includes(RecordKind::Service), args.force) {
         let change = Change { name, to: None, mapped: false };
         breaking_change::refuse(&connection, &change, HINT).await?;
+    }
+    for key in of.records() {
+        wider_access::warn_of_record(&connection, &key, None).await?;
     }
     // A topology has two records, either of which may be the older one.
     let unchanged = current.stored_revision;

@@ -17,6 +17,7 @@ use fairmesh_wire::{
 use serde_json::json;
 
 use super::{
+    apply::warnings::wider_access,
     breaking_change,
     history_key::{self, HistoryKey, Version},
 };
@@ -53,6 +54,9 @@ pub async fn run(args: RollbackArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.target).await?;
     let chosen = chosen(&connection, &args).await?;
     refuse_breaking_change(&connection, &args, &chosen).await?;
+    for (key, value) in args.of.records().iter().zip(&chosen.values) {
+        wider_access::warn_of_record(&connection, key, value.as_deref()).await?;
+    }
     match args.dry_run {
         true => report_dry_run(&args, &chosen)?,
         false => restore(&connection, &args, &chosen).await?,

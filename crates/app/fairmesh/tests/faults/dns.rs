@@ -4,6 +4,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use fairmesh_model::Protocol;
 use rustix::process::Signal;
+use serde_json::json;
 use tokio::{net::UdpSocket, time::timeout};
 
 use crate::harness::{
@@ -71,6 +72,10 @@ async fn services_are_resolved_by_name_and_called_by_that_host() {
         let answer = read_head(&mut say(&proxy.by_host, request).await).await;
         assert!(answer.starts_with(&format!("http/1.1 {status} ")), "{host}: {answer}");
     }
+
+    // The resolver follows records through the same agent as callers: a drain waits for it too.
+    let drained = world.cli(&["drain", "shop/one", "one", "--deadline", "20s", "--json"]).await.json();
+    assert_eq!((&drained["callersMoved"], &drained["behind"]), (&json!(true), &json!([])));
 
     world.agent.signal(Signal::KILL);
     world.agent.end().await;

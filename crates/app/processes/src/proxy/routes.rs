@@ -124,9 +124,12 @@ fn table_rows(service: &str, table: &Value) -> Vec<Vec<String>> {
 fn table_state(table: &Value) -> String {
     let weakens = table["weakensInSeconds"].as_f64();
     let left = weakens.map(|seconds| rough_age(Duration::try_from_secs_f64(seconds).unwrap_or_default()));
+    let mut classes = table["shares"].as_array().into_iter().flatten();
+    let drops = classes.any(|class| class["droppedPercent"].as_f64().is_some_and(|percent| percent > 0.0));
     match (table["force"].as_str().unwrap_or_default(), left) {
         ("full", None) => "in force".to_owned(),
-        ("full", Some(left)) => format!("in force; unconfirmed, it drops nothing in {left}"),
+        ("full", Some(left)) if drops => format!("in force; unconfirmed, it drops nothing in {left}"),
+        ("full", Some(left)) => format!("in force; unconfirmed, rings decide in {left}"),
         ("withoutDrops", left) => {
             format!(
                 "not confirmed for 60 s: drops nothing; unconfirmed, rings decide in {}",
@@ -200,6 +203,12 @@ mod tests {
         let row = &table_rows("shop/web", &table("full", 12.3, json!(47.7)))[0];
         assert_eq!(row[..6], ["shop/web", "eu", "-", "eu 70%, us 20.5%", "9.5%", "12 s ago"]);
         assert_eq!(row[6], "in force; unconfirmed, it drops nothing in 47 s");
+        let mut without_drops = table("full", 12.3, json!(887.7));
+        without_drops["shares"][0]["droppedPercent"] = json!(0.0);
+        assert_eq!(
+            table_rows("shop/web", &without_drops)[0][6],
+            "in force; unconfirmed, rings decide in 14 min"
+        );
         let state = |force, age, weakens| table_rows("shop/web", &table(force, age, weakens))[0][6].clone();
         let weaker = state("withoutDrops", 300.0, json!(600.0));
         assert_eq!(weaker, "not confirmed for 60 s: drops nothing; unconfirmed, rings decide in 10 min");

@@ -87,21 +87,27 @@ impl RegionTable {
     /// Age at which the table is no longer applied.
     pub const LASTS: Duration = Duration::from_secs(15 * 60);
 
-    /// The table's force, given the time since its last confirmation.
+    /// The table's force, given the time since its last confirmation. A table that drops nothing has all of its force until it
+    /// lapses, so planners may confirm it less often.
     pub fn force(&self, age: Duration) -> TableForce {
         match self.origin {
             TableOrigin::ByHand => TableForce::Full,
-            TableOrigin::Planned(_) if age < Self::DROPS_LAST => TableForce::Full,
+            TableOrigin::Planned(_) if age < self.full_until() => TableForce::Full,
             TableOrigin::Planned(_) if age < Self::LASTS => TableForce::WithoutDrops,
             TableOrigin::Planned(_) => TableForce::Lapsed,
         }
+    }
+
+    /// The age at which an unconfirmed table first loses something.
+    fn full_until(&self) -> Duration {
+        if self.shares.drops() { Self::DROPS_LAST } else { Self::LASTS }
     }
 
     /// The next age at which [`Self::force`] changes; `None` if it never changes again.
     pub fn weakens_at(&self, age: Duration) -> Option<Duration> {
         match self.force(age) {
             _ if self.origin == TableOrigin::ByHand => None,
-            TableForce::Full => Some(Self::DROPS_LAST),
+            TableForce::Full => Some(self.full_until()),
             TableForce::WithoutDrops => Some(Self::LASTS),
             TableForce::Lapsed => None,
         }
@@ -139,6 +145,11 @@ impl TrafficShares {
     pub fn iter(&self) -> impl Iterator<Item = (Option<&Label>, &RegionShares)> {
         let default = self.default.iter().map(|shares| (None, shares));
         default.chain(self.classes.iter().map(|(class, shares)| (Some(class), shares)))
+    }
+
+    /// Whether calls of any class are dropped.
+    pub fn drops(&self) -> bool {
+        self.iter().any(|(_, shares)| shares.dropped > Share::NONE)
     }
 
     pub(super) fn validate(&self) -> Result<(), Invalid> {
@@ -232,6 +243,16 @@ mod tests {
         ] {
             assert_eq!(planned.force(seconds(age)), force, "{age} s");
             assert_eq!(planned.weakens_at(seconds(age)), next.map(seconds), "{age} s");
+        }
+        let calm = TrafficShares { default: Some(shares(&[("eu", "100%")], "0%")), ..Default::default() };
+        let calm = RegionTable { shares: calm, ..planned };
+        for (age, force, next) in [
+            (60, TableForce::Full, Some(900)),
+            (899, TableForce::Full, Some(900)),
+            (900, TableForce::Lapsed, None),
+        ] {
+            assert_eq!(calm.force(seconds(age)), force, "{age} s without drops");
+            assert_eq!(calm.weakens_at(seconds(age)), next.map(seconds), "{age} s without drops");
         }
         let by_hand = with(TableOrigin::ByHand);
         assert_eq!(

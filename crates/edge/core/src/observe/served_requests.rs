@@ -13,9 +13,9 @@ use fairmesh_calls::{
     Body, FaultKind, ServiceName,
     forwarding::{BodyEnd, BodyObserver, observe_body},
 };
-use fairmesh_headers::{LOAD_PATH, is_grpc};
+use fairmesh_headers::{is_distance_probe, is_grpc, is_load_poll};
 use fairmesh_metrics::{CallOutcome, TraceExemplar, known_method};
-use http::{HeaderMap, Method, Request, Response, StatusCode, request::Parts};
+use http::{HeaderMap, Request, Response, StatusCode, request::Parts};
 use http_body::Frame;
 use tokio::time::Instant;
 
@@ -98,7 +98,7 @@ impl ServedObserver {
         arrival: Arrival,
         peer: Option<Arc<ServedCaller>>,
     ) -> (Request<B>, Option<ServedRequest>) {
-        if request.uri().path() == LOAD_PATH && request.method() == Method::GET {
+        if is_load_poll(&request) || is_distance_probe(&request) {
             return (request, None);
         }
         let (mut parts, body) = request.into_parts();

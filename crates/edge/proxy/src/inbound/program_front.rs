@@ -24,12 +24,12 @@ use fairmesh_edge::{
     shutdown::Shutdown,
     tunnel::Tunnels,
 };
-use fairmesh_headers::read_deadline;
+use fairmesh_headers::{is_distance_probe, read_deadline};
 use fairmesh_listen::GuardedStream;
 use fairmesh_metrics::{DurationFamily, Side, families};
 use fairmesh_model::{Invalid, Protocol, ServiceName};
 use fairmesh_server::{ConnectionAuthorizer, Stream, Transport};
-use http::{Request, Response, Version};
+use http::{Request, Response, StatusCode, Version};
 use prometheus_client::registry::Registry;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
@@ -130,6 +130,11 @@ impl HttpHandler for FrontHandler {
     where
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
     {
+        if is_distance_probe(&request) {
+            let mut response = Response::new(Body::empty());
+            *response.status_mut() = StatusCode::NO_CONTENT;
+            return response;
+        }
         let Self { front, peer } = self;
         let length = request.body().size_hint().exact();
         let arrival = Arrival { caller: peer.address, began: Instant::now(), length, is_outside: false };

@@ -3,12 +3,12 @@
 use std::{convert::Infallible, future::ready, net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
-use fairmesh_headers::CallerProtocol;
+use fairmesh_headers::{CallerProtocol, is_distance_probe};
 use fairmesh_listen::GuardedStream;
-use fairmesh_model::{Identity, Probe, ServiceName};
+use fairmesh_model::{Identity, MeshRole, Probe, ServiceName, SpiffeId, SpiffePath};
 use fairmesh_wire::transport::Stream;
 use futures_util::FutureExt as _;
-use http::{Request, Response, uri::PathAndQuery};
+use http::{Request, Response, StatusCode, uri::PathAndQuery};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Incoming;
 use hyper_util::{
@@ -77,9 +77,9 @@ impl ConnectionAuthorizer {
         if self.judges_requests_of(&peer) {
             return Some(stream);
         }
-        if self.authorizer.probe_for(&peer).is_some() && !self.authorizer.still_accepts(&peer) {
-            let of_checker = |request| self.clone().respond_to_checker(peer.clone(), request, program);
-            respond(stream, of_checker).await;
+        if is_agent(&peer) && !self.authorizer.still_accepts(&peer) {
+            let of_agent = |request| self.clone().respond_to_agent(peer.clone(), request, program);
+            respond(stream, of_agent).await;
             return None;
         }
         match self.authorizer.accept_connection(&peer) {
@@ -91,12 +91,19 @@ impl ConnectionAuthorizer {
         }
     }
 
-    async fn respond_to_checker(
+    /// Responds to an agent that may not use the service: to the policy's health probe and to distance probes. Other requests
+    /// are refused.
+    async fn respond_to_agent(
         self,
         peer: Identity,
         request: Request<Incoming>,
         program: SocketAddr,
     ) -> Response<ResponseBody> {
+        if is_distance_probe(&request) {
+            let mut response = Response::new(Empty::new().boxed_unsync());
+            *response.status_mut() = StatusCode::NO_CONTENT;
+            return response;
+        }
         // The current policy applies, since the connection may be older.
         match self.authorizer.probe_for(&peer).filter(|probe| is_probe(probe, &request)) {
             Some(probe) => forwarded_probe::response(&probe, program).await,
@@ -162,6 +169,11 @@ impl From<NotAccepted> for Refusal {
             NotAccepted::BadToken => Self::BadToken,
         }
     }
+}
+
+/// Whether the peer is an agent, which measures the distance to endpoints of services that it may not call.
+fn is_agent(peer: &Identity) -> bool {
+    matches!(peer, Identity::Spiffe(SpiffeId { path: SpiffePath::Mesh(MeshRole::Agent, _), .. }))
 }
 
 /// Whether a request matches a probe exactly.

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, convert::Infallible, net::SocketAddr, pin::Pin,
 
 use bytes::Bytes;
 use fairmesh_model::{
-    InstanceId, KeyRange, Region, Replica, ReplicaState, Role, Shard, ShardId, ShardKey, ShardMap,
+    InstanceId, KeyRange, Probe, Region, Replica, ReplicaState, Role, Shard, ShardId, ShardKey, ShardMap,
 };
 use fairmesh_test_support::eventually;
 use fairmesh_wire::{
@@ -12,7 +12,7 @@ use fairmesh_wire::{
     v1::{self, checker_client::CheckerClient, checker_server, rib_client::RibClient, rib_server},
 };
 use futures_util::{Stream, StreamExt as _, stream};
-use http::{Request, Response};
+use http::{Request, Response, header::USER_AGENT};
 use http_body::Body as _;
 use http_body_util::{BodyExt as _, Empty, Full, StreamBody};
 use hyper::client::conn::http2;
@@ -94,7 +94,7 @@ async fn http_responses_report_other_calls_in_flight() {
 }
 
 #[tokio::test]
-async fn load_poll_returns_load_and_is_not_counted() {
+async fn load_polls_and_distance_probes_are_answered_and_not_counted() {
     let layer = ServerLayer::default();
     hold_a_hundred_keys(&layer);
     let service = layer.layer(service_fn(async |request: Request<()>| {
@@ -110,6 +110,9 @@ async fn load_poll_returns_load_and_is_not_counted() {
     assert!(polled.headers()[LOAD].to_str().unwrap().ends_with(",named_metrics.queue=7.5"));
     assert!(polled.into_body().is_end_stream());
     assert_eq!(layer.shared.load.activity(), activity, "a drain does not wait for it");
+    let probe = Request::options("*").header(USER_AGENT, Probe::USER_AGENT).body(()).unwrap();
+    assert_eq!(service.clone().oneshot(probe).await.unwrap().status(), 204, "a distance probe");
+    assert_eq!(layer.shared.load.activity(), activity);
     for other in [Request::post(LOAD_PATH), Request::get(format!("{LOAD_PATH}/more"))] {
         let response = service.clone().oneshot(other.body(()).unwrap()).await.unwrap();
         assert_eq!(response.status(), 200);

@@ -95,7 +95,13 @@ impl AccessControl {
                 self.lacks(grants, who, (service, "admin, or operator with 'workloads' in its binding,"))
             }
             Need::Write(key) if !grants.may_write(key) => match key.service() {
-                Some(service) => self.lacks(grants, who, (service, "operator of its tenant")),
+                Some(service) => {
+                    let role = match key {
+                        RecordKey::Authorization(_) => "authorizer of its tenant",
+                        _ => "operator of its tenant",
+                    };
+                    self.lacks(grants, who, (service, role))
+                }
                 None => lacks_role(who, "admin"),
             },
             Need::Register(service, entry) => return self.check_workload(grants, who, (service, entry)),
@@ -189,7 +195,7 @@ impl AccessControl {
     fn lacks(&self, grants: &Grants, who: &Caller, (service, role): (&ServiceName, &str)) -> Status {
         match self.may_view(grants, service) {
             true => Status::permission_denied(format!(
-                "{who} may read {service}, and no more; it needs the role {role}, see `fairmesh get roles`"
+                "{who} may read {service}, and lacks the role {role} for this; see `fairmesh get roles`"
             )),
             false => not_found(who, service),
         }

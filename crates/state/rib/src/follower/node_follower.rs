@@ -36,7 +36,11 @@ impl<S: Sink> NodeFollower<S> {
                 () = self.desired.changed.notified() => {}
                 () = self.watcher.woken() => {
                     if let Some(update) = self.watcher.pull() {
+                        let revision = update.revision;
                         self.sink.update(update);
+                        if S::APPLIES_AT_ONCE {
+                            self.desired.ack(revision);
+                        }
                     }
                 }
                 () = stop.cancelled() => return,

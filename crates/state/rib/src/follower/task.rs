@@ -281,7 +281,11 @@ impl<S: Sink> FollowerTask<S> {
                     self.failover.subscription_age(age, Instant::now(), random());
                 }
                 self.failures = 0;
+                let revision = update.revision;
                 self.sink.update(update);
+                if S::APPLIES_AT_ONCE {
+                    self.desired.ack(revision);
+                }
             }
             Event::Refused { prefix, reason } => {
                 self.subscriptions.refused(&prefix);

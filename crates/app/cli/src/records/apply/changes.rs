@@ -87,6 +87,15 @@ pub(super) fn with_stored_copies(stored: &ShardMap, wanted: &ShardMap) -> ShardM
     ShardMap { shards: wanted.shards.iter().map(stored_copies).collect(), ..wanted.clone() }
 }
 
+/// The stored shards that a map lacks, as `shard 3 from key 250`. The file may be older than splits.
+pub(super) fn missing_shards(stored: &ShardMap, wanted: &ShardMap) -> Vec<String> {
+    let is_missing = |known: &&Shard| {
+        !wanted.shards.iter().any(|shard| (shard.id, shard.start) == (known.id, known.start))
+    };
+    let missing = stored.shards.iter().filter(is_missing);
+    missing.map(|shard| format!("shard {} from key {}", shard.id, shard.start)).collect()
+}
+
 fn same_shards<'a>(
     stored: &'a ShardMap,
     wanted: &'a ShardMap,
@@ -106,7 +115,10 @@ fn sorted(replicas: &[Replica]) -> Vec<&Replica> {
 
 #[cfg(test)]
 mod tests {
-    use fairmesh_model::spec::{Document, ShardMapSpec};
+    use fairmesh_model::{
+        ShardId, ShardKey,
+        spec::{Document, ShardMapSpec},
+    };
 
     use super::*;
 
@@ -126,6 +138,15 @@ mod tests {
         assert_eq!(moved_back(&stored, &stored), Vec::<String>::new());
         assert_eq!(moved_back(&stored, &file), ["shard 0: from primary of b to primary of a"]);
         assert!(same_map(&with_stored_copies(&stored, &file), &stored));
+    }
+
+    #[test]
+    fn apply_names_stored_shards_that_file_lacks() {
+        let file = map(r#"{"instance": "a", "region": "eu", "role": "primary"}"#);
+        let mut stored = file.clone();
+        stored.shards.push(Shard { id: ShardId(3), start: ShardKey(250), ..file.shards[0].clone() });
+        assert_eq!(missing_shards(&stored, &file), ["shard 3 from key 250"]);
+        assert_eq!(missing_shards(&file, &stored), Vec::<String>::new());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! since the missing records may follow. Changes that break working calls are handled by [`breaking_change`].
 
 pub(crate) mod unknown_traffic_names;
-mod wider_access;
+pub(crate) mod wider_access;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -41,7 +41,8 @@ pub(crate) async fn print_warnings(
     connection: &Connection,
     resources: &[&Resource],
 ) -> Result<Vec<String>, Failure> {
-    let mut known = View::default();
+    let changes_default = resources.iter().any(|one| matches!(one, Resource::Authorization(_)));
+    let mut known = if changes_default { View::topology(connection).await? } else { View::default() };
     let mut names: BTreeSet<ServiceName> =
         resources.iter().flat_map(|resource| mentioned(resource)).map(|mention| mention.name).collect();
     names.extend(declared(resources).map(|(name, _)| name.clone()));

@@ -9,7 +9,7 @@ use fairmesh_model::{
 };
 
 use super::world::{World, region, service};
-use crate::{MeshPlanner, StoredDrain};
+use crate::{InSequence, MeshPlanner, StoredDrain};
 
 const BOTH: [fairmesh_model::TrafficPlanner; 2] = [Optimizer, Optimizer];
 
@@ -168,7 +168,7 @@ fn services_beyond_call_graph_limit_are_left_to_rings() {
     world.seconds(3);
     world.set_policy("web", |facts| facts.traffic.classes = vec!["bulk".parse().unwrap()]);
     world.planner.observe(&sum, world.now.ms + 500);
-    world.planner.round(&world.facts, &world.topology, world.now);
+    world.planner.round(&world.facts, &world.topology, &InSequence, world.now);
     assert_eq!(world.fallback("web"), "left_out");
 }
 

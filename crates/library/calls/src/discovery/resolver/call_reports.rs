@@ -5,19 +5,17 @@
 //! a write to the store, and every service would need one more followed prefix for a record that rarely exists.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::{BTreeSet, HashSet},
     hash::{BuildHasher as _, RandomState},
     sync::Arc,
     time::Duration,
 };
 
-use fairmesh_model::{
-    CallPath, CallRates, MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES, ServiceName, TrafficReport,
-};
+use fairmesh_model::{MAX_CALL_PATHS, MAX_INCOMPLETE_SERVICES, ServiceName, TrafficReport};
 use fairmesh_rib::follower::FollowerHandle;
 use fairmesh_signals::{
-    CallMeter, IDLE_INTERVAL_MS, MAX_WATCHED_SERVICES, REPORT_INTERVAL_MS, WATCHED_FOR_MS, merge_paths,
-    serves,
+    CallMeter, IDLE_INTERVAL_MS, MAX_WATCHED_SERVICES, REPORT_INTERVAL_MS, ReportParts, WATCHED_FOR_MS,
+    merge_paths, serves,
 };
 use fairmesh_wire::v1;
 use tokio::time::{Instant, MissedTickBehavior, timeout};
@@ -42,6 +40,7 @@ pub(super) async fn report_periodically<T>(
         id: RandomState::new().hash_one(began),
         interval: INTERVAL,
         meter: CallMeter::default(),
+        parts: ReportParts::default(),
     };
     let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -57,9 +56,12 @@ pub(super) async fn report_periodically<T>(
             continue;
         }
         let elapsed_ms = u64::try_from((now - began).as_millis()).unwrap_or(u64::MAX);
-        let Some(report) = reporter.report(&registry, elapsed_ms) else { continue };
-        was_idle = report.regions.is_empty();
-        let response = send(&upstream, report).await;
+        let Some(parts) = reporter.report(&registry, elapsed_ms) else { continue };
+        was_idle = parts.iter().all(|part| part.regions.is_empty());
+        let response = send_all(&upstream, parts).await;
+        if response.is_some() {
+            reporter.parts.delivered();
+        }
         let asked = response.as_ref().map(|response| Duration::from_millis(response.next_report_ms.into()));
         match response {
             Some(response) => {
@@ -117,12 +119,12 @@ struct CallReporter {
     /// Time until the next report, as last requested by the receiver.
     interval: Duration,
     meter: CallMeter,
+    parts: ReportParts,
 }
 
 impl CallReporter {
-    /// Builds the report of the time since the last one, or an empty report if nothing is requested; `None` if there is
-    /// none.
-    fn report<T>(&mut self, registry: &SubscriptionRegistry<T>, now_ms: u64) -> Option<TrafficReport> {
+    /// The parts of the report of the time since the last one, of nothing if nothing is asked for; `None` where there is none.
+    fn report<T>(&mut self, registry: &SubscriptionRegistry<T>, now_ms: u64) -> Option<Vec<TrafficReport>> {
         if !registry.has_services() {
             return None;
         }
@@ -156,30 +158,37 @@ impl CallReporter {
         };
         calls.retain(|path, _| services.contains(&path.service));
         let planned: HashSet<_> = planned.iter().map(|(ready, _)| ready.upstream.name()).collect();
-        let report = bound_paths(calls, |service| planned.contains(service));
-        Some(TrafficReport { reporter: self.id, interval: self.interval, regions, ..report })
+        let (reporter, interval) = (self.id, self.interval);
+        let report = TrafficReport { reporter, interval, regions, calls, ..TrafficReport::default() };
+        let parts = self.parts.divide(report).into_iter();
+        Some(parts.map(|part| bound_paths(part, |service| planned.contains(service))).collect())
     }
 }
 
-/// Builds a report of these calls, limited to the paths it has room for. Viewed services take no room from planned
-/// ones. Services whose paths have no room are marked incomplete, since a planner would take the reported paths for all
-/// of their calls.
-fn bound_paths(
-    calls: BTreeMap<CallPath, CallRates>,
-    is_planned: impl Fn(&ServiceName) -> bool,
-) -> TrafficReport {
+/// The same report with as many paths as a message has room for: a look at other services takes no room from planned ones. The
+/// services of paths without room are incomplete, since a planner would take the rest for all of their calls.
+fn bound_paths(report: TrafficReport, is_planned: impl Fn(&ServiceName) -> bool) -> TrafficReport {
     let (planned, others): (Vec<_>, Vec<_>) =
-        merge_paths(calls).into_iter().partition(|(path, _)| is_planned(&path.service));
+        merge_paths(report.calls).into_iter().partition(|(path, _)| is_planned(&path.service));
     let mut paths = planned.into_iter().chain(others);
     let calls = paths.by_ref().take(MAX_CALL_PATHS).collect();
-    let (mut left_out, mut incomplete) = (0, BTreeSet::new());
+    let (mut left_out, mut incomplete) = (report.left_out, report.incomplete);
     for (path, _) in paths {
         left_out += 1;
         incomplete.insert(path.service);
     }
     let all_incomplete = incomplete.len() >= MAX_INCOMPLETE_SERVICES;
     let incomplete = incomplete.into_iter().take(MAX_INCOMPLETE_SERVICES).collect();
-    TrafficReport { calls, left_out, incomplete, all_incomplete, ..TrafficReport::default() }
+    TrafficReport { calls, left_out, incomplete, all_incomplete, ..report }
+}
+
+/// Sends the parts of a report; the last response if the receiver has taken all of them.
+async fn send_all(upstream: &FollowerHandle, parts: Vec<TrafficReport>) -> Option<v1::ReportSignalsResponse> {
+    let mut last = None;
+    for part in parts {
+        last = Some(send(upstream, part).await?);
+    }
+    last
 }
 
 /// Sends a report, and returns the receiver's response.
@@ -197,7 +206,7 @@ async fn send(upstream: &FollowerHandle, report: TrafficReport) -> Option<v1::Re
 
 #[cfg(test)]
 mod tests {
-    use fairmesh_model::Region;
+    use fairmesh_model::{CallPath, CallRates, Region};
 
     use super::*;
 
@@ -218,8 +227,9 @@ mod tests {
         };
         let planned = ServiceName::new("shop/zoo").unwrap();
         let looked_at = (0..=MAX_CALL_PATHS).map(|n| row(format!("shop/a{n:04}")));
+        let calls = looked_at.chain([row("shop/zoo".to_owned())]).collect();
         let report =
-            bound_paths(looked_at.chain([row("shop/zoo".to_owned())]).collect(), |name| *name == planned);
+            bound_paths(TrafficReport { calls, ..TrafficReport::default() }, |name| *name == planned);
         assert_eq!((report.calls.len(), report.left_out, report.all_incomplete), (MAX_CALL_PATHS, 2, false));
         assert!(report.calls.keys().any(|path| path.service == planned));
         let cut: Vec<_> = report.incomplete.iter().map(ToString::to_string).collect();

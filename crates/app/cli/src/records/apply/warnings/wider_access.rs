@@ -1,10 +1,15 @@
 //! Warnings about documents that admit more callers than before.
 
-use fairmesh_console::view_reader::View;
-use fairmesh_model::{
-    Authorization, AuthorizationMode, AuthorizationRule, CallerMatch, DefaultAuthorization, ServiceName,
-    spec::Resource,
+use fairmesh_console::{
+    failure::Failure,
+    output,
+    view_reader::{ReadView as _, Scope, View},
 };
+use fairmesh_model::{
+    Authorization, AuthorizationMode, AuthorizationRule, CallerMatch, DefaultAuthorization, Record,
+    RecordKey, RecordKind, ServiceName, spec::Resource,
+};
+use fairmesh_wire::{handshake::Connection, record_encoding};
 
 /// One warning for each resource that widens access.
 pub(super) fn widened(known: &View, resources: &[&Resource]) -> Vec<String> {
@@ -12,13 +17,55 @@ pub(super) fn widened(known: &View, resources: &[&Resource]) -> Vec<String> {
     let warning = |resource: &&Resource| match resource {
         Resource::ServiceAuthorization(name, rules) => of_service(known, name, rules),
         Resource::Policy(name, policy) => of_service(known, name, policy.authorization.as_deref()?),
-        Resource::Authorization(new) if openness(*new) > openness(default) => Some(
-            "access widens to all services without rules: calls are made that were refused until now"
-                .to_owned(),
-        ),
+        Resource::Authorization(new) => of_default(default, *new),
         _ => None,
     };
     resources.iter().filter_map(warning).collect()
+}
+
+/// Prints a warning if access widens once a record has the value `after`, or is deleted (`None`).
+pub(crate) async fn warn_of_record(
+    connection: &Connection,
+    key: &RecordKey,
+    after: Option<&[u8]>,
+) -> Result<(), Failure> {
+    // What is not understood here is of a later release, and the control plane decides.
+    let after = after.and_then(|value| record_encoding::decode(key, value).ok());
+    let warning = match (key, after) {
+        (RecordKey::DefaultAuthorization, after) => {
+            let new = match after {
+                Some(Record::DefaultAuthorization(new)) => new,
+                _ => DefaultAuthorization::default(),
+            };
+            let known = View::topology(connection).await?;
+            of_default(known.authorization.unwrap_or_default(), new)
+        }
+        (RecordKey::Authorization(name), after) => {
+            let kinds = [RecordKind::Policy, RecordKind::Authorization];
+            let known = View::read(connection, &Scope::Service(name.clone()), &kinds).await?;
+            match after {
+                Some(Record::Authorization(rules)) => of_service(&known, name, &rules),
+                _ => without_rules(&known, name),
+            }
+        }
+        _ => None,
+    };
+    warning.into_iter().for_each(output::warn);
+    Ok(())
+}
+
+fn of_default(old: DefaultAuthorization, new: DefaultAuthorization) -> Option<String> {
+    (openness(new) > openness(old)).then(|| {
+        "access widens to all services without rules: calls are made that were refused until now".to_owned()
+    })
+}
+
+/// The warning about a service whose rules are deleted.
+fn without_rules(known: &View, name: &ServiceName) -> Option<String> {
+    let refused = known.services.get(name)?.rules()?.mode != AuthorizationMode::Audit;
+    let is_open = known.authorization.unwrap_or_default() != DefaultAuthorization::Deny;
+    (refused && is_open)
+        .then(|| format!("access to {name} widens: without rules, calls are made that its rules refused"))
 }
 
 /// Notes about policies without rules for services that keep the rules of an earlier release.
