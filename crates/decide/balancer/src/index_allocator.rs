@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_of_removed_instance_are_cleared() {
+    fn failure_counts_of_removed_instance_are_cleared() {
         let stats = EndpointStats::default();
         let (_, _index_pin) = assign(&stats, &["a", "b"]);
         stats.finish(0, Outcome::Unreachable, 0);

@@ -168,7 +168,7 @@ fn overloaded(server: &mut Server, seconds: f64) -> (f64, f64) {
 }
 
 #[test]
-fn triple_overload_keeps_goodput_above_90_percent_with_bounded_queues() {
+fn adaptive_limit_keeps_goodput_above_90_percent_at_triple_load() {
     let mut failures = Vec::new();
     for mut server in servers(ConcurrencyConfig::default()) {
         let name = format!("{} workers, {:?}", server.workers, server.work);
@@ -190,7 +190,7 @@ fn triple_overload_keeps_goodput_above_90_percent_with_bounded_queues() {
 }
 
 #[test]
-fn overload_from_first_request_on_is_detected() {
+fn adaptive_limit_detects_overload_from_first_request() {
     let mut failures = Vec::new();
     for mut server in servers(ConcurrencyConfig::default()).filter(|server| server.capacity() < 5_000.0) {
         overloaded(&mut server, 120.0);
@@ -231,7 +231,7 @@ fn adaptive_limit_without_min_samples_refuses_low_traffic() {
 }
 
 #[test]
-fn slow_dependency_is_not_treated_as_overload() {
+fn adaptive_limit_does_not_treat_slow_dependency_as_overload() {
     let mut failures = Vec::new();
     for mut server in servers(ConcurrencyConfig::default()).filter(|server| server.workers == 64) {
         let rate = server.capacity() / 8.0;

@@ -283,7 +283,7 @@ fn refused_placement_reports_missing_capacity() {
 }
 
 #[test]
-fn service_wanting_all_backends_gets_half_of_them() {
+fn service_that_wants_more_than_half_of_backends_is_refused() {
     let mut gateway = Gateway::new((8, 2, 10), 1);
     gateway.services[0].count = 8;
     assert_eq!(refusal(&mut gateway, 0), Some(Missing::Share { wanted: 8, most: 4 }));

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_is_that_of_the_new_mean_soon_after_a_step() {
+    fn noise_estimate_of_smoothed_value_adapts_soon_after_step() {
         for (from, to) in [(1_000.0, 100.0), (100.0, 1_000.0)] {
             let mut number = Smoothed::default();
             let level = |second: u64| if second <= 60 { from } else { to };

@@ -128,7 +128,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn zones_keep_as_many_own_calls_as_headroom_of_every_zone_allows(
+        fn zones_keep_own_calls_up_to_headroom_and_none_exceeds_it(
             zones in proptest::collection::vec((0.0..1_000.0_f64, 0.1..100.0_f64), 1..8),
         ) {
             let (demand, power): (Vec<f64>, Vec<f64>) = zones.into_iter().unzip();

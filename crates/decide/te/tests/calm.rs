@@ -39,7 +39,7 @@ fn rewrites(world: &World, rounds: usize, noise: fn(f64, &mut Noise) -> f64) -> 
 }
 
 #[test]
-fn constant_demand_rewrites_tables_at_most_five_times_in_180_seconds() {
+fn constant_demand_changes_region_tables_at_most_5_times_in_180_seconds() {
     for (thresholds, power) in [(DEFAULT, 100.0), (DEFAULT, 2_000.0), (LOW, 400.0), (LOW, 2_000.0)] {
         for load in LOADS {
             let changes = rewrites(&world(thresholds, power, load), 180, poisson);
@@ -49,7 +49,7 @@ fn constant_demand_rewrites_tables_at_most_five_times_in_180_seconds() {
 }
 
 #[test]
-fn noise_of_20_percent_rewrites_tables_at_most_15_times_in_300_seconds() {
+fn noise_of_20_percent_changes_tables_at_most_15_times_in_300_seconds() {
     for thresholds in [DEFAULT, LOW] {
         for power in [100.0, 2_000.0] {
             for load in LOADS {

@@ -94,7 +94,7 @@ fn dearer_second(world: &mut World, times: f64) {
 }
 
 #[test]
-fn calls_that_become_dearer_are_learnt_within_seconds_though_the_region_is_full() {
+fn higher_cost_per_call_is_learned_within_seconds_in_full_region() {
     for times in [1.6, 1.8] {
         let mut world = World::new(vec![100.0; 3], vec![vec![40.0], vec![64.0], vec![40.0]]);
         (0..20).for_each(|_| drop(second(&mut world, |_| {})));

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn event_loop_reuses_timers_and_other_threads_do_not() {
+    fn timers_are_reused_on_event_loops_and_not_on_other_threads() {
         assert_eq!(calls(), 0);
         let event_loop = std::thread::spawn(|| {
             crate::event_loops::set_event_loop(0);

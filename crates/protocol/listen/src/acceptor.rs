@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_descriptor_exhaustion_closes_quiet_connections_early() {
+    async fn quiet_connections_are_closed_early_only_if_descriptors_run_out() {
         let acceptor = pages(1000);
         let (_quiet, _far) = accepted(&acceptor).await;
         for (error, expected) in [

@@ -101,12 +101,12 @@ mod queue {
     use super::{Backend, Etcd, batches_beyond_queue_capacity_are_refused_and_queued_ones_written as full};
 
     #[tokio::test]
-    async fn file_queue_refuses_batches_beyond_its_capacity() {
+    async fn file_write_queue_refuses_batches_beyond_its_capacity() {
         full(Backend::File(tempfile::tempdir().unwrap())).await;
     }
 
     #[tokio::test]
-    async fn etcd_queue_refuses_batches_beyond_its_capacity() {
+    async fn etcd_write_queue_refuses_batches_beyond_its_capacity() {
         full(Backend::Etcd(Etcd::start())).await;
     }
 }

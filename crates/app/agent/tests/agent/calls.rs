@@ -32,7 +32,7 @@ async fn connect(fixture: &AgentFixture) -> Connection {
 }
 
 #[tokio::test]
-async fn agent_sends_location_and_refuses_writes_with_control_plane_address() {
+async fn agent_tells_its_location_and_names_control_plane_when_refusing_writes() {
     let fixture = AgentFixture::new();
     let agent = fixture.agent();
     let connection = connect(&fixture).await;

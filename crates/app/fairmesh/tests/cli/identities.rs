@@ -352,7 +352,7 @@ fn call_does_not_wait_for_certificate_that_cannot_be_issued() {
 }
 
 #[test]
-fn command_without_identity_names_hanging_agent() {
+fn command_without_identity_names_unresponsive_agent() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("hangs.sock");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();

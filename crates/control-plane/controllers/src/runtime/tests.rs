@@ -390,7 +390,7 @@ async fn controller_round_without_lease_applies_effects_and_writes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn shadow_controller_shows_its_decisions_and_changes_nothing() {
+async fn controller_in_shadow_mode_shows_its_decisions_and_changes_nothing() {
     let rig = Rig::new(None, &["copier"]);
     rig.input("one");
     rig.start(Duration::ZERO, Duration::ZERO);

@@ -104,7 +104,7 @@ fn unreachable_endpoint_is_ejected_at_once_with_exponential_backoff() {
 }
 
 #[test]
-fn endpoint_is_ejected_from_third_consecutive_failure_on() {
+fn endpoint_is_ejected_after_third_consecutive_failure() {
     let stats = stats(40);
     let end = |outcome| stats.finish(39, outcome, 1000);
     let seen = || (stats.consecutive_failures(39), stats.ejected_until(39));

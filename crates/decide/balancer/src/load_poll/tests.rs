@@ -56,7 +56,7 @@ fn select(report_times: &[u64], servers: &[Server], limiter: &PollLimiter) -> (V
 }
 
 #[test]
-fn endpoints_with_oldest_reports_are_polled() {
+fn endpoints_with_oldest_load_reports_are_polled() {
     let report_times = [9 * SECOND, 10 * SECOND - MS, 5 * SECOND, 7 * SECOND];
     let servers: Vec<Server> = (0..4).map(|_| Server::default()).collect();
     let (polled, counts) = select(&report_times, &servers, &full_budget());
@@ -108,7 +108,7 @@ fn consecutive_load_poll_rounds_examine_consecutive_endpoints() {
 }
 
 #[test]
-fn only_score_policy_with_polling_enabled_polls_servers() {
+fn only_score_policy_with_polling_enabled_polls_servers_for_load() {
     let mut balancing = Balancing::default();
     assert_eq!(polling_config(&balancing), Some(balancing.score));
     balancing.policy = BalancingPolicy::LeastRequest;

@@ -146,7 +146,7 @@ proptest! {
     }
 
     #[test]
-    fn ejected_endpoint_is_picked_last((weights, stats, _) in endpoints(), seed: u64) {
+    fn ejected_endpoint_is_picked_only_if_all_are_ejected((weights, stats, _) in endpoints(), seed: u64) {
         let members = CandidateSet::new(&members(&weights));
         let context = PickContext::new(&stats, config().pick_config(), &[], 5);
         let picked = pick_index(&members.as_candidates(), &context, seed);
@@ -155,7 +155,7 @@ proptest! {
     }
 
     #[test]
-    fn least_loaded_endpoint_of_small_set_is_always_picked((weights, stats, outstanding) in endpoints(), seed: u64) {
+    fn least_loaded_endpoint_of_small_candidate_set_is_always_picked((weights, stats, outstanding) in endpoints(), seed: u64) {
         let n = weights.len().min(FULL_SCAN_MAX);
         let members = CandidateSet::new(&members(&weights[..n]));
         let now = u64::MAX;

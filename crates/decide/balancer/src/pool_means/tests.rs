@@ -158,7 +158,7 @@ fn new_endpoint_slow_starts_with_and_without_reports() {
 }
 
 #[test]
-fn stream_counts_as_sixteenth_of_call_until_finished() {
+fn unfinished_response_stream_counts_as_sixteenth_of_call() {
     let stats = stats();
     stats.begin(0);
     assert!(share(&stats, 0, SECOND) < 0.1);
@@ -236,7 +236,7 @@ fn load_reports_without_reward_leave_score_unchanged() {
 }
 
 #[test]
-fn initial_excess_of_new_endpoint_is_bounded_percentage_of_mean() {
+fn new_endpoints_initial_load_excess_is_bounded_percentage_of_mean() {
     let config = config();
     assert_eq!(config.initial_excess(0, 0), 0, "the mean is 0");
     assert_eq!(

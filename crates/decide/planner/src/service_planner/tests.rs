@@ -235,7 +235,7 @@ impl World {
 }
 
 #[test]
-fn missing_or_absurd_reports_leave_tables_unchanged() {
+fn missing_or_absurd_traffic_reports_leave_region_tables_unchanged() {
     let mut world = World::started();
     world.offered[0] = 900.0;
     world.seconds(20);
@@ -281,7 +281,7 @@ impl World {
 }
 
 #[test]
-fn service_with_incomplete_reports_is_not_planned() {
+fn service_with_incomplete_traffic_reports_is_not_planned() {
     let mut world = World::started();
     world.offered[0] = 900.0;
     world.seconds(20);
@@ -376,7 +376,7 @@ fn load_metric_beyond_full_scale_counts_as_full() {
 }
 
 #[test]
-fn region_whose_calls_get_few_responses_or_none_is_doubted() {
+fn region_whose_calls_get_few_or_no_responses_is_doubted() {
     for part in [2, 0] {
         let mut world = World::started();
         // Some calls of each region go to the other one, whose callers therefore count responses.
@@ -396,7 +396,7 @@ fn region_whose_calls_get_few_responses_or_none_is_doubted() {
 }
 
 #[test]
-fn callers_that_count_no_responses_are_no_reason_for_doubt() {
+fn region_is_not_doubted_if_callers_count_no_responses_anywhere() {
     let mut world = World::started();
     for _ in 0..40 {
         world.report();

@@ -69,7 +69,7 @@ fn example_of_paper_finds_key_618_in_shard_5() {
 }
 
 #[test]
-fn shard_table_works_at_sizes_around_full_node() {
+fn shard_table_works_with_sizes_around_full_tree_node() {
     for n in [1, 2, 15, 16, 17, 31, 32, 33, 255, 256, 257, 4096, 4097, 5000] {
         agrees_around(&map(KeyRange::ALL, (0..n).map(|i| i * 1000)));
         agrees_around(&map(KeyRange::ALL, (0..n).map(|i| i << 100)));

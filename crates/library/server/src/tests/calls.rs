@@ -94,7 +94,7 @@ async fn http_responses_report_other_calls_in_flight() {
 }
 
 #[tokio::test]
-async fn load_polls_and_distance_probes_are_answered_and_not_counted() {
+async fn server_answers_load_polls_and_distance_probes_uncounted() {
     let layer = ServerLayer::default();
     hold_a_hundred_keys(&layer);
     let service = layer.layer(service_fn(async |request: Request<()>| {

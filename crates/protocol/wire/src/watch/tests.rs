@@ -78,7 +78,7 @@ async fn watch_messages_arrive_whole_over_single_byte_writes() {
 }
 
 #[tokio::test]
-async fn watch_client_receives_final_status() {
+async fn watch_client_receives_status_that_ended_watch() {
     let (mut watch, watched) = watch(1024).await;
     watched.end(&Status::resource_exhausted("too much")).await;
     let why = watch.next().await.unwrap_err();

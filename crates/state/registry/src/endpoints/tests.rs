@@ -174,7 +174,7 @@ async fn restarted_control_plane_grants_full_lease_term() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn draining_endpoint_drains_until_it_reports_another_state() {
+async fn draining_endpoint_stays_draining_until_it_reports_another_state() {
     let test = TestRegistry::running();
     test.registry.register(&[leased("a")]).await.unwrap();
     test.registry.drain(&[any_process("a")], Duration::ZERO).await.unwrap();
@@ -278,7 +278,7 @@ async fn lost_endpoint_can_be_neither_drained_nor_undrained() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn removal_of_lost_endpoints_spares_endpoints_not_lost() {
+async fn removing_lost_endpoints_is_refused_if_one_serves_again() {
     let test = TestRegistry::running();
     test.registry.register(&[process(1), leased("b")]).await.unwrap();
     test.until(|r| state(r, "a") == Some(EndpointState::Lost) && state(r, "b") == Some(EndpointState::Lost))

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn acknowledgements_are_batched_for_up_to_one_second() {
+    fn revision_acknowledgements_are_batched_for_up_to_one_second() {
         let (mut acks, start) = (AckBatcher::default(), Instant::now());
         assert!(sends(&mut acks, at(1), start, 0), "the first goes at once");
         assert!(!sends(&mut acks, at(1), start, 0), "sent once is enough");

@@ -117,7 +117,7 @@ async fn wait_for_acks_ends_when_silent_watcher_disconnects() {
 }
 
 #[tokio::test]
-async fn acknowledgement_of_another_store_is_ignored() {
+async fn watch_acknowledgement_of_another_store_is_ignored() {
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
     let mut reader = Reader::following(&[&server.address], &["/a/"]).await;
@@ -135,7 +135,7 @@ async fn acknowledgement_of_another_store_is_ignored() {
 }
 
 #[tokio::test]
-async fn acknowledgements_are_batched_unless_requested() {
+async fn watch_acknowledgements_are_batched_unless_requested() {
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
     let mut reader = Reader::following(&[&server.address], &["/a/"]).await;
@@ -183,7 +183,7 @@ impl Sink for ApplyToNode {
 }
 
 #[tokio::test]
-async fn acknowledgement_request_is_forwarded_downstream() {
+async fn request_for_acknowledgement_is_forwarded_to_watchers_below() {
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x")]);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;

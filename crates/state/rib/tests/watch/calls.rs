@@ -117,7 +117,7 @@ async fn watch_snapshot_larger_than_one_message_arrives_as_one_change() {
 }
 
 #[tokio::test]
-async fn prefixes_beyond_shared_limit_are_refused_individually() {
+async fn watch_prefixes_beyond_shared_limit_are_refused_individually() {
     // A watch may use half of three quarters of the memory: two prefixes.
     let node = Node::bounded(StoreId(1), Table::default(), FollowedPrefixes::at_most(2800, 0));
     let server = Server::start(Memory { node: node.clone() }, "127.0.0.1:0").await;

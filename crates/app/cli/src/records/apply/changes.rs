@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn apply_names_stored_shards_that_file_lacks() {
+    fn apply_warns_of_stored_shards_missing_from_file() {
         let file = map(r#"{"instance": "a", "region": "eu", "role": "primary"}"#);
         let mut stored = file.clone();
         stored.shards.push(Shard { id: ShardId(3), start: ShardKey(250), ..file.shards[0].clone() });

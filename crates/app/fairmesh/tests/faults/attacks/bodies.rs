@@ -98,7 +98,7 @@ async fn response_during_upload_and_idle_server_close_are_accepted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn oversized_body_is_refused_in_every_framing() {
+async fn oversized_request_body_is_refused_in_every_framing() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Echo::start(&world, "shop/one", "one", Protocol::Http1).await;

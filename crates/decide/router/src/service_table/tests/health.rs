@@ -162,7 +162,7 @@ fn shard_whose_only_copy_is_unhealthy_is_still_called() {
 }
 
 #[test]
-fn explanation_lists_unhealthy_endpoints_with_causes() {
+fn explain_lists_unhealthy_endpoints_with_causes() {
     let health_steps = |fleet: &Fleet| {
         let explained = fleet.compile(None).explain_pick(&PickParams::default(), 0, 1);
         let health = explained.steps.into_iter().filter(|step| step.title == "health");

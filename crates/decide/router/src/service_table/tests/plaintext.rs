@@ -124,7 +124,7 @@ fn endpoint_must_prove_identity_declared_by_its_service() {
 }
 
 #[test]
-fn explanation_gives_reason_for_skipping_plaintext_endpoint() {
+fn explain_gives_reason_for_skipping_plaintext_endpoint() {
     let table = attacked(ServiceKind::Replicated).compile(None);
     let explained = table.explain_pick(&PickParams::default(), 0, 1);
     let why = explained.steps.iter().find(|step| step.title == "security").unwrap();

@@ -117,7 +117,7 @@ fn rings_decide_when_region_drawn_from_table_cannot_serve() {
 }
 
 #[test]
-fn planned_table_spreads_calls_of_lost_region_by_power() {
+fn planned_region_table_spreads_calls_of_lost_region_by_capacity() {
     let table = planned(&[("eu", "100%")], "0%");
     let mut fleet = fleet();
     let ask = PickParams::default();

@@ -82,7 +82,7 @@ async fn freeing_several_streams_at_once_wakes_as_many_waiting_calls() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn raised_stream_limit_reaches_all_waiting_calls() {
+async fn raised_http2_stream_limit_reaches_all_waiting_calls() {
     let pool = Arc::new(Pool::default());
     let (shared, mut server) = connected(&pool, &allows(2)).await;
     let [first, _second] = [begin(&shared), begin(&shared)];

@@ -109,7 +109,7 @@ async fn large_response_headers_use_continuation_frames() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn data_frames_have_default_maximum_size() {
+async fn response_data_frames_have_default_maximum_size() {
     // The client would accept larger frames.
     let mut client = Client::with(&[(5, 1 << 20), (INITIAL_WINDOW_SIZE, 1 << 20)]).await;
     client.request(&get(1, "/")).await.respond(whole(200, vec![b'x'; 2 * DEFAULT_FRAME_SIZE + 1]));
