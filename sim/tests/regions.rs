@@ -48,7 +48,7 @@ fn region_drain_stops_when_other_regions_are_full() {
 }
 
 #[test]
-fn lack_of_capacity_drops_only_calls_of_lowest_class() {
+fn lack_of_capacity_drops_only_calls_of_lowest_priority_class() {
     let report = play("region-shortage");
     assert_eq!(report.most_dropped[..2], [0.0, 0.0]);
     assert!((0.3..0.7).contains(&report.most_dropped[2]), "{:?}", report.most_dropped);

@@ -128,7 +128,7 @@ fn loss_of_one_of_six_regions_overloads_none_and_drops_no_call() {
 }
 
 #[test]
-fn lack_of_capacity_drops_calls_of_lowest_class() {
+fn lack_of_capacity_drops_calls_of_lowest_priority_class() {
     let mut world = World::new(vec![100.0; 4], vec![vec![25.0, 25.0, 25.0]; 4]);
     world.round();
     world.power[3] = 0.0;
@@ -152,7 +152,7 @@ fn lack_of_capacity_drops_calls_of_lowest_class() {
 }
 
 #[test]
-fn calls_of_higher_class_are_dropped_where_no_lower_ones_are_left() {
+fn important_calls_are_dropped_where_no_less_important_ones_are_left() {
     let mut world = World::new(vec![100.0; 2], vec![vec![120.0, 0.0, 10.0], vec![90.0, 0.0, 0.0]]);
     for _ in 0..30 {
         world.round();
@@ -166,7 +166,7 @@ fn calls_of_higher_class_are_dropped_where_no_lower_ones_are_left() {
 }
 
 #[test]
-fn waiting_source_does_not_delay_returns_of_other_sources() {
+fn calls_return_without_overloading_region_that_other_source_uses() {
     let mut world = World::new(vec![100.0; 4], vec![vec![30.0], vec![35.0], vec![95.0], vec![64.0]]);
     for _ in 0..20 {
         world.round();

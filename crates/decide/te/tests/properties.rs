@@ -202,7 +202,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn rings_plans_are_complete_deterministic_and_overload_no_region(worlds in changing_worlds()) {
+    fn rings_plans_are_complete_deterministic_and_fill_no_region_needlessly(worlds in changing_worlds()) {
         play(worlds)?;
     }
 

@@ -177,7 +177,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn region_filter_selects_calls_from_and_to_region() {
+    fn call_graph_region_filter_selects_calls_from_and_to_region() {
         let event = event(&response(), &Cut { region: "us".into(), ..Cut::default() });
         assert_eq!(rates(&event), [("shop/web\nshop/cart", 2.0), ("shop/web\nshop/catalog", 5.0)]);
         assert_eq!(event["head"]["regions"], json!(["eu", "us"]), "other regions can still be chosen");

@@ -100,7 +100,7 @@ fn security_check_reports_open_access_until_it_is_closed() {
 }
 
 #[test]
-fn security_check_of_mesh_without_trust_domain_finds_only_that() {
+fn security_check_reports_missing_trust_domain() {
     let run = check(&Mesh::start());
     assert_eq!((found_of(&run), run.code), (vec!["trustDomain".to_owned()], Some(1)));
 }

@@ -251,7 +251,7 @@ async fn proxy_notifies_supervisor_of_readiness_status_and_successor() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn idle_connection_is_closed_with_its_next_response() {
+async fn draining_proxy_closes_idle_connection_with_its_next_response() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;

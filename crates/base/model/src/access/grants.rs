@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn agent_reads_records_of_its_tenants_callable_services_and_mesh() {
+    fn agent_may_read_records_of_its_tenants_callable_services_and_mesh() {
         let (agent, callable) = (agent(&["shop"]), service("bank/rates"));
         for (prefix, may) in [
             ("/t/shop/services/", true),

@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn full_incomplete_list_with_all_incomplete_flag_round_trips() {
+    fn traffic_report_that_marks_all_services_incomplete_round_trips() {
         let names = (0..MAX_INCOMPLETE_SERVICES).map(|n| ServiceName::new(format!("shop/s{n}")).unwrap());
         let full = TrafficReport { incomplete: names.collect(), all_incomplete: true, ..report() };
         assert_eq!(read(full.clone().into()), Ok(full));

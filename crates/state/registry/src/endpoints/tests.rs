@@ -96,7 +96,7 @@ async fn registration_batch_is_atomic() {
 }
 
 #[tokio::test]
-async fn instance_in_new_region_replaces_its_record() {
+async fn instance_registered_in_new_region_replaces_its_old_record() {
     let test = TestRegistry::new();
     test.registry.register(&[endpoint("a")]).await.unwrap();
     let mut moved = endpoint("a");

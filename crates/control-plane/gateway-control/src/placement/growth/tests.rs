@@ -108,7 +108,7 @@ async fn service_does_not_grow_while_one_of_its_replicas_is_silent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn service_gives_backend_back_after_ten_quiet_minutes() {
+async fn service_gives_added_backend_back_after_ten_quiet_minutes() {
     let mut world = World::new();
     let mut placed = placement(2);
     world.decide(&mut placed);

@@ -40,7 +40,7 @@ async fn http2_frame_split_at_any_byte_is_parsed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn request_is_dispatched_with_any_headers_frame_layout() {
+async fn request_in_padded_and_continued_headers_frames_is_dispatched() {
     let mut client = Client::new().await;
     let fields = [&GET[..], &[("te", "trailers"), ("cookie", "a=b"), ("cookie", "c=d")]].concat();
     let header_block = header_block(&fields);
