@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn p90_is_nearest_rank_of_selected_body_size() {
+    fn p90_is_nearest_rank_among_calls_of_selected_body_size() {
         let calls: Vec<_> = (1..=20).map(|call| (BODIES[call % 2], call as u64)).collect();
         assert_eq!(p90(&calls), 18);
         assert_eq!(p90(&of_size(&calls, Some(BODIES[0]))), 18);

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn outlier_rounds_do_not_move_median() {
+    fn outlier_rounds_do_not_move_median_ratio() {
         let rounds: Vec<f64> =
             (0..25).map(|round| if round % 5 == 0 { 9.0 } else { 0.5 + f64::from(round) / 100.0 }).collect();
         let median = Median::of(&rounds).unwrap();
@@ -79,7 +79,7 @@ mod tests {
 
     /// Over many samples with a known median, the bounds contain the median as often as promised.
     #[test]
-    fn median_bounds_hold_in_19_of_20_samples() {
+    fn median_confidence_bounds_hold_in_19_of_20_samples() {
         let mut chance = Generator::new(7);
         let mut one = || chance.below(1 << 20) as f64;
         for (rounds, least) in [(9, 945), (50, 950)] {
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn outlier_round_widens_bounds_more_than_it_moves_mean() {
+    fn outlier_round_widens_confidence_bounds_more_than_it_moves_mean() {
         let steady = Ratio::of(&[1.0; 100]);
         assert_eq!(steady, Ratio { mean: 1.0, within: 1.0 });
         let mut rounds = [1.0; 100];
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn consistently_slower_side_is_detected() {
+    fn paired_ratio_detects_consistently_slower_side() {
         let rounds: Vec<f64> = (0..100).map(|round| 1.2 + f64::from(round % 5) / 100.0).collect();
         let ratio = Ratio::of(&rounds);
         assert!(ratio.mean / ratio.within > 1.2, "{ratio}");

@@ -352,7 +352,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_side_goes_first_equally_often_in_alternating_order() {
+    fn each_compared_proxy_goes_first_in_equally_many_rounds() {
         for sides in [2, 3, 6] {
             let rounds: Vec<Vec<usize>> = (0..2 * sides).map(|round| order(round, sides).collect()).collect();
             for side in 0..sides {

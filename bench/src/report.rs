@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn json_report_has_documented_form() {
+    fn bench_json_report_has_documented_form() {
         let mut report = Report::new("pick");
         report.figure("ns_10", 41.5, Some(60.0), "ns");
         report.peer("random pick", "of this build");
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn table_marks_missed_goals() {
+    fn bench_table_marks_missed_goals() {
         let mut report = Report::new("pick");
         report.figure("ns_10", 41.5, Some(60.0), "ns");
         report.figure("shard_ns", 300.0, Some(250.000_04), "ns");
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn range_goal_is_missed_below_and_above() {
+    fn bench_range_goal_is_missed_below_and_above() {
         let reached = |value| {
             let mut report = Report::new("balance");
             report.figure_within("ratio", value, (0.9, 1.1), "");
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn unmeasured_figure_is_null_with_reason() {
+    fn unmeasured_figure_is_reported_as_null_with_reason() {
         let mut report = Report::new("balance");
         report.figure("cv", 0.1, None, "");
         assert_eq!(report.complete(), Ok(()));

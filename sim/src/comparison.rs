@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ratio_is_mean_with_standard_error() {
+    fn comparison_ratio_is_mean_with_standard_error() {
         let ratio = Ratio::of([0.9, 1.1, f64::NAN, 1.0, 1.0].into_iter());
         assert!((ratio.mean - 1.0).abs() < 1e-12);
         // A variance of 0.02 / 3 over four values.
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn parallel_results_keep_job_order() {
+    fn parallel_simulation_results_keep_job_order() {
         let jobs: Vec<u64> = (0..100).collect();
         assert_eq!(in_parallel(&jobs, 4, |job| job * 2), (0..100).map(|n| n * 2).collect::<Vec<_>>());
     }

@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_are_round_and_few() {
+    fn plot_axis_ticks_are_round_and_few() {
         assert_eq!(ticks((0.0, 100.0)), [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]);
         for to in [0.013, 1.0, 7.0, 180.0, 3600.0] {
             let ticks = ticks((0.0, to));
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_break_at_nan_and_names_are_escaped() {
+    fn plot_lines_break_at_nan_and_names_are_escaped() {
         let mut plot = Plot::new("a < b", Axis::seconds(1.0), Axis { from: 0.0, to: 1.0, label: "y" });
         let before = plot.svg.matches("<polyline").count();
         plot.line([(0.0, 0.0), (0.2, 0.1), (0.5, f64::NAN), (0.6, 0.1), (1.0, 0.2)], "#000000", 1.0, 1.0);

@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn caller_with_only_its_subset_decides_like_one_with_all() {
+    fn simulated_caller_with_only_its_subset_decides_like_one_with_all() {
         let mut registry = registry(200, 20);
         // Some are draining and some lost, so that several tiers hold endpoints of both regions.
         for server in 0..40 {
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn refreshed_caller_maps_new_instances_to_servers() {
+    fn refreshed_simulated_caller_maps_new_instances_to_servers() {
         let mut registry = registry(10, 0);
         let location = Location::in_region(Region::new("eu").unwrap());
         let mut service = DiscoveredService::subscribe(&registry, 0, &location, 1);

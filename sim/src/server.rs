@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn concurrent_requests_share_cores_evenly() {
+    fn concurrent_requests_share_simulated_cores_evenly() {
         let mut one = Server::new(1.0, 1.0, 0);
         // The first request is alone for 100, then both run at half speed: it needs 100 more of work, so 200 of time.
         assert_eq!(ends(&mut one, &[(0, 200.0), (100, 300.0)]), [300, 500]);
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn machine_speed_scales_service_time() {
+    fn simulated_machine_speed_scales_service_time() {
         let mut fast = Server::new(1.0, 2.0, 0);
         assert_eq!(ends(&mut fast, &[(0, 200.0)]), [100]);
         fast.set_neighbour_factor(0.25, 1000);
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn cold_start_cost_falls_linearly() {
+    fn simulated_cold_start_cost_falls_linearly() {
         let warm_up = WarmUp { factor: 5.0, requests: 4 };
         let mut server = Server::new(1.0, 1.0, 0).with(None, Some(warm_up));
         assert_eq!(ends(&mut server, &[(0, 100.0)]), [100], "a running process is warm");

@@ -51,7 +51,7 @@ fn optimizer_is_no_slower_than_waterfall_at_any_threshold_under_peak() {
 }
 
 #[test]
-fn optimizer_never_exceeds_mean_of_rings_or_criticality() {
+fn mean_latency_of_optimizer_never_exceeds_rings_or_criticality() {
     for report in [plan(&scenario("app-boutique")).unwrap(), plan(&even(scenario("app-boutique"))).unwrap()] {
         let ours = of(&report, "optimizer").mean_ms;
         for planner in ["rings", "criticality"] {
@@ -73,7 +73,7 @@ fn optimizer_pays_less_egress_under_partial_replication() {
 }
 
 #[test]
-fn egress_cap_holds_in_application() {
+fn optimizer_keeps_simulated_application_within_egress_cap() {
     let mut capped = scenario("app-cut-point");
     // With latency as the only objective, half of the calls cross regions where responses are large.
     capped.topology.egress.as_mut().unwrap().dollars_per_ms = None;
@@ -85,7 +85,7 @@ fn egress_cap_holds_in_application() {
 }
 
 #[test]
-fn parallel_calls_take_as_long_as_slowest() {
+fn simulated_parallel_calls_take_as_long_as_slowest() {
     let mut parallel = scenario("app-cut-point");
     let process = parallel.operations[0].calls[0][0].clone();
     parallel.operations[0].calls = vec![vec![process.clone(), process.clone()]];

@@ -57,7 +57,7 @@ fn same_seed_gives_same_application_figures() {
 }
 
 #[test]
-fn latency_sums_stages_and_takes_slowest_parallel_call() {
+fn simulated_latency_sums_stages_and_takes_slowest_parallel_call() {
     // With hardly any load, a call takes its work and its round trips.
     let mut idle = scenario("app-cut-point");
     idle.clients[0].rates.insert("west".into(), 20.0);
@@ -99,7 +99,7 @@ fn measured_latency_load_and_egress_match_prediction() {
 }
 
 #[test]
-fn full_queue_fails_call_and_its_callers() {
+fn simulated_full_queue_fails_call_and_its_callers() {
     let mut limited = short(scenario("app-cut-point"));
     limited.services[2].limit = Some(Limit { concurrent: 1, queue: 1, wait: SimTime::seconds(1) });
     let ours = measure(&limited, Planner::Waterfall);
@@ -107,7 +107,7 @@ fn full_queue_fails_call_and_its_callers() {
 }
 
 #[test]
-fn server_crash_ends_calls_in_progress() {
+fn simulated_server_crash_fails_calls_in_progress() {
     let mut crashing = short(scenario("app-cut-point"));
     crashing.play.events =
         serde_saphyr::from_str("[{at: 25s, service: metrics, region: west, action: {crash: {back: 5s}}}]")
@@ -126,7 +126,7 @@ fn optimizer_pays_less_egress_under_partial_replication() {
 }
 
 #[test]
-fn capacity_factor_is_lower_if_class_may_be_shed() {
+fn capacity_factor_is_lower_if_class_of_calls_may_be_dropped() {
     let usual = scenario("app-boutique").variant("usual").unwrap();
     let (with_all, important) =
         (capacity_factor(&usual, true).unwrap(), capacity_factor(&usual, false).unwrap());

@@ -41,7 +41,7 @@ fn results_depend_only_on_the_seed() {
 }
 
 #[test]
-fn arrivals_are_independent_of_policy() {
+fn simulated_arrivals_are_independent_of_policy() {
     let mut narrow = small();
     narrow.policy.balancing.subset = Some(2);
     let (wide, narrow) = (play(&small()).report, play(&narrow).report);
@@ -52,7 +52,7 @@ fn arrivals_are_independent_of_policy() {
 }
 
 #[test]
-fn only_near_servers_are_polled() {
+fn only_near_servers_are_polled_for_load_in_simulation() {
     let mut scenario = small();
     scenario.events.clear();
     let near = play(&scenario).report;
@@ -89,7 +89,7 @@ callers: [{{name: web, count: 1, rate: 60, requests: [{{cpu: {cpu}}}]}}]
 }
 
 #[test]
-fn waiting_requests_use_no_core() {
+fn simulated_waiting_requests_use_no_core() {
     let scenario = scenario(
         "
 name: waiting
@@ -130,7 +130,7 @@ callers: [{name: web, count: 1, rate: 200, requests: [{cpu: {fixed: 10ms}}]}]
 }
 
 #[test]
-fn crash_breaks_calls_and_servers_recover() {
+fn simulated_crash_fails_calls_and_servers_recover() {
     let scenario = scenario(
         "
 name: crash
@@ -149,7 +149,7 @@ expect: {recoveredWithin: 20s, errorsBelow: 0.01}
 }
 
 #[test]
-fn unmet_expectations_are_reported() {
+fn unmet_scenario_expectations_are_reported() {
     let mut scenario = small();
     scenario.expect = serde_saphyr::from_str("{cvBelow: 0.000001, recoveredWithin: 10s}").unwrap();
     let missed = play(&scenario).report.missed;

@@ -29,7 +29,7 @@ callers:
 }
 
 #[test]
-fn score_equalises_utilisation_over_different_machines() {
+fn score_policy_equalises_utilisation_of_different_machines() {
     let fleets = [
         fleet("two-speeds", "", ""),
         fleet("unknown-and-waiting", ", weight: 1000", ", wait: {exponential: 100ms}"),

@@ -27,7 +27,7 @@ fn until(report: &TrafficReport, seconds: f64) -> impl Iterator<Item = &Round> {
 }
 
 #[test]
-fn calls_shift_to_other_regions_at_threshold() {
+fn calls_move_to_other_regions_at_load_threshold() {
     let report = play("region-incident");
     assert!(until(&report, 120.0).all(|round| round.shifts.is_empty() && round.all_local == 1.0));
     let first = report.rounds.iter().find(|round| !round.shifts.is_empty()).unwrap();
@@ -36,7 +36,7 @@ fn calls_shift_to_other_regions_at_threshold() {
 }
 
 #[test]
-fn drain_stops_when_other_regions_are_full() {
+fn region_drain_stops_when_other_regions_are_full() {
     let report = play("region-drain-full");
     // The last interval ends with the simulation, before a plan is made from it.
     let last_keep = |report: &TrafficReport| report.rounds.iter().rev().find_map(|round| round.keep);
@@ -48,7 +48,7 @@ fn drain_stops_when_other_regions_are_full() {
 }
 
 #[test]
-fn lack_of_capacity_drops_only_lowest_class() {
+fn lack_of_capacity_drops_only_calls_of_lowest_priority_class() {
     let report = play("region-shortage");
     assert_eq!(report.most_dropped[..2], [0.0, 0.0]);
     assert!((0.3..0.7).contains(&report.most_dropped[2]), "{:?}", report.most_dropped);
@@ -60,7 +60,7 @@ fn rounds_within(report: &TrafficReport, from: f64, to: f64) -> impl Iterator<It
 }
 
 #[test]
-fn no_table_changes_while_reports_are_wrong() {
+fn no_region_table_changes_while_reports_are_wrong() {
     let scenario = scenario("region-lies");
     let faults = scenario.traffic.as_ref().unwrap().faults.clone();
     let report = play_scenario(&scenario);
@@ -83,7 +83,7 @@ fn no_table_changes_while_reports_are_wrong() {
 }
 
 #[test]
-fn late_reports_are_used_until_stale() {
+fn late_traffic_reports_are_used_until_stale() {
     let scenario = scenario("region-late-reports");
     let [late, stale] = &scenario.traffic.as_ref().unwrap().faults[..] else { panic!("two faults") };
     let report = play_scenario(&scenario);
@@ -114,7 +114,7 @@ fn calls_of_crashed_region_are_spread_over_all_others() {
 }
 
 #[test]
-fn zones_are_loaded_equally_and_keep_most_own_calls() {
+fn zones_are_loaded_equally_and_keep_most_of_their_own_calls() {
     let report = play("region-zones");
     // Of 35 callers the zones have 10, 20 and 5; of 12 servers 6, 3 and 3.
     let (calls, power) = ([10.0, 20.0, 5.0].map(|n| n / 35.0), [0.5, 0.25, 0.25]);
@@ -151,7 +151,7 @@ fn vanished_region_gets_no_calls_until_it_returns() {
 }
 
 #[test]
-fn one_second_rounds_rarely_rewrite_tables_and_drop_no_more() {
+fn one_second_planning_rounds_rarely_rewrite_tables_and_drop_no_more() {
     // Load changes once, or three times and back.
     let scenarios = [
         ("region-domino", 5, 0.0),

@@ -7,7 +7,7 @@ use std::{fs, path::Path};
 use fairmesh_sim::{Scenario, run};
 
 #[test]
-fn scenarios_meet_their_expectations() {
+fn simulated_scenarios_meet_their_expectations() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios");
     let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     // Trees are simulated in `tree.rs`, applications in `application.rs`.

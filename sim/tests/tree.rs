@@ -55,7 +55,7 @@ fn layer<'a>(report: &'a Report, name: &str) -> &'a Layer {
 }
 
 #[test]
-fn programs_converge_to_root_and_all_bytes_are_counted() {
+fn programs_converge_to_root_of_replica_tree_and_bytes_are_counted() {
     let report = play(TREE);
     let processes: Vec<u64> = report.layers.iter().map(|layer| layer.processes).collect();
     assert_eq!(processes, [1, 2, 4, 8, 24]);
@@ -87,7 +87,7 @@ fn results_depend_only_on_the_seed() {
 }
 
 #[test]
-fn half_of_processes_simulated_gives_same_figures() {
+fn simulating_half_of_processes_gives_same_figures() {
     let text = TREE.replace("name: leaf, count: 2,", "name: leaf, count: 2, simulated: 1,");
     let (report, whole) = (play(&text), play(TREE));
     let (leaf, of_whole) = (layer(&report, "leaf"), layer(&whole, "leaf"));
@@ -99,7 +99,7 @@ fn half_of_processes_simulated_gives_same_figures() {
 }
 
 #[test]
-fn slow_link_receives_coalesced_values() {
+fn slow_link_of_replica_tree_receives_coalesced_values() {
     // 40 kB per second of bandwidth for 200 kB of writes: only the last of repeated changes is sent.
     let services = "count: 60\n  sizes: [{servers: 1, share: 1}, {servers: 40, share: 0.1}, {servers: 300, share: 0.01}]";
     let few = "count: 2\n  sizes: [{servers: 1, share: 1}, {servers: 20, share: 0.5}]";
@@ -123,7 +123,7 @@ fn slow_link_receives_coalesced_values() {
 }
 
 #[test]
-fn all_processes_reconnect_after_root_restart() {
+fn all_processes_of_replica_tree_reconnect_after_root_restart() {
     let report = play(&format!("{TREE}events: [{{at: 3s, action: {{restartRoot: {{for: 2s}}}}}}]\n"));
     let [recovery] = &report.recoveries[..] else { panic!("{report:#?}") };
     assert_eq!(recovery.lost, 2);
@@ -133,7 +133,7 @@ fn all_processes_reconnect_after_root_restart() {
 }
 
 #[test]
-fn disconnected_region_resumes_from_log() {
+fn disconnected_region_of_replica_tree_resumes_from_log() {
     let cut = "events: [{at: 3s, action: {cut: {region: far, for: 2s}}}]\n";
     let report = play(&format!("{TREE}{cut}"));
     let [recovery] = &report.recoveries[..] else { panic!("{report:#?}") };
@@ -143,7 +143,7 @@ fn disconnected_region_resumes_from_log() {
 }
 
 #[test]
-fn watcher_overflow_is_recovered_from_log() {
+fn overflow_of_watchers_changed_keys_is_recovered_from_log() {
     // A batch takes 30 ms on this link, and 20,000 changes of 12,000 records come within a tenth of a second.
     let text = TREE
         .replace("count: 60\n", "count: 1000\n")
@@ -177,7 +177,7 @@ fn scaled_down_hyperscale_trees_meet_expectations() {
 }
 
 #[test]
-fn invalid_tree_is_rejected_with_field() {
+fn invalid_replica_tree_scenario_is_rejected_with_field() {
     for (from, to, place) in [
         ("duration: 8s", "duration: 1s", "duration"),
         ("servers: 1, share: 1}", "servers: 2, share: 1}", "services.sizes"),

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn dropped_cgroups_are_removed() {
+    fn dropped_cgroups_are_removed_from_system() {
         let folder = tempfile::tempdir().unwrap();
         let mut groups = Cgroups::below(&[folder.path().into()]).unwrap();
         // The kernel would create these files with the cgroup and remove them with it.

@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_utilisation_has_ratio_one_and_no_variation() {
+    fn equally_used_servers_have_throttled_ratio_1_and_zero_variation() {
         let equal = round_of([0.5, 0.5, 0.5]);
         assert_eq!((equal.p99(), equal.throttled(), equal.cv()), (0.5, 1.0, 0.0));
         let hot = round_of([0.4, 0.4, 0.8]);
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn figure_is_median_over_rounds() {
+    fn benchmark_figure_is_median_of_its_rounds() {
         assert_eq!(spread(vec![3.0, 1.0, 2.0]), (2.0, "median of 3 rounds from 1.000 to 3.000".into()));
     }
 }

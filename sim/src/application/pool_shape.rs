@@ -51,13 +51,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_core_has_sensitivity_one_and_no_base() {
+    fn pool_of_one_core_has_latency_sensitivity_1_and_no_base() {
         let shape = PoolShape::fit(1);
         assert!((shape.sensitivity - 1.0).abs() < 1e-9 && shape.base < 1e-9, "{shape:?}");
     }
 
     #[test]
-    fn eight_cores_add_little_wait_until_nearly_full() {
+    fn pool_of_eight_cores_adds_little_wait_until_nearly_full() {
         // Erlang's C formula has 0.357 for eight servers and an offered load of 6.
         assert!((response(8, 0.75) - (1.0 + 0.357 / (8.0 * 0.25))).abs() < 2e-3, "{}", response(8, 0.75));
         let shape = PoolShape::fit(8);

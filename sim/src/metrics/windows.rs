@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variation_is_standard_deviation_over_mean() {
+    fn coefficient_of_variation_is_standard_deviation_over_mean() {
         assert_eq!(variation(&[1.0, 3.0]), Some(0.5));
         assert_eq!(variation(&[2.0]), None);
         assert_eq!(variation(&[0.0, 0.0]), None);

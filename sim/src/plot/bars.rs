@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bar_groups_have_name_and_bar_for_each_value() {
+    fn bar_chart_group_has_name_and_bar_for_each_value() {
         let groups = [("a < b".to_owned(), vec![1.0, 2.0]), ("c".to_owned(), vec![0.0, 4.0])];
         let svg = bars("t", "u", &["x".into(), "y".into()], &groups);
         assert_eq!(svg.matches("<rect").count(), 1 + 4 + 2);

@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forest_row_has_name_and_dot_for_each_finite_value() {
+    fn forest_plot_row_has_name_and_dot_for_each_finite_value() {
         let rows = [
             ("a < b".to_owned(), [(0.9, 0.02), (1.1, 0.1)]),
             ("c".to_owned(), [(1.0, 0.0), (f64::NAN, 0.0)]),

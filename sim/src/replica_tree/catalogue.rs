@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn service_sizes_follow_distribution() {
+    fn simulated_service_sizes_follow_configured_distribution() {
         let knots = [(1.0, 1.0), (200.0, 0.1), (2000.0, 0.02), (90_000.0, 0.00002)];
         let knots = knots.map(|(servers, share)| Size { servers, share });
         let sizes: Vec<u32> = (0..50_000).map(|rank| size(&knots, rank, 50_000)).collect();

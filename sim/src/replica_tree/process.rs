@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn slowest_of_processor_uplink_and_downlink_determines_arrival() {
+    fn simulated_arrival_is_set_by_slowest_of_processor_and_links() {
         // One byte per nanosecond.
         let mut child = process(1.0, 8.0);
         child.delay = 1000;
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_queue_behind_earlier_ones() {
+    fn simulated_messages_queue_behind_earlier_ones() {
         let (mut parent, child) = (process(1.0, 8.0), process(1.0, 8.0));
         assert_eq!(parent.send(0, Message { bytes: 1000, nanos: 10.0 }, 0, &child).sent, 1010);
         assert_eq!(parent.send(0, Message { bytes: 1000, nanos: 10.0 }, 0, &child).sent, 2010);

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn samples_have_the_configured_mean() {
+    fn distribution_samples_have_configured_mean() {
         let mean = SimTime::micros(10_000);
         let rare = SimTime::micros(100_000);
         for draw in [

@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_have_116_kilobytes_in_1_to_1000_records() {
+    fn write_benchmark_batches_have_116_kilobytes_in_1_to_1000_records() {
         let mut workload = WriteWorkload::of(40_000_000);
         workload.filling().for_each(drop);
         let mut records = Vec::new();

@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn saving_uses_at_most_twentieth_of_time_and_batches_bursts() {
+    fn disk_saves_take_at_most_5_percent_of_time() {
         assert_eq!(pause(Duration::from_millis(1)), SAVE_INTERVAL);
         let slow = Duration::from_secs(1);
         assert!(slow <= (slow + pause(slow)) / 20);

@@ -282,7 +282,7 @@ mod tests {
     use crate::{disk_writer::Disk, state::UpstreamSink};
 
     #[tokio::test]
-    async fn refused_map_follower_keeps_claims_of_others() {
+    async fn refused_shard_map_follower_keeps_prefixes_claimed_by_others() {
         let folder = tempfile::tempdir().unwrap();
         let absent = Address::Unix(folder.path().join("absent"));
         let location = Location::in_region(Region::new("eu").unwrap());

@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn build_of_dropped_map_does_not_overwrite_successor() {
+    async fn build_of_dropped_shard_map_does_not_overwrite_newer_one() {
         let folder = tempfile::tempdir().unwrap();
         let maps = maps(&folder).await;
         let first = maps.join(&name()).unwrap();
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn map_survives_reconnects_and_is_dropped_after_linger_time() {
+    async fn shard_map_survives_reconnects_and_is_dropped_after_linger_time() {
         let folder = tempfile::tempdir().unwrap();
         let maps = maps(&folder).await;
         let signals = maps.join(&name()).unwrap();
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn maps_without_followers_are_bounded_and_dropped_at_shutdown() {
+    async fn shard_maps_without_followers_are_bounded_and_dropped_at_shutdown() {
         let folder = tempfile::tempdir().unwrap();
         let maps = maps(&folder).await;
         let named = |i| MapName { region: Some(Region::new(format!("r{i}")).unwrap()), ..name() };

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn retired_copy_on_disk_is_served_when_prefix_is_used_again() {
+    async fn retired_disk_copy_is_served_when_its_prefix_is_used_again() {
         let folder = tempfile::tempdir().unwrap();
         let here = Location::in_region(Region::new("eu").unwrap());
         let (disk, _) = Disk::open(folder.path().into(), here).await.unwrap();
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn retired_copy_keeps_fresher_records_of_narrower_prefix() {
+    async fn restored_copy_does_not_overwrite_fresher_narrower_prefix() {
         let folder = tempfile::tempdir().unwrap();
         let here = Location::in_region(Region::new("eu").unwrap());
         let (disk, _) = Disk::open(folder.path().into(), here).await.unwrap();
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn snapshot_of_dropped_prefix_is_neither_held_nor_saved() {
+    async fn snapshot_of_dropped_prefix_is_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let here = Location::in_region(Region::new("eu").unwrap());
         let (disk, _) = Disk::open(folder.path().into(), here).await.unwrap();

@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn prefix_expires_only_after_its_last_user_left() {
+    fn prefix_subscription_expires_only_after_its_last_reader_left() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
         assert_eq!(all.claim(&prefix(1), 0), Claimed::New { evicted: Vec::new() });
         assert_eq!(all.claim(&prefix(1), 0), Claimed::Known);
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn copy_does_not_expire_while_upstream_is_disconnected() {
+    fn prefix_copy_does_not_expire_while_upstream_is_disconnected() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
         all.restore(prefix(1), start, LINGER, true);
         all.claim(&prefix(2), 0);
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn prefix_used_only_by_maps_is_not_in_node() {
+    fn prefix_used_only_by_shard_maps_is_not_kept_in_node() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
         assert_eq!(all.claim_for_map(&prefix(1)), Claimed::New { evicted: Vec::new() });
         assert!(!all.in_node("/1/key"));
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn greedy_caller_leaves_prefixes_to_others() {
+    fn greedy_caller_leaves_subscription_slots_to_others() {
         let mut all = Subscriptions::default();
         let mut fill = |first: usize| {
             let claim = |held: &usize| all.claim(&prefix(first + held), *held) != Claimed::LimitReached;
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn longest_idle_subscription_is_evicted_but_never_used_one() {
+    fn longest_idle_subscription_is_evicted_and_active_ones_never() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
         (0..MAX_PREFIXES)
             .for_each(|i| assert_eq!(all.claim(&prefix(i), 0), Claimed::New { evicted: Vec::new() }));
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn data_ages_from_disconnection_of_upstream() {
+    fn data_age_grows_from_upstream_disconnection() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
         let second = Duration::from_secs(1);
         all.restore(prefix(1), start, 10 * second, true);
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn data_ages_while_upstream_lost_its_own_upstream() {
+    fn data_age_grows_while_upstream_has_lost_its_own_upstream() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
         let second = Duration::from_secs(1);
         all.claim(&prefix(1), 0);

@@ -246,14 +246,14 @@ mod tests {
     }
 
     #[test]
-    fn halved_calibration_time_doubles_speed() {
+    fn halved_calibration_time_doubles_measured_host_speed() {
         let reference = REFERENCE_TIME.as_micros() as u64;
         assert_eq!(measured(reference, reference, 1000).speed(), FULL_SPEED);
         assert_eq!(measured(reference / 2, reference, 1000).speed(), 2 * FULL_SPEED);
     }
 
     #[test]
-    fn noisy_machine_is_not_trusted() {
+    fn calibration_on_noisy_machine_is_doubted() {
         let usual = usize::from(cfg!(debug_assertions));
         assert_eq!(measured(1000, 1050, 800).doubts().len(), usual);
         assert_eq!(measured(1000, 1052, 800).doubts().len(), usual + 1);

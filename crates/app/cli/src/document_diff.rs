@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn reordered_routes_count_as_change() {
+    fn document_diff_reports_reordered_routes_as_change() {
         let (old, new) = (
             json!({ "routes": [{ "name": "a" }, { "name": "b" }] }),
             json!({ "routes": [{ "name": "b" }, { "name": "a" }] }),
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn long_values_are_cut() {
+    fn document_diff_cuts_long_values() {
         let text = summary(&json!({ "a": "é".repeat(100) }), &json!({ "a": 1 }));
         assert!(text.ends_with("… -> 1") && text.chars().count() < 60, "{text}");
     }

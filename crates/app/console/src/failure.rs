@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusal_is_distinguished_from_retryable_failure() {
+    fn permanent_refusal_is_distinguished_from_retryable_failure() {
         for refused in [Code::PermissionDenied, Code::InvalidArgument, Code::Unimplemented] {
             assert!(Failure::from(Status::new(refused, "no")).is_refusal(), "{refused:?}");
         }

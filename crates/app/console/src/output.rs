@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zero_is_formatted_without_sign() {
+    fn rounded_zero_is_formatted_without_sign() {
         let none: [f64; 0] = [];
         assert_eq!(decimal(none.iter().sum(), 1), "0.0");
         assert_eq!((decimal(-0.04, 1), decimal(-0.4, 0)), ("0.0".to_owned(), "0".to_owned()));

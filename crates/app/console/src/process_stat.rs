@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn process_state_is_parsed_after_name() {
+    fn process_state_is_parsed_after_process_name() {
         let stopped = ProcessStat::read(7, "7 (a) R (b) T 1 7 7 0").unwrap();
         assert_eq!((stopped.to_string().as_str(), stopped.is_suspended), ("process 7 (\"a) R (b\")", true));
         assert!(!ProcessStat::read(7, "7 (fairmesh) S 1 7").unwrap().is_suspended);

@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn call_counts_for_event_during_it() {
+    fn demo_call_counts_for_phase_in_which_it_began() {
         let tally = CallStats::new();
         let early = tally.now();
         tally.enter(Phase::Kill);

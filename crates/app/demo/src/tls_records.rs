@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tls_records_are_followed_across_any_fragmentation() {
+    fn tls_records_are_recognised_across_any_fragmentation() {
         let mut bytes = Vec::new();
         for length in [0u16, 1, 5, 300, 16384] {
             bytes.extend([23, 3, 3]);

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn round_trips_are_symmetric() {
+    fn demo_topology_round_trips_are_symmetric() {
         for a in REGIONS {
             for b in REGIONS {
                 assert_eq!(a.round_trip(b), b.round_trip(a));

@@ -438,7 +438,7 @@ fn every_crate_uses_only_listed_crates() {
 }
 
 #[test]
-fn crates_use_no_crate_of_higher_floor() {
+fn crates_use_no_crate_of_higher_architecture_layer() {
     let crates = crates();
     let floors: BTreeMap<&str, usize> =
         crates.iter().filter_map(|one| Some((&*one.name, one.floor()?))).collect();
@@ -472,7 +472,7 @@ fn restricted_dependencies_stay_in_their_crates() {
 }
 
 #[test]
-fn deciding_crates_are_pure() {
+fn deciding_crates_use_no_clock_randomness_or_io() {
     for one in crates().into_iter().filter(|one| PURE.contains(&one.name.as_str())) {
         for dependency in &one.dependencies {
             let fits = ours(dependency).is_some_and(|name| PURE.contains(&name))
@@ -486,7 +486,7 @@ fn deciding_crates_are_pure() {
 }
 
 #[test]
-fn rib_core_is_pure() {
+fn rib_core_uses_no_clock_randomness_or_io() {
     for one in crates() {
         let files = PURE_FILES.iter().filter(|(name, _)| *name == one.name).flat_map(|(_, files)| *files);
         for file in files {

@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_parse_with_or_without_units() {
+    fn byte_sizes_parse_with_or_without_units() {
         for (text, bytes) in
             [("0", 0), ("1048576", 1 << 20), ("1MB", 1_000_000), ("64 KiB", 65_536), ("2gib", 2 << 30)]
         {

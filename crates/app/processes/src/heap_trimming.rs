@@ -69,7 +69,7 @@ mod tests {
     const MB: usize = 1 << 20;
 
     #[test]
-    fn fragmented_memory_is_trimmed_once() {
+    fn fragmented_heap_memory_is_trimmed_once() {
         let mut last = LastTrim::default();
         assert!(last.is_due(90 * MB, 100 * MB));
         last = LastTrim { unused: 60 * MB, used: 100 * MB };
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_trimmed_after_peak() {
+    fn heap_memory_is_trimmed_after_peak() {
         let mut last = LastTrim { unused: 60 * MB, used: 100 * MB };
         assert!(last.is_due(70 * MB, 40 * MB), "what was in use is freed");
     }

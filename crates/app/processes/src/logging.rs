@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn invalid_log_level_is_named() {
+    fn error_names_invalid_log_level() {
         for filter in
             ["info", "WARN", "off", "info,fairmesh_rib=debug", "h2=trace, error", "fairmesh_calls::call", ""]
         {

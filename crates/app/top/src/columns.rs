@@ -65,12 +65,12 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_shown_with_units() {
+    fn top_shows_bytes_with_units() {
         assert_eq!([0.0, 999.0, 1_500.0, 2.5e9].map(bytes), ["0 B", "999 B", "1.5 KB", "2.5 GB"]);
     }
 
     #[test]
-    fn each_column_has_heading() {
+    fn each_column_of_top_has_heading() {
         for by in GroupBy::ALL {
             let names = vec![String::new(); by.headings().len()];
             let group = Group { names, ..Group::default() };

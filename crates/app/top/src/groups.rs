@@ -132,7 +132,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn groups_sum_to_all_calls() {
+    fn groups_of_top_add_up_to_all_calls() {
         let snapshot = snapshot();
         let total: u64 = snapshot.rows.iter().map(|row| row.counts.calls()).sum();
         for by in [GroupBy::Services, GroupBy::Pairs, GroupBy::Regions, GroupBy::Routes] {
@@ -147,7 +147,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn path_new_in_window_is_weighted_by_its_calls() {
+    fn rate_of_call_path_seen_in_part_of_window_covers_only_that_part() {
         let mut snapshot = snapshot();
         snapshot.rows.truncate(1);
         let mut new = CallRow { to: "us".into(), covered_ms: 1_000, ..snapshot.rows[0].clone() };
@@ -159,7 +159,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn rows_are_sorted_and_filtered() {
+    fn rows_of_top_are_sorted_and_filtered() {
         let mut services = groups(&snapshot(), GroupBy::Services, None);
         sort(&mut services, SortBy::Rate, false);
         assert_eq!(names(&services), ["shop/cart", "shop/catalog"]);

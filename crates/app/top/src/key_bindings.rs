@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_filter_sort_and_change_view() {
+    fn keys_of_top_filter_sort_and_change_view() {
         let mut screen = Screen { snapshot: snapshot(), ..Screen::default() };
         type_text(&mut screen, &[KeyCode::Char('/'), KeyCode::Char('q'), KeyCode::Backspace]);
         type_text(&mut screen, &[KeyCode::Char('l'), KeyCode::Char('o'), KeyCode::Enter]);

@@ -83,7 +83,7 @@ mod tests {
     use crate::groups::tests::snapshot;
 
     #[test]
-    fn json_document_has_responses_and_faults() {
+    fn json_output_of_top_has_responses_and_faults() {
         let groups = groups::groups(&snapshot(), GroupBy::Pairs, None);
         let item = item(GroupBy::Pairs, &groups[1]);
         assert_eq!((&item["caller"], &item["service"]), (&json!("shop/web"), &json!("shop/cart")));

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn screen_shows_services_by_rate() {
+    fn top_screen_shows_services_by_call_rate() {
         let screen = Screen { snapshot: snapshot(), ..Screen::default() };
         let text = drawn(&screen);
         let line = |name: &str| text.lines().find(|line| line.contains(name)).unwrap_or_default().to_owned();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_screen_shows_reason_and_last_error() {
+    fn empty_top_screen_shows_reason_and_last_error() {
         let mut screen = Screen { snapshot: Snapshot::default(), ..Screen::default() };
         assert!(drawn(&screen).contains("no calls are reported"));
         (screen.problem, screen.stale_ms) = (Some("not reached".into()), 4_000);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn screen_shows_endpoints_of_service() {
+    fn top_screen_shows_endpoints_of_service() {
         let mut screen = Screen { snapshot: snapshot(), has_endpoints: true, ..Screen::default() };
         screen.service = Some(("shop/cart".into(), GroupBy::Services));
         screen.snapshot.endpoints = vec![["cart-1".into(), "eu".into(), "draining".into()]];

@@ -107,7 +107,7 @@ mod tests {
     use crate::groups::tests::snapshot;
 
     #[test]
-    fn drill_down_shows_one_service_and_back_returns() {
+    fn top_drills_down_into_service_and_back() {
         let mut screen = Screen { snapshot: snapshot(), ..Screen::default() };
         screen.select(9);
         assert_eq!(screen.selected, 1, "the last row");
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn selection_stays_on_its_row_after_update() {
+    fn top_selection_stays_on_its_row_after_update() {
         let mut screen = Screen { snapshot: snapshot(), selected: 1, ..Screen::default() };
         let mut newer = snapshot();
         newer.rows[3].counts = newer.rows[3].counts.clone().with_totals([100_000, 0, 0, 0, 0]);

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn table_has_averages_total_and_worst_outliers() {
+    fn imbalance_table_has_averages_total_and_worst_outliers() {
         let view = report(Breakdown::named("host-type").unwrap(), answer()).unwrap().view();
         let text = text(&view);
         let lines: Vec<Vec<_>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
@@ -249,13 +249,13 @@ mod tests {
     }
 
     #[test]
-    fn cores_are_printed_with_significant_digits() {
+    fn imbalance_table_prints_cores_with_significant_digits() {
         let shown = [0.0, 0.0042, 0.25, 10.0, 123.456, 98_765.4].map(cores);
         assert_eq!(shown, ["0.00", "0.004", "0.25", "10.00", "123.5", "98765"]);
     }
 
     #[test]
-    fn causes_are_shown_with_shares() {
+    fn imbalance_causes_are_shown_with_shares() {
         let text = text(&report(Breakdown::Cause, answer()).unwrap().view());
         assert!(
             text.contains("between host types") && text.contains("20 %") && text.contains("80 %"),

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn probe_row_shows_verdict_age_and_protocols() {
+    fn zone_probe_row_shows_verdict_age_and_protocols() {
         let protocol =
             |passed, failed, took_us| ProbedProtocol { protocol: "tcp".into(), passed, failed, took_us };
         let pair = ProbedPair {

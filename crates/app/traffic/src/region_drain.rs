@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn planner_default_makes_drain_move_calls_of_declared_services() {
+    fn region_drain_moves_calls_of_declared_services_with_default_planner() {
         let traffic = Traffic { planner: Some(TrafficPlanner::Rings), ..Traffic::default() };
         let policy = Policy { traffic: Some(Box::new(traffic)), ..Policy::default() };
         let mut defaults = DefaultsByScope::default();

@@ -247,19 +247,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn query_values_are_percent_encoded() {
+    fn tap_query_values_are_percent_encoded() {
         assert_eq!(encode("shop/web"), "shop%2Fweb");
         assert_eq!(encode("/a b&c=é"), "%2Fa%20b%26c%3D%C3%A9");
     }
 
     #[test]
-    fn injected_fault_is_shown() {
+    fn tap_line_shows_injected_fault() {
         let request = json!({ "status": 503, "fault": null, "injected": "abort", "route": "checkout" });
         assert!(text(&request).ends_with("  route checkout  injected abort\n"), "{}", text(&request));
     }
 
     #[test]
-    fn uncalled_note_distinguishes_idle_services_from_backends() {
+    fn tap_note_on_missing_calls_distinguishes_idle_services_from_backends() {
         let rows = [
             json!({ "service": "shop/web", "state": "ready", "backends": ["shop/next"] }),
             json!({ "service": "shop/old", "state": "unknown" }),
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn status_filter_is_number_or_class() {
+    fn tap_status_filter_is_number_or_class() {
         assert!(["404", "5xx"].iter().all(|text| status(text).is_ok()));
         assert!(["99", "6xx", "abc", ""].iter().all(|text| status(text).is_err()));
     }

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn trace_subject_is_service_or_trace_id() {
+    fn trace_command_takes_service_or_trace_id() {
         assert!(matches!(subject("shop/cart"), Ok(Subject::Service(_))));
         let id = "0AF7651916CD43DD8448EB211C80319C";
         assert_eq!(subject(id), Ok(Subject::Id(id.to_lowercase())));
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_follow_their_parents_and_none_is_lost() {
+    fn trace_output_lists_all_spans_after_their_parents() {
         let spans = [
             span(1, 0, (0, 100)),
             span(2, 1, (10, 40)),
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn span_row_shows_endpoint_revision_and_time() {
+    fn trace_span_row_shows_endpoint_revision_and_time() {
         let attempt = TraceSpan {
             kind: Kind::Client.into(),
             instance: "cart-0".into(),

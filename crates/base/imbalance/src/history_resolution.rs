@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn window_parser_accepts_whole_minutes_hours_and_days() {
+    fn report_window_accepts_whole_minutes_hours_and_days() {
         let read = |text| read_window(text).ok();
         assert_eq!([read("90m"), read("24h"), read("7d")], [Some(90), Some(1_440), Some(10_080)]);
         assert_eq!(read("1830d"), Some(Tier::Day.kept()));
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn tier_buckets_begin_at_whole_hours_and_days() {
+    fn imbalance_history_buckets_begin_at_whole_hours_and_days() {
         let minute = Minute(24 * 60 * 3 + 125);
         assert_eq!(Tier::Minute.bucket(minute), minute);
         assert_eq!(Tier::Hour.bucket(minute), Minute(24 * 60 * 3 + 120));

@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn implausible_usage_is_rejected() {
+    fn implausible_cpu_usage_is_rejected() {
         let usage = |cpu_us, covered_ms| Usage { cpu_us, covered_ms, ..Usage::default() };
         assert_eq!(usage(60_000_000, 60_000).check(), Ok(()));
         assert_eq!(usage(60_000_000, 60_000).millicores(), 1000);

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn drifted_machine_is_found_among_equals_at_any_load() {
+    fn outlier_with_costlier_calls_is_found_even_at_low_load() {
         // About 1 ms a call; the fifth takes 1.4 ms, although it uses no more CPU because it gets the fewest calls.
         let costs = [(1_010, 1_000), (980, 990), (1_000, 1_000), (1_225, 1_200), (980, 700), (1_040, 1_030)];
         let costs = costs.map(|(ms, calls)| (ms * 1_000, calls));
@@ -138,14 +138,14 @@ mod tests {
     }
 
     #[test]
-    fn outliers_are_sorted_by_deviation() {
+    fn outlier_instances_are_sorted_by_deviation() {
         let mut costs = vec![(1_000_000, 1_000); 8];
         costs.extend([(1_500_000, 1_000), (600_000, 1_000)]);
         assert_eq!(named(&costs), [("i8".into(), 500), ("i9".into(), -400)]);
     }
 
     #[test]
-    fn equal_members_small_groups_and_few_calls_give_no_outlier() {
+    fn equal_instances_small_groups_and_few_calls_give_no_outlier() {
         assert_eq!(named(&[(1_000_000, 1_000); 20]), []);
         let slightly: Vec<_> = (0..20).map(|i| (1_000_000 + i % 2 * 90_000, 1_000)).collect();
         assert_eq!(named(&slightly), [], "within 10 %");
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn members_without_counted_calls_are_compared_by_cpu() {
+    fn instances_without_counted_calls_are_compared_by_cpu() {
         let mut costs = vec![(60_000_000, 0); 6];
         costs.push((90_000_000, 0));
         let found = outliers(&members(&costs));
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_member_is_not_compared_with_busy_ones() {
+    fn idle_instance_is_not_compared_with_busy_ones() {
         let mut costs = vec![(1_000_000, 1_000); 8];
         // Background work makes each of this member's few calls expensive.
         costs.push((500_000, 110));

@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nearest_rank_percentile_is_exact_at_boundaries() {
+    fn nearest_rank_percentile_is_exact_at_rank_boundaries() {
         let p99_of = |n: u64| p99(&mut (1..=n).rev().collect::<Vec<_>>());
         assert_eq!(p99_of(0), None);
         for n in 1..100 {

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn late_reading_is_spread_over_its_minutes() {
+    fn late_cpu_reading_is_spread_over_its_minutes() {
         let mut minutes = UsageRecorder::default();
         minutes.record(at(30_000), reading(5_000_000, 100));
         // One core for 150 s, with a single reading at the end.
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn usage_is_exact_at_any_reading_interval() {
+    fn recorded_cpu_usage_is_exact_at_any_reading_interval() {
         let mut minutes = UsageRecorder::default();
         minutes.record(at(0), reading(0, 0));
         let mut ms = 0;
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn restarted_counters_and_long_gaps_are_ignored() {
+    fn restarted_cpu_counters_and_long_gaps_are_ignored() {
         let mut minutes = UsageRecorder::default();
         minutes.record(at(0), reading(50_000_000, 10));
         minutes.record(at(10_000), reading(1_000, 20));
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn clock_jump_moves_usage_and_creates_none() {
+    fn clock_jump_moves_recorded_cpu_usage_and_creates_none() {
         let mut minutes = UsageRecorder::default();
         minutes.record(at(0), reading(0, 0));
         minutes.record(at(10_000), reading(10_000_000, 0));
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn unsent_minute_is_repeated_until_received() {
+    fn usage_minute_is_sent_again_until_received() {
         let mut minutes = UsageRecorder::default();
         minutes.record(at(0), reading(0, 0));
         minutes.record(at(40_000), reading(40, 0));

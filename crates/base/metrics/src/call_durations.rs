@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn series_beyond_maximum_are_counted_together() {
+    fn metric_series_beyond_maximum_are_counted_together() {
         let series = CallSeries::default();
         for status in 100..140 {
             series.record(None, CallOutcome::Http { method: "GET", status }, Duration::ZERO, None);

@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn duration_counts_in_bucket_with_its_bounds() {
+    fn duration_is_counted_in_histogram_bucket_that_contains_it() {
         for (seconds, index) in [(1.0, 0), (1.000_001, 1), (2.0, 8), (0.5, -8), (0.001, -79), (3.0, 13)] {
             assert_eq!(bucket(seconds), index, "{seconds}");
             let [low, high] = [index - 1, index].map(|index| 2_f64.powf(f64::from(index) / 8.0));
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn bucket_runs_become_spans_and_counts_become_deltas() {
+    fn native_histogram_has_bucket_spans_and_count_deltas() {
         let histogram = DurationHistogram::default();
         for (seconds, count) in [(1.0, 3), (1.05, 1), (2.0, 2)] {
             (0..count).for_each(|_| histogram.record(Duration::from_secs_f64(seconds), None));
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn octave_keeps_its_last_exemplar() {
+    fn histogram_keeps_last_exemplar_of_each_octave() {
         let histogram = DurationHistogram::default();
         let trace = |trace| Some(TraceExemplar { trace, span: 1, at: Duration::from_secs(1) });
         histogram.record(Duration::from_millis(1_500), trace(7));
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn concurrent_recording_loses_no_duration() {
+    fn concurrent_recording_loses_no_histogram_duration() {
         let histogram = DurationHistogram::default();
         std::thread::scope(|scope| {
             for thread in 0..4 {

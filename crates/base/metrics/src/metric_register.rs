@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn registered_values_have_units_and_labels_and_empty_metrics_keep_names() {
+    fn metric_register_writes_units_labels_and_names_of_empty_metrics() {
         let mut registry = Registry::default();
         registry.counter("deltas", "Deltas received", 7_u64);
         registry.gauge("data_age_seconds", "Age of the data", 0.5);

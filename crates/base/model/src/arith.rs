@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn log2_is_exact_at_powers_and_close_between() {
+    fn fixed_point_log2_is_exact_at_powers_and_close_between() {
         for e in 0..64_u32 {
             assert_eq!(log2(1 << e), u64::from(e) << LOG_BITS);
         }
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn log2_never_decreases() {
+    fn fixed_point_log2_never_decreases() {
         let mut random = Generator::new(2);
         for _ in 0..10_000 {
             let x = random.next();
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn generator_matches_splitmix64_reference() {
+    fn random_generator_matches_splitmix64_reference() {
         // The first outputs of the published reference for seed 1234567.
         let mut random = Generator::new(1_234_567);
         assert_eq!(
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_below_bound_are_uniform() {
+    fn random_draws_below_bound_are_uniform() {
         let mut random = Generator::new(3);
         let mut counts = [0_u32; 7];
         for _ in 0..70_000 {

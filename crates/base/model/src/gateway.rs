@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn placement_order_begins_with_own_zone_or_home_zone() {
+    fn gateway_backends_are_ordered_from_callers_zone_or_home_zone() {
         let placed = placement(&[("a", &["one"]), ("b", &["two", "three"]), ("c", &["four"])]);
         let order = |zone: Option<&str>| {
             let zone = zone.map(|zone| Zone::new(zone).unwrap());
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn gateway_numbers_out_of_range_are_refused() {
+    fn gateway_record_numbers_out_of_range_are_refused() {
         assert!(placement(&[]).validate().is_err() && placement(&[("a", &[])]).validate().is_err());
         assert!(placement(&[("a", &["one"]), ("b", &["one"])]).validate().is_err());
         assert!(placement(&[("a", &["one"])]).validate().is_ok());

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn verdict_effect_grows_with_failures_and_ends_when_stale() {
+    fn effect_of_health_verdict_grows_with_failures_and_ends_when_stale() {
         let effect = |in_a_row| verdict(in_a_row).effect();
         assert_eq!(
             [0, 1, 3, 8, 9, 100].map(effect),
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn long_cause_is_cut_at_character_boundary() {
+    fn long_verdict_cause_is_cut_at_character_boundary() {
         let cause = bounded_cause(&"ä".repeat(150));
         assert_eq!(cause, "ä".repeat(100));
         assert_eq!(bounded_cause(&format!("a{}", "ä".repeat(150))).len(), 199);

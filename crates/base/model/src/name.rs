@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn name_above_maximum_length_is_rejected() {
+    fn record_name_above_maximum_length_is_rejected() {
         assert!(Tenant::new("a".repeat(63)).is_ok());
         assert!(Tenant::new("a".repeat(64)).is_err());
         assert!(InstanceId::new("Pod-7:8080@eu").is_ok());

@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counted_noun_agrees_with_its_number() {
+    fn counted_noun_is_singular_or_plural_by_its_number() {
         let texts: Vec<_> = [0, 1, 2].map(|n| counted(n, "endpoint").to_string()).into();
         assert_eq!(texts, ["0 endpoints", "1 endpoint", "2 endpoints"]);
         assert_eq!(counted(1, "copy").to_string(), "1 copy");

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn paper_example_finds_key_618_in_shard_5() {
+    fn example_of_paper_locates_key_618_in_shard_5() {
         let map = map(KeyRange::ALL, &[0, 100, 200, 300, 400, 500, 900]);
         map.validate().unwrap();
         let position = map.position(ShardKey(618)).unwrap();

@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_id_parses_as_displayed() {
+    fn every_spiffe_id_parses_as_displayed() {
         for text in [
             "spiffe://example.org/shop/cart",
             "spiffe://prod/fairmesh/agent/web-1",
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn other_spellings_and_reserved_names_are_rejected_as_ids() {
+    fn other_spellings_and_reserved_names_are_rejected_as_spiffe_ids() {
         for text in [
             "",
             "spiffe://",

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn declared_round_trip_precedes_measured_and_reverse_measured() {
+    fn declared_round_trip_takes_precedence_over_measured_ones() {
         let [eu, us] = ["eu", "us"].map(region);
         let ms = Duration::from_millis;
         let mut trips = RoundTrips::default();

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn program_must_meet_all_conditions_of_selector() {
+    fn program_must_meet_all_conditions_of_workload_selector() {
         let cart = ProgramSelector {
             uid: Some(1001),
             gid: Some(1002),
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn selector_that_any_user_could_match_is_refused() {
+    fn workload_selector_that_any_user_could_match_is_refused() {
         let executable =
             ProgramSelector { executable: Some("/bin/cart".into()), ..ProgramSelector::default() };
         assert!(entry(executable.clone()).validate().is_err());

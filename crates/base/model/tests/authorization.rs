@@ -5,7 +5,7 @@
 use fairmesh_model::{CallerId, CallerMatch};
 
 #[test]
-fn callers_match_by_name_prefix_and_full_id() {
+fn authorization_callers_match_by_name_prefix_and_full_id() {
     let caller = CallerId::new("spiffe://prod/shop/cart".parse().unwrap());
     assert_eq!(caller.path(), "shop/cart");
     for (text, matches) in [

@@ -296,7 +296,7 @@ fn restated() -> Policy {
 }
 
 #[test]
-fn every_plan_round_trips_through_its_document() {
+fn every_record_round_trips_through_its_document() {
     let service = Service {
         kind: ServiceKind::Sharded,
         protocol: Protocol::Grpc,
@@ -356,7 +356,7 @@ fn of_gateways() -> [Resource; 3] {
 }
 
 #[test]
-fn omitted_fields_have_defaults() {
+fn omitted_document_fields_have_defaults() {
     let spec = PolicySpec { service: "shop/cart".into(), ..PolicySpec::default() };
     assert_eq!(spec.validate(), Ok((cart(), Policy::default())));
     assert_eq!(PolicySpec::of(&cart(), &Policy::default()), spec);
@@ -377,7 +377,7 @@ fn policy(edit: fn(&mut PolicySpec)) -> String {
 }
 
 #[test]
-fn document_error_names_field_as_written() {
+fn document_error_names_field_as_written_in_yaml() {
     assert_eq!(policy(|p| p.service = "cart".into()), "service");
     assert_eq!(policy(|p| p.timeout = Some("15".into())), "timeout");
     assert_eq!(policy(|p| p.idle_timeout = Some("0s".into())), "idleTimeout");
@@ -406,7 +406,7 @@ fn document_error_names_field_as_written() {
 }
 
 #[test]
-fn document_error_names_field_of_action() {
+fn document_error_names_field_of_route_action() {
     let path = |p: &mut PolicySpec, spec: PathSpec| p.routes[0].matches.path = Some(spec);
     let regex = |text: &str| PathSpec { regex: Some(text.into()), ..PathSpec::default() };
     let mut spec = PolicySpec::of(&cart(), &full_policy());
@@ -479,7 +479,7 @@ fn document_error_names_field_of_balancing() {
 }
 
 #[test]
-fn every_policy_and_signal_parses_as_displayed() {
+fn every_balancing_policy_and_load_signal_parses_as_displayed() {
     for policy in BalancingPolicy::ALL {
         assert_eq!(policy.as_str().parse(), Ok(policy));
     }

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn call_counts_become_rates_between_readings() {
+    fn call_counters_become_rates_between_readings() {
         let counters = CallCounters::default();
         let mut meter = CallMeter::default();
         assert_eq!(meter.read([(path(None), &counters)], 5_000), None);
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn recreated_counters_count_from_zero() {
+    fn recreated_call_counters_count_from_zero() {
         let (old, new) = (CallCounters::default(), CallCounters::default());
         let mut meter = CallMeter::default();
         (0..9).for_each(|_| old.record_attempt(true));

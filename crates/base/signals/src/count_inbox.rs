@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn count_inbox_detects_repetitions_and_bounds_reporters() {
+    fn count_inbox_detects_repeated_reports_and_bounds_reporters() {
         let mut inbox = CountInbox::new(2);
         let mut is_new = |reporter, number, now_ms| {
             inbox.is_new(&CountReport { reporter, number, ..CountReport::default() }, now_ms)

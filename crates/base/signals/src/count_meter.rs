@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reading_contains_increase_and_zeros_for_idle_paths() {
+    fn count_meter_reading_has_increase_of_each_path_and_zero_for_idle_ones() {
         let path = CallPath {
             service: ServiceName::new("shop/cart").unwrap(),
             from: Region::new("eu").unwrap(),
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn ended_counters_beside_new_ones_are_counted_once() {
+    fn counters_of_ended_and_new_path_snapshots_are_counted_once() {
         let path = CountedPath {
             service: ServiceName::new("shop/cart").unwrap(),
             caller: None,

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn report_is_repeated_until_acknowledged_and_ages() {
+    fn count_report_is_repeated_until_acknowledged_and_its_age_grows() {
         let mut outbox = CountOutbox::new(7);
         assert_eq!(outbox.next(0), None);
         outbox.add(interval(0..1, 5, (0, 5_000)), 10_000);
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn intervals_minutes_apart_stay_apart() {
+    fn counted_intervals_minutes_apart_are_not_merged() {
         let mut outbox = CountOutbox::new(7);
         outbox.add(interval(0..1, 5, (0, 5_000)), 200_000);
         outbox.add(interval(0..1, 3, (120_000, 5_000)), 200_000);
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn long_reports_are_split_and_waiting_slots_bounded() {
+    fn long_count_reports_are_split_and_their_queue_is_bounded() {
         let mut outbox = CountOutbox::new(7);
         outbox.add(interval(0..MAX_COUNT_ROWS + 10, 1, (0, 5_000)), 10_000);
         let mut sent = 0;
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn service_with_too_many_rows_does_not_displace_other_services() {
+    fn service_with_too_many_count_rows_displaces_no_other_service() {
         let of = |own: &str, rows: usize| {
             let mut interval = interval(0..rows, 1, (0, 5_000));
             let own = Some(ServiceName::new(own).unwrap());

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn cpu_is_divided_by_time_in_flight_since_last_reading() {
+    fn cpu_is_attributed_by_call_time_in_flight_since_last_reading() {
         let (web, ads) = (InFlightMeter::default(), InFlightMeter::default());
         let mut division = CpuDivision::default();
         let mut read = |cpu, now_us| {
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn services_beyond_limit_are_counted_as_other() {
+    fn cpu_of_services_beyond_limit_is_counted_as_other() {
         let of = |number: usize| (chain(&format!("shop/s{number:02}"), "shop/web"), 10 + number as u64);
         let parts = divide(1_000, (0..40).map(of));
         let callers = parts.keys().filter(|(by, _)| *by == CpuBy::Caller);
@@ -145,7 +145,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn cpu_parts_add_up_to_total(
+        fn attributed_cpu_parts_add_up_to_total(
             cpu_us in 0_u64..1 << 50,
             times in prop::collection::vec((0_usize..60, 0_usize..60, 0_u64..1 << 40), 0..100),
         ) {

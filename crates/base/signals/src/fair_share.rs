@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn large_service_and_large_tenant_yield_to_smaller_ones() {
+    fn rows_of_large_service_or_tenant_are_cut_before_smaller_ones() {
         let [loud, quiet, bank] = ["shop/loud", "shop/quiet", "bank/rates"].map(name);
         let sizes = |loud_size| [(Some(&loud), loud_size), (Some(&quiet), 5), (Some(&bank), 40), (None, 10)];
         assert!(beyond_shares(sizes(45), 100).is_empty());
@@ -80,7 +80,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn fair_shares_fit_available_room(sizes in prop::collection::vec((0_usize..6, 0_usize..8, 0_usize..200), 0..60), room in 0_usize..2_000) {
+        fn fair_row_shares_fit_available_room(sizes in prop::collection::vec((0_usize..6, 0_usize..8, 0_usize..200), 0..60), room in 0_usize..2_000) {
             let owners: Vec<_> = sizes.iter().map(|(tenant, service, _)| name(&format!("t{tenant}/s{service}"))).collect();
             let rows = || owners.iter().map(Some).zip(sizes.iter().map(|(_, _, size)| *size));
             let mut sums = BTreeMap::<Option<&ServiceName>, usize>::new();

@@ -56,7 +56,7 @@ mod tests {
     proptest! {
         /// Holds for any begin times, end times and reading times.
         #[test]
-        fn readings_add_up_to_time_of_all_calls(
+        fn in_flight_readings_add_up_to_time_of_all_calls(
             start in any::<u64>(),
             calls in prop::collection::vec((0_u64..5_000_000, 0_u64..5_000_000), 0..40),
             reads in prop::collection::vec(0_u64..10_000_000, 1..10),
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn call_that_begins_after_reading_time_adds_nothing() {
+    fn call_that_begins_after_reading_time_adds_no_time_in_flight() {
         let meter = InFlightMeter::default();
         let first = meter.read(100);
         meter.begin(105);

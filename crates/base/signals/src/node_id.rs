@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn call_node_keeps_its_number() {
+    fn call_graph_node_keeps_its_number() {
         let node = |service: &str, class: Option<&str>| CallNode {
             service: ServiceName::new(service).unwrap(),
             class: class.map(|class| class.parse().unwrap()),

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn outcomes_are_counted_by_class_fault_and_latency_bucket() {
+    fn call_outcomes_are_counted_by_class_fault_and_latency_bucket() {
         let outcomes = OutcomeCounters::default();
         assert_eq!(outcomes.add_to(CallCounts::ZERO), CallCounts::ZERO);
         outcomes.record_response(ResponseClass::ServerError, 2);

@@ -231,13 +231,13 @@ mod tests {
     }
 
     #[test]
-    fn small_report_is_one_message_under_its_own_number() {
+    fn small_traffic_report_is_sent_as_one_unchanged_message() {
         let mut parts = ReportParts::default();
         assert_eq!(parts.divide(report(20, 50)), [report(20, 50)]);
     }
 
     #[test]
-    fn report_of_a_thousand_services_in_fifty_regions_loses_no_row() {
+    fn divided_report_of_thousand_services_in_fifty_regions_loses_no_row() {
         let (mut parts, mut sums) = (ReportParts::default(), ReportSums::new(SumLimits::TREE));
         let whole = report(1_000, 50);
         let first = received(&mut sums, parts.divide(whole.clone()));
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn services_are_incomplete_while_parts_change_and_counted_once_afterwards() {
+    fn calls_are_counted_once_when_number_of_report_parts_changes() {
         let (mut parts, mut sums) = (ReportParts::default(), ReportSums::new(SumLimits::TREE));
         for (services, messages) in [(20, 1), (100, 8), (90, 8), (8, 8), (8, 1)] {
             let divided = parts.divide(report(services, 50));
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn services_stay_incomplete_until_all_parts_have_arrived() {
+    fn services_are_marked_incomplete_until_all_report_parts_arrived() {
         let mut parts = ReportParts::default();
         let service = ServiceName::new("shop/s1").unwrap();
         let is_incomplete =
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn service_with_more_rows_than_a_message_makes_no_further_parts() {
+    fn service_with_more_rows_than_one_message_adds_no_report_parts() {
         let mut parts = ReportParts::default();
         assert_eq!(parts.divide(report(1, MAX_CALL_PATHS + 1)).len(), 1);
     }

@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn report_replaces_last_report_of_same_reporter_and_adds_to_others() {
+    fn traffic_report_replaces_previous_one_of_same_reporter() {
         let mut sums = sums(10, 100);
         for (reporter, region, calls) in
             [(1, "eu", 10), (2, "eu", 5), (3, "us", 7), (1, "eu", 20), (1, "eu", 20)]
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn report_expires_after_three_intervals() {
+    fn traffic_report_expires_after_three_intervals() {
         let mut sums = sums(10, 100);
         sums.record(report(1, "eu", 10), 0);
         sums.record(TrafficReport { interval: Duration::MAX, ..report(2, "us", 5) }, 0);
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn reported_data_ages_while_stored() {
+    fn traffic_report_data_ages_while_stored() {
         let (mut agent, mut above) = (sums(10, 100), sums(10, 100));
         agent.record(report(1, "eu", 30), 5_000);
         agent.record(report(2, "eu", 10), 7_000);
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_paths_merge_parents_then_callers() {
+    fn too_many_call_paths_are_merged_first_by_parent_then_by_caller() {
         let path = report(1, "eu", 1).calls.keys().next().unwrap().clone();
         let rates = CallRates { offered: 1, ..CallRates::default() };
         let calls = |parents: usize, callers: usize| {
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_beyond_limit_are_counted_at_every_level() {
+    fn call_paths_beyond_limit_are_reported_as_incomplete_at_every_level() {
         let mut sums = sums(10, 100_000);
         let mut many = report(1, "eu", 1);
         let path = many.calls.keys().next().unwrap().clone();
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_incomplete_services_mark_all_incomplete() {
+    fn too_many_incomplete_services_mark_all_services_incomplete() {
         let other = ServiceName::new("shop/zoo").unwrap();
         let path = report(1, "eu", 1).calls.keys().next().unwrap().clone();
         let full = |sums: &mut ReportSums, beyond: usize| {
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn reporters_and_rows_are_bounded() {
+    fn traffic_reporters_and_rows_are_bounded() {
         let mut few = sums(2, 100);
         assert_eq!(
             [1, 2, 3, 2].map(|reporter| few.record(report(reporter, "eu", 1), 0)),
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn processed_calls_without_room_do_not_affect_rest_of_report() {
+    fn served_call_rows_without_room_do_not_affect_rest_of_report() {
         let (cart, mut sums) = (ServiceName::new("shop/cart").unwrap(), sums(10, 4));
         let with = |reporter, buckets| TrafficReport {
             served: served(&cart, buckets).collect(),
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn processed_calls_beyond_limit_lose_utilisation_then_services() {
+    fn excess_served_call_rows_lose_utilisation_then_whole_services() {
         let rows = |services, buckets| -> BTreeMap<_, _> {
             let names: Vec<_> = named("s", services).collect();
             names.iter().flat_map(|name| served(name, buckets).collect::<Vec<_>>()).collect()

@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn later_snapshots_keep_counters_of_each_class_and_region() {
+    fn new_service_snapshots_keep_counters_of_each_class_and_region() {
         let [bulk, other] = ["bulk", "other"].map(|class| Label::new(class).unwrap());
         let of = |class| ReportedAs { class, parent: None };
         let [bulk, other] = [&bulk, &other].map(|class| of(Some(class)));
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn returning_path_reuses_its_counters() {
+    fn call_path_that_returns_reuses_its_counters() {
         let parent = CallNode { service: ServiceName::new("flaps/web").unwrap(), class: None };
         let calls = [ReportedAs::default(), ReportedAs { class: None, parent: NodeId::of(&parent) }];
         let (both, one) = ([(0, at("eu")), (1, at("us"))], [(0, at("eu"))]);
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn zone_preferring_calls_are_counted_by_zone() {
+    fn calls_of_zone_preferring_services_are_counted_by_zone() {
         let zoned =
             |region: &str, zone: &str| Location { zone: Some(Zone::new(zone).unwrap()), ..at(region) };
         let endpoints =
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn later_snapshots_keep_counters_of_each_parent() {
+    fn new_service_snapshots_keep_counters_of_each_parent() {
         let node = |number: usize| CallNode {
             service: ServiceName::new(format!("parents/s{number}")).unwrap(),
             class: None,
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn parent_without_calls_frees_slot_in_next_snapshot() {
+    fn parent_without_calls_frees_its_counter_slot_in_next_snapshot() {
         let node = |number: usize| CallNode {
             service: ServiceName::new(format!("slots/s{number}")).unwrap(),
             class: None,
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn path_regions_are_bounded() {
+    fn regions_of_counted_call_paths_are_bounded() {
         let many: Vec<_> = (0..100).map(|i| (i, at(&format!("r{i:03}")))).collect();
         let paths = paths(&many, &[], None);
         assert_eq!(paths.iter().count(), MAX_TABLE_REGIONS + 1);

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn parallel_children_count_once_in_exclusive_time() {
+    fn parallel_child_calls_count_once_in_exclusive_time() {
         // An `Instant` cannot be built from a number.
         #[allow(clippy::disallowed_methods, reason = "only differences to it matter")]
         let start = Instant::now();
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn child_ending_during_another_call_changes_no_busy_time() {
+    fn child_call_ending_during_another_call_changes_no_busy_time() {
         #[allow(clippy::disallowed_methods, reason = "only differences to it matter")]
         let start = Instant::now();
         let (mut one, mut other) = (ServedCall::new(None, None), ServedCall::new(None, None));

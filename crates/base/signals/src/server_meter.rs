@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn server_counters_become_rates() {
+    fn server_counters_become_rates_between_readings() {
         let mut meter = ServerMeter::default();
         assert_eq!(meter.read(reading(1_000, Some((50, 1)), (7_000_000, 1))), None);
         let rates = meter.read(reading(3_000, Some((250, 3)), (8_000_000, 1))).unwrap();
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn uncounted_values_are_not_reported() {
+    fn server_values_that_were_not_counted_are_not_reported() {
         let mut meter = ServerMeter::default();
         meter.read(reading(0, None, (7_000_000, 1)));
         let rates = meter.read(reading(1_000, None, (9_000_000, 2))).unwrap();

@@ -191,7 +191,7 @@ mod tests {
     proptest! {
         /// Compares each service's sum with the sum of all services at once.
         #[test]
-        fn sum_of_service_equals_its_part_of_total(
+        fn report_sum_of_one_service_equals_its_part_of_total_sum(
             reports in prop::collection::vec(
                 prop::collection::vec((0_usize..6, 0_usize..3, 0_usize..3, 0_u64..1_000), 0..12), 0..8),
             wanted in prop::collection::btree_set(0_usize..8, 0..6),

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn trace_expires_after_minute_and_newer_traces_displace_it() {
+    fn remembered_trace_expires_after_minute_and_newer_ones_displace_it() {
         let ((parents, at), node) =
             (parents(), |bits| (NodeId::from_bits(bits).unwrap(), OriginId::from_bits(bits + 1)));
         assert_eq!(parents.find(7, at(0)), None);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn traces_in_flight_have_distinct_parents() {
+    fn traces_in_flight_have_distinct_parent_calls() {
         let (parents, at) = parents();
         let node = |trace: u128| (NodeId::from_bits((trace % 1_000) as u16 + 1).unwrap(), None);
         for trace in 1..=2_000 {

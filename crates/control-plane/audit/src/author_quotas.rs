@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn flood_is_hashed_then_counted_without_using_other_shares() {
+    fn audit_entries_of_flood_are_hashed_then_counted_within_own_share() {
         let mut quotas = Quotas::default();
         let flood = Draft { event: None, ..write("mallory for x", "/t/shop/policies/cart") };
         let line = "x".repeat(1 << 20);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn known_record_kinds_have_separate_shares() {
+    fn known_record_kinds_have_separate_audit_log_shares() {
         let share = |key: &str| share_key(&Draft { event: None, ..write("alice", key) }).1;
         assert_eq!(share("/t/shop/authorizations/cart"), "authorizations");
         assert_eq!(share("/g/drains/eu"), "drains");

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn chain_reader_detects_changed_inserted_and_removed_lines() {
+    fn audit_chain_detects_changed_inserted_and_removed_lines() {
         let lines = chain(4);
         assert_eq!(verify(&lines), Ok(4));
         assert_eq!(verify(&lines[2..]), Ok(4), "older entries were dropped");
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn large_values_are_logged_as_hashes() {
+    fn audit_log_has_hashes_of_large_values() {
         assert_eq!(AuditValue::of(&[7; 4096]).bytes().unwrap(), [7; 4096]);
         assert_eq!(AuditValue::of(&[7; 4097]).bytes(), None);
     }

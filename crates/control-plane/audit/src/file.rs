@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn log_continues_after_restart_and_torn_line() {
+    fn audit_log_continues_after_restart_and_torn_line() {
         let folder = tempfile::tempdir().unwrap();
         let current = folder.path().join(Log::Security.current());
         let mut log = open(folder.path());
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn rotated_log_is_complete_from_checkpoint_and_gaps_are_detected() {
+    fn rotated_audit_log_is_complete_from_checkpoint_and_gaps_are_detected() {
         let folder = tempfile::tempdir().unwrap();
         let mut log = open(folder.path());
         log.max_bytes = 1000;
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn newest_lines_are_read_from_end_of_both_files() {
+    fn newest_audit_lines_are_read_from_end_of_both_files() {
         let folder = tempfile::tempdir().unwrap();
         let mut log = open(folder.path());
         log.max_bytes = 1000;
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn log_of_earlier_release_is_complete_from_its_first_entry() {
+    fn audit_log_of_earlier_release_is_complete_from_its_first_entry() {
         let folder = tempfile::tempdir().unwrap();
         let mut log = open(folder.path());
         (log.number, log.hash) = (41, "f".repeat(64));
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn flood_of_writes_keeps_earlier_entries_and_is_counted() {
+    fn flood_of_writes_keeps_earlier_audit_entries_and_is_counted() {
         let folder = tempfile::tempdir().unwrap();
         let mut log = open(folder.path());
         log.max_bytes = 16 << 20;

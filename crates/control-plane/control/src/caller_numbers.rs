@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn caller_number_is_bound_to_identity() {
+    fn rate_limit_caller_number_is_bound_to_identity() {
         let numbers = CallerNumbers::default();
         let [one, two] = ["web-1", "web-2"]
             .map(|name| Identity::Spiffe(format!("spiffe://prod/fairmesh/agent/{name}").parse().unwrap()));

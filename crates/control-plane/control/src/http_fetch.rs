@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn host_resolving_to_link_local_address_is_not_contacted() {
+    async fn web_host_resolving_to_link_local_address_is_not_contacted() {
         // Stands for a host name that resolves to this address.
         let url = WebUrl { is_tls: true, host: "169.254.169.254".into(), port: 443, path: "/".into() };
         let error = fetch(&url, None, 1024).await.unwrap_err().to_string();

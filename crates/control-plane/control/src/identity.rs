@@ -292,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_certificate_not_valid_yet_is_replaced_like_old_one() {
+    fn control_plane_replaces_own_certificate_that_is_old_or_not_yet_valid() {
         let begin = Duration::from_secs(1_000_000);
         let second = Duration::from_secs(1);
         assert!(is_fresh(begin, begin) && is_fresh(begin, begin + OWN_RENEWAL - second));

@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn index_updated_by_commits_equals_freshly_loaded_index() {
+    fn planner_facts_updated_by_commits_equal_freshly_loaded_ones() {
         let (cart, gone, eu) = (name("shop/cart"), name("shop/gone"), Region::new("eu").unwrap());
         let at = |service: &ServiceName, instance: &str| {
             let endpoint = endpoint(instance, "eu");
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_fact_notifies_all_subscribers_and_other_records_notify_none() {
+    fn changed_planner_fact_notifies_subscribers_and_other_records_do_not() {
         let (index, node) = (FactsIndex::default(), Node::new(StoreId(1)));
         let subscribers = [index.subscribe(), index.subscribe()];
         let notified_by = |revision, key: RecordKey, record: Option<Record>| {

@@ -94,7 +94,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[tokio::test(start_paused = true)]
-    async fn data_ages_from_lease_expiry_until_renewal() {
+    async fn data_age_grows_from_read_lease_expiry_until_renewal() {
         let (renewal, expiry) = watch::channel(Instant::now() + 5 * SECOND);
         let read_lease = ReadLease::new(expiry);
         let mut ages = read_lease.ages();
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn read_waits_for_lease_up_to_timeout() {
+    async fn linearizable_read_waits_for_lease_up_to_timeout() {
         let (renewal, expiry) = watch::channel(Instant::now());
         let read_lease = ReadLease::new(expiry);
         let began = Instant::now();

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn report_with_unusable_agent_address_is_refused() {
+    fn zone_probe_report_with_unusable_agent_address_is_refused() {
         let probes = ZoneProbes::new(0);
         for address in ["169.254.169.254:80", "0.0.0.0:7405", "10.0.0.1:0", "agent.example:7405"] {
             let refused = probes.exchange(request(address, Vec::new())).unwrap_err();
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_protocols_and_targets_in_report_are_ignored() {
+    fn zone_probe_report_with_unknown_protocol_or_target_is_ignored_there() {
         let outcome =
             |protocol: &str| v1::ProtocolOutcome { protocol: protocol.into(), failed: true, took_us: 0 };
         let result = |target: &str, protocol: &str| v1::ProbeResult {

@@ -133,7 +133,7 @@ async fn conditional_write_on_old_revision_is_refused_with_both_revisions() {
 }
 
 #[tokio::test]
-async fn concurrent_changes_are_all_kept_in_history() {
+async fn concurrent_record_changes_are_all_kept_in_history() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     let key = policy_key("shop/cart");

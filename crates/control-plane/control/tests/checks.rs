@@ -76,7 +76,7 @@ async fn checked() -> (TestControl, Connection, tempfile::TempDir) {
 }
 
 #[tokio::test]
-async fn next_candidate_is_elected_when_leader_disconnects() {
+async fn next_health_checker_is_elected_when_leader_disconnects() {
     let (control, connection, _folder) = checked().await;
     let (holder, heir) = (control.connect().await, control.connect().await);
     let mut first = campaign(&holder, "eu").await;
@@ -97,7 +97,7 @@ async fn next_candidate_is_elected_when_leader_disconnects() {
 }
 
 #[tokio::test]
-async fn only_changed_verdicts_are_written_and_removed_endpoints_lose_verdicts() {
+async fn only_changed_verdicts_are_written_and_those_of_removed_endpoints_deleted() {
     let (control, connection, _folder) = checked().await;
     let mut leadership = campaign(&connection, "eu").await;
     let term = next_response(&mut leadership).await.term;

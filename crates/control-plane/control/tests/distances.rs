@@ -108,7 +108,7 @@ fn of(pairs: &[(&str, u64)]) -> BTreeMap<String, u64> {
 }
 
 #[tokio::test]
-async fn checker_receives_few_targets_in_each_other_region() {
+async fn checker_gets_few_distance_targets_in_each_other_region() {
     let (control, connection, mut leadership, _, _folder) = two_regions().await;
     let local_only =
         Policy { locality: Locality { local_only: true, ..Locality::default() }, ..Policy::default() };
@@ -152,7 +152,7 @@ async fn distance_is_recorded_at_first_and_after_lasting_changes() {
 }
 
 #[tokio::test]
-async fn implausible_distances_are_ignored_and_nonleaders_refused() {
+async fn implausible_distances_are_ignored_and_reports_of_nonleaders_refused() {
     let (control, connection, leadership, term, _folder) = two_regions().await;
     let eu = ("eu", term);
     let (_, before) = recorded(&connection).await;

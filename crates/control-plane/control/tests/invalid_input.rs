@@ -46,7 +46,7 @@ fn usage(service: String, instance: &str) -> v1::InstanceUsage {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn usage_of_unknown_services_and_instances_is_dropped_and_counted() {
+async fn cpu_usage_of_unknown_services_and_instances_is_dropped_and_counted() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
@@ -78,7 +78,7 @@ async fn usage_of_unknown_services_and_instances_is_dropped_and_counted() {
 }
 
 #[tokio::test]
-async fn applied_declaration_replaces_one_made_by_registration() {
+async fn applied_service_declaration_replaces_one_made_by_registration() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
@@ -101,7 +101,7 @@ async fn applied_declaration_replaces_one_made_by_registration() {
 }
 
 #[tokio::test]
-async fn health_checks_are_refused_by_the_pages_of_the_control_plane() {
+async fn control_plane_pages_refuse_probes_of_health_checkers() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     for path in ["/readyz", "/metrics", "/nowhere"] {

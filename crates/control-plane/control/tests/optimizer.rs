@@ -263,7 +263,7 @@ fn renewal() -> v1::RenewRequest {
 }
 
 #[tokio::test]
-async fn chain_is_planned_once_measured_and_uses_rings_without_reports() {
+async fn call_chain_is_planned_once_measured_and_by_rings_without_reports() {
     let folder = tempfile::tempdir().unwrap();
     let world = World::start(folder.path(), [55, 20]).await;
     let begun = world.become_so("rings plan first", |service| !service.why_rings.is_empty()).await;

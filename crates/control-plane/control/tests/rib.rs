@@ -63,7 +63,7 @@ async fn batch_with_invalid_record_is_refused() {
 }
 
 #[tokio::test]
-async fn writers_read_their_own_writes() {
+async fn control_plane_clients_read_their_own_writes() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
@@ -78,7 +78,7 @@ async fn writers_read_their_own_writes() {
 }
 
 #[tokio::test]
-async fn records_survive_restart() {
+async fn records_survive_control_plane_restart() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
@@ -98,7 +98,7 @@ async fn records_survive_restart() {
 }
 
 #[tokio::test]
-async fn open_watch_does_not_delay_stop() {
+async fn open_watch_does_not_delay_control_plane_stop() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;

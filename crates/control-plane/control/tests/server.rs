@@ -59,7 +59,7 @@ async fn store_in_use_or_damaged_is_named_with_remedy() {
 }
 
 #[tokio::test]
-async fn health_pages_and_metrics_reflect_writes() {
+async fn control_plane_health_pages_and_metrics_reflect_writes() {
     let folder = tempfile::tempdir().unwrap();
     let control = TestControl::start(config(folder.path().into())).await;
     for path in ["/healthz", "/readyz"] {

@@ -247,7 +247,7 @@ fn load(demand: [u64; 2]) -> Arc<Load> {
 }
 
 #[tokio::test]
-async fn tables_survive_takeover_and_missing_reports() {
+async fn region_tables_survive_takeover_and_missing_reports() {
     let folder = tempfile::tempdir().unwrap();
     let world = World::start(folder.path(), load([95, 20])).await;
     let share = world.keeps(SETTLED).await;
@@ -275,7 +275,7 @@ async fn tables_survive_takeover_and_missing_reports() {
 }
 
 #[tokio::test]
-async fn reports_of_previous_release_are_planned() {
+async fn traffic_reports_of_previous_release_are_planned() {
     let folder = tempfile::tempdir().unwrap();
     let old = load([95, 20]);
     old.old.store(true, Relaxed);
@@ -288,7 +288,7 @@ async fn reports_of_previous_release_are_planned() {
 }
 
 #[tokio::test]
-async fn agent_of_previous_release_is_served() {
+async fn traffic_reports_of_previous_release_agents_are_accepted() {
     let folder = tempfile::tempdir().unwrap();
     let silent = load([95, 20]);
     silent.silent.store(true, Relaxed);
@@ -313,7 +313,7 @@ async fn agent_of_previous_release_is_served() {
 }
 
 #[tokio::test]
-async fn implausible_report_is_refused_and_counted_and_changes_no_table() {
+async fn implausible_traffic_report_is_refused_and_changes_no_table() {
     let folder = tempfile::tempdir().unwrap();
     let world = World::start(folder.path(), load([95, 20])).await;
     world.keeps(SETTLED).await;
@@ -359,7 +359,7 @@ async fn follow(
 }
 
 #[tokio::test]
-async fn drain_and_undrain_take_their_configured_time() {
+async fn region_drain_and_undrain_take_their_configured_time() {
     const OVER: f64 = 20.0;
     let folder = tempfile::tempdir().unwrap();
     let world = World::start(folder.path(), load([40, 20])).await;
@@ -432,7 +432,7 @@ fn says(kind: v1::watch_request::Kind) -> v1::WatchRequest {
 }
 
 #[tokio::test]
-async fn drain_step_waits_until_every_program_follows_tables() {
+async fn region_drain_step_waits_until_every_program_applied_tables() {
     let folder = tempfile::tempdir().unwrap();
     let world = World::start(folder.path(), load([40, 20])).await;
     world.becomes("a plan", |status| status.round > 1 && status.refusal.is_empty()).await;

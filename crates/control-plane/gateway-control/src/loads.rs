@@ -307,7 +307,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn reports_with_invalid_address_or_service_name_are_refused() {
+    fn gateway_reports_with_invalid_address_or_service_are_refused() {
         let loads = loads_of(&["gw-1"]);
         for (address, service) in [("gw.example:7440", "red/web"), ("", "red/web"), ("10.0.0.1:1", "web")] {
             let refused = loads.exchange(request(address, service)).unwrap_err();
@@ -317,7 +317,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn replica_not_listed_by_its_backend_is_refused() {
+    fn report_of_replica_not_listed_by_its_backend_is_refused() {
         let loads = loads_of(&["gw-1"]);
         let unlisted = [
             request("10.0.0.1:2", "red/web"),

@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn services_are_placed_once_and_placements_deleted_with_declaration() {
+    fn gateway_service_is_placed_once_and_placement_deleted_with_service() {
         let mut facts = facts();
         let (ops, refused) = facts.decide();
         assert!(refused.is_empty() && ops.iter().all(|op| op.expect == Expect::Absent));
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn tenant_without_quota_gets_at_most_half_of_all_places() {
+    fn tenant_without_quota_gets_at_most_half_of_gateway_places() {
         let mut facts = facts();
         facts.backends.values_mut().for_each(|backend| backend.capacity = 2);
         facts.backends.insert(Label::new("four").unwrap(), GatewayBackend { capacity: 3, ..backend("b") });
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn placements_stay_when_backends_are_deleted_or_closed() {
+    fn placements_stay_when_gateway_backends_are_deleted_or_closed() {
         let mut facts = facts();
         let (ops, _) = facts.decide();
         facts.commit(&ops);
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn round_without_changed_records_decides_nothing() {
+    async fn placement_round_without_changed_records_decides_nothing() {
         let PlacementFacts { backends, wanted, .. } = facts();
         let backends = backends.into_iter().map(|(name, one)| (RecordKey::GatewayBackend(name), one.into()));
         let wanted = wanted.into_iter().map(|(name, one)| (RecordKey::GatewayService(name), one.into()));

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn replaced_process_does_not_inherit_earlier_state() {
+    fn new_process_does_not_inherit_endpoint_stats_of_its_predecessor() {
         let stats = EndpointStats::default();
         let a = InstanceId::new("a").unwrap();
         let (first, pin) = stats.assign_indices([(&a, 1)]);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn instance_keeps_its_index_and_count_across_snapshots() {
+    fn instance_keeps_its_index_and_call_count_across_snapshots() {
         let stats = EndpointStats::default();
         let (first, _index_pin) = assign(&stats, &["a", "b", "c"]);
         assert_eq!(first, [0, 1, 2]);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn index_is_reused_only_when_unpinned_and_idle() {
+    fn endpoint_index_is_reused_only_when_unpinned_and_idle() {
         let stats = EndpointStats::default();
         let (_, old) = assign(&stats, &["a"]);
         let (b, lease_b) = assign(&stats, &["b"]);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_of_removed_instance_are_cleared() {
+    fn failure_counts_of_removed_instance_are_cleared() {
         let stats = EndpointStats::default();
         let (_, _index_pin) = assign(&stats, &["a", "b"]);
         stats.finish(0, Outcome::Unreachable, 0);
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn old_snapshot_pins_its_indices_past_newer_ones() {
+    fn old_snapshot_keeps_its_endpoint_indices_from_reuse() {
         let stats = EndpointStats::default();
         let (_, oldest) = assign(&stats, &["a"]);
         for name in ["b", "c", "d"] {

@@ -168,7 +168,7 @@ fn overloaded(server: &mut Server, seconds: f64) -> (f64, f64) {
 }
 
 #[test]
-fn triple_overload_keeps_goodput_above_90_percent_with_bounded_queues() {
+fn adaptive_limit_keeps_goodput_above_90_percent_at_triple_load() {
     let mut failures = Vec::new();
     for mut server in servers(ConcurrencyConfig::default()) {
         let name = format!("{} workers, {:?}", server.workers, server.work);
@@ -190,7 +190,7 @@ fn triple_overload_keeps_goodput_above_90_percent_with_bounded_queues() {
 }
 
 #[test]
-fn overload_from_first_request_on_is_detected() {
+fn adaptive_limit_detects_overload_from_first_request() {
     let mut failures = Vec::new();
     for mut server in servers(ConcurrencyConfig::default()).filter(|server| server.capacity() < 5_000.0) {
         overloaded(&mut server, 120.0);
@@ -219,19 +219,19 @@ fn refused_of_few(config: ConcurrencyConfig) -> u64 {
 }
 
 #[test]
-fn low_traffic_is_not_refused() {
+fn adaptive_concurrency_limit_does_not_refuse_low_traffic() {
     assert_eq!(refused_of_few(ConcurrencyConfig::default()), 0);
 }
 
 #[test]
-fn low_traffic_would_be_refused_without_min_samples() {
+fn adaptive_limit_without_min_samples_refuses_low_traffic() {
     let config = ConcurrencyConfig { min_samples: 1, ..ConcurrencyConfig::default() };
     let refused = refused_of_few(config);
     assert!(refused > 10, "the test would not detect it: {refused} per thousand");
 }
 
 #[test]
-fn slow_dependency_is_not_treated_as_overload() {
+fn adaptive_limit_does_not_treat_slow_dependency_as_overload() {
     let mut failures = Vec::new();
     for mut server in servers(ConcurrencyConfig::default()).filter(|server| server.workers == 64) {
         let rate = server.capacity() / 8.0;
@@ -254,7 +254,7 @@ fn slow_dependency_is_not_treated_as_overload() {
 }
 
 #[test]
-fn probe_ends_when_every_request_fails() {
+fn concurrency_limit_probe_ends_when_every_request_fails() {
     let mut server = Server::new(4, ServiceTime::Fixed(10 * MS), ConcurrencyConfig::default(), 1);
     // The limit is below its minimum only during a probe.
     let probes = |limit: &AdaptiveConcurrency| limit.limit() < ConcurrencyConfig::default().min_limit;

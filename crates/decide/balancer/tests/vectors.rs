@@ -44,7 +44,7 @@ fn numbers() -> Vec<u64> {
 }
 
 #[test]
-fn arithmetic_matches_vectors() {
+fn balancer_arithmetic_matches_vectors() {
     let pairs = || numbers().into_iter().zip(numbers().into_iter().rev());
     let mix = numbers()
         .into_iter()
@@ -186,7 +186,7 @@ fn picked(
 }
 
 #[test]
-fn picks_match_vectors() {
+fn endpoint_picks_match_vectors() {
     let plain = |policy: BalancingPolicy, seed, cases| -> Vec<Value> {
         let (mut random, config) = (Generator::new(seed), config(policy));
         let case = |case| {
@@ -209,7 +209,7 @@ fn picks_match_vectors() {
 }
 
 #[test]
-fn round_robin_matches_vectors() {
+fn round_robin_picks_match_vectors() {
     let (mut random, config) = (Generator::new(14), config(BalancingPolicy::RoundRobin));
     let cases = (0..24).map(|case| {
         let state = CallerState::draw(case, &mut random);
@@ -236,7 +236,7 @@ fn up_to(random: &mut Generator, bits: u64) -> u64 {
 
 /// Load reports over time, with the resulting scores and picks, with and without a reward.
 #[test]
-fn reports_match_vectors() {
+fn load_report_parsing_matches_vectors() {
     let score = Score { reward: 5, ..Score::default() };
     let rewarding = BalancerConfig::new(&Balancing { score, ..Balancing::default() });
     let (plain, rewarded) =
@@ -282,7 +282,7 @@ fn report_cases(seed: u64, config: &BalancerConfig, cases: usize) -> Vec<Value> 
 
 /// Decisions when to poll a server for its load.
 #[test]
-fn estimates_match_vectors() {
+fn load_estimates_match_vectors() {
     let mut random = Generator::new(18);
     let cases = (0..40).map(|_| {
         let poll_after = (random.below(2) == 0).then(|| 1 + random.below(100));
@@ -303,7 +303,7 @@ fn estimates_match_vectors() {
 }
 
 #[test]
-fn latencies_match_vectors() {
+fn recorded_latencies_match_vectors() {
     let (mut random, config) = (Generator::new(16), config(BalancingPolicy::PeakEwma));
     let cases = (0..20).map(|case| {
         let state = CallerState {

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn backend_set_spans_several_words() {
+    fn backend_set_holds_backends_beyond_first_word() {
         let mut set = BackendSet::empty(130);
         assert!(set.is_empty() && set.lies_within(&set));
         for backend in [129, 0, 64, 63] {

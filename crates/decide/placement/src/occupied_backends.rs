@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn subset_search_finds_contained_and_containing_sets() {
+    fn backend_set_is_free_if_it_neither_contains_nor_is_in_another() {
         let mut occupied = Occupied::new(8);
         occupied.insert(0, set(&[0, 1, 2]));
         occupied.insert(1, set(&[2, 3, 4, 5]));

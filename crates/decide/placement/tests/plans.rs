@@ -159,7 +159,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn no_service_lies_within_another_after_random_changes(
+    fn placement_invariants_hold_and_plans_settle_after_random_changes(
         (backends, zones, services) in (6..20_usize, 1..4_usize, 1..40_usize),
         capacity in 8..40_u32,
         changes in proptest::collection::vec(change(), 0..12),
@@ -182,7 +182,7 @@ proptest! {
     }
 
     #[test]
-    fn change_replaces_at_most_one_backend_of_other_services(
+    fn placement_change_replaces_at_most_one_backend_per_other_service(
         services in 10..60_usize, grown in 0..60_usize, count in 4..7_usize, gone in 0..18_usize,
     ) {
         let mut gateway = Gateway::new((18, 3, 100), services);
@@ -215,7 +215,7 @@ fn assert_others_survive(bits: &[u64]) {
 }
 
 #[test]
-fn ten_thousand_services_survive_loss_of_any_one() {
+fn ten_thousand_services_survive_loss_of_all_backends_of_any_one() {
     let (services, grown) = (10_000, 10);
     let mut gateway = Gateway::new((60, 3, 1_000), services);
     let made = gateway.plan();
@@ -253,7 +253,7 @@ fn refusal(gateway: &mut Gateway, service: usize) -> Option<Missing> {
 }
 
 #[test]
-fn refused_services_report_missing_capacity() {
+fn refused_placement_reports_missing_capacity() {
     // z0 has two backends, z1 and z2 one each.
     let small = || Gateway::new((4, 3, 10), 1);
     assert_eq!(refusal(&mut small(), 0), None);
@@ -283,7 +283,7 @@ fn refused_services_report_missing_capacity() {
 }
 
 #[test]
-fn service_wanting_all_backends_leaves_combinations_to_others() {
+fn service_that_wants_more_than_half_of_backends_is_refused() {
     let mut gateway = Gateway::new((8, 2, 10), 1);
     gateway.services[0].count = 8;
     assert_eq!(refusal(&mut gateway, 0), Some(Missing::Share { wanted: 8, most: 4 }));
@@ -294,7 +294,7 @@ fn service_wanting_all_backends_leaves_combinations_to_others() {
 }
 
 #[test]
-fn tenant_leaves_combinations_to_others_unless_alone() {
+fn tenant_gets_at_most_half_of_backend_combinations_unless_alone() {
     // Three backends at home and one elsewhere: three combinations.
     let of_tenants = |tenants: [usize; 4]| {
         let mut gateway = Gateway::new((4, 2, 100), 0);
@@ -318,7 +318,7 @@ fn tenant_leaves_combinations_to_others_unless_alone() {
 }
 
 #[test]
-fn repairs_may_exceed_tenant_half_of_combinations() {
+fn placement_repair_may_exceed_tenants_half_of_combinations() {
     // The tenant has three of the six combinations. After the loss, three are left, and it has all of them.
     let mut gateway = Gateway::new((5, 1, 100), 3);
     gateway.backends[4].zone = zone(1);
@@ -332,7 +332,7 @@ fn repairs_may_exceed_tenant_half_of_combinations() {
 }
 
 #[test]
-fn growth_that_moves_many_foreign_services_is_refused() {
+fn service_growth_that_moves_many_services_of_other_tenants_is_refused() {
     // Half of the 3,968 combinations (two of 32 backends, one of eight) are taken.
     let mut gateway = Gateway { is_shared: false, ..Gateway::new((40, 5, 1_000), 2_000) };
     gateway.backends.iter_mut().filter(|one| one.zone != zone(1)).for_each(|one| one.zone = zone(0));
@@ -361,7 +361,7 @@ fn growth_that_moves_many_foreign_services_is_refused() {
 }
 
 #[test]
-fn closed_and_full_backends_get_no_services() {
+fn closed_and_full_gateway_backends_get_no_services() {
     let mut gateway = Gateway::new((9, 3, 2), 2);
     gateway.plan();
     let closed = gateway.services[0].present.first().unwrap().clone();

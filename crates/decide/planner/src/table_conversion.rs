@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tables_round_trip_through_records() {
+    fn region_tables_round_trip_through_records() {
         let regions = ["ap", "eu", "us"].map(|name| Region::new(name).unwrap());
         let classes = [Label::new("bulk").unwrap()];
         let row = |shares: [u32; 3], dropped| ClassShares { shares: shares.into(), dropped };
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_of_vanished_regions_return_home() {
+    fn shares_of_vanished_regions_return_to_callers_region() {
         let [ap, eu, us] = ["ap", "eu", "us"].map(|name| Region::new(name).unwrap());
         let share = |percent: u32| Share::of_millionths(percent * 10_000).unwrap();
         let to = [(eu.clone(), share(60)), (us, share(30))].into();

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn network_cut_shows_only_between_cut_regions() {
+    fn zone_probes_show_network_cut_only_between_cut_regions() {
         let agents = [(1, "eu"), (2, "us"), (3, "ap")];
         let mut board = Board::new(5);
         let mut now_ms = 0;
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn silent_agent_is_no_longer_probed() {
+    fn silent_agent_is_no_longer_zone_probe_target() {
         let mut board = Board::new(0);
         for now_ms in [0, 3_000] {
             board.exchange(report(1, "eu", Vec::new()), now_ms);
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn invented_zones_of_reporter_or_target_create_no_pairs() {
+    fn probe_reports_with_invented_zones_create_no_zone_pairs() {
         let mut board = two_agents();
         for number in 0..100 {
             let zone = Some(fairmesh_model::Zone::new(format!("a{number}")).unwrap());
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn result_about_unassigned_target_creates_no_pair() {
+    fn probe_result_about_unassigned_target_creates_no_zone_pair() {
         let mut board = two_agents();
         board.exchange(report(3, "ap", Vec::new()), 3_000);
         board.exchange(report(1, "eu", failed(3)), 3_000);
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn agent_of_other_region_cannot_take_or_remove_address() {
+    fn agent_of_other_region_cannot_take_or_remove_probe_address() {
         let mut board = two_agents();
         let taken = board.exchange(report(2, "eu", Vec::new()), 6_000);
         assert_eq!(taken, Assignment { targets: Vec::new(), interval: IDLE });
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn leaving_agent_is_removed_from_all_maps() {
+    fn leaving_agent_is_removed_from_zone_probe_board() {
         let mut board = Board::new(0);
         for number in 1..100 {
             board.exchange(report(number, "eu", Vec::new()), 0);
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn results_about_unknown_agents_are_ignored() {
+    fn zone_probe_results_about_unknown_agents_are_ignored() {
         let mut board = Board::new(0);
         let mut outcomes = Outcomes::default();
         outcomes.pass(Protocol::Tcp, Duration::ZERO);

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn probe_count_is_linear_in_agents_and_bounded_by_pairs() {
+    fn zone_probe_count_is_linear_in_agents_and_bounded_by_zone_pairs() {
         for (zones, agents) in [(1, 1), (2, 1), (40, 1), (3, 200), (64, 4)] {
             let fleet = fleet(zones, agents);
             let planned = plan(&fleet, 9, 4);
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn plan_is_equal_everywhere_and_rotates_each_round() {
+    fn probe_plan_is_equal_on_every_agent_and_rotates_each_round() {
         let fleet = fleet(30, 1);
         assert_eq!(plan(&fleet, 3, 1), plan(&fleet, 3, 1));
         assert_ne!(plan(&fleet, 3, 1), plan(&fleet, 4, 1));

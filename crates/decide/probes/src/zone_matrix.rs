@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn verdict_names_first_protocol_that_fails() {
+    fn zone_pair_verdict_names_first_failing_protocol() {
         let mut matrix = Matrix::default();
         matrix.record(pair(), prober(1), outcomes(&[]), 1_000);
         matrix.record(pair(), prober(2), outcomes(&[]), 2_000);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn result_without_update_becomes_stale() {
+    fn zone_probe_result_without_update_becomes_stale() {
         let mut matrix = Matrix::default();
         matrix.record(pair(), prober(1), outcomes(&[]), 1_000);
         let cell = only_cell(&matrix, 1_000 + FRESH_MS);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn new_pairs_beyond_maximum_are_ignored() {
+    fn zone_pairs_beyond_maximum_are_ignored() {
         let mut matrix = Matrix::default();
         let (from, to) = pair();
         for number in 0..MAX_PAIRS + 10 {
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn pair_keeps_bounded_number_of_probers() {
+    fn zone_pair_keeps_bounded_number_of_probers() {
         let mut matrix = Matrix::default();
         for number in 0..100 {
             matrix.record(pair(), prober(number), outcomes(&[]), u64::from(number));

@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn class_comes_from_first_route_without_client_condition() {
+    fn call_class_comes_from_first_matching_route_for_all_clients() {
         let route = |name: &str, prefix: &str, class: Option<&str>, client: Option<&str>| Route {
             matches: Match {
                 path: Some(PathMatch::Prefix(prefix.into())),

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn key_is_read_from_each_kind_of_source() {
+    fn request_key_is_read_from_each_kind_of_source() {
         let headers =
             [("x-user", "618"), ("cookie", "a=1; sid=tea")].map(|(n, v)| (n.to_owned(), v.to_owned()));
         let request = RequestView {

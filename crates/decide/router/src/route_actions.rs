@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn path_prefix_is_replaced_by_whole_segments() {
+    fn rewrite_replaces_path_prefix_by_whole_segments() {
         let to = |new: &str, path| rewrite_path(&PathRewrite::Prefix(new.into()), path, "/foo".len());
         for (new, path, expected) in [
             ("/xyz", "/foo/bar", "/xyz/bar"),
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn redirect_host_cannot_be_injected_by_path() {
+    fn request_path_cannot_inject_redirect_host() {
         let bare = Redirect {
             https: None,
             host: None,
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn action_shares_are_met_independently_of_each_other() {
+    fn shares_of_route_actions_apply_independently_of_each_other() {
         let share = |text: &str| text.parse::<Share>().unwrap();
         let actions = Actions {
             abort: Some(Abort { share: share("10%"), status: 503 }),

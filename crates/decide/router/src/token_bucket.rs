@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn mesh_limit_admits_granted_part_and_counts_all_requests() {
+    fn mesh_wide_rate_limit_admits_granted_part_and_counts_all_requests() {
         let limit = RateLimit { calls: 100, per: Duration::from_secs(1), burst: 20, scope: Scope::Mesh };
         let bucket = TokenBucket::new(limit);
         assert_eq!((bucket.parts(), passed(&bucket, SECOND)), (None, 2), "a tenth before the first grant");
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn burst_is_admitted_and_then_calls_at_rate() {
+    fn rate_limit_admits_burst_then_steady_rate() {
         let bucket = bucket(10, 5);
         assert_eq!((bucket.available(SECOND), passed(&bucket, SECOND)), (5, 5));
         assert_eq!(bucket.try_acquire(SECOND), Err(Duration::from_millis(100)));
@@ -184,7 +184,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn out_of_order_clocks_admit_no_extra_calls(
+        fn rate_limit_admits_no_extra_calls_when_clocks_are_out_of_order(
             mesh in any::<bool>(), calls in 1..2000_u32, burst in 1..50_u32,
             times in proptest::collection::vec((0..20_000_000_u64, 0..CLOCK_SKEW), 1..300),
         ) {
@@ -209,7 +209,7 @@ mod tests {
         }
 
         #[test]
-        fn no_interval_admits_more_than_burst_plus_rate(
+        fn rate_limit_admits_at_most_burst_plus_rate_in_any_interval(
             calls in 1..2000_u32, burst in 1..50_u32, gaps in proptest::collection::vec(0..20_000_000_u64, 1..300),
         ) {
             let bucket = bucket(calls, burst);

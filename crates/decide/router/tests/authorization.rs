@@ -358,7 +358,7 @@ fn authorization_decisions_match_vectors() {
 
 /// Neither the default, nor audit mode, nor a rule for members admits a caller from another trust domain.
 #[test]
-fn foreign_caller_is_allowed_only_by_rules_with_its_complete_id() {
+fn federated_caller_is_allowed_only_by_rules_with_its_complete_id() {
     const PARTNER: &str = "spiffe://partner/shop/web";
     let caller = CallerId::federated(PARTNER.parse().unwrap());
     let decided = |default: &str, authorization: Option<Value>| {

@@ -97,7 +97,7 @@ fn compiled(name: &str) -> (Arc<EndpointStats>, Box<ServiceTable>) {
 }
 
 #[test]
-fn service_with_two_routes_and_one_endpoint_fits_into_5000_bytes() {
+fn compiled_service_of_two_routes_and_one_endpoint_fits_5000_bytes() {
     let before = IN_USE.load(Relaxed);
     let services: Vec<_> = (0..SERVICES).map(|number| compiled(&format!("shop/s{number}"))).collect();
     let each = (IN_USE.load(Relaxed) - before) / SERVICES;
@@ -146,7 +146,7 @@ fn with_table(kind: ServiceKind) -> ServiceTable {
 }
 
 #[test]
-fn decision_with_region_table_allocates_nothing() {
+fn routing_decision_with_region_table_allocates_no_memory() {
     for kind in [ServiceKind::Replicated, ServiceKind::ConsistentHash, ServiceKind::Sharded] {
         let compiled = with_table(kind);
         let (mut picked, mut dropped) = (0, 0);

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_is_made_in_few_rounds_and_never_overshoots() {
+    fn pid_controller_completes_change_in_few_rounds_without_overshoot() {
         let (mut pid, mut left, mut rounds) = (Pid::default(), 0.3, 0);
         while left > 1e-9 {
             let moved = pid.step(left, 5.0, 1.0);
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn integral_does_not_wind_up_at_the_limit() {
+    fn pid_integral_does_not_wind_up_at_limit() {
         let mut pid = Pid::default();
         for _ in 0..1000 {
             assert_eq!(pid.step(0.5, 5.0, 0.05), 0.05);

@@ -386,7 +386,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_state_keeps_what_it_knows_of_regions_that_stay() {
+    fn planner_state_keeps_values_of_remaining_regions_when_regions_change() {
         let mut state = PlannerState::new(3, 1);
         state.tables.sources[0].classes[0] = ClassShares { shares: vec![6_000, 3_000, 500], dropped: 500 };
         (state.work[2], state.demand[2], state.has_demand[2]) = (

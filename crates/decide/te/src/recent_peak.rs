@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peak_is_forgotten_after_one_span_and_before_two() {
+    fn recent_peak_is_forgotten_after_one_to_two_spans() {
         let mut peak = Peak::default();
         let start = 1_000_000;
         peak.observe(5.0, start);

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn rings_may_be_those_of_neighbours_and_continents() {
+    fn ring_matrix_has_rings_of_neighbours_and_continents() {
         let named = [Ring::Region, Ring::Neighbours, Ring::Continent, Ring::Any];
         let matrix = matrix(&named, &RoundTrips::default());
         assert_eq!(rings_from(&matrix, 0), [Some(0), Some(1), Some(2), Some(3)]);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_in_no_ring_gets_none_and_a_last_bound_holds_the_unknown() {
+    fn region_beyond_all_rings_has_none_and_unknown_distance_is_in_last_ring() {
         let named = matrix(&[Ring::Region, Ring::Continent], &RoundTrips::default());
         assert_eq!(rings_from(&named, 0), [Some(0), None, Some(1), None]);
         let list = list();

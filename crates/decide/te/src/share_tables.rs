@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_shares_go_to_the_fallback_and_the_sum_is_whole() {
+    fn rounding_moves_tiny_shares_to_fallback_region_and_keeps_sum() {
         let rounded = ClassShares::round(&[0.95, 0.04, 0.006], 0.004, 0);
         assert_eq!(rounded, ClassShares { shares: vec![9600, 400, 0], dropped: 0 });
         let rounded = ClassShares::round(&[0.0, 0.333_33, 0.666_67], 0.0, 1);

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn number_without_noise_is_followed_at_once() {
+    fn smoothed_value_follows_noiseless_number_at_once() {
         let ramp = (3..=20).map(f64::from);
         let steps: Vec<f64> = [5.0, 5.0, 5.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 2.0, 2.0, 2.0]
             .into_iter()
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn mean_of_noisy_number_rests() {
+    fn smoothed_value_of_noisy_number_stays_near_its_mean() {
         let noisy = noise(600).into_iter().map(|noise| 100.0 + 20.0 * noise);
         let settled = &means(noisy)[30..];
         let far = settled.iter().filter(|mean| (**mean - 100.0).abs() > 5.0).count();
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_is_that_of_the_new_mean_soon_after_a_step() {
+    fn noise_estimate_of_smoothed_value_adapts_soon_after_step() {
         for (from, to) in [(1_000.0, 100.0), (100.0, 1_000.0)] {
             let mut number = Smoothed::default();
             let level = |second: u64| if second <= 60 { from } else { to };
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn step_beyond_noise_is_followed_at_once_and_a_small_one_within_seconds() {
+    fn smoothed_value_follows_large_step_at_once_and_small_step_in_seconds() {
         let step = |to: f64| {
             let level = |second: usize| if second < 60 { 100.0 } else { to };
             let values =

@@ -157,7 +157,7 @@ fn faults(seed: u64) -> Vec<String> {
 }
 
 #[test]
-fn random_fleets_shed_right_and_come_to_rest() {
+fn tables_of_random_fleets_drop_correct_classes_and_settle() {
     let fleets = std::env::var("FLEETS").ok().and_then(|fleets| fleets.parse().ok()).unwrap_or(20);
     let faults: Vec<String> = (1..=fleets).flat_map(faults).collect();
     assert!(faults.is_empty(), "{} of {fleets} fleets: {faults:#?}", faults.len());

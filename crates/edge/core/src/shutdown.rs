@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn one_deadline_applies_and_idle_grace_is_at_most_half_of_it() {
+    async fn first_shutdown_deadline_applies_and_idle_grace_is_at_most_half() {
         let shutdown = Shutdown::default();
         assert!(!shutdown.is_started(), "not started");
         let began = Instant::now();
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn shutdown_without_grace_ends_idle_grace_at_once() {
+    async fn shutdown_without_grace_period_ends_idle_grace_at_once() {
         let (shutdown, began) = (Shutdown::default(), Instant::now());
         shutdown.start_without_grace(began + Duration::from_secs(4));
         shutdown.idle_grace_over().cancelled().await;

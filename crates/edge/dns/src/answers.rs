@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn service_resolves_to_virtual_or_captured_address() {
+    async fn service_name_resolves_to_virtual_or_captured_address() {
         for (name, address) in [
             ("cart.shop.mesh.", CAPTURED),
             ("Cart.SHOP.mesh.", CAPTURED),
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn missing_name_gets_negative_answer_and_other_zone_is_refused() {
+    async fn dns_query_for_missing_name_is_nxdomain_and_for_other_zone_refused() {
         for (name, code) in [
             ("nosuch.shop.mesh.", ResponseCode::NXDomain),
             ("cart.other.mesh.", ResponseCode::NXDomain),
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn any_query_returns_both_captured_address_families() {
+    async fn dns_any_query_returns_both_captured_address_families() {
         let own = Answers { addresses: vec![CAPTURED.into(), Ipv6Addr::LOCALHOST.into()], ..answers() };
         let any =
             own.respond(&query("cart.shop.mesh.", RecordType::ANY).to_vec().unwrap(), Carrier::Tcp).await;
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn malformed_query_gets_error_and_response_message_gets_no_answer() {
+    async fn malformed_dns_query_gets_error_and_dns_response_gets_none() {
         let own = answers();
         let plain = query("cart.shop.mesh.", RecordType::A).to_vec().unwrap();
         for cut in HEADER..plain.len() {

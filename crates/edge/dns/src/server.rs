@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn queries_are_answered_over_udp_and_tcp() {
+    async fn dns_queries_are_answered_over_udp_and_tcp() {
         let directory = Directory::of_services([(ServiceName::new("shop/cart").unwrap(), None)]);
         let answers = Answers::new("mesh".parse().unwrap(), vec![[240, 0, 0, 1].into()], directory);
         let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();

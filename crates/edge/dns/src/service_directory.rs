@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn invented_tenants_do_not_displace_tenants_with_services() {
+    async fn dns_queries_for_invented_tenants_evict_no_tenant_with_services() {
         let cart = ServiceName::new("shop/cart").unwrap();
         let directory = Directory::of_services([(cart.clone(), None)]);
         for number in 0..2 * MAX_TENANTS {
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn tenants_waiting_for_first_records_keep_their_places() {
+    async fn tenants_waiting_for_first_records_are_not_evicted() {
         let directory = Directory::of_services([]);
         for number in 0..MAX_TENANTS {
             let waiting = Tenant::new(format!("t{number}")).unwrap();

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_beneath_zone_are_services_and_tenants() {
+    fn dns_names_beneath_zone_are_services_and_tenants() {
         let zone: Zone = "Mesh.".parse().unwrap();
         assert_eq!(zone.to_string(), "mesh");
         let found = |name: &str| zone.find(&Name::from_ascii(name).unwrap());
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn zone_without_labels_or_with_invalid_labels_is_refused() {
+    fn dns_zone_without_labels_or_with_invalid_labels_is_refused() {
         for wrong in ["", ".", "a b", "*.mesh", "me/sh"] {
             assert!(wrong.parse::<Zone>().is_err(), "{wrong}");
         }

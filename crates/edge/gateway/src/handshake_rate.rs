@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rate_admits_burst_of_one_second_then_steady_rate() {
+    fn handshake_rate_admits_burst_of_one_second_then_steady_rate() {
         let (rate, now) = (HandshakeRate::default(), Instant::now());
         let admitted = |at| (0..10).filter(|_| rate.admits(at)).count();
         assert_eq!(admitted(now), 10, "without a quota");

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn report_counts_requests_since_last_report() {
+    fn gateway_load_report_counts_requests_since_last_report() {
         let before = counted(&[("red/idle", [5, 0]), ("red/web", [10, 1]), ("red/again", [90, 9])]);
         let now = counted(&[
             ("red/idle", [5, 0]),
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn report_is_limited_to_most_used_services() {
+    fn gateway_load_report_is_limited_to_most_used_services() {
         let service = |i: u64| GatewayServiceCounts {
             service: format!("red/s{i}"),
             requests: i / 2,
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn replica_listening_on_all_addresses_does_not_report() {
+    fn gateway_replica_listening_on_all_addresses_does_not_report() {
         assert!(LoadReporter::new("0.0.0.0:7440".parse().unwrap(), None, 1).is_none());
         assert!(LoadReporter::new("10.77.0.1:7440".parse().unwrap(), None, 1).is_some());
     }

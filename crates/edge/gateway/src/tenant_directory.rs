@@ -370,7 +370,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forgotten_tenant_leaves_no_records_and_keeps_those_of_others() {
+    fn forgetting_tenant_removes_only_its_own_records() {
         let mut records = TenantRecords::default();
         let (red, blue) = (Tenant::new("red").unwrap(), Tenant::new("blue").unwrap());
         let prefix = |tenant| Prefix::tenant(tenant, RecordKind::Service);

@@ -373,7 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn selection_stores_networks_in_network_byte_order() {
+    fn kernel_map_stores_selected_networks_in_network_byte_order() {
         let networks = vec![(Ipv4Addr::new(127, 96, 3, 4), 16), (Ipv4Addr::new(10, 1, 2, 3), 0)];
         let value = Selection { networks, ports: vec![81] }.value(None).unwrap();
         assert_eq!(value.address[0].to_ne_bytes(), [127, 96, 0, 0]);
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn attach_keeps_earlier_value_of_options_not_given() {
+    fn repeated_attach_keeps_values_of_omitted_options() {
         let networks = || vec![(Ipv4Addr::new(127, 96, 0, 0), 16)];
         let first = Selection { networks: networks(), ports: Vec::new() }.value(None).unwrap();
         assert_eq!((first.networks(), first.ports()), (networks(), vec![80]));

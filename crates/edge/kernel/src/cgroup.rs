@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn root_and_paths_out_of_hierarchy_are_refused() {
+    fn root_cgroup_and_paths_outside_hierarchy_are_refused() {
         for path in ["/", "", "//", "/shop/../..", "/./shop"] {
             let refused = Cgroup::at(path);
             assert!(matches!(refused, Err(KernelError::Cgroup { .. })), "{path}: {refused:?}");

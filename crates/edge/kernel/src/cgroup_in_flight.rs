@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attached_cgroup_keeps_position_of_its_counts() {
+    fn attached_cgroup_keeps_position_of_its_in_flight_counts() {
         let entry = |group, roles| AttachmentValue { group, ..AttachmentValue::new("/a", 1, roles).unwrap() };
         let attachments = [(7, entry(0, CALLERS)), (8, entry(2, CALLERS)), (9, entry(1, 2))];
         assert_eq!([7, 8, 9, 10].map(|id| position(&attachments, id)), [Some(0), Some(2), Some(1), Some(1)]);

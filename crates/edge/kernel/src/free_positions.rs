@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn released_position_is_reused_after_quarantine() {
+    fn released_map_position_is_reused_after_quarantine() {
         let at = |seconds| Duration::from_secs(100) + Duration::from_secs_f64(seconds);
         let mut free = FreePositions::new(0..3, |at| at == 0, at(0.0));
         assert_eq!([free.take(at(0.1)), free.take(at(0.1)), free.take(at(0.1))], [Some(1), Some(2), None]);

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_parsed_and_displayed() {
+    fn node_pod_configuration_parses_as_displayed() {
         for text in
             ["red/batch=10.1.0.3", "red/web@192.0.2.7:7432=10.1.0.2:80", "red/v6@[fd00::7]:1=[fd00:1::2]:80"]
         {
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_of_two_tenants_or_of_two_services_on_one_listener_are_refused() {
+    fn listener_with_pods_of_two_tenants_or_two_services_is_refused() {
         let web = "red/web@192.0.2.7:7432=10.1.0.2:80";
         config(&[web, "red/web@192.0.2.7:7432=10.1.0.3:80", "red/batch=10.1.0.4"]).check().unwrap();
         for (pods, problem) in [

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn refusal_is_read_after_pod_has_sent_everything() {
+    async fn gateway_refusal_is_read_after_pod_sent_whole_request() {
         let (bytes, refused) = refusal();
         let (response, first) = exchange(b"GET / HTTP/1.0\r\n\r\n", async |mut replica| {
             let mut read = [0; 18];
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn long_http2_upload_waits_for_response_and_is_repeated() {
+    async fn long_http2_upload_waits_for_gateway_response_and_is_repeated() {
         let (bytes, refused) = refusal();
         let upload = [HTTP2_PREFACE, &[0; 3 * MAX_KEPT]].concat();
         let (response, first) = exchange(&upload, async |mut replica| {
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn long_http1_upload_continues_without_response() {
+    async fn long_http1_upload_continues_without_gateway_response() {
         let upload = [&b"POST / HTTP/1.1\r\n\r\n"[..], &[b'x'; MAX_KEPT]].concat();
         let (response, first) = exchange(&upload, async |mut replica| {
             let mut read = vec![0; MAX_KEPT];

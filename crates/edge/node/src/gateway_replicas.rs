@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn failed_replicas_are_tried_last_until_avoid_period_ends() {
+    async fn failed_gateway_replicas_are_tried_last_until_avoid_period_ends() {
         let gateways = Gateways::new((1..=3).map(|port| ([192, 0, 2, 1], port).into()).collect(), 0);
         let now = Instant::now();
         let order = |now| {

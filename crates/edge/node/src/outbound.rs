@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connection_ids_of_two_processes_differ() {
+    fn connection_ids_of_two_node_processes_differ() {
         let (one, other) = (ConnectionIds::new(), ConnectionIds::new());
         assert_ne!(one.next(), one.next());
         assert_ne!(one.next().0 >> 64, other.next().0 >> 64);

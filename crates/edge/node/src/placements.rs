@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn replicas_are_ordered_by_zone_and_backend() {
+    fn gateway_replicas_are_ordered_by_zone_and_backend() {
         let name = |text: &str| Label::new(text).unwrap();
         let zone = |text: &str| Zone::new(text).unwrap();
         let address = |port: u16| SocketAddr::from(([10, 0, 0, 1], port));

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn leases_expire_once_in_order_unless_removed() {
+    fn lookaside_leases_expire_once_in_order_unless_removed() {
         let mut leases = LeaseTable::new(10);
         for id in 0..4 {
             assert_eq!(leases.insert(id, id, 100 + id), None);

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn load_report_of_program_is_merged() {
+    fn program_load_report_is_merged_with_server_metrics() {
         let existing = |cpu_utilization| OrcaReport {
             cpu_utilization,
             eps: 2.0,
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_load_report_of_program_is_replaced() {
+    fn malformed_program_load_report_is_replaced() {
         let own = [("queue", 12.5), (OUTSTANDING, 3.0)].map(|(name, value)| (name.to_owned(), value));
         let own = OrcaReport { named_metrics: own.into(), ..OrcaReport::default() };
         for existing in ["", "JSON {\"eps\": 1}", "nonsense", "cpu=-1,eps=2", "BIN !"] {

@@ -88,7 +88,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn cell_round_trips_all_counts(
+        fn packed_history_cell_round_trips_all_call_counts(
             numbers in prop::collection::vec(prop_oneof![Just(0), 0..300_u64, any::<u64>()], CallCounts::LEN),
             covered in (0_u64..10_000, 0_u64..60_000),
         ) {

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn callers_beyond_service_share_are_merged() {
+    fn callers_beyond_share_of_service_are_merged_in_minute_sums() {
         let mut denied = MinuteSums::<DeniedPath>::default();
         (0..100).for_each(|n| assert!(denied.add(path("bank/rates", &format!("few-{n}")), 1, 1)));
         (0..3 * DeniedPath::MOST)
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn services_beyond_maximum_are_not_added() {
+    fn services_beyond_maximum_are_not_added_to_minute_sums() {
         let mut denied = MinuteSums::<DeniedPath>::default();
         let added =
             (0..3 * DeniedPath::MOST).filter(|n| denied.add(path(&format!("shop/s{n}"), "one"), 1, 1));
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn minutes_added_out_of_order_are_sorted() {
+    fn minute_sums_added_out_of_order_are_sorted() {
         let mut sums = MinuteSums::<DeniedPath>::default();
         let path = path("shop/cart", "one");
         for (minute, count) in [(7, 2), (5, 1), (7, 4)] {

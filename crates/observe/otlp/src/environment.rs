@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn general_endpoint_gets_signal_path_and_traces_endpoint_is_used_as_written() {
+    fn otlp_endpoint_gets_signal_path_and_traces_endpoint_is_used_verbatim() {
         let to = |variables: &[(&str, &str)]| read(variables).collector.map(|to| to.to_string());
         let base = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://otel:4318/");
         assert_eq!(to(&[base]).as_deref(), Some("http://otel:4318/v1/traces"));
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_and_headers_are_decoded_and_service_name_variable_wins() {
+    fn otel_attributes_are_decoded_and_service_name_variable_wins() {
         let read = read(&[
             ("OTEL_RESOURCE_ATTRIBUTES", "service.name=no,deployment.environment.name=a%2Cb, x = y ,junk"),
             ("OTEL_SERVICE_NAME", "edge"),
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_are_configured_by_separate_variables() {
+    fn otel_metrics_are_configured_by_separate_variables() {
         let variables = [
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://otel:4318"),
             ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://tempo:4318/v1/traces"),

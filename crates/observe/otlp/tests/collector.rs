@@ -124,7 +124,7 @@ async fn unavailable_collector_drops_spans_but_does_not_block() {
 }
 
 #[tokio::test]
-async fn permanent_failure_is_not_retried() {
+async fn permanent_span_export_failure_is_not_retried() {
     let (address, _received) = over_http(vec![StatusCode::BAD_REQUEST]).await;
     let exporter = exporter(&format!("http://{address}"));
     exporter.export([span(1)]);

@@ -225,7 +225,7 @@ async fn refused_metrics_are_not_retried() {
 }
 
 #[tokio::test]
-async fn large_family_is_split_and_failed_part_does_not_stop_others() {
+async fn large_metric_family_is_split_and_refused_part_does_not_stop_rest() {
     // The collector refuses the first request.
     let (address, mut received) = over_http(vec![StatusCode::BAD_REQUEST]).await;
     let config = MetricsConfig {

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn exports_of_wrong_type_or_size_are_refused() {
+    async fn trace_exports_of_wrong_type_or_size_are_refused() {
         let traces = Traces::new(TraceLimits::CONTROL_PLANE);
         let refused = |kind, body| {
             let traces = traces.clone();

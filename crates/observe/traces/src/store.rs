@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_and_services_are_bounded() {
+    fn trace_store_bounds_spans_and_services() {
         let mut store = TraceStore::new(LIMITS);
         store.record((1..=8).map(|id| span(1, id, "shop/web", id)).collect(), 0);
         assert_eq!((store.left_out(), store.trace(1).unwrap().spans.len()), (3, 5));
@@ -375,7 +375,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn store_sums_and_lists_match_traces(
+        fn trace_store_sums_and_lists_match_its_traces(
             spans in prop::collection::vec((1_u128..30, 1_u64..8, 0_usize..6, 0_u64..50, any::<bool>(), 0_u64..20_000), 0..300)
         ) {
             let mut store = TraceStore::new(TraceLimits { bytes: 12_000, ..LIMITS });

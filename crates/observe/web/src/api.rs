@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn window_is_rounded_up_to_offered_window() {
+    fn requested_call_window_is_rounded_up_to_offered_one() {
         let rounded = |window| Asked { window, ..Asked::default() }.window().as_secs();
         assert_eq!([0, 1, 10, 11, 601, 9_999].map(rounded), [60, 10, 10, 60, 3_600, 3_600]);
     }

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_own_names_ip_addresses_and_localhost_are_admitted() {
+    fn web_page_admits_only_own_host_names_ip_addresses_and_localhost() {
         let names = HostNames::new(["Control.Example".to_owned()]);
         for own in [
             "127.0.0.1:7401",

@@ -177,14 +177,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn region_filter_selects_calls_from_and_to_region() {
+    fn call_graph_region_filter_selects_calls_from_and_to_region() {
         let event = event(&response(), &Cut { region: "us".into(), ..Cut::default() });
         assert_eq!(rates(&event), [("shop/web\nshop/cart", 2.0), ("shop/web\nshop/catalog", 5.0)]);
         assert_eq!(event["head"]["regions"], json!(["eu", "us"]), "other regions can still be chosen");
     }
 
     #[test]
-    fn services_are_split_by_region_on_request() {
+    fn call_graph_splits_services_by_region_on_request() {
         let event = event(&response(), &Cut { by_region: true, ..Cut::default() });
         let expected = [
             ("-\nshop/web@eu", 1.0),
@@ -196,7 +196,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn pair_without_current_reports_has_unknown_figures() {
+    fn call_pair_without_current_reports_has_unknown_figures() {
         let mut now = response();
         now.rows.remove(2);
         let event = event(&now, &Cut::default());
@@ -206,14 +206,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn numbers_are_rounded_to_four_digits_and_ages_to_steps() {
+    fn call_graph_numbers_are_rounded_to_four_digits_and_ages_to_steps() {
         let rounded = [0.0, 0.123456, 12.3456, 98_765.4, f64::NAN].map(round);
         assert_eq!(rounded, [0.0, 0.1235, 12.35, 98_770.0, 0.0]);
         assert_eq!([700, 5_000, 34_999].map(age), [0.0, 5_000.0, 30_000.0]);
     }
 
     #[test]
-    fn unknown_figures_differ_from_zero() {
+    fn unknown_call_figures_differ_from_zero() {
         let mut sum = CallSum::default();
         sum.per_second();
         let Numbers([rate, _, failed, p50, p99, ..]) = Numbers::of(&sum);

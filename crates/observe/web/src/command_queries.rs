@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn coarse_age_steps_grow_with_age() {
+    fn displayed_age_steps_grow_with_age() {
         assert_eq!([0, 4_999, 59_999, 100_000, 7_300_000].map(coarse), [0, 0, 55_000, 60_000, 7_200_000]);
     }
 }

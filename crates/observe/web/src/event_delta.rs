@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn event_contains_only_rows_new_to_reader() {
+    fn page_event_contains_only_rows_new_to_reader() {
         let before = shown(1, &[("a", 1), ("b\n\"", 2), ("c", 3)]);
         let all = json!({"a": 1, "b\n\"": 2, "c": 3});
         assert_eq!(since(&before, None), json!({"whole": true, "head": 1, "rows": all, "gone": []}));

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn stream_sends_changed_parts_and_ends_after_its_lifetime() {
+    async fn page_event_stream_sends_changed_parts_and_ends_after_lifetime() {
         let streams = Streams::new(CancellationToken::new());
         let constant = Part { name: "same", every: 1, make: Arc::new(|| Arc::new(Shown::head(&"x"))) };
         let events = streams.open("hi".into(), vec![counting("calls", 1), constant]).unwrap();
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn streams_are_bounded_and_end_if_unread() {
+    async fn page_event_streams_are_bounded_and_end_if_unread() {
         let streams = Streams::new(CancellationToken::new());
         let open = || streams.open(String::new(), vec![counting("calls", 1)]);
         let unread: Vec<_> = (0..MAX_STREAMS).map(|_| open().unwrap()).collect();
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn streams_end_when_process_stops() {
+    async fn page_event_streams_end_when_process_stops() {
         let closing = CancellationToken::new();
         let streams = Streams::new(closing.clone());
         let events = streams.open(String::new(), vec![counting("calls", 1)]).unwrap();

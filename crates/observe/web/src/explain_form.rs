@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_form_has_explain_defaults() {
+    fn empty_explain_form_has_command_defaults() {
         let form = Form { region: "eu".into(), ..Form::default() };
         let call = form.call(service()).unwrap();
         assert_eq!(
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_form_error_names_field() {
+    fn invalid_explain_form_error_names_field() {
         let field = |form: Form| form.call(service()).unwrap_err().field;
         let eu = || Form { region: "eu".into(), ..Form::default() };
         assert_eq!(field(Form::default()), "region");

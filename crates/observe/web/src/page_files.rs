@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn bundled_files_are_small() {
+    fn bundled_web_files_are_small() {
         let sum: usize = FILES.iter().map(|file| file.gzip.len()).sum();
         assert!(sum < 1_500_000, "{sum} bytes");
     }

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn snapshot_is_made_once_while_fresh() {
+    async fn shared_page_snapshot_is_made_once_while_fresh() {
         let (all, made) = (Arc::<Snapshots>::default(), Arc::new(AtomicU32::new(0)));
         let shared = |key: &str| {
             let made = Arc::clone(&made);

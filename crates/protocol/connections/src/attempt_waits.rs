@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn progressing_upload_is_unlimited_and_header_timeout_starts_at_its_end() {
+    async fn progressing_upload_has_no_timeout_and_header_timeout_starts_at_its_end() {
         // One piece every ten seconds, for ten minutes.
         let upload = |now: u128| (now < 600).then_some(SendProgress { pieces: (now / 10) as u64, unsent: 0 });
         let (error, after) = late(timeouts(1 << 30), upload).await;
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn idle_timeout_names_silent_party() {
+    async fn idle_timeout_error_names_silent_party() {
         let of = |unsent| move |now: u128| Some(SendProgress { pieces: now.min(20) as u64, unsent });
         let (error, after) = late(timeouts(1 << 30), of(0)).await;
         assert!(matches!(error, SendError::Idle(IdleTimeout::Caller(_))), "{error:?}");

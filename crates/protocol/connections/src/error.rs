@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exhausted_local_resources_are_not_attributed_to_server() {
+    fn exhausted_local_descriptors_and_ports_are_not_blamed_on_server() {
         for code in NO_DESCRIPTOR {
             let error = SendError::from_connect(io::Error::from_raw_os_error(code));
             assert!(matches!(error, SendError::LocalResources(_)));

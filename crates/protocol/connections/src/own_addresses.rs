@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unspecified_listener_address_covers_only_local_addresses() {
+    fn listener_on_unspecified_address_covers_only_local_addresses() {
         let own = OwnAddresses::default();
         own.add(["127.0.0.1:80", "0.0.0.0:81", "[::]:82"].map(|address| address.parse().unwrap()));
         for (address, is_own) in [
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_addresses_are_own_once_added() {
+    fn proxy_knows_its_loopback_addresses_once_added() {
         let own = OwnAddresses::default();
         let addresses = ["127.0.0.1:7441", "[::1]:80", "[::ffff:127.0.0.2]:80", "192.0.2.1:7441"];
         let excluded = |own: &OwnAddresses| addresses.map(|address| own.contains(address.parse().unwrap()));

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn body_in_pieces_is_sent_again_from_its_beginning() {
+    async fn recorded_request_body_in_pieces_is_sent_again_from_beginning() {
         let (frames, mut first, replay) = body().await;
         frames.send(Ok(Frame::data("pot".into()))).unwrap();
         for piece in ["tea", "pot"] {
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn failed_body_is_not_sent_again() {
+    async fn failed_request_body_is_not_sent_again() {
         let (frames, mut first, replay) = body().await;
         first.frame().await.unwrap().unwrap();
         let mut second = replay.to_body().unwrap();
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn body_beyond_bound_is_sent_only_once() {
+    async fn request_body_beyond_recording_limit_is_sent_only_once() {
         let (frames, mut first, replay) = body().await;
         first.frame().await.unwrap().unwrap();
         for _ in 0..3 {
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn attempt_waiting_for_body_ends_when_next_attempt_begins() {
+    async fn attempt_waiting_for_request_body_ends_when_next_attempt_begins() {
         let (_frames, mut first, replay) = body().await;
         first.frame().await.unwrap().unwrap();
         let waiting = tokio::spawn(async move { first.frame().await });
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn recording_of_small_frames_stays_within_bound() {
+    async fn recording_of_small_body_frames_stays_within_limit() {
         let (frames, mut first, replay) = body().await;
         first.frame().await.unwrap().unwrap();
         for _ in 0..=MAX_BUFFERED / size_of::<RecordedFrame>() {
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn recording_stops_once_body_cannot_be_repeated() {
+    async fn recording_of_request_body_stops_once_it_cannot_be_repeated() {
         let (frames, first, replay) = body().await;
         let mut second = replay.to_body().unwrap();
         drop(first);

@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn large_single_piece_body_can_be_sent_again() {
+    async fn large_request_body_in_one_piece_can_be_sent_again() {
         let body = http_body_util::Full::new(Bytes::from(vec![7; 10 * MAX_BUFFERED]));
         let taken = RequestBody::take(body).await.unwrap();
         let again = taken.replay().expect("all of it is buffered").to_body().unwrap();
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn empty_body_stays_distinct_from_absent_body_in_replay() {
+    async fn empty_request_body_differs_from_absent_one_when_sent_again() {
         use http_body_util::{Empty, StreamBody};
         let bytes = futures_util::stream::empty::<Result<Frame<Bytes>, BoxError>>();
         let empty = RequestBody::take_unpin(StreamBody::new(bytes)).await.unwrap();
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn body_bytes_are_counted_as_sent_not_as_declared() {
+    async fn request_body_bytes_are_counted_as_sent_not_as_declared() {
         use http_body_util::{BodyExt as _, Full};
         use std::sync::{
             Arc,
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn body_size_bound_of_u64_max_is_accepted() {
+    async fn request_body_with_upper_size_hint_u64_max_is_accepted() {
         let hint = RequestBody::take(Vast(true)).await.unwrap().size_hint();
         assert_eq!((hint.lower(), hint.upper()), (3, None));
     }

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn timer_expires_in_time_whatever_it_was_set_to_before() {
+    async fn reset_timer_expires_at_its_new_time() {
         let mut timer = DeadlineTimer::default();
         let now = Instant::now();
         let in_ms = |ms| now + Duration::from_millis(ms);
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn event_loop_reuses_one_timer_and_other_threads_pool_none() {
+    fn timers_are_reused_on_event_loops_and_not_on_other_threads() {
         assert_eq!(calls(), 0);
         let event_loop = std::thread::spawn(|| {
             crate::event_loops::set_event_loop(0);

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn shorter_deadline_applies_and_malformed_is_ignored() {
+    fn shorter_deadline_header_applies_and_malformed_one_is_ignored() {
         let mut headers = HeaderMap::new();
         assert_eq!(read_deadline(&headers), None);
         headers.insert(DEADLINE, HeaderValue::from_static("500"));

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn event_streams_are_recognised_by_content_type() {
+    fn event_stream_responses_are_recognised_by_content_type() {
         for (kind, is_stream) in [
             ("text/event-stream; charset=utf-8", true),
             ("application/grpc-web-text", true),

@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn header_is_removed_in_every_spelling_and_others_stay() {
+    fn header_is_removed_in_every_spelling_of_its_name() {
         let mut headers = HeaderMap::new();
         let spellings = ["x-fairmesh-caller", "x_fairmesh_caller", "x-fairmesh_caller", "x.fairmesh-caller"];
         let others = ["x-fairmesh-callers", "x-fairmesh-key", "xafairmesh-caller", "x_other"];

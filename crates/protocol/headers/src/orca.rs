@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_reports_parse_and_malformed_ones_are_rejected() {
+    fn orca_reports_of_other_tools_parse_and_malformed_ones_are_rejected() {
         let report =
             OrcaReport::from_text("cpu=0.5, named_metrics.concurrent_requests=7, new_thing=1").unwrap();
         assert_eq!((report.cpu_utilization, report.outstanding()), (0.5, Some(7)));

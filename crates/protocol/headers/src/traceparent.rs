@@ -132,7 +132,7 @@ mod tests {
         }
 
         #[test]
-        fn arbitrary_text_is_parsed_or_ignored(text in "[ -~]{0,80}") {
+        fn arbitrary_traceparent_text_is_parsed_or_ignored(text in "[ -~]{0,80}") {
             let _ = read(&[&text]);
         }
     }

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn hop_by_hop_headers_are_removed() {
+    fn hop_by_hop_headers_of_informational_responses_are_removed() {
         let ((), seen) = collect(|| {
             deliver(hints(&[
                 ("connection", "close, X-Own"),

@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn raw_path_is_preserved_with_its_encoded_form() {
+    fn request_path_is_preserved_raw_and_encoded() {
         for (text, uri) in [
             (r#"/?q={"a":1}"#, "/?q={%22a%22:1}"),
             ("/<a>`b", "/%3Ca%3E%60b"),
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn path_keeps_exactly_allowed_bytes() {
+    fn request_path_keeps_exactly_allowed_bytes_unencoded() {
         for byte in 0..0x80 {
             for text in [[b'/', byte, b'a'].to_vec(), [b'/', b'?', byte].to_vec()] {
                 let path = Path::read(&text);
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn query_without_path_gets_slash() {
+    fn request_target_with_query_but_no_path_gets_slash() {
         let path = |text| Path::from(PathAndQuery::from_static(text));
         assert_eq!((path("?a").as_str(), path("/?a").as_str(), path("*").as_str()), ("/?a", "/?a", "*"));
     }

@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn vanished_host_is_detected_within_one_minute() {
+    async fn tcp_socket_options_detect_vanished_host_within_one_minute() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         configure(&stream);

@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn incomplete_preface_or_header_closes_connection() {
+    async fn incomplete_preface_or_header_times_out_and_closes_connection() {
         let acceptor = pages(10);
         for beginning in ["", "GET / HT", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r"] {
             let (mut stream, mut far) = accepted(&acceptor).await;
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn idle_and_header_timeouts_apply_between_requests() {
+    async fn connection_idle_and_header_timeouts_apply_between_requests() {
         let acceptor = pages(10);
         let (mut stream, mut far) = accepted(&acceptor).await;
         let connection = Arc::clone(stream.connection().unwrap());
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn new_connection_displaces_longest_quiet_one() {
+    async fn new_connection_displaces_longest_quiet_one_at_limit() {
         let acceptor = pages(2);
         let (served, _far) = accepted(&acceptor).await;
         drop(served.connection().unwrap().begin_request());
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn displacement_waits_for_displaced_connections_to_drop() {
+    async fn new_connection_waits_until_displaced_connections_are_dropped() {
         let acceptor = pages(128);
         let max_open = acceptor.shared.max_open;
         let part = (acceptor.shared.displace_above / DISPLACED_DIVISOR + 1) as u64;
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn connections_of_unknown_peers_displace_only_each_other() {
+    async fn connections_of_unidentified_peers_displace_only_each_other() {
         let acceptor = Acceptor::new("test", Limits::calls(), Memory::default());
         let (known, _far) = accepted(&acceptor).await;
         let mut unknown = Vec::new();
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_descriptor_exhaustion_displaces_connections() {
+    async fn quiet_connections_are_closed_early_only_if_descriptors_run_out() {
         let acceptor = pages(1000);
         let (_quiet, _far) = accepted(&acceptor).await;
         for (error, expected) in [

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn incomplete_grpc_message_claims_its_length_once() {
+    fn incomplete_grpc_message_claims_memory_of_its_length_once() {
         let mut framing = Framing::message(1000);
         assert_eq!(framing.read(&[0, 0, 0]), Some(0));
         assert_eq!(framing.read(&[0, 100, 1, 2]), Some(100));
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn complete_and_oversized_messages_claim_no_memory() {
+    fn complete_and_oversized_grpc_messages_claim_no_memory() {
         assert_eq!(Framing::message(1000).read(&[0, 0, 0, 0, 2, 1, 2]), Some(0));
         assert_eq!(Framing::message(1000).read(&[0, 0, 0, 0, 0]), Some(0));
         let mut long = Framing::message(1000);
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn body_claims_its_content_length_up_to_maximum() {
+    fn request_body_claims_memory_of_its_content_length_up_to_maximum() {
         let body = |length: &str| {
             let request = Request::builder().header(CONTENT_LENGTH, length).body(()).unwrap();
             Framing::whole(&request).read(b"abc")

@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn new_stream_headers_are_counted_across_split_reads() {
+    fn new_http2_streams_are_counted_across_split_reads() {
         let frames = [
             frame(4, 0, 6),
             frame(1, 1, 7),
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_stops_at_last_admitted_stream() {
+    fn reading_stops_at_last_admitted_http2_stream() {
         let bytes = [frame(4, 0, 6), frame(1, 1, 7), frame(1, 3, 2)].concat();
         let mut frames = Http2Frames::default();
         assert_eq!(frames.read(&bytes, 1), (24, 1), "to the end of the header of the first");

@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn incomplete_message_body_times_out() {
+    async fn incomplete_request_message_times_out() {
         let (came, error, after) = read(Framing::message(100), &[&[0, 0, 0], &[0, 9, 1, 2]]).await;
         assert_eq!(came, [3, 4]);
         assert!(matches!(error, BodyError::Timeout(_)), "{error}");
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn second_message_is_refused_immediately() {
+    async fn second_message_of_unary_request_is_refused_immediately() {
         let (came, error, after) =
             read(Framing::message(100), &[&[0, 0, 0, 0, 1, 7], &[0, 0, 0, 0, 0]]).await;
         assert_eq!((came, after), (vec![6], Duration::ZERO));

@@ -180,7 +180,7 @@ mod tests {
     use crate::{Acceptor, Limits, Memory};
 
     #[tokio::test]
-    async fn response_counts_as_unread_from_creation_until_fully_sent() {
+    async fn response_memory_counts_as_unread_from_creation_until_fully_sent() {
         let acceptor = Acceptor::new("test", Limits::calls(), Memory::default());
         let stream = acceptor.accept(|_| Poll::Ready(Ok(duplex(1).0))).await;
         let connection = stream.connection().unwrap();

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn requests_wait_for_unread_responses_and_stalled_connections_close() {
+    async fn unread_responses_block_requests_and_stalled_peer_is_closed() {
         let acceptor = calls();
         let (_stream, connection) = accepted(&acceptor).await;
         drop(connection.begin_request());

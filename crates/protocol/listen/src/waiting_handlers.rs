@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn waiting_request_memory_is_small_and_revocable() {
+    async fn memory_of_waiting_handler_is_small_and_revocable() {
         let memory = Memory::default();
         let acceptor = Acceptor::new("test", Limits::calls(), memory.clone());
         let (first, second) = (request(&acceptor).await, request(&acceptor).await);

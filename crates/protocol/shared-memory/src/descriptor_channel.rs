@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn frames_arrive_in_order_with_their_descriptors() {
+    async fn channel_frames_arrive_in_order_with_their_file_descriptors() {
         let (here, mut there) = pair();
         let made: Vec<_> = (0..5_u64).map(|i| SealedMemory::seal_words("test", &[i]).unwrap()).collect();
         let sending = async {
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn malformed_frame_ends_connection() {
+    async fn malformed_channel_frame_ends_connection() {
         for sent in [&[255_u8, 255, 255, 255, 0][..], &[1, 0, 0, 0, 3, 9], &[1, 0, 0, 0]] {
             let (here, mut there) = pair();
             here.stream.try_write(sent).unwrap();

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn large_memory_is_aligned_and_padded_to_large_pages() {
+    fn large_sealed_memory_is_aligned_and_padded_to_huge_pages() {
         let large = LARGE_PAGE / 8;
         for (words, expected) in [
             (large - large / 32, large),
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn unsealed_memory_is_rejected() {
+    fn unsealed_shared_memory_is_rejected() {
         assert!(refused(rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap()));
         for missing in [SealFlags::SEAL, SealFlags::SHRINK, SealFlags::GROW, SealFlags::WRITE] {
             let file = create("test").unwrap();

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn connection_queues_few_requests_for_limited_time() {
+    async fn blocking_work_queues_few_requests_per_connection_for_limited_time() {
         let acceptor = Acceptor::new("test", Limits::calls(), Memory::default());
         let stream = acceptor.accept(|_| Poll::Ready(Ok(duplex(1).0))).await;
         let mut extensions = Extensions::new();

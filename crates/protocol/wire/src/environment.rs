@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn first_existing_socket_is_used() {
+    fn first_existing_agent_socket_is_used() {
         let root = tempfile::tempdir().unwrap();
         let [system, session, state] = ["system", "session", "state"].map(|name| root.path().join(name));
         let found =
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn agent_copy_written_last_is_used() {
+    fn most_recently_written_agent_copy_is_used() {
         let root = tempfile::tempdir().unwrap();
         let [system, own] = ["system", "own"].map(|name| root.path().join(name));
         let either = || last_written([Some(system.clone()), None, Some(own.clone())]);

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn log_burst_is_limited_and_suppressed_lines_counted() {
+    async fn log_limiter_bounds_burst_and_counts_suppressed_lines() {
         let (lines, start) = (LogLimiter::new(), Instant::now());
         let written = (0..100_000).filter(|_| lines.next_at(start).is_some()).count();
         assert_eq!(written, 10);

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn address_belongs_to_service_that_registered_last() {
+    async fn endpoint_address_belongs_to_service_that_registered_it_last() {
         let (address, start) = ("10.0.0.1:80".parse().unwrap(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         let [cart, web] = ["shop/cart", "shop/web"].map(|name| claim_of(name, 1));

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peer_cannot_exhaust_automatic_declarations() {
+    fn one_peer_cannot_use_up_limit_of_automatic_declarations() {
         let mut declarations = AutoDeclarations::default();
         let name = |number: usize| format!("shop/s{number}").parse::<ServiceName>().unwrap();
         let greedy = peer_of("spiffe://prod/fairmesh/agent/a for local uid 7");

@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn refusals_carry_code_field_and_hint() {
+    async fn registry_refusals_carry_grpc_code_field_and_hint() {
         let test = TestRegistry::new();
         let service = RegistryService::new(test.registry.clone());
         let mut wrong = message(endpoint("a").endpoint);

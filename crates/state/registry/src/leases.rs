@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn lost_instance_can_return_until_retention_ends() {
+    async fn lost_instance_can_renew_lease_until_retention_ends() {
         let (mut leases, start) = (Leases::default(), Instant::now());
         leases.grant(claim("a"), TERM, start);
         assert!(leases.mark_lost(&instance_ref("a"), EndpointState::Starting, start + TERM));
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn renewal_while_marked_lost_prevents_loss() {
+    async fn lease_renewal_while_being_marked_lost_prevents_loss() {
         let (mut leases, start) = (Leases::default(), Instant::now());
         leases.grant(claim("a"), TERM, start);
         let now = start + TERM;

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plaintext_report_replaces_previous_and_expires() {
+    fn plaintext_caller_report_replaces_previous_one_and_expires() {
         let (mut reports, start) = (PlaintextReports::default(), Instant::now());
         let service = ServiceName::new("shop/cart").unwrap();
         let server =

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shard_map_is_decoded_once_per_fingerprint_and_cache_is_bounded() {
+    fn shard_map_is_decoded_once_per_change_and_cache_is_bounded() {
         let (maps, decoded) = (ShardMapCache::default(), Cell::new(0));
         let look = |service: &str, newest, records| {
             let decode = || {

@@ -84,7 +84,7 @@ fn map() -> ShardMap {
 }
 
 #[tokio::test]
-async fn requested_move_survives_restart() {
+async fn requested_shard_move_survives_control_plane_restart() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     let first = Process::start(&path, false).await;

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn saved_changes_are_one_revision_despite_concurrent_updates() {
+    async fn replica_saves_consistent_revisions_during_concurrent_updates() {
         let folder = tempfile::tempdir().unwrap();
         let (disk, _) = Disk::open(folder.path().join("copy")).await.unwrap();
         let shared = Arc::new(ReplicaState::new(disk));

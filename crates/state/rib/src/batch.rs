@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn batch_over_limit_is_refused_naming_limit() {
+    fn write_batch_over_limit_is_refused_with_limit_in_error() {
         let refusal = |ops: Vec<Op>| Batch { ops }.validate().unwrap_err().to_string();
         assert!(refusal(Vec::new()).contains("10000"));
         assert!(refusal(vec![Op::put("/a", "1"), Op::delete("/a")]).contains("written twice"));
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn conflict_error_names_both_revisions_and_remedy() {
+    fn write_conflict_error_names_both_revisions_and_remedy() {
         let conflict =
             Conflict { key: "/a".into(), expected: Expect::Revision(7), found: Some(9), current: 12 };
         let text = conflict.to_string();

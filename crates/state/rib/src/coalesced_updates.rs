@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn pending_updates_use_memory_per_key_not_per_change() {
+    fn pending_record_updates_use_memory_per_key_not_per_change() {
         let mut waiting = CoalescedUpdates::default();
         for number in 1..=10_000 {
             let change = (key((number % 3) as u8), entry(number));
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_values_are_recognised() {
+    fn undecodable_record_values_are_recognised() {
         assert!(
             is_valid(&key(1), &entry(1))
                 && is_valid(&key(1), &entry(10_000))
@@ -243,7 +243,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn coalesced_updates_equal_sequential_application(steps in prop::collection::vec(step(), 0..40)) {
+        fn coalesced_record_updates_equal_sequential_ones(steps in prop::collection::vec(step(), 0..40)) {
             // The reader already has values.
             let before: BTreeMap<_, _> =
                 (0..6).map(|service| (key(service).to_string(), entry(0).value)).collect();

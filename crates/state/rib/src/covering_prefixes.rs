@@ -13,7 +13,7 @@ mod tests {
     use super::covering;
 
     #[test]
-    fn key_is_covered_by_its_folders_and_itself() {
+    fn record_key_is_covered_by_prefixes_of_its_folders_and_itself() {
         assert_eq!(covering("/a/b").collect::<Vec<_>>(), ["/", "/a/", "/a/b"]);
         assert_eq!(covering("/a/b/").collect::<Vec<_>>(), ["/", "/a/", "/a/b/"]);
     }

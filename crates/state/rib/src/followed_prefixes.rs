@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn watches_with_many_prefixes_leave_memory_to_others() {
+    fn watch_gets_reserved_memory_despite_greedy_watches() {
         const MAX: usize = 16 << 20;
         let followed = FollowedPrefixes::at_most(MAX, 8 << 10);
         let long = Prefix::new(format!("/{}/", "a".repeat(500))).unwrap();
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn watches_of_one_peer_share_peer_limit() {
+    fn watches_of_one_peer_share_its_prefix_limit() {
         const MAX: usize = 16 << 20;
         let followed = FollowedPrefixes::at_most(MAX, 0);
         let long = &Prefix::new(format!("/{}/", "a".repeat(500))).unwrap();

@@ -365,7 +365,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn backoff_is_uniform_below_bound_that_doubles_up_to_maximum() {
+    fn reconnect_backoff_is_uniform_below_bound_that_doubles_to_maximum() {
         let backoff = Backoff::default();
         let longest = |failures| (0..1000).map(|i| backoff.delay(failures, i * 7_919_000_017)).max().unwrap();
         assert!(longest(1) <= Duration::from_millis(50) && longest(1) > Duration::from_millis(45));

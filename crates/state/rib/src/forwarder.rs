@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn forwarded_statement_keeps_stated_program() {
+    fn forwarded_signed_statement_keeps_program_it_names() {
         let mut request = Request::new(());
         set_on_behalf_of(&mut request, &Identity::Local { uid: 7 });
         request.metadata_mut().insert_bin(STATEMENT, MetadataValue::from_bytes(b"signed"));

@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peer_info_round_trips_and_bounds_its_addresses() {
+    fn watcher_info_round_trips_and_bounds_its_addresses() {
         let region = Some(Region::new("eu").unwrap());
         let addresses = vec!["10.0.0.1:7403".parse().unwrap()];
         let (version, roots) = (Some("0.1.0".into()), vec![[7; 32]]);

@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_prefix_guard_releases_nothing() {
+    fn refused_watch_prefix_releases_no_prefix_of_others() {
         let backend = OnePrefix::new();
         let prefix = Prefix::new("/a/").unwrap();
         let first = PrefixGuard::new(&backend, &Caller::default(), (&prefix, 0));

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_precondition_names_current_revision() {
+    fn failed_write_precondition_names_current_revision() {
         let mut table = Table::default();
         table.apply(commit(3, &["/a"]));
         let check =
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_commit_changes_nothing() {
+    fn repeated_commit_changes_no_table_row() {
         let mut table = Table::default();
         assert!(table.apply(commit(2, &["/a"])));
         assert!(!table.apply(commit(2, &["/b"])));
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn log_resumes_within_limit_and_never_inside_commit() {
+    fn table_log_resumes_within_its_limit_and_never_inside_commit() {
         let mut table = Table::new(3);
         table.apply(commit(1, &["/a", "/b"]));
         table.apply(commit(2, &["/c"]));
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn overlapping_prefixes_return_each_key_once() {
+    fn snapshot_of_overlapping_prefixes_contains_each_key_once() {
         let mut table = Table::default();
         table.apply(commit(1, &["/a/b/c", "/a/d", "/ab"]));
         let prefixes = ["/a/", "/a/b/", "/ab"].map(|text| Prefix::new(text).unwrap());

@@ -257,7 +257,7 @@ proptest! {
 }
 
 #[test]
-fn restored_copies_count_as_earliest_saved_revision() {
+fn agent_restarted_from_saved_copies_has_earliest_saved_revision() {
     let (a, b, all, only_b) = (0, 2, 63, 0b1000);
     let steps = [
         Step::Commit { keys: all, delete: 0 },

@@ -50,7 +50,7 @@ fn key(record: usize) -> String {
 }
 
 #[test]
-fn reported_memory_matches_allocations() {
+fn memory_reported_by_rib_matches_allocations() {
     let empty = IN_USE.load(Relaxed);
     let entry = |record: usize| {
         let value = Bytes::from(vec![1; 300 + record % 200]);

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn subscription_may_start_inside_revision_gap() {
+    async fn commit_subscription_may_start_at_unused_revision() {
         let log = CommitLog::after(5);
         log.publish([7, 8, 12].map(commit).into());
         let mut subscribers = [5, 6, 7, 11, 12, 20].map(|after| log.subscribe(after));
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn skip_compacts_older_subscriptions_only() {
+    async fn skipping_revisions_ends_only_older_commit_subscriptions() {
         let log = CommitLog::after(5);
         log.publish(vec![commit(7)]);
         let (mut behind, mut level) = (log.subscribe(7), log.subscribe(30));
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn subscription_older_than_retained_commits_is_compacted() {
+    async fn commit_subscription_older_than_retained_commits_fails_as_compacted() {
         let log = CommitLog::after(0);
         log.publish((1..=MAX_COMMITS as u64 + 2).map(|i| commit(i * 10)).collect());
         let mut late = log.subscribe(0);
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn unread_commits_are_retained_longer_but_bounded() {
+    async fn unread_commits_are_retained_longer_but_in_bounded_number() {
         let many = MAX_COMMITS as u64;
         let log = CommitLog::after(0);
         let mut slow = log.subscribe(0);

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn author_is_task_local_and_passed_explicitly() {
+    async fn write_author_is_task_local_and_passed_explicitly() {
         assert_eq!(current(), None);
         let seen = scope(Some("alice".into()), async {
             let (here, author) = (current(), current());

@@ -87,7 +87,7 @@ for_each_store! {
     restart_keeps_id_revision_and_entries,
     stale_batch_conflicts_as_whole_and_reports_both_revisions,
     first_failed_expectation_is_reported,
-    exactly_one_concurrent_writer_of_key_wins_each_round,
+    exactly_one_of_concurrent_writers_of_key_wins_each_round,
     commits_after_loaded_revision_are_complete_and_in_order,
     deletion_of_absent_key_gets_revision,
     subscription_before_retained_commits_is_compacted,
@@ -101,12 +101,12 @@ mod queue {
     use super::{Backend, Etcd, batches_beyond_queue_capacity_are_refused_and_queued_ones_written as full};
 
     #[tokio::test]
-    async fn file_queue_refuses_batches_beyond_its_capacity() {
+    async fn file_write_queue_refuses_batches_beyond_its_capacity() {
         full(Backend::File(tempfile::tempdir().unwrap())).await;
     }
 
     #[tokio::test]
-    async fn etcd_queue_refuses_batches_beyond_its_capacity() {
+    async fn etcd_write_queue_refuses_batches_beyond_its_capacity() {
         full(Backend::Etcd(Etcd::start())).await;
     }
 }
@@ -212,7 +212,7 @@ async fn first_failed_expectation_is_reported(backend: Backend) {
     );
 }
 
-async fn exactly_one_concurrent_writer_of_key_wins_each_round(backend: Backend) {
+async fn exactly_one_of_concurrent_writers_of_key_wins_each_round(backend: Backend) {
     let store = backend.open().await;
     let mut last = None;
     for round in 0..5 {

@@ -41,7 +41,7 @@ fn refused(path: &Path) -> StoreError {
 }
 
 #[test]
-fn foreign_files_are_refused_as_store() {
+fn files_of_other_formats_are_refused_as_store() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     fs::write(&path, "kind: Service\n".repeat(1000)).unwrap();
@@ -57,7 +57,7 @@ fn foreign_files_are_refused_as_store() {
 }
 
 #[test]
-fn newer_format_error_requires_newer_release() {
+fn store_file_of_newer_format_is_refused_as_newer() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     drop(fill(&path));
@@ -71,7 +71,7 @@ fn newer_format_error_requires_newer_release() {
 }
 
 #[test]
-fn empty_or_truncated_file_counts_as_damaged() {
+fn empty_or_truncated_store_file_counts_as_damaged() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     drop(fill(&path));
@@ -89,7 +89,7 @@ fn empty_or_truncated_file_counts_as_damaged() {
 }
 
 #[test]
-fn flipped_bits_are_detected_or_harmless() {
+fn flipped_bits_in_store_file_are_detected_or_harmless() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     let store = fill(&path);
@@ -126,7 +126,7 @@ fn interrupted_creation_of_store_is_restarted() {
 }
 
 #[test]
-fn verification_finds_flipped_bits_in_open_store() {
+fn store_verification_finds_flipped_bits_while_open() {
     use std::os::unix::fs::FileExt as _;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");

@@ -55,7 +55,7 @@ fn large() -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn stores_with_same_root_share_data_and_others_are_isolated() {
+async fn etcd_stores_with_same_root_share_data_and_others_are_isolated() {
     let etcd = Etcd::start();
     let member = etcd.client();
     let (one, same, other) =
@@ -108,7 +108,7 @@ async fn etcd_member_restart_loses_and_repeats_no_commit() {
 }
 
 #[tokio::test]
-async fn commits_during_disconnect_arrive_complete_from_fragments() {
+async fn commits_during_etcd_disconnect_arrive_complete_afterwards() {
     let etcd = Etcd::start();
     let proxy = Proxy::to(etcd.client()).await;
     let (cut, direct) = (open(&[&proxy.address], "").await, open(&[&etcd.client()], "").await);
@@ -128,7 +128,7 @@ async fn commits_during_disconnect_arrive_complete_from_fragments() {
 }
 
 #[tokio::test]
-async fn watcher_behind_compaction_must_load_and_then_continues() {
+async fn store_watcher_behind_etcd_compaction_must_load_and_then_continues() {
     let etcd = Etcd::start();
     let proxy = Proxy::to(etcd.client()).await;
     let (lagging, direct) = (open(&[&proxy.address], "").await, open(&[&etcd.client()], "").await);
@@ -157,7 +157,7 @@ async fn watcher_behind_compaction_must_load_and_then_continues() {
 }
 
 #[tokio::test]
-async fn compaction_of_foreign_keys_requires_no_load() {
+async fn etcd_compaction_of_foreign_keys_requires_no_load() {
     let etcd = Etcd::start();
     let proxy = Proxy::to(etcd.client()).await;
     let lagging = open(&[&proxy.address], "").await;
@@ -173,7 +173,7 @@ async fn compaction_of_foreign_keys_requires_no_load() {
 }
 
 #[tokio::test]
-async fn write_with_lost_response_has_unknown_outcome() {
+async fn etcd_write_with_lost_response_has_unknown_outcome() {
     let etcd = Etcd::start();
     let proxy = Proxy::to(etcd.client()).await;
     let (muted, direct) =

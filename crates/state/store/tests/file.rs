@@ -35,7 +35,7 @@ async fn rows(store: &impl Store) -> Vec<(String, Vec<u8>, u64)> {
 }
 
 #[tokio::test]
-async fn range_includes_start_and_excludes_end() {
+async fn store_range_includes_start_and_excludes_end() {
     let folder = Folder::new();
     let store = folder.open();
     let keys = ["/a", "/b/1", "/b/2", "/b0", "/c"].map(|key| put(key, "1", Expect::Any));
@@ -91,7 +91,7 @@ fn store_in_use_cannot_be_opened_again() {
 }
 
 #[test]
-fn unusable_directory_is_named_in_error() {
+fn unusable_data_directory_is_named_in_error() {
     let folder = Folder::new();
     let taken = folder.0.path().join("data");
     fs::write(&taken, "a file where a directory should be").unwrap();

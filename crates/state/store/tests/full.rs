@@ -94,7 +94,7 @@ async fn write_over_failing_syncs(healthy: usize, failures: usize) -> WriteOutco
 }
 
 #[tokio::test]
-async fn published_and_stored_commits_agree_after_failed_syncs() {
+async fn published_and_stored_commits_agree_after_failed_fsync() {
     let mut outcomes = BTreeSet::new();
     // A commit syncs its pages and then the header. Reopening syncs too.
     for healthy in 0..3 {

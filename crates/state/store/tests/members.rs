@@ -42,7 +42,7 @@ async fn read_to(commits: &mut Commits, revision: u64) -> usize {
 }
 
 #[tokio::test]
-async fn writes_survive_minority_loss_and_fail_without_majority() {
+async fn etcd_writes_survive_minority_loss_and_fail_without_majority() {
     let mut members = Members::start();
     let store = EtcdStore::open(&etcd_config(&members.clients(), "")).await.unwrap();
     store.acquire_writer_lease("the test", Duration::from_secs(2)).await.unwrap();

@@ -280,7 +280,7 @@ async fn partitioned_store(home: &Etcd, part: &Etcd) -> (PartitionedStore, Proxy
 }
 
 #[tokio::test]
-async fn unresponsive_partition_blocks_no_other_and_publishes_later() {
+async fn unresponsive_partition_blocks_no_other_and_catches_up() {
     let (home, part) = (Etcd::start(), Etcd::start());
     let (store, link) = partitioned_store(&home, &part).await;
     let store = Arc::new(store);
@@ -355,7 +355,7 @@ async fn partitions_accept_writes_during_home_outage() {
 }
 
 #[tokio::test]
-async fn takeover_makes_readers_with_gaps_load_again() {
+async fn store_readers_with_missing_revisions_load_again_after_takeover() {
     let (home, part) = (Etcd::start(), Etcd::start());
     let (store, link) = partitioned_store(&home, &part).await;
     store.close().await;
@@ -475,7 +475,7 @@ async fn former_writer_writes_nothing_in_any_partition() {
 }
 
 #[tokio::test]
-async fn unresponsive_partition_uses_up_no_lanes_of_others() {
+async fn unresponsive_partition_leaves_write_capacity_to_others() {
     let (home, part) = (Etcd::start(), Etcd::start());
     let (store, link) = partitioned_store(&home, &part).await;
     let store = Arc::new(store);
@@ -498,7 +498,7 @@ async fn unresponsive_partition_uses_up_no_lanes_of_others() {
 }
 
 #[tokio::test]
-async fn nothing_is_published_after_unknown_outcome() {
+async fn partitioned_store_publishes_nothing_after_unknown_write_outcome() {
     let (home, part) = (Etcd::start(), Etcd::start());
     let (store, link) = partitioned_store(&home, &part).await;
     let store = Arc::new(store);
@@ -559,7 +559,7 @@ async fn store_conversion_keeps_id_records_and_revisions() {
 }
 
 #[tokio::test]
-async fn impossible_split_is_refused_and_dry_run_changes_nothing() {
+async fn impossible_store_split_is_refused_and_dry_run_changes_nothing() {
     let (home, part, other) = (Etcd::start(), Etcd::start(), Etcd::start());
     let (store, _way) = partitioned_store(&home, &part).await;
     let stranger = EtcdStore::open(&etcd_config(&[&other.client()], "")).await.unwrap();

@@ -67,7 +67,7 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 #[test]
-fn acknowledged_batches_survive_loss_of_unsynced_writes() {
+fn acknowledged_batches_survive_power_loss_without_unsynced_writes() {
     let disk = Disk::default();
     drop(disk.open().unwrap());
     let acknowledged = cut_power(&disk, Loss::Everything, 11).unwrap();
@@ -78,7 +78,7 @@ fn acknowledged_batches_survive_loss_of_unsynced_writes() {
 }
 
 #[test]
-fn acknowledged_batches_survive_torn_unsynced_writes() {
+fn acknowledged_batches_survive_power_loss_with_torn_unsynced_writes() {
     for seed in 0..3 {
         let disk = Disk::default();
         drop(disk.open().unwrap());
@@ -87,7 +87,7 @@ fn acknowledged_batches_survive_torn_unsynced_writes() {
 }
 
 #[test]
-fn lost_acknowledgement_is_detected_without_syncs() {
+fn power_loss_test_detects_lost_writes_if_store_never_syncs() {
     let disk = Disk::default();
     drop(disk.open().unwrap());
     disk.ignore_syncs();
@@ -96,7 +96,7 @@ fn lost_acknowledgement_is_detected_without_syncs() {
 }
 
 #[test]
-fn torn_writes_are_detected_without_syncs() {
+fn power_loss_test_detects_torn_writes_if_store_never_syncs() {
     let disk = Disk::default();
     drop(disk.open().unwrap());
     disk.ignore_syncs();

@@ -63,7 +63,7 @@ fn replica_file_accumulates_updates_until_store_changes() {
 }
 
 #[test]
-fn replica_log_survives_restart_and_starts_at_floor() {
+fn replica_change_log_survives_restart_and_starts_at_retained_revision() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("copy.redb");
     let write = |number, floor, keys| {

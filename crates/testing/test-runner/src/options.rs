@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn target_selection_excludes_documentation_tests() {
+    fn selection_of_test_targets_excludes_documentation_tests() {
         assert!(options(&[]).with_doc_tests() && options(&["--doc"]).with_doc_tests());
         for selection in [&["tls"][..], &["--test", "faults"], &["--lib"]] {
             assert!(!options(selection).with_doc_tests(), "{selection:?}");
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn filter_matches_part_of_name() {
+    fn test_filter_matches_part_of_name() {
         let some = options(&["tls::", "mesh::poll"]);
         assert!(some.selects("fairmesh::faults::tls::a") && some.selects("client::mesh::poll::b"));
         assert!(!some.selects("client::mesh::policy::c"));

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn run_succeeds_if_tests_ran_and_none_failed() {
+    fn test_run_succeeds_if_tests_ran_and_none_failed() {
         assert!(close(&[Outcome::Passed], true));
         assert!(!close(&[], false), "nothing ran");
         assert!(!close(&[Outcome::Passed, Outcome::Failed("exit code 101".into())], false));
@@ -184,13 +184,13 @@ mod tests {
     }
 
     #[test]
-    fn three_flaky_tests_fail_the_run() {
+    fn three_flaky_tests_fail_test_run() {
         assert!(close_repeated(&[Outcome::Passed, Outcome::Passed]));
         assert!(!close_repeated(&[Outcome::Passed, Outcome::Passed, Outcome::Passed]));
     }
 
     #[test]
-    fn repeatedly_failing_test_fails_the_run() {
+    fn repeatedly_failing_test_fails_test_run() {
         for again in [
             Outcome::Failed("exit code 101".into()),
             Outcome::Skipped("no etcd".into()),
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn skipped_test_fails_the_run_only_if_forbidden() {
+    fn skipped_test_fails_test_run_only_if_forbidden() {
         let outcomes = [Outcome::Passed, Outcome::Skipped("no etcd".into())];
         assert!(close(&outcomes, false));
         assert!(!close(&outcomes, true));

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn cancelled_run_kills_its_processes() {
+    async fn cancelled_test_run_kills_its_processes() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("pid");
         let mut command = Command::new("sh");

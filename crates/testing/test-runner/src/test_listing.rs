@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listing_ignores_benchmarks_and_remarks() {
+    fn test_listing_ignores_benchmarks_and_remarks() {
         let listing = "a::b: test\nc: benchmark\nd - should panic: test\n\n3 tests, 1 benchmark\n";
         assert_eq!(Vec::from_iter(parse(listing)), ["a::b", "d - should panic"]);
     }

@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn key_exchange_is_hybrid_if_both_sides_support_it() {
+    async fn tls_key_exchange_is_hybrid_if_both_sides_support_it() {
         assert_eq!(negotiated(None).await, NamedGroup::X25519MLKEM768);
         assert_eq!(negotiated(Some(NamedGroup::X25519)).await, NamedGroup::X25519);
         assert_eq!(negotiated(Some(NamedGroup::secp256r1)).await, NamedGroup::secp256r1);

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn private_key_is_found_anywhere_in_file() {
+    fn private_key_is_found_anywhere_in_pem_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("key");
         let read = |text: &str| {

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn key_and_caller_arguments_are_parsed() {
+    fn key_server_key_and_caller_arguments_are_parsed() {
         let key: KeyFile = "edge=/keys/a=b.pem".parse().unwrap();
         assert_eq!((key.name.as_str(), key.path.to_str()), ("edge", Some("/keys/a=b.pem")));
         let allowed: AllowedCaller = "edge=spiffe://prod/shop/cart".parse().unwrap();

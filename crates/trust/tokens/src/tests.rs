@@ -30,7 +30,7 @@ fn issuer(name: &str, keys: &Value) -> TokenIssuer {
 }
 
 #[test]
-fn issuer_keys_verify_only_own_tokens() {
+fn keys_of_token_issuer_verify_only_its_own_tokens() {
     let [one, two] = [(); 2].map(|()| Ed25519KeyPair::generate().unwrap());
     let record = TokenIssuers {
         issuers: vec![
@@ -62,7 +62,7 @@ fn issuer_keys_verify_only_own_tokens() {
 }
 
 #[test]
-fn reduced_key_set_is_canonical() {
+fn reduced_jwks_is_independent_of_order_and_unused_fields() {
     let [one, two] = [(); 2].map(|()| jwk(&Ed25519KeyPair::generate().unwrap()));
     let mut verbose = one.clone();
     verbose["x5c"] = json!(["x".repeat(100_000)]);

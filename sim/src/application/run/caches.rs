@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cache_evicts_least_recently_used_record() {
+    fn simulated_cache_evicts_least_recently_used_record() {
         let mut cache = LastUsed::default();
         let reads = [(1, false), (2, false), (1, true), (3, false), (1, true), (2, false)];
         for (record, is_there) in reads {

@@ -26,7 +26,7 @@ async fn calls(call: impl Call) {
 }
 
 #[tokio::test]
-async fn minimal_callers_work_with_other_servers() {
+async fn minimal_benchmark_callers_work_with_other_servers() {
     for (protocol, payload) in
         [(Protocol::Http2, 1), (Protocol::Http2, 4096), (Protocol::Grpc, 0), (Protocol::Grpc, 4096)]
     {
@@ -37,7 +37,7 @@ async fn minimal_callers_work_with_other_servers() {
 }
 
 #[tokio::test]
-async fn minimal_servers_work_with_other_callers() -> Result<(), BoxError> {
+async fn minimal_benchmark_servers_work_with_other_callers() -> Result<(), BoxError> {
     for payload in [0, 4096] {
         let (listener, address) = listen().await;
         tokio::spawn(serve(listener, Protocol::Http2));
@@ -51,7 +51,7 @@ async fn minimal_servers_work_with_other_callers() -> Result<(), BoxError> {
 }
 
 #[tokio::test]
-async fn wrong_responses_are_errors() {
+async fn minimal_caller_reports_wrong_response_as_error() {
     // A gRPC server rejects an invalid message with trailers only.
     let (listener, address) = listen().await;
     tokio::spawn(serve_plain(listener, routes(Protocol::Grpc), None));

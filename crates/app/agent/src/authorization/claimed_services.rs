@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn asked_collects_services_acted_for_and_called() {
+    fn requested_access_collects_acting_and_called_services() {
         let cart = || service("shop/cart");
         let asked = Asked::of(&[
             Need::Serve(cart(), InstanceId::new("a").unwrap()),

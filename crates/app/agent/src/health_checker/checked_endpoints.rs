@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn invalid_record_in_snapshot_keeps_previous_one_in_use() {
+    async fn checker_keeps_previous_record_when_snapshot_has_invalid_one() {
         let eu = Region::new("eu").unwrap();
         let name = ServiceName::new("shop/cart").unwrap();
         let upstream = FollowerConfig {
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn queued_updates_of_one_record_are_merged() {
+    async fn queued_checker_updates_of_one_record_are_merged() {
         let mut queue = UpdateQueue::default();
         let key = RecordKey::Policy(ServiceName::new("shop/cart").unwrap());
         let value = |number: u64| {

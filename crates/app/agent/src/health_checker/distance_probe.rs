@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn round_trips_reuse_connection_in_http1_and_http2() {
+    async fn distance_probe_reuses_its_connection_over_http1_and_http2() {
         for http2 in [false, true] {
             let (address, connections) = server().await;
             let mut connection =
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn closing_or_invalid_server_is_probe_error() {
+    async fn distance_probe_fails_if_server_closes_or_responds_invalidly() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         for response in [&b""[..], b"HTTP/1.1 400 Bad Request\r\n\r\n"] {

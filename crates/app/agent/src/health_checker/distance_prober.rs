@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unparsable_targets_are_skipped() {
+    fn unparsable_distance_targets_are_skipped() {
         let target = |region: &str, address: &str| v1::DistanceTarget {
             region: region.into(),
             address: address.into(),
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn refusal_is_new_once_and_cleared_once() {
+    fn repeated_refusal_is_reported_once_until_success_clears_it() {
         let mut refusal = LastRefusal::default();
         assert!(!refusal.clear(), "nothing was refused");
         let unknown = Status::invalid_argument("region eu has no endpoints");
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn unreachable_target_has_no_samples() {
+    async fn unreachable_probe_target_has_no_distance_samples() {
         let free = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
         let target =
             DistanceTarget { region: Region::new("us").unwrap(), address: free, http2: false, service: None };

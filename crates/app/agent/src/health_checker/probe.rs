@@ -115,7 +115,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(5);
 
     #[tokio::test]
-    async fn grpc_probe_passes_only_with_serving_status() {
+    async fn grpc_health_probe_passes_only_with_serving_status() {
         use http_body_util::{BodyExt as _, Full};
         use tokio::net::TcpListener;
         use tonic::transport::{Server, server::TcpIncoming};
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn http_probe_passes_by_status_class_or_exact_status() {
+    async fn http_health_probe_passes_by_status_class_or_exact_status() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let cases = [

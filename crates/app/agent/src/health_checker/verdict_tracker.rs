@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn verdict_needs_consecutive_results_and_minimum_samples() {
+    fn health_verdict_needs_consecutive_results_and_minimum_samples() {
         assert_eq!(findings(&check(2, 3, 3), "+++"), [(3, true, 750)]);
         assert_eq!(findings(&check(2, 3, 3), "---"), [(3, false, 750)]);
         assert_eq!(findings(&check(2, 3, 5), "-----"), [(5, false, 833)]);
@@ -65,12 +65,12 @@ mod tests {
     }
 
     #[test]
-    fn flapping_does_not_change_verdict() {
+    fn flapping_probe_results_do_not_change_health_verdict() {
         assert_eq!(findings(&check(2, 3, 3), "+++--+-+--+"), [(3, true, 750)]);
     }
 
     #[test]
-    fn verdict_is_reported_again_at_full_confidence() {
+    fn health_verdict_is_reported_again_at_full_confidence() {
         let found = findings(&check(2, 3, 3), "--------------------++");
         assert_eq!(found, [(3, false, 750), (9, false, 900), (22, true, 666)]);
     }

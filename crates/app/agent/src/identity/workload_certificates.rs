@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn proxy_and_operator_names_begin_with_machine_name() {
+    fn proxy_and_operator_certificate_names_begin_with_machine_name() {
         let agent = Label::new("web-1").unwrap();
         for (asked, path) in [
             ("", "fairmesh/operator/web-1.uid-7"),

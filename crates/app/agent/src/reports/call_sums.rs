@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn caller_counts_are_summed_over_intervals() {
+    fn caller_counts_are_summed_over_report_intervals() {
         let mut sums = CallSums::default();
         sums.add(&report(&[("shop/web", 5), ("", 1)], CountedBy::Caller), 10_000);
         sums.add(&report(&[("shop/web", 7)], CountedBy::Server), 10_000);
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn excess_pairs_share_one_series_and_idle_pairs_expire() {
+    fn excess_caller_callee_pairs_share_one_series_and_idle_pairs_expire() {
         let mut sums = CallSums::default();
         let names: Vec<_> = (0..MAX_PAIRS + 3).map(|number| format!("shop/web-{number:03}")).collect();
         let rows: Vec<_> = names.iter().map(|caller| (&**caller, 1)).collect();

@@ -57,7 +57,7 @@ fn report() -> v1::ReportSignalsRequest {
 }
 
 #[tokio::test]
-async fn program_report_queues_usage_and_adds_up_load() {
+async fn program_report_queues_its_cpu_usage_and_is_added_to_load_sum() {
     let reports = reports();
     let response = Signals::report(&reports, Request::new(report())).await.unwrap().into_inner();
     assert_eq!(response.next_report_ms, 1_000);
@@ -65,7 +65,7 @@ async fn program_report_queues_usage_and_adds_up_load() {
 }
 
 #[tokio::test]
-async fn report_of_previous_release_is_accepted() {
+async fn signals_report_of_previous_release_is_accepted() {
     let reports = reports();
     let former = v1::ReportUsageRequest::from(report());
     let response = Imbalance::report(&reports, Request::new(former)).await.unwrap().into_inner();

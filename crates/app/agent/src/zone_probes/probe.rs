@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn agent_answers_probes_of_every_protocol() {
+    async fn agent_answers_zone_probes_of_every_protocol() {
         let (listener, address) = listener().await;
         let serving = tokio::spawn(probe_responder::serve(listener));
         let outcomes = probe(address, Some("127.0.0.1".parse().unwrap())).await;
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn closed_port_fails_tcp_only() {
+    async fn zone_probe_of_closed_port_fails_at_tcp() {
         let (listener, address) = listener().await;
         drop(listener);
         let outcomes = probe(address, None).await;
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn peer_with_only_http1_fails_http2_first() {
+    async fn zone_probe_reports_http2_failure_of_http1_only_peer() {
         let (listener, address) = listener().await;
         let serving = tokio::spawn(async move {
             loop {

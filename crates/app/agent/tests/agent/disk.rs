@@ -36,7 +36,7 @@ fn save(fixture: &AgentFixture, store: u128, number: u64, keys: &[&str]) {
 }
 
 #[tokio::test]
-async fn agent_without_control_plane_serves_saved_copies_with_age() {
+async fn agent_without_control_plane_serves_saved_copies_and_their_age() {
     let fixture = AgentFixture::new();
     save(&fixture, 1, 1, &["/a/1", "/a/2"]);
     fs::write(fixture.state().join("damaged.copy"), "no copy at all").unwrap();
@@ -59,7 +59,7 @@ async fn agent_without_control_plane_serves_saved_copies_with_age() {
 }
 
 #[tokio::test]
-async fn resuming_reader_gets_age_of_copy_without_control_plane() {
+async fn resuming_reader_is_told_age_of_agents_copy_without_control_plane() {
     let fixture = AgentFixture::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x")]);
@@ -80,7 +80,7 @@ async fn resuming_reader_gets_age_of_copy_without_control_plane() {
 }
 
 #[tokio::test]
-async fn readers_are_notified_once_of_control_plane_loss_and_return() {
+async fn readers_are_notified_once_per_control_plane_loss_and_return() {
     let fixture = AgentFixture::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x"), ("/b/1", "x")]);
@@ -108,7 +108,7 @@ async fn readers_are_notified_once_of_control_plane_loss_and_return() {
 }
 
 #[tokio::test]
-async fn changes_before_stop_are_saved() {
+async fn agent_saves_last_changes_when_it_stops() {
     let fixture = AgentFixture::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x"), ("/b/1", "x")]);
@@ -134,7 +134,7 @@ async fn changes_before_stop_are_saved() {
 }
 
 #[tokio::test]
-async fn saved_copies_of_other_store_are_replaced() {
+async fn saved_agent_copies_of_another_store_are_replaced() {
     let fixture = AgentFixture::new();
     save(&fixture, 9, 500, &["/a/1", "/a/old"]);
     let memory = Memory::new(1);
@@ -152,7 +152,7 @@ async fn saved_copies_of_other_store_are_replaced() {
 }
 
 #[tokio::test]
-async fn retired_copy_is_served_while_control_plane_is_unreachable() {
+async fn retired_prefix_copy_is_served_while_control_plane_is_unreachable() {
     let fixture = AgentFixture::new();
     save(&fixture, 1, 1, &["/a/1"]);
     Cache::open(fixture.state()).unwrap().retire(&prefix("/a/")).unwrap();

@@ -38,7 +38,7 @@ async fn readers_of_one_prefix_share_one_upstream_subscription() {
 }
 
 #[tokio::test]
-async fn agent_acknowledges_revision_after_its_last_reader() {
+async fn agent_acknowledges_revision_only_after_its_last_reader() {
     let fixture = AgentFixture::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x"), ("/quiet/1", "x")]);
@@ -73,7 +73,7 @@ async fn agent_acknowledges_revision_after_its_last_reader() {
 }
 
 #[tokio::test]
-async fn readers_keep_copy_when_agent_restarts() {
+async fn readers_keep_their_copy_when_agent_restarts() {
     let fixture = AgentFixture::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x"), ("/a/2", "x")]);
@@ -92,7 +92,7 @@ async fn readers_keep_copy_when_agent_restarts() {
 }
 
 #[tokio::test]
-async fn new_upstream_store_replaces_copy_of_readers() {
+async fn readers_replace_their_copy_when_upstream_has_new_store() {
     let fixture = AgentFixture::new();
     let (old, new) = (Memory::new(1), Memory::new(2));
     for _ in 0..9 {

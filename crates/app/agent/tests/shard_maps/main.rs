@@ -42,7 +42,7 @@ async fn assert_maps(programs: &[fixture::Program], fixture: &Fixture) {
 const ONE_SEGMENT: u32 = 20_000;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn map_changes_reach_all_programs_and_free_old_tables() {
+async fn shard_map_changes_reach_all_programs_and_free_old_tables() {
     let _alone = EXCLUSIVE.lock().await;
     let mut fixture = Fixture::new(TWO_SEGMENTS);
     let source = fixture.serve(&fixture.upstream()).await;
@@ -98,7 +98,7 @@ async fn map_changes_reach_all_programs_and_free_old_tables() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn readers_never_see_mixed_versions() {
+async fn shared_map_readers_never_see_mixed_versions() {
     let _alone = EXCLUSIVE.lock().await;
     let mut fixture = Fixture::new(ONE_SEGMENT);
     let source = fixture.serve(&fixture.upstream()).await;
@@ -133,7 +133,7 @@ async fn readers_never_see_mixed_versions() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn program_keeps_map_without_agent_and_follows_next_agent() {
+async fn program_keeps_shard_map_without_agent_and_follows_next_agent() {
     let _alone = EXCLUSIVE.lock().await;
     let mut fixture = Fixture::new(ONE_SEGMENT);
     let source = fixture.serve(&fixture.upstream()).await;
@@ -160,7 +160,7 @@ async fn program_keeps_map_without_agent_and_follows_next_agent() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn program_without_agent_follows_records_itself() {
+async fn program_without_agent_builds_shard_map_from_records() {
     let _alone = EXCLUSIVE.lock().await;
     let mut fixture = Fixture::new(ONE_SEGMENT);
     let source = fixture.serve(&fixture.upstream()).await;
@@ -184,7 +184,7 @@ async fn program_without_agent_follows_records_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn raw_record_watchers_coexist_with_shared_maps() {
+async fn shard_record_watchers_work_beside_shared_maps() {
     let _alone = EXCLUSIVE.lock().await;
     let mut fixture = Fixture::new(ONE_SEGMENT);
     let source = fixture.serve(&fixture.upstream()).await;
@@ -207,7 +207,7 @@ async fn raw_record_watchers_coexist_with_shared_maps() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn session_without_map_is_closed() {
+async fn shared_map_session_that_requests_no_map_is_closed() {
     let _alone = EXCLUSIVE.lock().await;
     let fixture = Fixture::new(ONE_SEGMENT);
     let source = fixture.serve(&fixture.upstream()).await;
@@ -236,7 +236,7 @@ async fn session_without_map_is_closed() {
 
 /// Tests that programs reject unsealed memory, a missing table, and mismatched tables.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unsealed_or_mismatched_memory_is_not_read() {
+async fn program_rejects_unsealed_or_mismatched_shared_memory() {
     let _alone = EXCLUSIVE.lock().await;
     let fixture = Fixture::new(ONE_SEGMENT);
     let served = fixture.serve(&fixture.socket()).await;

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn idle_ticks_are_read_by_core() {
+    fn cpu_idle_ticks_are_read_per_core() {
         let stat = "cpu  10 0 10 100 0 0 0 0 0 0\ncpu0 1 2 3 40 5 6 7 8 9 10\ncpu1 1 0 0\nintr 5\n";
         let times = read_core_times(stat);
         assert_eq!(

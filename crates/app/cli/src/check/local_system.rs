@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn disk_is_nearly_full_by_bytes_and_percentage() {
+    fn disk_counts_as_nearly_full_by_free_bytes_and_percentage() {
         let gigabyte = 1 << 30;
         assert!(is_nearly_full(200 << 20, 100 * gigabyte));
         assert!(is_nearly_full(gigabyte, 100 * gigabyte), "one percent");

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_callers_leave_endpoints_outside_all_subsets() {
+    fn check_counts_endpoints_outside_all_caller_subsets() {
         assert_eq!(uncalled(60, 20, 3), 18, "19 in a trial");
         assert_eq!(uncalled(60, 20, 30), 0);
         assert_eq!(uncalled(20, 20, 1), 0);

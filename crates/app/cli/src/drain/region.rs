@@ -484,7 +484,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn region_drain_prints_each_step_and_lasting_waits() {
+    fn region_drain_prints_each_step_and_waits_of_several_seconds() {
         let (mut progress, start) = (Progress::default(), Instant::now());
         let mut told = |keep, line: &str, is_news, at_ms| {
             progress.is_told((keep, line.to_owned()), is_news, start + Duration::from_millis(at_ms))
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn forecast_of_running_drain_omits_first_step() {
+    fn forecast_of_advanced_region_drain_omits_first_step() {
         let service = v1::ServiceForecast { of_others: 1.1, ..v1::ServiceForecast::default() };
         let forecast =
             v1::ForecastDrainResponse { services: vec![service], ..v1::ForecastDrainResponse::default() };
@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn undrain_after_finished_drain_starts_unfinished() {
+    fn undrain_is_unfinished_when_previous_drain_was_done() {
         let drain = |keep, returns| v1::RegionDrain { keep, returns, ..v1::RegionDrain::default() };
         assert!(has_arrived(&drain(0, false), "done"));
         assert!(

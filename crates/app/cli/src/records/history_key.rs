@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn deletion_in_force_is_newest_history_entry() {
+    fn history_begins_with_deletion_when_record_is_deleted() {
         let merged = merge(&[vec![change(0, None, 0), change(4, Some(b"v"), 90)]]);
         assert_eq!(merged.iter().map(|version| version.revision).collect::<Vec<_>>(), [0, 4]);
         assert_eq!(merged[0].written.as_ref().unwrap().by, "user 90");

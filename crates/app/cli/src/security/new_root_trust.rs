@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn agents_without_newest_root_are_separate_from_silent_agents() {
+    fn agents_without_newest_root_are_listed_apart_from_silent_agents() {
         let watchers = [
             watcher("agent web-1", Kind::Agent, &[b"old", b"new"]),
             watcher("agent Web-2", Kind::Agent, &[b"old"]),

@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn silent_listeners_are_probed_concurrently() {
+    async fn silent_listeners_are_checked_for_plaintext_concurrently() {
         let silent: Vec<_> =
             (0..MAX_LISTENERS).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()).collect();
         let addresses = silent.iter().map(|listener| listener.local_addr().unwrap());

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn caller_reaching_unpredicted_endpoint_is_reported() {
+    fn demo_reports_caller_that_reached_unpredicted_endpoint() {
         let row = |one, predicted: &[&str], picked: &[&[&str]]| {
             let picked = picked.iter().map(|instances| picks(instances)).collect();
             Row { what: String::new(), one, predicted: picks(predicted), picked }.agrees()

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_that_are_no_process_take_no_config_file() {
+    fn register_does_not_expand_config_option_of_its_program() {
         assert_eq!(expanded("x: y\n", "fairmesh register shop/x -- --config FILE").unwrap().len(), 6);
     }
 }

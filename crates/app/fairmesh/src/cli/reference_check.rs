@@ -38,7 +38,7 @@ fn options(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn reference_names_only_existing_options() {
+fn cli_reference_names_only_existing_options() {
     let root = super::command();
     let mut wrong = Vec::new();
     for synopsis in synopses() {
@@ -55,7 +55,7 @@ fn reference_names_only_existing_options() {
 }
 
 #[test]
-fn reference_lists_every_command() {
+fn cli_reference_lists_every_command() {
     fn missing(command: &Command, name: &str, found: &mut Vec<String>) {
         for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
             let name = format!("{name} {}", below.get_name()).trim().to_owned();

@@ -95,7 +95,7 @@ fn calls(case: &Value) -> impl Iterator<Item = (&Value, &str)> {
 }
 
 #[test]
-fn servers_authorize_calls_as_vectors_say() {
+fn server_authorization_matches_vectors_for_each_caller() {
     let service = Service::start();
     for case in vectors() {
         service.apply(&documents(&case, "shop/cart"));
@@ -144,7 +144,7 @@ fn servers_authorize_calls_as_vectors_say() {
 }
 
 #[test]
-fn caller_is_forwarded_only_by_intermediaries_named_in_policy() {
+fn caller_header_is_trusted_only_from_intermediaries_named_in_policy() {
     let service = Service::start();
     service.apply(
         "kind: Policy\nservice: shop/cart\nauthorization:\n  rules: [{name: web, from: [shop/web]}]\n  \

@@ -133,7 +133,7 @@ fn expect_roots(mesh: &Mesh) {
 }
 
 #[test]
-fn library_reports_graph_that_program_makes() {
+fn library_reports_call_graph_of_its_program() {
     let mesh = Mesh::start();
     mesh.apply(SERVICES).ok();
     let agent = mesh.agent("eu");
@@ -260,7 +260,7 @@ impl Drop for Sidecar {
 }
 
 #[test]
-fn sidecars_report_graph_that_programs_make() {
+fn sidecars_report_call_graph_of_their_programs() {
     let mesh = Mesh::start();
     mesh.apply(SERVICES).ok();
     let agent = mesh.agent("eu");

@@ -97,7 +97,7 @@ fn unanswered_call_states_reason_and_tried_endpoints() {
 }
 
 #[test]
-fn lookaside_call_uses_identity_of_local_agent() {
+fn call_through_lookaside_uses_identity_of_local_agent() {
     let (mesh, _) = domain();
     mesh.apply("kind: Service\nname: shop/hello\n").ok();
     let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
@@ -115,7 +115,7 @@ fn lookaside_call_uses_identity_of_local_agent() {
 }
 
 #[test]
-fn injected_fault_is_distinguished_from_response() {
+fn call_command_distinguishes_injected_fault_from_response() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/catalog", "catalog-0", "us", echo());
     let fault = |fault: &str| {
@@ -140,7 +140,7 @@ fn injected_fault_is_distinguished_from_response() {
 }
 
 #[test]
-fn drain_does_not_wait_for_finished_call() {
+fn drain_does_not_wait_for_finished_call_command() {
     let mesh = Mesh::with_shop();
     for instance in ["catalog-0", "catalog-1"] {
         mesh.register("shop/catalog", instance, "us", echo());
@@ -154,7 +154,7 @@ fn drain_does_not_wait_for_finished_call() {
 }
 
 #[test]
-fn call_by_saved_copy_is_labelled() {
+fn call_command_says_when_it_uses_saved_copy() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/catalog", "catalog-0", "us", echo());
     let mut agent = mesh.agent("us");

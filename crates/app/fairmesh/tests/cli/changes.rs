@@ -90,7 +90,7 @@ fn rollback_restores_replaced_value_from_history() {
 }
 
 #[test]
-fn history_shows_changes_of_each_version() {
+fn history_command_shows_changed_fields_of_each_version() {
     let mesh = Mesh::with_shop();
     mesh.apply(&SHOP.replace("timeout: 5s", "timeout: 6s")).ok();
     let table = mesh.run(&["history", "policy", "shop/catalog"]).ok();
@@ -105,7 +105,7 @@ fn history_shows_changes_of_each_version() {
 }
 
 #[test]
-fn history_shows_reasons_and_rollback_names_both_revisions() {
+fn history_shows_write_reasons_and_rollback_names_both_revisions() {
     let mesh = Mesh::with_shop();
     let slower = mesh.file("slower.yaml", &SHOP.replace("timeout: 5s", "timeout: 6s"));
     mesh.run(&["apply", "-f", &slower, "--message", "the catalog is slow today"]).ok();
@@ -125,7 +125,7 @@ fn history_shows_reasons_and_rollback_names_both_revisions() {
 }
 
 #[test]
-fn mesh_wide_records_have_history() {
+fn history_command_covers_mesh_wide_records() {
     let mesh = Mesh::with_shop();
     mesh.apply(&SHOP.replace("rtt: 20ms", "rtt: 30ms").replace("speed: 1250", "speed: 1300")).ok();
     mesh.apply(&SHOP.replace("{name: us}", "{name: us}, {name: ap}").replace("rtt: 20ms", "rtt: 30ms")).ok();
@@ -208,7 +208,7 @@ fn apply_reads_every_file_of_folder() {
 }
 
 #[test]
-fn declaration_with_endpoints_is_not_deleted_by_rollback() {
+fn rollback_deletes_service_with_endpoints_only_with_force() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/catalog", "catalog-0", "us", 7010);
     let complaint = mesh.run(&["rollback", "service", "shop/catalog"]).fails(1);
@@ -233,7 +233,7 @@ fn apply_warns_about_records_that_make_calls_fail() {
 }
 
 #[test]
-fn declaration_with_endpoints_changes_only_with_confirmation() {
+fn apply_changes_service_with_endpoints_only_with_confirmation() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/catalog", "catalog-0", "us", 7010);
     let declare = |rest: &str| format!("kind: Service\nname: shop/catalog\n{rest}\n");
@@ -267,7 +267,7 @@ fn declaration_with_endpoints_changes_only_with_confirmation() {
 }
 
 #[test]
-fn hash_policy_without_hashed_service_draws_warning() {
+fn bounded_hash_policy_of_unhashed_service_draws_warning() {
     let mesh = Mesh::with_shop();
     let policy = "kind: Policy\nservice: shop/catalog\nbalancing: {policy: boundedHash}\n";
     let run = mesh.apply(policy);
@@ -286,7 +286,7 @@ fn hash_policy_without_hashed_service_draws_warning() {
 }
 
 #[test]
-fn older_policy_keeps_rules_and_widening_draws_warning() {
+fn policy_without_rules_keeps_stored_rules_and_wider_access_draws_warning() {
     let mesh = Mesh::start();
     let rules = "authorization:\n  rules:\n    - {name: web, from: [shop/web]}\n";
     mesh.apply(&format!(

@@ -98,7 +98,7 @@ impl Sound {
 }
 
 #[test]
-fn sound_mesh_has_no_findings() {
+fn check_of_sound_mesh_has_no_findings() {
     let mesh = Sound::start();
     let (http, admin) = (mesh.dev.http.clone(), mesh.dev.admin.clone());
     let sound = mesh.check(&http, &admin, &["--json"]);

@@ -61,7 +61,7 @@ fn control_status_shows_last_round_of_each_controller() {
 }
 
 #[test]
-fn shadow_controller_shows_intended_changes() {
+fn control_status_shows_intended_changes_of_shadow_mode_controller() {
     let mut mesh = Mesh::empty();
     mesh.arguments.extend(["--shadow-controller", "distance-targets"].map(String::from));
     mesh.start_control();
@@ -77,7 +77,7 @@ fn shadow_controller_shows_intended_changes() {
 }
 
 #[test]
-fn shadow_mode_is_refused_for_protective_controllers() {
+fn shadow_mode_is_refused_for_security_controllers() {
     let mesh = Mesh::empty();
     let mut command = mesh.control_command();
     let output = command.args(["--shadow-controller", "revocations"]).stdin(Stdio::null()).output().unwrap();
@@ -92,7 +92,7 @@ fn shadow_mode_is_refused_for_protective_controllers() {
 }
 
 #[test]
-fn trust_domain_has_certificate_controllers() {
+fn controllers_record_roots_and_revocations_of_trust_domain() {
     let (mesh, _) = domain();
     wait_until("the roots are recorded", || controller(&mesh, "trust-bundle")["writes"] == 1);
     assert_eq!(controller(&mesh, "revocations")["changedAgoMs"], Value::Null);

@@ -110,7 +110,7 @@ fn errors_are_json_objects_with_json_output() {
 }
 
 #[test]
-fn name_and_wide_output_list_same_objects() {
+fn get_prints_names_only_or_extra_columns_by_output_option() {
     let mesh = shop_with_a_server();
     assert_eq!(mesh.run(&["get", "services", "-o", "name"]).ok(), "shop/cart\nshop/catalog\n");
     assert_eq!(mesh.run(&["get", "endpoints", "-o", "name"]).ok(), "shop/catalog/catalog-0\n");

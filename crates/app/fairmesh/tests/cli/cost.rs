@@ -44,7 +44,7 @@ async fn call(caller: Address, server: Address) {
 }
 
 #[test]
-fn bill_multiplies_counted_bytes_by_topology_prices() {
+fn egress_bill_multiplies_counted_bytes_by_topology_prices() {
     let mesh = Mesh::start();
     mesh.apply(MESH).ok();
     let (eu, us) = (mesh.agent("eu"), mesh.agent("us"));
@@ -67,7 +67,7 @@ fn bill_multiplies_counted_bytes_by_topology_prices() {
 }
 
 #[test]
-fn what_if_states_reason_without_prediction() {
+fn what_if_states_why_it_has_no_prediction() {
     let mesh = Mesh::with_shop();
     let what_if = |args: &[&str]| mesh.run(&[&["traffic", "what-if"], args].concat());
     assert!(what_if(&[]).fails(2).contains("nothing would change"));

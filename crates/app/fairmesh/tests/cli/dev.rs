@@ -82,7 +82,7 @@ fn service(name: &str) -> String {
 }
 
 #[test]
-fn dev_serves_registration_call_and_proxy_in_one_process() {
+fn dev_command_serves_registration_call_and_proxy_in_one_process() {
     let dev = Dev::start(tempfile::tempdir().unwrap(), &[]);
     let agent = format!("unix:{}", dev.path("agent.sock").display());
     let program = format!("127.0.0.1:{}", echo());
@@ -103,7 +103,7 @@ fn dev_serves_registration_call_and_proxy_in_one_process() {
 }
 
 #[test]
-fn dev_follows_its_folder_and_ignores_invalid_files() {
+fn dev_command_follows_its_folder_and_ignores_invalid_files() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("config");
     fs::create_dir(&config).unwrap();
@@ -122,7 +122,7 @@ fn dev_follows_its_folder_and_ignores_invalid_files() {
 }
 
 #[test]
-fn dev_keeps_data_in_given_folder() {
+fn dev_command_keeps_data_in_given_folder() {
     let folder = tempfile::tempdir().unwrap();
     let (data, config) = (folder.path().join("data"), folder.path().join("shop.yaml"));
     fs::write(&config, service("one")).unwrap();
@@ -134,7 +134,7 @@ fn dev_keeps_data_in_given_folder() {
 }
 
 #[test]
-fn dev_reports_invalid_files_and_used_ports_at_start() {
+fn dev_command_reports_invalid_files_and_ports_in_use_at_start() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("shop.yaml");
     fs::write(&config, "kind: Servise\n").unwrap();

@@ -41,7 +41,7 @@ fn endpoint_list_shows_location_and_state() {
 }
 
 #[test]
-fn drained_instance_gets_no_calls() {
+fn drained_endpoint_gets_no_calls() {
     let mesh = shop_with_servers();
     mesh.register("shop/catalog", "catalog-1", "us", 7011);
     let answer = mesh.run(&["drain", "shop/catalog", "catalog-0", "--json"]).json();
@@ -55,7 +55,7 @@ fn drained_instance_gets_no_calls() {
 }
 
 #[test]
-fn explain_shows_each_step_for_key() {
+fn explain_shows_each_routing_step_of_keyed_call() {
     let mesh = shop_with_servers();
     let explained = mesh
         .run(&["explain", "shop/cart", "--key", "618", "--role", "primary", "--region", "eu", "--json"])
@@ -100,7 +100,7 @@ fn explain_shows_each_step_for_key() {
 }
 
 #[test]
-fn explain_defaults_to_region_of_agent_and_refuses_unknown_regions() {
+fn explain_defaults_to_agents_region_and_refuses_unknown_regions() {
     let mesh = shop_with_servers();
     let assumed = mesh.run(&["explain", "shop/catalog"]);
     assert!(assumed.err.contains("as a caller in region local: no agent responds at "), "{assumed:?}");
@@ -157,7 +157,7 @@ fn endpoint_list_marks_undeclared_services() {
 }
 
 #[test]
-fn shards_are_split_merged_and_moved() {
+fn shards_command_splits_merges_and_moves_shards() {
     let mesh = shop_with_servers();
     mesh.run(&["shards", "split", "shop/cart", "1", "--at", "618"]).ok();
     let keys = |mesh: &Mesh| -> Vec<String> {
@@ -197,7 +197,7 @@ shards: [{id: 0, start: 0}]
 }
 
 #[test]
-fn watched_file_is_source_of_endpoints() {
+fn endpoints_follow_watched_file() {
     let mut mesh = Mesh::with_shop();
     mesh.stop_control("TERM");
     let source = "kind: Endpoints\nservice: shop/catalog\nendpoints: [{instance: c-0, address: '127.0.0.1:1', region: eu}]\n";
@@ -212,7 +212,7 @@ fn watched_file_is_source_of_endpoints() {
 }
 
 #[test]
-fn watchers_of_endpoints_are_listed() {
+fn cli_lists_watchers_of_service_endpoints() {
     let mesh = shop_with_servers();
     assert_eq!(mesh.run(&["get", "watchers", "--json"]).json(), json!([]));
     mesh.while_watching("/t/shop/endpoints/catalog/", || {
@@ -290,7 +290,7 @@ fn operator_drain_survives_registration_and_names_its_author() {
 }
 
 #[test]
-fn slow_drain_names_callers_it_waits_for() {
+fn drain_at_deadline_names_callers_that_have_not_moved() {
     let mesh = shop_with_servers();
     // A caller that never acknowledges an update.
     mesh.while_watching("/t/shop/endpoints/catalog/", || {
@@ -301,7 +301,7 @@ fn slow_drain_names_callers_it_waits_for() {
 }
 
 #[test]
-fn register_starts_no_program_on_used_address() {
+fn register_starts_no_program_when_its_address_is_in_use() {
     let mesh = Mesh::start();
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = other.local_addr().unwrap().to_string();
@@ -341,7 +341,7 @@ fn program_ends_when_register_is_killed() {
 }
 
 #[test]
-fn processes_survive_closed_output() {
+fn processes_survive_when_reader_of_their_output_closes() {
     let mesh = Mesh::empty();
     // As `| head` does once it has its lines.
     let unread = |command: &mut Command| {

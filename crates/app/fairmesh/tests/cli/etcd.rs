@@ -73,7 +73,7 @@ fn control_plane_serves_during_etcd_outage_and_writes_afterwards() {
 }
 
 #[test]
-fn data_served_without_etcd_is_reported_stale_after_lease() {
+fn data_is_reported_stale_once_lease_expires_during_etcd_outage() {
     let mut etcd = Etcd::with(&["--max-txn-ops=10001"]);
     let mesh = on(&etcd);
     mesh.apply(SHOP).ok();
@@ -96,7 +96,7 @@ fn data_served_without_etcd_is_reported_stale_after_lease() {
 }
 
 #[test]
-fn store_with_new_id_keeps_records() {
+fn etcd_store_given_new_id_keeps_its_records() {
     let etcd = Etcd::with(&["--max-txn-ops=10001"]);
     let mut mesh = on(&etcd);
     mesh.apply(SHOP).ok();

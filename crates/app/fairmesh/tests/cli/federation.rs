@@ -218,7 +218,7 @@ fn serve(path: PathBuf) -> String {
 }
 
 #[test]
-fn partner_roots_follow_bundle_endpoint() {
+fn federated_roots_follow_bundle_endpoint_of_partner() {
     let (prod, partner, _server, _) = two_domains();
     prod.allow(WEB);
     partner.federate("prod", &prod.bundle()).ok();

@@ -27,7 +27,7 @@ fn catalog(instance: &str, zone: &str, host_type: &str) -> Endpoint {
 }
 
 #[test]
-fn host_speed_counts_in_shares_and_picks() {
+fn host_speed_scales_capacity_shares_and_power() {
     let mesh = Mesh::with_shop();
     mesh.apply(HOSTS).ok();
     mesh.announce("shop/catalog", catalog("a", "eu-1", "new"));

@@ -83,7 +83,7 @@ pub(crate) fn token(mesh: &Mesh, args: &[&str]) -> String {
 }
 
 #[test]
-fn authority_is_shown_and_rotated_by_its_user() {
+fn certificate_authority_is_shown_and_rotated_by_its_user() {
     let (mesh, tcp) = domain();
     let shown = mesh.run(&["identity", "show", "--json"]).json();
     assert_eq!(shown["domain"], "prod");
@@ -115,7 +115,7 @@ fn authority_is_shown_and_rotated_by_its_user() {
 }
 
 #[test]
-fn roots_and_agents_cannot_be_written_over_network() {
+fn root_and_agent_records_cannot_be_written_over_network() {
     let (mesh, tcp) = domain();
     let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
     wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
@@ -154,7 +154,7 @@ pub(crate) fn runtime() -> Runtime {
 }
 
 #[test]
-fn identity_commands_report_missing_trust_domain() {
+fn identity_commands_say_when_mesh_has_no_trust_domain() {
     let mesh = Mesh::start();
     assert!(mesh.run(&["identity", "show"]).ok().contains("has no trust domain"));
     assert!(mesh.run(&["identity", "list"]).err.contains("has no trust domain"));
@@ -234,7 +234,7 @@ fn server_started_without_agent_registers_once_it_has_identity() {
 }
 
 #[test]
-fn inbound_started_without_agent_registers_once_it_has_identity() {
+fn inbound_proxy_started_without_agent_registers_once_it_has_identity() {
     let (mesh, _) = domain();
     mesh.apply("kind: Service\nname: shop/catalog\n").ok();
     let address = format!("unix:{}", mesh.path("web-1.sock").display());
@@ -295,7 +295,7 @@ fn server_started_before_agent_sync_registers_with_mutual_tls() {
 }
 
 #[test]
-fn server_started_before_sync_with_plaintext_mesh_registers() {
+fn server_started_before_agent_sync_registers_in_plaintext_mesh() {
     let (mesh, _agent, _server) = server_before_the_control_plane("none");
     let endpoints = || mesh.run(&["get", "endpoints", "shop/catalog", "--json"]).json();
     wait_until("it is registered", || {
@@ -304,7 +304,7 @@ fn server_started_before_sync_with_plaintext_mesh_registers() {
 }
 
 #[test]
-fn drain_does_not_wait_for_ended_caller() {
+fn drain_does_not_wait_for_stopped_program() {
     let (mesh, _) = domain();
     mesh.apply("kind: Service\nname: shop/catalog\n").ok();
     let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
@@ -352,7 +352,7 @@ fn call_does_not_wait_for_certificate_that_cannot_be_issued() {
 }
 
 #[test]
-fn command_without_identity_names_hanging_agent() {
+fn command_without_identity_names_unresponsive_agent() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("hangs.sock");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
@@ -484,7 +484,7 @@ fn shows_the_identity(mesh: &Mesh, instance: &str) {
 }
 
 #[test]
-fn services_are_called_over_mutual_tls_only() {
+fn services_of_strict_mesh_are_called_over_mutual_tls_only() {
     let (mesh, tcp) = domain();
     mesh.apply("kind: Service\nname: shop/catalog\n").ok();
     let token = token(&mesh, &["web-1"]);
@@ -539,7 +539,7 @@ fn services_are_called_over_mutual_tls_only() {
 }
 
 #[test]
-fn authority_from_future_is_replaced_before_first_join() {
+fn certificate_authority_dated_in_future_is_replaced_before_first_join() {
     let (mut mesh, tcp) = domain();
     mesh.stop_control("TERM");
     std::fs::remove_dir_all(mesh.path("data")).unwrap();

@@ -20,7 +20,7 @@ use super::{
 };
 
 #[test]
-fn token_lets_one_agent_join_once() {
+fn join_token_lets_only_its_agent_join_and_only_once() {
     let (mesh, tcp) = domain();
     let token = token(&mesh, &["web-1", "--tenant", "shop"]);
     // An agent with another name, and an agent without a token.
@@ -55,7 +55,7 @@ fn call_alone(mesh: &Mesh, control: &str, token: Option<&str>, (kept, caller): (
 }
 
 #[test]
-fn program_without_agent_joins_with_token_for_its_service() {
+fn program_without_agent_joins_mesh_with_token_for_its_service() {
     let (mesh, tcp) = domain();
     mesh.apply("kind: Service\nname: shop/catalog\n").ok();
     let policy =
@@ -101,7 +101,7 @@ fn program_without_agent_joins_with_token_for_its_service() {
 }
 
 #[test]
-fn program_without_agent_registers_through_replica_with_own_rights() {
+fn program_without_agent_registers_through_replica_with_own_identity() {
     let (mesh, tcp) = domain();
     mesh.apply("kind: Service\nname: shop/catalog\n").ok();
     let (_beside, beside) = agent(&mesh, "web-1", &tcp, Some(&token(&mesh, &["web-1"])));
@@ -153,7 +153,7 @@ fn program_revoked_while_stopped_rejoins_with_new_token() {
 }
 
 #[test]
-fn program_that_missed_root_rejoins_with_new_token() {
+fn program_that_missed_root_rotation_rejoins_with_new_token() {
     let (mesh, tcp) = domain();
     // The service does not exist; the program joins anyway.
     let call = |token: Option<&str>| call_alone(&mesh, &tcp, token, ("caller", &["--as", "shop/web"]));
@@ -346,7 +346,7 @@ fn running_revoked_agent_rejoins_with_new_token() {
 }
 
 #[test]
-fn agent_that_missed_root_rejoins_by_token_or_local_socket() {
+fn agent_that_missed_root_rotation_rejoins_by_token_or_local_socket() {
     let (mesh, tcp) = domain();
     joined_agent(&mesh, &tcp);
     let rotate = || {

@@ -283,7 +283,7 @@ fn proxy_signs_locally_while_key_server_fails() {
 }
 
 #[test]
-fn wrong_signature_is_not_used() {
+fn proxy_rejects_key_server_signature_of_another_key() {
     let Some(world) = World::start() else { return };
     world.certificate("edge", "ec");
     world.certificate("other", "ec");
@@ -301,7 +301,7 @@ fn wrong_signature_is_not_used() {
 }
 
 #[test]
-fn unauthorized_caller_gets_no_signature() {
+fn key_server_refuses_unauthorized_caller() {
     let Some(world) = World::start() else { return };
     world.certificate("edge", "ec");
     let server = world.key_server("edge", "spiffe://prod/shop/edge");
@@ -374,7 +374,7 @@ impl Relay {
 }
 
 #[test]
-fn other_connections_are_served_while_key_server_is_slow() {
+fn slow_key_server_delays_no_other_proxy_connection() {
     const HANDSHAKES: usize = 8;
     let Some(world) = World::start() else { return };
     world.certificate("edge", "ec");
@@ -410,7 +410,7 @@ fn other_connections_are_served_while_key_server_is_slow() {
 }
 
 #[test]
-fn replayed_connection_gets_no_signature() {
+fn key_server_signs_nothing_for_replayed_connection() {
     let Some(world) = World::start() else { return };
     world.certificate("edge", "ec");
     let server = world.key_server("edge", PROXY);
@@ -433,7 +433,7 @@ fn replayed_connection_gets_no_signature() {
 }
 
 #[test]
-fn unusable_key_is_refused_with_hint() {
+fn key_server_refuses_unusable_key_with_hint() {
     let Some(world) = World::start() else { return };
     world.certificate("edge", "ec");
     let key = world.path("edge.key");

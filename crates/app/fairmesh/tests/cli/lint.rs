@@ -62,7 +62,7 @@ fn lint_needs_no_control_plane_and_exits_3_with_warnings() {
 }
 
 #[test]
-fn unknown_names_in_shares_draw_warning() {
+fn lint_warns_of_unknown_names_in_manual_shares() {
     let shares = "{kind: Policy, service: shop/web, traffic: {shares: [{from: eu, to: {eu: 70%, mars: 30%}}, \
         {from: eu, class: bulk, to: {eu: 100%}}]}}\n";
     let topology = "---\n{kind: Topology, regions: [{name: eu}, {name: us}]}\n";
@@ -100,7 +100,7 @@ fn unknown_names_in_shares_draw_warning() {
 }
 
 #[test]
-fn shares_and_rings_that_serve_no_call_draw_warning() {
+fn lint_warns_of_shares_and_rings_that_serve_no_call() {
     let policy = |traffic: &str, locality: &str| {
         let yaml = format!("{{kind: Policy, service: shop/web, traffic: {traffic}{locality}}}\n");
         fairmesh("", &["lint", "-f", "-"], &yaml).out

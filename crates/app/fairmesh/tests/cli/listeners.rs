@@ -205,7 +205,7 @@ fn accepts_plaintext(tested: &Tested) -> bool {
 }
 
 #[test]
-fn no_listener_accepts_invalid_certificate() {
+fn no_listener_accepts_invalid_client_certificate() {
     let fleet = fleet();
     let mesh = &fleet.mesh;
     let other = domain().0;
@@ -272,7 +272,7 @@ fn hello() -> Vec<u8> {
 }
 
 #[test]
-fn unfinished_handshakes_are_closed_and_delay_no_caller() {
+fn unfinished_tls_handshakes_are_closed_and_delay_no_caller() {
     let fleet = fleet();
     let authority = fleet.mesh.path("data/ca");
     let good = signed(&authority, &params("spiffe://prod/shop/cart", (-10, 60), Eku::ClientAuth));

@@ -30,7 +30,7 @@ fn line(told: &mut BufReader<ChildStderr>) -> String {
 }
 
 #[test]
-fn undone_move_reports_wait_and_failure() {
+fn undone_shard_move_reports_its_wait_and_failure() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/cart", "cart-1", "us", 7001);
     let endpoint = Endpoint {
@@ -55,7 +55,7 @@ fn undone_move_reports_wait_and_failure() {
 }
 
 #[test]
-fn waiting_move_names_late_caller() {
+fn waiting_shard_move_names_caller_that_has_not_applied_map() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/cart", "cart-1", "us", 7001);
     mesh.register("shop/cart", "cart-2", "us", 7002);
@@ -71,7 +71,7 @@ fn waiting_move_names_late_caller() {
 }
 
 #[test]
-fn copy_is_added_and_dropped_unless_it_is_last() {
+fn shard_copy_is_added_and_dropped_unless_it_is_last() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/cart", "cart-1", "us", 7001);
     mesh.register("shop/cart", "cart-2", "us", 7002);

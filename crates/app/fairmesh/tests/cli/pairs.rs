@@ -60,7 +60,7 @@ fn timed(admin: &str) -> Counts {
 }
 
 #[test]
-fn callers_and_front_proxies_count_same_calls_of_each_pair() {
+fn callers_and_inbound_proxies_count_same_calls_per_service_pair() {
     let (mesh, _) = domain();
     mesh.apply("kind: Service\nname: shop/cart\n---\nkind: Service\nname: shop/stock\n").ok();
     let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);

@@ -93,7 +93,7 @@ fn serve(mesh: &Mesh, agent: &str, mtls: bool) -> (Killed, u16) {
 }
 
 #[test]
-fn fleet_migrates_from_plaintext_to_mutual_tls_without_failed_call() {
+fn mesh_migrates_from_plaintext_to_mutual_tls_without_failed_call() {
     let mut mesh = Mesh::empty();
     mesh.arguments = ["--trust-domain", "none"].map(String::from).to_vec();
     mesh.start_control();

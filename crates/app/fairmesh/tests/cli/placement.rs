@@ -35,7 +35,7 @@ fn refused(mesh: &Mesh) -> Vec<Value> {
 }
 
 #[test]
-fn services_are_placed_and_refusals_name_missing_backends() {
+fn gateway_services_are_placed_and_refusals_name_missing_backends() {
     let mesh = Mesh::start();
     mesh.apply(BACKENDS).ok();
     mesh.apply(SERVICES).ok();

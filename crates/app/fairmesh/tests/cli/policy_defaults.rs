@@ -26,7 +26,7 @@ fn planned(mesh: &Mesh) -> Vec<String> {
 }
 
 #[test]
-fn explain_shows_origin_of_each_field() {
+fn explain_shows_origin_of_each_policy_field() {
     let mesh = Mesh::with_shop();
     mesh.apply(DEFAULTS).ok();
     mesh.apply("{kind: Policy, service: shop/catalog, retries: {attempts: 3}}").ok();
@@ -53,7 +53,7 @@ fn explain_shows_origin_of_each_field() {
 }
 
 #[test]
-fn default_planner_plans_all_services_except_exceptions() {
+fn default_planner_plans_all_services_without_own_planner_setting() {
     let mesh = Mesh::with_shop();
     mesh.apply(DEFAULTS).ok();
     let has = |service: &str| planned(&mesh).iter().any(|planned| planned == service);
@@ -71,7 +71,7 @@ fn default_planner_plans_all_services_except_exceptions() {
 }
 
 #[test]
-fn defaults_survive_round_trip_and_invalid_ones_are_refused() {
+fn policy_defaults_round_trip_and_invalid_ones_are_refused() {
     let mesh = Mesh::start();
     mesh.apply(DEFAULTS).ok();
     let listed = mesh.run(&["get", "policy-defaults"]).ok();
@@ -101,7 +101,7 @@ fn defaults_survive_round_trip_and_invalid_ones_are_refused() {
 }
 
 #[test]
-fn lint_checks_policies_with_their_defaults() {
+fn lint_checks_policies_completed_by_policy_defaults() {
     let files = "\
 {kind: Service, name: shop/web}
 ---

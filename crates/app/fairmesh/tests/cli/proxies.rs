@@ -126,7 +126,7 @@ fn tap_prints_selected_requests() {
 }
 
 #[test]
-fn proxy_routes_show_shares_and_remainder() {
+fn proxy_routes_show_splits_and_default_route() {
     let mesh = mesh_with_web();
     let proxy = Proxy::start(&mesh, ("--control", &mesh.address()));
     let routes = |args: &[&str]| mesh.run(&[&["proxy", "routes", "--admin", &proxy.admin], args].concat());
@@ -144,7 +144,7 @@ fn proxy_routes_show_shares_and_remainder() {
 }
 
 #[test]
-fn backends_and_their_errors_are_shown() {
+fn proxy_routes_show_backends_and_their_errors() {
     let mesh = mesh_with_web();
     mesh.apply(
         "{kind: Policy, service: shop/web, routes: [{name: canary, split: [{service: shop/canary, weight: 1}]}]}",

@@ -56,7 +56,7 @@ fn paste(script: &str) -> Option<String> {
 }
 
 #[test]
-fn every_shell_block_is_run_by_some_test() {
+fn every_shell_block_of_readme_is_run_by_some_test() {
     let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../README.md");
     let readme = fs::read_to_string(readme).unwrap();
     let pasted = ["## Try it by hand", "### Each process by itself"].map(block);
@@ -72,7 +72,7 @@ fn every_shell_block_is_run_by_some_test() {
 }
 
 #[test]
-fn try_it_by_hand_block_works_when_pasted() {
+fn readme_block_try_it_by_hand_works_when_pasted() {
     let block = block("## Try it by hand");
     let (build, rest) = block.split_once('\n').unwrap();
     assert!(build.starts_with("cargo build "), "the binary under test is built already: {build}");
@@ -83,7 +83,7 @@ fn try_it_by_hand_block_works_when_pasted() {
 }
 
 #[test]
-fn each_process_by_itself_block_works_when_pasted() {
+fn readme_block_each_process_by_itself_works_when_pasted() {
     let Some(out) = paste(&block("### Each process by itself")) else { return };
     // The instance has the name of the program, and its endpoint terminates mutual TLS.
     for part in ["shop/hello", ":8000", "by mutual TLS", "serving"] {
@@ -133,7 +133,7 @@ fn anchors(page: &str) -> Vec<String> {
 }
 
 #[test]
-fn page_links_lead_to_files_and_headings() {
+fn links_of_documentation_pages_lead_to_files_and_headings() {
     let mut broken = Vec::new();
     for page in pages() {
         let text = fs::read_to_string(&page).unwrap();

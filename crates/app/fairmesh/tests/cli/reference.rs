@@ -55,7 +55,7 @@ fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
 }
 
 #[test]
-fn every_reference_command_is_run_by_some_test() {
+fn every_command_of_cli_reference_is_run_by_some_test() {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
     let mut files = Vec::new();
     rust_files(&tests, &mut files);
@@ -79,7 +79,7 @@ fn every_reference_command_is_run_by_some_test() {
 }
 
 #[test]
-fn first_reference_commands_work_as_printed() {
+fn first_commands_of_cli_reference_work_as_printed() {
     let page = page();
     let block = page.split("```\n").nth(1).unwrap();
     let mesh = Mesh::start();

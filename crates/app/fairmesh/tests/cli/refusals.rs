@@ -67,7 +67,7 @@ fn invalid_yaml_is_refused_with_file_line_and_hint_and_stores_nothing() {
 }
 
 #[test]
-fn duplicate_record_is_refused() {
+fn manifest_with_duplicate_record_is_refused() {
     let mesh = Mesh::start();
     let complaint = mesh.apply("kind: Service\nname: shop/a\n---\nkind: Service\nname: shop/a\n").fails(2);
     assert!(complaint.contains("standard input:1") && complaint.contains("standard input:4"), "{complaint}");
@@ -89,14 +89,14 @@ fn shard_map_of_unsharded_service_refuses_whole_file() {
 }
 
 #[test]
-fn apply_refuses_endpoints() {
+fn apply_refuses_endpoint_documents() {
     let mesh = Mesh::with_shop();
     let complaint = mesh.apply("kind: Endpoints\nservice: shop/cart\nendpoints: []\n").fails(2);
     assert!(complaint.contains("fairmesh register") && complaint.contains("--source"), "{complaint}");
 }
 
 #[test]
-fn source_file_with_another_kind_is_refused_at_start() {
+fn endpoint_source_file_with_another_kind_is_refused_at_start() {
     let mut mesh = Mesh::empty();
     // The next error after the sources were accepted.
     mesh.arguments = ["--trust-domain", "no name"].map(String::from).to_vec();
@@ -129,7 +129,7 @@ fn source_file_with_another_kind_is_refused_at_start() {
 }
 
 #[test]
-fn missing_and_empty_files_are_refused() {
+fn missing_or_empty_manifest_files_are_refused() {
     let mesh = Mesh::start();
     let missing = mesh.path("missing.yaml");
     let complaint = mesh.run(&["apply", "-f", missing.to_str().unwrap()]).fails(2);
@@ -178,7 +178,7 @@ fn unknown_object_error_names_object_with_hint() {
 }
 
 #[test]
-fn empty_list_states_known_reason() {
+fn empty_list_states_reason_if_known() {
     let mesh = Mesh::with_shop();
     for (args, said) in [
         (["get", "health", "shop/cart"], "shop/cart is not checked; add a healthCheck to its policy"),
@@ -248,7 +248,7 @@ const TYPED: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn common_mistakes_are_refused_with_hint() {
+fn common_cli_mistakes_are_refused_with_hint() {
     let mesh = Mesh::empty();
     for (text, hint) in TYPED {
         let yaml = format!("kind: Policy\nservice: shop/web\n{text}\n");
@@ -298,7 +298,7 @@ fn connection_errors_distinguish_unknown_hosts_and_http_ports() {
 }
 
 #[test]
-fn service_may_be_named_by_host() {
+fn commands_accept_service_named_by_host() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/catalog", "catalog-0", "eu", 7010);
     let by_name = mesh.run(&["explain", "shop/catalog", "--region", "eu"]).ok();
@@ -306,7 +306,7 @@ fn service_may_be_named_by_host() {
 }
 
 #[test]
-fn output_to_files_has_no_colours() {
+fn output_redirected_to_file_has_no_colours() {
     let mesh = Mesh::start();
     mesh.pages();
     let logged = mesh.control_log();

@@ -71,7 +71,7 @@ impl Waiting {
 }
 
 #[test]
-fn repeated_region_drain_follows_running_drain() {
+fn repeated_region_drain_command_follows_running_drain() {
     let mesh = Mesh::with_shop();
     hold_drains(&mesh);
     mesh.run(&["drain", "--region", "eu", "--over", "1h", "--yes", "--detach"]).ok();
@@ -109,7 +109,7 @@ fn repeated_region_drain_follows_running_drain() {
 }
 
 #[test]
-fn interrupted_drain_of_drained_region_says_drained() {
+fn interrupted_drain_command_reports_region_already_drained() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/catalog", "catalog-0", "eu", 19_401);
     mesh.run(&["drain", "--region", "eu", "--over", "0s", "--yes"]).fails(4);

@@ -3,7 +3,7 @@
 use super::support::{Mesh, fairmesh, send, wait_until};
 
 #[test]
-fn writes_are_read_below_two_replicas_and_outlive_control_plane() {
+fn writes_are_readable_below_two_replicas_after_control_plane_stops() {
     let mut mesh = Mesh::with_shop();
     let mut root = mesh.replica("root", &mesh.address());
     let region = mesh.replica("region", &root.address());

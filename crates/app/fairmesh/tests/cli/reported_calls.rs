@@ -90,7 +90,7 @@ fn answered(listed: &Value) -> Vec<Value> {
 }
 
 #[test]
-fn watched_services_report_calls_to_each_other() {
+fn services_report_calls_to_each_other_only_while_watched() {
     let mut mesh = Mesh::start();
     mesh.apply(SERVICES).ok();
     let replica = mesh.replica("root", &mesh.address());

@@ -40,7 +40,7 @@ fn rotated_before() -> Mesh {
 }
 
 #[test]
-fn retired_root_stays_retired() {
+fn retired_root_certificate_stays_retired_after_restart() {
     let mut mesh = rotated_before();
     let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
     wait_until("the agent joins", || has_certificate(&mesh, "web-1"));
@@ -81,7 +81,7 @@ fn retired_root_stays_retired() {
 }
 
 #[test]
-fn root_is_not_retired_while_its_certificates_are_in_use() {
+fn root_certificate_is_not_retired_while_its_certificates_are_in_use() {
     let (mesh, tcp) = domain();
     let made = token(&mesh, &["web-1"]);
     let (_agent, agent) = agent(&mesh, "web-1", &tcp, Some(&made));

@@ -62,7 +62,7 @@ fn store_export_moves_from_file_to_etcd_and_back() {
 }
 
 #[test]
-fn imported_records_keep_history() {
+fn imported_records_keep_their_history() {
     let from = Mesh::start();
     for name in ["s1", "s2", "s3"] {
         from.apply(&format!("kind: Service\nname: shop/{name}\n")).ok();
@@ -103,7 +103,7 @@ fn imported_records_keep_history() {
 }
 
 #[test]
-fn import_into_nonempty_store_needs_confirmation() {
+fn rib_import_into_nonempty_store_needs_confirmation() {
     let from = filled();
     let file = from.path("all.rib").display().to_string();
     from.run(&["rib", "export", &file]).ok();
@@ -125,7 +125,7 @@ fn import_into_nonempty_store_needs_confirmation() {
 }
 
 #[test]
-fn verify_names_differences() {
+fn rib_verify_names_differences_between_file_and_store() {
     let mesh = filled();
     let file = mesh.path("all.rib").display().to_string();
     mesh.run(&["rib", "export", &file]).ok();

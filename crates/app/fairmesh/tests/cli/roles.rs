@@ -51,7 +51,7 @@ fn role_bindings_are_listed_compared_and_deleted() {
 }
 
 #[test]
-fn operator_on_another_machine_needs_role() {
+fn remote_operator_needs_role_binding() {
     let (mesh, tcp) = domain();
     let (_agent, agent) = agent(&mesh, "web-1", &mesh.address(), None);
     wait_until("the agent joins", || has_certificate(&mesh, "web-1"));

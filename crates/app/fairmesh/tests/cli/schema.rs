@@ -77,7 +77,7 @@ fn every_example_file_is_valid_and_can_be_applied() {
 }
 
 #[test]
-fn schema_refuses_what_apply_refuses() {
+fn json_schema_refuses_documents_that_apply_refuses() {
     let validator = validator();
     for (text, valid) in [
         ("kind: Service\nname: shop/web\ntype: sharded\n", true),

@@ -489,7 +489,7 @@ fn read_all(world: &mut World, pages: &[String]) {
 }
 
 #[test]
-fn program_started_by_register_inherits_no_token() {
+fn program_started_by_register_inherits_no_secret_tokens() {
     let mesh = Mesh::start();
     let (to, address, seen) =
         (mesh.address(), format!("127.0.0.1:{}", free_port()), mesh.path("environment"));

@@ -58,7 +58,7 @@ fn found_of(run: &Run) -> Vec<String> {
 }
 
 #[test]
-fn security_check_finds_open_access_until_closed() {
+fn security_check_reports_open_access_until_it_is_closed() {
     let (mesh, _) = domain();
     mesh.apply(OPEN).ok();
     mesh.register("shop/cart", "cart-0", "eu", 7000);
@@ -100,7 +100,7 @@ fn security_check_finds_open_access_until_closed() {
 }
 
 #[test]
-fn mesh_without_trust_domain_protects_nothing() {
+fn security_check_reports_missing_trust_domain() {
     let run = check(&Mesh::start());
     assert_eq!((found_of(&run), run.code), (vec!["trustDomain".to_owned()], Some(1)));
 }

@@ -72,7 +72,7 @@ async fn follow(agent: &str, services: &[&str]) -> (BTreeMap<String, Result<u64,
 }
 
 #[test]
-fn agent_shares_no_map_of_forbidden_tenant() {
+fn agent_shares_no_shard_map_of_forbidden_tenant() {
     let (mesh, tcp) = domain();
     mesh.apply(SHARDED).ok();
     let [shop, bank] = [("web-1", "shop"), ("web-2", "bank")].map(|(name, tenant)| {
@@ -96,7 +96,7 @@ fn agent_shares_no_map_of_forbidden_tenant() {
 }
 
 #[test]
-fn agent_stops_sharing_map_after_losing_permission() {
+fn agent_stops_sharing_shard_map_after_losing_permission() {
     let (mut mesh, tcp) = domain();
     mesh.apply(SHARDED).ok();
     mesh.apply("kind: Authorization\ndefault: allow\n").ok();

@@ -48,7 +48,7 @@ fn completion_offers_commands_options_and_services() {
 }
 
 #[test]
-fn every_command_has_manual_page() {
+fn every_command_has_its_manual_page() {
     let folder = tempfile::tempdir().unwrap();
     fairmesh("unix:/nobody.sock", &["man", folder.path().to_str().unwrap()], "").ok();
     let page = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();

@@ -29,7 +29,7 @@ fn sim(folder: &tempfile::TempDir, command: &str, text: &str, more: &[&str]) -> 
 }
 
 #[test]
-fn sim_runs_plots_and_judges_scenario() {
+fn sim_run_reports_and_plots_scenario_and_checks_its_expectations() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (json, svg) = (path("out.json"), path("out.svg"));
@@ -63,7 +63,7 @@ fn invalid_scenario_is_refused_with_file_and_line() {
 }
 
 #[test]
-fn sim_sweeps_grid_and_summarises() {
+fn sim_sweep_runs_each_grid_combination_and_summarises() {
     let folder = tempfile::tempdir().unwrap();
     let csv = folder.path().join("out.csv").to_str().unwrap().to_owned();
     // A fleet with few requests.
@@ -81,7 +81,7 @@ grid: {subset: [5]}
 }
 
 #[test]
-fn application_is_simulated_under_each_planner_and_drawn() {
+fn sim_run_compares_planners_of_application_and_draws_it() {
     let folder = tempfile::tempdir().unwrap();
     let text = include_str!("../../../../../scenarios/app-cut-point.yaml");
     let json = folder.path().join("out.json").to_str().unwrap().to_owned();
@@ -123,7 +123,7 @@ agents: {count: 10, link: {delay: 1ms, gigabits: 1}, machine: {cores: 1, gigabit
 ";
 
 #[test]
-fn sim_runs_plots_and_judges_replica_tree() {
+fn sim_run_reports_and_plots_replica_tree_and_checks_expectations() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (json, svg) = (path("out.json"), path("out.svg"));

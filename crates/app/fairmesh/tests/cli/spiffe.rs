@@ -121,7 +121,7 @@ impl Printed {
 }
 
 #[test]
-fn go_spiffe_gets_identities_that_records_assign_to_program() {
+fn go_spiffe_gets_identities_assigned_to_program_by_workload_records() {
     let Some(rig) = Rig::start() else { return };
     let uid = rustix::process::geteuid().as_raw();
     let operator = format!("spiffe://prod/fairmesh/operator/web-1.uid-{uid} 1\n");

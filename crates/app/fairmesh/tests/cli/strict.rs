@@ -103,7 +103,7 @@ fn over_tcp(port: u16) -> String {
 }
 
 #[test]
-fn plaintext_intruder_gets_no_call() {
+fn plaintext_intruder_endpoint_gets_no_call_in_strict_mesh() {
     let (mesh, _agent, agent) = mesh_with_agent();
     let intruder = Intruder::start();
     intruder.register(&mesh, "shop/vault");
@@ -177,7 +177,7 @@ fn call_to_plaintext_only_service_fails_with_hint() {
 }
 
 #[test]
-fn register_speaks_mutual_tls_for_its_program_unless_told_otherwise() {
+fn register_uses_mutual_tls_for_its_program_unless_disabled() {
     let (mesh, _agent, agent) = mesh_with_agent();
     mesh.apply("kind: Service\nname: shop/vault\n").ok();
     let port = echo();

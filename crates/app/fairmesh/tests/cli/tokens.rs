@@ -228,7 +228,7 @@ fn control_plane_reports_missing_issuer_and_unusable_keys() {
 }
 
 #[test]
-fn user_without_agent_logs_in_over_tcp_with_roots_of_mesh() {
+fn user_without_agent_logs_in_over_tcp_with_mesh_roots() {
     let key = Key::new("one");
     let rig = Rig::start(&key);
     let mesh = &rig.mesh;
@@ -295,7 +295,7 @@ fn login_hints_at_roots_only_if_plaintext_is_refused() {
 }
 
 #[test]
-fn pages_accept_tokens_only_over_tls() {
+fn control_plane_pages_accept_tokens_only_over_tls() {
     let key = Key::new("one");
     let rig = Rig::start(&key);
     let mesh = &rig.mesh;

@@ -74,7 +74,7 @@ fn counted(rows: &[CountedCalls], by_server: bool) -> [u64; 3] {
 }
 
 #[test]
-fn callers_and_servers_count_same_calls() {
+fn top_counts_same_calls_at_callers_and_servers() {
     let (mesh, _agent, runtime) = started();
     let expected = [CALLS, SUCCESSES, FAILURES];
     let mut seen = [[0; 3]; 2];

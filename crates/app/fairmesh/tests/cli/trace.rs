@@ -24,7 +24,7 @@ fn status(address: &str, path: &str) -> Option<String> {
 }
 
 #[test]
-fn slow_and_failed_requests_are_shown_with_attempts() {
+fn trace_command_shows_slow_and_failed_requests_with_attempts() {
     let mut mesh = Mesh::empty();
     let [spans, listen] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
     mesh.arguments.extend(["--traces".to_owned(), spans.clone()]);

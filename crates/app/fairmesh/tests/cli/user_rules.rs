@@ -24,7 +24,7 @@ fn is_refused(run: &Run, status: &str) -> bool {
 }
 
 #[test]
-fn rules_check_tokens_headers_and_addresses_of_callers() {
+fn authorization_rules_check_user_tokens_headers_and_addresses() {
     let (service, key, other) = (Service::start(), Key::new("one"), Key::new("one"));
     let mesh = &service.mesh;
     let jwks = mesh.file("jwks.json", &key.jwks());

@@ -16,7 +16,7 @@ use super::{
 };
 
 #[test]
-fn wait_ends_with_first_serving_endpoint() {
+fn wait_for_service_ends_with_first_serving_endpoint() {
     let mesh = Mesh::start();
     thread::scope(|scope| {
         let listed = scope.spawn(|| mesh.run(&["get", "endpoints", "shop/hello", "--wait=60s"]));
@@ -40,7 +40,7 @@ fn wait_for_policy_ends_when_it_is_applied() {
 }
 
 #[test]
-fn wait_covers_control_plane_that_starts_later() {
+fn wait_succeeds_when_control_plane_starts_later() {
     let mut mesh = Mesh::empty();
     let address = mesh.address();
     let waiting = thread::spawn(move || fairmesh(&address, &["wait", "control"], ""));
@@ -49,7 +49,7 @@ fn wait_covers_control_plane_that_starts_later() {
 }
 
 #[test]
-fn wait_finds_socket_created_later() {
+fn wait_succeeds_when_agent_socket_is_created_later() {
     let mesh = Mesh::empty();
     let command = || {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
@@ -115,7 +115,7 @@ fn wait_times_out_and_names_missing_record() {
 }
 
 #[test]
-fn wait_ends_on_time_with_silent_control_plane() {
+fn wait_times_out_with_silent_control_plane() {
     // The listener accepts connections and never responds.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = silent.local_addr().unwrap().to_string();

@@ -187,7 +187,7 @@ fn modules() -> Option<PathBuf> {
 }
 
 #[test]
-fn page_shows_mesh_in_browser() {
+fn web_page_shows_mesh_in_browser() {
     let (mesh, pages) = mesh();
     let Some(mut browser) = Browser::start(&format!("http://{pages}/ui/")) else { return };
     let (eu, us) = (mesh.agent("eu"), mesh.agent("us"));
@@ -251,7 +251,7 @@ fn respond(pages: &str, (method, path): (&str, &str), host: &str, rest: &str) ->
 }
 
 #[test]
-fn page_is_served_only_for_own_hosts_and_with_strict_csp() {
+fn web_page_is_served_only_for_own_hosts_and_with_strict_csp() {
     let (_mesh, pages) = mesh();
     for host in [&*pages, "localhost:7401"] {
         let index = head(&pages, "/ui/", host, "");
@@ -277,7 +277,7 @@ fn page_is_served_only_for_own_hosts_and_with_strict_csp() {
 }
 
 #[test]
-fn cross_site_requests_are_refused() {
+fn web_page_refuses_cross_site_requests() {
     let (mesh, pages) = mesh();
     let body = r#"{"service": "shop/web", "endpoints": [{"instance": "evil-0", "address": "127.0.0.1:9", "region": "eu"}]}"#;
     let post = |more: &str| {
@@ -302,7 +302,7 @@ fn cross_site_requests_are_refused() {
 }
 
 #[test]
-fn page_of_strict_mesh_shows_viewer_only_own_tenant() {
+fn web_page_of_strict_mesh_shows_viewer_only_own_tenant() {
     let mut mesh = Mesh::empty();
     mesh.arguments = ["--trust-domain", "test.mesh"].map(str::to_owned).to_vec();
     mesh.start_control();

@@ -234,7 +234,7 @@ fn agent_gets_identity_from_workload_api_and_joins_with_it() {
 }
 
 #[test]
-fn command_explains_its_identity_problem() {
+fn command_explains_why_it_has_no_identity() {
     let rig = Rig::start();
     for (identity, problem) in
         [("spire", "'spire' is unknown"), ("spiffe", "SPIFFE_ENDPOINT_SOCKET names no socket")]

@@ -57,7 +57,7 @@ fn apply_workload(mesh: &Mesh, service: &str, rest: &str) {
 }
 
 #[test]
-fn program_of_another_user_needs_record_that_selects_it() {
+fn program_of_another_user_needs_workload_record_that_selects_it() {
     if !is_root() {
         return;
     }
@@ -88,7 +88,7 @@ fn program_of_another_user_needs_record_that_selects_it() {
 }
 
 #[test]
-fn workload_restricts_agents_that_vouch_for_it() {
+fn workload_record_restricts_which_agents_may_vouch_for_program() {
     let (mesh, tcp) = domain();
     apply_workload(&mesh, "shop/cart", "agents: [web-2]");
     for name in ["web-1", "web-2"] {
@@ -102,7 +102,7 @@ fn workload_restricts_agents_that_vouch_for_it() {
 }
 
 #[test]
-fn workload_is_listed_compared_deleted_and_restored() {
+fn workload_record_is_listed_compared_deleted_and_restored() {
     let mesh = Mesh::start();
     apply_workload(&mesh, "shop/cart", "programs: [{uid: 1001, cgroup: /system.slice/cart.service}]");
     let listed = mesh.run(&["get", "workloads", "shop/cart"]).ok();

@@ -78,7 +78,7 @@ async fn interrupted(world: &World) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn shards_leave_overloaded_server_and_no_call_fails() {
+async fn shards_move_off_overloaded_server_and_no_call_fails() {
     let _machine = beside_others().await;
     let world = World::start(&yaml()).await;
     let work = Duration::from_millis(5);

@@ -146,7 +146,7 @@ async fn capturing(world: &World, more: &str) -> (Proxy, u16) {
 }
 
 #[test]
-fn captured_programs_reach_services_and_others_without_leftovers() {
+fn capture_sends_programs_through_proxy_and_removes_its_rules_at_end() {
     let Some(machines) = Machines::new(&["ip", "nft", "curl", "python3", "unshare", "setpriv"]) else {
         return;
     };
@@ -244,7 +244,7 @@ async fn the_rest_goes_on(programs: &Programs, heard: &Heard) {
 }
 
 #[test]
-fn proxy_that_captures_itself_ends_loop() {
+fn proxy_that_captures_its_own_connections_breaks_loop() {
     let Some(machines) = Machines::new(&["ip", "nft", "curl", "unshare", "setpriv"]) else { return };
     machines.run(|| async {
         let _machine = beside_others().await;
@@ -280,7 +280,7 @@ fn proxy_that_captures_itself_ends_loop() {
 }
 
 #[test]
-fn watched_capture_ends_with_its_proxy() {
+fn capture_with_watch_ends_when_its_proxy_ends() {
     let Some(machines) = Machines::new(&["ip", "nft", "curl", "unshare", "setpriv"]) else { return };
     machines.run(|| async {
         let _machine = beside_others().await;
@@ -323,7 +323,7 @@ fn watched_capture_ends_with_its_proxy() {
 }
 
 #[test]
-fn failed_watched_capture_leaves_nothing_captured() {
+fn failed_capture_with_watch_leaves_nothing_captured() {
     let Some(machines) = Machines::new(&["ip", "nft", "python3", "unshare", "setpriv"]) else { return };
     machines.run(|| async {
         let _machine = beside_others().await;
@@ -376,7 +376,7 @@ impl Drop for Group {
 }
 
 #[test]
-fn capture_distinguishes_proxy_by_cgroup() {
+fn capture_excludes_proxy_by_its_cgroup() {
     let Some(machines) = Machines::new(&["ip", "nft", "curl", "unshare", "setpriv"]) else { return };
     let Some(group) = Group::new() else {
         return skipped("a proxy cannot be told by its cgroup", "there are none of version 2");

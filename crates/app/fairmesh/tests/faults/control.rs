@@ -97,7 +97,7 @@ async fn write(connection: &mut Option<Connection>, control: &Address, name: &st
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn control_plane_kills_lose_no_acknowledged_write_and_no_call() {
+async fn killing_control_plane_loses_no_acknowledged_write_and_no_call() {
     let _machine = beside_others().await;
     let mut world = World::start("").await;
     let _one = Spec::new("shop/one", "a", Protocol::Http1).here(&world).await;

@@ -31,7 +31,7 @@ const GIVEN: [&str; 4] = ["instance", "job", "le", "process"];
 const OF_PROMETHEUS: &str = "up";
 
 const A_MINUTE: &str =
-    "usage is known after a whole minute; `overloaded_server_shows_as_wasted_cores` reads it";
+    "usage is known after a whole minute; `imbalance_report_shows_overloaded_servers_waste` reads it";
 /// Panels without data in the small mesh, each with the reason.
 const WITHOUT_DATA: [(&str, &str); 13] = [
     ("imbalance: Wasted cores", A_MINUTE),
@@ -67,7 +67,7 @@ fn tools() -> Option<[PathBuf; 2]> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn panels_have_data_and_name_existing_series() {
+async fn dashboard_panels_have_data_and_name_existing_series() {
     let Some([prometheus, _]) = tools() else { return };
     let _machine = beside_others().await;
     let mesh = SmallMesh::start().await;
@@ -183,7 +183,7 @@ impl Series {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn faults_in_small_mesh_fire_alerts() {
+async fn injected_faults_in_small_mesh_fire_prometheus_alerts() {
     let Some([prometheus, _]) = tools() else { return };
     let _machine = beside_others().await;
     let mut mesh = SmallMesh::start().await;

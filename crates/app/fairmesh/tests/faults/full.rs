@@ -112,7 +112,7 @@ fn on_disk_of(control: &Process, folder: &Path, file: &str) -> std::path::PathBu
 }
 
 #[tokio::test]
-async fn authority_with_full_disk_keeps_its_state() {
+async fn certificate_authority_with_full_disk_keeps_its_state() {
     let _machine = beside_others().await;
     let Some(Started { folder, control, connection, .. }) = on_a_small_disk("prod").await else { return };
     let describe = async || {

@@ -102,7 +102,7 @@ async fn unhealthy_is_shown(world: &World) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn elected_checker_guides_callers_and_is_replaced_when_lost() {
+async fn callers_follow_elected_health_checker_and_its_replacement() {
     let _machine = beside_others().await;
     let mut world = World::start(CHECKED).await;
     let holds = async || world.agent_metric("fairmesh_agent_health_checker").await == 1.0;

@@ -57,7 +57,7 @@ async fn server(world: &World, instance: &str) -> (SocketAddr, Process) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn overloaded_server_shows_as_wasted_cores() {
+async fn imbalance_report_shows_overloaded_servers_waste() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let called = Arc::new(Mutex::new(Vec::new()));
@@ -107,7 +107,7 @@ async fn overloaded_server_shows_as_wasted_cores() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn usage_during_outage_is_reported_afterwards() {
+async fn cpu_usage_during_control_plane_outage_is_reported_afterwards() {
     let _machine = beside_others().await;
     let mut world = World::start("").await;
     let (address, mut server) = server(&world, "alone").await;

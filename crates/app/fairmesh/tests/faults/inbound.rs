@@ -105,7 +105,7 @@ async fn raw(to: &str, path: &str, header: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn inbound_program_serves_reports_and_leaves_without_failures() {
+async fn inbound_proxy_reports_load_and_drains_program_without_failures() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let plain = Plain::start("plain").await;
@@ -178,7 +178,7 @@ async fn in_front_of_raw(world: &World) -> (Process, TcpListener, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn get_is_retried_after_program_closed_its_connection() {
+async fn inbound_proxy_retries_get_after_program_closed_its_connection() {
     let _machine = beside_others().await;
     let world = World::start("{kind: Service, name: shop/one, type: replicated, protocol: http1}").await;
     let (_inbound, listener, _) = in_front_of_raw(&world).await;
@@ -243,7 +243,7 @@ async fn planner_uses_load_metric_from_program_responses() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn inbound_program_is_protected_from_overload_and_foreign_keys() {
+async fn inbound_proxy_refuses_overload_and_keys_of_other_servers() {
     let _machine = beside_others().await;
     let yaml = "{kind: Service, name: shop/cart, type: sharded}\n---\n\
         {kind: ShardMap, service: shop/cart, interval: {start: 0, end: 20}, shards: [\
@@ -345,7 +345,7 @@ async fn strict_program() -> SocketAddr {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_that_programs_reject_eject_no_endpoint() {
+async fn requests_rejected_by_program_eject_no_endpoint() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     for (service, protocol) in [("shop/one", "http1"), ("shop/two", "http2")] {

@@ -102,7 +102,7 @@ async fn grpc_failures_are_counted_by_route_and_backend() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn request_and_attempts_join_callers_trace() {
+async fn proxy_spans_of_request_and_attempts_join_callers_trace() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;

@@ -127,7 +127,7 @@ impl Drop for Attached {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn attached_program_uses_proxy_until_proxy_dies() {
+async fn program_in_attached_cgroup_uses_proxy_until_proxy_dies() {
     let _machine = beside_others().await;
     let Some(attached) = Attached::new("curl").await else { return };
     let world = World::start("").await;

@@ -155,7 +155,7 @@ async fn keyed_calls_use_one_lease_per_shard() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lookaside_picks_use_reports_of_other_callers() {
+async fn lookaside_picks_use_load_reports_of_other_callers() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let mut servers = Vec::new();
@@ -211,7 +211,7 @@ async fn lookaside_picks_use_reports_of_other_callers() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn grpc_clients_look_up_routes_by_rls() {
+async fn grpc_clients_look_up_endpoints_by_route_lookup_service() {
     let _machine = beside_others().await;
     let world = World::start(SHARDED).await;
     let carts = Spec::new("shop/cart", "cart-1", Protocol::Http1).here(&world).await;

@@ -83,7 +83,7 @@ async fn behind(proxy: &Proxy) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn callers_follow_their_own_lookaside_and_survive_its_loss() {
+async fn callers_follow_lookaside_named_in_policy_and_survive_its_loss() {
     let _machine = beside_others().await;
     let at = format!("127.0.0.1:{}", free_port());
     let policy = format!("{{kind: Policy, service: shop/one, lookaside: '{at}', timeout: 9s}}");
@@ -136,7 +136,7 @@ async fn callers_follow_their_own_lookaside_and_survive_its_loss() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn malformed_lookaside_address_is_refused() {
+async fn malformed_lookaside_address_in_policy_is_refused() {
     let _machine = beside_others().await;
     let world = World::start("{kind: Service, name: shop/one}").await;
     let refused = world.apply("{kind: Policy, service: shop/one, lookaside: picks}").await;

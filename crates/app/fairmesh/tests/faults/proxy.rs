@@ -81,7 +81,7 @@ async fn proxy_routes_by_host_between_all_protocols() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keyed_split_keeps_user_on_one_version() {
+async fn traffic_split_by_key_keeps_user_on_one_version() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let one = Spec::new("shop/one", "now", Protocol::Http1).here(&world).await;
@@ -115,7 +115,7 @@ async fn keyed_split_keeps_user_on_one_version() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unroutable_requests_are_explained_and_counted() {
+async fn unroutable_requests_get_explanation_and_are_counted() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -153,7 +153,7 @@ async fn unroutable_requests_are_explained_and_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn silent_client_is_disconnected() {
+async fn proxy_disconnects_silent_client() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -165,7 +165,7 @@ async fn silent_client_is_disconnected() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn stop_finishes_requests_in_flight_even_without_agent() {
+async fn stopping_proxy_finishes_requests_in_flight_even_without_agent() {
     let _machine = beside_others().await;
     let mut world = World::start("").await;
     let work = Duration::from_secs(1);

@@ -100,7 +100,7 @@ async fn claim_falsely(world: &World) -> JoinHandle<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn programs_share_mesh_limit_by_demand() {
+async fn programs_share_mesh_wide_rate_limit_by_demand() {
     let _machine = beside_others().await;
     let yaml = format!(
         "{{kind: Policy, service: shop/one, limit: {{calls: {QUOTA}, per: 1s, burst: 30, scope: mesh}}}}"

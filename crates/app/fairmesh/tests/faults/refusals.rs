@@ -109,7 +109,7 @@ async fn store_open_elsewhere_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unwritable_data_folder_is_refused() {
+async fn control_plane_refuses_unwritable_data_folder() {
     let _machine = beside_others().await;
     let place = Place::new();
     let data = place.path("data");

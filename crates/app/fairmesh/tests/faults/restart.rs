@@ -16,7 +16,7 @@ use crate::harness::{Kind, Load, Spec, World, beside_others, until};
 const PROMPT: Duration = Duration::from_secs(12);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn drain_after_agent_restart_is_acknowledged_by_every_caller() {
+async fn every_caller_acknowledges_endpoint_drain_after_agent_restart() {
     let _machine = beside_others().await;
     let mut world = World::start("{kind: Service, name: shop/quiet}").await;
     let (mesh, bystander) = (world.mesh().await, world.mesh().await);

@@ -23,7 +23,7 @@ fn dying(service: &str, protocol: Protocol) -> Spec {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn killed_server_fails_only_its_calls_in_flight_and_becomes_lost() {
+async fn killed_server_fails_only_its_calls_in_flight_and_is_marked_lost() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let mesh = world.mesh().await;

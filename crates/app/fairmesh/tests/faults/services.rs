@@ -67,7 +67,7 @@ async fn idle_service_is_dropped_and_fetched_again_at_next_call() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unknown_names_evict_no_service_and_limit_error_has_hint() {
+async fn unknown_service_names_evict_no_service_and_limit_error_has_hint() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let mut servers = Vec::new();

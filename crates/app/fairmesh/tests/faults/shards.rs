@@ -65,7 +65,7 @@ async fn ask(address: SocketAddr, key: u32) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn moved_shard_is_refused_by_former_owner() {
+async fn former_shard_owner_refuses_calls_after_shard_move() {
     let _machine = beside_others().await;
     let carts = Carts::start().await;
     let mesh = carts.world.mesh().await;

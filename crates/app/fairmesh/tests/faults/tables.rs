@@ -66,7 +66,7 @@ async fn divided(proxy: &Proxy, expected: &[(&str, f64)]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_follow_manual_shares_and_drains_take_precedence() {
+async fn calls_follow_manual_region_shares_unless_region_is_drained() {
     let _machine = beside_others().await;
     let world = World::start(&documents(&fleet())).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -223,7 +223,7 @@ async fn decide(case: &Value, proxy: &Proxy, lookaside: Option<&Lookaside>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn proxy_and_lookaside_match_vectors_for_tables() {
+async fn proxy_and_lookaside_match_vectors_of_manual_region_tables() {
     let _machine = beside_others().await;
     for case in cases(true) {
         let fleet = fleet_of(&case);

@@ -259,7 +259,7 @@ async fn request_without_path_or_host_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn host_rule_matches_host_that_server_sees() {
+async fn authorization_rule_by_host_matches_host_that_server_sees() {
     let _machine = beside_others().await;
     let world = World::start(POLICY).await;
     let _one = Told::start(&world, "shop/one", Protocol::Http1).await;

@@ -86,7 +86,7 @@ async fn has_routes(proxy: &Proxy) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn canary_has_own_metric_series() {
+async fn canary_service_has_its_own_metric_series() {
     let _machine = beside_others().await;
     let (world, _servers) = shop().await;
     // Without an access log, so that the fast path is used too.

@@ -102,7 +102,7 @@ async fn unresponsive_server_yields_504_on_every_path() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn call_is_bounded_by_its_deadline_and_no_default() {
+async fn call_with_deadline_is_bounded_by_it_and_by_no_default_timeout() {
     let _machine = beside_others().await;
     let mesh = Mesh::start("").await;
     for (version, host) in [(HTTP1, "one"), (HTTP2, "two")] {
@@ -126,7 +126,7 @@ async fn call_is_bounded_by_its_deadline_and_no_default() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn begun_grpc_call_prefers_status_of_server() {
+async fn deadline_status_of_begun_grpc_call_comes_from_server() {
     let _machine = beside_others().await;
     let mesh = Mesh::start("").await;
     let grpc = ["-H", "content-type: application/grpc", "-H", "te: trailers", "-d", "x"];

@@ -141,7 +141,7 @@ async fn slowly_read_tls_response_arrives_complete() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn server_learns_whether_client_used_tls() {
+async fn forwarded_proto_header_tells_server_whether_client_used_tls() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -224,7 +224,7 @@ async fn tls_listener_reads_proxy_protocol_and_drops_plaintext() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tls_is_terminated_for_plain_tcp_too() {
+async fn tls_of_tcp_listener_is_terminated_by_proxy() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/db", "db-0").await;
@@ -252,7 +252,7 @@ async fn tls_is_terminated_for_plain_tcp_too() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tls_tunnel_keeps_bytes_sent_before_it_began() {
+async fn tunnel_over_tls_keeps_bytes_sent_before_it_began() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -276,7 +276,7 @@ async fn tls_tunnel_keeps_bytes_sent_before_it_began() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn upgrade_and_stop_fail_no_request_over_tls() {
+async fn proxy_upgrade_and_stop_fail_no_request_over_tls() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let work = Duration::from_secs(1);
@@ -316,7 +316,7 @@ async fn upgrade_and_stop_fail_no_request_over_tls() {
 }
 
 #[tokio::test]
-async fn unusable_certificate_is_refused_with_hint() {
+async fn proxy_refuses_unusable_certificate_with_hint() {
     let folder = tempfile::tempdir().unwrap();
     let authority = Authority::new(folder.path());
     authority.issue("proxy", "ec");

@@ -50,7 +50,7 @@ async fn start_program() -> (String, Arc<OnceLock<String>>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sampled_traces_are_complete() {
+async fn sampled_traces_contain_every_span_of_proxies_and_callers() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;

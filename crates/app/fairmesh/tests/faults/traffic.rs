@@ -267,7 +267,7 @@ async fn region_drain_continues_stepwise_across_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_and_load_below_replica_are_reported_through_it() {
+async fn replica_forwards_call_and_load_reports_of_agents_below_it() {
     let _machine = beside_others().await;
     let world = World::start(YAML).await;
     let (_processes, there) = world.another_agent_below_a_replica("us", "there").await;

@@ -196,7 +196,7 @@ async fn all(world: &World) -> (Proxy, [Mirror; 2], [Program; 2]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bodies_and_trailers_are_preserved_between_versions() {
+async fn bodies_and_trailers_are_preserved_between_http_versions() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let (_proxy, mirrors, mut programs) = all(&world).await;
@@ -243,7 +243,7 @@ async fn bodies_and_trailers_are_preserved_between_versions() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bodiless_and_early_responses_survive_translation() {
+async fn bodiless_and_early_responses_survive_http_version_translation() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let (proxy, mirrors, mut programs) = all(&world).await;

@@ -136,7 +136,7 @@ async fn idle_tunnels_end_and_active_ones_survive_drain() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connect_reaches_only_services_of_mesh() {
+async fn connect_tunnel_reaches_only_services_of_mesh() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -172,7 +172,7 @@ async fn connect_reaches_only_services_of_mesh() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn http2_connect_is_tunnel_beside_other_requests() {
+async fn http2_connect_tunnel_shares_connection_with_other_requests() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -205,7 +205,7 @@ async fn http2_connect_is_tunnel_beside_other_requests() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tcp_uses_reachable_server_or_is_reset() {
+async fn tcp_connection_uses_reachable_server_or_is_reset() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/db", "db-0").await;
@@ -280,7 +280,7 @@ async fn receives(client: TcpStream) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn last_message_of_closing_server_is_delivered() {
+async fn last_message_before_server_close_is_delivered_through_tunnel() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;

@@ -152,7 +152,7 @@ fn threads(process: &Process) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn successive_upgrades_refuse_no_connection_and_fail_no_request() {
+async fn successive_proxy_upgrades_fail_no_connection_and_no_request() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -181,7 +181,7 @@ async fn successive_upgrades_refuse_no_connection_and_fail_no_request() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn failed_successor_leaves_running_proxy_unchanged() {
+async fn failed_upgrade_leaves_running_proxy_unchanged() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -222,7 +222,7 @@ async fn heard(supervisor: &UnixDatagram) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn supervisor_is_notified_of_listening_status_and_successor() {
+async fn proxy_notifies_supervisor_of_readiness_status_and_successor() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -251,7 +251,7 @@ async fn supervisor_is_notified_of_listening_status_and_successor() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn idle_connection_is_closed_with_its_next_response() {
+async fn draining_proxy_closes_idle_connection_with_its_next_response() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -277,7 +277,7 @@ async fn idle_connection_is_closed_with_its_next_response() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn long_stream_is_asked_to_reconnect_before_drain_ends() {
+async fn client_of_long_stream_is_told_to_reconnect_before_drain_ends() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -312,7 +312,7 @@ async fn long_stream_is_asked_to_reconnect_before_drain_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_cut_at_drain_deadline_are_logged() {
+async fn access_log_contains_requests_cut_at_drain_deadline() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -357,7 +357,7 @@ async fn proxy_without_records_is_not_ready_and_accepts_no_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn misconfigured_proxy_is_replaced_by_correct_one() {
+async fn misconfigured_proxy_is_replaced_by_correct_one_on_upgrade() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;

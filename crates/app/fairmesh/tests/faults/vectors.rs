@@ -121,7 +121,7 @@ fn expected(call: &Value) -> BTreeSet<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn proxy_matches_vectors_for_keyed_calls() {
+async fn proxy_sends_keyed_calls_to_endpoints_given_by_vectors() {
     let _machine = beside_others().await;
     let vectors: Value = serde_json::from_str(include_str!("../../../../../vectors/keys.json")).unwrap();
     for case in vectors["cases"].as_array().unwrap() {

@@ -28,7 +28,7 @@ fn post(host: &str, body: Bytes) -> Request<Full<Bytes>> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unread_upload_stalls_no_other_request_of_its_client() {
+async fn upload_that_server_does_not_read_stalls_no_other_request() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let unread = RawServer::start(&world, "shop/one", "one").await;
@@ -56,7 +56,7 @@ async fn unread_upload_stalls_no_other_request_of_its_client() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slow_readers_stall_no_other_response_of_same_endpoint() {
+async fn slow_response_readers_stall_no_other_response_of_same_endpoint() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

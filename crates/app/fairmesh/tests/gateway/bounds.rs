@@ -180,7 +180,7 @@ async fn change_routes(mesh: &Mesh, blue: &Transport) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tenant_at_every_limit_fails_no_call_of_other_tenant() {
+async fn tenant_at_every_gateway_limit_fails_no_call_of_other_tenant() {
     let options = Options { gateway: LIMITS, node: "" };
     let Some(mesh) = Mesh::start_with(serve_pod().await, options).await else { return };
     let mesh = Arc::new(mesh);

@@ -16,7 +16,7 @@ fn get(host: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pod_access_follows_certificate_not_claims() {
+async fn pod_reaches_services_by_its_certificate_not_by_its_claims() {
     let Some(mesh) = Mesh::start(serve_pod().await).await else { return };
     let [red, blue] = [mesh.identity("red", "red/client").await, mesh.identity("blue", "blue/client").await];
     until("red reaches its web", async || mesh.call(&red, VIRTUAL, GET).await.contains("red/web for")).await;

@@ -121,7 +121,7 @@ async fn backends_of_web(mesh: &Mesh) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn replica_answers_421_for_services_of_other_backends() {
+async fn gateway_replica_answers_421_for_services_of_other_backends() {
     let Some(placed) = Placed::start().await else { return };
     let backends = backends_of_web(&placed.mesh).await;
     for (backend, replica, _) in &placed.replicas {
@@ -145,7 +145,7 @@ async fn replica_answers_421_for_services_of_other_backends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_continue_when_replica_backend_and_zone_fail() {
+async fn gateway_calls_continue_when_replica_backend_or_zone_fails() {
     let Some(mut placed) = Placed::start().await else { return };
     let before = backends_of_web(&placed.mesh).await;
     // Kills one of the two replicas of backend `a1`.

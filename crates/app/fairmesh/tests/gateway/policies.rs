@@ -13,7 +13,7 @@ fn get(path: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn route_answers_only_callers_that_its_policy_allows() {
+async fn gateway_serves_only_callers_that_policy_of_service_allows() {
     let Some(mesh) = Mesh::start(serve_pod().await).await else { return };
     let [client, web] = [mesh.identity("red", "red/client").await, mesh.identity("red", "red/web").await];
     until("red reaches its web", async || {

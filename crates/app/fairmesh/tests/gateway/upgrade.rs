@@ -57,7 +57,7 @@ impl Drop for Successors {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn upgrade_replaces_replicas_and_rolls_back_after_errors() {
+async fn gateway_upgrade_replaces_replicas_and_rolls_back_after_errors() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).display().to_string();
     let handover: &'static str = format!("--handover {}", at("handover.sock")).leak();

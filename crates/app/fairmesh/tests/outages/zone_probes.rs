@@ -83,7 +83,7 @@ impl ProbedMesh {
 }
 
 #[test]
-fn cut_between_two_regions_shows_only_in_their_probes() {
+fn network_cut_between_two_regions_shows_only_in_their_zone_probes() {
     let mesh = match ProbedMesh::start() {
         Ok(mesh) => mesh,
         Err(reason) => return skipped("hosts cannot be made", reason),

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cpu_is_shown_with_share_of_limit() {
+    fn cpu_of_gateway_backend_is_shown_with_share_of_limit() {
         let load = GatewayBackendLoad {
             cpu_millicores: 420,
             limit_millicores: 2_000,

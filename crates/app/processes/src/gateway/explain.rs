@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn explanation_shows_cause_and_services_of_backend() {
+    fn gateway_explain_shows_overload_cause_and_services_of_backend() {
         let explained = Explained { backend: "gw-1".into(), load: Some(load()) };
         let text = explained.text(None);
         for part in [
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn backend_without_reports_is_not_shown_as_idle() {
+    fn gateway_backend_without_reports_is_not_shown_as_idle() {
         let explained = Explained { backend: "gw-1".into(), load: None };
         assert!(explained.text(None).contains("no replica reports"));
         assert_eq!(explained.item()["load"], Value::Null);

@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn network_with_host_bits_is_refused() {
+    fn attach_refuses_network_with_host_bits() {
         let read = |text: &str| text.parse::<Network>();
         let whole = [("10.0.0.0/8", 8), ("10.1.2.3", 32), ("0.0.0.0/0", 0), ("10.1.2.2/31", 31)];
         for (text, prefix) in whole {

@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn region_table_shows_age_and_remaining_weight() {
+    fn region_table_row_shows_age_and_when_it_weakens() {
         let table = |force: &str, age: f64, weakens: Value| {
             json!({ "from": "eu", "byHand": false, "ageSeconds": age, "force": force, "weakensInSeconds": weakens,
                 "shares": [{ "class": null, "toPercent": { "eu": 70.0, "us": 20.5 }, "droppedPercent": 9.5 }] })
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn route_shows_requests_and_share_of_errors() {
+    fn route_row_shows_requests_and_share_of_errors() {
         let counts = json!([
             { "route": "canary", "backend": "shop/next", "responses": [0, 60, 0, 4, 16], "grpcFailures": 8,
               "withoutServer": 2 },
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn route_shows_shares_and_actions() {
+    fn route_row_shows_split_shares_and_actions() {
         let route = json!({
             "name": "canary", "match": { "path": { "prefix": "/a" } },
             "split": [{ "service": "shop/web", "weight": 9 }, { "service": "shop/web-canary", "weight": 1 }],

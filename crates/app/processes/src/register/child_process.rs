@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn stop_ends_descendants_of_shell() {
+    async fn register_stop_ends_descendants_of_shell() {
         let folder = tempfile::tempdir().unwrap();
         let (mut child, program) = shell_with_a_program(folder.path()).await;
         assert_ne!(child.process.id().unwrap().cast_signed(), program.as_raw_nonzero().get());
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn descendants_of_exited_shell_are_ended() {
+    async fn register_ends_descendants_of_exited_shell() {
         let folder = tempfile::tempdir().unwrap();
         let (mut child, program) = shell_with_a_program(folder.path()).await;
         child.process.start_kill().unwrap();
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn drop_kills_descendants_of_shell() {
+    async fn dropping_child_process_kills_descendants_of_shell() {
         let folder = tempfile::tempdir().unwrap();
         let (child, program) = shell_with_a_program(folder.path()).await;
         drop(child);

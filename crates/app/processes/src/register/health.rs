@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn program_is_lost_after_three_failures_and_restored_by_one_success() {
+    fn program_is_unhealthy_after_three_failed_probes_until_one_succeeds() {
         let mut health = Health::default();
         let looks = [false, true, true, false, false, true, false, false, false, false, true];
         let changes = looks.map(|responded| health.observe(responded));

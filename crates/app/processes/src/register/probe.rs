@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn probe_text_round_trips() {
+    fn register_probe_argument_round_trips() {
         assert_eq!("tcp".parse(), Ok(Probe(Model::Tcp)));
         let http = Model::Http { path: "/health?x=1".into(), status: None };
         assert_eq!("http:/health?x=1".parse(), Ok(Probe(http)));

@@ -97,7 +97,7 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn stop_waits_for_callers_before_stopping_program() {
+async fn register_waits_for_callers_before_stopping_program() {
     let bench = Bench::new().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -126,7 +126,7 @@ async fn exited_program_is_deregistered_and_its_exit_code_returned() {
 }
 
 #[test]
-fn probe_interval_grows_up_to_configured_interval() {
+fn startup_probe_interval_grows_up_to_configured_interval() {
     let interval = Duration::from_secs(2);
     let pauses =
         std::iter::successors(Some(FIRST_PROBE_INTERVAL), |pause| Some(next_interval(*pause, interval)));
@@ -137,7 +137,7 @@ fn probe_interval_grows_up_to_configured_interval() {
 }
 
 #[test]
-fn invalid_arguments_are_refused_with_hint() {
+fn invalid_register_arguments_are_refused_with_hint() {
     let typed = |rest: &str| {
         format!("register shop/recommend {rest}").split(' ').map(str::to_owned).collect::<Vec<_>>()
     };

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listeners_are_advertised_at_reachable_addresses() {
+    fn replica_listeners_are_advertised_at_reachable_addresses() {
         let told = |text: &str| reachable(&text.parse().unwrap()).to_string();
         assert_eq!(told("10.0.0.7:7403"), "10.0.0.7:7403");
         assert_eq!(told("unix:/run/replica.sock"), "unix:/run/replica.sock");

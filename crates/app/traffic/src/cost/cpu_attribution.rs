@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_show_cores_and_shares_of_window() {
+    fn cpu_cost_rows_show_cores_and_shares_of_window() {
         let row =
             |user: &str, cpu_us: u64| CostRow { user: user.into(), cpu_us, minutes_us: vec![cpu_us, 0] };
         let rows = [row("shop/web", 90_000_000), row("(idle)", 30_000_000)];

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn cost_is_grouped_by_pair_service_and_region() {
+    fn egress_cost_is_grouped_by_pair_service_and_region() {
         let prices = Egress { price: "0.02".parse().unwrap(), ..Egress::default() };
         let rows = vec![
             row("shop/web", "shop/cart", ("eu", "us")),

@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mean_time_covers_answered_calls_only() {
+    fn mean_call_latency_covers_calls_with_response_only() {
         let calls = |answered, time_us| v1::CallRates { answered, time_us, ..v1::CallRates::default() };
         assert_eq!(mean_time_us(&calls(50_000, 400_000)), Some(8_000));
         assert_eq!(mean_time_us(&calls(0, 0)), None);

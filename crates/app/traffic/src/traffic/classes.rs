@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn routes_are_proposed_for_all_but_most_frequent_class() {
+    fn route_classes_are_proposed_except_for_most_frequent_one() {
         let mut templates = PathTemplates::default();
         for n in 0..60 {
             observe(&mut templates, &json!({"method": "GET", "path": format!("/items/{n}"), "totalMs": 2.0}));

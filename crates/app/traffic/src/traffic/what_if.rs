@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn demand_factor_applies_to_region_or_all() {
+    fn what_if_demand_factor_applies_to_region_or_all_regions() {
         let Demand(region, factor) = demand("eu=3").unwrap();
         assert_eq!((region.unwrap().as_str(), factor), ("eu", 3.0));
         assert!(matches!(demand("1.5"), Ok(Demand(None, factor)) if factor == 1.5));
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn predicted_values_are_shown_beside_current_ones() {
+    fn what_if_shows_predicted_values_beside_current_ones() {
         let prediction = |load, calls_per_second| Prediction {
             services: vec![PredictedService {
                 service: "shop/cart".into(),

@@ -26,7 +26,7 @@ fn cluster(name: &str, n: u64, mean: u64, p99: u64) -> Vec<(Location, u64)> {
 }
 
 #[test]
-fn paper_example_has_index_of_1_25() {
+fn example_of_paper_has_imbalance_index_1_25() {
     let row = row(&cluster("c1", 10, 4_000, 5_000));
     assert_eq!(row.whole, Area { containers: 10, used: 40_000, peak: 50_000 });
     assert_eq!(row.whole.wasted(), 10_000);
@@ -34,7 +34,7 @@ fn paper_example_has_index_of_1_25() {
 }
 
 #[test]
-fn clusters_at_110_percent_do_not_hide_one_at_140() {
+fn imbalance_of_one_cluster_is_not_hidden_by_balanced_ones() {
     // One service with five small clusters at 110 % and one big cluster at 140 %.
     let mut all = Vec::new();
     for name in ["a", "b", "c", "d", "e"] {
@@ -65,7 +65,7 @@ fn clusters_at_110_percent_do_not_hide_one_at_140() {
 }
 
 #[test]
-fn minutes_are_weighted_by_usage() {
+fn imbalance_index_weights_minutes_by_cpu_usage() {
     // An idle minute has 200 % and a busy minute 110 %. The result is weighted by area, so it is not the average of
     // 155 %.
     let mut hour = row(&cluster("c", 10, 100, 200));
@@ -76,7 +76,7 @@ fn minutes_are_weighted_by_usage() {
 }
 
 #[test]
-fn single_cause_accounts_for_all_waste() {
+fn single_imbalance_cause_accounts_for_all_waste() {
     let spread = |places: [Location; 2]| {
         let [a, b] = places;
         row(&[(a.clone(), 4_000), (a, 4_000), (b.clone(), 2_000), (b, 2_000)]).causes
@@ -93,7 +93,7 @@ fn single_cause_accounts_for_all_waste() {
 }
 
 #[test]
-fn nested_causes_match_manual_calculation() {
+fn nested_imbalance_causes_match_manual_calculation() {
     let row = row(&[
         (place("eu", "c", Some("old")), 10),
         (place("eu", "c", Some("old")), 8),
@@ -108,7 +108,7 @@ fn nested_causes_match_manual_calculation() {
 }
 
 #[test]
-fn slices_are_bounded_and_add_up_to_whole() {
+fn imbalance_slices_are_bounded_and_add_up_to_whole() {
     let many: Vec<_> = (0..500).map(|i| (place("eu", &format!("c{i:03}"), None), 100 + i)).collect();
     let row = row(&many);
     let clusters = || row.slices.iter().filter(|((dimension, _), _)| *dimension == Dimension::Cluster);
@@ -120,7 +120,7 @@ fn slices_are_bounded_and_add_up_to_whole() {
 }
 
 #[test]
-fn minute_without_containers_is_empty() {
+fn imbalance_minute_without_containers_is_empty() {
     assert_eq!(Row::of_minute([]), Row::default());
     assert_eq!(Row::default().whole.index(), None);
 }
@@ -135,7 +135,7 @@ fn fleet(most: usize) -> impl Strategy<Value = Vec<(Location, u64)>> {
 
 proptest! {
     #[test]
-    fn every_dimension_and_all_causes_add_up_to_whole(fleet in fleet(400)) {
+    fn imbalance_by_every_dimension_and_cause_adds_up_to_whole(fleet in fleet(400)) {
         let row = row(&fleet);
         for dimension in Dimension::ALL {
             let mut sum = Area::default();
@@ -147,7 +147,7 @@ proptest! {
     }
 
     #[test]
-    fn no_cause_is_negative_below_hundred_containers(fleet in fleet(100)) {
+    fn imbalance_causes_are_not_negative_below_hundred_containers(fleet in fleet(100)) {
         let Row { causes, whole, slices, .. } = row(&fleet);
         let parts = [causes.regions, causes.host_types, causes.within, causes.unknown, whole.wasted()];
         prop_assert!(parts.iter().all(|part| *part >= 0), "{parts:?}");
@@ -156,7 +156,7 @@ proptest! {
     }
 
     #[test]
-    fn row_is_independent_of_container_order(fleet in fleet(150), turn in 0..150usize) {
+    fn imbalance_row_is_independent_of_container_order(fleet in fleet(150), turn in 0..150usize) {
         let mut turned = fleet.clone();
         let by = turn % turned.len();
         turned.rotate_left(by);

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn agent_reads_its_tenants_callable_services_and_shared_records() {
+    fn agent_may_read_records_of_its_tenants_callable_services_and_mesh() {
         let (agent, callable) = (agent(&["shop"]), service("bank/rates"));
         for (prefix, may) in [
             ("/t/shop/services/", true),
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn machine_serves_only_its_own_instances() {
+    fn machine_may_act_only_for_its_own_instances() {
         let own = agent(&["shop"]);
         assert!(own.may_serve(&service("shop/cart"), None));
         assert!(own.may_serve(&service("shop/cart"), Some("web-1")));
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn only_agents_covering_all_tenants_check_their_region() {
+    fn only_agents_of_all_tenants_may_check_health_of_their_region() {
         let [eu, us] = ["eu", "us"].map(|name| Region::new(name).unwrap());
         assert!(agent(&[]).may_check(&eu) && !agent(&[]).may_check(&us));
         assert!(!agent(&["shop"]).may_check(&eu));
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn roles_add_up_and_operator_writes_only_its_tenant() {
+    fn rights_of_roles_add_up_and_operator_writes_only_its_tenant() {
         let tenants = |name| vec![Tenant::new(name).unwrap()];
         let binding = |role, tenants| RoleBinding {
             role,

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn machine_needs_services_that_its_programs_may_call() {
+    fn agent_gets_records_of_services_that_its_programs_may_call() {
         let agent = Label::new("web-1").unwrap();
         let domain = Some(TrustDomain::new("prod").unwrap());
         let callers =
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn caller_claims_only_for_services_that_may_accept_its_calls() {
+    fn caller_gets_records_only_of_services_that_may_accept_its_calls() {
         let caller = CallerId::new("spiffe://prod/shop/web".parse().unwrap());
         let decide = |rules: Vec<AuthorizationRule>, default| {
             let authorization = Authorization { rules, ..Authorization::default() };

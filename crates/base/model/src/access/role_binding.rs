@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn subjects_parse_as_displayed_and_match_their_callers() {
+    fn role_binding_subjects_parse_as_displayed_and_match_their_callers() {
         let alice: Identity =
             Identity::Spiffe("spiffe://prod/fairmesh/operator/web-1.uid-7".parse().unwrap());
         let token = Some(("alice", &["sre".to_owned()][..]));
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn role_requires_its_own_scope() {
+    fn role_binding_requires_scope_of_its_role() {
         let binding = |role, tenants: &[&str], services: &[&str]| RoleBinding {
             role,
             tenants: tenants.iter().map(|name| Tenant::new(*name).unwrap()).collect(),

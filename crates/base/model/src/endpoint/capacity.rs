@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn share_of_zero_capacity_is_zero() {
+    fn share_of_zero_total_capacity_is_zero() {
         assert_eq!(Capacity::default().thousandths_of(Capacity::default()), 0);
     }
 }

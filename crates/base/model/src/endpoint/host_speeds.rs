@@ -212,7 +212,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn explicit_host_type_wins_over_address_prefixes() {
+    fn explicit_host_type_takes_precedence_over_address_prefixes() {
         let hosts = hosts(
             &[("old", 700), ("new", 1400)],
             &[("10.0.0.0/8", "old"), ("10.1.0.0/16", "new"), ("fd00::/8", "new"), ("0.0.0.0/0", "old")],
@@ -230,7 +230,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn weight_and_speed_multiply_within_bounds() {
+    fn endpoint_weight_and_host_speed_multiply_within_bounds() {
         let hosts = hosts(&[("slow", 100), ("fast", 10_000)], &[]).unwrap();
         let power = |host_type, weight| hosts.power(&endpoint("10.0.0.1:80", Some(host_type), weight));
         assert_eq!(power("slow", 2500), 250);
@@ -239,7 +239,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn host_error_names_its_field() {
+    fn invalid_hosts_error_names_its_field() {
         let field = |hosts: Result<Hosts, Invalid>| hosts.unwrap_err().field;
         assert_eq!(field(hosts(&[("a", 99)], &[])), "types.a.speed");
         assert_eq!(field(hosts(&[("a", 10_001)], &[])), "types.a.speed");
@@ -249,7 +249,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn address_prefix_rejects_bits_after_its_length() {
+    fn host_address_prefix_rejects_bits_after_its_length() {
         for text in ["10.1.0.0/16", "0.0.0.0/0", "10.1.2.3/32", "fd00::/8", "::/0", "::1/128"] {
             assert_eq!(prefix(text).to_string(), text);
         }

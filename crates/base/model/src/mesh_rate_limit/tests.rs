@@ -27,7 +27,7 @@ fn claim_again(quota: &mut Quota, now: u64, (caller, demand): (u64, u64)) -> u32
 }
 
 #[test]
-fn quota_parts_follow_demand_and_single_caller_gets_all() {
+fn rate_quota_follows_demand_and_single_caller_gets_all() {
     let (mut quota, mut now) = (Quota::default(), 0);
     let parts = claim_repeatedly(&mut quota, &mut now, 5, &[(1, 120_000), (2, 40_000)]);
     assert!((70..=75).contains(&parts[0]) && (23..=27).contains(&parts[1]), "{parts:?}");
@@ -43,7 +43,7 @@ fn quota_parts_follow_demand_and_single_caller_gets_all() {
 }
 
 #[test]
-fn callers_of_same_identity_share_its_part() {
+fn callers_of_same_identity_share_its_rate_quota() {
     let (mut quota, mut now, mut honest) = (Quota::default(), 0, 0);
     const INVENTED: u64 = 150;
     let held = |quota: &Quota, caller| quota.callers.get(&caller).map(|known| known.parts);
@@ -65,7 +65,7 @@ fn callers_of_same_identity_share_its_part() {
 }
 
 #[test]
-fn full_quota_makes_room_for_identity_with_fewer_callers() {
+fn full_quota_table_makes_room_for_identity_with_fewer_callers() {
     let mut quota = Quota::default();
     let invented = |caller| Claim { caller, identity: 2, demand: WHOLE, held: None };
     for caller in 0..MAX_CALLERS as u64 {
@@ -81,7 +81,7 @@ fn full_quota_makes_room_for_identity_with_fewer_callers() {
 }
 
 #[test]
-fn programs_of_same_identity_get_parts_by_demand() {
+fn programs_of_same_identity_get_rate_quota_by_demand() {
     let (mut quota, mut now) = (Quota::default(), 0);
     let mut parts = [0; 3];
     for _ in 0..20 {
@@ -97,7 +97,7 @@ fn programs_of_same_identity_get_parts_by_demand() {
 }
 
 #[test]
-fn large_claim_leaves_equal_parts_of_others_untouched() {
+fn excessive_quota_claim_leaves_equal_parts_of_others_untouched() {
     for claimed in [u64::MAX, 1_000_000_000_000] {
         let (mut quota, mut now) = (Quota::default(), 0);
         claim_repeatedly(&mut quota, &mut now, 5, &[(1, 90_000), (2, 30_000)]);
@@ -108,7 +108,7 @@ fn large_claim_leaves_equal_parts_of_others_untouched() {
 }
 
 #[test]
-fn false_claim_of_held_part_is_bounded_by_grants() {
+fn false_claim_of_held_quota_is_bounded_by_grants() {
     let (mut quota, mut now) = (Quota::default(), 0);
     let honest = claim_repeatedly(&mut quota, &mut now, 5, &[(1, 150_000)]);
     for _ in 0..10 {
@@ -121,7 +121,7 @@ fn false_claim_of_held_part_is_bounded_by_grants() {
 }
 
 #[test]
-fn unreturned_excess_expires() {
+fn excess_quota_that_caller_does_not_return_expires() {
     let (mut quota, mut now) = (Quota::default(), 0);
     claim_repeatedly(&mut quota, &mut now, 5, &[(1, 150_000)]);
     let all = quota.callers[&1].parts;
@@ -139,7 +139,7 @@ fn unreturned_excess_expires() {
 }
 
 #[test]
-fn held_parts_are_accepted_after_restart_smallest_first() {
+fn held_quota_parts_are_accepted_after_restart_smallest_first() {
     let mut quota = Quota::default();
     let held = |caller, held| Claim { held: Some(held), ..claim(caller, 100_000) };
     quota.record(held(1, 200_000_000), 0);
@@ -154,7 +154,7 @@ fn held_parts_are_accepted_after_restart_smallest_first() {
 }
 
 #[test]
-fn small_growth_is_ignored_and_callers_beyond_limit_keep_their_part() {
+fn small_demand_growth_is_ignored_and_excess_callers_keep_their_quota() {
     let (mut quota, mut now) = (Quota::default(), 0);
     claim_repeatedly(&mut quota, &mut now, 10, &[(1, 50_000), (2, 50_000)]);
     let (one, two) = (quota.callers[&1].parts, quota.callers[&2].parts);
@@ -168,7 +168,7 @@ fn small_growth_is_ignored_and_callers_beyond_limit_keep_their_part() {
 }
 
 #[test]
-fn late_callers_with_small_demand_get_parts() {
+fn late_callers_with_small_demand_get_rate_quota() {
     let (mut quota, mut now) = (Quota::default(), 0);
     let mut demands: Vec<_> = (0..10).map(|caller| (caller, 100_000)).collect();
     claim_repeatedly(&mut quota, &mut now, 50, &demands);
@@ -179,7 +179,7 @@ fn late_callers_with_small_demand_get_parts() {
 }
 
 #[test]
-fn caller_with_single_claim_is_kept_for_longest_period() {
+fn caller_with_single_quota_claim_is_kept_for_longest_period() {
     let mut quota = Quota::default();
     quota.claim(claim(1, 1_000), WHOLE, 0).unwrap();
     assert!(quota.expire(10_000));
@@ -188,7 +188,7 @@ fn caller_with_single_claim_is_kept_for_longest_period() {
 }
 
 #[test]
-fn returned_part_is_free_once_its_caller_claims_less() {
+fn returned_quota_is_free_once_its_caller_claims_less() {
     let mut quota = Quota::default();
     let held = |caller, demand, held| Claim { held: Some(held), ..claim(caller, demand) };
     let all = quota.claim(claim(1, 100_000), WHOLE, 0).unwrap();
@@ -204,7 +204,7 @@ fn returned_part_is_free_once_its_caller_claims_less() {
 
 proptest! {
     #[test]
-    fn granted_parts_never_exceed_limit(
+    fn granted_quota_parts_never_exceed_rate_limit(
         claims in proptest::collection::vec(
             (0..8_u64, 0..u64::MAX, proptest::option::of(0..u32::MAX), 0..3_000_u64), 1..200,
         ),
@@ -223,7 +223,7 @@ proptest! {
     }
 
     #[test]
-    fn held_parts_never_exceed_limit_despite_lost_responses(
+    fn held_quota_never_exceeds_rate_limit_despite_lost_responses(
         claims in proptest::collection::vec((0..8_u64, 0..10_000_000_u64, any::<bool>(), 0..500_u64), 1..300),
     ) {
         let (mut quota, mut now, mut holds) = (Quota::default(), 0, std::collections::BTreeMap::new());
@@ -248,7 +248,7 @@ proptest! {
     }
 
     #[test]
-    fn constant_demands_get_monotonic_parts(
+    fn higher_constant_demand_gets_no_smaller_quota(
         demands in proptest::collection::vec(0..10_000_000_u64, 1..20),
     ) {
         let (mut quota, mut now) = (Quota::default(), 0);

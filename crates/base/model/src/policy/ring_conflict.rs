@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn planner_rings_must_agree_with_locality_rings() {
+    fn conflict_of_planner_rings_with_locality_rings_is_reported() {
         let near = Ring::Within(Duration::from_millis(35));
         assert_eq!(policy(&[Ring::Region, near, Ring::Any], &[near, Ring::Any]).ring_conflict(), None);
         assert_eq!(policy(&[Ring::Region, Ring::Any], &Locality::default_rings()).ring_conflict(), None);

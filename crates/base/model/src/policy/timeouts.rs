@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn explicit_timeouts_always_apply_and_defaults_only_without_deadline() {
+    fn explicit_timeouts_always_apply_and_default_ones_only_without_deadline() {
         let none = Timeouts::default();
         assert_eq!(none.response_header_timeout(CallKind::Other), Some(Timeouts::RESPONSE_HEADER));
         assert_eq!(none.idle_timeout(CallKind::Other), Some(Timeouts::IDLE));

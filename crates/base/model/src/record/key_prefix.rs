@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prefix_folder_covers_keys_below_and_key_only_itself() {
+    fn prefix_of_folder_covers_keys_below_and_prefix_of_key_only_itself() {
         let cart = ServiceName::new("shop/cart").unwrap();
         let folder = Prefix::endpoints(&cart, None);
         assert!(folder.covers("/t/shop/endpoints/cart/eu/a"));

@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn record_kind_ignores_names_within_key() {
+    fn record_kind_is_found_despite_names_equal_to_kinds() {
         use RecordKind::{DefaultAuthorization, Endpoint, History, JoinedAgent, MeasuredDistances, Policy};
         for (key, kind) in [
             ("/t/history/policies/tables", Some(Policy)),
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn history_names_are_unique() {
+    fn history_names_of_record_kinds_are_unique() {
         let names: Vec<_> = RecordKind::ALL.iter().filter_map(|kind| kind.history_name()).collect();
         assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "{names:?}");
         assert!(names.iter().all(|name| RecordKind::with_history(name).is_some()));
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_and_writers_of_kind_match_its_scope() {
+    fn readers_and_writers_of_record_kind_match_its_scope() {
         for kind in RecordKind::ALL {
             let KindRules { readers, writers, .. } = kind.rules();
             match kind.scope() {

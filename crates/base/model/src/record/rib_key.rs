@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_key_parses_as_displayed() {
+    fn every_record_key_parses_as_displayed() {
         let cart = ServiceName::new("shop/cart").unwrap();
         let eu = Region::new("eu").unwrap();
         let keys = [
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_keys_are_refused() {
+    fn malformed_record_keys_are_refused() {
         for wrong in [
             "",
             "/",

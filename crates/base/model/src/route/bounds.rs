@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn routes_beyond_limit_are_not_compiled() {
+    fn routes_beyond_cost_limit_are_not_compiled() {
         let costly = |i| route(i, regex(format!("/{i}/[a-z]{{1,900}}x")));
         let (compiled, refusal) = refused((0..MAX_ROUTES).map(costly));
         assert!(refusal.field.ends_with(".match.path.regex"), "{refusal}");
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn ordinary_and_equal_expressions_fit_limit() {
+    fn ordinary_and_equal_route_expressions_fit_cost_limit() {
         let ordinary = (0..MAX_ROUTES).map(|i| route(i, regex(format!("/v{i}/users/[0-9]+(/.*)?"))));
         assert_eq!(within_bounds(ordinary.map(Ok)).unwrap().len(), MAX_ROUTES);
         let costly = || regex("/[a-z]{1,900}x".to_owned());

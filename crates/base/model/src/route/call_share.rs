@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_parse_as_displayed() {
+    fn call_shares_parse_as_displayed() {
         for (text, millionths) in
             [("0%", 0), ("100%", 1_000_000), ("5%", 50_000), ("0.01%", 100), ("12.5%", 125_000)]
         {

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn catch_all_covers_everything_and_no_narrower_match_covers_it() {
+    fn catch_all_route_covers_every_match_and_no_narrower_one_covers_it() {
         for narrow in [exact("/a"), prefix("/a"), template("/a/{id}"), header(TextMatch::Present)] {
             for all in [Match::default(), prefix("")] {
                 assert!(all.covers(&narrow) && !narrow.covers(&all), "{narrow:?}");
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn path_coverage_compares_whole_segments() {
+    fn route_path_coverage_compares_whole_segments() {
         assert!(prefix("/a").covers(&exact("/a/b")) && prefix("/a").covers(&prefix("/a/b")));
         assert!(!prefix("/a").covers(&exact("/ab")) && !prefix("/a/b").covers(&prefix("/a")));
         assert!(
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn coverage_requires_each_condition_to_be_covered() {
+    fn route_coverage_requires_each_condition_to_be_covered() {
         let value = |text: &str| TextMatch::Exact(text.into());
         assert!(header(TextMatch::Present).covers(&header(value("gold"))));
         assert!(header(TextMatch::Prefix("go".into())).covers(&header(value("gold"))));

@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn client_matches_exactly_or_by_wildcard() {
+    fn route_client_condition_matches_exactly_or_by_wildcard() {
         let fits = |text: &str| {
             let wanted = ClientMatch::new(text).unwrap();
             ["batch-1", "web/checkout", "web/checkout-2"].map(|id| wanted.matches(id))

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pattern_matches_whole_text() {
+    fn regex_pattern_matches_whole_text_only() {
         let matches = |pattern: &str, text| Pattern::new(pattern).unwrap().matches(text);
         assert!(matches("/users/[0-9]+", "/users/12"));
         assert!(!matches("/users/[0-9]+", "/users/12/x") && !matches("/users/[0-9]+", "/a/users/12"));
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_and_costly_patterns_are_rejected() {
+    fn invalid_and_costly_regex_patterns_are_rejected() {
         for wrong in [
             "",
             "(",
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_patterns_are_shared_and_dropped_when_unused() {
+    fn equal_regex_patterns_are_shared_and_dropped_when_unused() {
         let first = Pattern::new("/shared/[0-9]+").unwrap();
         assert!(Arc::ptr_eq(&first.0, &Pattern::new("/shared/[0-9]+").unwrap().0));
         drop(first);

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn distance_is_median_of_minimum_samples() {
+    fn region_distance_is_median_of_minimum_samples() {
         let mut rounds = DistanceRounds::default();
         assert_eq!(rounds.add([ms(90), ms(20), ms(30)]), None);
         assert_eq!(rounds.add([ms(22)]), None, "two rounds say little");
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn implausible_samples_are_ignored() {
+    fn implausible_distance_samples_are_ignored() {
         let mut rounds = DistanceRounds::default();
         for _ in 0..9 {
             assert_eq!(rounds.add([Duration::ZERO, Duration::from_nanos(999), ms(10_001)]), None);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn distance_filter_records_first_and_lasting_changes() {
+    fn distance_filter_records_first_value_and_lasting_changes() {
         assert_eq!(recorded(&[20, 20, 21, 19, 20]), [1], "less than 10 %");
         assert_eq!(recorded(&[20, 22, 22, 22, 22]), [1, 4], "10 %, three times");
         assert_eq!(recorded(&[20, 30, 30, 20, 30, 30]), [1], "not lasting");
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn unwritten_distance_change_is_offered_again() {
+    fn distance_change_is_offered_again_until_written() {
         let mut filter = DistanceFilter::default();
         let offered = [30; 5].map(|to| filter.observe(Some(ms(20)), ms(to)));
         assert_eq!(offered, [false, false, true, true, true]);

@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_counts_add_up_to_whole() {
+    fn parts_taken_from_call_counts_add_up_to_whole() {
         let whole = CallCounts::from_values(std::array::from_fn(|i| i as u64 * 7 + 1));
         let (mut rest, mut sum) = (whole.clone(), CallCounts::ZERO);
         for (part, of) in [(1, 3), (1, 2)] {
@@ -539,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn outcomes_of_later_release_count_as_unknown() {
+    fn call_outcomes_of_later_release_count_as_unknown() {
         let responses = [0, 1, 0, 0, 0, 0, 0, 4];
         let faults: Vec<u64> =
             (0..=CallFault::ALL.len()).map(|i| u64::from(i == CallFault::ALL.len())).collect();
@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn outcome_enums_are_in_order_of_wire_numbers() {
+    fn call_outcome_enums_are_in_order_of_wire_numbers() {
         assert!(ResponseClass::ALL.iter().enumerate().all(|(i, class)| *class as usize == i));
         assert!(CallFault::ALL.iter().enumerate().all(|(i, fault)| *fault as usize == i));
     }

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn load_thresholds_must_ascend_with_their_rings() {
+    fn planner_load_thresholds_must_ascend_with_their_rings() {
         let within = |ms| Ring::Within(Duration::from_millis(ms));
         let right = planned(&[(Ring::Region, 65), (within(35), 75), (within(80), 75), (Ring::Any, 90)]);
         assert_eq!(right.validate(), Ok(()));
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn planner_settings_require_planner() {
+    fn traffic_planner_settings_require_planner() {
         let metric = |name: &str, full_scale| Some(LoadMetric { name: name.to_owned(), full_scale });
         let with = |load| Traffic { load, ..planned(&[]) };
         assert_eq!(with(metric("queue", 100)).validate(), Ok(()));

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reversed_drain_continues_from_present_share() {
+    fn reversed_region_drain_continues_from_current_share() {
         let over = Duration::from_secs(100);
         let begun = RegionDrain::begin(None, false, over, 1_000_000);
         assert_eq!((begun.keep, begun.began_at_ms, begun.is_done()), (Share::ALL, 1_000_000, false));

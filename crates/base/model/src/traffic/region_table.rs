@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn table_shares_must_add_up_to_all_calls_and_not_be_tiny() {
+    fn region_table_shares_must_add_up_to_all_calls_and_not_be_tiny() {
         for right in [
             shares(&[("eu", "70%"), ("us", "30%")], "0%"),
             shares(&[("eu", "99%"), ("us", "1%")], "0%"),
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn unconfirmed_table_loses_drops_and_then_lapses() {
+    fn unconfirmed_region_table_stops_dropping_and_then_lapses() {
         let with = |origin| {
             let shares =
                 TrafficShares { default: Some(shares(&[("eu", "90%")], "10%")), ..Default::default() };
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn table_with_too_many_classes_is_refused() {
+    fn region_table_with_too_many_classes_is_refused() {
         let all = shares(&[("eu", "100%")], "0%");
         let class = |n| (Label::new(format!("class-{n}")).unwrap(), all.clone());
         let of = |classes| TrafficShares { default: None, classes: (0..classes).map(class).collect() };

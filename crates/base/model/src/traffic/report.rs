@@ -277,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn report_sum_age_is_mean_over_its_calls() {
+    fn age_of_summed_report_is_mean_over_its_calls() {
         let calls = |offered, age_ms| {
             let mut rates = CallRates { offered, attempts: offered, ..CallRates::default() };
             rates.grow_older(Duration::from_millis(age_ms));
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn hanging_server_barely_ages_report_sum() {
+    fn hanging_server_barely_raises_age_of_summed_report() {
         let mut sum = ServerRates { servers: 99, ..ServerRates::default() };
         let mut hanging = ServerRates { servers: 1, ..ServerRates::default() };
         hanging.grow_older(Duration::from_secs(20));

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn request_from_page_of_another_site_is_foreign() {
+    fn http_request_from_page_of_another_site_is_cross_site() {
         for foreign in [
             &[("origin", "https://evil.example"), ("sec-fetch-site", "cross-site")][..],
             &[("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "no-cors")],
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn request_from_program_or_own_page_is_not_foreign() {
+    fn http_request_from_program_or_own_page_is_not_cross_site() {
         for own in [
             &[][..],
             &[("user-agent", "curl/8.5.0"), ("content-type", "application/x-www-form-urlencoded")],

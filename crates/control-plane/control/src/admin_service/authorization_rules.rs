@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn raw_policy_write_fails_if_rules_change_meanwhile() {
+    fn raw_policy_write_requires_unchanged_authorization_rules() {
         let node = node(None);
         let value =
             record_encoding::encode(&Policy { mtls: MtlsMode::Permissive, ..Policy::default() }.into());
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn import_creates_policy_after_its_rules() {
+    fn import_may_create_policy_after_its_authorization_rules() {
         let local =
             record_encoding::encode(&Policy { mtls: MtlsMode::Permissive, ..Policy::default() }.into());
         let expect = |node: &Node| {

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn policy_writes_its_tables_and_removes_others() {
+    fn policy_region_tables_replace_existing_ones() {
         let before = node(&[("eu", table("us", TableOrigin::ByHand)), ("us", planned("eu"))]);
         let wanted = policy(Some(by_hand(&[("eu", "eu"), ("ap", "eu")])));
         let hand = |to| table(to, TableOrigin::ByHand);

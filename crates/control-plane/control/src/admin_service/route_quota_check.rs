@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn policies_over_route_quota_are_refused() {
+    fn policies_over_tenants_route_quota_are_refused() {
         let quota = GatewayQuota { routes: Some(4), ..GatewayQuota::default() };
         let quota =
             (RecordKey::GatewayQuota(Tenant::new("red").unwrap()), record_encoding::encode(&quota.into()));

@@ -87,7 +87,7 @@ mod tests {
     use crate::health_checks::CheckIndex;
 
     #[tokio::test(start_paused = true)]
-    async fn checker_record_is_deleted_only_after_leaderless_grace() {
+    async fn health_checker_record_is_deleted_after_grace_without_leader() {
         let [eu, us] = ["eu", "us"].map(|name| Region::new(name).unwrap());
         let checker = ElectedChecker { agent: Label::new("web-1").unwrap(), elected_at_ms: 1 };
         let value = record_encoding::encode(&checker.into());

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn number_of_candidates_is_bounded() {
+    fn number_of_health_checker_candidates_is_bounded() {
         let elections = Elections::default();
         let admitted: Vec<_> = std::iter::from_fn(|| elections.admit()).collect();
         assert_eq!((admitted.len(), elections.candidates()), (MAX_CANDIDATES, MAX_CANDIDATES));
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn regions_without_leader_and_candidates_are_forgotten() {
+    async fn election_forgets_regions_without_leader_and_candidates() {
         let elections = Arc::<Elections>::default();
         let kept = elections.clone().campaign(region("eu")).await;
         for i in 0..2 * MAX_REGIONS {
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn region_has_one_leader_at_a_time() {
+    async fn region_has_only_one_elected_health_checker() {
         let elections = Arc::<Elections>::default();
         let first = elections.clone().campaign(region("eu")).await;
         let other = elections.clone().campaign(region("us")).await;
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn term_of_one_process_is_not_valid_in_next() {
+    async fn election_term_of_previous_process_is_not_valid_in_next_one() {
         let (old, new) = (Arc::<Elections>::default(), Arc::<Elections>::default());
         let (before, after) = (old.campaign(region("eu")).await, new.clone().campaign(region("eu")).await);
         assert!(new.holds(&region("eu"), after.term) && !new.holds(&region("eu"), before.term));

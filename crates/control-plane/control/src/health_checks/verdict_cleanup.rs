@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn verdict_written_after_endpoint_removal_triggers_cleanup() {
+    fn health_verdict_written_after_endpoint_removal_triggers_cleanup() {
         let entries = entries(None);
         let commit = |at: usize, gone: bool| {
             let (key, entry) = entries[at].clone();
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn verdicts_of_removed_endpoints_are_deleted_and_leaderless_ones_become_stale() {
+    fn health_verdicts_of_removed_endpoints_are_deleted_or_marked_stale() {
         let check = || Some(HealthCheck::new(Probe::Tcp));
         assert_eq!(planned_writes(check(), false), [("gone".into(), None)]);
         let leaderless = planned_writes(check(), true);

@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn older_document_is_refused_until_superseded_period_ends() {
+    fn older_trust_bundle_is_refused_until_superseded_period_ends() {
         let (mut newest, begin) = (NewestDocument::default(), Instant::now());
         newest.accept(None, begin).unwrap();
         newest.accept(Some(4), begin).unwrap();
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_roots_are_written_until_write_succeeds() {
+    fn changed_federated_roots_are_written_again_until_write_succeeds() {
         let mut controller = FederationController::default();
         let serving = |root| Some(Ok((bundle(root), BundleHints::default())));
         assert!(reconcile(&mut controller, serving(1)).writes.is_empty(), "the record has it");
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn unusable_roots_are_refused_until_endpoint_serves_usable_ones() {
+    fn unusable_federated_roots_are_refused_until_endpoint_serves_usable_ones() {
         let mut controller = FederationController::default();
         let reason = |decision: &Decision<Infallible>| decision.refused[0].reason.clone();
         let refused = reconcile(&mut controller, Some(Err("it does not respond".into())));

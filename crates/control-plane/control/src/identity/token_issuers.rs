@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_keys_are_written_and_failed_fetch_keeps_earlier_keys() {
+    fn changed_token_issuer_keys_are_written_and_failed_fetch_keeps_old() {
         let mut controller = TokenIssuerController::default();
         assert!(reconcile(&mut controller, Some(Ok(b"1".to_vec()))).writes.is_empty(), "the record has them");
         let decision = reconcile(&mut controller, Some(Ok(b"2".to_vec())));

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn workload_index_applies_changes_by_user() {
+    fn workload_index_applies_changed_records_by_user() {
         let rig = Rig::new();
         rig.write("shop/web", Some(entry(&[uid(7)])));
         assert_eq!(rig.select("web-1", &[], 7), ["shop/web"]);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn specific_records_come_first_and_no_tenant_displaces_others() {
+    fn more_specific_workloads_come_first_and_no_tenant_displaces_others() {
         let rig = Rig::new();
         for i in 0..64 {
             rig.write(&format!("aaa/x{i:02}"), Some(entry(&[uid(7)])));

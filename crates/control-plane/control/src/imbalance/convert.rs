@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_and_usages_are_equal_after_encoding_and_decoding() {
+    fn imbalance_rows_and_usages_are_equal_after_encoding_and_decoding() {
         let location = |region: &str, host_type: Option<&str>| Location {
             host_type: host_type.map(|name| HostType::new(name).unwrap()),
             ..Location::in_region(Region::new(region).unwrap())

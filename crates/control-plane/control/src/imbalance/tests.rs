@@ -55,7 +55,7 @@ fn pair(minutes: u64) -> Area {
 }
 
 #[tokio::test]
-async fn restart_keeps_saved_minutes_and_counts_nothing_twice() {
+async fn imbalance_restart_keeps_saved_minutes_and_counts_none_twice() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("imbalance.redb");
     let first = Imbalance::start(&path).await;
@@ -91,7 +91,7 @@ async fn restart_keeps_saved_minutes_and_counts_nothing_twice() {
 }
 
 #[tokio::test]
-async fn crash_while_closing_minute_counts_each_service_once() {
+async fn imbalance_crash_while_closing_minute_counts_each_service_once() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("imbalance.redb");
     let first = Imbalance::start(&path).await;
@@ -122,7 +122,7 @@ async fn crash_while_closing_minute_counts_each_service_once() {
 }
 
 #[tokio::test]
-async fn failed_write_while_closing_minute_counts_each_service_once() {
+async fn imbalance_write_failure_at_minute_end_counts_each_service_once() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
     report_usage(&imbalance, "a", later(0), 2_000, later(0));
@@ -149,7 +149,7 @@ async fn failed_write_while_closing_minute_counts_each_service_once() {
 }
 
 #[tokio::test]
-async fn late_reports_count_in_own_minute_until_closed() {
+async fn late_usage_reports_count_in_their_own_minute_until_it_is_closed() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
     report_usage(&imbalance, "a", later(0), 2_000, later(0));
@@ -163,7 +163,7 @@ async fn late_reports_count_in_own_minute_until_closed() {
 }
 
 #[tokio::test]
-async fn rows_expire_by_tier_and_sums_of_higher_tiers_stay() {
+async fn imbalance_rows_expire_by_resolution_and_coarser_rows_stay() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
     report_usage(&imbalance, "a", later(0), 2_000, later(0));
@@ -187,7 +187,7 @@ async fn rows_expire_by_tier_and_sums_of_higher_tiers_stay() {
 }
 
 #[tokio::test]
-async fn corrected_clock_closes_no_future_minutes() {
+async fn corrected_clock_closes_no_future_usage_minutes() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
     report_usage(&imbalance, "a", later(0), 2_000, later(0));
@@ -203,7 +203,7 @@ async fn corrected_clock_closes_no_future_minutes() {
 }
 
 #[tokio::test]
-async fn history_file_over_limit_deletes_finest_tier_first() {
+async fn imbalance_history_over_size_limit_deletes_finest_resolution_first() {
     let folder = tempfile::tempdir().unwrap();
     let mut open = OpenMinutes::default();
     let bound = 4_000;
@@ -222,7 +222,7 @@ async fn history_file_over_limit_deletes_finest_tier_first() {
 }
 
 #[tokio::test]
-async fn damage_to_open_file_is_detected() {
+async fn damage_to_open_imbalance_history_is_detected() {
     use std::os::unix::fs::FileExt as _;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("imbalance.redb");
@@ -241,7 +241,7 @@ async fn damage_to_open_file_is_detected() {
 }
 
 #[tokio::test]
-async fn damaged_file_is_left_unchanged_and_last_hour_is_kept_in_memory() {
+async fn damaged_imbalance_history_is_left_unchanged_and_last_hour_kept() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("imbalance.redb");
     fs::write(&path, "this is no store").unwrap();
@@ -258,7 +258,7 @@ async fn damaged_file_is_left_unchanged_and_last_hour_is_kept_in_memory() {
 }
 
 #[tokio::test]
-async fn reports_by_slice_include_outliers_within_host_type() {
+async fn report_by_host_type_lists_outlier_instances() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
     for minute in 0..3 {
@@ -284,7 +284,7 @@ async fn reports_by_slice_include_outliers_within_host_type() {
 }
 
 #[tokio::test]
-async fn reports_by_hour_cover_closed_and_open_minutes_within_retention() {
+async fn imbalance_report_by_hour_covers_closed_and_open_minutes() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
     let first = Tier::Hour.bucket(START);
@@ -302,7 +302,7 @@ async fn reports_by_hour_cover_closed_and_open_minutes_within_retention() {
 }
 
 #[tokio::test]
-async fn minutes_of_many_services_are_written_in_few_batches() {
+async fn usage_minutes_of_many_services_are_written_in_few_batches() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
     let place = Location::in_region(Region::new("eu").unwrap());
@@ -323,7 +323,7 @@ async fn minutes_of_many_services_are_written_in_few_batches() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_does_not_wait_for_slow_write() {
+async fn imbalance_stop_does_not_wait_for_slow_write() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
     report_usage(&imbalance, "a", later(0), 2_000, later(0));

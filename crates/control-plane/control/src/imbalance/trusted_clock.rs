@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn corrected_jump_ahead_does_not_change_trusted_time() {
+    fn corrected_clock_jump_ahead_does_not_change_trusted_time() {
         let mut clock = TrustedClock::default();
         for minute in 0..100 {
             read(&mut clock, minute, 0);
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn lasting_jump_ahead_is_trusted_after_one_hour() {
+    fn lasting_clock_jump_ahead_is_trusted_after_one_hour() {
         let mut clock = TrustedClock::default();
         read(&mut clock, 0, 0);
         assert_eq!(read(&mut clock, 1, DECADE), (1, false, true));

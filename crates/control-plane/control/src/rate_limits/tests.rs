@@ -35,7 +35,7 @@ fn claim(quotas: &Quotas, caller: u64, demand: v1::Demand) -> Option<u32> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_start_no_part_is_assigned_until_all_callers_have_claimed() {
+async fn rate_quota_is_assigned_only_after_startup_grace_for_all_callers() {
     for (callers, grace) in [(10, STARTUP_GRACE), (6_000, MAX_STARTUP_GRACE)] {
         let quotas = quotas();
         let claim = |caller| claim(&quotas, caller, demand("shop/one", 100, Some(1_000)));
@@ -50,7 +50,7 @@ async fn after_start_no_part_is_assigned_until_all_callers_have_claimed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_declared_mesh_wide_limits_are_divided() {
+async fn only_declared_mesh_wide_rate_limits_are_divided() {
     let quotas = quotas();
     tokio::time::advance(STARTUP_GRACE).await;
     for invented in 0..MAX_LIMITS + 10 {
@@ -64,7 +64,7 @@ async fn only_declared_mesh_wide_limits_are_divided() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn limit_no_longer_declared_is_forgotten() {
+async fn rate_limit_no_longer_declared_is_forgotten() {
     let quotas = quotas();
     tokio::time::advance(STARTUP_GRACE).await;
     assert!(claim(&quotas, 1, demand("shop/one", 50_000, None)).is_some());
@@ -83,7 +83,7 @@ async fn limit_no_longer_declared_is_forgotten() {
 }
 
 #[test]
-fn full_table_makes_room_for_identity_with_fewer_callers() {
+fn full_rate_limit_table_makes_room_for_identity_with_fewer_callers() {
     let mut limits = Limits::default();
     let quota = limits.by_name.entry(("shop/one".parse().unwrap(), String::new())).or_default();
     for caller in 0..3 {

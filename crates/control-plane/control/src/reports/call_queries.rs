@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_selected_summed_and_limited_to_most_called() {
+    fn call_paths_are_selected_summed_and_limited_to_most_called() {
         let many = (0..MAX_SHOWN + 5).map(|number| (path(number, "a"), rates(number as u64)));
         let calls = many.chain([(path(7, "b"), rates(100))]).collect();
         let sum = TrafficReport { calls, ..TrafficReport::default() };

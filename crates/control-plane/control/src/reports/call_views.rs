@@ -297,12 +297,12 @@ mod tests {
     }
 
     #[test]
-    fn windows_with_same_steps_share_one_view() {
+    fn call_windows_are_rounded_up_to_shared_history_steps() {
         assert_eq!([0, 1, 10, 11, 599, 601, 9_999].map(whole_steps), [60, 10, 10, 20, 600, 660, 3_600]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn view_contains_calls_of_its_scope_and_counts_each_report_once() {
+    async fn call_view_has_calls_of_its_scope_and_counts_each_report_once() {
         let views = CallViews::new(MonotonicClock::start());
         let record = |report| views.record(report, &Egress::default(), |_| true);
         assert_eq!(record(report(1)).next_report_ms, IDLE_INTERVAL_MS as u32);

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn services_over_maximum_share_one_row_and_rows_sum_to_total() {
+    fn cpu_cost_of_services_over_maximum_shares_one_row() {
         let mut paths: Vec<_> = (0..40).map(|n| (path(&format!("shop/s{n:02}")), vec![n, 1])).collect();
         paths.extend([(path("(idle)"), vec![0, 7]), (path("(other)"), vec![1, 0])]);
         let total: u64 = paths.iter().flat_map(|(_, minutes)| minutes).sum();
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn totals_are_bounded_and_count_only_cpu_by_caller() {
+    fn cpu_cost_totals_are_bounded_and_count_only_cpu_by_caller() {
         let mut totals = CostTotals::default();
         let mut cpu: BTreeMap<_, _> =
             (0..MAX_PAIRS + 3).map(|n| (path(&format!("shop/s{n:03}")), 2)).collect();

@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn looked_at_service_is_watched_for_one_minute_and_too_many_are_refused() {
+    async fn viewed_service_is_watched_one_minute_and_too_many_are_refused() {
         let names: Vec<ServiceName> =
             (0..=MAX_WATCHED_SERVICES).map(|n| ServiceName::new(format!("shop/s{n:02}")).unwrap()).collect();
         let node = Node::new(StoreId(1));

@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn watched_graph_counts_reports_once_per_second() {
+    fn watched_call_graph_counts_reports_once_per_second() {
         let mut watched = WatchedGraph::default();
         assert!(!watched.begin_step(5_000), "no operator looks");
         watched.look(5_000);

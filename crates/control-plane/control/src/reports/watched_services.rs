@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn watch_over_limit_is_refused_until_another_expires() {
+    fn service_watched_over_limit_is_refused_until_another_expires() {
         let mut watched = WatchedServices::default();
         for number in 0..MAX_WATCHED_SERVICES {
             assert_eq!(watched.look(&name(number), 1_000), Ok(1_000));

@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn planning_threads_of_any_number_work_on_each_item_once() {
+    fn planning_threads_process_each_item_once_at_any_thread_count() {
         for threads in 1..=5 {
             for count in [0, 1, LEAST_ITEMS, 2 * LEAST_ITEMS, 1_001] {
                 let mut items = vec![0; count];

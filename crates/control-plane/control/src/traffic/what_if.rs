@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dropped_request_leaves_neither_a_model_nor_a_request() {
+    fn dropped_model_request_clears_request_and_model() {
         let what_ifs = WhatIfs::default();
         let model = || Model {
             optimizer: MeshPlanner::default().optimizer().clone(),

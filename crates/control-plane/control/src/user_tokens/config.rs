@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_accepted_only_from_file_or_tamper_proof_connection() {
+    fn token_keys_are_accepted_only_from_file_or_authenticated_server() {
         for (text, shown) in [
             ("/etc/fairmesh/jwks.json", "/etc/fairmesh/jwks.json"),
             ("https://idp.example/keys?key=7", "https://idp.example:443/keys"),

@@ -174,7 +174,7 @@ async fn refused(verifier: &Verifier, token: &str) -> String {
 }
 
 #[tokio::test]
-async fn token_signed_by_each_kind_of_key_names_its_user() {
+async fn user_token_signed_by_each_kind_of_key_names_its_user() {
     let keys = [Key::ed(), Key::ec(), Key::rsa(KeySize::Rsa2048)];
     let ids = ["ed", "ec", "rsa"];
     let jwks: Vec<_> = keys.iter().zip(ids).map(|(key, id)| key.jwk(id)).collect();
@@ -198,7 +198,7 @@ async fn token_signed_by_each_kind_of_key_names_its_user() {
 }
 
 #[tokio::test]
-async fn wrong_claims_are_refused_and_named() {
+async fn user_token_with_wrong_claim_is_refused_naming_claim() {
     let key = Key::ed();
     let (_folder, _, verifier) = with_keys(&[key.jwk("one")]).await;
     let groups: Vec<_> = (0..257).map(|number| format!("group-{number}")).collect();
@@ -238,7 +238,7 @@ async fn wrong_claims_are_refused_and_named() {
 }
 
 #[tokio::test]
-async fn token_not_signed_by_issuer_is_refused() {
+async fn user_token_not_signed_by_issuer_is_refused() {
     let (key, other) = (Key::rsa(KeySize::Rsa2048), Key::rsa(KeySize::Rsa2048));
     let (_folder, _, verifier) = with_keys(&[key.jwk("one")]).await;
     let good = claims(json!({}));
@@ -328,7 +328,7 @@ async fn unusable_jwks_keys_are_skipped() {
 }
 
 #[tokio::test]
-async fn email_claim_needs_verification_by_issuer() {
+async fn email_claim_counts_only_if_issuer_verified_it() {
     let key = Key::ed();
     let (_folder, path, _) = with_keys(&[key.jwk("one")]).await;
     let by_mail = OidcConfig { username_claim: "email".into(), ..config(JwksLocation::File(path)) };
@@ -343,7 +343,7 @@ async fn email_claim_needs_verification_by_issuer() {
 }
 
 #[tokio::test]
-async fn changed_key_file_is_read_again_and_invalid_file_is_ignored() {
+async fn changed_jwks_file_is_read_again_and_invalid_one_is_ignored() {
     let (old, new) = (Key::ed(), Key::ed());
     let (_folder, path, verifier) = with_keys(&[old.jwk("old")]).await;
     let [old, new_token] = [old.token("old", &claims(json!({}))), new.token("new", &claims(json!({})))];
@@ -398,7 +398,7 @@ async fn pass(time: Duration) {
 }
 
 #[tokio::test]
-async fn unknown_key_causes_fetch_at_most_every_ten_seconds() {
+async fn unknown_token_key_causes_jwks_fetch_at_most_every_ten_seconds() {
     let (old, new) = (Key::ed(), Key::ed());
     let ok = |keys: &[Value]| response("200 OK", &set(keys));
     let both = [old.jwk("old"), new.jwk("new")];
@@ -434,7 +434,7 @@ async fn unknown_key_causes_fetch_at_most_every_ten_seconds() {
 }
 
 #[tokio::test]
-async fn replaced_key_with_same_id_is_fetched() {
+async fn replaced_token_key_with_same_id_is_fetched() {
     let (old, new) = (Key::ed(), Key::ed());
     let ok = |key: &Key| response("200 OK", &set(&[key.jwk("one")]));
     let (url, requests, _serving) = serve(vec![ok(&old), ok(&new)]).await;
@@ -449,7 +449,7 @@ async fn replaced_key_with_same_id_is_fetched() {
 }
 
 #[tokio::test]
-async fn withdrawn_key_is_used_for_one_minute_at_most() {
+async fn withdrawn_token_key_is_used_for_one_minute_at_most() {
     let (old, new) = (Key::ed(), Key::ed());
     let ok = |key: &Key, id: &str| response("200 OK", &set(&[key.jwk(id)]));
     let (url, requests, _serving) = serve(vec![ok(&old, "old"), ok(&new, "new")]).await;
@@ -469,7 +469,7 @@ async fn withdrawn_key_is_used_for_one_minute_at_most() {
 }
 
 #[tokio::test]
-async fn token_is_refused_without_protected_connection_or_issuer() {
+async fn user_token_is_refused_without_protected_connection_or_issuer() {
     let key = Key::ed();
     let (_folder, _, verifier) = with_keys(&[key.jwk("one")]).await;
     let token = key.token("one", &claims(json!({})));

@@ -31,7 +31,7 @@ async fn recorded(connection: &Connection, region: &str) -> Option<String> {
 }
 
 #[tokio::test]
-async fn elected_agent_is_recorded_under_identity_of_its_certificate() {
+async fn elected_health_checker_is_recorded_under_identity_of_its_certificate() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let first = join(&control, "web-1", &[], "eu").await;

@@ -204,7 +204,7 @@ async fn fill(connection: &Connection, name: &str) {
 }
 
 #[tokio::test]
-async fn no_method_reads_or_changes_objects_of_other_tenant() {
+async fn no_grpc_method_reads_or_changes_objects_of_other_tenant() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let operator = own(&control).await;
@@ -285,7 +285,7 @@ async fn watch_nothing(connection: &Connection) {
 }
 
 #[tokio::test]
-async fn agent_follows_callable_services_while_permitted() {
+async fn agent_may_follow_callable_services_only_while_permitted() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let operator = own(&control).await;

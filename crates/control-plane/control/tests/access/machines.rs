@@ -84,7 +84,7 @@ async fn act(connection: &Connection, service: &str, name: &str) -> Vec<(&'stati
 }
 
 #[tokio::test]
-async fn server_may_act_only_for_its_own_instances() {
+async fn agents_and_servers_may_act_only_for_their_own_instances() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let (one, two) = (
@@ -157,7 +157,7 @@ async fn agent_has_no_operator_rights_for_services_it_registered() {
 }
 
 #[tokio::test]
-async fn unsigned_call_for_program_of_other_user_lacks_rights_of_agent() {
+async fn unsigned_agent_call_for_other_users_program_lacks_agents_rights() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let beside = own(&control).await;
@@ -178,7 +178,7 @@ pub(crate) fn is_refusal(status: &Status) -> bool {
 }
 
 #[tokio::test]
-async fn lost_endpoint_may_register_on_other_machine() {
+async fn lost_instance_may_be_registered_by_another_machine() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let one = join(&control, "web-1", &[], "eu").await.connect(&control).await;
@@ -253,7 +253,7 @@ fn counted(number: u64, rows: &[(&str, &str)]) -> v1::ReportSignalsRequest {
 }
 
 #[tokio::test]
-async fn refused_rows_of_counts_do_not_affect_other_rows() {
+async fn refused_call_count_rows_do_not_affect_other_rows() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let agent = join(&control, "web-1", &["shop"], "eu").await.connect(&control).await;
@@ -326,7 +326,7 @@ async fn load_reports_are_limited_to_own_region_and_tenants() {
 }
 
 #[tokio::test]
-async fn caller_number_cannot_take_quota_of_other_caller() {
+async fn invented_caller_number_cannot_take_rate_quota_of_other_caller() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let limit = RateLimit { calls: 100, per: Duration::from_secs(1), burst: 100, scope: Scope::Mesh };

@@ -83,7 +83,7 @@ async fn tenant_operator_writes_its_tenant_and_viewer_writes_nothing() {
 }
 
 #[tokio::test]
-async fn pages_require_role_for_anonymous_callers() {
+async fn control_plane_pages_require_role_for_anonymous_callers() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let body = r#"{"service": "shop/cart", "endpoints": [{"instance": "a", "address": "127.0.0.1:1", "region": "eu", "mtls": true}]}"#;
@@ -133,7 +133,7 @@ fn routed(to: &str, mirrors: bool) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn policy_author_may_name_only_services_it_may_read() {
+async fn policy_may_name_only_services_that_its_author_may_read() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let agent = join(&control, "web-1", &["red"], "eu").await;
@@ -260,7 +260,7 @@ async fn in_force(connection: &Connection, service: &str) -> Option<Authorizatio
 }
 
 #[tokio::test]
-async fn policy_without_rules_keeps_rules_in_force() {
+async fn policy_written_without_rules_keeps_authorization_rules_in_force() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let owner = own(&control).await;
@@ -329,7 +329,7 @@ async fn recorded(connection: &Connection, service: &str) -> Option<Authorizatio
 }
 
 #[tokio::test]
-async fn raw_write_of_policy_or_rules_keeps_both_records_consistent() {
+async fn raw_write_of_policy_or_rules_keeps_policy_and_rules_consistent() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let owner = own(&control).await;
@@ -348,7 +348,7 @@ async fn raw_write_of_policy_or_rules_keeps_both_records_consistent() {
 }
 
 #[tokio::test]
-async fn tenants_claiming_same_programs_concurrently_do_not_both_get_them() {
+async fn concurrent_workload_claims_give_programs_to_only_one_tenant() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let agent = join(&control, "web-1", &[], "eu").await;

@@ -36,7 +36,7 @@ fn call(request: v1::RegisterRequest, statement: &[u8], program: &str) -> Reques
 }
 
 #[tokio::test]
-async fn replica_forwards_signed_calls_and_cannot_forge_calls() {
+async fn replica_forwards_calls_signed_by_agents_and_cannot_forge_any() {
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;
     let agent = join(&control, "web-1", &["shop"], "eu").await;
@@ -95,7 +95,7 @@ async fn replica_forwards_signed_calls_and_cannot_forge_calls() {
 /// An agent on the control plane's machine may check any region, since the kernel authenticates it. A remote
 /// agent must not get that right because a replica on the control plane's machine forwards its calls.
 #[tokio::test]
-async fn relayed_statement_does_not_count_as_local_agent() {
+async fn call_forwarded_by_local_replica_does_not_count_as_local_agent() {
     const JUDGE: &str = "/fairmesh.v1.Checker/Judge";
     let folder = tempfile::tempdir().unwrap();
     let control = start_strict(folder.path()).await;

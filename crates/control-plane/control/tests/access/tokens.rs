@@ -68,7 +68,7 @@ impl Issuer {
 const LONG: Duration = Duration::from_secs(300);
 
 #[tokio::test]
-async fn user_token_adds_group_roles_to_connection() {
+async fn user_token_adds_roles_of_its_groups_to_connection() {
     let folder = tempfile::tempdir().unwrap();
     let (issuer, control) = Issuer::start(folder.path()).await;
     let agent = join(&control, "web-1", &[], "eu").await;
@@ -145,7 +145,7 @@ async fn watch_ends_when_user_token_expires() {
 }
 
 #[tokio::test]
-async fn token_over_plaintext_is_refused_and_not_sent() {
+async fn user_token_is_refused_and_not_sent_over_plaintext() {
     let folder = tempfile::tempdir().unwrap();
     let (issuer, control) = Issuer::start(folder.path()).await;
     let token = issuer.token(LONG);

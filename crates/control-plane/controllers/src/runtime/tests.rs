@@ -264,7 +264,7 @@ async fn change_below_prefix_is_written_with_controller_name_and_reason() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn changes_within_min_gap_start_one_round() {
+async fn changes_within_min_gap_start_one_controller_round() {
     let rig = Rig::new(None, &[]);
     rig.start(Duration::ZERO, 10 * SECOND);
     settle().await;
@@ -278,7 +278,7 @@ async fn changes_within_min_gap_start_one_round() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn notification_during_round_starts_another_round() {
+async fn change_during_controller_round_starts_another_round() {
     let rig = Rig::new(None, &[]);
     let notify = Arc::<Notify>::default();
     let triggers = Triggers { notify: Some(notify.clone()), ..Triggers::default() };
@@ -291,7 +291,7 @@ async fn notification_during_round_starts_another_round() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn interval_counts_from_start_to_start() {
+async fn round_interval_is_measured_between_round_starts() {
     let rig = Rig::new(None, &[]);
     let triggers = Triggers { interval: Some(3 * SECOND), ..Triggers::default() };
     rig.run(Copier { triggers, delay: SECOND, seen: Arc::clone(&rig.seen), rounds: 0 });
@@ -303,7 +303,7 @@ async fn interval_counts_from_start_to_start() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failed_rounds_back_off_up_to_maximum_until_one_succeeds() {
+async fn failed_controller_rounds_back_off_until_one_succeeds() {
     let rig = Rig::new(None, &[]);
     rig.store.fails.store(true, SeqCst);
     rig.input("one");
@@ -330,7 +330,7 @@ async fn failed_rounds_back_off_up_to_maximum_until_one_succeeds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pauses_do_not_exceed_longest_pause_of_controller() {
+async fn backoff_pauses_do_not_exceed_longest_pause_of_controller() {
     let rig = Rig::new(None, &[]);
     rig.run(Bystander { rounds: Arc::default(), fails: true });
     sleep(600 * SECOND).await;
@@ -339,7 +339,7 @@ async fn pauses_do_not_exceed_longest_pause_of_controller() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn round_past_deadline_is_dropped_and_repeated() {
+async fn controller_round_past_deadline_is_dropped_and_repeated() {
     let rig = Rig::new(None, &[]);
     rig.store.hangs.store(true, SeqCst);
     rig.input("one");
@@ -354,7 +354,7 @@ async fn round_past_deadline_is_dropped_and_repeated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn write_completes_after_deadline_of_its_round() {
+async fn controller_write_completes_after_deadline_of_its_round() {
     let rig = Rig::new(None, &[]);
     rig.store.delay_ms.store(6_000, SeqCst);
     rig.input("one");
@@ -366,7 +366,7 @@ async fn write_completes_after_deadline_of_its_round() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn round_without_lease_applies_effects_and_writes_nothing() {
+async fn controller_round_without_lease_applies_effects_and_writes_nothing() {
     let (renewal, expiry) = watch::channel(Instant::now());
     let rig = Rig::new(Some(expiry), &[]);
     rig.input("one");
@@ -390,7 +390,7 @@ async fn round_without_lease_applies_effects_and_writes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn shadow_controller_shows_its_decisions_and_changes_nothing() {
+async fn controller_in_shadow_mode_shows_its_decisions_and_changes_nothing() {
     let rig = Rig::new(None, &["copier"]);
     rig.input("one");
     rig.start(Duration::ZERO, Duration::ZERO);
@@ -429,7 +429,7 @@ async fn panic_resets_state_of_its_controller_and_leaves_others_running() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn conflict_starts_round_on_newer_facts_at_once() {
+async fn write_conflict_starts_controller_round_on_newer_facts_at_once() {
     let rig = Rig::new(None, &[]);
     *rig.seen.interfering.lock().unwrap() = Some(Op::put(OUTPUT, "of another writer"));
     rig.input("one");
@@ -441,7 +441,7 @@ async fn conflict_starts_round_on_newer_facts_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refused_batch_does_not_prevent_other_batches() {
+async fn refused_controller_batch_does_not_prevent_other_batches() {
     let rig = Rig::new(None, &[]);
     let ops = vec![Op::delete("/t/shop/absent/y").expecting(Expect::Revision(3))];
     rig.seen.further.lock().unwrap().push(Write { subject: "y".into(), reason: "it is gone", ops });
@@ -457,7 +457,7 @@ async fn refused_batch_does_not_prevent_other_batches() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn batches_of_round_are_written_concurrently() {
+async fn batches_of_controller_round_are_written_concurrently() {
     let rig = Rig::new(None, &[]);
     rig.store.delay_ms.store(1_000, SeqCst);
     let batch = |number: usize| Write {
@@ -474,7 +474,7 @@ async fn batches_of_round_are_written_concurrently() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rounds_without_lease_keep_min_gap() {
+async fn controller_rounds_without_lease_keep_min_gap() {
     let (_renewal, expiry) = watch::channel(Instant::now());
     let rig = Rig::new(Some(expiry), &[]);
     rig.input("one");
@@ -487,7 +487,7 @@ async fn rounds_without_lease_keep_min_gap() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refusals_are_shown_with_their_reasons() {
+async fn controller_status_shows_refusals_with_their_reasons() {
     let rig = Rig::new(None, &[]);
     rig.input("bad");
     rig.start(Duration::ZERO, Duration::ZERO);

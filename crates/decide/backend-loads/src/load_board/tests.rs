@@ -84,7 +84,7 @@ fn usual() -> Asked {
 }
 
 #[test]
-fn load_within_limit_raises_no_alert() {
+fn backend_load_within_limit_raises_no_alert() {
     let mut fleet = Fleet::default();
     fleet.run(&[("one", usual()), ("two", Asked::of(&[("red/web", 700)]))], 120);
     assert!(fleet.board.alerts().is_empty());
@@ -129,7 +129,7 @@ fn idle_connections_are_named_as_cause_instead_of_growth() {
 }
 
 #[test]
-fn costlier_requests_name_no_service() {
+fn overload_by_costlier_requests_names_no_service_as_cause() {
     let mut fleet = Fleet::default();
     fleet.run(&[("one", usual())], 60);
     fleet.run(&[("one", Asked { cost: 3.8, ..usual() })], 8);
@@ -149,7 +149,7 @@ fn overload_without_usual_load_has_undetermined_cause() {
 }
 
 #[test]
-fn calls_taken_over_from_failed_replica_are_no_growth() {
+fn calls_taken_over_from_failed_replica_do_not_count_as_growth() {
     let mut fleet = Fleet::default();
     let web = || Asked::of(&[("red/web", 450)]);
     fleet.run(&[("one", web()), ("two", web())], 60);
@@ -159,7 +159,7 @@ fn calls_taken_over_from_failed_replica_are_no_growth() {
 }
 
 #[test]
-fn refused_requests_are_no_growth() {
+fn refused_requests_do_not_count_as_growth() {
     let mut fleet = Fleet::default();
     fleet.run(&[("one", usual())], 60);
     for _ in 0..10 {
@@ -173,7 +173,7 @@ fn refused_requests_are_no_growth() {
 }
 
 #[test]
-fn connection_attack_on_two_backends_is_no_growth() {
+fn connection_attack_on_two_backends_does_not_count_as_growth() {
     let mut fleet = Fleet::default();
     fleet.run(&[("one", usual()), ("two", usual())], 60);
     let requests = Asked::of(&[("red/web", 160), ("blue/web", 100), ("blue/api", 50)]);
@@ -185,7 +185,7 @@ fn connection_attack_on_two_backends_is_no_growth() {
 }
 
 #[test]
-fn cause_is_cleared_when_calls_return_to_usual() {
+fn overload_cause_is_cleared_when_calls_return_to_usual_rate() {
     let mut fleet = Fleet::default();
     fleet.run(&[("one", usual())], 60);
     fleet.run(&[("one", Asked::of(&[("red/web", 800), ("blue/web", 100)]))], 10);
@@ -196,7 +196,7 @@ fn cause_is_cleared_when_calls_return_to_usual() {
 }
 
 #[test]
-fn late_reports_keep_usual_rates() {
+fn late_load_reports_do_not_change_usual_rates() {
     let mut fleet = Fleet::default();
     fleet.run(&[("one", usual())], 60);
     let grown = || Asked::of(&[("red/web", 800), ("blue/web", 100)]);
@@ -212,7 +212,7 @@ fn late_reports_keep_usual_rates() {
 }
 
 #[test]
-fn alert_freezes_usual_rates_and_ends_below_safe_level() {
+fn overload_alert_freezes_usual_rates_and_ends_below_safe_level() {
     let mut fleet = Fleet::default();
     fleet.run(&[("one", usual())], 60);
     let grown = |count: u64| Asked::of(&[("red/web", count), ("blue/web", 100), ("blue/api", 50)]);
@@ -242,7 +242,7 @@ fn silent_replica_is_removed_with_alert_of_its_backend() {
 }
 
 #[test]
-fn leaving_replica_is_removed_at_once() {
+fn leaving_gateway_replica_is_removed_at_once() {
     let mut fleet = Fleet::default();
     fleet.run(&[("one", usual())], 3);
     let leaving = Report { is_leaving: true, ..usual().report("one", 1) };
@@ -251,7 +251,7 @@ fn leaving_replica_is_removed_at_once() {
 }
 
 #[test]
-fn absurd_reports_use_bounded_memory_and_raise_no_other_alert() {
+fn absurd_load_reports_use_bounded_memory_and_alert_no_other_backend() {
     let mut fleet = Fleet::default();
     fleet.run(&[("one", usual())], 10);
     for round in 0..50 {

@@ -88,7 +88,7 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
-    fn evidence_follows_last_outcome_and_expires() {
+    fn endpoint_evidence_follows_last_call_outcome_and_expires() {
         let stats = EndpointStats::default();
         stats.ensure(100);
         for index in [0, 100] {

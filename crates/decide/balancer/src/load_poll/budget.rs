@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn polls_are_limited_to_tenth_of_attempts() {
+    fn load_polls_are_limited_to_tenth_of_attempts() {
         let budget = PollBudget::default();
         let polls = |attempts: u32| {
             (0..attempts)

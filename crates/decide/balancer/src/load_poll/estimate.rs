@@ -87,7 +87,7 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     #[test]
-    fn fresh_reports_are_cached_near_servers_polled_and_others_random() {
+    fn load_estimate_is_cached_polled_or_random_by_report_age_and_distance() {
         let at = |age, round_trip, service_time| {
             estimate(&Score::default(), EstimateInput { age: Some(age), round_trip, service_time })
         };
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn policy_sets_report_freshness_and_round_trip_bound() {
+    fn policy_sets_load_report_freshness_and_round_trip_bound() {
         let after = Some(std::time::Duration::from_millis(3));
         let score = Score { poll_after: after, poll_ratio: 80, ..Score::default() };
         let at = |age, round_trip| {

@@ -115,7 +115,7 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
-    fn longer_round_trip_replaces_expired_minimum_round_trip() {
+    fn minimum_round_trip_expires_and_is_replaced_by_longer_one() {
         let state = PollState::default();
         let after = |time, now| {
             state.record_round_trip(time, now);
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn dropped_poll_guard_allows_next_poll() {
+    fn dropped_load_poll_guard_allows_next_poll() {
         let state = Arc::new(PollState::default());
         let guard = state.try_acquire().unwrap();
         assert!(state.try_acquire().is_none() && !state.is_pollable(SECOND));

@@ -56,7 +56,7 @@ fn select(report_times: &[u64], servers: &[Server], limiter: &PollLimiter) -> (V
 }
 
 #[test]
-fn endpoints_with_oldest_reports_are_polled() {
+fn endpoints_with_oldest_load_reports_are_polled() {
     let report_times = [9 * SECOND, 10 * SECOND - MS, 5 * SECOND, 7 * SECOND];
     let servers: Vec<Server> = (0..4).map(|_| Server::default()).collect();
     let (polled, counts) = select(&report_times, &servers, &full_budget());
@@ -65,7 +65,7 @@ fn endpoints_with_oldest_reports_are_polled() {
 }
 
 #[test]
-fn unconnected_uncalled_and_busy_endpoints_are_not_polled() {
+fn unconnected_uncalled_and_busy_endpoints_are_not_polled_for_load() {
     let report_times = [5 * SECOND; 3];
     let servers = [Server { disconnected: true, ..Server::default() }, Server::default()];
     let guard = servers[1].poll_state.try_acquire();
@@ -75,7 +75,7 @@ fn unconnected_uncalled_and_busy_endpoints_are_not_polled() {
 }
 
 #[test]
-fn one_attempt_in_20_ms_starts_round_once_budget_allows_poll() {
+fn one_attempt_per_20_ms_starts_load_poll_round_if_budget_allows() {
     let limiter = PollLimiter::default();
     let rounds = |times: std::ops::Range<u64>| times.filter(|&at| limiter.claim_round(at * MS)).count();
     assert_eq!(rounds(100..109), 0, "a round that may send no poll is of no use");
@@ -85,7 +85,7 @@ fn one_attempt_in_20_ms_starts_round_once_budget_allows_poll() {
 }
 
 #[test]
-fn rounds_poll_at_most_tenth_of_attempts() {
+fn load_poll_rounds_poll_at_most_tenth_of_attempts() {
     let (report_times, mut polled) = ([5 * SECOND; 4], 0);
     let limiter = PollLimiter::default();
     for at in 0..1000 {
@@ -98,7 +98,7 @@ fn rounds_poll_at_most_tenth_of_attempts() {
 }
 
 #[test]
-fn consecutive_rounds_examine_consecutive_windows() {
+fn consecutive_load_poll_rounds_examine_consecutive_endpoints() {
     let all: Vec<usize> = (0..100).collect();
     let limiter = PollLimiter::default();
     let rounds = (0..4).flat_map(|_| limiter.window(&all)).copied();
@@ -108,7 +108,7 @@ fn consecutive_rounds_examine_consecutive_windows() {
 }
 
 #[test]
-fn only_score_policy_with_polling_enabled_polls_servers() {
+fn only_score_policy_with_polling_enabled_polls_servers_for_load() {
     let mut balancing = Balancing::default();
     assert_eq!(polling_config(&balancing), Some(balancing.score));
     balancing.policy = BalancingPolicy::LeastRequest;

@@ -24,7 +24,7 @@ fn respond(outlier: &OutlierState, (responses, nth): (u32, u32), others: u64, no
 }
 
 #[test]
-fn failure_rate_needs_enough_samples() {
+fn outlier_ejection_by_failure_rate_needs_enough_samples() {
     let outlier = OutlierState::default();
     respond(&outlier, (config().min_samples - 1, 2), 0, 1);
     assert_eq!(outlier.ejected_until(false), 0);
@@ -65,7 +65,7 @@ fn only_unreachable_endpoints_are_ejected_in_panic_mode() {
 }
 
 #[test]
-fn further_failures_do_not_change_start_of_ejection() {
+fn further_failures_extend_ejection_without_changing_its_start() {
     let outlier = OutlierState::default();
     outlier.record_failure(Outcome::Unreachable, SECOND, &config());
     let (since, until) = outlier.ejection(SECOND).unwrap();

@@ -60,7 +60,7 @@ fn idle_endpoints_are_picked_in_proportion_to_weight() {
 }
 
 #[test]
-fn outstanding_calls_stay_close_to_fair_share() {
+fn outstanding_calls_per_endpoint_stay_close_to_share_by_weight() {
     // Calls never finish, which is the worst case of "most traffic to one endpoint after scaling".
     for weights in [vec![1000; 20], vec![1000; 200], [1000, 2000].repeat(10), vec![1000, 1000, 2000]] {
         let stats = stats(weights.len());
@@ -146,7 +146,7 @@ proptest! {
     }
 
     #[test]
-    fn ejected_endpoint_is_picked_last((weights, stats, _) in endpoints(), seed: u64) {
+    fn ejected_endpoint_is_picked_only_if_all_are_ejected((weights, stats, _) in endpoints(), seed: u64) {
         let members = CandidateSet::new(&members(&weights));
         let context = PickContext::new(&stats, config().pick_config(), &[], 5);
         let picked = pick_index(&members.as_candidates(), &context, seed);
@@ -155,7 +155,7 @@ proptest! {
     }
 
     #[test]
-    fn least_loaded_endpoint_of_small_set_is_always_picked((weights, stats, outstanding) in endpoints(), seed: u64) {
+    fn least_loaded_endpoint_of_small_candidate_set_is_always_picked((weights, stats, outstanding) in endpoints(), seed: u64) {
         let n = weights.len().min(FULL_SCAN_MAX);
         let members = CandidateSet::new(&members(&weights[..n]));
         let now = u64::MAX;

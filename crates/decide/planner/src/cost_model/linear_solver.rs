@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn systems_are_solved_and_singular_ones_refused() {
+    fn linear_systems_are_solved_and_singular_ones_refused() {
         let matrix = vec![vec![4.0, 1.0, 0.0], vec![1.0, 3.0, 1.0], vec![0.0, 1.0, 2.0]];
         let solution = solve(&matrix, &[6.0, 10.0, 8.0]).unwrap();
         for (value, expected) in solution.iter().zip([1.0, 2.0, 3.0]) {

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn work_and_latency_of_a_pool_are_fitted_from_its_reports() {
+    fn pool_work_and_latency_are_fitted_from_reports() {
         let fits = observed(4);
         let (work, latency) = (fits[0].work.as_ref().unwrap(), fits[0].latency.as_ref().unwrap());
         assert!((work.classes[&None].seconds - 0.01).abs() < 1e-5, "{work:?}");
@@ -200,13 +200,13 @@ mod tests {
     }
 
     #[test]
-    fn pool_with_unmeasured_servers_has_no_fit() {
+    fn pool_with_unmeasured_servers_has_no_cost_fit() {
         let fits = observed(3);
         assert_eq!((fits[0].work.as_ref(), fits[0].latency.as_ref()), (None, None));
     }
 
     #[test]
-    fn pool_with_uncounted_calls_has_no_fit() {
+    fn pool_with_uncounted_calls_has_no_cost_fit() {
         let is_fitted = |change: fn(&mut ServerRates)| {
             let mut costs = PoolCosts::default();
             for second in 0..400 {

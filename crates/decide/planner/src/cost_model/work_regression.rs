@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn work_of_each_class_is_found_with_its_error() {
+    fn work_regression_finds_cost_of_each_class_with_error() {
         let works = [("", 0.002), ("bulk", 0.020), ("search", 0.007)];
         let fit = observed(&works, |_, generator| 50.0 + 150.0 * draw(generator)).fit().unwrap();
         for (name, expected) in works {
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn classes_whose_rates_move_together_cost_the_same_and_say_so() {
+    fn classes_with_proportional_rates_get_equal_cost_and_large_error() {
         let (mut regression, mut generator) = (WorkRegression::default(), Generator::new(3));
         for second in 0..60 {
             let rate = 50.0 + 100.0 * draw(&mut generator);
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn work_is_never_negative_and_invalid_intervals_are_ignored() {
+    fn fitted_work_is_never_negative_and_invalid_intervals_are_ignored() {
         let mut regression = observed(&[("", 0.01), ("free", 0.0)], |_, generator| 100.0 * draw(generator));
         for cpu in [f64::NAN, -1.0, f64::INFINITY] {
             regression.observe(&[(None, 10.0)].into(), cpu, 120_000);
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn few_intervals_and_no_calls_have_no_fit() {
+    fn work_regression_has_no_fit_from_few_intervals_or_no_calls() {
         let mut regression = WorkRegression::default();
         assert_eq!(regression.fit(), None);
         (0..100).for_each(|second| regression.observe(&BTreeMap::new(), 0.3, second * 1_000));

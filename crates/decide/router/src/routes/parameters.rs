@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parameters_are_found_decoded() {
+    fn query_parameters_are_found_by_name_and_decoded() {
         let read =
             |query, name| parameter(query, name).map(|v| String::from_utf8(decoded(v).collect()).unwrap());
         assert_eq!(read("a=1&b=2&b=3", "b").as_deref(), Some("2"), "the first counts");
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn cookies_are_found_by_name() {
+    fn request_cookies_are_found_by_name() {
         assert_eq!(cookie("a=1; sid=x=y; b=2", "sid"), Some("x=y"));
         assert_eq!(cookie("a=1;sid=z", "sid"), Some("z"));
         assert_eq!(cookie("asid=1; sid", "sid"), None);

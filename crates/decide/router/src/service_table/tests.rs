@@ -130,7 +130,7 @@ fn names(names: &[&str]) -> BTreeSet<String> {
 }
 
 #[test]
-fn client_calls_only_its_subset_of_20_endpoints() {
+fn client_calls_only_its_own_subset_of_20_endpoints() {
     let table = Fleet::many(ServiceKind::Replicated, 300).compile(None);
     let kept: BTreeSet<_> =
         table.candidates().filter(|c| c.in_subset).map(|c| c.target.instance.to_string()).collect();
@@ -142,7 +142,7 @@ fn client_calls_only_its_subset_of_20_endpoints() {
 }
 
 #[test]
-fn recompile_shares_routes_of_unchanged_policy() {
+fn recompiled_service_shares_routes_of_unchanged_policy() {
     let mut fleet = Fleet::replicated(&[("a", "eu")]);
     let route = |number| Route::new(Label::new(format!("r{number}")).unwrap());
     fleet.policy.routes = (0..20).map(route).collect();
@@ -165,7 +165,7 @@ fn subset_size_0_means_all_endpoints() {
 }
 
 #[test]
-fn call_counts_survive_new_snapshots() {
+fn endpoint_call_counts_survive_new_service_snapshots() {
     let mut fleet = Fleet::replicated(&[("a", "eu"), ("b", "eu")]);
     let first = fleet.compile(None);
     let picked = first.pick(&PickParams::default(), 0, 1).unwrap();
@@ -183,7 +183,7 @@ fn call_counts_survive_new_snapshots() {
 }
 
 #[test]
-fn polled_report_excludes_callers_own_calls() {
+fn polled_load_report_excludes_callers_own_calls() {
     let table = Fleet::replicated(&[("a", "eu")]).compile(None);
     let load = |cpu| LoadReport { requests: Some(3), cpu: Some(cpu), ..LoadReport::default() };
     let polled = |cpu, now| {
@@ -198,7 +198,7 @@ fn polled_report_excludes_callers_own_calls() {
 }
 
 #[test]
-fn polled_report_earns_no_reward() {
+fn polled_load_report_earns_no_score_reward() {
     let mut fleet = Fleet::replicated(&[("a", "eu"), ("b", "eu")]);
     fleet.policy.balancing.score.reward = 100;
     let table = fleet.compile(None);
@@ -216,7 +216,7 @@ fn polled_report_earns_no_reward() {
 }
 
 #[test]
-fn moving_instance_counts_only_in_region_where_it_serves() {
+fn instance_listed_in_two_regions_is_called_only_where_it_serves() {
     let mut fleet = Fleet::replicated(&[("a", "us"), ("a", "eu"), ("b", "eu")]);
     fleet.endpoints[0].state = EndpointState::Lost;
     let table = fleet.compile(None);
@@ -225,7 +225,7 @@ fn moving_instance_counts_only_in_region_where_it_serves() {
 }
 
 #[test]
-fn only_services_that_need_just_route_and_pick_have_numbers() {
+fn kernel_gets_pick_data_only_of_services_it_can_route_itself() {
     let numbers = |fleet: &Fleet| fleet.compile(None).numbers();
     let one = || Fleet::replicated(&[("a", "us")]);
     assert_eq!(numbers(&Fleet::replicated(&[])), None);
@@ -250,7 +250,7 @@ fn only_services_that_need_just_route_and_pick_have_numbers() {
 }
 
 #[test]
-fn routes_set_target_class_timeout_and_idempotence() {
+fn matched_route_sets_target_class_timeout_and_idempotence() {
     let mut fleet = Fleet::replicated(&[("a", "eu")]);
     let seconds = |secs| Timeouts { total: Some(Duration::from_secs(secs)), ..Timeouts::default() };
     let other = ServiceName::new("shop/cart-next").unwrap();
@@ -295,7 +295,7 @@ fn routes_set_target_class_timeout_and_idempotence() {
 }
 
 #[test]
-fn explanation_names_local_region_and_has_no_empty_step() {
+fn explanation_names_callers_region_and_has_no_empty_step() {
     let region_step = |fleet: &Fleet| {
         let request = RequestView { host: "", path: "/", method: "GET", headers: &(), grpc: false };
         let explained = fleet.compile(None).explain(&request, &PickParams::default(), 0, 1);
@@ -339,7 +339,7 @@ prop_compose! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
     #[test]
-    fn explain_decides_like_pick_and_avoided_endpoints_come_last(
+    fn explain_decides_like_pick_and_tries_avoided_endpoints_last(
         fleet in any_fleet(), seed: u64, key in 0_u128..2000, role in prop::option::of(0_usize..3),
         busy in prop::collection::vec((0_u32..60, prop::bool::ANY), 0..80),
         avoid in prop::collection::vec(0_u32..60, 0..4),

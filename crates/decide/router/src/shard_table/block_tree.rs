@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn last_block_at_or_below_mark_is_found_at_every_size() {
+    fn block_tree_finds_last_block_at_or_below_mark_at_every_size() {
         for n in [1, 2, 79, 80, 81, 6399, 6400, 6401, 7000] {
             // Every third mark is repeated.
             let marks: Vec<u32> = (0..n).map(|i| 10 * (i - u32::from(i % 3 == 2))).collect();
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_preserve_order_of_words_of_any_size() {
+    fn block_tree_marks_preserve_order_of_words_of_any_size() {
         for greatest in [0, 1, 1000, 1 << 31, 1 << 40, u64::MAX] {
             let shift = shift(greatest);
             assert!(mark(greatest, shift) > MAX_MARK / 2 || shift == 0);

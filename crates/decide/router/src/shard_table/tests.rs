@@ -69,7 +69,7 @@ fn example_of_paper_finds_key_618_in_shard_5() {
 }
 
 #[test]
-fn shard_table_works_at_sizes_around_full_node() {
+fn shard_table_works_with_sizes_around_full_tree_node() {
     for n in [1, 2, 15, 16, 17, 31, 32, 33, 255, 256, 257, 4096, 4097, 5000] {
         agrees_around(&map(KeyRange::ALL, (0..n).map(|i| i * 1000)));
         agrees_around(&map(KeyRange::ALL, (0..n).map(|i| i << 100)));
@@ -159,7 +159,7 @@ fn holdings(n: usize) -> Holdings {
 }
 
 #[test]
-fn segment_is_accepted_only_with_its_own_list_of_holders() {
+fn shard_segment_is_accepted_only_with_its_own_list_of_holders() {
     let sizes = [(1, false), (1000, false), (5000, true)];
     for words in sizes.into_iter().flat_map(|(n, wide)| [true, false].map(|even| segment(n, wide, even))) {
         let segment = read(&[&words[..], &[0; 99]].concat()).expect("memory may be larger than the segment");
@@ -181,7 +181,7 @@ fn segment_is_accepted_only_with_its_own_list_of_holders() {
 }
 
 #[test]
-fn truncated_or_changed_segment_is_rejected() {
+fn truncated_or_changed_shard_segment_is_rejected() {
     for words in [segment(600, true, true), segment(600, true, false)] {
         assert!(read(&words).is_ok());
         rejects_truncation_and_change(&words);
@@ -207,7 +207,7 @@ proptest! {
     /// A writer can forge the checksum. Every accepted segment must be readable for every key without an access out of
     /// bounds.
     #[test]
-    fn hostile_segment_is_rejected_or_read_within_bounds(
+    fn hostile_shard_segment_is_rejected_or_read_within_bounds(
         n in 1_u128..700, wide: bool, even: bool,
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u64>()), 1..4),
         keys in prop::collection::vec(any::<u128>(), 1..20),
@@ -230,7 +230,7 @@ proptest! {
     }
 
     #[test]
-    fn hostile_list_of_holders_is_rejected_or_read_within_bounds(
+    fn hostile_list_of_shard_holders_is_rejected_or_read_within_bounds(
         n in 1_usize..20, changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
     ) {
         let mut numbers = HoldingInterner::default();

@@ -261,7 +261,7 @@ fn distances(table: &ServiceTable) -> Vec<Value> {
 }
 
 #[test]
-fn rings_match_vectors() {
+fn locality_rings_match_vectors() {
     let everywhere = [
         ("a", "eu", "serving", 1000),
         ("b", "eu", "draining", 1000),

@@ -36,7 +36,7 @@ const REQUESTS: [(&str, &str, &str, &str, bool); 29] = [
 ];
 
 #[test]
-fn routes_match_vectors() {
+fn route_matching_matches_vectors() {
     let policy = json!({"service": "shop/cart", "routes": [
         {"name": "exact", "match": {"path": {"exact": "/cart/items"}}},
         {"name": "host", "match": {"hosts": ["api.example.org", "*.internal"], "path": {"prefix": "/cart"}}},
@@ -77,7 +77,7 @@ fn routes_match_vectors() {
 }
 
 #[test]
-fn splits_match_vectors() {
+fn traffic_splits_match_vectors() {
     let policy = json!({"service": "shop/cart", "routes": [
         {"name": "canary", "match": {"path": {"prefix": "/"}},
             "split": [{"service": "shop/cart", "weight": 60}, {"service": "shop/cart-next", "weight": 40}],
@@ -100,7 +100,7 @@ fn splits_match_vectors() {
 }
 
 #[test]
-fn empty_backends_match_vectors() {
+fn calls_to_empty_split_backends_match_vectors() {
     let policy = json!({"service": "shop/cart", "routes": [
         {"name": "canary", "match": {"path": {"prefix": "/"}},
             "split": [{"service": "shop/old", "weight": 60}, {"service": "shop/new", "weight": 30}, {"service": "shop/next", "weight": 10}],
@@ -121,7 +121,7 @@ fn empty_backends_match_vectors() {
 }
 
 #[test]
-fn tenants_match_vectors() {
+fn routes_between_tenants_match_vectors() {
     let sources: [&[&str]; 4] = [&[], &["red/api"], &["red/*"], &["green/*", "red/web"]];
     let cases = sources.into_iter().flat_map(|sources| {
         let policy = json!({"service": "shop/cart", "acceptRoutesFrom": sources});
@@ -135,7 +135,7 @@ fn tenants_match_vectors() {
 }
 
 #[test]
-fn actions_match_vectors() {
+fn route_actions_match_vectors() {
     let policy = json!({"service": "shop/cart", "key": {"cookie": "sid"}, "routes": [
         {"name": "moved", "match": {"path": {"prefix": "/old"}},
             "redirect": {"path": {"prefix": "/new"}, "status": 308}},

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn least_at_price_equals_minimum_of_scan() {
+    fn least_cost_at_price_equals_minimum_found_by_scan() {
         let pool = pool();
         for price in [0.0, 2.0, 3.5, 12.0, 25.0, 32.0, 50.0, 80.0, 120.0, 1e4] {
             let at = |step: u32| f64::from(step) / 1e4 * 90.0;
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn slope_equals_differences_of_cost_away_from_kinks() {
+    fn pool_cost_slope_equals_finite_difference_away_from_kinks() {
         let mut pool = pool();
         // At its upper end a ramp is the whole surcharge.
         pool.set_multipliers(&[0.0, 0.0, 0.0]);

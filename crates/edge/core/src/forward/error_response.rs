@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn faults_become_http_or_grpc_responses() {
+    fn mesh_faults_become_http_or_grpc_error_responses() {
         let fault = Fault::new(FaultKind::NoEndpoints, "no endpoint serves 100 % of it\nnow");
         let plain = from_fault(&fault, None);
         let kind = || Some(HeaderValue::from_static("application/grpc-web+proto"));

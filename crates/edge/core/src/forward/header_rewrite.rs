@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stated_caller_replaces_claims_and_survives_connection_header() {
+    fn stated_caller_header_replaces_clients_and_survives_connection_header() {
         let mut headers = HeaderMap::new();
         for (name, value) in [
             ("connection", "x-fairmesh-caller"),

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_listed_in_connection_are_removed() {
+    fn headers_listed_in_connection_header_are_removed() {
         let mut headers = map(&[
             ("connection", "close, X-Secret, Content-Length"),
             ("x-secret", "1"),

@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loop_is_detected_only_after_max_passes_of_this_proxy() {
+    fn loop_is_detected_only_after_maximum_passes_of_same_proxy() {
         let mut headers = HeaderMap::new();
         for _ in 0..2 * MAX_PASSES {
             headers.append(LOOP, HeaderValue::from_static("0123456789abcdef-other"));

@@ -64,19 +64,19 @@ mod tests {
     }
 
     #[test]
-    fn hidden_fields_match_header_names_of_protocol() {
+    fn mesh_boundary_hides_every_internal_header() {
         assert_eq!([LOAD, LOAD_BIN, OVERLOADED_SERVER, DECISION], INTERNAL);
     }
 
     #[test]
-    fn outside_clients_see_no_servers_unless_boundary_explains() {
+    fn outside_clients_see_no_internal_headers_except_decision_if_enabled() {
         assert_eq!(left(Boundary { explains: false }), ["server", "x-fairmesh-attempts"]);
         let explained = ["server", "x-fairmesh-attempts", "x-fairmesh-decision"];
         assert_eq!(left(Boundary { explains: true }), explained);
     }
 
     #[test]
-    fn identity_claims_are_detected_in_every_spelling() {
+    fn headers_claiming_identity_are_detected_in_every_spelling() {
         for claim in ["X-Forwarded-Client-Cert", "x_fairmesh_caller", "X-FAIRMESH_CALLER"] {
             assert!(Boundary::is_claim(claim), "{claim}");
         }

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn server_cannot_claim_that_request_is_misdirected() {
+    fn fault_header_misdirected_is_removed_from_server_responses() {
         let mut headers = response(&ServiceName::new("red/web").unwrap(), None).into_parts().0.headers;
         headers.append(FAULT, HeaderValue::from_static("overloaded"));
         headers.insert("server", HeaderValue::from_static("1"));
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn misdirected_grpc_call_is_unavailable() {
+    fn misdirected_grpc_call_gets_status_unavailable() {
         let kind = Some(HeaderValue::from_static("application/grpc"));
         let response = response(&ServiceName::new("red/web").unwrap(), kind);
         assert_eq!(

@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn identity_claims_in_trailers_are_removed_where_proxy_states_caller() {
+    async fn trailers_claiming_identity_are_removed_if_proxy_states_caller() {
         let names = ["x-fairmesh-caller", "x_forwarded_client_cert", "x-checksum"];
         let trailers: HeaderMap =
             names.map(|name| (name.parse().unwrap(), HeaderValue::from_static("1"))).into_iter().collect();
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn body_over_limit_fails_by_announced_and_actual_length() {
+    async fn request_body_over_limit_fails_by_declared_or_actual_length() {
         let five = || Full::new(Bytes::from_static(b"12345"));
         let (body, too_long) = LimitedBody::new(five(), 4);
         assert!(too_long.is_set() && body.collect().await.is_err());

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn request_over_limit_is_refused_until_another_ends() {
+    fn request_over_concurrency_limit_is_refused_until_another_ends() {
         let limit = RequestLimit::new(1, "--max-tenant-requests");
         let first = limit.enter().unwrap();
         let fault = limit.enter().unwrap_err();

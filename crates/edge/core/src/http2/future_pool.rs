@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn completed_future_returns_memory_and_drops_contents() {
+    fn completed_future_returns_its_memory_to_pool_and_drops_contents() {
         let held = Arc::new(());
         for _ in 0..3 {
             let mut made = PooledFuture::new(respond(Arc::clone(&held)));
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn cancelled_futures_are_dropped_and_pool_is_bounded() {
+    fn cancelled_futures_are_dropped_and_future_pool_is_bounded() {
         let held = Arc::new(());
         let waits = Arc::clone(&held);
         let mut given_up = PooledFuture::new(async move {

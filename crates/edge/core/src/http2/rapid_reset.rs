@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn guard_trips_when_most_of_many_requests_are_reset() {
+    fn rapid_reset_guard_trips_when_most_of_many_requests_are_reset() {
         assert!(!after(0, MAX_RESETS - 1) && after(0, MAX_RESETS));
         assert!(!after(2 * MAX_RESETS, 2 * MAX_RESETS) && after(2 * MAX_RESETS, 2 * MAX_RESETS + 1));
     }

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn body_not_polled_between_two_checks_is_dropped() {
+    async fn response_body_not_polled_between_two_stall_checks_is_dropped() {
         let (responses, metrics) = (StallMonitor::default(), ConnectionMetrics::default());
         let mut taken = responses.monitor(Response::new(Body::from("tea"))).into_body();
         let mut left = responses.monitor(Response::new(Body::from("tea"))).into_body();
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn complete_responses_are_not_monitored_and_dropped_bodies_are_pruned() {
+    fn stall_monitor_skips_complete_responses_and_prunes_dropped_ones() {
         let responses = StallMonitor::default();
         assert!(matches!(responses.monitor(Response::new(Body::empty())).body(), ResponseBody::Ended(_)));
         for _ in 0..4 * PRUNE_AT {

@@ -104,7 +104,7 @@ mod tests {
     use crate::listen::silent_connections::MIN_AGE;
 
     #[tokio::test]
-    async fn waiting_listener_without_clients_holds_no_permit() {
+    async fn listener_without_waiting_clients_holds_no_connection_permit() {
         let (permits, delayed) = (connection_limit(1), AtomicU64::new(0));
         let quiet = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let busy = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -114,7 +114,7 @@ mod tests {
         assert!(next_connection(&busy, &permits, &delayed, None).await.is_some());
     }
     #[tokio::test(start_paused = true)]
-    async fn silent_connection_is_closed_only_while_client_waits() {
+    async fn silent_connection_is_closed_only_while_new_client_waits() {
         let (permits, delayed) = (connection_limit(1), AtomicU64::new(0));
         let silent = Arc::<SilentConnections>::default();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn connections_are_spread_over_loops() {
+    async fn connections_are_spread_over_event_loops() {
         let on = served(3, 6).await;
         assert_eq!(on, (0..3).map(|number| (format!("core-{number}"), 2)).collect());
         let own = thread::current().name().unwrap_or_default().to_owned();
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn single_loop_on_multi_threaded_runtime_has_own_thread() {
+    async fn single_event_loop_on_multi_threaded_runtime_has_own_thread() {
         assert_eq!(served(1, 2).await, HashMap::from([("core-0".to_owned(), 2)]));
     }
 }

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn address_with_most_silent_connections_loses_its_oldest() {
+    fn client_address_with_most_silent_connections_loses_its_oldest() {
         let (all, start) = (Arc::<SilentConnections>::default(), Instant::now());
         let [few, many]: [IpAddr; 2] = [[192, 0, 2, 1].into(), [192, 0, 2, 2].into()];
         let honest = all.enter(few, start);
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_that_sent_request_is_not_displaced() {
+    fn connection_that_sent_request_is_not_closed_for_new_ones() {
         let (all, start) = (Arc::<SilentConnections>::default(), Instant::now());
         let client = [192, 0, 2, 1].into();
         let [served, raced] = [(); 2].map(|()| all.enter(client, start));
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn young_flood_does_not_protect_old_silent_connections() {
+    fn flood_of_new_connections_does_not_protect_old_silent_ones() {
         let (all, start) = (Arc::<SilentConnections>::default(), Instant::now());
         let old = all.enter([192, 0, 2, 1].into(), start);
         let later = start + MIN_AGE;

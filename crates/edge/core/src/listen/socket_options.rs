@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ipv4_mapped_addresses_become_ipv4() {
+    fn ipv4_mapped_ipv6_addresses_become_ipv4() {
         for (accepted, expected) in [
             ("[::ffff:192.0.2.1]:80", "192.0.2.1:80"),
             ("192.0.2.1:80", "192.0.2.1:80"),

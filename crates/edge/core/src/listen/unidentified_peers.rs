@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn address_over_its_share_is_refused_once_half_of_places_are_taken() {
+    fn client_address_over_its_share_is_refused_once_half_of_limit_is_used() {
         let table = Unidentified::new(32);
         let [flood, other]: [IpAddr; 2] = [[192, 0, 2, 1].into(), [192, 0, 2, 2].into()];
         let mut held: Vec<_> = (0..16).map_while(|_| table.enter(flood)).collect();
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_one_ipv6_prefix_share_one_limit() {
+    fn client_addresses_of_one_ipv6_prefix_share_one_limit() {
         let table = Unidentified::new(2);
         let _first = table.enter("2001:db8::1".parse().unwrap()).unwrap();
         assert!(table.enter("2001:db8::2".parse().unwrap()).is_none());

@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_in_n_requests_and_all_failures_are_logged() {
+    fn access_log_has_one_in_n_requests_and_all_failures() {
         let (lines, mut queue) = mpsc::channel(100);
         let log = AccessLogConfig { form: AccessLogFormat::Text, one_in: 10 };
         let access = AccessLogger { lines: Some(lines), ..AccessLogger::start(AccessLogConfig::default()) };
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn flush_waits_until_logged_lines_are_written() {
+    async fn access_log_flush_waits_until_logged_lines_are_written() {
         let (lines, queue) = mpsc::channel(100);
         let access = AccessLogger { lines: Some(lines), ..AccessLogger::start(AccessLogConfig::default()) };
         (0..3).for_each(|_| access.write(AccessLogEntry::default()));
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn disabled_log_counts_nothing() {
+    fn disabled_access_log_counts_nothing() {
         let access = AccessLogger::start(AccessLogConfig::default());
         assert!(!access.selects(true) && access.seen.load(Relaxed) == 0);
     }

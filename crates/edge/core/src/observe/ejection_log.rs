@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn ejection_is_logged_once_until_success() {
+    fn endpoint_ejection_is_logged_once_until_success() {
         let mut ejected = Ejected::default();
         let (out, tried, back) = (seen("a", true, 3), seen("a", false, 3), seen("a", false, 0));
         assert_eq!(ejected.update(vec![out.clone(), seen("b", false, 1)]), [Event::Ejected(out.clone())]);

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn every_attempt_is_counted_by_endpoint() {
+    fn endpoint_metrics_count_every_attempt() {
         let metrics = EndpointMetrics::default();
         tried(&metrics, "a", Err(FaultKind::Unreachable));
         tried(&metrics, "b", Ok(StatusCode::OK));
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn endpoint_count_is_bounded_and_uncalled_endpoints_are_evicted() {
+    async fn endpoint_metrics_are_bounded_and_evict_uncalled_endpoints() {
         let metrics = EndpointMetrics::default();
         for number in 0..MAX_ENDPOINTS + 5 {
             tried(&metrics, &format!("old-{number}"), Ok(StatusCode::OK));

@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn requests_are_sampled_by_interval() {
+    async fn recent_requests_are_sampled_by_interval() {
         let (recent_requests, last) = (RecentRequests::new(), LastRequest::default());
         let due = || recent_requests.is_due(&last, Instant::now());
         assert_eq!([due(), due()], [true, false]);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn long_decision_step_is_cut_at_character_boundary() {
+    fn long_explanation_step_of_request_is_cut_at_character_boundary() {
         let step = Step { title: "region", detail: "é".repeat(MAX_DETAIL + 1) };
         assert_eq!(DecisionStep::of(&step).detail.chars().count(), MAX_DETAIL + 1);
     }

@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn responses_are_counted_by_class_and_duration() {
+    fn response_metrics_count_by_status_class_and_duration() {
         let metrics = RegionMetrics::default();
         metrics.record(StatusCode::OK, Duration::from_micros(250));
         metrics.record(StatusCode::NOT_FOUND, Duration::from_micros(251));
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn region_count_is_bounded_and_consistent_between_threads() {
+    fn response_metrics_bound_regions_equally_in_all_threads() {
         let responses = ResponseMetrics::default();
         let region = |number| Region::new(format!("region-{number}")).unwrap();
         std::thread::scope(|scope| {

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn callers_over_maximum_share_one_series() {
+    fn callers_beyond_maximum_share_one_metric_series() {
         let metrics = metrics();
         for number in 0..MAX_CALLERS + 3 {
             call(&metrics.accepted(Some(&caller(&format!("spiffe://prod/shop/caller-{number}")))));
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_callers_get_no_series_of_their_own() {
+    fn refused_callers_get_no_metric_series_of_their_own() {
         let metrics = metrics();
         let (known, stranger) = (caller("spiffe://prod/shop/web"), caller("spiffe://prod/shop/stranger"));
         call(&metrics.accepted(Some(&known)));
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_distinguish_trust_domains_but_not_machines() {
+    fn caller_labels_distinguish_trust_domains_but_not_machines() {
         let id = |text: &str| text.parse().unwrap();
         let partner = ServedCaller::new(&CallerId::federated(id("spiffe://partner/shop/web")));
         assert_eq!(partner.label(), "spiffe://partner/shop/web");
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn series_of_silent_caller_ends() {
+    async fn metric_series_of_silent_caller_expires() {
         let metrics = metrics();
         let (silent, busy) = (caller("spiffe://prod/shop/silent"), caller("spiffe://prod/shop/busy"));
         [&silent, &busy].into_iter().for_each(|caller| call(&metrics.accepted(Some(caller))));
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn series_with_request_in_flight_is_kept() {
+    async fn metric_series_with_request_in_flight_does_not_expire() {
         let metrics = metrics();
         let stream = metrics.accepted(Some(&caller("spiffe://prod/shop/stream")));
         call(&stream);

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tap_gets_selected_requests_until_dropped() {
+    async fn tap_receives_selected_requests_until_dropped() {
         let (taps, shop) = (Arc::new(Taps::default()), ServiceName::new("shop/web").unwrap());
         assert!(!taps.wants(&shop));
         let select = json!({ "service": "shop/web", "path": "/items", "status": "5xx", "minMs": 10.0 });
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn slow_reader_is_told_number_of_dropped_requests() {
+    async fn slow_tap_reader_gets_number_of_dropped_requests() {
         let (taps, shop) = (Arc::new(Taps::default()), ServiceName::new("shop/web").unwrap());
         let mut reader = taps.start(filter(json!({ "service": "shop/web", "oneIn": 2 }))).unwrap();
         for _ in 0..2 * (QUEUE + 3) {
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn number_of_taps_is_bounded() {
+    fn number_of_concurrent_taps_is_bounded() {
         let taps = Arc::new(Taps::default());
         let readers: Vec<_> = (0..MAX_TAPS).map(|_| taps.start(TapFilter::default()).unwrap()).collect();
         assert!(taps.start(TapFilter::default()).is_none());

@@ -46,7 +46,7 @@ mod tests {
     use crate::{limits::Limits, services::Services};
 
     #[tokio::test]
-    async fn removed_service_is_looked_up_again() {
+    async fn host_cache_looks_removed_service_up_again() {
         let nowhere = "127.0.0.1:1".parse().unwrap();
         let mesh = Mesh::builder().agent(nowhere).client_id("test").connect().await.unwrap();
         let (services, recent, looked_up) =

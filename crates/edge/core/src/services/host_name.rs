@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn host_names_service_before_tenant() {
+    fn host_is_parsed_as_service_dot_tenant() {
         for host in ["cart.shop", "cart.shop:8080", "Cart.Shop.", "cart.shop.:80"] {
             assert_eq!(service_name(host).unwrap().to_string(), "shop/cart", "{host}");
         }

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn virtual_address_belongs_to_one_tenant_and_first_service_by_name() {
+    fn shared_virtual_address_belongs_to_first_service_by_name_per_tenant() {
         let mut addresses = VirtualAddresses::default();
         let name = |text: &str| ServiceName::new(text).unwrap();
         let at: SocketAddr = ([10, 96, 0, 1], 80).into();

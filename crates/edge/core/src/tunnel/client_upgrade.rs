@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn hop_by_hop_protocols_are_not_forwarded() {
+    fn upgrade_to_hop_by_hop_protocols_is_not_forwarded() {
         for passed_on in ["websocket", "WebSocket", "tcp", "chat/2, websocket"] {
             assert_eq!(asked(&[passed_on]).as_deref(), Some(passed_on));
         }

@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn half_closed_side_still_receives() {
+    async fn half_closed_tunnel_side_still_receives() {
         let (mut client, mut server, copying) = between(7);
         let copied = tokio::spawn(copying);
         client.write_all(b"a question").await.unwrap();
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn slow_reader_stops_writer_with_little_buffered() {
+    async fn slow_tunnel_reader_stops_writer_with_little_buffered() {
         let (mut client, mut server, copying) = between(1024);
         let mut copying = pin!(copying);
         let sent = async {
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn bytes_sent_before_server_failure_are_delivered() {
+    async fn tunnel_delivers_bytes_sent_before_server_failure() {
         // The pipe holds less than the message, which the client reads late.
         let (mut client, near) = duplex(4);
         let copied = tokio::spawn(BidirectionalCopy::new(near, Failing(b"the last message")));
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn bytes_sent_before_client_failure_are_delivered() {
+    async fn tunnel_delivers_bytes_sent_before_client_failure() {
         let (near, mut server) = duplex(4);
         let copied = tokio::spawn(BidirectionalCopy::new(Failing(b"the last message"), near));
         server.write_all(b"more").await.unwrap();
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn failed_side_ends_copy() {
+    async fn failed_tunnel_side_ends_copy() {
         let (client, mut server, copying) = between(64);
         drop(client);
         let copied = tokio::spawn(copying);

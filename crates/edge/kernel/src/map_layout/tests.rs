@@ -258,7 +258,7 @@ fn refused(clang: &str, assertions: &[String]) -> String {
 }
 
 #[test]
-fn rust_layout_matches_c_headers() {
+fn rust_map_layout_matches_c_headers() {
     let Some(clang) = option_env!("KERNEL_CLANG") else {
         return skipped("both sides of shared memory are compared by clang", "clang is missing");
     };
@@ -283,7 +283,7 @@ fn rust_layout_matches_c_headers() {
 }
 
 #[test]
-fn host_over_length_limit_has_no_key() {
+fn host_name_over_length_limit_has_no_kernel_map_key() {
     assert!(HostKey::new(&"a".repeat(HOST_BYTES)).is_some());
     assert!(HostKey::new(&"a".repeat(HOST_BYTES + 1)).is_none());
 }

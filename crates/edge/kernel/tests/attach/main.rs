@@ -23,7 +23,7 @@ use fairmesh_router::{CandidateNumbers, RouteNumbers, ServiceNumbers};
 use crate::place::{Place, callers, counted, enter, folder_of, greet};
 
 #[test]
-fn connections_are_redirected_until_proxy_closes_or_detach() {
+fn kernel_redirects_connections_until_proxy_closes_or_detach() {
     let Some(place) = Place::new("redirect") else { return };
     let server = TcpListener::bind("127.96.7.1:0").unwrap();
     let to = server.local_addr().unwrap();
@@ -62,7 +62,7 @@ fn connections_are_redirected_until_proxy_closes_or_detach() {
 }
 
 #[test]
-fn detach_removes_created_cgroups_and_names_others() {
+fn detach_removes_created_cgroups_and_names_ones_still_in_use() {
     let Some(place) = Place::new("created") else { return };
     let inner = format!("{}/a/b", place.cgroup);
     let elsewhere = tempfile::tempdir().unwrap();
@@ -85,7 +85,7 @@ fn detach_removes_created_cgroups_and_names_others() {
 }
 
 #[test]
-fn maps_of_another_release_are_refused_until_detached() {
+fn kernel_maps_of_another_release_are_refused_until_detached() {
     let Some(place) = Place::new("release") else { return };
     place.attach(&place.cgroup, Selection::default(), None).unwrap();
     let map = MapData::from_pin(place.pins().join("layout")).and_then(Map::from_map_data).unwrap();
@@ -107,7 +107,7 @@ fn maps_of_another_release_are_refused_until_detached() {
 }
 
 #[test]
-fn only_services_refuses_connections_without_proxy() {
+fn only_services_mode_refuses_connections_when_no_proxy_listens() {
     let Some(place) = Place::new("only") else { return };
     let server = TcpListener::bind("127.96.7.2:0").unwrap();
     let to = server.local_addr().unwrap();

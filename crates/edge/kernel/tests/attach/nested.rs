@@ -10,7 +10,7 @@ use fairmesh_kernel::{Attachments, Counter, ProxyMaps, Selection, attach};
 use crate::place::{Place, callers, counted, greet};
 
 #[test]
-fn nested_cgroup_has_its_own_programs() {
+fn nested_cgroup_has_its_own_kernel_programs() {
     let Some(place) = Place::new("within") else { return };
     let server = TcpListener::bind("127.96.7.3:0").unwrap();
     let to = server.local_addr().unwrap();

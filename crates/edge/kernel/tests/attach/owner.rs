@@ -19,7 +19,7 @@ const NO_OWNER: &str = "FAIRMESH_TEST_NO_OWNER";
 const NOBODY: u32 = 65_534;
 
 #[test]
-fn owner_of_maps_needs_no_capability() {
+fn owner_of_pinned_maps_needs_no_capability() {
     if let Some(pins) = std::env::var_os(PINS).map(PathBuf::from) {
         if std::env::var_os(NO_OWNER).is_some() {
             return is_told_to_name_the_owner(&pins);
@@ -41,7 +41,7 @@ fn owner_of_maps_needs_no_capability() {
         let mut command = Command::new("setpriv");
         command.args([&nobody, "--clear-groups", "--bounding-set=-all", "--inh-caps=-all"]);
         command.arg(std::env::current_exe().unwrap());
-        command.args(["--exact", "owner::owner_of_maps_needs_no_capability", "--nocapture"]);
+        command.args(["--exact", "owner::owner_of_pinned_maps_needs_no_capability", "--nocapture"]);
         if owner.is_none() {
             command.env(NO_OWNER, "1");
         }

@@ -10,12 +10,12 @@ pub(crate) const INPUT_BYTES: usize = 3 * 8;
 pub(crate) const OUTPUT_BYTES: usize = 7 * 8;
 
 #[test]
-fn arithmetic_in_c_matches_vectors() {
+fn balancer_arithmetic_in_c_matches_vectors() {
     Decider::native().into_iter().for_each(compare);
 }
 
 #[test]
-fn arithmetic_in_kernel_matches_vectors() {
+fn balancer_arithmetic_in_kernel_matches_vectors() {
     Decider::in_kernel().into_iter().for_each(compare);
 }
 

@@ -70,7 +70,7 @@ fn program<'a>(programs: &'a mut Ebpf, kind: &str) -> &'a mut SchedClassifier {
 /// The object pins maps by name by default. Without an own directory, each test run would leave all maps on
 /// the machine.
 #[test]
-fn vector_tests_leave_no_pinned_maps() {
+fn kernel_vector_tests_leave_no_pinned_maps() {
     let Some(_decider) = Decider::in_kernel() else { return };
     let pin = Path::new("/sys/fs/bpf/links");
     assert!(

@@ -92,7 +92,7 @@ fn compare(request: &[u8], words: &[usize]) {
 }
 
 #[test]
-fn requests_accepted_by_kernel_are_read_alike_by_proxy() {
+fn requests_accepted_by_kernel_are_parsed_equally_by_proxy() {
     let Some(mut decider) = Decider::native() else { return };
     let mut dice = Generator::new(7);
     let requests: Vec<_> = (0..INPUTS).map(|_| mutated(&mut dice, &REQUESTS)).collect();
@@ -127,7 +127,7 @@ fn compare_response(response: &[u8], words: &[usize]) {
 }
 
 #[test]
-fn responses_relayed_by_kernel_are_read_alike_by_proxy() {
+fn responses_relayed_by_kernel_are_parsed_equally_by_proxy() {
     let Some(mut decider) = Decider::native() else { return };
     let mut dice = Generator::new(11);
     let responses: Vec<_> = (0..INPUTS).map(|_| mutated(&mut dice, &RESPONSES)).collect();
@@ -171,7 +171,7 @@ fn taken(decider: &mut Decider, kind: &str, length: usize, messages: &[String]) 
 }
 
 #[test]
-fn ambiguous_messages_are_left_to_proxy() {
+fn kernel_leaves_ambiguous_messages_to_proxy() {
     let Some(mut decider) = Decider::native() else { return };
     let request = |fields: &str| format!("GET / HTTP/1.1\r\nhost: cart.shop\r\n{fields}\r\n");
     let response = |fields: &str| format!("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n{fields}\r\n");

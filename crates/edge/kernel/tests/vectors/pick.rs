@@ -150,12 +150,12 @@ fn compare(case: &Value, decisions: &[Decision], expected: &[u64]) {
 }
 
 #[test]
-fn picks_in_c_match_vectors() {
+fn endpoint_picks_in_c_match_vectors() {
     Decider::native().into_iter().for_each(compare_picks);
 }
 
 #[test]
-fn picks_in_kernel_match_vectors() {
+fn endpoint_picks_in_kernel_match_vectors() {
     Decider::in_kernel().into_iter().for_each(compare_picks);
 }
 
@@ -175,12 +175,12 @@ fn compare_picks(mut decider: Decider) {
 }
 
 #[test]
-fn turns_in_c_match_vectors() {
+fn round_robin_turns_in_c_match_vectors() {
     Decider::native().into_iter().for_each(compare_turns);
 }
 
 #[test]
-fn turns_in_kernel_match_vectors() {
+fn round_robin_turns_in_kernel_match_vectors() {
     Decider::in_kernel().into_iter().for_each(compare_turns);
 }
 

@@ -138,7 +138,7 @@ fn compare(mut decider: Decider) {
 }
 
 #[test]
-fn requests_possibly_matching_unsupported_routes_are_left_to_proxy() {
+fn kernel_leaves_requests_that_may_match_unsupported_routes_to_proxy() {
     let Some(mut decider) = Decider::native() else { return };
     let policy = json!({"service": SERVICE, "routes": [
         {"name": "pattern", "match": {"path": {"regex": "/x[0-9]+"}, "headers": [{"name": "x-one", "exact": "1"}]}},
@@ -178,7 +178,7 @@ fn requests_possibly_matching_unsupported_routes_are_left_to_proxy() {
 }
 
 #[test]
-fn routes_over_table_size_are_left_to_proxy() {
+fn kernel_leaves_routes_beyond_its_table_size_to_proxy() {
     let Some(mut decider) = Decider::native() else { return };
     let routes: Vec<_> = (0..40)
         .map(|i| {

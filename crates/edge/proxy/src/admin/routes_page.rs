@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unconfirmed_region_table_is_shown_with_less_force() {
+    fn unconfirmed_region_table_is_shown_as_weakened() {
         let region = |name: &str| Region::new(name).unwrap();
         let part = |percent: u32| Share::of_millionths(percent * 10_000).unwrap();
         let to = [(region("eu"), part(70)), (region("us"), part(20))].into();

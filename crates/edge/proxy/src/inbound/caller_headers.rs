@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn identity_claims_of_anonymous_caller_are_removed() {
+    fn identity_headers_of_anonymous_caller_are_removed() {
         let mut headers = HeaderMap::new();
         headers.append(CALLER, HeaderValue::from_static("spiffe://prod/forged"));
         headers.append(CLIENT_CERTIFICATE, HeaderValue::from_static("URI=spiffe://prod/forged"));
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn peer_address_is_appended_after_earlier_addresses() {
+    fn peer_address_is_appended_to_forwarded_for_header() {
         let mut headers = HeaderMap::new();
         add_address(&mut headers, "::ffff:192.0.2.1".parse().unwrap());
         assert_eq!(headers[FORWARDED_FOR], "192.0.2.1");
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn other_spellings_of_address_and_id_are_removed() {
+    fn misspelt_forwarded_for_and_request_id_headers_are_removed() {
         let mut headers = HeaderMap::new();
         for name in ["x_forwarded_for", "x-forwarded_for", "x_request_id", "x-checksum"] {
             headers.append(name, HeaderValue::from_static("192.0.2.9"));
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn request_without_id_gets_uuid_and_existing_id_is_kept() {
+    fn request_without_request_id_gets_uuid_and_existing_id_is_kept() {
         assert_eq!(uuid(u64::MAX, u64::MAX), "ffffffff-ffff-4fff-bfff-ffffffffffff");
         assert_eq!(uuid(0, 0), "00000000-0000-4000-8000-000000000000");
         let mut headers = HeaderMap::new();

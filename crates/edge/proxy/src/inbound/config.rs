@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn inbound_endpoints_are_parsed_and_displayed() {
+    fn inbound_endpoints_parse_as_displayed() {
         for text in ["shop/cart@10.0.0.7:8080=127.0.0.1:9000", "shop/cart@[::1]:80=[::1]:81"] {
             assert_eq!(text.parse::<InboundEndpoint>().unwrap().to_string(), text);
         }

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn certificate_element_has_envoy_format() {
+    fn client_certificate_header_has_envoy_format() {
         let id = |text: &str| text.parse::<SpiffeId>().unwrap();
         let (web, cart) = (id("spiffe://prod/shop/web"), id("spiffe://prod/shop/cart"));
         // SHA-256 of "abc" (FIPS 180-2, appendix B.1).

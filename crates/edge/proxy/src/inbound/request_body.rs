@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn trailers_that_claim_identity_are_removed() {
+    async fn inbound_proxy_removes_trailers_that_claim_identity() {
         let names = ["x-fairmesh-caller", "x_forwarded_client_cert", "x-checksum"];
         let trailers: HeaderMap =
             names.map(|name| (name.parse().unwrap(), HeaderValue::from_static("1"))).into_iter().collect();

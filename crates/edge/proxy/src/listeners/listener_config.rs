@@ -294,7 +294,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listeners_are_parsed_and_displayed() {
+    fn proxy_listeners_parse_as_displayed() {
         for text in [
             "127.0.0.1:8080=shop/cart",
             "[::1]:80",
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn listeners_reachable_by_others_are_border_of_mesh() {
+    fn listeners_reachable_from_outside_are_mesh_boundaries() {
         let boundary = |text: &str| text.parse::<ListenerConfig>().unwrap().boundary();
         let hides = Some(Boundary { explains: false });
         for (text, expected) in [
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_listeners_are_refused_with_hint() {
+    fn invalid_proxy_listeners_are_refused_with_hint() {
         for (wrong, hint) in [
             ("8080", "IP:PORT"),
             ("127.0.0.1:8080=cart", "tenant"),

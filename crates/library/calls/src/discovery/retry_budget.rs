@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn retries_are_limited_to_share_of_calls() {
+    fn retry_budget_limits_retries_to_share_of_calls() {
         let budget = configured(20, 0);
         assert_eq!(drain(&budget, SECOND), 0, "nothing was deposited");
         (0..100).for_each(|_| budget.deposit());
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn retry_floor_refills_over_time() {
+    fn minimum_retry_budget_refills_over_time() {
         let budget = configured(0, 2);
         assert_eq!(drain(&budget, SECOND), 20);
         assert_eq!(drain(&budget, SECOND), 0);

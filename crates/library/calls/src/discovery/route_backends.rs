@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn route_backend_pairs_keep_indices_and_share_one_beyond_maximum() {
+    fn route_backend_pairs_keep_metric_indices_and_share_one_beyond_maximum() {
         let (known, service) = (RouteBackends::default(), ServiceName::new("shop/web").unwrap());
         let number = |route: &str| known.lock().number(&Label::new(route).unwrap(), &service);
         let first = number("canary");

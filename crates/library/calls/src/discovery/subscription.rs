@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn borrowed_state_lives_until_it_is_released() {
+    fn borrowed_service_state_lives_until_it_is_released() {
         const STATES: usize = 20_000;
         let subscription = Subscription::<()>::new(ServiceName::new("shop/cart").unwrap());
         let last = STATES.to_string().repeat(9);

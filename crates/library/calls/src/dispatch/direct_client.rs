@@ -216,13 +216,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn request_is_repeated_if_its_idle_connection_closed_at_once() {
+    async fn request_is_repeated_if_reused_connection_closes_at_once() {
         let (is_repeated, outcome) = second_request(Duration::ZERO, "").await;
         assert!(is_repeated && outcome.unwrap() == "tea");
     }
 
     #[tokio::test]
-    async fn request_read_by_server_is_not_repeated() {
+    async fn request_read_by_server_is_not_repeated_after_connection_close() {
         for (after, beginning) in [
             (Duration::ZERO, "HTTP/1.1 2"),
             (Duration::ZERO, "HTTP/1.1 103 Early Hints\r\n\r\n"),

@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn header_edits_keep_claims_about_principal() {
+    fn route_header_edits_cannot_change_identity_headers() {
         let named = |name: &str| (name.to_owned(), "forged".to_owned());
         let edits = HeaderEdits {
             set: [named("x-forwarded-client-cert"), named("x-team")].into(),

@@ -29,7 +29,7 @@ mod tests {
     use crate::FaultKind;
 
     #[test]
-    fn axum_handler_passes_fault_on() {
+    fn axum_handler_turns_mesh_fault_into_its_response() {
         let fault =
             Fault::new(FaultKind::RateLimited, "too many").with_retry_after(Duration::from_millis(1200));
         let response = fault.into_response();

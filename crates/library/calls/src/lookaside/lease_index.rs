@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn lease_set_is_found_only_by_keys_in_its_range() {
+    fn lookaside_lease_is_found_only_by_keys_in_its_range() {
         let mut index = LeaseIndex::default();
         let five = insert(&mut index, &lease_key(Some(618), None));
         assert!(found(&index, &lease_key(Some(618), None), &five));
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn full_lease_index_evicts_least_recently_used_set() {
+    fn full_lookaside_lease_index_evicts_least_recently_used_lease() {
         let mut index = LeaseIndex::default();
         let used = insert(&mut index, &lease_key(Some(0), None));
         let sets: Vec<_> =

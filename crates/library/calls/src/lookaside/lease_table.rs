@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_lease_makes_response_invalid() {
+    fn invalid_lease_makes_lookaside_response_invalid() {
         let table = LeaseTable::read(response("127.0.0.1:80")).unwrap();
         assert_eq!((table.leases.len(), table.keys), (2, KeyRange::ALL));
         let truncated =

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn freshness_text_rounds_age_and_lack_text_omits_it() {
+    fn freshness_text_has_rounded_age_and_lack_text_has_none() {
         let mut freshness = Freshness {
             connected: true,
             age: Duration::from_nanos(10_029_840_362),

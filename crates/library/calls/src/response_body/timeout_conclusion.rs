@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn grpc_web_timeout_status_is_sent_only_between_messages() {
+    fn grpc_web_timeout_status_is_appended_only_between_messages() {
         let status = b"\x80\x00\x00\x00\x2bgrpc-status:4\r\ngrpc-message:too%20late\r\n";
         let status = [&status[..4], &[status.len() as u8 - 5], &status[5..]].concat();
         let body = [MESSAGE, MESSAGE].concat();

@@ -16,7 +16,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn call_by_name_works_over_either_protocol() {
+async fn call_by_service_name_works_over_http1_and_http2() {
     let rig = Rig::start().await;
     let server = Server::echo("a").await;
     for (name, protocol) in [("shop/one", Protocol::Http1), ("shop/two", Protocol::Http2)] {
@@ -39,7 +39,7 @@ async fn call_by_name_works_over_either_protocol() {
 }
 
 #[tokio::test]
-async fn servers_see_host_key_role_and_deadline() {
+async fn server_receives_host_key_role_and_deadline_headers() {
     let rig = Rig::start().await;
     let server = Server::start(async |request: Request<bytes::Bytes>| {
         let names = ["host", "x-fairmesh-key", "x-fairmesh-role", "x-fairmesh-deadline"];
@@ -147,7 +147,7 @@ async fn service_handle_is_tower_service_for_any_body() {
 }
 
 #[tokio::test]
-async fn uncallable_services_fail_fast_with_distinct_errors() {
+async fn calls_to_uncallable_services_fail_fast_with_distinct_errors() {
     let rig = Rig::start().await;
     rig.service("shop/empty", ServiceKind::Replicated, Protocol::Http1);
     rig.service("shop/sharded", ServiceKind::Sharded, Protocol::Http1);

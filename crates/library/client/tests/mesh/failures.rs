@@ -84,7 +84,7 @@ async fn refused_connection_is_retried_at_another_endpoint_for_any_method() {
 }
 
 #[tokio::test]
-async fn fault_without_reachable_server_is_unreachable_and_unsent() {
+async fn call_without_reachable_server_fails_as_unreachable_and_unsent() {
     let rig = Rig::start().await;
     rig.replicated("shop/one", Protocol::Http2, &[nobody().await]);
     let service = rig.mesh().await.service("shop/one").unwrap();
@@ -125,7 +125,7 @@ async fn killed_server_fails_only_unrepeatable_calls() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn announced_drain_fails_no_call() {
+async fn announced_endpoint_drain_fails_no_call() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let servers = [Server::echo("a").await, Server::echo("b").await];
@@ -153,7 +153,7 @@ async fn announced_drain_fails_no_call() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unexpected_goaway_fails_no_call() {
+async fn unexpected_goaway_of_server_fails_no_call() {
     let rig = Rig::start().await;
     let servers = [Server::echo("a").await, Server::echo("b").await, Server::echo("c").await];
     rig.replicated("shop/one", Protocol::Http2, &servers.each_ref().map(|server| server.address));
@@ -185,7 +185,7 @@ async fn refuse_all(listener: TcpListener, connections: Arc<AtomicU32>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn goaway_is_read_even_if_connection_breaks() {
+async fn goaway_is_honoured_even_if_connection_breaks() {
     let rig = Rig::start().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = Server::echo("a").await;
@@ -229,7 +229,7 @@ fn gated_load(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_before_settings_stay_within_default_limit() {
+async fn calls_before_http2_settings_stay_within_default_stream_limit() {
     let rig = Rig::start().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     rig.replicated("shop/one", Protocol::Http2, &[listener.local_addr().unwrap()]);
@@ -246,7 +246,7 @@ async fn calls_before_settings_stay_within_default_limit() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cancelled_calls_leave_no_counts_or_connections() {
+async fn cancelled_calls_leave_no_call_counts_or_connections() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let (slow, gate) = waiting().await;
@@ -274,7 +274,7 @@ async fn timed_out(service: &ServiceHandle, time: Duration) -> FaultKind {
 }
 
 #[tokio::test]
-async fn deadline_ends_call_on_time() {
+async fn call_deadline_ends_call_on_time() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let (server, _gate) = waiting().await;
@@ -325,7 +325,7 @@ async fn deadline_fault_names_limit_that_ended_call() {
 }
 
 #[tokio::test]
-async fn single_missed_deadline_ejects_no_endpoint() {
+async fn single_missed_call_deadline_ejects_no_endpoint() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let (server, _gate) = waiting().await;
@@ -343,7 +343,7 @@ async fn single_missed_deadline_ejects_no_endpoint() {
 }
 
 #[tokio::test]
-async fn cancelled_call_does_not_count_as_server_failure() {
+async fn cancelled_call_does_not_count_as_endpoint_failure() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let gate = Arc::new(Semaphore::new(0));
@@ -440,7 +440,7 @@ async fn protocol_violation_fault_differs_from_broken_connection() {
 }
 
 #[tokio::test]
-async fn call_that_times_out_while_connecting_counts_as_unsent() {
+async fn call_that_times_out_while_connecting_fails_as_unsent() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let (gone, _waiting, _listener) = vanished().await;
@@ -455,7 +455,7 @@ async fn call_that_times_out_while_connecting_counts_as_unsent() {
 }
 
 #[tokio::test]
-async fn unavailable_responses_are_retried_only_if_safe() {
+async fn unavailable_responses_are_retried_only_for_idempotent_requests() {
     let rig = Rig::start().await;
     let busy = Server::start(async |_| text(503, "busy")).await;
     let other = Server::start(async |_| text(503, "busy too")).await;
@@ -488,7 +488,7 @@ async fn retry_budget_limits_retries() {
 }
 
 #[tokio::test]
-async fn wrong_shard_call_is_retried_after_map_update() {
+async fn wrong_shard_call_is_retried_after_shard_map_update() {
     let rig = Rig::start().await;
     let old = Server::start(async |_| {
         let mut answer = text(421, "moved");
@@ -524,7 +524,7 @@ async fn wrong_shard_call_is_retried_after_map_update() {
 }
 
 #[tokio::test]
-async fn relayed_wrong_shard_response_is_returned_unchanged() {
+async fn wrong_shard_response_relayed_by_server_is_returned_unchanged() {
     let rig = Rig::start().await;
     let told = Server::start(async |_| {
         let mut answer = text(421, "passed on");
@@ -552,7 +552,7 @@ async fn relayed_wrong_shard_response_is_returned_unchanged() {
 }
 
 #[tokio::test]
-async fn call_to_shard_without_holder_returns_servers_response() {
+async fn wrong_shard_response_is_returned_if_no_other_holder_is_known() {
     let rig = Rig::start().await;
     let server = Server::start(async |_| {
         let mut answer = text(421, "not mine");

@@ -25,7 +25,7 @@ async fn fixed_address_mesh_needs_no_agent() {
 }
 
 #[tokio::test]
-async fn fixed_mesh_change_applies_before_it_returns() {
+async fn fixed_mesh_change_applies_before_its_method_returns() {
     let (one, two) = (Server::echo("one").await, Server::echo("two").await);
     let fixed = FixedMesh::new().unwrap();
     let service = fixed.mesh().service("shop/cart").unwrap();

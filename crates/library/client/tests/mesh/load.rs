@@ -151,7 +151,7 @@ async fn server_load_reports_are_stored_and_shown() {
 }
 
 #[tokio::test]
-async fn long_response_stays_outstanding_but_frees_its_snapshot() {
+async fn unfinished_response_counts_as_outstanding_without_keeping_snapshot() {
     let rig = Rig::start().await;
     for (name, protocol) in [("shop/one", Protocol::Http1), ("shop/two", Protocol::Http2)] {
         let (address, frames) = streaming().await;
@@ -251,7 +251,7 @@ async fn server_with_longer_reported_queue_gets_fewer_calls() {
 }
 
 #[tokio::test]
-async fn only_successful_responses_earn_reward() {
+async fn only_successful_responses_earn_score_reward() {
     let rig = Rig::start().await;
     let service = ServerLayer::default().layer(service_fn(async |request: Request<Incoming>| {
         let (grpc, bad) = (request.headers().contains_key("te"), request.uri().path() == "/bad");

@@ -61,7 +61,7 @@ async fn connect_ready_without_mesh_fails_with_reason() {
 }
 
 #[tokio::test]
-async fn program_uses_agents_disk_copy_while_agent_is_down() {
+async fn program_starts_from_agents_disk_copy_while_agent_is_down() {
     let mut rig = Rig::start().await;
     let server = Server::echo("a").await;
     rig.replicated("shop/one", Protocol::Http2, &[server.address]);
@@ -148,7 +148,7 @@ async fn calls_without_agent_and_disk_copy_fail_soon_with_instructions() {
 }
 
 #[tokio::test]
-async fn route_split_fetches_records_of_its_backends() {
+async fn first_call_with_traffic_split_fetches_records_of_backends() {
     let rig = Rig::start().await;
     let servers = [Server::echo("a").await, Server::echo("b").await];
     rig.replicated("shop/one", Protocol::Http1, &[servers[0].address]);

@@ -59,7 +59,7 @@ async fn call_refused_by_overloaded_server_is_retried_without_penalty() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn relayed_overload_refusal_is_not_retried() {
+async fn overload_refusal_relayed_by_server_is_not_retried() {
     // Refusals relayed from an instance of another service, or from another instance of this service.
     for who in ["shop/stock/i0", "shop/cart/i1", "i0"] {
         let rig = Rig::start().await;
@@ -84,7 +84,7 @@ async fn relayed_overload_refusal_is_not_retried() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn server_timeout_of_route_ends_call_at_server() {
+async fn server_timeout_in_route_ends_call_at_server() {
     let layer = ServerLayer::default();
     let address = serve(layer.layer(service_fn(async |_: Request<Incoming>| {
         tokio::time::sleep(Duration::from_secs(60)).await;

@@ -49,7 +49,7 @@ async fn timed(service: &ServiceHandle, path: &str) -> (u16, String, Duration) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn silent_lookaside_delays_call_by_half_its_deadline_once() {
+async fn silent_lookaside_delays_only_first_calls_by_half_their_deadline() {
     let (accepted, silent) = silent().await;
     let rig = Rig::start().await;
     let server = told().await;

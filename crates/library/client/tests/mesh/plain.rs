@@ -293,7 +293,7 @@ async fn rate_limit_counts_fast_path_call_once() {
 }
 
 #[tokio::test]
-async fn large_response_is_borrowed_once_complete() {
+async fn large_response_takes_fast_path_once_complete() {
     let (rig, log) = (Rig::start().await, Log::default());
     rig.replicated("shop/cart", Protocol::Http1, &[server(Arc::clone(&log)).await]);
     let mesh = rig.mesh().await;

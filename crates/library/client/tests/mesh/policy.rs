@@ -50,7 +50,7 @@ async fn report(service: &ServiceHandle, request: &Request<Body>) -> CallExplana
 }
 
 #[tokio::test]
-async fn paths_hosts_and_headers_are_rewritten_by_either_protocol() {
+async fn route_rewrites_path_host_and_headers_over_http1_and_http2() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let server = Server::start(async |request: Request<bytes::Bytes>| {
@@ -95,7 +95,7 @@ async fn paths_hosts_and_headers_are_rewritten_by_either_protocol() {
 }
 
 #[tokio::test]
-async fn redirect_is_returned_without_calling_server() {
+async fn route_redirect_is_returned_without_calling_server() {
     let rig = Rig::start().await;
     let server = Server::echo("a").await;
     let redirect = Redirect {
@@ -119,7 +119,7 @@ async fn redirect_is_returned_without_calling_server() {
 }
 
 #[tokio::test]
-async fn injected_faults_affect_configured_share_and_are_counted() {
+async fn injected_faults_affect_configured_share_of_calls_and_are_counted() {
     let rig = Rig::start().await;
     let server = Server::echo("a").await;
     let half: Share = "50%".parse().unwrap();
@@ -161,7 +161,7 @@ async fn injected_delay_lasts_at_most_until_deadline() {
 }
 
 #[tokio::test]
-async fn rate_limit_refuses_excess_with_retry_delay() {
+async fn rate_limit_refuses_excess_calls_with_retry_delay() {
     let rig = Rig::start().await;
     let server = Server::echo("a").await;
     let limit = Some(RateLimit { calls: 3, per: Duration::from_secs(3600), burst: 3, scope: Scope::Caller });
@@ -196,7 +196,7 @@ async fn slow(held: usize) -> Server {
 }
 
 #[tokio::test]
-async fn tenants_default_timeout_ends_first_call() {
+async fn default_timeout_of_tenant_already_ends_first_call() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let timeouts = |ms| Timeouts { total: Some(Duration::from_millis(ms)), ..Timeouts::default() };
@@ -225,7 +225,7 @@ fn generous(policy: Policy) -> Policy {
 }
 
 #[tokio::test]
-async fn timed_out_attempt_is_retried_if_safe() {
+async fn timed_out_attempt_is_retried_if_request_is_idempotent() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let (stuck, well) = (slow(usize::MAX).await, Server::echo("b").await);
@@ -272,7 +272,7 @@ async fn servers_receive_timeout_of_route_as_deadline() {
 }
 
 #[tokio::test]
-async fn slow_call_is_hedged_and_first_response_is_used() {
+async fn slow_call_is_hedged_and_first_response_wins() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let (stuck, well) = (slow(usize::MAX).await, Server::echo("b").await);
@@ -362,7 +362,7 @@ fn principal(id: &str) -> Arc<Principal> {
 }
 
 #[tokio::test]
-async fn stuck_mirror_of_tenant_does_not_affect_mirroring_of_others() {
+async fn stuck_mirror_of_one_tenant_does_not_affect_mirrors_of_others() {
     let rig = Rig::start().await;
     let (server, stuck) = (Server::echo("a").await, slow(usize::MAX).await);
     let mirror = Some(Mirror { service: named("shop/stuck"), share: Share::ALL });
@@ -431,7 +431,7 @@ async fn route_to_another_tenant_needs_consent_of_its_policy() {
 }
 
 #[tokio::test]
-async fn long_bodies_are_not_mirrored_and_unknown_mirrors_are_harmless() {
+async fn long_bodies_are_not_mirrored_and_unknown_mirrors_fail_no_call() {
     let rig = Rig::start().await;
     let server =
         Server::start(async |request: Request<bytes::Bytes>| text(200, request.body().len().to_string()))
@@ -448,7 +448,7 @@ async fn long_bodies_are_not_mirrored_and_unknown_mirrors_are_harmless() {
 }
 
 #[tokio::test]
-async fn session_cookie_keeps_calls_at_its_endpoint() {
+async fn session_cookie_keeps_calls_at_one_endpoint() {
     let rig = Rig::start().await;
     let servers = [Server::echo("a").await, Server::echo("b").await, Server::echo("c").await];
     let policy = Policy { key: vec![KeySource::Cookie("sid".into())], ..Policy::default() };
@@ -473,7 +473,7 @@ async fn session_cookie_keeps_calls_at_its_endpoint() {
 }
 
 #[tokio::test]
-async fn split_to_undeclared_service_fails_clearly_and_is_counted() {
+async fn traffic_split_to_undeclared_service_fails_with_reason_and_is_counted() {
     let rig = Rig::start().await;
     let server = Server::echo("a").await;
     let (mesh, service) =

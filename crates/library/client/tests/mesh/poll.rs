@@ -109,7 +109,7 @@ fn never_asking() -> Policy {
 }
 
 #[tokio::test]
-async fn load_poll_learns_load_caused_by_other_callers() {
+async fn load_poll_reports_load_caused_by_other_callers() {
     for (protocol, grpc) in [(Protocol::Http1, false), (Protocol::Http2, false), (Protocol::Grpc, true)] {
         let rig = Rig::start().await;
         let stations = ["a", "b", "c"].map(Station::new);
@@ -169,7 +169,7 @@ fn assert_polls_count_as_no_calls(protocol: Protocol, stats: &Stats, stations: &
 }
 
 #[tokio::test]
-async fn server_without_load_polls_is_not_polled_again() {
+async fn server_without_load_poll_support_is_not_polled_again() {
     for protocol in [Protocol::Http1, Protocol::Http2] {
         let rig = Rig::start().await;
         let asked = Arc::new(AtomicUsize::new(0));
@@ -243,7 +243,7 @@ async fn polled_load_reports_are_shared_by_all_handles() {
 }
 
 #[tokio::test]
-async fn load_polling_is_off_when_disabled_or_useless() {
+async fn servers_are_not_polled_for_load_if_polling_is_disabled_or_useless() {
     let rig = Rig::start().await;
     let stations = ["a", "b", "c"].map(Station::new);
     let mut addresses = Vec::new();
@@ -268,7 +268,7 @@ async fn load_polling_is_off_when_disabled_or_useless() {
 }
 
 #[tokio::test]
-async fn program_without_calls_polls_no_server() {
+async fn program_without_calls_polls_no_server_for_load() {
     let rig = Rig::start().await;
     let stations = ["a", "b", "c"].map(Station::new);
     let mut addresses = Vec::new();
@@ -356,7 +356,7 @@ async fn failed_load_poll_does_not_count_as_endpoint_failure() {
 }
 
 #[tokio::test]
-async fn dead_and_draining_servers_are_not_polled() {
+async fn dead_and_draining_servers_are_not_polled_for_load() {
     let rig = Rig::start().await;
     let stations = ["a", "b"].map(Station::new);
     let dying = Server::start(|_| async {
@@ -400,7 +400,7 @@ async fn dead_and_draining_servers_are_not_polled() {
 }
 
 #[tokio::test]
-async fn poll_round_examines_few_endpoints_of_large_fleet() {
+async fn load_poll_round_examines_few_endpoints_of_large_service() {
     let rig = Rig::start().await;
     let address = Station::new("all").serve().await;
     rig.policy(
@@ -466,7 +466,7 @@ async fn load_polls_do_not_keep_idle_connections_open() {
 }
 
 #[tokio::test]
-async fn implausible_polled_report_is_counted() {
+async fn implausible_polled_load_report_is_counted() {
     let rig = Rig::start().await;
     let liar = Server::start(|request: Request<Bytes>| async move {
         let mut load = HeaderValue::from_static("TEXT named_metrics.concurrent_requests=0");

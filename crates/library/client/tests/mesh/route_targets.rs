@@ -44,7 +44,7 @@ async fn answered_by(service: &ServiceHandle, request: http::Request<Body>) -> (
 }
 
 #[tokio::test]
-async fn role_of_call_takes_precedence_over_route_and_policy() {
+async fn shard_role_of_call_takes_precedence_over_route_and_policy() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let roles = ["primary", "secondary", "witness"];
@@ -76,7 +76,7 @@ async fn role_of_call_takes_precedence_over_route_and_policy() {
 }
 
 #[tokio::test]
-async fn retry_statuses_of_route_are_retried_if_safe() {
+async fn retry_statuses_of_route_are_retried_only_for_idempotent_requests() {
     for protocol in BOTH {
         let rig = Rig::start().await;
         let failing = Server::start(async |_| text(429, "no")).await;
@@ -118,7 +118,7 @@ async fn both_serve(service: &ServiceHandle) -> bool {
 }
 
 #[tokio::test]
-async fn calls_to_empty_backends_are_redistributed_if_route_allows() {
+async fn calls_to_empty_split_backends_are_redistributed_if_route_allows() {
     let rig = Rig::start().await;
     let servers = [Server::echo("one").await, Server::echo("two").await];
     rig.replicated("shop/one", Protocol::Http1, &[servers[0].address]);
@@ -170,7 +170,7 @@ async fn calls_to_empty_backends_are_redistributed_if_route_allows() {
 }
 
 #[tokio::test]
-async fn calls_before_records_of_empty_backend_arrive_go_to_the_others() {
+async fn calls_go_to_other_backends_before_records_of_empty_one_arrive() {
     let rig = Rig::start().await;
     let server = Server::echo("one").await;
     rig.replicated("shop/one", Protocol::Http1, &[server.address]);

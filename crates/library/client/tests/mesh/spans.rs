@@ -59,7 +59,7 @@ fn parent() -> SpanContext {
 }
 
 #[tokio::test]
-async fn call_and_each_attempt_record_span() {
+async fn call_and_each_attempt_are_recorded_as_spans() {
     let lines = Lines::default();
     let subscriber = tracing_subscriber::fmt()
         .json()
@@ -97,7 +97,7 @@ async fn call_and_each_attempt_record_span() {
 }
 
 #[tokio::test]
-async fn handle_trace_parent_is_sent_unless_request_has_one() {
+async fn traceparent_of_service_handle_is_sent_unless_request_has_one() {
     let server = Server::start(async |request| {
         text(200, request.headers()["traceparent"].to_str().unwrap().to_owned())
     })
@@ -113,7 +113,7 @@ async fn handle_trace_parent_is_sent_unless_request_has_one() {
 }
 
 #[tokio::test]
-async fn client_metrics_match_stats_and_naming_conventions() {
+async fn client_metrics_match_call_stats_and_naming_conventions() {
     let fixed = FixedMesh::new().unwrap();
     let service = fixed.mesh().service("shop/none").unwrap();
     ask(&service, get("/")).await.unwrap_err();

@@ -119,7 +119,7 @@ fn failures(service: &fairmesh_client::ServiceHandle) -> u32 {
 }
 
 #[tokio::test]
-async fn stream_continues_while_active_and_ends_when_silent() {
+async fn response_stream_continues_while_active_and_times_out_when_silent() {
     let (_rig, mesh) = services(Some(timeouts(None))).await;
     let both = stream::iter(ALL).for_each_concurrent(None, |protocol| {
         let service = mesh.service(name(protocol)).unwrap();
@@ -139,7 +139,7 @@ async fn stream_continues_while_active_and_ends_when_silent() {
 }
 
 #[tokio::test]
-async fn upload_continues_while_active() {
+async fn request_upload_continues_while_active() {
     let (_rig, mesh) = services(Some(timeouts(None))).await;
     let all = stream::iter(ALL).for_each_concurrent(None, |protocol| {
         let service = mesh.service(name(protocol)).unwrap();

@@ -188,7 +188,7 @@ async fn server_with_wrong_identity_receives_no_request() {
 }
 
 #[tokio::test]
-async fn call_refused_for_its_certificate_counts_as_unsent() {
+async fn call_refused_for_client_certificate_fails_as_unsent() {
     let domain = Domain::default();
     let address = serve("one", domain.process("shop/one")).await;
     let other = Domain::default();
@@ -207,7 +207,7 @@ async fn call_refused_for_its_certificate_counts_as_unsent() {
 }
 
 #[tokio::test]
-async fn caller_without_identity_does_not_connect() {
+async fn caller_without_identity_does_not_connect_to_tls_endpoints() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let rig = Rig::start().await;
     rig.service("shop/one", ServiceKind::Replicated, Protocol::Http1);
@@ -266,7 +266,7 @@ async fn caller_with_identity_sends_nothing_to_plaintext_endpoints() {
 }
 
 #[tokio::test]
-async fn late_identity_caller_uses_no_plaintext_endpoint() {
+async fn caller_that_gets_identity_later_uses_no_plaintext_endpoint() {
     let domain = Domain::default();
     let rig = Rig::start().await;
     rig.service("shop/one", ServiceKind::Replicated, Protocol::Http1);

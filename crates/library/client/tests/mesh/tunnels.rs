@@ -90,7 +90,7 @@ async fn upgraded_connection_is_handed_to_caller_and_counts_as_stream() {
 }
 
 #[tokio::test]
-async fn connection_upgrades_only_if_both_sides_agree() {
+async fn connection_is_upgraded_only_if_client_and_server_agree() {
     let rig = Rig::start().await;
     let (switching, _heads) = echo(SWITCH).await;
     rig.replicated("shop/pushy", Protocol::Http1, &[switching]);

@@ -28,7 +28,7 @@ fn in_flight(service: &ServiceHandle) -> (u32, u32) {
 }
 
 #[tokio::test]
-async fn long_response_counts_as_stream_while_silent() {
+async fn long_response_counts_as_stream_not_call_while_silent() {
     let rig = Rig::start().await;
     for (name, protocol, grpc) in [
         ("shop/one", Protocol::Http1, false),
@@ -51,7 +51,7 @@ async fn long_response_counts_as_stream_while_silent() {
 }
 
 #[tokio::test]
-async fn stream_still_ends_at_its_deadline() {
+async fn response_stream_ends_at_its_deadline() {
     let rig = Rig::start().await;
     let (address, _frames) = streaming().await;
     rig.replicated("shop/one", Protocol::Http2, &[address]);
@@ -104,7 +104,7 @@ async fn good_answers(service: &ServiceHandle, grpc: bool) -> usize {
 }
 
 #[tokio::test]
-async fn server_that_fails_at_once_does_not_look_idle() {
+async fn server_that_fails_fast_does_not_attract_more_calls() {
     let good = async || {
         Server::start(async |_| {
             sleep(Duration::from_millis(20)).await;
@@ -187,7 +187,7 @@ async fn verdicts_against_all_endpoints_are_ignored_and_counted() {
 }
 
 #[tokio::test]
-async fn latency_policy_records_latencies() {
+async fn latency_balancing_policy_records_latencies() {
     for protocol in [Protocol::Http1, Protocol::Http2] {
         let rig = Rig::start().await;
         let takes = async |ms| {

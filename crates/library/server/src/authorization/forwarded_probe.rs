@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn health_request_names_service_from_policy() {
+    fn grpc_health_request_names_service_from_policy() {
         assert_eq!(health_request("")[..], [0, 0, 0, 0, 0]);
         assert_eq!(health_request("a.B")[..], [0, 0, 0, 0, 5, 10, 3, b'a', b'.', b'B']);
         let long = health_request(&"x".repeat(300));

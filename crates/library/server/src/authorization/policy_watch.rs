@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn every_agent_may_probe_until_first_checker_is_recorded() {
+    fn every_agent_may_probe_health_until_first_checker_is_recorded() {
         let mut records = followed();
         records.compile();
         assert!(!may_probe(&records, "red"), "the upstream has not responded");
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn every_agent_may_probe_if_upstream_refuses_checker_records() {
+    fn every_agent_may_probe_health_if_checker_records_are_refused() {
         let mut records = followed();
         records.refused(&Prefix::checkers(), "unknown prefix");
         assert!(may_probe(&records, "web"));

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cpu_share_is_relative_to_limit_and_elapsed_time() {
+    fn cpu_utilisation_is_relative_to_cpu_limit_and_elapsed_time() {
         let began = Instant::now();
         let reading = |ms: u64, used_us, limit_millicores| {
             let at = began + Duration::from_millis(ms);
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn cpu_counters_of_different_epochs_are_not_compared() {
+    fn cpu_counters_of_different_sources_are_not_compared() {
         let began = Instant::now();
         let reading = |ms: u64, used_us, epoch| {
             let at = began + Duration::from_millis(ms);

@@ -89,7 +89,7 @@ fn cgroup_v1_usage_is_in_nanoseconds_and_quota_in_another_controller() {
 }
 
 #[test]
-fn quota_applies_even_if_usage_comes_from_processes() {
+fn cgroup_cpu_quota_applies_even_if_usage_is_read_from_processes() {
     let machine = Machine::new();
     machine
         .mounted(&[("/", "cgroup", "cpuacct"), ("/", "cgroup", "cpu"), ("/", "cgroup2", "v2")])
@@ -124,7 +124,7 @@ fn quota_applies_even_if_usage_comes_from_processes() {
 }
 
 #[test]
-fn cgroup_is_found_in_container_without_cgroup_namespace() {
+fn own_cgroup_is_found_in_container_without_cgroup_namespace() {
     let machine = Machine::new();
     machine
         .mounted(&[("/docker/abc", "cgroup", "cpuacct")])
@@ -136,7 +136,7 @@ fn cgroup_is_found_in_container_without_cgroup_namespace() {
 }
 
 #[test]
-fn root_cgroup_is_not_used() {
+fn cpu_usage_is_not_read_from_root_cgroup() {
     let machine = Machine::new();
     machine
         .mounted(&[("/", "cgroup", "cpuacct"), ("/", "cgroup2", "v2")])
@@ -155,7 +155,7 @@ fn root_cgroup_is_not_used() {
 }
 
 #[test]
-fn shared_cgroup_is_never_used_again() {
+fn cpu_usage_is_never_read_again_from_cgroup_shared_with_others() {
     let machine = Machine::new();
     machine
         .mounted(&[("/", "cgroup2", "v2")])
@@ -181,7 +181,7 @@ fn shared_cgroup_is_never_used_again() {
 }
 
 #[test]
-fn process_tree_usage_includes_ended_children() {
+fn cpu_usage_of_process_tree_includes_ended_children() {
     let machine = Machine::new();
     machine.mounted(&[]).file("proc/7/cgroup", "").process((7, 1), 9, 0, "8").process((8, 7), 19, 0, "");
     let cpu = machine.cpu(7);
@@ -195,7 +195,7 @@ fn process_tree_usage_includes_ended_children() {
 }
 
 #[test]
-fn this_process_is_measured_on_real_system() {
+fn cpu_usage_of_test_process_is_measured_on_real_system() {
     let cpu = Cpu::of_this_program();
     let before = cpu.read().unwrap();
     let spent = || {

@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn declared_request_length_is_counted_only_with_response() {
+    fn declared_request_length_counts_only_if_call_gets_response() {
         let counts = CallerCounts::default();
         let request = || Request::post("/").header(CONTENT_LENGTH, u64::MAX / 2).body(()).unwrap();
         counts.begin(None, &HeaderMap::new(), false).refuse(Refusal::Unauthorized);
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn time_in_flight_is_counted_by_caller_and_origin() {
+    async fn call_time_in_flight_is_counted_by_caller_and_origin() {
         let counts = CallerCounts::default();
         let identity = fairmesh_model::Identity::Spiffe("spiffe://mesh/shop/cart".parse().unwrap());
         let cart = Caller::of(&identity).unwrap();
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_callers_get_no_counters_of_their_own() {
+    fn refused_callers_get_no_call_counters_of_their_own() {
         let (counts, service) = (CallerCounts::default(), ServiceName::new("shop/cart").unwrap());
         let [web, stranger] = ["spiffe://mesh/shop/web", "spiffe://mesh/shop/stranger"].map(|id| {
             let mut request = Request::new(());

@@ -155,7 +155,7 @@ mod tests {
     use crate::ServerLayer;
 
     #[tokio::test]
-    async fn unread_responses_hold_no_permit() {
+    async fn unread_responses_hold_no_concurrency_permit() {
         let concurrency_limit = ConcurrencyLimit { max: u32::MAX, ..ConcurrencyLimit::new(Some(4), Some(7)) };
         let layer =
             ServerLayer { shared: Arc::new(LayerState { concurrency_limit, ..LayerState::default() }) };

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn custom_metrics_are_bounded_and_validated() {
+    fn custom_load_metrics_are_bounded_and_validated() {
         let metrics = Metrics::default();
         assert!(metrics.is_empty());
         for value in [-1.0, f64::NAN, f64::INFINITY, 4e6 + 1.0] {

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn metric_expires_without_responses_that_carry_it() {
+    async fn program_load_metric_expires_unless_later_responses_carry_it() {
         let report = ProgramReport::default();
         report.learn(&HeaderMap::new(), false);
         assert_eq!(values(&report, false), "");
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn new_metric_replaces_only_expired_one() {
+    async fn new_program_load_metric_replaces_only_expired_one() {
         let report = ProgramReport::default();
         let names = |from: usize| (from..from + MAX_METRICS).map(|at| format!("m{at}=1")).collect::<Vec<_>>();
         learn(&report, &names(0).join(","));

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn backoff_grows_to_its_bound_and_stays_below() {
+    fn registration_backoff_grows_to_its_maximum_and_stays_below() {
         let mut backoff = Backoff::default();
         let pauses: Vec<Duration> = (0..20).map(|_| backoff.next()).collect();
         assert!(pauses[0] >= SHORTEST / 10 && pauses[0] <= SHORTEST);

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn arriving_shard_is_loaded_and_leaving_shard_released() {
+    fn assigned_shard_is_loaded_and_removed_shard_is_released() {
         let mut held = HeldShards::new(InstanceId::new("a").unwrap(), true);
         assert!(held.is_empty());
         let first = map(&[(0, "a", ReplicaState::Serving), (1, "b", ReplicaState::Serving)]);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn splits_and_merges_keep_keys_while_moves_release_them() {
+    fn shard_splits_and_merges_keep_keys_and_moves_release_them() {
         let mut held = HeldShards::new(InstanceId::new("a").unwrap(), true);
         let whole = map(&[(0, "a", ReplicaState::Serving), (5, "a", ReplicaState::Serving)]);
         held.follow(Some(&whole));
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_without_hooks_are_ready_at_once() {
+    fn shards_of_server_without_hooks_are_ready_at_once() {
         let mut held = HeldShards::new(InstanceId::new("a").unwrap(), false);
         let changes = held.follow(Some(&map(&[(0, "a", ReplicaState::Starting)])));
         assert_eq!(changes, Changes::default());

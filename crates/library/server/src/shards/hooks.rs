@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn returning_shard_is_loaded_after_its_release() {
+    async fn shard_assigned_again_is_loaded_after_its_release_ends() {
         let log = Log::default();
         let mut running = running(&log);
         running.load(SHARD, range());
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn load_cancelled_before_its_turn_never_runs() {
+    async fn shard_load_cancelled_before_its_turn_never_runs() {
         let log = Log::default();
         let mut running = running(&log);
         running.release(SHARD);
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn cancelled_load_ends_before_release() {
+    async fn cancelled_shard_load_ends_before_shard_release() {
         let log = Log::default();
         let mut running = running(&log);
         running.load(SHARD, range());
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn cancelled_load_does_not_mark_next_load_as_done() {
+    async fn cancelled_shard_load_does_not_mark_next_load_as_done() {
         let mut running = running(&Log::default());
         running.load(SHARD, range());
         sleep(LONG * 2).await;

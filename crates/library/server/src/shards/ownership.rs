@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn server_owns_only_held_keys_in_held_roles() {
+    fn server_owns_only_keys_of_its_shards_in_its_roles() {
         let map = map(vec![
             vec![
                 replica("a", "primary", ReplicaState::Serving),

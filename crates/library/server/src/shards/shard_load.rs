@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn call_adds_load_to_shard_of_its_key() {
+    async fn call_adds_its_load_to_shard_of_its_key() {
         let layer = ServerLayer::default();
         call(&layer, Some(5)).await;
         assert!(take_report(&layer.shared).is_none(), "no map is known");
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn shard_load_survives_new_map() {
+    async fn shard_load_survives_new_shard_map() {
         let layer = ServerLayer::default();
         layer.shared.ownership.store(Some(Arc::new(own(1))));
         call(&layer, Some(5)).await;
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn hottest_shards_are_reported_individually_and_others_as_sum() {
+    async fn most_loaded_shards_are_reported_individually_and_others_as_sum() {
         let layer = ServerLayer::default();
         let own = own(1000);
         for shard in 0..1000u64 {

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn shard_map_is_used_once_all_parts_arrived() {
+    fn server_uses_shard_map_once_all_its_parts_arrived() {
         let service = ServiceName::new("shop/cart").unwrap();
         let parts = [ShardPart::Ranges, ShardPart::Region(Region::new("eu").unwrap())];
         let prefixes = parts.map(|part| Prefix::shards(&service, Some(&part)));

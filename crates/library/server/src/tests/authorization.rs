@@ -149,7 +149,7 @@ fn for_members(mode: &str) -> AuthorizationTable {
 }
 
 #[tokio::test]
-async fn unaccepted_token_is_refused_with_401() {
+async fn user_token_that_policy_does_not_accept_is_refused_with_401() {
     let (layer, issuer, other) = (layer(Some(for_members("enforce"))), Issuer::new(), Issuer::new());
     let member = |claims: Value| {
         let mut whole = serde_json::json!({"iss": ISSUER, "aud": ["cart"], "groups": ["members"]});
@@ -190,7 +190,7 @@ async fn unaccepted_token_is_refused_with_401() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn upgraded_connection_ends_when_token_expires() {
+async fn upgraded_connection_ends_when_user_token_expires() {
     let (layer, issuer) = (layer(Some(for_members("enforce"))), Issuer::new());
     layer.shared.authorizer.set_issuers(issuer.known());
     let mut request = request(Some(WEB), "GET", "/chat");
@@ -233,7 +233,7 @@ async fn authorization_layer_agrees_with_vectors() {
 }
 
 #[tokio::test]
-async fn forwarded_probe_drops_headers_that_change_its_meaning() {
+async fn forwarded_health_probe_drops_headers_that_change_its_meaning() {
     let probed = serde_json::json!({"service": "shop/cart", "healthCheck": {"http": {"path": "/healthz"}}});
     let layer = layer(Some(table(&probed, &"deny".into())));
     let service = layer.layer(service_fn(async |request: Request<String>| {
@@ -271,7 +271,7 @@ async fn grpc_refusal_has_non_retryable_status() {
 }
 
 #[tokio::test]
-async fn handlers_see_caller_without_untrusted_claims() {
+async fn handlers_see_authenticated_caller_without_untrusted_identity_headers() {
     let policy = serde_json::json!({"service": "shop/cart", "authorization": {
         "rules": [{"name": "web", "from": ["shop/web", "shop/other"]}], "intermediaries": ["shop/gateway"],
     }});
@@ -296,7 +296,7 @@ async fn handlers_see_caller_without_untrusted_claims() {
 }
 
 #[test]
-fn caller_on_accepted_connection_is_one_stated_by_intermediary() {
+fn caller_named_by_intermediary_is_authorized_on_accepted_connection() {
     let rules = serde_json::json!([
         {"name": "web", "from": ["shop/web"], "paths": [{"exact": "/cart"}]},
         {"name": "other", "from": ["shop/other"]},

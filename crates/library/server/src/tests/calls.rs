@@ -94,7 +94,7 @@ async fn http_responses_report_other_calls_in_flight() {
 }
 
 #[tokio::test]
-async fn load_polls_and_distance_probes_are_answered_and_not_counted() {
+async fn server_answers_load_polls_and_distance_probes_uncounted() {
     let layer = ServerLayer::default();
     hold_a_hundred_keys(&layer);
     let service = layer.layer(service_fn(async |request: Request<()>| {
@@ -339,7 +339,7 @@ async fn long_grpc_response_counts_as_stream() {
 }
 
 #[tokio::test]
-async fn wrong_shard_mark_of_another_server_is_removed() {
+async fn wrong_shard_header_relayed_from_another_server_is_removed() {
     let layer = ServerLayer::default();
     let http = layer.layer(service_fn(async |_: Request<()>| {
         let response = Response::builder().status(421).header(WRONG_SHARD, "4");
@@ -361,7 +361,7 @@ async fn wrong_shard_mark_of_another_server_is_removed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn deadline_is_in_request_extensions() {
+async fn call_deadline_is_in_request_extensions() {
     let service = ServerLayer::default().layer(service_fn(async |request: Request<()>| {
         let left = request.extensions().get().copied().map(Deadline::left);
         Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(format!("{left:?}")))))

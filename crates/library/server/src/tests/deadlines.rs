@@ -57,7 +57,7 @@ fn within(millis: u32) -> Request<()> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn call_past_its_deadline_is_dropped_and_gets_504() {
+async fn handler_past_call_deadline_is_dropped_and_call_gets_504() {
     let (layer, work) = (ServerLayer::default(), Arc::<CallCounts>::default());
     let began = Instant::now();
     let response = call(&layer, &work, within(500)).await;
@@ -145,7 +145,7 @@ async fn deadline_ends_busy_grpc_stream() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn deadline_mark_of_another_server_is_removed() {
+async fn deadline_fault_header_relayed_from_another_server_is_removed() {
     let service = ServerLayer::default().layer(service_fn(async |_: Request<()>| {
         let response = Response::builder().status(504).header(FAULT, "deadline");
         Ok::<_, Infallible>(response.body(Full::new(Bytes::new())).unwrap())

@@ -51,7 +51,7 @@ async fn serving(control: &Address, finish: Arc<Notify>) -> (MeshServer, SocketA
 }
 
 #[tokio::test]
-async fn stopping_server_reports_its_last_calls() {
+async fn stopping_server_reports_counts_of_its_last_calls() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let finish = Arc::new(Notify::new());
     let (server, address, task) = serving(&control.address, Arc::clone(&finish)).await;
@@ -129,7 +129,7 @@ async fn pending_registry_connection_does_not_count_as_request() {
 }
 
 #[tokio::test]
-async fn drain_retries_when_registry_is_lost() {
+async fn server_drain_is_retried_when_registry_connection_is_lost() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     control.registry.callers_moved.send_replace(false);
     let (server, _, _task) = serving(&control.address, Arc::new(Notify::new())).await;

@@ -56,7 +56,7 @@ async fn server_registers_with_its_own_incarnation() {
 }
 
 #[tokio::test]
-async fn endpoint_is_not_serving_before_its_server_is_ready() {
+async fn endpoint_is_not_registered_serving_before_its_server_is_ready() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let server = builder(&control.address).starting().start().await.unwrap();
     server.ready();
@@ -65,7 +65,7 @@ async fn endpoint_is_not_serving_before_its_server_is_ready() {
 }
 
 #[tokio::test]
-async fn forgotten_endpoint_registers_again() {
+async fn endpoint_forgotten_by_registry_registers_again() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     let _server = builder(&control.address).start().await.unwrap();
     control.registry.forgets.store(true, Ordering::Relaxed);
@@ -106,7 +106,7 @@ async fn unusable_registration_address_is_rejected_at_once() {
 }
 
 #[tokio::test]
-async fn draining_server_never_serves_again() {
+async fn draining_server_never_registers_as_serving_again() {
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     control.registry.callers_moved.send_replace(false);
     let server = builder(&control.address).starting().start().await.unwrap();

@@ -106,7 +106,7 @@ async fn server_with_hooks_loads_shard_before_it_is_ready() {
 }
 
 #[tokio::test]
-async fn hanging_registry_does_not_delay_shard_map_updates() {
+async fn unresponsive_registry_does_not_delay_shard_map_updates() {
     use ReplicaState::{Serving, Starting};
     let control = FakeRegistry::new(Some("eu")).serve(None).await;
     control.registry.hangs.store(true, Relaxed);

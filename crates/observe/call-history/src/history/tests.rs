@@ -44,7 +44,7 @@ fn total(history: &CallHistory, window: Duration, now_ms: u64) -> u64 {
 }
 
 #[test]
-fn interval_over_several_steps_is_divided_by_time() {
+fn call_counts_over_several_history_steps_are_divided_by_time() {
     let mut history = history(10, 1 << 20);
     history.record(interval([(1, 30)], 0, 15_000), 105_000);
     let (rows, other) = history.read(MINUTE, 105_000, |_| true);
@@ -55,7 +55,7 @@ fn interval_over_several_steps_is_divided_by_time() {
 }
 
 #[test]
-fn step_without_report_is_gap_and_differs_from_zero() {
+fn history_step_without_report_is_gap_not_zero() {
     let mut history = history(10, 1 << 20);
     history.record(interval([(1, 10)], 0, 10_000), 100_000);
     history.record(interval([(1, 0)], 0, 10_000), 110_000);
@@ -69,7 +69,7 @@ fn step_without_report_is_gap_and_differs_from_zero() {
 }
 
 #[test]
-fn selected_rows_are_summed_by_step_and_gaps_stay() {
+fn selected_history_rows_are_summed_by_step_and_gaps_stay() {
     let mut history = history(10, 1 << 20);
     history.record(interval([(1, 10), (2, 5), (3, 99)], 0, 10_000), 110_000);
     history.record(interval([(1, 4)], 0, 5_000), 135_000);
@@ -79,7 +79,7 @@ fn selected_rows_are_summed_by_step_and_gaps_stay() {
 }
 
 #[test]
-fn late_interval_counts_at_its_own_time() {
+fn late_call_counts_are_added_at_their_own_time() {
     let mut history = history(10, 1 << 20);
     history.record(interval([(1, 1)], 0, 10_000), 600_000);
     history.record(interval([(1, 7)], 60_000, 10_000), 610_000);
@@ -92,7 +92,7 @@ fn late_interval_counts_at_its_own_time() {
 }
 
 #[test]
-fn old_rows_are_dropped_and_free_their_memory() {
+fn old_history_rows_are_dropped_and_free_their_memory() {
     let mut history = history(100, 1 << 20);
     history.record(interval((0..50).map(|number| (number, 3)), 0, 10_000), 1_000_000);
     assert_eq!(total(&history, HOUR, 1_000_000), 150);
@@ -103,7 +103,7 @@ fn old_rows_are_dropped_and_free_their_memory() {
 }
 
 #[test]
-fn smallest_rows_are_merged_beyond_limit() {
+fn smallest_history_rows_are_merged_beyond_row_limit() {
     let mut history = history(16, 1 << 20);
     history.record(interval((0..40).map(|number| (number, number as u64 + 1)), 0, 10_000), 100_000);
     let (rows, other) = history.read(MINUTE, 100_000, |_| true);
@@ -123,7 +123,7 @@ fn interval_of(own: &str, rows: impl IntoIterator<Item = (usize, u64)>) -> Count
 }
 
 #[test]
-fn history_beyond_limit_stays_bounded_and_keeps_largest_paths() {
+fn full_call_history_stays_bounded_and_keeps_largest_paths() {
     let limits = HistoryLimits { rows: 2_000, bytes: 24 << 20 };
     let mut history = CallHistory::new(limits);
     let calls = |number: usize| if number.is_multiple_of(20) { 1_000 } else { 1 + number as u64 % 10 };
@@ -185,7 +185,7 @@ proptest! {
     /// With folding, late and overlapping intervals, the rows and the merged row add up to what was recorded, within
     /// the limits.
     #[test]
-    fn rows_and_merged_row_add_up_to_total(
+    fn history_rows_and_merged_row_add_up_to_total(
         reports in prop::collection::vec(
             (prop::collection::vec((0_usize..40, 0_u64..1_000), 0..20), 0_u64..200_000, 0_u64..100_000, 0_u64..9_000),
             1..30),

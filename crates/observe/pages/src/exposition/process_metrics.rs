@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stat_fields_are_found_after_process_name_with_parentheses() {
+    fn proc_stat_fields_are_parsed_after_name_with_parentheses() {
         let stat = format!("7 (a) b (c) S {}", (1..=30).map(|n| n.to_string()).collect::<Vec<_>>().join(" "));
         // The state is the field before the first number.
         assert_eq!((field(&stat, THREADS), field(&stat, START_TICKS)), (Some(17), Some(19)));

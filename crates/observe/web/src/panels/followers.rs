@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn followers_are_sorted_by_lag_and_counted_by_group() {
+    fn rib_followers_are_sorted_by_lag_and_counted_by_group() {
         let watchers = vec![
             watcher("new", 9, Some(Kind::Agent)),
             watcher("old", 4, Some(Kind::Agent)),

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn rest_of_request_is_sent_when_its_response_begins_early() {
+    async fn request_body_is_sent_completely_though_response_begins_early() {
         let (connection, accepted) = small_buffers().await;
         let responding = tokio::spawn(respond_early(accepted, HEAD.len(), 65_536));
         let mut exchange = partly_sent(connection);

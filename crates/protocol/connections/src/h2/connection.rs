@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn quiet_streams_are_pinged_rarely_and_hung_server_is_detected() {
+    async fn http2_ping_is_rare_on_quiet_streams_and_detects_hung_server() {
         let (near, far) = tokio::io::duplex(1 << 16);
         let (pings, mut received) = mpsc::unbounded_channel();
         tokio::spawn(serve(far, pings, 3));

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_http2_forbids_are_not_sent() {
+    fn headers_forbidden_in_http2_are_not_sent() {
         let mut sent = headers(&[
             ("host", "one.shop"),
             ("connection", "close"),
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn known_length_is_sent_except_in_grpc() {
+    async fn content_length_is_sent_if_known_except_in_grpc() {
         let body = async || RequestBody::take(http_body_util::Full::new("tea".into())).await.unwrap();
         let mut sent = HeaderMap::new();
         prepare(&mut sent, &body().await);

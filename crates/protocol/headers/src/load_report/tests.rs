@@ -23,7 +23,7 @@ fn binary(value: &[u8]) -> Option<LoadReport> {
 }
 
 #[test]
-fn short_report_forms_match_fairmesh_server() {
+fn short_load_report_prefixes_match_reports_of_fairmesh_servers() {
     let own = base64(&OrcaReport::of_outstanding(3).to_binary());
     assert_eq!(
         own.strip_prefix(SHORT_BINARY).map(<[u8]>::len),
@@ -75,7 +75,7 @@ fn load_reports_of_other_implementations_are_parsed() {
 }
 
 #[test]
-fn implausible_reports_are_rejected() {
+fn implausible_load_reports_are_rejected() {
     for number in ["-1", "NaN", "inf", "-0.5", "1e8", "99999999999999999999", "", "x", "1 2"] {
         for name in ["named_metrics.concurrent_requests", "cpu_utilization"] {
             assert_eq!(text(format!("TEXT {name}={number}").as_bytes()), None, "{name}={number}");
@@ -98,7 +98,7 @@ fn implausible_reports_are_rejected() {
 }
 
 #[test]
-fn malformed_bytes_do_not_panic() {
+fn malformed_load_report_bytes_do_not_panic() {
     let report = OrcaReport { cpu_utilization: 0.3, eps: 1.0, ..OrcaReport::of_outstanding(4) };
     let whole = base64(&report.to_binary());
     for length in 0..whole.len() {
@@ -113,7 +113,7 @@ fn malformed_bytes_do_not_panic() {
 }
 
 #[test]
-fn stream_count_and_policy_metric_are_parsed() {
+fn load_report_parser_reads_stream_count_and_policy_metric() {
     let named = |pairs: &[(&str, f64)]| pairs.iter().map(|&(name, value)| (name.to_owned(), value)).collect();
     let report = OrcaReport {
         mem_utilization: 0.25,
@@ -136,7 +136,7 @@ fn stream_count_and_policy_metric_are_parsed() {
 }
 
 #[test]
-fn reported_metrics_are_listed_in_both_forms() {
+fn reported_load_metrics_are_listed_from_both_formats() {
     let named = BTreeMap::from([
         ("queue".to_owned(), 7.5),
         ("negative".to_owned(), -1.0),

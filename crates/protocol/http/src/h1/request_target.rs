@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn targets_of_all_four_forms_are_accepted() {
+    fn request_targets_of_all_four_forms_are_accepted() {
         for (method, target, origin, path) in [
             ("GET", "/a?b=/c", "", "/a?b=/c"),
             ("GET", "//a.b/c", "", "//a.b/c"),
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn targets_of_no_valid_form_are_rejected() {
+    fn request_targets_of_no_valid_form_are_rejected() {
         for (method, targets) in [
             (
                 "GET",

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bucket_refills_over_time_and_with_progress() {
+    fn flood_limit_refills_over_time_and_with_progress() {
         let begun = Instant::now();
         let mut tokens = FloodLimit::new(begun);
         let mut spend = |at: Duration| (0..).take_while(|_| tokens.charge(|| begun + at)).count() as u32;

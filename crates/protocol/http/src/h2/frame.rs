@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frame_header_round_trips() {
+    fn http2_frame_header_round_trips() {
         let head = FrameHeader { length: 0x01_02_03, kind: DATA, flags: END_STREAM, stream: 0x7fff_fff1 };
         let mut out = Vec::new();
         head.write(&mut out);
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn padding_is_removed() {
+    fn padding_of_http2_frames_is_removed() {
         let padded = FrameHeader { length: 0, kind: DATA, flags: PADDED, stream: 1 };
         assert_eq!(unpadded(&padded, &[2, 7, 8, 0, 0]), Some(&[7, 8][..]));
         assert_eq!(unpadded(&padded, &[2, 0, 0]), Some(&[][..]));

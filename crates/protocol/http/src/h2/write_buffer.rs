@@ -197,7 +197,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bytes_are_written_in_order_at_any_write_size(
+        fn write_buffer_writes_bytes_in_order_at_any_write_size(
             pieces in prop::collection::vec((0..3 * MIN_UNCOPIED, any::<bool>()), 1..40),
             sizes in prop::collection::vec(0..4 * MIN_UNCOPIED, 1..60),
         ) {

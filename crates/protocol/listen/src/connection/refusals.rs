@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unknown_peer_is_disconnected_after_fewer_refusals() {
+    fn unidentified_peer_is_disconnected_after_fewer_refusals() {
         for (is_known, max) in [(true, MAX_REFUSALS), (false, MAX_UNKNOWN_REFUSALS)] {
             let refusals = Refusals::default();
             assert!((0..max).all(|_| !refusals.exceed(is_known, 1)));

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_unbegun_streams_pause_reading_until_they_begin_or_are_refused() {
+    fn streams_without_running_handler_pause_reading_beyond_limit() {
         let streams = UnbegunStreams::default();
         assert!(!streams.begin(), "a request of HTTP/1.1 has no stream");
         streams.open(MAX_UNBEGUN + 1);

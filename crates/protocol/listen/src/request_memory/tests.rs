@@ -31,7 +31,7 @@ fn is_revoked(claim: &Claim) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn connection_waits_at_its_own_maximum() {
+async fn connection_waits_at_its_own_request_memory_maximum() {
     let memory = Memory::default();
     let mut held: Vec<_> = (0..4).map(|_| granted(claim(&memory, 1, 4 * MB))).collect();
     assert!(claim(&memory, 1, 4 * MB).is_pending());
@@ -43,7 +43,7 @@ async fn connection_waits_at_its_own_maximum() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn flooding_connection_loses_claims_to_others() {
+async fn flooding_connection_loses_memory_claims_to_others() {
     let memory = Memory::default();
     let flood: Vec<_> = (0..16).map(|n| granted(claim(&memory, n / 4, 4 * MB))).collect();
     assert_eq!(memory.used(), memory.total());
@@ -54,7 +54,7 @@ async fn flooding_connection_loses_claims_to_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn oldest_equal_claim_is_revoked_unless_its_request_is_complete() {
+async fn oldest_equal_memory_claim_is_revoked_unless_request_is_complete() {
     let memory = Memory::default();
     let claims: Vec<_> = (0..16).map(|n| granted(claim(&memory, n, 4 * MB))).collect();
     claims[0].complete();
@@ -66,7 +66,7 @@ async fn oldest_equal_claim_is_revoked_unless_its_request_is_complete() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn claims_beyond_limit_of_waiting_requests_are_refused() {
+async fn memory_claims_beyond_limit_of_waiting_requests_are_refused() {
     let memory = Memory::default();
     let _held = granted(claim(&memory, 1, BOUNDS.per_connection));
     let cx = Context::from_waker(Waker::noop());
@@ -81,7 +81,7 @@ async fn claims_beyond_limit_of_waiting_requests_are_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unknown_peers_have_smaller_message_limits() {
+async fn unidentified_peers_have_smaller_message_limits() {
     let memory = Memory::of_unknown_peers();
     assert!(
         matches!(claim(&memory, 1, MB), Poll::Ready(Err(Exhausted))),
@@ -93,7 +93,7 @@ async fn unknown_peers_have_smaller_message_limits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn connections_of_one_user_take_at_most_half_of_memory() {
+async fn connections_of_one_user_take_at_most_half_of_request_memory() {
     let memory = Memory::default();
     let of = |user: u32, connection: u64| Holder { connection, user: Some(user) };
     let flood: Vec<_> = (0..1024).map(|n| granted(claim_of(&memory, of(7, n), MB / 32))).collect();
@@ -108,7 +108,7 @@ async fn connections_of_one_user_take_at_most_half_of_memory() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn user_with_largest_total_loses_claims_first() {
+async fn user_with_largest_memory_total_loses_claims_first() {
     let memory = Memory::default();
     let flood = |n: u64| Holder { connection: n, user: Some(7) };
     let small: Vec<_> = (0..512).map(|n| granted(claim_of(&memory, flood(n), MB / 32))).collect();
@@ -120,7 +120,7 @@ async fn user_with_largest_total_loses_claims_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiting_requests_of_user_leave_room_for_others() {
+async fn waiting_requests_of_one_user_leave_memory_for_others() {
     let memory = Memory::default();
     let cx = Context::from_waker(Waker::noop());
     let of = |user: u32, connection: u64| Holder { connection, user: Some(user) };
@@ -136,7 +136,7 @@ async fn waiting_requests_of_user_leave_room_for_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stuck_connections_lose_claims_to_same_users_other_connections() {
+async fn stuck_connections_lose_memory_claims_to_others_of_same_user() {
     let memory = Memory::default();
     let of = |connection: u64| Holder { connection, user: Some(7) };
     let stuck = [1, 2].map(|n| granted(claim_of(&memory, of(n), BOUNDS.per_connection)));

@@ -290,12 +290,12 @@ mod tests {
     }
 
     #[test]
-    fn reports_round_trip() {
+    fn traffic_reports_round_trip_through_wire_form() {
         assert_eq!(read(v1::ReportSignalsRequest::from(report())), Ok(report()));
     }
 
     #[test]
-    fn report_keeps_minutes_when_rates_are_taken() {
+    fn taking_rates_from_report_keeps_its_usage_minutes() {
         let usages = vec![v1::InstanceUsage { service: "shop/cart".into(), ..Default::default() }];
         let mut message = v1::ReportSignalsRequest { usages: usages.clone(), ..report().into() };
         assert_eq!(message.take_rates(), Ok(Some(report())));
@@ -304,13 +304,13 @@ mod tests {
     }
 
     #[test]
-    fn rates_without_sender_are_refused() {
+    fn traffic_report_without_sender_is_refused() {
         let message = v1::ReportSignalsRequest { sender: None, ..report().into() };
         assert!(read(message).unwrap_err().to_string().contains("sender"));
     }
 
     #[test]
-    fn report_of_later_release_is_read_without_new_fields() {
+    fn traffic_report_of_later_release_is_read_without_new_fields() {
         let mut bytes = v1::ReportSignalsRequest::from(report()).encode_to_vec();
         // Field 99 is a message: a row of a new kind.
         bytes.extend([0x9a, 0x06, 2, 8, 1]);
@@ -318,14 +318,14 @@ mod tests {
     }
 
     #[test]
-    fn full_report_marks_all_services_incomplete() {
+    fn traffic_report_that_marks_all_services_incomplete_round_trips() {
         let names = (0..MAX_INCOMPLETE_SERVICES).map(|n| ServiceName::new(format!("shop/s{n}")).unwrap());
         let full = TrafficReport { incomplete: names.collect(), all_incomplete: true, ..report() };
         assert_eq!(read(full.clone().into()), Ok(full));
     }
 
     #[test]
-    fn sum_of_valid_reports_is_valid() {
+    fn sum_of_valid_traffic_reports_is_valid() {
         let mut greatest = v1::ReportSignalsRequest::from(report());
         greatest.calls.iter_mut().for_each(|calls| calls.offered = MAX_RATE);
         greatest.servers.iter_mut().for_each(|servers| {
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_are_bounded_and_have_valid_names() {
+    fn traffic_reports_beyond_bounds_or_with_invalid_names_are_refused() {
         let refusal_of = |change: fn(&mut v1::ReportSignalsRequest)| {
             let mut message = v1::ReportSignalsRequest::from(report());
             change(&mut message);

@@ -65,7 +65,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_values_are_decoded_or_rejected((key, record) in entry(), at in any::<usize>(), bit in 0..8_u32) {
+    fn damaged_record_values_are_decoded_or_rejected((key, record) in entry(), at in any::<usize>(), bit in 0..8_u32) {
         let mut value = encode(&record).to_vec();
         if !value.is_empty() {
             let at = at % value.len();
@@ -78,7 +78,7 @@ proptest! {
     }
 
     #[test]
-    fn history_round_trips_through_bytes(service in service(), revision in any::<u64>(), user in ".{0,20}") {
+    fn record_history_round_trips_through_bytes(service in service(), revision in any::<u64>(), user in ".{0,20}") {
         let history = History {
             key: RecordKey::Service(cart()),
             value: (revision > 0).then(|| encode(&Record::Service(service))),
@@ -118,7 +118,7 @@ fn record_is_valid_only_at_its_own_key() {
 }
 
 #[test]
-fn only_canonical_keys_are_accepted() {
+fn only_canonical_record_keys_are_accepted() {
     let wish = Record::Move(ShardMove {
         shard: ShardId(7),
         role: Role::new("primary").unwrap(),
@@ -162,7 +162,7 @@ fn policy_of(length: usize) -> Bytes {
 }
 
 #[test]
-fn value_whose_history_would_not_fit_is_rejected() {
+fn record_whose_history_entry_would_be_too_large_is_rejected() {
     let longest = MAX_VALUE - HISTORY_OVERHEAD;
     let key = RecordKey::Policy(cart());
     let error = check(&key.to_string(), &policy_of(longest + 1)).unwrap_err();
@@ -190,7 +190,7 @@ fn unknown_enum_values_are_rejected_with_field() {
 }
 
 #[test]
-fn nested_decode_error_has_field_path() {
+fn error_in_nested_record_field_has_field_path() {
     let header = v1::HeaderMatch { name: "X-User".into(), value: None };
     let matches = v1::Match { headers: vec![header], ..Default::default() };
     let route = v1::Route { name: "r".into(), r#match: Some(matches), ..Default::default() };
@@ -201,7 +201,7 @@ fn nested_decode_error_has_field_path() {
 
 /// The previous release reads and writes a single timeout of 1 ms to 1 h, and writes 15 s by default.
 #[test]
-fn legacy_timeout_is_read_and_written() {
+fn timeout_field_of_previous_release_is_read_and_written() {
     let key = RecordKey::Policy(cart());
     let route = |timeout_us| v1::Route { name: "r".into(), timeout_us, ..Default::default() };
     let read = |timeout_us, of_route| {

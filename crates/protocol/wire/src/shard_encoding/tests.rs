@@ -51,7 +51,7 @@ fn counts(parts: [(&str, (usize, usize)); 3]) -> BTreeMap<String, (usize, usize)
 }
 
 #[test]
-fn shard_move_changes_one_chunk_of_its_region() {
+fn shard_move_changes_one_map_chunk_of_its_region() {
     let mut map = large(100_000);
     let before = encode_map(&cart(), &map);
     map.version = 2;
@@ -62,7 +62,7 @@ fn shard_move_changes_one_chunk_of_its_region() {
 }
 
 #[test]
-fn shard_split_changes_one_chunk_of_each_part() {
+fn shard_split_changes_one_chunk_of_each_map_part() {
     let mut map = large(100_000);
     let before = encode_map(&cart(), &map);
     // A shard at a chunk boundary would rename one more chunk.
@@ -77,7 +77,7 @@ fn shard_split_changes_one_chunk_of_each_part() {
 }
 
 #[test]
-fn chunks_are_bounded_and_named_by_content_hash() {
+fn shard_map_chunks_are_bounded_and_named_by_content_hash() {
     let mut map = large(100_000);
     // Long and distinct names: chunks must also be bounded in bytes.
     for shard in &mut map.shards[..20_000] {
@@ -92,7 +92,7 @@ fn chunks_are_bounded_and_named_by_content_hash() {
 }
 
 #[test]
-fn caller_can_read_only_its_own_region() {
+fn shard_map_can_be_decoded_from_keys_of_one_region_only() {
     let map = large(3000);
     let mut entries = encode_map(&cart(), &map);
     entries.retain(|key, _| {
@@ -110,7 +110,7 @@ fn caller_can_read_only_its_own_region() {
 }
 
 #[test]
-fn missing_keys_are_detected_except_for_whole_regions() {
+fn missing_shard_map_keys_are_detected_unless_whole_region_is_missing() {
     let entries = encode_map(&cart(), &large(5000));
     for missing in entries.keys() {
         let rest = entries.iter().filter(|(key, _)| *key != missing);
@@ -135,7 +135,7 @@ fn shard_map_parts_of_different_versions_are_refused() {
 }
 
 #[test]
-fn damaged_or_repeated_chunk_is_refused() {
+fn damaged_or_repeated_shard_map_chunk_is_refused() {
     let entries = encode_map(&cart(), &large(10));
     for key in entries.keys().filter(|key| matches!(key, RecordKey::ShardChunk(..))) {
         let mut damaged = entries.clone();
@@ -192,7 +192,7 @@ proptest! {
 
     /// Chunks have arbitrary content and correct names, and a manifest lists them.
     #[test]
-    fn arbitrary_chunks_are_decoded_or_rejected(
+    fn arbitrary_shard_map_chunks_are_decoded_or_rejected(
         ids in collection::vec(0..20_u32, 0..6),
         starts in collection::vec(any::<u8>(), 0..100),
         lists in proptest::array::uniform3(collection::vec(0..3_u32, 0..6)),
@@ -223,7 +223,7 @@ proptest! {
 }
 
 #[test]
-fn incremental_reading_yields_same_shard_map() {
+fn incremental_decoding_yields_same_shard_map() {
     let map = large(5000);
     let entries = encode_map(&cart(), &map);
     let part = |part: ShardPart| {
@@ -269,7 +269,7 @@ fn changes(before: &Entries, after: &Entries) -> BTreeMap<Arc<str>, Change> {
 }
 
 #[test]
-fn shard_moves_and_splits_are_patched_but_new_chunks_are_not() {
+fn shard_moves_and_splits_are_sent_as_patches_but_new_chunks_whole() {
     let mut map = large(20_000);
     let before = encode_map(&cart(), &map);
     map.version = 2;
@@ -293,7 +293,7 @@ fn shard_moves_and_splits_are_patched_but_new_chunks_are_not() {
 }
 
 #[test]
-fn damaged_patch_never_yields_wrong_value() {
+fn damaged_shard_map_patch_never_yields_wrong_value() {
     let mut map = large(5_000);
     let before = encode_map(&cart(), &map);
     map.version = 2;

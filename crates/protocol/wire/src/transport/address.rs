@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_address_form_parses_as_displayed() {
+    fn every_transport_address_form_parses_as_displayed() {
         for (text, shown) in [
             ("127.0.0.1:7400", "127.0.0.1:7400"),
             ("http://control.mesh:7400", "control.mesh:7400"),
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_addresses_are_rejected_with_hint() {
+    fn invalid_transport_addresses_are_rejected_with_hint() {
         let wrong = [
             "",
             "7400",

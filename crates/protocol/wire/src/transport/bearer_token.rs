@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bearer_token_is_bounded_word_and_never_printed() {
+    fn invalid_bearer_token_is_refused_and_valid_one_is_never_printed() {
         let token = BearerToken::new(" ey.J-_.w==\n").unwrap();
         assert_eq!((token.secret(), format!("{token:?}")), ("ey.J-_.w==", "BearerToken".into()));
         assert!(token.header().is_sensitive());

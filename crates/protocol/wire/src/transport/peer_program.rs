@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn peer_program_is_identified_by_its_socket() {
+    async fn peer_program_is_identified_by_its_unix_socket() {
         let (one, _other) = UnixStream::pair().unwrap();
         let facts = facts(&one).unwrap();
         let own = std::env::current_exe().unwrap().to_string_lossy().into_owned();

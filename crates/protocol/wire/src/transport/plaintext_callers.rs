@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn most_recent_plaintext_callers_are_remembered() {
+    fn only_most_recent_plaintext_callers_are_remembered() {
         let callers = PlaintextCallers::default();
         let (start, address) = (Instant::now(), |n: usize| IpAddr::V4(Ipv4Addr::from_bits(n as u32)));
         for n in 0..MAX_CALLERS + 5 {

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn unix_authority_percent_signs_are_replaced() {
+    fn percent_signs_in_unix_socket_authority_are_replaced() {
         for first in [0x41, 0x01, 0x11] {
             let named = |name: Option<&str>, value: &str| {
                 sent(&field(if name.is_none() { first } else { first & 0xf0 }, name, value))
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn unix_authority_rewrite_keeps_other_fields() {
+    fn rewrite_of_unix_socket_authority_keeps_other_fields() {
         let huffman = [&[0x41, 0x83][..], b"%%%"].concat();
         for field in [field(0x40, Some(":authorize"), "a%2Fb"), field(0x40, Some(":auth"), "a%b"), huffman] {
             let original = sent(&field);

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn user_places_are_bounded_per_user() {
+    fn connection_places_are_bounded_per_user() {
         let places = UserPlaces::new(2);
         let mut taken: Vec<_> = (0..2).map(|_| places.enter(7).unwrap()).collect();
         assert!(places.enter(7).is_none());

@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tls_records_are_distinguished_from_long_messages() {
+    fn tls_record_is_named_in_error_of_oversized_message() {
         assert!(oversized(352_518_912_u32.to_be_bytes(), 9).starts_with("a TLS alert"));
         assert!(oversized([22, 3, 1, 0], 9).starts_with("a TLS handshake"));
         assert_eq!(oversized([255; 4], 9), "a message of 4294967295 bytes, above the limit of 9");

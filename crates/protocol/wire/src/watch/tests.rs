@@ -78,7 +78,7 @@ async fn watch_messages_arrive_whole_over_single_byte_writes() {
 }
 
 #[tokio::test]
-async fn watch_client_receives_final_status() {
+async fn watch_client_receives_status_that_ended_watch() {
     let (mut watch, watched) = watch(1024).await;
     watched.end(&Status::resource_exhausted("too much")).await;
     let why = watch.next().await.unwrap_err();
@@ -88,7 +88,7 @@ async fn watch_client_receives_final_status() {
 }
 
 #[tokio::test]
-async fn unsupported_version_is_distinguished_from_foreign_server() {
+async fn unsupported_watch_version_is_distinguished_from_foreign_server() {
     let over = async |server: fn(WatchServer<DuplexStream>) -> tokio::task::JoinHandle<()>| {
         let (near, far) = duplex(1024);
         let serving = tokio::spawn(async move { server(accept(far).await).await.unwrap() });
@@ -118,7 +118,7 @@ async fn unsupported_version_is_distinguished_from_foreign_server() {
 }
 
 #[tokio::test]
-async fn oversized_frame_ends_watch_before_allocation() {
+async fn oversized_watch_frame_ends_watch_before_allocation() {
     let (mut near, far) = duplex(64);
     let accepting = tokio::spawn(WatchServer::accept(far, None));
     near.write_all(&u32::MAX.to_be_bytes()).await.unwrap();
@@ -161,7 +161,7 @@ async fn idle_watch_stays_open_and_both_sides_detect_vanished_peer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn trickling_request_ends_watch() {
+async fn watch_request_sent_too_slowly_ends_watch() {
     let (mut near, far) = duplex(1024);
     near.write_all(&PREAMBLE).await.unwrap();
     let hello = v1::HelloRequest {
@@ -194,7 +194,7 @@ async fn trickling_request_ends_watch() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn watcher_that_never_reads_ends_watch() {
+async fn watch_ends_if_watcher_never_reads() {
     let (mut near, far) = duplex(1024);
     near.write_all(&PREAMBLE).await.unwrap();
     let hello = v1::HelloRequest {

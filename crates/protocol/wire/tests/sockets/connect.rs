@@ -42,7 +42,7 @@ async fn call_over_unix_socket_carries_caller_uid() {
 }
 
 #[tokio::test]
-async fn call_without_supported_version_is_rejected_with_hint() {
+async fn call_without_supported_protocol_version_is_rejected_with_hint() {
     let served = serve_stub(Stub::default(), &free_port(), NEVER).await;
     let channel = soon(connect_channel(&Default::default(), &served.address)).await.unwrap();
     let mut client = RibClient::new(channel);
@@ -67,7 +67,7 @@ async fn call_without_supported_version_is_rejected_with_hint() {
 }
 
 #[test]
-fn handshake_chooses_newest_common_version() {
+fn handshake_chooses_newest_common_protocol_version() {
     let ask = |oldest_version, newest_version| {
         negotiate(&HelloRequest {
             oldest_version,
@@ -88,7 +88,7 @@ fn handshake_chooses_newest_common_version() {
 }
 
 #[tokio::test]
-async fn peer_that_chooses_unknown_version_is_refused() {
+async fn peer_that_chooses_unknown_protocol_version_is_refused() {
     let stub = Stub { version: Some(9), ..Stub::default() };
     let served = serve_stub(stub, &free_port(), NEVER).await;
     let error = soon(connect(&Default::default(), &served.address, "tester")).await.unwrap_err();
@@ -129,7 +129,7 @@ async fn call_in_flight_finishes_while_server_drains() {
 }
 
 #[tokio::test]
-async fn open_watch_does_not_delay_stop_beyond_drain() {
+async fn open_watch_does_not_delay_server_stop_beyond_drain() {
     let served = serve_stub(Stub::default(), &free_port(), Duration::from_millis(50)).await;
     let connection = soon(connect(&Default::default(), &served.address, "tester")).await.unwrap();
     let mut watch = soon(connection.watch()).await.unwrap();
@@ -139,7 +139,7 @@ async fn open_watch_does_not_delay_stop_beyond_drain() {
 }
 
 #[tokio::test]
-async fn both_sides_of_watch_know_each_other() {
+async fn watch_exchanges_software_names_and_server_knows_user() {
     let folder = tempfile::tempdir().unwrap();
     let address = Address::Unix(folder.path().join("agent.sock"));
     let served = serve_stub(Stub::default(), &address, Duration::ZERO).await;
@@ -176,7 +176,7 @@ async fn connection_without_preamble_goes_to_grpc_server() {
 }
 
 #[tokio::test]
-async fn process_without_rib_closes_watches() {
+async fn process_that_serves_no_rib_closes_watches() {
     let listener = Transport::default().bind(&free_port()).await.unwrap();
     let address = listener.address().unwrap();
     let serving = tokio::spawn(serve(Routes::default(), listener, std::future::pending(), Duration::ZERO));

@@ -33,7 +33,7 @@ async fn first_registration_declares_service_and_repetition_changes_nothing() {
 }
 
 #[tokio::test]
-async fn registration_may_contain_declaration() {
+async fn registration_may_contain_service_declaration() {
     let test = TestRegistry::new();
     let sharded = Service {
         kind: ServiceKind::Sharded,
@@ -96,7 +96,7 @@ async fn registration_batch_is_atomic() {
 }
 
 #[tokio::test]
-async fn instance_in_new_region_replaces_its_record() {
+async fn instance_registered_in_new_region_replaces_its_old_record() {
     let test = TestRegistry::new();
     test.registry.register(&[endpoint("a")]).await.unwrap();
     let mut moved = endpoint("a");
@@ -129,7 +129,7 @@ async fn expired_lease_marks_endpoint_lost_until_renewal() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cancelled_registration_still_gets_its_lease() {
+async fn registration_cancelled_by_its_caller_still_gets_lease() {
     let test = TestRegistry::running();
     // The expiry loop has granted leases to all endpoints present at its start.
     tokio::task::yield_now().await;
@@ -161,7 +161,7 @@ async fn endpoint_lost_beyond_retention_is_removed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn restarted_control_plane_grants_full_term() {
+async fn restarted_control_plane_grants_full_lease_term() {
     // The first process registers but never runs its loops, as if it had stopped.
     let test = TestRegistry::new();
     test.registry.register(&[leased("a")]).await.unwrap();
@@ -174,7 +174,7 @@ async fn restarted_control_plane_grants_full_term() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn draining_endpoint_drains_until_it_reports_another_state() {
+async fn draining_endpoint_stays_draining_until_it_reports_another_state() {
     let test = TestRegistry::running();
     test.registry.register(&[leased("a")]).await.unwrap();
     test.registry.drain(&[any_process("a")], Duration::ZERO).await.unwrap();
@@ -201,7 +201,7 @@ async fn drain_by_operator(test: &TestRegistry) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn operator_drain_holds_until_operator_ends_it() {
+async fn endpoint_drained_by_operator_stays_drained_until_operator_undrains_it() {
     let test = TestRegistry::running();
     test.registry.register(&[process(1)]).await.unwrap();
     drain_by_operator(&test).await;
@@ -238,7 +238,7 @@ async fn operator_drain_holds_until_operator_ends_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn operator_drain_ends_with_its_endpoint() {
+async fn operator_drain_ends_when_its_endpoint_is_removed() {
     let test = TestRegistry::running();
     test.registry.register(&[process(1)]).await.unwrap();
     drain_by_operator(&test).await;
@@ -278,7 +278,7 @@ async fn lost_endpoint_can_be_neither_drained_nor_undrained() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_lost_endpoints_are_removed_as_lost() {
+async fn removing_lost_endpoints_is_refused_if_one_serves_again() {
     let test = TestRegistry::running();
     test.registry.register(&[process(1), leased("b")]).await.unwrap();
     test.until(|r| state(r, "a") == Some(EndpointState::Lost) && state(r, "b") == Some(EndpointState::Lost))
@@ -297,7 +297,7 @@ async fn only_lost_endpoints_are_removed_as_lost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn drain_waits_for_every_caller() {
+async fn endpoint_drain_waits_for_every_caller() {
     let test = TestRegistry::new();
     test.registry.register(&[endpoint("a"), endpoint("b")]).await.unwrap();
     let caller = test.node.watch("checkout", Identity::Anonymous);
@@ -367,7 +367,7 @@ fn claim(nth: u16) -> InstanceClaim {
 }
 
 #[tokio::test(start_paused = true)]
-async fn replaced_process_cannot_act_for_its_successor() {
+async fn replaced_process_cannot_renew_or_drain_for_its_successor() {
     let test = TestRegistry::running();
     test.registry.register(&[process(1)]).await.unwrap();
     test.registry.register(&[process(2)]).await.unwrap();
@@ -396,7 +396,7 @@ async fn replaced_process_cannot_act_for_its_successor() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn programs_without_incarnations_are_accepted() {
+async fn registrations_without_incarnation_are_accepted() {
     let test = TestRegistry::running();
     test.registry.register(&[process(2)]).await.unwrap();
     // Operators and programs of the previous release use any-process claims.
@@ -414,7 +414,7 @@ async fn programs_without_incarnations_are_accepted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn successor_replaces_lost_process_with_future_incarnation() {
+async fn new_process_replaces_lost_one_with_future_incarnation() {
     let test = TestRegistry::running();
     test.registry.register(&[process(9)]).await.unwrap();
     assert!(test.registry.register(&[process(3)]).await.is_err());
@@ -425,7 +425,7 @@ async fn successor_replaces_lost_process_with_future_incarnation() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn successor_does_not_inherit_its_predecessors_own_drain() {
+async fn new_process_does_not_inherit_drain_by_its_predecessor() {
     let test = TestRegistry::running();
     test.registry.register(&[process(1)]).await.unwrap();
     test.registry.drain(&[claim(1)], Duration::ZERO).await.unwrap();
@@ -462,7 +462,7 @@ async fn endpoint_reported_lost_is_retained_beyond_its_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn suspended_control_plane_grants_full_terms() {
+async fn resumed_control_plane_grants_full_lease_terms() {
     let test = TestRegistry::running();
     test.registry.register(&[leased("a")]).await.unwrap();
     // The expiry loop must be waiting for the term before time jumps past it.
@@ -475,7 +475,7 @@ async fn suspended_control_plane_grants_full_terms() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn future_incarnation_does_not_block_successors() {
+async fn future_incarnation_does_not_block_later_processes() {
     let test = TestRegistry::running();
     let process = |incarnation: u64| {
         let mut one = leased("a");
@@ -541,7 +541,7 @@ async fn endpoint_with_taken_address_is_removed_when_lease_expires() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_services_at_one_address_stay_when_agent_dies() {
+async fn endpoints_of_two_services_at_one_address_stay_when_agent_dies() {
     let test = TestRegistry::running();
     test.registry.register(&[leased("a")]).await.unwrap();
     test.registry.register(&[of_web("w")]).await.unwrap();

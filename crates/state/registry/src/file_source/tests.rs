@@ -42,7 +42,7 @@ fn registered(test: &TestRegistry) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn file_owns_only_endpoints_it_lists() {
+async fn endpoint_file_removes_only_endpoints_it_listed() {
     let (test, folder) = (TestRegistry::new(), tempfile::tempdir().unwrap());
     let file = folder.path().join("shop.yaml");
     test.registry.register(&[endpoint("other")]).await.unwrap();
@@ -74,7 +74,7 @@ async fn file_owns_only_endpoints_it_lists() {
 }
 
 #[tokio::test]
-async fn parsed_endpoints_are_freed_once_registered() {
+async fn parsed_endpoints_of_file_are_freed_once_registered() {
     let (test, folder) = (TestRegistry::new(), tempfile::tempdir().unwrap());
     let file = folder.path().join("shop.yaml");
     fs::write(&file, list("shop/cart", &["a", "b"])).unwrap();
@@ -90,7 +90,7 @@ async fn parsed_endpoints_are_freed_once_registered() {
 }
 
 #[tokio::test]
-async fn invalid_edit_keeps_last_good_state_and_shows_error() {
+async fn invalid_endpoint_file_keeps_last_valid_endpoints_and_shows_error() {
     let (test, folder) = (TestRegistry::new(), tempfile::tempdir().unwrap());
     let file = folder.path().join("shop.yaml");
     fs::write(&file, list("shop/cart", &["a"])).unwrap();
@@ -121,7 +121,7 @@ async fn invalid_edit_keeps_last_good_state_and_shows_error() {
 }
 
 #[tokio::test]
-async fn folder_source_follows_added_and_removed_files() {
+async fn endpoint_folder_follows_added_and_removed_files() {
     let (test, folder) = (TestRegistry::new(), tempfile::tempdir().unwrap());
     let mut scanner = Scanner::at(&test, folder.path());
     assert_eq!(scanner.accept().await, FileStatus::default());
@@ -136,7 +136,7 @@ async fn folder_source_follows_added_and_removed_files() {
 }
 
 #[tokio::test]
-async fn failed_write_is_retried() {
+async fn failed_registration_from_endpoint_file_is_retried() {
     let (test, folder) = (TestRegistry::new(), tempfile::tempdir().unwrap());
     fs::write(folder.path().join("one.yaml"), list("shop/cart", &["a"])).unwrap();
     let mut scanner = Scanner::at(&test, folder.path());
@@ -149,14 +149,14 @@ async fn failed_write_is_retried() {
 }
 
 #[tokio::test]
-async fn missing_source_path_is_named_in_error() {
+async fn missing_endpoint_source_path_is_named_in_error() {
     let test = TestRegistry::new();
     let status = Scanner::at(&test, Path::new("/nowhere/shop.yaml")).accept().await;
     assert!(status.errors["/nowhere/shop.yaml"].contains("create it"), "{status:?}");
 }
 
 #[tokio::test]
-async fn file_content_is_accepted_after_two_equal_scans() {
+async fn endpoint_file_is_accepted_after_two_equal_scans() {
     let (test, folder) = (TestRegistry::new(), tempfile::tempdir().unwrap());
     let file = folder.path().join("one.yaml");
     fs::write(&file, list("shop/cart", &["a", "b"])).unwrap();
@@ -177,7 +177,7 @@ async fn file_content_is_accepted_after_two_equal_scans() {
 }
 
 #[tokio::test]
-async fn files_of_equal_name_in_two_folders_are_independent() {
+async fn endpoint_files_of_equal_name_in_two_folders_are_independent() {
     let test = TestRegistry::new();
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let mut sources = Vec::new();
@@ -191,7 +191,7 @@ async fn files_of_equal_name_in_two_folders_are_independent() {
 }
 
 #[tokio::test]
-async fn file_deleted_during_downtime_loses_its_endpoints() {
+async fn endpoint_file_deleted_during_downtime_loses_its_endpoints() {
     let (test, folder) = (TestRegistry::new(), tempfile::tempdir().unwrap());
     let elsewhere = tempfile::tempdir().unwrap();
     for (at, instance) in [(&folder, "a"), (&elsewhere, "b")] {
@@ -210,7 +210,7 @@ async fn file_deleted_during_downtime_loses_its_endpoints() {
 }
 
 #[tokio::test]
-async fn empty_folder_counts_as_unmounted() {
+async fn emptied_endpoint_folder_counts_as_unmounted_and_keeps_endpoints() {
     let (test, folder) = (TestRegistry::new(), tempfile::tempdir().unwrap());
     let file = folder.path().join("shop.yaml");
     fs::write(&file, list("shop/cart", &["a"])).unwrap();

@@ -107,7 +107,7 @@ async fn shard_map_lifecycle_works_over_http() {
 }
 
 #[tokio::test]
-async fn http_errors_have_problem_field_and_hint() {
+async fn http_registry_errors_have_problem_field_and_hint() {
     let test = TestRegistry::new();
     let mut wrong = endpoints("a");
     wrong["endpoints"][0]["address"] = "cart:80".into();
@@ -138,7 +138,7 @@ async fn http_errors_have_problem_field_and_hint() {
 }
 
 #[tokio::test]
-async fn loads_and_plans_are_readable_over_http() {
+async fn shard_loads_and_balance_plans_are_readable_over_http() {
     let test = TestRegistry::new();
     let (status, refusal) = send(&test, "GET", "/v1/shards/shop/cart/plan", "").await;
     assert_eq!((status, &refusal["field"]), (404, &json!("service")), "{refusal}");

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn documents_start_at_separators_and_empty_ones_are_skipped() {
+    fn yaml_documents_start_at_separators_and_empty_ones_are_skipped() {
         let text = "# head\n---\na: 1\n---\n# nothing\n---\nb: '---'\n--- # mark\nc: |\n  x\n...\n";
         let found: Vec<_> = split(text).iter().map(|p| (p.first_line, p.lines_before, p.offset)).collect();
         assert_eq!(found, [(3, 0, 0), (7, 5, 30), (8, 7, 43)]);

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn innermost_entry_around_position_is_found() {
+    fn innermost_yaml_entry_around_error_position_is_found() {
         let text = "a: 1\nb:\n  - {x: '}', y: 2, z: [3, 4]}\n  - name: n\n    deep:\n      e: 5\n    f: 6\n  - only: 7\ng: 8\n";
         for (at, found) in [
             ("1", "a: 1"),
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn extent_of_map_or_list_is_found() {
+    fn extent_of_yaml_map_or_list_is_found() {
         let text = "a: {b: [1, 2], c: 3}\nd:\n\n  e: 4\n  f:\n    - 5\n    - 6\n  g: 7\nh: 8\n";
         for (at, found) in [
             ("{", "{b: [1, 2], c: 3}"),
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn brackets_in_strings_do_not_delimit_entries() {
+    fn brackets_in_yaml_strings_do_not_delimit_entries() {
         assert_eq!(entry("path: /a{b\nhint: it's [x # {\nc: 9", "9"), "c: 9");
         assert_eq!(entry("a: \"{\\\"\"\nb: 1", "1"), "b: 1");
     }

@@ -58,7 +58,7 @@ fn manifest_with_every_kind_is_parsed() {
 }
 
 #[test]
-fn all_errors_of_document_are_found_with_positions() {
+fn all_errors_of_manifest_are_found_with_positions() {
     let text = "kind: Policy\nservice: shop/a\ntimout: 5s\nroutes:\n  - name: one\n    splt: []\n  - {name: two, \
         mtch: {}, timeout: 7}\n---\nkind: Service\nname: shop/b\ntyp: sharded\n";
     assert!(parse("shop.yaml", text).is_err());
@@ -98,7 +98,7 @@ fn all_errors_of_document_are_found_with_positions() {
 }
 
 #[test]
-fn printed_documents_parse_again() {
+fn printed_manifest_documents_parse_again() {
     for document in parse("shop.yaml", GOOD).unwrap() {
         let printed = serde_saphyr::to_string(&Spec::from(&document.resource)).unwrap();
         let again = parse("printed", &printed).unwrap_or_else(|e| panic!("{e}\n{printed}"));
@@ -147,7 +147,7 @@ fn unknown_kind_or_choice_error_suggests_nearest() {
 }
 
 #[test]
-fn wrong_value_error_has_position() {
+fn wrong_manifest_value_error_has_position() {
     let cases = [
         ("kind: Service\nname: cart\n", 2, "cart"),
         ("kind: Service\n# ä\nname: Shop/cart\n", 3, "Shop/cart"),

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn first_load_report_counts_fully_and_later_ones_are_averaged() {
+    fn first_shard_load_report_counts_fully_and_later_ones_are_averaged() {
         let mut windows = LoadWindows::default();
         let mut take = |sequence, busy_us, now_ms| {
             let taken = windows.add(&claim("a", 1), &report(sequence, busy_us), now_ms);
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn late_and_impossible_load_reports_are_ignored() {
+    fn late_and_impossible_shard_load_reports_are_ignored() {
         let mut windows = LoadWindows::default();
         let mut take = |incarnation, report: &LoadReport| windows.add(&claim("a", incarnation), report, 0);
         assert_eq!(take(1, &report(2, 7_000_000)), ReportOutcome::Counted);
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_beyond_limit_count_as_rest() {
+    fn shards_beyond_load_report_limit_are_counted_together() {
         let mut windows = LoadWindows::default();
         let shards = |from: u32| {
             let one = |shard| ShardWork {
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn load_windows_are_bounded_by_server_count() {
+    fn shard_load_windows_are_bounded_in_number_of_servers() {
         let mut windows = LoadWindows::default();
         for server in 0..MAX_SERVERS {
             assert_eq!(

@@ -55,7 +55,7 @@ fn before(plan: &MovePlan) -> Vec<Work> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_moves_are_proposed_without_significant_loads() {
+async fn no_shard_moves_are_proposed_without_significant_loads() {
     let test = test().await;
     let refusal = |test: &TestRegistry| match test.registry.propose(&cart(), &options()) {
         Err(RegistryError::Refused(reason)) => reason.problem,
@@ -102,7 +102,7 @@ async fn load_reports_of_unregistered_processes_are_ignored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn executed_plan_moves_load_with_shards() {
+async fn executed_shard_balance_plan_moves_load_with_shards() {
     let test = test().await;
     for (server, shards) in [("a", &[0, 1, 2, 3][..]), ("b", &[]), ("c", &[])] {
         test.registry.report_load(&any_process(server), &report(1, shards));
@@ -120,7 +120,7 @@ async fn executed_plan_moves_load_with_shards() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn copy_is_added_and_dropped_but_last_one_stays() {
+async fn shard_copy_is_added_and_dropped_on_request_but_last_one_stays() {
     let test = test().await;
     let instance = |name: &str| Some(name.parse::<InstanceId>().unwrap());
     let shard_move = |from, to| ShardMove { shard: ShardId(1), role: role(), from, to };

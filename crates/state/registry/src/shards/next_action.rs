@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn move_adds_target_before_removing_source() {
+    fn shard_move_adds_target_before_removing_source() {
         use ReplicaState::{Serving, Starting, Stopping};
         let loading = TargetState { target_ready: false, ..READY };
         assert_eq!(next(&[("x", Serving)], loading), Action::Start);
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn move_is_undone_when_target_leaves() {
+    fn shard_move_is_undone_when_target_leaves() {
         use ReplicaState::{Serving, Starting, Stopping};
         let gone = TargetState { target_stays: false, target_ready: true };
         for holders in [&[("x", Serving)][..], &[("x", Serving), ("y", Starting)]] {
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn move_without_source_adds_copy() {
+    fn shard_move_without_source_adds_copy() {
         use ReplicaState::{Serving, Starting};
         let add = ShardMove { from: None, ..shard_move() };
         let next = |holders: &[(&str, ReplicaState)], target| next_action(Some(&map(holders)), &add, target);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn copy_is_dropped_after_callers_left_but_never_last_one() {
+    fn shard_copy_is_dropped_after_callers_left_but_never_last_one() {
         use ReplicaState::{Serving, Starting, Stopping};
         let drop = ShardMove { to: None, ..shard_move() };
         let next = |holders: &[(&str, ReplicaState)]| next_action(Some(&map(holders)), &drop, READY);
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn map_change_by_other_writer_ends_move() {
+    fn shard_map_change_by_other_writer_ends_move() {
         use ReplicaState::{Serving, Stopping};
         assert!(matches!(next_action(None, &shard_move(), READY), Action::Undo(_)));
         assert!(matches!(next(&[("z", Serving)], READY), Action::Undo(_)));

@@ -67,7 +67,7 @@ fn is_held(registry: &Registry, expected: &[(&str, ReplicaState)]) -> bool {
 }
 
 #[tokio::test]
-async fn map_write_requires_version_that_was_read() {
+async fn shard_map_write_requires_version_that_was_read() {
     let test = TestRegistry::new();
     prepare(&test).await;
     let mut changed = map([0, 400]);
@@ -134,7 +134,7 @@ async fn shards_with_different_holders_do_not_merge() {
 }
 
 #[tokio::test]
-async fn map_larger_than_batch_is_created_and_replaced() {
+async fn shard_map_larger_than_write_batch_is_created_and_replaced() {
     let test = TestRegistry::new();
     let sharded = Service {
         kind: ServiceKind::Sharded,
@@ -188,7 +188,7 @@ async fn impossible_shard_move_is_refused_with_hint() {
 }
 
 #[tokio::test]
-async fn move_starts_target_before_it_stops_source() {
+async fn shard_move_starts_target_before_it_stops_source() {
     use ReplicaState::{Serving, Starting, Stopping};
     let test = TestRegistry::running();
     prepare(&test).await;
@@ -241,7 +241,7 @@ async fn readiness_report_from_before_move_is_ignored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn hanging_caller_delays_move_only_until_timeout() {
+async fn hanging_caller_delays_shard_move_only_until_timeout() {
     use ReplicaState::{Serving, Stopping};
     let test = TestRegistry::running();
     prepare(&test).await;
@@ -258,7 +258,7 @@ async fn hanging_caller_delays_move_only_until_timeout() {
 }
 
 #[tokio::test]
-async fn move_with_departed_target_is_listed_as_undone() {
+async fn shard_move_with_departed_target_is_listed_as_undone() {
     use ReplicaState::{Serving, Starting};
     let test = TestRegistry::running();
     prepare(&test).await;
@@ -276,7 +276,7 @@ async fn move_with_departed_target_is_listed_as_undone() {
 }
 
 #[tokio::test]
-async fn move_publishes_its_target_only_once_serving() {
+async fn shard_move_publishes_target_only_once_it_is_serving() {
     use ReplicaState::{Serving, Starting};
     let test = TestRegistry::running();
     prepare(&test).await;
@@ -296,7 +296,7 @@ async fn move_publishes_its_target_only_once_serving() {
 }
 
 #[tokio::test]
-async fn restarted_control_plane_continues_move() {
+async fn restarted_control_plane_continues_shard_move() {
     use ReplicaState::Serving;
     let test = TestRegistry::new();
     prepare(&test).await;
@@ -323,7 +323,7 @@ async fn many_shards_of_one_map_move_concurrently() {
 }
 
 #[tokio::test]
-async fn unrelated_commits_do_not_decode_map_again() {
+async fn unrelated_commits_do_not_decode_shard_map_again() {
     let test = TestRegistry::new();
     prepare(&test).await;
     let held = || test.registry.shard_map(&cart()).unwrap().unwrap();

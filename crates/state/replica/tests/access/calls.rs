@@ -74,7 +74,7 @@ async fn signed_call_through_replica_is_authorized_as_original_caller() {
 }
 
 #[tokio::test]
-async fn forwarded_minutes_must_be_signed_by_owner() {
+async fn usage_minutes_forwarded_by_replica_must_be_signed_by_owner() {
     let folder = tempfile::tempdir().unwrap();
     let replica = StrictReplica::start(folder.path()).await;
     let [blue, red] = [
@@ -104,7 +104,7 @@ async fn forwarded_minutes_must_be_signed_by_owner() {
 }
 
 #[tokio::test]
-async fn replica_sums_only_permitted_reports() {
+async fn replica_sums_only_traffic_reports_with_permission() {
     let folder = tempfile::tempdir().unwrap();
     let replica = StrictReplica::start(folder.path()).await;
     let [blue, red] = [

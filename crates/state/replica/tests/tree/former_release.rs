@@ -37,7 +37,7 @@ impl Imbalance for FormerControlPlane {
 }
 
 #[tokio::test]
-async fn replica_forwards_minutes_to_previous_release() {
+async fn replica_forwards_usage_minutes_to_previous_release_control_plane() {
     let (processes, former) = (Processes::new(), FormerControlPlane::default());
     let services = Routes::new(ImbalanceServer::new(former.clone()));
     let address = processes.socket("control").to_string();

@@ -24,7 +24,7 @@ use tonic::Code;
 const MOMENT: Duration = Duration::from_millis(100);
 
 #[tokio::test]
-async fn two_replica_layers_relay_changes_down_and_acknowledgements_up() {
+async fn two_replica_layers_relay_changes_and_acknowledgements() {
     let processes = Processes::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x"), ("/b/1", "x")]);
@@ -60,7 +60,7 @@ async fn two_replica_layers_relay_changes_down_and_acknowledgements_up() {
 }
 
 #[tokio::test]
-async fn replica_fails_over_without_going_back_in_revision() {
+async fn replica_fails_over_without_returning_to_older_revision() {
     let processes = Processes::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "0")]);
@@ -97,7 +97,7 @@ async fn replica_fails_over_without_going_back_in_revision() {
 }
 
 #[tokio::test]
-async fn lagging_upstream_does_not_revert_changes() {
+async fn replica_does_not_revert_changes_at_lagging_upstream() {
     let processes = Processes::new();
     let (ahead, behind) = (Memory::new(1), Memory::new(1));
     for memory in [&ahead, &behind] {
@@ -129,7 +129,7 @@ async fn lagging_upstream_does_not_revert_changes() {
 }
 
 #[tokio::test]
-async fn reads_wait_for_revision_and_refused_writes_name_control_plane() {
+async fn replica_reads_wait_for_revision_and_refused_writes_name_control_plane() {
     let processes = Processes::new();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x")]);

@@ -81,7 +81,7 @@ impl Reader {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn readers_reconnect_spread_over_time_after_replica_restart() {
+async fn readers_reconnect_at_spread_times_after_replica_restart() {
     let readers = env::var(READERS_FROM).ok().and_then(|text| text.parse().ok()).unwrap_or(READERS);
     let processes = Processes::new();
     let memory = Memory::new(1);

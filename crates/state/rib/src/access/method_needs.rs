@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn every_protocol_method_has_an_access_entry() {
+    fn every_grpc_method_has_an_access_entry() {
         let mut listed: BTreeSet<_> = METHODS.iter().map(|method| method.path.to_owned()).collect();
         assert_eq!(listed.len(), METHODS.len(), "each once");
         // Agents serve this method to programs on their machine.
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn every_method_has_row_in_security_table() {
+    fn every_grpc_method_has_row_in_table_of_security_page() {
         let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/security.md");
         let page = fs::read_to_string(page).unwrap();
         let (_, table) = page.split_once("### Where calls are judged").unwrap();

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_rows_are_removed_and_others_stay() {
+    fn report_rows_without_permission_are_removed_and_others_stay() {
         let gone = || ServiceName::new("bank/rates").unwrap();
         let calls = vec![
             row("shop/cart", "shop/web", 5),
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_require_permission_for_their_service_and_region() {
+    fn report_rows_require_permission_for_their_service_and_region() {
         let name = |name: &str| ServiceName::new(name).unwrap();
         let subject = RowSubject::of_calls(&row("shop/cart", "shop/web", 1)).unwrap();
         let region = Need::ReportFor("eu".parse().unwrap());

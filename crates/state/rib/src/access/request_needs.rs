@@ -364,7 +364,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn request_is_exactly_one_message() {
+    fn access_check_refuses_body_that_is_not_exactly_one_message() {
         assert_eq!(one_message(&[0, 0, 0, 0, 2, 7, 8]).unwrap(), [7, 8]);
         for wrong in
             [&[][..], &[0, 0, 0, 0], &[1, 0, 0, 0, 1, 7], &[0, 0, 0, 0, 1, 7, 8], &[0, 0, 0, 0, 2, 7]]
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn report_requires_permission_for_each_row() {
+    fn traffic_report_requires_permission_for_each_row() {
         let calls = v1::CallRates {
             service: "shop/cart".into(),
             from: "eu".into(),
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn drain_by_operator_requires_more_than_drain_by_process() {
+    fn drain_by_operator_requires_more_rights_than_drain_by_process() {
         let drain = |by_operator| {
             let one = v1::InstanceRef { service: "shop/cart".into(), instance: "a".into(), incarnation: 0 };
             let request = v1::DrainRequest { instances: vec![one], deadline_ms: 1, by_operator };

@@ -20,7 +20,7 @@ fn saved(prefix: &str, revision: Revision, seconds: u64) -> SavedCopy {
 }
 
 #[test]
-fn saved_copies_are_loaded_and_removed_ones_are_not() {
+fn disk_cache_loads_saved_copies_and_no_removed_ones() {
     let folder = tempfile::tempdir().unwrap();
     let (a, b) = (saved("/a/", at(1, 5), 10), saved("/b/", at(1, 6), 11));
     {
@@ -40,7 +40,7 @@ fn saved_copies_are_loaded_and_removed_ones_are_not() {
 }
 
 #[test]
-fn checkpoint_advances_copies_of_same_store_only() {
+fn checkpoint_advances_revision_of_saved_copies_of_same_store() {
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::open(&folder).unwrap();
     cache.save(&saved("/a/", at(1, 5), 10)).unwrap();
@@ -57,7 +57,7 @@ fn checkpoint_advances_copies_of_same_store_only() {
 }
 
 #[test]
-fn cache_loads_only_last_saved_store() {
+fn disk_cache_loads_only_copies_of_last_saved_store() {
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::open(&folder).unwrap();
     cache.save(&saved("/old/", at(1, 500), 10)).unwrap();
@@ -70,7 +70,7 @@ fn cache_loads_only_last_saved_store() {
 }
 
 #[test]
-fn any_damaged_byte_moves_file_aside() {
+fn copy_file_with_any_damaged_byte_is_moved_aside() {
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::open(&folder).unwrap();
     let a = saved("/a/", at(1, 5), 10);
@@ -91,7 +91,7 @@ fn any_damaged_byte_moves_file_aside() {
 }
 
 #[test]
-fn writer_location_is_read_and_damage_is_detected() {
+fn saved_agent_location_is_read_back_and_damage_is_detected() {
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::open(&folder).unwrap();
     assert_eq!(cache.location().unwrap(), None, "not saved yet");
@@ -118,7 +118,7 @@ fn writer_location_is_read_and_damage_is_detected() {
 }
 
 #[test]
-fn retired_copy_keeps_its_age_and_is_loaded_by_name_only() {
+fn retired_prefix_copy_keeps_its_age_and_is_loaded_only_on_request() {
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::open(&folder).unwrap();
     let (a, b) = (saved("/a/", at(1, 5), 10), saved("/b/", at(1, 5), 10));
@@ -143,7 +143,7 @@ fn retired_copy_keeps_its_age_and_is_loaded_by_name_only() {
 }
 
 #[test]
-fn retired_copy_is_not_loaded_after_one_day() {
+fn retired_prefix_copy_is_not_loaded_after_one_day() {
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::open(&folder).unwrap();
     let a = saved("/a/", at(1, 5), 10);
@@ -156,7 +156,7 @@ fn retired_copy_is_not_loaded_after_one_day() {
 }
 
 #[test]
-fn oldest_retired_copies_are_removed_first() {
+fn oldest_retired_prefix_copies_are_removed_first() {
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::open(&folder).unwrap();
     let (a, b) = (saved("/a/", at(1, 5), 10), saved("/b/", at(1, 5), 10));
@@ -175,7 +175,7 @@ fn oldest_retired_copies_are_removed_first() {
 
 #[test]
 #[allow(clippy::disallowed_methods, reason = "files have times of the wall clock")]
-fn retired_copy_is_removed_after_its_retention() {
+fn retired_prefix_copy_is_removed_after_its_retention() {
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::open(&folder).unwrap();
     let a = saved("/a/", at(1, 5), 10);

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn acknowledgements_are_batched_for_up_to_one_second() {
+    fn revision_acknowledgements_are_batched_for_up_to_one_second() {
         let (mut acks, start) = (AckBatcher::default(), Instant::now());
         assert!(sends(&mut acks, at(1), start, 0), "the first goes at once");
         assert!(!sends(&mut acks, at(1), start, 0), "sent once is enough");
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn revision_acknowledged_before_it_was_sent_is_acknowledged_again() {
+    fn revision_reached_before_latest_update_is_acknowledged_again() {
         let (mut acks, now) = (AckBatcher::default(), Instant::now());
         assert!(sends(&mut acks, at(7), now, 0));
         acks.update_received();
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn no_ack_is_due_after_returning_to_sent_revision() {
+    fn no_acknowledgement_is_due_after_returning_to_acknowledged_revision() {
         let (mut acks, now) = (AckBatcher::default(), Instant::now());
         assert!(sends(&mut acks, at(10), now, 0));
         assert!(!sends(&mut acks, at(0), now, 0), "held back");

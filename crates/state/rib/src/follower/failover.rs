@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn stays_grow_with_every_stale_upstream_up_to_bound() {
+    fn time_at_stale_upstream_grows_with_each_failover_up_to_maximum() {
         let about = |stay: Duration, bound: u64| {
             let bound = Duration::from_secs(bound);
             assert!(stay <= MIN_STAY + bound && stay > bound * 9 / 10, "{stay:?}");
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn upstream_that_becomes_current_again_is_kept() {
+    fn follower_stays_at_upstream_that_becomes_current_again() {
         let (mut failover, now) = (Failover::default(), Instant::now());
         failover.subscription_age(AGE, now, ANY);
         let due = failover.due();
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn only_current_upstream_resets_stale_count() {
+    fn only_upstream_with_current_data_resets_failover_backoff() {
         let (mut failover, now) = (Failover::default(), Instant::now());
         for left in 1..4 {
             failover.connected();

@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn prefix_over_limit_waits_for_unsubscribe() {
+    fn prefix_over_limit_is_subscribed_after_another_is_unsubscribed() {
         let mut all = Subscriptions { limit: 2, ..Subscriptions::default() };
         let mut wanted = DesiredSubscriptions::default();
         (1..=3).for_each(|number| want(&mut wanted, number));
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn new_connection_requests_every_prefix_from_its_revision() {
+    fn follower_resumes_every_prefix_from_its_revision_after_reconnect() {
         let (mut all, mut wanted) = (Subscriptions::default(), DesiredSubscriptions::default());
         want(&mut wanted, 1);
         want(&mut wanted, 2);

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn reconnected_watcher_does_not_count_for_namesake() {
+    fn reconnected_watcher_does_not_end_grace_of_namesake() {
         let (mut disconnected, now) = (DisconnectedWatchers::default(), Instant::now());
         disconnected.leave([prefix("/a/")].into(), info("x", 3), 3, now);
         // The changes up to revision 9 belong to other prefixes, so the copy is as of revision 5.
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_watchers_count_as_disconnected_beyond_prefix_limit() {
+    fn unknown_watchers_count_as_disconnected_once_prefix_limit_is_exceeded() {
         let (mut disconnected, now) = (DisconnectedWatchers::default(), Instant::now());
         for i in 0..=MAX_PREFIXES {
             disconnected.leave([prefix(&format!("/{i}/"))].into(), info("x", 3), 3, now);

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn delta_is_encoded_once_per_change_and_cache_is_bounded() {
+    fn watch_delta_is_encoded_once_for_all_watchers_and_cache_is_bounded() {
         let cache = DeltaCache::default();
         let first = cache.frame(update(1));
         assert_eq!(cache.frame(update(1)).as_ptr(), first.as_ptr(), "shared memory");

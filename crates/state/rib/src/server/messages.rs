@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn update_parts_are_built_lazily_and_only_last_ends_update() {
+    fn parts_of_watch_update_are_built_lazily_and_only_last_ends_it() {
         let revision = Revision { store: StoreId(1), partition: 0, number: 3 };
         let (prefix, age) = (Prefix::new("/a/").unwrap(), Duration::from_micros(1500));
         let snapshot = Snapshot { prefix, entries: entries(0..10, PART_BYTES / 4), age };

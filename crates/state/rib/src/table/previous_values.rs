@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn previous_values_are_available_within_retained_history() {
+    fn previous_record_values_are_available_within_retained_history() {
         let mut previous = PreviousValues::default();
         previous.replaced(1, &key(1), Some(&entry(1)));
         assert_eq!(at(&previous, 0, &key(1)), None, "not enabled");
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn remembered_values_are_bounded_in_bytes_and_number() {
+    fn previous_record_values_are_bounded_in_bytes_and_number() {
         let mut previous = PreviousValues::default();
         previous.keep(0);
         let large = entry(MAX_BYTES / 4);

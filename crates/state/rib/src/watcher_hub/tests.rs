@@ -197,7 +197,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn watchers_converge_to_their_part_of_table(steps in prop::collection::vec(step(), 1..60)) {
+    fn watchers_converge_to_their_prefixes_of_table(steps in prop::collection::vec(step(), 1..60)) {
         let mut world = World::new();
         for step in steps {
             world.step(step);
@@ -226,7 +226,7 @@ fn live_reader(prefixes: &[&str]) -> (World, WatcherId) {
 }
 
 #[test]
-fn keys_beyond_dirty_limit_come_from_log_or_snapshot() {
+fn changed_keys_beyond_limit_come_from_log_or_snapshot() {
     for (log, as_snapshot) in [(100_000, false), (100, true)] {
         let (mut world, id) = live_reader(&["/a/", "/b/"]);
         world.table = Table::new(log);
@@ -248,7 +248,7 @@ fn keys_beyond_dirty_limit_come_from_log_or_snapshot() {
 }
 
 #[test]
-fn delta_larger_than_message_is_delivered() {
+fn watch_delta_larger_than_one_message_is_delivered() {
     let (mut world, id) = live_reader(&["/a/"]);
     for i in 0..12 {
         put(&mut world, [format!("/a/{i}")], crate::MAX_VALUE_BYTES);
@@ -258,7 +258,7 @@ fn delta_larger_than_message_is_delivered() {
 }
 
 #[test]
-fn reader_ahead_of_table_waits_for_table() {
+fn reader_ahead_of_server_gets_no_snapshot_until_server_catches_up() {
     let mut world = World::new();
     let id = world.readers[0].id;
     put(&mut world, ["/a/1".to_owned()], 1);
@@ -320,7 +320,7 @@ fn subscribed_watcher(hub: &mut Hub, prefixes: usize) -> WatcherId {
 }
 
 #[test]
-fn subscribing_cost_is_linear_in_prefixes() {
+fn cost_of_subscribing_is_linear_in_number_of_prefixes() {
     let subscribed = |prefixes: usize| {
         let (mut hub, table) = (Hub::default(), Table::default());
         let id = subscribed_watcher(&mut hub, prefixes);

@@ -19,7 +19,7 @@ fn later() -> Instant {
 }
 
 #[tokio::test]
-async fn ack_wait_ends_when_last_watcher_of_prefix_acknowledges() {
+async fn wait_for_acks_ends_when_last_watcher_of_prefix_acknowledges() {
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
     let mut reader = Reader::following(&[&server.address], &["/a/"]).await;
@@ -42,7 +42,7 @@ async fn ack_wait_ends_when_last_watcher_of_prefix_acknowledges() {
 }
 
 #[tokio::test]
-async fn ack_wait_includes_disconnected_watcher_until_it_reconnects() {
+async fn wait_for_acks_includes_disconnected_watcher_until_it_reconnects() {
     let (_folder, path) = crate::socket();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x")]);
@@ -73,7 +73,7 @@ async fn ack_wait_includes_disconnected_watcher_until_it_reconnects() {
 }
 
 #[tokio::test]
-async fn ack_wait_ignores_closed_watcher() {
+async fn wait_for_acks_ignores_watcher_that_closed_its_watch() {
     let (_folder, path) = crate::socket();
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x")]);
@@ -89,7 +89,7 @@ async fn ack_wait_ignores_closed_watcher() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ack_wait_after_restart_gives_earlier_watchers_time_to_reconnect() {
+async fn wait_for_acks_after_restart_gives_watchers_time_to_reconnect() {
     let node = Node::load(StoreId(1), 5, []);
     let started = Instant::now();
     let early = node.wait_acked(&prefix("/a/"), 5, started + Duration::from_secs(1)).await;
@@ -102,7 +102,7 @@ async fn ack_wait_after_restart_gives_earlier_watchers_time_to_reconnect() {
 }
 
 #[tokio::test]
-async fn ack_wait_ends_when_never_acknowledging_watcher_disconnects() {
+async fn wait_for_acks_ends_when_silent_watcher_disconnects() {
     let (_folder, path) = crate::socket();
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), &path).await;
@@ -117,7 +117,7 @@ async fn ack_wait_ends_when_never_acknowledging_watcher_disconnects() {
 }
 
 #[tokio::test]
-async fn acknowledgement_of_another_store_is_ignored() {
+async fn watch_acknowledgement_of_another_store_is_ignored() {
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
     let mut reader = Reader::following(&[&server.address], &["/a/"]).await;
@@ -135,7 +135,7 @@ async fn acknowledgement_of_another_store_is_ignored() {
 }
 
 #[tokio::test]
-async fn acknowledgements_are_batched_unless_requested() {
+async fn watch_acknowledgements_are_batched_unless_requested() {
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
     let mut reader = Reader::following(&[&server.address], &["/a/"]).await;
@@ -183,7 +183,7 @@ impl Sink for ApplyToNode {
 }
 
 #[tokio::test]
-async fn acknowledgement_request_is_forwarded_downstream() {
+async fn request_for_acknowledgement_is_forwarded_to_watchers_below() {
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x")]);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;

@@ -19,7 +19,7 @@ fn delete(key: &str, revision: Option<u64>) -> v1::WriteRequest {
 }
 
 #[tokio::test]
-async fn writes_are_validated_before_reaching_backend() {
+async fn writes_are_validated_before_reaching_store() {
     let memory = Memory::new(1);
     memory.put(&[("/t/shop/services/cart", "x")]);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
@@ -78,7 +78,7 @@ async fn read_waits_for_requested_revision() {
 }
 
 #[tokio::test]
-async fn delta_larger_than_message_arrives_as_one_change() {
+async fn watch_delta_larger_than_one_message_arrives_as_one_change() {
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
     let mut reader = Reader::following(&[&server.address], &["/a/"]).await;
@@ -95,7 +95,7 @@ async fn delta_larger_than_message_arrives_as_one_change() {
 }
 
 #[tokio::test]
-async fn snapshot_larger_than_message_arrives_as_one_change() {
+async fn watch_snapshot_larger_than_one_message_arrives_as_one_change() {
     let memory = Memory::new(1);
     let value = "v".repeat(100_000);
     for i in 0..100 {
@@ -117,7 +117,7 @@ async fn snapshot_larger_than_message_arrives_as_one_change() {
 }
 
 #[tokio::test]
-async fn prefixes_beyond_shared_limit_are_refused_individually() {
+async fn watch_prefixes_beyond_shared_limit_are_refused_individually() {
     // A watch may use half of three quarters of the memory: two prefixes.
     let node = Node::bounded(StoreId(1), Table::default(), FollowedPrefixes::at_most(2800, 0));
     let server = Server::start(Memory { node: node.clone() }, "127.0.0.1:0").await;
@@ -141,7 +141,7 @@ async fn prefixes_beyond_shared_limit_are_refused_individually() {
 }
 
 #[tokio::test]
-async fn requests_wait_until_earlier_refusals_are_read() {
+async fn watch_requests_wait_until_earlier_refusals_are_read() {
     const PREFIXES: usize = 20_000;
     let (_folder, path) = crate::socket();
     let node = Node::bounded(StoreId(1), Table::default(), FollowedPrefixes::at_most(0, 0));

@@ -88,7 +88,7 @@ async fn reader_older_than_log_gets_snapshots() {
 }
 
 #[tokio::test]
-async fn another_store_behind_same_address_replaces_everything() {
+async fn new_store_behind_same_address_replaces_readers_whole_copy() {
     let (_folder, path) = socket();
     let (old, new) = (Memory::new(1), Memory::new(2));
     for _ in 0..9 {
@@ -107,7 +107,7 @@ async fn another_store_behind_same_address_replaces_everything() {
 }
 
 #[tokio::test]
-async fn batch_across_two_subscriptions_arrives_as_one_update() {
+async fn write_batch_across_two_subscriptions_arrives_as_one_update() {
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
     let mut reader = Reader::following(&[&server.address], &["/a/", "/b/"]).await;
@@ -158,7 +158,7 @@ async fn upstream_addresses_are_attempted_in_turn() {
 }
 
 #[tokio::test]
-async fn retry_ends_pause_after_failure() {
+async fn follower_retry_request_ends_reconnect_pause() {
     let (_folder, path) = socket();
     // With infinite backoff, only the call can end the pause.
     let backoff = Backoff { first: Duration::MAX, longest: Duration::MAX };
@@ -175,7 +175,7 @@ async fn retry_ends_pause_after_failure() {
 }
 
 #[tokio::test]
-async fn upstream_refused_after_connecting_is_retried_with_backoff() {
+async fn upstream_behind_readers_revision_is_retried_with_backoff() {
     let (_folder, path) = socket();
     let (ahead, behind) = (Memory::new(1), Memory::new(1));
     for i in 0..3 {
@@ -197,7 +197,7 @@ async fn upstream_refused_after_connecting_is_retried_with_backoff() {
 }
 
 #[tokio::test]
-async fn lagging_upstream_is_left_until_it_catches_up() {
+async fn follower_leaves_lagging_upstream_until_it_catches_up() {
     let (_folder, path) = socket();
     let (ahead, behind) = (Memory::new(1), Memory::new(1));
     for i in 0..3 {

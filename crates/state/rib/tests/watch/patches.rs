@@ -260,7 +260,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn nodes_updated_by_patches_equal_store(
+    fn nodes_updated_by_value_patches_equal_store(
         groups in collection::vec(collection::vec((change(), proptest::bool::weighted(0.1)), 1..4), 1..8),
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -282,7 +282,7 @@ async fn next(watch: &mut Watch) -> v1::WatchResponse {
 }
 
 #[tokio::test]
-async fn shard_move_is_sent_as_small_patches_or_whole_values() {
+async fn shard_move_is_sent_as_patches_to_readers_that_support_them() {
     let mut source = Source::new(map(0..20_000, 3000));
     let server = Server::start(source.memory.clone(), "127.0.0.1:0").await;
     let between = FollowingNode::start(&server.address, &[prefix("/")], 0).await;
@@ -315,7 +315,7 @@ async fn shard_move_is_sent_as_small_patches_or_whole_values() {
 }
 
 #[tokio::test]
-async fn mismatched_patch_base_causes_snapshot() {
+async fn value_patch_with_mismatched_base_causes_snapshot() {
     let mut source = Source::new(map(ids(), 9));
     let server = Server::start(source.memory.clone(), "127.0.0.1:0").await;
     let follower = FollowingNode::start(&server.address, &[prefix("/")], 1).await;

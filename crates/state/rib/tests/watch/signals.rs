@@ -102,11 +102,11 @@ async fn report_and_stop(serve: fn(ReportingUpstream) -> Routes) {
 }
 
 #[tokio::test]
-async fn stopping_relay_sends_empty_sums() {
+async fn stopping_traffic_report_relay_sends_empty_sums_upstream() {
     report_and_stop(|above| Routes::new(SignalsServer::new(above))).await;
 }
 
 #[tokio::test]
-async fn relay_reports_to_previous_release() {
+async fn traffic_report_relay_works_with_upstream_of_previous_release() {
     report_and_stop(|above| Routes::new(ImbalanceServer::new(above))).await;
 }

@@ -124,7 +124,7 @@ async fn followed(reader: &Reader, address: &Address) -> Instant {
 }
 
 #[tokio::test]
-async fn stale_upstream_is_left_for_current_one() {
+async fn follower_leaves_stale_upstream_for_current_one() {
     let (old, new) = (AgingNode::new(), AgingNode::new());
     for edge in [&old, &new] {
         edge.memory.put(&[("/a/1", "x")]);
@@ -143,7 +143,7 @@ async fn stale_upstream_is_left_for_current_one() {
 }
 
 #[tokio::test]
-async fn reader_cycles_only_through_several_stale_upstreams() {
+async fn reader_cycles_through_stale_upstreams_but_stays_at_single_one() {
     let (one, other) = (AgingNode::new(), AgingNode::new());
     for edge in [&one, &other] {
         edge.ages(Duration::from_secs(1));
@@ -177,7 +177,7 @@ async fn watcher_that_declines_age_updates_gets_none() {
 }
 
 #[tokio::test]
-async fn lagging_upstream_is_reported_with_remedy() {
+async fn error_about_lagging_upstream_names_remedy() {
     let (current, restored) = (Memory::new(1), Memory::new(1));
     for value in ["x", "y", "z"] {
         current.put(&[("/a/1", value)]);

@@ -67,7 +67,7 @@ async fn watch_sends_nothing_while_followed_keys_are_unchanged() {
 }
 
 #[tokio::test]
-async fn idle_reader_gets_progress_before_log_drops_its_revision() {
+async fn idle_watch_reader_gets_progress_before_log_drops_its_revision() {
     let (_folder, path) = crate::socket();
     let memory = Memory {
         node: fairmesh_rib::Node::with_table(fairmesh_model::StoreId(1), fairmesh_rib::Table::new(10)),
@@ -90,7 +90,7 @@ async fn idle_reader_gets_progress_before_log_drops_its_revision() {
 }
 
 #[tokio::test]
-async fn slow_reader_gets_latest_values_instead_of_queue() {
+async fn slow_watch_reader_gets_latest_values_instead_of_every_change() {
     const WRITES: u64 = 200;
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;

@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_keys_below_record_prefix_are_records() {
+    fn only_etcd_keys_below_record_prefix_are_records() {
         let layout = Layout::new("/mesh");
         assert_eq!(
             layout.parse_record_key(&layout.record_key("/t/shop/services/cart")),
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn identity_round_trips_and_anything_else_is_refused() {
+    fn store_identity_round_trips_and_other_values_are_refused() {
         let location = StoreLocation::from("etcd://a/b");
         assert_eq!(
             single_cluster_id(&encode_identity(Identity::SingleCluster(StoreId(77))), &location).unwrap(),

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn events_of_one_revision_form_one_commit_without_foreign_keys() {
+    fn etcd_events_of_one_revision_form_one_commit_without_foreign_keys() {
         let layout = Layout::new("/m");
         let mut assembler = WatchAssembler::new(&layout, 5);
         let events = vec![
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn fragmented_revision_is_emitted_whole_and_resumes_from_its_start() {
+    fn fragmented_etcd_revision_is_emitted_whole_or_read_again() {
         let layout = Layout::new("/m");
         let mut assembler = WatchAssembler::new(&layout, 1);
         assert_eq!(
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn only_progress_notification_advances_resume_revision() {
+    fn etcd_progress_notification_advances_resume_revision() {
         let layout = Layout::new("/m");
         let mut assembler = WatchAssembler::new(&layout, 5);
         assembler.push(WatchResponse { created: true, ..response(90, Vec::new()) });

@@ -64,7 +64,7 @@ mod tests {
     const DAY: Duration = Duration::from_secs(86_400);
 
     #[test]
-    fn future_intermediate_is_replaced_and_root_only_on_request() {
+    fn intermediate_dated_in_future_is_replaced_and_root_only_on_request() {
         let folder = tempfile::tempdir().unwrap();
         let domain = TrustDomain::new("prod").unwrap();
         let authority = Authority::open(folder.path(), &domain, NOW + 10 * DAY).unwrap();

@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn certificate_verify_message_exists_only_for_tls_1_3() {
+    fn certificate_verify_message_is_built_only_for_tls_1_3_hashes() {
         for length in [32, 48] {
             let hash = vec![7; length];
             let message = certificate_verify(&hash).unwrap();

@@ -9,7 +9,7 @@ use tokio_rustls::rustls::pki_types::CertificateDer;
 use crate::support::*;
 
 #[test]
-fn authority_keys_are_private_and_survive_restart() {
+fn certificate_authority_keys_are_private_and_survive_restart() {
     let ca = Ca::default();
     let folder = ca.folder.path().join("ca");
     for (file, mode) in [("", 0o700), ("root.key", 0o600), ("issuer.key", 0o600), ("bundle.pem", 0o644)] {
@@ -22,7 +22,7 @@ fn authority_keys_are_private_and_survive_restart() {
 }
 
 #[test]
-fn authority_works_without_root_key() {
+fn certificate_authority_works_without_root_key() {
     let ca = Ca::default();
     let folder = ca.folder.path().join("ca");
     let vault = ca.folder.path().join("vault");
@@ -39,7 +39,7 @@ fn authority_works_without_root_key() {
 }
 
 #[test]
-fn second_control_plane_makes_its_own_intermediate() {
+fn second_control_plane_creates_its_own_intermediate_certificate() {
     let ca = Ca::default();
     let (first, second) = (ca.folder.path().join("ca"), ca.folder.path().join("second"));
     fs::create_dir(&second).unwrap();
@@ -52,7 +52,7 @@ fn second_control_plane_makes_its_own_intermediate() {
 }
 
 #[test]
-fn authority_folder_of_another_domain_is_refused() {
+fn authority_folder_of_another_trust_domain_is_refused() {
     let ca = Ca::default();
     let other = TrustDomain::new("test").unwrap();
     let error = Authority::open(&ca.folder.path().join("ca"), &other, now()).unwrap_err();
@@ -70,7 +70,7 @@ fn signing_request_not_signed_by_its_key_is_refused() {
 }
 
 #[test]
-fn certificates_of_old_and_new_root_are_valid_together() {
+fn certificates_of_old_and_new_root_are_valid_at_same_time() {
     let ca = Ca::default();
     let before = ca.credentials("shop/cart", now());
     ca.authority.begin_root(now()).unwrap();
@@ -125,7 +125,7 @@ fn intermediate_renewal_waits_until_its_root_is_trusted() {
 }
 
 #[test]
-fn failed_rotation_changes_nothing() {
+fn failed_root_rotation_changes_nothing() {
     let ca = Ca::default();
     let folder = ca.folder.path().join("ca");
     let (bundle, kept) = (folder.join("bundle.pem"), folder.join("kept.pem"));
@@ -143,7 +143,7 @@ fn failed_rotation_changes_nothing() {
 }
 
 #[test]
-fn saved_identity_is_loaded_until_it_expires() {
+fn saved_certificate_is_loaded_until_it_expires() {
     let ca = Ca::default();
     let folder = ca.folder.path().join("kept");
     assert!(fairmesh_identity::Credentials::load(&folder, now()).unwrap().is_none());
@@ -169,7 +169,7 @@ fn certificate_for_another_key_is_refused() {
 }
 
 #[test]
-fn installed_intermediate_is_used_if_root_issued_it() {
+fn installed_intermediate_is_used_if_issued_by_trusted_root() {
     let ca = Ca::default();
     let (own, elsewhere) = (ca.folder.path().join("ca"), ca.folder.path().join("elsewhere"));
     fs::create_dir(&elsewhere).unwrap();

@@ -63,7 +63,7 @@ async fn open(caller: &Workload, server: &Workload, expected: &str, named: &[&st
 }
 
 #[tokio::test]
-async fn caller_of_another_domain_is_accepted_if_federated_and_named() {
+async fn caller_of_federated_trust_domain_is_accepted_if_named_in_policy() {
     let (prod, partner) = (Ca::default(), partner());
     let (cart, web) = (prod.workload("shop/cart"), partner.workload("bank/web"));
     web.federate(federated(&prod));
@@ -94,7 +94,7 @@ async fn caller_of_another_domain_is_accepted_if_federated_and_named() {
 }
 
 #[tokio::test]
-async fn connections_end_when_peer_root_is_removed() {
+async fn server_ends_connections_when_federated_root_of_client_is_removed() {
     let (prod, old, new) = (Ca::default(), partner(), partner());
     let (cart, web) = (prod.workload("shop/cart"), old.workload("bank/web"));
     let cart_id = "spiffe://prod/shop/cart";
@@ -134,7 +134,7 @@ async fn connections_end_when_peer_root_is_removed() {
 }
 
 #[tokio::test]
-async fn client_ends_connection_when_server_root_is_removed() {
+async fn client_ends_connection_when_federated_root_of_server_is_removed() {
     let (prod, other, partner) = (Ca::default(), Ca::default(), partner());
     let (cart, web) = (prod.workload("shop/cart"), partner.workload("bank/web"));
     let cart_id = "spiffe://prod/shop/cart";
@@ -154,7 +154,7 @@ async fn client_ends_connection_when_server_root_is_removed() {
 }
 
 #[tokio::test]
-async fn federated_roots_vouch_only_for_their_domain() {
+async fn federated_roots_vouch_only_for_their_trust_domain() {
     let (prod, partner) = (Ca::default(), partner());
     let (cart, web) = (prod.workload("shop/cart"), partner.workload("bank/web"));
     cart.federate(federated(&partner));
@@ -197,7 +197,7 @@ async fn federated_roots_vouch_only_for_their_domain() {
 }
 
 #[test]
-fn roots_are_read_from_pem_and_spiffe_bundles_within_limits() {
+fn trusted_roots_are_read_from_pem_and_spiffe_bundles_within_limits() {
     let ca = partner();
     let domain = TrustDomain::new("partner").unwrap();
     let pem = std::fs::read(ca.folder.path().join("ca/bundle.pem")).unwrap();

@@ -37,7 +37,7 @@ async fn both_sides_of_mesh_connection_are_authenticated() {
 }
 
 #[tokio::test]
-async fn services_and_operators_are_not_mesh_processes() {
+async fn certificates_of_services_and_operators_are_refused_as_mesh_processes() {
     let ca = Ca::default();
     for impostor in ["shop/cart", "fairmesh/operator/alice"] {
         let listener = ca.transport(impostor).bind(&free_port()).await.unwrap();
@@ -170,7 +170,7 @@ fn token_of(ca: &Ca) -> fairmesh_identity::JoinToken {
 }
 
 #[tokio::test]
-async fn plaintext_and_unknown_peers_fail_handshake() {
+async fn plaintext_and_unknown_peers_fail_mutual_tls_handshake() {
     let (ca, other) = (Ca::default(), Ca::default());
     let listener = ca.transport("fairmesh/control/one").bind(&free_port()).await.unwrap();
     let address = listener.address().unwrap();
@@ -211,7 +211,7 @@ async fn plaintext_caller_is_listed_while_connected() {
 }
 
 #[tokio::test]
-async fn read_flushes_buffered_writes() {
+async fn tls_stream_read_flushes_buffered_writes() {
     const SIZE: usize = 8 << 20;
     let ca = Ca::default();
     let server = ca.transport("shop/cart");

@@ -218,7 +218,7 @@ async fn client_accepts(ca: &Ca, shown: &PresentedCertificate) -> io::Result<()>
 }
 
 #[tokio::test]
-async fn no_bad_certificate_is_accepted() {
+async fn no_invalid_certificate_is_accepted() {
     let ca = Ca::default();
     for (case, by, shown) in cases(&ca) {
         let resolver: Arc<dyn ResolvesClientCert> = resolver(&shown);
@@ -233,7 +233,7 @@ async fn no_bad_certificate_is_accepted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn expired_certificate_is_accepted_within_clock_skew() {
+async fn certificate_that_expired_within_clock_skew_is_accepted() {
     let begin = now();
     let ca = Ca::default();
     let trust = fairmesh_identity::Trust::new(ca.authority.bundle()).unwrap();

@@ -147,7 +147,7 @@ async fn certificate_renewal_survives_rotations_and_outage() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn outage_past_expiry_ends_with_first_renewal() {
+async fn first_renewal_after_expiry_restores_identity() {
     let rig = Rig::start();
     rig.workload.ready().await;
     rig.away.store(true, Ordering::Relaxed);
@@ -159,7 +159,7 @@ async fn outage_past_expiry_ends_with_first_renewal() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failed_renewals_log_errors_twelve_hours_before_expiry() {
+async fn failed_certificate_renewals_log_errors_twelve_hours_before_expiry() {
     const ALARM: &str = "the certificate cannot be renewed, and expires soon";
     let (log, _guard) = Log::begin();
     let rig = Rig::start();
@@ -186,7 +186,7 @@ async fn failed_renewals_log_errors_twelve_hours_before_expiry() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn full_disk_loses_only_saved_certificate() {
+async fn full_disk_prevents_only_saving_of_renewed_certificate() {
     let (log, _guard) = Log::begin();
     let rig = Rig::start();
     rig.workload.ready().await;
@@ -206,7 +206,7 @@ async fn full_disk_loses_only_saved_certificate() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn renewals_of_processes_started_together_are_spread() {
+async fn certificate_renewals_of_processes_started_together_are_spread() {
     let rigs: Vec<_> = (0..200).map(|_| Rig::start()).collect();
     for rig in &rigs {
         rig.workload.ready().await;
@@ -221,7 +221,7 @@ async fn renewals_of_processes_started_together_are_spread() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn renewals_after_outage_are_spread_over_time() {
+async fn certificate_renewals_after_outage_are_spread_over_time() {
     let rigs: Vec<_> = (0..200).map(|_| Rig::start()).collect();
     for rig in &rigs {
         rig.workload.ready().await;

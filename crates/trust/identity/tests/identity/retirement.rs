@@ -23,7 +23,7 @@ fn open(folder: &Path, begin: Duration) -> Authority {
 }
 
 #[test]
-fn root_is_retired_once_no_certificate_is_under_it() {
+fn root_is_retired_once_no_valid_certificate_depends_on_it() {
     let ca = Ca::default();
     let begin = now();
     let in_use = |root: &[u8], why: &str| {
@@ -58,7 +58,7 @@ fn root_is_retired_once_no_certificate_is_under_it() {
 }
 
 #[test]
-fn root_with_its_key_present_is_not_retired() {
+fn root_whose_key_is_present_is_not_retired() {
     let ca = Ca::default();
     let (old, file) = (ca.authority.signing_root(), ca.folder.path().join("ca/root.key"));
     let key = fs::read(&file).unwrap();
@@ -71,7 +71,7 @@ fn root_with_its_key_present_is_not_retired() {
 }
 
 #[test]
-fn recorded_bundle_is_completed_with_unretired_roots() {
+fn recorded_trust_bundle_is_completed_with_unretired_roots() {
     let ca = Ca::default();
     let old = ca.authority.signing_root();
     ca.authority.begin_root(now() + HOUR).unwrap();
@@ -132,7 +132,7 @@ fn new_active_control_plane_adopts_recorded_roots() {
 }
 
 #[test]
-fn issuing_start_is_kept_for_new_intermediate_of_same_root() {
+fn root_keeps_issuing_start_time_when_intermediate_is_rotated() {
     let ca = Ca::default();
     let begin = now();
     let root = ca.authority.signing_root();
@@ -141,7 +141,7 @@ fn issuing_start_is_kept_for_new_intermediate_of_same_root() {
 }
 
 #[tokio::test]
-async fn peers_are_listed_by_issuing_root() {
+async fn connected_peers_are_listed_by_root_of_their_certificate() {
     let ca = Ca::default();
     let old = ca.authority.signing_root();
     let agent = ca.workload("fairmesh/agent/web-1");

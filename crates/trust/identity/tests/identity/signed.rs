@@ -31,7 +31,7 @@ fn altered_signed_message_is_refused() {
 }
 
 #[test]
-fn signer_of_other_domain_or_time_is_refused() {
+fn message_signed_in_other_trust_domain_or_outside_validity_is_refused() {
     let (ca, other) = (Ca::default(), Ca::default());
     let trust = Trust::new(ca.authority.bundle()).unwrap();
     let verify = |message: &_, now| signed_message::verify(&trust, Purpose::IssueRequest, b"", message, now);

@@ -37,7 +37,7 @@ fn join_token_works_once() {
 }
 
 #[test]
-fn join_token_is_refused_after_expiry_and_elsewhere() {
+fn join_token_is_refused_after_expiry_and_for_other_agents() {
     let (folder, other) = (tempdir().unwrap(), tempdir().unwrap());
     let (tokens, elsewhere) = (Tokens::open(folder.path()).unwrap(), Tokens::open(other.path()).unwrap());
     let (made, _) = tokens.create(grant("web-1"), b"root", now()).unwrap();
@@ -48,7 +48,7 @@ fn join_token_is_refused_after_expiry_and_elsewhere() {
 }
 
 #[test]
-fn token_proof_is_valid_for_one_name_and_key() {
+fn join_token_proof_is_valid_for_one_name_and_key() {
     let folder = tempdir().unwrap();
     let tokens = Tokens::open(folder.path()).unwrap();
     let (made, _) = tokens.create(grant("web-1"), b"root", now()).unwrap();
@@ -66,7 +66,7 @@ fn token_proof_is_valid_for_one_name_and_key() {
 }
 
 #[test]
-fn malformed_token_is_refused() {
+fn malformed_join_token_is_refused() {
     let folder = tempdir().unwrap();
     let made =
         Tokens::open(folder.path()).unwrap().create(grant("web-1"), b"root", now()).unwrap().0.reveal();
@@ -76,7 +76,7 @@ fn malformed_token_is_refused() {
 }
 
 #[test]
-fn token_proof_covers_its_region() {
+fn join_token_proof_covers_region_of_agent() {
     let folder = tempfile::tempdir().unwrap();
     let tokens = Tokens::open(folder.path()).unwrap();
     let agent = joining("web-1");
@@ -91,7 +91,7 @@ fn token_proof_covers_its_region() {
 }
 
 #[test]
-fn service_token_is_valid_only_for_its_service() {
+fn service_join_token_is_valid_only_for_its_service() {
     let folder = tempdir().unwrap();
     let tokens = Tokens::open(folder.path()).unwrap();
     let (cart, _) = tokens.create(grant("shop/cart"), b"root", now()).unwrap();
@@ -113,7 +113,7 @@ fn service_token_is_valid_only_for_its_service() {
 }
 
 #[test]
-fn token_of_previous_release_is_accepted() {
+fn join_token_of_previous_release_is_accepted() {
     let folder = tempdir().unwrap();
     let tokens = Tokens::open(folder.path()).unwrap();
     let (made, _) = tokens.create(grant("web-1"), b"root", now()).unwrap();

@@ -45,7 +45,7 @@ async fn serve(key: KeyPair, certificate: CertificateDer<'static>) -> SocketAddr
 }
 
 #[tokio::test]
-async fn web_server_is_verified_by_authority_in_file() {
+async fn web_server_is_verified_with_roots_from_file() {
     let folder = tempfile::tempdir().unwrap();
     let [own, other, empty] = ["own", "other", "empty"].map(|name| folder.path().join(name));
     let (key, certified) = certificate("idp.example");

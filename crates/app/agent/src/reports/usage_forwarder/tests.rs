@@ -16,7 +16,7 @@ fn eu() -> Location {
 }
 
 #[test]
-fn report_updated_while_sent_stays_queued() {
+fn usage_report_that_grows_while_sent_stays_queued() {
     let mut queue = UsageQueue::default();
     queue.put(key(5, "a"), eu(), usage(5, 10_000));
     queue.put(key(5, "b"), eu(), usage(5, 10_000));
@@ -33,7 +33,7 @@ fn usages() -> UsageForwarder {
 }
 
 #[tokio::test]
-async fn rejected_minute_is_dropped_and_blocks_no_other() {
+async fn rejected_usage_minute_is_dropped_and_blocks_no_other() {
     let usages = usages();
     for minute in 0..100 {
         usages.lock().put(key(minute, "a"), eu(), usage(minute, 60_000));
@@ -59,7 +59,7 @@ async fn rejected_minute_is_dropped_and_blocks_no_other() {
 }
 
 #[tokio::test]
-async fn reports_stay_queued_while_upstream_is_unavailable() {
+async fn usage_reports_stay_queued_while_upstream_is_unavailable() {
     let usages = usages();
     usages.lock().put(key(1, "a"), eu(), usage(1, 60_000));
     let batch = usages.lock().batch();
@@ -69,7 +69,7 @@ async fn reports_stay_queued_while_upstream_is_unavailable() {
 }
 
 #[test]
-fn full_queue_drops_and_counts_oldest() {
+fn full_usage_queue_drops_and_counts_oldest_reports() {
     let mut queue = UsageQueue::default();
     let mut dropped = 0;
     for minute in 0..u32::try_from(MAX_QUEUED).unwrap() + 7 {

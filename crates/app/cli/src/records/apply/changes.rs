@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn apply_names_shard_moves_newer_than_file() {
+    fn apply_names_shard_moves_that_file_would_undo() {
         let file = map(r#"{"instance": "a", "region": "eu", "role": "primary"}"#);
         let stored = map(r#"{"instance": "b", "region": "eu", "role": "primary"}"#);
         assert_eq!(moved_back(&stored, &stored), Vec::<String>::new());
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn apply_names_stored_shards_that_file_lacks() {
+    fn apply_warns_of_stored_shards_missing_from_file() {
         let file = map(r#"{"instance": "a", "region": "eu", "role": "primary"}"#);
         let mut stored = file.clone();
         stored.shards.push(Shard { id: ShardId(3), start: ShardKey(250), ..file.shards[0].clone() });
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_with_reordered_replicas_are_equal() {
+    fn shard_maps_with_reordered_replicas_are_equal() {
         let a = r#"{"instance": "a", "region": "eu", "role": "primary"}"#;
         let b = r#"{"instance": "b", "region": "us", "role": "secondary"}"#;
         let both = map(&format!("{a}, {b}"));

@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn distances_show_source_and_age() {
+    fn region_distances_show_source_and_age() {
         let [eu, us] = ["eu", "us"].map(|name| Region::new(name).unwrap());
         let ms = Duration::from_micros;
         let measured = Some((ms(61_240), Duration::from_secs(14 * 60)));

@@ -45,7 +45,7 @@ fn programs_receive_authenticated_identity_of_caller() {
 }
 
 #[test]
-fn inbound_states_no_identity_of_plaintext_caller() {
+fn inbound_proxy_sends_no_identity_header_for_plaintext_caller() {
     // Without a trust domain, callers reach a program behind `register` directly.
     for seen in seen(&Forms::plain(), false) {
         for header in ["forged", "x-fairmesh-caller", "x-forwarded-client-cert"] {

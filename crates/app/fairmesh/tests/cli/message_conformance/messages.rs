@@ -188,14 +188,14 @@ fn every_request_gets_the_same_status(forms: &Forms) {
 }
 
 #[test]
-fn messages_over_plaintext_are_equal_on_each_path() {
+fn http_messages_over_plaintext_arrive_equal_by_each_proxy_path() {
     let forms = Forms::plain();
     every_exchange_is_the_same(&forms);
     every_request_gets_the_same_status(&forms);
 }
 
 #[test]
-fn messages_over_mutual_tls_are_equal_on_each_path() {
+fn http_messages_over_mutual_tls_arrive_equal_by_each_proxy_path() {
     let forms = Forms::mutual_tls();
     every_exchange_is_the_same(&forms);
     every_request_gets_the_same_status(&forms);

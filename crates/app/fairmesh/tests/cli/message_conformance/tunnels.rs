@@ -37,11 +37,11 @@ fn upgrades_are_the_same(forms: &Forms) {
 }
 
 #[test]
-fn upgrades_over_plaintext_are_equal_on_each_path() {
+fn http_upgrades_over_plaintext_work_equally_by_each_proxy_path() {
     upgrades_are_the_same(&Forms::plain());
 }
 
 #[test]
-fn upgrades_over_mutual_tls_are_equal_on_each_path() {
+fn http_upgrades_over_mutual_tls_work_equally_by_each_proxy_path() {
     upgrades_are_the_same(&Forms::mutual_tls());
 }

@@ -62,7 +62,7 @@ fn report(mesh: &Mesh) {
 }
 
 #[test]
-fn page_of_large_mesh_opens_and_filters_quickly() {
+fn web_page_of_large_mesh_opens_and_filters_quickly() {
     let _machine = Runtime::new().unwrap().block_on(alone());
     let mesh = Mesh::start();
     let pages = mesh.pages();

@@ -170,7 +170,7 @@ fn serve(mesh: &Mesh) {
 }
 
 #[test]
-fn mesh_pages_show_regions_waste_security_and_fleet() {
+fn web_pages_show_regions_waste_security_and_processes() {
     let mut mesh = Mesh::empty();
     mesh.arguments = ["--trust-domain", "test.mesh"].map(str::to_owned).to_vec();
     mesh.start_control();

@@ -44,7 +44,7 @@ async fn truncated_body_is_never_delivered_as_complete() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn silent_servers_and_clients_time_out() {
+async fn requests_with_silent_server_or_client_time_out() {
     let _machine = beside_others().await;
     let world = World::start(IMPATIENT).await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -66,7 +66,7 @@ async fn silent_servers_and_clients_time_out() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn early_response_and_idle_close_are_accepted() {
+async fn response_during_upload_and_idle_server_close_are_accepted() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -98,7 +98,7 @@ async fn early_response_and_idle_close_are_accepted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn oversized_body_is_refused_in_every_framing() {
+async fn oversized_request_body_is_refused_in_every_framing() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Echo::start(&world, "shop/one", "one", Protocol::Http1).await;

@@ -111,7 +111,7 @@ async fn breaks_off(to: String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn responses_match_their_requests_despite_aborts() {
+async fn responses_match_their_requests_despite_aborted_calls() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _servers = [

@@ -45,7 +45,7 @@ fn reset(stream: u32) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rapid_resets_get_enhance_your_calm() {
+async fn rapid_stream_resets_get_enhance_your_calm() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -65,7 +65,7 @@ async fn rapid_resets_get_enhance_your_calm() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn repeated_resets_end_connection() {
+async fn repeated_stream_resets_end_connection() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let slow = std::time::Duration::from_secs(60);
@@ -122,7 +122,7 @@ async fn endless_header_blocks_end_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn useless_frames_use_bounded_memory_and_end_connection() {
+async fn ping_and_settings_floods_use_bounded_memory_and_end_connection() {
     // On a machine busy with other tests, such a connection ended for another reason before the proxy closed it for its
     // frames.
     let _machine = alone().await;
@@ -165,7 +165,7 @@ async fn useless_frames_use_bounded_memory_and_end_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn flood_is_cut_off_while_proxy_drains() {
+async fn frame_flood_is_cut_off_while_proxy_drains() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
@@ -185,7 +185,7 @@ async fn flood_is_cut_off_while_proxy_drains() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn header_bomb_is_refused() {
+async fn hpack_header_bomb_is_refused() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;

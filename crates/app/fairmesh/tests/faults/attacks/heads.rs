@@ -37,7 +37,7 @@ async fn oversized_and_slow_request_heads_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ambiguous_framing_is_refused() {
+async fn requests_with_ambiguous_body_framing_are_refused() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -88,7 +88,7 @@ async fn ambiguous_framing_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn duplicate_length_smuggles_no_request() {
+async fn content_length_with_chunked_encoding_smuggles_no_request() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;

@@ -52,7 +52,7 @@ async fn served(to: &str, count: u64) -> Vec<TcpStream> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connection_beyond_ten_thousand_waits_for_free_place() {
+async fn connection_beyond_limit_of_ten_thousand_waits_until_another_closes() {
     // Both ends of each connection are on this machine, in two processes with a descriptor limit each.
     let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     if descriptors < MANY + 1000 {
@@ -95,7 +95,7 @@ async fn connection_beyond_ten_thousand_waits_for_free_place() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn silent_connections_make_room_for_new_ones() {
+async fn silent_connections_are_closed_for_new_ones_at_connection_limit() {
     const MAX: u64 = 200;
     let _machine = beside_others().await;
     let world = World::start("").await;

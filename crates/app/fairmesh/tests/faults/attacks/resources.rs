@@ -32,7 +32,7 @@ async fn pour(stream: &mut TcpStream) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slow_reader_uses_bounded_memory_and_delays_nothing() {
+async fn slow_reader_uses_bounded_memory_and_delays_no_other_request() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;

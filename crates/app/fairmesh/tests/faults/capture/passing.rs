@@ -22,7 +22,7 @@ const TO_SERVICE: [[&str; 3]; 2] = [
 const ELSEWHERE: [&str; 1] = ["http://10.78.0.2/"];
 
 #[test]
-fn forwarded_connections_are_captured_without_leftovers() {
+fn capture_of_forwarded_connections_removes_its_rules_at_end() {
     let Some(machines) = Machines::new(&["ip", "nft", "curl", "unshare", "setpriv"]) else { return };
     let behind = machines.behind();
     machines.run(|| async {
@@ -131,7 +131,7 @@ fn serve_echo(listener: std::net::TcpListener) {
 }
 
 #[test]
-fn connections_survive_stop_of_watched_proxy() {
+fn captured_connections_survive_stop_of_watched_proxy() {
     let Some(machines) = Machines::new(&["ip", "nft", "python3", "unshare", "setpriv"]) else { return };
     let behind = machines.behind();
     machines.run(|| async {

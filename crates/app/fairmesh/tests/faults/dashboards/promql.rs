@@ -95,7 +95,7 @@ fn labels(matchers: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn expression_names_are_its_series_and_labels() {
+fn promql_parser_finds_series_and_labels_of_expression() {
     let names = Names::of(
         r#"sum by (a, b) (rate(calls_total{service=~"x|{y}", class!="5xx"}[5m])) > 0.5
            and on (job) group_left () up == 1 or histogram_quantile(0.9, pair:calls:rate2m) * 1e3"#,

@@ -57,7 +57,7 @@ async fn kernel_balances_over_current_endpoints_by_each_policy() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn services_are_published_again_after_detach_and_attach() {
+async fn kernel_sends_requests_again_after_detach_and_attach() {
     let _machine = beside_others().await;
     let Some(attached) = Attached::new("again").await else { return };
     let world = World::start("").await;

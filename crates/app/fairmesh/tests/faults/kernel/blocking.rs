@@ -106,7 +106,7 @@ async fn blocking_recv_survives_signals_and_sends_of_other_threads() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn programs_that_query_readable_length_use_tcp_and_are_reported() {
+async fn program_that_queries_readable_length_uses_tcp_and_is_reported() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("caller and servers are Python programs", "python3 is missing");

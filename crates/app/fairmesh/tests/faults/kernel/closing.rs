@@ -35,7 +35,7 @@ async fn attached_server() -> Option<(Attached, World, LocalServer, Proxy)> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn closing_servers_get_no_kernel_requests() {
+async fn kernel_sends_no_requests_to_closing_servers() {
     let _machine = beside_others().await;
     let Some((attached, _world, _server, _proxy)) = attached_server().await else { return };
     assert_eq!(call(&attached, CLOSED).await, "0\n");
@@ -59,7 +59,7 @@ def stop(process):
 
 /// The caller stops the proxy, which therefore cannot learn that the server closes the connection until it continues.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn closing_server_is_detected_while_proxy_is_stopped() {
+async fn kernel_detects_closing_server_while_proxy_is_stopped() {
     let _machine = alone().await;
     let Some((attached, _world, _server, proxy)) = attached_server().await else { return };
     let pid = proxy.process.pid();

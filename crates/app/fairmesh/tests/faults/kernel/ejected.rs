@@ -24,7 +24,7 @@ async fn fail(listener: TcpListener) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn failing_endpoint_is_ejected_for_kernel() {
+async fn kernel_sends_nothing_to_ejected_endpoint() {
     let _machine = beside_others().await;
     let Some(attached) = Attached::new("ejected").await else { return };
     let world = World::start("").await;

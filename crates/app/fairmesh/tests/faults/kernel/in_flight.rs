@@ -53,7 +53,7 @@ async fn is_limited(attached: &Attached) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_beyond_cgroup_limit_use_sidecar() {
+async fn kernel_requests_beyond_in_flight_limit_of_cgroup_use_sidecar() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("the callers are a Python program", "python3 is missing");

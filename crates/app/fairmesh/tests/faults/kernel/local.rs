@@ -315,7 +315,7 @@ async fn access_log_contains_calls_that_bypass_proxy() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn servers_may_listen_on_ipv6_sockets() {
+async fn local_server_responses_bypass_proxy_over_ipv6_sockets() {
     responses_of_the_kernel("6").await;
 }
 

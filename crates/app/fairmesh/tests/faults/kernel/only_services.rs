@@ -37,7 +37,7 @@ async fn opens(attached: &Attached, attach: &[&str]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_services_programs_reach_nothing_after_proxy_is_killed() {
+async fn program_in_only_services_cgroup_reaches_nothing_without_proxy() {
     let _machine = beside_others().await;
     let Some(attached) = Attached::new("only").await else { return };
     let world = World::start("").await;

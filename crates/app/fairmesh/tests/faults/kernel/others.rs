@@ -47,7 +47,7 @@ for at in range(20):
 ";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sidecar_sends_unsupported_request_forms() {
+async fn sidecar_sends_request_forms_that_kernel_does_not_support() {
     let _machine = beside_others().await;
     let Some(attached) = Attached::new("forms").await else { return };
     let world = World::start("").await;
@@ -79,7 +79,7 @@ async fn sidecar_sends_unsupported_request_forms() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn programs_see_original_addresses_and_no_server_close() {
+async fn program_behind_kernel_sees_original_addresses_and_no_server_close() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("caller and server are Python programs", "python3 is missing");
@@ -98,7 +98,7 @@ async fn programs_see_original_addresses_and_no_server_close() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn idle_connections_closed_by_server_are_replaced() {
+async fn kernel_replaces_idle_connections_closed_by_server() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("caller and server are Python programs", "python3 is missing");

@@ -114,7 +114,7 @@ async fn place(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pipelined_requests_are_answered_in_order() {
+async fn pipelined_kernel_requests_get_responses_in_order() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("caller and server are Python programs", "python3 is missing");
@@ -129,7 +129,7 @@ async fn pipelined_requests_are_answered_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn short_reader_gets_response_to_pipelined_request() {
+async fn caller_with_short_reads_gets_responses_to_pipelined_requests() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("caller and server are Python programs", "python3 is missing");

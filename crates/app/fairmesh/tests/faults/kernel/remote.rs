@@ -70,7 +70,7 @@ async fn remote_responses(name: &str, options: &[&str]) -> Option<u64> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn proxy_responses_take_short_cut_to_callers() {
+async fn proxy_responses_of_remote_servers_bypass_tcp_to_local_callers() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("caller and server are Python programs", "python3 is missing");

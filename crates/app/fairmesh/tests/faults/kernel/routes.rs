@@ -87,7 +87,7 @@ print("many" if number > 200 else "few: %d" % number)
 "#;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn request_follows_exactly_one_policy_during_changes() {
+async fn kernel_request_follows_exactly_one_policy_during_changes() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("the caller is a Python program", "python3 is missing");

@@ -121,7 +121,7 @@ async fn call_the_next_process(attached: &Attached, server: &mut LocalServer) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sidecar_requests_to_local_servers_take_short_cut() {
+async fn sidecar_requests_to_local_servers_bypass_tcp() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("caller and server are Python programs", "python3 is missing");

@@ -229,7 +229,7 @@ fn kernel_errors() -> Option<usize> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn callers_get_own_responses_while_everything_changes() {
+async fn kernel_callers_get_own_responses_while_everything_changes() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("callers and server are Python programs", "python3 is missing");

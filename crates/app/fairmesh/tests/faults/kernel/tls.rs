@@ -57,7 +57,7 @@ print(file.readline().split()[1].decode())
 "#;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn captured_tls_bytes_are_forwarded_unchanged() {
+async fn kernel_leaves_tls_bytes_of_captured_connections_unchanged() {
     let _machine = beside_others().await;
     if tool("python3").is_none() || tool("openssl").is_none() {
         return skipped("a Python program speaks TLS", "python3 or openssl is missing");

@@ -71,7 +71,7 @@ async fn none_in_flight(attached: &Attached) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn caller_half_close_cancels_its_request() {
+async fn half_close_by_kernel_caller_cancels_its_request() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("the caller is a Python program", "python3 is missing");

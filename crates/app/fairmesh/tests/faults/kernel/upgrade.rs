@@ -11,7 +11,7 @@ use crate::{
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kernel_serves_successor_while_predecessor_drains() {
+async fn kernel_sends_requests_of_new_proxy_while_old_proxy_drains() {
     let _machine = beside_others().await;
     let Some(attached) = Attached::new("upgrade").await else { return };
     let world = World::start("").await;
@@ -71,7 +71,7 @@ while not os.path.exists(sys.argv[1]):
 "#;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn early_successor_connection_is_later_served_by_kernel() {
+async fn connection_to_new_proxy_before_handover_is_later_served_by_kernel() {
     let _machine = beside_others().await;
     if tool("python3").is_none() {
         return skipped("the caller is a Python program", "python3 is missing");

@@ -153,7 +153,7 @@ async fn headers_only_streams_use_bounded_memory() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn headers_only_streams_of_unauthenticated_peers_affect_no_member() {
+async fn headers_only_streams_of_unauthenticated_peers_delay_no_mesh_member() {
     let _machine = alone().await;
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().display();

@@ -31,7 +31,7 @@ async fn watch(to: &str, number: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn closed_watches_free_memory_of_their_prefixes() {
+async fn closed_watches_free_memory_of_their_followed_prefixes() {
     let _machine = alone().await;
     let fleet = Fleet::start(None).await;
     let idle = memory(&fleet.control);

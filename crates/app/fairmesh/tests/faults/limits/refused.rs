@@ -31,7 +31,7 @@ async fn status(to: &str, path: &str, body: &'static [u8]) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unreadable_request_gets_invalid_argument() {
+async fn malformed_grpc_request_gets_invalid_argument() {
     let _machine = beside_others().await;
     let fleet = Fleet::start(None).await;
     let (mesh, lookaside) = ("/fairmesh.v1.Rib/Read", "/fairmesh.lookaside.v1.Lookaside/Pick");
@@ -52,7 +52,7 @@ async fn unreadable_request_gets_invalid_argument() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn headers_without_end_are_refused() {
+async fn endless_request_headers_get_431() {
     let _machine = beside_others().await;
     let fleet = Fleet::start(None).await;
     let mut stream = TcpStream::connect(&fleet.control_http).await.unwrap();

@@ -86,7 +86,7 @@ async fn silent_connections_are_closed_on_every_listener() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn full_listener_displaces_only_its_own_quiet_connections() {
+async fn listener_at_connection_limit_closes_only_its_own_quiet_connections() {
     let _machine = beside_others().await;
     let fleet = Fleet::start(Some(256)).await;
     let honest = connection(&fleet.control_grpc).await;
@@ -115,7 +115,7 @@ async fn full_listener_displaces_only_its_own_quiet_connections() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn soft_descriptor_limit_is_raised() {
+async fn process_raises_its_soft_descriptor_limit_at_start() {
     let _machine = beside_others().await;
     let folder = tempfile::tempdir().unwrap();
     let binary = env!("CARGO_BIN_EXE_fairmesh");
@@ -137,7 +137,7 @@ async fn soft_descriptor_limit_is_raised() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn program_serves_despite_silent_connections() {
+async fn library_server_serves_despite_silent_connections_at_descriptor_limit() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let few = |program: Program| {
@@ -165,7 +165,7 @@ async fn program_serves_despite_silent_connections() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes half a minute; make soak runs it"]
-async fn missing_bodies_get_408() {
+async fn missing_request_bodies_get_408() {
     let _machine = beside_others().await;
     let fleet = Fleet::start(None).await;
     let mut all = Vec::new();

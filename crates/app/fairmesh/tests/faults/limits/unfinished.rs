@@ -152,7 +152,7 @@ async fn attacked(what: &str, process: &Process, address: &str, http: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unfinished_messages_use_bounded_memory_and_delay_no_caller() {
+async fn unfinished_request_messages_use_bounded_memory_and_delay_no_caller() {
     let _machine = alone().await;
     let fleet = Fleet::start(None).await;
     let agent = format!("unix:{}", fleet.agent_socket().display());
@@ -162,7 +162,7 @@ async fn unfinished_messages_use_bounded_memory_and_delay_no_caller() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn concurrent_large_batches_are_accepted() {
+async fn concurrent_large_write_batches_are_accepted() {
     let _machine = beside_others().await;
     let fleet = Fleet::start(None).await;
     let applied = (0..4).map(|part| {

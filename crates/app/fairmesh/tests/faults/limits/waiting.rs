@@ -20,7 +20,7 @@ fn waiting(mut at: v1::Cursor) -> v1::ReadRequest {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiting_reads_leave_memory_to_other_calls() {
+async fn reads_that_wait_for_revision_leave_memory_to_other_calls() {
     let _machine = beside_others().await;
     let fleet = Fleet::start(None).await;
     let honest = connection(&fleet.control_grpc).await;

@@ -79,7 +79,7 @@ async fn empty_data_frame_at_request_end_is_forwarded() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hedged_and_mirrored_requests_end_like_original() {
+async fn hedged_and_mirrored_requests_end_with_same_frame_as_original() {
     let _machine = beside_others().await;
     let declared = "kind: Service\nname: shop/one\nprotocol: http2\n---\nkind: Service\nname: shop/two\nprotocol: http2\n---\n\
         kind: Policy\nservice: shop/one\nroutes:\n  - name: all\n    hedge: {after: 50ms}\n    \
@@ -98,7 +98,7 @@ async fn hedged_and_mirrored_requests_end_like_original() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn library_ends_empty_body_with_data_frame() {
+async fn library_ends_empty_request_body_with_data_frame() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let mut endpoint = Endpoint::start(&world, "shop/one", "one").await;
@@ -129,7 +129,7 @@ async fn library_ends_empty_body_with_data_frame() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn inbound_proxy_preserves_request_end() {
+async fn inbound_proxy_forwards_end_of_request_unchanged() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     // Not registered here, since the proxy registers it.
@@ -148,7 +148,7 @@ async fn inbound_proxy_preserves_request_end() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn empty_data_frame_at_response_end_is_equivalent() {
+async fn response_end_is_equal_with_or_without_empty_data_frame() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let mut endpoint = Endpoint::start(&world, "shop/one", "one").await;

@@ -69,7 +69,7 @@ fn comes_before_the_tea(printed: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn early_hints_arrive_before_response_over_every_version() {
+async fn early_hints_arrive_before_response_over_every_http_version() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let one = RawServer::start(&world, "shop/one", "one").await;

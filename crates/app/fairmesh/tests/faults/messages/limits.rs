@@ -17,7 +17,7 @@ const HEADERS_TRIED: [(usize, usize, bool); 4] =
     [(124, 1, true), (130, 1, false), (100, 600, true), (100, 700, false)];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn request_header_limits_are_equal_in_each_version() {
+async fn request_header_limits_are_equal_in_each_http_version() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let mut one = Endpoint::start(&world, "shop/one", "one").await;
@@ -71,7 +71,7 @@ fn field(length: usize) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn response_header_limits_are_equal_in_each_version() {
+async fn response_header_limits_are_equal_in_each_http_version() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let one = RawServer::start(&world, "shop/one", "one").await;

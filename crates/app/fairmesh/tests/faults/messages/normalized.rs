@@ -26,7 +26,7 @@ const RESPONSES: [(&str, bool, &str); 7] = [
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn http1_responses_are_valid_over_either_protocol() {
+async fn http1_responses_of_servers_are_valid_over_http1_and_http2() {
     if Command::new("curl").arg("--version").output().await.is_err() {
         return skipped("responses cannot be judged by curl", "it is not installed");
     }

@@ -13,7 +13,7 @@ use crate::harness::{
 const TOO_LONG: &str = "9223372036854775808";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn later_http1_versions_are_read_as_1_1() {
+async fn requests_of_later_http1_versions_are_read_as_1_1() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let one = RawServer::start(&world, "shop/one", "one").await;
@@ -41,7 +41,7 @@ async fn later_http1_versions_are_read_as_1_1() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn invalid_lengths_and_chunks_get_error_status() {
+async fn invalid_content_lengths_and_chunks_get_error_status() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let one = RawServer::start(&world, "shop/one", "one").await;

@@ -85,7 +85,7 @@ async fn is_served(client: &mut TcpStream, over_http2: bool) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn segmented_unprocessed_request_is_retried() {
+async fn request_body_in_pieces_is_retried_if_server_did_not_process_it() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let mut endpoint = Endpoint::start(&world, "shop/one", "one").await;
@@ -98,7 +98,7 @@ async fn segmented_unprocessed_request_is_retried() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn segmented_put_and_delete_are_retried_after_503_and_close() {
+async fn put_and_delete_in_pieces_are_retried_after_503_and_close() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let one = RawServer::start(&world, "shop/one", "one").await;
@@ -124,7 +124,7 @@ async fn segmented_put_and_delete_are_retried_after_503_and_close() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn malformed_request_ejects_no_endpoint() {
+async fn malformed_client_request_ejects_no_endpoint() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let mut endpoint = Endpoint::start(&world, "shop/one", "one").await;

@@ -109,7 +109,7 @@ fn is_saved(world: &World, fleet: &Value) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn proxy_and_lookaside_match_vectors_for_planned_tables() {
+async fn proxy_and_lookaside_match_vectors_of_planned_region_tables() {
     let _machine = beside_others().await;
     for case in cases(false) {
         let fleet = fleet_of(&case);

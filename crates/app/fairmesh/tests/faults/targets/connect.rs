@@ -44,7 +44,7 @@ async fn connects(to: &str, target: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connect_is_refused_by_default() {
+async fn connect_method_is_refused_by_default() {
     let _machine = beside_others().await;
     let world = World::start(POLICIES).await;
     let _one = Told::start(&world, "shop/one", Protocol::Http1).await;
@@ -84,7 +84,7 @@ async fn connect_is_refused_by_default() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn allowed_connect_is_routed_like_any_request() {
+async fn connect_method_if_allowed_is_routed_like_any_request() {
     let _machine = beside_others().await;
     let world = World::start(POLICIES).await;
     let _one = Told::start(&world, "shop/one", Protocol::Http1).await;

@@ -142,7 +142,7 @@ impl Caller {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_polls_and_transfers_outlive_every_default() {
+async fn streams_polls_and_transfers_outlive_every_default_timeout() {
     let _machine = beside_others().await;
     let (mesh, terms) = (Mesh::start("").await, Terms::of_environment());
     let library = mesh.world.mesh().await;

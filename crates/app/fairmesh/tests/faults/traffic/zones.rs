@@ -108,7 +108,7 @@ async fn tables_show_zones(world: &World) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn zone_keeps_calls_within_its_power_during_agent_outage() {
+async fn zone_keeps_calls_up_to_its_capacity_during_agent_outage() {
     let _machine = beside_others().await;
     let mut world = World::start(YAML).await;
     let (first, second) = (serve(&world, "eu-a").await, serve(&world, "eu-b").await);

@@ -124,7 +124,7 @@ impl Drop for Manager {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn systemd_follows_successor_and_survives_failed_reload() {
+async fn systemd_follows_upgraded_proxy_and_survives_failed_reload() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;

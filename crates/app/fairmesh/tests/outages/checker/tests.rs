@@ -12,7 +12,7 @@ use super::{Kind, check};
 const HISTORIES: u64 = 2000;
 
 #[test]
-fn correct_history_passes_checker() {
+fn correct_history_passes_consistency_checker() {
     let mut unknown = 0;
     for seed in 0..HISTORIES {
         let Run { history, .. } = Run::new(Dice(seed), None);
@@ -46,86 +46,86 @@ fn caught(bug: Bug, reasons: &[Kind]) {
 }
 
 #[test]
-fn lost_acknowledged_write_is_found() {
+fn checker_finds_lost_acknowledged_write() {
     caught(Bug::LosesWrite, &[Kind::Lost, Kind::WrongState]);
 }
 
 #[test]
-fn half_stored_acknowledged_batch_is_found() {
+fn checker_finds_half_stored_acknowledged_batch() {
     caught(Bug::StoresHalf, &[Kind::Lost, Kind::WrongState]);
 }
 
 #[test]
-fn duplicated_write_is_found() {
+fn checker_finds_duplicated_write() {
     caught(Bug::WritesTwice, &[Kind::Doubled]);
 }
 
 #[test]
-fn two_writes_with_same_revision_are_found() {
+fn checker_finds_two_writes_with_same_revision() {
     caught(Bug::RepeatsRevision, &[Kind::Doubled]);
 }
 
 #[test]
-fn revision_below_earlier_one_is_found() {
+fn checker_finds_write_with_revision_below_earlier_one() {
     caught(Bug::RevisionGoesBack, &[Kind::Order]);
 }
 
 #[test]
-fn write_applied_despite_unmet_expectation_is_found() {
+fn checker_finds_write_applied_despite_unmet_precondition() {
     caught(Bug::IgnoresExpectation, &[Kind::Expectation]);
 }
 
 #[test]
-fn write_refused_without_reason_is_found() {
+fn checker_finds_write_refused_although_its_precondition_held() {
     caught(Bug::RefusesFalsely, &[Kind::FalseConflict]);
 }
 
 #[test]
-fn applied_refused_write_is_found() {
+fn checker_finds_refused_write_that_was_applied() {
     caught(Bug::WritesWhatItRefused, &[Kind::Phantom]);
 }
 
 #[test]
-fn unwritten_value_is_found() {
+fn checker_finds_value_that_nobody_wrote() {
     caught(Bug::MakesUp, &[Kind::Phantom]);
 }
 
 #[test]
-fn stale_linearizable_read_is_found() {
+fn checker_finds_stale_linearizable_read() {
     caught(Bug::ReadsStale, &[Kind::Order]);
 }
 
 #[test]
-fn older_state_under_newer_revision_is_found() {
+fn checker_finds_older_state_under_newer_revision() {
     caught(Bug::ReadsMislabelled, &[Kind::WrongState]);
 }
 
 #[test]
-fn read_below_its_requested_revision_is_found() {
+fn checker_finds_read_below_its_requested_revision() {
     caught(Bug::ReadsTooOld, &[Kind::TooOld]);
 }
 
 #[test]
-fn batch_torn_by_watch_is_found() {
+fn checker_finds_batch_torn_apart_by_watch() {
     caught(Bug::TearsBatch, &[Kind::WrongState]);
 }
 
 #[test]
-fn watch_out_of_order_is_found() {
+fn checker_finds_watch_with_changes_out_of_order() {
     caught(Bug::Reorders, &[Kind::Backwards, Kind::WrongState]);
 }
 
 #[test]
-fn change_missing_from_watch_is_found() {
+fn checker_finds_change_missing_from_watch() {
     caught(Bug::LeavesOut, &[Kind::WrongState]);
 }
 
 #[test]
-fn silent_watch_is_found() {
+fn checker_finds_watch_that_stopped_delivering() {
     caught(Bug::FallsSilent, &[Kind::Behind]);
 }
 
 #[test]
-fn watcher_reset_to_older_snapshot_is_found() {
+fn checker_finds_watcher_reset_to_older_snapshot() {
     caught(Bug::GoesBack, &[Kind::Backwards]);
 }

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_pages_are_summed_by_tenant() {
+    fn gateway_response_metrics_are_summed_by_tenant() {
         let page = "# TYPE fairmesh_gateway_responses counter\n\
             fairmesh_gateway_responses_total{tenant=\"red\",service=\"red/web\",region=\"eu\",class=\"2xx\"} 7\n\
             fairmesh_gateway_responses_total{tenant=\"red\",service=\"red/api\",region=\"(none)\",class=\"5xx\"} 2\n\
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_two_tenants_or_only_tenant_stop_upgrade() {
+    fn upgrade_stops_if_errors_rise_for_two_tenants_or_only_tenant() {
         let before = of(&[("red", 100, 1), ("blue", 100, 40), ("green", 100, 0)]);
         let stops = |after: &[(&str, u64, u64)]| worse(&before, &of(after)).map(|tenants| tenants.join(" "));
         assert_eq!(stops(&[("red", 100, 3), ("blue", 100, 42), ("green", 100, 0)]), None, "as before");
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn successor_without_responses_stops_upgrade() {
+    fn upgrade_stops_if_new_gateway_replica_sends_no_responses() {
         let served = |all, refused| Served::of(&of(&[("red", all, 0)]), refused);
         let stops = |then: Served, now: Served| then.idle(&now).is_some();
         assert!(stops(served(20, 0), Served::default()), "no response");

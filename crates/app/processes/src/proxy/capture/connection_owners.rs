@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn users_are_resolved_by_name_and_number() {
+    fn capture_resolves_users_by_name_and_number() {
         let users = "root:x:0:0::/root:/bin/sh\nweb:x:33:33:web:/:/bin/false\n";
         assert_eq!(uid("web", users).unwrap(), 33);
         assert_eq!(uid("1234", users).unwrap(), 1234);
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn cgroups_are_resolved_below_nft_mount_point() {
+    fn capture_resolves_cgroups_below_mount_point_of_nft() {
         let mounts = "30 25 0:26 / /sys/fs/cgroup/cpu rw shared:9 - cgroup cgroup rw,cpu\n\
                       31 25 0:27 / /sys/fs/cgroup/unified rw shared:9 - cgroup2 cgroup2 rw\n";
         assert_eq!(root(mounts).as_deref(), Some("/sys/fs/cgroup/unified"));

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_table_is_distinguished_from_other_errors() {
+    fn missing_nft_table_is_distinguished_from_other_errors() {
         let absent = "/dev/stdin:1:19-34: Error: Could not process rule: No such file or directory\n\
                       delete table inet fairmesh_capture\n                  ^^^^";
         assert!(is_absent(absent));

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn import_batches_respect_bounds_and_contain_every_record_once() {
+    fn rib_import_batches_respect_bounds_and_contain_every_record_once() {
         let small = (0..250).map(|i| entry(&format!("/{i:03}"), 10));
         assert_eq!(batches(small.collect()).iter().map(Vec::len).collect::<Vec<_>>(), [100, 100, 50]);
         let large = (0..9).map(|i| entry(&format!("/{i}"), 240_000));

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn region_lag_is_that_of_its_slowest_router() {
+    fn rib_status_shows_lag_of_slowest_server_per_region() {
         let rows = regions(&tree());
         assert_eq!(rows[0], ["eu", "2", "1", "7", "host-1"]);
         assert_eq!(rows[1], ["us", "1", "0", "0", "-"]);

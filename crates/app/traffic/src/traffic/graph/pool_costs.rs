@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn costs_without_latency_fit_are_dashes() {
+    fn pool_costs_without_latency_fit_are_shown_as_dashes() {
         let mut pool = PoolFit {
             service: "shop/cart".into(),
             region: "eu".into(),

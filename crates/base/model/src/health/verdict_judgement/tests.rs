@@ -33,13 +33,13 @@ fn standings(judgement: &Judgement) -> Vec<(&str, Standing)> {
 }
 
 #[test]
-fn verdicts_against_half_of_region_are_believed() {
+fn unhealthy_verdicts_against_half_of_region_are_believed() {
     let half = judged(&[("eu", Serving, 3), ("eu", Serving, 0)], &[]);
     assert_eq!((half.effects.as_slice(), standings(&half)), ([Penalty, None].as_slice(), vec![]));
 }
 
 #[test]
-fn unhealthy_region_is_believed_while_others_carry_all_calls() {
+fn verdicts_against_region_are_believed_if_others_carry_all_calls() {
     let fleet = [("eu", Serving, 9), ("eu", Serving, 9), ("us", Serving, 0), ("us", Serving, 0)];
     let all = judged(&fleet, &[]);
     assert_eq!(standings(&all), [("eu", Standing::Believed)]);
@@ -48,7 +48,7 @@ fn unhealthy_region_is_believed_while_others_carry_all_calls() {
 }
 
 #[test]
-fn mostly_unhealthy_region_keeps_share_it_can_carry() {
+fn mostly_unhealthy_region_keeps_share_of_calls_it_can_carry() {
     let fleet = [("eu", Serving, 9), ("eu", Serving, 9), ("eu", Serving, 0), ("us", Serving, 0)];
     let most = judged(&fleet, &[]);
     assert_eq!(standings(&most), [("eu", Standing::Believed)]);
@@ -56,7 +56,7 @@ fn mostly_unhealthy_region_keeps_share_it_can_carry() {
 }
 
 #[test]
-fn verdicts_are_ignored_when_no_region_can_carry_calls() {
+fn health_verdicts_are_ignored_when_no_region_can_carry_calls() {
     let fleet = [("eu", Serving, 9), ("eu", Serving, 9), ("eu", Serving, 0)];
     let alone = judged(&fleet, &[]);
     assert_eq!(standings(&alone), [("eu", Standing::Panic)]);
@@ -71,7 +71,7 @@ fn verdicts_are_ignored_when_no_region_can_carry_calls() {
 }
 
 #[test]
-fn own_successes_refute_verdicts_and_own_failures_do_not() {
+fn own_successful_calls_refute_health_verdicts_and_failures_do_not() {
     let fleet = [("eu", Serving, 9), ("eu", Serving, 9), ("us", Serving, 0)];
     for (evidence, standing) in [
         ([Some(true), Option::None], Standing::Refuted),
@@ -86,7 +86,7 @@ fn own_successes_refute_verdicts_and_own_failures_do_not() {
 }
 
 #[test]
-fn expired_leases_of_most_endpoints_count_as_verdicts() {
+fn expired_leases_of_most_endpoints_count_as_unhealthy_verdicts() {
     let fleet = [("eu", Serving, 0), ("eu", Lost, 0), ("eu", Lost, 0), ("eu", Lost, 0), ("eu", Lost, 0)];
     let alone = judged(&fleet, &[]);
     assert_eq!((standings(&alone), &alone.effects), (vec![("eu", Standing::Panic)], &vec![None; 5]));
@@ -100,7 +100,7 @@ fn expired_leases_of_most_endpoints_count_as_verdicts() {
 }
 
 #[test]
-fn level_shares_add_up_to_all_calls() {
+fn shares_of_locality_rings_add_up_to_all_calls() {
     for (carries, shares) in [
         (&[1000, 1000][..], vec![1000, 0]),
         (&[700, 200, 1000], vec![700, 200, 100]),

@@ -108,7 +108,7 @@ async fn service_does_not_grow_while_one_of_its_replicas_is_silent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn service_gives_backend_back_after_ten_quiet_minutes() {
+async fn service_gives_added_backend_back_after_ten_quiet_minutes() {
     let mut world = World::new();
     let mut placed = placement(2);
     world.decide(&mut placed);
@@ -123,7 +123,7 @@ async fn service_gives_backend_back_after_ten_quiet_minutes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn backends_whose_load_is_unknown_are_not_given_back() {
+async fn service_keeps_its_added_backend_while_load_is_unknown() {
     let mut world = World::new();
     let mut placed = placement(1);
     world.decide(&mut placed);

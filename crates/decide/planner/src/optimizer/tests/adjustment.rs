@@ -19,7 +19,7 @@ fn correction(world: &World) -> f64 {
 }
 
 #[test]
-fn model_that_is_right_is_not_corrected() {
+fn accurate_model_is_not_corrected() {
     let world = World::learned(BOTH);
     for name in ["web", "cart"] {
         let adjustments = &world.plan(name).adjustments;
@@ -28,7 +28,7 @@ fn model_that_is_right_is_not_corrected() {
 }
 
 #[test]
-fn delay_in_one_region_corrects_the_model_there_within_20_s() {
+fn delay_in_one_region_corrects_latency_model_there_within_20_s() {
     let mut world = World::learned(BOTH);
     world.delay_ms = 300.0;
     world.seconds(20);
@@ -70,7 +70,7 @@ fn corrections_of_regions_and_services_that_are_gone_are_forgotten() {
 }
 
 #[test]
-fn correction_falls_slowly_after_the_fault() {
+fn latency_correction_decays_slowly_after_fault_ends() {
     let mut world = World::learned(BOTH);
     world.delay_ms = 20.0;
     world.seconds(40);
@@ -86,7 +86,7 @@ fn correction_falls_slowly_after_the_fault() {
 }
 
 #[test]
-fn slower_servers_rescale_the_fit_of_their_work_within_15_s() {
+fn slower_servers_rescale_work_model_of_their_region_within_15_s() {
     let mut world = World::learned(BOTH);
     world.slowness = 1.6;
     world.seconds(15);
@@ -98,7 +98,7 @@ fn slower_servers_rescale_the_fit_of_their_work_within_15_s() {
 }
 
 #[test]
-fn reports_of_less_cpu_count_after_a_minute() {
+fn reports_of_lower_cpu_correct_work_model_only_after_one_minute() {
     let mut world = World::learned(BOTH);
     world.demand = [100.0; 3];
     world.seconds(30);
@@ -124,14 +124,14 @@ fn attempts(world: &World) -> Vec<Attempt> {
 }
 
 #[test]
-fn model_that_is_right_is_not_put_to_the_test() {
+fn accurate_model_starts_no_correction_attempt() {
     let mut world = corrected([0.0; 2]);
     world.seconds(400);
     assert!(attempts(&world).is_empty(), "{:?}", attempts(&world));
 }
 
 #[test]
-fn attempt_that_makes_calls_faster_is_kept() {
+fn correction_attempt_that_makes_calls_faster_is_kept() {
     // Calls of eu would warm a cache in us. A constant does not tell.
     let mut world = corrected([40.0, 0.0]);
     world.seconds(100);
@@ -148,7 +148,7 @@ fn attempt_that_makes_calls_faster_is_kept() {
 }
 
 #[test]
-fn attempt_that_makes_calls_slower_is_rolled_back_early() {
+fn correction_attempt_that_makes_calls_slower_is_rolled_back_early() {
     let mut world = corrected([40.0, 150.0]);
     let mut worst = 0;
     for _ in 0..400 {

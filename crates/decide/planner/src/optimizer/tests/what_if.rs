@@ -19,7 +19,7 @@ fn assert_near(predicted: f64, measured: f64, part: f64) {
 }
 
 #[test]
-fn prediction_of_more_demand_is_near_what_is_then_measured() {
+fn what_if_prediction_of_more_demand_is_near_later_measurement() {
     let mut world = World::learned([Optimizer, Optimizer]);
     let scenario = Scenario { demand: vec![(Some(region("eu")), 3.25)], ..Scenario::default() };
     let WhatIf { now, then } = predict(&world, &scenario).unwrap();
@@ -33,7 +33,7 @@ fn prediction_of_more_demand_is_near_what_is_then_measured() {
 }
 
 #[test]
-fn lost_region_and_too_much_demand_move_and_shed_calls() {
+fn what_if_predicts_moved_and_shed_calls_of_lost_region_and_overload() {
     let world = World::learned([Optimizer, Optimizer]);
     let lost = Scenario { lost: [region("us")].into(), ..Scenario::default() };
     let then = predict(&world, &lost).unwrap().then;
@@ -53,7 +53,7 @@ fn policy(planner: TrafficPlanner) -> PolicyFacts {
 }
 
 #[test]
-fn service_whose_changed_policy_is_local_only_is_not_predicted() {
+fn what_if_does_not_predict_service_whose_policy_becomes_local_only() {
     let world = World::learned([Optimizer, Optimizer]);
     let local = PolicyFacts { local_only: true, ..policy(Optimizer) };
     let scenario = Scenario { policies: [(service("cart"), local)].into(), ..Scenario::default() };
@@ -63,7 +63,7 @@ fn service_whose_changed_policy_is_local_only_is_not_predicted() {
 }
 
 #[test]
-fn prices_and_policies_of_the_change_count() {
+fn what_if_prediction_uses_changed_prices_and_policies() {
     let mut world = World::learned([Optimizer, Optimizer]);
     world.topology.regions.egress.price = "$0.02".parse().unwrap();
     let demand = vec![(Some(region("eu")), 3.0)];

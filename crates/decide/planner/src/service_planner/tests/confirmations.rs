@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn tables_are_confirmed_only_while_planning_succeeds() {
+fn region_tables_are_confirmed_only_while_planning_succeeds() {
     let mut world = World::started();
     let written: Vec<usize> = (0..480)
         .map(|_| {
@@ -23,7 +23,7 @@ fn tables_are_confirmed_only_while_planning_succeeds() {
 }
 
 #[test]
-fn tables_that_drop_calls_are_confirmed_three_times_a_minute() {
+fn region_tables_that_drop_calls_are_confirmed_three_times_per_minute() {
     let mut world = World::started();
     world.offered = [1_200.0, 900.0];
     world.seconds(60);
@@ -43,7 +43,7 @@ fn tables_that_drop_calls_are_confirmed_three_times_a_minute() {
 }
 
 #[test]
-fn confirmations_of_many_services_are_spread_also_after_a_takeover() {
+fn table_confirmations_are_spread_over_time_also_after_takeover() {
     let mut planners: Vec<_> = (0..40)
         .map(|number| {
             let planner = ServicePlanner::of(&ServiceName::new(format!("shop/s{number}")).unwrap());
@@ -75,7 +75,7 @@ fn confirmations_of_many_services_are_spread_also_after_a_takeover() {
 }
 
 #[test]
-fn shadow_writes_nothing_and_hold_changes_nothing() {
+fn shadow_mode_writes_no_tables_and_hold_mode_changes_none() {
     let mut world = World::started();
     world.facts.traffic.mode = TrafficMode::Hold;
     world.offered[0] = 900.0;

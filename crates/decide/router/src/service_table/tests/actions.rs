@@ -24,7 +24,7 @@ fn admitted(table: &ServiceTable, path: &str) -> usize {
 }
 
 #[test]
-fn service_and_route_limits_apply_and_survive_other_changes() {
+fn service_and_route_rate_limits_apply_and_survive_other_changes() {
     let mut fleet = Fleet::new(ServiceKind::Replicated, vec![endpoint("a", "eu")]);
     let first = fleet.compile(None);
     assert_eq!(admitted(&first, "/"), 100, "there is no limit");
@@ -45,7 +45,7 @@ fn service_and_route_limits_apply_and_survive_other_changes() {
 }
 
 #[test]
-fn call_rejected_by_service_limit_refunds_route_limit() {
+fn call_rejected_by_service_rate_limit_refunds_route_rate_limit() {
     let mut fleet = Fleet::new(ServiceKind::Replicated, vec![endpoint("a", "eu")]);
     fleet.policy.limit = Some(limited(2));
     fleet.policy.routes = vec![below("/few", Actions { limit: Some(limited(3)), ..Actions::default() })];
@@ -56,7 +56,7 @@ fn call_rejected_by_service_limit_refunds_route_limit() {
 }
 
 #[test]
-fn key_of_call_is_read_from_policy_sources() {
+fn call_key_is_read_from_sources_named_in_policy() {
     let endpoints: Vec<_> = ["a", "b", "c"].into_iter().map(|id| endpoint(id, "eu")).collect();
     let mut fleet = Fleet::new(ServiceKind::ConsistentHash, endpoints.clone());
     fleet.policy.key = vec![KeySource::Query("user".into())];
@@ -73,7 +73,7 @@ fn key_of_call_is_read_from_policy_sources() {
 }
 
 #[test]
-fn explain_lists_actions_without_counting_call() {
+fn explain_lists_route_actions_without_counting_call() {
     let mut fleet = Fleet::new(ServiceKind::Replicated, vec![endpoint("a", "eu")]);
     let abort = Some(Abort { share: Share::ALL, status: 503 });
     fleet.policy.routes =

@@ -22,7 +22,7 @@ fn permits(table: &ServiceTable, caller: &CallerId, method: &str, default: Defau
 }
 
 #[test]
-fn policy_rules_decide_and_survive_other_changes() {
+fn authorization_rules_apply_and_survive_other_policy_changes() {
     use DefaultAuthorization::{Allow, Deny};
     let mut fleet = Fleet::replicated(&[("a", "eu")]);
     let (client, other) = (caller("shop/client"), caller("shop/other"));
@@ -44,7 +44,7 @@ fn policy_rules_decide_and_survive_other_changes() {
 }
 
 #[test]
-fn table_without_compiled_rules_allows_no_caller() {
+fn service_table_without_compiled_rules_allows_no_caller() {
     let fleet = Fleet { authorizes_callers: false, ..Fleet::replicated(&[("a", "eu")]) };
     let (table, client) = (fleet.compile(None), caller("shop/client"));
     assert!(!permits(&table, &client, "GET", DefaultAuthorization::Allow));

@@ -28,7 +28,7 @@ fn unhealthy_endpoint_gets_no_calls_while_others_serve() {
 }
 
 #[test]
-fn verdicts_against_more_than_half_are_ignored_without_another_ring() {
+fn verdicts_against_most_endpoints_are_ignored_without_other_ring() {
     let table = fleet(&[("a", "eu", 9), ("b", "eu", 9), ("c", "eu", 0)]).compile(None);
     assert_eq!(reached(&table), names(&["a", "b", "c"]));
     let powerful = {
@@ -51,7 +51,7 @@ fn shares(table: &ServiceTable) -> BTreeMap<String, u32> {
 }
 
 #[test]
-fn calls_of_unhealthy_region_go_to_next_ring() {
+fn calls_of_unhealthy_region_go_to_next_locality_ring() {
     let all = fleet(&[("a", "eu", 9), ("b", "eu", 3), ("c", "us", 0), ("d", "us", 0)]).compile(None);
     assert_eq!(reached(&all), names(&["c", "d"]));
     assert_eq!(all.contested_regions(), [(region("eu"), Standing::Believed)]);
@@ -71,7 +71,7 @@ fn reached_by_calls(table: &ServiceTable) -> BTreeSet<String> {
 }
 
 #[test]
-fn own_successful_calls_expose_faulty_checker() {
+fn own_successful_calls_overrule_verdicts_of_faulty_checker() {
     let mut fleet = fleet(&[("a", "eu", 0), ("b", "eu", 0), ("c", "us", 0), ("d", "us", 0)]);
     let before = fleet.compile(None);
     for seed in 0..20 {
@@ -98,7 +98,7 @@ fn own_successful_calls_expose_faulty_checker() {
 }
 
 #[test]
-fn calls_of_mostly_ejected_region_are_shared_with_next_ring() {
+fn mostly_ejected_region_shares_its_calls_with_next_locality_ring() {
     let places: Vec<(String, &str)> =
         (0..6).map(|i| (format!("i{i}"), "eu")).chain((0..6).map(|i| (format!("u{i}"), "us"))).collect();
     let places: Vec<(&str, &str)> = places.iter().map(|(id, place)| (id.as_str(), *place)).collect();
@@ -126,7 +126,7 @@ fn calls_of_mostly_ejected_region_are_shared_with_next_ring() {
 }
 
 #[test]
-fn endpoints_share_calls_if_most_leases_expired() {
+fn endpoints_with_expired_leases_get_calls_if_most_leases_expired() {
     let mut fleet = Fleet::replicated(&[("a", "eu"), ("b", "eu"), ("c", "eu"), ("d", "eu"), ("e", "eu")]);
     let expire = |endpoint: &mut Endpoint| {
         endpoint.state = EndpointState::Lost;
@@ -162,7 +162,7 @@ fn shard_whose_only_copy_is_unhealthy_is_still_called() {
 }
 
 #[test]
-fn explanation_lists_unhealthy_endpoints_with_causes() {
+fn explain_lists_unhealthy_endpoints_with_causes() {
     let health_steps = |fleet: &Fleet| {
         let explained = fleet.compile(None).explain_pick(&PickParams::default(), 0, 1);
         let health = explained.steps.into_iter().filter(|step| step.title == "health");

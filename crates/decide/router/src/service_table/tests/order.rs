@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn first_ring_with_serving_endpoint_is_used() {
+fn first_locality_ring_with_serving_endpoint_is_used() {
     let everywhere = [("a", "eu"), ("b", "near"), ("c", "us"), ("d", "asia"), ("e", "moon")];
     // `eu` and `near` are within 5 ms, `us` is within 80 ms; `asia`, and `moon` with its unknown distance, are beyond.
     for (from, expected) in [(0, &["a", "b"][..]), (2, &["c"]), (3, &["d", "e"])] {
@@ -57,7 +57,7 @@ fn draining_regions_rank_last_except_for_their_own_callers() {
 }
 
 #[test]
-fn local_only_call_fails_rather_than_leave_region() {
+fn call_under_local_only_policy_fails_rather_than_leave_region() {
     let mut fleet = Fleet::replicated(&[("b", "near")]);
     fleet.policy.locality.local_only = true;
     let refused = fleet.compile(None).pick(&PickParams::default(), 0, 1);
@@ -67,7 +67,7 @@ fn local_only_call_fails_rather_than_leave_region() {
 }
 
 #[test]
-fn bounded_last_ring_excludes_farther_regions() {
+fn last_locality_ring_with_bound_excludes_farther_regions() {
     let mut fleet = Fleet::replicated(&[("d", "asia")]);
     fleet.policy.locality.rings = vec![Ring::Within(Duration::from_millis(100))];
     let refused = fleet.compile(None).pick(&PickParams::default(), 0, 1).unwrap_err();
@@ -83,7 +83,7 @@ fn rings_of(fleet: &Fleet) -> Vec<(String, Option<u16>)> {
 }
 
 #[test]
-fn named_rings_come_from_topology() {
+fn named_locality_rings_come_from_topology() {
     let mut fleet =
         Fleet::replicated(&[("a", "eu"), ("b", "near"), ("c", "us"), ("d", "asia"), ("e", "moon")]);
     let info = |continent: &str, neighbours: &[&str]| RegionInfo {
@@ -127,7 +127,7 @@ fn named_rings_come_from_topology() {
 }
 
 #[test]
-fn measured_distances_are_used_if_none_is_declared() {
+fn measured_region_distances_are_used_if_none_is_declared() {
     let mut fleet = Fleet::replicated(&[("a", "eu"), ("c", "us"), ("e", "moon")]);
     let ring = |fleet: &Fleet, name: &str| rings_of(fleet).into_iter().find(|(of, _)| of == name).unwrap().1;
     assert_eq!((ring(&fleet, "us"), ring(&fleet, "moon")), (Some(2), Some(3)));
@@ -160,7 +160,7 @@ fn lost_and_draining_endpoints_serve_only_as_last_resort() {
 }
 
 #[test]
-fn call_leaves_its_ring_after_all_endpoints_failed() {
+fn call_leaves_its_ring_only_after_all_its_endpoints_failed() {
     let mut fleet = Fleet::replicated(&[("a", "eu"), ("b", "eu"), ("c", "us"), ("d", "eu")]);
     fleet.endpoints[3].state = EndpointState::Lost;
     let table = fleet.compile(None);

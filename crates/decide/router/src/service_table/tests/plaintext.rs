@@ -28,7 +28,7 @@ fn connects(target: &EndpointTarget, has_identity: bool) -> &'static str {
 }
 
 #[test]
-fn trust_domain_and_policy_determine_plaintext_use() {
+fn trust_domain_and_policy_decide_whether_plaintext_is_allowed() {
     // The three modes: no trust domain, permissive, and strict.
     let modes = [
         ("none", false, MtlsMode::Strict),
@@ -87,7 +87,7 @@ fn plaintext_endpoint_gets_no_call_in_strict_mesh() {
 }
 
 #[test]
-fn refused_endpoint_replaces_no_other_instance() {
+fn endpoint_refused_for_plaintext_replaces_no_same_named_instance() {
     let mut fleet = attacked(ServiceKind::Replicated);
     fleet.endpoints[1].state = EndpointState::Draining;
     fleet.endpoints[0] = Endpoint { instance: fleet.endpoints[1].instance.clone(), ..endpoint("x", "us") };
@@ -98,7 +98,7 @@ fn refused_endpoint_replaces_no_other_instance() {
 }
 
 #[test]
-fn refused_endpoints_do_not_weaken_verdicts_on_others() {
+fn endpoints_refused_for_plaintext_do_not_weaken_verdicts_on_others() {
     let mut fleet = attacked(ServiceKind::Replicated);
     fleet.endpoints.extend([endpoint("second", "eu"), endpoint("third", "eu")]);
     fleet.endpoints.push(Endpoint { mtls: true, ..endpoint("other", "eu") });
@@ -124,7 +124,7 @@ fn endpoint_must_prove_identity_declared_by_its_service() {
 }
 
 #[test]
-fn explanation_gives_reason_for_skipping_plaintext_endpoint() {
+fn explain_gives_reason_for_skipping_plaintext_endpoint() {
     let table = attacked(ServiceKind::Replicated).compile(None);
     let explained = table.explain_pick(&PickParams::default(), 0, 1);
     let why = explained.steps.iter().find(|step| step.title == "security").unwrap();

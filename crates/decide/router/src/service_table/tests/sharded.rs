@@ -69,7 +69,7 @@ fn holders(table: &ServiceTable, key: u128, role: Option<&str>) -> Result<BTreeS
 use ReplicaState::{Serving, Starting, Stopping};
 
 #[test]
-fn call_goes_to_copy_of_keys_shard_with_requested_role() {
+fn keyed_call_goes_to_shard_copy_with_requested_role() {
     let copies =
         [(5, "a", "primary", Serving), (5, "b", "secondary", Serving), (5, "c", "secondary", Serving)];
     let table = fleet(&[("a", "eu"), ("b", "eu"), ("c", "eu")], &copies).compile(None);
@@ -81,7 +81,7 @@ fn call_goes_to_copy_of_keys_shard_with_requested_role() {
 }
 
 #[test]
-fn nearest_copy_with_role_is_used() {
+fn nearest_shard_copy_with_requested_role_is_used() {
     let copies =
         [(5, "a", "secondary", Serving), (5, "b", "secondary", Serving), (5, "c", "primary", Serving)];
     let table = fleet(&[("a", "eu"), ("b", "us"), ("c", "asia")], &copies).compile(None);
@@ -90,7 +90,7 @@ fn nearest_copy_with_role_is_used() {
 }
 
 #[test]
-fn picks_follow_move_of_shard_copy_by_copy() {
+fn picks_follow_states_of_shard_copies_during_move() {
     let endpoints = [("x", "eu"), ("y", "eu")];
     let at = |x: Option<ReplicaState>, y: Option<ReplicaState>| {
         let copies: Vec<_> = [("x", x), ("y", y)]
@@ -106,7 +106,7 @@ fn picks_follow_move_of_shard_copy_by_copy() {
 }
 
 #[test]
-fn pick_errors_name_their_cause() {
+fn shard_pick_errors_name_their_cause() {
     let table =
         fleet(&[("a", "eu")], &[(5, "a", "primary", Serving), (4, "gone", "primary", Serving)]).compile(None);
     let interval = KeyRange::new(ShardKey(0), Some(ShardKey(900))).unwrap();
@@ -140,7 +140,7 @@ fn endpoint_changes_reuse_compiled_shard_map() {
 }
 
 #[test]
-fn client_uses_subset_if_shard_has_very_many_copies() {
+fn client_uses_subset_of_copies_if_shard_has_very_many() {
     let names: Vec<String> = (0..200).map(|i| format!("i{i}")).collect();
     let endpoints: Vec<_> = names.iter().map(|name| (name.as_str(), "eu")).collect();
     let copies: Vec<_> = names.iter().map(|name| (5, name.as_str(), "cache", Serving)).collect();

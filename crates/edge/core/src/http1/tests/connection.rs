@@ -74,7 +74,7 @@ async fn read_until(far: &mut DuplexStream, until: &str) -> String {
 }
 
 #[tokio::test]
-async fn pipelined_requests_get_responses_in_order() {
+async fn pipelined_http1_requests_get_responses_in_order() {
     let (near, mut far) = ends(1 << 16);
     let served = serve_echo(near, Arc::default());
     far.write_all(
@@ -94,7 +94,7 @@ async fn pipelined_requests_get_responses_in_order() {
 }
 
 #[tokio::test]
-async fn client_gets_100_continue_once_body_is_read() {
+async fn client_gets_100_continue_once_service_reads_body() {
     let (near, mut far) = ends(1 << 16);
     let served = serve_echo(near, Arc::default());
     far.write_all(b"PUT /a HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\n").await.unwrap();
@@ -106,7 +106,7 @@ async fn client_gets_100_continue_once_body_is_read() {
 }
 
 #[tokio::test]
-async fn unread_body_gets_no_100_continue_and_ends_connection() {
+async fn unread_expected_body_gets_no_100_continue_and_ends_connection() {
     let (near, mut far) = ends(1 << 16);
     let refuse = async |_: Request<IncomingBody<ReadHalf<DuplexStream>>>| Response::new(Full::from("no"));
     let served = tokio::spawn(async move {
@@ -126,7 +126,7 @@ async fn unread_body_gets_no_100_continue_and_ends_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn silent_and_slow_clients_time_out() {
+async fn silent_and_slow_http1_clients_time_out() {
     for (beginning, is_request) in
         [("", false), ("GET / HTTP/1.1\r\nhost", false), ("GET /1 HTTP/1.1\r\n\r\n", true)]
     {
@@ -148,7 +148,7 @@ async fn silent_and_slow_clients_time_out() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn headers_sent_byte_by_byte_time_out_like_silent_clients() {
+async fn request_headers_sent_byte_by_byte_time_out() {
     let (near, mut far) = ends(1 << 16);
     let served = serve_echo(near, Arc::default());
     let begun = Instant::now();
@@ -162,7 +162,7 @@ async fn headers_sent_byte_by_byte_time_out_like_silent_clients() {
 }
 
 #[tokio::test]
-async fn call_ends_when_client_disconnects() {
+async fn http1_call_ends_when_client_disconnects() {
     let (near, mut far) = ends(1 << 16);
     let begun = Arc::new(Notify::new());
     let signal = Arc::clone(&begun);
@@ -183,7 +183,7 @@ async fn call_ends_when_client_disconnects() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn client_that_does_not_read_takes_little_memory_and_times_out() {
+async fn client_that_does_not_read_uses_little_memory_and_times_out() {
     let (near, mut far) = ends(4096);
     let taken = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&taken);
@@ -221,7 +221,7 @@ async fn shutdown_ends_connection_after_response_or_idle_grace() {
 }
 
 #[tokio::test]
-async fn http2_connection_is_handed_over_with_its_first_bytes() {
+async fn http2_connection_is_detected_and_handed_over_with_its_first_bytes() {
     let pending_upgrade = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0";
     let (near, mut far) = ends(1 << 16);
     let served = serve_echo(near, Arc::default());
@@ -254,7 +254,7 @@ async fn upload_after_early_response_is_discarded_within_limits() {
 }
 
 #[tokio::test]
-async fn closing_response_leaves_pipelined_requests_unread() {
+async fn response_with_connection_close_leaves_pipelined_requests_unread() {
     let (near, mut far) = ends(1 << 16);
     let handled = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&handled);
@@ -389,7 +389,7 @@ async fn nearly_complete_large_request_waits_briefly_for_its_rest() {
 }
 
 #[tokio::test]
-async fn request_after_discarded_body_is_parsed() {
+async fn pipelined_request_after_discarded_body_is_served() {
     let (near, mut far) = ends(1 << 18);
     let responses = Arc::<Passes>::default();
     let served = serve_passing(near, Arc::clone(&responses));
@@ -424,7 +424,7 @@ async fn request_after_discarded_body_is_parsed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fast_path_leaves_idle_timeout_and_parser_unchanged() {
+async fn fast_path_keeps_idle_timeout_and_parser_state() {
     let get = b"GET /a HTTP/1.1\r\nhost: a.b\r\n\r\n";
     let (near, mut far) = ends(1 << 16);
     let served = serve_passing(near, Arc::default());
@@ -463,7 +463,7 @@ impl AsyncRead for Logged {
 }
 
 #[tokio::test]
-async fn simultaneous_requests_are_all_read_before_first_response() {
+async fn simultaneous_requests_are_read_from_all_connections_before_responding() {
     let log = Log::default();
     let mut connections = Vec::new();
     for name in ["a", "b"] {

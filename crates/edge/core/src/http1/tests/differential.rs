@@ -371,7 +371,7 @@ async fn compare(pieces: Vec<Vec<u8>>) -> Outcome {
 }
 
 #[tokio::test]
-async fn responses_to_random_requests_equal_hyper() {
+async fn random_requests_get_same_responses_as_hyper() {
     let (mut served, mut refused) = (0, 0);
     for seed in 0..4_000 {
         let ours = compare(draw(seed)).await;
@@ -382,7 +382,7 @@ async fn responses_to_random_requests_equal_hyper() {
 }
 
 #[tokio::test]
-async fn responses_to_long_bodies_equal_hyper() {
+async fn long_request_bodies_get_same_responses_as_hyper() {
     let mut served = 0;
     for seed in 0..400 {
         served += compare(draw_long(seed)).await.requests.len();
@@ -391,7 +391,7 @@ async fn responses_to_long_bodies_equal_hyper() {
 }
 
 #[tokio::test]
-async fn request_split_into_pieces_gives_same_outcome() {
+async fn request_split_into_pieces_gets_same_response() {
     let scripts: [&[u8]; 4] = [
         b"POST /a HTTP/1.1\r\nhost: cart.shop\r\nContent-Length: 3\r\n\r\nteaGET /chunked HTTP/1.1\r\nhost: a.b\r\n\r\n",
         b"PUT /trailers HTTP/1.1\r\nhost: a.b\r\nte: trailers\r\ntransfer-encoding: chunked\r\n\r\n3;x\r\ntea\r\n0\r\na: 1\r\n\r\nHEAD / HTTP/1.0\r\n\r\n",
@@ -407,7 +407,7 @@ async fn request_split_into_pieces_gives_same_outcome() {
 }
 
 #[tokio::test]
-async fn comparison_with_hyper_detects_injected_bugs() {
+async fn comparison_with_hyper_detects_injected_http1_bugs() {
     for mutation in MUTATIONS {
         let mut found = 0;
         for seed in 0..200 {

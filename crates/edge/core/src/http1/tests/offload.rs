@@ -75,7 +75,7 @@ async fn received(sender: Sender, sent: &[u8]) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn returned_request_precedes_bytes_read() {
+async fn request_returned_by_kernel_is_served_before_bytes_in_socket() {
     let returned = Some(&b"GET /returned HTTP/1.1\r\nhost: a\r\n\r\n"[..]);
     let sender = Sender { returned, ..Sender::default() };
     let text = received(sender, b"GET /read HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await;
@@ -84,7 +84,7 @@ async fn returned_request_precedes_bytes_read() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn idle_connection_stays_open_until_sender_allows_close() {
+async fn connection_idle_timeout_counts_from_last_kernel_request() {
     for used_after in [None, Some(IDLE_TIMEOUT / 2)] {
         let began = Instant::now();
         let last_completed = used_after.map(|after| began + after);

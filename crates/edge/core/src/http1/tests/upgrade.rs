@@ -81,7 +81,7 @@ async fn switch(text: &str, shutdown: Arc<Shutdown>) -> (String, Bytes) {
 }
 
 #[tokio::test]
-async fn connection_is_handed_over_after_upgrade() {
+async fn upgraded_connection_is_handed_over_with_bytes_already_read() {
     let post = "POST /101 HTTP/1.1\r\nconnection: upgrade\r\nupgrade: x\r\ncontent-length: 3\r\n\r\ntea\x01";
     for text in [&format!("{WEBSOCKET}\x01"), post] {
         let (told, read) = switch(text, Arc::default()).await;
@@ -101,7 +101,7 @@ async fn connect_response_has_no_body_and_no_length() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn client_may_send_everything_before_tunnel_starts() {
+async fn data_sent_before_tunnel_starts_is_delivered() {
     let (served, mut far) = begin(Arc::default());
     far.write_all(b"CONNECT late:1 HTTP/1.1\r\n\r\nhello").await.unwrap();
     far.shutdown().await.unwrap();
@@ -117,14 +117,14 @@ async fn client_may_send_everything_before_tunnel_starts() {
 }
 
 #[tokio::test]
-async fn data_for_refused_tunnel_is_not_parsed_as_request() {
+async fn data_after_refused_connect_is_not_parsed_as_request() {
     let told = say("CONNECT 403:3 HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\nhost: pay.shop\r\n\r\n").await;
     assert!(told.starts_with("HTTP/1.1 403 ") && told.contains("connection: close\r\n"), "{told}");
     assert!(told.ends_with("\r\n\r\nxxx") && told.matches("HTTP/1.1").count() == 1, "{told}");
 }
 
 #[tokio::test]
-async fn upgrades_work_during_shutdown() {
+async fn http_upgrades_work_during_shutdown() {
     let shutdown = Arc::<Shutdown>::default();
     shutdown.start(Duration::from_secs(60));
     let (told, _) = switch(WEBSOCKET, shutdown).await;
@@ -165,7 +165,7 @@ async fn unrequested_upgrade_by_server_is_bad_gateway() {
 }
 
 #[tokio::test]
-async fn upgraded_connection_is_delivered_to_one_receiver() {
+async fn upgraded_connection_is_delivered_to_only_one_receiver() {
     let offer = || {
         let mut extensions = Extensions::new();
         let pending_upgrade = OnUpgrade::offer(&mut extensions);

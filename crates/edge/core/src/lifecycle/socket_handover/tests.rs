@@ -15,7 +15,7 @@ async fn listeners(count: usize) -> Vec<TcpListener> {
 }
 
 #[tokio::test]
-async fn successor_gets_all_sockets_and_predecessor_serves_until_successor_reports() {
+async fn new_proxy_gets_all_sockets_and_old_one_serves_until_it_is_ready() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("made/proxy.sock");
     assert!(Predecessor::find(&path).await.unwrap().is_none());
@@ -49,7 +49,7 @@ async fn successor_gets_all_sockets_and_predecessor_serves_until_successor_repor
 }
 
 #[tokio::test]
-async fn invalid_peer_changes_nothing_and_regular_file_is_not_replaced() {
+async fn invalid_handover_peer_is_refused_and_regular_file_not_replaced() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("proxy.sock");
     let ours = listeners(1).await;
@@ -77,7 +77,7 @@ async fn invalid_peer_changes_nothing_and_regular_file_is_not_replaced() {
 }
 
 #[tokio::test]
-async fn socket_of_dead_proxy_is_replaced() {
+async fn handover_socket_of_dead_proxy_is_replaced() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("proxy.sock");
     drop(Handover::open(&path, Inherited::default(), &[]).unwrap());

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_escaped_in_both_formats() {
+    fn access_log_escapes_paths_in_both_formats() {
         let text = entry().to_string();
         let expected = r#"1970-01-01T00:00:01.500Z shop/cart GET "/a\n\u{1b}[31m\"" 503 2.2 ms 0 B from 127.0.0.1:1 (no_endpoints)"#;
         assert_eq!(text, expected);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn line_contains_server_and_outcome() {
+    fn access_log_entry_contains_server_and_outcome() {
         let entry = AccessLogEntry {
             fault: None,
             status: 200,

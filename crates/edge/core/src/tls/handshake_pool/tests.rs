@@ -85,7 +85,7 @@ fn client() -> TlsConnector {
 }
 
 #[tokio::test]
-async fn event_loop_never_signs_even_after_second_client_hello() {
+async fn event_loop_makes_no_tls_signature_even_after_second_client_hello() {
     let (pool, refused) = (HandshakePool::new(Duration::from_secs(10)), AtomicU64::new(0));
     for (kx_groups, kind) in
         [(vec![X25519], HandshakeKind::Full), (vec![SECP256R1], HandshakeKind::FullWithHelloRetryRequest)]
@@ -104,7 +104,7 @@ async fn event_loop_never_signs_even_after_second_client_hello() {
 }
 
 #[tokio::test]
-async fn handshakes_block_only_pool_threads_and_are_refused_when_all_are_busy() {
+async fn tls_handshakes_block_only_pool_threads_and_are_refused_if_all_busy() {
     let (pool, refused) = (HandshakePool::new(Duration::from_millis(20)), AtomicU64::new(0));
     let (sign, signs) = mpsc::channel::<()>();
     let signs = Mutex::new(signs);

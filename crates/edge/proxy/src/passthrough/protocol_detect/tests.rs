@@ -46,7 +46,7 @@ fn http_is_detected_as_soon_as_bytes_suffice() {
 }
 
 #[test]
-fn headers_over_peek_limit_are_another_protocol() {
+fn headers_over_peek_limit_are_not_detected_as_http() {
     let mut parts = b"GET / HTTP/1.1\r\n".to_vec();
     for number in 0..100 {
         parts.extend(format!("x-{number}: {}\r\n", "y".repeat(700)).into_bytes());
@@ -99,7 +99,7 @@ async fn detect_with(captured: &TcpStream, server: &TcpListener, time_limit: Dur
 }
 
 #[tokio::test]
-async fn headers_sent_in_pieces_are_detected_and_not_consumed() {
+async fn http_headers_sent_in_pieces_are_detected_and_not_consumed() {
     let (mut client, mut captured, server) = between().await;
     let pieces = async {
         for piece in ["GET / HT", "TP/1.1\r\nhost: cart", ".shop\r\n\r\n"] {
@@ -144,7 +144,7 @@ async fn non_http_client_is_connected_without_delay() {
 }
 
 #[tokio::test]
-async fn detection_ends_at_time_limit_if_both_sides_are_silent() {
+async fn protocol_detection_times_out_if_both_sides_are_silent() {
     let (_program, captured, server) = between().await;
     let meant = server.local_addr().unwrap();
     drop(server);

@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn report_keeps_planned_services_before_watched_ones() {
+    fn full_call_report_prefers_planned_services_to_watched_ones() {
         let row = |service: String| {
             let path = CallPath {
                 service: ServiceName::new(service).unwrap(),

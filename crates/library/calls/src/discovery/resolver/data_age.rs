@@ -90,7 +90,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn data_age_is_that_of_oldest_data_and_grows_until_agent_has_source() {
+    fn data_age_is_that_of_oldest_data_and_grows_while_agent_has_no_source() {
         let (mut age, start) = (DataAge::default(), Instant::now());
         age.arrived(Duration::ZERO, start);
         assert_eq!(age.at(start + SECOND), None);
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn age_of_new_connection_applies_once_it_delivers_data() {
+    fn data_age_of_new_connection_applies_once_it_delivers_data() {
         let (mut age, start) = (DataAge::default(), Instant::now());
         age.add_unrefreshed(10 * SECOND, start);
         age.disconnected(start + SECOND);
@@ -130,7 +130,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn coalesced_age_changes_have_combined_effect(
+        fn coalesced_data_age_changes_equal_sequential_ones(
             before in prop::collection::vec(change(), 0..4),
             changes in prop::collection::vec(change(), 0..20),
         ) {

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn updates_arriving_while_worker_waits_are_merged() {
+    async fn record_updates_arriving_while_resolver_waits_are_merged() {
         let queue = Queue::default();
         for number in 1..=1_000 {
             let key: Arc<str> = format!("/t/shop/services/s{}", number % 7).into();
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn age_report_survives_old_snapshot_when_more_data_arrives() {
+    fn data_age_event_keeps_its_order_when_later_updates_are_merged() {
         let (queue, prefix) = (Queue::default(), Prefix::topology());
         queue.push(arrived(1, &prefix, 10));
         queue.push(Event::Age(AgeChange::Reported(Duration::ZERO)));
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn refusal_stays_until_its_prefix_arrives() {
+    fn prefix_refusal_stays_queued_until_data_of_its_prefix_arrives() {
         let queue = Queue::default();
         let [arrives, stays] =
             ["/t/shop/services/a", "/t/shop/services/b"].map(|text| Prefix::new(text).unwrap());

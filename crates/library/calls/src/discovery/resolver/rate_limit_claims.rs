@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn first_quota_claim_includes_demand_since_limit_began() {
+    async fn first_quota_claim_includes_demand_since_rate_limit_began() {
         let mut claims = Claims { caller: 1, known: HashMap::new() };
         let mut rate = |limits: &[(LimitName, Arc<TokenBucket>)], checked, new| {
             assert_eq!(claims.note(limits, checked), new);

@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn only_distances_from_callers_region_recompile_services() {
+    fn only_changed_distances_from_callers_region_recompile_services() {
         let location = Some(Location::in_region(region("eu")));
         let (regions, round_trips, hosts) = Default::default();
         let mut topology = Topology {

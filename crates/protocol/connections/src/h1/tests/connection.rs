@@ -105,7 +105,7 @@ async fn request_is_written_with_its_body_length_and_response_is_read() {
 }
 
 #[tokio::test]
-async fn body_of_unknown_length_is_sent_chunked_with_trailers() {
+async fn request_body_of_unknown_length_is_sent_chunked_with_trailers() {
     let (connection, mut server) = connected(1 << 16);
     let (frames, request) = upload(&[]).await;
     let mut pending = Some(request);
@@ -128,7 +128,7 @@ async fn body_of_unknown_length_is_sent_chunked_with_trailers() {
 }
 
 #[tokio::test]
-async fn body_that_differs_from_declared_length_fails() {
+async fn request_body_that_differs_from_declared_length_fails() {
     for (said, text) in [("5", "tea"), ("2", "tea")] {
         let (connection, server) = connected(1 << 16);
         let (frames, body) = upload(&[]).await;
@@ -148,7 +148,7 @@ async fn body_that_differs_from_declared_length_fails() {
 }
 
 #[tokio::test]
-async fn unsent_request_stays_pending() {
+async fn request_that_was_not_sent_stays_available_for_retry() {
     let (connection, server) = connected(1 << 16);
     drop(server);
     let mut pending = Some(request(&Method::POST, &[], "tea"));
@@ -165,7 +165,7 @@ async fn unsent_request_stays_pending() {
 }
 
 #[tokio::test]
-async fn body_is_sent_completely_at_any_write_size() {
+async fn request_body_is_sent_completely_at_any_write_size() {
     for size in [1, 4095, 4096, 4097, 70_000] {
         for room in [7, 4096, 1 << 20] {
             let (connection, mut server) = connected(room);
@@ -187,7 +187,7 @@ async fn body_is_sent_completely_at_any_write_size() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn exchange_times_out_and_reports_whether_it_was_sent() {
+async fn http1_exchange_times_out_and_reports_whether_request_was_sent() {
     for (room, unsent) in [(1 << 16, false), (1, true)] {
         let (mut near, _server) = duplex(room);
         near.write_all(b"x").await.unwrap();
@@ -202,7 +202,7 @@ async fn exchange_times_out_and_reports_whether_it_was_sent() {
 }
 
 #[tokio::test]
-async fn partly_sent_request_counts_as_possibly_processed() {
+async fn partly_sent_request_fails_as_possibly_processed() {
     for (said, refused) in [("", false), ("HTTP/1.1 2", false), ("SMTP", true)] {
         let (connection, mut server) = connected(1 << 16);
         let mut pending = Some(request(&Method::POST, &[], "tea"));
@@ -216,7 +216,7 @@ async fn partly_sent_request_counts_as_possibly_processed() {
 }
 
 #[tokio::test]
-async fn early_response_is_returned_during_upload() {
+async fn early_response_is_returned_during_request_upload() {
     let (connection, mut server) = connected(1 << 16);
     let (frames, request) = upload(&[]).await;
     let mut pending = Some(request);
@@ -236,7 +236,7 @@ async fn early_response_is_returned_during_upload() {
 }
 
 #[tokio::test]
-async fn dropping_response_cancels_upload() {
+async fn dropping_response_cancels_request_upload() {
     let (connection, mut server) = connected(1 << 16);
     let (frames, request) = upload(&[]).await;
     let mut pending = Some(request);
@@ -300,7 +300,7 @@ async fn used(response: &'static [u8]) -> (ResponseBody, TcpStream) {
 }
 
 #[tokio::test]
-async fn idle_connection_is_reusable_until_bytes_arrive() {
+async fn idle_connection_is_reusable_until_unexpected_bytes_arrive() {
     for said in ["", "HTTP/1.1 408 Request Timeout\r\n\r\n"] {
         let (mut body, mut server) = used(RESPONSE).await;
         let connection = body.connection().unwrap();

@@ -233,7 +233,7 @@ async fn h1_client_parses_responses_like_hyper() {
 }
 
 #[tokio::test]
-async fn comparison_detects_parser_that_stops_one_byte_early() {
+async fn comparison_with_hyper_detects_parser_that_stops_one_byte_early() {
     let mut found = 0;
     for seed in 0..100 {
         let (method, pieces) = draw(seed);

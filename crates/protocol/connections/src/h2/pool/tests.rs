@@ -63,7 +63,7 @@ async fn in_time<T>(work: impl Future<Output = T>) -> T {
 }
 
 #[tokio::test(start_paused = true)]
-async fn freeing_several_streams_at_once_wakes_every_waiting_call() {
+async fn freeing_several_streams_at_once_wakes_as_many_waiting_calls() {
     let pool = Arc::new(Pool::default());
     let (shared, _server) = connected(&pool, &allows(2)).await;
     let calls = [begin(&shared), begin(&shared)];
@@ -82,7 +82,7 @@ async fn freeing_several_streams_at_once_wakes_every_waiting_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn raised_stream_limit_reaches_all_waiting_calls() {
+async fn raised_http2_stream_limit_reaches_all_waiting_calls() {
     let pool = Arc::new(Pool::default());
     let (shared, mut server) = connected(&pool, &allows(2)).await;
     let [first, _second] = [begin(&shared), begin(&shared)];
@@ -100,7 +100,7 @@ async fn raised_stream_limit_reaches_all_waiting_calls() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn request_without_free_stream_stays_pending() {
+async fn request_without_free_http2_stream_stays_available_for_retry() {
     let pool = Pool::default();
     let (shared, server) = connected(&pool, &allows(1)).await;
     let _first = begin(&shared);
@@ -118,7 +118,7 @@ async fn request_without_free_stream_stays_pending() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn response_may_be_body_of_another_call_on_its_connection() {
+async fn response_body_may_be_request_body_of_another_call_on_same_connection() {
     let pool = Pool::default();
     let (shared, mut server) = connected(&pool, &allows(2)).await;
     let mut pending = request(RequestBody::empty());
@@ -149,7 +149,7 @@ async fn stalled_upload(held: &Arc<SharedConnection>, server: &mut DuplexStream)
 }
 
 #[tokio::test(start_paused = true)]
-async fn window_opened_by_single_bytes_counts_as_shut() {
+async fn connection_window_opened_by_single_bytes_counts_as_stalled() {
     let pool = Pool::default();
     let (held, mut server) = connected(&pool, &allows(100)).await;
     let _upload = stalled_upload(&held, &mut server).await;
@@ -169,7 +169,7 @@ async fn window_opened_by_single_bytes_counts_as_shut() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn window_opened_steadily_in_small_steps_counts_as_open() {
+async fn connection_window_opened_steadily_in_small_steps_counts_as_open() {
     let pool = Pool::default();
     let (held, mut server) = connected(&pool, &allows(100)).await;
     let _upload = stalled_upload(&held, &mut server).await;
@@ -189,7 +189,7 @@ async fn window_opened_steadily_in_small_steps_counts_as_open() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn held_back_connection_accepts_only_requests_without_body() {
+async fn connection_with_stalled_window_accepts_only_requests_without_body() {
     let pool = Pool::default();
     let (held, mut server) = connected(&pool, &allows(100)).await;
     let _upload = stalled_upload(&held, &mut server).await;
@@ -201,7 +201,7 @@ async fn held_back_connection_accepts_only_requests_without_body() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_avoid_connection_whose_window_stays_shut() {
+async fn calls_avoid_connection_whose_window_stays_stalled() {
     let pool = Pool::default();
     let (held, mut server) = connected(&pool, &allows(100)).await;
     let _upload = stalled_upload(&held, &mut server).await;

@@ -237,7 +237,7 @@ fn compare(seeds: u64) -> (usize, usize) {
 }
 
 #[test]
-fn only_valid_hosts_and_paths_are_borrowed() {
+fn fast_parser_accepts_only_valid_hosts_and_paths() {
     let is_borrowed = |target: &str, host: &str| {
         let text = format!("GET {target} HTTP/1.1\r\nhost: {host}\r\n\r\n");
         let mut storage = header_storage();
@@ -260,14 +260,14 @@ fn only_valid_hosts_and_paths_are_borrowed() {
 }
 
 #[test]
-fn borrowed_messages_agree_with_complete_parsers() {
+fn fast_parser_agrees_with_complete_parsers() {
     let (borrowed, wrong) = compare(40_000);
     assert_eq!(wrong, 0);
     assert!(borrowed > 10_000, "{borrowed} of 80000 were plain");
 }
 
 #[test]
-fn comparison_detects_every_mutant_of_borrowed_parser() {
+fn comparison_detects_every_mutant_of_fast_parser() {
     for mutant in MUTANTS {
         ACTIVE_MUTANT.set(Some(mutant));
         let (_, wrong) = compare(12_000);
@@ -277,7 +277,7 @@ fn comparison_detects_every_mutant_of_borrowed_parser() {
 }
 
 #[test]
-fn common_messages_are_borrowed() {
+fn fast_parser_accepts_common_messages() {
     let request = b"POST /a?b=c HTTP/1.1\r\nHost: cart.shop\r\nConnection: keep-alive\r\nUser-Agent: x\r\nContent-Length: 3\r\n\r\nteaGET";
     let mut storage = header_storage();
     let borrowed = BorrowedRequest::read(request, &mut storage, is_reserved).unwrap();
@@ -298,7 +298,7 @@ fn common_messages_are_borrowed() {
 }
 
 #[test]
-fn long_and_incomplete_messages_are_not_borrowed() {
+fn fast_parser_leaves_long_and_incomplete_messages_to_complete_parser() {
     let long = |size: usize| {
         format!("POST / HTTP/1.1\r\nhost: a\r\ncontent-length: {size}\r\n\r\n{}", "t".repeat(size))
     };

@@ -37,7 +37,7 @@ fn request_body_ends_where_its_headers_declare() {
 }
 
 #[test]
-fn ambiguous_requests_are_rejected() {
+fn requests_with_ambiguous_framing_are_rejected() {
     let with = |fields: &str| format!("POST / HTTP/1.1\r\n{fields}\r\n\r\n3\r\ntea\r\n0\r\n\r\n");
     for (text, status) in [
         (with("content-length: 3\r\ntransfer-encoding: chunked"), 400),
@@ -71,7 +71,7 @@ fn ambiguous_requests_are_rejected() {
 }
 
 #[test]
-fn http2_preface_is_not_consumed() {
+fn http1_parser_does_not_consume_http2_preface() {
     let text = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nx";
     let mut input = BytesMut::from(text);
     assert_eq!(RequestReader::default().read(&mut input).unwrap_err(), RequestError::Http2);
@@ -83,7 +83,7 @@ fn http2_preface_is_not_consumed() {
 }
 
 #[test]
-fn connect_and_upgrade_may_switch_protocols() {
+fn connect_and_upgrade_requests_may_switch_protocols() {
     let upgrade = |version, connection| {
         format!("GET / HTTP/1.{version}\r\nuPgrade: x\r\nconnection: {connection}\r\n\r\n")
     };

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exhausted_budget_affects_only_connections_beyond_their_share() {
+    fn exhausted_unread_byte_budget_affects_only_connections_over_share() {
         static SMALL: Budget = Budget { used: AtomicU64::new(0), max: 4 << 20 };
         let connection = || UnreadBytes { budget: &SMALL, bytes: 0 };
         let (mut large, mut small) = (connection(), connection());

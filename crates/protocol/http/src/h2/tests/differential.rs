@@ -314,7 +314,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
     #[test]
-    fn server_responds_like_hyper(scenario in any_scenarios()) {
+    fn http2_server_responds_like_hyper(scenario in any_scenarios()) {
         compare(&scenario, None)?;
     }
 }

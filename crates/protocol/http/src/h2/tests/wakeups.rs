@@ -71,7 +71,7 @@ impl Streams {
 }
 
 #[test]
-fn finished_stream_takes_no_wake_up_from_others() {
+fn finished_stream_takes_no_send_turn_from_waiting_streams() {
     let mut streams = Streams::begin(18);
     assert!(!streams.says(0, vec![b'x'; 100_000]), "more than is kept at once");
     for index in 1..18 {
@@ -86,7 +86,7 @@ fn finished_stream_takes_no_wake_up_from_others() {
 }
 
 #[test]
-fn empty_end_of_stream_is_sent_without_window() {
+fn empty_end_of_stream_is_sent_without_send_window() {
     let mut streams = Streams::begin(2);
     assert!(!streams.says(0, vec![b'x'; 100_000]));
     let context = Context::from_waker(Waker::noop());

@@ -34,7 +34,7 @@ impl Both {
 }
 
 #[test]
-fn repeated_fields_are_indexed() {
+fn repeated_header_fields_are_indexed() {
     let mut both = Both::new();
     let whole = 1 + 1 + "x-version".len() + 1 + "17".len();
     let lengths = [(); 4].map(|()| both.header(header("x-version", "17")));
@@ -49,7 +49,7 @@ fn repeated_fields_are_indexed() {
 }
 
 #[test]
-fn static_fields_are_indexed_at_once() {
+fn static_table_fields_are_sent_as_index_on_first_use() {
     let mut both = Both::new();
     let (out, fields) = both.block(|block| {
         block.method(&Method::GET);
@@ -76,7 +76,7 @@ fn static_fields_are_indexed_at_once() {
 }
 
 #[test]
-fn unique_fields_do_not_evict_repeated_ones() {
+fn unique_header_fields_do_not_evict_repeated_ones() {
     let mut both = Both::new();
     let repeated =
         ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"].map(|value| header("x-repeated", value));
@@ -101,7 +101,7 @@ fn unique_fields_do_not_evict_repeated_ones() {
 }
 
 #[test]
-fn secrets_stay_out_of_every_table() {
+fn secret_headers_are_never_indexed() {
     let mut both = Both::new();
     let mut key = HeaderValue::from_static("0123456789");
     key.set_sensitive(true);
@@ -136,7 +136,7 @@ fn secrets_stay_out_of_every_table() {
 }
 
 #[test]
-fn large_fields_are_not_indexed() {
+fn large_header_fields_are_not_indexed() {
     let mut both = Both::new();
     for (length, is_indexed) in [(1024 - 32 - 4, true), (1024 - 32 - 3, false)] {
         let value = HeaderValue::try_from("v".repeat(length)).unwrap();
@@ -146,7 +146,7 @@ fn large_fields_are_not_indexed() {
 }
 
 #[test]
-fn table_size_changes_are_announced_and_observed() {
+fn hpack_table_size_changes_are_announced_and_applied() {
     let mut both = Both::new();
     let announced = |both: &mut Both, limits: &[u32]| {
         for limit in limits {
@@ -174,7 +174,7 @@ fn table_size_changes_are_announced_and_observed() {
 }
 
 #[test]
-fn many_values_of_one_name_are_all_found() {
+fn many_values_of_one_header_name_are_all_found_in_table() {
     // The random key of the hash determines which fields share a set of slots. With some keys, a set overflows.
     let found = (0..8).any(|_| lengths_of_many_values() == vec![2; 30 * 37]);
     assert!(found, "with none of eight keys are all fields found");

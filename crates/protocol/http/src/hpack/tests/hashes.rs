@@ -18,7 +18,7 @@ fn overfull_sets(hasher: &FieldHasher, texts: &[String]) -> usize {
 }
 
 #[test]
-fn hashes_of_similar_texts_are_spread() {
+fn hashes_of_similar_header_texts_are_spread() {
     let random = |number: u64| FieldHasher::hash(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     for length in [1, 3, 4, 7, 8, 9, 15, 16, 17, 30, 40] {
         let texts: Vec<String> = (0..64).map(|number| format!("{number:0length$}")).collect();
@@ -30,7 +30,7 @@ fn hashes_of_similar_texts_are_spread() {
 }
 
 #[test]
-fn hash_depends_on_every_byte_and_length() {
+fn header_hash_depends_on_every_byte_and_length() {
     let hasher = FieldHasher::new();
     let texts = (0..100).flat_map(|length| {
         (0..=length).map(move |at| (0..length).map(|place| u8::from(place == at)).collect::<Vec<_>>())

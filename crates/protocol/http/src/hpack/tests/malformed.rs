@@ -9,7 +9,7 @@ fn why(block: &[u8]) -> &'static str {
 }
 
 #[test]
-fn indices_outside_table_are_refused() {
+fn hpack_indices_outside_table_are_refused() {
     assert_eq!(why(&hex("80")), "index 0");
     assert_eq!(why(&hex("be")), "an index beyond the tables");
     assert_eq!(why(&hex("7f00 00")), "an index beyond the tables");
@@ -18,7 +18,7 @@ fn indices_outside_table_are_refused() {
 }
 
 #[test]
-fn oversized_integers_are_refused() {
+fn oversized_hpack_integers_are_refused() {
     assert_eq!(why(&hex("ff80 8080 8010")), "an integer exceeds 32 bits");
     assert_eq!(why(&hex("ffff ffff ff7f")), "an integer exceeds 32 bits");
     assert_eq!(why(&hex("ff80 8080 8080 00")), "an integer has too many bytes");
@@ -29,7 +29,7 @@ fn oversized_integers_are_refused() {
 }
 
 #[test]
-fn truncated_header_block_is_refused() {
+fn truncated_hpack_header_block_is_refused() {
     assert_eq!(decode(&mut Decoder::default(), b""), Ok(vec![]));
     for short in ["ff", "ff80", "40", "4001", "400161", "0161"] {
         assert!(why(&hex(short)).starts_with("the block ends within a"), "{short}");
@@ -56,7 +56,7 @@ fn invalid_huffman_padding_is_refused() {
 }
 
 #[test]
-fn size_updates_must_come_first_and_within_limits() {
+fn hpack_size_update_after_field_or_beyond_limit_is_refused() {
     let mut decoder = Decoder::new(256);
     assert_eq!(decode(&mut decoder, &hex("20 3f e1 01 82")), Ok(vec![Field::Method(Method::GET)]));
     assert_eq!(decode(&mut decoder, &hex("20")), Ok(vec![]));
@@ -68,7 +68,7 @@ fn size_updates_must_come_first_and_within_limits() {
 }
 
 #[test]
-fn larger_table_is_used_after_its_size_update() {
+fn larger_hpack_table_is_used_after_its_size_update() {
     let mut decoder = Decoder::new(1 << 20);
     let entry = literal(b"name", &[b'a'; 4000]);
     for (announced, count) in [(&[][..], 1), (&hex("3fe1ff03"), 4)] {
@@ -79,7 +79,7 @@ fn larger_table_is_used_after_its_size_update() {
 }
 
 #[test]
-fn entry_that_is_too_large_empties_table() {
+fn hpack_entry_larger_than_table_empties_table() {
     let mut decoder = Decoder::new(100);
     decode(&mut decoder, &[literal(b"a", b"1"), literal(b"b", b"2")].concat()).unwrap();
     assert_eq!(decoder.table().sizes(), (vec![34, 34], true));
@@ -95,7 +95,7 @@ fn entry_that_is_too_large_empties_table() {
 }
 
 #[test]
-fn invalid_fields_only_fail_their_message() {
+fn invalid_header_fields_fail_only_their_message() {
     let mut decoder = Decoder::default();
     for (name, value, expected) in [
         ("Name", "value", "a header name is not in lower case"),
@@ -131,7 +131,7 @@ fn invalid_fields_only_fail_their_message() {
 }
 
 #[test]
-fn name_of_malformed_field_can_be_referenced() {
+fn name_of_malformed_header_field_can_be_referenced() {
     let mut decoder = Decoder::default();
     let mut refer = hex("7e");
     primitives::string(&mut refer, b"/good");
@@ -163,7 +163,7 @@ proptest! {
 
     /// Mostly complete fields, so that the table fills and most of what follows is valid.
     #[test]
-    fn arbitrary_fields_are_decoded_or_rejected(parts in prop::collection::vec(
+    fn arbitrary_hpack_fields_are_decoded_or_rejected(parts in prop::collection::vec(
         (any::<u8>(), "[ -~]{0,12}", "\\PC{0,40}", any::<bool>()), 1..60,
     )) {
         let mut decoder = Decoder::new(400);

@@ -77,7 +77,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
     #[test]
-    fn header_blocks_round_trip(heads in prop::collection::vec(head(), 1..50)) {
+    fn hpack_header_blocks_round_trip(heads in prop::collection::vec(head(), 1..50)) {
         let (mut encoder, mut decoder) = (Encoder::default(), Decoder::default());
         for head in heads {
             let map = map(&head);
@@ -94,7 +94,7 @@ proptest! {
 
 /// Inserts more entries than there are entry numbers, with a table that is always full.
 #[test]
-fn encoder_and_decoder_tables_stay_in_step() {
+fn hpack_encoder_and_decoder_tables_stay_equal() {
     let (mut encoder, mut decoder) = (Encoder::default(), Decoder::default());
     let name = HeaderName::from_static("x-name");
     for round in 0..26_000 {

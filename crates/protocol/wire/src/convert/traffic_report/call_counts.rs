@@ -266,12 +266,12 @@ mod tests {
     }
 
     #[test]
-    fn counts_round_trip() {
+    fn call_counts_round_trip_through_wire_form() {
         assert_eq!(message().take_counts(), Ok(Some((report(), 0))));
     }
 
     #[test]
-    fn counts_above_receiver_maximum_are_capped() {
+    fn call_counts_above_receiver_maximum_are_capped() {
         let mut report = report();
         let interval = &mut report.intervals[0];
         interval.calls.values_mut().for_each(|counts| *counts = CallCounts::from_values([u64::MAX; _]));
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn only_implausible_rows_are_left_out() {
+    fn only_implausible_call_count_rows_are_left_out() {
         let mut message = message();
         let interval = &mut message.counts.as_mut().unwrap().intervals[0];
         let (calls, denied) = (interval.calls[0].clone(), interval.denied[0].clone());
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn previous_release_reads_report_of_counts_as_empty() {
+    fn previous_release_reads_call_count_report_as_empty() {
         // The previous release does not know field 8 and drops it.
         let mut bytes = message().encode_to_vec();
         let at = bytes.iter().position(|byte| *byte == 0x42).unwrap();
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_count_rows_are_refused_with_path() {
+    fn invalid_call_count_rows_are_refused_with_field_path() {
         let refusal = |change: fn(&mut v1::CountedInterval)| {
             let mut message = message();
             change(&mut message.counts.as_mut().unwrap().intervals[0]);

@@ -33,7 +33,7 @@ async fn automatic_declaration_expires_after_its_last_endpoint() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn restart_expires_declarations_unless_operator_applied_them() {
+async fn automatic_declarations_expire_after_restart_but_applied_ones_stay() {
     for adopted in [false, true] {
         let test = TestRegistry::new();
         test.registry.register(&[endpoint("a")]).await.unwrap();

@@ -128,7 +128,7 @@ fn overloaded_server_gives_its_largest_fitting_shard_away() {
 }
 
 #[test]
-fn imbalance_below_threshold_causes_no_moves() {
+fn shard_load_imbalance_below_threshold_causes_no_moves() {
     let fleet = Fleet::new(&[1000, 1000], &[(60, &[0]), (60, &[0]), (80, &[1])]);
     assert_eq!(fleet.plan(&options()).moves, [], "120 of a fair share of 100");
     let strict = PlanOptions::new(110, 0, BTreeSet::new()).unwrap();
@@ -136,7 +136,7 @@ fn imbalance_below_threshold_causes_no_moves() {
 }
 
 #[test]
-fn server_with_more_capacity_may_hold_more_load() {
+fn server_with_more_capacity_may_hold_more_shard_load() {
     // The work is 400; s0 has twice the capacity of s1, so its fair share is 267.
     let shards: &[(Work, &[usize])] = &[(110, &[0]), (150, &[0]), (140, &[1])];
     let fleet = Fleet::new(&[2000, 1000], shards);
@@ -146,7 +146,7 @@ fn server_with_more_capacity_may_hold_more_load() {
 }
 
 #[test]
-fn hot_shard_gets_copies_only_in_replicable_roles() {
+fn hot_shard_gets_more_copies_only_in_replicable_roles() {
     // The work is 480, so 96 for each server. No server may have more than 120 or be filled beyond 107.
     let shards: &[(Work, &[usize])] = &[(400, &[0]), (20, &[1]), (20, &[2]), (20, &[3]), (20, &[4])];
     let fleet = Fleet::new(&[1000; 5], shards);
@@ -166,7 +166,7 @@ fn hot_shard_gets_copies_only_in_replicable_roles() {
 }
 
 #[test]
-fn unneeded_extra_copies_are_dropped() {
+fn unneeded_extra_shard_copies_are_dropped() {
     let shards: &[(Work, &[usize])] = &[(60, &[0, 1, 2]), (100, &[0]), (100, &[1]), (100, &[2])];
     let fleet = Fleet::new(&[1000; 3], shards);
     assert_eq!(fleet.plan(&options()).moves, [], "how many copies there are is the service's own affair");
@@ -182,7 +182,7 @@ fn unneeded_extra_copies_are_dropped() {
 }
 
 #[test]
-fn moved_copies_keep_servers_roles_and_zones_separate() {
+fn moved_shard_copies_respect_servers_roles_and_zones() {
     let shards: &[(Work, &[usize])] =
         &[(40, &[0, 1]), (20, &[0]), (20, &[0]), (20, &[0]), (20, &[0]), (0, &[1])];
     let mut fleet = Fleet::new(&[1000; 3], shards);
@@ -205,7 +205,7 @@ fn moved_copies_keep_servers_roles_and_zones_separate() {
 }
 
 #[test]
-fn moves_in_flight_are_untouched_and_counted() {
+fn shard_moves_in_progress_are_unchanged_and_counted() {
     let fleet = Fleet::new(&[1000; 2], &[(100, &[0]), (90, &[0]), (10, &[1])]);
     let moving = BTreeSet::from([ShardId(0)]);
     let input =
@@ -266,7 +266,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
-    fn plan_is_executable_within_budget_and_matches_its_forecast(fleet in fleets(), options in any_terms()) {
+    fn shard_balance_plan_is_executable_and_matches_its_forecast(fleet in fleets(), options in any_terms()) {
         let made = fleet.plan(&options);
         prop_assert!(made.moves.len() <= options.max_moves);
         // Every move is possible and leads to the forecast loads.
@@ -280,7 +280,7 @@ proptest! {
     }
 
     #[test]
-    fn plan_overloads_no_server(
+    fn shard_balance_plan_overloads_no_server(
         fleet in fleets(),
         options in any_terms(),
     ) {
@@ -295,7 +295,7 @@ proptest! {
     }
 
     #[test]
-    fn plan_of_balanced_fleet_is_empty(fleet in fleets(), options in any_terms()) {
+    fn shard_balance_plan_of_balanced_fleet_is_empty(fleet in fleets(), options in any_terms()) {
         let made = fleet.plan(&options);
         let again = fleet.after(&made.moves).plan(&options);
         if made.moves.len() < options.max_moves {
@@ -304,7 +304,7 @@ proptest! {
     }
 
     #[test]
-    fn no_moves_are_planned_without_overload(fleet in fleets(), threshold in 101u32..300) {
+    fn no_shard_moves_are_planned_without_overload(fleet in fleets(), threshold in 101u32..300) {
         let options = PlanOptions::new(threshold, 0, BTreeSet::new()).unwrap();
         let made = fleet.plan(&options);
         let is_overloaded = |s: &Forecast| s.before > percent(s.fair, threshold.into());

@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn encoded_values_sort_by_revision() {
+    fn stored_record_values_sort_by_revision() {
         for value in [&b""[..], b"\0", b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"] {
             let stored = encode_record(7, value);
             assert!(stored[..] > 7_u64.to_be_bytes()[..] && stored[..] < 8_u64.to_be_bytes()[..]);

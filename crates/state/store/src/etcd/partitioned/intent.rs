@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn intent_round_trips_and_truncated_one_is_refused() {
+    fn write_intent_round_trips_and_truncated_one_is_refused() {
         let ops = [vec![Op::put("/a", "1"), Op::delete("/b")], vec![Op::put("/c", "")]];
         let text = encode(&[(&1, &ops[0]), (&7, &ops[1])]);
         let all: Vec<_> = [1, 1, 7].into_iter().zip(ops.concat()).collect();

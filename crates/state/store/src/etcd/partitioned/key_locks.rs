@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn waiting_writer_holds_no_key_and_continues_when_all_are_free() {
+    async fn waiting_writer_locks_no_key_and_continues_when_all_are_free() {
         let keys: &KeyLocks = Box::leak(Box::default());
         let named = |names: &[&str]| names.iter().map(|&name| Arc::from(name)).collect::<Vec<_>>();
         let first = keys.lock(named(&["a", "a"])).await;

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn service_records_share_partition_and_others_stay_in_home() {
+    fn records_of_service_share_partition_and_others_stay_in_home_partition() {
         for key in [
             "/t/shop/services/cart",
             "/t/shop/endpoints/cart/eu/a",
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn partition_move_reassigns_only_its_scope() {
+    fn partition_move_reassigns_only_given_range_or_services() {
         let half = PartitionMap::home().with_move(&MoveScope::Range(1 << 63, None), 1, Some(part(7)));
         let quarter = half.with_move(&MoveScope::Range(1 << 62, Some(1 << 63)), 2, Some(part(8)));
         let owners = |map: &PartitionMap| {

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn commit_is_published_when_all_earlier_revisions_are_settled() {
+    async fn commit_is_published_once_all_earlier_revisions_are_settled() {
         let sequence = sequence();
         let due = Instant::now();
         let numbers = [
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_blocking_revision_is_skipped_and_then_rewritten() {
+    async fn only_overdue_revision_is_skipped_and_later_written_again() {
         let sequence = sequence();
         let due = Instant::now() + std::time::Duration::from_millis(100);
         let (slow, fast) = (sequence.allocate(1, due).await, sequence.allocate(0, due).await);

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn added_allow_and_removed_deny_rules_widen_access() {
+    fn apply_warns_of_added_allow_and_removed_deny_rules() {
         use DefaultAuthorization::{Allow, Deny};
         let [web, any, bad] =
             [rule("web", false, "shop/web"), rule("any", false, "*"), rule("bad", true, "x/y")];

@@ -217,7 +217,7 @@ impl Rig {
 }
 
 #[tokio::test(start_paused = true)]
-async fn idle_connections_are_checked_during_steady_stream_of_updates() {
+async fn idle_connections_are_checked_during_steady_record_updates() {
     let mut rig = rig();
     let subscription = rig.follow();
     rig.deliver();
@@ -305,7 +305,7 @@ async fn invalid_record_in_snapshot_leaves_previous_record_in_use() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn policy_stays_decoded_until_its_snapshot_is_published() {
+async fn decoded_policy_is_kept_until_service_snapshot_is_published() {
     let mut rig = rig();
     let _subscription = rig.follow();
     rig.deliver();
@@ -397,7 +397,7 @@ impl tracing::Subscriber for LineCounter {
 }
 
 #[tokio::test(start_paused = true)]
-async fn burst_of_refused_prefixes_logs_few_lines() {
+async fn burst_of_refused_prefixes_logs_few_lines_only() {
     let mut rig = rig();
     let _subscription = rig.follow();
     let lines = Arc::default();
@@ -412,7 +412,7 @@ async fn burst_of_refused_prefixes_logs_few_lines() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn location_without_agent_is_configured_then_stored_then_fallback() {
+async fn location_without_agent_is_configured_stored_or_fallback_in_order() {
     let cache = |rig: &Rig| Cache::open(rig.folder.path().join("cache")).unwrap();
     let mut rig = rig_at(None);
     cache(&rig).save_location(&here()).unwrap();
@@ -431,7 +431,7 @@ async fn location_without_agent_is_configured_then_stored_then_fallback() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn first_call_subscribes_in_one_step_to_usual_prefixes() {
+async fn first_call_subscribes_to_usual_prefixes_of_service_in_one_step() {
     let mut rig = rig();
     let subscription = rig.follow();
     let (service, policy) = (RecordKey::Service(name()), RecordKey::Policy(name()));

@@ -65,7 +65,7 @@ fn on_stream(mut frames: &mut [u8], stream: u32) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn violation_ends_connection_and_fails_its_calls() {
+async fn protocol_violation_ends_connection_and_fails_its_calls() {
     let ok = header_block(&[(":status", "200")]);
     let cases: [(&str, Vec<u8>, Reason); 13] = [
         ("HEADERS on an idle stream", response_headers(9, "200", &[], true), Reason::PROTOCOL_ERROR),
@@ -117,7 +117,7 @@ async fn violation_ends_connection_and_fails_its_calls() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn data_beyond_window_ends_connection() {
+async fn response_data_beyond_stream_window_resets_only_its_stream() {
     let mut server = Server::new().await;
     let called = server.get(1).await;
     server.send(&[response_headers(1, "200", &[], false), data_frames(1, (64 << 10) + 1)].concat()).await;
@@ -128,7 +128,7 @@ async fn data_beyond_window_ends_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn frames_without_progress_end_connection() {
+async fn server_frames_without_progress_end_connection() {
     let mut server = Server::new().await;
     server.send(&raw_frame(PING, 0, 0, [7; 8])).await;
     server.expect([Event::Pong(Bytes::from_static(&[7; 8]))]).await;

@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn small_request_is_sent_at_once() {
+async fn small_http2_request_is_sent_at_once() {
     let mut server = Server::new().await;
     let called = server.call(&Method::POST, whole("tea"));
     server.expect([head(1, "POST", false), data(1, "tea", true)]).await;
@@ -13,7 +13,7 @@ async fn small_request_is_sent_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn connect_has_only_authority() {
+async fn connect_request_has_only_authority_pseudo_header() {
     let mut server = Server::new().await;
     let _called = server.call(&Method::CONNECT, whole(""));
     let Event::Headers { fields, .. } = server.next_event().await else { panic!("no head") };
@@ -22,7 +22,7 @@ async fn connect_has_only_authority() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn body_pieces_are_sent_as_they_arrive_before_trailers() {
+async fn request_body_pieces_are_sent_as_they_arrive_before_trailers() {
     let mut server = Server::new().await;
     let (pieces, body) = streamed();
     let called = server.call(&Method::POST, body);
@@ -58,7 +58,7 @@ async fn request_body_uses_exactly_send_window() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn upload_continues_while_response_is_read() {
+async fn request_upload_continues_while_response_is_read() {
     let mut server = Server::new().await;
     let (pieces, body) = streamed();
     let called = server.call(&Method::POST, body);
@@ -78,7 +78,7 @@ async fn upload_continues_while_response_is_read() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failing_body_cancels_its_call() {
+async fn failing_request_body_cancels_its_call() {
     let mut server = Server::new().await;
     let (pieces, body) = streamed();
     let called = server.call(&Method::POST, body);
@@ -117,7 +117,7 @@ async fn response_is_returned_despite_failed_request_body() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn upload_stops_at_reset_after_response() {
+async fn upload_stops_at_stream_reset_after_response() {
     let mut server = Server::with(&[(INITIAL_WINDOW_SIZE, 0)]).await;
     let called = server.call(&Method::POST, whole("too much"));
     server.expect([head(1, "POST", false)]).await;
@@ -132,7 +132,7 @@ async fn upload_stops_at_reset_after_response() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn reset_before_response_fails_call() {
+async fn stream_reset_before_response_fails_call() {
     let mut server = Server::new().await;
     let called = server.get(1).await;
     server.send(&[response_headers(1, "200", &[], false), rst_stream(1, Reason::NO_ERROR)].concat()).await;
@@ -141,7 +141,7 @@ async fn reset_before_response_fails_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dropped_call_is_reset_and_its_late_frames_are_ignored() {
+async fn dropped_call_resets_its_stream_and_late_frames_are_ignored() {
     let mut server = Server::new().await;
     for n in 0..300 {
         let stream = 2 * n + 1;

@@ -7,7 +7,7 @@ fn trailers(stream: u32) -> Vec<u8> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn response_in_one_read_is_delivered_complete() {
+async fn http2_response_in_one_read_is_delivered_complete() {
     let mut server = Server::new().await;
     let called = server.get(1).await;
     let sent =
@@ -22,7 +22,7 @@ async fn response_in_one_read_is_delivered_complete() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn response_in_pieces_is_streamed() {
+async fn http2_response_in_pieces_is_streamed() {
     let mut server = Server::new().await;
     let called = server.get(1).await;
     server.send(&response_headers(1, "200", &[], false)).await;
@@ -39,7 +39,7 @@ async fn response_in_pieces_is_streamed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn informational_responses_are_skipped() {
+async fn http2_client_skips_informational_responses() {
     let mut server = Server::new().await;
     let called = server.get(1).await;
     let sent = ["100", "103"].map(|status| response_headers(1, status, &[("link", "x")], false)).concat();
@@ -64,7 +64,7 @@ async fn excess_informational_responses_fail_their_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn response_without_body_may_declare_length() {
+async fn response_without_body_may_have_content_length() {
     let mut server = Server::new().await;
     let called = server.call(&Method::HEAD, whole(""));
     server.expect([head(1, "HEAD", true)]).await;
@@ -77,7 +77,7 @@ async fn response_without_body_may_declare_length() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn long_response_gets_larger_window_without_stalling_others() {
+async fn long_response_gets_larger_window_without_stalling_other_responses() {
     let mut server = Server::new().await;
     let (long, other) = (server.get(1).await, server.get(3).await);
     server.send(&[response_headers(1, "200", &[], false), data_frames(1, 64 << 10)].concat()).await;
@@ -99,7 +99,7 @@ async fn long_response_gets_larger_window_without_stalling_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn data_before_reset_is_delivered() {
+async fn response_data_before_stream_reset_is_delivered() {
     let mut server = Server::new().await;
     let called = server.get(1).await;
     let sent = [

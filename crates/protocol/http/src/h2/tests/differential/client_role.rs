@@ -155,7 +155,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
     #[test]
-    fn client_behaves_like_h2_crate(scenario in any_scenarios(), limit in 1..30_u32) {
+    fn http2_client_behaves_like_h2_crate(scenario in any_scenarios(), limit in 1..30_u32) {
         compare(&scenario, limit, None)?;
     }
 }

@@ -16,7 +16,7 @@ async fn in_flight(client: &mut Client) -> (JoinHandle<bool>, oneshot::Sender<Bo
 }
 
 #[tokio::test(start_paused = true)]
-async fn client_disconnect_reaches_services() {
+async fn client_disconnect_fails_bodies_read_by_services() {
     let mut client = Client::new().await;
     let (reading, mut response, pieces) = in_flight(&mut client).await;
     client.ended().await.unwrap();
@@ -26,7 +26,7 @@ async fn client_disconnect_reaches_services() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn client_disconnect_within_frame_is_tolerated() {
+async fn client_disconnect_within_frame_fails_body_and_ends_connection() {
     for cut in [1, HEADER_LEN - 1, HEADER_LEN, HEADER_LEN + 3] {
         let mut client = Client::new().await;
         let (reading, mut response, _pieces) = in_flight(&mut client).await;
@@ -38,7 +38,7 @@ async fn client_disconnect_within_frame_is_tolerated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dropping_connection_fails_its_streams() {
+async fn dropping_server_connection_fails_its_streams() {
     let mut client = Client::new().await;
     let (reading, mut response, pieces) = in_flight(&mut client).await;
     client.serving.abort();
@@ -50,7 +50,7 @@ async fn dropping_connection_fails_its_streams() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn complete_body_stays_readable_after_connection_ends() {
+async fn complete_request_body_stays_readable_after_connection_ends() {
     let mut client = Client::new().await;
     let dispatched = client.request(&[post(1, &[]), raw_frame(DATA, END_STREAM, 1, "whole")].concat()).await;
     client.ended().await.unwrap();
@@ -58,7 +58,7 @@ async fn complete_body_stays_readable_after_connection_ends() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn silent_client_keeps_its_connection() {
+async fn silent_client_keeps_its_http2_connection() {
     let mut client = Client::ahead(&[]);
     client.next_event().await;
     client.next_event().await;

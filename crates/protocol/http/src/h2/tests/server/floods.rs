@@ -19,14 +19,14 @@ async fn hears_pongs(client: &mut Client, count: usize) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ping_is_acknowledged_with_its_payload() {
+async fn ping_frame_is_acknowledged_with_its_payload() {
     let mut client = Client::new().await;
     client.send(&raw_frame(PING, 0xfe, 0, [1, 2, 3, 4, 5, 6, 7, 8])).await;
     client.expect([Event::Pong(vec![1, 2, 3, 4, 5, 6, 7, 8].into())]).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn ping_flood_ends_connection() {
+async fn http2_ping_flood_ends_connection() {
     let mut client = Client::new().await;
     client.send(&pings(MOST - 1)).await;
     hears_pongs(&mut client, MOST - 1).await;
@@ -36,7 +36,7 @@ async fn ping_flood_ends_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pings_between_data_are_not_flood() {
+async fn pings_between_data_frames_do_not_count_as_flood() {
     let mut client = Client::new().await;
     let _asked = client.request(&post(1, &[])).await;
     for _ in 0..MOST / 5 {
@@ -46,7 +46,7 @@ async fn pings_between_data_are_not_flood() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_kind_of_flood_ends_connection() {
+async fn every_kind_of_frame_flood_ends_connection() {
     for frame in [
         settings_frame(&[]),
         raw_frame(SETTINGS, ACK, 0, []),

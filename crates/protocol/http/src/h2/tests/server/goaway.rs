@@ -37,7 +37,7 @@ async fn requests_in_flight_at_goaway_are_served() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn idle_connection_closes_after_ping_ack() {
+async fn idle_connection_closes_after_shutdown_ping_is_acknowledged() {
     let mut client = Client::new().await;
     let event = warned(&mut client).await;
     lock(&client.session).go_away();
@@ -65,7 +65,7 @@ async fn closing_connection_ends_when_its_last_request_is_cancelled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn late_header_blocks_are_still_decoded() {
+async fn header_blocks_after_goaway_are_still_decoded() {
     let mut client = Client::new().await;
     let dispatched = client.request(&post(1, &[])).await;
     let event = warned(&mut client).await;
@@ -80,7 +80,7 @@ async fn late_header_blocks_are_still_decoded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn violation_after_goaway_is_still_reported() {
+async fn protocol_violation_after_goaway_is_still_reported() {
     let mut client = Client::new().await;
     let dispatched = client.request(&get(1, "/")).await;
     let event = warned(&mut client).await;
@@ -92,7 +92,7 @@ async fn violation_after_goaway_is_still_reported() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn silent_client_is_pinged() {
+async fn silent_http2_client_is_pinged_and_its_ack_counts_as_activity() {
     let mut client = Client::new().await;
     assert!(lock(&client.session).take_activity());
     assert!(!lock(&client.session).take_activity());

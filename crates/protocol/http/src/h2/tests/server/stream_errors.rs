@@ -138,7 +138,7 @@ async fn stream_error_while_body_is_read_resets_only_its_stream() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn data_after_end_of_request_resets_stream() {
+async fn data_after_end_of_request_resets_its_stream() {
     let mut client = Client::new().await;
     client.expect_alive(1).await;
     client.send(&raw_frame(DATA, 0, 1, "more")).await;
@@ -161,7 +161,7 @@ fn too_large(stream: u32, flags: u8) -> Vec<u8> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn oversized_headers_get_431() {
+async fn oversized_http2_request_headers_get_431() {
     let mut client = Client::new().await;
     client.send(&too_large(1, END_STREAM)).await;
     client.expect([head(1, 431, &[], true)]).await;
@@ -172,7 +172,7 @@ async fn oversized_headers_get_431() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn header_limits_equal_http1_and_split_cookies_count_once() {
+async fn http2_header_limits_equal_http1_and_split_cookies_count_once() {
     let mut client = Client::new().await;
     let with = |stream, count: usize| {
         let fields = [&GET[..], &[("x-a", "b")].repeat(count), &[("cookie", "c=d")].repeat(200)].concat();
@@ -236,7 +236,7 @@ async fn late_frames_on_forgotten_reset_stream_are_ignored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn duplicate_equal_lengths_are_forwarded_once() {
+async fn repeated_equal_content_lengths_are_forwarded_once() {
     let mut client = Client::new().await;
     let fields = [("content-length", "3, 3"), ("content-length", " 3")];
     let dispatched =

@@ -36,7 +36,7 @@ async fn read(tunnel: &mut TunnelStream) -> Bytes {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tunnel_carries_bytes_both_ways_until_both_sides_end() {
+async fn http2_tunnel_carries_bytes_both_ways_until_both_sides_end() {
     let (mut client, mut tunnel) = tunnel().await;
     client.send(&raw_frame(DATA, 0, 1, "ping")).await;
     assert_eq!(read(&mut tunnel).await, "ping");
@@ -55,7 +55,7 @@ async fn tunnel_carries_bytes_both_ways_until_both_sides_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tunnel_may_be_half_closed() {
+async fn http2_tunnel_may_be_half_closed() {
     let (mut client, mut tunnel) = tunnel().await;
     in_time(tunnel.shutdown()).await.unwrap();
     client.expect([data(1, "", true)]).await;
@@ -68,7 +68,7 @@ async fn tunnel_may_be_half_closed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tunnel_obeys_flow_control() {
+async fn http2_tunnel_obeys_flow_control() {
     let (mut client, mut tunnel) = tunnel().await;
     let writing = tokio::spawn(async move {
         tunnel.write_all(&vec![b'x'; 200_000]).await.unwrap();
@@ -87,7 +87,7 @@ async fn tunnel_obeys_flow_control() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tunnel_can_end_despite_negative_window() {
+async fn tunnel_can_end_despite_negative_send_window() {
     let (mut client, mut tunnel) = tunnel().await;
     in_time(tunnel.write_all(b"some")).await.unwrap();
     client.expect([data(1, "some", false)]).await;
@@ -98,7 +98,7 @@ async fn tunnel_can_end_despite_negative_window() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn reset_fails_reads_and_writes_of_tunnel() {
+async fn stream_reset_fails_reads_and_writes_of_http2_tunnel() {
     let (mut client, mut tunnel) = tunnel().await;
     client.send(&raw_frame(DATA, 0, 1, "lost")).await;
     client.send(&rst_stream(1, Reason::CANCEL)).await;
@@ -111,7 +111,7 @@ async fn reset_fails_reads_and_writes_of_tunnel() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dropping_tunnel_resets_its_stream() {
+async fn dropping_http2_tunnel_resets_its_stream() {
     let (mut client, duplex) = tunnel().await;
     drop(duplex);
     client.expect([Event::Reset(1, Reason::CANCEL)]).await;
@@ -120,7 +120,7 @@ async fn dropping_tunnel_resets_its_stream() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tunnel_fails_when_its_connection_ends() {
+async fn http2_tunnel_fails_when_its_connection_ends() {
     let (client, mut tunnel) = tunnel().await;
     let reading = tokio::spawn(async move { tunnel.read(&mut [0; 10]).await });
     client.ended().await.unwrap();

@@ -30,7 +30,7 @@ async fn upload(client: &mut Client, stream: u32, mut left: usize) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn long_body_is_received_completely() {
+async fn long_http2_request_body_is_received_completely() {
     let mut client = Client::new().await;
     let dispatched = client.request(&post(1, &[("content-length", "3000000")])).await;
     let reading = tokio::spawn(dispatched.request.into_body().collect());
@@ -39,7 +39,7 @@ async fn long_body_is_received_completely() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn windows_grow_as_body_is_read() {
+async fn receive_windows_grow_as_request_body_is_read() {
     let mut client = Client::new().await;
     let dispatched = client.request(&post(1, &[])).await;
     client.send(&data_frames(1, STREAM_WINDOW)).await;
@@ -85,7 +85,7 @@ async fn grown_by_all(client: &mut Client, streams: impl Iterator<Item = u32>) -
 }
 
 #[tokio::test(start_paused = true)]
-async fn window_growth_stays_within_connection_budget() {
+async fn receive_window_growth_stays_within_connection_budget() {
     let mut client = Client::new().await;
     let mut bodies = grown_by_all(&mut client, (1..13).step_by(2)).await;
     // A reader that falls behind returns what others need.
@@ -106,7 +106,7 @@ async fn window_growth_stays_within_connection_budget() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unread_streams_do_not_stall_others() {
+async fn unread_request_streams_do_not_stall_others() {
     let mut client = Client::new().await;
     let mut unread = Vec::new();
     for n in 0..40 {
@@ -121,7 +121,7 @@ async fn unread_streams_do_not_stall_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn padding_counts_against_windows() {
+async fn padding_counts_against_receive_windows() {
     let mut client = Client::new().await;
     let dispatched = client.request(&post(1, &[])).await;
     let mut reading = tokio::spawn(dispatched.request.into_body().collect());
@@ -150,7 +150,7 @@ async fn data_beyond_stream_window_resets_only_that_stream() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rest_of_request_is_discarded_after_response() {
+async fn rest_of_request_body_is_discarded_after_response() {
     let mut client = Client::new().await;
     client.request(&post(1, &[])).await.respond(whole(413, "too much"));
     client.expect([head(1, 413, &[("content-length", "8")], false), data(1, "too much", true)]).await;
@@ -162,7 +162,7 @@ async fn rest_of_request_is_discarded_after_response() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn discarding_rest_of_request_is_bounded_in_time() {
+async fn discarding_rest_of_request_body_is_bounded_in_time() {
     let mut client = Client::new().await;
     client.request(&post(1, &[])).await.respond(whole(413, ""));
     let begun = tokio::time::Instant::now();
@@ -176,7 +176,7 @@ async fn discarding_rest_of_request_is_bounded_in_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn discarding_rest_of_request_is_bounded_in_bytes() {
+async fn discarding_rest_of_request_body_is_bounded_in_bytes() {
     let mut client = Client::new().await;
     client.request(&post(1, &[])).await.respond(whole(413, ""));
     client.expect([head(1, 413, &[], true)]).await;
@@ -190,7 +190,7 @@ async fn discarding_rest_of_request_is_bounded_in_bytes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn upload_is_reset_only_after_response() {
+async fn unread_upload_is_reset_only_after_response() {
     let mut client = Client::with(&[(INITIAL_WINDOW_SIZE, 0)]).await;
     client.request(&post(1, &[])).await.respond(whole(413, "too much"));
     client.expect([head(1, 413, &[("content-length", "8")], false)]).await;
@@ -220,7 +220,7 @@ async fn request_body_may_be_read_after_response() {
 const EXPECT: &[(&str, &str)] = &[("expect", "100-continue")];
 
 #[tokio::test(start_paused = true)]
-async fn reading_expected_body_sends_100() {
+async fn reading_expected_request_body_sends_100_continue() {
     let mut client = Client::new().await;
     let Dispatched { request, response } = client.request(&post(1, EXPECT)).await;
     client.expect_nothing().await;
@@ -236,7 +236,7 @@ async fn reading_expected_body_sends_100() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn response_may_precede_100() {
+async fn final_response_may_precede_100_continue() {
     let mut client = Client::new().await;
     let Dispatched { request, response } = client.request(&post(1, EXPECT)).await;
     let _ = response.send(whole(417, ""));

@@ -147,13 +147,13 @@ fn lengths() -> Vec<Case> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn violation_is_reported_by_goaway() {
+async fn protocol_violation_is_reported_by_goaway() {
     let cases = [misplaced(), heads(), settings_and_windows(), lengths()].concat();
     expect_all_goaway(&settings_frame(&[]), cases).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn first_frame_must_be_settings() {
+async fn connection_whose_first_frame_is_not_settings_is_refused() {
     let wrong = Reason::PROTOCOL_ERROR;
     let cases = vec![
         ("HEADERS", get(1, "/"), wrong),
@@ -165,7 +165,7 @@ async fn first_frame_must_be_settings() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn short_goaway_is_violation() {
+async fn truncated_goaway_frame_is_protocol_violation() {
     expect_all_goaway(
         &settings_frame(&[]),
         vec![("GOAWAY", raw_frame(GOAWAY, 0, 0, [0; 7]), Reason::FRAME_SIZE_ERROR)],
@@ -174,7 +174,7 @@ async fn short_goaway_is_violation() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn misplaced_headers_are_violation_even_with_self_dependency() {
+async fn misplaced_headers_frame_is_violation_even_with_self_dependency() {
     let head = |stream: u8| {
         let payload = [&[0, 0, 0, stream, 0], &header_block(&GET)[..]].concat();
         raw_frame(HEADERS, END_HEADERS | PRIORITY_FLAG, stream.into(), payload)
@@ -189,7 +189,7 @@ async fn misplaced_headers_are_violation_even_with_self_dependency() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn frame_on_even_stream_is_violation() {
+async fn frame_on_even_stream_is_protocol_violation() {
     let wrong = Reason::PROTOCOL_ERROR;
     let after = |frame: Vec<u8>| [post(3, &[]), frame].concat();
     let cases = vec![
@@ -212,7 +212,7 @@ async fn goaway_names_last_processed_stream() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn headers_on_closed_stream_are_violation() {
+async fn headers_on_closed_stream_are_protocol_violation() {
     let mut client = Client::new().await;
     client.expect_alive(1).await;
     client.send(&raw_frame(HEADERS, END_HEADERS | END_STREAM, 1, header_block(&[("x-sum", "1")]))).await;
@@ -220,7 +220,7 @@ async fn headers_on_closed_stream_are_violation() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn connection_lingers_after_violation() {
+async fn connection_lingers_after_protocol_violation() {
     let mut client = Client::new().await;
     client.send(&get(2, "/")).await;
     client.expect([Event::GoAway(0, Reason::PROTOCOL_ERROR), Event::Closed]).await;
@@ -231,7 +231,7 @@ async fn connection_lingers_after_violation() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refused_connection_ends_with_given_violation() {
+async fn refused_connection_ends_with_given_error_code() {
     let (mut near, far) = duplex(PIPE);
     let service = |_| Box::pin(std::future::pending::<BoxResponse>());
     let connection = ServerConnection::new(far, [PREFACE, &settings_frame(&[])].concat()[..].into(), service);

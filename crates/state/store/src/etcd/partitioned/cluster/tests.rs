@@ -28,7 +28,7 @@ async fn partition_behind_proxy(server: &Etcd) -> (Cluster, proxy::Proxy) {
 }
 
 #[tokio::test]
-async fn commit_after_lost_response_is_recognised() {
+async fn etcd_commit_is_recognised_after_lost_response() {
     let server = Etcd::start();
     let (cluster, proxy) = partition_behind_proxy(&server).await;
     let commit = async |value: &'static str| {

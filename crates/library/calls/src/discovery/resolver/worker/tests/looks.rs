@@ -20,7 +20,7 @@ fn by_parent(subscription: &Subscription<CountingTransport>) -> (bool, usize) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn viewing_service_tracks_parents_in_current_and_later_snapshots() {
+async fn watched_service_counts_calls_by_parent_in_current_and_new_snapshots() {
     let mut rig = rig();
     let subscription = rig.follow();
     rig.deliver();

@@ -30,7 +30,7 @@ impl Rig {
 }
 
 #[tokio::test(start_paused = true)]
-async fn frequent_map_versions_do_not_delay_other_acknowledgements() {
+async fn frequent_shard_map_versions_do_not_delay_other_acknowledgements() {
     let mut rig = rig();
     let (maps, _asked) = tokio::sync::mpsc::unbounded_channel();
     rig.worker.maps = Some(maps);

@@ -30,7 +30,7 @@ async fn unused_service_is_unfollowed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unused_service_stays_followed_only_while_its_records_age() {
+async fn unused_service_stays_followed_while_agent_is_disconnected() {
     let mut rig = rig();
     drop(rig.follow());
     rig.deliver();
@@ -50,7 +50,7 @@ async fn unused_service_stays_followed_only_while_its_records_age() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn undeclared_names_use_bounded_memory() {
+async fn calls_to_undeclared_service_names_use_bounded_memory() {
     let mut rig = rig();
     rig.handle(Event::Update(update([(Prefix::topology(), vec![])])));
     let real = rig.follow();
