@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{Invalid, Label, ServiceName, mesh_rate_limit};
+use fairmesh_model::{Invalid, Label, ServiceName, rate_limit_quota};
 use fairmesh_rib::Node;
 use fairmesh_wire::{
     identity_of,
@@ -71,7 +71,7 @@ struct QuotaState {
 
 #[derive(Debug, Default)]
 struct Limits {
-    by_name: BTreeMap<LimitName, mesh_rate_limit::Quota>,
+    by_name: BTreeMap<LimitName, rate_limit_quota::Quota>,
     declared: Declared,
     shares: usize,
 }
@@ -144,7 +144,7 @@ impl Quotas {
         let named = named.collect::<Result<Vec<_>, Invalid>>()?;
         let (mut limits, mut max_callers) = (self.lock(), 0);
         let parts = named.into_iter().map(|(name, demand)| {
-            let claim = mesh_rate_limit::Claim {
+            let claim = rate_limit_quota::Claim {
                 caller,
                 identity,
                 demand: demand.millicalls_per_second,
@@ -165,7 +165,7 @@ impl Quotas {
         &self,
         limits: &mut Limits,
         name: LimitName,
-        claim: mesh_rate_limit::Claim,
+        claim: rate_limit_quota::Claim,
         max_callers: &mut u64,
     ) -> Option<u32> {
         let Some(limit) = limits.declared.limit(&self.shared.node, &name) else {
@@ -190,7 +190,7 @@ impl Quotas {
         let callers = quota.callers();
         limits.shares = (limits.shares + callers).saturating_sub(before);
         *max_callers = (*max_callers).max(callers as u64);
-        if callers >= mesh_rate_limit::MAX_CALLERS && parts.is_none() {
+        if callers >= rate_limit_quota::MAX_CALLERS && parts.is_none() {
             self.shared.full.fetch_add(1, Relaxed);
         }
         parts

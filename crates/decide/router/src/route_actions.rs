@@ -7,7 +7,7 @@ use fairmesh_model::{
     Redirect, Role, Scope, ServiceName, Share,
     arith::{Generator, mix64},
     host_name,
-    mesh_rate_limit::ALL_PARTS,
+    rate_limit_quota::ALL_PARTS,
 };
 
 use crate::{Headers, RequestView, token_bucket::TokenBucket};

@@ -5,7 +5,7 @@ use std::{
 
 use fairmesh_model::{
     RateLimit, Scope,
-    mesh_rate_limit::{ALL_PARTS, DEFAULT_PARTS},
+    rate_limit_quota::{ALL_PARTS, DEFAULT_PARTS},
 };
 
 /// Value of `parts` before the first grant.

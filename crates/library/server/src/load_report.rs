@@ -4,7 +4,7 @@
 //! are encoded once per process. With the CPU utilization there would be too many of them.
 
 pub(crate) mod custom_metrics;
-pub(crate) mod program_report;
+pub(crate) mod response_metrics;
 
 use std::{fmt::Write as _, sync::LazyLock};
 

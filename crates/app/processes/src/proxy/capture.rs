@@ -4,13 +4,13 @@
 //! mark would have to be set on each socket, and requires a capability (CAP_NET_ADMIN) that the proxy needs for nothing
 //! else.
 
-mod connection_owners;
 mod ip_routes;
 mod nft_command;
 mod nft_rules;
 mod port_and_network_args;
+mod user_and_cgroup_args;
 
-pub(crate) use connection_owners::uids;
+pub(crate) use user_and_cgroup_args::uids;
 
 use std::{net::SocketAddr, process::ExitCode, time::Duration};
 
@@ -84,7 +84,7 @@ pub(crate) async fn run(args: CaptureArgs) -> Result<ExitCode, Failure> {
     if args.watch {
         return watch(&args).await;
     }
-    let rules = rules(&args, connection_owners::listener_uid(&args.at))?;
+    let rules = rules(&args, user_and_cgroup_args::listener_uid(&args.at))?;
     if args.dry_run {
         let routes = ip_routes::steps(&rules.passing_families());
         let routes: String = routes.iter().map(|step| format!("# ip {step}\n")).collect();
@@ -151,7 +151,7 @@ fn pause() -> Result<bool, Failure> {
 async fn watch(args: &CaptureArgs) -> Result<ExitCode, Failure> {
     let shutdown = stop_signals::shutdown()?;
     // Invalid arguments are reported before rules of an earlier command are changed.
-    if let Some(proxy) = connection_owners::listener_uid(&args.at) {
+    if let Some(proxy) = user_and_cgroup_args::listener_uid(&args.at) {
         rules(args, Some(proxy))?;
     }
     let watched = follow(args, shutdown).await;
@@ -167,7 +167,7 @@ async fn follow(args: &CaptureArgs, shutdown: impl Future<Output = ()>) -> Resul
     // Unknown at first: an earlier command may have been killed.
     let mut captured = None;
     loop {
-        let listens = connection_owners::listener_uid(&args.at);
+        let listens = user_and_cgroup_args::listener_uid(&args.at);
         if captured != Some(listens) {
             match listens {
                 Some(_) => {
@@ -197,10 +197,10 @@ fn rules(args: &CaptureArgs, proxy: Option<u32>) -> Result<Rules, Failure> {
         to: args.to.iter().copied().collect(),
         from: args.from.iter().copied().collect(),
         own: args.own,
-        uids: connection_owners::uids(&args.uid)?,
-        cgroups: connection_owners::cgroups(&args.cgroup)?,
-        except_uids: connection_owners::uids(&args.except_uid)?,
-        except_cgroups: connection_owners::cgroups(&args.except_cgroup)?,
+        uids: user_and_cgroup_args::uids(&args.uid)?,
+        cgroups: user_and_cgroup_args::cgroups(&args.cgroup)?,
+        except_uids: user_and_cgroup_args::uids(&args.except_uid)?,
+        except_cgroups: user_and_cgroup_args::cgroups(&args.except_cgroup)?,
         loopback: args.loopback,
     };
     rules.reach()?;

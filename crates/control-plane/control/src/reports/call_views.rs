@@ -19,7 +19,7 @@ use fairmesh_wire::{convert::call_counts, v1};
 use prost::Message as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::cpu_cost::{self, CostTotals};
+use super::attributed_cpu::{self, CostTotals};
 use crate::monotonic_clock::MonotonicClock;
 
 /// How long processes report at the short interval after an operator's look, in milliseconds.
@@ -188,8 +188,11 @@ impl CallViews {
         let now_ms = self.clock.now_ms();
         let taken = self.taken();
         let is_selected = |path: &CpuPath| path.service == *service && path.by == by;
-        let cpu = taken.history.cpu(cpu_cost::window(window_s), now_ms, is_selected);
-        v1::ReadCostResponse { rows: cpu_cost::rows(cpu), history_ms: now_ms.saturating_sub(self.began_ms) }
+        let cpu = taken.history.cpu(attributed_cpu::window(window_s), now_ms, is_selected);
+        v1::ReadCostResponse {
+            rows: attributed_cpu::rows(cpu),
+            history_ms: now_ms.saturating_sub(self.began_ms),
+        }
     }
 
     /// Total CPU by caller and service.

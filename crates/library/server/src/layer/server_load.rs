@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderValue};
 
 use super::{concurrency_limit::ConcurrencyLimit, refusal::Refusals};
 use crate::{
-    load_report::{custom_metrics::Metrics, program_report::ProgramReport},
+    load_report::{custom_metrics::Metrics, response_metrics::ProgramReport},
     shards::shard_load::KeyedCall,
 };
 

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use fairmesh_model::{ServiceName, mesh_rate_limit::ALL_PARTS};
+use fairmesh_model::{ServiceName, rate_limit_quota::ALL_PARTS};
 use fairmesh_rib::follower::FollowerHandle;
 use fairmesh_router::TokenBucket;
 use fairmesh_wire::v1;

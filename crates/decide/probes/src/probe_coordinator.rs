@@ -1,3 +1,5 @@
+//! Coordinates probes: collects the reports of agents and assigns the targets of each round.
+
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use crate::{Cell, Matrix, Outcomes, Place, plan};

@@ -1,3 +1,6 @@
+//! Attachment of a listener to the eBPF programs: registers the listener while pinned maps exist, and releases the
+//! maps when the proxy stops.
+
 use std::{
     fs,
     net::SocketAddr,
@@ -27,16 +30,16 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Time limit for recording the kernel's last calls when the proxy stops.
 const RECORD_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The maps shared with the eBPF programs, while these are attached.
+/// Maps shared with the eBPF programs; none while no program is attached.
 #[derive(Debug)]
-pub(crate) struct RedirectedConnections {
+pub(crate) struct Attachment {
     attached: Arc<RwLock<Option<Arc<Attached>>>>,
     metrics: Arc<KernelMetrics>,
-    /// Tasks that release maps.
+    /// Tasks that wait for outstanding calls and then release the maps.
     releases: TaskTracker,
 }
 
-impl RedirectedConnections {
+impl Attachment {
     pub(crate) fn new(metrics: Arc<KernelMetrics>) -> Self {
         Self { attached: Arc::default(), metrics, releases: TaskTracker::new() }
     }

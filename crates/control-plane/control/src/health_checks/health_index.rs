@@ -1,3 +1,5 @@
+//! Index of health checks: which services have a check, and which endpoints have a verdict.
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},

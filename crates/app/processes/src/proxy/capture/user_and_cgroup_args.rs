@@ -1,4 +1,4 @@
-//! Owners of connections: users, cgroups, and the user of the proxy's listener.
+//! Arguments that select connections by user or cgroup, and the user of the proxy's listener.
 
 use std::{collections::BTreeSet, fs, net::SocketAddr, path::Path};
 
