@@ -77,8 +77,8 @@ pub(super) async fn report_periodically<T>(
     }
 }
 
-/// Returns the services whose calls are reported because operators are viewing `names`: these services, and everything
-/// this program calls while serving one of them, which is the part of the call graph below it.
+/// Returns the services whose calls are reported because operators are viewing `names`. These are the viewed
+/// services, and all services that this program calls while serving one of them.
 fn watched<T>(registry: &SubscriptionRegistry<T>, mut names: HashSet<ServiceName>) -> HashSet<ServiceName> {
     if names.iter().any(serves) {
         names.extend(registry.by_name().keys().take(MAX_WATCHED_SERVICES).cloned());
@@ -120,8 +120,8 @@ struct CallReporter {
 }
 
 impl CallReporter {
-    /// Builds the report of the time since the last one, or an empty report if nothing is requested; `None` if there is
-    /// none.
+    /// Builds the report for the time since the last one. The report is empty if none is requested; `None` if there
+    /// is nothing to report.
     fn report<T>(&mut self, registry: &SubscriptionRegistry<T>, now_ms: u64) -> Option<TrafficReport> {
         if !registry.has_services() {
             return None;
@@ -161,9 +161,9 @@ impl CallReporter {
     }
 }
 
-/// Builds a report of these calls, limited to the paths it has room for. Viewed services take no room from planned
-/// ones. Services whose paths have no room are marked incomplete, since a planner would take the reported paths for all
-/// of their calls.
+/// Builds a report limited to the paths for which it has room. Viewed services take no room from planned services. A
+/// service whose paths do not fit is marked incomplete; otherwise a planner would take the reported paths for all its
+/// calls.
 fn bound_paths(
     calls: BTreeMap<CallPath, CallRates>,
     is_planned: impl Fn(&ServiceName) -> bool,
