@@ -71,7 +71,7 @@ pub struct Tls {
     current: RwLock<TlsConfigs>,
 }
 
-/// The settings that stay the same when the certificate changes.
+/// Settings that stay the same when the certificate changes.
 #[derive(Debug)]
 struct Keys {
     tickets: Arc<dyn ProducesTickets>,
@@ -83,7 +83,7 @@ struct Keys {
 #[derive(Clone, Debug)]
 struct TlsConfigs {
     http: Arc<ServerConfig>,
-    /// For TCP listeners: without ALPN, since their protocol is unknown.
+    /// Configuration for TCP listeners: without ALPN, since their protocol is unknown.
     tcp: Arc<ServerConfig>,
 }
 

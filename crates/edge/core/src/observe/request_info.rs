@@ -56,7 +56,7 @@ pub struct RequestInfo {
     pub(crate) served_caller: Option<Arc<ServedCaller>>,
 }
 
-/// The outcome when the response begins.
+/// Outcome of a request when its response begins.
 #[derive(Debug)]
 pub struct RequestOutcome {
     /// Status of the response.
