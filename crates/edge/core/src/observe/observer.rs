@@ -151,8 +151,7 @@ impl RequestObserver {
         self.access.is_enabled() || self.tracer.is_some()
     }
 
-    /// Whether an observation must begin for a request that arrives at `now`: depending on its headers, the request
-    /// may have to be observed.
+    /// Whether an observation must begin for a request that arrives at `now`, regardless of its headers.
     #[inline]
     pub fn may_observe(&self, target: &Target, now: Instant) -> bool {
         self.observes_all()

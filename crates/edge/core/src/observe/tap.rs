@@ -24,7 +24,7 @@ const QUEUE: usize = 256;
 /// The taps of a proxy.
 #[derive(Debug, Default)]
 pub struct Taps {
-    /// Number of taps. Every request reads it.
+    /// Number of taps. Each request reads it.
     active: AtomicUsize,
     taps: RwLock<Vec<Arc<Tap>>>,
 }
@@ -44,7 +44,7 @@ pub struct TapFilter {
     failed: bool,
     /// Selects only requests that took at least this many milliseconds.
     min_ms: f64,
-    /// Selects one in this many of the matching requests; 0 selects all.
+    /// Number N: one in N matching requests is selected; 0 selects all.
     one_in: u64,
 }
 
@@ -87,7 +87,7 @@ impl Taps {
         self.active.load(Relaxed) > 0 && self.of(service).next().is_some()
     }
 
-    /// Gives a completed request to the taps that select it.
+    /// Offers a completed request to the taps. Taps that select it receive it.
     pub(crate) fn offer(&self, service: &ServiceName, entry: &AccessLogEntry) {
         let mut line = None;
         for tap in self.of(service).filter(|tap| tap.selects(entry)) {

@@ -23,8 +23,8 @@ use crate::kernel::{
     attached_maps::Attached, caller::KernelCaller, completed_calls::record_completed, metrics::KernelMetrics,
 };
 
-/// Interval at which the pins are checked, because `fairmesh kernel attach` and `detach` may run at any time,
-/// and at which unanswered requests are checked.
+/// Interval of checks for changed pins, because `fairmesh kernel attach` and `detach` may run at any time, and for
+/// unanswered requests.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Time limit for recording the kernel's last calls when the proxy stops.
@@ -103,7 +103,7 @@ impl Attachment {
         });
     }
 
-    /// The original destination of a connection from this address, and its caller. `None` if the connection
+    /// Returns the original destination of a connection from this address, and its caller. `None` if the connection
     /// was not redirected.
     pub(crate) fn original_dst(
         &self,

@@ -79,8 +79,8 @@ impl Acceptor {
         }
     }
 
-    /// Waits, for a few seconds at most, until the calls that the kernel sent for this proxy are counted. For
-    /// use when no connection is left.
+    /// Waits until the calls that the kernel sent for this proxy are counted, for a few seconds at most. Call this
+    /// when no connection is left.
     pub(crate) async fn wait_recorded(&self) {
         self.redirected.wait_recorded().await;
     }
