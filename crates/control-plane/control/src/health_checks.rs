@@ -30,7 +30,7 @@ pub(crate) use health_index::{CheckIndex, Woken};
 pub(crate) use service::CheckerService;
 pub(crate) use verdict_cleanup::VerdictController;
 
-/// If a region has no checker for this long, its verdicts become stale and the record of its last checker is
+/// Time without a checker after which a region's verdicts become stale, and the record of its last checker is
 /// deleted.
 const LEADERLESS_GRACE: Duration = Duration::from_secs(60);
 

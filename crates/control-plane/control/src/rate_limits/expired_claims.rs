@@ -22,7 +22,7 @@ impl fmt::Display for ForgetClaims {
 
 impl Controller for QuotaController {
     const NAME: &'static str = "quotas";
-    /// The limits for which something can be forgotten.
+    /// Limits from which something can be forgotten.
     type Facts = Vec<LimitName>;
     type Effect = ForgetClaims;
 
