@@ -157,7 +157,7 @@ impl CallTrees {
         self.operations.iter().map(|operation| usize::from(operation.service) + 1).max().unwrap_or(0)
     }
 
-    /// The services that operations of a service call.
+    /// Returns the services that the operations of `service` call.
     pub(crate) fn called_by(&self, service: u16) -> BTreeSet<u16> {
         let is_of = |parent: u16| self.operations[usize::from(parent)].service == service;
         let edges = self.edges.iter().filter(|edge| edge.parent.is_some_and(is_of));

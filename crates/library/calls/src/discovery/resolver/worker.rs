@@ -1,4 +1,4 @@
-//! The single writer of all snapshots.
+//! The resolver's worker: the only task that writes service snapshots.
 
 mod aging_tables;
 mod defaults;
