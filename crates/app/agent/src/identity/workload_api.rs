@@ -23,7 +23,7 @@ use tonic::{Code, Request, Response, Status};
 
 use super::{AgentIdentity, Shared, below, workload_certificates};
 
-/// Metadata key required on each call, so that a program tricked into requesting a URL cannot make a call (SSRF).
+/// Metadata key that each call must have, so that a program tricked into requesting a URL cannot make a call (SSRF).
 const HEADER: &str = "workload.spiffe.io";
 /// Approximate interval at which a program's identities are compared with the records and the time.
 const RECHECK: Duration = Duration::from_secs(30);
@@ -43,18 +43,18 @@ pub(crate) struct SpiffeService {
     streams: UserPlaces,
 }
 
-/// The stream of a program, with the identities last sent on it.
+/// The stream of a program, with the identities that were last sent on it.
 struct Told {
     shared: Arc<Shared>,
     program: ProgramFacts,
     /// Each identity with its key and certificate.
     held: Vec<(SpiffePath, Credentials)>,
     bundle: TrustBundle,
-    /// The roots that the agent trusted when it last sent.
+    /// Roots that the agent trusted when it last sent a response.
     own_roots: Vec<Vec<u8>>,
     installations: watch::Receiver<bool>,
     revocations: watch::Receiver<u64>,
-    /// When the identities are next compared with the records.
+    /// Time at which the identities are next compared with the records.
     due: Instant,
     _place: UserPlace,
 }
@@ -64,7 +64,7 @@ impl SpiffeService {
         Self { identity, stopping, streams: UserPlaces::new(MAX_STREAMS) }
     }
 
-    /// The calling program, if it may open a stream.
+    /// Returns the calling program, if it may open a stream.
     async fn admit<T>(&self, request: &Request<T>) -> Result<(Arc<Shared>, ProgramFacts, UserPlace), Status> {
         if request.metadata().get(HEADER).is_none_or(|value| value != "true") {
             return Err(Status::invalid_argument(format!(
@@ -174,13 +174,13 @@ fn bundles(bundle: &TrustBundle) -> spiffe::X509BundlesResponse {
     spiffe::X509BundlesResponse { bundles: [(id, bundle.roots.concat().into())].into(), ..Default::default() }
 }
 
-/// With jitter, because the streams of a fleet begin together after an outage.
+/// Returns the time of the next check. It has jitter, because the streams of a fleet begin together after an outage.
 fn next_check() -> Instant {
     Instant::now() + RECHECK * 9 / 10 + below(RECHECK / 5)
 }
 
 impl Told {
-    /// The identities of a program at its first request.
+    /// Determines the identities of a program at its first request.
     async fn begin(shared: Arc<Shared>, program: ProgramFacts, place: UserPlace) -> Result<Self, Status> {
         let paths = shared.identities_of(&program).await?;
         let (installations, revocations) =
@@ -271,7 +271,8 @@ impl Told {
         Ok(changed || !before.is_empty())
     }
 
-    /// A replacement of a certificate; `None` if it cannot be issued, such as while no control plane is reachable.
+    /// Returns the replacement of a certificate; `None` if it cannot be issued, for example while no control plane is
+    /// reachable.
     async fn renew(&mut self, path: &SpiffePath) -> Option<Credentials> {
         let refused = |reason: &str| tracing::warn!(%path, reason, "a program's certificate is not renewed");
         match self.issue(path).await {
@@ -288,7 +289,7 @@ impl Told {
         }
     }
 
-    /// A certificate with a new key.
+    /// Issues a certificate with a new key.
     async fn issue(&mut self, path: &SpiffePath) -> Result<Credentials, Status> {
         let failed = |error: IdentityError| Status::internal(error.to_string());
         let key = PrivateKey::generate().map_err(failed)?;
@@ -313,7 +314,7 @@ impl Shared {
         held.renewal_due() <= self.workload.now() || self.workload.revocations().revokes(held)
     }
 
-    /// The identities of a program, at least one.
+    /// Returns the identities of a program, at least one.
     pub(super) async fn identities_of(&self, program: &ProgramFacts) -> Result<Vec<SpiffePath>, Status> {
         let services = self.services_of(program).await?;
         let mut paths: Vec<_> = services.into_iter().map(SpiffePath::Service).collect();

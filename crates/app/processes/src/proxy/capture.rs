@@ -116,8 +116,8 @@ fn state(rules: &Rules, captured: bool) -> Value {
     })
 }
 
-/// Replaces the rules of an earlier command, and the routes that rules need. Routes come first: without them marked
-/// packets would be dropped, whereas routes without marks have no effect.
+/// Replaces the rules of an earlier command, and the routes that the rules need. Routes come first: marked packets
+/// would be dropped without them, whereas routes without marks have no effect.
 fn load(rules: &Rules) -> Result<(), Failure> {
     let families = rules.passing_families();
     let loaded = ip_routes::add(&families).and_then(|()| nft_command::load(&rules.script()));
@@ -137,8 +137,8 @@ fn remove() -> Result<bool, Failure> {
     Ok(rules? | routes?)
 }
 
-/// Stops capturing; returns whether anything was captured. A proxy that stops has closed its listener, and still has
-/// requests in flight.
+/// Stops capturing, and returns whether anything was captured. A proxy that stops has already closed its listener,
+/// but still has requests in flight.
 fn pause() -> Result<bool, Failure> {
     let captured = nft_command::has_table()?;
     if captured {
@@ -189,7 +189,7 @@ async fn follow(args: &CaptureArgs, shutdown: impl Future<Output = ()>) -> Resul
     }
 }
 
-/// The rules of these arguments, for a proxy of this user.
+/// Returns the rules for these arguments. `proxy` is the user who runs the proxy.
 fn rules(args: &CaptureArgs, proxy: Option<u32>) -> Result<Rules, Failure> {
     let mut rules = Rules {
         at: nft_rules::listener_addresses(&args.at)?,
