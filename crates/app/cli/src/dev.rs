@@ -44,7 +44,7 @@ use config_folder::ConfigFolder;
 
 /// Timeout for all parts to become ready.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time limit for requests in flight when stopping.
+/// Timeout for requests in flight when stopping.
 const DRAIN: Duration = Duration::from_secs(2);
 /// Number of event loops of the proxy: more than one, so that problems with several loops show up.
 const CORES: usize = 2;
@@ -139,7 +139,7 @@ pub fn delete_temporary_data() {
     TEMPORARY.lock().unwrap_or_else(PoisonError::into_inner).clear();
 }
 
-/// Location of the data.
+/// Location of the data, which may be temporary.
 struct DataFolder {
     path: PathBuf,
     is_temporary: bool,
