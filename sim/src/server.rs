@@ -1,9 +1,9 @@
 //! A simulated server: cores shared evenly among requests (processor sharing).
 //!
 //! Processor sharing is tracked in *virtual time*, the work that each present request has received: with `n` requests
-//! on `c` cores it advances at the speed of a core times `min(1, c / n)`. A request that needs `w` of work and arrives
-//! at virtual time `v` completes at `v + w`, whatever arrives or departs meanwhile. An arrival or departure therefore
-//! costs one heap operation.
+//! on `c` cores it advances at the speed of a core times `min(1, c / n)`. A request that needs `w` of work and
+//! arrives at virtual time `v` completes at `v + w`, regardless of arrivals and departures meanwhile. An arrival or
+//! departure therefore costs one heap operation.
 
 use std::{
     cmp::Reverse,

@@ -175,10 +175,9 @@ impl Link {
         }
     }
 
-    /// Whether the caller has read all responses that were moved past TCP, so that responses may come over
-    /// TCP again. A caller that waits for socket events and stops at a short read would miss data in the
-    /// other of its two queues. A caller that has not read everything is marked as pipelining, so nothing is
-    /// moved to it any more.
+    /// Whether the caller has read all responses that were moved past TCP, so that responses may come over TCP again.
+    /// A caller that waits for socket events and stops at a short read would miss data in the other of its two
+    /// queues. A caller that has not read everything is marked as pipelining, so nothing more is moved to it.
     pub fn has_read_moved(&self) -> bool {
         let Some(own) = self.own() else { return true };
         let moved = own.moved.load(Acquire);

@@ -57,7 +57,7 @@ impl Grants {
 
     /// Checks that a caller may learn about a service. `authorization` reads the authorization part of the service's
     /// policy. Callers on this machine, or in a mesh without a trust domain, have no identity here; they may learn
-    /// whatever an agent would tell them.
+    /// everything that an agent would give them.
     ///
     /// # Errors
     /// The same for services that do not exist and for services that the caller may not know.

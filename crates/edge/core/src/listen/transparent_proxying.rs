@@ -5,8 +5,8 @@ use std::{io, net::SocketAddr};
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 
-/// Sets `IP_TRANSPARENT`, so that the listener accepts connections to other addresses. An inherited socket
-/// already has it, whatever privileges this process has.
+/// Sets `IP_TRANSPARENT`, so that the listener accepts connections to other addresses. An inherited socket already
+/// has it, regardless of the privileges of this process.
 ///
 /// # Errors
 /// The process lacks `CAP_NET_RAW` and `CAP_NET_ADMIN`.

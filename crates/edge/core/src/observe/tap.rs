@@ -1,7 +1,7 @@
 //! Live requests for operators: `fairmesh tap` reads them from the admin port.
 //!
-//! A request is observed for a tap only while some tap selects its service. A tap that is read too slowly
-//! loses requests and is told how many; requests never wait for a tap.
+//! A request is observed for a tap only while some tap selects its service. A tap that is read too slowly loses
+//! requests, and gets the number of lost ones; requests never wait for a tap.
 
 use std::sync::{
     Arc, PoisonError, RwLock,
