@@ -134,7 +134,7 @@ pub async fn run(mut args: DevArgs) -> Result<ExitCode, Failure> {
 /// into them when [`run`] returns.
 static TEMPORARY: Mutex<Vec<TempDir>> = Mutex::new(Vec::new());
 
-/// Deletes the temporary data folders. Call only when no task of this process runs any more.
+/// Deletes the temporary data folders. Call only after all tasks of this process have ended.
 pub fn delete_temporary_data() {
     TEMPORARY.lock().unwrap_or_else(PoisonError::into_inner).clear();
 }

@@ -113,7 +113,7 @@ struct Decided {
     explained: Explained,
     /// The records of the service that the call finally goes to.
     view: View,
-    /// Fields of the called service's policy, with the defaults from which they come.
+    /// Fields of the called service's policy that have defaults, with the origin of each value.
     fields: Vec<policy_origins::OriginatedField>,
 }
 

@@ -22,14 +22,14 @@ pub struct Reconnect {
     lost: Connection,
     refusals: u32,
     /// The reason that was printed last.
-    told: String,
+    last_printed: String,
 }
 
 impl Reconnect {
     /// Starts to reconnect after a connection was lost. The reason `why` is printed.
     pub fn new(lost: Connection, why: &Failure) -> Self {
         output::note(format!("{}; connecting again", why.message()));
-        Self { lost, refusals: 0, told: String::new() }
+        Self { lost, refusals: 0, last_printed: String::new() }
     }
 
     /// Returns the next connection.
@@ -46,9 +46,9 @@ impl Reconnect {
             let failure = connect::unreachable(self.lost.address(), &error);
             if !matches!(error, ConnectError::Unreachable { .. } | ConnectError::NoHello { .. }) {
                 self.refused(failure)?;
-            } else if self.told != error.to_string() {
-                self.told = error.to_string();
-                output::note(&self.told);
+            } else if self.last_printed != error.to_string() {
+                self.last_printed = error.to_string();
+                output::note(&self.last_printed);
             }
         }
     }

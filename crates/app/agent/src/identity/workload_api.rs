@@ -44,7 +44,7 @@ pub(crate) struct SpiffeService {
 }
 
 /// The stream of a program, with the identities that were last sent on it.
-struct Told {
+struct ProgramStream {
     shared: Arc<Shared>,
     program: ProgramFacts,
     /// Each identity with its key and certificate.
@@ -109,11 +109,11 @@ impl SpiffeWorkloadApi for SpiffeService {
         request: Request<spiffe::X509svidRequest>,
     ) -> Result<Response<Self::FetchX509SVIDStream>, Status> {
         let (shared, program, place) = self.admit(&request).await?;
-        let told = Told::begin(shared, program, place).await?;
-        let first = told.svids();
-        let rest = stream::try_unfold(told, async |mut told: Told| {
-            told.changed().await?;
-            Ok(Some((told.svids(), told)))
+        let program_stream = ProgramStream::begin(shared, program, place).await?;
+        let first = program_stream.svids();
+        let rest = stream::try_unfold(program_stream, async |mut program_stream: ProgramStream| {
+            program_stream.changed().await?;
+            Ok(Some((program_stream.svids(), program_stream)))
         });
         Ok(self.until_stopped(stream::iter([Ok(first)]).chain(rest)))
     }
@@ -125,11 +125,11 @@ impl SpiffeWorkloadApi for SpiffeService {
         let (shared, _, place) = self.admit(&request).await?;
         let installations = shared.workload.installations();
         let state = (shared, installations, None, place);
-        let all = stream::try_unfold(state, async |(shared, mut installations, told, place)| {
+        let all = stream::try_unfold(state, async |(shared, mut installations, last_sent, place)| {
             loop {
                 installations.mark_unchanged();
                 let bundle = shared.trusted();
-                if bundle.is_some() && bundle != told {
+                if bundle.is_some() && bundle != last_sent {
                     let response = bundle.as_ref().map(bundles).unwrap_or_default();
                     return Ok(Some((response, (shared, installations, bundle, place))));
                 }
@@ -179,7 +179,7 @@ fn next_check() -> Instant {
     Instant::now() + RECHECK * 9 / 10 + below(RECHECK / 5)
 }
 
-impl Told {
+impl ProgramStream {
     /// Determines the identities of a program at its first request.
     async fn begin(shared: Arc<Shared>, program: ProgramFacts, place: UserPlace) -> Result<Self, Status> {
         let paths = shared.identities_of(&program).await?;
@@ -188,13 +188,13 @@ impl Told {
         let bundle = shared.trusted().ok_or_else(|| Status::unavailable(shared.no_certificate()))?;
         let own_roots = bundle.roots.clone();
         let (held, due) = (Vec::new(), next_check());
-        let mut told =
+        let mut program_stream =
             Self { shared, program, held, bundle, own_roots, installations, revocations, due, _place: place };
         for path in paths {
-            let issued = told.issue(&path).await?;
-            told.held.push((path, issued));
+            let issued = program_stream.issue(&path).await?;
+            program_stream.held.push((path, issued));
         }
-        Ok(told)
+        Ok(program_stream)
     }
 
     fn svids(&self) -> spiffe::X509svidResponse {
@@ -205,7 +205,7 @@ impl Told {
     /// Waits until there are changes to send.
     ///
     /// # Errors
-    /// When the program has no identity any more.
+    /// The program no longer has an identity.
     async fn changed(&mut self) -> Result<(), Status> {
         loop {
             // The senders live in the agent's identity, which this holds.

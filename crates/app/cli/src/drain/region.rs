@@ -297,7 +297,7 @@ async fn follow(
         let mut line = region_drain::progress(&status);
         status.staying.iter().for_each(|why| line.push_str(&format!("; calls stay: {why}")));
         let is_news = status.is_held || has_arrived(&drain, &status.state);
-        if progress.is_told((drain.keep, line.clone()), is_news, Instant::now()) {
+        if progress.should_print((drain.keep, line.clone()), is_news, Instant::now()) {
             output::note(&line);
         }
         let has_arrived = has_arrived(&drain, &status.state);
@@ -314,23 +314,23 @@ async fn follow(
 #[derive(Debug, Default)]
 struct Progress {
     /// The last printed line, with the region's remaining share in it.
-    told: Option<(u32, String)>,
+    last_printed: Option<(u32, String)>,
     /// The current wait, and when it started.
     waits: Option<(String, Instant)>,
 }
 
 impl Progress {
     /// Whether to print a line: at each step, for immediate news, and for a lasting wait.
-    fn is_told(&mut self, (keep, line): (u32, String), is_news: bool, now: Instant) -> bool {
+    fn should_print(&mut self, (keep, line): (u32, String), is_news: bool, now: Instant) -> bool {
         if self.waits.as_ref().is_none_or(|(same, _)| *same != line) {
             self.waits = Some((line.clone(), now));
         }
         let lasts = self.waits.as_ref().is_some_and(|(_, since)| now.duration_since(*since) >= LONG_WAIT);
-        let is_step = self.told.as_ref().is_none_or(|(before, _)| *before != keep);
-        let is_same = self.told.as_ref().is_some_and(|(_, told)| *told == line);
+        let is_step = self.last_printed.as_ref().is_none_or(|(before, _)| *before != keep);
+        let is_same = self.last_printed.as_ref().is_some_and(|(_, printed)| *printed == line);
         let tells = is_step || ((is_news || lasts) && !is_same);
         if tells {
-            self.told = Some((keep, line));
+            self.last_printed = Some((keep, line));
         }
         tells
     }
@@ -487,7 +487,7 @@ mod tests {
     fn region_drain_prints_each_step_and_lasting_waits() {
         let (mut progress, start) = (Progress::default(), Instant::now());
         let mut told = |keep, line: &str, is_news, at_ms| {
-            progress.is_told((keep, line.to_owned()), is_news, start + Duration::from_millis(at_ms))
+            progress.should_print((keep, line.to_owned()), is_news, start + Duration::from_millis(at_ms))
         };
         assert!(told(900_000, "waits for tables", false, 0));
         assert!(!told(900_000, "waits for an agent", false, 500));

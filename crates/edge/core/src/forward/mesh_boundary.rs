@@ -13,7 +13,7 @@ const INTERNAL: [&str; 4] =
 /// neither names nor load of servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Boundary {
-    /// Whether clients that send `x-fairmesh-explain` are told which servers were tried.
+    /// Whether responses to clients that send `x-fairmesh-explain` name the servers that were tried.
     pub explains: bool,
 }
 

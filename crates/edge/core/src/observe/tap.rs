@@ -63,7 +63,8 @@ pub struct TapReader {
     taps: Arc<Taps>,
     tap: Arc<Tap>,
     lines: mpsc::Receiver<Bytes>,
-    told: u64,
+    /// Number of lost requests that the tap has been informed of.
+    reported_shed: u64,
 }
 
 impl Taps {
@@ -78,7 +79,7 @@ impl Taps {
         }
         taps.push(Arc::clone(&tap));
         self.active.store(taps.len(), Relaxed);
-        Some(TapReader { taps: Arc::clone(self), tap, lines, told: 0 })
+        Some(TapReader { taps: Arc::clone(self), tap, lines, reported_shed: 0 })
     }
 
     /// Whether a tap reads requests of this service.
@@ -156,9 +157,9 @@ impl TapReader {
     /// The next line: a request, or the number of requests that were dropped.
     pub async fn next(&mut self) -> Option<Bytes> {
         let shed = self.tap.shed.load(Relaxed);
-        if shed > self.told {
-            let line = format!("{}\n", json!({ "shed": shed - self.told }));
-            self.told = shed;
+        if shed > self.reported_shed {
+            let line = format!("{}\n", json!({ "shed": shed - self.reported_shed }));
+            self.reported_shed = shed;
             return Some(line.into());
         }
         self.lines.recv().await

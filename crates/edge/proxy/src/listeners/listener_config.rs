@@ -27,7 +27,8 @@ pub struct ListenerConfig {
     /// Whether clients are programs of the mesh, even if the listener has TLS, a load balancer in front, or an
     /// address that other machines reach.
     pub mesh: bool,
-    /// Whether clients outside the mesh are told which servers were tried, if they ask with `x-fairmesh-explain`.
+    /// Whether responses to clients outside the mesh name the servers that were tried, if clients ask with
+    /// `x-fairmesh-explain`.
     pub explain: bool,
 }
 
